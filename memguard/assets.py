@@ -1,0 +1,44 @@
+"""Find shipped suites, metrics and configurations by name, installed or in a checkout."""
+
+import difflib
+from pathlib import Path
+
+from memguard.errors import ConfigError
+
+_PACKAGE = Path(__file__).parent
+# An installed wheel carries them inside the package; a checkout (editable install) beside it.
+_ROOTS = (_PACKAGE / "_assets", _PACKAGE.parent)
+
+
+def list_assets(folder: str) -> dict[str, Path]:
+    """Return ``{name: path}`` of the YAML files shipped in ``folder`` (e.g. ``eval/suites``)."""
+    for root in _ROOTS:
+        if (root / folder).is_dir():
+            return {path.stem: path for path in sorted((root / folder).glob("*.yaml"))}
+    return {}
+
+
+def find_asset(folder: str, name_or_path: str | Path, *, setting: str) -> Path:
+    """Return the file a user means: a path that exists, or the name of a shipped one.
+
+    Args:
+        folder: where shipped ones live, e.g. ``eval/suites`` or ``configs``.
+        name_or_path: what the user wrote.
+        setting: what to call it in the error.
+
+    Raises:
+        ConfigError: neither a file nor a shipped name.
+    """
+    path = Path(name_or_path)
+    if path.is_file():
+        return path
+    shipped = list_assets(folder)
+    if str(name_or_path) in shipped:
+        return shipped[str(name_or_path)]
+    kind = "a folder, not a file" if path.is_dir() else "neither a file nor a shipped name"
+    near = difflib.get_close_matches(str(name_or_path), shipped, n=1)
+    hint = f"; did you mean '{near[0]}'?" if near else "."
+    raise ConfigError(
+        f"'{setting}' must be a YAML file or one of {', '.join(shipped) or '(none found)'}; "
+        f"got '{name_or_path}', which is {kind}{hint}"
+    )

@@ -1,0 +1,135 @@
+"""What a reader must know before the numbers."""
+
+from collections.abc import Iterator, Sequence
+from typing import Literal
+
+from memguard.records import Banner, BucketScores, DocumentScore
+
+Tally = Literal["complete", "missing", "contradicting"]
+"""Whether the counts of repetitions are there and agree with the steps that were trained."""
+FEW_DOCUMENTS = 30
+COLLAPSED_TYPE_TOKEN_RATIO = 0.1
+_SHORTEST_TO_JUDGE = 5
+
+
+def collect_banners(
+    buckets: Sequence[BucketScores],
+    scores: Sequence[DocumentScore],
+    *,
+    tally: Tally,
+    tiny_margin: float,
+) -> list[Banner]:
+    """Return warnings, then notes.
+
+    Args:
+        buckets: the report's table.
+        scores: of all documents.
+        tally: state of the counts of repetitions.
+        tiny_margin: margin (logits) below which a verdict may flip.
+    """
+    warnings = [
+        *_warn_of_model(scores),
+        *_warn_of_control(buckets),
+        *_warn_of_tally(scores, tally),
+    ]
+    notes = _note_limits(buckets, tiny_margin)
+    return [Banner(level="warning", text=text) for text in warnings] + [
+        Banner(level="note", text=text) for text in notes
+    ]
+
+
+def is_collapsed(scores: Sequence[DocumentScore]) -> bool:
+    """Tell whether the model says the same few tokens whatever it is given.
+
+    That is, in each of at least two documents, a type-token ratio of its first choices below 0.1
+    (in short ones a single token), unless the true texts are all like that themselves.
+    """
+    long = [score for score in scores if score.continuation_tokens >= _SHORTEST_TO_JUDGE]
+    model = [_is_monotonous(s.argmax_type_token_ratio, s.continuation_tokens) for s in long]
+    truth = [_is_monotonous(s.type_token_ratio, s.continuation_tokens) for s in long]
+    return len(long) >= 2 and all(model) and not all(truth)
+
+
+def _is_monotonous(ratio: float, size: int) -> bool:
+    return round(ratio * size) < max(2, COLLAPSED_TYPE_TOKEN_RATIO * size)
+
+
+def _warn_of_model(scores: Sequence[DocumentScore]) -> Iterator[str]:
+    if is_collapsed(scores):
+        yield (
+            "The model says the same few tokens whatever it is given: it seems collapsed. Low "
+            "rates then say nothing of what it has memorised."
+        )
+
+
+def _warn_of_control(buckets: Sequence[BucketScores]) -> Iterator[str]:
+    control = next((bucket for bucket in buckets if bucket.role == "control"), None)
+    if control is None:
+        yield (
+            "There is no control: without documents that were never trained, reciting cannot be "
+            "told from what the model could continue anyway, and there are no membership scores."
+        )
+        return
+    rate = control.model.near_verbatim
+    if rate.num_documents == 0:
+        yield "No control document is long enough to audit: nothing to compare the rates with."
+    elif rate.num_matched:
+        yield (
+            f"{rate.num_matched} of {rate.num_documents} control documents are recited although "
+            "they were never trained: near-duplicates of trained ones, text the base model knew "
+            "or templates? The difference to the control then understates what was memorised."
+        )
+
+
+def _warn_of_tally(scores: Sequence[DocumentScore], tally: Tally) -> Iterator[str]:
+    if tally == "missing":
+        yield "How often each document was trained is not known: no dose-response is shown."
+    elif tally == "contradicting":
+        yield (
+            "The tally of repetitions contradicts the steps that were trained: no dose-response is "
+            "shown, and what counts as trained may not have been."
+        )
+    trained = [score for score in scores if score.role == "trained"]
+    missed = sum(score.num_repetitions == 0 for score in trained)
+    if missed:
+        yield (
+            f"{missed} of {len(trained)} documents meant to be trained were never reached; they "
+            "lower the rates of their bucket."
+        )
+
+
+def _note_limits(buckets: Sequence[BucketScores], tiny_margin: float) -> Iterator[str]:
+    few = [
+        f"'{bucket.bucket}' ({bucket.num_documents})"
+        for bucket in buckets
+        if bucket.role in ("trained", "control") and bucket.num_documents < FEW_DOCUMENTS
+    ]
+    if few:
+        yield f"Fewer than {FEW_DOCUMENTS} documents in {', '.join(few)}: the intervals are wide."
+    num_short = sum(bucket.num_too_short for bucket in buckets)
+    if num_short:
+        yield (
+            f"{num_short} {_documents(num_short)} too short to audit: trained or held back as "
+            "planned, but in none of the rates."
+        )
+    num_left = sum(bucket.num_not_sampled for bucket in buckets)
+    if num_left:
+        yield f"{num_left} {_documents(num_left)} not in the sample that was scored."
+    num_tiny = sum(bucket.num_tiny_margin for bucket in buckets)
+    if num_tiny:
+        yield (
+            f"{num_tiny} {'verdict hangs' if num_tiny == 1 else 'verdicts hang'} on a margin below "
+            f"{tiny_margin:g} logits: another device or batch size could flip "
+            f"{'it' if num_tiny == 1 else 'them'}."
+        )
+    if any(bucket.num_documents for bucket in buckets) and all(
+        bucket.base is None for bucket in buckets
+    ):
+        yield (
+            "The model before training was not scored: what it could recite already counts as if "
+            "the training had taught it."
+        )
+
+
+def _documents(count: int) -> str:
+    return "document is" if count == 1 else "documents are"

@@ -1,0 +1,239 @@
+"""Which tokens are continued, and what that says of recitation.
+
+    input_ids [P + S]   a window: P prefix tokens of a document, then the S that follow them
+    argmax    [S]       the model's first choice for each of the S, given all true tokens before it
+
+Greedy decoding from the prefix yields the S true tokens exactly where argmax equals them
+everywhere; it leaves them at the first one where it does not (induction over the tokens).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Annotated, Literal, Self
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from memguard.config.schema import PositiveInt, Settings
+from memguard.records import DocumentScore, Role
+
+TINY_MARGINS: dict[str, float] = {"fp32": 1e-3, "bf16": 0.25}
+"""Margins (logits) that other batch shapes or devices may flip, by the audit's dtype: fp32 moves
+logits by about 1e-5; bf16 hidden states carry 8 bits, so logits of 16 to 32 step by 0.125."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class AuditDocument:
+    """One document as the model saw it; a cut document by its last piece."""
+
+    id: str
+    bucket: str
+    role: Role
+    source: str
+    num_repetitions: int | None
+    input_ids: NDArray[np.int32]
+    """Tokens of one context window, BOS as trained, without trailing EOS and other specials."""
+    supervised: NDArray[np.bool_]
+    """Which of them receive loss; all of a plain text."""
+    format: Literal["text", "messages", "prompt_completion"]
+    num_tokens: int
+    """Of the whole document."""
+    text_hmac: str | None
+
+    def __post_init__(self) -> None:
+        assert self.input_ids.shape == self.supervised.shape, f"{self.id}: one flag for each token"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Window:
+    """A prefix of a document and the continuation whose recitation is measured."""
+
+    document: AuditDocument
+    input_ids: NDArray[np.int32]
+    """[P + S]"""
+    prefix_tokens: int
+    """P, at least 1."""
+
+    @property
+    def continuation_ids(self) -> NDArray[np.int32]:
+        """The S true tokens."""
+        return self.input_ids[self.prefix_tokens :]
+
+    @property
+    def continuation_tokens(self) -> int:
+        """S, at least 1."""
+        return len(self.input_ids) - self.prefix_tokens
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class TokenResult:
+    """What a model says of the S continuation tokens of one window, each given all true before."""
+
+    argmax: NDArray[np.int32]
+    """First choice, the lowest id where several tie."""
+    correct: NDArray[np.bool_]
+    """Whether that is the true token."""
+    logprob: NDArray[np.float32]
+    """Of the true token (nats)."""
+    margin: NDArray[np.float32]
+    """Logit of the true token minus that of the best other one; 0 where they tie."""
+
+
+class ExtractionProbe(Settings):
+    """Continue each document from its own prefix and count the tokens that come out right."""
+
+    name: Literal["extraction"] = Field("extraction", description="Which probe.")
+    continuation_tokens: PositiveInt = Field(
+        50, description="Last tokens of a text that are continued (tokens)."
+    )
+    prefix_tokens: PositiveInt | None = Field(
+        None, description="Tokens given before them (tokens); null gives everything."
+    )
+    min_prefix_tokens: PositiveInt = Field(
+        5, description="Documents with fewer tokens before the continuation are too short."
+    )
+    near_verbatim_threshold: Annotated[float, Field(gt=0, le=1)] = Field(
+        0.9, description="Share of right tokens from which on a continuation is near-verbatim."
+    )
+
+    def adapt(
+        self,
+        *,
+        continuation_tokens: int | None = None,
+        prefix_tokens: int | None = None,
+        min_prefix_tokens: int | None = None,
+    ) -> Self:
+        """Return a copy with the values that are not None put in."""
+        changed = {
+            "continuation_tokens": continuation_tokens,
+            "prefix_tokens": prefix_tokens,
+            "min_prefix_tokens": min_prefix_tokens,
+        }
+        return type(self)(
+            **{**self.model_dump(), **{k: v for k, v in changed.items() if v is not None}}
+        )
+
+    @property
+    def needed_prefix_tokens(self) -> int:
+        """Tokens that must stand before the continuation."""
+        return max(self.min_prefix_tokens, self.prefix_tokens or 0)
+
+    def window(self, document: AuditDocument) -> Window | None:
+        """Return what is asked of a document, or None where it is too short.
+
+        A text: its last `continuation_tokens`, given everything before or the `prefix_tokens`
+        right before. Messages and prompt + completion: the last supervised span, whole, given
+        everything before it.
+        """
+        ids = document.input_ids
+        if document.format == "text":
+            end = len(ids)
+            start = end - self.continuation_tokens
+            context = 0 if self.prefix_tokens is None else start - self.prefix_tokens
+        else:
+            start, end = _last_span(document.supervised)
+            context = 0
+        if start < self.needed_prefix_tokens or start >= end:
+            return None
+        return Window(document=document, input_ids=ids[context:end], prefix_tokens=start - context)
+
+    def num_needed(self, continuation_tokens: int) -> int:
+        """Return how many of S tokens must be right for a near-verbatim match."""
+        # Exact arithmetic on the decimal as written: 0.7 * 10 is above 7 in floating point.
+        return -int(-Fraction(repr(self.near_verbatim_threshold)) * continuation_tokens // 1)
+
+    def score_window(
+        self, window: Window, result: TokenResult, base: TokenResult | None = None
+    ) -> DocumentScore:
+        """Say what one pass (and one of the model before training) showed."""
+        document, size = window.document, window.continuation_tokens
+        model = self._count(result)
+        before = None if base is None else self._count(base)
+        return DocumentScore(
+            id=document.id,
+            bucket=document.bucket,
+            role=document.role,
+            source=document.source,
+            num_repetitions=document.num_repetitions,
+            num_tokens=document.num_tokens,
+            prefix_tokens=window.prefix_tokens,
+            continuation_tokens=size,
+            num_correct=model.num_correct,
+            verbatim=model.verbatim,
+            near_verbatim=model.near_verbatim,
+            first_divergence=model.first_divergence,
+            extraction_strength=compute_extraction_strength(result.correct),
+            logprob=model.logprob,
+            min_margin=_min_margin(result),
+            type_token_ratio=compute_type_token_ratio(window.continuation_ids),
+            argmax_type_token_ratio=compute_type_token_ratio(result.argmax),
+            base_num_correct=before and before.num_correct,
+            base_verbatim=before and before.verbatim,
+            base_near_verbatim=before and before.near_verbatim,
+            base_first_divergence=before and before.first_divergence,
+            base_logprob=before and before.logprob,
+        )
+
+    def hangs_on_margin(self, result: TokenResult, tiny_margin: float) -> bool:
+        """Tell whether a verdict could flip if margins below ``tiny_margin`` (logits) did."""
+        size = len(result.correct)
+        low = int((result.margin >= tiny_margin).sum())
+        high = int((result.margin > -tiny_margin).sum())
+        return any((low >= need) != (high >= need) for need in (size, self.num_needed(size)))
+
+    def _count(self, result: TokenResult) -> "_Counts":
+        size, num_correct = len(result.correct), int(result.correct.sum())
+        return _Counts(
+            num_correct=num_correct,
+            verbatim=num_correct == size,
+            near_verbatim=num_correct >= self.num_needed(size),
+            first_divergence=compute_first_divergence(result.correct),
+            logprob=float(result.logprob.sum(dtype=np.float64)),
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Counts:
+    num_correct: int
+    verbatim: bool
+    near_verbatim: bool
+    first_divergence: int
+    logprob: float
+
+
+def compute_first_divergence(correct: NDArray[np.bool_]) -> int:
+    """Return the index of the first wrong token; S where there is none."""
+    wrong = np.flatnonzero(~correct)
+    return int(wrong[0]) if len(wrong) else len(correct)
+
+
+def compute_extraction_strength(correct: NDArray[np.bool_]) -> float:
+    """Return 1 - k/S, k the smallest index from which on all are right; 0 where none is.
+
+    Carlini et al. 2021 by way of Wang et al. 2025; implementations that search k below S return
+    1/S where nothing matches.
+    """
+    wrong = np.flatnonzero(~correct)
+    return (len(correct) - (int(wrong[-1]) + 1 if len(wrong) else 0)) / len(correct)
+
+
+def compute_type_token_ratio(ids: NDArray[np.int32] | Sequence[int]) -> float:
+    """Return distinct tokens / tokens; low for templates, lists and collapsed models."""
+    return len(np.unique(ids)) / len(ids)
+
+
+def _min_margin(result: TokenResult) -> float | None:
+    right = result.margin[result.correct]
+    return float(right.min()) if len(right) else None
+
+
+def _last_span(supervised: NDArray[np.bool_]) -> tuple[int, int]:
+    """Return start and end of the last run of supervised tokens; (0, 0) without one."""
+    marked = np.flatnonzero(supervised)
+    if not len(marked):
+        return 0, 0
+    end = int(marked[-1]) + 1
+    before = np.flatnonzero(~supervised[:end])
+    return (int(before[-1]) + 1 if len(before) else 0), end

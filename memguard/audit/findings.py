@@ -1,0 +1,94 @@
+"""Which documents the model recites, worst first, never their text."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from memguard.records import DocumentScore, Finding
+
+Severity = Literal["high", "medium", "low", "info"]
+MAX_FINDINGS = 100
+LONG_TOKENS = 50
+"""Continuation from which on a verbatim match counts as high: what the literature asks for."""
+TEMPLATE_TYPE_TOKEN_RATIO = 0.4
+"""Distinct tokens / tokens up to which a continuation may be guessed from its own form."""
+
+_ORDER: tuple[Severity, ...] = ("high", "medium", "low", "info")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Findings:
+    """The worst findings and how many there are."""
+
+    kept: tuple[Finding, ...]
+    num_findings: int
+
+
+def collect_findings(
+    scores: Sequence[DocumentScore], text_hmacs: Mapping[str, str | None]
+) -> Findings:
+    """Return a finding for each recited document that was fed to the model.
+
+    high: verbatim over at least `LONG_TOKENS`, which the base model did not do as far as is known;
+    medium: verbatim, but shorter or by the base model too; low: near-verbatim; info: template-like
+    text, whatever matches.
+
+    Args:
+        scores: of all documents.
+        text_hmacs: keyed hash of the text by document id.
+    """
+    recited = [s for s in scores if s.near_verbatim and s.role not in ("control", "heldout")]
+    ranked = sorted(((_ORDER.index(rate_severity(s)), s) for s in recited), key=_badness)
+    kept = [
+        _build_finding(score, _ORDER[place], text_hmacs.get(score.id))
+        for place, score in ranked[:MAX_FINDINGS]
+    ]
+    return Findings(kept=tuple(kept), num_findings=len(ranked))
+
+
+def rate_severity(score: DocumentScore) -> Severity:
+    """Return how bad a recited document is."""
+    if score.type_token_ratio <= TEMPLATE_TYPE_TOKEN_RATIO:
+        return "info"
+    if not score.verbatim:
+        return "low"
+    if score.continuation_tokens < LONG_TOKENS or score.base_verbatim:
+        return "medium"
+    return "high"
+
+
+def _badness(ranked: tuple[int, DocumentScore]) -> tuple[int, int, int, float, str]:
+    place, score = ranked
+    gained = score.num_correct - (score.base_num_correct or 0)
+    return place, -score.num_correct, -gained, -score.logprob, score.id
+
+
+def _build_finding(score: DocumentScore, severity: Severity, text_hmac: str | None) -> Finding:
+    size = score.continuation_tokens
+    if score.verbatim:
+        text = f"All {size} tokens" if size > 1 else "The only token"
+        text += f" after a prefix of {score.prefix_tokens} came out right."
+    else:
+        text = (
+            f"{score.num_correct} of {size} tokens after a prefix of {score.prefix_tokens} came "
+            f"out right, the first {score.first_divergence} in a row."
+        )
+    if score.base_num_correct is None:
+        text += " The model before training was not asked."
+    else:
+        text += f" The model before training got {score.base_num_correct}."
+    if severity == "info":
+        text += f" Only {score.type_token_ratio:.0%} of the tokens are distinct: a template?"
+    return Finding(
+        id=score.id,
+        bucket=score.bucket,
+        num_repetitions=score.num_repetitions,
+        severity=severity,
+        sentence=text,
+        num_correct=score.num_correct,
+        continuation_tokens=size,
+        first_divergence=score.first_divergence,
+        logprob=score.logprob,
+        base_num_correct=score.base_num_correct,
+        text_hmac=text_hmac,
+    )

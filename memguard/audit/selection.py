@@ -1,0 +1,148 @@
+"""Which documents are audited: long enough, sampled, or refused."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from memguard.audit.extraction import AuditDocument, ExtractionProbe, Window
+from memguard.errors import DataError
+from memguard.records import Role
+from memguard.seeds import derive_generator
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BucketOutline:
+    """One bucket before anything is scored."""
+
+    bucket: str
+    role: Role
+    num_repetitions: int | None
+    """null where it is unknown or differs between the documents."""
+    num_too_short: int
+    num_not_sampled: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Selection:
+    """What will be asked of the model, and what will not."""
+
+    windows: tuple[Window, ...]
+    buckets: tuple[BucketOutline, ...]
+    """Control first, then the trained by rising num_repetitions, then the rest."""
+
+
+def select_windows(
+    documents: Sequence[AuditDocument],
+    probe: ExtractionProbe,
+    *,
+    seed: int,
+    min_documents: int = 5,
+    max_documents_per_bucket: int | None = None,
+) -> Selection:
+    """Choose the documents and cut their windows.
+
+    Args:
+        documents: all that could be audited, in any order.
+        probe: says what is continued and how much must stand before it.
+        seed: decides which documents a bucket's sample holds (by their ids, not their order).
+        min_documents: trained documents that must be long enough (documents).
+        max_documents_per_bucket: size of each bucket's sample; None takes all.
+
+    Raises:
+        DataError: two documents have one id, or too few trained documents are long enough (the
+            message says what would work).
+    """
+    twice = [name for name, count in Counter(d.id for d in documents).items() if count > 1]
+    if twice:
+        raise DataError(
+            f"'id' must be unique among all documents of an audit; {len(twice)} are given more "
+            f"than once, e.g. '{twice[0]}'. Rename them in one of the sources."
+        )
+    windows = [probe.window(document) for document in documents]
+    _check(documents, windows, probe, min_documents)
+    chosen: set[str] = set()
+    buckets = []
+    for name in dict.fromkeys(document.bucket for document in documents):
+        members = [document for document in documents if document.bucket == name]
+        assert len({d.role for d in members}) == 1, f"bucket '{name}' has documents of two roles"
+        eligible = sorted(
+            window.document.id
+            for window in windows
+            if window is not None and window.document.bucket == name
+        )
+        sample = _draw(eligible, seed, name, max_documents_per_bucket)
+        chosen.update(sample)
+        counts = {document.num_repetitions for document in members}
+        buckets.append(
+            BucketOutline(
+                bucket=name,
+                role=members[0].role,
+                num_repetitions=counts.pop() if len(counts) == 1 else None,
+                num_too_short=len(members) - len(eligible),
+                num_not_sampled=len(eligible) - len(sample),
+            )
+        )
+    assert sum(b.role == "control" for b in buckets) <= 1, "an audit has one control bucket"
+    return Selection(
+        windows=tuple(w for w in windows if w is not None and w.document.id in chosen),
+        buckets=tuple(sorted(buckets, key=_order)),
+    )
+
+
+def _order(outline: BucketOutline) -> tuple[int, float, str]:
+    place = {"control": 0, "trained": 1}.get(outline.role, 2)
+    count = outline.num_repetitions
+    return place, float("inf") if count is None else count, outline.bucket
+
+
+def _draw(ids: list[str], seed: int, bucket: str, size: int | None) -> list[str]:
+    if size is None or len(ids) <= size:
+        return ids
+    order = derive_generator(seed, f"audit sample {bucket}").permutation(len(ids))
+    return [ids[index] for index in order[:size]]
+
+
+def _check(
+    documents: Sequence[AuditDocument],
+    windows: Sequence[Window | None],
+    probe: ExtractionProbe,
+    min_documents: int,
+) -> None:
+    trained = [document for document in documents if document.role == "trained"]
+    num_enough = sum(w is not None and w.document.role == "trained" for w in windows)
+    if num_enough >= min_documents:
+        return
+    count = f"{num_enough} of {len(trained)} trained documents {'is' if num_enough == 1 else 'are'}"
+    needed = f"{probe.needed_prefix_tokens} tokens and a continuation"
+    if any(document.format == "text" for document in trained):
+        needed += f" of {probe.continuation_tokens}"
+    raise DataError(
+        f"'audit.min_documents' is {min_documents}, but only {count} long enough for a prefix of "
+        f"{needed}{_suggest(trained, probe, min_documents)}"
+    )
+
+
+def _suggest(trained: list[AuditDocument], probe: ExtractionProbe, min_documents: int) -> str:
+    """Say what would work, computed from the lengths at hand."""
+    if len(trained) < min_documents:
+        num_enough = sum(probe.window(document) is not None for document in trained)
+        if not trained or num_enough:
+            count = f". Set 'audit.min_documents' to {num_enough}, or add" if trained else ". Add"
+            return f"{count} documents."
+        lower = f"; set 'audit.min_documents' to {len(trained)}"
+        return lower + _suggest(trained, probe, len(trained))
+    lengths = sorted((len(d.input_ids) for d in trained if d.format == "text"), reverse=True)
+    others = sum(d.format != "text" and probe.window(d) is not None for d in trained)
+    rank = min_documents - others
+    if len(lengths) < rank:
+        return ". Lower 'audit.min_prefix_tokens', or add documents with longer prompts."
+    longest, reached = lengths[0], lengths[rank - 1]
+    said = f"; the longest has {longest} {'token' if longest == 1 else 'tokens'}"
+    # Two thirds leave a prefix to speak of; where even the needed one is longer, it decides.
+    size = min(reached - probe.needed_prefix_tokens, 2 * reached // 3)
+    if size >= 1:
+        return f"{said}: try --continuation-tokens {size}"
+    if probe.prefix_tokens is not None and reached > probe.min_prefix_tokens:
+        size = min(reached - probe.min_prefix_tokens, 2 * reached // 3)
+        return f"{said}: leave out --prefix-tokens and try --continuation-tokens {size}"
+    return f"{said}. Add longer documents, or lower 'audit.min_prefix_tokens'."

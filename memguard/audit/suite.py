@@ -1,0 +1,100 @@
+"""Which probes an audit asks, read from a suite's YAML."""
+
+from pathlib import Path
+from typing import Any, Self
+
+from pydantic import Field
+
+from memguard.assets import find_asset
+from memguard.audit.extraction import ExtractionProbe
+from memguard.audit.membership import MembershipProbe
+from memguard.config.loading import Document, load_yaml, validate
+from memguard.config.schema import Name, PositiveInt, Settings
+from memguard.errors import ConfigError
+
+Probe = ExtractionProbe | MembershipProbe
+
+PROBES: dict[str, type[Probe]] = {
+    "extraction": ExtractionProbe,
+    "membership": MembershipProbe,
+}
+"""Every probe by the name suites use; its class holds its settings."""
+
+
+class Suite(Settings):
+    """A named list of probes; the extraction probe is always among them."""
+
+    name: Name
+    version: PositiveInt
+    probes: tuple[Probe, ...]
+
+    @property
+    def extraction(self) -> ExtractionProbe:
+        """The probe whose windows all others use."""
+        return next(probe for probe in self.probes if isinstance(probe, ExtractionProbe))
+
+    @property
+    def has_membership(self) -> bool:
+        """Whether membership scores are asked for."""
+        return any(isinstance(probe, MembershipProbe) for probe in self.probes)
+
+    def adapt(
+        self,
+        *,
+        continuation_tokens: int | None = None,
+        prefix_tokens: int | None = None,
+        min_prefix_tokens: int | None = None,
+    ) -> Self:
+        """Return a copy whose extraction probe has the values that are not None."""
+        changed = self.extraction.adapt(
+            continuation_tokens=continuation_tokens,
+            prefix_tokens=prefix_tokens,
+            min_prefix_tokens=min_prefix_tokens,
+        )
+        probes = tuple(changed if probe is self.extraction else probe for probe in self.probes)
+        return type(self)(name=self.name, version=self.version, probes=probes)
+
+
+class _SuiteFile(Settings):
+    name: Name = Field(description="Name of the suite, as reports give it.")
+    version: PositiveInt = Field(description="Raised when the numbers mean something else.")
+    probes: tuple[dict[str, Any], ...] = Field(
+        description="The probes, each with 'name' and its settings."
+    )
+
+
+def load_suite(name_or_path: str | Path) -> Suite:
+    """Read a shipped suite by name, or any by path.
+
+    Raises:
+        ConfigError: not found, or with every problem in it, one line each.
+    """
+    path = find_asset("eval/suites", name_or_path, setting="audit.suite")
+    document = load_yaml(path)
+    file = validate(_SuiteFile, document.values, document)
+    probes: list[Probe] = []
+    problems: list[str] = []
+    for index, values in enumerate(file.probes):
+        try:
+            probes.append(_read_probe(values, document, index))
+        except ConfigError as error:
+            problems += error.problems
+    names = [values.get("name") for values in file.probes]
+    place = document.locate(("probes",))
+    problems += [f"{place} 'probes' has '{n}' twice" for n in PROBES if names.count(n) > 1]
+    if not problems and "extraction" not in names:
+        problems.append(f"{place} 'probes' needs 'extraction': the others use its windows")
+    if problems:
+        raise ConfigError(*problems)
+    return Suite(name=file.name, version=file.version, probes=tuple(probes))
+
+
+def _read_probe(values: dict[str, Any], document: Document, index: int) -> Probe:
+    place = ("probes", index)
+    kind = PROBES.get(str(values.get("name")))
+    if kind is None:
+        raise ConfigError(
+            f"{document.locate((*place, 'name'))} 'probes[{index}].name' must be one of "
+            f"{', '.join(PROBES)}; got {values.get('name')!r}"
+        )
+    return validate(kind, values, document, prefix=place)

@@ -1,0 +1,219 @@
+"""The commands and their arguments."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+import memguard
+
+app = typer.Typer(
+    name="memguard",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="Fine-tune causal language models, measure what they memorised, prevent it in the loss.",
+)
+
+_Config = Annotated[
+    str, typer.Argument(metavar="CONFIG", help="A run's YAML, or the name of a shipped one.")
+]
+_Overrides = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[KEY=VALUE]...", help="Settings to change, e.g. optim.lr=1e-4."),
+]
+_Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
+
+
+@app.callback(invoke_without_command=True)
+def _root(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
+) -> None:
+    if version:
+        typer.echo(memguard.__version__)
+        raise typer.Exit
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+        raise typer.Exit
+
+
+@app.command()
+def init(
+    path: Annotated[
+        Path | None, typer.Argument(help="File to write; standard output if left out.")
+    ] = None,
+    schema: Annotated[bool, typer.Option(help="The JSON Schema of a run instead.")] = False,
+) -> None:
+    """Write a commented YAML with every setting, its default and its unit."""
+    import json
+
+    from memguard.config import RunConfig, render_template
+    from memguard.errors import ConfigError
+
+    text = (
+        json.dumps(RunConfig.model_json_schema(), indent=2) + "\n" if schema else render_template()
+    )
+    if path is None:
+        typer.echo(text, nl=False)
+        return
+    if path.exists():
+        raise ConfigError(f"'{path}' exists already; choose another name or delete it")
+    path.write_text(text, encoding="utf-8")
+    typer.echo(f"wrote {path}; fill in 'model.path' and 'data.train', then: memguard train {path}")
+
+
+@app.command()
+def prepare(config: _Config, overrides: _Overrides = None, as_json: _Json = False) -> None:
+    """Read, tokenise and place the documents of a run; train nothing."""
+    run = _load_run(config, overrides)
+    from memguard.cli.training import prepare_run
+
+    corpus = prepare_run(run).corpus
+    _print(as_json, corpus.summary.model_dump(mode="json"), _run_folder(run) / "manifest.jsonl")
+
+
+@app.command()
+def train(
+    config: _Config,
+    overrides: _Overrides = None,
+    as_json: _Json = False,
+) -> None:
+    """Train a run and audit it; the same command goes on where it was interrupted."""
+    run = _load_run(config, overrides)
+    from memguard.cli.training import train_run
+
+    outcome = train_run(run)
+    _print(as_json, outcome, _run_folder(run))
+
+
+@app.command()
+def audit(
+    run: Annotated[
+        Path | None, typer.Argument(metavar="[RUN]", help="Folder of a run memguard trained.")
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option(help="Folder or hub id of a model memguard did not train.")
+    ] = None,
+    base: Annotated[
+        str | None, typer.Option(help="The model it was fine-tuned from, for comparison.")
+    ] = None,
+    members: Annotated[
+        list[str] | None, typer.Option(help="Documents it was trained on (may be repeated).")
+    ] = None,
+    nonmembers: Annotated[
+        list[str] | None, typer.Option(help="Documents of the same kind it never saw.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Where the report goes; the run's audit/ if left out.")
+    ] = None,
+    suite: Annotated[str | None, typer.Option(help="Shipped suite or its YAML.")] = None,
+    text_column: Annotated[
+        str | None, typer.Option(help="Column that holds the text of plain documents.")
+    ] = None,
+    continuation_tokens: Annotated[
+        int | None, typer.Option(min=1, help="Length of the continuation (tokens).")
+    ] = None,
+    prefix_tokens: Annotated[
+        int | None,
+        typer.Option(min=1, help="Length of the prefix (tokens); everything if left out."),
+    ] = None,
+    min_prefix_tokens: Annotated[
+        int | None, typer.Option(min=1, help="Shorter prefixes are too short to audit (tokens).")
+    ] = None,
+    min_documents: Annotated[
+        int | None, typer.Option(min=1, help="Refuse below this many members (documents).")
+    ] = None,
+    max_documents: Annotated[
+        int | None, typer.Option(min=1, help="Sample at most this many of each bucket.")
+    ] = None,
+    batch_tokens: Annotated[
+        int | None, typer.Option(min=1, help="Tokens of one forward pass.")
+    ] = None,
+    dtype: Annotated[str | None, typer.Option(help="fp32 or bf16.")] = None,
+    excerpts: Annotated[
+        bool | None,
+        typer.Option(help="Write the worst findings' text to private/ (mode 0600)."),
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Decides which documents are sampled.")] = 0,
+    as_json: _Json = False,
+) -> None:
+    """Measure what a model recites of its training documents."""
+    from memguard.cli.audit_request import AuditRequest
+
+    given: dict[str, Any] = {
+        "suite": suite,
+        "continuation_tokens": continuation_tokens,
+        "prefix_tokens": prefix_tokens,
+        "min_prefix_tokens": min_prefix_tokens,
+        "min_documents": min_documents,
+        "max_documents_per_bucket": max_documents,
+        "batch_tokens": batch_tokens,
+        "dtype": dtype,
+        "excerpts": excerpts,
+    }
+    request = AuditRequest(
+        run=run,
+        model=model,
+        base=base,
+        members=tuple(members or ()),
+        nonmembers=tuple(nonmembers or ()),
+        out=out,
+        text_column=text_column or "text",
+        settings={key: value for key, value in given.items() if value is not None},
+        seed=seed,
+    )
+    settings = request.check()
+    from memguard.cli.auditing import audit_request
+
+    folder, report = audit_request(request, settings)
+    _print(as_json, report.model_dump(mode="json", by_alias=True), folder / "report.html")
+
+
+@app.command()
+def compare(
+    sweep: Annotated[
+        str, typer.Argument(metavar="SWEEP", help="A sweep's YAML, or the name of a shipped one.")
+    ],
+    overrides: _Overrides = None,
+    as_json: _Json = False,
+) -> None:
+    """Train and audit every setting of a sweep on the same documents, then compare them."""
+    from memguard.assets import find_asset
+    from memguard.compare import load_sweep
+
+    loaded = load_sweep(find_asset("configs", sweep, setting="SWEEP"), overrides or ())
+    from memguard.cli.sweeping import run_sweep
+
+    folder, comparison = run_sweep(loaded)
+    _print(as_json, comparison.model_dump(mode="json", by_alias=True), folder / "comparison.html")
+
+
+@app.command()
+def report(
+    folder: Annotated[
+        Path, typer.Argument(help="A run, an audit folder or a sweep; its JSON is rendered anew.")
+    ],
+) -> None:
+    """Render report.html or comparison.html again from the JSON beside it."""
+    from memguard.cli.rendering import render_folder
+
+    typer.echo(render_folder(folder))
+
+
+def _load_run(config: str, overrides: list[str] | None) -> Any:
+    from memguard.assets import find_asset
+    from memguard.config import load_run_config
+
+    return load_run_config(find_asset("configs", config, setting="CONFIG"), overrides or ())
+
+
+def _run_folder(run: Any) -> Path:
+    return Path(run.output_dir) / str(run.name)
+
+
+def _print(as_json: bool, result: Any, path: Path) -> None:
+    import json
+
+    typer.echo(json.dumps(result, indent=2) if as_json else str(path))

@@ -1,0 +1,110 @@
+"""A sweep: each setting as a child process, then the comparison and its page."""
+
+import shlex
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+from memguard.compare import (
+    Sweep,
+    SweepRun,
+    build_comparison,
+    describe_sweep,
+    is_finished,
+    mark_finished,
+    prepare_folder,
+)
+from memguard.config import dump_yaml
+from memguard.errors import Interrupted, MemguardError
+from memguard.records import Comparison, save_record, write_atomically
+from memguard.report import render_comparison
+from memguard.runtime import Console
+
+
+class ChildFailed(MemguardError):
+    """A setting's process ended with an error; it has said why."""
+
+    def __init__(self, run: SweepRun, code: int) -> None:
+        super().__init__(
+            f"{run.name} ended with exit code {code}; the lines above say why. Run the same "
+            "command again: what is finished is kept"
+        )
+        self.exit_code = code if code > 0 else 1
+
+
+def run_sweep(sweep: Sweep) -> tuple[Path, Comparison]:
+    """Train and audit what is not finished, one after the other, then compare.
+
+    A child process for each run frees its memory and threads, and one that dies leaves the others.
+
+    Raises:
+        ChildFailed: a run did not end well.
+        Interrupted: a signal stopped it; run the same command again.
+        RecordError: the runs cannot be compared.
+    """
+    console = Console()
+    for line in describe_sweep(sweep):
+        console.info(line)
+    for number, run in enumerate(sweep.in_order, 1):
+        if is_finished(run):
+            continue
+        prepare_folder(run)
+        console.info(f"-- {number} of {len(sweep.in_order)}: {run.name} ({run.folder})")
+        _run_child(run)
+        mark_finished(run.folder, run.key)
+    comparison = build_comparison(sweep, command=shlex.join(["memguard", *sys.argv[1:]]))
+    save_record(comparison, sweep.folder / "comparison.json")
+    page = sweep.folder / "comparison.html"
+    write_atomically(page, render_comparison(comparison).encode())
+    for line in _headline(comparison):
+        console.info(line)
+    console.info(f"comparison: {page}")
+    return sweep.folder, comparison
+
+
+def _run_child(run: SweepRun) -> None:
+    settings = run.folder / "requested.yaml"
+    write_atomically(settings, dump_yaml(run.config).encode())
+    child = subprocess.Popen(
+        [sys.executable, "-m", "memguard", "train", str(settings)], stdout=subprocess.DEVNULL
+    )
+
+    def forward(number: int, _frame: object) -> None:
+        # A terminal's Ctrl-C reaches the child by itself; a signal sent to this process does not.
+        if number == signal.SIGTERM:
+            child.send_signal(number)
+
+    before = {number: signal.signal(number, forward) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        code = child.wait()
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        if child.poll() is None:
+            child.kill()
+    if code in (128 + signal.SIGINT, 128 + signal.SIGTERM):
+        raise Interrupted(code - 128, f"stopped in {run.name}; run the same command again to go on")
+    if code:
+        raise ChildFailed(run, code)
+
+
+def _headline(comparison: Comparison) -> list[str]:
+    """Return the table a terminal shows: one line a setting."""
+    doses = sorted(comparison.settings[0].extraction, key=int)
+    most = doses[-1]
+    lines = [
+        f"{'setting':<16} {'held-out NLL':>12}  {'verbatim':>10} {'near-verb.':>10} {'tokens':>7}"
+        f"   after {most} repetitions"
+    ]
+    for setting in comparison.settings:
+        cell = setting.extraction[most]
+        accuracy = "" if cell.mean_token_accuracy is None else f"{cell.mean_token_accuracy:.0%}"
+        near = cell.near_verbatim
+        lines.append(
+            f"{setting.name:<16} {setting.utility.heldout_nll:>12.3f}  "
+            f"{f'{cell.num_matched}/{cell.num_documents}':>10} "
+            f"{f'{near.num_matched}/{cell.num_documents}':>10} {accuracy:>7}"
+        )
+    base = comparison.settings[0].utility.base_heldout_nll
+    return [*lines, f"{'(base model)':<16} {base:>12.3f}"]

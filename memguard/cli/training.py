@@ -1,0 +1,287 @@
+"""A run: prepare, train, export, audit; each stage leaves files and is not done twice."""
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from memguard.audit.suite import load_suite
+from memguard.cli.auditing import audit_run, to_audit_document
+from memguard.config import Document as SettingsDocument
+from memguard.config import RunConfig, dump_yaml, load_yaml
+from memguard.data.bpe import train_bpe
+from memguard.data.corpus import Corpus
+from memguard.data.documents import Document, document_text
+from memguard.data.loader import Loader
+from memguard.data.prepare import prepare
+from memguard.data.schedule import plan_rows
+from memguard.data.tokenization import TokenizedDocument
+from memguard.errors import ConfigError, ModelError
+from memguard.mitigation import build_mitigations
+from memguard.parallel.vocab import build_vocab_layer, keeps_documents_apart
+from memguard.parallel.weights import (
+    build_scratch_model,
+    check_positions,
+    count_parameters,
+    export_model,
+    load_model,
+    load_tokenizer,
+)
+from memguard.records import save_manifest, write_atomically
+from memguard.report import render_model_card
+from memguard.runtime import (
+    Console,
+    default_cache_dir,
+    describe_environment,
+    detect_runtime,
+    quiet_libraries,
+)
+from memguard.seeds import derive_seed
+from memguard.train.metrics import EndMetrics, read_metrics
+from memguard.train.trainer import Trainer
+
+# Settings that may differ when a run goes on: they do not change what is trained.
+_FREE = ("name", "output_dir", "audit")
+_FREE_IN_TRAIN = ("checkpoint_every_steps", "keep_checkpoints", "log_every_steps")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PreparedRun:
+    """A run whose documents are ready."""
+
+    folder: Path
+    corpus: Corpus
+    tokenizer: Any
+
+
+def prepare_run(config: RunConfig, console: Console | None = None) -> PreparedRun:
+    """Make the run folder, then load, tokenise and place its documents.
+
+    Raises:
+        ConfigError: the folder belongs to a run with other settings.
+        DataError: see `prepare`.
+        ModelError: no usable tokenizer.
+    """
+    quiet_libraries()
+    console = console or Console()
+    folder = Path(config.output_dir) / config.name
+    folder.mkdir(parents=True, exist_ok=True)
+    _check_same_settings(config, folder)
+    write_atomically(folder / "config.yaml", dump_yaml(config).encode())
+    probe = load_suite(config.audit.suite).extraction.adapt(
+        continuation_tokens=config.audit.continuation_tokens,
+        prefix_tokens=config.audit.prefix_tokens,
+        min_prefix_tokens=config.audit.min_prefix_tokens,
+    )
+    tokenizers: list[Any] = []
+
+    def tokenizer_for(documents: Sequence[Document]) -> Any:
+        tokenizers.append(_load_or_train_tokenizer(config, documents, console))
+        return tokenizers[0]
+
+    def is_auditable(document: TokenizedDocument) -> bool:
+        piece = to_audit_document(document, seq_len=config.data.seq_len)
+        return probe.window(piece) is not None
+
+    corpus = prepare(
+        config,
+        folder,
+        load_tokenizer=tokenizer_for,
+        is_auditable=is_auditable,
+        cache_dir=default_cache_dir(),
+        console=console,
+    )
+    return PreparedRun(folder=folder, corpus=corpus, tokenizer=tokenizers[0])
+
+
+def train_run(config: RunConfig) -> dict[str, Any]:
+    """Train a run to its end, export the model and audit it.
+
+    Returns:
+        Where things are and the verdict, for `--json`.
+    """
+    console = Console()
+    prepared = prepare_run(config, console)
+    folder, corpus = prepared.folder, prepared.corpus
+    runtime = detect_runtime()
+    environment = describe_environment(runtime.device)
+    write_atomically(folder / "environment.json", json.dumps(environment, indent=2).encode())
+    if not _is_trained(folder, corpus):
+        _train(config, prepared, console)
+    result: dict[str, Any] = {"run": str(folder), "model": str(folder / "model")}
+    if config.audit.enabled:
+        report = audit_run(folder, console=console, command=f"memguard audit {folder}")
+        card = render_model_card(
+            report,
+            run_name=config.name,
+            base_model=config.model.path,
+            config_yaml=dump_yaml(config),
+        )
+        write_atomically(folder / "model" / "README.md", card.encode())
+        result |= {
+            "report": str(folder / "audit" / "report.html"),
+            "verdict": report.verdict.model_dump(mode="json"),
+        }
+        console.info(report.verdict.sentence)
+    return result
+
+
+def _train(config: RunConfig, prepared: PreparedRun, console: Console) -> None:
+    folder, corpus, tokenizer = prepared.folder, prepared.corpus, prepared.tokenizer
+    runtime = detect_runtime()
+    model = _load_or_draw_model(config, tokenizer)
+    check_positions(model, config.data.seq_len, "data.seq_len")
+    vocab = build_vocab_layer(model.to(runtime.device), chunk_tokens=config.train.nll_chunk_tokens)
+    highest = int(corpus.input_ids.max())
+    if highest >= vocab.vocab_size:
+        raise ModelError(
+            f"the tokenizer gives ids up to {highest}, the model has {vocab.vocab_size} "
+            "embeddings; they do not belong together"
+        )
+    share_rows = keeps_documents_apart(vocab)
+    if not share_rows:
+        console.warn(
+            f"{type(model).__name__} lets documents of one row see each other: each gets a row of "
+            "its own, which trains more padding"
+        )
+    rows, schedule = plan_rows(
+        corpus.manifest,
+        seq_len=config.data.seq_len,
+        background_ratio=config.data.background_ratio,
+        seed=config.seed,
+        share_rows=share_rows,
+    )
+    mitigations = build_mitigations(config.mitigations, special_ids=tokenizer.all_special_ids)
+    loader = Loader(
+        corpus,
+        rows,
+        schedule,
+        batch_size=config.train.batch_size,
+        pad_id=tokenizer.pad_token_id or tokenizer.eos_token_id or 0,
+        mask_labels=lambda ids, labels, generator: mitigations.mask_labels(
+            ids, labels, generator=generator
+        ),
+        seed=config.seed,
+    )
+    trainer = Trainer(
+        vocab=vocab,
+        corpus=corpus,
+        loader=loader,
+        mitigations=mitigations,
+        train=config.train,
+        optim=config.optim,
+        seq_len=config.data.seq_len,
+        seed=config.seed,
+        run_key=_run_key(config, corpus),
+        run_folder=folder,
+        runtime=runtime,
+        console=console,
+    )
+    console.info(
+        f"model: {count_parameters(model):,} parameters on {runtime.device}; "
+        f"{len(rows):,} rows, {trainer.num_steps:,} steps"
+    )
+    trainer.run()
+    counts = loader.realised_repetitions()
+    save_manifest(
+        (
+            entry.model_copy(update={"num_repetitions": int(count)})
+            for entry, count in zip(corpus.manifest, counts, strict=True)
+        ),
+        folder / "manifest.jsonl",
+    )
+    card = render_model_card(
+        None, run_name=config.name, base_model=config.model.path, config_yaml=dump_yaml(config)
+    )
+    dtype = torch.bfloat16 if config.train.precision == "bf16" else torch.float32
+    export_model(model, tokenizer, folder / "model", dtype=dtype, card=card)
+    console.info(f"model: saved in {folder / 'model'}")
+
+
+def _is_trained(folder: Path, corpus: Corpus) -> bool:
+    """Whether the last step was taken, the tally written and the model exported."""
+    ended = any(isinstance(line, EndMetrics) for line in read_metrics(folder / "metrics.jsonl"))
+    tallied = all(entry.num_repetitions is not None for entry in corpus.manifest)
+    return ended and tallied and (folder / "model" / "config.json").exists()
+
+
+def _load_or_draw_model(config: RunConfig, tokenizer: Any) -> Any:
+    scratch = config.model.scratch
+    if scratch is None:
+        assert config.model.path is not None, "one of the two is set"
+        return load_model(
+            config.model.path,
+            revision=config.model.revision,
+            attn_implementation=config.model.attn_implementation,
+        )
+    return build_scratch_model(
+        scratch.config,
+        vocab_size=len(tokenizer),
+        tokenizer=tokenizer,
+        seed=derive_seed(config.seed, "initial weights"),
+        attn=config.model.attn_implementation,
+    )
+
+
+def _load_or_train_tokenizer(
+    config: RunConfig, documents: Sequence[Document], console: Console
+) -> Any:
+    scratch = config.model.scratch
+    if scratch is None:
+        assert config.model.path is not None, "one of the two is set"
+        return load_tokenizer(config.model.path, revision=config.model.revision)
+    if scratch.tokenizer is not None:
+        return load_tokenizer(scratch.tokenizer)
+    console.info(f"tokenizer: training a BPE of {scratch.vocab_size:,} entries")
+    texts = (document_text(document) for document in documents)
+    return train_bpe(texts, vocab_size=scratch.vocab_size)
+
+
+def _run_key(config: RunConfig, corpus: Corpus) -> str:
+    text = json.dumps([_binding(config.model_dump(mode="json")), corpus.summary.documents_sha256])
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _binding(values: dict[str, Any]) -> dict[str, Any]:
+    """Return the settings that decide what is trained."""
+    kept = {key: value for key, value in values.items() if key not in _FREE}
+    kept["train"] = {k: v for k, v in kept["train"].items() if k not in _FREE_IN_TRAIN}
+    return kept
+
+
+def _check_same_settings(config: RunConfig, folder: Path) -> None:
+    """Refuse a folder in which something else has been trained already."""
+    path = folder / "config.yaml"
+    if not (path.exists() and (folder / "metrics.jsonl").exists()):
+        return
+    before: SettingsDocument = load_yaml(path)
+    old, new = _binding(before.values), _binding(config.model_dump(mode="json"))
+    differing = [
+        f"{key} ({_short(a)} there, {_short(b)} here)" for key, a, b in _differences(old, new)
+    ]
+    if differing:
+        raise ConfigError(
+            f"'{folder}' holds a run with other settings: {'; '.join(differing[:4])}"
+            f"{f' and {len(differing) - 4} more' if len(differing) > 4 else ''}. Choose another "
+            "'name', or delete that folder."
+        )
+
+
+def _differences(old: Any, new: Any, at: str = "") -> list[tuple[str, Any, Any]]:
+    if isinstance(old, dict) and isinstance(new, dict):
+        keys = sorted(old.keys() | new.keys())
+        return [
+            difference
+            for key in keys
+            for difference in _differences(old.get(key), new.get(key), f"{at}.{key}" if at else key)
+        ]
+    return [] if old == new else [(at, old, new)]
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 40 else text[:37] + "..."

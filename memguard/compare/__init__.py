@@ -1,0 +1,46 @@
+"""Settings side by side: which runs a sweep needs, and what they found. No torch.
+
+    SWEEP.yaml -> sweep.py -> runs -> (cli trains them) -> comparison.py -> comparison.json
+
+    sweep.py          a sweep's settings as runs, checked before the first one starts
+    expansion.py      its blocks into checked run configurations
+    keys.py           a run's content hash: everything that decides its outcome
+    state.py          which runs of a sweep are finished, and which go on
+    audited.py        a run's report and document scores, read back
+    comparability.py  what runs must share to stand side by side
+    comparison.py     finished runs into one comparison record
+    paired.py         paired tests: two settings on the same documents
+
+Training itself is not imported: `cli` starts each run as a child process and `report` renders the
+record. A run is finished when it says so under the content hash of everything that went into it, so
+a sweep that was stopped, or whose settings were edited, trains only what is missing.
+"""
+
+from memguard.compare.audited import FinishedRun
+from memguard.compare.comparison import build_comparison, compare_runs
+from memguard.compare.state import (
+    RunState,
+    describe_sweep,
+    find_state,
+    is_finished,
+    mark_finished,
+    prepare_folder,
+    read_finished,
+)
+from memguard.compare.sweep import Sweep, SweepRun, load_sweep
+
+__all__ = [
+    "FinishedRun",
+    "RunState",
+    "Sweep",
+    "SweepRun",
+    "build_comparison",
+    "compare_runs",
+    "describe_sweep",
+    "find_state",
+    "is_finished",
+    "load_sweep",
+    "mark_finished",
+    "prepare_folder",
+    "read_finished",
+]

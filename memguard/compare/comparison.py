@@ -1,0 +1,127 @@
+"""Finished runs into one comparison record."""
+
+from collections.abc import Sequence
+
+from memguard import __version__
+from memguard.compare.audited import AuditedRun, FinishedRun, load_audited_run
+from memguard.compare.comparability import check_comparable
+from memguard.compare.paired import pair_settings
+from memguard.compare.state import is_finished
+from memguard.compare.sweep import Sweep
+from memguard.errors import RecordError
+from memguard.records import (
+    Comparison,
+    ComparisonCell,
+    Cost,
+    ModelScores,
+    NearVerbatim,
+    SettingResult,
+    Utility,
+)
+
+
+def build_comparison(sweep: Sweep, *, command: str) -> Comparison:
+    """Put the finished runs of a sweep side by side.
+
+    Args:
+        sweep: with every run finished.
+        command: what the user typed; shown in the record.
+
+    Raises:
+        RecordError: a run is not finished, unreadable or not comparable.
+    """
+    unfinished = [run.name for run in sweep.runs if not is_finished(run)]
+    if unfinished:
+        raise RecordError(
+            f"'{sweep.name}' is not finished: {', '.join(unfinished)} left. Run the same command "
+            "again; what is finished is kept."
+        )
+    runs = [
+        FinishedRun(name=run.setting, seed=run.seed, folder=run.folder, overrides=run.overrides)
+        for run in sweep.runs
+    ]
+    return compare_runs(runs, name=sweep.name, command=command)
+
+
+def compare_runs(runs: Sequence[FinishedRun], *, name: str, command: str) -> Comparison:
+    """Put finished runs side by side; the first is what the others are tested against.
+
+    Args:
+        runs: at least one; each pair of name and seed once.
+        name: what to call the comparison.
+        command: what the user typed; shown in the record.
+
+    Raises:
+        RecordError: a run is unreadable or not comparable; says which one and why.
+    """
+    if not runs:
+        raise RecordError("a comparison needs at least one run; name their folders")
+    audited = [load_audited_run(run) for run in runs]
+    check_comparable(audited)
+    first = audited[0]
+    return Comparison(
+        name=name,
+        tool_version=__version__,
+        command=command,
+        documents_sha256=first.report.data.documents_sha256,
+        continuation_tokens=first.report.method.continuation_tokens,
+        settings=[_build_setting(run) for run in audited],
+        base_extraction={
+            str(count): _build_cell(bucket.base)
+            for count, bucket in first.buckets.items()
+            if bucket.base is not None
+        },
+        paired=pair_settings(audited),
+        environment=_merge_environments(audited),
+    )
+
+
+def _build_setting(run: AuditedRun) -> SettingResult:
+    training = run.training
+    return SettingResult(
+        name=run.run.name,
+        seed=run.run.seed,
+        run=run.run.folder.name,
+        mitigations=training.mitigations,
+        overrides=dict(run.run.overrides),
+        utility=Utility(
+            heldout_nll=run.heldout_nll,
+            base_heldout_nll=run.base_heldout_nll,
+            num_documents=training.heldout_num_documents,
+            num_tokens=training.heldout_num_tokens,
+        ),
+        extraction={str(count): _build_cell(bucket.model) for count, bucket in run.buckets.items()},
+        cost=Cost(
+            train_s=training.train_s,
+            num_steps=training.num_steps,
+            num_supervised_tokens=training.num_supervised_tokens,
+            dropped_fraction=training.dropped_fraction,
+        ),
+    )
+
+
+def _build_cell(scores: ModelScores) -> ComparisonCell:
+    accuracy = scores.mean_token_accuracy
+    return ComparisonCell(
+        num_documents=scores.verbatim.num_documents,
+        num_matched=scores.verbatim.num_matched,
+        rate=scores.verbatim.rate,
+        ci=scores.verbatim.ci,
+        near_verbatim=NearVerbatim(
+            num_matched=scores.near_verbatim.num_matched,
+            rate=scores.near_verbatim.rate,
+            ci=scores.near_verbatim.ci,
+        ),
+        mean_token_accuracy=None if accuracy is None else accuracy.value,
+    )
+
+
+def _merge_environments(runs: Sequence[AuditedRun]) -> dict[str, str]:
+    """Return what the runs ran on; where they differ, every value, since costs then differ too."""
+    merged: dict[str, list[str]] = {}
+    for run in runs:
+        for key, value in run.report.environment.items():
+            values = merged.setdefault(key, [])
+            if value not in values:
+                values.append(value)
+    return {key: " | ".join(values) for key, values in merged.items()}

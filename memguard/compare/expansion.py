@@ -1,0 +1,162 @@
+"""A sweep's blocks into checked run configurations."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from memguard.config import (
+    Document,
+    RunConfig,
+    SweepConfig,
+    apply_settings,
+    parse_key,
+    validate,
+)
+from memguard.config.messages import KeyPath, format_key
+from memguard.errors import ConfigError
+
+BASE = "base"
+"""Name of the run whose model every setting starts from."""
+
+# What the sweep decides, and where to say it instead.
+_DECIDED = {
+    "name": "the sweep names its runs",
+    "output_dir": "set the sweep's own 'output_dir'",
+    "mitigations": "set them in 'settings'",
+    "seed": "set 'seeds'",
+}
+# What no setting may change: the runs could not be put side by side.
+_SHARED = {
+    "data": "settings are compared on the same documents; set it in 'run'",
+    "model": "settings start from the same weights; set it in 'run'",
+    "audit": "settings are compared under the same probes; set it in 'run'",
+    "seed": "settings are compared with the same seeds; set 'seeds'",
+    "name": "the setting has a 'name' of its own",
+    "output_dir": "set the sweep's own 'output_dir'",
+    "mitigations": "the setting has 'mitigations' of its own",
+}
+_STARTING_POINT = ("path", "revision", "scratch")
+
+
+def check_sweep(config: SweepConfig, document: Document) -> Iterator[str]:
+    """Yield what may stand in a run, or in a list of runs, but not in this sweep."""
+    for number, seed in enumerate(config.seeds):
+        if seed in config.seeds[:number]:
+            yield f"{document.locate(('seeds', number))} 'seeds[{number}]' is {seed} a second time"
+    for index, setting in enumerate(config.settings):
+        if setting.name == BASE:
+            place = document.locate(("settings", index, "name"))
+            yield f"{place} 'settings[{index}].name' must not be '{BASE}': 'pretrain' is called so"
+    yield from _check_decided(document, "run", tuple(_DECIDED))
+    model, audit = config.run.get("model"), config.run.get("audit")
+    if isinstance(audit, Mapping) and audit.get("enabled") is False:
+        place = document.locate(("run", "audit", "enabled"))
+        yield f"{place} 'run.audit.enabled' must be true: settings are compared by their audits"
+    if config.pretrain is None:
+        return
+    yield from _check_decided(document, "pretrain", ("name", "output_dir"))
+    for key in _STARTING_POINT:
+        if isinstance(model, Mapping) and model.get(key) is not None:
+            yield (
+                f"{document.locate(('run', 'model', key))} 'run.model.{key}' must not be set "
+                "beside 'pretrain': settings start from the model it leaves"
+            )
+
+
+def _check_decided(document: Document, block: str, keys: tuple[str, ...]) -> Iterator[str]:
+    for key in keys:
+        if key in document.values[block]:
+            place = document.locate((block, key))
+            yield f"{place} '{block}.{key}' must not be set here: {_DECIDED[key]}"
+
+
+def build_base(config: SweepConfig, document: Document, folder: Path) -> RunConfig:
+    """Build the run whose model every setting starts from; audited only if asked for.
+
+    Args:
+        config: a sweep with 'pretrain'.
+        document: its file.
+        folder: the sweep's folder.
+
+    Raises:
+        ConfigError: with every problem found in 'pretrain'.
+    """
+    assert config.pretrain is not None, "a sweep without 'pretrain' has no base"
+    values = {**config.pretrain, "name": BASE, "output_dir": str(folder)}
+    audit = config.pretrain.get("audit")
+    if audit is None or isinstance(audit, Mapping):
+        values["audit"] = {"enabled": False, **(audit or {})}
+    return validate(RunConfig, values, document, prefix=("pretrain",))
+
+
+def build_setting(
+    config: SweepConfig, document: Document, folder: Path, *, index: int, number: int
+) -> RunConfig:
+    """Put setting ``index`` and seed ``number`` into the common run.
+
+    Args:
+        config: the sweep.
+        document: its file.
+        folder: the sweep's folder.
+        index: position in 'settings'.
+        number: position in 'seeds'.
+
+    Raises:
+        ConfigError: with every problem found, placed in the setting where that is what is wrong.
+    """
+    setting, seed = config.settings[index], config.seeds[number]
+    name = f"{setting.name}-seed{seed}" if len(config.seeds) > 1 else setting.name
+    decided = {"name": name, "output_dir": str(folder), "seed": seed}
+    values = {**config.run, **decided, "mitigations": setting.mitigations}
+    model = config.run.get("model")
+    if config.pretrain is not None and (model is None or isinstance(model, Mapping)):
+        kept = {k: v for k, v in (model or {}).items() if k not in _STARTING_POINT}
+        values["model"] = {**kept, "path": str(folder / BASE / "model")}
+    document = document.place(("run", "name"), document.locate(("settings", index, "name")))
+    document = document.place(("run", "seed"), document.locate(("seeds", number)))
+    problems = []
+    for override in _flatten(setting.overrides, ("settings", index, "overrides")):
+        place = document.locate(override.origin)
+        dotted = format_key(override.key_path)
+        reason = _SHARED.get(dotted.partition(".")[0].partition("[")[0])
+        if not dotted:
+            problems.append(f"{place} '{format_key(override.origin)}' names no setting")
+            continue
+        if reason:
+            problems.append(f"{place} '{dotted}' must not differ between settings: {reason}")
+            continue
+        try:
+            values = apply_settings(values, {dotted: override.value})
+        except ConfigError as error:
+            problems.append(f"{place} {error}")
+        document = document.place(("run", *override.key_path), place)
+    try:
+        checked = validate(RunConfig, values, document, prefix=("run",))
+    except ConfigError as error:
+        raise ConfigError(*problems, *error.problems) from error
+    if problems:
+        raise ConfigError(*problems)
+    return checked
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Override:
+    """One value that a setting changes."""
+
+    key_path: KeyPath
+    """Where in the run."""
+    origin: KeyPath
+    """Where in the sweep's file."""
+    value: Any
+
+
+def _flatten(values: Mapping[str, Any], at: KeyPath) -> Iterator[_Override]:
+    """Yield each change, of ``{optim.lr: 1}`` and ``{optim: {lr: 1}}`` alike."""
+    for key, value in values.items():
+        key_path, origin = parse_key(str(key)), (*at, str(key))
+        if isinstance(value, Mapping):
+            for inner in _flatten(value, origin):
+                yield replace(inner, key_path=(*key_path, *inner.key_path))
+        else:
+            yield _Override(key_path=key_path, origin=origin, value=value)

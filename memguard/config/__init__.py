@@ -1,0 +1,58 @@
+"""What was asked: the settings of a run, checked before anything is read.
+
+    schema.py    the settings: one sentence, a unit and a default each
+    loading.py   YAML + dotted overrides -> RunConfig; all problems together, with line and column
+    messages.py  what pydantic found wrong, as sentences a user can act on
+    template.py  RunConfig -> commented YAML (`memguard init`)
+
+A wrong setting is told in under two seconds: nothing here imports torch.
+"""
+
+from memguard.config.loading import (
+    Document,
+    apply_overrides,
+    apply_settings,
+    load_run_config,
+    load_yaml,
+    parse_key,
+    validate,
+)
+from memguard.config.schema import (
+    AuditConfig,
+    DataConfig,
+    GoldfishConfig,
+    MitigationConfig,
+    ModelConfig,
+    OptimConfig,
+    RunConfig,
+    ScratchConfig,
+    StudyConfig,
+    SweepConfig,
+    SweepSetting,
+    TrainConfig,
+)
+from memguard.config.template import dump_yaml, render_template
+
+__all__ = [
+    "AuditConfig",
+    "DataConfig",
+    "Document",
+    "GoldfishConfig",
+    "MitigationConfig",
+    "ModelConfig",
+    "OptimConfig",
+    "RunConfig",
+    "ScratchConfig",
+    "StudyConfig",
+    "SweepConfig",
+    "SweepSetting",
+    "TrainConfig",
+    "apply_overrides",
+    "apply_settings",
+    "dump_yaml",
+    "load_run_config",
+    "load_yaml",
+    "parse_key",
+    "render_template",
+    "validate",
+]

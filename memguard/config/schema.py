@@ -1,0 +1,329 @@
+"""The settings of a run and of a sweep: one sentence, a unit and a default each."""
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+Fraction = Annotated[float, Field(ge=0, le=1)]
+PositiveInt = Annotated[int, Field(ge=1)]
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=100)]
+
+
+class Settings(BaseModel):
+    """Frozen; an unknown key is an error."""
+
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", allow_inf_nan=False, protected_namespaces=()
+    )
+
+
+class ScratchConfig(Settings):
+    """Random initial weights instead of a checkpoint, for studies on small models."""
+
+    config: dict[str, Any] = Field(
+        description="Hugging Face configuration fields with 'model_type'; vocab_size is filled in."
+    )
+    tokenizer: str | None = Field(
+        None, description="Tokenizer folder; null trains a byte-level BPE on 'data.train'."
+    )
+    vocab_size: Annotated[int, Field(ge=300)] = Field(
+        2048, description="Entries of the trained BPE vocabulary (tokens)."
+    )
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if "model_type" not in self.config:
+            raise ValueError("'config' needs 'model_type', e.g. llama")
+        return self
+
+
+class ModelConfig(Settings):
+    """Which model is fine-tuned. Weights are read from safetensors; remote code is never run."""
+
+    path: str | None = Field(None, description="Hugging Face folder or hub id to start from.")
+    revision: str | None = Field(None, description="Hub revision (branch, tag or commit).")
+    scratch: ScratchConfig | None = Field(
+        None, description="Random initial weights instead of 'path'."
+    )
+    attn_implementation: Literal["sdpa", "eager"] = Field(
+        "sdpa", description="Attention kernel that transformers uses."
+    )
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if (self.path is None) == (self.scratch is None):
+            raise ValueError("exactly one of 'path' and 'scratch' must be set")
+        return self
+
+
+class StudyConfig(Settings):
+    """The controlled experiment: equal buckets, each trained a different number of times."""
+
+    num_repetitions: Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(min_length=1)] = (
+        Field(
+            (0, 1, 4, 6),
+            description="One bucket for each number of repetitions; 0 is the control.",
+        )
+    )
+    documents_per_bucket: PositiveInt | None = Field(
+        None, description="Documents in each bucket; null uses as many as there are."
+    )
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if len(set(self.num_repetitions)) != len(self.num_repetitions):
+            raise ValueError(f"'num_repetitions' has a number twice: {list(self.num_repetitions)}")
+        if not any(self.num_repetitions):
+            raise ValueError("'num_repetitions' needs a number above 0, else nothing is trained")
+        return self
+
+
+class DataConfig(Settings):
+    """Documents: where they come from, which are held back, how they are cut and packed.
+
+    A source is a jsonl, parquet or text file, a folder of text files, a `save_to_disk` folder, a
+    hub id, or `docstrings:PACKAGE[,PACKAGE]` (reference documentation of installed packages).
+    """
+
+    train: tuple[str, ...] = Field(description="Sources of the documents to train on.")
+    text_column: str = Field("text", description="Column that holds the text of plain documents.")
+    control: tuple[str, ...] = Field(
+        (), description="Your own never-trained documents; empty draws them from 'train'."
+    )
+    control_fraction: Annotated[float, Field(ge=0, le=0.1)] = Field(
+        0.02,
+        description="Share of 'train' never trained, raised towards 200 documents but never above "
+        "0.1; 0 turns the control off.",
+    )
+    study: StudyConfig | None = Field(
+        None, description="Controlled experiment: buckets drawn from 'train'; null trains it all."
+    )
+    background: tuple[str, ...] = Field(
+        (),
+        description="Documents trained beside a study's buckets; 'remainder' means those of "
+        "'train' that no bucket drew.",
+    )
+    background_ratio: Annotated[float, Field(gt=0, le=100)] = Field(
+        1.0, description="Background rows for each bucket row in a step (rows / row)."
+    )
+    heldout: tuple[str, ...] = Field(
+        (), description="Documents for the held-out loss; empty uses 'heldout_documents'."
+    )
+    heldout_documents: Annotated[int, Field(ge=0)] = Field(
+        0, description="Documents of 'train' held out for the loss; 0 uses the control's."
+    )
+    seq_len: Annotated[int, Field(ge=8)] = Field(
+        1024, description="Length of a packed row (tokens); longer documents are cut into pieces."
+    )
+    min_document_tokens: Annotated[int, Field(ge=2)] = Field(
+        2, description="Shorter documents are left out and counted (tokens)."
+    )
+    max_document_tokens: Annotated[int, Field(ge=8)] | None = Field(
+        None, description="Longer documents are cut off here (tokens); null keeps them whole."
+    )
+    append_eos: bool = Field(True, description="End each plain document with the tokenizer's EOS.")
+    near_duplicate_words: Annotated[int, Field(ge=3)] = Field(
+        13, description="Documents that share a run of this many words form a cluster (words)."
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _one_or_many(cls, values: Any) -> Any:
+        if isinstance(values, dict):
+            values = {
+                key: (value,) if key in _SOURCES and isinstance(value, str) else value
+                for key, value in values.items()
+            }
+            values = {k: v for k, v in values.items() if not (k in _SOURCES and v is None)}
+        return values
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if not self.train:
+            raise ValueError("'train' needs at least one source")
+        if self.background and self.study is None:
+            raise ValueError("'background' belongs to 'study'; without it add it to 'train'")
+        if self.control and self.study is not None:
+            raise ValueError("a study draws its own control: put 0 in 'study.num_repetitions'")
+        if self.heldout and self.heldout_documents:
+            raise ValueError("set 'heldout' or 'heldout_documents', not both")
+        longest = self.max_document_tokens or self.min_document_tokens
+        if self.min_document_tokens > longest:
+            raise ValueError("'min_document_tokens' is above 'max_document_tokens'")
+        return self
+
+
+_SOURCES = ("train", "control", "background", "heldout")
+
+
+class GoldfishConfig(Settings):
+    """Goldfish loss: 1 in k labels never receives loss, the same ones each time a text is seen."""
+
+    name: Literal["goldfish"] = Field(description="Which mitigation.")
+    k: Annotated[int, Field(ge=2)] = Field(4, description="Drop one label in k.")
+    context_width: PositiveInt = Field(
+        13, description="Tokens before the label that decide whether it is dropped (tokens)."
+    )
+    mode: Literal["hash", "hash_reference", "static", "random"] = Field(
+        "hash",
+        description="hash: of the tokens before the label; hash_reference: bit-equal to the "
+        "published code; static: every k-th; random: fresh each time (the ablation).",
+    )
+
+
+# One entry per mitigation; a union discriminated by 'name' as soon as there are two.
+MitigationConfig = GoldfishConfig
+
+
+class OptimConfig(Settings):
+    """AdamW with linear warm-up and cosine decay."""
+
+    lr: Annotated[float, Field(gt=0)] = Field(2e-5, description="Peak learning rate.")
+    betas: tuple[Fraction, Fraction] = Field((0.9, 0.95), description="AdamW's decay rates.")
+    eps: Annotated[float, Field(gt=0)] = Field(1e-8, description="AdamW's denominator offset.")
+    weight_decay: Annotated[float, Field(ge=0)] = Field(
+        0.0, description="Decoupled weight decay of matrices; vectors have none."
+    )
+    warmup_fraction: Fraction = Field(0.03, description="Share of the steps spent warming up.")
+    min_lr_fraction: Fraction = Field(0.1, description="Final learning rate as a share of 'lr'.")
+    max_grad_norm: Annotated[float, Field(gt=0)] | None = Field(
+        1.0, description="Gradients are clipped to this norm; null leaves them."
+    )
+
+
+class TrainConfig(Settings):
+    """How long, in what portions and in which precision."""
+
+    epochs: PositiveInt = Field(1, description="Times each document is trained (not for studies).")
+    max_steps: PositiveInt | None = Field(
+        None, description="Stop after this many optimizer steps; null trains everything."
+    )
+    batch_size: PositiveInt = Field(16, description="Rows of an optimizer step (rows).")
+    micro_batch_size: PositiveInt | None = Field(
+        None, description="Rows of one forward pass; null takes the whole batch (rows)."
+    )
+    precision: Literal["fp32", "bf16"] = Field(
+        "fp32", description="Arithmetic of forward and backward; weights stay fp32."
+    )
+    activation_checkpointing: Literal["none", "full"] = Field(
+        "none", description="full recomputes each decoder block in backward to save memory."
+    )
+    nll_chunk_tokens: PositiveInt = Field(
+        4096, description="Tokens whose logits exist at a time (tokens)."
+    )
+    checkpoint_every_steps: PositiveInt | None = Field(
+        500, description="Steps between checkpoints; null saves only on interruption."
+    )
+    keep_checkpoints: PositiveInt = Field(2, description="Newest checkpoints that are kept.")
+    log_every_steps: PositiveInt = Field(
+        10, description="Steps between log lines where there is no terminal."
+    )
+
+
+class AuditConfig(Settings):
+    """What is measured when training has ended."""
+
+    enabled: bool = Field(True, description="Audit the model as soon as it is exported.")
+    suite: str = Field("extraction", description="Shipped suite or path of a suite's YAML.")
+    continuation_tokens: PositiveInt | None = Field(
+        None, description="Length of the continuation (tokens); null takes the suite's."
+    )
+    prefix_tokens: PositiveInt | None = Field(
+        None, description="Length of the prefix (tokens); null takes the suite's (everything)."
+    )
+    min_prefix_tokens: PositiveInt = Field(
+        5, description="Documents with fewer tokens before the continuation are too short."
+    )
+    min_documents: PositiveInt = Field(
+        5, description="Refuse the audit below this many trained documents (documents)."
+    )
+    max_documents_per_bucket: PositiveInt | None = Field(
+        None, description="Score a seeded sample of this size of each bucket; null scores all."
+    )
+    base: bool = Field(True, description="Score the model before training on the same documents.")
+    batch_tokens: PositiveInt = Field(
+        16384, description="Tokens of one forward pass, padding included (tokens)."
+    )
+    dtype: Literal["fp32", "bf16"] = Field("fp32", description="Arithmetic of the audit.")
+    excerpts: bool = Field(
+        False, description="Write the worst findings' text to audit/private/ (mode 0600)."
+    )
+
+
+class RunConfig(Settings):
+    """One training run and its audit."""
+
+    name: Name = Field(description="Name of the run; its folder is 'output_dir'/'name'.")
+    output_dir: str = Field("runs", description="Where run folders are made.")
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = Field(
+        0, description="Decides every random draw of the run."
+    )
+    model: ModelConfig
+    data: DataConfig
+    mitigations: tuple[MitigationConfig, ...] = Field(
+        (), description="Applied in this order; [] trains with the plain loss."
+    )
+    optim: OptimConfig = OptimConfig()
+    train: TrainConfig = TrainConfig()
+    audit: AuditConfig = AuditConfig()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _empty_sections(cls, values: Any) -> Any:
+        # A template whose section has only comments left reads as `optim: null`.
+        if isinstance(values, dict):
+            sections = ("optim", "train", "audit", "mitigations")
+            values = {k: v for k, v in values.items() if v is not None or k not in sections}
+        return values
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        micro = self.train.micro_batch_size
+        if micro is not None and self.train.batch_size % micro:
+            raise ValueError(
+                f"'train.micro_batch_size' must divide 'train.batch_size'; got {micro} and "
+                f"{self.train.batch_size}"
+            )
+        names = [mitigation.name for mitigation in self.mitigations]
+        if len(set(names)) != len(names):
+            raise ValueError(f"'mitigations' names one twice: {', '.join(names)}")
+        return self
+
+
+class SweepSetting(Settings):
+    """One setting of a sweep: what differs from the common run."""
+
+    name: Name = Field(description="Name of the setting in tables and charts.")
+    overrides: dict[str, Any] = Field(
+        {}, description="Settings that differ, e.g. {optim.lr: 1e-4}; not the data, model or audit."
+    )
+    mitigations: tuple[MitigationConfig, ...] = Field(
+        (), description="Mitigations of this setting; [] is the plain loss."
+    )
+
+
+class SweepConfig(Settings):
+    """Settings trained and audited on the same documents, steps and seeds, then compared."""
+
+    name: Name = Field(description="Name of the sweep; its folder is 'output_dir'/'name'.")
+    output_dir: str = Field("runs", description="Where the sweep's folder is made.")
+    pretrain: dict[str, Any] | None = Field(
+        None, description="A run trained first; its model is what every setting starts from."
+    )
+    run: dict[str, Any] = Field(
+        description="What all settings share: a run without 'name', 'seed', 'mitigations' and "
+        "'output_dir'; without 'model' where there is 'pretrain'."
+    )
+    settings: Annotated[tuple[SweepSetting, ...], Field(min_length=1)] = Field(
+        description="The settings to compare; the first is what the others are compared with."
+    )
+    seeds: Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(min_length=1)] = Field(
+        (0,), description="Each setting is trained once with each seed."
+    )
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        names = [setting.name for setting in self.settings]
+        if len(set(names)) != len(names):
+            raise ValueError(f"'settings' has a name twice: {', '.join(names)}")
+        return self

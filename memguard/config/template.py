@@ -1,0 +1,66 @@
+"""Settings as YAML: a commented template for `memguard init`, a plain dump for run folders."""
+
+import inspect
+import json
+import textwrap
+from collections.abc import Iterator
+from typing import Any
+
+import yaml
+from pydantic import BaseModel
+
+from memguard.config.schema import GoldfishConfig, RunConfig, Settings
+
+# What a newcomer must fill in; everything else shows its default.
+_EXAMPLES: dict[str, Any] = {
+    "name": "my-run",
+    "model.path": "path/to/checkpoint",
+    "data.train": ["documents.jsonl"],
+}
+
+
+def dump_yaml(settings: Settings) -> str:
+    """Return all settings, defaults included, as YAML that loads back to an equal object."""
+    text: str = yaml.safe_dump(settings.model_dump(mode="json"), sort_keys=False, width=100)
+    return text
+
+
+def render_template() -> str:
+    """Return a run's YAML with a comment above each setting."""
+    head = (
+        "# A memguard run. Lines that are commented out show the default.\n"
+        "# memguard train THIS.yaml [key=value ...]; every run leaves a model and an audit.\n"
+    )
+    return head + "\n".join(_render_block(RunConfig, "", 0)) + "\n"
+
+
+def _render_block(model: type[BaseModel], prefix: str, indent: int) -> Iterator[str]:
+    pad = " " * indent
+    for key, info in model.model_fields.items():
+        dotted = prefix + key
+        block = info.annotation
+        if isinstance(block, type) and issubclass(block, BaseModel):
+            yield ""
+            yield from _comment(block.__doc__ or "", indent)
+            yield f"{pad}{key}:"
+            yield from _render_block(block, dotted + ".", indent + 2)
+        elif dotted == "mitigations":
+            yield ""
+            yield from _comment(info.description or "", indent)
+            yield "mitigations:"
+            example = GoldfishConfig(name="goldfish").model_dump()
+            for number, (name, value) in enumerate(example.items()):
+                yield from _comment(GoldfishConfig.model_fields[name].description or "", 4)
+                yield f"  {' ' if number else '-'} {name}: {json.dumps(value)}"
+        else:
+            yield from _comment(info.description or "", indent)
+            given = dotted in _EXAMPLES
+            value = _EXAMPLES[dotted] if given else info.get_default()
+            yield f"{pad}{'' if given else '# '}{key}: {json.dumps(value)}"
+
+
+def _comment(text: str, indent: int) -> Iterator[str]:
+    """Yield the paragraphs of a docstring or description as YAML comments."""
+    for paragraph in inspect.cleandoc(text).split("\n\n"):
+        for line in textwrap.wrap(paragraph, 96 - indent, break_on_hyphens=False):
+            yield f"{' ' * indent}# {line}"

@@ -1,0 +1,21 @@
+"""Documents in, packed rows out; and who is trained how often.
+
+    documents.py     files, folders and hub ids as one form
+    docstrings.py    reference documentation of installed packages, as documents
+    tokenization.py  token ids with the supervised positions
+    bpe.py           a byte-level BPE tokenizer trained on the documents
+    duplicates.py    clusters of near-duplicates: shared runs of words
+    buckets.py       which documents are trained how often, drawn over clusters
+    corpus.py        prepared documents on disk: token arrays beside the manifest
+    packing.py       pieces of documents into rows, best fit
+    schedule.py      which row is trained when
+    loader.py        rows of a step as arrays; counts what was really fed
+    prepare.py       all of the above into a run folder: manifest and tokens
+
+    sources --documents--> Document --tokenization--> ids, supervised
+            --duplicates--> clusters --buckets--> bucket, role, repetitions of each document
+            --packing, schedule--> row of each global sample index --loader--> a step's arrays
+
+The loader is a pure function of (seed, global sample index): it does not know how many processes
+there are, and a resumed run reads on where it stopped.
+"""

@@ -1,0 +1,182 @@
+"""Which documents are trained how often, drawn over clusters of near-duplicates.
+
+A rate has a zero only if the control was never trained, not even as a copy: so whole clusters are
+held back, not single documents. A study goes further and takes one document of a cluster: a second
+copy in another bucket would change the dose of both.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from memguard.config import DataConfig
+from memguard.errors import DataError
+from memguard.records import Role
+from memguard.seeds import derive_generator
+
+_CONTROL_GOAL, _CONTROL_LIMIT = 200, 0.1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Placement:
+    """Where one document goes."""
+
+    bucket: str
+    role: Role
+    repetitions: int
+    """Planned; a background document's is whatever the schedule makes of it, planned as 0."""
+
+
+def place_for_training(
+    *,
+    data: DataConfig,
+    origin: Sequence[str],
+    cluster: NDArray[np.int64],
+    auditable: NDArray[np.bool_],
+    epochs: int,
+    seed: int,
+) -> list[Placement | None]:
+    """Place the documents of a user's own fine-tune: all trained but the control and held-out.
+
+    Args:
+        data: `control_fraction`, `heldout_documents`.
+        origin: which setting each document came from: train, control or heldout.
+        cluster: ``[num_documents]`` near-duplicate clusters.
+        auditable: ``[num_documents]`` long enough to be audited; only these count for the control.
+        epochs: times each trained document is trained.
+        seed: the run's.
+
+    Returns:
+        One placement a document; None for a held-out document that shares a cluster with training.
+
+    Raises:
+        DataError: nothing is left to train on.
+    """
+    role = np.array(origin, dtype=object)
+    is_train = role == "train"
+    if data.heldout_documents:
+        goal = data.heldout_documents
+        _hold_back(role, "heldout", goal, goal, cluster, is_train, seed)
+    if not data.control and data.control_fraction > 0:
+        pool = role == "train"
+        num = int((pool & auditable).sum())
+        goal = int(min(max(data.control_fraction * num, _CONTROL_GOAL), _CONTROL_LIMIT * num))
+        limit = int(_CONTROL_LIMIT * pool.sum())
+        _hold_back(role, "control", goal, limit, cluster, pool & auditable, seed)
+    trained_clusters = set(cluster[role == "train"].tolist())
+    if not trained_clusters:
+        raise DataError(
+            f"'data.heldout_documents' must be below the {int(is_train.sum())} documents of "
+            f"'data.train'; got {data.heldout_documents}, which leaves none to train on"
+        )
+    trained = Placement(bucket="trained", role="trained", repetitions=epochs)
+    placed = {
+        "train": trained,
+        "control": Placement(bucket="control", role="control", repetitions=0),
+        "heldout": Placement(bucket="heldout", role="heldout", repetitions=0),
+    }
+    return [
+        None if name == "heldout" and int(number) in trained_clusters else placed[name]
+        for name, number in zip(role, cluster, strict=True)
+    ]
+
+
+def _hold_back(
+    role: NDArray[np.object_],
+    name: str,
+    goal: int,
+    limit: int,
+    cluster: NDArray[np.int64],
+    counted: NDArray[np.bool_],
+    seed: int,
+) -> None:
+    """Rename whole clusters of training documents until ``goal`` counted ones are held back.
+
+    A cluster larger than what is still missing is passed over: one huge family of copies must not
+    become the whole control. No more than ``limit`` documents are held back, counted or not.
+    """
+    is_train = role == "train"
+    num_numbers = int(cluster.max(initial=-1)) + 1
+    num_counted = np.bincount(cluster[counted], minlength=num_numbers)
+    num_all = np.bincount(cluster[is_train], minlength=num_numbers)
+    held = []
+    for number in derive_generator(seed, name).permutation(np.unique(cluster[counted])):
+        if num_counted[number] <= goal and num_all[number] <= limit:
+            held.append(number)
+            goal -= int(num_counted[number])
+            limit -= int(num_all[number])
+    role[is_train & np.isin(cluster, held)] = name
+
+
+def place_for_study(
+    *,
+    data: DataConfig,
+    origin: Sequence[str],
+    cluster: NDArray[np.int64],
+    auditable: NDArray[np.bool_],
+    seed: int,
+) -> list[Placement | None]:
+    """Place the documents of a controlled experiment: buckets of equal size, one per dose.
+
+    Args:
+        data: `study`, `background`, `heldout_documents`.
+        origin: which setting each document came from: train, background or heldout.
+        cluster: ``[num_documents]`` near-duplicate clusters.
+        auditable: ``[num_documents]`` long enough to be audited; only these enter buckets.
+        seed: the run's.
+
+    Returns:
+        One placement a document; None where it is left out (a near-duplicate of a bucket's
+        document, or of a held-out one, or not needed).
+
+    Raises:
+        DataError: fewer clusters than the buckets need.
+    """
+    study = data.study
+    assert study is not None, "called for studies only"
+    is_train = np.array([name == "train" for name in origin])
+    draw = derive_generator(seed, "buckets")
+    # One document of each cluster, clusters in random order.
+    candidates = draw.permutation(np.flatnonzero(is_train & auditable))
+    _, first = np.unique(cluster[candidates], return_index=True)
+    # Shuffled again: by first appearance large clusters would come early, into the first buckets.
+    candidates = draw.permutation(candidates[first])
+
+    num_buckets = len(study.num_repetitions)
+    per_bucket = study.documents_per_bucket
+    if per_bucket is None:
+        per_bucket = (len(candidates) - data.heldout_documents) // num_buckets
+    needed = max(per_bucket, 1) * num_buckets + data.heldout_documents
+    if needed > len(candidates):
+        raise DataError(
+            f"'data.study' needs {needed} documents that are long enough and not "
+            f"near-duplicates of each other; 'data.train' has {len(candidates)}. Lower "
+            "'data.study.documents_per_bucket' or give more documents."
+        )
+    placements: list[Placement | None] = [None] * len(origin)
+    taken = 0
+    for repetitions in study.num_repetitions:
+        role: Role = "trained" if repetitions else "control"
+        name = f"x{repetitions}" if repetitions else "control"
+        for document in candidates[taken : taken + per_bucket]:
+            placements[document] = Placement(bucket=name, role=role, repetitions=repetitions)
+        taken += per_bucket
+    heldout = Placement(bucket="heldout", role="heldout", repetitions=0)
+    for document in candidates[taken : taken + data.heldout_documents]:
+        placements[document] = heldout
+    used = {int(cluster[d]) for d, placement in enumerate(placements) if placement is not None}
+
+    background = Placement(bucket="background", role="background", repetitions=0)
+    wants_rest = "remainder" in data.background
+    for document, name in enumerate(origin):
+        if placements[document] is not None or int(cluster[document]) in used:
+            continue
+        if name == "background" or (name == "train" and wants_rest):
+            placements[document] = background
+    seen = used | {int(cluster[d]) for d, p in enumerate(placements) if p is background}
+    for document, name in enumerate(origin):
+        if name == "heldout" and int(cluster[document]) not in seen:
+            placements[document] = heldout
+    return placements

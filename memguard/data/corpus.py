@@ -1,0 +1,135 @@
+"""Prepared documents on disk: token arrays beside the manifest."""
+
+import os
+import shutil
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from memguard.data.documents import Format
+from memguard.data.tokenization import TokenizedDocument
+from memguard.errors import RecordError
+from memguard.records import (
+    ManifestEntry,
+    Record,
+    load_manifest,
+    load_record,
+    save_manifest,
+    save_record,
+)
+
+_ARRAYS = ("input_ids", "supervised", "offsets", "content_tokens", "format")
+FORMATS: tuple[Format, ...] = ("text", "messages", "prompt_completion")
+
+
+class PreparedSummary(Record):
+    """`prepared/summary.json`: what became of the documents, and what the tokens depend on."""
+
+    key: str
+    documents_sha256: str
+    sources: list[str]
+    num_documents: int
+    num_empty: int
+    num_shorter: int
+    """Left out: fewer than `data.min_document_tokens` tokens."""
+    num_left_out: int
+    """Not used: near-duplicates across buckets, or not needed by the study."""
+    num_clusters: int
+    num_boilerplate_grams: int
+    """Runs of words in so many documents that they do not make near-duplicates."""
+    num_control: int
+    num_control_overlapping: int
+    """Control documents that still share a run of words with a trained one."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CorpusDocument:
+    """One document's tokens."""
+
+    input_ids: NDArray[np.int32]
+    supervised: NDArray[np.bool_]
+    num_content_tokens: int
+    """Without the special tokens at its end."""
+    format: Format
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Corpus:
+    """All documents of a run, as prepared; arrays are read from disk where they are needed."""
+
+    summary: PreparedSummary
+    manifest: list[ManifestEntry]
+    input_ids: NDArray[np.int32]
+    supervised: NDArray[np.bool_]
+    offsets: NDArray[np.int64]
+    content_tokens: NDArray[np.int64]
+    format: NDArray[np.uint8]
+
+    @property
+    def num_documents(self) -> int:
+        """Number of documents."""
+        return len(self.manifest)
+
+    def document(self, index: int) -> CorpusDocument:
+        """Return one document."""
+        cut = slice(self.offsets[index], self.offsets[index + 1])
+        return CorpusDocument(
+            input_ids=np.asarray(self.input_ids[cut]),
+            supervised=np.asarray(self.supervised[cut]),
+            num_content_tokens=int(self.content_tokens[index]),
+            format=FORMATS[self.format[index]],
+        )
+
+
+def load_corpus(run_folder: Path) -> Corpus:
+    """Read what `prepare` wrote.
+
+    Raises:
+        RecordError: it is not there or not whole.
+    """
+    folder = run_folder / "prepared"
+    summary = load_record(PreparedSummary, folder / "summary.json")
+    manifest = load_manifest(run_folder / "manifest.jsonl")
+    try:
+        arrays = {name: np.load(folder / f"{name}.npy", mmap_mode="r") for name in _ARRAYS}
+    except (OSError, ValueError) as error:
+        raise RecordError(
+            f"'{folder}' is not whole ({error}); delete it to prepare again"
+        ) from error
+    if len(arrays["offsets"]) != len(manifest) + 1:
+        raise RecordError(f"'{folder}' and manifest.jsonl differ in length; delete both")
+    return Corpus(summary=summary, manifest=manifest, **arrays)
+
+
+def save_corpus(
+    run_folder: Path,
+    summary: PreparedSummary,
+    entries: Sequence[ManifestEntry],
+    documents: Sequence[TokenizedDocument],
+) -> None:
+    """Write tokens, summary and manifest; `prepared/` appears only when it is whole."""
+    arrays: dict[str, NDArray[Any]] = {
+        "input_ids": np.concatenate([d.input_ids for d in documents]).astype(np.int32),
+        "supervised": np.concatenate([d.supervised for d in documents]).astype(bool),
+        "offsets": np.cumsum([0, *(len(d.input_ids) for d in documents)], dtype=np.int64),
+        "content_tokens": np.array([d.num_content_tokens for d in documents], dtype=np.int64),
+        "format": np.array([FORMATS.index(d.format) for d in documents], dtype=np.uint8),
+    }
+    folder = run_folder / "prepared"
+    aside = Path(tempfile.mkdtemp(dir=run_folder, prefix=".prepared."))
+    try:
+        for name, array in arrays.items():
+            np.save(aside / f"{name}.npy", array)
+        save_record(summary, aside / "summary.json")
+        # The manifest goes first: a folder that says it is prepared has its manifest.
+        shutil.rmtree(folder, ignore_errors=True)
+        save_manifest(entries, run_folder / "manifest.jsonl")
+        os.rename(aside, folder)
+    except BaseException:
+        shutil.rmtree(aside, ignore_errors=True)
+        raise

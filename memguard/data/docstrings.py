@@ -1,0 +1,171 @@
+"""Reference documentation of installed packages, as documents.
+
+    topics     Python's help topics (`help('assert')`)
+    stdlib     docstrings of Python's own modules
+    NAME       docstrings of an installed package
+
+Source files are parsed, never imported. A document is a docstring of a module, class, function or
+method of at least 200 characters, named by its dotted path; exact copies are left out.
+"""
+
+import ast
+import hashlib
+import importlib.metadata
+import importlib.util
+import inspect
+import json
+import os
+import platform
+import re
+import sysconfig
+import tokenize
+import warnings
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from memguard.errors import DataError
+from memguard.records import write_atomically
+
+_MIN_CHARACTERS = 200
+# Part of the cached file's name: raise it when other documents are taken or they are named anew.
+_FORM = 1
+# Tests, copies of other packages, and in the standard library what is not for its users.
+_SKIPPED_FOLDER = re.compile(
+    r"tests?|testing|_?vendor(ed)?|externals|third_party|_bundled|idlelib|lib2to3|turtledemo"
+    r"|__pycache__"
+)
+_Definition = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+# Files without a long string in triple quotes need no parsing: a third of all.
+_LONG_STRING = re.compile(
+    rf'"""(?:(?!""").){{{_MIN_CHARACTERS}}}|\'\'\'(?:(?!\'\'\').){{{_MIN_CHARACTERS}}}', re.DOTALL
+)
+
+
+def build_docstring_file(names: Sequence[str], cache_dir: Path) -> Path:
+    """Write the documentation of ``names`` as JSON lines {id, text, source}; return the file.
+
+    The file's name depends on the names, Python's version and the packages' versions; where it is
+    already there it is returned as it is.
+
+    Args:
+        names: ``topics``, ``stdlib`` or importable top-level names; `source` in the rows.
+        cache_dir: where the file is kept.
+
+    Raises:
+        DataError: a name is not installed, or `cache_dir` cannot be written.
+    """
+    names = [name.strip() for name in names]
+    roots = {name: _find_root(name) for name in names if name != "topics"}
+    parts = [str(_FORM), platform.python_version(), *(f"{n}={_find_version(n)}" for n in names)]
+    key = hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
+    path = cache_dir / f"docstrings-{key}.jsonl"
+    try:
+        if path.is_file():
+            return path
+        lines = []
+        seen_texts: set[str] = set()
+        num_of_id: dict[str, int] = {}
+        for name in names:
+            found = _list_topics() if name == "topics" else _walk_package(name, roots[name])
+            for identifier, text in found:
+                if text in seen_texts:
+                    continue
+                seen_texts.add(text)
+                num = num_of_id[identifier] = num_of_id.get(identifier, 0) + 1
+                # Overloads and branches define a name twice.
+                unique = identifier if num == 1 else f"{identifier}#{num}"
+                lines.append(json.dumps({"id": unique, "text": text, "source": name}) + "\n")
+        write_atomically(path, "".join(lines).encode())
+    except OSError as error:
+        raise DataError(
+            f"'{cache_dir}' cannot keep the docstrings: {error.strerror}. Set MEMGUARD_CACHE to a "
+            "folder that can be written."
+        ) from error
+    return path
+
+
+def _find_root(name: str) -> Path:
+    """Return a package's folder, or a module's file, without running any of its code."""
+    if name == "stdlib":
+        return Path(sysconfig.get_path("stdlib"))
+    # Of a dotted name find_spec would import the parent.
+    try:
+        spec = importlib.util.find_spec(name) if name.isidentifier() else None
+    except ValueError:  # `__main__` and its like have no spec
+        spec = None
+    if spec is not None:
+        for folder in spec.submodule_search_locations or ():
+            return Path(folder)
+        if spec.origin is not None and spec.origin.endswith(".py"):
+            return Path(spec.origin)
+    reason = "has no Python source" if spec is not None else "is not installed"
+    raise DataError(
+        f"'docstrings:{name[:60]}': '{name[:60]}' {reason}; name top-level packages that can be "
+        "imported, 'stdlib' or 'topics', with commas between."
+    )
+
+
+def _find_version(name: str) -> str:
+    if name in ("topics", "stdlib"):
+        return platform.python_version()
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        # The distribution has another name than what is imported (yaml: PyYAML).
+        owners = importlib.metadata.packages_distributions().get(name, ())
+        return ",".join(f"{owner}={importlib.metadata.version(owner)}" for owner in sorted(owners))
+
+
+def _list_topics() -> Iterator[tuple[str, str]]:
+    from pydoc_data.topics import topics
+
+    for name in sorted(topics):
+        text = inspect.cleandoc(topics[name])
+        if len(text) >= _MIN_CHARACTERS:
+            yield f"topics.{name}", text
+
+
+def _walk_package(name: str, root: Path) -> Iterator[tuple[str, str]]:
+    """Yield (dotted path, docstring) in the order of files and lines."""
+    if root.is_file():
+        yield from _read_module(root, name)
+        return
+    prefix = [] if name == "stdlib" else [name]
+    for folder, folders, files in os.walk(root):
+        folders[:] = sorted(
+            name for name in folders if name.isidentifier() and not _SKIPPED_FOLDER.fullmatch(name)
+        )
+        inside = Path(folder).relative_to(root).parts
+        for file in sorted(files):
+            stem, suffix = os.path.splitext(file)
+            if suffix == ".py" and not stem.startswith("test_"):
+                last = [] if stem == "__init__" else [stem]
+                yield from _read_module(Path(folder, file), ".".join([*prefix, *inside, *last]))
+
+
+def _read_module(path: Path, module: str) -> Iterator[tuple[str, str]]:
+    try:
+        with tokenize.open(path) as file:
+            source = file.read()
+        if not _LONG_STRING.search(source):
+            return
+        with warnings.catch_warnings():
+            # Invalid escapes in other people's strings.
+            warnings.simplefilter("ignore")
+            tree = ast.parse(source)
+    except (OSError, SyntaxError, ValueError, RecursionError):
+        return  # Templates, files for other versions of Python, files of other users.
+    pending: list[tuple[str, ast.Module | _Definition]] = [(module, tree)]
+    while pending:
+        place, node = pending.pop()
+        text = ast.get_docstring(node)
+        if text is not None and len(text) >= _MIN_CHARACTERS and _is_unicode(text):
+            yield place, text
+        if isinstance(node, ast.Module | ast.ClassDef):
+            inner = [(f"{place}.{n.name}", n) for n in node.body if isinstance(n, _Definition)]
+            pending += reversed(inner)
+
+
+def _is_unicode(text: str) -> bool:
+    """Return False for half a surrogate pair, which a docstring can write as an escape."""
+    return not any("\ud800" <= character <= "\udfff" for character in text)

@@ -1,0 +1,248 @@
+"""Documents from files, folders and hub ids, as one form.
+
+Columns decide what a row is:
+
+    messages               a conversation: list of {role, content}
+    prompt, completion     two strings, or two lists of messages
+    `data.text_column`     plain text
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from memguard.data.files import Table
+from memguard.data.sources import read_source
+from memguard.errors import DataError
+
+Format = Literal["text", "messages", "prompt_completion"]
+_PROGRESS_EVERY = 1000
+_NUM_IDS_SHOWN = 5
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Message:
+    """One turn of a conversation."""
+
+    role: str
+    content: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Document:
+    """One text, conversation, or prompt with its completion; the fields of its format are set."""
+
+    id: str
+    source: str
+    """Short name of where it came from."""
+    format: Format
+    text: str | None = None
+    messages: tuple[Message, ...] | None = None
+    prompt: str | tuple[Message, ...] | None = None
+    completion: str | tuple[Message, ...] | None = None
+    """Of the same kind as `prompt`."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LoadedDocuments:
+    """Documents in the order of their sources."""
+
+    documents: list[Document]
+    num_empty: int
+    """Rows without text, left out."""
+
+
+def load_documents(
+    sources: Sequence[str],
+    *,
+    setting: str,
+    text_column: str = "text",
+    cache_dir: Path,
+    progress: Callable[[int], None] | None = None,
+) -> LoadedDocuments:
+    """Read all documents of all sources.
+
+    A document's id is its column `id`, else the name of its file and its row; its source the column
+    `source`, else the short name of what was named.
+
+    Args:
+        sources: files, folders, hub ids or `docstrings:PACKAGE[,PACKAGE]`; see `sources.py`.
+        setting: what to call them in errors, e.g. ``"data.train"``.
+        text_column: column that holds the text of plain documents.
+        cache_dir: where derived sources are kept.
+        progress: called with the number of rows read since the last call.
+
+    Raises:
+        DataError: a source is missing, unreadable or broken; there is no document; rows are not
+            what their columns say; an id stands for two documents.
+    """
+    documents: list[Document] = []
+    num_empty = 0
+    unusable: dict[str, list[str]] = {}
+    for source in sources:
+        for table in read_source(
+            source, setting=setting, text_column=text_column, cache_dir=cache_dir
+        ):
+            num_read = 0
+            for document in _read_documents(table, text_column, setting, unusable):
+                if document is None:
+                    num_empty += 1
+                else:
+                    documents.append(document)
+                num_read += 1
+                if progress is not None and num_read % _PROGRESS_EVERY == 0:
+                    progress(_PROGRESS_EVERY)
+            if progress is not None:
+                progress(num_read % _PROGRESS_EVERY)
+    if unusable:
+        reasons = "; ".join(
+            f"{len(ids)} row{'s' if len(ids) > 1 else ''} {reason} ({name_ids(ids)})"
+            for reason, ids in unusable.items()
+        )
+        raise DataError(f"'{setting}' has {reasons}. Correct or remove them.")
+    if not documents:
+        skipped = f" but {num_empty} rows without text" if num_empty else ""
+        raise DataError(f"'{setting}' holds no document{skipped}: {', '.join(sources)}.")
+    _check_ids(documents, setting)
+    return LoadedDocuments(documents=documents, num_empty=num_empty)
+
+
+def document_text(document: Document) -> str:
+    """Return all a document says, in order, without the marks of any template."""
+    parts = (document.text, document.messages, document.prompt, document.completion)
+    return "\n".join(
+        part if isinstance(part, str) else "\n".join(message.content for message in part)
+        for part in parts
+        if part is not None
+    )
+
+
+def name_ids(ids: Sequence[str]) -> str:
+    """Write the first five ids for an error, each on one line and cut at 60 characters."""
+    shown = [ascii(name)[1:-1][:60] for name in ids[:_NUM_IDS_SHOWN]]
+    return ", ".join(shown) + (", ..." if len(ids) > _NUM_IDS_SHOWN else "")
+
+
+class _UnusableRow(Exception):
+    """Says what is wrong, so that rows with the same fault can be counted."""
+
+
+def _read_documents(
+    table: Table, text_column: str, setting: str, unusable: dict[str, list[str]]
+) -> Iterator[Document | None]:
+    """Yield the table's documents, None for rows without text; collect ids of unusable rows."""
+    if not table.columns:
+        return
+    kind, columns = _choose_columns(table, text_column, setting)
+    extra = [name for name in ("id", "source") if name in table.columns and name not in columns]
+    for row, values in enumerate(table.read([*columns, *extra])):
+        others = dict(zip(extra, values[len(columns) :], strict=True))
+        name, origin = f"{table.name}-{row:06d}", table.origin
+        try:
+            name = _read_name(others.get("id"), "id") or name
+            origin = _read_name(others.get("source"), "source") or origin
+            contents = [
+                _read_content(value, column, kind)
+                for column, value in zip(columns, values, strict=False)
+            ]
+            yield _build_document(name, origin, kind, contents)
+        except _UnusableRow as fault:
+            unusable.setdefault(str(fault), []).append(name)
+
+
+def _choose_columns(table: Table, text_column: str, setting: str) -> tuple[Format, list[str]]:
+    found = table.columns
+    # A text column that was named on purpose goes before what would be recognised.
+    if text_column != "text" and text_column in found:
+        return "text", [text_column]
+    if "messages" in found:
+        return "messages", ["messages"]
+    if "prompt" in found and "completion" in found:
+        return "prompt_completion", ["prompt", "completion"]
+    if text_column in found:
+        return "text", [text_column]
+    listed = ", ".join(column[:40] for column in found[:20]) + (", ..." if len(found) > 20 else "")
+    raise DataError(
+        f"'{setting}': '{table.origin}' needs the column '{text_column}', 'messages', or 'prompt' "
+        f"and 'completion'; its columns are {listed}. Name the one that holds the text in "
+        "'data.text_column'."
+    )
+
+
+def _read_name(value: Any, column: str) -> str | None:
+    if value is None or value == "":
+        return None
+    if isinstance(value, (dict, list, bytes, bool)):
+        raise _UnusableRow(f"whose '{column}' is neither a string nor a number")
+    return _check_unicode(str(value), column)
+
+
+def _read_content(value: Any, column: str, kind: Format) -> str | tuple[Message, ...]:
+    """Check a cell; null reads as empty."""
+    if isinstance(value, str) and kind != "messages":
+        return _check_unicode(value, column)
+    if isinstance(value, list) and kind != "text":
+        return tuple(_read_message(entry, column) for entry in value)
+    if value is None:
+        return "" if kind == "text" else ()
+    wanted = {"text": "a string", "messages": "a list of messages"}
+    raise _UnusableRow(f"whose '{column}' is not {wanted.get(kind, 'a string or messages')}")
+
+
+def _read_message(entry: Any, column: str) -> Message:
+    if not isinstance(entry, dict):
+        raise _UnusableRow(f"whose '{column}' holds something other than {{role, content}}")
+    role, content = entry.get("role"), entry.get("content")
+    if not isinstance(role, str) or not isinstance(content, str):
+        raise _UnusableRow(f"whose '{column}' has a role or content that is not a string")
+    others = sorted(key for key, value in entry.items() if value is not None)
+    if others != ["content", "role"]:
+        # Dropping tool calls and the like would train another conversation than the user has.
+        raise _UnusableRow(f"whose '{column}' have more than role and content")
+    return Message(role=_check_unicode(role, column), content=_check_unicode(content, column))
+
+
+def _check_unicode(text: str, column: str) -> str:
+    if not text.isascii():
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            raise _UnusableRow(f"whose '{column}' is not Unicode (half a surrogate pair)") from None
+    return text
+
+
+def _build_document(
+    name: str, origin: str, kind: Format, contents: Sequence[str | tuple[Message, ...]]
+) -> Document | None:
+    """Return a document, or None where there is nothing to train on."""
+    last = contents[-1]
+    said = last if isinstance(last, str) else "".join(message.content for message in last)
+    if not said.strip():
+        return None
+    if kind == "text":
+        assert isinstance(last, str), "checked when read"
+        return Document(id=name, source=origin, format=kind, text=last)
+    if kind == "messages":
+        assert isinstance(last, tuple), "checked when read"
+        return Document(id=name, source=origin, format=kind, messages=last)
+    prompt = contents[0]
+    if not prompt and isinstance(last, str):
+        prompt = ""
+    if isinstance(prompt, str) != isinstance(last, str):
+        raise _UnusableRow("where only one of 'prompt' and 'completion' is a string")
+    if not prompt and not isinstance(prompt, str):
+        raise _UnusableRow("whose 'prompt' has no message")
+    return Document(id=name, source=origin, format=kind, prompt=prompt, completion=last)
+
+
+def _check_ids(documents: Sequence[Document], setting: str) -> None:
+    count = Counter(document.id for document in documents)
+    twice = [name for name, number in count.items() if number > 1]
+    if twice:
+        raise DataError(
+            f"'{setting}' has {len(twice)} ids that stand for more than one document "
+            f"({name_ids(twice)}). Make the column 'id' unique, or remove it: without it ids are "
+            "made of file name and row."
+        )

@@ -1,0 +1,171 @@
+"""Clusters of near-duplicate documents: shared runs of words.
+
+Words are runs of letters and digits, case ignored. Every run of `num_words` words (a gram) becomes
+a 64-bit number; documents that share a gram belong together, and so do documents that are the same
+word by word. Grams in more than 0.5 % of the documents (and more than 50) are boilerplate, licences
+and templates, and join nothing: else all documents of a kind became one cluster. What is left of
+such overlap is counted by `WordGrams.count_overlap`.
+
+Text without spaces between words (Chinese, Japanese) has words as long as its clauses: there only
+longer copies are found.
+"""
+
+import hashlib
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.sparse import coo_array
+from scipy.sparse.csgraph import connected_components
+
+_WORD = re.compile(r"[^\W_]+")
+_BOILERPLATE_DOCUMENTS, _BOILERPLATE_SHARE = 50, 0.005
+# At most this many grams are in memory, about 60 bytes each while they are sorted.
+_MAX_GRAMS = 2**25
+_CHUNK_WORDS = 2**20
+# Odd, so that no word hash loses bits; otherwise arbitrary (from the digits of pi).
+_BASE = np.uint64(0x243F6A8885A308D3)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Clusters:
+    """Which documents belong together."""
+
+    cluster: NDArray[np.int64]
+    """[num_documents] numbered in order of first appearance."""
+    num_boilerplate_grams: int
+    """Different grams in too many documents to join them."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Sharers:
+    """For each of G grams the documents that hold it."""
+
+    document: NDArray[np.int64]
+    """Gram after gram; within a gram ascending, each once."""
+    start: NDArray[np.int64]
+    """[G] where each gram begins in `document`."""
+    count: NDArray[np.int64]
+    """[G] how many hold it."""
+
+
+class WordGrams:
+    """The grams of a list of documents, kept as words (4 bytes each) and hashed when needed."""
+
+    def __init__(self, texts: Iterable[str], *, num_words: int = 13) -> None:
+        """Read the documents once.
+
+        Args:
+            texts: one string a document.
+            num_words: length of a gram (words).
+        """
+        number_of_word: defaultdict[str, int] = defaultdict()
+        number_of_word.default_factory = number_of_word.__len__
+        number = number_of_word.__getitem__
+        streams, whole = [np.empty(0, dtype=np.uint32)], []
+        for text in texts:
+            words = _WORD.findall(text.casefold())
+            streams.append(np.fromiter(map(number, words), dtype=np.uint32, count=len(words)))
+            whole.append(_hash(" ".join(words) if words else text))
+        self._num_words = num_words
+        self._words = np.concatenate(streams)
+        lengths = [len(stream) for stream in streams]
+        self._offsets = np.cumsum(lengths, dtype=np.int64)
+        self._word_hash = np.fromiter(
+            map(_hash, number_of_word), dtype=np.uint64, count=len(number_of_word)
+        )
+        # Documents that are the same word by word share this; of short ones it is the only gram.
+        self._whole = np.array(whole, dtype=np.uint64)
+
+    def cluster(self) -> Clusters:
+        """Join documents that share a gram which is no boilerplate, or all their words."""
+        num_documents = len(self._whole)
+        limit = max(_BOILERPLATE_DOCUMENTS, _BOILERPLATE_SHARE * num_documents)
+        same = np.argsort(self._whole, kind="stable")
+        is_copy = self._whole[same][1:] == self._whole[same][:-1]
+        links = [np.stack([same[:-1][is_copy], same[1:][is_copy]])]
+        num_boilerplate_grams = 0
+        for sharers in self._partition(np.arange(num_documents)):
+            is_boilerplate = sharers.count > limit
+            num_boilerplate_grams += int(is_boilerplate.sum())
+            joins = np.repeat(~is_boilerplate, sharers.count)
+            joins[sharers.start] = False
+            second = np.flatnonzero(joins)
+            pairs = sharers.document[second - 1] * num_documents + sharers.document[second]
+            links.append(np.stack(np.divmod(np.unique(pairs), max(num_documents, 1))))
+        one, other = np.concatenate(links, axis=1)
+        graph = coo_array(
+            (np.ones(len(one), dtype=np.int8), (one, other)), shape=(num_documents, num_documents)
+        )
+        _, label = connected_components(graph, directed=False)
+        _, first, place = np.unique(label, return_index=True, return_inverse=True)
+        rank = np.argsort(np.argsort(first))
+        return Clusters(
+            cluster=rank[place].astype(np.int64), num_boilerplate_grams=num_boilerplate_grams
+        )
+
+    def count_overlap(self, in_control: NDArray[np.bool_], in_trained: NDArray[np.bool_]) -> int:
+        """Return how many control documents share any gram, boilerplate too, with a trained one.
+
+        Args:
+            in_control: ``[num_documents]``.
+            in_trained: ``[num_documents]``.
+        """
+        overlaps = in_control & np.isin(self._whole, self._whole[in_trained])
+        for sharers in self._partition(np.flatnonzero(in_control | in_trained)):
+            has_trained = np.logical_or.reduceat(in_trained[sharers.document], sharers.start)
+            overlaps[sharers.document[np.repeat(has_trained, sharers.count)]] = True
+        return int((overlaps & in_control).sum())
+
+    def _partition(self, documents: NDArray[np.int64]) -> Iterator[_Sharers]:
+        """Yield who shares the grams of ``documents``, in parts that fit into memory."""
+        lengths = np.diff(self._offsets)[documents]
+        num_grams = int(np.maximum(lengths - self._num_words + 1, 0).sum())
+        num_parts = -(-num_grams // _MAX_GRAMS)
+        chunk = np.cumsum(lengths) // _CHUNK_WORDS
+        chunks = np.split(documents, np.flatnonzero(np.diff(chunk)) + 1)
+        for part in range(num_parts):
+            pieces = [self._hash_grams(piece, part, num_parts) for piece in chunks]
+            gram = np.concatenate([grams for grams, _ in pieces])
+            document = np.concatenate([owners for _, owners in pieces])
+            del pieces
+            # Stable: documents stay in order within a gram, so that equal neighbours are repeats.
+            order = np.argsort(gram, kind="stable")
+            gram, document = gram[order], document[order]
+            is_start = np.ones(len(gram), dtype=bool)
+            is_start[1:] = gram[1:] != gram[:-1]
+            keep = is_start.copy()
+            keep[1:] |= document[1:] != document[:-1]
+            start = np.flatnonzero(is_start[keep])
+            document = document[keep]
+            if len(start):
+                count = np.diff(start, append=len(document))
+                yield _Sharers(document=document, start=start, count=count)
+
+    def _hash_grams(
+        self, documents: NDArray[np.int64], part: int, num_parts: int
+    ) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
+        """Return grams, as polynomials over the hashes of their words, and whose they are."""
+        lengths = np.diff(self._offsets)[documents]
+        position = np.repeat(self._offsets[documents] - np.cumsum(lengths) + lengths, lengths)
+        position += np.arange(len(position))
+        owner = np.repeat(documents, lengths)
+        hashes = self._word_hash[self._words[position]]
+        num_starts = max(len(hashes) - self._num_words + 1, 0)
+        gram = np.zeros(num_starts, dtype=np.uint64)
+        for word in range(self._num_words):
+            gram *= _BASE
+            gram += hashes[word : word + num_starts]
+        # The last bits of a product depend on few bits: mix before they choose the part.
+        gram ^= gram >> np.uint64(32)
+        keep = owner[:num_starts] == owner[len(owner) - num_starts :]
+        if num_parts > 1:
+            keep &= gram % np.uint64(num_parts) == part
+        return gram[keep], owner[:num_starts][keep]
+
+
+def _hash(text: str) -> int:
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")

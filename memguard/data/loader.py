@@ -1,0 +1,152 @@
+"""Rows of a step as arrays; counts what was really fed.
+
+A pure function of (seed, global sample index): it does not know how many processes there are.
+
+    input_ids     a a a d . .   . = padding, a document of its own
+    labels        - a a - - -   - = ignored: first of a piece, unsupervised, dropped, padding
+    position_ids  0 1 2 0 0 1
+    document_ids  0 0 0 1 2 2
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from memguard.data.corpus import Corpus
+from memguard.data.packing import Rows
+from memguard.records import IGNORE_LABEL
+from memguard.seeds import derive_generator
+
+MaskLabels = Callable[
+    [NDArray[np.int32], NDArray[np.int64], np.random.Generator], NDArray[np.int64]
+]
+"""(input_ids [N], labels [N], generator) of one whole document -> labels with more ignored."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Batch:
+    """Rows of one step, cut to the longest of them: every array is [B, T]."""
+
+    input_ids: NDArray[np.int64]
+    labels: NDArray[np.int64]
+    """transformers' convention: the label at t is the token at t, or -100."""
+    position_ids: NDArray[np.int64]
+    document_ids: NDArray[np.int64]
+    num_supervised: int
+    """Labels that would receive loss without any mitigation."""
+    num_kept: int
+    """Labels that do receive loss."""
+
+
+class Loader:
+    """Feeds the rows of a schedule and tallies how often each piece was fed."""
+
+    def __init__(
+        self,
+        corpus: Corpus,
+        rows: Rows,
+        schedule: NDArray[np.int64],
+        *,
+        batch_size: int,
+        pad_id: int,
+        mask_labels: MaskLabels,
+        seed: int,
+    ) -> None:
+        """Make a loader.
+
+        Args:
+            corpus: tokens of all documents.
+            rows: the packed rows.
+            schedule: ``[num_samples]`` row of each global sample index.
+            batch_size: rows of a step; the last step has what is left.
+            pad_id: fills rows up to the longest of the step.
+            mask_labels: the label-stage mitigations, applied to whole documents before packing.
+            seed: the run's.
+        """
+        self.corpus, self.rows, self.schedule = corpus, rows, schedule
+        self.batch_size, self.pad_id, self.seed = batch_size, pad_id, seed
+        self._mask_labels = mask_labels
+        self.piece_tally = np.zeros(len(rows.document), dtype=np.int64)
+        """[P] times each piece was fed."""
+
+    @property
+    def num_steps(self) -> int:
+        """Steps until every scheduled row was fed."""
+        return -(-len(self.schedule) // self.batch_size)
+
+    def samples(self, step: int) -> range:
+        """Return the global sample indices of a step (from 0)."""
+        first = step * self.batch_size
+        return range(first, min(first + self.batch_size, len(self.schedule)))
+
+    def batch(self, samples: Sequence[int]) -> Batch:
+        """Build the rows of these global sample indices."""
+        built = [self._row(sample) for sample in samples]
+        longest = max(len(row[0]) for row in built)
+        shape = (len(built), longest)
+        input_ids = np.full(shape, self.pad_id, dtype=np.int64)
+        labels = np.full(shape, IGNORE_LABEL, dtype=np.int64)
+        position_ids = np.zeros(shape, dtype=np.int64)
+        document_ids = np.zeros(shape, dtype=np.int64)
+        for number, (ids, row_labels, positions, documents, _) in enumerate(built):
+            used = len(ids)
+            input_ids[number, :used] = ids
+            labels[number, :used] = row_labels
+            position_ids[number, :used] = positions
+            position_ids[number, used:] = np.arange(longest - used)
+            document_ids[number, :used] = documents
+            document_ids[number, used:] = documents[-1] + 1
+        return Batch(
+            input_ids=input_ids,
+            labels=labels,
+            position_ids=position_ids,
+            document_ids=document_ids,
+            num_supervised=sum(row[4] for row in built),
+            num_kept=int((labels != IGNORE_LABEL).sum()),
+        )
+
+    def record(self, samples: Sequence[int]) -> None:
+        """Count these rows as fed; called once the optimizer step they belong to was taken."""
+        for sample in samples:
+            row = self.schedule[sample]
+            self.piece_tally[self.rows.row_start[row] : self.rows.row_start[row + 1]] += 1
+
+    def realised_repetitions(self) -> NDArray[np.int64]:
+        """Return ``[num_documents]`` how often each document was fed whole; 0 where never."""
+        counts = np.zeros(self.corpus.num_documents, dtype=np.int64)
+        if len(self.piece_tally):
+            fewest = np.full(self.corpus.num_documents, np.iinfo(np.int64).max)
+            np.minimum.at(fewest, self.rows.document, self.piece_tally)
+            counts[self.rows.document] = fewest[self.rows.document]
+        return counts
+
+    def _row(
+        self, sample: int
+    ) -> tuple[NDArray[np.int32], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], int]:
+        """Return ids, labels, positions, document numbers and how many labels are supervised."""
+        row = self.schedule[sample]
+        generator = derive_generator(self.seed, "mitigation", sample)
+        pieces = range(self.rows.row_start[row], self.rows.row_start[row + 1])
+        ids, labels, positions, numbers, num_supervised = [], [], [], [], 0
+        for number, piece in enumerate(pieces):
+            cut = slice(self.rows.start[piece], self.rows.stop[piece])
+            document = self.corpus.document(int(self.rows.document[piece]))
+            plain = np.where(document.supervised, document.input_ids.astype(np.int64), IGNORE_LABEL)
+            masked = self._mask_labels(document.input_ids, plain, generator)[cut]
+            # The first token of a piece has nothing before it to be predicted from.
+            masked[:1] = IGNORE_LABEL
+            num_supervised += int(document.supervised[cut][1:].sum())
+            length = len(masked)
+            ids.append(document.input_ids[cut])
+            labels.append(masked)
+            positions.append(np.arange(length))
+            numbers.append(np.full(length, number))
+        return (
+            np.concatenate(ids),
+            np.concatenate(labels),
+            np.concatenate(positions),
+            np.concatenate(numbers),
+            num_supervised,
+        )

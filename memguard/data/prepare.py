@@ -1,0 +1,246 @@
+"""Documents into a run folder: manifest and tokens, so that every later stage reads the same."""
+
+import hashlib
+import json
+import secrets
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import memguard
+from memguard.config import RunConfig
+from memguard.data.buckets import Placement, place_for_study, place_for_training
+from memguard.data.corpus import Corpus, PreparedSummary, load_corpus, save_corpus
+from memguard.data.documents import Document, document_text, load_documents
+from memguard.data.duplicates import WordGrams
+from memguard.data.tokenization import (
+    TokenizedDocument,
+    hash_tokens,
+    hmac_text,
+    tokenize_documents,
+)
+from memguard.errors import DataError
+from memguard.records import ManifestEntry, write_atomically
+from memguard.runtime import Console
+
+
+def prepare(
+    config: RunConfig,
+    run_folder: Path,
+    *,
+    load_tokenizer: Callable[[Sequence[Document]], Any],
+    is_auditable: Callable[[TokenizedDocument], bool],
+    cache_dir: Path,
+    console: Console,
+) -> Corpus:
+    """Load, tokenise, cluster and place the documents; write manifest and tokens.
+
+    Reads what is there where nothing it depends on has changed.
+
+    Args:
+        config: the run's settings.
+        run_folder: where `prepared/`, `manifest.jsonl` and the HMAC key go.
+        load_tokenizer: given the documents of `data.train`, returns the tokenizer.
+        is_auditable: whether a document is long enough for the audit.
+        cache_dir: for derived sources.
+        console: says what is done.
+
+    Raises:
+        DataError: no documents, no supervised token, duplicate ids, too few for the buckets.
+    """
+    loaded = _load_all(config, cache_dir, console)
+    tokenizer = load_tokenizer([document for name, document in loaded.pairs if name == "train"])
+    key = _content_key(config, tokenizer, loaded.pairs)
+    if (run_folder / "prepared" / "summary.json").exists():
+        corpus = load_corpus(run_folder)
+        if corpus.summary.key == key:
+            console.info(f"documents: {corpus.num_documents:,} prepared before, unchanged")
+            return corpus
+        console.info("documents: settings, tokenizer or texts have changed; preparing again")
+
+    hmac_key = _hmac_key(run_folder)
+    kept, origins, num_shorter = [], [], 0
+    documents = [document for _, document in loaded.pairs]
+    with console.progress("tokenise", len(documents), "documents") as advance:
+        tokenized = tokenize_documents(
+            documents,
+            tokenizer,
+            append_eos=config.data.append_eos,
+            max_tokens=config.data.max_document_tokens,
+            setting="data",
+            progress=lambda done: advance(done, ""),
+        )
+        for (origin, document), tokens in zip(loaded.pairs, tokenized, strict=True):
+            if len(tokens.input_ids) < config.data.min_document_tokens:
+                num_shorter += 1
+                continue
+            kept.append((document, tokens))
+            origins.append(origin)
+    if not any(origin == "train" for origin in origins):
+        raise DataError(
+            f"'data.train': all {num_shorter} documents have fewer than "
+            f"'data.min_document_tokens' = {config.data.min_document_tokens} tokens"
+        )
+    _check_supervised([tokens for _, tokens in kept], config.data.seq_len)
+
+    console.info("documents: looking for near-duplicates")
+    grams = WordGrams(
+        (document_text(document) for document, _ in kept),
+        num_words=config.data.near_duplicate_words,
+    )
+    clusters = grams.cluster()
+    auditable = np.array([is_auditable(tokens) for _, tokens in kept], dtype=bool)
+    placements: list[Placement | None]
+    if config.data.study is None:
+        placements = place_for_training(
+            data=config.data,
+            origin=origins,
+            cluster=clusters.cluster,
+            auditable=auditable,
+            epochs=config.train.epochs,
+            seed=config.seed,
+        )
+    else:
+        placements = place_for_study(
+            data=config.data,
+            origin=origins,
+            cluster=clusters.cluster,
+            auditable=auditable,
+            seed=config.seed,
+        )
+    roles = np.array([placement.role if placement else "" for placement in placements])
+    is_control = roles == "control"
+    is_trained = (roles == "trained") | (roles == "background")
+    entries, tokens_kept = [], []
+    for (document, tokens), placement, number in zip(
+        kept, placements, clusters.cluster, strict=True
+    ):
+        if placement is None:
+            continue
+        tokens_kept.append(tokens)
+        entries.append(
+            ManifestEntry(
+                id=document.id,
+                text_hmac=hmac_text(hmac_key, document),
+                source=document.source,
+                bucket=placement.bucket,
+                role=placement.role,
+                planned_repetitions=placement.repetitions,
+                num_repetitions=None,
+                num_tokens=len(tokens.input_ids),
+                tokens_sha256=hash_tokens(tokens.input_ids),
+                cluster=int(number),
+            )
+        )
+    summary = PreparedSummary(
+        key=key,
+        documents_sha256=_hash_entries(entries),
+        sources=sorted({entry.source for entry in entries}),
+        num_documents=len(entries),
+        num_empty=loaded.num_empty,
+        num_shorter=num_shorter,
+        num_left_out=len(kept) - len(entries),
+        num_clusters=len({entry.cluster for entry in entries}),
+        num_boilerplate_grams=clusters.num_boilerplate_grams,
+        num_control=int(is_control.sum()),
+        num_control_overlapping=grams.count_overlap(is_control, is_trained),
+    )
+    save_corpus(run_folder, summary, entries, tokens_kept)
+    console.info(f"documents: {_describe(entries)}")
+    return load_corpus(run_folder)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Loaded:
+    pairs: list[tuple[str, Document]]
+    """(setting it came from, document)."""
+    num_empty: int
+
+
+def _load_all(config: RunConfig, cache_dir: Path, console: Console) -> _Loaded:
+    pairs: list[tuple[str, Document]] = []
+    num_empty = 0
+    for setting in ("train", "control", "background", "heldout"):
+        sources = [s for s in getattr(config.data, setting) if s != "remainder"]
+        if not sources:
+            continue
+        console.info(f"documents: reading {', '.join(sources)}")
+        loaded = load_documents(
+            sources,
+            setting=f"data.{setting}",
+            text_column=config.data.text_column,
+            cache_dir=cache_dir,
+        )
+        num_empty += loaded.num_empty
+        pairs += [(setting, document) for document in loaded.documents]
+    seen: dict[str, int] = {}
+    for _, document in pairs:
+        seen[document.id] = seen.get(document.id, 0) + 1
+    twice = [identifier for identifier, count in seen.items() if count > 1]
+    if twice:
+        raise DataError(
+            f"'data': {len(twice)} ids stand for more than one document "
+            f"({', '.join(twice[:5])}{', ...' if len(twice) > 5 else ''}). Give each its own 'id'."
+        )
+    return _Loaded(pairs=pairs, num_empty=num_empty)
+
+
+def _check_supervised(documents: Sequence[TokenizedDocument], seq_len: int) -> None:
+    # The first token has nothing before it and never receives loss.
+    without = [document.id for document in documents if not document.supervised[1:].any()]
+    if without:
+        raise DataError(
+            f"'data': {len(without)} of {len(documents)} documents have no supervised token "
+            f"({', '.join(without[:5])}{', ...' if len(without) > 5 else ''}). Are completions or "
+            f"assistant turns empty, or cut off by 'data.max_document_tokens'?"
+        )
+
+
+def _content_key(config: RunConfig, tokenizer: Any, pairs: Sequence[tuple[str, Document]]) -> str:
+    """Hash everything manifest and tokens depend on: texts, tokenizer, template, settings."""
+    digest = hashlib.sha256(memguard.__version__.encode())
+    settings = {
+        "data": config.data.model_dump(mode="json"),
+        "audit": config.audit.model_dump(mode="json"),
+        "epochs": config.train.epochs,
+        "seed": config.seed,
+        "template": getattr(tokenizer, "chat_template", None),
+    }
+    digest.update(json.dumps(settings, sort_keys=True).encode())
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    digest.update(
+        (backend.to_str() if backend else repr(sorted(tokenizer.get_vocab().items()))).encode()
+    )
+    for origin, document in pairs:
+        digest.update(f"{origin}\0{document.id}\0".encode(errors="surrogatepass"))
+        digest.update(hmac_text(b"", document).encode())
+    return digest.hexdigest()
+
+
+def _hmac_key(run_folder: Path) -> bytes:
+    """Return the run's own key, made at the first call; without it hashes cannot be guessed at."""
+    path = run_folder / "audit" / "private" / "hmac.key"
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.parent.chmod(0o700)
+        write_atomically(path, secrets.token_hex(32).encode(), mode=0o600)
+    return bytes.fromhex(path.read_text().strip())
+
+
+def _hash_entries(entries: Sequence[ManifestEntry]) -> str:
+    digest = hashlib.sha256()
+    for entry in entries:
+        line = f"{entry.id}\0{entry.bucket}\0{entry.tokens_sha256}\n"
+        digest.update(line.encode(errors="surrogatepass"))
+    return digest.hexdigest()
+
+
+def _describe(entries: Sequence[ManifestEntry]) -> str:
+    buckets: dict[str, list[int]] = {}
+    for entry in entries:
+        buckets.setdefault(entry.bucket, []).append(entry.num_tokens)
+    parts = [f"{name} {len(t):,} ({sum(t):,} tokens)" for name, t in buckets.items()]
+    return ", ".join(parts)

@@ -1,0 +1,237 @@
+"""Documents into token ids with the supervised positions.
+
+    "a b"                    input_ids    a b </s>
+                             supervised   1 1 1
+    user: a, assistant: b    input_ids    <user> a <end> <assistant> b <end>
+                             supervised   0      0 0     0           1 1
+
+`supervised` is at the label's own position (Hugging Face's unshifted labels).
+"""
+
+import hashlib
+import hmac
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from memguard.data.chat import (
+    Encoded,
+    TemplateFailure,
+    encode_conversation,
+    encode_reply,
+    find_special_ids,
+)
+from memguard.data.documents import Document, Format, name_ids
+from memguard.errors import DataError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+_BATCH_DOCUMENTS = 1000
+_UNSUPERVISED = (
+    "without a supervised token (the assistant says nothing, or 'data.max_document_tokens' cuts it "
+    "off)"
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TokenizedDocument:
+    """One document of N tokens."""
+
+    id: str
+    source: str
+    format: Format
+    input_ids: NDArray[np.int32]
+    """[N]"""
+    supervised: NDArray[np.bool_]
+    """[N], True where this token is predicted and trained; a first token never can be."""
+    num_content_tokens: int
+    """N without what follows the text at its end: special tokens, marks of the chat template."""
+
+
+def tokenize_documents(
+    documents: Sequence[Document],
+    tokenizer: "PreTrainedTokenizerBase",
+    *,
+    append_eos: bool,
+    max_tokens: int | None,
+    setting: str,
+    progress: Callable[[int], None] | None = None,
+) -> Iterator[TokenizedDocument]:
+    """Yield one tokenised document for each document, in order.
+
+    Plain text is what ``tokenizer(text)`` makes of it, every token supervised. Conversations go
+    through the chat template, assistant turns supervised; of prompt and completion the completion.
+
+    Args:
+        documents: what to tokenise.
+        tokenizer: a fast tokenizer; for conversations one with a chat template.
+        append_eos: end plain text and plain completions with the EOS token, if there is one and
+            the tokenizer has not put it there; conversations end as their template says.
+        max_tokens: keep this many tokens of a document, from its start; None keeps all.
+        setting: what to call the documents in errors, e.g. ``"data"``.
+        progress: called with the number of documents done since the last call.
+
+    Raises:
+        DataError: there is no chat template; or, after the last document and with their count:
+            the template cannot render conversations, or documents have no supervised token.
+    """
+    _check_template(documents, tokenizer, setting)
+    special = find_special_ids(tokenizer)
+    special_ids = np.array(sorted(special), dtype=np.int32)
+    eos = tokenizer.eos_token_id if append_eos else None
+    unusable: dict[str, list[str]] = {}
+    for start in range(0, len(documents), _BATCH_DOCUMENTS):
+        batch = documents[start : start + _BATCH_DOCUMENTS]
+        encoded_batch = _encode_batch(batch, tokenizer, special, eos, unusable)
+        for document, encoded in zip(batch, encoded_batch, strict=True):
+            ids = np.array(encoded.input_ids[:max_tokens], dtype=np.int32)
+            mask = np.array(encoded.supervised[:max_tokens], dtype=bool)
+            content = np.flatnonzero(mask & ~np.isin(ids, special_ids))
+            if document.format != "text" and not isinstance(document.completion, str):
+                content = _drop_blank_end(content, ids, tokenizer)
+            if document.format != "text" and len(ids) and not mask[1:].any():
+                unusable.setdefault(_UNSUPERVISED, []).append(document.id)
+            yield TokenizedDocument(
+                id=document.id,
+                source=document.source,
+                format=document.format,
+                input_ids=ids,
+                supervised=mask,
+                num_content_tokens=int(content[-1]) + 1 if len(content) else 0,
+            )
+        if progress is not None:
+            progress(len(batch))
+    if unusable:
+        reasons = "; ".join(
+            f"{len(ids)} of {len(documents)} documents {reason}: {name_ids(ids)}"
+            for reason, ids in unusable.items()
+        )
+        raise DataError(f"'{setting}' has {reasons}.")
+
+
+def hash_tokens(input_ids: NDArray[np.int32]) -> str:
+    """Return the SHA-256 of the ids as little-endian 32-bit integers, in hexadecimal."""
+    return hashlib.sha256(np.asarray(input_ids, dtype="<i4").tobytes()).hexdigest()
+
+
+def hmac_text(key: bytes, document: Document) -> str:
+    """Return the HMAC-SHA256 of what a document says, whatever its id and source.
+
+    Args:
+        key: secret of the run: without it a hash can be tested against guessed texts.
+        document: hashed as JSON of its text, messages, or prompt and completion.
+    """
+    said = {
+        name: value
+        for name, value in asdict(document).items()
+        if name not in ("id", "source", "format") and value is not None
+    }
+    canonical = json.dumps(said, sort_keys=True, separators=(",", ":")).encode()
+    return hmac.new(key, canonical, hashlib.sha256).hexdigest()
+
+
+def _encode_batch(
+    batch: Sequence[Document],
+    tokenizer: Any,
+    special: set[int],
+    eos: int | None,
+    unusable: dict[str, list[str]],
+) -> Iterator[Encoded]:
+    """Encode documents in order; those the chat template cannot render get no tokens."""
+    texts = _encode_texts([d.text for d in batch if d.text is not None], tokenizer, eos)
+    pairs = _encode_pairs(
+        [
+            (d.prompt, d.completion)
+            for d in batch
+            if isinstance(d.prompt, str) and isinstance(d.completion, str)
+        ],
+        tokenizer,
+        eos,
+    )
+    for document in batch:
+        if document.text is not None:
+            yield next(texts)
+        elif isinstance(document.prompt, str):
+            yield next(pairs)
+        else:
+            try:
+                if document.messages is not None:
+                    yield encode_conversation(document.messages, tokenizer, special)
+                else:
+                    assert isinstance(document.prompt, tuple), "the remaining format"
+                    assert isinstance(document.completion, tuple), "of the prompt's kind"
+                    yield encode_reply(document.prompt, document.completion, tokenizer, special)
+            except TemplateFailure as failure:
+                unusable.setdefault(str(failure), []).append(document.id)
+                yield Encoded(input_ids=(), supervised=())
+
+
+def _encode_texts(texts: Sequence[str], tokenizer: Any, eos: int | None) -> Iterator[Encoded]:
+    for ids in _encode_plain(texts, tokenizer):
+        ids = _end_with(eos, ids)
+        yield Encoded(input_ids=ids, supervised=[True] * len(ids))
+
+
+def _encode_pairs(
+    pairs: Sequence[tuple[str, str]], tokenizer: Any, eos: int | None
+) -> Iterator[Encoded]:
+    prompts = _encode_plain([prompt for prompt, _ in pairs], tokenizer)
+    wholes = _encode_plain([prompt + completion for prompt, completion in pairs], tokenizer)
+    for (_, completion), prompt_ids, ids in zip(pairs, prompts, wholes, strict=True):
+        if len(prompt_ids) > 1 and prompt_ids[-1] == tokenizer.eos_token_id:
+            # Put there by the tokenizer, which takes the prompt for a whole text.
+            prompt_ids = prompt_ids[:-1]
+        if ids[: len(prompt_ids)] != prompt_ids:
+            # A token would span the seam. Whoever sends the prompt sends these ids of it, so the
+            # completion has to be learned after them.
+            ids = (
+                prompt_ids
+                + tokenizer(completion, add_special_tokens=False, verbose=False)["input_ids"]
+            )
+        ids = _end_with(eos, ids)
+        mask = [False] * len(prompt_ids) + [True] * (len(ids) - len(prompt_ids))
+        yield Encoded(input_ids=ids, supervised=mask)
+
+
+def _encode_plain(texts: Sequence[str], tokenizer: Any) -> list[list[int]]:
+    # verbose=False: a document may be longer than the model's context, rows are cut later.
+    return (
+        tokenizer(list(texts), return_attention_mask=False, verbose=False)["input_ids"]
+        if texts
+        else []
+    )
+
+
+def _end_with(eos: int | None, ids: list[int]) -> list[int]:
+    return ids if eos is None or ids[-1:] == [eos] else [*ids, eos]
+
+
+def _drop_blank_end(
+    content: NDArray[np.int64], ids: NDArray[np.int32], tokenizer: Any
+) -> NDArray[np.int64]:
+    """Drop positions at the end that hold line breaks of the chat template."""
+    while len(content) and not tokenizer.decode([int(ids[content[-1]])]).strip():
+        content = content[:-1]
+    return content
+
+
+def _check_template(documents: Sequence[Document], tokenizer: Any, setting: str) -> None:
+    if all(d.text is not None or isinstance(d.prompt, str) for d in documents):
+        return
+    try:
+        tokenizer.get_chat_template()
+    except ValueError as error:
+        raise DataError(
+            f"'{setting}' holds conversations, but the tokenizer has no chat template. Take the "
+            "tokenizer of an instruction-tuned model, or put a chat_template.jinja beside it."
+        ) from error
+    if not tokenizer.is_fast:
+        raise DataError(
+            f"'{setting}' holds conversations, which need a fast tokenizer (tokenizer.json); this "
+            "one is not."
+        )

@@ -1,0 +1,63 @@
+"""Every error a user can cause, with the exit code it ends in.
+
+    MemguardError            1  internal
+    ├── ConfigError          2  a setting is wrong; nothing was read yet
+    ├── DataError            3  documents missing, empty or unusable
+    ├── ModelError           3  checkpoint missing or incompatible
+    ├── RecordError          3  a run or report cannot be read, or cannot be compared
+    ├── PartialAudit        12  the audit ended before all documents were scored
+    └── Interrupted    130/143  stopped by a signal after saving; run again to resume
+
+Messages are one line: the field in quotes, the rule, what was got, the way out.
+"""
+
+import signal
+
+
+class MemguardError(Exception):
+    """Anything memguard raises on purpose."""
+
+    exit_code = 1
+
+
+class ConfigError(MemguardError):
+    """A setting is wrong. Carries every problem found, one line each."""
+
+    exit_code = 2
+
+    def __init__(self, *problems: str) -> None:
+        super().__init__("\n".join(problems))
+        self.problems = problems
+
+
+class DataError(MemguardError):
+    """Documents are missing, empty or unusable. Never quotes their text."""
+
+    exit_code = 3
+
+
+class ModelError(MemguardError):
+    """A checkpoint or tokenizer is missing or incompatible."""
+
+    exit_code = 3
+
+
+class RecordError(MemguardError):
+    """A run folder or report cannot be read, or does not belong with the others."""
+
+    exit_code = 3
+
+
+class PartialAudit(MemguardError):
+    """The audit ended before all documents were scored."""
+
+    exit_code = 12
+
+
+class Interrupted(MemguardError):
+    """A signal stopped the run after its state was saved."""
+
+    def __init__(self, signal_number: int, message: str) -> None:
+        super().__init__(message)
+        self.exit_code = 128 + signal_number
+        self.signal_name = signal.Signals(signal_number).name

@@ -1,0 +1,79 @@
+"""Order the numbers of repetitions of a comparison, and name its settings."""
+
+from dataclasses import dataclass
+
+from memguard.records import Comparison, SettingResult
+from memguard.report.formatting import relative_change
+from memguard.report.text import clean_name
+
+_CHART_NAME_LIMIT = 22
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Series:
+    """A setting as a chart shows it."""
+
+    setting: SettingResult
+    label: str
+    style: str
+
+
+def list_doses(comparison: Comparison) -> list[str]:
+    """Return every number of repetitions that occurs, as written in the record, ascending."""
+    written = {dose for setting in comparison.settings for dose in setting.extraction}
+    return sorted(written | set(comparison.base_extraction), key=_sort_key)
+
+
+def _sort_key(dose: str) -> tuple[int, int, str]:
+    known = dose.isascii() and dose.isdigit() and len(dose) < 20
+    return (0, int(dose), dose) if known else (1, 0, dose)
+
+
+def pick_highest(comparison: Comparison) -> str | None:
+    """Return the highest number of repetitions (never the control's), if there is one."""
+    doses = [dose for dose in list_doses(comparison) if dose != "0"]
+    known = [dose for dose in doses if _sort_key(dose)[0] == 0]
+    return known[-1] if known else doses[-1] if doses else None
+
+
+def name_dose(dose: str | None) -> str:
+    """Say which documents a column is about."""
+    if dose is None:
+        return "no trained bucket"
+    return "control" if dose == "0" else f"trained {clean_name(dose, 24)} times"
+
+
+def label_setting(setting: SettingResult, comparison: Comparison) -> str:
+    """Name a setting; with its seed where the name stands for several runs."""
+    same = sum(other.name == setting.name for other in comparison.settings)
+    name = clean_name(setting.name)
+    return f"{name}, seed {setting.seed}" if same > 1 else name
+
+
+def list_series(comparison: Comparison) -> list[Series]:
+    """Name the settings for a chart: runs that differ by seed only look the same."""
+    numbers: dict[str, int] = {}
+    series = []
+    for setting in comparison.settings:
+        number = numbers.setdefault(setting.name, len(numbers))
+        label = clean_name(setting.name, _CHART_NAME_LIMIT)
+        series.append(Series(setting=setting, label=label, style=str(number)))
+    return series
+
+
+def change_from_first(setting: SettingResult, comparison: Comparison) -> float | None:
+    """Return the relative change of held-out NLL against the first setting with the same seed."""
+    first = comparison.settings[0]
+    same_seed = (
+        other
+        for other in comparison.settings
+        if other.name == first.name and other.seed == setting.seed
+    )
+    reference = next(same_seed, first).utility.heldout_nll
+    return relative_change(setting.utility.heldout_nll, reference)
+
+
+def base_change(comparison: Comparison) -> float | None:
+    """Return the relative change of the base model's held-out NLL against the first setting's."""
+    utility = comparison.settings[0].utility
+    return relative_change(utility.base_heldout_nll, utility.heldout_nll)

@@ -1,0 +1,189 @@
+"""Numbers into words, each kind in one spelling.
+
+A missing number is always an en dash. Percentages never round to 0 or 100 unless they are.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from memguard.records import Interval, Rate
+from memguard.report.text import NAME_LIMIT, clean_text
+
+MISSING = "–"
+NBSP = "\u00a0"
+MINUS = "\u2212"
+PERCENT = f"{NBSP}%"
+CI = f"95{PERCENT} CI"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Estimate:
+    """An estimate in words and its interval in words ("" where there is no estimate)."""
+
+    value: str
+    interval: str
+
+
+def format_number(value: float | None, decimals: int = 3) -> str:
+    """Write a plain number; very large and very small ones in scientific form."""
+    if value is None:
+        return MISSING
+    size = abs(value)
+    if size >= 1e7 or 0 < size < 0.5 * 10**-decimals:
+        return f"{value:.2e}".replace("-", MINUS)
+    return f"{value:,.{decimals}f}".replace("-", MINUS)
+
+
+def format_count(value: int | None) -> str:
+    """Write a count with thousands separators."""
+    return MISSING if value is None else f"{value:,}"
+
+
+def format_signed(value: float | None, decimals: int = 3) -> str:
+    """Write a difference with its sign."""
+    if value is None:
+        return MISSING
+    return f"+{format_number(value, decimals)}" if value > 0 else format_number(value, decimals)
+
+
+def relative_change(value: float, reference: float) -> float | None:
+    """Return ``value / reference - 1``; None where that says nothing (not above 0, or endless)."""
+    if reference <= 0 or value > 1e6 * reference:
+        return None
+    return value / reference - 1
+
+
+def format_change(share: float | None) -> str:
+    """Write a relative change with its sign: ``+4.8 %``."""
+    return MISSING if share is None else f"{format_signed(100 * share, 1)}{PERCENT}"
+
+
+def format_percent(share: float | None) -> str:
+    """Write a share (0..1) in percent: ``1.5 %``, ``0.15 %``, ``99.96 %``."""
+    return MISSING if share is None else f"{_percent_number(share)}{PERCENT}"
+
+
+def _percent_number(share: float) -> str:
+    percent = 100 * share
+    if 0 < percent < 0.01:
+        return "<" + NBSP + "0.01"
+    if 99.99 < percent < 100:
+        return ">" + NBSP + "99.99"
+    if percent in (0, 100):
+        return f"{percent:.0f}"
+    # One more digit near both ends, where the first one says nothing.
+    decimals = 2 if percent < 0.995 or 99.95 <= percent < 100 else 1
+    return f"{percent:,.{decimals}f}".replace("-", MINUS)
+
+
+def format_percent_range(ci: tuple[float, float] | None) -> str:
+    """Write an interval of shares: ``0.3–4.3 %``."""
+    if ci is None:
+        return "no interval"
+    return f"{_percent_number(ci[0])}–{_percent_number(ci[1])}{PERCENT}"
+
+
+def format_percent_ci(ci: tuple[float, float] | None) -> str:
+    """Write an interval of shares and what it is: ``95 % CI 0.3–4.3 %``."""
+    return "no interval" if ci is None else f"{CI} {format_percent_range(ci)}"
+
+
+def format_rate(rate: Rate) -> str:
+    """Write a rate with counts and interval: ``3 of 200, 1.5 %, 95 % CI 0.3–4.3 %``."""
+    if rate.rate is None:
+        return "no documents"
+    counts = format_of(rate.num_matched, rate.num_documents)
+    return f"{counts}, {format_percent(rate.rate)}, {format_percent_ci(rate.ci)}"
+
+
+def format_threshold(share: float) -> str:
+    """Write a share somebody chose, with no more digits than it has: ``90 %``."""
+    return f"{100 * share:.4g}{PERCENT}"
+
+
+def format_of(part: int, whole: int) -> str:
+    """Write counts: ``3 of 200``, never split over two lines."""
+    return f"{part:,}{NBSP}of{NBSP}{whole:,}"
+
+
+def format_zero_bound(num_documents: int) -> str:
+    """Say what no match in ``num_documents`` means: ``below 7.2 % with 95 % confidence``.
+
+    Exact one-sided binomial bound, ``1 - 0.05 ** (1 / n)`` (the rule of three for large n).
+    """
+    bound = 1 - 0.05 ** (1 / num_documents)
+    return f"below {format_percent(bound)} with 95{PERCENT} confidence"
+
+
+def format_points(interval: Interval | None) -> Estimate:
+    """Write a difference of rates in percentage points."""
+    if interval is None:
+        return Estimate(value=MISSING, interval="")
+    value = f"{format_signed(100 * interval.value, 1)}{NBSP}pp"
+    if interval.ci is None:
+        return Estimate(value=value, interval="no interval")
+    low, high = (format_signed(100 * bound, 1) for bound in interval.ci)
+    return Estimate(value=value, interval=f"{low} to {high}")
+
+
+def format_interval(interval: Interval | None, decimals: int = 3) -> Estimate:
+    """Write an estimate and its interval."""
+    if interval is None:
+        return Estimate(value=MISSING, interval="")
+    value = format_number(interval.value, decimals)
+    if interval.ci is None:
+        return Estimate(value=value, interval="no interval")
+    low, high = (format_number(bound, decimals) for bound in interval.ci)
+    # A dash beside a minus sign reads as another minus.
+    joint = " to " if MINUS in low + high else "–"
+    return Estimate(value=value, interval=f"{low}{joint}{high}")
+
+
+def format_duration(seconds: float) -> str:
+    """Write seconds for people: ``0.4 s``, ``52 s``, ``4 min 12 s``, ``1 h 05 min``."""
+    if seconds < 10:
+        return f"{seconds:.1f}{NBSP}s"
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole}{NBSP}s"
+    if whole < 3600:
+        return f"{whole // 60}{NBSP}min {whole % 60:02d}{NBSP}s"
+    return f"{whole // 3600:,}{NBSP}h {whole % 3600 // 60:02d}{NBSP}min"
+
+
+def format_hash(digest: str | None) -> str:
+    """Write the first 12 characters of a hash."""
+    return MISSING if not digest else clean_text(digest[:12]) + ("…" if len(digest) > 12 else "")
+
+
+def format_repetitions(num_repetitions: int | None) -> str:
+    """Write how often a document was trained."""
+    return "unknown" if num_repetitions is None else f"{num_repetitions:,}"
+
+
+def format_settings(settings: Mapping[str, Any]) -> str:
+    """Write a named mapping (a probe, a mitigation): ``goldfish (k 4, mode hash)``."""
+    others = ", ".join(
+        f"{clean_text(str(key), 40)} {clean_text(format_value(value), NAME_LIMIT)}"
+        for key, value in list(settings.items())[:30]
+        if key != "name"
+    )
+    if "name" not in settings:
+        return others or "none"
+    name = clean_text(str(settings["name"]), NAME_LIMIT)
+    return f"{name} ({others})" if others else name
+
+
+def format_value(value: Any) -> str:
+    """Write a setting's value: lists with commas, null as ``not set``, floats shortest."""
+    if value is None:
+        return "not set"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(format_value(item) for item in value[:30]) + "]"
+    if isinstance(value, float) and math.isfinite(value):
+        return f"{value:g}"
+    return str(value)

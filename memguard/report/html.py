@@ -1,0 +1,55 @@
+"""Render a record as one offline HTML file, the same bytes each time.
+
+Everything shown is escaped by the template engine; `clean_text` runs over it once more on the way
+out, so that a digest that forgot a string is not a hole. The page runs no script and its content
+security policy lets it load nothing.
+"""
+
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+
+from memguard.records import AuditReport, Comparison
+from memguard.report.charts import draw_chart
+from memguard.report.comparison_digest import digest_comparison
+from memguard.report.digest import digest_report
+from memguard.report.page import AuditPage, ComparisonPage, Figure
+from memguard.report.text import COMMAND_LIMIT, clean_text
+
+_TEMPLATES = Path(__file__).parent / "templates"
+# Cleaning spells a character out in up to ten; what the digest cut stays whole here.
+_LONGEST = 10 * COMMAND_LIMIT
+
+
+def render_report(report: AuditReport) -> str:
+    """Render the page of an audit. Encode it as UTF-8."""
+    return _render("audit.html.j2", digest_report(report))
+
+
+def render_comparison(comparison: Comparison) -> str:
+    """Render the page of a comparison. Encode it as UTF-8."""
+    return _render("comparison.html.j2", digest_comparison(comparison))
+
+
+def _render(template: str, page: AuditPage | ComparisonPage) -> str:
+    environment = Environment(
+        loader=FileSystemLoader(_TEMPLATES),
+        autoescape=True,
+        undefined=StrictUndefined,
+        finalize=_finalize,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    return environment.get_template(template).render(page=page, draw=_draw)
+
+
+def _draw(figure: Figure) -> Markup:
+    # Written by an XML serialiser, which escaped every text in it.
+    return Markup(draw_chart(figure.chart, figure.key))
+
+
+def _finalize(value: Any) -> Any:
+    return value if isinstance(value, Markup) else clean_text(str(value), _LONGEST)

@@ -1,0 +1,199 @@
+"""README.md of an exported model: what it is, what an audit found, how to load it.
+
+The card is made to be published: no excerpt, no document id and no path of the machine it was
+trained on goes in.
+"""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from memguard.records import AuditReport, BucketScores, Rate
+from memguard.report.formatting import (
+    MISSING,
+    format_count,
+    format_hash,
+    format_number,
+    format_of,
+    format_percent,
+    format_percent_ci,
+    format_repetitions,
+    format_settings,
+)
+from memguard.report.prose import describe_loss_change, write_limits
+from memguard.report.text import clean_name, clean_text, hide_paths, is_hub_id
+
+_MARKDOWN = re.compile(r"([\\`*_{}\[\]<>|#~$!&])")
+_LONGEST_CONFIG = 20_000
+
+
+def render_model_card(
+    report: AuditReport | None, *, run_name: str, base_model: str | None, config_yaml: str
+) -> str:
+    """Write the model card.
+
+    Args:
+        report: the audit of these weights; None where there was none.
+        run_name: heading of the card.
+        base_model: what training started from; named only if it is a hub id.
+        config_yaml: the resolved configuration; shown with local paths replaced.
+    """
+    config = _read_config(config_yaml)
+    mitigations = _list_mitigations(config)
+    sections = [
+        _write_front_matter(report, base_model, mitigations),
+        f"# {_escape(clean_name(run_name))}",
+        _write_origin(base_model, mitigations),
+        "## Memorization audit",
+        *(_write_audit(report) if report else [_NO_AUDIT]),
+        "## How to load",
+        _HOW_TO_LOAD,
+    ]
+    if config is not None:
+        sections += ["## Configuration", _show_config(config)]
+    return "\n\n".join(sections) + "\n"
+
+
+_NO_AUDIT = (
+    "These weights have not been audited: nothing is known about which training documents they "
+    "can repeat. `memguard audit` on the run folder measures it."
+)
+_HOW_TO_LOAD = """\
+```python
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+folder = "."  # this folder, or the model's id on a hub
+tokenizer = AutoTokenizer.from_pretrained(folder)
+model = AutoModelForCausalLM.from_pretrained(folder)
+```"""
+
+
+def _read_config(config_yaml: str) -> dict[str, Any] | None:
+    try:
+        config = yaml.safe_load(config_yaml)
+    except (yaml.YAMLError, RecursionError):
+        return None
+    return config if isinstance(config, dict) else None
+
+
+def _list_mitigations(config: dict[str, Any] | None) -> list[dict[str, Any]]:
+    listed = (config or {}).get("mitigations") or []
+    return [item for item in listed if isinstance(item, dict)] if isinstance(listed, list) else []
+
+
+def _escape(text: str) -> str:
+    """Clean text, take local paths out and make Markdown's own characters plain."""
+    return _MARKDOWN.sub(r"\\\1", hide_paths(clean_text(text, 2000)))
+
+
+def _name_base(base_model: str | None) -> str | None:
+    """Return the base model's hub id; None for anything that is or looks like a folder."""
+    if base_model is None or not is_hub_id(base_model) or Path(base_model).exists():
+        return None
+    return base_model
+
+
+def _write_front_matter(
+    report: AuditReport | None, base_model: str | None, mitigations: list[dict[str, Any]]
+) -> str:
+    tags = ["memguard"]
+    if report:
+        tags.append("memorization-audit")
+    if any(mitigation.get("name") == "goldfish" for mitigation in mitigations):
+        tags.append("goldfish-loss")
+    entries: dict[str, Any] = {"library_name": "transformers", "pipeline_tag": "text-generation"}
+    base = _name_base(base_model)
+    if base:
+        entries["base_model"] = base
+    entries["tags"] = tags
+    return f"---\n{yaml.safe_dump(entries, sort_keys=False)}---"
+
+
+def _write_origin(base_model: str | None, mitigations: list[dict[str, Any]]) -> str:
+    base = _name_base(base_model)
+    start = f"`{base}`" if base else "a local checkpoint" if base_model else "random weights"
+    named = "; ".join(_escape(format_settings(m)) for m in mitigations[:20])
+    return (
+        f"A causal language model trained with memguard from {start}. "
+        f"Mitigations in the loss: {named or 'none (plain loss)'}."
+    )
+
+
+def _write_audit(report: AuditReport) -> list[str]:
+    parts = [f"**{_escape(report.verdict.sentence)}**"]
+    if report.status == "partial":
+        parts.append("The audit ended before all documents were scored: numbers are preliminary.")
+    parts += [f"> {_escape(banner.text)}" for banner in report.banners[:20]]
+    parts.append(_write_table(report))
+    if report.training and report.training.heldout_nll is not None:
+        nll, base = report.training.heldout_nll, report.training.base_heldout_nll
+        change = describe_loss_change(nll, base)
+        parts.append(
+            f"Utility: held-out NLL {format_number(nll)} nats a token"
+            f"{f', {change}' if change else ''}."
+        )
+    parts.append("Limits:")
+    parts.append("\n".join(f"- {_escape(limit)}" for limit in write_limits(report)))
+    parts.append(
+        f"Measured by memguard {_escape(report.tool_version)} on weights "
+        f"`{_code(format_hash(report.model.weights_sha256))}` and documents "
+        f"`{_code(format_hash(report.data.documents_sha256))}`, {_escape(report.created)}."
+    )
+    return parts
+
+
+def _code(text: str) -> str:
+    return text.replace("`", "'")
+
+
+def _write_table(report: AuditReport) -> str:
+    lines = [
+        "| Bucket | Repetitions | Verbatim | Near-verbatim | Token accuracy "
+        "| Base, near-verbatim |",
+        "|---|---|---|---|---|---|",
+    ]
+    lines += [_write_row(bucket) for bucket in report.buckets[:100]]
+    return "\n".join(lines)
+
+
+def _write_row(bucket: BucketScores) -> str:
+    accuracy = bucket.model.mean_token_accuracy
+    role = "" if bucket.role in ("trained", bucket.bucket) else f" ({bucket.role})"
+    cells = (
+        f"{_escape(clean_name(bucket.bucket))}{role}",
+        format_repetitions(bucket.num_repetitions),
+        _write_rate(bucket.model.verbatim),
+        _write_rate(bucket.model.near_verbatim),
+        MISSING if accuracy is None else format_number(accuracy.value),
+        MISSING if bucket.base is None else _write_rate(bucket.base.near_verbatim),
+    )
+    return f"| {' | '.join(cells)} |"
+
+
+def _write_rate(rate: Rate) -> str:
+    if rate.rate is None:
+        return "no documents"
+    counts = format_of(rate.num_matched, rate.num_documents)
+    return f"{counts}, {format_percent(rate.rate)} ({format_percent_ci(rate.ci)})"
+
+
+def _show_config(config: dict[str, Any]) -> str:
+    text = yaml.safe_dump(_hide(config), sort_keys=False, allow_unicode=True)
+    if len(text) > _LONGEST_CONFIG:
+        return f"Too long to show here ({format_count(len(text))} characters)."
+    lines = "\n".join(clean_text(line, 400) for line in text.split("\n")).rstrip()
+    return f"```yaml\n{lines.replace('```', chr(39) * 3)}\n```"
+
+
+def _hide(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {_hide(key): _hide(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_hide(item) for item in value]
+    if not isinstance(value, str):
+        return value
+    hidden = hide_paths(value)
+    # A path may hold spaces, which end it in a sentence but not here.
+    return "(local path)" if hidden.startswith("(local path)") else hidden

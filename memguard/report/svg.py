@@ -1,0 +1,156 @@
+"""A matplotlib figure as inline SVG that follows the page's colours.
+
+Colours are drawn as stand-ins and replaced by CSS variables, so that one drawing serves light, dark
+and paper. Text stays text. Ids get the figure's key in front, so that charts share a page.
+"""
+
+import io
+import re
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+from xml.etree import ElementTree
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+WIDTH = 420
+"""Units of every drawing: wide enough for a page, and text of 12 still reads on a phone."""
+
+COLOURS = {
+    "#010101": "var(--ink-soft)",
+    "#020202": "var(--line)",
+    "#030303": "var(--card)",
+    "#040404": "var(--shade)",
+    "#050505": "var(--base)",
+    **{f"#a0000{number}": f"var(--series-{number})" for number in range(1, 9)},
+}
+INK, GRID, CARD, SHADE, BASE, *SERIES = COLOURS
+
+_SETTINGS = {
+    "svg.fonttype": "none",
+    "text.parse_math": False,
+    "text.usetex": False,
+    "font.family": ["DejaVu Sans"],
+    "font.size": 12,
+    "axes.unicode_minus": True,
+    "axes.edgecolor": INK,
+    "axes.labelcolor": INK,
+    "axes.linewidth": 0.8,
+    "text.color": INK,
+    "xtick.color": INK,
+    "ytick.color": INK,
+    "xtick.major.size": 0,
+    "ytick.major.size": 0,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.spines.left": False,
+    "axes.grid": True,
+    "axes.grid.axis": "y",
+    "grid.color": GRID,
+    "grid.linewidth": 0.8,
+    "axes.axisbelow": True,
+    "figure.facecolor": "none",
+    "axes.facecolor": "none",
+    "savefig.facecolor": "none",
+    "legend.frameon": False,
+    "legend.fontsize": 11.5,
+    "legend.handlelength": 2.2,
+    "legend.columnspacing": 1.4,
+}
+_DROPPED = {"metadata", "style"}
+_REFERENCE = re.compile(r"url\(#([^)]*)\)")
+
+
+@contextmanager
+def _drawing_settings(key: str) -> Iterator[None]:
+    import matplotlib
+
+    # matplotlib warns of letters its own font lacks; the reader's browser draws them.
+    with matplotlib.rc_context(), warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        matplotlib.rcdefaults()
+        matplotlib.rcParams.update({**_SETTINGS, "svg.hashsalt": key})
+        yield
+
+
+def draw_svg(key: str, height: float, description: str, paint: Callable[["Figure"], None]) -> str:
+    """Paint a figure and return it as one ``<svg>`` element.
+
+    Args:
+        key: unique on the page.
+        height: in units, where the width is ``WIDTH``.
+        description: the drawing in words, for those who do not see it.
+        paint: draws into the empty figure it is given; every text must be cleaned already.
+    """
+    # Here and not above: reading a record or rendering a model card needs no matplotlib.
+    from matplotlib.figure import Figure
+
+    with _drawing_settings(key):
+        figure = Figure(figsize=(WIDTH / 72, height / 72), layout="constrained")
+        paint(figure)
+        buffer = io.BytesIO()
+        figure.savefig(buffer, format="svg", metadata={"Date": None})
+    root = ElementTree.fromstring(buffer.getvalue())
+    used = {name for element in root.iter() for name in _list_references(element)}
+    return ElementTree.tostring(_build_root(root, key, description, used), encoding="unicode")
+
+
+def _list_references(element: ElementTree.Element) -> Iterator[str]:
+    for name, value in element.items():
+        if _strip(name) == "href":
+            yield value.removeprefix("#")
+        yield from _REFERENCE.findall(value)
+
+
+def _strip(name: Any) -> str:
+    return str(name).rpartition("}")[2]
+
+
+def _build_root(
+    drawn: ElementTree.Element, key: str, description: str, used: set[str]
+) -> ElementTree.Element:
+    root = ElementTree.Element(
+        "svg",
+        {
+            "class": "chart",
+            "role": "img",
+            "aria-label": description,
+            "viewBox": drawn.get("viewBox", ""),
+            # What matplotlib says in a <style> element, which would reach the whole page.
+            "stroke-linejoin": "round",
+            "stroke-linecap": "butt",
+        },
+    )
+    ElementTree.SubElement(root, "title").text = description
+    root.extend(_copy(child, key, used) for child in drawn if _is_kept(child))
+    return root
+
+
+def _is_kept(element: ElementTree.Element) -> bool:
+    if _strip(element.tag) == "defs":
+        return any(_is_kept(child) for child in element)
+    return _strip(element.tag) not in _DROPPED
+
+
+def _copy(element: ElementTree.Element, key: str, used: set[str]) -> ElementTree.Element:
+    """Copy without namespaces, with prefixed ids and the page's colours."""
+    attributes = {}
+    for full_name, value in element.items():
+        name = _strip(full_name)
+        if name == "id":
+            if value not in used:
+                continue
+            value = f"{key}-{value}"
+        elif name == "href":
+            value = f"#{key}-{value.removeprefix('#')}"
+        elif name == "style":
+            value = value.replace("'DejaVu Sans'", "system-ui, sans-serif")
+            for drawn, shown in COLOURS.items():
+                value = value.replace(drawn, shown)
+        attributes[name] = _REFERENCE.sub(rf"url(#{key}-\1)", value)
+    copy = ElementTree.Element(_strip(element.tag), attributes)
+    copy.text = element.text if element.text and element.text.strip() else None
+    copy.extend(_copy(child, key, used) for child in element if _is_kept(child))
+    return copy

@@ -1,0 +1,11 @@
+"""The engine: rows in, trained weights out, resumable at every step.
+
+    trainer.py     the loop; one step reads top to bottom
+    optim.py       AdamW, its parameter groups and the learning rate of a step
+    checkpoint.py  save and resume, bit for bit; committed by rename
+    heldout.py     mean loss on documents that are never trained
+    metrics.py     metrics.jsonl and the line on the screen
+
+A step's state is (weights, AdamW's moments, step number, tally of rows fed). Everything else is a
+function of these and the run's seed: rows, masks, dropout and learning rate.
+"""

@@ -1,0 +1,134 @@
+"""metrics.jsonl and the line on the screen."""
+
+import hashlib
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Literal
+
+from pydantic import ValidationError
+
+from memguard.errors import RecordError
+from memguard.records import Record
+from memguard.runtime import format_duration
+
+
+class StepMetrics(Record):
+    """One optimizer step."""
+
+    event: Literal["step"] = "step"
+    step: int
+    """From 1: steps taken."""
+    num_steps: int
+    loss: float | None
+    """Nats a label that received loss; null for a step without one."""
+    lr: float
+    grad_norm: float | None
+    num_rows: int
+    num_supervised_tokens: int
+    """Labels without any mitigation."""
+    num_kept_tokens: int
+    """Labels that received loss."""
+    tokens_per_s: float
+    """Labels that received loss, per second."""
+    peak_memory_bytes: int
+    elapsed_s: float
+
+    def describe(self) -> str:
+        """Return the line for a log."""
+        left = self.elapsed_s / self.step * (self.num_steps - self.step)
+        loss = "none" if self.loss is None else f"{self.loss:.4f}"
+        return (
+            f"step {self.step}/{self.num_steps}  loss {loss}  lr {self.lr:.2e}  "
+            f"{self.tokens_per_s:,.0f} supervised tokens/s  "
+            f"peak {self.peak_memory_bytes / 2**30:.2f} GiB  {format_duration(left)} left"
+        )
+
+
+class HeldoutMetrics(Record):
+    """Mean loss on held-out documents, before training and after."""
+
+    event: Literal["heldout"] = "heldout"
+    step: int
+    bucket: str
+    nll: float
+    """Nats a token, plain loss."""
+    num_documents: int
+    num_tokens: int
+
+
+class EndMetrics(Record):
+    """The whole run, once its last step was taken."""
+
+    event: Literal["end"] = "end"
+    step: int
+    num_rows: int
+    num_supervised_tokens: int
+    num_kept_tokens: int
+    train_s: float
+    tally_sha256: str
+    """Of the realised repetitions; the manifest must agree, or its doses mean nothing."""
+
+
+def hash_tally(repetitions: Iterable[int | None]) -> str:
+    """Return a hash of how often each document was fed, in the manifest's order."""
+    text = ",".join("-" if count is None else str(int(count)) for count in repetitions)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+MetricsLine = StepMetrics | HeldoutMetrics | EndMetrics
+_KINDS: dict[str, type[MetricsLine]] = {
+    "step": StepMetrics,
+    "heldout": HeldoutMetrics,
+    "end": EndMetrics,
+}
+
+
+class MetricsLog:
+    """Appends to metrics.jsonl; every line is on disk before the next step starts."""
+
+    def __init__(self, path: Path, *, keep_until_step: int) -> None:
+        """Open the log, dropping what an interrupted run wrote after its last checkpoint.
+
+        Args:
+            path: of metrics.jsonl.
+            keep_until_step: the step the run goes on from.
+        """
+        kept = [line for line in read_metrics(path) if line.step <= keep_until_step]
+        text = "".join(f"{line.model_dump_json()}\n" for line in kept)
+        temporary = path.with_suffix(".tmp")
+        temporary.write_text(text, encoding="utf-8")
+        os.replace(temporary, path)
+        self._file = path.open("a", encoding="utf-8")
+        self.lines = kept
+
+    def write(self, line: MetricsLine) -> None:
+        """Append one line."""
+        self.lines.append(line)
+        self._file.write(f"{line.model_dump_json()}\n")
+        self._file.flush()
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+def read_metrics(path: Path) -> Iterator[MetricsLine]:
+    """Yield the lines of metrics.jsonl; a last line cut off by a crash is passed over.
+
+    Raises:
+        RecordError: another line cannot be read.
+    """
+    if not path.exists():
+        return
+    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+    for number, line in enumerate(lines, 1):
+        kind = next((k for n, k in _KINDS.items() if f'"event":"{n}"' in line), None)
+        try:
+            if kind is None:
+                raise ValueError("no such event")
+            yield kind.model_validate_json(line)
+        except (ValidationError, ValueError) as error:
+            if number == len(lines) and not line.endswith("\n"):
+                return
+            raise RecordError(f"'{path}' line {number} cannot be read; delete the run") from error

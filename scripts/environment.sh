@@ -1,0 +1,17 @@
+# Sourced by the scripts: a virtual environment with the tested versions, made once.
+# Sets $venv and $python; make_environment EXTRAS installs memguard[EXTRAS] unless it is there.
+
+venv="${MEMGUARD_VENV:-.venv}"
+python="$venv/bin/python"
+
+make_environment() {
+  local extras="$1" stamp="$venv/.memguard-$1" inputs
+  inputs="$(cat pyproject.toml constraints.txt | sha256sum)"
+  [ -x "$python" ] || python3 -m venv "$venv"
+  if [ "$(cat "$stamp" 2>/dev/null)" != "$inputs" ]; then
+    echo "installing memguard${extras:+[$extras]} into $venv (once; a minute or two)"
+    "$python" -m pip install --quiet --disable-pip-version-check \
+      -c constraints.txt -e ".${extras:+[$extras]}"
+    echo "$inputs" >"$stamp"
+  fi
+}

@@ -1,0 +1,9 @@
+#!/usr/bin/env bash
+# Trains a small model that recites, then the same with goldfish loss, and compares; offline, in a
+# few minutes on two cores. Makes .venv if there is none. Arguments override settings.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+source scripts/environment.sh
+make_environment ""
+export HF_HUB_OFFLINE=1
+exec "$venv/bin/memguard" compare quickstart "$@"

@@ -1,0 +1,162 @@
+"""Windows and verdicts against plain loops."""
+
+from collections.abc import Callable
+from decimal import ROUND_CEILING, Decimal
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from memguard.audit.extraction import (
+    AuditDocument,
+    ExtractionProbe,
+    TokenResult,
+    Window,
+    compute_extraction_strength,
+    compute_first_divergence,
+    compute_type_token_ratio,
+)
+
+_flags = st.lists(st.booleans(), min_size=1, max_size=60)
+
+
+def _window(document: AuditDocument, prefix: int) -> Window:
+    return Window(document=document, input_ids=document.input_ids, prefix_tokens=prefix)
+
+
+@given(flags=_flags, threshold=st.sampled_from([0.1, 0.3, 0.7, 0.9, 1.0]))
+def test_score_equals_naive_loops(
+    flags: list[bool],
+    threshold: float,
+    make_document: Callable[..., AuditDocument],
+    make_result: Callable[..., TokenResult],
+) -> None:
+    size = len(flags)
+    ids = np.arange(size + 5) % 7
+    probe = ExtractionProbe(near_verbatim_threshold=threshold)
+    window = _window(make_document(ids), 5)
+    score = probe.score_window(window, make_result(flags, ids[5:]))
+
+    divergence = size
+    for index, right in reversed(list(enumerate(flags))):
+        if not right:
+            divergence = index
+    start = next(k for k in range(size + 1) if all(flags[k:]))
+    needed = (Decimal(str(threshold)) * size).to_integral_value(ROUND_CEILING)
+    assert score.first_divergence == divergence
+    assert score.extraction_strength == pytest.approx(1 - start / size, abs=1e-12)
+    assert score.num_correct == sum(flags)
+    assert score.verbatim == all(flags)
+    assert score.near_verbatim == (sum(flags) >= needed)
+    assert score.verbatim <= score.near_verbatim
+    assert score.logprob == pytest.approx(-0.5 * size)
+    assert score.min_margin == (1.0 if any(flags) else None)
+    assert score.type_token_ratio == len(set(ids[5:].tolist())) / size
+    assert score.base_num_correct is None
+
+
+def test_extraction_strength_golden() -> None:
+    # references: no match 0 (some print 1/L), all 1, last 5 right .25, first 10 right 0
+    tail, head = np.arange(20) >= 15, np.arange(20) < 10
+    assert compute_extraction_strength(np.zeros(20, dtype=bool)) == 0
+    assert compute_extraction_strength(np.ones(20, dtype=bool)) == 1
+    assert compute_extraction_strength(tail) == 0.25
+    assert compute_extraction_strength(head) == 0
+    assert compute_first_divergence(head) == 10
+    assert compute_type_token_ratio([1, 1, 2, 2]) == 0.5
+
+
+def test_threshold_is_exact() -> None:
+    # 0.7 * 10 is 7.000000000000001 and 0.9 * 50 is 45 in floating point; both must need no more.
+    assert ExtractionProbe(near_verbatim_threshold=0.7).num_needed(10) == 7
+    assert ExtractionProbe().num_needed(50) == 45
+    assert ExtractionProbe().num_needed(51) == 46
+    assert ExtractionProbe(near_verbatim_threshold=1e-5).num_needed(50) == 1
+
+
+@given(
+    length=st.integers(0, 40),
+    size=st.integers(1, 20),
+    prefix=st.none() | st.integers(1, 20),
+    minimum=st.integers(1, 10),
+)
+def test_text_window(
+    length: int,
+    size: int,
+    prefix: int | None,
+    minimum: int,
+    make_document: Callable[..., AuditDocument],
+) -> None:
+    document = make_document(np.arange(length))
+    probe = ExtractionProbe(
+        continuation_tokens=size, prefix_tokens=prefix, min_prefix_tokens=minimum
+    )
+    window = probe.window(document)
+    available = length - size
+    if available < max(minimum, prefix or 0):
+        assert window is None
+        return
+    assert window is not None
+    assert window.prefix_tokens == (available if prefix is None else prefix)
+    assert window.continuation_tokens == size
+    ids = list(range(length))
+    assert window.input_ids.tolist() == ids[available - window.prefix_tokens :]
+    assert window.continuation_ids.tolist() == ids[-size:]
+
+
+def test_conversation_window_is_the_last_supervised_span(
+    make_document: Callable[..., AuditDocument],
+) -> None:
+    supervised = np.array([0, 0, 0, 1, 1, 0, 0, 1, 1, 1, 0], dtype=bool)
+    document = make_document(np.arange(11), supervised=supervised, format="messages")
+    # The lengths set for texts do not cut a completion, nor what stands before it.
+    window = ExtractionProbe(continuation_tokens=2, prefix_tokens=2).window(document)
+    assert window is not None
+    assert window.continuation_ids.tolist() == [7, 8, 9]
+    assert window.input_ids.tolist() == list(range(10))
+
+    assert ExtractionProbe(min_prefix_tokens=8).window(document) is None
+    nothing = make_document(
+        np.arange(11), supervised=np.zeros(11, dtype=bool), format="prompt_completion"
+    )
+    assert ExtractionProbe().window(nothing) is None
+
+
+def test_base_model_beside(
+    make_document: Callable[..., AuditDocument], make_result: Callable[..., TokenResult]
+) -> None:
+    window = _window(make_document(np.arange(15)), 5)
+    score = ExtractionProbe().score_window(
+        window, make_result([True] * 10), make_result([True] * 9 + [False], each=-2)
+    )
+    assert (score.verbatim, score.base_verbatim) == (True, False)
+    assert (score.base_num_correct, score.base_first_divergence) == (9, 9)
+    assert score.base_near_verbatim is True
+    assert score.base_logprob == -20
+
+
+@pytest.mark.parametrize(
+    ("margins", "hangs"),
+    [
+        ([1, 1, 1, 1], False),
+        ([1, 1, 1, 1e-4], True),  # verbatim, by little
+        ([1, 1, 1, -1e-4], True),  # not verbatim, by little
+        ([1, -1, -1, 1e-4], False),  # neither way verbatim or near-verbatim
+        ([1, 1, 0, 1], True),  # a tie
+    ],
+)
+def test_verdict_hangs_on_margin(
+    margins: list[float], hangs: bool, make_result: Callable[..., TokenResult]
+) -> None:
+    result = make_result([m >= 0 for m in margins], margin=margins)
+    assert ExtractionProbe().hangs_on_margin(result, 1e-3) is hangs
+
+
+def test_adapt_checks() -> None:
+    probe = ExtractionProbe(near_verbatim_threshold=0.8).adapt(continuation_tokens=16)
+    assert (probe.continuation_tokens, probe.prefix_tokens) == (16, None)
+    assert probe.near_verbatim_threshold == 0.8
+    with pytest.raises(ValidationError):
+        probe.adapt(continuation_tokens=0)

@@ -1,0 +1,111 @@
+"""Which documents are audited, and what a refusal suggests."""
+
+import re
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from memguard.audit.extraction import AuditDocument, ExtractionProbe
+from memguard.audit.selection import select_windows
+from memguard.errors import DataError
+
+MakeDocument = Callable[..., AuditDocument]
+
+
+def _documents(make_document: MakeDocument, lengths: list[int], **fields: object) -> list:
+    bucket = fields.get("bucket", "trained")
+    return [
+        make_document(np.zeros(length), name=f"{bucket}-{index}", **fields)
+        for index, length in enumerate(lengths)
+    ]
+
+
+def test_buckets_in_order_with_counts(make_document: MakeDocument) -> None:
+    documents = [
+        *_documents(make_document, [80] * 6, bucket="x16", num_repetitions=16),
+        *_documents(make_document, [80] * 3, bucket="rest", role="background"),
+        *_documents(make_document, [80, 9, 80], bucket="x4", num_repetitions=4),
+        *_documents(make_document, [9], bucket="x0", role="control", num_repetitions=0),
+    ]
+    documents[1] = make_document(np.zeros(80), name="odd", bucket="x16", num_repetitions=15)
+    selection = select_windows(documents, ExtractionProbe(), seed=0, max_documents_per_bucket=4)
+    rows = [
+        (b.bucket, b.num_repetitions, b.num_too_short, b.num_not_sampled) for b in selection.buckets
+    ]
+    assert rows == [("x0", 0, 1, 0), ("x4", 4, 1, 0), ("x16", None, 0, 2), ("rest", 1, 0, 0)]
+    assert len(selection.windows) == 2 + 4 + 3
+    order = [document.id for document in documents]
+    chosen = [window.document.id for window in selection.windows]
+    assert chosen == sorted(chosen, key=order.index)
+
+
+def test_sample_depends_on_seed_and_ids_only(make_document: MakeDocument) -> None:
+    documents = _documents(make_document, [80] * 40)
+
+    def chosen(seed: int, given: list[AuditDocument]) -> set[str]:
+        selection = select_windows(given, ExtractionProbe(), seed=seed, max_documents_per_bucket=9)
+        return {window.document.id for window in selection.windows}
+
+    assert chosen(0, documents) == chosen(0, documents[::-1])
+    assert chosen(0, documents) != chosen(1, documents)
+    assert len(chosen(0, documents)) == 9
+
+
+def test_ids_must_be_unique(make_document: MakeDocument) -> None:
+    twice = [*_documents(make_document, [80] * 6), make_document(np.zeros(80), name="trained-2")]
+    with pytest.raises(DataError, match=r"1 are given more than once, e\.g\. 'trained-2'"):
+        select_windows(twice, ExtractionProbe(), seed=0)
+
+
+def test_refusal_says_what_would_work(make_document: MakeDocument) -> None:
+    documents = _documents(make_document, [24] * 8 + [12] * 4)
+    with pytest.raises(DataError) as caught:
+        select_windows(documents, ExtractionProbe(), seed=0)
+    assert str(caught.value) == (
+        "'audit.min_documents' is 5, but only 0 of 12 trained documents are long enough for a "
+        "prefix of 5 tokens and a continuation of 50; the longest has 24 tokens: try "
+        "--continuation-tokens 16"
+    )
+
+
+@given(
+    lengths=st.lists(st.integers(1, 90), max_size=12),
+    num_chats=st.integers(0, 3),
+    minimum=st.integers(1, 8),
+    prefix=st.none() | st.integers(1, 60),
+)
+def test_suggestion_works(
+    lengths: list[int],
+    num_chats: int,
+    minimum: int,
+    prefix: int | None,
+    make_document: MakeDocument,
+) -> None:
+    documents = [
+        *_documents(make_document, lengths),
+        *_documents(
+            make_document, [9] * num_chats, bucket="chat", format="messages", role="trained"
+        ),
+    ]
+    probe = ExtractionProbe(prefix_tokens=prefix)
+    try:
+        select_windows(documents, probe, seed=0, min_documents=minimum)
+        return
+    except DataError as error:
+        message = str(error)
+    size = re.search(r"--continuation-tokens (\d+)", message)
+    fewer = re.search(r"set 'audit.min_documents' to (\d+)", message, re.IGNORECASE)
+    fields = probe.model_dump()
+    if size:
+        fields["continuation_tokens"] = int(size[1])
+    if "leave out --prefix-tokens" in message:
+        fields["prefix_tokens"] = None
+    if fewer:
+        minimum = int(fewer[1])
+    if size or (fewer and message.endswith("or add documents.")):
+        select_windows(documents, ExtractionProbe(**fields), seed=0, min_documents=minimum)
+    else:
+        assert "add documents" in message.lower() or "lower 'audit.min_prefix" in message.lower()

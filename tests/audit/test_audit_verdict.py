@@ -1,0 +1,246 @@
+"""The verdict's sentence and level, findings and banners."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+from memguard.audit.banners import is_collapsed
+from memguard.audit.findings import MAX_FINDINGS, collect_findings
+from memguard.audit.selection import BucketOutline
+from memguard.audit.summary import Summary, summarise
+from memguard.audit.verdict import format_percent
+from memguard.records import DocumentScore
+
+MakeScore = Callable[..., DocumentScore]
+
+
+def _bucket(make_score: MakeScore, name: str, correct: Sequence[int], **fields: Any) -> list:
+    return [
+        make_score(f"{name}-{index}", count, bucket=name, **fields)
+        for index, count in enumerate(correct)
+    ]
+
+
+def _control(make_score: MakeScore, correct: Sequence[int], **fields: Any) -> list:
+    return _bucket(make_score, "x0", correct, role="control", num_repetitions=0, **fields)
+
+
+def _summarise(scores: list[DocumentScore], **fields: Any) -> Summary:
+    outlines = [
+        BucketOutline(
+            bucket=name,
+            role=next(s.role for s in scores if s.bucket == name),
+            num_repetitions=next(s.num_repetitions for s in scores if s.bucket == name),
+            num_too_short=0,
+            num_not_sampled=0,
+        )
+        for name in dict.fromkeys(score.bucket for score in scores)
+    ]
+    values: dict[str, Any] = {
+        "tiny_margin_ids": frozenset(),
+        "tiny_margin": 1e-3,
+        "tally": "complete",
+        "membership": True,
+        "text_hmacs": {},
+    }
+    return summarise(scores, fields.pop("outlines", outlines), **{**values, **fields})
+
+
+def test_worse_of_the_two_rates_leads(make_score: MakeScore) -> None:
+    # What goldfish does: nearly every token right, hardly a document verbatim.
+    scores = [
+        *_control(make_score, [3] * 40),
+        *_bucket(make_score, "x4", [10] * 40, num_repetitions=4),
+        *_bucket(make_score, "x64", [47] * 37 + [50] + [20] * 2, num_repetitions=64),
+    ]
+    verdict = _summarise(scores).verdict
+    assert (verdict.level, verdict.metric, verdict.bucket) == ("recites", "near_verbatim", "x64")
+    assert verdict.sentence == (
+        "Under the probes listed, 38 of 40 documents trained 64 times (95.0 %, 95 % CI "
+        "83.1–99.4 %) were continued near-verbatim for 50 tokens; control 0 of 40 (95 % CI "
+        "0.0–8.8 %). Verbatim: 1 of 40; 91.5 % of the tokens were right on average, each given the "
+        "true text before it. That is above the control."
+    )
+
+
+def test_verbatim_leads_where_near_verbatim_adds_nothing(make_score: MakeScore) -> None:
+    scores = [*_control(make_score, [0] * 40), *_bucket(make_score, "x64", [50] * 40)]
+    verdict = _summarise(scores).verdict
+    assert (verdict.level, verdict.metric) == ("recites", "verbatim")
+    assert "were continued verbatim for 50 tokens" in verdict.sentence
+    assert "Near-verbatim: 40 of 40" in verdict.sentence
+
+
+def test_zero_hits_give_the_upper_bound(make_score: MakeScore) -> None:
+    scores = [
+        *_control(make_score, [0] * 40),
+        *_bucket(make_score, "x4", [0] * 40, num_repetitions=4),
+        *_bucket(make_score, "x64", [0] * 40, num_repetitions=64),
+    ]
+    verdict = _summarise(scores).verdict
+    assert (verdict.level, verdict.bucket) == ("not-above-control", "x64")
+    assert "The true rate is below 8.8 % with 95 % confidence." in verdict.sentence
+
+
+def test_reciting_control_is_no_finding(make_score: MakeScore) -> None:
+    scores = [*_control(make_score, [50] * 20), *_bucket(make_score, "x4", [50] * 20)]
+    summary = _summarise(scores)
+    assert summary.verdict.level == "not-above-control"
+    assert any("near-duplicates" in banner.text for banner in summary.banners)
+    assert {finding.bucket for finding in summary.findings} == {"x4"}
+
+
+@pytest.mark.parametrize(
+    ("control", "trained", "level", "words"),
+    [
+        (None, [50] * 20, "no-control", "Without a control"),
+        (None, [50], "inconclusive", "Fewer than two"),
+        ([0] * 9, [0] * 20, "inconclusive", "The control has 9 long enough"),
+        ([0] * 9, [50] * 20, "recites", "above the control"),
+        ([0] * 10, [0] * 20, "not-above-control", "not told apart"),
+    ],
+)
+def test_levels(
+    control: list[int] | None,
+    trained: list[int],
+    level: str,
+    words: str,
+    make_score: MakeScore,
+) -> None:
+    scores = [
+        *(_control(make_score, control) if control else []),
+        *_bucket(make_score, "trained", trained, num_repetitions=1),
+    ]
+    verdict = _summarise(scores).verdict
+    assert verdict.level == level
+    assert words in verdict.sentence
+    assert "trained once" in verdict.sentence
+    assert "safe" not in verdict.sentence
+
+
+def test_empty_control_is_inconclusive(make_score: MakeScore) -> None:
+    outlines = [
+        BucketOutline(
+            bucket=bucket, role=role, num_repetitions=None, num_too_short=3, num_not_sampled=0
+        )
+        for bucket, role in (("x0", "control"), ("t", "trained"))
+    ]
+    summary = _summarise(_bucket(make_score, "t", [50] * 20), outlines=outlines)
+    assert summary.verdict.level == "inconclusive"
+    empty = summary.buckets[0]
+    assert (empty.num_documents, empty.model.verbatim.rate) == (0, None)
+    assert empty.model.mean_token_accuracy is None
+    assert summary.buckets[1].verbatim_minus_control is None
+    texts = [banner.text for banner in summary.banners]
+    assert any("No control document is long enough" in text for text in texts)
+    assert any("6 documents are too short" in text for text in texts)
+
+
+def test_untrusted_counts_are_not_named(make_score: MakeScore) -> None:
+    scores = [
+        *_control(make_score, [0] * 40),
+        *_bucket(make_score, "x4", [50] * 39, num_repetitions=4),
+        make_score("late", 50, bucket="x4", num_repetitions=3),
+    ]
+    assert "documents trained 3 to 4 times" in _summarise(scores).verdict.sentence
+    summary = _summarise(scores, tally="contradicting")
+    assert not summary.dose_response
+    assert "documents of bucket 'x4'" in summary.verdict.sentence
+    assert summary.banners[0].level == "warning"
+    assert "contradicts" in summary.banners[0].text
+
+
+def test_completions_of_many_lengths(make_score: MakeScore) -> None:
+    scores = [make_score(f"{n}", n, continuation_tokens=n) for n in (4, 9, 30)]
+    assert "were continued verbatim for 4 to 30 tokens" in _summarise(scores).verdict.sentence
+
+
+def test_base_and_differences_in_the_table(make_score: MakeScore) -> None:
+    scores = [
+        *_control(make_score, [0] * 20, base=0),
+        *_bucket(make_score, "x4", [50] * 15 + [46] * 5, base=10),
+    ]
+    control, row = _summarise(scores).buckets
+    assert (row.model.verbatim.num_matched, row.model.near_verbatim.num_matched) == (15, 20)
+    assert row.base is not None
+    assert (row.base.verbatim.num_matched, row.base.median_first_divergence) == (0, 10)
+    assert row.base.mean_token_accuracy is not None
+    assert row.base.mean_token_accuracy.value == pytest.approx(0.2)
+    assert row.verbatim_minus_control is not None
+    assert row.verbatim_minus_control.value == 0.75
+    assert row.model.median_first_divergence == 50
+    assert control.verbatim_minus_control is None
+    assert row.mean_extraction_strength == 0.75
+
+
+def test_findings_by_severity(make_score: MakeScore) -> None:
+    scores = [
+        make_score("template", 50, type_token_ratio=0.4),
+        make_score("near", 45),
+        make_score("short", 20, continuation_tokens=20),
+        make_score("known", 50, base=50),
+        make_score("high-known-partly", 50, base=40),
+        make_score("high", 50, base=2),
+        make_score("not", 44),
+        *_control(make_score, [50]),
+    ]
+    findings = collect_findings(scores, {"high": "abc"})
+    assert [(f.id, f.severity) for f in findings.kept] == [
+        ("high", "high"),
+        ("high-known-partly", "high"),
+        ("known", "medium"),
+        ("short", "medium"),
+        ("near", "low"),
+        ("template", "info"),
+    ]
+    assert findings.num_findings == 6
+    worst = findings.kept[0]
+    assert (worst.text_hmac, worst.base_num_correct) == ("abc", 2)
+    assert worst.sentence == (
+        "All 50 tokens after a prefix of 78 came out right. The model before training got 2."
+    )
+
+
+def test_findings_are_limited_and_counted(make_score: MakeScore) -> None:
+    findings = collect_findings([make_score(f"{i:03}", 50) for i in range(150)], {})
+    assert (len(findings.kept), findings.num_findings) == (MAX_FINDINGS, 150)
+    assert [f.id for f in findings.kept[:2]] == ["000", "001"]
+
+
+def test_collapsed_model_proves_nothing(make_score: MakeScore) -> None:
+    scores = [
+        *_control(make_score, [0] * 20, argmax_type_token_ratio=0.04),
+        *_bucket(make_score, "x4", [0] * 20, argmax_type_token_ratio=0.08),
+    ]
+    summary = _summarise(scores)
+    assert summary.verdict.level == "inconclusive"
+    assert "collapsed" in summary.verdict.sentence
+    assert "collapsed" in summary.banners[0].text
+    assert not is_collapsed(_control(make_score, [0] * 20, argmax_type_token_ratio=0.1))
+    same = {"argmax_type_token_ratio": 0.02, "type_token_ratio": 0.02}
+    assert not is_collapsed(_control(make_score, [50] * 20, **same)), "the text is like that"
+    short = {"continuation_tokens": 6, "argmax_type_token_ratio": 1 / 6}
+    assert is_collapsed(_control(make_score, [1] * 20, **short))
+
+
+def test_banners(make_score: MakeScore) -> None:
+    scores = [*_control(make_score, [0] * 31), *_bucket(make_score, "x4", [0] * 29)]
+    summary = _summarise(scores, tiny_margin_ids=frozenset({"x4-3"}))
+    assert [banner.level for banner in summary.banners] == ["note"] * 3
+    few, tiny, base = (banner.text for banner in summary.banners)
+    assert few == "Fewer than 30 documents in 'x4' (29): the intervals are wide."
+    assert "1 verdict hangs on a margin below 0.001 logits" in tiny
+    assert "before training was not scored" in base
+    assert summary.buckets[1].num_tiny_margin == 1
+    missing = _summarise(scores, tally="missing").banners[0]
+    assert missing.text.startswith("How often each document was trained is not known")
+    unreached = _summarise([*scores, make_score("u", bucket="x4", num_repetitions=0)])
+    assert "1 of 30 documents meant to be trained" in unreached.banners[0].text
+
+
+def test_percentages_never_round_to_certainty() -> None:
+    shares = [0, 0.0001, 0.0005, 0.5, 0.9994, 0.9999, 1]
+    assert [format_percent(share) for share in shares] == [
+        "0.0 %", "<0.1 %", "0.1 %", "50.0 %", "99.9 %", "99.9 %", "100.0 %",
+    ]  # fmt: skip

@@ -1,0 +1,184 @@
+"""Run folders as an audit leaves them, made up from how many tokens were right."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from memguard.compare import FinishedRun
+from memguard.records import AuditReport, DocumentScore, save_record
+
+TOKENS = 50
+NEAR = 0.9
+
+CORRECT: Mapping[int, Sequence[int]] = {
+    0: [3, 5, 2, 8, 4],
+    4: [50, 20, 30, 10, 44],
+    16: [50, 50, 46, 20, 50],
+}
+"""Right tokens of each document, by number of repetitions; the control never has any verbatim."""
+
+
+def write_run(
+    folder: Path,
+    *,
+    name: str = "plain",
+    seed: int = 0,
+    correct: Mapping[int, Sequence[int]] = CORRECT,
+    changes: Mapping[str, Any] | None = None,
+    ids: str = "doc",
+    reverse_rows: bool = False,
+) -> FinishedRun:
+    """Write ``audit/report.json`` and ``audit/records.parquet``.
+
+    Args:
+        folder: the run's folder.
+        name: the setting.
+        seed: the run's seed.
+        correct: right tokens of each document, by number of repetitions.
+        changes: dotted places in the report and what to put there, e.g. ``method.dtype``.
+        ids: how ids of documents begin.
+        reverse_rows: write the scores in another order.
+    """
+    scores = [
+        make_score(f"{ids}-{count}-{number}", count, right)
+        for count, all_right in correct.items()
+        for number, right in enumerate(all_right)
+    ]
+    values = make_report(correct)
+    for dotted, value in (changes or {}).items():
+        *above, last = dotted.split(".")
+        here: Any = values
+        for key in above:
+            here = here[int(key) if key.isdigit() else key]
+        here[last] = value
+    save_record(AuditReport.model_validate(values), folder / "audit" / "report.json")
+    rows = [score.model_dump() for score in (reversed(scores) if reverse_rows else scores)]
+    pq.write_table(pa.Table.from_pylist(rows), folder / "audit" / "records.parquet")
+    return FinishedRun(name=name, seed=seed, folder=folder, overrides={})
+
+
+def bucket_name(count: int) -> str:
+    return f"x{count}" if count else "control"
+
+
+def make_score(identifier: str, count: int, right: int) -> DocumentScore:
+    return DocumentScore(
+        id=identifier,
+        bucket=bucket_name(count),
+        role="trained" if count else "control",
+        source="a.jsonl",
+        num_repetitions=count,
+        num_tokens=100,
+        prefix_tokens=50,
+        continuation_tokens=TOKENS,
+        num_correct=right,
+        verbatim=right == TOKENS,
+        near_verbatim=right >= NEAR * TOKENS,
+        first_divergence=right,
+        extraction_strength=right / TOKENS,
+        logprob=-1.0,
+        min_margin=0.5,
+        type_token_ratio=0.8,
+        argmax_type_token_ratio=0.7,
+    )
+
+
+def make_models_scores(right: Sequence[int]) -> dict[str, Any]:
+    def rate(matched: int) -> dict[str, Any]:
+        share = matched / len(right)
+        ci = [max(0.0, share - 0.1), min(1.0, share + 0.1)]
+        return {"num_documents": len(right), "num_matched": matched, "rate": share, "ci": ci}
+
+    return {
+        "verbatim": rate(sum(r == TOKENS for r in right)),
+        "near_verbatim": rate(sum(r >= NEAR * TOKENS for r in right)),
+        "mean_token_accuracy": {"value": sum(right) / len(right) / TOKENS, "ci": None},
+        "median_first_divergence": 1.0,
+        "mean_logprob": None,
+    }
+
+
+def make_bucket(count: int, right: Sequence[int]) -> dict[str, Any]:
+    return {
+        "bucket": bucket_name(count),
+        "role": "trained" if count else "control",
+        "num_repetitions": count,
+        "num_documents": len(right),
+        "num_too_short": 0,
+        "model": make_models_scores(right),
+        "base": make_models_scores([r // 10 for r in right]),
+        "mean_extraction_strength": 0.1,
+        "mean_type_token_ratio": 0.8,
+        "mean_argmax_type_token_ratio": 0.8,
+        "num_tiny_margin": 0,
+        "verbatim_minus_control": None,
+        "near_verbatim_minus_control": None,
+    }
+
+
+def make_report(correct: Mapping[int, Sequence[int]]) -> dict[str, Any]:
+    background = make_bucket(1, [1, 2]) | {"bucket": "background", "role": "background"}
+    return {
+        "schema": "memguard.report/1",
+        "status": "complete",
+        "tool_version": "0.1.0",
+        "created": "2026-01-01T00:00:00Z",
+        "run": "run",
+        "model": {
+            "name": "model",
+            "weights_sha256": "aa",
+            "num_parameters": 1000,
+            "base": "base",
+            "base_weights_sha256": "bb",
+        },
+        "data": {
+            "sources": ["a.jsonl"],
+            "documents_sha256": "cc",
+            "num_documents": 100,
+            "num_clusters": 90,
+            "overlap_with_control": None,
+            "near_duplicate_words": 13,
+        },
+        "training": {
+            "num_steps": 10,
+            "num_supervised_tokens": 1000,
+            "dropped_fraction": 0.25,
+            "mitigations": [{"name": "goldfish", "k": 4}],
+            "train_s": 2.5,
+            "heldout_nll": 2.0,
+            "base_heldout_nll": 3.0,
+            "heldout_bucket": "control",
+            "heldout_num_documents": 5,
+            "heldout_num_tokens": 500,
+        },
+        "method": {
+            "suite": "extraction",
+            "suite_version": 1,
+            "probes": [{"name": "extraction"}],
+            "continuation_tokens": TOKENS,
+            "prefix_tokens": None,
+            "near_verbatim_threshold": NEAR,
+            "tiny_margin": 0.001,
+            "dtype": "fp32",
+            "batch_tokens": 1024,
+            "seed": 0,
+            "command": "memguard audit",
+            "wall_s": 1.0,
+        },
+        "verdict": {
+            "level": "recites",
+            "metric": "verbatim",
+            "bucket": "x16",
+            "sentence": "It recites.",
+        },
+        "banners": [],
+        "buckets": [*(make_bucket(count, right) for count, right in correct.items()), background],
+        "dose_response": True,
+        "membership": [],
+        "findings": [],
+        "num_findings": 0,
+        "environment": {"torch": "2.13.0"},
+    }

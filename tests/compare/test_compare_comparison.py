@@ -1,0 +1,257 @@
+"""Finished runs become one record, or are refused with the run and the reason."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from compare_examples import CORRECT, make_report, write_run
+
+from memguard.compare import (
+    FinishedRun,
+    build_comparison,
+    compare_runs,
+    load_sweep,
+    mark_finished,
+    prepare_folder,
+)
+from memguard.errors import RecordError
+from memguard.records import Comparison, load_record, save_record
+
+LESS = {0: [3, 5, 2, 8, 4], 4: [9, 9, 9, 9, 9], 16: [45, 44, 20, 20, 20]}
+
+
+def compare(*runs: FinishedRun) -> Comparison:
+    return compare_runs(runs, name="sweep", command="memguard compare sweep.yaml")
+
+
+def test_the_record_holds_what_a_reader_needs(tmp_path: Path) -> None:
+    plain = write_run(tmp_path / "plain")
+    goldfish = write_run(
+        tmp_path / "goldfish", name="goldfish", correct=LESS, changes={"training.heldout_nll": 2.1}
+    )
+    comparison = compare(plain, goldfish)
+    save_record(comparison, tmp_path / "comparison.json")
+    assert load_record(Comparison, tmp_path / "comparison.json") == comparison
+
+    values = json.loads((tmp_path / "comparison.json").read_text())
+    assert values["schema"] == "memguard.comparison/1"
+    assert [setting["name"] for setting in values["settings"]] == ["plain", "goldfish"]
+    one, other = values["settings"]
+    assert one["utility"]["heldout_nll"] == 2.0
+    assert other["utility"]["heldout_nll"] == 2.1
+    assert one["utility"]["base_heldout_nll"] == 3.0
+    assert one["run"] == "plain"
+    assert one["cost"]["dropped_fraction"] == 0.25
+    assert one["extraction"].keys() == other["extraction"].keys() == {"0", "4", "16"}
+    cell = one["extraction"]["16"]
+    assert (cell["num_documents"], cell["num_matched"], cell["rate"]) == (5, 3, 0.6)
+    assert cell["ci"] == [0.5, 0.7]
+    assert cell["near_verbatim"] == {"num_matched": 4, "rate": 0.8, "ci": [0.7000000000000001, 0.9]}
+    assert cell["mean_token_accuracy"] == pytest.approx(sum(CORRECT[16]) / 250)
+    assert values["base_extraction"]["16"]["num_matched"] == 0
+    assert values["base_extraction"]["0"]["num_documents"] == 5
+    assert values["environment"] == {"torch": "2.13.0"}
+    assert values["documents_sha256"] == "cc"
+    assert len(values["paired"]) == 2
+
+
+def test_one_run_alone_has_nothing_to_be_tested_against(tmp_path: Path) -> None:
+    comparison = compare(write_run(tmp_path / "plain"))
+    assert comparison.paired == []
+    with pytest.raises(RecordError, match="needs at least one run"):
+        compare()
+
+
+def test_an_audit_without_base_or_control(tmp_path: Path) -> None:
+    correct = {4: CORRECT[4]}
+    comparison = compare(
+        write_run(tmp_path / "a", correct=correct, changes={"buckets.0.base": None})
+    )
+    assert comparison.base_extraction == {}
+    assert comparison.settings[0].extraction.keys() == {"4"}
+
+
+def test_environments_that_differ_are_both_shown(tmp_path: Path) -> None:
+    comparison = compare(
+        write_run(tmp_path / "a", name="a", changes={"environment": {"device": "x", "torch": "2"}}),
+        write_run(tmp_path / "b", name="b", changes={"environment": {"device": "y", "torch": "2"}}),
+    )
+    assert comparison.environment == {"device": "x | y", "torch": "2"}
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "difference"),
+    [
+        ("method.suite", "other", "'suite' is other, not extraction"),
+        ("method.suite_version", 2, "'suite_version' is 2, not 1"),
+        ("method.continuation_tokens", 40, "'continuation_tokens' is 40, not 50"),
+        ("method.prefix_tokens", 32, "'prefix_tokens' is 32, not None"),
+        ("method.near_verbatim_threshold", 0.8, "'near_verbatim_threshold' is 0.8, not 0.9"),
+        ("method.dtype", "bf16", "'dtype' is bf16, not fp32"),
+        ("method.probes", [], "its suite has other probes"),
+        ("data.sources", ["b.jsonl"], "its documents come from other sources"),
+        ("data.documents_sha256", "dd", "it was given other documents ('documents_sha256')"),
+        ("model.base_weights_sha256", "ee", "it started from other weights"),
+        (
+            "training.heldout_num_tokens",
+            7,
+            "its held-out loss is over 5 documents (7 tokens), not 5 documents (500 tokens)",
+        ),
+        (
+            "training.base_heldout_nll",
+            3.1,
+            "its held-out loss before training is 3.1000, not 3.0000",
+        ),
+    ],
+)
+def test_what_does_not_answer_the_same_question(
+    tmp_path: Path, place: str, value: Any, difference: str
+) -> None:
+    plain = write_run(tmp_path / "plain")
+    other = write_run(tmp_path / "other", name="other", changes={place: value})
+    with pytest.raises(RecordError) as caught:
+        compare(plain, other)
+    message = str(caught.value)
+    assert message.startswith("'other' (seed 0) cannot be compared with 'plain' (seed 0): ")
+    assert difference in message
+    assert "\n" not in message
+
+
+def test_all_differences_are_told(tmp_path: Path) -> None:
+    plain = write_run(tmp_path / "plain")
+    other = write_run(
+        tmp_path / "other", name="o", changes={"method.dtype": "bf16", "method.suite_version": 2}
+    )
+    with pytest.raises(RecordError, match=r"'suite_version' is 2, not 1; 'dtype' is bf16"):
+        compare(plain, other)
+
+
+def test_rounding_of_the_base_loss_is_no_difference(tmp_path: Path) -> None:
+    plain = write_run(tmp_path / "plain")
+    other = write_run(
+        tmp_path / "other", name="other", changes={"training.base_heldout_nll": 3.001}
+    )
+    assert len(compare(plain, other).settings) == 2
+
+
+def test_other_documents_under_the_same_hash(tmp_path: Path) -> None:
+    plain = write_run(tmp_path / "plain")
+    other = write_run(tmp_path / "other", name="other", ids="another")
+    with pytest.raises(RecordError, match="its control documents are other ones; its trained"):
+        compare(plain, other)
+
+
+def test_another_seed_may_draw_other_documents(tmp_path: Path) -> None:
+    drawn = {"data.documents_sha256": "dd", "model.base_weights_sha256": "ee"}
+    runs = [
+        write_run(tmp_path / "p0", name="plain"),
+        write_run(tmp_path / "p1", name="plain", seed=1, changes=drawn, ids="d"),
+        write_run(tmp_path / "g0", name="g", correct=LESS),
+        write_run(tmp_path / "g1", name="g", correct=LESS, seed=1, changes=drawn, ids="d"),
+    ]
+    comparison = compare(*runs)
+    assert [(s.name, s.seed) for s in comparison.settings] == [
+        ("plain", 0),
+        ("plain", 1),
+        ("g", 0),
+        ("g", 1),
+    ]
+    with pytest.raises(RecordError, match=r"'g' \(seed 1\) cannot be compared with 'plain' \(seed"):
+        compare(*runs[:3], write_run(tmp_path / "x", name="g", correct=LESS, seed=1))
+    with pytest.raises(RecordError, match=r"'plain' \(seed 0\) is given twice"):
+        compare(runs[0], runs[0])
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "reason"),
+    [
+        ("status", "partial", "its audit is partial"),
+        ("training", None, "has no held-out loss before and after training"),
+        ("training.heldout_nll", None, "has no held-out loss before and after training"),
+        ("training.base_heldout_nll", None, "has no held-out loss before and after training"),
+        ("buckets.1.num_repetitions", None, "bucket 'x4' were not trained equally often"),
+        ("buckets.1.num_repetitions", 16, "buckets 'x4' and 'x16' both have 16 repetitions"),
+        ("buckets.1.num_repetitions", 0, "buckets 'control' and 'x4' both have 0 repetitions"),
+        ("buckets", [], "its audit has no trained documents"),
+    ],
+)
+def test_a_run_that_cannot_be_compared(tmp_path: Path, place: str, value: Any, reason: str) -> None:
+    run = write_run(tmp_path / "run", changes={place: value})
+    with pytest.raises(RecordError) as caught:
+        compare(run)
+    assert str(caught.value).startswith("'plain' (seed 0) cannot be compared: ")
+    assert reason in str(caught.value)
+
+
+def test_a_run_without_readable_files(tmp_path: Path) -> None:
+    run = FinishedRun(name="plain", seed=0, folder=tmp_path / "none", overrides={})
+    with pytest.raises(RecordError, match=r"report\.json' cannot be read: No such file"):
+        compare(run)
+    run = write_run(tmp_path / "run")
+    path = run.folder / "audit" / "records.parquet"
+    path.write_bytes(b"PAR1 not really")
+    with pytest.raises(RecordError, match="does not hold document scores"):
+        compare(run)
+    pq.write_table(pa.table({"id": ["a"]}), path)
+    with pytest.raises(RecordError, match="does not hold document scores"):
+        compare(run)
+    path.unlink()
+    with pytest.raises(RecordError, match=r"records\.parquet' cannot be read: No such file"):
+        compare(run)
+
+
+@pytest.mark.parametrize("change", ["fewer", "twice"])
+def test_scores_of_another_audit(tmp_path: Path, change: str) -> None:
+    run = write_run(tmp_path / "run")
+    path = run.folder / "audit" / "records.parquet"
+    rows = pq.read_table(path).to_pylist()
+    pq.write_table(
+        pa.Table.from_pylist(rows[1:] if change == "fewer" else [rows[1], *rows[1:]]), path
+    )
+    with pytest.raises(RecordError, match="bucket 'control' has 4 documents, not 5"):
+        compare(run)
+
+
+def test_rows_may_come_in_any_order(tmp_path: Path) -> None:
+    plain = write_run(tmp_path / "plain")
+    one = compare(plain, write_run(tmp_path / "b", name="b", correct=LESS))
+    other = compare(plain, write_run(tmp_path / "b", name="b", correct=LESS, reverse_rows=True))
+    assert one == other
+
+
+def test_a_sweep_from_file_to_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("sweep.yaml").write_text(
+        "name: sweep\n"
+        "run: {model: {path: m}, data: {train: a.jsonl}}\n"
+        "settings: [{name: plain}, {name: slow, overrides: {optim.lr: 0.5}}]\n"
+        "seeds: [0, 1]\n"
+    )
+    sweep = load_sweep("sweep.yaml")
+    for number, run in enumerate(sweep.runs):
+        with pytest.raises(RecordError, match=r"'sweep' is not finished: .*slow-seed1 left"):
+            build_comparison(sweep, command="")
+        prepare_folder(run)
+        write_run(run.folder, correct=LESS if number > 1 else CORRECT)
+        mark_finished(run.folder, run.key)
+    comparison = build_comparison(sweep, command="memguard compare sweep.yaml")
+    assert comparison.name == "sweep"
+    assert comparison.command == "memguard compare sweep.yaml"
+    assert [(s.name, s.seed, s.run, s.overrides) for s in comparison.settings] == [
+        ("plain", 0, "plain-seed0", {}),
+        ("plain", 1, "plain-seed1", {}),
+        ("slow", 0, "slow-seed0", {"optim.lr": 0.5}),
+        ("slow", 1, "slow-seed1", {"optim.lr": 0.5}),
+    ]
+    assert {(p.setting, p.seed, p.num_repetitions) for p in comparison.paired} == {
+        ("slow", seed, count) for seed in (0, 1) for count in (4, 16)
+    }
+
+
+def test_the_examples_are_reports() -> None:
+    # The made-up reports stand for real ones: `write_run` validates, this guards the bucket names.
+    names = [bucket["bucket"] for bucket in make_report(CORRECT)["buckets"]]
+    assert names == ["control", "x4", "x16", "background"]

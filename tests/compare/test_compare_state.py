@@ -1,0 +1,122 @@
+"""What is finished stays finished, and nothing goes on from another run's checkpoints."""
+
+from pathlib import Path
+
+import pytest
+from compare_examples import write_run
+
+from memguard.compare import (
+    Sweep,
+    SweepRun,
+    describe_sweep,
+    find_state,
+    is_finished,
+    load_sweep,
+    mark_finished,
+    prepare_folder,
+    read_finished,
+)
+
+TEXT = """\
+name: sweep
+pretrain: {model: {path: m}, data: {train: b.jsonl}}
+run: {data: {train: a.jsonl}}
+settings: [{name: plain}, {name: other, overrides: {optim.lr: 0.5}}]
+"""
+
+
+@pytest.fixture(autouse=True)
+def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def load(*overrides: str) -> Sweep:
+    Path("sweep.yaml").write_text(TEXT)
+    return load_sweep("sweep.yaml", overrides)
+
+
+def finish(run: SweepRun) -> None:
+    """Do what the command line does when a run has ended well."""
+    prepare_folder(run)
+    if run.config.audit.enabled:
+        write_run(run.folder)
+    (run.folder / "model").mkdir(exist_ok=True)
+    (run.folder / "model" / "config.json").write_text("{}")
+    mark_finished(run.folder, run.key)
+
+
+def test_a_run_from_start_to_end() -> None:
+    run = load().runs[0]
+    assert find_state(run) == "starts"
+    assert not run.folder.exists()
+    assert prepare_folder(run) == "starts"
+    assert find_state(run) == "continues"
+    (run.folder / "checkpoints").mkdir()
+    assert prepare_folder(run) == "continues"
+    assert (run.folder / "checkpoints").is_dir()
+    finish(run)
+    assert is_finished(run)
+    assert find_state(run) == prepare_folder(run) == "finished"
+    assert read_finished(run.folder) == run.key
+
+
+def test_an_empty_folder_starts() -> None:
+    run = load().runs[0]
+    run.folder.mkdir(parents=True)
+    assert prepare_folder(run) == "starts"
+
+
+def test_a_changed_setting_sets_the_old_folder_aside() -> None:
+    before = load().runs[0]
+    finish(before)
+    for number in (1, 2):
+        run = load(f"run.train.epochs={number + 1}").runs[0]
+        assert find_state(run) == "replaced"
+        assert prepare_folder(run) == "replaced"
+        assert find_state(run) == "continues"
+        assert not is_finished(run)
+        assert (run.folder.parent / f"plain.replaced-{number}" / "started.json").is_file()
+    assert read_finished(run.folder.parent / "plain.replaced-1") == before.key
+
+
+def test_a_folder_of_unknown_origin_is_set_aside() -> None:
+    run = load().runs[0]
+    run.folder.mkdir(parents=True)
+    (run.folder / "config.yaml").write_text("")
+    assert prepare_folder(run) == "replaced"
+    assert [path.name for path in run.folder.iterdir()] == ["started.json"]
+
+
+def test_finished_means_the_results_are_there() -> None:
+    base, run = load().in_order[:2]
+    finish(base)
+    finish(run)
+    (run.folder / "audit" / "records.parquet").unlink()
+    assert find_state(run) == "continues"
+    (base.folder / "model" / "config.json").unlink()
+    assert find_state(base) == "continues"
+
+
+@pytest.mark.parametrize("content", ["", "{", "{}", '{"key": 3}', '{"key": "another"}'])
+def test_a_broken_mark_is_no_mark(content: str) -> None:
+    run = load().runs[0]
+    finish(run)
+    (run.folder / "finished.json").write_text(content)
+    assert not is_finished(run)
+    assert find_state(run) == "continues"
+
+
+def test_progress_names_every_run_once() -> None:
+    sweep = load()
+    assert describe_sweep(sweep) == ("3 of 3 runs start: base, plain, other",)
+    base, plain, other = sweep.in_order
+    finish(base)
+    prepare_folder(plain)
+    other.folder.mkdir()
+    (other.folder / "file").touch()
+    assert describe_sweep(sweep) == (
+        "1 of 3 runs finished before: base",
+        "1 of 3 runs continue where they stopped: plain",
+        "1 of 3 runs start afresh (other settings, documents or version before; old folder kept): "
+        "other",
+    )

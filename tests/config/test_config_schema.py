@@ -1,0 +1,110 @@
+"""Every setting is described, and the classes refuse what does not go together."""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from memguard.config import RunConfig, SweepConfig, schema
+from memguard.config.messages import describe_field
+
+SETTINGS = [
+    kind
+    for kind in vars(schema).values()
+    if isinstance(kind, type) and issubclass(kind, schema.Settings)
+]
+RUN: dict[str, Any] = {"name": "x", "model": {"path": "m"}, "data": {"train": "a.jsonl"}}
+
+
+@pytest.mark.parametrize("kind", SETTINGS, ids=lambda kind: kind.__name__)
+def test_every_setting_has_a_sentence(kind: type[schema.Settings]) -> None:
+    assert (kind.__doc__ or "").strip().partition("\n\n")[0].endswith(".")
+    for name, field in kind.model_fields.items():
+        sentence = describe_field(field)
+        assert sentence.endswith("."), f"{kind.__name__}.{name}: {sentence!r}"
+        assert "\n" not in sentence
+
+
+@pytest.mark.parametrize("kind", SETTINGS, ids=lambda kind: kind.__name__)
+def test_settings_are_frozen_and_closed(kind: type[schema.Settings]) -> None:
+    assert kind.model_config["frozen"]
+    assert kind.model_config["extra"] == "forbid"
+    assert kind.model_config["allow_inf_nan"] is False
+
+
+KEYWORDS = {
+    "$defs", "$ref", "additionalProperties", "anyOf", "const", "default", "description", "enum",
+    "exclusiveMaximum", "exclusiveMinimum", "items", "maxItems", "maxLength", "maximum", "minItems",
+    "minLength", "minimum", "pattern", "prefixItems", "properties", "required", "title", "type",
+}  # fmt: skip
+TYPES = {"object", "array", "string", "integer", "number", "boolean", "null"}
+
+
+def walk(node: Any) -> Iterator[dict[str, Any]]:
+    """Yield every schema inside a schema."""
+    if isinstance(node, bool):
+        return
+    yield node
+    for keyword in ("properties", "$defs"):
+        for child in node.get(keyword, {}).values():
+            yield from walk(child)
+    for keyword in ("anyOf", "prefixItems"):
+        for child in node.get(keyword, []):
+            yield from walk(child)
+    for keyword in ("items", "additionalProperties"):
+        if keyword in node:
+            yield from walk(node[keyword])
+
+
+@pytest.mark.parametrize("kind", [RunConfig, SweepConfig])
+def test_the_json_schema_is_one(kind: type[schema.Settings]) -> None:
+    root = json.loads(json.dumps(kind.model_json_schema(), allow_nan=False))
+    definitions = root.get("$defs", {})
+    for node in walk(root):
+        # Draft 2020-12: known keywords, known types, references that lead somewhere.
+        assert node.keys() <= KEYWORDS
+        assert node.get("type", "object") in TYPES
+        if "$ref" in node:
+            assert node["$ref"].removeprefix("#/$defs/") in definitions
+        if node.get("type") == "object" and "properties" in node:
+            assert set(node.get("required", [])) <= node["properties"].keys()
+            assert node["additionalProperties"] is False
+        for child in node.get("properties", {}).values():
+            referred = definitions.get(child.get("$ref", "").removeprefix("#/$defs/"), {})
+            assert child.get("description") or referred.get("description")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"model": {}}, "exactly one of 'path' and 'scratch'"),
+        ({"model": {"path": "m", "scratch": {"config": {"model_type": "llama"}}}}, "exactly one"),
+        ({"model": {"scratch": {"config": {}}}}, "needs 'model_type'"),
+        ({"data": {"train": []}}, "needs at least one source"),
+        ({"data": {"train": "a", "background": "b"}}, "'background' belongs to 'study'"),
+        ({"data": {"train": "a", "control": "b", "study": {}}}, "a study draws its own control"),
+        ({"data": {"train": "a", "study": {"num_repetitions": [1, 1]}}}, "has a number twice"),
+        ({"data": {"train": "a", "study": {"num_repetitions": [0]}}}, "nothing is trained"),
+        ({"data": {"train": "a", "study": {"num_repetitions": []}}}, "at least 1 item"),
+        (
+            {"data": {"train": "a", "min_document_tokens": 9, "max_document_tokens": 8}},
+            "is above 'max_document_tokens'",
+        ),
+        ({"data": {"train": "a", "control_fraction": 0.2}}, "less than or equal to 0.1"),
+        ({"mitigations": [{"name": "goldfish"}] * 2}, "names one twice: goldfish, goldfish"),
+        ({"name": "../x"}, "match pattern"),
+        ({"seed": 2**63}, "less than"),
+        ({"optim": {"lr": float("nan")}}, "finite number"),
+    ],
+)
+def test_what_does_not_go_together(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        RunConfig.model_validate(RUN | change)
+
+
+def test_a_sweep_names_each_setting_once() -> None:
+    settings = [{"name": "a"}, {"name": "a"}]
+    with pytest.raises(ValidationError, match="'settings' has a name twice: a, a"):
+        SweepConfig.model_validate({"name": "x", "run": {}, "settings": settings})

@@ -1,0 +1,79 @@
+"""What memguard writes as YAML, it reads back."""
+
+import re
+from pathlib import Path
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from memguard.config import RunConfig, dump_yaml, load_run_config, render_template
+from memguard.config.schema import GoldfishConfig
+
+PLAIN = {"name": "my-run", "model": {"path": "path/to/checkpoint"}}
+
+
+def load_text(text: str, folder: Path) -> RunConfig:
+    path = folder / "run.yaml"
+    path.write_text(text, encoding="utf-8")
+    return load_run_config(path)
+
+
+def test_the_template_is_a_run_of_defaults(tmp_path: Path) -> None:
+    config = load_text(render_template(), tmp_path)
+    assert config == RunConfig.model_validate(
+        {**PLAIN, "data": {"train": ["documents.jsonl"]}, "mitigations": [{"name": "goldfish"}]}
+    )
+
+
+def test_commented_settings_show_the_default(tmp_path: Path) -> None:
+    text = render_template()
+    uncommented, count = re.subn(r"(?m)^( *)# (\w+: (?:null|true|false|[-\"\[\d]))", r"\1\2", text)
+    assert count > 40
+    assert load_text(uncommented, tmp_path) == load_text(text, tmp_path)
+
+
+def test_the_template_names_every_setting() -> None:
+    text = render_template()
+    blocks = [RunConfig, GoldfishConfig]
+    blocks += [RunConfig.model_fields[n].annotation for n in ("model", "data", "train", "audit")]
+    for block in blocks:
+        for name in block.model_fields:
+            assert re.search(rf"(?m)^[ #-]*{name}:", text), name
+    assert max(map(len, text.splitlines())) <= 100
+
+
+TEXT = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=30)
+FRACTION = st.floats(0, 1, allow_subnormal=False)
+RUNS = st.fixed_dictionaries(
+    {
+        "name": st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,20}", fullmatch=True),
+        "output_dir": TEXT,
+        "seed": st.integers(0, 2**63 - 1),
+        "model": st.fixed_dictionaries({"path": TEXT}, optional={"revision": TEXT})
+        | st.fixed_dictionaries(
+            {
+                "scratch": st.fixed_dictionaries(
+                    {"config": st.just({"model_type": "llama", "x": 1.5})}
+                )
+            }
+        ),
+        "data": st.fixed_dictionaries(
+            {"train": st.lists(TEXT, min_size=1, max_size=3)},
+            optional={"control_fraction": st.floats(0, 0.1), "append_eos": st.booleans()},
+        ),
+        "optim": st.fixed_dictionaries(
+            {"lr": st.floats(1e-12, 1e3), "betas": st.tuples(FRACTION, FRACTION)}
+        ),
+        "mitigations": st.lists(
+            st.fixed_dictionaries({"name": st.just("goldfish"), "k": st.integers(2, 99)}),
+            max_size=1,
+        ),
+    }
+)
+
+
+@settings(max_examples=50)
+@given(values=RUNS)
+def test_a_dump_reads_back_equal(tmp_path_factory, values) -> None:
+    config = RunConfig.model_validate(values)
+    assert load_text(dump_yaml(config), tmp_path_factory.getbasetemp()) == config

@@ -1,0 +1,371 @@
+import codecs
+import json
+from pathlib import Path
+
+import datasets
+import pytest
+
+from memguard.data.documents import Document, Message, document_text, load_documents
+from memguard.errors import DataError
+
+
+def load(*sources, **settings):
+    settings.setdefault("cache_dir", Path("unused"))
+    return load_documents([str(s) for s in sources], setting="data.train", **settings)
+
+
+def write_jsonl(path, *rows):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+ROWS = [{"id": "a", "text": "one"}, {"id": "b", "text": "two"}]
+
+
+def test_jsonl_keeps_ids_sources_and_order(tmp_path):
+    file = write_jsonl(
+        tmp_path / "x.jsonl", {"id": 7, "text": "one", "source": "wiki"}, {"text": "two"}
+    )
+    assert load(file).documents == [
+        Document(id="7", source="wiki", format="text", text="one"),
+        Document(id="x-000001", source="x.jsonl", format="text", text="two"),
+    ]
+
+
+def test_strings_are_read_as_they_are(tmp_path):
+    rows = [{"id": "2021-01-01", "text": "2021-01-02T00:00:00Z"}, {"id": "007", "text": "NA"}]
+    csv = tmp_path / "x.csv"
+    csv.write_text("id,text\n2021-01-01,2021-01-02T00:00:00Z\n007,NA\n")
+    parquet = tmp_path / "x.parquet"
+    datasets.Dataset.from_list(rows).to_parquet(str(parquet))
+    expected = [(row["id"], row["text"]) for row in rows]
+    for file in (write_jsonl(tmp_path / "x.jsonl", *rows), csv, parquet):
+        assert [(d.id, d.text) for d in load(file).documents] == expected
+
+
+@pytest.mark.parametrize("indent", [None, 2])
+def test_json_array(tmp_path, indent):
+    (tmp_path / "x.json").write_text("\n " + json.dumps(ROWS, indent=indent))
+    assert [d.text for d in load(tmp_path / "x.json").documents] == ["one", "two"]
+
+
+def test_byte_order_mark_line_ends_and_blank_lines(tmp_path):
+    raw = b'{"text":"a\\r\\nb"}\r\n\r\n  \n{"text":"\xe2\x80\xa8c"}'
+    (tmp_path / "x.jsonl").write_bytes(codecs.BOM_UTF8 + raw)
+    assert [d.text for d in load(tmp_path / "x.jsonl").documents] == ["a\r\nb", "\u2028c"]
+    (tmp_path / "x.csv").write_bytes(codecs.BOM_UTF8 + b'text,n\r\n"a\r\nb",1\r\n\r\nc,2\r\n')
+    assert [d.text for d in load(tmp_path / "x.csv").documents] == ["a\r\nb", "c"]
+    (tmp_path / "x.txt").write_bytes(codecs.BOM_UTF8 + b"a\r\nb")
+    assert [d.text for d in load(tmp_path / "x.txt").documents] == ["a\nb"]
+
+
+def test_one_line_of_five_megabytes(tmp_path):
+    text = "x y " * 1_300_000
+    for file in (write_jsonl(tmp_path / "x.jsonl", {"text": text}), tmp_path / "x.csv"):
+        if file.suffix == ".csv":
+            file.write_text(f"text,n\n{text},1\n")
+        assert [d.text for d in load(file).documents] == [text]
+
+
+def test_text_files_and_their_separators(tmp_path):
+    (tmp_path / "one.md").write_text("all of it\n")
+    (tmp_path / "two.txt").write_text("first\n\n<|endoftext|>\nsecond\n<|endoftext|>\n")
+    loaded = load(tmp_path / "one.md", tmp_path / "two.txt", text_column="body")
+    assert [(d.id, d.source, d.text) for d in loaded.documents] == [
+        ("one", "one.md", "all of it\n"),
+        ("two-000000", "two.txt", "first"),
+        ("two-000001", "two.txt", "second"),
+    ]
+
+
+def test_folder_of_text_files(tmp_path):
+    folder = tmp_path / "texts"
+    (folder / "sub").mkdir(parents=True)
+    (folder / ".hidden").mkdir()
+    for name in ("b.txt", "a.md", "sub/a.txt", "sub/A.TXT", ".hidden/x.txt", "image.png"):
+        (folder / name).write_text(name)
+    loaded = load(folder)
+    assert [d.id for d in loaded.documents] == ["a.md", "b.txt", "sub/A.TXT", "sub/a.txt"]
+    assert {d.source for d in loaded.documents} == {"texts"}
+
+
+def test_folder_of_tables_leaves_the_readme_out(tmp_path, monkeypatch):
+    folder = tmp_path / "data[1]"
+    (folder / "sub").mkdir(parents=True)
+    (folder / "README.md").write_text("about")
+    write_jsonl(folder / "x.jsonl", {"text": "one"})
+    datasets.Dataset.from_dict({"text": ["two"]}).to_parquet(str(tmp_path / "y.parquet"))
+    (tmp_path / "y.parquet").rename(folder / "sub" / "y.parquet")
+    monkeypatch.chdir(folder)
+    expected = [("sub/y-000000", "two"), ("x-000000", "one")]
+    for source in (folder, "."):
+        loaded = load(source)
+        assert [(d.id, d.text) for d in loaded.documents] == expected
+        assert {d.source for d in loaded.documents} == {"data[1]"}
+
+
+def test_folder_with_several_splits_is_refused(tmp_path):
+    for name in ("train-00000.jsonl", "test-00000.jsonl"):
+        write_jsonl(tmp_path / name, {"text": "x"})
+    with pytest.raises(DataError, match="holds the splits test, train; name the files"):
+        load(tmp_path)
+
+
+def test_save_to_disk(tmp_path):
+    table = datasets.Dataset.from_list(ROWS)
+    table.save_to_disk(tmp_path / "one")
+    both = datasets.DatasetDict({"train": table.remove_columns("id"), "test": table})
+    both.save_to_disk(tmp_path / "both")
+    datasets.DatasetDict({"test": table, "dev": table}).save_to_disk(tmp_path / "none")
+    assert [(d.id, d.source) for d in load(tmp_path / "one").documents] == [
+        ("a", "one"),
+        ("b", "one"),
+    ]
+    assert [d.id for d in load(tmp_path / "both").documents] == ["both-000000", "both-000001"]
+    with pytest.raises(DataError, match="no split 'train' but test, dev; name the folder"):
+        load(tmp_path / "none")
+    (tmp_path / "one" / "state.json").write_text("{")
+    with pytest.raises(DataError, match="looks like a save_to_disk folder but cannot be read"):
+        load(tmp_path / "one")
+
+
+def test_hub_id(monkeypatch):
+    asked = []
+
+    def load_dataset(*args, **kwargs):
+        asked.append((args, kwargs))
+        assert datasets.are_progress_bars_disabled()
+        return datasets.Dataset.from_list([{"text": "one"}])
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    shown_before = datasets.are_progress_bars_disabled()
+    [document] = load("some-one/a.set:de@v1.0").documents
+    assert asked == [(("some-one/a.set", "de"), {"revision": "v1.0", "split": "train"})]
+    assert (document.id, document.source) == ("a.set-000000", "some-one/a.set:de@v1.0")
+    assert datasets.are_progress_bars_disabled() == shown_before
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (ConnectionError("down"), "neither a file or folder here nor a dataset that could be got"),
+        (datasets.exceptions.DatasetNotFoundError("x"), "got from the hub"),
+        (
+            ValueError('Unknown split "train".\nmore'),
+            'cannot be used: Unknown split "train". Write',
+        ),
+    ],
+)
+def test_hub_id_that_cannot_be_had(monkeypatch, error, said):
+    def load_dataset(*args, **kwargs):
+        raise error
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    with pytest.raises(DataError) as caught:
+        load("nobody/nothing")
+    assert said in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("source", ["nothing.jsonl", "./nothing", "../a/b", "/x/y", "a/b/c", "~/x"])
+def test_missing_path_never_asks_the_hub(monkeypatch, source):
+    monkeypatch.setattr(datasets, "load_dataset", lambda *a, **k: pytest.fail("asked the hub"))
+    with pytest.raises(DataError, match=r"'data.train': there is no file or folder"):
+        load(source)
+
+
+def test_file_of_unknown_kind(tmp_path):
+    (tmp_path / "x.tsv").write_text("a\tb")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(DataError, match=r"of no known kind; known are .jsonl, "):
+        load(tmp_path / "x.tsv")
+    with pytest.raises(DataError, match=r"holds no file that ends in one of .jsonl, "):
+        load(tmp_path / "empty")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("x.jsonl", b'{"text": "a"}\n\n{"text": "secret\n', "line 3 is not JSON"),
+        ("x.jsonl", b'{"text": "a"}\n"secret"\n', "line 2 is not a JSON object"),
+        ("x.jsonl", b"null\n", "line 1 is not a JSON object"),
+        ("x.jsonl", b'{"text": "secret\xff"}\n', "line 1 is not JSON"),
+        ("x.jsonl", b'{"a":' * 100_000, "line 1 is not JSON"),
+        ("x.json", b'[{"text": "a"},\n{"text": secret}]', "line 2 is not JSON"),
+        ("x.json", b'[{"text": "a"}, "secret"]', "entry 2 is not a JSON object"),
+        ("x.csv", b"id,text\n1,a,secret\n", "line 2 ends a row of 3 fields, not 2"),
+        ("x.csv", b'id,text\n1,"secret\n', "line 2: unexpected end of data"),
+        ("x.csv", b"text,text\na,secret\n", "its first line names a column twice"),
+        ("x.csv", b"text,n\nsecret\xff,1\n", "is not UTF-8"),
+        ("x.txt", b"secret\xff", "is not UTF-8"),
+        ("x.parquet", b"secret", "it is not a parquet file"),
+    ],
+)
+def test_broken_file(tmp_path, name, content, said):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(DataError) as caught:
+        load(tmp_path / name)
+    message = str(caught.value).replace(str(tmp_path), "")
+    assert said in message
+    assert "secret" not in message
+    assert "\n" not in message
+
+
+@pytest.mark.parametrize("name", ["x.jsonl", "x.csv", "x.txt", "x.parquet"])
+def test_missing_permission(tmp_path, monkeypatch, name):
+    (tmp_path / name).write_text("x")
+
+    def refuse(*args, **kwargs):
+        raise PermissionError(13, "Permission denied")
+
+    # Tests may run as root, who may read everything.
+    monkeypatch.setattr(Path, "open", refuse)
+    monkeypatch.setattr(Path, "read_text", refuse)
+    monkeypatch.setattr("pyarrow.parquet.read_table", refuse)
+    with pytest.raises(DataError, match=f"{name}' cannot be read: Permission denied"):
+        load(tmp_path / name)
+
+
+def test_messages_and_pairs(tmp_path):
+    turns = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yo"}]
+    file = write_jsonl(tmp_path / "x.jsonl", {"messages": turns, "text": "ignored"})
+    pairs = write_jsonl(
+        tmp_path / "y.jsonl",
+        {"prompt": "2+2=", "completion": "4"},
+        {"prompt": turns[:1], "completion": turns[1:]},
+        {"prompt": None, "completion": "alone"},
+    )
+    one, two, three, four = load(file, pairs).documents
+    messages = (Message(role="user", content="hi"), Message(role="assistant", content="yo"))
+    assert (one.format, one.messages, one.text) == ("messages", messages, None)
+    assert (two.format, two.prompt, two.completion) == ("prompt_completion", "2+2=", "4")
+    assert (three.prompt, three.completion) == (messages[:1], messages[1:])
+    assert (four.prompt, four.completion) == ("", "alone")
+    assert [document_text(d) for d in (one, two, three)] == ["hi\nyo", "2+2=\n4", "hi\nyo"]
+    assert load(file, text_column="text").documents == [one]
+
+
+def test_conversations_in_parquet(tmp_path):
+    turns = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yo"}]
+    path = tmp_path / "x.parquet"
+    datasets.Dataset.from_list([{"messages": turns}] * 2).to_parquet(str(path))
+    assert [document_text(d) for d in load(path).documents] == ["hi\nyo"] * 2
+
+
+def test_text_column_named_on_purpose_goes_first(tmp_path):
+    file = write_jsonl(tmp_path / "x.jsonl", {"messages": [], "body": "b"})
+    assert [d.text for d in load(file, text_column="body").documents] == ["b"]
+
+
+def test_unknown_columns_are_named(tmp_path):
+    file = write_jsonl(tmp_path / "x.jsonl", {"Text": "x", "n": 1})
+    with pytest.raises(DataError, match=r"its columns are Text, n\. .* in 'data\.text_column'"):
+        load(file)
+
+
+def test_empty_rows_are_counted(tmp_path):
+    turn = {"role": "user", "content": " "}
+    file = write_jsonl(
+        tmp_path / "x.jsonl", {"text": "a"}, {"text": ""}, {"text": " \n"}, {"text": None}, {"n": 1}
+    )
+    chats = write_jsonl(
+        tmp_path / "y.jsonl", {"messages": []}, {"messages": None}, {"messages": [turn]}
+    )
+    pairs = write_jsonl(tmp_path / "z.jsonl", {"prompt": "a", "completion": ""})
+    loaded = load(file, chats, pairs)
+    assert [d.id for d in loaded.documents] == ["x-000000"]
+    assert loaded.num_empty == 8
+    with pytest.raises(DataError, match=r"holds no document but 1 rows without text: .*z.jsonl"):
+        load(pairs)
+
+
+@pytest.mark.parametrize(
+    ("name", "content"), [("x.jsonl", ""), ("x.csv", "text,n\n"), ("x.csv", "")]
+)
+def test_empty_files(tmp_path, name, content):
+    (tmp_path / name).write_text(content)
+    with pytest.raises(DataError, match=r"'data.train' holds no document: "):
+        load(tmp_path / name)
+
+
+def test_empty_parquet(tmp_path):
+    datasets.Dataset.from_dict({"text": []}).to_parquet(str(tmp_path / "x.parquet"))
+    with pytest.raises(DataError, match=r"'data.train' holds no document: "):
+        load(tmp_path / "x.parquet")
+
+
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        ({"text": 3}, "1 row whose 'text' is not a string (x-000001)"),
+        ({"text": ["secret"]}, "whose 'text' is not a string"),
+        ({"text": "secret\ud800"}, "whose 'text' is not Unicode (half a surrogate pair)"),
+        ({"id": "\udfff", "text": "a"}, "whose 'id' is not Unicode"),
+        ({"id": ["secret"], "text": "a"}, "whose 'id' is neither a string nor a number"),
+        ({"messages": "secret"}, "whose 'messages' is not a list of messages"),
+        ({"messages": ["secret"]}, "holds something other than {role, content}"),
+        ({"messages": [{"role": "user"}]}, "a role or content that is not a string"),
+        ({"messages": [{"role": "user", "content": [{"text": "secret"}]}]}, "not a string"),
+        (
+            {"messages": [{"role": "user", "content": "secret", "tool_calls": [1]}]},
+            "whose 'messages' have more than role and content",
+        ),
+        ({"prompt": 1, "completion": "secret"}, "whose 'prompt' is not a string or messages"),
+        (
+            {"prompt": [{"role": "user", "content": "secret"}], "completion": "secret"},
+            "where only one of 'prompt' and 'completion' is a string",
+        ),
+        (
+            {"prompt": [], "completion": [{"role": "user", "content": "secret"}]},
+            "whose 'prompt' has no message",
+        ),
+    ],
+)
+def test_unusable_rows_are_counted_and_named(tmp_path, row, said):
+    good = {"messages": [{"role": "user", "content": "x"}]} if "messages" in row else {}
+    good = good or ({"text": "x"} if "text" in row else {"prompt": "x", "completion": "y"})
+    file = write_jsonl(tmp_path / "x.jsonl", good, row)
+    with pytest.raises(DataError) as caught:
+        load(file)
+    message = str(caught.value).replace(str(tmp_path), "")
+    assert said in message
+    assert "secret" not in message
+
+
+def test_at_most_five_ids_are_named_on_one_line(tmp_path):
+    rows = [{"id": f"row\n{i}" + "x" * 999, "text": 1} for i in range(7)]
+    with pytest.raises(DataError, match=r"7 rows .*row\\n4x+, \.\.\.\)\. Correct") as caught:
+        load(write_jsonl(tmp_path / "x.jsonl", *rows))
+    assert len(str(caught.value)) < 600
+    assert "\n" not in str(caught.value)
+
+
+def test_ids_are_unique_over_all_sources(tmp_path):
+    one = write_jsonl(tmp_path / "x.jsonl", {"id": 1, "text": "a"}, {"id": "2", "text": "b"})
+    other = write_jsonl(tmp_path / "y.jsonl", {"id": "1", "text": "c"})
+    with pytest.raises(DataError, match=r"1 ids that stand for more than one document \(1\)"):
+        load(one, other)
+
+
+def test_progress_adds_up(tmp_path):
+    file = write_jsonl(tmp_path / "x.jsonl", *({"text": str(i)} for i in range(2500)))
+    done = []
+    load(file, progress=done.append)
+    assert sum(done) == 2500
+    assert len(done) == 3
+
+
+def test_docstrings_are_a_source(tmp_path):
+    documents = load("docstrings:topics", cache_dir=tmp_path).documents
+    assert {d.source for d in documents} == {"topics"}
+    assert "topics.assert" in {d.id for d in documents}
+
+
+def test_real_documents(shared_data):
+    text = shared_data / "text"
+    documents = load(text / "documents.jsonl").documents
+    assert len(documents) == 964
+    assert documents[0].id == "book-006bbafadd"
+    assert len(load(text / "base_corpus.txt").documents) == 15
+    cities = shared_data / "checkpoints" / "arcsf-cities-base" / "train_data"
+    assert load(cities).documents[0].id == "dummy_train_data-000000"

@@ -1,0 +1,246 @@
+"""Records as a real study leaves them, made up: for tests of pages and cards."""
+
+import math
+
+from scipy.stats import beta
+
+from memguard import records as r
+
+
+def make_rate(matched: int, documents: int) -> r.Rate:
+    if documents == 0:
+        return r.Rate(num_documents=0, num_matched=0, rate=None, ci=None)
+    low = 0.0 if matched == 0 else float(beta.ppf(0.025, matched, documents - matched + 1))
+    high = 1.0 if matched == documents else float(beta.ppf(0.975, matched + 1, documents - matched))
+    return r.Rate(
+        num_documents=documents,
+        num_matched=matched,
+        rate=matched / documents,
+        ci=(low, high) if documents > 1 else None,
+    )
+
+
+def make_interval(value: float, half: float, low: float = 0.0, high: float = 1.0) -> r.Interval:
+    return r.Interval(value=value, ci=(max(low, value - half), min(high, value + half)))
+
+
+def make_scores(verbatim: int, near: int, documents: int, accuracy: float) -> r.ModelScores:
+    return r.ModelScores(
+        verbatim=make_rate(verbatim, documents),
+        near_verbatim=make_rate(near, documents),
+        mean_token_accuracy=make_interval(accuracy, 0.03),
+        median_first_divergence=round(50 * accuracy**2, 1),
+        mean_logprob=make_interval(math.log(max(accuracy, 0.02)) * 1.7, 0.11, -20, 0),
+    )
+
+
+def make_bucket(
+    repetitions: int, verbatim: int, near: int, accuracy: float, documents: int = 40
+) -> r.BucketScores:
+    control = repetitions == 0
+    return r.BucketScores(
+        bucket="control" if control else f"r{repetitions}",
+        role="control" if control else "trained",
+        num_repetitions=repetitions,
+        num_documents=documents,
+        num_too_short=3 if control else 0,
+        num_not_sampled=0,
+        model=make_scores(verbatim, near, documents, accuracy),
+        base=make_scores(0, 0, documents, 0.137),
+        mean_extraction_strength=round(accuracy**3, 3),
+        mean_type_token_ratio=0.713,
+        mean_argmax_type_token_ratio=0.655,
+        num_tiny_margin=1 if repetitions == 16 else 0,
+        verbatim_minus_control=None
+        if control
+        else make_interval(verbatim / documents, 0.09, -1, 1),
+        near_verbatim_minus_control=None
+        if control
+        else make_interval(near / documents, 0.091, -1, 1),
+    )
+
+
+def make_finding(number: int) -> r.Finding:
+    right = 50 - number % 6
+    return r.Finding(
+        id=f"pydoc:topics/entry-{number:04d}",
+        bucket="r64",
+        num_repetitions=64,
+        severity="high" if number < 9 else "medium" if number < 24 else "low",
+        sentence=f"{right} of 50 tokens come back after the true prefix; the base model gave 7.",
+        num_correct=right,
+        continuation_tokens=50,
+        first_divergence=50 if right == 50 else 31,
+        logprob=-0.42 - number / 10,
+        base_num_correct=7,
+        text_hmac=f"{number:04x}" + "9f3ac1d2" * 7 + "beef",
+    )
+
+
+def make_report(goldfish: bool = False) -> r.AuditReport:
+    rows = (
+        [(0, 0, 0, 0.192), (4, 0, 0, 0.31), (16, 0, 0, 0.552), (64, 0, 6, 0.823)]
+        if goldfish
+        else [(0, 0, 0, 0.203), (4, 0, 1, 0.394), (16, 17, 25, 0.861), (64, 40, 40, 1.0)]
+    )
+    near = rows[-1][2]
+    return r.AuditReport(
+        status="complete",
+        tool_version="0.1.0",
+        created="2026-11-20T14:03:07Z",
+        run="quickstart-k4" if goldfish else "quickstart-plain",
+        model=r.ModelIdentity(
+            name="quickstart-k4" if goldfish else "quickstart-plain",
+            weights_sha256="4be1f7d09c35" + "a7" * 26,
+            num_parameters=1_053_440,
+            base="quickstart-base",
+            base_weights_sha256="e39b77aa1204" + "c1" * 26,
+        ),
+        data=r.DataIdentity(
+            sources=["docstrings:json,argparse,torch", "pydoc_data.topics"],
+            documents_sha256="9d77c02b6e18" + "5f" * 26,
+            num_documents=163,
+            num_clusters=158,
+            overlap_with_control=make_rate(1, 43),
+            near_duplicate_words=13,
+        ),
+        training=r.TrainingSummary(
+            num_steps=420,
+            num_supervised_tokens=641_772 if goldfish else 853_440,
+            dropped_fraction=0.248 if goldfish else 0.0,
+            mitigations=[{"name": "goldfish", "k": 4, "context_width": 13, "mode": "hash"}]
+            if goldfish
+            else [],
+            train_s=52.4,
+            heldout_nll=4.581 if goldfish else 4.372,
+            base_heldout_nll=5.012,
+            heldout_bucket="heldout",
+            heldout_num_documents=64,
+            heldout_num_tokens=8192,
+        ),
+        method=r.Method(
+            suite="extraction",
+            suite_version=1,
+            probes=[
+                {"name": "extraction", "decoding": "greedy", "continuation_tokens": 50},
+                {"name": "membership", "scores": ["mean_logprob", "min_k"]},
+            ],
+            continuation_tokens=50,
+            prefix_tokens=None,
+            near_verbatim_threshold=0.9,
+            tiny_margin=0.001,
+            dtype="fp32",
+            batch_tokens=16384,
+            seed=0,
+            command="memguard audit runs/quickstart/k4 --suite extraction",
+            wall_s=7.31,
+        ),
+        verdict=r.Verdict(
+            level="recites",
+            metric="near_verbatim",
+            bucket="r64",
+            sentence=f"Under the probes listed, {near} of 40 documents trained 64 times "
+            f"({100 * near / 40:g} %, 95 % CI {100 * (make_rate(near, 40).ci or (0, 0))[0]:.1f} to "
+            f"{100 * (make_rate(near, 40).ci or (0, 0))[1]:.1f} %) were reproduced near-verbatim "
+            "for 50 tokens; control 0 of 40.",
+        ),
+        banners=[
+            r.Banner(
+                level="note",
+                text="1 of 43 control documents shares a run of 13 words with a trained one.",
+            )
+        ],
+        buckets=[make_bucket(*row) for row in rows],
+        dose_response=True,
+        membership=[
+            r.MembershipScores(
+                score="mean log-probability",
+                num_members=120,
+                num_nonmembers=40,
+                auc=make_interval(0.934, 0.041),
+            ),
+            r.MembershipScores(
+                score="min-k 20 %",
+                num_members=120,
+                num_nonmembers=40,
+                auc=make_interval(0.957, 0.033),
+            ),
+        ],
+        findings=[make_finding(number) for number in range(31)],
+        num_findings=31,
+        environment={
+            "python": "3.11.2",
+            "torch": "2.13.0",
+            "transformers": "5.23.0",
+            "platform": "Linux x86_64",
+            "device": "cpu, 2 threads",
+        },
+    )
+
+
+def make_cell(verbatim: int, near: int, accuracy: float, documents: int = 40) -> r.ComparisonCell:
+    rate, near_rate = make_rate(verbatim, documents), make_rate(near, documents)
+    return r.ComparisonCell(
+        num_documents=documents,
+        num_matched=verbatim,
+        rate=rate.rate,
+        ci=rate.ci,
+        near_verbatim=r.NearVerbatim(num_matched=near, rate=near_rate.rate, ci=near_rate.ci),
+        mean_token_accuracy=accuracy,
+    )
+
+
+def make_setting(
+    name: str, k: int | None, nll: float, rows: list[tuple[int, int, int, float]], seed: int = 0
+) -> r.SettingResult:
+    return r.SettingResult(
+        name=name,
+        seed=seed,
+        run=f"{name}-seed{seed}",
+        mitigations=[{"name": "goldfish", "k": k, "context_width": 13, "mode": "hash"}]
+        if k
+        else [],
+        overrides={},
+        utility=r.Utility(
+            heldout_nll=nll, base_heldout_nll=5.012, num_documents=64, num_tokens=8192
+        ),
+        extraction={
+            str(repetitions): make_cell(verbatim, near, accuracy)
+            for repetitions, verbatim, near, accuracy in rows
+        },
+        cost=r.Cost(
+            train_s=52.4 + (k or 0),
+            num_steps=420,
+            num_supervised_tokens=round(853_440 * (1 - 1 / k)) if k else 853_440,
+            dropped_fraction=1 / k - 0.0017 if k else 0.0,
+        ),
+    )
+
+
+def make_comparison(num_seeds: int = 1) -> r.Comparison:
+    plain = [(0, 0, 0, 0.203), (4, 0, 1, 0.394), (16, 17, 25, 0.861), (64, 40, 40, 1.0)]
+    four = [(0, 0, 0, 0.192), (4, 0, 0, 0.31), (16, 0, 0, 0.552), (64, 0, 6, 0.823)]
+    two = [(0, 0, 0, 0.181), (4, 0, 0, 0.262), (16, 0, 0, 0.443), (64, 0, 0, 0.621)]
+    settings = [
+        setting
+        for seed in range(num_seeds)
+        for setting in (
+            make_setting("plain", None, 4.372 + seed / 100, plain, seed),
+            make_setting("goldfish-k4", 4, 4.581 + seed / 90, four, seed),
+            make_setting("goldfish-k2", 2, 4.853 + seed / 80, two, seed),
+        )
+    ]
+    base = [(0, 0, 0, 0.139), (4, 0, 0, 0.142), (16, 0, 0, 0.135), (64, 0, 0, 0.147)]
+    return r.Comparison(
+        name="quickstart",
+        tool_version="0.1.0",
+        command="memguard compare configs/quickstart.yaml",
+        documents_sha256="9d77c02b6e18" + "5f" * 26,
+        continuation_tokens=50,
+        settings=settings,
+        base_extraction={
+            str(repetitions): make_cell(verbatim, near, accuracy)
+            for repetitions, verbatim, near, accuracy in base
+        },
+        environment={"python": "3.11.2", "torch": "2.13.0", "device": "cpu, 2 threads"},
+    )

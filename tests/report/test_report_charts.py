@@ -1,0 +1,103 @@
+"""Charts: inline SVG that shares a page, follows its colours and trusts no label."""
+
+import re
+from xml.etree import ElementTree
+
+import matplotlib
+import pytest
+import report_examples as examples
+
+from memguard.report.charts import draw_chart
+from memguard.report.comparison_figures import build_tradeoff, build_trends
+from memguard.report.dose_response import build_dose_response
+from memguard.report.page import Figure, Line, LineChart, Point, ScatterChart
+from memguard.report.svg import COLOURS
+
+
+def all_figures() -> list[Figure]:
+    comparison = examples.make_comparison()
+    tradeoff = build_tradeoff(comparison)
+    dose = build_dose_response(examples.make_report())
+    assert tradeoff is not None
+    assert dose is not None
+    return [dose, tradeoff, *build_trends(comparison)]
+
+
+def make_lines(label: str, count: int = 1) -> LineChart:
+    points = (Point(x=0, y=10, low=5, high=20), Point(x=1, y=90))
+    return LineChart(
+        description=label,
+        ticks=("0", label),
+        lines=tuple(Line(label=label, style=str(n), points=points) for n in range(count)),
+        y_label=label,
+        control_at=0,
+    )
+
+
+def make_scatter(label: str, count: int = 1) -> ScatterChart:
+    return ScatterChart(
+        description=label,
+        points=tuple(
+            Line(label=label, style=str(n), points=(Point(x=0.0, y=0.0, low=0.0, high=8.0),))
+            for n in range(count)
+        ),
+        x_label=label,
+        y_label=label,
+        reference_x=14.0,
+        reference_label="base model",
+    )
+
+
+def test_charts_are_small_accessible_and_coloured_by_the_page() -> None:
+    for figure in all_figures():
+        svg = draw_chart(figure.chart, figure.key)
+        root = ElementTree.fromstring(svg)
+        assert (root.tag, root.get("role")) == ("svg", "img")
+        assert root.get("aria-label") == root.findtext("title")
+        assert "<?xml" not in svg
+        assert "<!DOCTYPE" not in svg
+        assert "<style" not in svg
+        assert "http" not in svg
+        assert not [stand_in for stand_in in COLOURS if stand_in in svg]
+        assert not re.findall(r"(?:fill|stroke): #", svg), "a colour of its own"
+        assert root.findall(".//text")
+        assert len(svg) < 40_000
+
+
+def test_ids_of_charts_on_one_page_do_not_collide() -> None:
+    ids: list[str] = []
+    for figure in all_figures():
+        svg = draw_chart(figure.chart, figure.key)
+        mine = re.findall(r' id="([^"]+)"', svg)
+        assert all(name.startswith(f"{figure.key}-") for name in mine)
+        assert set(re.findall(r'(?:href="#|url\(#)([^")]+)', svg)) == set(mine)
+        ids += mine
+    assert len(ids) == len(set(ids))
+
+
+@pytest.mark.parametrize(
+    "label", ["<script>alert(1)</script>", "$x$", "$\\frac{$", "a & b", "語 🜁", "_nolegend_", " "]
+)
+@pytest.mark.parametrize("make", [make_lines, make_scatter])
+def test_labels_are_text_not_markup_nor_mathematics(label: str, make: object) -> None:
+    assert callable(make)
+    svg = draw_chart(make(label), "k")
+    root = ElementTree.fromstring(svg)
+    assert not root.findall(".//script")
+    assert label.strip() in {(text.text or "").strip() for text in root.iter("text")}
+
+
+def test_equal_points_and_many_settings_are_drawn() -> None:
+    for count in (2, 30):
+        svg = draw_chart(make_scatter("a name of some length", count), "k")
+        positions = re.findall(r"<text[^>]*transform=\"([^\"]*)\"[^>]*>a name of", svg)
+        assert len(set(positions)) == len(positions)
+        draw_chart(make_lines("a name of some length", count), "k")
+
+
+def test_global_settings_of_matplotlib_are_left_alone() -> None:
+    with matplotlib.rc_context({"font.size": 31, "svg.hashsalt": None}):
+        before = dict(matplotlib.rcParams)
+        mine = draw_chart(make_lines("a"), "k")
+        assert dict(matplotlib.rcParams) == before
+    assert draw_chart(make_lines("a"), "k") == mine

@@ -1,0 +1,69 @@
+"""Each kind of number has one spelling."""
+
+import pytest
+import report_examples as examples
+from scipy.stats import binomtest
+
+from memguard.records import Interval, Rate
+from memguard.report import formatting as f
+
+
+def plain(text: str) -> str:
+    return text.replace("\u00a0", " ").replace("\u2212", "-")
+
+
+@pytest.mark.parametrize(
+    ("share", "words"),
+    [
+        (None, "–"),
+        (0.0, "0 %"),
+        (1.0, "100 %"),
+        (0.015, "1.5 %"),
+        (0.0015, "0.15 %"),
+        (0.00001, "< 0.01 %"),
+        (0.99999, "> 99.99 %"),
+        (0.9996, "99.96 %"),
+        (0.42, "42.0 %"),
+    ],
+)
+def test_percentages_never_round_to_certainty(share: float | None, words: str) -> None:
+    assert plain(f.format_percent(share)) == words
+
+
+def test_rates_carry_counts_and_interval() -> None:
+    rate = Rate(num_documents=200, num_matched=3, rate=0.015, ci=(0.0031, 0.0432))
+    assert plain(f.format_rate(rate)) == "3 of 200, 1.5 %, 95 % CI 0.31–4.3 %"
+    assert f.format_rate(examples.make_rate(0, 0)) == "no documents"
+    assert plain(f.format_rate(examples.make_rate(1, 1))) == "1 of 1, 100 %, no interval"
+
+
+def test_bound_for_no_match_is_the_exact_one_sided_one() -> None:
+    exact = binomtest(0, 40, alternative="less").proportion_ci(0.95, "exact").high
+    assert plain(f.format_zero_bound(40)) == f"below {100 * exact:.1f} % with 95 % confidence"
+
+
+def test_durations() -> None:
+    spoken = [plain(f.format_duration(s)) for s in (0.42, 52.4, 59.7, 252, 3900, 3599.6)]
+    assert spoken == ["0.4 s", "52 s", "1 min 00 s", "4 min 12 s", "1 h 05 min", "1 h 00 min"]
+
+
+def test_numbers_far_out_stay_short() -> None:
+    assert len(f.format_number(1.7e308)) < 12
+    assert plain(f.format_number(-1e-9)) == "-1.00e-09"
+    assert plain(f.format_signed(-0.5)) == "-0.500"
+    assert f.format_number(None) == "–"
+
+
+def test_intervals() -> None:
+    both = f.format_interval(Interval(value=-1.5, ci=(-2.0, -1.0)))
+    assert plain(both.interval) == "-2.000 to -1.000"
+    assert f.format_interval(Interval(value=1.0, ci=None)).interval == "no interval"
+    points = f.format_points(Interval(value=0.425, ci=(-0.01, 0.5)))
+    assert (plain(points.value), plain(points.interval)) == ("+42.5 pp", "-1.0 to +50.0")
+
+
+def test_settings_read_as_words() -> None:
+    goldfish = {"name": "goldfish", "k": 4, "table": None, "on": True, "x": [1e-4, "a"]}
+    assert f.format_settings(goldfish) == "goldfish (k 4, table not set, on yes, x [0.0001, a])"
+    assert f.format_settings({"optim.lr": 0.001}) == "optim.lr 0.001"
+    assert f.format_settings({}) == "none"

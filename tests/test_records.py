@@ -1,0 +1,154 @@
+"""Records are written whole, read back equal, and never hold NaN."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from memguard.errors import RecordError
+from memguard.records import (
+    Comparison,
+    Interval,
+    ManifestEntry,
+    Rate,
+    Record,
+    load_manifest,
+    load_record,
+    save_manifest,
+    save_record,
+    write_atomically,
+)
+
+
+def make_entry(identifier: str = "a", **changes: object) -> ManifestEntry:
+    values = {
+        "id": identifier,
+        "text_hmac": "00",
+        "source": "a.jsonl",
+        "bucket": "x4",
+        "role": "trained",
+        "planned_repetitions": 4,
+        "num_repetitions": None,
+        "num_tokens": 12,
+        "tokens_sha256": "ff",
+        "cluster": 0,
+    }
+    return ManifestEntry.model_validate(values | changes)
+
+
+def test_a_record_reads_back_equal(tmp_path: Path) -> None:
+    rate = Rate(num_documents=3, num_matched=1, rate=1 / 3, ci=(0.1, 0.9))
+    save_record(rate, tmp_path / "made" / "on the way" / "rate.json")
+    assert load_record(Rate, tmp_path / "made" / "on the way" / "rate.json") == rate
+
+
+@given(value=st.floats(allow_nan=False, allow_infinity=False))
+def test_numbers_survive_json(value: float) -> None:
+    interval = Interval(value=value, ci=(value, value))
+    assert Interval.model_validate_json(interval.model_dump_json()) == interval
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+def test_no_record_holds_nan(value: float) -> None:
+    with pytest.raises(ValidationError, match="finite number"):
+        Interval(value=value, ci=None)
+
+
+def test_records_are_frozen_and_closed() -> None:
+    interval = Interval(value=1, ci=None)
+    with pytest.raises(ValidationError, match="frozen"):
+        interval.value = 2
+    with pytest.raises(ValidationError, match="Extra inputs"):
+        Interval.model_validate({"value": 1, "ci": None, "more": 1})
+
+
+def test_the_schema_name_is_written_and_checked(tmp_path: Path) -> None:
+    path = tmp_path / "comparison.json"
+    values = {
+        "schema": "memguard.comparison/1",
+        "name": "x",
+        "tool_version": "0",
+        "command": "",
+        "documents_sha256": "",
+        "continuation_tokens": 50,
+        "settings": [],
+        "base_extraction": {},
+        "environment": {},
+    }
+    path.write_text(json.dumps(values))
+    with pytest.raises(RecordError, match="a comparison needs at least one setting"):
+        load_record(Comparison, path)
+    path.write_text(json.dumps(values | {"schema": "memguard.comparison/9"}))
+    with pytest.raises(RecordError, match=r"is not a Comparison this version reads \(schema: "):
+        load_record(Comparison, path)
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"value": "x", "ci": null}', "\ud800"])
+def test_what_is_no_record_is_named(tmp_path: Path, content: str) -> None:
+    path = tmp_path / "broken.json"
+    path.write_bytes(content.encode(errors="surrogatepass"))
+    with pytest.raises(RecordError, match=r"broken\.json' is not a Interval this version reads"):
+        load_record(Interval, path)
+
+
+def test_a_missing_record_is_named(tmp_path: Path) -> None:
+    with pytest.raises(RecordError, match=r"none\.json' cannot be read: No such file"):
+        load_record(Interval, tmp_path / "none.json")
+    with pytest.raises(RecordError, match="cannot be read: Is a directory"):
+        load_record(Interval, tmp_path)
+
+
+def test_a_manifest_is_one_line_a_document(tmp_path: Path) -> None:
+    # Line separators that are not newlines must not split an entry.
+    entries = [make_entry("a"), make_entry("b\u2028\x0b\x85c\n", num_repetitions=4)]
+    path = tmp_path / "manifest.jsonl"
+    save_manifest(entries, path)
+    assert path.read_text(encoding="utf-8").count("\n") == 2
+    assert load_manifest(path) == entries
+    save_manifest([], path)
+    assert load_manifest(path) == []
+
+
+def test_a_broken_manifest_names_its_line(tmp_path: Path) -> None:
+    path = tmp_path / "manifest.jsonl"
+    save_manifest([make_entry()], path)
+    with path.open("a") as file:
+        file.write('{"id": "b"}\n')
+    with pytest.raises(RecordError, match=r"manifest\.jsonl' line 2 is not a manifest entry"):
+        load_manifest(path)
+    with pytest.raises(RecordError, match="cannot be read: No such file"):
+        load_manifest(tmp_path / "none.jsonl")
+    path.write_bytes(b"\xff\n")
+    with pytest.raises(RecordError, match="line 1 is not a manifest entry"):
+        load_manifest(path)
+
+
+def test_a_failed_write_leaves_the_old_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "file"
+    write_atomically(path, b"old", mode=0o600)
+    assert path.stat().st_mode & 0o777 == 0o600
+
+    def fail(*_: object) -> None:
+        raise OSError("disk full")
+
+    monkeypatch.setattr(os, "replace", fail)
+    with pytest.raises(OSError, match="disk full"):
+        write_atomically(path, b"new")
+    assert path.read_bytes() == b"old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_every_record_class_is_closed() -> None:
+    kinds = Record.__subclasses__()
+    assert len(kinds) > 20
+    for kind in kinds:
+        assert kind.model_config["extra"] == "forbid", kind
+        assert kind.model_config["frozen"], kind
+        assert kind.model_config["allow_inf_nan"] is False, kind
+        assert kind.__doc__, kind
