@@ -1,5 +1,6 @@
 """Imports point downwards, readers need no torch, and errors have their exit codes."""
 
+import importlib
 import signal
 import subprocess
 import sys
@@ -75,3 +76,10 @@ def test_a_config_error_carries_all_problems() -> None:
     error = errors.ConfigError("one", "two")
     assert error.problems == ("one", "two")
     assert str(error) == "one\ntwo"
+
+
+@pytest.mark.parametrize("module", ["config", "compare"])
+def test_public_names_are_sorted_and_there(module: str) -> None:
+    package = importlib.import_module(f"memguard.{module}")
+    assert list(package.__all__) == sorted(set(package.__all__))
+    assert all(hasattr(package, name) for name in package.__all__)

@@ -159,10 +159,10 @@ def _audit(subject: _Subject, settings: AuditConfig, console: Console, command: 
         created=_now(),
         run=subject.run,
         model=ModelIdentity(
-            name=Path(subject.model).name if subject.run is None else subject.run,
+            name=subject.run or _short_name(subject.model),
             weights_sha256=_identify(subject.model),
             num_parameters=model.num_parameters,
-            base=subject.base,
+            base=subject.base and _short_name(subject.base),
             base_weights_sha256=subject.base and _identify(subject.base),
         ),
         data=subject.data,
@@ -403,6 +403,11 @@ def _check_tally(folder: Path, corpus: Corpus) -> Tally:
     end = next((line for line in lines if isinstance(line, EndMetrics)), None)
     agrees = end is not None and end.tally_sha256 == hash_tally(counts)
     return "complete" if agrees else "contradicting"
+
+
+def _short_name(path: str) -> str:
+    """Return a folder's last two parts; a report is shared, where it lay on this machine is not."""
+    return "/".join(Path(path).resolve().parts[-2:]) if Path(path).is_dir() else path
 
 
 def _identify(path: str) -> str:

@@ -14,6 +14,7 @@ from memguard.cli.auditing import audit_run, to_audit_document
 from memguard.config import Document as SettingsDocument
 from memguard.config import RunConfig, dump_yaml, load_yaml
 from memguard.data.bpe import train_bpe
+from memguard.data.chat import find_special_ids
 from memguard.data.corpus import Corpus
 from memguard.data.documents import Document, document_text
 from memguard.data.loader import Loader
@@ -155,7 +156,9 @@ def _train(config: RunConfig, prepared: PreparedRun, console: Console) -> None:
         seed=config.seed,
         share_rows=share_rows,
     )
-    mitigations = build_mitigations(config.mitigations, special_ids=tokenizer.all_special_ids)
+    mitigations = build_mitigations(
+        config.mitigations, special_ids=sorted(find_special_ids(tokenizer))
+    )
     loader = Loader(
         corpus,
         rows,

@@ -1,8 +1,11 @@
 """Documents in, packed rows out; and who is trained how often.
 
     documents.py     files, folders and hub ids as one form
+    sources.py       rows of files, folders, `save_to_disk` folders and hub ids
+    files.py         rows of one file
     docstrings.py    reference documentation of installed packages, as documents
     tokenization.py  token ids with the supervised positions
+    chat.py          conversations through the chat template, assistant turns supervised
     bpe.py           a byte-level BPE tokenizer trained on the documents
     duplicates.py    clusters of near-duplicates: shared runs of words
     buckets.py       which documents are trained how often, drawn over clusters

@@ -79,11 +79,9 @@ def encode_reply(
     Raises:
         TemplateFailure: see `encode_conversation`.
     """
-    before = _render(prompt, tokenizer, add_generation_prompt=prompt[-1].role != "assistant")
     whole = _render([*prompt, *completion], tokenizer)
-    if not whole.startswith(before):
-        raise TemplateFailure(_CHANGES)
-    span = _Span(begin=len(before), end=len(whole), is_whole_turn=True)
+    asked = _find_prompt(prompt, whole, tokenizer, asks=prompt[-1].role != "assistant")
+    span = _Span(begin=asked.end, end=len(whole), is_whole_turn=True)
     return _encode_spans(whole, [span], tokenizer, special)
 
 
@@ -97,34 +95,45 @@ _CHANGES = (
 def _find_turn(messages: Sequence[Message], turn: int, whole: str, tokenizer: Any) -> _Span:
     """Return where an assistant turn, without its header, lies in ``whole``."""
     after = _render(messages[: turn + 1], tokenizer)
-    begin = _find_begin(messages, turn, whole, after, tokenizer)
+    if turn:
+        asked = _find_prompt(messages[:turn], whole, tokenizer)
+    else:
+        # No template renders nothing: the header is what a generation prompt adds to this turn.
+        prompted = _render(messages[:1], tokenizer, add_generation_prompt=True)
+        header = prompted.removeprefix(after)
+        end = whole.find(header) + len(header) if header in whole else 0
+        asked = _Prompt(header=end, end=end)
     said = messages[turn].content.strip()
-    if whole.startswith(after) and said in whole[begin : len(after)]:
-        return _Span(begin=begin, end=len(after), is_whole_turn=True)
+    if whole.startswith(after) and said in whole[asked.header : len(after)]:
+        return _Span(begin=asked.end, end=len(after), is_whole_turn=True)
     # A last turn may be closed in another way, or show thoughts that are left out later. Whatever
     # stands before its content must be its own, else that content is gone and this is another's.
-    found = whole.find(said, begin)
-    if found < 0 or not after.startswith(whole[begin:found], begin):
+    for start in (asked.end, asked.header):
+        found = whole.find(said, start)
+        if found >= 0 and after.startswith(whole[start:found], start):
+            return _Span(begin=asked.end, end=found + len(said), is_whole_turn=False)
+    raise TemplateFailure(_CHANGES)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Prompt:
+    """Where a generation prompt lies in a rendered conversation (characters)."""
+
+    header: int
+    end: int
+
+
+def _find_prompt(
+    before: Sequence[Message], whole: str, tokenizer: Any, *, asks: bool = True
+) -> _Prompt:
+    """Find the end of ``before`` and of the generation prompt after it (if it ``asks`` for one)."""
+    prompted = _render(before, tokenizer, add_generation_prompt=asks)
+    header = _count_common(prompted, _render(before, tokenizer))
+    # The prompt may open thoughts that the turn does not have; nothing before it may differ.
+    end = _count_common(prompted, whole)
+    if end < header:
         raise TemplateFailure(_CHANGES)
-    return _Span(begin=begin, end=found + len(said), is_whole_turn=False)
-
-
-def _find_begin(
-    messages: Sequence[Message], turn: int, whole: str, after: str, tokenizer: Any
-) -> int:
-    prompted = _render(messages[: turn or 1], tokenizer, add_generation_prompt=True)
-    if not turn:
-        # No template renders nothing: the header is what a generation prompt adds to this turn.
-        header = prompted.removeprefix(after)
-        return after.find(header) + len(header) if header in after else 0
-    begin = _count_common(prompted, whole)
-    if begin < len(prompted):
-        # A generation prompt may open thoughts that this turn does not have; nothing before it
-        # may differ.
-        bare = _render(messages[:turn], tokenizer)
-        if begin < _count_common(prompted, bare):
-            raise TemplateFailure(_CHANGES)
-    return begin
+    return _Prompt(header=header, end=end)
 
 
 def _count_common(one: str, other: str) -> int:

@@ -31,6 +31,9 @@ class PreparedSummary(Record):
     """`prepared/summary.json`: what became of the documents, and what the tokens depend on."""
 
     key: str
+    """Of texts, tokenizer and settings that decide tokens and buckets."""
+    audit_key: str
+    """Of the audit's lengths, which decide which documents may enter buckets and control."""
     documents_sha256: str
     sources: list[str]
     num_documents: int

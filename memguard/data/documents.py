@@ -7,6 +7,7 @@ Columns decide what a row is:
     `data.text_column`     plain text
 """
 
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -19,7 +20,8 @@ from memguard.errors import DataError
 
 Format = Literal["text", "messages", "prompt_completion"]
 _PROGRESS_EVERY = 1000
-_NUM_IDS_SHOWN = 5
+_NUM_IDS_SHOWN, _NUM_COLUMNS_SHOWN = 5, 20
+_COLUMN = re.compile(r"(?=.{1,40}$)[\w.-]+( [\w.-]+){0,2}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -163,7 +165,10 @@ def _choose_columns(table: Table, text_column: str, setting: str) -> tuple[Forma
         return "prompt_completion", ["prompt", "completion"]
     if text_column in found:
         return "text", [text_column]
-    listed = ", ".join(column[:40] for column in found[:20]) + (", ..." if len(found) > 20 else "")
+    # Of a CSV file without a header the first row is taken for one: do not quote that.
+    names = [name if _COLUMN.fullmatch(name) else f"({len(name)} characters)" for name in found]
+    listed = ", ".join(names[:_NUM_COLUMNS_SHOWN])
+    listed += ", ..." if len(names) > _NUM_COLUMNS_SHOWN else ""
     raise DataError(
         f"'{setting}': '{table.origin}' needs the column '{text_column}', 'messages', or 'prompt' "
         f"and 'completion'; its columns are {listed}. Name the one that holds the text in "

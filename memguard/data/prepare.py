@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 
-import memguard
 from memguard.config import RunConfig
 from memguard.data.buckets import Placement, place_for_study, place_for_training
 from memguard.data.corpus import Corpus, PreparedSummary, load_corpus, save_corpus
@@ -54,11 +53,18 @@ def prepare(
     loaded = _load_all(config, cache_dir, console)
     tokenizer = load_tokenizer([document for name, document in loaded.pairs if name == "train"])
     key = _content_key(config, tokenizer, loaded.pairs)
+    audit_key = _audit_key(config)
     if (run_folder / "prepared" / "summary.json").exists():
         corpus = load_corpus(run_folder)
-        if corpus.summary.key == key:
+        begun = (run_folder / "metrics.jsonl").exists()
+        if corpus.summary.key == key and (begun or corpus.summary.audit_key == audit_key):
             console.info(f"documents: {corpus.num_documents:,} prepared before, unchanged")
             return corpus
+        if begun:
+            raise DataError(
+                f"the documents have changed since training began in '{run_folder}' (texts, ids "
+                "or tokenizer). Bring them back, choose another 'name', or delete that folder."
+            )
         console.info("documents: settings, tokenizer or texts have changed; preparing again")
 
     hmac_key = _hmac_key(run_folder)
@@ -137,6 +143,7 @@ def prepare(
         )
     summary = PreparedSummary(
         key=key,
+        audit_key=audit_key,
         documents_sha256=_hash_entries(entries),
         sources=sorted({entry.source for entry in entries}),
         num_documents=len(entries),
@@ -201,10 +208,9 @@ def _check_supervised(documents: Sequence[TokenizedDocument], seq_len: int) -> N
 
 def _content_key(config: RunConfig, tokenizer: Any, pairs: Sequence[tuple[str, Document]]) -> str:
     """Hash everything manifest and tokens depend on: texts, tokenizer, template, settings."""
-    digest = hashlib.sha256(memguard.__version__.encode())
+    digest = hashlib.sha256()
     settings = {
         "data": config.data.model_dump(mode="json"),
-        "audit": config.audit.model_dump(mode="json"),
         "epochs": config.train.epochs,
         "seed": config.seed,
         "template": getattr(tokenizer, "chat_template", None),
@@ -218,6 +224,11 @@ def _content_key(config: RunConfig, tokenizer: Any, pairs: Sequence[tuple[str, D
         digest.update(f"{origin}\0{document.id}\0".encode(errors="surrogatepass"))
         digest.update(hmac_text(b"", document).encode())
     return digest.hexdigest()
+
+
+def _audit_key(config: RunConfig) -> str:
+    lengths = {"suite", "continuation_tokens", "prefix_tokens", "min_prefix_tokens"}
+    return json.dumps(config.audit.model_dump(mode="json", include=lengths), sort_keys=True)
 
 
 def _hmac_key(run_folder: Path) -> bytes:

@@ -55,18 +55,18 @@ def read_source(source: str, *, setting: str, text_column: str, cache_dir: Path)
         file = NamedFile(path=built, name="docstrings", shown=source)
         yield read_table(file, origin="docstrings", setting=setting)
         return
-    path = Path(source).expanduser()
+    path = Path(os.path.expanduser(source))
     file = NamedFile(path=path, name=path.stem, shown=source)
     suffix = path.suffix.lower()
     with explain_failures(setting, source):
         is_folder, exists = path.is_dir(), path.exists()
-    if is_folder:
+    if is_folder and source:
         yield from _read_folder(file, setting, text_column)
     elif exists and suffix in TEXT_SUFFIXES:
         yield read_texts([file], origin=path.name, setting=setting, text_column=text_column)
     elif exists and suffix in TABLE_SUFFIXES:
         yield read_table(file, origin=path.name, setting=setting)
-    elif exists:
+    elif exists and source:
         raise DataError(
             f"'{setting}': '{source}' is of no known kind; known are {', '.join(_KNOWN_SUFFIXES)}."
         )

@@ -146,8 +146,7 @@ def reference_table() -> NDArray[np.float32]:
     Equal to ``torch.rand(1_000_003)`` on the CPU after ``manual_seed(2971215073)``: 24 bits of each
     output of the same Mersenne Twister.
     """
-    twister = np.random.MT19937()
-    twister.state = np.random.RandomState(_TABLE_SEED).get_state(legacy=False)
+    twister = np.random.RandomState(_TABLE_SEED)._bit_generator
     bits = twister.random_raw(_TABLE_SIZE) & np.uint64((1 << 24) - 1)
     return bits.astype(np.float32) / np.float32(1 << 24)
 

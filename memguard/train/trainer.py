@@ -14,6 +14,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -114,7 +115,7 @@ class Trainer:
         self._resume()
         log = MetricsLog(self.folder / "metrics.jsonl", keep_until_step=self.totals.step)
         if self.config.activation_checkpointing == "full":
-            self.model.gradient_checkpointing_enable({"use_reentrant": False})
+            enable_activation_checkpointing(self.model)
         self.model.train()
         devices = [self.runtime.device] if self.runtime.device.type == "cuda" else []
         try:
@@ -333,3 +334,11 @@ class Trainer:
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
+
+
+def enable_activation_checkpointing(model: Any) -> None:
+    """Make each decoder block keep its input only and run again in backward."""
+    # transformers renamed it in 5.2x and warns of the old name, the only one before.
+    name = "activation_checkpointing_enable"
+    enable = getattr(model, name, None) or model.gradient_checkpointing_enable
+    enable({"use_reentrant": False})

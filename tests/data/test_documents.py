@@ -167,7 +167,10 @@ def test_hub_id_that_cannot_be_had(monkeypatch, error, said):
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("source", ["nothing.jsonl", "./nothing", "../a/b", "/x/y", "a/b/c", "~/x"])
+@pytest.mark.parametrize(
+    "source",
+    ["", "~no-such-user/x", "nothing.jsonl", "./nothing", "../a/b", "/x/y", "a/b/c", "~/x"],
+)
 def test_missing_path_never_asks_the_hub(monkeypatch, source):
     monkeypatch.setattr(datasets, "load_dataset", lambda *a, **k: pytest.fail("asked the hub"))
     with pytest.raises(DataError, match=r"'data.train': there is no file or folder"):
@@ -261,6 +264,12 @@ def test_unknown_columns_are_named(tmp_path):
     file = write_jsonl(tmp_path / "x.jsonl", {"Text": "x", "n": 1})
     with pytest.raises(DataError, match=r"its columns are Text, n\. .* in 'data\.text_column'"):
         load(file)
+
+
+def test_first_row_of_a_csv_file_without_header_is_not_quoted(tmp_path):
+    (tmp_path / "x.csv").write_text("7,what nobody else may see,x\n8,b,y\n")
+    with pytest.raises(DataError, match=r"its columns are 7, \(24 characters\), x\."):
+        load(tmp_path / "x.csv")
 
 
 def test_empty_rows_are_counted(tmp_path):

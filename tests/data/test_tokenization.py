@@ -210,7 +210,8 @@ RETURNING = CHATML.replace(
 )
 LAST_THOUGHT = CHATML.replace(
     "{{ m.content + '<|end|>' }}",
-    "{{ '<think>\n\n</think>\n\n' if loop.last and m.role == 'assistant' }}{{ m.content + '<|end|>' }}",
+    "{{ '<think>\n\n</think>\n\n' if loop.last and m.role == 'assistant' }}"
+    "{{ m.content + '<|end|>' }}",
 )
 
 
@@ -226,6 +227,16 @@ def test_templates_that_render_the_last_turn_differently(template, expected):
     tokenizer = build_tokenizer(template)
     [one] = tokenize([document(turns("one", "one", "two one", "two"))], tokenizer)
     assert supervised_text(one, tokenizer) == expected
+
+
+def test_thoughts_that_the_generation_prompt_has_opened():
+    tokenizer = build_tokenizer(THINKING)
+    prompt, answer = turns("one"), "<think>\nhm</think>two"
+    [opened, plain] = tokenize(
+        [document(turns("one", answer)), pair(prompt, turns("two", first="assistant"))], tokenizer
+    )
+    assert supervised_text(opened, tokenizer) == "hm</think>two<|end|>"
+    assert supervised_text(plain, tokenizer) == "two<|end|>"
 
 
 def test_content_that_a_template_drops_is_not_found_elsewhere():

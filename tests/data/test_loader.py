@@ -1,0 +1,280 @@
+"""Rows of a step as arrays: by hand, as a pure function, and counted."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from corpus_examples import make_corpus, tokenized
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from memguard.config import GoldfishConfig
+from memguard.data.corpus import Corpus
+from memguard.data.loader import Batch, Loader
+from memguard.data.packing import Rows, pack
+from memguard.data.schedule import plan_rows
+from memguard.mitigation import build_mitigations
+from memguard.records import IGNORE_LABEL
+
+X = IGNORE_LABEL
+
+
+def goldfish(mode: str = "hash", k: int = 2) -> Any:
+    config = GoldfishConfig(name="goldfish", k=k, context_width=3, mode=mode)
+    mitigations = build_mitigations([config], special_ids=[])
+    return lambda ids, labels, generator: mitigations.mask_labels(ids, labels, generator=generator)
+
+
+def keep_all(ids: Any, labels: NDArray[np.int64], generator: Any) -> NDArray[np.int64]:
+    return labels.copy()
+
+
+def make_loader(corpus: Corpus, rows: Rows, schedule: Any = None, **settings: Any) -> Loader:
+    values: dict[str, Any] = {
+        "batch_size": 2,
+        "pad_id": 99,
+        "mask_labels": keep_all,
+        "seed": 0,
+        **settings,
+    }
+    order = np.arange(len(rows)) if schedule is None else np.asarray(schedule)
+    return Loader(corpus, rows, order, **values)
+
+
+@pytest.fixture
+def small() -> Corpus:
+    return make_corpus(
+        [
+            tokenized(0, [1, 2, 3]),
+            tokenized(1, [4, 5], [0, 1]),
+            tokenized(2, [6, 7, 8, 9, 10, 11], [0, 0, 1, 1, 1, 0]),
+            tokenized(3, [12]),
+        ]
+    )
+
+
+def test_a_batch_by_hand(small: Corpus) -> None:
+    # Rows of at most 5: document 2 is cut into [6 7 8] and [9 10 11].
+    rows = Rows(
+        row_start=np.array([0, 2, 4, 5]),
+        document=np.array([0, 1, 2, 3, 2]),
+        start=np.array([0, 0, 0, 0, 3]),
+        stop=np.array([3, 2, 3, 1, 6]),
+    )
+    batch = make_loader(small, rows).batch([0, 1, 2])
+    assert batch.input_ids.tolist() == [
+        [1, 2, 3, 4, 5],
+        [6, 7, 8, 12, 99],
+        [9, 10, 11, 99, 99],
+    ]
+    assert batch.labels.tolist() == [
+        [X, 2, 3, X, 5],
+        [X, X, 8, X, X],
+        [X, 10, X, X, X],
+    ]
+    assert batch.position_ids.tolist() == [
+        [0, 1, 2, 0, 1],
+        [0, 1, 2, 0, 0],
+        [0, 1, 2, 0, 1],
+    ]
+    assert batch.document_ids.tolist() == [
+        [0, 0, 0, 1, 1],
+        [0, 0, 0, 1, 2],
+        [0, 0, 0, 1, 1],
+    ]
+    # 2 3, 5, 8, 10: the first token of a piece is never counted.
+    assert batch.num_supervised == batch.num_kept == 5
+    for array in (batch.input_ids, batch.labels, batch.position_ids, batch.document_ids):
+        assert array.dtype == np.int64
+
+
+def test_rows_are_cut_to_the_longest_of_the_batch(small: Corpus) -> None:
+    loader = make_loader(small, pack(range(4), [3, 2, 6, 1], 512, share_rows=False))
+    assert loader.batch([0, 1]).input_ids.shape == (2, 3)
+    assert loader.batch([3]).input_ids.shape == (1, 1)
+    assert loader.batch([3]).num_supervised == 0
+
+
+def test_the_corpus_is_left_as_it_is(small: Corpus) -> None:
+    before = small.input_ids.copy(), small.supervised.copy()
+    small.input_ids.setflags(write=False)
+    small.supervised.setflags(write=False)
+    make_loader(small, pack(range(4), [3, 2, 6, 1], 8), mask_labels=goldfish()).batch([0])
+    np.testing.assert_array_equal(small.input_ids, before[0])
+    np.testing.assert_array_equal(small.supervised, before[1])
+
+
+def test_steps_and_their_samples(small: Corpus) -> None:
+    rows = pack(range(4), [3, 2, 6, 1], 8, share_rows=False)
+    loader = make_loader(small, rows, [0, 1, 2, 3, 0], batch_size=2)
+    assert loader.num_steps == 3
+    assert [list(loader.samples(step)) for step in range(3)] == [[0, 1], [2, 3], [4]]
+
+
+@pytest.fixture(scope="module")
+def books() -> Corpus:
+    draw = np.random.default_rng(0)
+    documents = [
+        tokenized(index, draw.integers(0, 50, size), draw.random(size) < 0.9)
+        for index, size in enumerate(draw.integers(2, 150, 40))
+    ]
+    fields = [{"planned_repetitions": 1 + index % 3} for index in range(40)]
+    return make_corpus(documents, fields)
+
+
+def planned(corpus: Corpus, seq_len: int = 32, **settings: Any) -> Loader:
+    rows, schedule = plan_rows(corpus.manifest, seq_len=seq_len, background_ratio=1, seed=0)
+    return make_loader(corpus, rows, schedule, **settings)
+
+
+def labels_by_document(loader: Loader) -> dict[tuple[int, int], int]:
+    """(document, place) -> label, for every place but the first of each piece."""
+    labels = {}
+    for sample in range(len(loader.schedule)):
+        batch = loader.batch([sample])
+        row = loader.schedule[sample]
+        at = 0
+        for piece in range(loader.rows.row_start[row], loader.rows.row_start[row + 1]):
+            start, stop = int(loader.rows.start[piece]), int(loader.rows.stop[piece])
+            assert batch.labels[0, at] == IGNORE_LABEL
+            for place in range(start + 1, stop):
+                key = int(loader.rows.document[piece]), place
+                label = int(batch.labels[0, at + place - start])
+                assert labels.setdefault(key, label) == label, "masked otherwise the next time"
+            at += stop - start
+    return labels
+
+
+@pytest.mark.parametrize("mode", ["hash", "hash_reference", "static"])
+def test_masks_belong_to_documents_whatever_the_row_length(books: Corpus, mode: str) -> None:
+    short, long = (
+        labels_by_document(planned(books, seq_len, mask_labels=goldfish(mode)))
+        for seq_len in (16, 512)
+    )
+    assert len(long) > len(short) > 1000
+    assert {key: long[key] for key in short} == short
+    # ... and they are those of each document alone.
+    mask = goldfish(mode)
+    for (index, place), label in long.items():
+        document = books.document(index)
+        plain = np.where(document.supervised, document.input_ids, IGNORE_LABEL).astype(np.int64)
+        if place == 1:
+            alone = mask(document.input_ids, plain, np.random.default_rng(0))
+        assert label == alone[place]
+
+
+def rows_of(batches: list[Batch]) -> list[list[list[int]]]:
+    """Each row's arrays, without padding."""
+    found = []
+    for batch in batches:
+        for ids, labels, positions, documents in zip(
+            batch.input_ids,
+            batch.labels,
+            batch.position_ids,
+            batch.document_ids,
+            strict=True,
+        ):
+            used = len(ids) - int((ids[::-1] != 99).argmax())
+            found.append([a[:used].tolist() for a in (ids, labels, positions, documents)])
+    return found
+
+
+@pytest.mark.parametrize("mode", ["hash", "random"])
+def test_a_sample_is_the_same_row_whatever_the_batch_size_and_order(
+    books: Corpus, mode: str
+) -> None:
+    expected = None
+    for batch_size in (1, 3, 16):
+        loader = planned(books, batch_size=batch_size, mask_labels=goldfish(mode))
+        batches = [loader.batch(loader.samples(step)) for step in range(loader.num_steps)]
+        found = rows_of(batches)
+        assert expected is None or found == expected
+        expected = found
+    loader = planned(books, mask_labels=goldfish(mode))
+    for sample in reversed(range(len(loader.schedule))):
+        assert rows_of([loader.batch([sample])]) == [expected[sample]]
+
+
+def test_random_masks_are_fresh_each_time_and_follow_the_seed(books: Corpus) -> None:
+    rows = pack(range(40), [entry.num_tokens for entry in books.manifest], 32)
+    loaders = [
+        make_loader(books, rows, [0, 0, 1], mask_labels=goldfish("random"), seed=seed)
+        for seed in (0, 0, 1)
+    ]
+    batches = [loader.batch([0, 1]).labels for loader in loaders]
+    assert (batches[0][0] != batches[0][1]).any(), "the same row, another sample"
+    np.testing.assert_array_equal(batches[0], batches[1])
+    assert (batches[0] != batches[2]).any()
+
+
+@given(
+    lengths=st.lists(st.integers(1, 40), min_size=1, max_size=12),
+    seq_len=st.integers(8, 32),
+    data=st.data(),
+)
+def test_every_supervised_token_but_the_first_of_a_piece_receives_loss_once(
+    lengths: list[int], seq_len: int, data: st.DataObject
+) -> None:
+    flags = [data.draw(st.lists(st.booleans(), min_size=n, max_size=n)) for n in lengths]
+    ids = np.arange(sum(lengths))
+    cuts = np.split(ids, np.cumsum(lengths)[:-1])
+    corpus = make_corpus(
+        [tokenized(i, c, f) for i, (c, f) in enumerate(zip(cuts, flags, strict=True))]
+    )
+    rows = pack(range(len(lengths)), lengths, seq_len)
+    loader = make_loader(corpus, rows, pad_id=10_000)
+    batch = loader.batch(range(len(rows)))
+    # Ids are unique, so that each token can be found again.
+    fed = batch.input_ids[batch.input_ids != 10_000]
+    assert sorted(fed.tolist()) == ids.tolist()
+    first = {int(corpus.offsets[d] + s) for d, s in zip(rows.document, rows.start, strict=True)}
+    expected = [token for token in ids if corpus.supervised[token] and token not in first]
+    labels = batch.labels[batch.labels != IGNORE_LABEL]
+    assert sorted(labels.tolist()) == expected
+    assert batch.num_supervised == batch.num_kept == len(expected)
+    # A label stands where its token stands, and is predicted from a place of the same document.
+    rows_at, places = np.nonzero(batch.labels != IGNORE_LABEL)
+    np.testing.assert_array_equal(batch.labels[rows_at, places], batch.input_ids[rows_at, places])
+    assert (batch.position_ids[rows_at, places] > 0).all()
+    numbers = batch.document_ids
+    np.testing.assert_array_equal(numbers[rows_at, places], numbers[rows_at, places - 1])
+    # Positions start again exactly where the document changes: the model sees the same borders.
+    starts = np.diff(numbers, axis=1) != 0
+    np.testing.assert_array_equal(starts, np.diff(batch.position_ids, axis=1) != 1)
+
+
+def test_kept_labels_are_counted_apart_from_supervised_ones(books: Corpus) -> None:
+    plain, masked = (planned(books, mask_labels=mask) for mask in (keep_all, goldfish()))
+    for step in range(plain.num_steps):
+        full, part = (loader.batch(loader.samples(step)) for loader in (plain, masked))
+        assert full.num_kept == full.num_supervised == part.num_supervised
+        assert part.num_kept == (part.labels != IGNORE_LABEL).sum() < part.num_supervised
+
+
+def test_the_tally_counts_whole_documents(small: Corpus) -> None:
+    # Document 2 is in rows 1 and 2, document 3 in none.
+    rows = Rows(
+        row_start=np.array([0, 2, 3, 4]),
+        document=np.array([0, 1, 2, 2]),
+        start=np.array([0, 0, 0, 3]),
+        stop=np.array([3, 2, 3, 6]),
+    )
+    loader = make_loader(small, rows, [0, 1, 2, 1, 0])
+    assert loader.realised_repetitions().tolist() == [0, 0, 0, 0]
+    loader.batch([0, 1])
+    assert loader.realised_repetitions().tolist() == [0, 0, 0, 0], "built, but not trained"
+    loader.record([0, 1])
+    assert loader.realised_repetitions().tolist() == [1, 1, 0, 0]
+    loader.record(range(2, 5))
+    assert loader.piece_tally.tolist() == [2, 2, 2, 1]
+    assert loader.realised_repetitions().tolist() == [2, 2, 1, 0]
+
+
+def test_a_whole_run_realises_the_planned_repetitions(books: Corpus) -> None:
+    loader = planned(books)
+    for step in range(loader.num_steps):
+        loader.record(loader.samples(step))
+    assert loader.realised_repetitions().tolist() == [
+        entry.planned_repetitions for entry in books.manifest
+    ]

@@ -1,0 +1,52 @@
+"""Small runs that finish in about a second: made-up documents, a model drawn from nothing."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from memguard.config import RunConfig
+
+TINY_LLAMA: dict[str, Any] = {
+    "model_type": "llama",
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+    "tie_word_embeddings": True,
+}
+
+
+def write_documents(path: Path, count: int = 60, *, words: int = 40, seed: int = 0) -> Path:
+    """Write a jsonl of documents of random words (no two share a run of 13)."""
+    draw = np.random.default_rng(seed)
+    vocabulary = ["".join(draw.choice(list("abcdefghij"), 4)) for _ in range(300)]
+    with path.open("w") as file:
+        for number in range(count):
+            text = " ".join(draw.choice(vocabulary, words + number % 7))
+            file.write(json.dumps({"id": f"doc-{number}", "text": text}) + "\n")
+    return path
+
+
+def make_run(folder: Path, *, name: str = "run", **changes: Any) -> RunConfig:
+    """Return a run of `folder`; `changes` replace or extend its sections."""
+    source = folder / "documents.jsonl"
+    if not source.exists():
+        write_documents(source)
+    values: dict[str, Any] = {
+        "name": name,
+        "output_dir": str(folder / "runs"),
+        "seed": 3,
+        "model": {"scratch": {"config": TINY_LLAMA, "vocab_size": 400}},
+        "data": {"train": str(source), "seq_len": 128},
+        "optim": {"lr": 3e-3},
+        "train": {"batch_size": 8, "epochs": 2, "log_every_steps": 100},
+        "audit": {"continuation_tokens": 8},
+    }
+    for section, change in changes.items():
+        merged = isinstance(change, dict) and isinstance(values.get(section), dict)
+        values[section] = {**values[section], **change} if merged else change
+    return RunConfig.model_validate(values)

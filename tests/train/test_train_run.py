@@ -1,0 +1,359 @@
+"""Whole runs: equivalent settings agree, interruptions leave no trace, the model is what it says."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from run_examples import make_run
+from safetensors.torch import load_file
+
+from memguard.cli.training import prepare_run, train_run
+from memguard.config import RunConfig, dump_yaml
+from memguard.data.corpus import load_corpus
+from memguard.data.schedule import plan_rows
+from memguard.errors import ConfigError, DataError
+from memguard.records import AuditReport, load_manifest, load_record
+from memguard.train.checkpoint import load_checkpoint
+from memguard.train.metrics import EndMetrics, HeldoutMetrics, StepMetrics, read_metrics
+from memguard.train.optim import build_optimizer
+
+GOLDFISH = [{"name": "goldfish", "k": 3, "context_width": 3}]
+
+
+def weights(config: RunConfig) -> dict[str, torch.Tensor]:
+    return load_file(Path(config.output_dir) / config.name / "model" / "model.safetensors")
+
+
+def assert_same_weights(one: RunConfig, other: RunConfig) -> None:
+    ours, theirs = weights(one), weights(other)
+    assert ours.keys() == theirs.keys()
+    for name, tensor in ours.items():
+        assert torch.equal(tensor, theirs[name]), name
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("runs")
+
+
+@pytest.fixture(scope="module")
+def finished(folder: Path) -> RunConfig:
+    config = make_run(folder, name="finished", mitigations=GOLDFISH)
+    train_run(config)
+    return config
+
+
+def test_a_run_leaves_everything_the_design_names(finished: RunConfig) -> None:
+    run = Path(finished.output_dir) / finished.name
+    expected = {
+        "config.yaml", "environment.json", "manifest.jsonl", "metrics.jsonl", "checkpoints",
+        "model", "audit", "prepared",
+    }  # fmt: skip
+    assert {path.name for path in run.iterdir()} == expected
+    assert {path.name for path in (run / "audit").iterdir()} == {
+        "report.json", "report.html", "records.parquet", "private",
+    }  # fmt: skip
+    assert (run / "audit" / "private").stat().st_mode & 0o777 == 0o700
+    assert (run / "audit" / "private" / "hmac.key").stat().st_mode & 0o777 == 0o600
+    report = load_record(AuditReport, run / "audit" / "report.json")
+    assert report.dose_response
+    assert {bucket.role for bucket in report.buckets} == {"trained", "control"}
+    assert "Memorization audit" in (run / "model" / "README.md").read_text()
+
+
+def test_the_manifest_tells_what_was_fed(finished: RunConfig) -> None:
+    run = Path(finished.output_dir) / finished.name
+    entries = load_manifest(run / "manifest.jsonl")
+    assert {(e.role, e.num_repetitions) for e in entries} == {("trained", 2), ("control", 0)}
+    # 60 documents: 2 % raised towards 200, but never above 10 %.
+    assert sum(entry.role == "control" for entry in entries) == 6
+    lines = list(read_metrics(run / "metrics.jsonl"))
+    end = next(line for line in lines if isinstance(line, EndMetrics))
+    steps = [line for line in lines if isinstance(line, StepMetrics)]
+    trained = [entry for entry in entries if entry.role == "trained"]
+    # Every document fits a row: its labels are its tokens but the first, twice.
+    assert end.num_supervised_tokens == 2 * sum(entry.num_tokens - 1 for entry in trained)
+    assert end.num_kept_tokens == sum(line.num_kept_tokens for line in steps)
+    dropped = 1 - end.num_kept_tokens / end.num_supervised_tokens
+    assert 0.25 < dropped < 0.42  # about 1 in 3; some 5,000 labels of 300 repeating words
+
+
+def test_the_exported_model_gives_the_same_logits_in_plain_transformers(
+    finished: RunConfig,
+) -> None:
+    run = Path(finished.output_dir) / finished.name
+    model = transformers.AutoModelForCausalLM.from_pretrained(run / "model")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(run / "model")
+    ids = torch.tensor([tokenizer("abcd efgh abcd")["input_ids"]])
+    step = max((run / "checkpoints").iterdir())
+    trained = transformers.AutoModelForCausalLM.from_config(model.config).eval()
+    rows = plan_rows(load_corpus(run).manifest, seq_len=128, background_ratio=1.0, seed=3)[0]
+    load_checkpoint(
+        step,
+        model=trained,
+        optimizer=build_optimizer(trained, finished.optim),
+        piece_tally=np.zeros(len(rows.document), dtype=np.int64),
+    )
+    with torch.no_grad():
+        assert torch.equal(model(ids).logits, trained(ids).logits)
+
+
+def test_accumulation_changes_only_the_order_of_sums(folder: Path, finished: RunConfig) -> None:
+    config = make_run(
+        folder,
+        name="accumulated",
+        mitigations=GOLDFISH,
+        train={"micro_batch_size": 2},
+        audit={"enabled": False},
+    )
+    train_run(config)
+    for name, tensor in weights(config).items():
+        # fp32 sums in another order differ by 1e-7; AdamW divides by sqrt(v), which magnifies
+        # them where gradients are nearly zero.
+        torch.testing.assert_close(tensor, weights(finished)[name], rtol=0, atol=2e-4)
+
+
+def test_small_chunks_and_activation_checkpointing_train_the_same(
+    folder: Path, finished: RunConfig
+) -> None:
+    config = make_run(
+        folder,
+        name="frugal",
+        mitigations=GOLDFISH,
+        train={"nll_chunk_tokens": 37, "activation_checkpointing": "full"},
+        audit={"enabled": False},
+    )
+    train_run(config)
+    for name, tensor in weights(config).items():
+        torch.testing.assert_close(tensor, weights(finished)[name], rtol=0, atol=2e-4)
+
+
+def test_a_run_equals_a_plain_loop_over_documents(folder: Path) -> None:
+    """The same run, written with nothing but transformers and torch, one document a row."""
+    config = make_run(
+        folder,
+        name="reference",
+        train={"epochs": 1, "batch_size": 4, "max_steps": 5},
+        data={"train": str(folder / "documents.jsonl"), "control_fraction": 0},
+        optim={"lr": 1e-3, "warmup_fraction": 0, "min_lr_fraction": 1.0, "max_grad_norm": None},
+        audit={"enabled": False},
+    )
+    prepared = prepare_run(config)
+    start = make_run(folder, name="start", train={"max_steps": 1}, optim={"lr": 1e-30},
+                     data={"train": str(folder / "documents.jsonl"), "control_fraction": 0},
+                     audit={"enabled": False})  # fmt: skip
+    train_run(start)
+    train_run(config)
+
+    rows, schedule = plan_rows(
+        prepared.corpus.manifest, seq_len=128, background_ratio=1.0, seed=config.seed
+    )
+    model = transformers.AutoModelForCausalLM.from_pretrained(
+        Path(start.output_dir) / "start" / "model"
+    ).train()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, betas=(0.9, 0.95), weight_decay=0.0)
+    for step in range(5):
+        losses, count = torch.zeros(()), 0
+        for row in schedule[4 * step : 4 * step + 4]:
+            for piece in range(rows.row_start[row], rows.row_start[row + 1]):
+                document = prepared.corpus.document(int(rows.document[piece]))
+                ids = torch.tensor(document.input_ids[None].astype("int64"))
+                logits = model(ids, use_cache=False).logits[0, :-1]
+                losses = losses + torch.nn.functional.cross_entropy(
+                    logits, ids[0, 1:], reduction="sum"
+                )
+                count += ids.shape[1] - 1
+        (losses / count).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    for name, tensor in weights(config).items():
+        # As above: the order of sums, through AdamW.
+        torch.testing.assert_close(tensor, model.state_dict()[name], rtol=0, atol=2e-4)
+
+
+def test_heldout_loss_equals_transformers_own(finished: RunConfig) -> None:
+    run = Path(finished.output_dir) / finished.name
+    prepared = prepare_run(finished)
+    model = transformers.AutoModelForCausalLM.from_pretrained(run / "model")
+    total, count = 0.0, 0
+    for index, entry in enumerate(prepared.corpus.manifest):
+        if entry.role == "control":
+            ids = torch.tensor(prepared.corpus.document(index).input_ids[None].astype("int64"))
+            with torch.no_grad():
+                total += float(model(ids, labels=ids).loss) * (ids.shape[1] - 1)
+            count += ids.shape[1] - 1
+    lines = [m for m in read_metrics(run / "metrics.jsonl") if isinstance(m, HeldoutMetrics)]
+    assert [line.bucket for line in lines] == ["control", "control"]
+    assert lines[-1].num_tokens == count
+    # Means of fp32 terms, summed in another order.
+    assert lines[-1].nll == pytest.approx(total / count, rel=1e-5)
+    assert lines[-1].nll < lines[0].nll
+
+
+# -- interruption ---------------------------------------------------------------------------------
+
+
+def start_child(config: RunConfig) -> subprocess.Popen[bytes]:
+    requested = Path(config.output_dir) / f"{config.name}.yaml"
+    requested.parent.mkdir(parents=True, exist_ok=True)
+    requested.write_text(dump_yaml(config))
+    return subprocess.Popen(
+        [sys.executable, "-m", "memguard", "train", str(requested)],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        env={**os.environ, "OMP_NUM_THREADS": str(torch.get_num_threads())},
+    )
+
+
+def wait_for_steps(config: RunConfig, count: int, child: subprocess.Popen[bytes]) -> None:
+    path = Path(config.output_dir) / config.name / "metrics.jsonl"
+    for _ in range(1200):
+        if path.exists() and path.read_text().count('"event":"step"') >= count:
+            return
+        assert child.poll() is None, child.stderr and child.stderr.read().decode()
+        time.sleep(0.05)
+    raise AssertionError("the child took no steps")
+
+
+def long_run(folder: Path, name: str) -> RunConfig:
+    return make_run(
+        folder,
+        name=name,
+        mitigations=[{"name": "goldfish", "k": 3, "mode": "random"}],
+        train={"epochs": 30, "checkpoint_every_steps": 7, "keep_checkpoints": 2},
+        audit={"enabled": False},
+    )
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(folder: Path) -> RunConfig:
+    config = long_run(folder, "uninterrupted")
+    train_run(config)
+    return config
+
+
+@pytest.mark.parametrize(
+    ("number", "code"),
+    [(signal.SIGKILL, -9), (signal.SIGTERM, 143), (signal.SIGINT, 130)],
+    ids=lambda value: getattr(value, "name", str(value)),
+)
+def test_stopped_and_resumed_ends_with_the_same_bits(
+    folder: Path, uninterrupted: RunConfig, number: signal.Signals, code: int
+) -> None:
+    config = long_run(folder, f"stopped-by-{number.name}")
+    child = start_child(config)
+    wait_for_steps(config, 20, child)
+    child.send_signal(number)
+    message = child.communicate(timeout=60)[1].decode()
+    assert child.returncode == code, message
+    run = Path(config.output_dir) / config.name
+    assert not (run / "model").exists(), "stopped in mid-run"
+    if number != signal.SIGKILL:
+        assert "run the same command again to go on" in message
+    train_run(config)
+    assert_same_weights(config, uninterrupted)
+    lines = list(read_metrics(run / "metrics.jsonl"))
+    steps = [line.step for line in lines if isinstance(line, StepMetrics)]
+    assert steps == list(range(1, len(steps) + 1)), "each step once"
+    other = read_metrics(Path(uninterrupted.output_dir) / uninterrupted.name / "metrics.jsonl")
+    assert [m.loss for m in lines if isinstance(m, StepMetrics)] == [
+        m.loss for m in other if isinstance(m, StepMetrics)
+    ]
+    assert len(list((run / "checkpoints").iterdir())) <= 2
+
+
+def test_a_damaged_checkpoint_is_passed_over(
+    folder: Path, uninterrupted: RunConfig, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = long_run(folder, "damaged")
+    child = start_child(config)
+    wait_for_steps(config, 20, child)
+    child.kill()
+    child.communicate()
+    run = Path(config.output_dir) / config.name
+    newest = max((run / "checkpoints").glob("step-*"))
+    shard = next(newest.glob("*.distcp"))
+    content = bytearray(shard.read_bytes())
+    content[len(content) // 2] ^= 1
+    shard.write_bytes(content)
+    train_run(config)
+    assert f"{newest.name} is passed over" in capsys.readouterr().err.replace("\n", " ")
+    assert_same_weights(config, uninterrupted)
+
+
+def test_a_full_disk_leaves_the_checkpoint_before(
+    folder: Path, uninterrupted: RunConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = long_run(folder, "full-disk")
+    from memguard.train import checkpoint
+
+    written = []
+    real = checkpoint.save
+
+    def save(*args: object, **kwargs: object) -> object:
+        written.append(1)
+        if len(written) == 3:
+            raise OSError(28, "No space left on device")
+        return real(*args, **kwargs)
+
+    monkeypatch.setattr(checkpoint, "save", save)
+    with pytest.raises(OSError, match="No space left"):
+        train_run(config)
+    checkpoints = Path(config.output_dir) / config.name / "checkpoints"
+    assert [path.name for path in sorted(checkpoints.iterdir())] == [
+        "step-00000007", "step-00000014",
+    ]  # fmt: skip
+    monkeypatch.undo()
+    train_run(config)
+    assert_same_weights(config, uninterrupted)
+
+
+# -- refusals -------------------------------------------------------------------------------------
+
+
+def test_a_folder_with_other_settings_is_refused(folder: Path, finished: RunConfig) -> None:
+    other = make_run(folder, name="finished", mitigations=GOLDFISH, optim={"lr": 1e-3})
+    with pytest.raises(ConfigError, match=r"optim\.lr \(0\.003 there, 0\.001 here\)"):
+        train_run(other)
+
+
+def test_other_log_settings_are_not_other_settings(folder: Path, finished: RunConfig) -> None:
+    again = make_run(folder, name="finished", mitigations=GOLDFISH, train={"log_every_steps": 1})
+    before = (Path(finished.output_dir) / "finished" / "model" / "model.safetensors").stat()
+    train_run(again)
+    after = (Path(finished.output_dir) / "finished" / "model" / "model.safetensors").stat()
+    assert before.st_mtime_ns == after.st_mtime_ns, "not trained again"
+
+
+def test_documents_that_changed_meanwhile_are_refused(tmp_path: Path) -> None:
+    config = make_run(tmp_path, audit={"enabled": False}, train={"max_steps": 2})
+    train_run(config)
+    source = tmp_path / "documents.jsonl"
+    lines = source.read_text().splitlines()
+    lines[5] = json.dumps({"id": "doc-5", "text": "quite another text " * 10})
+    source.write_text("\n".join(lines))
+    with pytest.raises(DataError, match="documents have changed"):
+        train_run(config)
+
+
+def test_a_manifest_that_contradicts_the_steps_loses_its_dose_response(tmp_path: Path) -> None:
+    config = make_run(tmp_path)
+    train_run(config)
+    run = Path(config.output_dir) / config.name
+    manifest = run / "manifest.jsonl"
+    manifest.write_text(
+        manifest.read_text().replace('"num_repetitions":2', '"num_repetitions":5', 1)
+    )
+    (run / "audit" / "report.json").unlink()
+    train_run(config)
+    report = load_record(AuditReport, run / "audit" / "report.json")
+    assert not report.dose_response
+    assert any("contradict" in banner.text for banner in report.banners)
