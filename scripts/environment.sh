@@ -1,4 +1,5 @@
-# Sourced by the scripts: a virtual environment with the tested versions, made once.
+# Make a virtual environment with the tested versions, once; sourced.
+# A virtual environment with the tested versions, made once.
 # Sets $venv and $python; make_environment EXTRAS installs memguard[EXTRAS] unless it is there.
 
 venv="${MEMGUARD_VENV:-.venv}"

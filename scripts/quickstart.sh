@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# Show a model that recites, and the same with goldfish loss.
 # Trains a small model that recites, then the same with goldfish loss, and compares; offline, in a
 # few minutes on two cores. Makes .venv if there is none. Arguments override settings.
 set -euo pipefail

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Runs the test suite in .venv, which it makes if there is none. Arguments go on to pytest.
+# Run the test suite.
+# In .venv, which it makes if there is none. Arguments go on to pytest.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 source scripts/environment.sh

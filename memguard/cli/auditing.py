@@ -100,7 +100,7 @@ class _Subject:
     model: str
     base: str | None
     base_revision: str | None
-    attn: str
+    attn: str | None
     data: DataIdentity
     training: TrainingSummary | None
     tally: Tally
@@ -286,7 +286,7 @@ def _describe_checkpoint(request: AuditRequest, console: Console) -> _Subject:
         model=request.model,
         base=request.base,
         base_revision=None,
-        attn="sdpa",
+        attn=None,
         data=DataIdentity(
             sources=[Path(source).name for source in sources],
             documents_sha256=digest.hexdigest(),
@@ -318,7 +318,7 @@ class _LoadedWhenAsked:
     """A scorer that loads its model when asked and frees it after: one in memory at a time."""
 
     def __init__(
-        self, *, path: str, revision: str | None, settings: AuditConfig, attn: str
+        self, *, path: str, revision: str | None, settings: AuditConfig, attn: str | None
     ) -> None:
         self._path, self._revision, self._attn = path, revision, attn
         self._settings = settings

@@ -4,6 +4,7 @@ import errno
 import os
 import sys
 import traceback
+import warnings
 from typing import NoReturn
 
 import typer
@@ -23,6 +24,7 @@ def run_app() -> NoReturn:
     """
     from memguard.cli.app import app
 
+    warnings.showwarning = _show_warning
     try:
         code = app(standalone_mode=False)
     except typer.Exit as stop:
@@ -69,6 +71,10 @@ def _explain_os_error(error: OSError) -> int:
     traceback.print_exc()
     _say(str(error))
     return 1
+
+
+def _show_warning(message: Warning | str, *_: object, **__: object) -> None:
+    _say(f"warning: {message}")
 
 
 def _say(line: str) -> None:

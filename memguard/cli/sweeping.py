@@ -91,20 +91,20 @@ def _run_child(run: SweepRun) -> None:
 
 def _headline(comparison: Comparison) -> list[str]:
     """Return the table a terminal shows: one line a setting."""
-    doses = sorted(comparison.settings[0].extraction, key=int)
-    most = doses[-1]
+    width = max(12, *(len(setting.run) for setting in comparison.settings))
     lines = [
-        f"{'setting':<16} {'held-out NLL':>12}  {'verbatim':>10} {'near-verb.':>10} {'tokens':>7}"
-        f"   after {most} repetitions"
+        f"{'setting':<{width}} {'held-out NLL':>12} {'repetitions':>11} {'verbatim':>10} "
+        f"{'near-verb.':>10} {'tokens':>7}"
     ]
     for setting in comparison.settings:
+        most = max(setting.extraction, key=int)
         cell = setting.extraction[most]
         accuracy = "" if cell.mean_token_accuracy is None else f"{cell.mean_token_accuracy:.0%}"
         near = cell.near_verbatim
         lines.append(
-            f"{setting.name:<16} {setting.utility.heldout_nll:>12.3f}  "
+            f"{setting.run:<{width}} {setting.utility.heldout_nll:>12.3f} {most:>11} "
             f"{f'{cell.num_matched}/{cell.num_documents}':>10} "
             f"{f'{near.num_matched}/{cell.num_documents}':>10} {accuracy:>7}"
         )
     base = comparison.settings[0].utility.base_heldout_nll
-    return [*lines, f"{'(base model)':<16} {base:>12.3f}"]
+    return [*lines, f"{'(base model)':<{width}} {base:>12.3f}"]

@@ -45,8 +45,8 @@ class ModelConfig(Settings):
     scratch: ScratchConfig | None = Field(
         None, description="Random initial weights instead of 'path'."
     )
-    attn_implementation: Literal["sdpa", "eager"] = Field(
-        "sdpa", description="Attention kernel that transformers uses."
+    attn_implementation: Literal["sdpa", "eager", "flash_attention_2"] | None = Field(
+        None, description="Attention kernel; null takes what transformers chooses for the family."
     )
 
     @model_validator(mode="after")

@@ -100,7 +100,7 @@ def load_corpus(run_folder: Path) -> Corpus:
     manifest = load_manifest(run_folder / "manifest.jsonl")
     try:
         arrays = {name: np.load(folder / f"{name}.npy", mmap_mode="r") for name in _ARRAYS}
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, EOFError) as error:
         raise RecordError(
             f"'{folder}' is not whole ({error}); delete it to prepare again"
         ) from error

@@ -118,6 +118,7 @@ def prepare(
             seed=config.seed,
         )
     roles = np.array([placement.role if placement else "" for placement in placements])
+    _check_auditable(config, int((auditable & (roles == "trained")).sum()), kept)
     is_control = roles == "control"
     is_trained = (roles == "trained") | (roles == "background")
     entries, tokens_kept = [], []
@@ -203,6 +204,19 @@ def _check_supervised(documents: Sequence[TokenizedDocument], seq_len: int) -> N
             f"'data': {len(without)} of {len(documents)} documents have no supervised token "
             f"({', '.join(without[:5])}{', ...' if len(without) > 5 else ''}). Are completions or "
             f"assistant turns empty, or cut off by 'data.max_document_tokens'?"
+        )
+
+
+def _check_auditable(
+    config: RunConfig, num_auditable: int, kept: Sequence[tuple[Document, TokenizedDocument]]
+) -> None:
+    """Refuse before training what the audit would refuse after it."""
+    if config.audit.enabled and num_auditable < config.audit.min_documents:
+        longest = max(tokens.num_content_tokens for _, tokens in kept)
+        raise DataError(
+            f"only {num_auditable} trained documents are long enough for the audit; "
+            f"'audit.min_documents' is {config.audit.min_documents} and the longest has {longest} "
+            "tokens. Lower 'audit.continuation_tokens', or set audit.enabled=false."
         )
 
 

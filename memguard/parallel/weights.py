@@ -29,7 +29,7 @@ def load_model(
     *,
     revision: str | None = None,
     dtype: torch.dtype = torch.float32,
-    attn_implementation: str = "sdpa",
+    attn_implementation: str | None = None,
 ) -> Any:
     """Load a causal language model from a folder or hub id, in ``dtype``, on the CPU.
 
@@ -70,7 +70,7 @@ def load_model(
 
 
 def build_scratch_model(
-    config: Mapping[str, Any], *, vocab_size: int, tokenizer: Any, seed: int, attn: str
+    config: Mapping[str, Any], *, vocab_size: int, tokenizer: Any, seed: int, attn: str | None
 ) -> Any:
     """Draw a model's initial weights from a configuration (fp32, CPU).
 
@@ -79,7 +79,7 @@ def build_scratch_model(
         vocab_size: rows of the embedding (tokens).
         tokenizer: gives the ids of BOS, EOS and padding.
         seed: decides the weights.
-        attn: attention implementation.
+        attn: attention implementation; None takes what transformers chooses.
 
     Raises:
         ModelError: an unknown ``model_type``, a misspelt field or values it does not take.

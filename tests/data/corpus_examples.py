@@ -13,6 +13,7 @@ from memguard.records import ManifestEntry
 def summarise(num_documents: int) -> PreparedSummary:
     return PreparedSummary(
         key="k",
+        audit_key="a",
         documents_sha256="d",
         sources=["s"],
         num_documents=num_documents,
@@ -32,7 +33,7 @@ def tokenized(
     return TokenizedDocument(
         id=f"d{index}",
         source="s",
-        format=FORMATS[index % 3],  # type: ignore[arg-type]
+        format=FORMATS[index % 3],
         input_ids=np.array(ids, dtype=np.int32),
         supervised=np.ones(len(ids), bool) if supervised is None else np.array(supervised, bool),
         num_content_tokens=len(ids) if content is None else content,

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from memguard.data.bpe import END_OF_TEXT, train_bpe
 
 TEXTS = ["the cat sat on the mat", "the dog sat on the log", "a cat and a dog"] * 20
+TEXTS += [f"number {n} of {n * n}" for n in range(100)]
 
 
 @pytest.fixture(scope="module")
