@@ -190,6 +190,8 @@ class Method(Record):
     tiny_margin: float
     dtype: str
     batch_tokens: int
+    sample_size: int | None = None
+    """Most documents scored of a bucket; null scored all."""
     seed: int
     command: str
     wall_s: float

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from ranks import RankPool
 
 
 @pytest.fixture(scope="session")
@@ -12,3 +13,9 @@ def shared_data() -> Path:
     if not folder.is_dir():
         pytest.skip("real checkpoints and text (../shared/data) are not on this machine")
     return folder
+
+
+@pytest.fixture(scope="session")
+def ranks() -> RankPool:
+    """Runs a function on several ranks; the processes are forks of one that has torch already."""
+    return RankPool()

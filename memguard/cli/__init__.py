@@ -1,10 +1,14 @@
 """The command line: the only place that sees everything and joins it.
 
-    app.py       the commands and their arguments
-    errors.py    every error as one line and the right exit code
-    training.py  a run: prepare, train, export, audit
-    auditing.py  an audit of a run, or of any checkpoint
-    sweeping.py  a sweep: each setting as a child process, then the comparison
+    app.py           the commands and their arguments
+    errors.py        every error as one line and the right exit code
+    training.py      a run: prepare, train, export, audit
+    run_folder.py    one run, one folder: kept to one process and to its settings
+    subjects.py      what an audit measures: a run, or any checkpoint
+    auditing.py      one audit: model and base in turn, report and records out
+    audit_request.py what `memguard audit` was asked
+    sweeping.py      a sweep: each setting as a child process, then the comparison
+    rendering.py     pages made again from the JSON beside them
 
 Commands import what they need when they run: a wrong setting is told before torch is loaded.
 """

@@ -1,6 +1,5 @@
 """A run: prepare, train, export, audit; each stage leaves files and is not done twice."""
 
-import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,9 +9,10 @@ from typing import Any
 import torch
 
 from memguard.audit.suite import load_suite
-from memguard.cli.auditing import audit_run, to_audit_document
-from memguard.config import Document as SettingsDocument
-from memguard.config import RunConfig, dump_yaml, load_yaml
+from memguard.cli.auditing import audit_run, find_current_report
+from memguard.cli.run_folder import check_same_settings, compute_run_key, locked
+from memguard.cli.subjects import to_audit_document
+from memguard.config import RunConfig, dump_yaml
 from memguard.data.bpe import train_bpe
 from memguard.data.chat import find_special_ids
 from memguard.data.corpus import Corpus
@@ -21,7 +21,7 @@ from memguard.data.loader import Loader
 from memguard.data.prepare import prepare
 from memguard.data.schedule import plan_rows
 from memguard.data.tokenization import TokenizedDocument
-from memguard.errors import ConfigError, ModelError
+from memguard.errors import ModelError
 from memguard.mitigation import build_mitigations
 from memguard.parallel.vocab import build_vocab_layer, keeps_documents_apart
 from memguard.parallel.weights import (
@@ -32,7 +32,7 @@ from memguard.parallel.weights import (
     load_model,
     load_tokenizer,
 )
-from memguard.records import save_manifest, write_atomically
+from memguard.records import AuditReport, save_manifest, write_atomically
 from memguard.report import render_model_card
 from memguard.runtime import (
     Console,
@@ -44,10 +44,6 @@ from memguard.runtime import (
 from memguard.seeds import derive_seed
 from memguard.train.metrics import EndMetrics, read_metrics
 from memguard.train.trainer import Trainer
-
-# Settings that may differ when a run goes on: they do not change what is trained.
-_FREE = ("name", "output_dir", "audit")
-_FREE_IN_TRAIN = ("checkpoint_every_steps", "keep_checkpoints", "log_every_steps")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -71,7 +67,7 @@ def prepare_run(config: RunConfig, console: Console | None = None) -> PreparedRu
     console = console or Console()
     folder = Path(config.output_dir) / config.name
     folder.mkdir(parents=True, exist_ok=True)
-    _check_same_settings(config, folder)
+    check_same_settings(config, folder)
     write_atomically(folder / "config.yaml", dump_yaml(config).encode())
     probe = load_suite(config.audit.suite).extraction.adapt(
         continuation_tokens=config.audit.continuation_tokens,
@@ -100,40 +96,47 @@ def prepare_run(config: RunConfig, console: Console | None = None) -> PreparedRu
 
 
 def train_run(config: RunConfig) -> dict[str, Any]:
-    """Train a run to its end, export the model and audit it.
+    """Train a run to its end, export the model and audit it; what is done is not done again.
 
     Returns:
         Where things are and the verdict, for `--json`.
     """
     console = Console()
-    prepared = prepare_run(config, console)
-    folder, corpus = prepared.folder, prepared.corpus
-    runtime = detect_runtime()
-    environment = describe_environment(runtime.device)
-    write_atomically(folder / "environment.json", json.dumps(environment, indent=2).encode())
-    if not _is_trained(folder, corpus):
-        _train(config, prepared, console)
-    result: dict[str, Any] = {"run": str(folder), "model": str(folder / "model")}
-    if config.audit.enabled:
-        report = audit_run(folder, console=console, command=f"memguard audit {folder}")
-        card = render_model_card(
-            report,
-            run_name=config.name,
-            base_model=config.model.path,
-            config_yaml=dump_yaml(config),
-        )
-        write_atomically(folder / "model" / "README.md", card.encode())
-        result |= {
-            "report": str(folder / "audit" / "report.html"),
-            "verdict": report.verdict.model_dump(mode="json"),
-        }
-        console.info(report.verdict.sentence)
-    return result
+    folder = Path(config.output_dir) / config.name
+    folder.mkdir(parents=True, exist_ok=True)
+    with locked(folder):
+        prepared = prepare_run(config, console)
+        if _is_trained(folder, prepared.corpus):
+            console.info(f"model: {folder / 'model'} was trained before")
+        else:
+            _train(config, prepared, console)
+        result: dict[str, Any] = {"run": str(folder), "model": str(folder / "model")}
+        if not config.audit.enabled:
+            return result
+        report = find_current_report(folder, config)
+        if report is None:
+            report = audit_run(folder, console=console, command=f"memguard audit {folder}")
+            _write_card(config, folder, report)
+    console.info(report.verdict.sentence)
+    page = str(folder / "audit" / "report.html")
+    return result | {"report": page, "verdict": report.verdict.model_dump(mode="json")}
+
+
+def _write_card(config: RunConfig, folder: Path, report: AuditReport) -> None:
+    card = render_model_card(
+        report,
+        run_name=config.name,
+        base_model=config.model.path,
+        config_yaml=dump_yaml(config),
+    )
+    write_atomically(folder / "model" / "README.md", card.encode())
 
 
 def _train(config: RunConfig, prepared: PreparedRun, console: Console) -> None:
     folder, corpus, tokenizer = prepared.folder, prepared.corpus, prepared.tokenizer
     runtime = detect_runtime()
+    environment = describe_environment(runtime.device)
+    write_atomically(folder / "environment.json", json.dumps(environment, indent=2).encode())
     model = _load_or_draw_model(config, tokenizer)
     check_positions(model, config.data.seq_len, "data.seq_len")
     vocab = build_vocab_layer(model.to(runtime.device), chunk_tokens=config.train.nll_chunk_tokens)
@@ -179,7 +182,7 @@ def _train(config: RunConfig, prepared: PreparedRun, console: Console) -> None:
         optim=config.optim,
         seq_len=config.data.seq_len,
         seed=config.seed,
-        run_key=_run_key(config, corpus),
+        run_key=compute_run_key(config, corpus),
         run_folder=folder,
         runtime=runtime,
         console=console,
@@ -242,49 +245,3 @@ def _load_or_train_tokenizer(
     console.info(f"tokenizer: training a BPE of {scratch.vocab_size:,} entries")
     texts = (document_text(document) for document in documents)
     return train_bpe(texts, vocab_size=scratch.vocab_size)
-
-
-def _run_key(config: RunConfig, corpus: Corpus) -> str:
-    text = json.dumps([_binding(config.model_dump(mode="json")), corpus.summary.documents_sha256])
-    return hashlib.sha256(text.encode()).hexdigest()
-
-
-def _binding(values: dict[str, Any]) -> dict[str, Any]:
-    """Return the settings that decide what is trained."""
-    kept = {key: value for key, value in values.items() if key not in _FREE}
-    kept["train"] = {k: v for k, v in kept["train"].items() if k not in _FREE_IN_TRAIN}
-    return kept
-
-
-def _check_same_settings(config: RunConfig, folder: Path) -> None:
-    """Refuse a folder in which something else has been trained already."""
-    path = folder / "config.yaml"
-    if not (path.exists() and (folder / "metrics.jsonl").exists()):
-        return
-    before: SettingsDocument = load_yaml(path)
-    old, new = _binding(before.values), _binding(config.model_dump(mode="json"))
-    differing = [
-        f"{key} ({_short(a)} there, {_short(b)} here)" for key, a, b in _differences(old, new)
-    ]
-    if differing:
-        raise ConfigError(
-            f"'{folder}' holds a run with other settings: {'; '.join(differing[:4])}"
-            f"{f' and {len(differing) - 4} more' if len(differing) > 4 else ''}. Choose another "
-            "'name', or delete that folder."
-        )
-
-
-def _differences(old: Any, new: Any, at: str = "") -> list[tuple[str, Any, Any]]:
-    if isinstance(old, dict) and isinstance(new, dict):
-        keys = sorted(old.keys() | new.keys())
-        return [
-            difference
-            for key in keys
-            for difference in _differences(old.get(key), new.get(key), f"{at}.{key}" if at else key)
-        ]
-    return [] if old == new else [(at, old, new)]
-
-
-def _short(value: Any) -> str:
-    text = json.dumps(value)
-    return text if len(text) <= 40 else text[:37] + "..."

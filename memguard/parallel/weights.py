@@ -146,9 +146,11 @@ def export_model(
                 )
             state[name] = cast[source.data_ptr()].view(source.shape)
         kept_dtype = model.config.dtype
-        model.config.dtype = dtype
         try:
             model.save_pretrained(aside, state_dict=state)
+            # It has written the module's dtype, and the loader takes what stands there.
+            model.config.dtype = dtype
+            model.config.save_pretrained(aside)
         finally:
             model.config.dtype = kept_dtype
         tokenizer.save_pretrained(aside)

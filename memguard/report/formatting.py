@@ -108,13 +108,16 @@ def format_of(part: int, whole: int) -> str:
     return f"{part:,}{NBSP}of{NBSP}{whole:,}"
 
 
-def format_zero_bound(num_documents: int) -> str:
-    """Say what no match in ``num_documents`` means: ``below 7.2 % with 95 % confidence``.
+def format_p(p_value: float) -> str:
+    """Write a p-value: three decimals, and below them only that it is smaller."""
+    return "<" + NBSP + "0.001" if p_value < 0.001 else f"{p_value:.3f}"
 
-    Exact one-sided binomial bound, ``1 - 0.05 ** (1 / n)`` (the rule of three for large n).
-    """
-    bound = 1 - 0.05 ** (1 / num_documents)
-    return f"below {format_percent(bound)} with 95{PERCENT} confidence"
+
+def format_share(interval: Interval | None) -> Estimate:
+    """Write a mean share and its interval in percent."""
+    if interval is None:
+        return Estimate(value=MISSING, interval="")
+    return Estimate(value=format_percent(interval.value), interval=format_percent_range(interval.ci))
 
 
 def format_points(interval: Interval | None) -> Estimate:

@@ -53,6 +53,12 @@ def clean_name(text: str, limit: int = NAME_LIMIT) -> str:
     return clean_text(text, limit) or "(empty)"
 
 
+def shorten_place(place: str) -> str:
+    """Return the last three parts of a path; a hub id or a shorter path whole."""
+    parts = [part for part in re.split(r"[/\\]", place) if part]
+    return place if len(parts) <= 3 else f"{ELLIPSIS}/{'/'.join(parts[-3:])}"
+
+
 def hide_paths(text: str) -> str:
     """Replace local paths, which tell of someone's machine, by ``(local path)``."""
     return _LOCAL_PATH.sub("(local path)", text)

@@ -18,7 +18,7 @@ def config(**settings: Any) -> GoldfishConfig:
 
 
 def test_every_configurable_mitigation_is_in_the_table() -> None:
-    assert MITIGATIONS == {"goldfish": Goldfish}
+    assert {"goldfish": Goldfish} == MITIGATIONS
 
 
 def test_none_keeps_the_labels_and_copies_them() -> None:

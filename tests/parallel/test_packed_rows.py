@@ -113,7 +113,7 @@ def test_alone_in_a_row_their_documents_are_right_whatever_the_padding(family: s
     model = build(family)
     layer = build_vocab_layer(model)
     ids = packed_rows()[0][:, :12]
-    lengths = [len(range(n[0])) for n in ROWS]
+    lengths = [row[0] for row in ROWS]
     positions = torch.stack([torch.cat([torch.arange(n), torch.arange(12 - n)]) for n in lengths])
     hidden = layer.hidden_states(ids, positions)
     for row, length in enumerate(lengths):

@@ -1,5 +1,6 @@
-"""Whole runs: equivalent settings agree, interruptions leave no trace, the model is what it says."""
+"""Whole runs: equivalent settings agree, interruptions leave no trace."""
 
+import fcntl
 import json
 import os
 import signal
@@ -57,7 +58,7 @@ def test_a_run_leaves_everything_the_design_names(finished: RunConfig) -> None:
         "config.yaml", "environment.json", "manifest.jsonl", "metrics.jsonl", "checkpoints",
         "model", "audit", "prepared",
     }  # fmt: skip
-    assert {path.name for path in run.iterdir()} == expected
+    assert {path.name for path in run.iterdir()} == {*expected, ".lock"}
     assert {path.name for path in (run / "audit").iterdir()} == {
         "report.json", "report.html", "records.parquet", "private",
     }  # fmt: skip
@@ -323,6 +324,30 @@ def test_a_folder_with_other_settings_is_refused(folder: Path, finished: RunConf
     other = make_run(folder, name="finished", mitigations=GOLDFISH, optim={"lr": 1e-3})
     with pytest.raises(ConfigError, match=r"optim\.lr \(0\.003 there, 0\.001 here\)"):
         train_run(other)
+
+
+def test_a_second_process_is_kept_out(folder: Path, finished: RunConfig) -> None:
+    lock = os.open(Path(finished.output_dir) / "finished" / ".lock", os.O_RDWR)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    try:
+        with pytest.raises(ConfigError, match="another process is at work"):
+            train_run(finished)
+    finally:
+        os.close(lock)
+
+
+def test_other_audit_settings_audit_again_but_do_not_train(tmp_path: Path) -> None:
+    config = make_run(tmp_path)
+    train_run(config)
+    page = tmp_path / "runs" / "run" / "audit" / "report.html"
+    model = tmp_path / "runs" / "run" / "model" / "model.safetensors"
+    before = page.stat().st_mtime_ns, model.stat().st_mtime_ns
+    train_run(config)
+    assert before == (page.stat().st_mtime_ns, model.stat().st_mtime_ns), "nothing to do"
+    train_run(make_run(tmp_path, audit={"continuation_tokens": 5}))
+    assert before[1] == model.stat().st_mtime_ns
+    report = load_record(AuditReport, page.with_suffix(".json"))
+    assert report.method.continuation_tokens == 5
 
 
 def test_other_log_settings_are_not_other_settings(folder: Path, finished: RunConfig) -> None:

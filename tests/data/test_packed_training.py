@@ -1,0 +1,120 @@
+"""Packing changes nothing that is learned: loss and gradients of packed rows and of single ones."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from corpus_examples import make_corpus, tokenized
+from torch import Tensor
+
+from memguard.config import GoldfishConfig
+from memguard.data.corpus import Corpus
+from memguard.data.loader import Loader
+from memguard.data.packing import pack
+from memguard.mitigation import TokenTerms, build_mitigations
+from memguard.parallel.vocab import VocabLayer, build_vocab_layer
+from memguard.records import IGNORE_LABEL
+
+VOCAB_SIZE = 53
+
+
+@pytest.fixture(scope="module")
+def layer() -> VocabLayer:
+    config = transformers.LlamaConfig(
+        vocab_size=VOCAB_SIZE,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=64,
+        initializer_range=0.2,
+        tie_word_embeddings=True,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return build_vocab_layer(transformers.LlamaForCausalLM(config).double(), chunk_tokens=16)
+
+
+@pytest.fixture(scope="module")
+def corpus() -> Corpus:
+    draw = np.random.default_rng(0)
+    # Some longer than a row of 24, some of one token, a fifth of the tokens unsupervised.
+    sizes = [*draw.integers(2, 24, 12), 60, 31, 1]
+    return make_corpus(
+        [
+            tokenized(index, draw.integers(0, VOCAB_SIZE, size), draw.random(size) < 0.8)
+            for index, size in enumerate(sizes)
+        ]
+    )
+
+
+def loss_and_gradients(
+    layer: VocabLayer, corpus: Corpus, *, share_rows: bool, batch_size: int, mitigations: Any
+) -> tuple[float, dict[str, Tensor]]:
+    """Feed every row once, as a step of training does; one mean over all labels that are left."""
+    lengths = [entry.num_tokens for entry in corpus.manifest]
+    rows = pack(range(len(lengths)), lengths, 24, share_rows=share_rows)
+    loader = Loader(
+        corpus,
+        rows,
+        np.arange(len(rows)),
+        batch_size=batch_size,
+        pad_id=0,
+        mask_labels=lambda ids, labels, generator: mitigations.mask_labels(
+            ids, labels, generator=generator
+        ),
+        seed=0,
+    )
+    batches = [loader.batch(loader.samples(step)) for step in range(loader.num_steps)]
+    num_kept = sum(batch.num_kept for batch in batches)
+
+    def terms() -> Iterator[Tensor]:
+        for batch in batches:
+            labels = torch.from_numpy(batch.labels)[:, 1:]
+            keep = labels != IGNORE_LABEL
+            hidden = layer.hidden_states(
+                torch.from_numpy(batch.input_ids), torch.from_numpy(batch.position_ids)
+            )
+            nll_N = layer.token_nll(hidden[:, :-1][keep], labels[keep])
+            yield mitigations.reduce(TokenTerms(nll_N=nll_N)) / num_kept
+
+    layer.model.zero_grad()
+    loss = torch.stack(list(terms())).sum()
+    loss.backward()
+    return loss.item(), {n: p.grad.clone() for n, p in layer.model.named_parameters()}
+
+
+@pytest.mark.parametrize("mode", [None, "hash", "hash_reference", "static"])
+def test_packed_rows_give_the_loss_and_gradients_of_one_document_a_row(
+    layer: VocabLayer, corpus: Corpus, mode: Any
+) -> None:
+    configs = [GoldfishConfig(name="goldfish", k=3, context_width=4, mode=mode)] if mode else []
+    mitigations = build_mitigations(configs, special_ids=[7])
+    packed, alone = (
+        loss_and_gradients(
+            layer, corpus, share_rows=share, batch_size=size, mitigations=mitigations
+        )
+        for share, size in ((True, 3), (False, 1))
+    )
+    # The model is fp64; the losses are fp32 by design, so that sums differ by their last bits
+    # (6e-8). What leaks from one document into another changes both by hundredths.
+    assert packed[0] == pytest.approx(alone[0], rel=1e-6)
+    scale = max(float(grad.abs().max()) for grad in alone[1].values())
+    for name, grad in alone[1].items():
+        torch.testing.assert_close(packed[1][name], grad, rtol=1e-5, atol=1e-6 * scale)
+
+
+def test_rows_that_leak_would_be_noticed(
+    layer: VocabLayer, corpus: Corpus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mitigations = build_mitigations([], special_ids=[])
+    arguments: dict[str, Any] = {"batch_size": 1, "mitigations": mitigations}
+    alone, _ = loss_and_gradients(layer, corpus, share_rows=False, **arguments)
+    plain = layer.hidden_states
+    monkeypatch.setattr(VocabLayer, "hidden_states", lambda self, ids, positions: plain(ids, None))
+    leaking, _ = loss_and_gradients(layer, corpus, share_rows=True, **arguments)
+    assert abs(leaking - alone) > 1e-3
