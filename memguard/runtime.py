@@ -15,6 +15,7 @@ from pathlib import Path
 import rich.console
 import rich.progress
 import torch
+from rich.table import Column
 
 _LINE_EVERY_S = 10.0
 
@@ -102,7 +103,8 @@ class Console:
         if self.live:
             columns = (
                 rich.progress.TextColumn("{task.description}"),
-                rich.progress.BarColumn(bar_width=24),
+                # The first to give way where the terminal is narrow.
+                rich.progress.BarColumn(bar_width=None, table_column=Column(max_width=24)),
                 rich.progress.MofNCompleteColumn(),
                 rich.progress.TextColumn("{task.fields[detail]}", markup=False),
                 rich.progress.TimeRemainingColumn(compact=True),

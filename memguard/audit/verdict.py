@@ -43,8 +43,8 @@ def decide_verdict(
     level = _decide_level(bucket, metric, control, collapsed)
     sentences = [
         _tell_rate(bucket, metric, control, members, dose_response),
-        _tell_rest(bucket, metric),
         _tell_level(level, bucket, metric, control, collapsed),
+        _tell_rest(bucket, metric),
     ]
     return Verdict(
         level=level,
@@ -126,7 +126,7 @@ def _tell_level(
     rate = _rate(bucket, metric)
     bound = ""
     if rate.num_matched == 0 and rate.ci is not None:
-        bound = f" The true rate is below {format_percent(rate.ci[1])} with 95 % confidence."
+        bound = f" The true rate may be as high as {format_percent(rate.ci[1])}."
     if level == "recites":
         return "That is above the control."
     if level == "not-above-control":

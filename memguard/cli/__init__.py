@@ -3,9 +3,12 @@
     app.py           the commands and their arguments
     errors.py        every error as one line and the right exit code
     training.py      a run: prepare, train, export, audit
+    start.py         what a run starts from: a checkpoint, or random weights
     run_folder.py    one run, one folder: kept to one process and to its settings
-    subjects.py      what an audit measures: a run, or any checkpoint
+    subjects.py      what the audit of a run measures
+    any_checkpoint.py  the same of a model memguard did not train
     auditing.py      one audit: model and base in turn, report and records out
+    scorers.py       a model that is loaded when asked and freed after
     audit_request.py what `memguard audit` was asked
     sweeping.py      a sweep: each setting as a child process, then the comparison
     rendering.py     pages made again from the JSON beside them

@@ -23,6 +23,8 @@ _Overrides = Annotated[
     list[str] | None,
     typer.Argument(metavar="[KEY=VALUE]...", help="Settings to change, e.g. optim.lr=1e-4."),
 ]
+# `--optim.lr=1e-4`, as other trainers write it, is taken for a setting.
+_TAKES_SETTINGS = {"ignore_unknown_options": True}
 _Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 
 
@@ -60,11 +62,12 @@ def init(
         return
     if path.exists():
         raise ConfigError(f"'{path}' exists already; choose another name or delete it")
+    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text, encoding="utf-8")
     typer.echo(f"wrote {path}; fill in 'model.path' and 'data.train', then: memguard train {path}")
 
 
-@app.command()
+@app.command(context_settings=_TAKES_SETTINGS)
 def prepare(config: _Config, overrides: _Overrides = None, as_json: _Json = False) -> None:
     """Read, tokenise and place the documents of a run; train nothing."""
     run = _load_run(config, overrides)
@@ -74,7 +77,7 @@ def prepare(config: _Config, overrides: _Overrides = None, as_json: _Json = Fals
     _print(as_json, corpus.summary.model_dump(mode="json"), _run_folder(run) / "manifest.jsonl")
 
 
-@app.command()
+@app.command(context_settings=_TAKES_SETTINGS)
 def train(
     config: _Config,
     overrides: _Overrides = None,
@@ -171,7 +174,7 @@ def audit(
     _print(as_json, report.model_dump(mode="json", by_alias=True), folder / "report.html")
 
 
-@app.command()
+@app.command(context_settings=_TAKES_SETTINGS)
 def compare(
     sweep: Annotated[
         str, typer.Argument(metavar="SWEEP", help="A sweep's YAML, or the name of a shipped one.")

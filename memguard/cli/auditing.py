@@ -1,30 +1,28 @@
 """One audit from the command line: model and base in turn, report and records out."""
 
-import gc
 import os
 import shlex
 import sys
+import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import torch
-
 import memguard
-from memguard.audit.extraction import TINY_MARGINS, TokenResult, Window
+from memguard.audit.extraction import TINY_MARGINS
 from memguard.audit.procedure import AuditOutcome, Stage, run_audit
 from memguard.audit.scores_file import save_scores
-from memguard.audit.scoring import ModelScorer, Progress
 from memguard.audit.suite import Suite, load_suite
+from memguard.cli.any_checkpoint import describe_checkpoint
 from memguard.cli.audit_request import AuditRequest
-from memguard.cli.subjects import Subject, describe_checkpoint, describe_run
+from memguard.cli.scorers import LoadedWhenAsked
+from memguard.cli.subjects import Subject, describe_run
 from memguard.config import AuditConfig, RunConfig, load_run_config
 from memguard.errors import RecordError
-from memguard.parallel.vocab import build_vocab_layer
-from memguard.parallel.weights import count_parameters, hash_weights, load_model, load_tokenizer
+from memguard.parallel.weights import hash_weights, load_tokenizer
 from memguard.records import (
     AuditReport,
     Method,
@@ -36,19 +34,20 @@ from memguard.records import (
 from memguard.report import render_report
 from memguard.runtime import Console, describe_environment, detect_runtime, quiet_libraries
 
-_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
-
 
 def audit_request(request: AuditRequest, settings: AuditConfig) -> tuple[Path, AuditReport]:
     """Do what `memguard audit` was asked; return the folder and the report."""
     console = Console()
     quiet_libraries()
     command = shlex.join(["memguard", *sys.argv[1:]])
+    load_suite(settings.suite)  # one that is not there is told before anything is read
     if request.run is not None:
         subject = describe_run(request.run, request.load_run(), settings, request.out)
     else:
         subject = describe_checkpoint(request, console)
-    return subject.out, _audit(subject, settings, console, command)
+    report = _audit(subject, settings, console, command)
+    console.info(report.verdict.sentence)
+    return subject.out, report
 
 
 def audit_run(folder: Path, *, console: Console, command: str) -> AuditReport:
@@ -83,10 +82,10 @@ def _audit(subject: Subject, settings: AuditConfig, console: Console, command: s
     suite = _final_suite(settings)
     runtime = detect_runtime()
     subject.out.mkdir(parents=True, exist_ok=True)
-    model = _LoadedWhenAsked(
-        path=subject.model, revision=None, settings=settings, attn=subject.attn
-    )
-    base = subject.base and _LoadedWhenAsked(
+    # A folder that cannot be written is told before the hours of scoring, not after.
+    tempfile.TemporaryFile(dir=subject.out).close()
+    model = LoadedWhenAsked(path=subject.model, revision=None, settings=settings, attn=subject.attn)
+    base = subject.base and LoadedWhenAsked(
         path=subject.base, revision=subject.base_revision, settings=settings, attn=subject.attn
     )
     started = time.perf_counter()
@@ -135,33 +134,6 @@ def _audit(subject: Subject, settings: AuditConfig, console: Console, command: s
         _write_excerpts(subject, outcome, load_tokenizer(subject.model))
     console.info(f"audit: report in {subject.out / 'report.html'}")
     return report
-
-
-class _LoadedWhenAsked:
-    """A scorer that loads its model when asked and frees it after: one in memory at a time."""
-
-    def __init__(
-        self, *, path: str, revision: str | None, settings: AuditConfig, attn: str | None
-    ) -> None:
-        self._path, self._revision, self._attn = path, revision, attn
-        self._settings = settings
-        self.num_parameters = 0
-
-    def score(
-        self, windows: Sequence[Window], on_progress: Progress | None = None
-    ) -> list[TokenResult]:
-        model = load_model(
-            self._path,
-            revision=self._revision,
-            dtype=_DTYPES[self._settings.dtype],
-            attn_implementation=self._attn,
-        ).to(detect_runtime().device)
-        self.num_parameters = count_parameters(model)
-        scorer = ModelScorer(build_vocab_layer(model), self._settings.batch_tokens)
-        results = scorer.score(windows, on_progress)
-        del model, scorer
-        gc.collect()
-        return results
 
 
 def _final_suite(settings: AuditConfig) -> Suite:

@@ -12,6 +12,9 @@ import typer
 from memguard.errors import ConfigError, MemguardError
 
 _INTERRUPTED = 130
+_NOT_ALLOWED = (errno.EACCES, errno.EPERM, errno.EROFS)
+_NO_PLACE = (errno.ENOENT, errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG)
+_FULL = (errno.ENOSPC, errno.EDQUOT)
 # typer carries its own copy of click from 0.20 on, and names only this child of its usage errors.
 _UsageError: type[Exception] = typer.BadParameter.__mro__[1]
 
@@ -22,15 +25,19 @@ def run_app() -> NoReturn:
     0 pass, 1 internal, 2 usage or configuration, 3 data or model, 10 gate failed, 11 inconclusive,
     12 partial, 130/143 interrupted.
     """
-    from memguard.cli.app import app
-
     warnings.showwarning = _show_warning
     try:
+        from memguard.cli.app import app
+
         code = app(standalone_mode=False)
+        if code == _INTERRUPTED:
+            # typer returns this for a Ctrl-C, without a word.
+            raise KeyboardInterrupt
     except typer.Exit as stop:
         code = stop.exit_code
     except _UsageError as error:
-        _say(str(error))
+        # str() leaves out which argument it is.
+        _say(getattr(error, "format_message", error.__str__)())
         code = 2
     except (KeyboardInterrupt, typer.Abort):
         _say("interrupted; run the same command again to go on")
@@ -44,32 +51,49 @@ def run_app() -> NoReturn:
         code = error.exit_code
     except OSError as error:
         code = _explain_os_error(error)
-    except Exception:
-        traceback.print_exc()
-        _say("this is a mistake in memguard; the lines above say where")
-        code = 1
+    except Exception as error:
+        code = _explain_failure(error)
     sys.stdout.flush()
     sys.exit(code if isinstance(code, int) else 0)
 
 
 def _explain_os_error(error: OSError) -> int:
-    if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+    if error.errno == errno.EPIPE:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    if error.filename is None:
+        return _explain_failure(error)
+    if error.errno in _NOT_ALLOWED:
         _say(
             f"'{error.filename}' cannot be written or read ({os.strerror(error.errno)}): choose "
-            "another 'output_dir', or change its permissions"
+            "another folder ('output_dir', --out), or change its permissions"
         )
         return 2
-    if error.errno == errno.ENOSPC or "No space left" in str(error):
+    if error.errno in _NO_PLACE:
+        _say(
+            f"'{error.filename}' cannot be made or read ({os.strerror(error.errno)}): choose "
+            "another folder ('output_dir', --out)"
+        )
+        return 2
+    return _explain_failure(error)
+
+
+def _explain_failure(error: Exception) -> int:
+    """Tell what the machine could not give apart from what memguard did wrong."""
+    # safetensors and torch pass a full disk on as their own errors, and only in words.
+    if getattr(error, "errno", None) in _FULL or "No space left on device" in str(error):
         _say(
             "the disk is full; what was saved before is whole. Free some space and run the same "
             "command again"
         )
-        return 1
-    if error.errno == errno.EPIPE:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
-    traceback.print_exc()
-    _say(str(error))
+    elif isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+        _say(
+            "out of memory: lower 'train.micro_batch_size', 'data.seq_len' or "
+            "'audit.batch_tokens', or set 'train.activation_checkpointing' to full, and run again"
+        )
+    else:
+        traceback.print_exception(error)
+        _say("this is a mistake in memguard; the lines above say where")
     return 1
 
 

@@ -4,6 +4,7 @@ import fcntl
 import hashlib
 import json
 import os
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,24 +18,36 @@ from memguard.errors import ConfigError
 _FREE = ("name", "output_dir", "audit")
 _FREE_IN_TRAIN = ("checkpoint_every_steps", "keep_checkpoints", "log_every_steps")
 
+_WRITTEN_ASIDE = ("model", "prepared")
+
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Keep a second process out of a run's folder; the lock goes with the process.
+    """Make a run's folder and keep a second process out of it; the lock goes with the process.
 
     Raises:
         ConfigError: another process is at work there.
     """
+    folder.mkdir(parents=True, exist_ok=True)
     handle = os.open(folder / ".lock", os.O_CREAT | os.O_RDWR, 0o644)
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise ConfigError(
+                f"another process is at work in '{folder}'; wait for it, or choose another 'name'"
+            ) from error
+        _clear_half_written(folder)
         yield
-    except BlockingIOError as error:
-        raise ConfigError(
-            f"another process is at work in '{folder}'; wait for it, or choose another 'name'"
-        ) from error
     finally:
         os.close(handle)
+
+
+def _clear_half_written(folder: Path) -> None:
+    """Delete what a killed process was writing aside: nobody else can be at it."""
+    for name in _WRITTEN_ASIDE:
+        for left in folder.glob(f".{name}.*"):
+            shutil.rmtree(left, ignore_errors=True)
 
 
 def compute_run_key(config: RunConfig, corpus: Corpus) -> str:

@@ -1,6 +1,5 @@
-"""What an audit measures: a run's documents and model, or any checkpoint's."""
+"""What the audit of a run measures: its documents and model."""
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,20 +7,14 @@ from pathlib import Path
 from memguard.audit.banners import Tally
 from memguard.audit.extraction import AuditDocument
 from memguard.audit.statistics import clopper_pearson
-from memguard.cli.audit_request import AuditRequest
 from memguard.config import AuditConfig, RunConfig
 from memguard.data.corpus import Corpus, CorpusDocument, load_corpus
-from memguard.data.documents import load_documents
 from memguard.data.packing import split_points
-from memguard.data.tokenization import TokenizedDocument, hash_tokens, tokenize_documents
-from memguard.errors import ModelError
-from memguard.parallel.weights import load_tokenizer, max_positions
+from memguard.data.tokenization import TokenizedDocument
+from memguard.errors import DataError, ModelError
+from memguard.parallel.weights import max_positions
 from memguard.records import DataIdentity, Role, TrainingSummary
-from memguard.runtime import Console, default_cache_dir
 from memguard.train.metrics import EndMetrics, HeldoutMetrics, hash_tally, read_metrics
-
-# Without a stated limit a model is asked no more than this at once.
-_DEFAULT_SEQ_LEN = 4096
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -78,6 +71,9 @@ def describe_run(
         raise ModelError(
             f"'{folder}' has no model/ yet: finish it with memguard train {folder}/config.yaml"
         )
+    base = config.model.path if settings.base else None
+    if base is not None:
+        max_positions(base, revision=config.model.revision)  # is it still there?
     corpus = load_corpus(folder)
     doses: dict[str, set[int | None]] = {}
     for entry in corpus.manifest:
@@ -101,11 +97,17 @@ def describe_run(
                 text_hmac=entry.text_hmac,
             )
         )
+    if not any(document.role == "trained" for document in documents):
+        raise DataError(
+            f"no document of '{folder}' was trained whole before 'train.max_steps' = "
+            f"{config.train.max_steps} ended the run: nothing to audit. Raise it, or set "
+            "audit.enabled=false"
+        )
     summary = corpus.summary
     return Subject(
         documents=documents,
         model=str(folder / "model"),
-        base=config.model.path if settings.base else None,
+        base=base,
         base_revision=config.model.revision,
         attn=config.model.attn_implementation,
         data=DataIdentity(
@@ -123,80 +125,6 @@ def describe_run(
         run=config.name,
         seed=config.seed,
         out=out or folder / "audit",
-    )
-
-
-def describe_checkpoint(request: AuditRequest, console: Console) -> Subject:
-    """Say what the audit of a model memguard did not train measures."""
-    assert request.model is not None, "checked: there is a model"
-    assert request.out is not None, "checked: there is a folder for the report"
-    tokenizer = load_tokenizer(request.model)
-    seq_len = max_positions(request.model) or _DEFAULT_SEQ_LEN
-    documents: list[AuditDocument] = []
-    sources: list[str] = []
-    digest = hashlib.sha256()
-    sides: tuple[tuple[str, Role, tuple[str, ...]], ...] = (
-        ("members", "trained", request.members),
-        ("nonmembers", "control", request.nonmembers),
-    )
-    for name, role, given in sides:
-        if not given:
-            continue
-        console.info(f"{name}: reading {', '.join(given)}")
-        loaded = load_documents(
-            given,
-            setting=f"--{name}",
-            text_column=request.text_column,
-            cache_dir=default_cache_dir(),
-        )
-        tokenized = tokenize_documents(
-            loaded.documents, tokenizer, append_eos=False, max_tokens=None, setting=f"--{name}"
-        )
-        for tokens in tokenized:
-            # Control ids may repeat those of members: row numbers of two files.
-            id = tokens.id if role == "trained" else f"{name}:{tokens.id}"
-            digest.update(f"{id}\0{name}\0{hash_tokens(tokens.input_ids)}\n".encode())
-            documents.append(
-                to_audit_document(
-                    _last_tokens(tokens, seq_len),
-                    seq_len=seq_len,
-                    id=id,
-                    bucket=name,
-                    role=role,
-                    source=tokens.source,
-                )
-            )
-        sources += [source for source in given if source not in sources]
-    return Subject(
-        documents=documents,
-        model=request.model,
-        base=request.base,
-        base_revision=None,
-        attn=None,
-        data=DataIdentity(
-            sources=[Path(source).name for source in sources],
-            documents_sha256=digest.hexdigest(),
-            num_documents=len(documents),
-            num_clusters=None,
-            overlap_with_control=None,
-            near_duplicate_words=None,
-        ),
-        training=None,
-        tally="missing",
-        run=None,
-        seed=request.seed,
-        out=request.out,
-    )
-
-
-def _last_tokens(tokens: TokenizedDocument, seq_len: int) -> CorpusDocument:
-    """Keep the last ``seq_len`` content tokens: how it was cut in training is not known."""
-    cut = slice(max(0, tokens.num_content_tokens - seq_len), tokens.num_content_tokens)
-    return CorpusDocument(
-        input_ids=tokens.input_ids[cut],
-        supervised=tokens.supervised[cut],
-        num_content_tokens=cut.stop - cut.start,
-        format=tokens.format,
     )
 
 

@@ -18,7 +18,7 @@ from memguard.compare import (
 from memguard.config import dump_yaml
 from memguard.errors import Interrupted, MemguardError
 from memguard.records import Comparison, save_record, write_atomically
-from memguard.report import render_comparison
+from memguard.report import render_comparison, render_comparison_chart
 from memguard.runtime import Console
 
 
@@ -57,6 +57,7 @@ def run_sweep(sweep: Sweep) -> tuple[Path, Comparison]:
     save_record(comparison, sweep.folder / "comparison.json")
     page = sweep.folder / "comparison.html"
     write_atomically(page, render_comparison(comparison).encode())
+    write_atomically(page.with_suffix(".svg"), render_comparison_chart(comparison).encode())
     for line in _headline(comparison):
         console.info(line)
     console.info(f"comparison: {page}")

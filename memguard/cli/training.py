@@ -11,12 +11,12 @@ import torch
 from memguard.audit.suite import load_suite
 from memguard.cli.auditing import audit_run, find_current_report
 from memguard.cli.run_folder import check_same_settings, compute_run_key, locked
+from memguard.cli.start import load_known_tokenizer, load_or_draw_model, train_tokenizer
 from memguard.cli.subjects import to_audit_document
 from memguard.config import RunConfig, dump_yaml
-from memguard.data.bpe import train_bpe
 from memguard.data.chat import find_special_ids
 from memguard.data.corpus import Corpus
-from memguard.data.documents import Document, document_text
+from memguard.data.documents import Document
 from memguard.data.loader import Loader
 from memguard.data.prepare import prepare
 from memguard.data.schedule import plan_rows
@@ -24,14 +24,7 @@ from memguard.data.tokenization import TokenizedDocument
 from memguard.errors import ModelError
 from memguard.mitigation import build_mitigations
 from memguard.parallel.vocab import build_vocab_layer, keeps_documents_apart
-from memguard.parallel.weights import (
-    build_scratch_model,
-    check_positions,
-    count_parameters,
-    export_model,
-    load_model,
-    load_tokenizer,
-)
+from memguard.parallel.weights import check_positions, count_parameters, export_model
 from memguard.records import AuditReport, save_manifest, write_atomically
 from memguard.report import render_model_card
 from memguard.runtime import (
@@ -41,7 +34,6 @@ from memguard.runtime import (
     detect_runtime,
     quiet_libraries,
 )
-from memguard.seeds import derive_seed
 from memguard.train.metrics import EndMetrics, read_metrics
 from memguard.train.trainer import Trainer
 
@@ -59,26 +51,31 @@ def prepare_run(config: RunConfig, console: Console | None = None) -> PreparedRu
     """Make the run folder, then load, tokenise and place its documents.
 
     Raises:
-        ConfigError: the folder belongs to a run with other settings.
+        ConfigError: the folder belongs to a run with other settings, or to another process.
         DataError: see `prepare`.
-        ModelError: no usable tokenizer.
+        ModelError: no usable checkpoint or tokenizer.
     """
+    with locked(Path(config.output_dir) / config.name):
+        return _prepare(config, console or Console())
+
+
+def _prepare(config: RunConfig, console: Console) -> PreparedRun:
     quiet_libraries()
-    console = console or Console()
     folder = Path(config.output_dir) / config.name
-    folder.mkdir(parents=True, exist_ok=True)
     check_same_settings(config, folder)
-    write_atomically(folder / "config.yaml", dump_yaml(config).encode())
     probe = load_suite(config.audit.suite).extraction.adapt(
         continuation_tokens=config.audit.continuation_tokens,
         prefix_tokens=config.audit.prefix_tokens,
         min_prefix_tokens=config.audit.min_prefix_tokens,
     )
+    known = load_known_tokenizer(config)
+    write_atomically(folder / "config.yaml", dump_yaml(config).encode())
     tokenizers: list[Any] = []
 
     def tokenizer_for(documents: Sequence[Document]) -> Any:
-        tokenizers.append(_load_or_train_tokenizer(config, documents, console))
-        return tokenizers[0]
+        made = train_tokenizer(config, documents, console) if known is None else known
+        tokenizers.append(made)
+        return made
 
     def is_auditable(document: TokenizedDocument) -> bool:
         piece = to_audit_document(document, seq_len=config.data.seq_len)
@@ -103,9 +100,8 @@ def train_run(config: RunConfig) -> dict[str, Any]:
     """
     console = Console()
     folder = Path(config.output_dir) / config.name
-    folder.mkdir(parents=True, exist_ok=True)
     with locked(folder):
-        prepared = prepare_run(config, console)
+        prepared = _prepare(config, console)
         if _is_trained(folder, prepared.corpus):
             console.info(f"model: {folder / 'model'} was trained before")
         else:
@@ -137,7 +133,7 @@ def _train(config: RunConfig, prepared: PreparedRun, console: Console) -> None:
     runtime = detect_runtime()
     environment = describe_environment(runtime.device)
     write_atomically(folder / "environment.json", json.dumps(environment, indent=2).encode())
-    model = _load_or_draw_model(config, tokenizer)
+    model = load_or_draw_model(config, tokenizer)
     check_positions(model, config.data.seq_len, "data.seq_len")
     vocab = build_vocab_layer(model.to(runtime.device), chunk_tokens=config.train.nll_chunk_tokens)
     highest = int(corpus.input_ids.max())
@@ -213,35 +209,3 @@ def _is_trained(folder: Path, corpus: Corpus) -> bool:
     ended = any(isinstance(line, EndMetrics) for line in read_metrics(folder / "metrics.jsonl"))
     tallied = all(entry.num_repetitions is not None for entry in corpus.manifest)
     return ended and tallied and (folder / "model" / "config.json").exists()
-
-
-def _load_or_draw_model(config: RunConfig, tokenizer: Any) -> Any:
-    scratch = config.model.scratch
-    if scratch is None:
-        assert config.model.path is not None, "one of the two is set"
-        return load_model(
-            config.model.path,
-            revision=config.model.revision,
-            attn_implementation=config.model.attn_implementation,
-        )
-    return build_scratch_model(
-        scratch.config,
-        vocab_size=len(tokenizer),
-        tokenizer=tokenizer,
-        seed=derive_seed(config.seed, "initial weights"),
-        attn=config.model.attn_implementation,
-    )
-
-
-def _load_or_train_tokenizer(
-    config: RunConfig, documents: Sequence[Document], console: Console
-) -> Any:
-    scratch = config.model.scratch
-    if scratch is None:
-        assert config.model.path is not None, "one of the two is set"
-        return load_tokenizer(config.model.path, revision=config.model.revision)
-    if scratch.tokenizer is not None:
-        return load_tokenizer(scratch.tokenizer)
-    console.info(f"tokenizer: training a BPE of {scratch.vocab_size:,} entries")
-    texts = (document_text(document) for document in documents)
-    return train_bpe(texts, vocab_size=scratch.vocab_size)

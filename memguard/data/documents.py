@@ -105,7 +105,8 @@ def load_documents(
         )
         raise DataError(f"'{setting}' has {reasons}. Correct or remove them.")
     if not documents:
-        skipped = f" but {num_empty} rows without text" if num_empty else ""
+        rows = "row" if num_empty == 1 else "rows"
+        skipped = f" but {num_empty} {rows} without text" if num_empty else ""
         raise DataError(f"'{setting}' holds no document{skipped}: {', '.join(sources)}.")
     _check_ids(documents, setting)
     return LoadedDocuments(documents=documents, num_empty=num_empty)
@@ -169,10 +170,10 @@ def _choose_columns(table: Table, text_column: str, setting: str) -> tuple[Forma
     names = [name if _COLUMN.fullmatch(name) else f"({len(name)} characters)" for name in found]
     listed = ", ".join(names[:_NUM_COLUMNS_SHOWN])
     listed += ", ..." if len(names) > _NUM_COLUMNS_SHOWN else ""
+    where = "--text-column" if setting.startswith("--") else "'data.text_column'"
     raise DataError(
         f"'{setting}': '{table.origin}' needs the column '{text_column}', 'messages', or 'prompt' "
-        f"and 'completion'; its columns are {listed}. Name the one that holds the text in "
-        "'data.text_column'."
+        f"and 'completion'; its columns are {listed}. Name the one that holds the text in {where}."
     )
 
 

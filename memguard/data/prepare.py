@@ -156,6 +156,11 @@ def prepare(
         num_control=int(is_control.sum()),
         num_control_overlapping=grams.count_overlap(is_control, is_trained),
     )
+    if not is_control.any() and _wants_control(config):
+        console.warn(
+            "no document could be held back as control: too few of them are long enough for the "
+            "audit, or they are near-duplicates of each other"
+        )
     save_corpus(run_folder, summary, entries, tokens_kept)
     console.info(f"documents: {_describe(entries)}")
     return load_corpus(run_folder)
@@ -214,10 +219,18 @@ def _check_auditable(
     if config.audit.enabled and num_auditable < config.audit.min_documents:
         longest = max(tokens.num_content_tokens for _, tokens in kept)
         raise DataError(
-            f"only {num_auditable} trained documents are long enough for the audit; "
-            f"'audit.min_documents' is {config.audit.min_documents} and the longest has {longest} "
-            "tokens. Lower 'audit.continuation_tokens', or set audit.enabled=false."
+            f"'audit.min_documents' is {config.audit.min_documents}, but only {num_auditable} of "
+            f"the documents to be trained {'is' if num_auditable == 1 else 'are'} long enough for "
+            f"the audit; the longest has {longest} token{'' if longest == 1 else 's'}, in pieces "
+            f"of 'data.seq_len' = {config.data.seq_len}. Give more or longer documents, lower "
+            "'audit.continuation_tokens' or 'audit.min_documents', or set audit.enabled=false."
         )
+
+
+def _wants_control(config: RunConfig) -> bool:
+    if config.data.study is not None:
+        return 0 in config.data.study.num_repetitions
+    return bool(config.data.control) or config.data.control_fraction > 0
 
 
 def _content_key(config: RunConfig, tokenizer: Any, pairs: Sequence[tuple[str, Document]]) -> str:

@@ -68,7 +68,11 @@ def plan_rows(
 
 
 def spread(repetitions: NDArray[np.int64], *, seed: int) -> NDArray[np.int64]:
-    """Return row indices, row r ``repetitions[r]`` times, each evenly over the run with jitter."""
+    """Return row indices, row r ``repetitions[r]`` times, each evenly over the run with jitter.
+
+    Places are drawn on a common time axis, so a row's n occurrences fall into the n-ths of the run
+    exactly where all numbers of repetitions are equal, and up to the others' jitter where not.
+    """
     rows = np.repeat(np.arange(len(repetitions)), repetitions)
     first = np.concatenate([[0], np.cumsum(repetitions)[:-1]])
     turn = np.arange(len(rows)) - np.repeat(first, repetitions)

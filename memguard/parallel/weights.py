@@ -52,7 +52,7 @@ def load_model(
         )
     except Exception as error:  # A broken folder raises anything, SafetensorError included.
         raise ModelError(
-            f"'model.path' {path} cannot be loaded as a causal language model: {_one_line(error)}"
+            f"model '{path}' cannot be loaded as a causal language model: {_one_line(error)}"
         ) from error
     wrong = [f"missing {key}" for key in sorted(info["missing_keys"])]
     wrong += [
@@ -62,7 +62,7 @@ def load_model(
     if wrong:
         shown = ", ".join(wrong[:8]) + (f" and {len(wrong) - 8} more" if len(wrong) > 8 else "")
         raise ModelError(
-            f"'model.path' {path}: {len(wrong)} weights are not in its files as its configuration "
+            f"model '{path}': {len(wrong)} weights are not in its files as its configuration "
             f"has them ({shown}); they would be random. Is it a causal language model, wholly "
             "copied?"
         )
@@ -199,7 +199,11 @@ def max_positions(path: str, *, revision: str | None = None) -> int | None:
             path, revision=revision, trust_remote_code=False
         )
     except Exception as error:  # Each family checks its fields in its own way.
-        raise ModelError(f"'{path}' has no usable configuration: {_one_line(error)}") from error
+        if Path(path).exists():
+            raise ModelError(f"'{path}' has no usable configuration: {_one_line(error)}") from error
+        raise ModelError(
+            f"model '{path}' is neither a folder here nor got from the hub: {_one_line(error)}"
+        ) from error
     limit = getattr(config.get_text_config(), "max_position_embeddings", None)
     return limit if isinstance(limit, int) and limit > 0 else None
 
@@ -223,21 +227,21 @@ def _check_folder(path: str) -> None:
     folder = Path(path)
     if not folder.exists():
         if path.count("/") > 1 or path.startswith((".", "/", "~")):
-            raise ModelError(f"'model.path' {path} does not exist")
+            raise ModelError(f"there is no folder '{path}'; correct the path of the model")
         return
     if not folder.is_dir():
-        raise ModelError(f"'model.path' {path} must be a folder with config.json; it is a file")
+        raise ModelError(f"model '{path}' must be a folder with config.json; it is a file")
     if not (folder / "config.json").is_file():
-        raise ModelError(f"'model.path' {path} has no config.json")
+        raise ModelError(f"model '{path}' has no config.json")
     try:
         json.loads((folder / "config.json").read_text(encoding="utf-8"))
     except ValueError as error:
-        raise ModelError(f"'model.path' {path}: config.json is not JSON") from error
+        raise ModelError(f"model '{path}': config.json is not JSON") from error
     if not any(folder.glob("*.safetensors")):
         pickled = any(folder.glob("*.bin")) or any(folder.glob("*.pt*"))
         why = "only pickled ones, which are never read" if pickled else "none at all"
         raise ModelError(
-            f"'model.path' {path} must hold its weights as safetensors; it has {why}. Convert it "
+            f"model '{path}' must hold its weights as safetensors; it has {why}. Convert it "
             "with save_pretrained in an environment you trust."
         )
 

@@ -1,11 +1,14 @@
 """What people read: records rendered as one offline HTML file or a model card. No torch.
 
-    audit report ─► digest ─────────────┐
-                      audit_tables       ├─► page (frozen pieces) ─► html ─► one file
-                      dose_response      │                            │
-                      prose              │                            └─ templates/*.j2
-    comparison ──► comparison_digest ───┘                                charts ─► svg
-                      comparison_figures, doses
+    audit report ─► digest ──────────────────────┐
+                      audit_tables, cells         ├─► page (frozen pieces) ─► html ─► one file
+                      dose_response, membership   │                            │
+                      findings, facts             │                            └─ templates/*.j2
+                      prose, glossary             │                               charts ─► svg
+    comparison ─┬► comparison_digest ────────────┘
+                │     comparison_tables, paired
+                │     comparison_figures, doses
+                └► comparison_picture ─► charts ─► svg ─► one SVG file
     audit report ─► model_card ─► README.md
 
 A digest decides every number and sentence; templates only place them and hold no arithmetic.
@@ -14,7 +17,13 @@ takes out what escaping leaves in, the template engine escapes, the page's polic
 and network. The same record gives the same bytes. matplotlib is imported when a chart is drawn.
 """
 
+from memguard.report.comparison_picture import render_comparison_chart
 from memguard.report.html import render_comparison, render_report
 from memguard.report.model_card import render_model_card
 
-__all__ = ["render_comparison", "render_model_card", "render_report"]
+__all__ = [
+    "render_comparison",
+    "render_comparison_chart",
+    "render_model_card",
+    "render_report",
+]

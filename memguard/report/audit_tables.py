@@ -1,140 +1,96 @@
-"""Tables of the audit page, from the records of buckets, findings and membership."""
+"""Tables of the audit page: what each bucket shows, with the base model below."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
-from memguard.records import AuditReport, BucketScores, Finding, MembershipScores, Rate
+from memguard.records import AuditReport, BucketScores
+from memguard.report.cells import make_headings, show_estimate, show_rate
 from memguard.report.formatting import (
     CI,
-    MISSING,
-    Estimate,
     format_count,
-    format_hash,
     format_interval,
     format_number,
-    format_of,
-    format_percent,
-    format_percent_range,
     format_points,
-    format_repetitions,
-    format_zero_bound,
+    format_share,
 )
-from memguard.report.page import Bar, Cell, Row, Table
-from memguard.report.text import clean_name, clean_text
+from memguard.report.page import Cell, Row, Table
+from memguard.report.text import clean_name
 
-SHOWN_FINDINGS = 15
-MOST_FINDINGS = 1000
 _ROLES = {
     "trained": "trained",
-    "control": "control, never trained",
-    "background": "trained beside the buckets",
+    "control": "never trained",
+    "background": "background, trained",
     "heldout": "held out, never trained",
 }
 
 
-def make_headings(*labels: str | tuple[str, str]) -> tuple[Cell, ...]:
-    """Make column headings; a pair is a heading with a smaller line."""
-    return tuple(
-        Cell(text=label, kind="text")
-        if isinstance(label, str)
-        else Cell(text=label[0], detail=label[1], kind="text")
-        for label in labels
+def describe_times(bucket: BucketScores, report: AuditReport) -> str:
+    """Say how often the documents of a bucket were trained."""
+    role = _ROLES[bucket.role]
+    if bucket.role in ("control", "heldout") or not report.dose_response:
+        return role
+    if bucket.num_repetitions is None:
+        return f"{role}, not equally often"
+    return (
+        f"{role} {'once' if bucket.num_repetitions == 1 else f'{bucket.num_repetitions:,} times'}"
     )
 
 
-def make_rate_cell(
-    rate: float | None, ci: tuple[float, float] | None, num_matched: int, num_documents: int
-) -> Cell:
-    """Show counts, percentage, interval and a bar."""
-    if rate is None:
-        return Cell(text=MISSING, detail="no documents")
-    low, high = ci or (rate, rate)
-    return Cell(
-        text=format_of(num_matched, num_documents),
-        detail=f"{format_percent(rate)} ({format_percent_range(ci)})",
-        bar=Bar(fill=_css(rate), low=_css(low), width=_css(high - low)),
-    )
+def _head(bucket: BucketScores, report: AuditReport) -> Cell:
+    name, times = clean_name(bucket.bucket), describe_times(bucket, report)
+    return Cell(text=name, detail="" if name == times else times, kind="text")
 
 
-def _css(share: float) -> str:
-    return f"{100 * min(max(share, 0.0), 1.0):.2f}%"
-
-
-def _rate(rate: Rate) -> Cell:
-    return make_rate_cell(rate.rate, rate.ci, rate.num_matched, rate.num_documents)
-
-
-def _estimate(estimate: Estimate) -> Cell:
-    return Cell(text=estimate.value, detail=estimate.interval)
-
-
-def _head(bucket: BucketScores) -> Cell:
-    return Cell(text=clean_name(bucket.bucket), detail=_ROLES[bucket.role], kind="text")
-
-
-def _base_head(bucket: BucketScores) -> Cell:
-    return Cell(text="Base model", detail=f"on {clean_name(bucket.bucket, 40)}", kind="text")
-
-
-def build_summary(buckets: Sequence[BucketScores]) -> Table:
+def build_summary(report: AuditReport) -> Table:
     """Build the main table: rates and token accuracy of each bucket, base model below."""
+    buckets = report.buckets
+    # Without a control there is nothing to subtract.
+    compared = any(b.near_verbatim_minus_control or b.verbatim_minus_control for b in buckets)
     rows = []
     for bucket in buckets:
-        differences = (bucket.verbatim_minus_control, bucket.near_verbatim_minus_control)
-        accuracy = bucket.model.mean_token_accuracy
+        differences = (bucket.near_verbatim_minus_control, bucket.verbatim_minus_control)
         cells = (
-            Cell(text=format_repetitions(bucket.num_repetitions)),
-            _rate(bucket.model.verbatim),
-            _rate(bucket.model.near_verbatim),
-            _estimate(format_interval(accuracy)),
-            *(_estimate(format_points(difference)) for difference in differences),
+            show_rate(bucket.model.near_verbatim),
+            show_rate(bucket.model.verbatim),
+            show_estimate(format_share(bucket.model.mean_token_accuracy)),
+            *(show_estimate(format_points(one)) for one in differences if compared),
         )
         control = bucket.role == "control"
-        rows.append(Row(head=_head(bucket), cells=cells, tone="control" if control else ""))
+        rows.append(Row(head=_head(bucket, report), cells=cells, tone="control" if control else ""))
         if bucket.base is None:
             continue
         base_cells = (
-            Cell(text=""),
-            _rate(bucket.base.verbatim),
-            _rate(bucket.base.near_verbatim),
-            _estimate(format_interval(bucket.base.mean_token_accuracy)),
-            Cell(text=""),
-            Cell(text=""),
+            show_rate(bucket.base.near_verbatim),
+            show_rate(bucket.base.verbatim),
+            show_estimate(format_share(bucket.base.mean_token_accuracy)),
+            *(Cell(text="") for _ in differences if compared),
         )
-        rows.append(Row(head=_base_head(bucket), cells=base_cells, tone="base"))
+        head = Cell(text="Base model", detail="same documents", kind="text")
+        rows.append(Row(head=head, cells=base_cells, tone="base"))
+    minus = (
+        ("Near-verbatim − control", f"points ({CI})"),
+        ("Verbatim − control", f"points ({CI})"),
+    )
     return Table(
         caption="Documents the model continues as they were written",
         columns=make_headings(
             "Bucket",
-            "Repetitions",
-            ("Verbatim", f"share ({CI})"),
-            ("Near-verbatim", f"share ({CI})"),
-            ("Mean token accuracy", f"0 to 1 ({CI})"),
-            ("Verbatim − control", f"points ({CI})"),
-            ("Near-verbatim − control", f"points ({CI})"),
+            ("Near-verbatim", f"documents ({CI})"),
+            ("Verbatim", f"documents ({CI})"),
+            ("Token accuracy", f"mean ({CI})"),
+            *(minus if compared else ()),
         ),
         rows=tuple(rows),
-        notes=_write_zero_notes(buckets),
     )
 
 
-def _write_zero_notes(buckets: Sequence[BucketScores]) -> tuple[str, ...]:
-    """Say what 0 matches mean, once for each bucket that has none."""
-    zeros = [b for b in buckets if b.num_documents and not b.model.near_verbatim.num_matched]
-    return tuple(
-        f"{clean_name(b.bucket)}: 0 of {format_count(b.num_documents)} near-verbatim; if these "
-        f"were a random sample, the true rate is {format_zero_bound(b.num_documents)}."
-        for b in zeros[:8]
-    )
-
-
-def build_details(buckets: Sequence[BucketScores], continuation_tokens: int) -> Table:
+def build_details(report: AuditReport) -> Table:
     """Build the second table: how far, how surely, and who was left out."""
     rows = []
-    for bucket in buckets:
+    for bucket in report.buckets:
         cells = (
             Cell(text=format_number(bucket.model.median_first_divergence, 1)),
             Cell(text=format_number(bucket.mean_extraction_strength)),
-            _estimate(format_interval(bucket.model.mean_logprob)),
+            show_estimate(format_interval(bucket.model.mean_logprob)),
             Cell(text=format_number(bucket.mean_type_token_ratio)),
             Cell(text=format_number(bucket.mean_argmax_type_token_ratio)),
             Cell(text=format_count(bucket.num_tiny_margin)),
@@ -143,21 +99,21 @@ def build_details(buckets: Sequence[BucketScores], continuation_tokens: int) -> 
             Cell(text=format_count(bucket.num_not_sampled)),
         )
         control = bucket.role == "control"
-        rows.append(Row(head=_head(bucket), cells=cells, tone="control" if control else ""))
+        rows.append(Row(head=_head(bucket, report), cells=cells, tone="control" if control else ""))
         if bucket.base is None:
             continue
         base_cells = (
             Cell(text=format_number(bucket.base.median_first_divergence, 1)),
             Cell(text=""),
-            _estimate(format_interval(bucket.base.mean_logprob)),
+            show_estimate(format_interval(bucket.base.mean_logprob)),
             *(Cell(text="") for _ in range(6)),
         )
-        rows.append(Row(head=_base_head(bucket), cells=base_cells, tone="base"))
+        rows.append(Row(head=Cell(text="Base model", kind="text"), cells=base_cells, tone="base"))
     return Table(
         caption="How far, how surely, and which documents are not in the rates",
         columns=make_headings(
             "Bucket",
-            ("Median first divergence", f"token, of {continuation_tokens:,}"),
+            ("Median first divergence", f"token, of {report.method.continuation_tokens:,}"),
             ("Extraction strength", "mean, 0 to 1"),
             ("Log-probability", f"nats a token ({CI})"),
             ("Type-token ratio", "true text"),
@@ -171,83 +127,21 @@ def build_details(buckets: Sequence[BucketScores], continuation_tokens: int) -> 
     )
 
 
-def build_membership(scores: Sequence[MembershipScores]) -> Table:
-    """Build the table of how well trained and never-trained documents can be told apart."""
-    return Table(
-        caption="Telling trained documents from never-trained ones",
-        columns=make_headings(
-            "Score",
-            ("AUC", f"0.5 is chance ({CI})"),
-            ("Trained", "documents"),
-            ("Control", "documents"),
-        ),
-        rows=tuple(
-            Row(
-                head=Cell(text=clean_name(score.score), kind="text"),
-                cells=(
-                    _estimate(format_interval(score.auc)),
-                    Cell(text=format_count(score.num_members)),
-                    Cell(text=format_count(score.num_nonmembers)),
-                ),
-            )
-            for score in scores
-        ),
-    )
+def find_partly_learned(buckets: Sequence[BucketScores]) -> list[BucketScores]:
+    """Return trained buckets without one recited document that are still above the control.
 
-
-def build_findings(report: AuditReport) -> Table:
-    """Build the list of findings, worst first as the record has them; never any text."""
-    rows = tuple(_finding_row(finding) for finding in report.findings[:MOST_FINDINGS])
-    return Table(
-        caption="Worst findings",
-        columns=make_headings(
-            ("Document", "and what was found"),
-            "Severity",
-            "Bucket",
-            "Repetitions",
-            "Tokens right",
-            ("First divergence", "token"),
-            ("Log-probability", "nats, in all"),
-            ("Base model", "tokens right"),
-            ("Text", "keyed hash"),
-        ),
-        rows=rows[:SHOWN_FINDINGS],
-        more_rows=rows[SHOWN_FINDINGS:],
-        long_names=True,
-    )
-
-
-def _finding_row(finding: Finding) -> Row:
-    whole = finding.continuation_tokens
-    diverged = finding.first_divergence < whole
-    base = finding.base_num_correct
-    return Row(
-        head=Cell(text=clean_name(finding.id), detail=clean_text(finding.sentence), kind="text"),
-        cells=(
-            Cell(text=finding.severity, kind="level", level=finding.severity),
-            Cell(text=clean_name(finding.bucket), kind="text"),
-            Cell(text=format_repetitions(finding.num_repetitions)),
-            Cell(text=format_of(finding.num_correct, whole)),
-            Cell(text=format_count(finding.first_divergence) if diverged else "none"),
-            Cell(text=format_number(finding.logprob, 2)),
-            Cell(text=MISSING if base is None else format_of(base, whole)),
-            Cell(text=format_hash(finding.text_hmac), kind="hash"),
-        ),
-    )
-
-
-def build_environment(environment: Mapping[str, str]) -> Table | None:
-    """Build the table of versions and hardware, by name; None where nothing is recorded."""
-    if not environment:
-        return None
-    return Table(
-        caption="Environment",
-        columns=make_headings("Name", "Value"),
-        rows=tuple(
-            Row(
-                head=Cell(text=clean_name(name), kind="text"),
-                cells=(Cell(text=clean_text(value, 200), kind="code"),),
-            )
-            for name, value in sorted(environment.items())[:200]
-        ),
-    )
+    Above: the interval of the token accuracy lies wholly above the control's.
+    """
+    controls = [b.model.mean_token_accuracy for b in buckets if b.role == "control"]
+    if not controls or controls[0] is None or controls[0].ci is None:
+        return []
+    ceiling = controls[0].ci[1]
+    found = []
+    for bucket in buckets:
+        accuracy = bucket.model.mean_token_accuracy
+        recited = bucket.model.near_verbatim.num_matched or bucket.model.verbatim.num_matched
+        if bucket.role != "trained" or recited or accuracy is None or accuracy.ci is None:
+            continue
+        if accuracy.ci[0] > ceiling:
+            found.append(bucket)
+    return found

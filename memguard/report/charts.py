@@ -54,7 +54,8 @@ def _style(name: str) -> dict[str, Any]:
     }
 
 
-def _set_percent_axis(axes: Any, label: str) -> None:
+def set_percent_axis(axes: Any, label: str) -> None:
+    """Make the vertical axis run from 0 to 100."""
     axes.set_ylim(-4, 104)
     axes.set_yticks([0, 25, 50, 75, 100])
     axes.set_ylabel(label)
@@ -65,7 +66,7 @@ def _draw_lines(chart: LineChart, key: str) -> str:
 
     def paint(figure: Any) -> None:
         axes = figure.add_subplot()
-        _set_percent_axis(axes, chart.y_label)
+        set_percent_axis(axes, chart.y_label)
         axes.set_xlim(-0.35, len(chart.ticks) - 0.65)
         axes.set_xticks(range(len(chart.ticks)), _thin(chart.ticks))
         axes.set_xlabel("times trained (repetitions)")
@@ -120,31 +121,43 @@ def _thin(ticks: Sequence[str]) -> list[str]:
 
 
 def _draw_scatter(chart: ScatterChart, key: str) -> str:
-    x = [line.points[0].x for line in chart.points]
-    edges = [*x, *([] if chart.reference_x is None else [chart.reference_x])]
-    margin = 0.16 * (max(edges) - min(edges)) or 1.0
-    left, right = min(edges) - margin, max(edges) + margin
     in_legend = sum(bool(line.label) for line in chart.points) > _MOST_LABELS
 
     def paint(figure: Any) -> None:
         axes = figure.add_subplot()
-        _set_percent_axis(axes, chart.y_label)
-        axes.set_xlim(left, right)
-        axes.set_xlabel(chart.x_label)
-        if chart.reference_x is not None:
-            axes.axvline(chart.reference_x, **_style("base"))
-            axes.text(
-                chart.reference_x, 108, chart.reference_label, ha="center", va="bottom", fontsize=11
-            )
-        handles = [_draw_point(axes, line) for line in chart.points]
+        handles = paint_scatter(axes, chart, width=WIDTH - 70, height=_BODY - 60)
         if in_legend:
             _draw_legend(figure, chart.points, handles)
-            return
-        for label in _place_labels(chart, left, right):
-            axes.text(label.x, label.y, label.text, fontsize=11.5, color=INK, va="center")
 
     height = _BODY + 50 + (_LEGEND_ROW * _count_legend_rows(chart.points) if in_legend else 0)
     return draw_svg(key, height, chart.description, paint)
+
+
+def paint_scatter(axes: Any, chart: ScatterChart, *, width: float, height: float) -> list[Any]:
+    """Paint risk against utility; name the points beside them where they are few.
+
+    Args:
+        axes: matplotlib axes, empty.
+        chart: what to paint.
+        width: about that of the axes, in units of the drawing.
+        height: about that of the axes.
+    """
+    x = [line.points[0].x for line in chart.points]
+    edges = [*x, *([] if chart.reference_x is None else [chart.reference_x])]
+    margin = 0.16 * (max(edges) - min(edges)) or 1.0
+    left, right = min(edges) - margin, max(edges) + margin
+    set_percent_axis(axes, chart.y_label)
+    axes.set_xlim(left, right)
+    axes.set_xlabel(chart.x_label)
+    if chart.reference_x is not None:
+        at = chart.reference_x
+        axes.axvline(at, **_style("base"))
+        axes.text(at, 108, chart.reference_label, ha="center", va="bottom", fontsize=11)
+    handles = [_draw_point(axes, line) for line in chart.points]
+    if sum(bool(line.label) for line in chart.points) <= _MOST_LABELS:
+        for label in _place_labels(chart, (left, right), width=width, height=height):
+            axes.text(label.x, label.y, label.text, fontsize=11.5, color=INK, va="center")
+    return handles
 
 
 def _draw_point(axes: Any, line: Line) -> Any:
@@ -163,10 +176,13 @@ def _draw_point(axes: Any, line: Line) -> Any:
     )[0]
 
 
-def _place_labels(chart: ScatterChart, left: float, right: float) -> list[_Label]:
+def _place_labels(
+    chart: ScatterChart, ends: tuple[float, float], *, width: float, height: float
+) -> list[_Label]:
     """Put each label beside its point, stepping up where another label stands already."""
-    unit = (right - left) / (WIDTH - 70)
-    step = 100 / (_BODY - 60) * 15
+    left, right = ends
+    unit = (right - left) / width
+    step = 100 / height * 15
     taken: list[_Label] = []
 
     def measure(text: str) -> float:

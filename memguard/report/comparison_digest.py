@@ -1,36 +1,37 @@
 """A comparison of settings as a page: every sentence and figure the template shows."""
 
-from typing import Literal
-
 from memguard.records import Comparison, ComparisonCell, SettingResult
-from memguard.report.audit_tables import build_environment, make_headings, make_rate_cell
 from memguard.report.comparison_figures import build_tradeoff, build_trends
+from memguard.report.comparison_tables import build_extraction, build_headline, build_settings
 from memguard.report.doses import (
-    base_change,
     change_from_first,
     label_setting,
     list_doses,
     name_dose,
+    name_first,
     pick_highest,
 )
+from memguard.report.facts import describe_environment
 from memguard.report.formatting import (
-    MISSING,
+    PERCENT,
     format_change,
     format_count,
-    format_duration,
     format_hash,
     format_number,
     format_of,
     format_percent,
-    format_settings,
-    format_signed,
-    format_zero_bound,
+    format_percent_ci,
 )
-from memguard.report.page import Cell, ComparisonPage, Fact, Row, Table
-from memguard.report.prose import CONFIDENTIALITY, READING_GUIDE, write_glossary
+from memguard.report.glossary import write_glossary
+from memguard.report.page import ComparisonPage, Fact
+from memguard.report.paired import build_paired
+from memguard.report.prose import COMPARISON_CONFIDENTIALITY, READING_GUIDE
 from memguard.report.text import COMMAND_LIMIT, clean_name, clean_text
 
 _IN_SHORT = 12
+_PARTLY_LEARNED = 0.1
+"""Tokens right above the control (share) from which a bucket without a recited document is named;
+a comparison has no interval for it."""
 
 
 def digest_comparison(comparison: Comparison) -> ComparisonPage:
@@ -40,17 +41,18 @@ def digest_comparison(comparison: Comparison) -> ComparisonPage:
         title=f"Comparison: {name}",
         heading=name,
         tool_version=clean_name(comparison.tool_version, 40),
-        confidentiality=CONFIDENTIALITY,
+        confidentiality=COMPARISON_CONFIDENTIALITY,
         identity=_describe_identity(comparison),
         in_short_lead=_write_in_short_lead(comparison),
         in_short=_write_in_short(comparison),
-        guide=READING_GUIDE,
-        headline=_build_headline(comparison),
+        guide=(*READING_GUIDE, *_tell_partly_learned(comparison)),
+        headline=build_headline(comparison),
+        paired=build_paired(comparison),
         figures=tuple(filter(None, (build_tradeoff(comparison), *build_trends(comparison)))),
-        extraction=_build_extraction(comparison),
-        settings=_build_settings(comparison),
+        extraction=build_extraction(comparison),
+        settings=build_settings(comparison),
         command=clean_text(comparison.command, COMMAND_LIMIT),
-        environment=build_environment(comparison.environment),
+        environment=describe_environment(comparison.environment),
         glossary=write_glossary(None),
     )
 
@@ -59,7 +61,6 @@ def _describe_identity(comparison: Comparison) -> tuple[Fact, ...]:
     settings = comparison.settings
     seeds = sorted({setting.seed for setting in settings})
     first = settings[0].utility
-    heldout = f"{format_count(first.num_documents)} documents"
     return (
         Fact(
             term="Compared",
@@ -71,22 +72,10 @@ def _describe_identity(comparison: Comparison) -> tuple[Fact, ...]:
         Fact(term="Continuation", value=f"{comparison.continuation_tokens:,} tokens"),
         Fact(
             term="Held-out NLL on",
-            value=heldout,
+            value=f"{format_count(first.num_documents)} documents",
             detail=f"{format_count(first.num_tokens)} tokens",
         ),
         Fact(term="Made with", value=f"memguard {clean_name(comparison.tool_version, 40)}"),
-    )
-
-
-def _write_in_short(comparison: Comparison) -> tuple[Fact, ...]:
-    """Say each setting's risk and cost in one sentence."""
-    dose = pick_highest(comparison)
-    return tuple(
-        Fact(
-            term=label_setting(setting, comparison),
-            value=_summarise(comparison, setting, setting.extraction.get(dose or "")),
-        )
-        for setting in comparison.settings[:_IN_SHORT]
     )
 
 
@@ -97,155 +86,71 @@ def _write_in_short_lead(comparison: Comparison) -> str:
     return f"Documents {name_dose(dose)}, continued for {comparison.continuation_tokens:,} tokens:"
 
 
+def _write_in_short(comparison: Comparison) -> tuple[Fact, ...]:
+    """Say each setting's risk and cost in one sentence, and what the control shows."""
+    dose = pick_highest(comparison)
+    sentences = [
+        Fact(
+            term=label_setting(setting, comparison),
+            value=_summarise(comparison, setting, setting.extraction.get(dose or "")),
+        )
+        for setting in comparison.settings[:_IN_SHORT]
+    ]
+    return (*sentences, *_summarise_control(comparison))
+
+
 def _summarise(comparison: Comparison, setting: SettingResult, cell: ComparisonCell | None) -> str:
     loss = f"held-out NLL {format_number(setting.utility.heldout_nll)}"
     change = change_from_first(setting, comparison)
     if setting.name != comparison.settings[0].name and change is not None:
-        loss += f" ({format_change(change)} against the first setting)"
+        loss += f" ({format_change(change)} against '{name_first(comparison)}')"
     if cell is None or not cell.num_documents:
         return f"no document in this bucket; {loss}."
-    near = cell.near_verbatim.num_matched
-    text = f"{format_of(near, cell.num_documents)} near-verbatim"
-    if not max(near, cell.num_matched):
-        text += f" ({format_zero_bound(cell.num_documents)})"
+    near = cell.near_verbatim
+    text = f"{format_of(near.num_matched, cell.num_documents)} near-verbatim"
+    if not max(near.num_matched, cell.num_matched):
+        text += f" ({format_percent_ci(near.ci)})"
     text += f", {format_of(cell.num_matched, cell.num_documents)} verbatim"
     if cell.mean_token_accuracy is not None:
         text += f", {format_percent(cell.mean_token_accuracy)} of tokens right"
     return f"{text}; {loss}."
 
 
-def _verbatim_cell(cell: ComparisonCell | None) -> Cell:
-    if cell is None:
-        return Cell(text=MISSING)
-    return make_rate_cell(cell.rate, cell.ci, cell.num_matched, cell.num_documents)
+def _summarise_control(comparison: Comparison) -> tuple[Fact, ...]:
+    controls = [s.extraction["0"] for s in comparison.settings if "0" in s.extraction]
+    if not sum(control.num_documents for control in controls):
+        return ()
+    most = max(controls, key=lambda control: control.near_verbatim.num_matched)
+    text = f"at most {format_of(most.near_verbatim.num_matched, most.num_documents)} near-verbatim"
+    if not most.near_verbatim.num_matched:
+        text = f"{format_of(0, most.num_documents)} near-verbatim"
+    shares = [c.mean_token_accuracy for c in controls if c.mean_token_accuracy is not None]
+    if shares:
+        low, high = format_percent(min(shares)), format_percent(max(shares))
+        text += f", {low if low == high else f'{low} to {high}'} of tokens right"
+    return (Fact(term="Control, never trained", value=f"{text}, over all settings."),)
 
 
-def _near_cell(cell: ComparisonCell | None) -> Cell:
-    if cell is None:
-        return Cell(text=MISSING)
-    near = cell.near_verbatim
-    return make_rate_cell(near.rate, near.ci, near.num_matched, cell.num_documents)
-
-
-def _accuracy_cell(cell: ComparisonCell | None) -> Cell:
-    return Cell(text=format_percent(cell.mean_token_accuracy if cell else None))
-
-
-def _build_headline(comparison: Comparison) -> Table:
-    dose = pick_highest(comparison)
-    has_control = "0" in list_doses(comparison)
-    rows = []
-    for setting in comparison.settings:
-        utility, cost = setting.utility, setting.cost
-        change = change_from_first(setting, comparison)
-        first = setting.name == comparison.settings[0].name
-        cell = setting.extraction.get(dose) if dose is not None else None
-        cells = [
-            Cell(
-                text=format_number(utility.heldout_nll),
-                detail=format_signed(utility.heldout_nll - utility.base_heldout_nll),
-            ),
-            Cell(text="reference" if first else format_change(change)),
-            _near_cell(cell),
-            _verbatim_cell(cell),
-            _accuracy_cell(cell),
-            *([_near_cell(setting.extraction.get("0"))] if has_control else []),
-            Cell(text=format_percent(cost.dropped_fraction)),
-            Cell(
-                text=format_duration(cost.train_s),
-                detail=format_count(cost.num_supervised_tokens),
-            ),
-        ]
-        head = Cell(text=label_setting(setting, comparison), kind="text")
-        rows.append(Row(head=head, cells=tuple(cells)))
-    rows.append(_base_row(comparison, dose, has_control))
-    spoken = name_dose(dose)
-    return Table(
-        caption="Risk, utility and cost of each setting",
-        columns=make_headings(
-            "Setting",
-            ("Held-out NLL", "nats; from base"),
-            ("Against first", "setting"),
-            ("Near-verbatim", spoken),
-            ("Verbatim", spoken),
-            ("Token accuracy", "mean"),
-            *([("Near-verbatim", "control")] if has_control else []),
-            ("Labels dropped", "realised"),
-            ("Training", "time, tokens"),
-        ),
-        rows=tuple(rows),
-    )
-
-
-def _base_row(comparison: Comparison, dose: str | None, has_control: bool) -> Row:
-    cell = comparison.base_extraction.get(dose) if dose is not None else None
-    control = comparison.base_extraction.get("0")
-    base_nll = comparison.settings[0].utility.base_heldout_nll
-    cells = (
-        Cell(text=format_number(base_nll)),
-        Cell(text=format_change(base_change(comparison))),
-        _near_cell(cell),
-        _verbatim_cell(cell),
-        _accuracy_cell(cell),
-        *((_near_cell(control),) if has_control else ()),
-        *(Cell(text="") for _ in range(2)),
-    )
-    head = Cell(text="Base model", detail="before training", kind="text")
-    return Row(head=head, cells=cells, tone="base")
-
-
-def _build_extraction(comparison: Comparison) -> Table:
-    """Build the full table: every setting at every number of repetitions, with intervals."""
-    rows = []
+def _tell_partly_learned(comparison: Comparison) -> tuple[str, ...]:
+    """Name the bucket where most tokens come back although no document does."""
+    found = []
     for dose in list_doses(comparison):
         for setting in comparison.settings:
-            label = label_setting(setting, comparison)
-            if dose in setting.extraction:
-                rows.append(_extraction_row(label, dose, setting.extraction[dose], ""))
-        if dose in comparison.base_extraction:
-            base = comparison.base_extraction[dose]
-            rows.append(_extraction_row("Base model", dose, base, "base"))
-    return Table(
-        caption="Every setting at every number of repetitions",
-        columns=make_headings(
-            "Setting", "Documents", "Near-verbatim", "Verbatim", ("Token accuracy", "mean")
-        ),
-        rows=tuple(rows),
-    )
-
-
-def _extraction_row(label: str, dose: str, cell: ComparisonCell, tone: Literal["", "base"]) -> Row:
-    return Row(
-        head=Cell(text=label, detail=name_dose(dose), kind="text"),
-        cells=(
-            Cell(text=format_count(cell.num_documents)),
-            _near_cell(cell),
-            _verbatim_cell(cell),
-            _accuracy_cell(cell),
-        ),
-        tone=tone,
-    )
-
-
-def _build_settings(comparison: Comparison) -> Table:
-    return Table(
-        caption="What was asked of each setting",
-        columns=make_headings("Setting", "Seed", "Run", "Mitigations", "Overrides", "Steps"),
-        rows=tuple(
-            Row(
-                head=Cell(text=clean_name(setting.name), kind="text"),
-                cells=(
-                    Cell(text=str(setting.seed)),
-                    Cell(text=clean_name(setting.run), kind="text"),
-                    Cell(
-                        text="; ".join(format_settings(m) for m in setting.mitigations[:20])
-                        or "none (plain loss)",
-                        kind="text",
-                    ),
-                    Cell(text=format_settings(setting.overrides), kind="text"),
-                    Cell(text=format_count(setting.cost.num_steps)),
-                ),
-            )
-            for setting in comparison.settings
-        ),
+            cell, control = setting.extraction.get(dose), setting.extraction.get("0")
+            if dose == "0" or cell is None or control is None or not cell.num_documents:
+                continue
+            recited = cell.num_matched or cell.near_verbatim.num_matched
+            mine, floor = cell.mean_token_accuracy, control.mean_token_accuracy
+            if not recited and mine is not None and floor is not None:
+                found.append((mine - floor, setting, dose, mine, floor))
+    if not found:
+        return ()
+    gained, setting, dose, mine, floor = max(found, key=lambda one: one[0])
+    if gained < _PARTLY_LEARNED:
+        return ()
+    return (
+        f"With '{label_setting(setting, comparison)}' no document {name_dose(dose)} comes back "
+        f"near-verbatim, yet {format_percent(mine)} of the tokens are right, against "
+        f"{format_percent(floor)} in the control: 0{PERCENT} of documents does not mean that "
+        "nothing was learned of them.",
     )

@@ -4,14 +4,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from memguard.records import Comparison, ComparisonCell
-from memguard.report.audit_tables import make_headings
+from memguard.report.cells import make_headings
 from memguard.report.doses import (
+    CHART_NAME_LIMIT,
     base_change,
     change_from_first,
     label_setting,
     list_doses,
     list_series,
     name_dose,
+    name_first,
     pick_highest,
 )
 from memguard.report.formatting import NBSP, format_change, format_of, format_percent
@@ -43,24 +45,27 @@ def build_tradeoff(comparison: Comparison) -> Figure | None:
         risk = _place_risk(cell, 100 * change) if cell and change is not None else None
         if risk:
             points.append(Line(label=series.label, style=series.style, points=(risk,)))
+        near = cell.near_verbatim if cell else None
+        counts = format_of(near.num_matched, cell.num_documents) if cell and near else ""
         rows.append(
             Row(
                 head=Cell(text=label_setting(setting, comparison), kind="text"),
                 cells=(
                     Cell(text=format_change(change)),
-                    Cell(text=format_percent(_pick_worse(cell)), detail=_name_counts(cell)),
+                    Cell(text=format_percent(near.rate if near else None), detail=counts),
                 ),
             )
         )
     if not points:
         return None
     base = base_change(comparison)
+    first = name_first(comparison, CHART_NAME_LIMIT)
     spoken = name_dose(dose)
     chart = ScatterChart(
         description=f"Scatter chart of risk against utility, documents {spoken}. "
         + " ".join(_describe_row(row) for row in rows[:12]),
         points=_name_once(points),
-        x_label=f"held-out NLL against {_name_first(comparison)} (%), lower is better",
+        x_label=f"held-out NLL against {first} (%), lower is better",
         y_label="near-verbatim (%)",
         reference_x=None if base is None else 100 * base,
         reference_label="base model",
@@ -69,37 +74,28 @@ def build_tradeoff(comparison: Comparison) -> Figure | None:
         key="tradeoff",
         title="Risk against utility",
         chart=chart,
-        caption=f"Documents {spoken}, the worse of verbatim and near-verbatim, with 95{NBSP}% "
-        "intervals. Best is the lower left corner; right of the base model's line a setting is "
-        "worse on held-out documents than before training.",
+        caption=f"Documents {spoken} that come back near-verbatim, verbatim ones included; lines "
+        f"are 95{NBSP}% intervals. Best is the lower left corner; right of the base model's line "
+        "a setting is worse on held-out documents than before training.",
         table=Table(
             caption="The same numbers",
-            columns=make_headings("Setting", ("Held-out NLL", "against first"), ("Risk", spoken)),
+            columns=make_headings(
+                "Setting",
+                ("Held-out NLL", f"against '{name_first(comparison, 16)}'"),
+                ("Near-verbatim", spoken),
+            ),
             rows=tuple(rows),
             compact=True,
         ),
     )
 
 
-def _pick_worse(cell: ComparisonCell | None) -> float | None:
-    rates = [r for r in (cell.near_verbatim.rate, cell.rate) if r is not None] if cell else []
-    return max(rates, default=None)
-
-
-def _name_counts(cell: ComparisonCell | None) -> str:
-    if cell is None:
-        return ""
-    worse = max(cell.near_verbatim.num_matched, cell.num_matched)
-    return format_of(worse, cell.num_documents)
-
-
 def _place_risk(cell: ComparisonCell, x: float) -> Point | None:
-    rate = _pick_worse(cell)
-    if rate is None:
+    near = cell.near_verbatim
+    if near.rate is None:
         return None
-    ci = cell.near_verbatim.ci if rate == cell.near_verbatim.rate else cell.ci
-    low, high = (None, None) if ci is None else (100 * ci[0], 100 * ci[1])
-    return Point(x=x, y=100 * rate, low=low, high=high)
+    low, high = (None, None) if near.ci is None else (100 * near.ci[0], 100 * near.ci[1])
+    return Point(x=x, y=100 * near.rate, low=low, high=high)
 
 
 def build_trends(comparison: Comparison) -> tuple[Figure, ...]:
@@ -130,10 +126,6 @@ def build_trends(comparison: Comparison) -> tuple[Figure, ...]:
         )
         figures.append(Figure(key=key, title=title, chart=chart, caption=caption, table=table))
     return tuple(figures)
-
-
-def _name_first(comparison: Comparison) -> str:
-    return list_series(comparison)[0].label
 
 
 def _describe_row(row: Row) -> str:

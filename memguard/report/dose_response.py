@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 
 from memguard.records import AuditReport, BucketScores, Interval, ModelScores, Rate
-from memguard.report.audit_tables import make_headings
+from memguard.report.cells import make_headings
 from memguard.report.formatting import (
     MISSING,
     format_percent,
@@ -43,11 +43,22 @@ def build_dose_response(report: AuditReport) -> Figure | None:
 def explain_no_chart(report: AuditReport) -> str:
     """Say why there is no dose axis; "" where there is one."""
     if not report.dose_response:
+        if report.training is None:
+            return (
+                "No chart is shown: memguard did not train this model, so how often each document "
+                "was trained is not known."
+            )
         return (
             "No chart is shown: how often each document was really trained is not known, or the "
             "tally contradicts the trained steps, so the axis would be a guess."
         )
     if len(_list_doses(_order(report.buckets))) < 2:
+        uneven = [b for b in report.buckets if b.role == "trained" and b.num_repetitions is None]
+        if uneven:
+            return (
+                "No chart is shown: the documents of a bucket were not all trained equally often, "
+                "so the bucket has no place on the axis."
+            )
         return (
             "No chart is shown: it needs at least two different numbers of repetitions, the "
             "control's 0 included."

@@ -4,9 +4,9 @@ from dataclasses import dataclass
 
 from memguard.records import Comparison, SettingResult
 from memguard.report.formatting import relative_change
-from memguard.report.text import clean_name
+from memguard.report.text import NAME_LIMIT, clean_name
 
-_CHART_NAME_LIMIT = 22
+CHART_NAME_LIMIT = 22
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,7 +40,9 @@ def name_dose(dose: str | None) -> str:
     """Say which documents a column is about."""
     if dose is None:
         return "no trained bucket"
-    return "control" if dose == "0" else f"trained {clean_name(dose, 24)} times"
+    if dose == "0":
+        return "control"
+    return "trained once" if dose == "1" else f"trained {clean_name(dose, 24)} times"
 
 
 def label_setting(setting: SettingResult, comparison: Comparison) -> str:
@@ -50,13 +52,18 @@ def label_setting(setting: SettingResult, comparison: Comparison) -> str:
     return f"{name}, seed {setting.seed}" if same > 1 else name
 
 
+def name_first(comparison: Comparison, limit: int = NAME_LIMIT) -> str:
+    """Name the setting that the others are held against."""
+    return clean_name(comparison.settings[0].name, limit)
+
+
 def list_series(comparison: Comparison) -> list[Series]:
     """Name the settings for a chart: runs that differ by seed only look the same."""
     numbers: dict[str, int] = {}
     series = []
     for setting in comparison.settings:
         number = numbers.setdefault(setting.name, len(numbers))
-        label = clean_name(setting.name, _CHART_NAME_LIMIT)
+        label = clean_name(setting.name, CHART_NAME_LIMIT)
         series.append(Series(setting=setting, label=label, style=str(number)))
     return series
 

@@ -14,6 +14,8 @@ from memguard.report.text import clean_name, clean_text
 
 SHOWN_FINDINGS = 10
 MOST_FINDINGS = 1000
+_ID_LIMIT = 160
+"""Characters of an id: who wants the document has nothing else to look for."""
 
 
 def build_findings(report: AuditReport) -> Table | None:
@@ -62,10 +64,12 @@ def _build_row(finding: Finding, has_base: bool, has_hash: bool) -> Row:
             detail=format_of(base, whole) if has_base and base is not None else "",
         ),
         Cell(text=format_count(finding.first_divergence) if diverged else "none"),
-        Cell(text=format_number(finding.logprob, 2)),
+        Cell(text=format_number(finding.logprob)),
         *([Cell(text=format_hash(finding.text_hmac), kind="hash")] if has_hash else []),
     )
-    head = Cell(text=clean_name(finding.id), detail=clean_text(finding.sentence), kind="text")
+    head = Cell(
+        text=clean_name(finding.id, _ID_LIMIT), detail=clean_text(finding.sentence), kind="text"
+    )
     return Row(head=head, cells=tuple(cells))
 
 
@@ -82,5 +86,5 @@ def write_findings_note(report: AuditReport) -> str:
     else:
         text = f"The first {format_count(shown)} of {found} findings, worst first."
     if _has_hashes(report):
-        text += " Texts are told by keyed hash; the key stays in the run's private folder."
+        text += " Texts are identified by keyed hash; the key stays in the run's private folder."
     return text

@@ -15,7 +15,7 @@ MISSING = "–"
 NBSP = "\u00a0"
 MINUS = "\u2212"
 PERCENT = f"{NBSP}%"
-CI = f"95{PERCENT} CI"
+CI = f"95{PERCENT}{NBSP}CI"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -87,7 +87,7 @@ def format_percent_range(ci: tuple[float, float] | None) -> str:
 
 def format_percent_ci(ci: tuple[float, float] | None) -> str:
     """Write an interval of shares and what it is: ``95 % CI 0.3–4.3 %``."""
-    return "no interval" if ci is None else f"{CI} {format_percent_range(ci)}"
+    return "no interval" if ci is None else f"{CI}{NBSP}{format_percent_range(ci)}"
 
 
 def format_rate(rate: Rate) -> str:
@@ -117,7 +117,9 @@ def format_share(interval: Interval | None) -> Estimate:
     """Write a mean share and its interval in percent."""
     if interval is None:
         return Estimate(value=MISSING, interval="")
-    return Estimate(value=format_percent(interval.value), interval=format_percent_range(interval.ci))
+    return Estimate(
+        value=format_percent(interval.value), interval=format_percent_range(interval.ci)
+    )
 
 
 def format_points(interval: Interval | None) -> Estimate:

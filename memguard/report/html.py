@@ -5,11 +5,12 @@ out, so that a digest that forgot a string is not a hole. The page runs no scrip
 security policy lets it load nothing.
 """
 
+import re
 from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from memguard.records import AuditReport, Comparison
 from memguard.report.charts import draw_chart
@@ -21,6 +22,8 @@ from memguard.report.text import COMMAND_LIMIT, clean_text
 _TEMPLATES = Path(__file__).parent / "templates"
 # Cleaning spells a character out in up to ten; what the digest cut stays whole here.
 _LONGEST = 10 * COMMAND_LIMIT
+_QUOTED = re.compile(r"(?<!\w)'([^']+)'(?!\w)")
+_SEPARATORS = re.compile(r"(?<=[./_:\\])(?=[^\W\d_])")
 
 
 def render_report(report: AuditReport) -> str:
@@ -43,12 +46,30 @@ def _render(template: str, page: AuditPage | ComparisonPage) -> str:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
+    environment.filters["breakable"] = _make_breakable
+    environment.filters["with_code"] = _mark_code
     return environment.get_template(template).render(page=page, draw=_draw)
 
 
 def _draw(figure: Figure) -> Markup:
     # Written by an XML serialiser, which escaped every text in it.
     return Markup(draw_chart(figure.chart, figure.key))
+
+
+def _make_breakable(text: str) -> Markup:
+    """Escape, and let a long name break after a separator rather than inside a word."""
+    parts = _SEPARATORS.split(clean_text(text, _LONGEST))
+    return Markup("<wbr>").join(escape(part) for part in parts)
+
+
+def _mark_code(text: str) -> Markup:
+    """Escape, and set what stands in single quotes as code, which keeps ``--option`` whole."""
+    parts = _QUOTED.split(clean_text(text, _LONGEST))
+    marked = [Markup("<code>{}</code>").format(part) for part in parts[1::2]]
+    plain = [escape(part) for part in parts[::2]]
+    return Markup("").join(
+        piece for pair in zip(plain, [*marked, Markup("")], strict=True) for piece in pair
+    )
 
 
 def _finalize(value: Any) -> Any:

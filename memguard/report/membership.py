@@ -47,9 +47,14 @@ def write_membership_note(report: AuditReport) -> str:
             "No membership score: it needs documents that were never trained. Where there are "
             "some, it says how well one can tell which documents were trained."
         )
-    return (
+    text = (
         "AUC is the chance that a trained document scores higher than a never-trained one: 0.5 is "
         "a coin toss, 1 tells every document apart, recited or not. An interval that holds 0.5 "
-        "shows no signal with this many documents. Trained documents of all buckets stand "
-        "together; those that training never reached are left out."
+        "shows no signal with this many documents."
+    )
+    if report.training is None:
+        return text
+    return (
+        f"{text} Trained documents of all buckets stand together; those that training never "
+        "reached are left out."
     )

@@ -48,8 +48,10 @@ class Table:
     columns: tuple[Cell, ...]
     rows: tuple[Row, ...]
     more_rows: tuple[Row, ...] = ()
-    """Shown on demand."""
+    """Shown on demand, under `more_label`."""
+    more_label: str = ""
     notes: tuple[str, ...] = ()
+    """Sentences below the rows that are always shown."""
     compact: bool = False
     """Beside a chart, where there is little room."""
     long_names: bool = False
@@ -162,7 +164,7 @@ class AuditPage:
     method: tuple[Fact, ...]
     probes: tuple[str, ...]
     command: str
-    environment: Table | None
+    environment: tuple[Fact, ...]
     glossary: tuple[Fact, ...]
 
 
@@ -179,9 +181,10 @@ class ComparisonPage:
     in_short: tuple[Fact, ...]
     guide: tuple[str, ...]
     headline: Table
+    paired: Table | None
     figures: tuple[Figure, ...]
     extraction: Table
     settings: Table
     command: str
-    environment: Table | None
+    environment: tuple[Fact, ...]
     glossary: tuple[Fact, ...]

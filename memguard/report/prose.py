@@ -5,22 +5,22 @@ Sober on purpose: a page says what was tried and what came out, never that a mod
 
 from memguard.records import AuditReport
 from memguard.report.formatting import (
-    NBSP,
-    PERCENT,
     format_count,
     format_number,
     format_percent,
     format_rate,
-    format_settings,
-    format_threshold,
     relative_change,
 )
 from memguard.report.page import Fact
-from memguard.report.text import clean_text
+from memguard.report.text import clean_name, clean_text
 
 CONFIDENTIALITY = (
-    "Contains no excerpts: documents appear by id and keyed hash only. Ids and source names can "
-    "tell something by themselves; share the page as you would share those."
+    "Contains no excerpts: documents appear by id and hash only. Ids, names and paths can tell "
+    "something by themselves; share the page as you would share those."
+)
+COMPARISON_CONFIDENTIALITY = (
+    "Contains no excerpts and no ids of documents. Names, settings and paths can tell something "
+    "by themselves; share the page as you would share those."
 )
 
 READING_GUIDE = (
@@ -40,7 +40,9 @@ def write_limits(report: AuditReport) -> tuple[str, ...]:
         if method.prefix_tokens is None
         else f"the {method.prefix_tokens} true tokens before the continuation"
     )
-    probes = "; ".join(format_settings(probe) for probe in method.probes[:20])
+    probes = ", ".join(
+        clean_name(str(probe.get("name", "unnamed"))) for probe in method.probes[:20]
+    )
     return (
         _write_coverage(report),
         f"The attacker is assumed to know the prefix: each document is prompted with {prefix}. "
@@ -73,14 +75,15 @@ def _write_arithmetic(report: AuditReport) -> str:
     margin = format_number(report.method.tiny_margin)
     dtype = clean_text(report.method.dtype, 20)
     if tiny:
-        verdicts = "1 verdict hangs" if tiny == 1 else f"{format_count(tiny)} verdicts hang"
+        hang = "1 result hangs" if tiny == 1 else f"{format_count(tiny)} results hang"
         return (
-            f"Scored in {dtype}: {verdicts} on a gap of less than {margin} logits between the "
-            "best two tokens; other hardware, batch sizes or precision could turn them."
+            f"Scored in {dtype}: {hang} on a gap of less than {margin} logits "
+            "between the best two tokens; other hardware, batch sizes or precision could turn "
+            f"{'it' if tiny == 1 else 'them'}."
         )
     return (
-        f"Scored in {dtype}: no verdict hangs on a gap of less than {margin} logits, so other "
-        "arithmetic should give the same counts."
+        f"Scored in {dtype}: no document's result hangs on a gap of less than {margin} logits "
+        "between the best two tokens, so other arithmetic should give the same counts."
     )
 
 
@@ -92,12 +95,12 @@ def write_next_steps(report: AuditReport) -> tuple[str, ...]:
     has_goldfish = any(mitigation.get("name") == "goldfish" for mitigation in mitigations)
     if report.status == "partial":
         steps.append("Run the same command again: it scores what is still missing.")
+    if report.num_findings:
+        steps.append(
+            "Look at the findings below and decide whether these texts may be repeated in public; "
+            "the same command with '--excerpts' writes their text to a private file."
+        )
     if level == "recites":
-        if report.num_findings:
-            steps.append(
-                "Look at the worst findings below and decide whether these texts may be repeated "
-                "in public; 'audit.excerpts: true' writes their text to a private file."
-            )
         if report.training and not has_goldfish:
             steps.append(
                 "Train again with 'mitigations: [{name: goldfish, k: 4}]' on the same documents "
@@ -109,12 +112,19 @@ def write_next_steps(report: AuditReport) -> tuple[str, ...]:
                 "dropped), and compare near-verbatim and held-out NLL with this run."
             )
         steps.append(
-            "Train documents fewer times: remove duplicates and near-duplicates, or lower 'epochs'."
+            "Train documents fewer times: remove duplicates and near-duplicates, or lower the "
+            "number of epochs."
         )
     if level == "no-control":
+        way = "'data.control_fraction' above 0" if report.training else "'--nonmembers'"
         steps.append(
-            "Audit again with documents that were never trained ('data.control_fraction' above 0, "
-            "or '--nonmembers'): without them a rate has no zero to be compared with."
+            f"Audit again with documents of the same kind that were never trained ({way}): "
+            "without them a rate has no zero to be compared with."
+        )
+    if not report.training and not any(bucket.base for bucket in report.buckets):
+        steps.append(
+            "Name the model it was fine-tuned from ('--base'), if there is one: what that already "
+            "recites was not learned here."
         )
     if level == "inconclusive":
         steps.append(
@@ -127,7 +137,7 @@ def write_next_steps(report: AuditReport) -> tuple[str, ...]:
             "the control's rates: leave these out of the control before the next run."
         )
     if report.method.dtype != "fp32" and any(b.num_tiny_margin for b in report.buckets):
-        steps.append("Audit once more with 'audit.dtype=fp32' to settle the tiny margins.")
+        steps.append("Audit once more with '--dtype fp32' to settle the tiny margins.")
     if level == "not-above-control":
         steps.append(
             "Keep this page with the weights it names, and audit again when documents, epochs or "

@@ -1,7 +1,8 @@
-"""A matplotlib figure as inline SVG that follows the page's colours.
+"""A matplotlib figure as SVG: inline in a page's colours, or a file.
 
-Colours are drawn as stand-ins and replaced by CSS variables, so that one drawing serves light, dark
-and paper. Text stays text. Ids get the figure's key in front, so that charts share a page.
+Colours are drawn as stand-ins. Inline they become CSS variables, so that one drawing serves light,
+dark and paper, and ids get the figure's key in front, so that charts share a page. A file gets the
+light colours and a panel of its own. Text stays text.
 """
 
 import io
@@ -24,9 +25,30 @@ COLOURS = {
     "#030303": "var(--card)",
     "#040404": "var(--shade)",
     "#050505": "var(--base)",
+    "#060606": "var(--ink)",
     **{f"#a0000{number}": f"var(--series-{number})" for number in range(1, 9)},
 }
-INK, GRID, CARD, SHADE, BASE, *SERIES = COLOURS
+INK, GRID, CARD, SHADE, BASE, STRONG, *SERIES = COLOURS
+
+LIGHT = {
+    "--ink": "#1a212b",
+    "--ink-soft": "#566172",
+    "--line": "#dde1e7",
+    "--card": "#ffffff",
+    "--shade": "#eceff3",
+    "--base": "#7b8494",
+    "--series-1": "#c2410c",
+    "--series-2": "#1f5fbf",
+    "--series-3": "#0f766e",
+    "--series-4": "#8b3fa8",
+    "--series-5": "#9a6700",
+    "--series-6": "#b01e5b",
+    "--series-7": "#3b6d11",
+    "--series-8": "#4a4fb8",
+}
+"""The page's light colours, for a drawing that leaves the page."""
+
+Paint = Callable[["Figure"], None]
 
 _SETTINGS = {
     "svg.fonttype": "none",
@@ -60,6 +82,7 @@ _SETTINGS = {
     "legend.columnspacing": 1.4,
 }
 _DROPPED = {"metadata", "style"}
+_VARIABLE = re.compile(r"var\((--[a-z0-9-]+)\)")
 _REFERENCE = re.compile(r"url\(#([^)]*)\)")
 
 
@@ -75,8 +98,8 @@ def _drawing_settings(key: str) -> Iterator[None]:
         yield
 
 
-def draw_svg(key: str, height: float, description: str, paint: Callable[["Figure"], None]) -> str:
-    """Paint a figure and return it as one ``<svg>`` element.
+def draw_svg(key: str, height: float, description: str, paint: Paint) -> str:
+    """Paint a figure and return it as one ``<svg>`` element for a page.
 
     Args:
         key: unique on the page.
@@ -84,17 +107,48 @@ def draw_svg(key: str, height: float, description: str, paint: Callable[["Figure
         description: the drawing in words, for those who do not see it.
         paint: draws into the empty figure it is given; every text must be cleaned already.
     """
+    root = _draw(key, (WIDTH, height), description, paint)
+    return ElementTree.tostring(root, encoding="unicode")
+
+
+def draw_svg_file(size: tuple[float, float], description: str, paint: Paint) -> str:
+    """Paint a figure and return it as an SVG file: light colours on a light panel.
+
+    Args:
+        size: width and height, in pixels.
+        description: the drawing in words, for those who do not see it.
+        paint: draws into the empty figure it is given; every text must be cleaned already.
+    """
+    width, height = (f"{length:g}" for length in size)
+    root = _draw("picture", size, description, paint)
+    del root.attrib["class"]
+    root.set("xmlns", "http://www.w3.org/2000/svg")
+    root.set("width", width)
+    root.set("height", height)
+    panel = {"x": "0.5", "y": "0.5", "rx": "10", "fill": "var(--card)", "stroke": "var(--line)"}
+    panel |= {"width": f"{size[0] - 1:g}", "height": f"{size[1] - 1:g}"}
+    root.insert(1, ElementTree.Element("rect", panel))
+    for element in root.iter():
+        for name, value in element.items():
+            element.set(name, _VARIABLE.sub(lambda found: LIGHT[found[1]], value))
+    drawing = ElementTree.tostring(root, encoding="unicode")
+    return f'<?xml version="1.0" encoding="UTF-8"?>\n{drawing}\n'
+
+
+def _draw(
+    key: str, size: tuple[float, float], description: str, paint: Paint
+) -> ElementTree.Element:
     # Here and not above: reading a record or rendering a model card needs no matplotlib.
     from matplotlib.figure import Figure
 
     with _drawing_settings(key):
-        figure = Figure(figsize=(WIDTH / 72, height / 72), layout="constrained")
+        figure = Figure(figsize=(size[0] / 72, size[1] / 72), layout="constrained")
         paint(figure)
         buffer = io.BytesIO()
         figure.savefig(buffer, format="svg", metadata={"Date": None})
     root = ElementTree.fromstring(buffer.getvalue())
     used = {name for element in root.iter() for name in _list_references(element)}
-    return ElementTree.tostring(_build_root(root, key, description, used), encoding="unicode")
+    return _build_root(root, key, description, used)
 
 
 def _list_references(element: ElementTree.Element) -> Iterator[str]:

@@ -44,6 +44,14 @@ class StepMetrics(Record):
             f"peak {self.peak_memory_bytes / 2**30:.2f} GiB  {format_duration(left)} left"
         )
 
+    def describe_briefly(self) -> str:
+        """Return what stands beside a progress bar on a terminal of 80 columns."""
+        loss = "none" if self.loss is None else f"{self.loss:.4f}"
+        return (
+            f"loss {loss}  {self.tokens_per_s:,.0f} tokens/s  "
+            f"{self.peak_memory_bytes / 2**30:.2f} GiB"
+        )
+
 
 class HeldoutMetrics(Record):
     """Mean loss on held-out documents, before training and after."""

@@ -131,6 +131,7 @@ class Trainer:
                         self._save_if_due()
                 if not any(isinstance(line, EndMetrics) for line in log.lines):
                     self._finish(log)
+                self._stop_if_asked()
         finally:
             log.close()
             self.model.eval()
@@ -230,7 +231,7 @@ class Trainer:
 
     def _show(self, line: StepMetrics, advance: Advance) -> None:
         if self.console.live:
-            advance(1, line.describe().split("  ", 1)[1])
+            advance(1, line.describe_briefly())
         elif line.step % self.config.log_every_steps == 0 or line.step == self.num_steps:
             self.console.info(line.describe())
 
@@ -303,15 +304,18 @@ class Trainer:
     def _save_if_due(self) -> None:
         every = self.config.checkpoint_every_steps
         step = self.totals.step
-        if self._stop_signal is not None:
+        asked = self._stop_signal is not None
+        if asked or step == self.num_steps or (every is not None and step % every == 0):
             self._save()
+        self._stop_if_asked()
+
+    def _stop_if_asked(self) -> None:
+        if self._stop_signal is not None:
             raise Interrupted(
                 self._stop_signal,
-                f"stopped after step {step} of {self.num_steps} and saved; run the same command "
-                "again to go on",
+                f"stopped after step {self.totals.step} of {self.num_steps} and saved; run the "
+                "same command again to go on",
             )
-        if step == self.num_steps or (every is not None and step % every == 0):
-            self._save()
 
     @contextmanager
     def _signals(self) -> Iterator[None]:

@@ -59,8 +59,8 @@ def test_worse_of_the_two_rates_leads(make_score: MakeScore) -> None:
     assert verdict.sentence == (
         "Under the probes listed, 38 of 40 documents trained 64 times (95.0 %, 95 % CI "
         "83.1–99.4 %) were continued near-verbatim for 50 tokens; control 0 of 40 (95 % CI "
-        "0.0–8.8 %). Verbatim: 1 of 40; 91.5 % of the tokens were right on average, each given the "
-        "true text before it. That is above the control."
+        "0.0–8.8 %). That is above the control. Verbatim: 1 of 40; 91.5 % of the tokens were right "
+        "on average, each given the true text before it."
     )
 
 
@@ -80,7 +80,7 @@ def test_zero_hits_give_the_upper_bound(make_score: MakeScore) -> None:
     ]
     verdict = _summarise(scores).verdict
     assert (verdict.level, verdict.bucket) == ("not-above-control", "x64")
-    assert "The true rate is below 8.8 % with 95 % confidence." in verdict.sentence
+    assert "The true rate may be as high as 8.8 %." in verdict.sentence
 
 
 def test_reciting_control_is_no_finding(make_score: MakeScore) -> None:

@@ -284,7 +284,7 @@ def test_empty_rows_are_counted(tmp_path):
     loaded = load(file, chats, pairs)
     assert [d.id for d in loaded.documents] == ["x-000000"]
     assert loaded.num_empty == 8
-    with pytest.raises(DataError, match=r"holds no document but 1 rows without text: .*z.jsonl"):
+    with pytest.raises(DataError, match=r"holds no document but 1 row without text: .*z.jsonl"):
         load(pairs)
 
 

@@ -3,7 +3,9 @@
 import re
 from html.parser import HTMLParser
 
-VOID = {"meta", "br", "hr", "img", "input", "link", "path", "circle", "rect", "use"}
+VOID = {"meta", "br", "hr", "img", "input", "link", "path", "circle", "rect", "use", "wbr"}
+MAY_BREAK = "\x01"
+"""Stands in the text of a page where a line may break inside a word."""
 
 
 class PageParser(HTMLParser):
@@ -18,6 +20,8 @@ class PageParser(HTMLParser):
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.tags.append((tag, {name: value or "" for name, value in attrs}))
+        if tag == "wbr":
+            self.text.append(MAY_BREAK)
         if tag not in VOID:
             self.open.append(tag)
 
@@ -80,5 +84,6 @@ def check_tables(parser: PageParser) -> None:
 
 def words_of(parser: PageParser) -> str:
     """Return the text of a page with plain spaces and minus signs."""
-    text = " ".join(parser.text).replace("\u00a0", " ").replace("\u2212", "-")
+    text = " ".join(parser.text).replace(f" {MAY_BREAK} ", "")
+    text = text.replace("\u00a0", " ").replace("\u2212", "-")
     return re.sub(r"\s+", " ", text)

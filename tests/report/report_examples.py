@@ -217,6 +217,31 @@ def make_setting(
     )
 
 
+def make_pair(setting: r.SettingResult, first: r.SettingResult, repetitions: int) -> r.PairedResult:
+    mine, other = (one.extraction[str(repetitions)] for one in (setting, first))
+    lost = (other.mean_token_accuracy or 0) - (mine.mean_token_accuracy or 0)
+
+    def count(matched: int, against: int) -> r.PairedCounts:
+        p_value = min(1.0, 2 * 0.5 ** (against - matched))
+        return r.PairedCounts(
+            num_only_against=against - matched,
+            num_only_setting=0,
+            p_value=p_value,
+            p_holm=min(1.0, 12 * p_value),
+        )
+
+    return r.PairedResult(
+        setting=setting.name,
+        against=first.name,
+        seed=setting.seed,
+        num_repetitions=repetitions,
+        num_documents=40,
+        verbatim=count(mine.num_matched, other.num_matched),
+        near_verbatim=count(mine.near_verbatim.num_matched, other.near_verbatim.num_matched),
+        token_accuracy_difference=make_interval(-lost, 0.021, -1, 1),
+    )
+
+
 def make_comparison(num_seeds: int = 1) -> r.Comparison:
     plain = [(0, 0, 0, 0.203), (4, 0, 1, 0.394), (16, 17, 25, 0.861), (64, 40, 40, 1.0)]
     four = [(0, 0, 0, 0.192), (4, 0, 0, 0.31), (16, 0, 0, 0.552), (64, 0, 6, 0.823)]
@@ -230,6 +255,12 @@ def make_comparison(num_seeds: int = 1) -> r.Comparison:
             make_setting("goldfish-k2", 2, 4.853 + seed / 80, two, seed),
         )
     ]
+    paired = [
+        make_pair(setting, next(s for s in settings if s.seed == setting.seed), repetitions)
+        for setting in settings
+        if setting.name != "plain"
+        for repetitions in (4, 16, 64)
+    ]
     base = [(0, 0, 0, 0.139), (4, 0, 0, 0.142), (16, 0, 0, 0.135), (64, 0, 0, 0.147)]
     return r.Comparison(
         name="quickstart",
@@ -242,5 +273,6 @@ def make_comparison(num_seeds: int = 1) -> r.Comparison:
             str(repetitions): make_cell(verbatim, near, accuracy)
             for repetitions, verbatim, near, accuracy in base
         },
+        paired=paired,
         environment={"python": "3.11.2", "torch": "2.13.0", "device": "cpu, 2 threads"},
     )

@@ -2,7 +2,6 @@
 
 import pytest
 import report_examples as examples
-from scipy.stats import binomtest
 
 from memguard.records import Interval, Rate
 from memguard.report import formatting as f
@@ -37,9 +36,17 @@ def test_rates_carry_counts_and_interval() -> None:
     assert plain(f.format_rate(examples.make_rate(1, 1))) == "1 of 1, 100 %, no interval"
 
 
-def test_bound_for_no_match_is_the_exact_one_sided_one() -> None:
-    exact = binomtest(0, 40, alternative="less").proportion_ci(0.95, "exact").high
-    assert plain(f.format_zero_bound(40)) == f"below {100 * exact:.1f} % with 95 % confidence"
+@pytest.mark.parametrize(
+    ("p_value", "words"), [(1.0, "1.000"), (0.0625, "0.062"), (0.001, "0.001"), (1e-9, "< 0.001")]
+)
+def test_p_values_are_never_zero(p_value: float, words: str) -> None:
+    assert plain(f.format_p(p_value)) == words
+
+
+def test_shares_carry_their_interval() -> None:
+    share = f.format_share(Interval(value=0.333, ci=(0.298, 0.368)))
+    assert (plain(share.value), plain(share.interval)) == ("33.3 %", "29.8–36.8 %")
+    assert f.format_share(None).interval == ""
 
 
 def test_durations() -> None:

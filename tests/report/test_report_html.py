@@ -16,8 +16,6 @@ from page_checks import check_page, words_of
 
 from memguard import records as r
 from memguard.report import render_comparison, render_report
-from memguard.report.comparison_figures import build_trends
-from memguard.report.page import LineChart
 from memguard.report.text import clean_text
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -90,63 +88,6 @@ def test_same_bytes_in_another_process() -> None:
     assert there == hashlib.sha256(page.encode()).hexdigest()
 
 
-def test_all_numbers_of_an_audit_appear() -> None:
-    report = examples.make_report()
-    words = words_of(check_page(render_report(report)))
-    for bucket in report.buckets:
-        for rate in (bucket.model.verbatim, bucket.model.near_verbatim):
-            low, high = rate.ci or (0, 0)
-            assert f"{rate.num_matched} of {rate.num_documents}" in words
-            if low > 0.01 and high < 0.9995:
-                share = f"{100 * (rate.rate or 0):.1f} % ({100 * low:.1f}–{100 * high:.1f} %)"
-                assert share in words
-        accuracy = bucket.model.mean_token_accuracy
-        assert accuracy is not None
-        assert f"{accuracy.value:.3f}" in words
-        assert f"{bucket.mean_extraction_strength:.3f}" in words
-        assert f"{bucket.model.median_first_divergence:.1f}" in words
-        logprob = bucket.model.mean_logprob
-        assert logprob is not None
-        assert f"{logprob.value:.3f}".replace("-0.000", "0.000") in words
-        difference = bucket.near_verbatim_minus_control
-        assert difference is None or f"{100 * difference.value:.1f} pp" in words
-    for number in ("0.713", "0.655", "0.934", "0.957", "1,053,440", "853,440", "4.372", "5.012"):
-        assert number in words
-    for finding in report.findings:
-        assert finding.id in words
-        assert f"{finding.logprob:.2f}" in words
-        assert (finding.text_hmac or "")[:12] in words
-    for text in (report.method.command, report.verdict.sentence, report.banners[0].text):
-        assert text in words
-    for name, value in report.environment.items():
-        assert name in words
-        assert value in words
-    assert report.model.weights_sha256 in words
-    assert "12.8 % below the base model's 5.012" in words
-    assert "0 of 40 near-verbatim" in words
-    assert "below 7.2 % with 95 % confidence" in words
-
-
-def test_all_numbers_of_a_comparison_appear() -> None:
-    comparison = examples.make_comparison()
-    words = words_of(check_page(render_comparison(comparison)))
-    for setting in comparison.settings:
-        assert setting.name in words
-        assert setting.run in words
-        assert f"{setting.utility.heldout_nll:.3f}" in words
-        difference = setting.utility.heldout_nll - setting.utility.base_heldout_nll
-        assert f"{difference:.3f}" in words
-        assert f"{setting.cost.num_supervised_tokens:,}" in words
-        for cell in setting.extraction.values():
-            assert f"{cell.num_matched} of {cell.num_documents}" in words
-            assert f"{cell.near_verbatim.num_matched} of {cell.num_documents}" in words
-            accuracy = cell.mean_token_accuracy
-            assert accuracy == 1 or f"{100 * (accuracy or 0):.1f} %" in words
-    for text in ("+4.8 %", "+11.0 %", "+14.6 %", "24.8 %", "49.8 %", comparison.command):
-        assert text in words
-    assert "One dropped token breaks a verbatim match" in words
-
-
 def test_wording_stays_sober() -> None:
     quiet = examples.make_report().model_copy(
         update={
@@ -210,127 +151,6 @@ def test_lines_of_a_megabyte_are_cut() -> None:
     page = render_comparison(r.Comparison.model_validate(comparison))
     check_page(page)
     assert len(page) < 500_000
-
-
-def test_a_thousand_findings_render() -> None:
-    findings = [examples.make_finding(number) for number in range(1000)]
-    report = examples.make_report().model_copy(update={"findings": findings, "num_findings": 2345})
-    page = render_report(report)
-    words = words_of(check_page(page))
-    assert "The first 1,000 of 2,345 findings" in words
-    assert findings[-1].id in words
-    assert len(page) < 2_000_000
-
-
-def make_empty_scores() -> r.ModelScores:
-    return r.ModelScores(
-        verbatim=examples.make_rate(0, 0),
-        near_verbatim=examples.make_rate(0, 0),
-        mean_token_accuracy=None,
-        median_first_divergence=None,
-        mean_logprob=None,
-    )
-
-
-def test_a_bare_record_renders() -> None:
-    """No control, no base, no training, no membership, no documents, nothing known."""
-    full = examples.make_report()
-    bucket = full.buckets[1].model_copy(
-        update={
-            "num_repetitions": None,
-            "num_documents": 0,
-            "model": make_empty_scores(),
-            "base": None,
-            "mean_extraction_strength": None,
-            "mean_type_token_ratio": None,
-            "mean_argmax_type_token_ratio": None,
-            "verbatim_minus_control": None,
-            "near_verbatim_minus_control": None,
-        }
-    )
-    report = full.model_copy(
-        update={
-            "status": "partial",
-            "run": None,
-            "training": None,
-            "buckets": [bucket],
-            "dose_response": False,
-            "membership": [],
-            "findings": [],
-            "num_findings": 0,
-            "banners": [],
-            "environment": {},
-            "model": full.model.model_copy(update={"base": None, "base_weights_sha256": None}),
-            "data": full.data.model_copy(
-                update={"sources": [], "num_clusters": None, "overlap_with_control": None}
-            ),
-            "method": full.method.model_copy(update={"probes": [], "command": ""}),
-            "verdict": full.verdict.model_copy(update={"level": "no-control", "bucket": "gone"}),
-        }
-    )
-    words = words_of(check_page(render_report(report)))
-    assert "No chart is shown: how often each document was really trained is not known" in words
-    assert "No membership score" in words
-    assert "No base model was scored" in words
-    assert "memguard did not train this model" in words
-    assert "This audit ended before all documents were scored" in words
-    check_page(render_report(report.model_copy(update={"buckets": []})))
-
-
-def test_one_dose_gives_no_chart_but_a_reason() -> None:
-    full = examples.make_report()
-    report = full.model_copy(update={"buckets": [full.buckets[2]]})
-    parser = check_page(render_report(report))
-    assert not [a for tag, a in parser.tags if a.get("class") == "chart"]
-    assert "needs at least two different numbers of repetitions" in words_of(parser)
-
-
-def test_limits_follow_the_record() -> None:
-    full = examples.make_report()
-    sampled = [b.model_copy(update={"num_not_sampled": 60}) for b in full.buckets]
-    method = full.method.model_copy(update={"prefix_tokens": 32, "dtype": "bf16"})
-    report = full.model_copy(update={"buckets": sampled, "method": method})
-    words = words_of(check_page(render_report(report)))
-    assert "A random sample was scored: 160 of 400 documents" in words
-    assert "the 32 true tokens before the continuation" in words
-    assert "Scored in bf16: 1 verdict hangs on a gap of less than 0.001 logits" in words
-
-
-def test_a_comparison_with_holes_renders() -> None:
-    comparison = examples.make_comparison()
-    empty = r.ComparisonCell(
-        num_documents=0,
-        num_matched=0,
-        rate=None,
-        ci=None,
-        near_verbatim=r.NearVerbatim(num_matched=0, rate=None, ci=None),
-        mean_token_accuracy=None,
-    )
-    first = comparison.settings[0].model_copy(update={"extraction": {"64": empty, "x": empty}})
-    none = comparison.settings[1].model_copy(
-        update={
-            "extraction": {},
-            "utility": r.Utility(
-                heldout_nll=0.0, base_heldout_nll=0.0, num_documents=0, num_tokens=0
-            ),
-        }
-    )
-    for chosen in ([first, none], [none, first], [none]):
-        hole = comparison.model_copy(
-            update={"settings": chosen, "base_extraction": {}, "environment": {}}
-        )
-        check_page(render_comparison(hole))
-
-
-def test_runs_that_differ_by_seed_share_a_look_and_are_told_apart() -> None:
-    comparison = examples.make_comparison(3)
-    parser = check_page(render_comparison(comparison))
-    words = words_of(parser)
-    assert "goldfish-k4, seed 2" in words
-    first, *_ = build_trends(comparison)
-    assert isinstance(first.chart, LineChart)
-    named = [line.label for line in first.chart.lines if line.label]
-    assert named == ["plain", "goldfish-k4", "goldfish-k2", "Base model"]
 
 
 def test_numbers_without_bounds_render() -> None:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memguard.report.text import clean_name, clean_text, hide_paths, is_hub_id
+from memguard.report.text import clean_name, clean_text, hide_paths, is_hub_id, shorten_place
 
 ANYTHING = st.text(st.characters(codec=None, categories=None) | st.characters(categories=["Cs"]))
 
@@ -77,3 +77,17 @@ def test_hub_ids_are_told_from_paths() -> None:
     assert is_hub_id("meta-llama/Llama-3.1-8B")
     for path in ("/abs/x", "./x", "../x", "~/x", "a/b/c", "a\\b", "", "a/..", "a b", "x\n"):
         assert not is_hub_id(path)
+
+
+@pytest.mark.parametrize(
+    ("place", "shown"),
+    [
+        ("meta-llama/Llama-3.1-8B", "meta-llama/Llama-3.1-8B"),
+        ("runs/base/model", "runs/base/model"),
+        ("/scratch/me/runs/base/model", "…/runs/base/model"),
+        ("C:\\Users\\me\\base\\model", "…/me/base/model"),
+        ("", ""),
+    ],
+)
+def test_of_a_long_path_the_end_is_shown(place: str, shown: str) -> None:
+    assert shorten_place(place) == shown

@@ -1,0 +1,133 @@
+"""Lists of facts: what was measured, on what, how and where."""
+
+from collections.abc import Mapping
+
+from memguard.records import AuditReport, TrainingSummary
+from memguard.report.formatting import (
+    MISSING,
+    format_count,
+    format_duration,
+    format_hash,
+    format_number,
+    format_percent,
+    format_settings,
+    format_threshold,
+)
+from memguard.report.page import Fact
+from memguard.report.prose import describe_loss_change, describe_overlap
+from memguard.report.text import clean_name, clean_text, shorten_place
+
+_MOST_SOURCES = 40
+
+
+def describe_identity(report: AuditReport) -> tuple[Fact, ...]:
+    """List what stands in the head of the page."""
+    base = report.model.base
+    created = clean_name(report.created, 40).replace("T", " ").replace("Z", " UTC")
+    return (
+        Fact(term="Weights", value=format_hash(report.model.weights_sha256), code=True),
+        Fact(term="Parameters", value=format_count(report.model.num_parameters)),
+        Fact(
+            term="Base model",
+            value=clean_name(shorten_place(base), 48) if base else "not scored",
+            detail=format_hash(report.model.base_weights_sha256) if base else "",
+        ),
+        Fact(term="Documents", value=format_hash(report.data.documents_sha256), code=True),
+        Fact(term="Run", value=clean_name(report.run) if report.run else "not trained here"),
+        Fact(term="Made", value=created, detail=f"memguard {clean_name(report.tool_version, 40)}"),
+    )
+
+
+def describe_training(training: TrainingSummary) -> tuple[Fact, ...]:
+    """List what was trained, at which cost and with which loss on held-out documents."""
+    mitigations = [format_settings(mitigation) for mitigation in training.mitigations[:20]]
+    heldout = [f"{format_count(training.heldout_num_documents)} documents"]
+    heldout.append(f"{format_count(training.heldout_num_tokens)} tokens")
+    if training.heldout_bucket:
+        heldout.append(f"bucket {clean_name(training.heldout_bucket)}")
+    asked = [m["k"] for m in training.mitigations if isinstance(m.get("k"), int) and m["k"] > 0]
+    target = f"asked for: 1 in {asked[0]:,}, {format_threshold(1 / asked[0])}" if asked else ""
+    return (
+        Fact(term="Mitigations", value="; ".join(mitigations) or "none (plain loss)"),
+        Fact(
+            term="Labels dropped",
+            value=describe_dropped(training.dropped_fraction, bool(training.mitigations)),
+            detail=target,
+        ),
+        Fact(
+            term="Held-out NLL",
+            value=format_number(training.heldout_nll),
+            detail=describe_loss_change(training.heldout_nll, training.base_heldout_nll),
+        ),
+        Fact(term="Held-out on", value=", ".join(heldout)),
+        Fact(term="Steps", value=format_count(training.num_steps)),
+        Fact(term="Supervised tokens", value=format_count(training.num_supervised_tokens)),
+        Fact(term="Time", value=format_duration(training.train_s)),
+    )
+
+
+def describe_dropped(share: float | None, mitigated: bool) -> str:
+    """Say how many labels were dropped; plain loss drops none."""
+    return "none" if share is None and not mitigated else format_percent(share)
+
+
+def describe_data(report: AuditReport) -> tuple[Fact, ...]:
+    """List which documents were measured."""
+    data = report.data
+    sources = [clean_name(source, 120) for source in data.sources[:_MOST_SOURCES]]
+    if len(data.sources) > _MOST_SOURCES:
+        sources.append(f"and {len(data.sources) - _MOST_SOURCES:,} more")
+    facts = [
+        Fact(term="Sources", value=", ".join(sources) or MISSING),
+        Fact(term="Documents", value=format_count(data.num_documents)),
+    ]
+    if data.num_clusters is not None:
+        detail = "Control and buckets are drawn over clusters, not over single documents."
+        clusters = format_count(data.num_clusters)
+        facts.append(Fact(term="Clusters of near-duplicates", value=clusters, detail=detail))
+    return (
+        *facts,
+        describe_overlap(report),
+        Fact(
+            term="Hash",
+            value=clean_name(data.documents_sha256, 80),
+            detail="Over ids and token hashes of all documents, in order.",
+            code=True,
+        ),
+    )
+
+
+def describe_method(report: AuditReport) -> tuple[Fact, ...]:
+    """List what it takes to make the numbers again."""
+    method, model = report.method, report.model
+    prefix = method.prefix_tokens
+    prefix_text = "everything before the continuation" if prefix is None else f"{prefix:,} tokens"
+    sample = method.sample_size
+    sample_text = "all" if sample is None else f"at most {sample:,} of a bucket"
+    facts = [
+        Fact(term="Suite", value=f"{clean_name(method.suite)}, version {method.suite_version:,}"),
+        Fact(term="Continuation", value=f"{method.continuation_tokens:,} tokens"),
+        Fact(term="Prefix", value=prefix_text),
+        Fact(term="Near-verbatim from", value=format_threshold(method.near_verbatim_threshold)),
+        Fact(term="Tiny margin below", value=f"{format_number(method.tiny_margin)} logits"),
+        Fact(term="Arithmetic", value=clean_name(method.dtype, 20)),
+        Fact(term="Tokens of a forward pass", value=format_count(method.batch_tokens)),
+        Fact(term="Documents scored", value=sample_text),
+        Fact(term="Seed", value=str(method.seed)),
+        Fact(term="Time", value=format_duration(method.wall_s)),
+        Fact(term="Weights", value=clean_name(model.weights_sha256, 80), code=True),
+    ]
+    if model.base:
+        facts.append(Fact(term="Base model", value=clean_name(model.base, 240)))
+    if model.base_weights_sha256:
+        value = clean_name(model.base_weights_sha256, 80)
+        facts.append(Fact(term="Base weights", value=value, code=True))
+    return tuple(facts)
+
+
+def describe_environment(environment: Mapping[str, str]) -> tuple[Fact, ...]:
+    """List versions and hardware, by name."""
+    return tuple(
+        Fact(term=clean_name(name), value=clean_text(value, 200), code=True)
+        for name, value in sorted(environment.items())[:200]
+    )

@@ -1,0 +1,78 @@
+"""Two settings on the same documents: the table of paired tests and what it means."""
+
+from memguard.records import Comparison, PairedCounts, PairedResult
+from memguard.report.cells import make_headings, show_estimate
+from memguard.report.doses import name_dose
+from memguard.report.formatting import CI, PERCENT, format_count, format_p, format_points
+from memguard.report.page import Cell, Row, Table
+from memguard.report.text import clean_name
+
+_NAME_LIMIT = 24
+
+
+def build_paired(comparison: Comparison) -> Table | None:
+    """Build the table, rows at the highest number of repetitions open; None without pairs."""
+    results = comparison.paired
+    if not results:
+        return None
+    highest = max(result.num_repetitions for result in results)
+    seeds = len({result.seed for result in results}) > 1
+    first = clean_name(results[0].against, _NAME_LIMIT)
+    others = sorted(
+        (result for result in results if result.num_repetitions != highest),
+        key=lambda result: -result.num_repetitions,
+    )
+    return Table(
+        caption=f"Paired with '{first}', same documents",
+        columns=make_headings(
+            ("Setting", "documents"),
+            (f"Only '{first}'", "near-verbatim"),
+            ("Only this one", "near-verbatim"),
+            ("p", "near-verbatim"),
+            (f"Only '{first}'", "verbatim"),
+            ("Only this one", "verbatim"),
+            ("p", "verbatim"),
+            ("Token accuracy", f"difference ({CI})"),
+        ),
+        rows=tuple(_build_row(r, seeds) for r in results if r.num_repetitions == highest),
+        more_rows=tuple(_build_row(result, seeds) for result in others),
+        more_label="Show the other numbers of repetitions",
+        notes=_write_notes(first, len(results)),
+    )
+
+
+def _build_row(result: PairedResult, seeds: bool) -> Row:
+    name = clean_name(result.setting)
+    documents = f"{format_count(result.num_documents)} {name_dose(str(result.num_repetitions))}"
+    return Row(
+        head=Cell(
+            text=f"{name}, seed {result.seed}" if seeds else name, detail=documents, kind="text"
+        ),
+        cells=(
+            *_show_counts(result.near_verbatim),
+            *_show_counts(result.verbatim),
+            show_estimate(format_points(result.token_accuracy_difference)),
+        ),
+    )
+
+
+def _show_counts(counts: PairedCounts) -> tuple[Cell, ...]:
+    return (
+        Cell(text=format_count(counts.num_only_against)),
+        Cell(text=format_count(counts.num_only_setting)),
+        Cell(text=format_p(counts.p_holm)),
+    )
+
+
+def _write_notes(first: str, num_pairs: int) -> tuple[str, ...]:
+    return (
+        f"Only '{first}' and only this one: the documents that just one of the two "
+        "settings recites; documents that both or neither recite do not tell them apart.",
+        "p is the probability of a split at least as uneven if a coin decided, for each of these "
+        "documents, which setting recites it (McNemar's exact test, two-sided). Holm's "
+        f"correction has raised it for the {format_count(2 * num_pairs)} tests of this page: all "
+        f"of them together have a chance of at most 5{PERCENT} to give a p below 0.05 where "
+        "there is no difference.",
+        "A large p means that these documents do not tell the two settings apart, not that the "
+        f"settings are alike. The 95{PERCENT} intervals are not corrected: each stands for itself.",
+    )

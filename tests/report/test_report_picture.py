@@ -1,0 +1,93 @@
+"""The comparison's picture: a file of its own, readable anywhere, safe with any name."""
+
+import re
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+import report_examples as examples
+
+import memguard.report
+from memguard import records as r
+from memguard.report import render_comparison_chart
+from memguard.report.svg import LIGHT
+
+SVG = "{http://www.w3.org/2000/svg}"
+STYLE = Path(memguard.report.__file__).parent / "templates" / "style.css.j2"
+
+
+def parse(comparison: r.Comparison) -> ElementTree.Element:
+    return ElementTree.fromstring(render_comparison_chart(comparison).encode())
+
+
+def texts_of(root: ElementTree.Element) -> list[str]:
+    return [(text.text or "").strip() for text in root.iter(f"{SVG}text")]
+
+
+def test_it_stands_alone_on_a_light_panel() -> None:
+    picture = render_comparison_chart(examples.make_comparison())
+    assert picture.startswith('<?xml version="1.0" encoding="UTF-8"?>')
+    root = ElementTree.fromstring(picture.encode())
+    assert (root.tag, root.get("width"), root.get("height")) == (f"{SVG}svg", "960", "380")
+    assert root.get("viewBox") == "0 0 960 380"
+    panel = root.find(f"{SVG}rect")
+    assert panel is not None
+    assert panel.get("fill") == "#ffffff"
+    assert "var(" not in picture
+    for loading in ("<style", "<script", "<image", "@import", "url(http", "<!DOCTYPE"):
+        assert loading not in picture
+    assert len(picture) < 60_000
+
+
+def test_it_shows_every_setting_and_the_control() -> None:
+    root = parse(examples.make_comparison())
+    texts = texts_of(root)
+    for name in ("plain", "goldfish-k4", "goldfish-k2"):
+        assert texts.count(name) == 2  # under its bars, and beside its point
+    assert "control" in texts
+    # Near-verbatim, verbatim and tokens right of goldfish-k4; tokens right of the control.
+    for number in ("15.0", "0", "82.3", "20.3"):
+        assert number in texts
+    assert "Risk against utility" in texts
+    told = root.get("aria-label") or ""
+    assert "goldfish-k4: near-verbatim 15.0" in told
+    assert root.findtext(f"{SVG}title") == told
+
+
+def test_same_record_same_bytes() -> None:
+    comparison = examples.make_comparison(2)
+    assert render_comparison_chart(comparison) == render_comparison_chart(comparison)
+
+
+def test_its_colours_are_those_of_the_page() -> None:
+    light, _ = STYLE.read_text(encoding="utf-8").split("@media", 1)
+    page = dict(re.findall(r"(--[a-z0-9-]+): (#[0-9a-f]{6});", light))
+    assert {name: page[name] for name in LIGHT} == LIGHT
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["<script>alert(1)</script>", '"/><image href="x"/>', "$x$", "\x00\u202e", "_a", "x" * 500],
+)
+def test_names_are_text_and_short(name: str) -> None:
+    comparison = examples.make_comparison()
+    named = [
+        s.model_copy(update={"name": f"{name}{number}"})
+        for number, s in enumerate(comparison.settings)
+    ]
+    root = parse(comparison.model_copy(update={"settings": named, "paired": []}))
+    assert not [e for e in root.iter() if e.tag in (f"{SVG}script", f"{SVG}image")]
+    assert max(map(len, texts_of(root))) < 120
+
+
+def test_many_settings_and_holes_are_drawn() -> None:
+    comparison = examples.make_comparison()
+    first = comparison.settings[0]
+    many = [first.model_copy(update={"name": f"setting-{n}"}) for n in range(20)]
+    texts = texts_of(parse(comparison.model_copy(update={"settings": many, "paired": []})))
+    assert any("first 6 of 20 settings" in text for text in texts)
+    empty = [s.model_copy(update={"extraction": {}}) for s in comparison.settings]
+    parse(comparison.model_copy(update={"settings": empty, "base_extraction": {}, "paired": []}))
+    control = {"0": examples.make_cell(0, 0, 0.2)}
+    only = [s.model_copy(update={"extraction": control}) for s in comparison.settings]
+    parse(comparison.model_copy(update={"settings": only, "base_extraction": {}, "paired": []}))
