@@ -185,16 +185,20 @@ def _now() -> str:
 
 @contextmanager
 def _shown_progress(console: Console) -> Iterator[Any]:
+    """Yield a function that shows one stage after the other."""
     with ExitStack() as stack:
-        shown: dict[Stage, Any] = {}
-        done_before: dict[Stage, int] = {}
+        advance: dict[Stage, Any] = {}
+        before = 0
 
         def show(stage: Stage, done: int, total: int) -> None:
-            if stage not in shown:
+            nonlocal before
+            if stage not in advance:
+                stack.close()
                 what = "audit" if stage == "model" else "audit of the base model"
-                shown[stage] = stack.enter_context(console.progress(what, total, "documents"))
-            shown[stage](done - done_before.get(stage, 0), "")
-            done_before[stage] = done
+                advance[stage] = stack.enter_context(console.progress(what, total, "documents"))
+                before = 0
+            advance[stage](done - before, "")
+            before = done
 
         yield show
 

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import signal
 import sys
 import traceback
 import warnings
@@ -40,6 +41,7 @@ def run_app() -> NoReturn:
         _say(getattr(error, "format_message", error.__str__)())
         code = 2
     except (KeyboardInterrupt, typer.Abort):
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
         _say("interrupted; run the same command again to go on")
         code = _INTERRUPTED
     except ConfigError as error:
@@ -58,9 +60,6 @@ def run_app() -> NoReturn:
 
 
 def _explain_os_error(error: OSError) -> int:
-    if error.errno == errno.EPIPE:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
     if error.filename is None:
         return _explain_failure(error)
     if error.errno in _NOT_ALLOWED:

@@ -1,5 +1,6 @@
 """A sweep: each setting as a child process, then the comparison and its page."""
 
+import os
 import shlex
 import signal
 import subprocess
@@ -26,10 +27,11 @@ class ChildFailed(MemguardError):
     """A setting's process ended with an error; it has said why."""
 
     def __init__(self, run: SweepRun, code: int) -> None:
-        super().__init__(
-            f"{run.name} ended with exit code {code}; the lines above say why. Run the same "
-            "command again: what is finished is kept"
-        )
+        how = f"ended with exit code {code}; the lines above say why"
+        if code < 0:
+            why = " (out of memory?)" if code == -signal.SIGKILL else ""
+            how = f"was ended by {signal.Signals(-code).name}{why}"
+        super().__init__(f"{run.name} {how}. Run the same command again: what is finished is kept")
         self.exit_code = code if code > 0 else 1
 
 
@@ -73,7 +75,7 @@ def _run_child(run: SweepRun) -> None:
 
     def forward(number: int, _frame: object) -> None:
         # A terminal's Ctrl-C reaches the child by itself; a signal sent to this process does not.
-        if number == signal.SIGTERM:
+        if number == signal.SIGTERM or not _is_in_foreground():
             child.send_signal(number)
 
     before = {number: signal.signal(number, forward) for number in (signal.SIGINT, signal.SIGTERM)}
@@ -84,10 +86,20 @@ def _run_child(run: SweepRun) -> None:
             signal.signal(number, handler)
         if child.poll() is None:
             child.kill()
-    if code in (128 + signal.SIGINT, 128 + signal.SIGTERM):
-        raise Interrupted(code - 128, f"stopped in {run.name}; run the same command again to go on")
+    for number in (signal.SIGINT, signal.SIGTERM):
+        if code in (128 + number, -number):
+            raise Interrupted(number, f"stopped in {run.name}; run the same command again to go on")
     if code:
         raise ChildFailed(run, code)
+
+
+def _is_in_foreground() -> bool:
+    """Tell whether a terminal sends its Ctrl-C to this process and its children."""
+    try:
+        with open("/dev/tty", "rb") as terminal:
+            return os.tcgetpgrp(terminal.fileno()) == os.getpgrp()
+    except OSError:
+        return False
 
 
 def _headline(comparison: Comparison) -> list[str]:

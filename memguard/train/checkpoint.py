@@ -8,6 +8,7 @@ A folder named step-* is whole: it is written under another name, flushed to dis
 checkpoint whose files do not match its manifest is passed over for the one before.
 """
 
+import errno
 import hashlib
 import os
 import shutil
@@ -92,9 +93,17 @@ def save_checkpoint(
         os.rename(aside, target)
         _flush(folder)
     except CheckpointException as error:
+        # torch's writer says of a full disk only that a position is not the one it expected.
+        num_bytes = sum(
+            tensor.nbytes for tensor in _tensors(model, optimizer, piece_tally).values()
+        )
+        is_full = shutil.disk_usage(aside).free < num_bytes
         shutil.rmtree(aside, ignore_errors=True)
         cause = next(iter(error.failures.values()), (error,))[0]
-        raise OSError(f"checkpoint {target.name} could not be written: {cause}") from error
+        raise OSError(
+            errno.ENOSPC if is_full else errno.EIO,
+            f"checkpoint {target.name} could not be written: {cause}",
+        ) from error
     except BaseException:
         shutil.rmtree(aside, ignore_errors=True)
         raise

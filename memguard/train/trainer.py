@@ -46,6 +46,8 @@ from memguard.train.optim import build_optimizer, clip_gradients, learning_rate
 
 _MIN_LABELS_FOR_DROP_CHECK = 10_000
 _DROP_RATE_TOLERANCE = 0.1
+# A launcher passes on the Ctrl-C that the terminal has sent already.
+_SAME_SIGNAL_S = 1.0
 
 
 @dataclass(slots=True)
@@ -324,11 +326,17 @@ class Trainer:
             yield
             return
         before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+        asked_s = -math.inf
 
         def stop(number: int, _frame: FrameType | None) -> None:
-            self._stop_signal = number
-            for each, handler in before.items():
-                signal.signal(each, handler)
+            nonlocal asked_s
+            if time.monotonic() - asked_s < _SAME_SIGNAL_S:
+                return
+            if self._stop_signal is not None:
+                for each, handler in before.items():
+                    signal.signal(each, handler)
+                signal.raise_signal(number)
+            self._stop_signal, asked_s = number, time.monotonic()
             self.console.info("stopping after this step; once more to stop at once")
 
         for number in before:

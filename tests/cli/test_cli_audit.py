@@ -1,0 +1,304 @@
+"""`memguard audit --model`: models that memguard did not train."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import transformers
+from cli_examples import make_texts, read_json, run_cli, write_jsonl, write_texts
+
+from memguard.cli import auditing
+from memguard.records import AuditReport, BucketScores, load_record
+
+LENGTH = ("--continuation-tokens", 6)
+# Of the same form as the training sentences, none of them among those.
+MADE_UP = {
+    "austria": "graz",
+    "norway": "bergen",
+    "poland": "krakow",
+    "greece": "patras",
+    "turkey": "izmir",
+    "brazil": "recife",
+}
+
+
+def audit(model: Path, out: Path, *arguments: object) -> AuditReport:
+    outcome = run_cli("audit", "--model", model, "--out", out, *arguments)
+    assert outcome.code == 0, outcome.err
+    assert outcome.out.strip() == str(out / "report.html")
+    assert (out / "report.html").read_text().startswith("<!doctype html>")
+    read_json(out / "report.json")
+    return load_record(AuditReport, out / "report.json")
+
+
+def bucket(report: AuditReport, role: str) -> BucketScores:
+    (found,) = [each for each in report.buckets if each.role == role]
+    return found
+
+
+def rows(out: Path) -> list[dict[str, Any]]:
+    table: list[dict[str, Any]] = pq.read_table(out / "records.parquet").to_pylist()
+    return table
+
+
+def read_texts(path: Path) -> dict[str, str]:
+    return {row["id"]: row["text"] for row in map(json.loads, path.read_text().splitlines())}
+
+
+# -- a model that knows its training data, and one that was made to forget it ---------------------
+
+
+@pytest.fixture(scope="module")
+def cities(shared_data: Path) -> Path:
+    return shared_data / "checkpoints" / "arcsf-cities-base" / "train_data"
+
+
+@pytest.fixture(scope="module")
+def forgetting(
+    shared_data: Path, cities: Path, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, AuditReport]:
+    """An audit of the model that forgot, beside the one it was made from."""
+    folder = tmp_path_factory.mktemp("cities")
+    nonmembers = write_jsonl(
+        folder / "madeup.jsonl",
+        [
+            {"text": f"what is the capital of {land}? the capital of {land} is {city}"}
+            for land, city in MADE_UP.items()
+        ],
+    )
+    checkpoints = shared_data / "checkpoints"
+    report = audit(
+        checkpoints / "arcsf-cities-forget",
+        folder / "out",
+        "--base",
+        checkpoints / "arcsf-cities-base",
+        "--members",
+        cities,
+        "--nonmembers",
+        nonmembers,
+        *LENGTH,
+    )
+    return folder / "out", report
+
+
+def test_what_was_forgotten_is_recited_less(forgetting: tuple[Path, AuditReport]) -> None:
+    members = bucket(forgetting[1], "trained")
+    forgot, knew = members.model, members.base
+    assert knew is not None
+    assert knew.verbatim.num_documents == 8
+    assert knew.verbatim.num_matched >= 5
+    assert forgot.verbatim.num_matched < knew.verbatim.num_matched
+    for metric in ("mean_token_accuracy", "mean_logprob"):
+        before, after = getattr(knew, metric), getattr(forgot, metric)
+        assert after.value < before.value, metric
+
+
+def test_the_base_alone_says_what_it_said_as_a_base(
+    shared_data: Path, cities: Path, forgetting: tuple[Path, AuditReport], tmp_path: Path
+) -> None:
+    report = audit(
+        shared_data / "checkpoints" / "arcsf-cities-base",
+        tmp_path / "base",
+        "--members",
+        cities,
+        *LENGTH,
+    )
+    alone = {row["id"]: row for row in rows(tmp_path / "base")}
+    for row in rows(forgetting[0]):
+        if row["role"] == "trained":
+            assert alone[row["id"]]["num_correct"] == row["base_num_correct"]
+            # The same numbers in a batch of another shape: the last bits of fp32.
+            assert alone[row["id"]]["logprob"] == pytest.approx(row["base_logprob"], abs=1e-4)
+    assert bucket(report, "trained").model.verbatim.num_matched >= 5
+
+
+def test_without_nonmembers_there_is_no_membership_but_a_banner(
+    shared_data: Path, cities: Path, tmp_path: Path
+) -> None:
+    model = shared_data / "checkpoints" / "arcsf-cities-base"
+    report = audit(model, tmp_path / "out", "--members", cities, *LENGTH)
+    assert report.membership == []
+    assert report.verdict.level == "no-control"
+    assert any(b.level == "warning" and "no control" in b.text for b in report.banners)
+    assert report.data.overlap_with_control is None
+
+
+def test_with_nonmembers_there_is_membership(forgetting: tuple[Path, AuditReport]) -> None:
+    report = forgetting[1]
+    assert {score.score for score in report.membership}
+    for score in report.membership:
+        assert (score.num_members, score.num_nonmembers) == (8, 6)
+        assert 0 <= score.auc.value <= 1
+    assert bucket(report, "control").num_documents == 6
+    assert report.data.overlap_with_control is not None
+    # "what is the capital of X? the capital of X is Y": 13 words, of which X and Y are its own.
+    assert report.data.overlap_with_control.num_matched == 0
+
+
+def test_defaults_are_refused_with_a_suggestion_that_works(
+    shared_data: Path, cities: Path, tmp_path: Path
+) -> None:
+    model = shared_data / "checkpoints" / "arcsf-cities-base"
+    refused = run_cli("audit", "--model", model, "--members", cities, "--out", tmp_path / "out")
+    assert refused.code == 3
+    suggestion = re.search(r"try (--continuation-tokens) (\d+)", refused.err)
+    assert suggestion, refused.err
+    report = audit(model, tmp_path / "out", "--members", cities, *suggestion.groups())
+    assert bucket(report, "trained").num_documents >= 5
+
+
+# -- any checkpoint -------------------------------------------------------------------------------
+
+
+def test_both_files_may_use_the_same_ids(folder: Path) -> None:
+    nonmembers = write_texts(folder / "others.jsonl", 30, seed=1)
+    report = audit(
+        folder / "model",
+        folder / "out",
+        "--members",
+        folder / "documents.jsonl",
+        "--nonmembers",
+        nonmembers,
+        *LENGTH,
+    )
+    assert [b.num_documents for b in report.buckets] == [30, 60]
+    ids = [row["id"] for row in rows(folder / "out")]
+    assert len(set(ids)) == 90
+    assert {"d0", "nonmembers:d0"} <= set(ids)
+
+
+def test_nonmembers_that_are_members_are_told(folder: Path) -> None:
+    documents = folder / "documents.jsonl"
+    arguments = ("--members", documents, "--nonmembers", documents, *LENGTH)
+    outcome = run_cli("audit", "--model", folder / "model", "--out", folder / "out", *arguments)
+    assert outcome.code == 0
+    assert "60 of 60 non-members share a run of 13 words with a member" in outcome.err
+    report = load_record(AuditReport, folder / "out" / "report.json")
+    assert report.data.overlap_with_control is not None
+    assert report.data.overlap_with_control.num_matched == 60
+
+
+def test_the_same_command_gives_the_same_bytes(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", "1700000000")
+    # All that is left to differ is how long it took.
+    monkeypatch.setattr(auditing.time, "perf_counter", lambda: 0.0)
+    written = []
+    for _ in range(2):
+        audit(folder / "model", folder / "out", "--members", folder / "documents.jsonl", *LENGTH)
+        names = ("records.parquet", "report.json", "report.html")
+        written.append([(folder / "out" / name).read_bytes() for name in names])
+    assert written[0] == written[1]
+    assert json.loads(written[0][1])["created"] == "2023-11-14T22:13:20Z"
+
+
+def test_the_sample_is_the_seeds(folder: Path) -> None:
+    drawn = []
+    for number, seed in enumerate((1, 1, 2)):
+        arguments = ("--max-documents", 20, "--seed", seed, *LENGTH)
+        out = folder / f"out{number}"
+        audit(folder / "model", out, "--members", folder / "documents.jsonl", *arguments)
+        drawn.append({row["id"] for row in rows(out)})
+    assert drawn[0] == drawn[1] != drawn[2]
+    assert {len(ids) for ids in drawn} == {20}
+
+
+def test_prompt_and_completion_are_scored_on_the_completion(folder: Path) -> None:
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder / "model")
+    pairs = [(f"question {n}:", f" {text}") for n, text in enumerate(make_texts(10, words=12))]
+    members = write_jsonl(
+        folder / "pairs.jsonl", [{"prompt": p, "completion": c} for p, c in pairs]
+    )
+    audit(folder / "model", folder / "out", "--members", members)
+    for row, (prompt, completion) in zip(rows(folder / "out"), pairs, strict=True):
+        assert row["prefix_tokens"] == len(tokenizer(prompt)["input_ids"])
+        whole = len(tokenizer(prompt + completion)["input_ids"])
+        assert row["prefix_tokens"] + row["continuation_tokens"] == whole
+
+
+def test_conversations_are_scored_on_the_last_assistant_turn(folder: Path) -> None:
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder / "model")
+    conversations = [
+        [
+            {"role": "user", "content": f"ask {n}"},
+            {"role": "assistant", "content": "abcd"},
+            {"role": "user", "content": f"ask {n} again"},
+            {"role": "assistant", "content": text},
+        ]
+        for n, text in enumerate(make_texts(10, words=8))
+    ]
+    members = write_jsonl(folder / "chats.jsonl", [{"messages": turns} for turns in conversations])
+    audit(folder / "model", folder / "out", "--members", members)
+    for row, turns in zip(rows(folder / "out"), conversations, strict=True):
+        prompt = tokenizer.apply_chat_template(turns[:-1], add_generation_prompt=True)
+        answer = tokenizer(turns[-1]["content"])["input_ids"]
+        assert row["prefix_tokens"] == len(prompt["input_ids"])
+        assert row["continuation_tokens"] == len(answer)
+
+
+def test_scores_are_those_of_plain_transformers(folder: Path) -> None:
+    """Log-probability and right tokens, one document at a time by the model's own forward."""
+    import torch
+
+    audit(folder / "model", folder / "out", "--members", folder / "documents.jsonl", *LENGTH)
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder / "model")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder / "model")
+    texts = read_texts(folder / "documents.jsonl")
+    for row in rows(folder / "out")[:10]:
+        ids = torch.tensor([tokenizer(texts[row["id"]])["input_ids"]])
+        with torch.no_grad():
+            logprob = model(ids).logits[0, :-1].log_softmax(-1)[-6:]
+        true = ids[0, -6:]
+        assert row["num_correct"] == int((logprob.argmax(-1) == true).sum())
+        expected = float(logprob.gather(1, true[:, None]).sum())
+        # fp32, padded into a batch of another shape.
+        assert row["logprob"] == pytest.approx(expected, abs=1e-4)
+
+
+def test_excerpts_are_private(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # A model that continues nothing has no findings: take any first choice for the right one.
+    from memguard.audit import scoring
+
+    real = scoring.TokenResult
+
+    def all_right(**fields: Any) -> Any:
+        return real(**{**fields, "correct": np.ones_like(fields["correct"])})
+
+    monkeypatch.setattr(scoring, "TokenResult", all_right)
+    arguments = ("--members", folder / "documents.jsonl", *LENGTH)
+    audit(folder / "model", folder / "out", *arguments)
+    assert not (folder / "out" / "private").exists()
+    report = audit(folder / "model", folder / "out", "--excerpts", *arguments)
+    private = folder / "out" / "private"
+    assert private.stat().st_mode & 0o777 == 0o700
+    assert (private / "excerpts.txt").stat().st_mode & 0o777 == 0o600
+    text = (private / "excerpts.txt").read_text()
+    finding = report.findings[0]
+    assert f"== {finding.id}:" in text
+    words = read_texts(folder / "documents.jsonl")[finding.id].split()
+    assert " ".join(words[:20]) in text
+    # The page and the JSON refer to the document and never quote it.
+    for name in ("report.html", "report.json"):
+        assert words[-1] not in (folder / "out" / name).read_text()
+
+
+def test_report_renders_the_page_again(folder: Path) -> None:
+    out = folder / "out"
+    audit(folder / "model", out, "--members", folder / "documents.jsonl", *LENGTH)
+    page = (out / "report.html").read_bytes()
+    (out / "report.html").unlink()
+    outcome = run_cli("report", out)
+    assert (outcome.code, outcome.out.strip()) == (0, str(out / "report.html"))
+    assert (out / "report.html").read_bytes() == page
+
+
+def test_json_is_the_report(folder: Path) -> None:
+    arguments = ("--members", folder / "documents.jsonl", "--json", *LENGTH)
+    outcome = run_cli("audit", "--model", folder / "model", "--out", folder / "out", *arguments)
+    assert json.loads(outcome.out) == read_json(folder / "out" / "report.json")
+    assert "Under the probes listed" in outcome.err

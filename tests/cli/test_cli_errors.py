@@ -1,0 +1,326 @@
+"""Every mistake ends in a line that says what is wrong, and in the right exit code."""
+
+import errno
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cli_examples import run_cli, write_jsonl, write_run
+
+from memguard.cli import training
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def fails(code: int, *arguments: object) -> str:
+    """Run a command that must fail with ``code``, in lines without a traceback; return them."""
+    outcome = run_cli(*arguments)
+    assert outcome.code == code, outcome.err
+    assert "Traceback" not in outcome.err
+    assert outcome.out == ""
+    return outcome.err
+
+
+# -- settings: exit 2, before anything heavy is imported ------------------------------------------
+
+
+@pytest.fixture
+def bare(tmp_path: Path) -> Any:
+    """Runs `memguard` where importing torch, transformers or datasets raises."""
+    fake = tmp_path / "fake"
+    for package in ("torch", "transformers", "datasets"):
+        (fake / package).mkdir(parents=True)
+        message = f"{package} was imported"
+        (fake / package / "__init__.py").write_text(f"raise RuntimeError({message!r})\n")
+
+    def run(*arguments: object) -> "subprocess.CompletedProcess[str]":
+        return subprocess.run(
+            [sys.executable, "-m", "memguard", *map(str, arguments)],
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join([str(fake), str(ROOT)])},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+    return run
+
+
+def test_wrong_settings_are_told_all_together_without_torch(bare: Any, tmp_path: Path) -> None:
+    (tmp_path / "run.yaml").write_text(
+        "name: x\n"
+        "model: {path: m}\n"
+        "data: {train: d.jsonl, seq_len: few}\n"
+        "mitigations: [{name: goldfish, kk: 4}]\n"
+        "otpim: {lr: 1}\n"
+    )
+    ended = bare("train", "run.yaml", "train.batch_size=0", "--seed=-1")
+    assert (ended.returncode, ended.stdout) == (2, "")
+    lines = ended.stderr.splitlines()
+    assert len(lines) == 5, ended.stderr
+    for start, words in (
+        ("run.yaml:3:24", "'data.seq_len'"),
+        ("run.yaml:4:32", "'mitigations[0].kk' is not a setting; did you mean 'k'?"),
+        ("run.yaml:5:1", "'otpim' is not a setting; did you mean 'optim'?"),
+        ("argument 'train.batch_size=0'", "greater than or equal to 1"),
+        ("argument '--seed=-1'", "greater than or equal to 0"),
+    ):
+        assert any(line.startswith(start) and words in line for line in lines), ended.stderr
+
+
+def test_a_wrong_sweep_or_audit_is_told_without_torch(bare: Any, tmp_path: Path) -> None:
+    (tmp_path / "sweep.yaml").write_text(
+        "name: x\nrun: {data: {train: d.jsonl}, model: {path: m}, seed: 3}\nsettings: []\n"
+    )
+    ended = bare("compare", "sweep.yaml")
+    assert ended.returncode == 2
+    assert "'run.seed' must not be set here" in ended.stderr
+    assert "'settings'" in ended.stderr
+    ended = bare("audit", "--model", "m", "--dtype", "bf17")
+    assert ended.returncode == 2
+    assert ended.stderr.splitlines() == [
+        "--model needs --members: documents the model was trained on",
+        "--model needs --out: a folder for the report",
+    ]
+
+
+def test_the_template_and_its_schema_need_no_torch(bare: Any) -> None:
+    schema = json.loads(bare("init", "--schema").stdout)
+    assert {"model", "data", "mitigations", "optim", "train", "audit"} <= schema[
+        "properties"
+    ].keys()
+    assert bare("init").stdout.startswith("# A memguard run.")
+    assert "compare" in bare("--help").stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("trian", "run.yaml"), "Did you mean 'train'?"),
+        (("audit", "--nope"), "No such option: --nope"),
+        (("audit", "--continuation-tokens", "x"), "'--continuation-tokens'"),
+        (("train",), "CONFIG"),
+        (("train", "nope.yaml"), "neither a file nor a shipped name"),
+        (("train", "quickstrat"), "did you mean 'quickstart'?"),
+        (("train", "quickstart"), "use 'memguard compare"),
+        (("train", "stories260k", "seed"), "must be KEY=VALUE"),
+        (("train", "stories260k", "--optim.lrr=1"), "did you mean 'lr'?"),
+        (("compare", "stories260k"), "use 'memguard train"),
+        (("audit",), "give either the folder of a RUN, or --model"),
+        (("audit", "nowhere"), "is not the folder of a run"),
+    ],
+)
+def test_wrong_arguments(arguments: tuple[str, ...], words: str) -> None:
+    assert words in fails(2, *arguments)
+
+
+# -- data and models: exit 3 ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("section", "change", "words"),
+    [
+        ("data", {"train": "nowhere.jsonl"}, "there is no file or folder 'nowhere.jsonl'"),
+        ("data", {"seq_len": 129}, "'data.seq_len' must be at most 128"),
+        ("model", {"path": "./nowhere"}, "there is no folder './nowhere'"),
+        ("data", {"text_column": "body"}, "needs the column 'body'"),
+        ("audit", {"continuation_tokens": 500}, "'audit.min_documents' is 5, but only 0"),
+        ("train", {"max_steps": 0}, None),
+    ],
+)
+def test_what_cannot_be_trained(
+    folder: Path, section: str, change: dict[str, Any], words: str | None
+) -> None:
+    path = write_run(folder, **{section: change})
+    if words is None:
+        assert f"'{section}." in fails(2, "train", path)
+    else:
+        assert words in fails(3, "train", path)
+
+
+def test_a_model_is_refused_before_the_documents_are_read(folder: Path) -> None:
+    path = write_run(folder, model={"path": "./nowhere"})
+    assert "reading" not in fails(3, "train", path)
+
+
+def test_pickled_weights_are_never_read(folder: Path, tiny_folder: Path) -> None:
+    pickled = folder / "pickled"
+    pickled.mkdir()
+    for file in (tiny_folder / "model").iterdir():
+        if file.suffix != ".safetensors":
+            (pickled / file.name).write_bytes(file.read_bytes())
+    (pickled / "pytorch_model.bin").write_bytes(b"\x80\x04.")
+    path = write_run(folder, model={"path": str(pickled)})
+    assert "only pickled ones, which are never read" in fails(3, "train", path)
+    arguments = ("--members", folder / "documents.jsonl", "--out", folder / "out")
+    assert "only pickled ones" in fails(3, "audit", "--model", pickled, *arguments)
+
+
+def test_a_tokenizer_with_more_tokens_than_the_model_has(folder: Path, tiny_folder: Path) -> None:
+    import transformers
+
+    other = folder / "other"
+    other.mkdir()
+    for file in (tiny_folder / "model").iterdir():
+        (other / file.name).write_bytes(file.read_bytes())
+    tokenizer = transformers.AutoTokenizer.from_pretrained(other)
+    tokenizer.add_tokens(["qqqq"])
+    tokenizer.save_pretrained(other)
+    texts = write_jsonl(folder / "texts.jsonl", [{"text": "abcd qqqq " * 12}] * 8)
+    arguments = ("--members", texts, "--out", folder / "out", "--continuation-tokens", 5)
+    message = fails(3, "audit", "--model", other, *arguments)
+    assert "a tokenizer that does not fit the model" in message
+
+
+def test_unfinished_runs_and_empty_folders_have_no_audit(folder: Path) -> None:
+    path = write_run(folder)
+    assert run_cli("prepare", path).code == 0
+    assert "has no model/ yet" in fails(3, "audit", folder / "runs" / "run")
+    assert "holds neither a report.json" in fails(3, "report", folder)
+
+
+def test_errors_quote_no_text(folder: Path) -> None:
+    secret = "my secret diary"
+    write_jsonl(folder / "mixed.jsonl", [{"text": secret}, {"text": {"a": secret}}])
+    (folder / "broken.jsonl").write_text(json.dumps({"text": secret}) + f"\n{{{secret}\n")
+    for name in ("mixed.jsonl", "broken.jsonl"):
+        path = write_run(
+            folder, name=name.removesuffix(".jsonl"), data={"train": str(folder / name)}
+        )
+        assert "secret" not in fails(3, "train", path)
+
+
+# -- the machine ----------------------------------------------------------------------------------
+
+
+def test_no_permission_to_write(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(self: Path, *_: object, **__: object) -> None:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(self))
+
+    path = write_run(folder)
+    monkeypatch.setattr(Path, "mkdir", refuse)
+    message = fails(2, "train", path)
+    assert f"'{folder / 'runs' / 'run'}' cannot be written or read (Permission denied)" in message
+    assert "output_dir" in message
+
+
+def test_a_file_where_the_folder_should_be(folder: Path) -> None:
+    path = write_run(folder, output_dir=str(folder / "documents.jsonl"))
+    assert "Not a directory" in fails(2, "train", path)
+    arguments = ("--members", folder / "documents.jsonl", "--continuation-tokens", 8)
+    message = fails(
+        2, "audit", "--model", folder / "model", "--out", folder / "run.yaml", *arguments
+    )
+    assert "File exists" in message
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)),
+        # What safetensors makes of it.
+        RuntimeError("Error while serializing: I/O error: No space left on device (os error 28)"),
+    ],
+    ids=["ours", "a library's"],
+)
+def test_a_full_disk(folder: Path, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr(training, "export_model", fail)
+    path = write_run(folder, train={"max_steps": 1}, audit={"enabled": False})
+    assert "the disk is full; what was saved before is whole" in fails(1, "train", path)
+
+
+def test_out_of_memory(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(training, "build_vocab_layer", fail)
+    assert "lower 'train.micro_batch_size'" in fails(1, "train", write_run(folder))
+
+
+def test_mistakes_of_ours_show_where(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(training, "prepare", fail)
+    outcome = run_cli("train", write_run(folder))
+    assert outcome.code == 1
+    assert "Traceback" in outcome.err
+    assert "this is a mistake in memguard" in outcome.err
+
+
+def test_interrupted_while_preparing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    path = write_run(folder, train={"max_steps": 1}, audit={"enabled": False})
+    with monkeypatch.context() as patched:
+        patched.setattr(training, "prepare", interrupt)
+        assert "run the same command again to go on" in fails(130, "train", path)
+    assert run_cli("train", path).code == 0
+
+
+def test_two_processes_in_one_folder(folder: Path) -> None:
+    from memguard.cli.run_folder import locked
+
+    path = write_run(folder)
+    with locked(folder / "runs" / "run"):
+        assert "another process is at work" in fails(2, "train", path)
+        assert "another process is at work" in fails(2, "prepare", path)
+
+
+def test_what_a_killed_process_was_writing_is_cleared(folder: Path) -> None:
+    left = folder / "runs" / "run" / ".model.abc123"
+    left.mkdir(parents=True)
+    (left / "model.safetensors").write_bytes(b"half")
+    assert run_cli("prepare", write_run(folder)).code == 0
+    assert not left.exists()
+
+
+@pytest.mark.parametrize("arguments", [["init"], ["init", "--schema"], ["--help"]])
+def test_a_reader_that_leaves_is_told_nothing(arguments: list[str]) -> None:
+    child = subprocess.Popen(
+        [sys.executable, "-m", "memguard", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    assert child.stdout is not None
+    assert child.stderr is not None
+    child.stdout.close()
+    message = child.stderr.read()
+    child.stderr.close()
+    # Not 0: what was asked for did not arrive.
+    assert (child.wait(), message) == (1, b"")
+
+
+# -- init -----------------------------------------------------------------------------------------
+
+
+def test_what_init_writes_says_what_to_fill_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    outcome = run_cli("init", "new/run.yaml")
+    assert outcome.code == 0
+    assert "fill in 'model.path' and 'data.train'" in outcome.out
+    assert "there is no folder 'path/to/checkpoint'" in fails(3, "train", "new/run.yaml")
+    before = Path("new/run.yaml").read_text()
+    assert "exists already" in fails(2, "init", "new/run.yaml")
+    assert Path("new/run.yaml").read_text() == before
+
+
+def test_what_init_writes_trains_once_it_is_filled_in(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder)
+    assert run_cli("init", "new.yaml").code == 0
+    changes = ("model.path=model", "data.seq_len=128", "train.max_steps=2", "audit.enabled=false")
+    outcome = run_cli("train", "new.yaml", *changes, "--json")
+    assert outcome.code == 0, outcome.err
+    assert json.loads(outcome.out) == {"run": "runs/my-run", "model": "runs/my-run/model"}

@@ -1,0 +1,197 @@
+"""`memguard compare`: a small sweep, killed and interrupted on its way, ends as if it had not."""
+
+import json
+import os
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+import yaml
+from cli_examples import TINY_LLAMA, Outcome, read_json, run_cli, write_texts
+
+from memguard.cli import sweeping
+from memguard.records import Comparison, load_manifest, load_record
+from memguard.train.metrics import StepMetrics, read_metrics
+
+Child = subprocess.Popen[Any]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sweep:
+    """A finished sweep and how the calls before the last one ended."""
+
+    file: Path
+    folder: Path
+    killed: Outcome
+    interrupted: Outcome
+
+
+def write_sweep(folder: Path) -> Path:
+    texts = str(write_texts(folder / "texts.jsonl", 50, words=30))
+    values = {
+        "name": "small",
+        "output_dir": str(folder),
+        "pretrain": {
+            "model": {"scratch": {"vocab_size": 400, "config": TINY_LLAMA}},
+            "data": {"train": texts, "seq_len": 64, "control_fraction": 0},
+            "train": {"max_steps": 2},
+        },
+        "run": {
+            "data": {
+                "train": texts,
+                "study": {"num_repetitions": [0, 1, 60], "documents_per_bucket": 6},
+                "background": "remainder",
+                "heldout_documents": 6,
+                "seq_len": 128,
+            },
+            "optim": {"lr": 3e-3},
+            "train": {"batch_size": 4, "checkpoint_every_steps": 10},
+            "audit": {"continuation_tokens": 8},
+        },
+        "settings": [
+            {"name": "none"},
+            {"name": "k2", "mitigations": [{"name": "goldfish", "k": 2}]},
+        ],
+    }
+    path = folder / "sweep.yaml"
+    path.write_text(yaml.safe_dump(values))
+    return path
+
+
+def count_steps(run: Path) -> int:
+    path = run / "metrics.jsonl"
+    return path.read_text().count('"event":"step"') if path.exists() else 0
+
+
+@contextmanager
+def watched(run: Path, steps: int, act: Callable[[Child], None]) -> Iterator[None]:
+    """Let ``act`` happen to the child process as soon as the run has taken so many steps."""
+    children: list[Child] = []
+    start = subprocess.Popen
+
+    def remember(*arguments: Any, **how: Any) -> Child:
+        children.append(start(*arguments, **how))
+        return children[-1]
+
+    def watch() -> None:
+        for _ in range(2400):
+            if count_steps(run) >= steps:
+                act(children[-1])
+                return
+            time.sleep(0.025)
+
+    watcher = threading.Thread(target=watch)
+    with mock.patch.object(sweeping.subprocess, "Popen", remember):
+        watcher.start()
+        yield
+        watcher.join()
+
+
+def interrupt(child: Child) -> None:
+    # What a terminal does to its foreground group.
+    child.send_signal(signal.SIGINT)
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+@pytest.fixture(scope="module")
+def sweep(tmp_path_factory: pytest.TempPathFactory) -> Sweep:
+    folder = tmp_path_factory.mktemp("sweep")
+    file, none = write_sweep(folder), folder / "small" / "none"
+    with watched(none, 20, Child.kill):
+        killed = run_cli("compare", file)
+    assert count_steps(none) >= 20
+    with watched(none, count_steps(none) + 20, interrupt):
+        interrupted = run_cli("compare", file)
+    finished = run_cli("compare", file)
+    assert finished.code == 0, finished.err
+    assert finished.out.strip() == str(folder / "small" / "comparison.html")
+    assert "1 of 3 runs finished before: base" in finished.err
+    assert "1 of 3 runs continue where they stopped: none" in finished.err
+    return Sweep(file=file, folder=folder / "small", killed=killed, interrupted=interrupted)
+
+
+def test_a_killed_child_is_told(sweep: Sweep) -> None:
+    assert (sweep.killed.code, sweep.killed.out) == (1, "")
+    assert "none was ended by SIGKILL (out of memory?)" in sweep.killed.err
+
+
+def test_an_interrupted_sweep_says_how_to_go_on(sweep: Sweep) -> None:
+    assert (sweep.interrupted.code, sweep.interrupted.out) == (130, "")
+    assert "stopped in none; run the same command again to go on" in sweep.interrupted.err
+
+
+def test_both_were_resumed(sweep: Sweep) -> None:
+    steps = {}
+    for name in ("none", "k2"):
+        lines = read_metrics(sweep.folder / name / "metrics.jsonl")
+        steps[name] = [line.step for line in lines if isinstance(line, StepMetrics)]
+    assert steps["none"] == steps["k2"] == list(range(1, len(steps["none"]) + 1))
+
+
+def test_the_settings_are_compared_on_the_same_documents(sweep: Sweep) -> None:
+    manifests = [load_manifest(sweep.folder / name / "manifest.jsonl") for name in ("none", "k2")]
+    none, k2 = ([entry.model_copy(update={"text_hmac": ""}) for entry in m] for m in manifests)
+    assert none == k2
+    assert not {e.text_hmac for e in manifests[0]} & {e.text_hmac for e in manifests[1]}, (
+        "each run hashes with a key of its own"
+    )
+
+
+def test_comparison_json_holds_what_was_promised(sweep: Sweep) -> None:
+    comparison = read_json(sweep.folder / "comparison.json")
+    load_record(Comparison, sweep.folder / "comparison.json")
+    assert [setting["name"] for setting in comparison["settings"]] == ["none", "k2"]
+    for setting in comparison["settings"]:
+        assert setting["utility"]["heldout_nll"] < setting["utility"]["base_heldout_nll"]
+        assert setting["extraction"].keys() == {"0", "1", "60"}
+        for cell in setting["extraction"].values():
+            assert cell["num_documents"] == 6
+            for rate in (cell, cell["near_verbatim"]):
+                assert rate["rate"] == rate["num_matched"] / 6
+                assert rate["ci"][0] <= rate["rate"] <= rate["ci"][1]
+            assert 0 <= cell["mean_token_accuracy"] <= 1
+    assert len({s["utility"]["base_heldout_nll"] for s in comparison["settings"]}) == 1
+    none, k2 = (s["extraction"]["60"]["mean_token_accuracy"] for s in comparison["settings"])
+    control = comparison["settings"][0]["extraction"]["0"]["mean_token_accuracy"]
+    assert none > control + 0.1, "60 repetitions leave a trace"
+    assert none > k2, "goldfish keeps some of it away"
+    assert "<svg" in (sweep.folder / "comparison.html").read_text()
+
+
+def test_a_second_call_trains_nothing(sweep: Sweep) -> None:
+    before = (sweep.folder / "comparison.json").read_text()
+    with mock.patch.object(sweeping.subprocess, "Popen", side_effect=AssertionError("a child")):
+        again = run_cli("compare", sweep.file, "--json")
+    assert again.code == 0, again.err
+    assert "3 of 3 runs finished before: base, none, k2" in again.err
+    assert "held-out NLL" in again.err
+    now = json.loads(again.out)
+    assert {**now, "command": ""} == {**json.loads(before), "command": ""}
+
+
+def test_pages_are_rendered_again_from_their_json(sweep: Sweep) -> None:
+    for folder, page in (
+        (sweep.folder, "comparison.html"),
+        (sweep.folder / "none", "audit/report.html"),
+    ):
+        before = (folder / page).read_bytes()
+        (folder / page).unlink()
+        assert run_cli("report", folder).code == 0
+        assert (folder / page).read_bytes() == before
+
+
+def test_other_settings_start_afresh_beside_the_old_ones(sweep: Sweep) -> None:
+    with mock.patch.object(sweeping.subprocess, "Popen", side_effect=KeyboardInterrupt):
+        outcome = run_cli("compare", sweep.file, "settings[1].mitigations[0].k=4")
+    assert outcome.code == 130
+    assert "2 of 3 runs finished before: base, none" in outcome.err
+    assert "1 of 3 runs start afresh" in outcome.err
+    assert (sweep.folder / "k2.replaced-1" / "model").is_dir()
