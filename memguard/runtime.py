@@ -105,7 +105,7 @@ class Console:
                 rich.progress.TextColumn("{task.description}"),
                 # The first to give way where the terminal is narrow.
                 rich.progress.BarColumn(bar_width=None, table_column=Column(max_width=24)),
-                rich.progress.MofNCompleteColumn(),
+                rich.progress.MofNCompleteColumn(table_column=Column(no_wrap=True)),
                 rich.progress.TextColumn("{task.fields[detail]}", markup=False),
                 rich.progress.TimeRemainingColumn(compact=True),
             )
@@ -129,8 +129,8 @@ class _LineState:
     say: Callable[[str], None]
     done: int = 0
     lines_said: int = 0
-    last_s: float = field(default_factory=time.monotonic)
-    start_s: float = field(default_factory=time.monotonic)
+    last_s: float = field(default_factory=lambda: time.monotonic())
+    start_s: float = field(default_factory=lambda: time.monotonic())
 
     def advance(self, done: int, detail: str) -> None:
         self.done += done

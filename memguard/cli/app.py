@@ -102,6 +102,9 @@ def audit(
     base: Annotated[
         str | None, typer.Option(help="The model it was fine-tuned from, for comparison.")
     ] = None,
+    no_base: Annotated[
+        bool, typer.Option("--no-base", help="Leave out the model a RUN was trained from.")
+    ] = False,
     members: Annotated[
         list[str] | None, typer.Option(help="Documents it was trained on (may be repeated).")
     ] = None,
@@ -155,6 +158,7 @@ def audit(
         "batch_tokens": batch_tokens,
         "dtype": dtype,
         "excerpts": excerpts,
+        "base": False if no_base else None,
     }
     request = AuditRequest(
         run=run,

@@ -1,6 +1,7 @@
 """Every error as one line and the right exit code."""
 
 import errno
+import io
 import os
 import signal
 import sys
@@ -27,6 +28,9 @@ def run_app() -> NoReturn:
     12 partial, 130/143 interrupted.
     """
     warnings.showwarning = _show_warning
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # As for standard error: a terminal without dashes must not end a command.
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         from memguard.cli.app import app
 

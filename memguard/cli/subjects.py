@@ -73,7 +73,10 @@ def describe_run(
         )
     base = config.model.path if settings.base else None
     if base is not None:
-        max_positions(base, revision=config.model.revision)  # is it still there?
+        try:
+            max_positions(base, revision=config.model.revision)  # is it still there?
+        except ModelError as error:
+            raise ModelError(f"the model before training: {error}; or use --no-base") from error
     corpus = load_corpus(folder)
     doses: dict[str, set[int | None]] = {}
     for entry in corpus.manifest:
@@ -97,11 +100,12 @@ def describe_run(
                 text_hmac=entry.text_hmac,
             )
         )
-    if not any(document.role == "trained" for document in documents):
+    num_trained = sum(document.role == "trained" for document in documents)
+    if config.train.max_steps is not None and num_trained < settings.min_documents:
         raise DataError(
-            f"no document of '{folder}' was trained whole before 'train.max_steps' = "
-            f"{config.train.max_steps} ended the run: nothing to audit. Raise it, or set "
-            "audit.enabled=false"
+            f"'train.max_steps' = {config.train.max_steps} ended the run when {num_trained} "
+            f"documents had been trained whole; 'audit.min_documents' is {settings.min_documents}. "
+            "Train longer under another 'name', or set audit.enabled=false"
         )
     summary = corpus.summary
     return Subject(

@@ -183,6 +183,11 @@ def _train(config: RunConfig, prepared: PreparedRun, console: Console) -> None:
         runtime=runtime,
         console=console,
     )
+    if trainer.num_steps < loader.num_steps:
+        console.warn(
+            f"'train.max_steps' ends the run after {trainer.num_steps:,} of {loader.num_steps:,} "
+            "steps: documents that are not reached by then are not audited"
+        )
     console.info(
         f"model: {count_parameters(model):,} parameters on {runtime.device}; "
         f"{len(rows):,} rows, {trainer.num_steps:,} steps"

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
+from memguard.errors import ModelError
 from memguard.seeds import derive_generator
 
 _PROBE_ROWS, _PROBE_TOKENS = 2, 16
@@ -180,9 +181,14 @@ def build_vocab_layer(model: Any, *, chunk_tokens: int = 4096) -> VocabLayer:
                     atol=1e-2 * float(expected.abs().max())
                     if model.dtype != torch.float32
                     else 1e-4,
+                    # Damaged weights are told where a loss is measured.
+                    equal_nan=True,
                 )
             except (AttributeError, TypeError):
                 same = False
+        if not same:
+            layer = VocabLayer(model, chunk_tokens=chunk_tokens, own_head=False)
+        _check_causal(layer, ids)
     finally:
         model.train(training)
     if same:
@@ -192,7 +198,33 @@ def build_vocab_layer(model: Any, *, chunk_tokens: int = 4096) -> VocabLayer:
         "its own forward, which needs memory for all logits at once.",
         stacklevel=2,
     )
-    return VocabLayer(model, chunk_tokens=chunk_tokens, own_head=False)
+    return layer
+
+
+@torch.no_grad()
+def _check_causal(layer: VocabLayer, ids_BT: Tensor) -> None:
+    """Refuse a model that sees the tokens it is asked for: it would recite anything."""
+    half = ids_BT.shape[1] // 2
+    other_BT = ids_BT.clone()
+    other_BT[:, half:] = (other_BT[:, half:] + 1) % layer.vocab_size
+    before, after = (layer.hidden_states(ids)[:, :half].float() for ids in (ids_BT, other_BT))
+    # The median: an expert chosen by a hair may change at single tokens, sight ahead changes all.
+    change = float((before - after).abs().amax(-1).median())
+    if change >= _tolerance(before, layer):
+        raise ModelError(
+            f"{type(layer.model).__name__} is no causal language model: what it says of a token "
+            "depends on later ones. Encoders (BERT and the like) can be neither fine-tuned nor "
+            "audited here."
+        )
+
+
+def _tolerance(hidden: Tensor, layer: VocabLayer) -> float:
+    """Return what hidden states differ by at most where nothing leaks.
+
+    Leaks change them by tenths; another order of summation by the dtype's last bits.
+    """
+    scale = float(hidden.abs().max()) or 1.0
+    return scale * (1e-4 if layer.model.dtype == torch.float32 else 3e-2)
 
 
 @torch.no_grad()
@@ -205,15 +237,12 @@ def keeps_documents_apart(layer: VocabLayer) -> bool:
     training = layer.model.training
     layer.model.eval()
     try:
-        alone = layer.hidden_states(ids)
+        alone = layer.hidden_states(ids).float()
         positions = torch.arange(_PROBE_TOKENS, device=ids.device).repeat(_PROBE_ROWS)[None]
-        packed = layer.hidden_states(ids.reshape(1, -1), positions).reshape(alone.shape)
+        packed = layer.hidden_states(ids.reshape(1, -1), positions).reshape(alone.shape).float()
     finally:
         layer.model.train(training)
-    scale = float(alone.float().abs().max()) or 1.0
-    # Leaks change hidden states by tenths; another order of summation by the dtype's last bits.
-    tolerance = 1e-4 if layer.model.dtype == torch.float32 else 3e-2
-    return float((alone.float() - packed.float()).abs().max()) / scale < tolerance
+    return float((alone - packed).abs().max()) < _tolerance(alone, layer)
 
 
 def _probe_ids(layer: VocabLayer) -> Tensor:

@@ -1,5 +1,6 @@
 """Mean loss on documents that are never trained: what must not get worse."""
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -7,6 +8,7 @@ import torch
 
 from memguard.data.corpus import Corpus
 from memguard.data.packing import split_points
+from memguard.errors import ModelError
 from memguard.parallel.vocab import VocabLayer
 from memguard.records import IGNORE_LABEL
 from memguard.train.metrics import HeldoutMetrics
@@ -36,6 +38,9 @@ def measure_heldout(
 
     Returns:
         None where nothing is held out.
+
+    Raises:
+        ModelError: the loss is not finite.
     """
     bucket, documents = choose_heldout(corpus)
     pieces = []
@@ -68,6 +73,9 @@ def measure_heldout(
     vocab.model.train(training)
     if not num_tokens:
         return None
+    if not math.isfinite(total):
+        why = "training diverged; lower 'optim.lr'" if step else "the model's weights are damaged"
+        raise ModelError(f"the loss on documents of '{bucket}' is {total} after step {step}: {why}")
     return HeldoutMetrics(
         step=step,
         bucket=bucket,

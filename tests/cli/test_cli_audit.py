@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import transformers
-from cli_examples import make_texts, read_json, run_cli, write_jsonl, write_texts
+from cli_examples import make_texts, read_json, run_cli, write_jsonl, write_run, write_texts
 
 from memguard.cli import auditing
 from memguard.records import AuditReport, BucketScores, load_record
@@ -285,6 +285,29 @@ def test_excerpts_are_private(folder: Path, monkeypatch: pytest.MonkeyPatch) -> 
     # The page and the JSON refer to the document and never quote it.
     for name in ("report.html", "report.json"):
         assert words[-1] not in (folder / "out" / name).read_text()
+
+
+def test_a_run_is_audited_again_with_other_lengths_and_without_its_base(folder: Path) -> None:
+    assert run_cli("train", write_run(folder, train={"max_steps": 3})).code == 0
+    run = folder / "runs" / "run"
+    before = (run / "audit" / "report.json").read_bytes()
+    outcome = run_cli("audit", run, "--out", folder / "out", "--continuation-tokens", 12)
+    assert outcome.code == 0, outcome.err
+    report = load_record(AuditReport, folder / "out" / "report.json")
+    assert report.method.continuation_tokens == 12
+    assert all(each.base is not None for each in report.buckets)
+    assert (run / "audit" / "report.json").read_bytes() == before
+
+    (folder / "model").unlink()
+    outcome = run_cli("audit", run, "--out", folder / "out")
+    assert outcome.code == 3
+    assert "the model before training: there is no folder" in outcome.err
+    assert "--no-base" in outcome.err
+    outcome = run_cli("audit", run, "--out", folder / "out", "--no-base")
+    assert outcome.code == 0, outcome.err
+    report = load_record(AuditReport, folder / "out" / "report.json")
+    assert report.method.continuation_tokens == 8
+    assert all(each.base is None for each in report.buckets)
 
 
 def test_report_renders_the_page_again(folder: Path) -> None:

@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -160,6 +161,23 @@ def test_pickled_weights_are_never_read(folder: Path, tiny_folder: Path) -> None
     assert "only pickled ones" in fails(3, "audit", "--model", pickled, *arguments)
 
 
+def test_damaged_weights(folder: Path, tiny_folder: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    broken = folder / "broken"
+    broken.mkdir()
+    for file in (tiny_folder / "model").iterdir():
+        (broken / file.name).write_bytes(file.read_bytes())
+    weights = load_file(broken / "model.safetensors")
+    weights["model.norm.weight"][0] = float("nan")
+    save_file(weights, broken / "model.safetensors", metadata={"format": "pt"})
+    path = write_run(folder, model={"path": str(broken)})
+    assert "is nan after step 0: the model's weights are damaged" in fails(3, "train", path)
+    arguments = ("--members", folder / "documents.jsonl", "--out", folder / "out")
+    message = fails(3, "audit", "--model", broken, *arguments, "--continuation-tokens", 8)
+    assert "the model's logits are not finite" in message
+
+
 def test_a_tokenizer_with_more_tokens_than_the_model_has(folder: Path, tiny_folder: Path) -> None:
     import transformers
 
@@ -181,6 +199,13 @@ def test_unfinished_runs_and_empty_folders_have_no_audit(folder: Path) -> None:
     assert run_cli("prepare", path).code == 0
     assert "has no model/ yet" in fails(3, "audit", folder / "runs" / "run")
     assert "holds neither a report.json" in fails(3, "report", folder)
+
+
+def test_a_run_that_ended_before_it_trained_anything_whole(folder: Path) -> None:
+    path = write_run(folder, data={"seq_len": 32}, train={"max_steps": 1, "batch_size": 2})
+    message = fails(3, "train", path)
+    assert "'train.max_steps' = 1 ended the run when 0 documents had been trained whole" in message
+    assert (folder / "runs" / "run" / "model" / "config.json").exists(), "the model is kept"
 
 
 def test_errors_quote_no_text(folder: Path) -> None:
@@ -266,6 +291,34 @@ def test_interrupted_while_preparing(folder: Path, monkeypatch: pytest.MonkeyPat
     assert run_cli("train", path).code == 0
 
 
+@pytest.mark.parametrize("at", [0, 3], ids=["before the first step", "after the last one"])
+def test_asked_to_stop_outside_the_steps(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, at: int
+) -> None:
+    from memguard.train import trainer
+
+    real = trainer.measure_heldout
+
+    def measure(*arguments: Any, step: int, **how: Any) -> Any:
+        if step == at:
+            # Twice, as a launcher does that passes on what the terminal has sent already.
+            signal.raise_signal(signal.SIGTERM)
+            signal.raise_signal(signal.SIGTERM)
+        return real(*arguments, step=step, **how)
+
+    path = write_run(folder, train={"max_steps": 3}, audit={"enabled": False})
+    with monkeypatch.context() as patched:
+        patched.setattr(trainer, "measure_heldout", measure)
+        message = fails(143, "train", path)
+    assert f"stopped after step {at or 1} of 3 and saved" in message
+    run = folder / "runs" / "run"
+    assert not (run / "model").exists()
+    outcome = run_cli("train", path)
+    assert outcome.code == 0, outcome.err
+    assert f"resuming after step {at or 1} of 3" in outcome.err
+    assert (run / "model" / "model.safetensors").exists()
+
+
 def test_two_processes_in_one_folder(folder: Path) -> None:
     from memguard.cli.run_folder import locked
 
@@ -297,6 +350,17 @@ def test_a_reader_that_leaves_is_told_nothing(arguments: list[str]) -> None:
     child.stderr.close()
     # Not 0: what was asked for did not arrive.
     assert (child.wait(), message) == (1, b"")
+
+
+def test_an_ascii_terminal_gets_help_all_the_same() -> None:
+    ended = subprocess.run(
+        [sys.executable, "-m", "memguard", "audit", "--help"],
+        env={**os.environ, "PYTHONIOENCODING": "ascii"},
+        capture_output=True,
+        check=False,
+    )
+    assert (ended.returncode, ended.stderr) == (0, b"")
+    assert b"--members" in ended.stdout
 
 
 # -- init -----------------------------------------------------------------------------------------

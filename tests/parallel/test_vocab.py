@@ -5,11 +5,13 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from tiny_families import FAMILIES, VOCAB_SIZE, build
 from torch import Tensor
 from torch.nn import functional
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from memguard.errors import ModelError
 from memguard.parallel.vocab import VocabLayer, build_vocab_layer
 
 
@@ -126,6 +128,31 @@ def test_an_unknown_step_after_the_head_falls_back_and_is_right(scale: float) ->
     assert_same_gradients(gradients(model), expected)
     scores = layer.token_scores(layer.hidden_states(ids)[:, :-1].reshape(-1, VOCAB_SIZE), labels_N)
     torch.testing.assert_close(-scores.logprob_N.mean(), theirs.detach(), rtol=1e-5, atol=1e-6)
+
+
+def test_a_model_that_sees_ahead_is_refused() -> None:
+    config = transformers.BertConfig(
+        vocab_size=VOCAB_SIZE,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+    )
+    with pytest.raises(ModelError, match=r"BertLMHeadModel is no causal language model"):
+        build_vocab_layer(transformers.BertLMHeadModel(config))
+    config.is_decoder = True
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # its head is another story
+        build_vocab_layer(transformers.BertLMHeadModel(config))
+
+
+def test_damaged_weights_are_not_taken_for_an_unknown_head() -> None:
+    model = build("llama").eval()
+    with torch.no_grad():
+        model.base_model.norm.weight[0] = torch.nan
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert build_vocab_layer(model).own_head
 
 
 @pytest.mark.parametrize("training", [False, True])

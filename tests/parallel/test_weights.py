@@ -115,7 +115,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], Any], str]] = {
         lambda f: change_config(
             f, model_type="foo", auto_map={"AutoConfig": "c.C", "AutoModelForCausalLM": "m.M"}
         ),
-        r"custom code",
+        r"it needs code of its own, and remote code is never run",
     ),
     "no weights": (
         lambda f: (f / "model.safetensors").unlink(),

@@ -1,0 +1,76 @@
+"""The console: lines where there is no terminal, a bar where there is one; names of places."""
+
+import io
+from pathlib import Path
+
+import pytest
+import rich.console
+import torch
+
+from memguard import runtime
+from memguard.runtime import Console, format_duration
+
+
+def console_to(text: io.StringIO, *, terminal: bool) -> Console:
+    return Console(rich.console.Console(file=text, force_terminal=terminal, width=80))
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0, "0 s"), (89.4, "89 s"), (90, "1:30 min"), (185, "3:05 min"), (7380, "2:03 h")],
+)
+def test_durations(seconds: float, text: str) -> None:
+    assert format_duration(seconds) == text
+
+
+def test_progress_is_a_line_now_and_then_without_a_terminal(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = [0.0]
+    monkeypatch.setattr(runtime.time, "monotonic", lambda: now[0])
+    text = io.StringIO()
+    with console_to(text, terminal=False).progress("audit", 100, "documents") as advance:
+        for _ in range(100):
+            now[0] += 0.5
+            advance(1, "")
+    lines = text.getvalue().splitlines()
+    assert lines[0] == "audit: 20 of 100 documents, 40 s left"
+    assert lines[-1] == "audit: 100 of 100 documents (done)"
+    assert len(lines) == 6  # every 10 of 50 seconds, and at the end
+
+
+def test_short_work_says_nothing_without_a_terminal() -> None:
+    text = io.StringIO()
+    with console_to(text, terminal=False).progress("audit", 3, "documents") as advance:
+        advance(3, "")
+    assert text.getvalue() == ""
+
+
+def test_a_terminal_sees_a_bar() -> None:
+    text = io.StringIO()
+    with console_to(text, terminal=True).progress("train", 4, "steps") as advance:
+        for _ in range(4):
+            advance(1, "loss [bold]1.0[/bold]")
+    assert "4/4" in text.getvalue()
+    assert "[bold]1.0" in text.getvalue(), "details are text, not markup"
+
+
+def test_messages_are_text_not_markup() -> None:
+    text = io.StringIO()
+    console_to(text, terminal=False).info("documents: [red]a[/red] " + "x" * 100)
+    assert text.getvalue() == "documents: [red]a[/red] " + "x" * 100 + "\n"
+
+
+def test_cache_folder_is_the_users(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.delenv("MEMGUARD_CACHE", raising=False)
+    assert runtime.default_cache_dir() == tmp_path / "memguard"
+    monkeypatch.setenv("MEMGUARD_CACHE", str(tmp_path / "other"))
+    assert runtime.default_cache_dir() == tmp_path / "other"
+
+
+def test_environment_and_memory_are_told() -> None:
+    described = runtime.describe_environment(torch.device("cpu"))
+    assert described["torch"] == torch.__version__
+    assert all(isinstance(value, str) and value for value in described.values())
+    assert runtime.peak_memory_bytes(torch.device("cpu")) > 2**20
