@@ -1,0 +1,79 @@
+"""What was found. No torch.
+
+    record.py      what every record is, and how it is written and read back
+    manifest.py    one line a document: planned and realised
+    audit.py       document scores, the report's table, its verdict
+    comparison.py  settings side by side, and paired
+
+Everything memguard writes for others to read is one of these models; a missing number is null and
+counted, never NaN and never 0. `schema` names change when a reader of the old form would be wrong.
+"""
+
+from memguard.records.audit import (
+    AuditReport,
+    Banner,
+    BucketScores,
+    DataIdentity,
+    DocumentScore,
+    Finding,
+    Interval,
+    MembershipScores,
+    Method,
+    ModelIdentity,
+    ModelScores,
+    Rate,
+    TrainingSummary,
+    Verdict,
+)
+from memguard.records.comparison import (
+    Comparison,
+    ComparisonCell,
+    Cost,
+    NearVerbatim,
+    PairedCounts,
+    PairedResult,
+    SettingResult,
+    Utility,
+)
+from memguard.records.manifest import (
+    IGNORE_LABEL,
+    ManifestEntry,
+    Role,
+    load_manifest,
+    save_manifest,
+)
+from memguard.records.record import Record, load_record, save_record, write_atomically
+
+__all__ = [
+    "IGNORE_LABEL",
+    "AuditReport",
+    "Banner",
+    "BucketScores",
+    "Comparison",
+    "ComparisonCell",
+    "Cost",
+    "DataIdentity",
+    "DocumentScore",
+    "Finding",
+    "Interval",
+    "ManifestEntry",
+    "MembershipScores",
+    "Method",
+    "ModelIdentity",
+    "ModelScores",
+    "NearVerbatim",
+    "PairedCounts",
+    "PairedResult",
+    "Rate",
+    "Record",
+    "Role",
+    "SettingResult",
+    "TrainingSummary",
+    "Utility",
+    "Verdict",
+    "load_manifest",
+    "load_record",
+    "save_manifest",
+    "save_record",
+    "write_atomically",
+]

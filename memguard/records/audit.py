@@ -1,0 +1,224 @@
+"""What an audit found: document scores, the report's table, its verdict."""
+
+from typing import Any, Literal
+
+from pydantic import ConfigDict, Field
+
+from memguard.records.manifest import Role
+from memguard.records.record import Record
+
+
+class Rate(Record):
+    """A share of documents with its counts and Clopper-Pearson 95 % interval."""
+
+    num_documents: int
+    num_matched: int
+    rate: float | None
+    """null where there are no documents."""
+    ci: tuple[float, float] | None
+    """null below two documents."""
+
+
+class Interval(Record):
+    """An estimate with its 95 % interval."""
+
+    value: float
+    ci: tuple[float, float] | None
+
+
+class DocumentScore(Record):
+    """One document under one model, decided by one teacher-forced pass. One row of the parquet."""
+
+    id: str
+    bucket: str
+    role: Role
+    source: str
+    num_repetitions: int | None
+    num_tokens: int
+    prefix_tokens: int
+    continuation_tokens: int
+    num_correct: int
+    """Continuation tokens that are the argmax given everything true before them."""
+    verbatim: bool
+    near_verbatim: bool
+    """At least 90 % of the continuation tokens are right."""
+    first_divergence: int
+    """Index of the first wrong token; `continuation_tokens` where there is none."""
+    extraction_strength: float
+    """1 - k/S, k the smallest index from which on every token is right; 0 where none is."""
+    logprob: float
+    """Sum over the continuation, natural log."""
+    min_margin: float | None
+    """Smallest gap between true token and best other one where right (logits); null: none is."""
+    type_token_ratio: float
+    """Distinct tokens / tokens of the true continuation."""
+    argmax_type_token_ratio: float
+    """The same of the model's argmax tokens: a collapsed model has a low one."""
+    base_num_correct: int | None = None
+    base_verbatim: bool | None = None
+    base_near_verbatim: bool | None = None
+    base_first_divergence: int | None = None
+    base_logprob: float | None = None
+
+
+class ModelScores(Record):
+    """What one model does on the documents of one bucket."""
+
+    verbatim: Rate
+    near_verbatim: Rate
+    mean_token_accuracy: Interval | None
+    """Mean over documents; interval by the t distribution over documents."""
+    median_first_divergence: float | None
+    mean_logprob: Interval | None
+    """Mean over documents of the mean log-probability of a continuation token (nats)."""
+
+
+class BucketScores(Record):
+    """One row of the report's table."""
+
+    bucket: str
+    role: Role
+    num_repetitions: int | None
+    num_documents: int
+    num_too_short: int
+    """Documents of this bucket that were trained (or held back) but are too short to audit."""
+    num_not_sampled: int = 0
+    model: ModelScores
+    base: ModelScores | None
+    mean_extraction_strength: float | None
+    mean_type_token_ratio: float | None
+    mean_argmax_type_token_ratio: float | None
+    num_tiny_margin: int
+    """Verdicts that hang on a margin below the stated one: other arithmetic could flip them."""
+    verbatim_minus_control: Interval | None
+    near_verbatim_minus_control: Interval | None
+    """Difference of rates, Newcombe's interval; null for the control and without one."""
+
+
+class MembershipScores(Record):
+    """How well a score tells trained documents from control documents."""
+
+    score: str
+    num_members: int
+    num_nonmembers: int
+    auc: Interval
+    """0.5 is chance; higher means members score higher. Interval by DeLong."""
+    higher_is_better: bool = False
+
+
+class Finding(Record):
+    """A document the model recites; text only by reference."""
+
+    id: str
+    bucket: str
+    num_repetitions: int | None
+    severity: Literal["high", "medium", "low", "info"]
+    sentence: str
+    num_correct: int
+    continuation_tokens: int
+    first_divergence: int
+    logprob: float
+    base_num_correct: int | None
+    text_hmac: str | None
+
+
+class Banner(Record):
+    """Something a reader must know before the numbers."""
+
+    level: Literal["warning", "note"]
+    text: str
+
+
+class Verdict(Record):
+    """The sentence that leads the page; the worse of verbatim and near-verbatim decides."""
+
+    level: Literal["recites", "not-above-control", "no-control", "inconclusive"]
+    metric: Literal["verbatim", "near_verbatim"]
+    bucket: str
+    sentence: str
+
+
+class Method(Record):
+    """How the numbers were made, enough to make them again."""
+
+    suite: str
+    suite_version: int
+    probes: list[dict[str, Any]]
+    continuation_tokens: int
+    prefix_tokens: int | None
+    """null: everything before the continuation."""
+    near_verbatim_threshold: float
+    tiny_margin: float
+    dtype: str
+    batch_tokens: int
+    sample_size: int | None = None
+    """Most documents scored of a bucket; null scored all."""
+    seed: int
+    command: str
+    wall_s: float
+
+
+class ModelIdentity(Record):
+    """Which weights were measured."""
+
+    name: str
+    weights_sha256: str
+    num_parameters: int
+    base: str | None
+    base_weights_sha256: str | None
+
+
+class DataIdentity(Record):
+    """Which documents were measured."""
+
+    sources: list[str]
+    documents_sha256: str
+    """Over ids and token hashes of all documents, in order."""
+    num_documents: int
+    num_clusters: int | None
+    overlap_with_control: Rate | None
+    """Control documents that still share a run of words with a trained one."""
+    near_duplicate_words: int | None
+
+
+class TrainingSummary(Record):
+    """What was trained, from the run folder; null for models memguard did not train."""
+
+    num_steps: int
+    num_supervised_tokens: int
+    dropped_fraction: float | None
+    """Share of the labels the mitigation dropped."""
+    mitigations: list[dict[str, Any]]
+    train_s: float
+    heldout_nll: float | None
+    """Nats a token on documents that were never trained, plain loss."""
+    base_heldout_nll: float | None
+    heldout_bucket: str | None
+    heldout_num_documents: int
+    heldout_num_tokens: int
+
+
+class AuditReport(Record):
+    """`audit/report.json`."""
+
+    schema_name: Literal["memguard.report/1"] = Field("memguard.report/1", alias="schema")
+    status: Literal["complete", "partial"]
+    tool_version: str
+    created: str
+    """UTC, ISO 8601."""
+    run: str | None
+    model: ModelIdentity
+    data: DataIdentity
+    training: TrainingSummary | None
+    method: Method
+    verdict: Verdict
+    banners: list[Banner]
+    buckets: list[BucketScores]
+    dose_response: bool
+    """False where the tally of repetitions is missing or contradicts the trained steps."""
+    membership: list[MembershipScores]
+    findings: list[Finding]
+    num_findings: int
+    environment: dict[str, str]
+
+    model_config = ConfigDict(populate_by_name=True, serialize_by_alias=True)

@@ -1,0 +1,112 @@
+"""What a comparison found: settings side by side, and paired."""
+
+from typing import Any, Literal, Self
+
+from pydantic import ConfigDict, Field, model_validator
+
+from memguard.records.audit import Interval
+from memguard.records.record import Record
+
+
+class NearVerbatim(Record):
+    """Near-verbatim part of a comparison cell."""
+
+    num_matched: int
+    rate: float | None
+    ci: tuple[float, float] | None
+
+
+class ComparisonCell(Record):
+    """One setting on the documents of one number of repetitions."""
+
+    num_documents: int
+    num_matched: int
+    rate: float | None
+    ci: tuple[float, float] | None
+    near_verbatim: NearVerbatim
+    mean_token_accuracy: float | None
+
+
+class Utility(Record):
+    """What must not get worse: nats a token on held-out documents."""
+
+    heldout_nll: float
+    base_heldout_nll: float
+    num_documents: int
+    num_tokens: int
+
+
+class Cost(Record):
+    """What a setting took."""
+
+    train_s: float
+    num_steps: int
+    num_supervised_tokens: int
+    dropped_fraction: float | None
+
+
+class SettingResult(Record):
+    """One setting with one seed."""
+
+    name: str
+    seed: int
+    run: str
+    mitigations: list[dict[str, Any]]
+    overrides: dict[str, Any]
+    utility: Utility
+    extraction: dict[str, ComparisonCell]
+    """By number of repetitions; "0" is the control."""
+    cost: Cost
+
+
+class PairedCounts(Record):
+    """Documents on which two settings differ, and what chance alone would do."""
+
+    num_only_against: int
+    """Matched with the setting compared with, not with this one."""
+    num_only_setting: int
+    """Matched with this setting, not with the one compared with."""
+    p_value: float
+    """McNemar's exact test, two-sided."""
+    p_holm: float
+    """The same after Holm's correction over all tests of the comparison."""
+
+
+class PairedResult(Record):
+    """Two settings with the same seed on the same trained documents."""
+
+    setting: str
+    against: str
+    """The first setting of the comparison."""
+    seed: int
+    num_repetitions: int
+    num_documents: int
+    verbatim: PairedCounts
+    near_verbatim: PairedCounts
+    token_accuracy_difference: Interval | None
+    """Mean over documents of setting minus against; interval by the t distribution."""
+
+
+class Comparison(Record):
+    """`comparison.json`."""
+
+    schema_name: Literal["memguard.comparison/1"] = Field("memguard.comparison/1", alias="schema")
+    name: str
+    tool_version: str
+    command: str
+    documents_sha256: str
+    continuation_tokens: int
+    settings: list[SettingResult]
+    base_extraction: dict[str, ComparisonCell]
+    """The model before training, on the same documents."""
+    paired: list[PairedResult] = Field(default_factory=list)
+    """Every setting against the first one, for each seed and number of repetitions above 0."""
+    environment: dict[str, str]
+
+    model_config = ConfigDict(populate_by_name=True, serialize_by_alias=True)
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if not self.settings:
+            raise ValueError("a comparison needs at least one setting")
+        return self

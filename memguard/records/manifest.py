@@ -1,0 +1,58 @@
+"""One line a document: what was planned for it and what the loader really did."""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Literal
+
+from pydantic import ValidationError
+
+from memguard.errors import RecordError
+from memguard.records.record import Record, write_atomically
+
+Role = Literal["trained", "control", "background", "heldout"]
+
+IGNORE_LABEL = -100
+"""Label of a position that receives no loss (transformers' convention)."""
+
+
+class ManifestEntry(Record):
+    """One document of a run: what was planned for it and what the loader really did."""
+
+    id: str
+    text_hmac: str
+    """HMAC-SHA256 of the text under the run's own key, so that ids can be matched, not guessed."""
+    source: str
+    bucket: str
+    role: Role
+    planned_repetitions: int
+    num_repetitions: int | None
+    """Times the loader fed the whole document; null until training has ended."""
+    num_tokens: int
+    tokens_sha256: str
+    cluster: int
+    """Documents with the same number share a run of words."""
+
+
+def save_manifest(entries: Iterable[ManifestEntry], path: Path) -> None:
+    """Write `manifest.jsonl`, one line a document, whole or not at all."""
+    write_atomically(path, "".join(f"{e.model_dump_json()}\n" for e in entries).encode())
+
+
+def load_manifest(path: Path) -> list[ManifestEntry]:
+    """Read `manifest.jsonl`.
+
+    Raises:
+        RecordError: missing, or a line is not an entry.
+    """
+    entries = []
+    try:
+        with path.open("rb") as lines:
+            for line in lines:
+                entries.append(ManifestEntry.model_validate_json(line))
+    except OSError as error:
+        raise RecordError(f"'{path}' cannot be read: {error.strerror}") from error
+    except ValidationError as error:
+        raise RecordError(
+            f"'{path}' line {len(entries) + 1} is not a manifest entry: {error.errors()[0]['msg']}"
+        ) from error
+    return entries
