@@ -80,7 +80,7 @@ class Console:
     @property
     def live(self) -> bool:
         """True where a line can be drawn again and again."""
-        return self.out.is_terminal and not self.quiet
+        return self.out.is_terminal and not self.out.is_dumb_terminal and not self.quiet
 
     def info(self, text: str) -> None:
         """Say what is being done."""

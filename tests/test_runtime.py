@@ -46,7 +46,13 @@ def test_short_work_says_nothing_without_a_terminal() -> None:
     assert text.getvalue() == ""
 
 
-def test_a_terminal_sees_a_bar() -> None:
+def test_a_terminal_that_cannot_draw_gets_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "dumb")
+    assert not console_to(io.StringIO(), terminal=True).live
+
+
+def test_a_terminal_sees_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm-256color")
     text = io.StringIO()
     with console_to(text, terminal=True).progress("train", 4, "steps") as advance:
         for _ in range(4):

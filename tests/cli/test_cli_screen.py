@@ -25,7 +25,10 @@ LINE = StepMetrics(
 
 
 @pytest.mark.parametrize("width", [80, 120])
-def test_the_live_line_is_one_line_with_everything_on_it(width: int) -> None:
+def test_the_live_line_is_one_line_with_everything_on_it(
+    width: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TERM", "xterm-256color")
     text = io.StringIO()
     console = Console(rich.console.Console(file=text, force_terminal=True, width=width))
     with console.progress("train", LINE.num_steps, "steps") as advance:
