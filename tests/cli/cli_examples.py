@@ -12,6 +12,7 @@ from typing import Any
 from unittest import mock
 
 import numpy as np
+from tiny_llama import TINY_LLAMA
 
 from memguard.cli import main
 from memguard.data.bpe import train_bpe
@@ -21,16 +22,6 @@ CHAT_TEMPLATE = (
     "{% for m in messages %}<{{ m.role }}>{{ m.content }}{{ eos_token }}{% endfor %}"
     "{% if add_generation_prompt %}<assistant>{% endif %}"
 )
-TINY_LLAMA: dict[str, Any] = {
-    "model_type": "llama",
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 128,
-    "tie_word_embeddings": True,
-}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -5,19 +5,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from tiny_llama import TINY_LLAMA
 
 from memguard.config import RunConfig
-
-TINY_LLAMA: dict[str, Any] = {
-    "model_type": "llama",
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 128,
-    "tie_word_embeddings": True,
-}
 
 
 def write_documents(path: Path, count: int = 60, *, words: int = 40, seed: int = 0) -> Path:
