@@ -6,7 +6,8 @@
     ├── ModelError           3  checkpoint missing or incompatible
     ├── RecordError          3  a run or report cannot be read, or cannot be compared
     ├── PartialAudit        12  the audit ended before all documents were scored
-    └── Interrupted    130/143  stopped by a signal after saving; run again to resume
+    ├── Interrupted    130/143  stopped by a signal after saving; run again to resume
+    └── OtherRankFailed      *  another rank has ended with that code, and says why
 
 Messages are one line: the field in quotes, the rule, what was got, the way out.
 """
@@ -61,3 +62,11 @@ class Interrupted(MemguardError):
         super().__init__(message)
         self.exit_code = 128 + signal_number
         self.signal_name = signal.Signals(signal_number).name
+
+
+class OtherRankFailed(MemguardError):
+    """This rank ends because another one did, which says why."""
+
+    def __init__(self, rank: int, exit_code: int) -> None:
+        super().__init__(f"rank {rank} has ended with an error, which it has told")
+        self.exit_code = exit_code

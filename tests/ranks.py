@@ -18,7 +18,13 @@ from multiprocessing import connection, forkserver
 from pathlib import Path
 from typing import Any
 
-_PRELOADED = ["torch.distributed.fsdp", "torch.distributed.tensor", "transformers", "pytest"]
+_PRELOADED = [
+    "pytest",
+    "torch.distributed.fsdp",
+    "transformers.models.llama.modeling_llama",
+    "memguard.parallel.assemble",
+    "memguard.train.trainer",
+]
 _ENVIRONMENT = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "CUDA_VISIBLE_DEVICES": ""}
 
 

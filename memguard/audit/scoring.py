@@ -15,10 +15,16 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from memguard.audit.extraction import TokenResult, Window
 from memguard.errors import ModelError
+from memguard.parallel.token_scores import TokenScores
 from memguard.parallel.vocab import VocabLayer
+from memguard.runtime import Runtime
+
+# Of the memory that is free after a first window; the rest is for what is cut unluckily.
+_MEMORY_SHARE = 0.8
 
 logger = logging.getLogger(__name__)
 
@@ -37,25 +43,36 @@ class Scorer(Protocol):
 
 
 class ModelScorer:
-    """Scores windows with a vocabulary layer, longest first, in batches of limited size."""
+    """Scores windows with a vocabulary layer, longest first, in batches of limited size.
 
-    def __init__(self, vocab: VocabLayer, batch_tokens: int) -> None:
+    On a mesh every rank calls it with the same windows and gets all results. The ranks that split
+    a batch in training take a batch each here; the sizes of all are known to every rank, so nobody
+    waits for a forward that another does not run.
+    """
+
+    def __init__(
+        self, vocab: VocabLayer, batch_tokens: int, runtime: Runtime | None = None
+    ) -> None:
         """Take a model.
 
         Args:
             vocab: the model as hidden states plus head; put into evaluation mode while scoring.
             batch_tokens: tokens of one forward pass, padding included; one window always goes.
+            runtime: this rank; None for one process.
         """
         assert batch_tokens >= 1, "a batch needs a token"
         self._vocab = vocab
         self._batch_tokens = batch_tokens
+        self._runtime = runtime or Runtime(device=vocab.device)
 
     def score(
         self, windows: Sequence[Window], on_progress: Progress | None = None
     ) -> list[TokenResult]:
         """Return one result for each window, in their order.
 
-        A batch that does not fit into GPU memory is halved, and so are all that follow.
+        On one process a batch that does not fit into GPU memory is halved, and so are all that
+        follow. On a mesh a rank that ran out of memory would leave the others waiting: there the
+        size is agreed on after one measured window.
 
         Raises:
             ModelError: a token outside the vocabulary, a window longer than the model has
@@ -63,56 +80,77 @@ class ModelScorer:
                 finite.
         """
         self._check(windows)
-        results: list[TokenResult | None] = [None] * len(windows)
+        mine: dict[int, TokenResult] = {}
         # Longest first: what does not fit into memory shows at once, not after an hour.
         waiting = sorted(range(len(windows)), key=lambda i: -len(windows[i].input_ids))
         budget = self._batch_tokens
+        is_measured = self._vocab.mesh is None
         model: Any = self._vocab.model
         training = model.training
         model.eval()
+        if self._vocab.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self._vocab.device)
         try:
             while waiting:
+                taken = self._take_round(waiting, windows, budget if is_measured else 1)
+                (batch,) = self._vocab.deal(taken)
+                scored = self._score_batch([windows[index] for index in batch or ()])
                 longest = len(windows[waiting[0]].input_ids)
-                batch = waiting[: max(1, budget // longest)]
-                scored = self._score_batch([windows[index] for index in batch])
                 if scored is None:
-                    budget = self._halve(len(batch), longest)
+                    budget = self._halve(len(taken[0]), longest)
                     continue
-                for index, result in zip(batch, scored, strict=True):
-                    results[index] = result
-                waiting = waiting[len(batch) :]
+                if not is_measured:
+                    budget, is_measured = self._agree_on_budget(longest), True
+                mine.update(zip(batch or (), scored, strict=True))
+                waiting = waiting[sum(map(len, taken)) :]
                 if on_progress is not None:
                     on_progress(len(windows) - len(waiting), len(windows))
         finally:
             model.train(training)
-        return [result for result in results if result is not None]
+        everyone = {}
+        for part in self._runtime.gather_objects(mine):
+            everyone.update(part)
+        return [everyone[index] for index in range(len(windows))]
+
+    def _take_round(
+        self, waiting: Sequence[int], windows: Sequence[Window], budget: int
+    ) -> list[list[int]]:
+        """Return the next batches, at most one for each rank that splits the batch."""
+        taken: list[list[int]] = []
+        first = 0
+        while first < len(waiting) and len(taken) < self._vocab.num_batch_ways:
+            size = max(1, budget // len(windows[waiting[first]].input_ids))
+            taken.append(list(waiting[first : first + size]))
+            first += size
+        return taken
 
     # Not inference_mode: buffers that a model renews in its forward would become inference tensors
     # and break a training that goes on afterwards.
     @torch.no_grad()
     def _score_batch(self, windows: Sequence[Window]) -> list[TokenResult] | None:
-        """Return the results of one pass, or None where memory ran out."""
-        length = max(len(window.input_ids) for window in windows) - 1
-        padded = np.zeros((len(windows), max(length, 1)), dtype=np.int64)
+        """Return the results of one pass, or None where memory ran out.
+
+        Without windows it runs a row of two tokens, whose weights the other ranks help gather.
+        """
+        length = max((len(window.input_ids) - 1 for window in windows), default=2)
+        padded = np.zeros((max(len(windows), 1), max(length, 1)), dtype=np.int64)
         for row, window in enumerate(windows):
             padded[row, : len(window.input_ids) - 1] = window.input_ids[:-1]
         sizes = [window.continuation_tokens for window in windows]
         rows = np.repeat(np.arange(len(windows)), sizes)
-        columns = np.concatenate(
-            [w.prefix_tokens - 1 + np.arange(w.continuation_tokens) for w in windows]
-        )
-        labels = np.concatenate([window.continuation_ids for window in windows]).astype(np.int64)
-        device = self._vocab.device
+        columns = [w.prefix_tokens - 1 + np.arange(w.continuation_tokens) for w in windows]
+        labels = [window.continuation_ids for window in windows]
+        none = [np.zeros(0, dtype=np.int64)]
         try:
-            hidden_BTD = self._vocab.hidden_states(torch.from_numpy(padded).to(device))
-            hidden_ND = hidden_BTD[
-                torch.from_numpy(rows).to(device), torch.from_numpy(columns).to(device)
-            ]
-            scores = self._vocab.token_scores(hidden_ND, torch.from_numpy(labels).to(device))
+            scores = self._forward(
+                padded, rows, np.concatenate(columns or none), np.concatenate(labels or none)
+            )
             logprob = scores.logprob_N.float().cpu().numpy()
             argmax = scores.argmax_N.cpu().numpy().astype(np.int32)
             margin = scores.margin_N.float().cpu().numpy()
         except torch.OutOfMemoryError:
+            if self._vocab.mesh is not None:
+                raise
             return None
         if not np.isfinite(logprob).all():
             raise ModelError(
@@ -120,13 +158,48 @@ class ModelScorer:
                 f"{len(logprob)} tokens: its weights are damaged or its dtype is too narrow. "
                 "Try 'audit.dtype' fp32."
             )
-        correct = argmax == labels
+        if not windows:
+            return []
+        correct = argmax == np.concatenate(labels)
         cuts = np.cumsum(sizes)[:-1]
         columns_of = (np.split(array, cuts) for array in (argmax, correct, logprob, margin))
         return [
             TokenResult(argmax=a, correct=c, logprob=p, margin=m)
             for a, c, p, m in zip(*columns_of, strict=True)
         ]
+
+    def _forward(
+        self,
+        input_ids_BT: NDArray[np.int64],
+        rows_N: NDArray[np.int64],
+        columns_N: NDArray[np.int64],
+        labels_N: NDArray[np.integer],
+    ) -> TokenScores:
+        """Return the scores of labels that follow the tokens at (row, column)."""
+        device = self._vocab.device
+
+        def work() -> TokenScores:
+            hidden_BTD = self._vocab.hidden_states(torch.from_numpy(input_ids_BT).to(device))
+            hidden_ND = hidden_BTD[
+                torch.from_numpy(rows_N.astype(np.int64)).to(device),
+                torch.from_numpy(columns_N).to(device),
+            ]
+            labels = torch.from_numpy(labels_N.astype(np.int64)).to(device)
+            return self._vocab.token_scores(hidden_ND, labels)
+
+        return self._vocab(work)  # type: ignore[no-any-return]
+
+    def _agree_on_budget(self, longest: int) -> int:
+        """Return how many tokens fit on every rank, after one window of ``longest`` did."""
+        device = self._vocab.device
+        if device.type != "cuda":
+            return self._batch_tokens
+        free, _ = torch.cuda.mem_get_info(device)
+        cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        used = torch.cuda.max_memory_allocated(device) - torch.cuda.memory_allocated(device)
+        fits = int(_MEMORY_SHARE * (free + cached) / max(used, 1) * longest)
+        smallest = -self._runtime.agree_max(-max(fits, longest))
+        return min(self._batch_tokens, smallest)
 
     def _halve(self, num_windows: int, longest: int) -> int:
         """Return a smaller budget (tokens) after a batch did not fit."""

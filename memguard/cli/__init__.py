@@ -2,6 +2,8 @@
 
     app.py           the commands and their arguments
     errors.py        every error as one line and the right exit code
+    last_words.py    what a process says when it ends with an error, and to whom
+    launching.py     --nproc: the same command on several processes, which end as one
     training.py      a run: prepare, train, export, audit
     start.py         what a run starts from: a checkpoint, or random weights
     run_folder.py    one run, one folder: kept to one process and to its settings

@@ -6,6 +6,8 @@ from typing import Annotated, Any
 import typer
 
 import memguard
+from memguard.cli.last_words import own_rank
+from memguard.cli.launching import run_on_processes
 
 app = typer.Typer(
     name="memguard",
@@ -26,6 +28,9 @@ _Overrides = Annotated[
 # `--optim.lr=1e-4`, as other trainers write it, is taken for a setting.
 _TAKES_SETTINGS = {"ignore_unknown_options": True}
 _Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
+_Nproc = Annotated[
+    int, typer.Option("--nproc", min=1, help="Run on this many processes of this machine.")
+]
 
 
 @app.callback(invoke_without_command=True)
@@ -81,10 +86,12 @@ def prepare(config: _Config, overrides: _Overrides = None, as_json: _Json = Fals
 def train(
     config: _Config,
     overrides: _Overrides = None,
+    nproc: _Nproc = 1,
     as_json: _Json = False,
 ) -> None:
     """Train a run and audit it; the same command goes on where it was interrupted."""
     run = _load_run(config, overrides)
+    run_on_processes(nproc)
     from memguard.cli.training import train_run
 
     outcome = train_run(run)
@@ -143,6 +150,11 @@ def audit(
         typer.Option(help="Write the worst findings' text to private/ (mode 0600)."),
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Decides which documents are sampled.")] = 0,
+    nproc: _Nproc = 1,
+    mesh: Annotated[
+        str | None,
+        typer.Option(help="Mesh of the processes, e.g. z=2,x=2; the run's if left out."),
+    ] = None,
     as_json: _Json = False,
 ) -> None:
     """Measure what a model recites of its training documents."""
@@ -168,10 +180,12 @@ def audit(
         nonmembers=tuple(nonmembers or ()),
         out=out,
         text_column=text_column or "text",
+        mesh=mesh,
         settings={key: value for key, value in given.items() if value is not None},
         seed=seed,
     )
     settings = request.check()
+    run_on_processes(nproc)
     from memguard.cli.auditing import audit_request
 
     folder, report = audit_request(request, settings)
@@ -223,4 +237,5 @@ def _run_folder(run: Any) -> Path:
 def _print(as_json: bool, result: Any, path: Path) -> None:
     import json
 
-    typer.echo(json.dumps(result, indent=2) if as_json else str(path))
+    if own_rank() == 0:
+        typer.echo(json.dumps(result, indent=2) if as_json else str(path))

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from memguard.config import AuditConfig, Document, load_run_config, validate
+from memguard.config import AuditConfig, Document, ParallelConfig, load_run_config, validate
 from memguard.errors import ConfigError
 
 
@@ -19,6 +19,8 @@ class AuditRequest:
     nonmembers: tuple[str, ...]
     out: Path | None
     text_column: str
+    mesh: str | None
+    """As given: degrees of axes, `z=2,x=2`."""
     settings: dict[str, Any]
     """Fields of `AuditConfig` that were given."""
     seed: int
@@ -52,6 +54,7 @@ class AuditRequest:
                 problems.append("--model needs --out: a folder for the report")
         if problems:
             raise ConfigError(*problems)
+        self.parallel  # noqa: B018 - told before anything is read
         origin = Document(
             path="memguard audit",
             values={},
@@ -59,6 +62,22 @@ class AuditRequest:
         )
         before = AuditConfig() if self.run is None else self.load_run().audit
         return validate(AuditConfig, {**before.model_dump(), **self.settings}, origin)
+
+    @property
+    def parallel(self) -> ParallelConfig | None:
+        """The mesh that was asked for.
+
+        Raises:
+            ConfigError: no such axis, or no number.
+        """
+        if self.mesh is None:
+            return None
+        degrees: dict[str, Any] = {"data": 1}
+        for part in self.mesh.split(","):
+            axis, _, degree = part.partition("=")
+            degrees[axis.strip()] = degree.strip()
+        origin = Document(path="memguard audit --mesh", values={}, places={})
+        return validate(ParallelConfig, degrees, origin)
 
     def load_run(self) -> Any:
         """Return the settings of the run under audit."""

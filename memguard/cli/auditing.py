@@ -1,5 +1,6 @@
 """One audit from the command line: model and base in turn, report and records out."""
 
+import contextlib
 import os
 import shlex
 import sys
@@ -19,10 +20,12 @@ from memguard.audit.suite import Suite, load_suite
 from memguard.cli.any_checkpoint import describe_checkpoint
 from memguard.cli.audit_request import AuditRequest
 from memguard.cli.scorers import LoadedWhenAsked
+from memguard.cli.start import Workplace, open_workplace
 from memguard.cli.subjects import Subject, describe_run
-from memguard.config import AuditConfig, RunConfig, load_run_config
-from memguard.errors import RecordError
-from memguard.parallel.weights import hash_weights, load_tokenizer
+from memguard.config import AuditConfig, ParallelConfig, RunConfig, load_run_config
+from memguard.errors import ConfigError, RecordError
+from memguard.parallel.mesh_shape import ModelSizes, resolve_mesh
+from memguard.parallel.weights import hash_weights, load_config, load_tokenizer
 from memguard.records import (
     AuditReport,
     Method,
@@ -32,7 +35,13 @@ from memguard.records import (
     write_atomically,
 )
 from memguard.report import render_report
-from memguard.runtime import Console, describe_environment, detect_runtime, quiet_libraries
+from memguard.runtime import (
+    Console,
+    Runtime,
+    describe_environment,
+    detect_runtime,
+    quiet_libraries,
+)
 
 
 def audit_request(request: AuditRequest, settings: AuditConfig) -> tuple[Path, AuditReport]:
@@ -41,20 +50,42 @@ def audit_request(request: AuditRequest, settings: AuditConfig) -> tuple[Path, A
     quiet_libraries()
     command = shlex.join(["memguard", *sys.argv[1:]])
     load_suite(settings.suite)  # one that is not there is told before anything is read
-    if request.run is not None:
-        subject = describe_run(request.run, request.load_run(), settings, request.out)
-    else:
-        subject = describe_checkpoint(request, console)
-    report = _audit(subject, settings, console, command)
+    world_size = detect_runtime().world_size
+    parallel, sizes = choose_audit_mesh(request, world_size)
+    with open_workplace(parallel, sizes) as workplace:
+        if request.run is not None:
+            subject = describe_run(request.run, request.load_run(), settings, request.out)
+        else:
+            subject = describe_checkpoint(request, console)
+        report = _audit(subject, settings, workplace, console, command)
     console.info(report.verdict.sentence)
     return subject.out, report
 
 
-def audit_run(folder: Path, *, console: Console, command: str) -> AuditReport:
+def choose_audit_mesh(
+    request: AuditRequest, world_size: int
+) -> tuple[ParallelConfig, ModelSizes | None]:
+    """Return the mesh asked for, else the run's where it fits, else all ranks along z."""
+    if world_size == 1:
+        return request.parallel or ParallelConfig(), None
+    model = str(request.run / "model") if request.run is not None else request.model
+    assert model is not None, "checked: there is a run or a model"
+    sizes = ModelSizes.from_config(load_config(model))
+    if request.parallel is not None:
+        return request.parallel, sizes
+    if request.run is not None:
+        parallel: ParallelConfig = request.load_run().parallel
+        with contextlib.suppress(ConfigError):
+            resolve_mesh(parallel, world_size, sizes)
+            return parallel, sizes
+    return ParallelConfig(data=1, z=-1), sizes
+
+
+def audit_run(folder: Path, *, workplace: Workplace, console: Console, command: str) -> AuditReport:
     """Audit a run as its own settings say; the report goes into its `audit/`."""
     config = load_run_config(folder / "config.yaml")
     subject = describe_run(folder, config, config.audit, None)
-    return _audit(subject, config.audit, console, command)
+    return _audit(subject, config.audit, workplace, console, command)
 
 
 def find_current_report(folder: Path, config: RunConfig) -> AuditReport | None:
@@ -78,15 +109,29 @@ def find_current_report(folder: Path, config: RunConfig) -> AuditReport | None:
     return report if all(same) else None
 
 
-def _audit(subject: Subject, settings: AuditConfig, console: Console, command: str) -> AuditReport:
+def _audit(
+    subject: Subject,
+    settings: AuditConfig,
+    workplace: Workplace,
+    console: Console,
+    command: str,
+) -> AuditReport:
     suite = _final_suite(settings)
-    runtime = detect_runtime()
-    subject.out.mkdir(parents=True, exist_ok=True)
-    # A folder that cannot be written is told before the hours of scoring, not after.
-    tempfile.TemporaryFile(dir=subject.out).close()
-    model = LoadedWhenAsked(path=subject.model, revision=None, settings=settings, attn=subject.attn)
+    runtime = workplace.runtime
+    runtime.only_on_main(lambda: _check_writable(subject.out))
+    model = LoadedWhenAsked(
+        path=subject.model,
+        revision=None,
+        settings=settings,
+        attn=subject.attn,
+        workplace=workplace,
+    )
     base = subject.base and LoadedWhenAsked(
-        path=subject.base, revision=subject.base_revision, settings=settings, attn=subject.attn
+        path=subject.base,
+        revision=subject.base_revision,
+        settings=settings,
+        attn=subject.attn,
+        workplace=workplace,
     )
     started = time.perf_counter()
     with _shown_progress(console) as show:
@@ -102,8 +147,36 @@ def _audit(subject: Subject, settings: AuditConfig, console: Console, command: s
             max_documents_per_bucket=settings.max_documents_per_bucket,
             on_progress=show,
         )
+    wall_s = time.perf_counter() - started
+
+    def finish() -> AuditReport:
+        report = _describe(subject, settings, suite, outcome, model, command, wall_s, runtime)
+        _write(subject, settings, outcome, report)
+        return report
+
+    written = runtime.only_on_main(finish)
+    console.info(f"audit: report in {subject.out / 'report.html'}")
+    return runtime.broadcast_object(written)
+
+
+def _check_writable(folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    # Told before the hours of scoring, not after.
+    tempfile.TemporaryFile(dir=folder).close()
+
+
+def _describe(
+    subject: Subject,
+    settings: AuditConfig,
+    suite: Suite,
+    outcome: AuditOutcome,
+    model: LoadedWhenAsked,
+    command: str,
+    wall_s: float,
+    runtime: Runtime,
+) -> AuditReport:
     summary = outcome.summary
-    report = AuditReport(
+    return AuditReport(
         status="complete",
         tool_version=memguard.__version__,
         created=_now(),
@@ -117,7 +190,7 @@ def _audit(subject: Subject, settings: AuditConfig, console: Console, command: s
         ),
         data=subject.data,
         training=subject.training,
-        method=_method(suite, settings, subject.seed, command, time.perf_counter() - started),
+        method=_method(suite, settings, subject.seed, command, wall_s),
         verdict=summary.verdict,
         banners=summary.banners,
         buckets=summary.buckets,
@@ -125,15 +198,18 @@ def _audit(subject: Subject, settings: AuditConfig, console: Console, command: s
         membership=summary.membership,
         findings=summary.findings,
         num_findings=summary.num_findings,
-        environment=describe_environment(runtime.device),
+        environment=describe_environment(runtime.device, runtime.world_size),
     )
+
+
+def _write(
+    subject: Subject, settings: AuditConfig, outcome: AuditOutcome, report: AuditReport
+) -> None:
     save_scores(outcome.scores, subject.out / "records.parquet")
     save_record(report, subject.out / "report.json")
     write_atomically(subject.out / "report.html", render_report(report).encode())
     if settings.excerpts:
         _write_excerpts(subject, outcome, load_tokenizer(subject.model))
-    console.info(f"audit: report in {subject.out / 'report.html'}")
-    return report
 
 
 def _final_suite(settings: AuditConfig) -> Suite:

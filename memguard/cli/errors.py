@@ -3,6 +3,7 @@
 import errno
 import io
 import os
+import re
 import signal
 import sys
 import traceback
@@ -11,12 +12,16 @@ from typing import NoReturn
 
 import typer
 
-from memguard.errors import ConfigError, MemguardError
+from memguard.cli.last_words import LastWords, own_rank, tell
+from memguard.errors import ConfigError, Interrupted, MemguardError, OtherRankFailed, PartialAudit
 
 _INTERRUPTED = 130
 _NOT_ALLOWED = (errno.EACCES, errno.EPERM, errno.EROFS)
 _NO_PLACE = (errno.ENOENT, errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG)
 _FULL = (errno.ENOSPC, errno.EDQUOT)
+# Ways to end that all ranks have agreed on.
+_AGREED = (Interrupted, PartialAudit)
+_LOST_PEER_KINDS = ("DistBackendError", "DistNetworkError", "DistStoreError")
 # typer carries its own copy of click from 0.20 on, and names only this child of its usage errors.
 _UsageError: type[Exception] = typer.BadParameter.__mro__[1]
 
@@ -40,69 +45,96 @@ def run_app() -> NoReturn:
             raise KeyboardInterrupt
     except typer.Exit as stop:
         code = stop.exit_code
-    except _UsageError as error:
-        # str() leaves out which argument it is.
-        _say(getattr(error, "format_message", error.__str__)())
-        code = 2
-    except (KeyboardInterrupt, typer.Abort):
+    except (KeyboardInterrupt, typer.Abort) as error:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        _say("interrupted; run the same command again to go on")
-        code = _INTERRUPTED
-    except ConfigError as error:
-        # Each problem starts with its place, file:line:column, where editors look for it.
-        print(error, file=sys.stderr)
-        code = error.exit_code
-    except MemguardError as error:
-        _say(str(error))
-        code = error.exit_code
-    except OSError as error:
-        code = _explain_os_error(error)
+        _end(_explain(error))
     except Exception as error:
-        code = _explain_failure(error)
+        _end(_explain(error))
     sys.stdout.flush()
     sys.exit(code if isinstance(code, int) else 0)
 
 
-def _explain_os_error(error: OSError) -> int:
-    if error.filename is None:
-        return _explain_failure(error)
-    if error.errno in _NOT_ALLOWED:
-        _say(
-            f"'{error.filename}' cannot be written or read ({os.strerror(error.errno)}): choose "
-            "another folder ('output_dir', --out), or change its permissions"
-        )
-        return 2
-    if error.errno in _NO_PLACE:
-        _say(
-            f"'{error.filename}' cannot be made or read ({os.strerror(error.errno)}): choose "
-            "another folder ('output_dir', --out)"
-        )
-        return 2
+def _end(words: LastWords) -> NoReturn:
+    tell(words)
+    sys.stdout.flush()
+    dist = sys.modules.get("torch.distributed")
+    if dist is not None and dist.is_available() and dist.is_initialized():
+        # Taking a group down whose other ranks are gone may wait for them, or abort.
+        os._exit(words.code)
+    sys.exit(words.code)
+
+
+def _explain(error: BaseException) -> LastWords:
+    if isinstance(error, KeyboardInterrupt | typer.Abort):
+        line = "interrupted; run the same command again to go on"
+        return _words(error, _INTERRUPTED, line)
+    if isinstance(error, _UsageError):
+        # str() leaves out which argument it is.
+        return _words(error, 2, getattr(error, "format_message", error.__str__)())
+    if isinstance(error, ConfigError):
+        # Each problem starts with its place, file:line:column, where editors look for it.
+        return LastWords(code=error.exit_code, kind=type(error).__name__, text=str(error))
+    if isinstance(error, MemguardError):
+        return _words(error, error.exit_code, str(error))
+    if isinstance(error, OSError) and error.filename is not None:
+        if error.errno in _NOT_ALLOWED:
+            line = (
+                f"'{error.filename}' cannot be written or read ({os.strerror(error.errno)}): "
+                "choose another folder ('output_dir', --out), or change its permissions"
+            )
+            return _words(error, 2, line)
+        if error.errno in _NO_PLACE:
+            line = (
+                f"'{error.filename}' cannot be made or read ({os.strerror(error.errno)}): choose "
+                "another folder ('output_dir', --out)"
+            )
+            return _words(error, 2, line)
     return _explain_failure(error)
 
 
-def _explain_failure(error: Exception) -> int:
+def _explain_failure(error: BaseException) -> LastWords:
     """Tell what the machine could not give apart from what memguard did wrong."""
     # safetensors and torch pass a full disk on as their own errors, and only in words.
     if getattr(error, "errno", None) in _FULL or "No space left on device" in str(error):
-        _say(
+        line = (
             "the disk is full; what was saved before is whole. Free some space and run the same "
             "command again"
         )
-    elif isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
-        _say(
+        return _words(error, 1, line)
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+        line = (
             "out of memory: lower 'train.micro_batch_size', 'data.seq_len' or "
             "'audit.batch_tokens', or set 'train.activation_checkpointing' to full, and run again"
         )
-    else:
-        traceback.print_exception(error)
-        _say("this is a mistake in memguard; the lines above say where")
-    return 1
+        return _words(error, 1, line)
+    if _is_lost_peer(error):
+        said = (str(error).strip().splitlines() or [type(error).__name__])[-1]
+        # gloo begins with a line of its source and ends with advice.
+        said = re.sub(r"^\[\S+\] ", "", said).split(". ")[0][:160]
+        line = f"the connection to another rank broke ({said}); it says why, or was killed"
+        return _words(error, 1, line)
+    line = "this is a mistake in memguard; the lines above say where"
+    return _words(error, 1, line, "".join(traceback.format_exception(error)))
+
+
+def _is_lost_peer(error: BaseException) -> bool:
+    """Tell what a rank sees whose peer has ended from mistakes of its own."""
+    if type(error).__name__ in _LOST_PEER_KINDS:
+        return True
+    return isinstance(error, RuntimeError) and "/gloo/" in str(error)
+
+
+def _words(error: BaseException, code: int, line: str, shown_above: str = "") -> LastWords:
+    return LastWords(
+        code=code,
+        kind=type(error).__name__,
+        text=f"memguard: {line}",
+        traceback=shown_above,
+        follows=isinstance(error, OtherRankFailed) or _is_lost_peer(error),
+        agreed=isinstance(error, _AGREED),
+    )
 
 
 def _show_warning(message: Warning | str, *_: object, **__: object) -> None:
-    _say(f"warning: {message}")
-
-
-def _say(line: str) -> None:
-    print(f"memguard: {line}", file=sys.stderr)
+    if own_rank() == 0:
+        print(f"memguard: warning: {message}", file=sys.stderr)

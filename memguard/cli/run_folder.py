@@ -15,8 +15,14 @@ from memguard.data.corpus import Corpus
 from memguard.errors import ConfigError
 
 # Settings that may differ when a run goes on: they do not change what is trained.
-_FREE = ("name", "output_dir", "audit")
-_FREE_IN_TRAIN = ("checkpoint_every_steps", "keep_checkpoints", "log_every_steps")
+_FREE = ("name", "output_dir", "audit", "parallel")
+_FREE_IN_TRAIN = (
+    "activation_checkpointing",
+    "compile",
+    "checkpoint_every_steps",
+    "keep_checkpoints",
+    "log_every_steps",
+)
 
 _WRITTEN_ASIDE = ("model", "prepared")
 

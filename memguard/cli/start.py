@@ -1,20 +1,96 @@
-"""What a run starts from: a checkpoint, or random weights and a tokenizer of its own."""
+"""What a run starts from: its processes, then a checkpoint or random weights."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from memguard.config import RunConfig
+import torch
+
+from memguard.config import ParallelConfig, RunConfig, TrainConfig
 from memguard.data.bpe import train_bpe
 from memguard.data.documents import Document, document_text
 from memguard.errors import ModelError
+from memguard.parallel.assemble import ShardedLayer, Sharding
+from memguard.parallel.export import export_model, export_sharded
+from memguard.parallel.mesh import Mesh4D, build_mesh
+from memguard.parallel.mesh_shape import ModelSizes, resolve_mesh
+from memguard.parallel.shard import checkpoint_blocks, compile_blocks
+from memguard.parallel.vocab import VocabLayer, build_vocab_layer
 from memguard.parallel.weights import (
     build_scratch_model,
+    load_config,
     load_model,
+    load_sharded,
     load_tokenizer,
+    make_scratch_config,
     max_positions,
+    shard_scratch_model,
 )
-from memguard.runtime import Console
+from memguard.runtime import Console, Runtime, detect_runtime, start_runtime
 from memguard.seeds import derive_seed
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Workplace:
+    """This process, and the mesh it is part of."""
+
+    runtime: Runtime
+    mesh: Mesh4D | None
+    """None on one process, which uses plain modules."""
+    parallel: ParallelConfig
+
+
+@contextmanager
+def open_workplace(
+    parallel: ParallelConfig, sizes: ModelSizes | None, *, batch_size: int | None = None
+) -> Iterator[Workplace]:
+    """Check the mesh, then let the processes meet.
+
+    Args:
+        parallel: the mesh asked for.
+        sizes: of the model; None where one process is enough for any.
+        batch_size: rows of an optimizer step; None where nothing is trained.
+
+    Raises:
+        ConfigError: no such mesh on these processes, or not for this model.
+    """
+    world_size = detect_runtime().world_size
+    if world_size == 1:
+        sizes = batch_size = None
+    shape = resolve_mesh(parallel, world_size, sizes, batch_size=batch_size)
+    with start_runtime() as runtime:
+        mesh = build_mesh(shape, runtime.device.type) if world_size > 1 else None
+        yield Workplace(runtime=runtime, mesh=mesh, parallel=parallel)
+
+
+def read_sizes(config: RunConfig) -> ModelSizes | None:
+    """Return the sizes of a run's model; None on one process, where they do not matter."""
+    if detect_runtime().world_size == 1:
+        return None
+    scratch = config.model.scratch
+    if scratch is None:
+        return ModelSizes.from_config(load_config(_path(config), revision=config.model.revision))
+    return ModelSizes.from_config(
+        make_scratch_config(scratch.config, vocab_size=scratch.vocab_size, tokenizer=None)
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StartedModel:
+    """A model with its weights in place."""
+
+    vocab: VocabLayer
+    sharded: ShardedLayer | None
+    """How it lies on the mesh; None where it is plain."""
+
+    def export(self, tokenizer: Any, folder: Path, *, dtype: torch.dtype, card: str) -> None:
+        """Write it as a Hugging Face folder; every rank calls this."""
+        if self.sharded is None:
+            export_model(self.vocab.model, tokenizer, folder, dtype=dtype, card=card)
+        else:
+            export_sharded(self.sharded, tokenizer, folder, dtype=dtype, card=card)
 
 
 def load_known_tokenizer(config: RunConfig) -> Any:
@@ -49,21 +125,46 @@ def train_tokenizer(config: RunConfig, documents: Sequence[Document], console: C
     return train_bpe(texts, vocab_size=scratch.vocab_size)
 
 
-def load_or_draw_model(config: RunConfig, tokenizer: Any) -> Any:
+def start_model(config: RunConfig, tokenizer: Any, workplace: Workplace) -> StartedModel:
     """Return the checkpoint's model, or one with random weights of the run's seed."""
-    model, scratch = config.model, config.model.scratch
-    if scratch is None:
-        return load_model(
-            _path(config),
-            revision=model.revision,
-            attn_implementation=model.attn_implementation,
+    model, scratch, train = config.model, config.model.scratch, config.train
+    attn = model.attn_implementation
+    drawn = None
+    if scratch is not None:
+        drawn = build_scratch_model(
+            scratch.config,
+            vocab_size=len(tokenizer),
+            tokenizer=tokenizer,
+            seed=derive_seed(config.seed, "initial weights"),
+            attn=attn,
         )
-    return build_scratch_model(
-        scratch.config,
-        vocab_size=len(tokenizer),
-        tokenizer=tokenizer,
-        seed=derive_seed(config.seed, "initial weights"),
-        attn=model.attn_implementation,
+    if workplace.mesh is not None:
+        sharding = shard_for_training(train, workplace, workplace.mesh)
+        if drawn is not None:
+            layer = shard_scratch_model(drawn, sharding, attn=attn)
+        else:
+            layer = load_sharded(_path(config), sharding, revision=model.revision, attn=attn)
+        return StartedModel(vocab=layer.vocab, sharded=layer)
+    if drawn is None:
+        drawn = load_model(_path(config), revision=model.revision, attn_implementation=attn)
+    drawn = drawn.to(workplace.runtime.device)
+    vocab = build_vocab_layer(drawn, chunk_tokens=train.nll_chunk_tokens)
+    checkpoint_blocks(drawn, train.activation_checkpointing)
+    if train.compile:
+        compile_blocks(drawn)
+    return StartedModel(vocab=vocab, sharded=None)
+
+
+def shard_for_training(train: TrainConfig, workplace: Workplace, mesh: Mesh4D) -> Sharding:
+    """Say how a model is put on a mesh to be trained."""
+    return Sharding(
+        mesh=mesh,
+        device=workplace.runtime.device,
+        compute_dtype=torch.bfloat16 if train.precision == "bf16" else None,
+        chunk_tokens=train.nll_chunk_tokens,
+        reshard_after_forward=workplace.parallel.reshard_after_forward,
+        checkpointing=train.activation_checkpointing,
+        compile=train.compile,
     )
 
 

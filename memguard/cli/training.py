@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,11 +12,18 @@ import torch
 from memguard.audit.suite import load_suite
 from memguard.cli.auditing import audit_run, find_current_report
 from memguard.cli.run_folder import check_same_settings, compute_run_key, locked
-from memguard.cli.start import load_known_tokenizer, load_or_draw_model, train_tokenizer
+from memguard.cli.start import (
+    Workplace,
+    load_known_tokenizer,
+    open_workplace,
+    read_sizes,
+    start_model,
+    train_tokenizer,
+)
 from memguard.cli.subjects import to_audit_document
 from memguard.config import RunConfig, dump_yaml
 from memguard.data.chat import find_special_ids
-from memguard.data.corpus import Corpus
+from memguard.data.corpus import Corpus, load_corpus
 from memguard.data.documents import Document
 from memguard.data.loader import Loader
 from memguard.data.prepare import prepare
@@ -23,15 +31,14 @@ from memguard.data.schedule import plan_rows
 from memguard.data.tokenization import TokenizedDocument
 from memguard.errors import ModelError
 from memguard.mitigation import build_mitigations
-from memguard.parallel.vocab import build_vocab_layer, keeps_documents_apart
-from memguard.parallel.weights import check_positions, count_parameters, export_model
+from memguard.parallel.vocab import keeps_documents_apart
+from memguard.parallel.weights import check_positions, count_parameters
 from memguard.records import AuditReport, save_manifest, write_atomically
 from memguard.report import render_model_card
 from memguard.runtime import (
     Console,
     default_cache_dir,
     describe_environment,
-    detect_runtime,
     quiet_libraries,
 )
 from memguard.train.metrics import EndMetrics, read_metrics
@@ -100,22 +107,45 @@ def train_run(config: RunConfig) -> dict[str, Any]:
     """
     console = Console()
     folder = Path(config.output_dir) / config.name
-    with locked(folder):
-        prepared = _prepare(config, console)
-        if _is_trained(folder, prepared.corpus):
+    with (
+        open_workplace(
+            config.parallel, read_sizes(config), batch_size=config.train.batch_size
+        ) as workplace,
+        ExitStack() as lock,
+    ):
+        runtime = workplace.runtime
+        runtime.only_on_main(lambda: lock.enter_context(locked(folder)))
+        prepared = _prepare_once(config, workplace, console)
+        is_trained = runtime.only_on_main(lambda: _is_trained(folder, prepared.corpus))
+        if runtime.broadcast_object(is_trained):
             console.info(f"model: {folder / 'model'} was trained before")
         else:
-            _train(config, prepared, console)
+            _train(config, prepared, workplace, console)
         result: dict[str, Any] = {"run": str(folder), "model": str(folder / "model")}
         if not config.audit.enabled:
             return result
-        report = find_current_report(folder, config)
+        current = runtime.only_on_main(lambda: find_current_report(folder, config))
+        report = runtime.broadcast_object(current)
         if report is None:
-            report = audit_run(folder, console=console, command=f"memguard audit {folder}")
-            _write_card(config, folder, report)
+            command = f"memguard audit {folder}"
+            report = audit_run(folder, workplace=workplace, console=console, command=command)
+            audited = report
+            runtime.only_on_main(lambda: _write_card(config, folder, audited))
     console.info(report.verdict.sentence)
     page = str(folder / "audit" / "report.html")
     return result | {"report": page, "verdict": report.verdict.model_dump(mode="json")}
+
+
+def _prepare_once(config: RunConfig, workplace: Workplace, console: Console) -> PreparedRun:
+    """Prepare on rank 0; the others read what it has written."""
+    runtime = workplace.runtime
+    prepared = runtime.only_on_main(lambda: _prepare(config, console))
+    tokenizer = runtime.broadcast_object(None if prepared is None else prepared.tokenizer)
+    if prepared is not None:
+        return prepared
+    quiet_libraries()
+    folder = Path(config.output_dir) / config.name
+    return PreparedRun(folder=folder, corpus=load_corpus(folder), tokenizer=tokenizer)
 
 
 def _write_card(config: RunConfig, folder: Path, report: AuditReport) -> None:
@@ -128,14 +158,17 @@ def _write_card(config: RunConfig, folder: Path, report: AuditReport) -> None:
     write_atomically(folder / "model" / "README.md", card.encode())
 
 
-def _train(config: RunConfig, prepared: PreparedRun, console: Console) -> None:
+def _train(
+    config: RunConfig, prepared: PreparedRun, workplace: Workplace, console: Console
+) -> None:
     folder, corpus, tokenizer = prepared.folder, prepared.corpus, prepared.tokenizer
-    runtime = detect_runtime()
-    environment = describe_environment(runtime.device)
-    write_atomically(folder / "environment.json", json.dumps(environment, indent=2).encode())
-    model = load_or_draw_model(config, tokenizer)
+    runtime = workplace.runtime
+    environment = describe_environment(runtime.device, runtime.world_size)
+    written = json.dumps(environment, indent=2).encode()
+    runtime.only_on_main(lambda: write_atomically(folder / "environment.json", written))
+    started = start_model(config, tokenizer, workplace)
+    vocab, model = started.vocab, started.vocab.model
     check_positions(model, config.data.seq_len, "data.seq_len")
-    vocab = build_vocab_layer(model.to(runtime.device), chunk_tokens=config.train.nll_chunk_tokens)
     highest = int(corpus.input_ids.max())
     if highest >= vocab.vocab_size:
         raise ModelError(
@@ -188,24 +221,23 @@ def _train(config: RunConfig, prepared: PreparedRun, console: Console) -> None:
             f"'train.max_steps' ends the run after {trainer.num_steps:,} of {loader.num_steps:,} "
             "steps: documents that are not reached by then are not audited"
         )
+    mesh = "" if workplace.mesh is None else f" on {workplace.mesh.shape}"
     console.info(
-        f"model: {count_parameters(model):,} parameters on {runtime.device}; "
+        f"model: {count_parameters(model):,} parameters on {runtime.device.type}{mesh}; "
         f"{len(rows):,} rows, {trainer.num_steps:,} steps"
     )
     trainer.run()
     counts = loader.realised_repetitions()
-    save_manifest(
-        (
-            entry.model_copy(update={"num_repetitions": int(count)})
-            for entry, count in zip(corpus.manifest, counts, strict=True)
-        ),
-        folder / "manifest.jsonl",
-    )
+    entries = [
+        entry.model_copy(update={"num_repetitions": int(count)})
+        for entry, count in zip(corpus.manifest, counts, strict=True)
+    ]
+    runtime.only_on_main(lambda: save_manifest(entries, folder / "manifest.jsonl"))
     card = render_model_card(
         None, run_name=config.name, base_model=config.model.path, config_yaml=dump_yaml(config)
     )
     dtype = torch.bfloat16 if config.train.precision == "bf16" else torch.float32
-    export_model(model, tokenizer, folder / "model", dtype=dtype, card=card)
+    started.export(tokenizer, folder / "model", dtype=dtype, card=card)
     console.info(f"model: saved in {folder / 'model'}")
 
 

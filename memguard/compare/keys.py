@@ -14,15 +14,16 @@ from memguard.errors import DataError
 def compute_key(config: RunConfig, inputs_sha256: str, pretrain_key: str | None = None) -> str:
     """Return the content hash (32 hex digits) of what decides a run's outcome.
 
-    That is every setting but 'output_dir' (a sweep may be moved), this version of memguard and what
-    the arguments stand for. A checkpoint at 'model.path' counts by its path.
+    That is every setting but 'output_dir' (a sweep may be moved) and 'parallel' (every mesh trains
+    the same), this version of memguard and what the arguments stand for. A checkpoint at
+    'model.path' counts by its path.
 
     Args:
         config: the run.
         inputs_sha256: of the files it reads, from `hash_inputs`.
         pretrain_key: key of the run whose model it starts from; stands in for that model's path.
     """
-    content = config.model_dump(mode="json", exclude={"output_dir"})
+    content = config.model_dump(mode="json", exclude={"output_dir", "parallel"})
     if pretrain_key is not None:
         content["model"]["path"] = pretrain_key
     text = json.dumps([__version__, content, inputs_sha256], sort_keys=True)

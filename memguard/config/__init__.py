@@ -1,9 +1,10 @@
 """What was asked: the settings of a run, checked before anything is read.
 
-    schema.py    the settings: one sentence, a unit and a default each
-    loading.py   YAML + dotted overrides -> RunConfig; all problems together, with line and column
-    messages.py  what pydantic found wrong, as sentences a user can act on
-    template.py  RunConfig -> commented YAML (`memguard init`)
+    schema.py        the settings of a run: one sentence, a unit and a default each
+    schema_sweep.py  the settings of a sweep
+    loading.py       YAML + dotted overrides -> RunConfig; all problems together, with line, column
+    messages.py      what pydantic found wrong, as sentences a user can act on
+    template.py      RunConfig -> commented YAML (`memguard init`)
 
 A wrong setting is told in under two seconds: nothing here imports torch.
 """
@@ -19,28 +20,31 @@ from memguard.config.loading import (
 )
 from memguard.config.schema import (
     AuditConfig,
+    AxisName,
     DataConfig,
     GoldfishConfig,
     MitigationConfig,
     ModelConfig,
     OptimConfig,
+    ParallelConfig,
     RunConfig,
     ScratchConfig,
     StudyConfig,
-    SweepConfig,
-    SweepSetting,
     TrainConfig,
 )
+from memguard.config.schema_sweep import SweepConfig, SweepSetting
 from memguard.config.template import dump_yaml, render_template
 
 __all__ = [
     "AuditConfig",
+    "AxisName",
     "DataConfig",
     "Document",
     "GoldfishConfig",
     "MitigationConfig",
     "ModelConfig",
     "OptimConfig",
+    "ParallelConfig",
     "RunConfig",
     "ScratchConfig",
     "StudyConfig",

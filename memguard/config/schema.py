@@ -1,12 +1,22 @@
-"""The settings of a run and of a sweep: one sentence, a unit and a default each."""
+"""The settings of a run: one sentence, a unit and a default each."""
 
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 Fraction = Annotated[float, Field(ge=0, le=1)]
 PositiveInt = Annotated[int, Field(ge=1)]
+AxisName = Literal["data", "z", "y", "x"]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=100)]
+
+
+def _check_degree(value: int) -> int:
+    if value < 1 and value != -1:
+        raise ValueError(f"should be 1 or more, or -1 for the rest of the ranks; got {value}")
+    return value
+
+
+Degree = Annotated[int, AfterValidator(_check_degree)]
 
 
 class Settings(BaseModel):
@@ -205,9 +215,12 @@ class TrainConfig(Settings):
     precision: Literal["fp32", "bf16"] = Field(
         "fp32", description="Arithmetic of forward and backward; weights stay fp32."
     )
-    activation_checkpointing: Literal["none", "full"] = Field(
-        "none", description="full recomputes each decoder block in backward to save memory."
+    activation_checkpointing: Literal["none", "full", "selective"] = Field(
+        "none",
+        description="To save memory, full recomputes each decoder block in backward; selective "
+        "does so but keeps the outputs of matmuls and of all-reduces.",
     )
+    compile: bool = Field(False, description="torch.compile each decoder block.")
     nll_chunk_tokens: PositiveInt = Field(
         4096, description="Tokens whose logits exist at a time (tokens)."
     )
@@ -218,6 +231,43 @@ class TrainConfig(Settings):
     log_every_steps: PositiveInt = Field(
         10, description="Steps between log lines where there is no terminal."
     )
+
+
+class ParallelConfig(Settings):
+    """The mesh: how many ranks split the batch, the weights and the model's width.
+
+    The four degrees multiply to the number of ranks. They do not decide what is trained: a run may
+    go on with others.
+    """
+
+    data: Degree = Field(
+        -1, description="Copies of the model, each with its share of the batch (ranks)."
+    )
+    z: Degree = Field(
+        1, description="Ranks that share the storage of the weights, and the batch (ranks)."
+    )
+    y: Degree = Field(1, description="Ranks that split the hidden size (ranks).")
+    x: Degree = Field(1, description="Ranks that split heads, FFN width and vocabulary (ranks).")
+    order: tuple[AxisName, ...] = Field(
+        ("data", "z", "y", "x"),
+        description="Axes from far to near; ranks along the last are neighbours.",
+    )
+    reshard_after_forward: bool = Field(
+        True, description="Free a block's gathered weights after its forward; false keeps them."
+    )
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        names: tuple[AxisName, ...] = get_args(AxisName)
+        if sum(getattr(self, name) == -1 for name in names) > 1:
+            raise ValueError(
+                "only one of 'data', 'z', 'y' and 'x' can be -1, the rest of the ranks"
+            )
+        if sorted(self.order) != sorted(names):
+            raise ValueError(
+                f"'order' must name each of {', '.join(names)} once; got {', '.join(self.order)}"
+            )
+        return self
 
 
 class AuditConfig(Settings):
@@ -265,6 +315,7 @@ class RunConfig(Settings):
     )
     optim: OptimConfig = OptimConfig()
     train: TrainConfig = TrainConfig()
+    parallel: ParallelConfig = ParallelConfig()
     audit: AuditConfig = AuditConfig()
 
     @model_validator(mode="before")
@@ -272,7 +323,7 @@ class RunConfig(Settings):
     def _empty_sections(cls, values: Any) -> Any:
         # A template whose section has only comments left reads as `optim: null`.
         if isinstance(values, dict):
-            sections = ("optim", "train", "audit", "mitigations")
+            sections = ("optim", "train", "parallel", "audit", "mitigations")
             values = {k: v for k, v in values.items() if v is not None or k not in sections}
         return values
 
@@ -287,43 +338,4 @@ class RunConfig(Settings):
         names = [mitigation.name for mitigation in self.mitigations]
         if len(set(names)) != len(names):
             raise ValueError(f"'mitigations' names one twice: {', '.join(names)}")
-        return self
-
-
-class SweepSetting(Settings):
-    """One setting of a sweep: what differs from the common run."""
-
-    name: Name = Field(description="Name of the setting in tables and charts.")
-    overrides: dict[str, Any] = Field(
-        {}, description="Settings that differ, e.g. {optim.lr: 1e-4}; not the data, model or audit."
-    )
-    mitigations: tuple[MitigationConfig, ...] = Field(
-        (), description="Mitigations of this setting; [] is the plain loss."
-    )
-
-
-class SweepConfig(Settings):
-    """Settings trained and audited on the same documents, steps and seeds, then compared."""
-
-    name: Name = Field(description="Name of the sweep; its folder is 'output_dir'/'name'.")
-    output_dir: str = Field("runs", description="Where the sweep's folder is made.")
-    pretrain: dict[str, Any] | None = Field(
-        None, description="A run trained first; its model is what every setting starts from."
-    )
-    run: dict[str, Any] = Field(
-        description="What all settings share: a run without 'name', 'seed', 'mitigations' and "
-        "'output_dir'; without 'model' where there is 'pretrain'."
-    )
-    settings: Annotated[tuple[SweepSetting, ...], Field(min_length=1)] = Field(
-        description="The settings to compare; the first is what the others are compared with."
-    )
-    seeds: Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(min_length=1)] = Field(
-        (0,), description="Each setting is trained once with each seed."
-    )
-
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        names = [setting.name for setting in self.settings]
-        if len(set(names)) != len(names):
-            raise ValueError(f"'settings' has a name twice: {', '.join(names)}")
         return self

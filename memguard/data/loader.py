@@ -19,6 +19,9 @@ from memguard.data.packing import Rows
 from memguard.records import IGNORE_LABEL
 from memguard.seeds import derive_generator
 
+_SHORTEST_ROW = 2
+"""Tokens of a row that is all padding, in a batch without any other."""
+
 MaskLabels = Callable[
     [NDArray[np.int32], NDArray[np.int64], np.random.Generator], NDArray[np.int64]
 ]
@@ -81,14 +84,20 @@ class Loader:
         first = step * self.batch_size
         return range(first, min(first + self.batch_size, len(self.schedule)))
 
-    def batch(self, samples: Sequence[int]) -> Batch:
-        """Build the rows of these global sample indices."""
+    def batch(self, samples: Sequence[int], *, num_rows: int | None = None) -> Batch:
+        """Build the rows of these global sample indices.
+
+        Args:
+            samples: global sample indices.
+            num_rows: rows of the batch; those beyond the samples are all padding. None takes as
+                many as there are samples.
+        """
         built = [self._row(sample) for sample in samples]
-        longest = max(len(row[0]) for row in built)
-        shape = (len(built), longest)
+        longest = max((len(row[0]) for row in built), default=_SHORTEST_ROW)
+        shape = (num_rows or len(built), longest)
         input_ids = np.full(shape, self.pad_id, dtype=np.int64)
         labels = np.full(shape, IGNORE_LABEL, dtype=np.int64)
-        position_ids = np.zeros(shape, dtype=np.int64)
+        position_ids = np.tile(np.arange(longest), (shape[0], 1))
         document_ids = np.zeros(shape, dtype=np.int64)
         for number, (ids, row_labels, positions, documents, _) in enumerate(built):
             used = len(ids)

@@ -74,6 +74,8 @@ class Mitigations:
     """The settings of a run, applied in their order."""
 
     def __init__(self, mitigations: Sequence[Mitigation]) -> None:
+        self.sums_nll = all(m.stage == "labels" for m in mitigations)
+        """Whether the loss is the plain sum of the kept labels' losses."""
         self._label_stage = tuple(m for m in mitigations if m.stage == "labels")
         self.needs: frozenset[Need] = _ALWAYS_NEEDED.union(*(m.needs for m in mitigations))
 

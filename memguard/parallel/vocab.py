@@ -1,26 +1,34 @@
-"""The vocabulary layer: per-token loss and scores without a [tokens, vocabulary] tensor.
+"""The vocabulary layer: a causal LM as hidden states plus a head applied to chosen tokens only.
 
-hidden_BTD [B, T, D]   last hidden states of B packed rows of T tokens
-hidden_ND  [N, D]      the rows that count: positions whose label is ignored never get here
-labels_N   [N]         the token that follows each of them
+hidden_BTD [B, T, D/y]   last hidden states of B packed rows of T tokens
+hidden_ND  [N, D/y]      the rows that count: positions whose label is ignored never get here
+labels_N   [N]           the token that follows each of them
 
-forward    logits_CV = steps(hidden_CD @ W.T + b)  for chunks of C tokens;  V = vocabulary
-           nll_C = logsumexp(logits_CV) - logits_CV[label]      (natural log, fp32)
-backward   each chunk's logits are computed again, so at most [C, V] exists at a time
+On a mesh the layer is the root of the FSDP units: what reads hidden states or head runs inside one
+call of it, ``vocab(work)``, around which weights are gathered. Collectives: see `nll` and `linear`.
 """
 
 import warnings
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
-from torch.utils.checkpoint import checkpoint
+from torch.distributed.fsdp import FSDPModule
 
 from memguard.errors import ModelError
+from memguard.parallel.collectives import all_reduce
+from memguard.parallel.linear import to_local
+from memguard.parallel.mesh import Axis, Mesh4D
+from memguard.parallel.nll import Head, Step, VocabTerms, apply_steps, sum_nll, token_terms
+from memguard.parallel.rectangles import Rectangle, cut
+from memguard.parallel.shard import HeadLinear
+from memguard.parallel.token_scores import TokenScores, score_tokens
 from memguard.seeds import derive_generator
+
+Result = TypeVar("Result")
+Item = TypeVar("Item")
 
 _PROBE_ROWS, _PROBE_TOKENS = 2, 16
 
@@ -33,39 +41,40 @@ _AFTER_HEAD: dict[str, Callable[[Tensor, float], Tensor]] = {
 }
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TokenScores:
-    """What the model says of N tokens, computed in fp32."""
+class VocabLayer(nn.Module):
+    """A causal LM as hidden states plus a head, on one process or on a mesh."""
 
-    logprob_N: Tensor
-    """Log-probability of the label (nats)."""
-    argmax_N: Tensor
-    """Most likely token, the lowest id where several tie."""
-    margin_N: Tensor
-    """Logit of the label minus that of the best other token; 0 where they tie."""
-
-
-class VocabLayer:
-    """A causal LM seen as hidden states plus a head that is applied to chosen tokens only."""
-
-    def __init__(self, model: Any, *, chunk_tokens: int = 4096, own_head: bool = True) -> None:
+    def __init__(
+        self,
+        model: Any,
+        *,
+        chunk_tokens: int = 1024,
+        own_head: bool = True,
+        mesh: Mesh4D | None = None,
+        compute_dtype: torch.dtype | None = None,
+    ) -> None:
         """Wrap ``model``; use `build_vocab_layer`, which checks that the result is right.
 
         Args:
-            model: a Hugging Face causal LM.
+            model: a Hugging Face causal LM, plain or sharded.
             chunk_tokens: tokens whose logits exist at a time.
             own_head: False runs the model's own forward and treats its logits as hidden states.
+            mesh: the ranks it is sharded over; None where it is plain.
+            compute_dtype: of its matmuls; None takes the weights' dtype.
         """
+        super().__init__()
         self.model = model
         self.chunk_tokens = chunk_tokens
         self.own_head = own_head
+        self.mesh = mesh
+        self.compute_dtype: torch.dtype = compute_dtype or model.dtype
         config = model.config.get_text_config()
         self.vocab_size: int = model.get_output_embeddings().weight.shape[0]
-        self._steps = [
+        self._steps: tuple[Step, ...] = tuple(
             (step, float(getattr(config, field)))
             for field, step in _AFTER_HEAD.items()
             if getattr(config, field, None) is not None
-        ]
+        )
 
     @property
     def device(self) -> torch.device:
@@ -73,8 +82,40 @@ class VocabLayer:
         device: torch.device = self.model.get_output_embeddings().weight.device
         return device
 
+    @property
+    def num_batch_ways(self) -> int:
+        """Parts into which the rows of a batch are split."""
+        return 1 if self.mesh is None else self.mesh.shape.num_batch_ways
+
+    @property
+    def batch_rank(self) -> int:
+        """Which of these parts is this rank's."""
+        return 0 if self.mesh is None else self.mesh.batch_rank
+
+    def deal(self, items: Sequence[Item]) -> list[Item | None]:
+        """Return this rank's items; None where it has none while another rank still has one.
+
+        Whoever shares a part of the model is dealt the same items, and every rank as many.
+        """
+        ways = self.num_batch_ways
+        mine = range(self.batch_rank, -(-len(items) // ways) * ways, ways)
+        return [items[index] if index < len(items) else None for index in mine]
+
+    def set_last_micro_batch(self, is_last: bool) -> None:
+        """Say whether gradients are complete after the next backward.
+
+        Until then they are reduced over z, where no rank could hold them whole, but not over data.
+        """
+        if self.mesh is not None and self.mesh.shape.data > 1:
+            assert isinstance(self, FSDPModule), "a sharded layer is the root of its units"
+            self.set_requires_all_reduce(is_last)
+
+    def forward(self, work: Callable[[], Result]) -> Result:
+        """Return ``work()``; the weights it reads are at hand meanwhile."""
+        return work()
+
     def hidden_states(self, input_ids_BT: Tensor, position_ids_BT: Tensor | None = None) -> Tensor:
-        """Return the last hidden states [B, T, D].
+        """Return the last hidden states [B, T, D/y].
 
         Rows go in without an attention mask and without a cache, and with positions that start
         again at each document: the only form in which transformers keeps documents of a packed
@@ -91,140 +132,122 @@ class VocabLayer:
         return hidden
 
     def logits(self, hidden_ND: Tensor) -> Tensor:
-        """Return the logits [N, V] of a few tokens; callers keep N small."""
-        if not self.own_head:
-            return hidden_ND
-        head: nn.Linear = self.model.get_output_embeddings()
-        logits: Tensor = head(hidden_ND)
-        for step, value in self._steps:
-            logits = step(logits, value)
-        return logits
+        """Return the local logits [N, V/x] of a few tokens; callers keep N small."""
+        return self._with_head(
+            lambda head, hidden: apply_steps(head.steps, head.logits(hidden)), hidden_ND
+        )
 
-    def token_nll(self, hidden_ND: Tensor, labels_N: Tensor) -> Tensor:
-        """Return -log p(label) [N] (nats, fp32), differentiable in ``hidden_ND`` and the head."""
+    def sum_nll(self, hidden_ND: Tensor, labels_N: Tensor) -> Tensor:
+        """Return the sum of -log p(label) (nats, fp32), differentiable; see `nll.sum_nll`."""
+        return self._with_head(lambda head, hidden: sum_nll(head, hidden, labels_N), hidden_ND)
 
-        def chunk_nll(hidden_CD: Tensor, labels_C: Tensor) -> Tensor:
-            return functional.cross_entropy(
-                self.logits(hidden_CD).float(), labels_C, reduction="none"
-            )
-
-        if len(labels_N) <= self.chunk_tokens:
-            return chunk_nll(hidden_ND, labels_N)
-        pieces = [
-            checkpoint(chunk_nll, hidden_CD, labels_C, use_reentrant=False)
-            for hidden_CD, labels_C in zip(
-                torch.split(hidden_ND, self.chunk_tokens),
-                torch.split(labels_N, self.chunk_tokens),
-                strict=True,
-            )
-        ]
-        return torch.cat(pieces)
+    def token_terms(
+        self, hidden_ND: Tensor, labels_N: Tensor, needs: frozenset[str] = frozenset({"nll"})
+    ) -> VocabTerms:
+        """Return differentiable terms of each label; see `nll.token_terms`."""
+        return self._with_head(
+            lambda head, hidden: token_terms(head, hidden, labels_N, needs), hidden_ND
+        )
 
     @torch.no_grad()
     def token_scores(self, hidden_ND: Tensor, labels_N: Tensor) -> TokenScores:
         """Return log-probability, argmax and margin of N labels; the head runs in fp32."""
-        device_type = hidden_ND.device.type
-        parts = []
-        with torch.autocast(device_type, enabled=False):
-            for hidden_CD, labels_C in zip(
-                torch.split(hidden_ND, self.chunk_tokens),
-                torch.split(labels_N, self.chunk_tokens),
-                strict=True,
-            ):
-                logits_CV = self._logits_fp32(hidden_CD)
-                label_logit_C = logits_CV.gather(1, labels_C[:, None]).squeeze(1)
-                logprob_C = label_logit_C - logits_CV.logsumexp(1)
-                # CUDA's argmax picks any of several equal maxima; the lowest id is the same
-                # everywhere.
-                best_C = logits_CV.amax(1, keepdim=True)
-                argmax_C = (logits_CV == best_C).int().argmax(1)
-                others_CV = logits_CV.scatter(1, labels_C[:, None], -torch.inf)
-                parts.append((logprob_C, argmax_C, label_logit_C - others_CV.amax(1)))
-        if not parts:
-            empty = torch.empty(0, device=hidden_ND.device)
-            return TokenScores(logprob_N=empty, argmax_N=empty.long(), margin_N=empty)
-        logprob, argmax, margin = (torch.cat(column) for column in zip(*parts, strict=True))
-        return TokenScores(logprob_N=logprob, argmax_N=argmax, margin_N=margin)
+        return self._with_head(lambda head, hidden: score_tokens(head, hidden, labels_N), hidden_ND)
 
-    def _logits_fp32(self, hidden_CD: Tensor) -> Tensor:
+    def _with_head(self, work: Callable[[Head, Tensor], Result], hidden_ND: Tensor) -> Result:
+        linear = self.model.get_output_embeddings()
+        if isinstance(linear, HeadLinear):
+            # FSDP2 watches what goes into a module and comes out of it.
+            result: Result = linear(hidden_ND, lambda hidden: work(self._head(linear), hidden))
+            return result
+        return work(self._head(linear), hidden_ND)
+
+    def _head(self, linear: Any) -> Head:
         if not self.own_head:
-            return hidden_CD.float()
-        head = self.model.get_output_embeddings()
-        bias = None if head.bias is None else head.bias.float()
-        logits: Tensor = functional.linear(hidden_CD.float(), head.weight.float(), bias)
-        for step, value in self._steps:
-            logits = step(logits, value)
-        return logits
+            return Head(weight_VD=None, vocab_size=self.vocab_size, chunk_tokens=self.chunk_tokens)
+        x, y = Axis(name="x"), Axis(name="y")
+        if self.mesh is not None:
+            x, y = self.mesh.axis("x"), self.mesh.axis("y")
+        whole = Rectangle(start=(0,), shape=(self.vocab_size,))
+        return Head(
+            weight_VD=to_local(linear.weight),
+            bias_V=None if linear.bias is None else to_local(linear.bias),
+            steps=self._steps,
+            first_token=cut(whole, 0, x.rank, x.degree).start[0],
+            vocab_size=self.vocab_size,
+            vocab_axis=x,
+            feature_axis=y,
+            chunk_tokens=self.chunk_tokens,
+        )
 
 
-def build_vocab_layer(model: Any, *, chunk_tokens: int = 4096) -> VocabLayer:
-    """Wrap a model after comparing our logits with its own forward on 2 x 16 random tokens.
+def build_vocab_layer(model: Any, *, chunk_tokens: int = 1024) -> VocabLayer:
+    """Wrap a plain model after comparing our logits with its own on 2 x 16 random tokens.
 
     A family that does something between head and loss that `_AFTER_HEAD` does not know falls back
     to its own forward (all logits at once), with a warning.
+
+    Raises:
+        ModelError: it is no causal language model.
     """
     layer = VocabLayer(model, chunk_tokens=chunk_tokens)
-    ids = _probe_ids(layer)
-    training = model.training
-    model.eval()
-    try:
-        with torch.no_grad():
-            expected = model(input_ids=ids, use_cache=False).logits.float()
-            try:
-                ours = layer.logits(layer.hidden_states(ids)).float()
-                same = ours.shape == expected.shape and torch.allclose(
-                    # The same operations on the same numbers: only a head that sees other shapes
-                    # may round differently, by the last bits of the model's dtype.
-                    ours,
-                    expected,
-                    rtol=1e-2 if model.dtype != torch.float32 else 1e-4,
-                    atol=1e-2 * float(expected.abs().max())
-                    if model.dtype != torch.float32
-                    else 1e-4,
-                    # Damaged weights are told where a loss is measured.
-                    equal_nan=True,
-                )
-            except (AttributeError, TypeError):
-                same = False
-        if not same:
-            layer = VocabLayer(model, chunk_tokens=chunk_tokens, own_head=False)
-        _check_causal(layer, ids)
-    finally:
-        model.train(training)
-    if same:
-        return layer
-    warnings.warn(
-        f"{type(model).__name__} does something after its head that memguard does not know: using "
-        "its own forward, which needs memory for all logits at once.",
-        stacklevel=2,
-    )
+    known = has_known_head(layer)
+    if not known:
+        layer = VocabLayer(model, chunk_tokens=chunk_tokens, own_head=False)
+    check_causal(layer)
+    if not known:
+        warnings.warn(
+            f"{type(model).__name__} does something after its head that memguard does not know: "
+            "using its own forward, which needs memory for all logits at once.",
+            stacklevel=2,
+        )
     return layer
 
 
 @torch.no_grad()
-def _check_causal(layer: VocabLayer, ids_BT: Tensor) -> None:
-    """Refuse a model that sees the tokens it is asked for: it would recite anything."""
+def has_known_head(layer: VocabLayer) -> bool:
+    """Whether our logits of random tokens are those of the model's own forward."""
+    ids_BT = _probe_ids(layer)
+    with _evaluating(layer):
+        own = layer(lambda: layer.model(input_ids=ids_BT, use_cache=False).logits).float()
+        try:
+            ours = layer(lambda: layer.logits(layer.hidden_states(ids_BT))).float()
+        except (AttributeError, TypeError):
+            return False
+    if ours.shape != own.shape:
+        return False
+    # The same operations on the same numbers: only a head that sees other shapes may round
+    # differently, by the last bits of the dtype. Damaged weights are told where a loss is measured.
+    difference = (ours - own).nan_to_num(0).abs().max()
+    return _over_mesh(layer, difference) <= 1e-4 + _tolerance(own, layer)
+
+
+@torch.no_grad()
+def check_causal(layer: VocabLayer) -> None:
+    """Refuse a model that sees the tokens it is asked for: it would recite anything.
+
+    Raises:
+        ModelError: what it says of a token depends on later ones.
+    """
+    ids_BT = _probe_ids(layer)
     half = ids_BT.shape[1] // 2
     other_BT = ids_BT.clone()
     other_BT[:, half:] = (other_BT[:, half:] + 1) % layer.vocab_size
-    before, after = (layer.hidden_states(ids)[:, :half].float() for ids in (ids_BT, other_BT))
+    with _evaluating(layer):
+        before, after = (
+            layer(lambda ids=ids: layer.hidden_states(ids))[:, :half].float()
+            for ids in (ids_BT, other_BT)
+        )
     # The median: an expert chosen by a hair may change at single tokens, sight ahead changes all.
-    change = float((before - after).abs().amax(-1).median())
-    if change >= _tolerance(before, layer):
+    change_BT = (before - after).abs().amax(-1)
+    if layer.mesh is not None:
+        change_BT = all_reduce(change_BT, layer.mesh.axis("y"), "max")
+    if float(change_BT.median()) >= _tolerance(before, layer):
         raise ModelError(
             f"{type(layer.model).__name__} is no causal language model: what it says of a token "
             "depends on later ones. Encoders (BERT and the like) can be neither fine-tuned nor "
             "audited here."
         )
-
-
-def _tolerance(hidden: Tensor, layer: VocabLayer) -> float:
-    """Return what hidden states differ by at most where nothing leaks.
-
-    Leaks change them by tenths; another order of summation by the dtype's last bits.
-    """
-    scale = float(hidden.abs().max()) or 1.0
-    return scale * (1e-4 if layer.model.dtype == torch.float32 else 3e-2)
 
 
 @torch.no_grad()
@@ -233,16 +256,40 @@ def keeps_documents_apart(layer: VocabLayer) -> bool:
 
     Compares the hidden states of two documents packed into one row with those of each alone.
     """
-    ids = _probe_ids(layer)
+    ids_BT = _probe_ids(layer)
+    positions = torch.arange(_PROBE_TOKENS, device=ids_BT.device).repeat(_PROBE_ROWS)[None]
+    with _evaluating(layer):
+        alone = layer(lambda: layer.hidden_states(ids_BT)).float()
+        packed = layer(lambda: layer.hidden_states(ids_BT.reshape(1, -1), positions)).float()
+    difference = (alone - packed.reshape(alone.shape)).abs().max()
+    return _over_mesh(layer, difference) < _tolerance(alone, layer)
+
+
+def _tolerance(values: Tensor, layer: VocabLayer) -> float:
+    """Return what values differ by at most where nothing leaks.
+
+    Leaks change them by tenths; another order of summation by the dtype's last bits.
+    """
+    scale = _over_mesh(layer, values.nan_to_num(0).abs().max()) or 1.0
+    return scale * (1e-4 if layer.compute_dtype in (torch.float32, torch.float64) else 3e-2)
+
+
+def _over_mesh(layer: VocabLayer, value: Tensor) -> float:
+    """Return the largest value of all ranks that hold a part of the model."""
+    if layer.mesh is not None:
+        for name in ("x", "y"):
+            value = all_reduce(value, layer.mesh.axis(name), "max")
+    return float(value)
+
+
+@contextmanager
+def _evaluating(layer: VocabLayer) -> Iterator[None]:
     training = layer.model.training
     layer.model.eval()
     try:
-        alone = layer.hidden_states(ids).float()
-        positions = torch.arange(_PROBE_TOKENS, device=ids.device).repeat(_PROBE_ROWS)[None]
-        packed = layer.hidden_states(ids.reshape(1, -1), positions).reshape(alone.shape).float()
+        yield
     finally:
         layer.model.train(training)
-    return float((alone - packed).abs().max()) < _tolerance(alone, layer)
 
 
 def _probe_ids(layer: VocabLayer) -> Tensor:

@@ -3,21 +3,29 @@
 Weights are read from safetensors only and remote code is never run, whoever made the folder.
 """
 
+import contextlib
 import difflib
 import hashlib
 import json
-import os
-import shutil
-import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import huggingface_hub
 import torch
 import transformers
+from torch import distributed as dist
 from torch import nn
 
-from memguard.errors import ModelError
+from memguard.errors import MemguardError, ModelError
+from memguard.parallel.assemble import ShardedLayer, Sharding, build_meta_layer, fill_layer
+from memguard.parallel.slices import (
+    FolderWeights,
+    ModuleWeights,
+    refuse_weights,
+    stores_different,
+    warn_unexpected,
+)
 
 _HASH_BLOCK_BYTES = 1 << 22
 _MAX_REASON = 300
@@ -38,7 +46,7 @@ def load_model(
             not fit the configuration.
     """
     _check_folder(path)
-    try:
+    with _told_in_one_line(path):
         model, info = transformers.AutoModelForCausalLM.from_pretrained(
             path,
             revision=revision,
@@ -50,23 +58,115 @@ def load_model(
             ignore_mismatched_sizes=True,
             output_loading_info=True,
         )
-    except Exception as error:  # A broken folder raises anything, SafetensorError included.
-        raise ModelError(
-            f"model '{path}' cannot be loaded as a causal language model: {_one_line(error)}"
-        ) from error
     wrong = [f"missing {key}" for key in sorted(info["missing_keys"])]
     wrong += [
         f"{key} {list(stored)} instead of {list(wanted)}"
         for key, stored, wanted in sorted(info["mismatched_keys"])
     ]
+    unexpected = sorted(info["unexpected_keys"])
     if wrong:
-        shown = ", ".join(wrong[:8]) + (f" and {len(wrong) - 8} more" if len(wrong) > 8 else "")
-        raise ModelError(
-            f"model '{path}': {len(wrong)} weights are not in its files as its configuration "
-            f"has them ({shown}); they would be random. Is it a causal language model, wholly "
-            "copied?"
-        )
+        refuse_weights(path, [*wrong, *(f"unexpected {key}" for key in unexpected)], len(wrong))
+    warn_unexpected(path, unexpected)
     return model.eval()
+
+
+def load_sharded(
+    path: str, sharding: Sharding, *, revision: str | None = None, attn: str | None = None
+) -> ShardedLayer:
+    """Load a causal language model onto a mesh; each rank reads only what it stores.
+
+    Args:
+        path: folder, or hub id whose files are got first.
+        sharding: mesh, device and dtypes.
+        revision: of a hub id.
+        attn: attention implementation; None takes what transformers chooses.
+
+    Raises:
+        ModelError: as `load_model`, or a family that cannot be sharded.
+        ConfigError: a mesh that this model cannot run on.
+    """
+    _check_folder(path)
+    with _told_in_one_line(path):
+        config = transformers.AutoConfig.from_pretrained(
+            path, revision=revision, trust_remote_code=False
+        )
+        source = FolderWeights(folder := _get_folder(path, revision))
+        layer = build_meta_layer(config, sharding, attn=attn)
+        if layer.plan.is_tied and stores_different(source, *_embedding_and_head(layer)):
+            # As transformers does: the files are right, not the configuration.
+            config.tie_word_embeddings = False
+            layer = build_meta_layer(config, sharding, attn=attn)
+        with contextlib.suppress(OSError):  # Few checkpoints have one; it is exported again.
+            layer.vocab.model.generation_config = transformers.GenerationConfig.from_pretrained(
+                folder
+            )
+    unexpected = fill_layer(layer, source, name=path)
+    if dist.get_rank() == 0:
+        warn_unexpected(path, unexpected)
+    return layer
+
+
+@contextlib.contextmanager
+def _told_in_one_line(path: str) -> Iterator[None]:
+    """Raise as ModelError whatever a broken folder raises in transformers."""
+    try:
+        yield
+    except MemguardError:
+        raise
+    except Exception as error:
+        raise ModelError(
+            f"model '{path}' cannot be loaded as a causal language model: {_one_line(error)}"
+        ) from error
+
+
+def _embedding_and_head(layer: ShardedLayer) -> tuple[str, str]:
+    """Return the names of the two weights that may be one."""
+    model = layer.vocab.model
+    ends = (model.get_input_embeddings(), model.get_output_embeddings())
+    names = {module: name for name, module in model.named_modules() if module in ends}
+    return f"{names[ends[0]]}.weight", f"{names[ends[1]]}.weight"
+
+
+def shard_scratch_model(model: Any, sharding: Sharding, *, attn: str | None = None) -> ShardedLayer:
+    """Put a model drawn by `build_scratch_model` onto a mesh; every rank has drawn the same."""
+    layer = build_meta_layer(model.config, sharding, attn=attn)
+    fill_layer(layer, ModuleWeights(model), name="model.scratch")
+    return layer
+
+
+def load_config(path: str, *, revision: str | None = None) -> Any:
+    """Return a checkpoint's configuration.
+
+    Raises:
+        ModelError: no such checkpoint, or no configuration transformers knows.
+    """
+    _check_folder(path)
+    try:
+        return transformers.AutoConfig.from_pretrained(
+            path, revision=revision, trust_remote_code=False
+        )
+    except Exception as error:  # Each family checks its fields in its own way.
+        if Path(path).exists():
+            raise ModelError(f"'{path}' has no usable configuration: {_one_line(error)}") from error
+        raise ModelError(
+            f"model '{path}' is neither a folder here nor got from the hub: {_one_line(error)}"
+        ) from error
+
+
+def _get_folder(path: str, revision: str | None) -> Path:
+    """Return the folder of a checkpoint; a hub id's files are fetched into the hub's cache."""
+    if Path(path).is_dir():
+        return Path(path)
+    try:
+        return Path(
+            huggingface_hub.snapshot_download(
+                path, revision=revision, allow_patterns=["*.safetensors", "*.json"]
+            )
+        )
+    except Exception as error:  # The hub's client raises its own, the network's and the system's.
+        raise ModelError(
+            f"model '{path}' cannot be got from the hub: {_one_line(error)}"
+        ) from error
 
 
 def build_scratch_model(
@@ -84,13 +184,8 @@ def build_scratch_model(
     Raises:
         ModelError: an unknown ``model_type``, a misspelt field or values it does not take.
     """
-    ids = {
-        name: getattr(tokenizer, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")
-    }
-    fields = {**ids, **config, "vocab_size": vocab_size}
+    resolved = make_scratch_config(config, vocab_size=vocab_size, tokenizer=tokenizer)
     try:
-        resolved = transformers.AutoConfig.for_model(**fields)
-        _refuse_misspelt(config, resolved)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             model = transformers.AutoModelForCausalLM.from_config(
@@ -101,6 +196,29 @@ def build_scratch_model(
             f"'model.scratch.config' does not describe a model: {_one_line(error)}"
         ) from error
     return model.eval()
+
+
+def make_scratch_config(config: Mapping[str, Any], *, vocab_size: int, tokenizer: Any) -> Any:
+    """Return the transformers configuration of a model that starts from nothing.
+
+    Args:
+        config: Hugging Face configuration fields with ``model_type``.
+        vocab_size: rows of the embedding (tokens).
+        tokenizer: gives the ids of BOS, EOS and padding; None where only sizes matter.
+
+    Raises:
+        ModelError: an unknown ``model_type``, a misspelt field or values it does not take.
+    """
+    names = ("bos_token_id", "eos_token_id", "pad_token_id")
+    ids = {} if tokenizer is None else {name: getattr(tokenizer, name) for name in names}
+    try:
+        resolved = transformers.AutoConfig.for_model(**{**ids, **config, "vocab_size": vocab_size})
+        _refuse_misspelt(config, resolved)
+    except Exception as error:  # Each family checks its fields in its own way.
+        raise ModelError(
+            f"'model.scratch.config' does not describe a model: {_one_line(error)}"
+        ) from error
+    return resolved
 
 
 def load_tokenizer(path: str, *, revision: str | None = None) -> Any:
@@ -115,53 +233,6 @@ def load_tokenizer(path: str, *, revision: str | None = None) -> Any:
         )
     except Exception as error:  # A broken file raises what its parser raises.
         raise ModelError(f"no usable tokenizer in {path}: {_one_line(error)}") from error
-
-
-def export_model(
-    model: Any, tokenizer: Any, folder: Path, *, dtype: torch.dtype, card: str
-) -> None:
-    """Write a Hugging Face folder: weights, configuration, tokenizer and README.md.
-
-    The folder appears under its name only when it is complete (written aside, then renamed).
-
-    Args:
-        model: the trained module; its weights are cast to ``dtype`` on the way.
-        tokenizer: saved beside it, so that the folder loads alone.
-        folder: where; an older one of that name is replaced.
-        dtype: of the written floating-point weights.
-        card: text of README.md.
-    """
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    aside = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}."))
-    try:
-        # Cloning a tied weight per name would untie it: transformers drops the names that share
-        # storage only where they still do.
-        cast: dict[int, torch.Tensor] = {}
-        state = {}
-        for name, tensor in model.state_dict().items():
-            source = tensor.detach()
-            if source.data_ptr() not in cast or source.numel() == 0:
-                cast[source.data_ptr()] = (
-                    source.to("cpu", dtype) if source.is_floating_point() else source.cpu()
-                )
-            state[name] = cast[source.data_ptr()].view(source.shape)
-        kept_dtype = model.config.dtype
-        try:
-            model.save_pretrained(aside, state_dict=state)
-            # It has written the module's dtype, and the loader takes what stands there.
-            model.config.dtype = dtype
-            model.config.save_pretrained(aside)
-        finally:
-            model.config.dtype = kept_dtype
-        tokenizer.save_pretrained(aside)
-        (aside / "README.md").write_text(card, encoding="utf-8")
-        aside.chmod(0o755)
-        if folder.exists():
-            shutil.rmtree(folder)
-        os.rename(aside, folder)
-    except BaseException:
-        shutil.rmtree(aside, ignore_errors=True)
-        raise
 
 
 def hash_weights(path: str | Path) -> str:
@@ -193,17 +264,7 @@ def max_positions(path: str, *, revision: str | None = None) -> int | None:
     Raises:
         ModelError: no such checkpoint, or no configuration transformers knows.
     """
-    _check_folder(path)
-    try:
-        config = transformers.AutoConfig.from_pretrained(
-            path, revision=revision, trust_remote_code=False
-        )
-    except Exception as error:  # Each family checks its fields in its own way.
-        if Path(path).exists():
-            raise ModelError(f"'{path}' has no usable configuration: {_one_line(error)}") from error
-        raise ModelError(
-            f"model '{path}' is neither a folder here nor got from the hub: {_one_line(error)}"
-        ) from error
+    config = load_config(path, revision=revision)
     limit = getattr(config.get_text_config(), "max_position_embeddings", None)
     return limit if isinstance(limit, int) and limit > 0 else None
 

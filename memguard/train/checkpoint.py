@@ -4,8 +4,10 @@
       *.distcp, .metadata   torch's distributed checkpoint: weights, AdamW's moments, tally
       manifest.json         step, what it belongs to, size and SHA-256 of every file
 
-A folder named step-* is whole: it is written under another name, flushed to disk, then renamed. A
-checkpoint whose files do not match its manifest is passed over for the one before.
+Every rank writes its own part; tensors are stored as what they are of the whole, so that a run can
+go on on any mesh, or on one process. A folder named step-* is whole: it is written under another
+name, flushed to disk, then renamed by rank 0 once every rank has written. A checkpoint whose files
+do not match its manifest is passed over for the one before.
 """
 
 import errno
@@ -14,20 +16,26 @@ import os
 import shutil
 import tempfile
 import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
-from memguard.errors import RecordError
+from memguard.errors import OtherRankFailed, RecordError
+from memguard.parallel.local_parameters import LocalParameter
 from memguard.records import Record, load_record, save_record
-from memguard.runtime import Console
+from memguard.runtime import Console, Runtime
+
+Result = TypeVar("Result")
 
 
 class FileSum(Record):
@@ -51,65 +59,140 @@ class CheckpointManifest(Record):
     files: dict[str, FileSum]
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainState:
+    """What a checkpoint holds, live."""
+
+    parameters: Sequence[LocalParameter]
+    optimizer: torch.optim.Optimizer
+    """On the local tensors of the parameters."""
+    buffers: Mapping[str, Tensor]
+    """Of the model, as far as its checkpoints have them."""
+    piece_tally: NDArray[np.int64]
+    """How often the loader fed each piece; the same on every rank."""
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Name every tensor of the state; they share storage with the live ones."""
+        state = {f"model.{name}": buffer for name, buffer in self.buffers.items()}
+        for each in self.parameters:
+            state[f"model.{each.name}"] = each.to_global(each.local.detach())
+            for field, value in self.optimizer.state.get(each.local, {}).items():
+                state[f"optimizer.{each.name}.{field}"] = each.to_global(value)
+        state["piece_tally"] = torch.from_numpy(self.piece_tally)
+        return state
+
+    def make_room(self) -> None:
+        """Give the optimizer empty moments, to be filled from a checkpoint."""
+        for each in self.parameters:
+            self.optimizer.state[each.local] = {
+                # Where the fused AdamW reads it.
+                "step": torch.zeros((), dtype=torch.float32, device=each.local.device),
+                "exp_avg": torch.zeros_like(each.local),
+                "exp_avg_sq": torch.zeros_like(each.local),
+            }
+
+
 def save_checkpoint(
     folder: Path,
+    state: TrainState,
     *,
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    piece_tally: NDArray[np.int64],
     progress: CheckpointManifest,
     keep: int,
+    runtime: Runtime,
 ) -> Path:
-    """Write one checkpoint and delete the oldest beyond ``keep``.
+    """Write one checkpoint and delete the oldest beyond ``keep``; every rank calls this.
 
     Args:
-        folder: `checkpoints/` of the run.
-        model: weights.
-        optimizer: its moments.
-        piece_tally: how often the loader fed each piece.
+        folder: `checkpoints/` of the run, on a file system that all ranks see.
+        state: what is saved.
         progress: the manifest with `files` still empty.
         keep: newest checkpoints that stay.
+        runtime: this rank.
 
     Raises:
-        OSError: the disk is full or not writable; what was there before is untouched.
+        OSError: the disk of this rank, or of another, is full or not writable; what was there
+            before is untouched.
     """
-    folder.mkdir(parents=True, exist_ok=True)
     target = folder / f"step-{progress.step:08d}"
-    aside = Path(tempfile.mkdtemp(dir=folder, prefix=f".{target.name}."))
+    aside = Path(runtime.broadcast_object(runtime.only_on_main(lambda: _make_aside(target))))
     try:
-        state = _tensors(model, optimizer, piece_tally)
-        # One thread: with more, a failed write is reported as a success (pytorch#191391).
-        writer = FileSystemWriter(str(aside), thread_count=1)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            save(state, storage_writer=writer, no_dist=True)
-        files = {}
-        for path in sorted(aside.iterdir()):
-            _flush(path)
-            files[path.name] = FileSum(num_bytes=path.stat().st_size, sha256=_hash(path))
-        save_record(progress.model_copy(update={"files": files}), aside / "manifest.json")
-        if target.exists():
-            shutil.rmtree(target)
-        os.rename(aside, target)
-        _flush(folder)
-    except CheckpointException as error:
+        _agree(lambda: _write_part(state, aside, runtime), runtime)
+        sums = runtime.gather_objects(_agree(lambda: _sum_part(aside, runtime), runtime))
+        files = {name: each for part in sums for name, each in sorted(part.items())}
+        runtime.only_on_main(lambda: _commit(aside, target, progress, files))
+    except BaseException as error:
+        num_bytes = sum(tensor.nbytes for tensor in state.tensors().values())
         # torch's writer says of a full disk only that a position is not the one it expected.
-        num_bytes = sum(
-            tensor.nbytes for tensor in _tensors(model, optimizer, piece_tally).values()
-        )
-        is_full = shutil.disk_usage(aside).free < num_bytes
-        shutil.rmtree(aside, ignore_errors=True)
-        cause = next(iter(error.failures.values()), (error,))[0]
-        raise OSError(
-            errno.ENOSPC if is_full else errno.EIO,
-            f"checkpoint {target.name} could not be written: {cause}",
-        ) from error
-    except BaseException:
-        shutil.rmtree(aside, ignore_errors=True)
+        is_full = aside.exists() and shutil.disk_usage(aside).free < num_bytes
+        if runtime.is_main:
+            shutil.rmtree(aside, ignore_errors=True)
+        if isinstance(error, CheckpointException):
+            cause = next(iter(error.failures.values()), (error,))[0]
+            raise OSError(
+                errno.ENOSPC if is_full else errno.EIO,
+                f"checkpoint {target.name} could not be written: {cause}",
+            ) from error
         raise
-    for old in _list(folder)[:-keep]:
-        shutil.rmtree(old)
+    if runtime.is_main:
+        for old in _list(folder)[:-keep]:
+            shutil.rmtree(old)
     return target
+
+
+def _make_aside(target: Path) -> str:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    return tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}.")
+
+
+def _write_part(state: TrainState, aside: Path, runtime: Runtime) -> None:
+    # One thread: with more, a failed write is reported as a success (pytorch#191391).
+    writer = FileSystemWriter(str(aside), thread_count=1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        save(
+            state.tensors(),
+            storage_writer=writer,
+            no_dist=runtime.world_size == 1,
+            process_group=runtime.control,
+        )
+
+
+def _sum_part(aside: Path, runtime: Runtime) -> dict[str, FileSum]:
+    """Flush and hash the files of this rank; rank 0 takes those that belong to none."""
+    sums = {}
+    for path in sorted(aside.iterdir()):
+        owner = path.name.removeprefix("__").partition("_")[0]
+        if (int(owner) if owner.isdigit() else 0) == runtime.rank:
+            _flush(path)
+            sums[path.name] = FileSum(num_bytes=path.stat().st_size, sha256=_hash(path))
+    return sums
+
+
+def _commit(
+    aside: Path, target: Path, progress: CheckpointManifest, files: dict[str, FileSum]
+) -> None:
+    save_record(progress.model_copy(update={"files": files}), aside / "manifest.json")
+    if target.exists():
+        shutil.rmtree(target)
+    os.rename(aside, target)
+    _flush(target.parent)
+
+
+def _agree(work: Callable[[], Result], runtime: Runtime) -> Result:
+    """Do this rank's part; fail where any rank has failed, so that nobody waits for it.
+
+    Raises:
+        OtherRankFailed: another rank could not do its part.
+    """
+    try:
+        result = work()
+    except Exception:
+        runtime.agree_max(runtime.rank + 1)
+        raise
+    failed = runtime.agree_max(0)
+    if failed:
+        raise OtherRankFailed(failed - 1, 1)
+    return result
 
 
 def find_checkpoint(folder: Path, *, console: Console) -> Path | None:
@@ -135,39 +218,23 @@ def find_checkpoint(folder: Path, *, console: Console) -> Path | None:
     return None
 
 
-def load_checkpoint(
-    path: Path,
-    *,
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    piece_tally: NDArray[np.int64],
-) -> CheckpointManifest:
-    """Fill model, optimizer and tally in place from a checkpoint that `find_checkpoint` found."""
-    for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            optimizer.state[parameter] = {
-                "step": torch.zeros((), dtype=torch.float32),
-                "exp_avg": torch.zeros_like(parameter),
-                "exp_avg_sq": torch.zeros_like(parameter),
-            }
-    state = _tensors(model, optimizer, piece_tally)
+def load_checkpoint(path: Path, state: TrainState, *, runtime: Runtime) -> CheckpointManifest:
+    """Fill model, optimizer and tally in place from a checkpoint that `find_checkpoint` found.
+
+    It may have been written on any mesh.
+    """
+    state.make_room()
+    tensors = state.tensors()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        load(state, storage_reader=FileSystemReader(str(path)), no_dist=True)
-    piece_tally[:] = state["piece_tally"].numpy()
+        load(
+            tensors,
+            storage_reader=FileSystemReader(str(path)),
+            no_dist=runtime.world_size == 1,
+            process_group=runtime.control,
+        )
+    state.piece_tally[:] = tensors["piece_tally"].numpy()
     return load_record(CheckpointManifest, path / "manifest.json")
-
-
-def _tensors(
-    model: nn.Module, optimizer: torch.optim.Optimizer, piece_tally: NDArray[np.int64]
-) -> dict[str, Tensor]:
-    """Name every tensor of the state; the tensors are the live ones, not copies."""
-    state = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
-    for name, parameter in model.named_parameters():
-        for field, value in optimizer.state.get(parameter, {}).items():
-            state[f"optimizer.{name}.{field}"] = value
-    state["piece_tally"] = torch.from_numpy(piece_tally)
-    return state
 
 
 def _list(folder: Path) -> list[Path]:

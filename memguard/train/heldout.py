@@ -11,6 +11,7 @@ from memguard.data.packing import split_points
 from memguard.errors import ModelError
 from memguard.parallel.vocab import VocabLayer
 from memguard.records import IGNORE_LABEL
+from memguard.runtime import Runtime
 from memguard.train.metrics import HeldoutMetrics
 
 
@@ -23,18 +24,25 @@ def choose_heldout(corpus: Corpus) -> tuple[str, list[int]]:
     return "", []
 
 
-@torch.inference_mode()
+@torch.no_grad()
 def measure_heldout(
-    vocab: VocabLayer, corpus: Corpus, *, seq_len: int, batch_tokens: int, step: int
+    vocab: VocabLayer,
+    corpus: Corpus,
+    *,
+    seq_len: int,
+    batch_tokens: int,
+    step: int,
+    runtime: Runtime,
 ) -> HeldoutMetrics | None:
     """Return the mean plain loss over all supervised tokens of the held-out documents.
 
     Args:
-        vocab: the model, in fp32 arithmetic whatever the training precision.
+        vocab: the model; on one process in fp32 arithmetic whatever the training precision.
         corpus: the run's documents.
         seq_len: longer documents are cut into the same pieces as in training (tokens).
         batch_tokens: tokens of one forward pass, padding included.
         step: steps taken so far, for the record.
+        runtime: this rank; every rank calls this and gets the same.
 
     Returns:
         None where nothing is held out.
@@ -53,24 +61,16 @@ def measure_heldout(
             pieces.append((ids, labels))
             begin = end
     pieces.sort(key=lambda piece: len(piece[0]), reverse=True)
-    total, num_tokens = 0.0, 0
+    mine = [0.0, 0.0]
     training = vocab.model.training
     vocab.model.eval()
-    for batch in _batches(pieces, batch_tokens):
-        longest = len(batch[0][0])
-        ids_BT = np.zeros((len(batch), longest), dtype=np.int64)
-        labels_BT = np.full((len(batch), longest), IGNORE_LABEL, dtype=np.int64)
-        for row, (ids, labels) in enumerate(batch):
-            ids_BT[row, : len(ids)] = ids
-            labels_BT[row, : len(ids)] = labels
-        # Padding stands behind the text, where a causal model cannot see it.
-        hidden = vocab.hidden_states(torch.from_numpy(ids_BT).to(vocab.device))[:, :-1]
-        labels_next = torch.from_numpy(labels_BT).to(vocab.device)[:, 1:]
-        keep = labels_next != IGNORE_LABEL
-        nll_N = vocab.token_nll(hidden[keep], labels_next[keep])
-        total += float(nll_N.double().sum())
-        num_tokens += int(keep.sum())
+    for batch in vocab.deal(_batches(pieces, batch_tokens)):
+        nll, count = _sum_nll(vocab, batch or _NOTHING)
+        mine[0] += nll
+        mine[1] += count
     vocab.model.train(training)
+    copies = runtime.world_size // vocab.num_batch_ways
+    total, num_tokens = (value / copies for value in runtime.agree_sum(mine))
     if not num_tokens:
         return None
     if not math.isfinite(total):
@@ -81,11 +81,33 @@ def measure_heldout(
         bucket=bucket,
         nll=total / num_tokens,
         num_documents=len(documents),
-        num_tokens=num_tokens,
+        num_tokens=int(num_tokens),
     )
 
 
 Piece = tuple[np.ndarray, np.ndarray]
+"""Token ids and labels."""
+# For a rank without a batch of its own: the others need it for their collectives.
+_NOTHING: list[Piece] = [(np.zeros(2, np.int64), np.full(2, IGNORE_LABEL, np.int64))]
+
+
+def _sum_nll(vocab: VocabLayer, batch: Sequence[Piece]) -> tuple[float, int]:
+    """Return the sum of losses of some pieces (nats) and the number of tokens."""
+    longest = len(batch[0][0])
+    ids_BT = np.zeros((len(batch), longest), dtype=np.int64)
+    labels_BT = np.full((len(batch), longest), IGNORE_LABEL, dtype=np.int64)
+    for row, (ids, labels) in enumerate(batch):
+        # Padding stands behind the text, where a causal model cannot see it.
+        ids_BT[row, : len(ids)] = ids
+        labels_BT[row, : len(ids)] = labels
+    labels_next = torch.from_numpy(labels_BT).to(vocab.device)[:, 1:]
+    keep = labels_next != IGNORE_LABEL
+
+    def work() -> torch.Tensor:
+        hidden = vocab.hidden_states(torch.from_numpy(ids_BT).to(vocab.device))[:, :-1]
+        return vocab.token_terms(hidden[keep], labels_next[keep]).nll_N
+
+    return float(vocab(work).double().sum()), int(keep.sum())
 
 
 def _batches(pieces: Sequence[Piece], batch_tokens: int) -> list[list[Piece]]:

@@ -4,7 +4,7 @@ import hashlib
 import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TextIO
 
 from pydantic import ValidationError
 
@@ -95,13 +95,18 @@ _KINDS: dict[str, type[MetricsLine]] = {
 class MetricsLog:
     """Appends to metrics.jsonl; every line is on disk before the next step starts."""
 
-    def __init__(self, path: Path, *, keep_until_step: int) -> None:
+    def __init__(self, path: Path, *, keep_until_step: int, is_writer: bool = True) -> None:
         """Open the log, dropping what an interrupted run wrote after its last checkpoint.
 
         Args:
             path: of metrics.jsonl.
             keep_until_step: the step the run goes on from.
+            is_writer: False on all ranks but one: nothing is read or written.
         """
+        self.lines: list[MetricsLine] = []
+        self._file: TextIO | None = None
+        if not is_writer:
+            return
         kept = [line for line in read_metrics(path) if line.step <= keep_until_step]
         text = "".join(f"{line.model_dump_json()}\n" for line in kept)
         temporary = path.with_suffix(".tmp")
@@ -110,15 +115,21 @@ class MetricsLog:
         self._file = path.open("a", encoding="utf-8")
         self.lines = kept
 
+    def has(self, kind: type[MetricsLine]) -> bool:
+        """Whether there is a line of this kind."""
+        return any(isinstance(line, kind) for line in self.lines)
+
     def write(self, line: MetricsLine) -> None:
         """Append one line."""
         self.lines.append(line)
-        self._file.write(f"{line.model_dump_json()}\n")
-        self._file.flush()
+        if self._file is not None:
+            self._file.write(f"{line.model_dump_json()}\n")
+            self._file.flush()
 
     def close(self) -> None:
         """Close the file."""
-        self._file.close()
+        if self._file is not None:
+            self._file.close()
 
 
 def read_metrics(path: Path) -> Iterator[MetricsLine]:

@@ -1,8 +1,10 @@
-"""The loop; one step reads top to bottom.
+"""The loop: steps, metrics, checkpoints, clean interruption.
 
-batch   rows of the step                           the same whatever the micro-batches
-loss    sum over micro-batches of  mitigations.reduce(terms) / kept labels of the WHOLE step
-update  clip, learning rate of the step, AdamW
+    rows of a step   cut into as many equal parts as the mesh splits the batch
+    each rank        builds its own rows, takes the step, saves its part of a checkpoint
+    rank 0           writes metrics and speaks; all stop after the same step
+
+What one step does is in `step`.
 """
 
 import math
@@ -10,26 +12,23 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import Any
 
 import torch
-from torch import Tensor
 
 from memguard.config import OptimConfig, TrainConfig
 from memguard.data.corpus import Corpus
-from memguard.data.loader import Batch, Loader
-from memguard.errors import Interrupted, ModelError
-from memguard.mitigation import Mitigations, TokenTerms
+from memguard.data.loader import Loader
+from memguard.errors import Interrupted
+from memguard.mitigation import Mitigations
 from memguard.parallel.vocab import VocabLayer
-from memguard.records import IGNORE_LABEL
 from memguard.runtime import Advance, Console, Runtime, peak_memory_bytes
-from memguard.seeds import derive_seed
 from memguard.train.checkpoint import (
     CheckpointManifest,
+    TrainState,
     find_checkpoint,
     load_checkpoint,
     save_checkpoint,
@@ -42,8 +41,10 @@ from memguard.train.metrics import (
     StepMetrics,
     hash_tally,
 )
-from memguard.train.optim import build_optimizer, clip_gradients, learning_rate
+from memguard.train.optim import learning_rate
+from memguard.train.step import TrainStep
 
+_HELDOUT_BATCH_TOKENS = 4096
 _MIN_LABELS_FOR_DROP_CHECK = 10_000
 _DROP_RATE_TOLERANCE = 0.1
 # A launcher passes on the Ctrl-C that the terminal has sent already.
@@ -96,13 +97,20 @@ class Trainer:
             runtime: device and ranks.
             console: progress.
         """
-        self.vocab, self.model = vocab, vocab.model
+        self.vocab = vocab
         self.corpus, self.loader, self.mitigations = corpus, loader, mitigations
         self.config, self.optim = train, optim
         self.seq_len, self.seed, self.run_key = seq_len, seed, run_key
         self.folder, self.runtime, self.console = run_folder, runtime, console
         self.num_steps = min(loader.num_steps, train.max_steps or loader.num_steps)
-        self.optimizer = build_optimizer(self.model, optim)
+        self.step = TrainStep(
+            vocab=vocab,
+            mitigations=mitigations,
+            train=train,
+            optim=optim,
+            seed=seed,
+            runtime=runtime,
+        )
         self.totals = _Totals()
         self._stop_signal: int | None = None
 
@@ -115,14 +123,17 @@ class Trainer:
             OSError: a checkpoint could not be written.
         """
         self._resume()
-        log = MetricsLog(self.folder / "metrics.jsonl", keep_until_step=self.totals.step)
-        if self.config.activation_checkpointing == "full":
-            enable_activation_checkpointing(self.model)
-        self.model.train()
+        log = MetricsLog(
+            self.folder / "metrics.jsonl",
+            keep_until_step=self.totals.step,
+            is_writer=self.runtime.is_main,
+        )
+        begun, ended = self.runtime.broadcast_object([log.has(HeldoutMetrics), log.has(EndMetrics)])
+        self.vocab.model.train()
         devices = [self.runtime.device] if self.runtime.device.type == "cuda" else []
         try:
             with torch.random.fork_rng(devices=devices), self._signals():
-                if not any(isinstance(line, HeldoutMetrics) for line in log.lines):
+                if not begun:
                     self._measure_heldout(log)
                 with self.console.progress("train", self.num_steps, "steps") as advance:
                     advance(self.totals.step, "")
@@ -131,101 +142,55 @@ class Trainer:
                         log.write(line)
                         self._show(line, advance)
                         self._save_if_due()
-                if not any(isinstance(line, EndMetrics) for line in log.lines):
+                if not ended:
                     self._finish(log)
-                self._stop_if_asked()
+                self._stop_if(self._agree_on_signal())
         finally:
             log.close()
-            self.model.eval()
+            self.vocab.model.eval()
 
     def _timed_step(self) -> StepMetrics:
         started = time.perf_counter()
         samples = self.loader.samples(self.totals.step)
-        batch = self.loader.batch(samples)
+        num_rows = -(-len(samples) // self.vocab.num_batch_ways)
+        mine = samples[self.vocab.batch_rank * num_rows :][:num_rows]
         lr = learning_rate(self.totals.step, self.num_steps, self.optim)
-        loss, grad_norm = self.train_step(batch, samples[0], lr)
+        result = self.step.run(
+            self.loader.batch(mine, num_rows=num_rows),
+            lr=lr,
+            step=self.totals.step + 1,
+            first_sample=samples[0],
+        )
         self.loader.record(samples)
         took = time.perf_counter() - started
         totals = self.totals
         totals.step += 1
         totals.num_rows += len(samples)
-        totals.num_supervised_tokens += batch.num_supervised
-        totals.num_kept_tokens += batch.num_kept
+        totals.num_supervised_tokens += result.num_supervised
+        totals.num_kept_tokens += result.num_kept
         totals.train_s += took
         return StepMetrics(
             step=totals.step,
             num_steps=self.num_steps,
-            loss=loss,
+            loss=result.loss,
             lr=lr,
-            grad_norm=grad_norm,
+            grad_norm=result.grad_norm,
             num_rows=len(samples),
-            num_supervised_tokens=batch.num_supervised,
-            num_kept_tokens=batch.num_kept,
-            tokens_per_s=round(batch.num_kept / took, 1),
+            num_supervised_tokens=result.num_supervised,
+            num_kept_tokens=result.num_kept,
+            tokens_per_s=round(result.num_kept / took, 1),
             peak_memory_bytes=peak_memory_bytes(self.runtime.device),
             elapsed_s=round(totals.train_s, 3),
         )
-
-    def train_step(
-        self, batch: Batch, first_sample: int, lr: float
-    ) -> tuple[float | None, float | None]:
-        """Take one optimizer step.
-
-        Args:
-            batch: all rows of the step.
-            first_sample: global sample index of its first row; seeds dropout.
-            lr: learning rate.
-
-        Returns:
-            Mean loss of the labels that received loss (nats) and the gradient norm before
-            clipping; None for a step in which no label is left.
-        """
-        if batch.num_kept == 0:
-            return None, None
-        num_rows = len(batch.input_ids)
-        micro = self.config.micro_batch_size or num_rows
-        total = 0.0
-        for first in range(0, num_rows, micro):
-            torch.manual_seed(derive_seed(self.seed, "dropout", first_sample + first))
-            rows = slice(first, first + micro)
-            input_ids_BT = self._to_device(batch.input_ids[rows])
-            position_ids_BT = self._to_device(batch.position_ids[rows])
-            labels_next = self._to_device(batch.labels[rows])[:, 1:]
-            keep = labels_next != IGNORE_LABEL
-            with self._precision():
-                hidden_BTD = self.vocab.hidden_states(input_ids_BT, position_ids_BT)
-                # Ignored positions never reach the head's matmul.
-                nll_N = self.vocab.token_nll(hidden_BTD[:, :-1][keep], labels_next[keep])
-            loss = self.mitigations.reduce(TokenTerms(nll_N=nll_N)) / batch.num_kept
-            torch.autograd.backward(loss)
-            total += float(loss.detach())
-        grad_norm = clip_gradients(self.model, self.optim.max_grad_norm)
-        if not (math.isfinite(total) and math.isfinite(grad_norm)):
-            raise ModelError(
-                f"training diverged at step {self.totals.step + 1}: loss {total}, gradient norm "
-                f"{grad_norm}. Lower 'optim.lr' (now {self.optim.lr:g}) and start again."
-            )
-        for group in self.optimizer.param_groups:
-            group["lr"] = lr
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
-        return total, grad_norm
-
-    def _to_device(self, array: object) -> Tensor:
-        return torch.as_tensor(array, device=self.runtime.device)
-
-    def _precision(self) -> AbstractContextManager[None]:
-        if self.config.precision == "bf16":
-            return torch.autocast(self.runtime.device.type, dtype=torch.bfloat16)
-        return nullcontext()
 
     def _measure_heldout(self, log: MetricsLog) -> None:
         line = measure_heldout(
             self.vocab,
             self.corpus,
             seq_len=self.seq_len,
-            batch_tokens=max(self.seq_len, self.config.nll_chunk_tokens),
+            batch_tokens=max(self.seq_len, _HELDOUT_BATCH_TOKENS),
             step=self.totals.step,
+            runtime=self.runtime,
         )
         if line is not None:
             log.write(line)
@@ -264,15 +229,14 @@ class Trainer:
     # -- resume and interruption ---------------------------------------------------------------
 
     def _resume(self) -> None:
-        found = find_checkpoint(self.folder / "checkpoints", console=self.console)
+        found = self.runtime.broadcast_object(
+            self.runtime.only_on_main(
+                lambda: find_checkpoint(self.folder / "checkpoints", console=self.console)
+            )
+        )
         if found is None:
             return
-        manifest = load_checkpoint(
-            found,
-            model=self.model,
-            optimizer=self.optimizer,
-            piece_tally=self.loader.piece_tally,
-        )
+        manifest = load_checkpoint(found, self._state(), runtime=self.runtime)
         assert manifest.run_key == self.run_key, "the caller compares the run's settings first"
         self.totals = _Totals(
             step=manifest.step,
@@ -287,9 +251,7 @@ class Trainer:
         totals = self.totals
         save_checkpoint(
             self.folder / "checkpoints",
-            model=self.model,
-            optimizer=self.optimizer,
-            piece_tally=self.loader.piece_tally,
+            self._state(),
             progress=CheckpointManifest(
                 step=totals.step,
                 run_key=self.run_key,
@@ -301,20 +263,39 @@ class Trainer:
                 files={},
             ),
             keep=self.config.keep_checkpoints,
+            runtime=self.runtime,
         )
+
+    def _state(self) -> TrainState:
+        return TrainState(
+            buffers=dict(self._stored_buffers()),
+            parameters=self.step.parameters,
+            optimizer=self.step.optimizer,
+            piece_tally=self.loader.piece_tally,
+        )
+
+    def _stored_buffers(self) -> Iterator[tuple[str, torch.Tensor]]:
+        stored = self.vocab.model.state_dict(keep_vars=True)
+        for name, buffer in self.vocab.model.named_buffers():
+            if name in stored:
+                yield name, buffer
 
     def _save_if_due(self) -> None:
         every = self.config.checkpoint_every_steps
         step = self.totals.step
-        asked = self._stop_signal is not None
+        asked = self._agree_on_signal()
         if asked or step == self.num_steps or (every is not None and step % every == 0):
             self._save()
-        self._stop_if_asked()
+        self._stop_if(asked)
 
-    def _stop_if_asked(self) -> None:
-        if self._stop_signal is not None:
+    def _agree_on_signal(self) -> int:
+        """Return the signal that any rank was sent, 0 for none: it may reach some ranks only."""
+        return self.runtime.agree_max(self._stop_signal or 0)
+
+    def _stop_if(self, asked: int) -> None:
+        if asked:
             raise Interrupted(
-                self._stop_signal,
+                asked,
                 f"stopped after step {self.totals.step} of {self.num_steps} and saved; run the "
                 "same command again to go on",
             )
@@ -346,11 +327,3 @@ class Trainer:
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
-
-
-def enable_activation_checkpointing(model: Any) -> None:
-    """Make each decoder block keep its input only and run again in backward."""
-    # transformers renamed it in 5.2x and warns of the old name, the only one before.
-    name = "activation_checkpointing_enable"
-    enable = getattr(model, name, None) or model.gradient_checkpointing_enable
-    enable({"use_reentrant": False})

@@ -89,6 +89,27 @@ def test_a_wrong_sweep_or_audit_is_told_without_torch(bare: Any, tmp_path: Path)
     ]
 
 
+def test_processes_are_not_started_for_wrong_settings(bare: Any, tmp_path: Path) -> None:
+    (tmp_path / "run.yaml").write_text("name: x\nmodel: {path: m}\ndata: {trane: d.jsonl}\n")
+    ended = bare("train", "run.yaml", "--nproc", 2)
+    assert ended.returncode == 2
+    assert "did you mean 'train'?" in ended.stderr
+    assert "'--nproc'" in bare("train", "run.yaml", "--nproc", 0).stderr
+    ended = bare("audit", "--nproc", 2)
+    assert (ended.returncode, len(ended.stderr.splitlines())) == (2, 1)
+
+
+def test_a_rank_of_torchrun_is_named(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "memguard", "train", "nowhere.yaml"]
+    for rank, start in (("0", "'CONFIG'"), ("3", "[rank 3] 'CONFIG'")):
+        environment = {**os.environ, "RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": "4"}
+        ended = subprocess.run(
+            command, env=environment, capture_output=True, text=True, check=False
+        )
+        assert ended.returncode == 2
+        assert ended.stderr.startswith(start), ended.stderr
+
+
 def test_the_template_and_its_schema_need_no_torch(bare: Any) -> None:
     schema = json.loads(bare("init", "--schema").stdout)
     assert {"model", "data", "mitigations", "optim", "train", "audit"} <= schema[

@@ -248,6 +248,7 @@ def test_keys_follow_what_decides_the_outcome(monkeypatch: pytest.MonkeyPatch) -
     assert len(key) == 32
     assert key == key_of(SWEEP)
     assert key == key_of(SWEEP, "output_dir=moved")
+    assert key == key_of(SWEEP, "run.parallel.x=2")
     assert key == key_of(SWEEP | {"settings": SWEEP["settings"][:1]})
     assert key != key_of(SWEEP, "run.optim.lr=0.5")
     assert key != key_of(SWEEP, "settings[0].mitigations=[{name: goldfish}]")

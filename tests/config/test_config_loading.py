@@ -54,7 +54,9 @@ def test_a_minimal_run_takes_every_default(write) -> None:
 
 
 def test_sections_with_only_comments_are_defaults(write) -> None:
-    config = load_run_config(write(MINIMAL + "optim:\n  # lr: 1\ntrain:\naudit:\nmitigations:\n"))
+    config = load_run_config(
+        write(MINIMAL + "optim:\n  # lr: 1\ntrain:\nparallel:\naudit:\nmitigations:\n")
+    )
     assert config == load_run_config(write(MINIMAL))
 
 
@@ -106,6 +108,12 @@ def test_numbers_that_yaml_reads_as_text(write) -> None:
             "train: {batch_size: 8, micro_batch_size: 3}",
             "'train.micro_batch_size' must divide 'train.batch_size'; got 3 and 8",
         ),
+        (
+            "parallel: {x: 0}",
+            "5:12 'parallel.x': should be 1 or more, or -1 for the rest of the ranks; got 0",
+        ),
+        ("parallel: {w: 2}", "5:12 'parallel.w' is not a setting; known here: data, z, y, x"),
+        ("x: 2", "5:1 'x' is not a setting; did you mean 'parallel.x'?"),
         ("  heldout: h.jsonl\n  heldout_documents: 4", "3:1 'data': set 'heldout' or"),
         ("model: {path: b}", "5:1 'model' is set twice"),
         ("optim: {lr: 1, lr: 1}", "5:16 'optim.lr' is set twice"),

@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from memguard.config import RunConfig, SweepConfig, schema
+from memguard.config import ParallelConfig, RunConfig, SweepConfig, schema, schema_sweep
 from memguard.config.messages import describe_field
 
 SETTINGS = [
     kind
-    for kind in vars(schema).values()
+    for kind in {**vars(schema), **vars(schema_sweep)}.values()
     if isinstance(kind, type) and issubclass(kind, schema.Settings)
 ]
 RUN: dict[str, Any] = {"name": "x", "model": {"path": "m"}, "data": {"train": "a.jsonl"}}
@@ -97,6 +97,12 @@ def test_the_json_schema_is_one(kind: type[schema.Settings]) -> None:
         ({"name": "../x"}, "match pattern"),
         ({"seed": 2**63}, "less than"),
         ({"optim": {"lr": float("nan")}}, "finite number"),
+        ({"parallel": {"x": -1}}, "only one of 'data', 'z', 'y' and 'x' can be -1"),
+        ({"parallel": {"x": 0}}, "should be 1 or more, or -1 for the rest of the ranks; got 0"),
+        ({"parallel": {"z": -2}}, "should be 1 or more, or -1 for the rest of the ranks; got -2"),
+        ({"parallel": {"order": ["x", "y", "z"]}}, "each of data, z, y, x once; got x, y, z"),
+        ({"parallel": {"order": ["x", "y", "z", "x"]}}, "once; got x, y, z, x"),
+        ({"parallel": {"order": ["x", "y", "z", "w"]}}, "'data', 'z', 'y' or 'x'"),
     ],
 )
 def test_what_does_not_go_together(change: dict[str, Any], message: str) -> None:
@@ -108,3 +114,11 @@ def test_a_sweep_names_each_setting_once() -> None:
     settings = [{"name": "a"}, {"name": "a"}]
     with pytest.raises(ValidationError, match="'settings' has a name twice: a, a"):
         SweepConfig.model_validate({"name": "x", "run": {}, "settings": settings})
+
+
+def test_the_mesh_takes_all_ranks_as_copies_by_default() -> None:
+    parallel = RunConfig.model_validate(RUN).parallel
+    assert (parallel.data, parallel.z, parallel.y, parallel.x) == (-1, 1, 1, 1)
+    assert parallel.order == ("data", "z", "y", "x")
+    assert ParallelConfig(data=2, z=-1, order=["x", "y", "z", "data"]).order[0] == "x"
+    assert RunConfig.model_validate(RUN | {"parallel": None}).parallel == ParallelConfig()

@@ -35,7 +35,8 @@ def test_commented_settings_show_the_default(tmp_path: Path) -> None:
 def test_the_template_names_every_setting() -> None:
     text = render_template()
     blocks = [RunConfig, GoldfishConfig]
-    blocks += [RunConfig.model_fields[n].annotation for n in ("model", "data", "train", "audit")]
+    names = ("model", "data", "optim", "train", "parallel", "audit")
+    blocks += [RunConfig.model_fields[name].annotation for name in names]
     for block in blocks:
         for name in block.model_fields:
             assert re.search(rf"(?m)^[ #-]*{name}:", text), name
@@ -63,6 +64,9 @@ RUNS = st.fixed_dictionaries(
         ),
         "optim": st.fixed_dictionaries(
             {"lr": st.floats(1e-12, 1e3), "betas": st.tuples(FRACTION, FRACTION)}
+        ),
+        "parallel": st.fixed_dictionaries(
+            {"y": st.integers(1, 99), "order": st.permutations(["data", "z", "y", "x"])}
         ),
         "mitigations": st.lists(
             st.fixed_dictionaries({"name": st.just("goldfish"), "k": st.integers(2, 99)}),

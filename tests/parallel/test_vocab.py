@@ -53,11 +53,15 @@ def test_loss_and_gradients_are_those_of_the_models_own_logits(family: str) -> N
     expected = gradients(model)
     for chunk_tokens in (3, 4096):
         layer.chunk_tokens = chunk_tokens
-        ours = layer.token_nll(layer.hidden_states(ids)[:, :-1][kept], labels_N)
+        ours = layer.token_terms(layer.hidden_states(ids)[:, :-1][kept], labels_N).nll_N
         # fp32: the head sees other shapes, so sums may be rounded otherwise.
         torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
         assert ours.dtype == torch.float32
         ours.sum().backward()
+        assert_same_gradients(gradients(model), expected)
+        total = layer.sum_nll(layer.hidden_states(ids)[:, :-1][kept], labels_N)
+        torch.testing.assert_close(total, theirs.sum(), rtol=1e-5, atol=1e-5)
+        total.backward()
         assert_same_gradients(gradients(model), expected)
 
 
@@ -70,18 +74,26 @@ def test_the_steps_after_the_head_are_visible_in_these_tests() -> None:
         assert (layer.logits(hidden) - raw).abs().max() > 0.3 * raw.abs().max()
 
 
-def test_no_label_left_is_no_loss() -> None:
+@pytest.mark.parametrize("loss", ["sum_nll", "token_terms"])
+def test_no_label_left_is_no_loss(loss: str) -> None:
     layer = build_vocab_layer(build("llama"))
     hidden = layer.hidden_states(random_ids(1, 5))[0][:0]
-    loss = layer.token_nll(hidden, random_ids(0)).sum()
-    loss.backward()
-    assert loss.item() == 0
+    if loss == "sum_nll":
+        total = layer.sum_nll(hidden, random_ids(0))
+    else:
+        total = layer.token_terms(hidden, random_ids(0)).nll_N.sum()
+    total.backward()
+    assert total.item() == 0
+    assert all(
+        not gradient.any() for name, gradient in gradients(layer.model).items() if "head" in name
+    )
     scores = layer.token_scores(hidden, random_ids(0))
     assert scores.logprob_N.shape == scores.argmax_N.shape == scores.margin_N.shape == (0,)
     assert scores.argmax_N.dtype == torch.int64
 
 
-def test_chunking_keeps_at_most_one_chunk_of_logits_for_backward() -> None:
+@pytest.mark.parametrize("loss", ["sum_nll", "token_terms"])
+def test_no_logits_are_kept_for_backward(loss: str) -> None:
     layer = build_vocab_layer(build("llama"), chunk_tokens=4)
     hidden = layer.hidden_states(random_ids(1, 40))[0].detach().requires_grad_()
     saved = []
@@ -91,8 +103,8 @@ def test_chunking_keeps_at_most_one_chunk_of_logits_for_backward() -> None:
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
-        layer.token_nll(hidden, random_ids(40))
-    assert not [shape for shape in saved if shape and shape[-1] == VOCAB_SIZE and len(shape) == 2]
+        getattr(layer, loss)(hidden, random_ids(40))
+    assert not [shape for shape in saved if VOCAB_SIZE in shape and len(shape) == 2]
 
 
 # -- models that do something unknown after their head ----------------------------------------
@@ -122,7 +134,10 @@ def test_an_unknown_step_after_the_head_falls_back_and_is_right(scale: float) ->
     theirs.backward()
     expected = gradients(model)
     hidden_N = layer.hidden_states(ids)[:, :-1].reshape(-1, VOCAB_SIZE)
-    ours = layer.token_nll(hidden_N, labels_N).mean()
+    ours = layer.token_terms(hidden_N, labels_N).nll_N.mean()
+    torch.testing.assert_close(
+        layer.sum_nll(hidden_N, labels_N), theirs * len(labels_N), rtol=1e-5, atol=1e-5
+    )
     torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
     ours.backward()
     assert_same_gradients(gradients(model), expected)
@@ -201,6 +216,8 @@ def test_scores_are_those_of_the_logits(family: str, chunk_tokens: int) -> None:
 
 class FixedHead(torch.nn.Module):
     """A head whose hidden states are the logits; enough of a model for `VocabLayer`."""
+
+    dtype = torch.float32
 
     def __init__(self, num: int) -> None:
         super().__init__()

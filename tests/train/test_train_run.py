@@ -21,8 +21,10 @@ from memguard.config import RunConfig, dump_yaml
 from memguard.data.corpus import load_corpus
 from memguard.data.schedule import plan_rows
 from memguard.errors import ConfigError, DataError
+from memguard.parallel.local_parameters import find_local_parameters
 from memguard.records import AuditReport, load_manifest, load_record
-from memguard.train.checkpoint import load_checkpoint
+from memguard.runtime import Runtime
+from memguard.train.checkpoint import TrainState, load_checkpoint
 from memguard.train.metrics import EndMetrics, HeldoutMetrics, StepMetrics, read_metrics
 from memguard.train.optim import build_optimizer
 
@@ -97,12 +99,14 @@ def test_the_exported_model_gives_the_same_logits_in_plain_transformers(
     step = max((run / "checkpoints").iterdir())
     trained = transformers.AutoModelForCausalLM.from_config(model.config).eval()
     rows = plan_rows(load_corpus(run).manifest, seq_len=128, background_ratio=1.0, seed=3)[0]
-    load_checkpoint(
-        step,
-        model=trained,
-        optimizer=build_optimizer(trained, finished.optim),
+    parameters = find_local_parameters(trained)
+    state = TrainState(
+        parameters=parameters,
+        optimizer=build_optimizer(parameters, finished.optim),
+        buffers={},
         piece_tally=np.zeros(len(rows.document), dtype=np.int64),
     )
+    load_checkpoint(step, state, runtime=Runtime(device=torch.device("cpu")))
     with torch.no_grad():
         assert torch.equal(model(ids).logits, trained(ids).logits)
 

@@ -1,20 +1,13 @@
-"""Where a run runs and how it speaks: device, peak memory, rank-0 console."""
+"""The console: a live line on a terminal, log lines elsewhere; rank 0 alone speaks."""
 
-import importlib.metadata
-import logging
 import os
-import platform
-import resource
 import time
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import rich.console
 import rich.progress
-import torch
 from rich.table import Column
 
 _LINE_EVERY_S = 10.0
@@ -23,59 +16,19 @@ Advance = Callable[[int, str], None]
 """(units done since the last call, detail to show)."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Runtime:
-    """This process among its peers."""
-
-    device: torch.device
-    rank: int = 0
-    world_size: int = 1
-
-
-def detect_runtime() -> Runtime:
-    """Return this process's device: the first CUDA GPU, else the CPU."""
-    device = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
-    return Runtime(device=device)
-
-
-def peak_memory_bytes(device: torch.device) -> int:
-    """Return the most memory used so far: of the GPU, or resident of this process on a CPU."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-
-
-def default_cache_dir() -> Path:
-    """Return where downloaded or derived inputs are kept between runs."""
-    named = os.environ.get("MEMGUARD_CACHE")
-    if named:
-        return Path(named)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "memguard"
-
-
-def quiet_libraries() -> None:
-    """Silence progress bars and advice of the libraries: the console is ours."""
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    import datasets
-    import transformers
-
-    transformers.utils.logging.disable_progress_bar()
-    transformers.utils.logging.set_verbosity_error()
-    datasets.disable_progress_bars()
-    datasets.utils.logging.set_verbosity_error()
-    logging.getLogger("torch.distributed").setLevel(logging.ERROR)
-    # torch's checkpoint writer notes that it runs without a process group, which is meant.
-    warnings.filterwarnings("ignore", message=".*assuming the intent is to (save|load)")
+def _is_another_rank() -> bool:
+    return "LOCAL_RANK" in os.environ and int(os.environ.get("RANK") or 0) > 0
 
 
 @dataclass(frozen=True, slots=True)
 class Console:
-    """Speaks on standard error, on rank 0 only: a live line on a terminal, log lines elsewhere."""
+    """Speaks on standard error; on other ranks than 0 it is quiet."""
 
     out: rich.console.Console = field(
         default_factory=lambda: rich.console.Console(stderr=True, highlight=False)
     )
-    quiet: bool = False
+    # From the environment: it speaks before the ranks have met.
+    quiet: bool = field(default_factory=_is_another_rank)
 
     @property
     def live(self) -> bool:
@@ -89,7 +42,8 @@ class Console:
 
     def warn(self, text: str) -> None:
         """Say what the user should know although the run goes on."""
-        self.out.print(f"warning: {text}", style="yellow", markup=False, soft_wrap=True)
+        if not self.quiet:
+            self.out.print(f"warning: {text}", style="yellow", markup=False, soft_wrap=True)
 
     @contextmanager
     def progress(self, what: str, total: int, unit: str) -> Iterator[Advance]:
@@ -156,18 +110,3 @@ def format_duration(seconds: float) -> str:
     if minutes < 90:
         return f"{minutes}:{rest:02d} min"
     return f"{minutes // 60}:{minutes % 60:02d} h"
-
-
-def describe_environment(device: torch.device) -> dict[str, str]:
-    """Return versions and hardware, for the records of a run."""
-    packages = ("memguard", "torch", "transformers", "datasets", "numpy", "scipy")
-    versions = {name: importlib.metadata.version(name) for name in packages}
-    gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else "none"
-    return {
-        **versions,
-        "python": platform.python_version(),
-        "platform": f"{platform.system()} {platform.machine()}",
-        "cores": str(os.cpu_count()),
-        "threads": str(torch.get_num_threads()),
-        "gpu": gpu,
-    }

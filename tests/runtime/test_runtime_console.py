@@ -8,7 +8,7 @@ import rich.console
 import torch
 
 from memguard import runtime
-from memguard.runtime import Console, format_duration
+from memguard.runtime import Console, console, format_duration
 
 
 def console_to(text: io.StringIO, *, terminal: bool) -> Console:
@@ -27,7 +27,7 @@ def test_progress_is_a_line_now_and_then_without_a_terminal(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     now = [0.0]
-    monkeypatch.setattr(runtime.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(console.time, "monotonic", lambda: now[0])
     text = io.StringIO()
     with console_to(text, terminal=False).progress("audit", 100, "documents") as advance:
         for _ in range(100):
@@ -67,6 +67,21 @@ def test_messages_are_text_not_markup() -> None:
     assert text.getvalue() == "documents: [red]a[/red] " + "x" * 100 + "\n"
 
 
+def test_other_ranks_are_quiet(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = io.StringIO()
+    monkeypatch.setenv("RANK", "1")
+    # Some clusters number machines with it; those who start ranks set both.
+    console_to(text, terminal=False).warn("a")
+    assert text.getvalue() == "warning: a\n"
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    other = console_to(text, terminal=True)
+    other.warn("b")
+    other.info("c")
+    with other.progress("train", 2, "steps") as advance:
+        advance(1, "")
+    assert text.getvalue() == "warning: a\n"
+
+
 def test_cache_folder_is_the_users(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.delenv("MEMGUARD_CACHE", raising=False)
@@ -76,7 +91,8 @@ def test_cache_folder_is_the_users(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
 
 
 def test_environment_and_memory_are_told() -> None:
-    described = runtime.describe_environment(torch.device("cpu"))
+    described = runtime.describe_environment(torch.device("cpu"), world_size=4)
+    assert described["world_size"] == "4"
     assert described["torch"] == torch.__version__
     assert all(isinstance(value, str) and value for value in described.values())
     assert runtime.peak_memory_bytes(torch.device("cpu")) > 2**20

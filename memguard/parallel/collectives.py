@@ -1,0 +1,122 @@
+"""Collectives over one axis and what their gradients are.
+
+    name               forward         backward              used for
+    copy_to_axis       t               all-reduce(dt)        a weight each rank uses for its heads
+    sum_over_axis      all-reduce(t)   dt                    a sum that all ranks then use alike
+    sum_for_each       all-reduce(t)   all-reduce(dt)        a sum each rank uses for its shard
+    gather_from_axis   all-gather(t)   reduce-scatter(dt)    key/value heads several ranks share
+
+Functional collectives only: asynchronous until waited for, and seen by selective checkpointing,
+CommDebugMode, fake tensors and torch.compile, none of which sees an in-place `all_reduce`.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import FunctionCtx
+
+from memguard.parallel.mesh import Axis
+
+# The operators themselves: their Python wrappers are renamed from one release to the next.
+_ops = torch.ops._c10d_functional
+
+
+def all_reduce(tensor: Tensor, axis: Axis, op: str = "sum") -> Tensor:
+    """Return the sum (or ``op``: "max", "min") over the axis; no gradient."""
+    if axis.degree == 1:
+        return tensor
+    return wait(start_all_reduce(tensor, axis, op))
+
+
+def start_all_reduce(tensor: Tensor, axis: Axis, op: str = "sum") -> Tensor:
+    """Begin an all-reduce whose result must be passed through `wait`; no gradient."""
+    if axis.degree == 1:
+        return tensor
+    started: Tensor = _ops.all_reduce(tensor.contiguous(), op, axis.group_name)
+    return started
+
+
+def wait(tensor: Tensor) -> Tensor:
+    """Return the result of a started collective."""
+    finished: Tensor = _ops.wait_tensor(tensor)
+    return finished
+
+
+def all_gather(tensor: Tensor, axis: Axis) -> Tensor:
+    """Return the pieces of all ranks along the last dimension, in rank order; no gradient."""
+    if axis.degree == 1:
+        return tensor
+    first = tensor.movedim(-1, 0).contiguous()
+    gathered: Tensor = wait(_ops.all_gather_into_tensor(first, axis.degree, axis.group_name))
+    return gathered.movedim(0, -1)
+
+
+def _reduce_scatter(tensor: Tensor, axis: Axis) -> Tensor:
+    first = tensor.movedim(-1, 0).contiguous()
+    started = _ops.reduce_scatter_tensor(first, "sum", axis.degree, axis.group_name)
+    piece: Tensor = wait(started)
+    return piece.movedim(0, -1)
+
+
+def copy_to_axis(tensor: Tensor, axis: Axis) -> Tensor:
+    """Return ``tensor``; its gradient is the sum over the axis."""
+    return tensor if axis.degree == 1 else _Copy.apply(tensor, axis)  # type: ignore[no-untyped-call]
+
+
+def sum_over_axis(tensor: Tensor, axis: Axis) -> Tensor:
+    """Return the sum over the axis, which every rank uses alike: the gradient is passed on."""
+    return tensor if axis.degree == 1 else _Sum.apply(tensor, axis)  # type: ignore[no-untyped-call]
+
+
+def sum_for_each(tensor: Tensor, axis: Axis) -> Tensor:
+    """Return the sum over the axis, which each rank uses for its own: gradients are summed too."""
+    return tensor if axis.degree == 1 else _SumForEach.apply(tensor, axis)  # type: ignore[no-untyped-call]
+
+
+def gather_from_axis(tensor: Tensor, axis: Axis) -> Tensor:
+    """Return all ranks' pieces along the last dimension; gradients of a piece are summed."""
+    return tensor if axis.degree == 1 else _Gather.apply(tensor, axis)  # type: ignore[no-untyped-call]
+
+
+class _Copy(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, axis: Axis) -> Tensor:
+        ctx.axis = axis
+        return tensor.view_as(tensor)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return all_reduce(grad, ctx.axis), None
+
+
+class _Sum(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: FunctionCtx, tensor: Tensor, axis: Axis) -> Tensor:
+        return all_reduce(tensor, axis)
+
+    @staticmethod
+    def backward(ctx: FunctionCtx, grad: Tensor) -> tuple[Tensor, None]:
+        return grad, None
+
+
+class _SumForEach(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, axis: Axis) -> Tensor:
+        ctx.axis = axis
+        return all_reduce(tensor, axis)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return all_reduce(grad, ctx.axis), None
+
+
+class _Gather(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, axis: Axis) -> Tensor:
+        ctx.axis = axis
+        return all_gather(tensor, axis)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return _reduce_scatter(grad, ctx.axis), None

@@ -1,0 +1,103 @@
+"""The parameters as the optimizer sees them: plain local tensors.
+
+    parameter (DTensor over data, z, y, x)  ->  local tensor, the same storage
+
+AdamW, clipping and the gradient norm run on these: on DTensors of a 4-D mesh each of them first
+plans how to place every tensor, 0.2 s a parameter at the first step.
+
+    norm^2 = all-reduce over all ranks (sum over local tensors  |g|^2 / copies of the tensor)
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch import distributed as dist
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.placement_types import Replicate
+
+from memguard.parallel.collectives import all_reduce
+from memguard.parallel.mesh import Axis
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LocalParameter:
+    """One parameter of the model and this rank's piece of it."""
+
+    name: str
+    source: nn.Parameter
+    """Of the model."""
+    local: nn.Parameter
+    """The piece, in the same storage; the parameter itself where the model is plain."""
+    num_copies: int
+    """Ranks that hold this piece."""
+
+    def to_global(self, value: Tensor) -> Tensor:
+        """Return a tensor shaped like the piece as what it is of the whole, for checkpoints."""
+        if not isinstance(self.source, DTensor) or value.shape != self.local.shape:
+            return value
+        return DTensor.from_local(
+            value,
+            self.source.device_mesh,
+            self.source.placements,
+            run_check=False,
+            shape=self.source.shape,
+            stride=self.source.stride(),
+        )
+
+
+def find_local_parameters(model: nn.Module) -> list[LocalParameter]:
+    """List the trainable parameters; to be called once their storage is there for good."""
+    found = []
+    for name, parameter in model.named_parameters():
+        if not parameter.requires_grad:
+            continue
+        local, copies = parameter, 1
+        if isinstance(parameter, DTensor):
+            local = nn.Parameter(parameter.to_local().detach())
+            for dim, placement in enumerate(parameter.placements):
+                if isinstance(placement, Replicate):
+                    copies *= parameter.device_mesh.size(dim)
+        found.append(LocalParameter(name=name, source=parameter, local=local, num_copies=copies))
+    return found
+
+
+def take_gradients(parameters: Sequence[LocalParameter]) -> None:
+    """Let the local tensors have the gradients of the model's parameters; no copy."""
+    for each in parameters:
+        gradient = each.source.grad
+        if each.local is not each.source:
+            each.local.grad = gradient.to_local() if isinstance(gradient, DTensor) else gradient
+
+
+def clear_gradients(parameters: Sequence[LocalParameter]) -> None:
+    """Free all gradients."""
+    for each in parameters:
+        each.local.grad = None
+        each.source.grad = None
+
+
+def clip_gradients(parameters: Sequence[LocalParameter], max_norm: float | None) -> float:
+    """Scale the gradients to a norm of at most ``max_norm``; return their norm before.
+
+    Args:
+        parameters: after `take_gradients`; on a mesh every rank calls this.
+        max_norm: None only measures.
+    """
+    gradients = [(each.local.grad, each.num_copies) for each in parameters]
+    present = [(gradient, copies) for gradient, copies in gradients if gradient is not None]
+    assert present, "a step has gradients"
+    wide = torch.promote_types(present[0][0].dtype, torch.float32)
+    norms = torch._foreach_norm([gradient for gradient, _ in present], dtype=wide)
+    copies = torch.tensor([copies for _, copies in present], dtype=wide, device=norms[0].device)
+    squared = (torch.stack(norms).pow(2) / copies).sum()
+    if any(isinstance(each.source, DTensor) for each in parameters):
+        world = Axis(name="world", degree=dist.get_world_size(), group=dist.group.WORLD)
+        squared = all_reduce(squared, world)
+    norm = squared.sqrt()
+    if max_norm is not None:
+        # As torch's clip_grad_norm_: the same figures on one process and on a mesh.
+        scale = torch.clamp(max_norm / (norm + 1e-6), max=1.0)
+        torch._foreach_mul_([gradient for gradient, _ in present], scale)
+    return float(norm)

@@ -1,0 +1,342 @@
+"""Losses of chosen tokens over a sharded vocabulary, few logits at a time.
+
+    hidden_ND  [N, D/y]    last hidden states of the rows that count, replicated over x
+    weight_VD  [V/x, D/y]  the head; bias_V [V/x]
+    labels_N   [N]         the token that follows each of them, replicated
+
+    for chunks of C tokens:
+      logits_CV = steps(all-reduce over y (hidden_CD @ weight_VD.T) + bias_V)
+      lse_C     = log(all-reduce over x (sum exp(logits - max))) + max,   max = all-reduce over x
+      nll_C     = lse_C - all-reduce over x (logits[label])               natural log, fp32
+      dhidden_CD = all-reduce over x (dlogits_CV @ weight_VD)             launched, then under it
+      dweight_VD += dlogits_CV.T @ hidden_CD
+
+At most [C, V/x] logits exist at a time. A plain sum of losses has the same gradient whatever comes
+after, up to a factor: `sum_nll` takes it in the same pass. `token_terms` gives losses one by one
+for whoever weighs them, and computes each chunk's logits again in backward.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from memguard.parallel.collectives import all_reduce, start_all_reduce, wait
+from memguard.parallel.mesh import Axis
+
+Step = tuple[Callable[[Tensor, float], Tensor], float]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Head:
+    """This rank's piece of the LM head."""
+
+    weight_VD: Tensor | None
+    """None where what is passed as hidden states are logits already."""
+    bias_V: Tensor | None = None
+    steps: tuple[Step, ...] = ()
+    """What a family does to the logits, element by element, before the loss."""
+    first_token: int = 0
+    """Id of the first row of the piece."""
+    vocab_size: int = 0
+    """V of the whole."""
+    vocab_axis: Axis = field(default_factory=lambda: Axis(name="x"))
+    feature_axis: Axis = field(default_factory=lambda: Axis(name="y"))
+    chunk_tokens: int = 1024
+    """C: tokens whose logits exist at a time."""
+
+    @property
+    def num_tokens(self) -> int:
+        """Rows of the piece."""
+        return self.vocab_size if self.weight_VD is None else self.weight_VD.shape[0]
+
+    def logits(self, hidden_CD: Tensor) -> Tensor:
+        """Return the local logits ``[C, V/x]`` of a chunk, before the steps, in hidden's dtype."""
+        if self.weight_VD is None:
+            return hidden_CD
+        weight_VD = self.weight_VD.to(hidden_CD.dtype)
+        logits_CV = all_reduce(functional.linear(hidden_CD, weight_VD), self.feature_axis)
+        return logits_CV if self.bias_V is None else logits_CV + self.bias_V.to(logits_CV.dtype)
+
+    def local_labels(self, labels_C: Tensor) -> tuple[Tensor, Tensor]:
+        """Return labels counted from the first row (0 where not here) and whether they are here."""
+        local_C = labels_C - self.first_token
+        here_C = (local_C >= 0) & (local_C < self.num_tokens)
+        return local_C.masked_fill(~here_C, 0), here_C
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class VocabTerms:
+    """What a loss may be made of, for N tokens, in fp32; None where it was not asked for."""
+
+    nll_N: Tensor
+    """-log p(label) (nats)."""
+    entropy_N: Tensor | None = None
+    """-sum_v p(v) log p(v) (nats)."""
+    mean_logprob_N: Tensor | None = None
+    """Mean over the vocabulary of log p(v) (nats)."""
+
+
+def sum_nll(head: Head, hidden_ND: Tensor, labels_N: Tensor) -> Tensor:
+    """Return the sum of -log p(label) (nats, fp32), differentiable in hidden states and head."""
+    # A function's forward cannot see that gradients are off around it.
+    wanted = torch.is_grad_enabled()
+    return _SumNll.apply(hidden_ND, head.weight_VD, head.bias_V, labels_N, head, wanted)  # type: ignore[no-untyped-call,no-any-return]
+
+
+def token_terms(
+    head: Head,
+    hidden_ND: Tensor,
+    labels_N: Tensor,
+    needs: frozenset[str] = frozenset({"nll"}),
+) -> VocabTerms:
+    """Return per-token terms, each differentiable in hidden states and head.
+
+    Args:
+        head: this rank's piece.
+        hidden_ND: local hidden states ``[N, D/y]``.
+        labels_N: ``[N]`` token ids.
+        needs: of ``nll`` (always there), ``entropy`` and ``mean_logprob``.
+    """
+    unknown = needs - {"nll", "entropy", "mean_logprob"}
+    assert not unknown, f"the vocabulary layer does not compute {sorted(unknown)}"
+    terms_3N = _TokenTerms.apply(hidden_ND, head.weight_VD, head.bias_V, labels_N, head)  # type: ignore[no-untyped-call]
+    return VocabTerms(
+        nll_N=terms_3N[0],
+        entropy_N=terms_3N[1] if "entropy" in needs else None,
+        mean_logprob_N=terms_3N[2] if "mean_logprob" in needs else None,
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Chunk:
+    """One chunk's distribution over this rank's piece of the vocabulary."""
+
+    logits_CV: Tensor
+    """After the steps, fp32 or wider."""
+    raw_CV: Tensor
+    """Before them; the same tensor where there are none, and then not needed again."""
+    max_C: Tensor
+
+
+def _compute_dtype(head: Head, hidden_ND: Tensor) -> torch.dtype:
+    """Return the dtype of the head's matmul: autocast's where it is on and would change it."""
+    kind = hidden_ND.device.type
+    keeps = head.weight_VD is None or hidden_ND.dtype == torch.float64
+    if keeps or not torch.is_autocast_enabled(kind):
+        return hidden_ND.dtype
+    return torch.get_autocast_dtype(kind)
+
+
+def _widen(logits: Tensor) -> Tensor:
+    return logits if logits.dtype == torch.float64 else logits.float()
+
+
+def apply_steps(steps: tuple[Step, ...], logits: Tensor) -> Tensor:
+    """Return logits after what a family does between its head and the loss."""
+    for step, value in steps:
+        logits = step(logits, value)
+    return logits
+
+
+def iterate_chunks(head: Head, num_tokens: int) -> Iterator[slice]:
+    """Yield the rows of each chunk."""
+    for first in range(0, num_tokens, head.chunk_tokens):
+        yield slice(first, min(first + head.chunk_tokens, num_tokens))
+
+
+def max_of_piece(logits_CV: Tensor) -> Tensor:
+    """Return the largest logit of each row; -inf where the piece of the vocabulary is empty."""
+    if logits_CV.shape[1] == 0:
+        return logits_CV.new_full((len(logits_CV),), -torch.inf)
+    return logits_CV.amax(1)
+
+
+def pick_label(logits_CV: Tensor, local_C: Tensor, here_C: Tensor) -> Tensor:
+    """Return each row's logit at its label; 0 where the label is not here."""
+    if logits_CV.shape[1] == 0:
+        return logits_CV.new_zeros(len(logits_CV))
+    return logits_CV.gather(1, local_C[:, None]).squeeze(1).masked_fill(~here_C, 0)
+
+
+def _distribution(head: Head, hidden_CD: Tensor) -> _Chunk:
+    raw_CV = head.logits(hidden_CD)
+    logits_CV = _widen(apply_steps(head.steps, raw_CV))
+    return _Chunk(
+        logits_CV=logits_CV,
+        raw_CV=raw_CV,
+        max_C=all_reduce(max_of_piece(logits_CV), head.vocab_axis, "max"),
+    )
+
+
+def _through_steps(head: Head, raw_CV: Tensor, grad_CV: Tensor) -> Tensor:
+    """Return the gradient before the steps, from the one after them."""
+    if not head.steps:
+        return grad_CV
+    with torch.enable_grad():
+        raw_CV = raw_CV.detach().requires_grad_()
+        stepped_CV = apply_steps(head.steps, raw_CV)
+        (grad_raw_CV,) = torch.autograd.grad(stepped_CV, raw_CV, grad_CV.to(stepped_CV.dtype))
+    return grad_raw_CV
+
+
+class _Gradients:
+    """Gradients of hidden states and head, added up chunk by chunk."""
+
+    def __init__(self, head: Head, hidden_ND: Tensor, needed: Sequence[bool]) -> None:
+        """Take which of hidden states, weight and bias need one; those of a head may be frozen."""
+        self.head = head
+        self.hidden_ND = torch.empty_like(hidden_ND)
+        self.weight_VD = _zeros_like(head.weight_VD) if needed[1] else None
+        self.bias_V = _zeros_like(head.bias_V) if needed[2] else None
+
+    def add(self, rows: slice, hidden_CD: Tensor, raw_CV: Tensor, grad_CV: Tensor) -> None:
+        """Take one chunk's gradient of the logits after the steps."""
+        grad_CV = _through_steps(self.head, raw_CV, grad_CV)
+        if self.head.weight_VD is None:
+            self.hidden_ND[rows] = grad_CV
+            return
+        if self.bias_V is not None:
+            self.bias_V += grad_CV.sum(0)
+        grad_CV = grad_CV.to(hidden_CD.dtype)
+        partial_CD = grad_CV @ self.head.weight_VD.to(hidden_CD.dtype)
+        started_CD = start_all_reduce(partial_CD, self.head.vocab_axis)
+        if self.weight_VD is None:
+            pass
+        elif self.weight_VD.dtype == hidden_CD.dtype:
+            self.weight_VD.addmm_(grad_CV.T, hidden_CD)
+        else:
+            self.weight_VD += grad_CV.T @ hidden_CD
+        self.hidden_ND[rows] = wait(started_CD) if self.head.vocab_axis.degree > 1 else started_CD
+
+    def result(self, scale: Tensor | None = None) -> tuple[Tensor | None, ...]:
+        """Return the gradients of hidden states, weight and bias in their dtypes."""
+        parameters = (self.hidden_ND, self.head.weight_VD, self.head.bias_V)
+        gradients = (self.hidden_ND, self.weight_VD, self.bias_V)
+        for gradient in gradients:
+            if gradient is None or scale is None:
+                continue
+            for some in torch.split(gradient, self.head.chunk_tokens):
+                # The factor is not rounded to bf16, which would bend all gradients alike.
+                some.copy_(some.to(scale.dtype) * scale)
+        return tuple(
+            None if gradient is None or parameter is None else gradient.to(parameter.dtype)
+            for gradient, parameter in zip(gradients, parameters, strict=True)
+        )
+
+
+def _zeros_like(parameter: Tensor | None) -> Tensor | None:
+    """Return zeros to add up gradients in: fp32 where the parameter is narrower."""
+    if parameter is None:
+        return None
+    wide = torch.promote_types(parameter.dtype, torch.float32)
+    return torch.zeros_like(parameter, dtype=wide)
+
+
+class _SumNll(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden_ND: Tensor,
+        weight_VD: Tensor,
+        bias_V: Tensor | None,
+        labels_N: Tensor,
+        head: Head,
+        wanted: bool,
+    ) -> Tensor:
+        dtype = _compute_dtype(head, hidden_ND)
+        needed = ctx.needs_input_grad
+        gradients = _Gradients(head, hidden_ND, needed) if wanted and any(needed) else None
+        total = hidden_ND.new_zeros((), dtype=_widen(hidden_ND[:0]).dtype)
+        with torch.autocast(hidden_ND.device.type, enabled=False):
+            for rows in iterate_chunks(head, len(labels_N)):
+                hidden_CD = hidden_ND[rows].to(dtype)
+                chunk = _distribution(head, hidden_CD)
+                local_C, here_C = head.local_labels(labels_N[rows])
+                label_C = pick_label(chunk.logits_CV, local_C, here_C)
+                # Logits that were passed in are not ours to change.
+                ours_CV = chunk.logits_CV.clone() if head.weight_VD is None else chunk.logits_CV
+                exp_CV = ours_CV.sub_(chunk.max_C[:, None]).exp_()
+                sums_2C = torch.stack([exp_CV.sum(1), label_C])
+                sum_C, label_C = all_reduce(sums_2C, head.vocab_axis)
+                total += (sum_C.log() + (chunk.max_C - label_C)).sum()
+                if gradients is not None:
+                    grad_CV = exp_CV.div_(sum_C[:, None])
+                    _subtract_at_label(grad_CV, local_C, here_C, here_C.to(grad_CV.dtype))
+                    gradients.add(rows, hidden_CD, chunk.raw_CV, grad_CV)
+        ctx.gradients = gradients
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        assert ctx.gradients is not None, "sum_nll is differentiated once"
+        gradients, ctx.gradients = ctx.gradients.result(grad), None
+        return (*gradients, None, None, None)
+
+
+class _TokenTerms(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden_ND: Tensor,
+        weight_VD: Tensor,
+        bias_V: Tensor | None,
+        labels_N: Tensor,
+        head: Head,
+    ) -> Tensor:
+        """Return nll, entropy and mean log-probability ``[3, N]``."""
+        dtype = _compute_dtype(head, hidden_ND)
+        terms_3N = hidden_ND.new_zeros((3, len(labels_N)), dtype=_widen(hidden_ND[:0]).dtype)
+        lse_N = terms_3N.new_zeros(len(labels_N))
+        with torch.autocast(hidden_ND.device.type, enabled=False):
+            for rows in iterate_chunks(head, len(labels_N)):
+                chunk = _distribution(head, hidden_ND[rows].to(dtype))
+                local_C, here_C = head.local_labels(labels_N[rows])
+                label_C = pick_label(chunk.logits_CV, local_C, here_C)
+                logits_CV = chunk.logits_CV - chunk.max_C[:, None]
+                exp_CV = logits_CV.exp()
+                parts = [
+                    exp_CV.sum(1),
+                    label_C,
+                    (exp_CV * logits_CV).sum(1),
+                    logits_CV.sum(1),
+                ]
+                sum_C, label_C, weighted_C, all_C = all_reduce(torch.stack(parts), head.vocab_axis)
+                log_sum_C = sum_C.log()
+                terms_3N[0, rows] = log_sum_C + (chunk.max_C - label_C)
+                terms_3N[1, rows] = log_sum_C - weighted_C / sum_C
+                terms_3N[2, rows] = all_C / head.vocab_size - log_sum_C
+                lse_N[rows] = log_sum_C + chunk.max_C
+        ctx.save_for_backward(hidden_ND, labels_N, lse_N, terms_3N[1])
+        ctx.head, ctx.dtype = head, dtype
+        return terms_3N
+
+    @staticmethod
+    def backward(ctx: Any, grad_3N: Tensor) -> tuple[Tensor | None, ...]:
+        hidden_ND, labels_N, lse_N, entropy_N = ctx.saved_tensors
+        head: Head = ctx.head
+        gradients = _Gradients(head, hidden_ND, ctx.needs_input_grad)
+        with torch.autocast(hidden_ND.device.type, enabled=False):
+            for rows in iterate_chunks(head, len(labels_N)):
+                hidden_CD = hidden_ND[rows].to(ctx.dtype)
+                raw_CV = head.logits(hidden_CD)
+                logprob_CV = _widen(apply_steps(head.steps, raw_CV)) - lse_N[rows, None]
+                nll_C, entropy_C, mean_C = grad_3N[:, rows]
+                # d nll = p - 1[label];  d entropy = -p (log p + entropy);  d mean = 1/V - p
+                p_CV = logprob_CV.exp()
+                weight_CV = (nll_C - mean_C)[:, None] - entropy_C[:, None] * (
+                    logprob_CV + entropy_N[rows, None]
+                )
+                grad_CV = p_CV * weight_CV + (mean_C / head.vocab_size)[:, None]
+                local_C, here_C = head.local_labels(labels_N[rows])
+                _subtract_at_label(grad_CV, local_C, here_C, nll_C)
+                gradients.add(rows, hidden_CD, raw_CV, grad_CV)
+        return (*gradients.result(), None, None)
+
+
+def _subtract_at_label(grad_CV: Tensor, local_C: Tensor, here_C: Tensor, value_C: Tensor) -> None:
+    if grad_CV.shape[1] > 0:
+        grad_CV.scatter_add_(1, local_C[:, None], -value_C.masked_fill(~here_C, 0)[:, None])

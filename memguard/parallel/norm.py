@@ -1,0 +1,130 @@
+"""Norms over sharded features, with the statistics of the whole; and norms of each head.
+
+    x_MD   [M, D/axis]   activations      weight_D, bias_D  [D/axis]      D = features of the whole
+
+    mean   m = all-reduce over axis (sum x) / D                  (layer norm only)
+    scale  s = 1 / sqrt(all-reduce over axis (sum (x-m)^2) / D + eps)
+    y      = (x - m) * s * (offset + weight) + bias              offset 0, or 1 (Gemma)
+
+Each rank uses the statistics for its own features, so their gradients are all-reduced as well.
+The residual stream is sharded over y. A norm of each head (Qwen3) sees whole heads: no axis, but
+every rank along x has heads of its own, so the gradients of its weight are summed over x.
+
+What a family's norm computes is measured on it, not read off its class name.
+"""
+
+import copy
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from memguard.errors import ModelError
+from memguard.parallel.collectives import copy_to_axis, sum_for_each
+from memguard.parallel.linear import to_local
+from memguard.parallel.mesh import Axis
+
+_PROBE_TOKENS = 3
+# fp32 arithmetic; another formula differs by tenths.
+_PROBE_TOLERANCE = 1e-4
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NormFormula:
+    """What a norm computes."""
+
+    centred: bool
+    """Whether the mean is subtracted (layer norm)."""
+    offset: float
+    """Added to the weight: 0, or 1 where weights are stored around zero."""
+    eps: float
+    num_features: int
+    """D of the whole."""
+
+
+class Norm4D(nn.Module):
+    """A norm of a sharded model; a family's norm becomes one by `convert`."""
+
+    formula: NormFormula
+    feature_axis: Axis
+    gradient_axis: Axis
+    weight: nn.Parameter
+
+    @staticmethod
+    def convert(
+        norm: nn.Module,
+        formula: NormFormula,
+        *,
+        feature_axis: Axis | None = None,
+        gradient_axis: Axis | None = None,
+    ) -> None:
+        """Change the class of a norm in place; its parameters are sharded elsewhere.
+
+        Args:
+            norm: keeps its parameters, their names and its hooks.
+            formula: from `measure_norm`.
+            feature_axis: shards its features; None where each rank has them all.
+            gradient_axis: the ranks whose gradients of the weight are parts of the whole.
+        """
+        norm.__class__ = Norm4D
+        assert isinstance(norm, Norm4D), "its class was just set"
+        norm.formula = formula
+        norm.feature_axis = feature_axis or Axis(name="none")
+        norm.gradient_axis = gradient_axis or Axis(name="none")
+
+    def forward(self, input_MD: Tensor) -> Tensor:
+        """Normalise the local features ``[..., D/axis]``; statistics in fp32 or wider."""
+        formula, axis = self.formula, self.feature_axis
+        x_MD = input_MD if input_MD.dtype == torch.float64 else input_MD.float()
+        if formula.centred:
+            x_MD = x_MD - sum_for_each(x_MD.sum(-1, True), axis) / formula.num_features
+        squares_M1 = sum_for_each(x_MD.pow(2).sum(-1, True), axis)
+        x_MD = x_MD * torch.rsqrt(squares_M1 / formula.num_features + formula.eps)
+        weight_D = copy_to_axis(to_local(self.weight), self.gradient_axis)
+        if formula.offset:
+            # Gemma's weights are near zero: added in fp32, before the cast.
+            output = (x_MD * (formula.offset + weight_D.to(x_MD.dtype))).to(input_MD.dtype)
+        else:
+            output = weight_D * x_MD.to(input_MD.dtype)
+        bias = getattr(self, "bias", None)
+        return output if bias is None else output + copy_to_axis(to_local(bias), self.gradient_axis)
+
+    def extra_repr(self) -> str:
+        """Say what it computes and how it is sharded."""
+        return f"{self.formula}, features/{self.feature_axis.name}"
+
+
+def measure_norm(norm: nn.Module) -> NormFormula:
+    """Find out what a norm computes by asking it, on the CPU, on random features.
+
+    Args:
+        norm: unsharded; may be on the meta device.
+
+    Raises:
+        ModelError: it is neither an RMS norm nor a layer norm.
+    """
+    name = type(norm).__name__
+    eps = getattr(norm, "variance_epsilon", getattr(norm, "eps", None))
+    weight = getattr(norm, "weight", None)
+    if not isinstance(eps, float) or weight is None or weight.ndim != 1:
+        raise ModelError(f"norm {name} has no 'eps' or no vector 'weight': it cannot be sharded")
+    probe: Any = copy.deepcopy(norm).to_empty(device="cpu").float()
+    num_features = weight.shape[0]
+    generator = torch.Generator().manual_seed(0)
+    x_MD = torch.randn(_PROBE_TOKENS, num_features, generator=generator) + 0.5
+    with torch.no_grad():
+        if getattr(probe, "bias", None) is not None:
+            probe.bias.zero_()
+        probe.weight.fill_(0.0)
+        at_zero_MD = probe(x_MD)
+        probe.weight.fill_(1.0)
+        at_one_MD = probe(x_MD)
+    offset = 1.0 if float(at_zero_MD.abs().max()) else 0.0
+    plain_MD = at_zero_MD if offset else at_one_MD
+    for centred, formula in ((False, functional.rms_norm), (True, functional.layer_norm)):
+        expected_MD = formula(x_MD, (num_features,), eps=eps)
+        if float((plain_MD - expected_MD).abs().max()) < _PROBE_TOLERANCE:
+            return NormFormula(centred=centred, offset=offset, eps=eps, num_features=num_features)
+    raise ModelError(f"norm {name} is neither an RMS norm nor a layer norm: it cannot be sharded")

@@ -1,0 +1,80 @@
+"""Which rectangle of each full tensor a rank stores.
+
+    full tensor [N, K]  ->  y and x cut the dimensions their placements name, like torch.chunk
+                        ->  z cuts dimension 0 of what is left, like torch.chunk (FSDP2)
+
+Pieces are as equal as torch.chunk makes them: the last may be smaller, or empty.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch.distributed.tensor.placement_types import Placement, Shard
+
+from memguard.parallel.mesh_shape import MeshShape
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rectangle:
+    """A rectangle of a full tensor."""
+
+    start: tuple[int, ...]
+    shape: tuple[int, ...]
+
+    @property
+    def slices(self) -> tuple[slice, ...]:
+        """What to index the full tensor with."""
+        return tuple(slice(a, a + n) for a, n in zip(self.start, self.shape, strict=True))
+
+    @property
+    def num_elements(self) -> int:
+        """Elements of the rectangle."""
+        return torch.Size(self.shape).numel()
+
+
+def cut(rectangle: Rectangle, dim: int, rank: int, degree: int) -> Rectangle:
+    """Return piece ``rank`` of ``degree`` along a dimension."""
+    size = rectangle.shape[dim]
+    piece = -(-size // degree)
+    first = min(rank * piece, size)
+    start, shape = list(rectangle.start), list(rectangle.shape)
+    start[dim] += first
+    shape[dim] = min(piece, size - first)
+    return Rectangle(start=tuple(start), shape=tuple(shape))
+
+
+def find_rectangle(
+    shape: Sequence[int],
+    placements: tuple[Placement, Placement],
+    mesh: MeshShape,
+    ranks: Mapping[str, int],
+    *,
+    over_z: bool = True,
+) -> Rectangle:
+    """Return the rectangle of a tensor that one rank stores.
+
+    Args:
+        shape: of the full tensor.
+        placements: over (y, x).
+        mesh: degrees.
+        ranks: the rank's place along ``z``, ``y`` and ``x``.
+        over_z: False for the unsharded parameter that a forward sees.
+    """
+    rectangle = Rectangle(start=(0,) * len(shape), shape=tuple(shape))
+    for axis, placement in zip(("y", "x"), placements, strict=True):
+        if isinstance(placement, Shard):
+            degree = mesh.degree(axis)  # type: ignore[arg-type]
+            rectangle = cut(rectangle, placement.dim, ranks[axis], degree)
+    return cut(rectangle, 0, ranks["z"], mesh.z) if over_z else rectangle
+
+
+def all_rectangles(
+    shape: Sequence[int], placements: tuple[Placement, Placement], mesh: MeshShape
+) -> Iterator[tuple[dict[str, int], Rectangle]]:
+    """Yield the places of all ranks of one replica and what each stores, copies included."""
+    for z in range(mesh.z):
+        for y in range(mesh.y):
+            for x in range(mesh.x):
+                ranks = {"z": z, "y": y, "x": x}
+                yield ranks, find_rectangle(shape, placements, mesh, ranks)

@@ -1,0 +1,28 @@
+"""Where a run runs and how it speaks.
+
+processes.py     this process among its peers: device, rank, what all ranks agree on
+console.py       one voice for all ranks
+environment.py   peak memory, folders, versions for the records, silenced libraries
+"""
+
+from memguard.runtime.console import Advance, Console, format_duration
+from memguard.runtime.environment import (
+    default_cache_dir,
+    describe_environment,
+    peak_memory_bytes,
+    quiet_libraries,
+)
+from memguard.runtime.processes import Runtime, detect_runtime, start_runtime
+
+__all__ = [
+    "Advance",
+    "Console",
+    "Runtime",
+    "default_cache_dir",
+    "describe_environment",
+    "detect_runtime",
+    "format_duration",
+    "peak_memory_bytes",
+    "quiet_libraries",
+    "start_runtime",
+]

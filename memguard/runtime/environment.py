@@ -1,0 +1,57 @@
+"""What a run runs on: peak memory, folders, versions and hardware, silenced libraries."""
+
+import importlib.metadata
+import logging
+import os
+import platform
+import resource
+import warnings
+from pathlib import Path
+
+import torch
+
+
+def peak_memory_bytes(device: torch.device) -> int:
+    """Return the most memory used so far: of the GPU, or resident of this process on a CPU."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def default_cache_dir() -> Path:
+    """Return where downloaded or derived inputs are kept between runs."""
+    named = os.environ.get("MEMGUARD_CACHE")
+    if named:
+        return Path(named)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "memguard"
+
+
+def quiet_libraries() -> None:
+    """Silence progress bars and advice of the libraries: the console is ours."""
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    import datasets
+    import transformers
+
+    transformers.utils.logging.disable_progress_bar()
+    transformers.utils.logging.set_verbosity_error()
+    datasets.disable_progress_bars()
+    datasets.utils.logging.set_verbosity_error()
+    logging.getLogger("torch.distributed").setLevel(logging.ERROR)
+    # torch's checkpoint writer notes that it runs without a process group, which is meant.
+    warnings.filterwarnings("ignore", message=".*assuming the intent is to (save|load)")
+
+
+def describe_environment(device: torch.device, world_size: int = 1) -> dict[str, str]:
+    """Return versions and hardware, for the records of a run."""
+    packages = ("memguard", "torch", "transformers", "datasets", "numpy", "scipy")
+    versions = {name: importlib.metadata.version(name) for name in packages}
+    gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else "none"
+    return {
+        **versions,
+        "python": platform.python_version(),
+        "platform": f"{platform.system()} {platform.machine()}",
+        "cores": str(os.cpu_count()),
+        "threads": str(torch.get_num_threads()),
+        "gpu": gpu,
+        "world_size": str(world_size),
+    }

@@ -1,0 +1,195 @@
+"""This process among its peers: its device, its rank, and what all ranks agree on.
+
+    default group   "cpu:gloo,cuda:nccl" where there is a GPU, else "gloo": the engine's
+    control group   gloo, over all ranks, without a time limit: numbers and objects on the CPU
+
+A rank may wait for hours while rank 0 reads documents; the default group keeps its time limits,
+which tell a hung collective.
+"""
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from typing import Any, TypeVar, cast
+
+import torch
+from torch import distributed as dist
+
+from memguard.errors import ConfigError, MemguardError, OtherRankFailed
+
+ValueT = TypeVar("ValueT")
+
+# Nothing waits longer; gloo overflows on a much larger one.
+_FOREVER = timedelta(days=30)
+# The launcher's listening socket: the port is taken before any rank starts.
+_STORE_FD = "MEMGUARD_STORE_FD"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Runtime:
+    """This process among its peers. On one process every method returns at once.
+
+    On several, all ranks call the same methods in the same order.
+    """
+
+    device: torch.device
+    rank: int = 0
+    world_size: int = 1
+    local_rank: int = 0
+    """Rank among the processes of this machine; also the index of its GPU."""
+    control: dist.ProcessGroup | None = None
+    """Group for what is agreed on; the default group if None."""
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this is rank 0, which speaks and writes files."""
+        return self.rank == 0
+
+    def barrier(self) -> None:
+        """Wait until every rank is here."""
+        self.agree_max(0)
+
+    def agree_max(self, value: int) -> int:
+        """Return the largest value of all ranks."""
+        if self.world_size == 1:
+            return value
+        values = torch.tensor([value], dtype=torch.int64)
+        dist.all_reduce(values, op=dist.ReduceOp.MAX, group=self.control)
+        return int(values)
+
+    def agree_sum(self, values: Sequence[float]) -> list[float]:
+        """Return the sums over all ranks, in float64: counts up to 2^53 are exact."""
+        if self.world_size == 1:
+            return list(values)
+        sums = torch.tensor(values, dtype=torch.float64)
+        dist.all_reduce(sums, group=self.control)
+        return sums.tolist()
+
+    def agree_any(self, flag: bool) -> bool:
+        """Return whether any rank says so."""
+        return bool(self.agree_max(int(flag)))
+
+    def gather_objects(self, value: ValueT) -> list[ValueT]:
+        """Return the values of all ranks, by rank; they are pickled."""
+        if self.world_size == 1:
+            return [value]
+        values: list[Any] = [None] * self.world_size
+        dist.all_gather_object(values, value, group=self.control)
+        return values
+
+    def broadcast_object(self, value: ValueT | None) -> ValueT:
+        """Return rank 0's value on every rank; it is pickled, and what others give is not used."""
+        if self.world_size == 1:
+            return cast("ValueT", value)
+        values = [value]
+        dist.broadcast_object_list(values, src=0, group=self.control)
+        return cast("ValueT", values[0])
+
+    def only_on_main(self, function: Callable[[], ValueT]) -> ValueT | None:
+        """Run a function on rank 0 while the others wait; they return None.
+
+        Raises:
+            OtherRankFailed: on the others, where it failed on rank 0.
+        """
+        if not self.is_main:
+            code = self.broadcast_object(0)
+            if code:
+                raise OtherRankFailed(0, code)
+            return None
+        try:
+            result = function()
+        except BaseException as error:
+            # Told as a value: who waits learns of it at once, and does not take it for a lost peer.
+            self.broadcast_object(_exit_code(error))
+            raise
+        self.broadcast_object(0)
+        return result
+
+    def first_on_main(self, function: Callable[[], ValueT]) -> ValueT:
+        """Run a function on rank 0, then on the others, who find the files it has written.
+
+        Raises:
+            OtherRankFailed: on the others, where it failed on rank 0.
+        """
+        result = self.only_on_main(function)
+        return cast("ValueT", result) if self.is_main else function()
+
+
+def _exit_code(error: BaseException) -> int:
+    if isinstance(error, MemguardError):
+        return error.exit_code
+    return 130 if isinstance(error, KeyboardInterrupt) else 1
+
+
+def detect_runtime() -> Runtime:
+    """Return this process's device and rank, as torchrun or `--nproc` set them; starts no group.
+
+    Raises:
+        ConfigError: more processes on this machine than it has GPUs.
+    """
+    rank, local_rank, world_size = _read_ranks()
+    if not torch.cuda.is_available():
+        device = torch.device("cpu")
+    elif local_rank < torch.cuda.device_count():
+        device = torch.device("cuda", local_rank)
+    else:
+        raise ConfigError(
+            f"each process needs a GPU of its own: this machine shows {torch.cuda.device_count()}, "
+            f"and this is process {local_rank + 1}. Start fewer (--nproc, --nproc-per-node)."
+        )
+    return Runtime(device=device, rank=rank, world_size=world_size, local_rank=local_rank)
+
+
+def _read_ranks() -> tuple[int, int, int]:
+    """Return rank, rank on this machine and number of ranks."""
+    names = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
+    # Some clusters set one of them for other purposes; who starts ranks sets all three.
+    if not all(os.environ.get(name) for name in names):
+        return 0, 0, 1
+    rank, local_rank, world_size = (int(os.environ[name]) for name in names)
+    return rank, local_rank, world_size
+
+
+@contextmanager
+def start_runtime() -> Iterator[Runtime]:
+    """Join this process to its peers, and part from them at the end.
+
+    After an error nobody waits for the others, and the connections stay: they break when the
+    process ends, which is after it has said what went wrong.
+
+    Raises:
+        ConfigError: see `detect_runtime`.
+    """
+    runtime = detect_runtime()
+    if runtime.world_size == 1:
+        yield runtime
+        return
+    if runtime.device.type == "cuda":
+        torch.cuda.set_device(runtime.device)
+    dist.init_process_group(
+        "cpu:gloo,cuda:nccl" if runtime.device.type == "cuda" else "gloo",
+        store=_find_store(runtime),
+        rank=runtime.rank,
+        world_size=runtime.world_size,
+    )
+    control = dist.new_group(backend="gloo", timeout=_FOREVER)
+    runtime = replace(runtime, control=cast("dist.ProcessGroup", control))
+    yield runtime
+    runtime.barrier()
+    dist.destroy_process_group()
+
+
+def _find_store(runtime: Runtime) -> Any:
+    """Return where the ranks meet; None leaves it to torch, which asks torchrun's environment."""
+    inherited = os.environ.get(_STORE_FD)
+    if inherited is None:
+        return None
+    return dist.TCPStore(  # type: ignore[attr-defined]
+        os.environ["MASTER_ADDR"],
+        int(os.environ["MASTER_PORT"]),
+        runtime.world_size,
+        runtime.is_main,
+        master_listen_fd=int(inherited) if runtime.is_main else None,
+    )

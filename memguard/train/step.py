@@ -1,0 +1,161 @@
+"""One optimizer step, the same on one process and on every mesh.
+
+    rows     a step's rows, split over the data x z ranks; x and y ranks work on the same ones
+    loss     sum over micro-batches of  reduce(terms) / labels left in the WHOLE step
+    update   gradients of all rows, clipped, AdamW on the local tensors
+
+FSDP2 averages gradients over the ranks that split the batch, so that a rank's loss is multiplied
+by their number: the average of the products is the sum.
+"""
+
+import math
+from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from memguard.config import OptimConfig, TrainConfig
+from memguard.data.loader import Batch
+from memguard.errors import ModelError
+from memguard.mitigation import Mitigations, TokenTerms
+from memguard.parallel.local_parameters import (
+    clear_gradients,
+    clip_gradients,
+    find_local_parameters,
+    take_gradients,
+)
+from memguard.parallel.vocab import VocabLayer
+from memguard.records import IGNORE_LABEL
+from memguard.runtime import Runtime
+from memguard.seeds import derive_seed
+from memguard.train.optim import build_optimizer
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepResult:
+    """What one step did, over all rows."""
+
+    loss: float | None
+    """Mean over the labels that received loss (nats); None where none was left."""
+    grad_norm: float | None
+    """Before clipping."""
+    num_supervised: int
+    num_kept: int
+    """Labels that would have received loss, and those that did."""
+
+
+class TrainStep:
+    """Takes optimizer steps on a model."""
+
+    def __init__(
+        self,
+        *,
+        vocab: VocabLayer,
+        mitigations: Mitigations,
+        train: TrainConfig,
+        optim: OptimConfig,
+        seed: int,
+        runtime: Runtime,
+    ) -> None:
+        """Take a model whose weights are in place; the optimizer starts from nothing.
+
+        Args:
+            vocab: plain or sharded.
+            mitigations: how losses are reduced.
+            train: micro-batches and precision.
+            optim: AdamW and clipping.
+            seed: the run's; dropout's, on one process.
+            runtime: device and ranks.
+        """
+        self.vocab, self.mitigations = vocab, mitigations
+        self.train, self.optim, self.seed, self.runtime = train, optim, seed, runtime
+        self.parameters = find_local_parameters(vocab.model)
+        self.optimizer = build_optimizer(self.parameters, optim)
+
+    def run(self, batch: Batch, *, lr: float, step: int, first_sample: int) -> StepResult:
+        """Take one step.
+
+        Args:
+            batch: this rank's rows; every rank has as many.
+            lr: learning rate.
+            step: number of the step, from 1, for messages.
+            first_sample: global sample index of the first row; seeds dropout.
+
+        Raises:
+            ModelError: the loss or the gradients are not finite.
+        """
+        num_supervised, num_kept = self._sum_over_batch((batch.num_supervised, batch.num_kept))
+        if num_kept == 0:
+            return StepResult(
+                loss=None, grad_norm=None, num_supervised=int(num_supervised), num_kept=0
+            )
+        num_ways = self.vocab.num_batch_ways
+        total = 0.0
+        pieces = list(self._micro_batches(len(batch.input_ids)))
+        for piece in pieces:
+            if self.vocab.mesh is None:
+                torch.manual_seed(derive_seed(self.seed, "dropout", first_sample + piece.start))
+            self.vocab.set_last_micro_batch(piece is pieces[-1])
+            loss = self._sum_loss(batch, piece) / num_kept
+            torch.autograd.backward(loss * num_ways)
+            total += float(loss.detach())
+        (loss_sum,) = self._sum_over_batch((total,))
+        take_gradients(self.parameters)
+        grad_norm = clip_gradients(self.parameters, self.optim.max_grad_norm)
+        if not (math.isfinite(loss_sum) and math.isfinite(grad_norm)):
+            raise ModelError(
+                f"training diverged at step {step}: loss {loss_sum}, gradient norm {grad_norm}. "
+                f"Lower 'optim.lr' (now {self.optim.lr:g}) and start again."
+            )
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr
+        self.optimizer.step()
+        clear_gradients(self.parameters)
+        return StepResult(
+            loss=loss_sum,
+            grad_norm=grad_norm,
+            num_supervised=int(num_supervised),
+            num_kept=int(num_kept),
+        )
+
+    def _sum_loss(self, batch: Batch, rows: slice) -> Tensor:
+        """Return the sum of losses over the labels of some rows."""
+        input_ids_BT = self._to_device(batch.input_ids[rows])
+        position_ids_BT = self._to_device(batch.position_ids[rows])
+        labels_next = self._to_device(batch.labels[rows])[:, 1:]
+        # Ignored positions never reach the head's matmul.
+        keep = labels_next != IGNORE_LABEL
+
+        def work() -> Tensor:
+            hidden_BTD = self.vocab.hidden_states(input_ids_BT, position_ids_BT)
+            hidden_ND, labels_N = hidden_BTD[:, :-1][keep], labels_next[keep]
+            if self.mitigations.sums_nll:
+                return self.vocab.sum_nll(hidden_ND, labels_N)
+            terms = self.vocab.token_terms(hidden_ND, labels_N)
+            return self.mitigations.reduce(TokenTerms(nll_N=terms.nll_N))
+
+        with self._precision():
+            return self.vocab(work)  # type: ignore[no-any-return]
+
+    def _micro_batches(self, num_rows: int) -> Iterable[slice]:
+        """Cut this rank's rows into forward passes; every rank has as many."""
+        size = self.train.micro_batch_size or num_rows
+        for first in range(0, num_rows, size):
+            yield slice(first, min(first + size, num_rows))
+
+    def _sum_over_batch(self, values: tuple[float, ...]) -> list[float]:
+        """Return the sums over the ranks that split the batch."""
+        mesh = self.vocab.mesh
+        copies = 1 if mesh is None else mesh.shape.x * mesh.shape.y
+        return [value / copies for value in self.runtime.agree_sum(values)]
+
+    def _to_device(self, array: Any) -> Tensor:
+        return torch.as_tensor(array, device=self.runtime.device)
+
+    def _precision(self) -> AbstractContextManager[None]:
+        if self.train.precision == "bf16" and self.vocab.mesh is None:
+            return torch.autocast(self.runtime.device.type, dtype=torch.bfloat16)
+        return nullcontext()

@@ -1,0 +1,56 @@
+#!/bin/bash
+# Frontier-style nodes: 4 AMD MI250X each, which are 8 GPUs (GCDs); Slingshot network, ROCm.
+#   sbatch scripts/slurm/frontier.sh [KEY=VALUE]...
+#SBATCH --job-name=memguard
+#SBATCH --account=CHANGE_ME
+#SBATCH --partition=batch
+#SBATCH --nodes=2
+#SBATCH --ntasks-per-node=1
+#SBATCH --gpus-per-node=8
+#SBATCH --cpus-per-task=56
+#SBATCH --time=02:00:00
+#SBATCH --signal=B:TERM@300
+#SBATCH --requeue
+#SBATCH --open-mode=append
+#SBATCH --output=%x-%j.log
+
+CONFIG=configs/stories260k.yaml
+GPUS_PER_NODE=8
+RCCL_PLUGIN=$HOME/aws-ofi-rccl/lib # without it RCCL falls back to TCP
+source .venv/bin/activate
+
+# Slingshot: gloo and RCCL (which reads NCCL's settings) over its interfaces, RCCL through libfabric.
+export LD_LIBRARY_PATH=$RCCL_PLUGIN:${LD_LIBRARY_PATH:-}
+export GLOO_SOCKET_IFNAME=hsn0
+export NCCL_SOCKET_IFNAME=hsn
+export NCCL_NET_GDR_LEVEL=3
+export NCCL_CROSS_NIC=1
+export FI_CXI_ATS=0
+export HSA_FORCE_FINE_GRAIN_PCIE=1
+
+# -- what follows needs no change -------------------------------------------------------------------
+# Settings can be changed from the command line: sbatch scripts/slurm/frontier.sh optim.lr=1e-5
+# Before the time limit the run is told to save, and the job is queued again: it goes on there.
+
+set -u
+export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$((SLURM_CPUS_PER_TASK / GPUS_PER_NODE))}
+export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1
+# How long torchrun lets a checkpoint be written (seconds): just under the notice given above.
+export TORCH_ELASTIC_SHUTDOWN_TIMEOUT=270
+
+stopped=
+trap 'stopped=yes; scancel --signal=TERM "$SLURM_JOB_ID"' TERM
+
+first_node=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+srun --cpus-per-task="$SLURM_CPUS_PER_TASK" torchrun \
+  --nnodes="$SLURM_NNODES" --nproc-per-node="$GPUS_PER_NODE" --max-restarts=0 \
+  --rdzv-backend=c10d --rdzv-endpoint="$first_node:29500" --rdzv-id="$SLURM_JOB_ID" \
+  -m memguard train "$CONFIG" "$@" &
+job=$!
+# A signal ends `wait` before the job has ended.
+until wait "$job"; code=$?; ! kill -0 "$job" 2>/dev/null; do :; done
+
+if [ -n "$stopped" ] && [ "$code" -ne 0 ]; then
+  scontrol requeue "$SLURM_JOB_ID"
+fi
+exit "$code"

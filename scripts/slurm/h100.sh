@@ -1,0 +1,47 @@
+#!/bin/bash
+# Nodes of 8 NVIDIA H100 each, InfiniBand or RoCE network.
+#   sbatch scripts/slurm/h100.sh [KEY=VALUE]...
+#SBATCH --job-name=memguard
+#SBATCH --partition=CHANGE_ME
+#SBATCH --exclusive
+#SBATCH --nodes=2
+#SBATCH --ntasks-per-node=1
+#SBATCH --gpus-per-node=8
+#SBATCH --cpus-per-task=96
+#SBATCH --time=24:00:00
+#SBATCH --signal=B:TERM@300
+#SBATCH --requeue
+#SBATCH --open-mode=append
+#SBATCH --output=%x-%j.log
+
+CONFIG=configs/stories260k.yaml
+GPUS_PER_NODE=8
+source .venv/bin/activate
+# Where there are several networks: export GLOO_SOCKET_IFNAME=eth0 NCCL_SOCKET_IFNAME=eth0
+
+# -- what follows needs no change -------------------------------------------------------------------
+# Settings can be changed from the command line: sbatch scripts/slurm/h100.sh optim.lr=1e-5
+# Before the time limit the run is told to save, and the job is queued again: it goes on there.
+
+set -u
+export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$((SLURM_CPUS_PER_TASK / GPUS_PER_NODE))}
+export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1
+# How long torchrun lets a checkpoint be written (seconds): just under the notice given above.
+export TORCH_ELASTIC_SHUTDOWN_TIMEOUT=270
+
+stopped=
+trap 'stopped=yes; scancel --signal=TERM "$SLURM_JOB_ID"' TERM
+
+first_node=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+srun --cpus-per-task="$SLURM_CPUS_PER_TASK" torchrun \
+  --nnodes="$SLURM_NNODES" --nproc-per-node="$GPUS_PER_NODE" --max-restarts=0 \
+  --rdzv-backend=c10d --rdzv-endpoint="$first_node:29500" --rdzv-id="$SLURM_JOB_ID" \
+  -m memguard train "$CONFIG" "$@" &
+job=$!
+# A signal ends `wait` before the job has ended.
+until wait "$job"; code=$?; ! kill -0 "$job" 2>/dev/null; do :; done
+
+if [ -n "$stopped" ] && [ "$code" -ne 0 ]; then
+  scontrol requeue "$SLURM_JOB_ID"
+fi
+exit "$code"

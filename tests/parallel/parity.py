@@ -1,0 +1,256 @@
+"""Compares a sharded model with plain transformers, step by step, on every rank.
+
+The other side is independent of memguard: transformers' own forward on the whole batch, torch's
+cross-entropy on all logits, torch's clipping and AdamW. Its norms are restated in float64, where
+transformers computes them in fp32 whatever the weights' dtype.
+"""
+
+import types
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from tiny_families import build
+from torch import Tensor, nn
+from torch import distributed as dist
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+from torch.nn import functional
+
+from memguard.config import GoldfishConfig, OptimConfig, TrainConfig
+from memguard.data.loader import Batch
+from memguard.mitigation import Mitigations, build_mitigations
+from memguard.parallel.assemble import Sharding, build_meta_layer, fill_layer
+from memguard.parallel.mesh import Mesh4D, build_mesh
+from memguard.parallel.mesh_shape import MeshShape
+from memguard.parallel.slices import ModuleWeights
+from memguard.records import IGNORE_LABEL
+from memguard.runtime import Runtime
+from memguard.seeds import derive_generator
+from memguard.train.step import TrainStep
+
+NUM_ROWS, NUM_TOKENS = 8, 12
+OPTIM = OptimConfig(lr=1e-2, weight_decay=0.1, max_grad_norm=1.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """One model and one way of training it."""
+
+    family: str = "llama"
+    changes: tuple[tuple[str, Any], ...] = ()
+    """Fields of its configuration."""
+    dtype: torch.dtype = torch.float64
+    micro_batch_size: int | None = None
+    checkpointing: str = "none"
+    reshard_after_forward: bool = True
+    order: tuple[str, ...] = ("data", "z", "y", "x")
+    chunk_tokens: int = 7
+    num_steps: int = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class Worst:
+    """Largest differences over all steps; each as a share of what it is compared with."""
+
+    loss: float
+    gradient: float
+    norm: float
+    weight: float
+    where: str
+    """The parameter with the largest difference of gradients."""
+
+
+def compare(degrees: tuple[int, int, int, int], cases: list[Case]) -> list[Worst]:
+    """Train each case on a mesh (data, z, y, x) and on one process; on every rank."""
+    return [_compare(degrees, case) for case in cases]
+
+
+def _compare(degrees: tuple[int, int, int, int], case: Case) -> Worst:
+    names = ("data", "z", "y", "x")
+    shape = MeshShape(**dict(zip(names, degrees, strict=True)), order=case.order)
+    mesh = build_mesh(shape, "cpu")
+    model = build_reference(case)
+    layer = build_meta_layer(
+        model.config,
+        Sharding(
+            mesh=mesh,
+            device=torch.device("cpu"),
+            dtype=case.dtype,
+            chunk_tokens=case.chunk_tokens,
+            checkpointing=case.checkpointing,  # type: ignore[arg-type]
+            reshard_after_forward=case.reshard_after_forward,
+        ),
+    )
+    fill_layer(layer, ModuleWeights(model), name="parity")
+    layer.vocab.model.train()
+    step = TrainStep(
+        vocab=layer.vocab,
+        mitigations=build_mitigations([], special_ids=[]),
+        train=TrainConfig(batch_size=NUM_ROWS, micro_batch_size=case.micro_batch_size),
+        optim=OPTIM,
+        seed=0,
+        runtime=Runtime(
+            device=torch.device("cpu"), rank=dist.get_rank(), world_size=dist.get_world_size()
+        ),
+    )
+    gradients: dict[str, Tensor] = {}
+
+    def keep_gradients(*_: Any) -> None:
+        for each in step.parameters:
+            assert each.local.grad is not None, each.name
+            gradients[each.name] = each.local.grad.clone()
+
+    step.optimizer.register_step_pre_hook(keep_gradients)
+    reference = Reference(model)
+    worst = {"loss": 0.0, "gradient": 0.0, "norm": 0.0, "weight": 0.0}
+    where = ""
+    for number in range(case.num_steps):
+        batch = make_batch(number, model.config.vocab_size)
+        result = step.run(_share(batch, mesh), lr=OPTIM.lr, step=number + 1, first_sample=0)
+        expected = reference.step(batch)
+        assert result.num_kept == batch.num_kept
+        assert result.loss is not None
+        assert result.grad_norm is not None
+        worst["loss"] = max(worst["loss"], abs(result.loss / expected.loss - 1))
+        worst["norm"] = max(worst["norm"], abs(result.grad_norm / expected.grad_norm - 1))
+        clipped_norm = min(expected.grad_norm, OPTIM.max_grad_norm or np.inf)
+        for each in step.parameters:
+            floor = 1e-3 * clipped_norm
+            error = _distance(each, gradients[each.name], expected.gradients[each.name], floor)
+            if error > worst["gradient"]:
+                worst["gradient"], where = error, each.name
+            weights = dict(model.named_parameters())[each.name].detach()
+            error = _distance(each, each.local.detach(), weights, 0.0)
+            worst["weight"] = max(worst["weight"], error)
+    return Worst(**worst, where=where)
+
+
+def _distance(each: Any, local: Tensor, full: Tensor, floor: float) -> float:
+    """Return ||ours - theirs|| / max(||theirs||, floor) over all ranks' pieces."""
+    source = each.source
+    # torch's own account of what this rank stores; ours is what the loader went by.
+    shape, offset = compute_local_shape_and_global_offset(
+        source.shape, source.device_mesh, source.placements
+    )
+    assert tuple(shape) == tuple(local.shape), each.name
+    theirs = full[tuple(slice(a, a + n) for a, n in zip(offset, shape, strict=True))]
+    squares = ((local - theirs).double().pow(2).sum() / each.num_copies).reshape(1)
+    dist.all_reduce(squares)
+    return float(squares.sqrt()) / max(float(full.double().norm()), floor)
+
+
+def _share(batch: Batch, mesh: Mesh4D) -> Batch:
+    size = -(-NUM_ROWS // mesh.shape.num_batch_ways)
+    rows = slice(mesh.batch_rank * size, (mesh.batch_rank + 1) * size)
+    labels = batch.labels[rows]
+    return Batch(
+        input_ids=batch.input_ids[rows],
+        labels=labels,
+        position_ids=batch.position_ids[rows],
+        document_ids=batch.document_ids[rows],
+        num_supervised=int((labels != IGNORE_LABEL).sum()),
+        num_kept=int((labels != IGNORE_LABEL).sum()),
+    )
+
+
+def make_batch(number: int, vocab_size: int) -> Batch:
+    """Packed rows of two or three documents, with goldfish on."""
+    draw = derive_generator(number, "parity batch")
+    shape = (NUM_ROWS, NUM_TOKENS)
+    # The last token is never drawn: its row of the head still has a gradient.
+    input_ids = draw.integers(0, vocab_size - 1, shape)
+    starts = np.zeros(shape, dtype=bool)
+    starts[:, 0] = True
+    for row in range(NUM_ROWS):
+        starts[row, draw.choice(np.arange(2, NUM_TOKENS - 1), 1 + row % 2, replace=False)] = True
+    document_ids = starts.cumsum(1) - 1
+    columns = np.arange(NUM_TOKENS)
+    begins = np.maximum.accumulate(np.where(starts, columns, 0), axis=1)
+    labels = _goldfish().mask_labels(
+        input_ids, np.where(starts, IGNORE_LABEL, input_ids), document_ids=document_ids,
+        generator=draw,
+    )
+    # One rank's rows have no label at all.
+    labels[:1] = IGNORE_LABEL
+    num_kept = int((labels != IGNORE_LABEL).sum())
+    return Batch(
+        input_ids=input_ids,
+        labels=labels,
+        position_ids=columns - begins,
+        document_ids=document_ids,
+        num_supervised=num_kept,
+        num_kept=num_kept,
+    )
+
+
+def _goldfish() -> Mitigations:
+    config = GoldfishConfig(name="goldfish", k=3, context_width=2)
+    return build_mitigations([config], special_ids=[])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Expected:
+    """One step of the other side."""
+
+    loss: float
+    grad_norm: float
+    gradients: dict[str, Tensor]
+    """After clipping."""
+
+
+def build_reference(case: Case) -> Any:
+    """Build the same tiny random model on every rank, with weights that leave nothing zero."""
+    model = build(case.family, attn="sdpa", **dict(case.changes)).to(case.dtype)
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            noise = torch.randn(parameter.shape, generator=generator).to(case.dtype)
+            parameter.add_(noise * (0.1 if parameter.ndim == 1 else 0.05))
+    return model.train()
+
+
+class Reference:
+    """transformers and torch on one process."""
+
+    def __init__(self, model: Any) -> None:
+        self.model = model
+        if model.dtype == torch.float64:
+            for module in model.modules():
+                if type(module).__name__.endswith("RMSNorm"):
+                    module.forward = types.MethodType(_rms_norm, module)
+        vectors = [p for p in model.parameters() if p.ndim < 2]
+        matrices = [p for p in model.parameters() if p.ndim >= 2]
+        self.optimizer = torch.optim.AdamW(
+            [
+                {"params": matrices, "weight_decay": OPTIM.weight_decay},
+                {"params": vectors, "weight_decay": 0.0},
+            ],
+            lr=OPTIM.lr,
+            betas=OPTIM.betas,
+            eps=OPTIM.eps,
+        )
+
+    def step(self, batch: Batch) -> Expected:
+        """Take one step on the whole batch."""
+        logits = self.model(
+            input_ids=torch.from_numpy(batch.input_ids),
+            position_ids=torch.from_numpy(batch.position_ids),
+            use_cache=False,
+        ).logits[:, :-1]
+        labels = torch.from_numpy(batch.labels)[:, 1:]
+        loss = functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
+        self.optimizer.zero_grad()
+        loss.backward()
+        norm = nn.utils.clip_grad_norm_(self.model.parameters(), OPTIM.max_grad_norm or np.inf)
+        gradients = {}
+        for name, parameter in self.model.named_parameters():
+            assert parameter.grad is not None, name
+            gradients[name] = parameter.grad.clone()
+        self.optimizer.step()
+        return Expected(loss=float(loss.detach()), grad_norm=float(norm), gradients=gradients)
+
+
+def _rms_norm(norm: Any, x: Tensor) -> Tensor:
+    weight: Tensor = norm.weight
+    return weight * x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + norm.variance_epsilon)

@@ -1,0 +1,121 @@
+"""Every mesh gives the numbers of one process: loss, gradients, norm, weights after three steps."""
+
+import itertools
+from typing import Any
+
+import pytest
+import torch
+from parity import Case, compare
+from ranks import RankPool
+
+# float64: sums over ranks differ by some units in the last place (1e-16), matmuls of a few dozen
+# terms by 1e-15; the slightest leak or factor is 1e-3 and more.
+_EXACT = 1e-10
+# AdamW divides by sqrt(v) + 1e-8, which magnifies differences where a gradient is nearly zero.
+_EXACT_WEIGHTS = 1e-9
+# float32: 1e-7 an operation, some hundred operations deep.
+_SINGLE = 1e-5
+
+# 131 and 97 divide by neither 2 nor 4: the last rank has fewer rows of the vocabulary.
+_TIED = (("tie_word_embeddings", True), ("vocab_size", 131))
+_UNTIED = (("tie_word_embeddings", False), ("vocab_size", 97))
+
+Degrees = tuple[int, int, int, int]
+_ALL: list[Degrees] = list(itertools.product((1, 2), repeat=4))
+_SAMPLE: list[Degrees] = [(1, 1, 2, 2), (2, 2, 1, 1), (1, 2, 1, 2)]
+_FAMILIES = {
+    "mistral": (("sliding_window", 4),),
+    "qwen2": (),
+    "qwen3": (("head_dim", 8),),
+}
+
+
+def check(ranks: RankPool, degrees: Degrees, cases: list[Case], tolerance: float = _EXACT) -> None:
+    world_size = torch.Size(degrees).numel()
+    results = ranks(compare, world_size, degrees, cases, timeout_s=280)
+    for case, *worst in zip(cases, *results, strict=True):
+        for each in worst:
+            assert each == worst[0], "all ranks agree on every figure"
+        assert worst[0].loss <= tolerance, (degrees, case, worst[0])
+        assert worst[0].gradient <= tolerance, (degrees, case, worst[0])
+        assert worst[0].norm <= tolerance, (degrees, case, worst[0])
+        if tolerance == _EXACT:
+            assert worst[0].weight <= _EXACT_WEIGHTS, (degrees, case, worst[0])
+
+
+def cases_of(degrees: Degrees) -> list[Case]:
+    """Tied and untied, accumulation 1 and 2."""
+    rows = 8 // (degrees[0] * degrees[1])
+    return [
+        Case(changes=changes, micro_batch_size=micro)
+        for changes in (_TIED, _UNTIED)
+        for micro in (None, rows // 2)
+    ]
+
+
+@pytest.mark.parametrize("degrees", _SAMPLE, ids=str)
+def test_a_sample_of_meshes_equals_one_process(ranks: RankPool, degrees: Degrees) -> None:
+    check(ranks, degrees, cases_of(degrees))
+
+
+@pytest.mark.mesh
+@pytest.mark.parametrize("degrees", _ALL, ids=str)
+def test_every_mesh_equals_one_process(ranks: RankPool, degrees: Degrees) -> None:
+    check(ranks, degrees, cases_of(degrees))
+
+
+@pytest.mark.parametrize("kv_heads", [2, 1])
+def test_ranks_share_key_value_heads_where_x_has_more_ranks_than_heads(
+    ranks: RankPool, kv_heads: int
+) -> None:
+    kv: tuple[tuple[str, Any], ...] = (("num_key_value_heads", kv_heads),)
+    check(ranks, (1, 1, 1, 4), [Case(changes=_TIED + kv), Case(changes=_UNTIED + kv)])
+
+
+@pytest.mark.parametrize("family", _FAMILIES)
+def test_families_equal_one_process(ranks: RankPool, family: str) -> None:
+    changes = (*_FAMILIES[family], *_UNTIED)
+    check(ranks, (1, 1, 2, 2), [Case(family=family, changes=changes)])
+
+
+@pytest.mark.mesh
+@pytest.mark.parametrize("degrees", [(2, 1, 1, 2), (1, 2, 2, 1), (1, 1, 1, 4), (1, 2, 2, 4)], ids=str)
+@pytest.mark.parametrize("family", _FAMILIES)
+def test_families_equal_one_process_on_more_meshes(
+    ranks: RankPool, family: str, degrees: Degrees
+) -> None:
+    cases = [Case(family=family, changes=(*_FAMILIES[family], *tied)) for tied in (_TIED, _UNTIED)]
+    check(ranks, degrees, cases)
+
+
+def test_settings_that_save_memory_change_no_number(ranks: RankPool) -> None:
+    cases = [
+        Case(changes=_UNTIED, checkpointing="full"),
+        Case(changes=_TIED, checkpointing="selective"),
+        Case(changes=_UNTIED, reshard_after_forward=False, chunk_tokens=1000),
+    ]
+    check(ranks, (1, 2, 1, 2), cases)
+
+
+def test_three_ranks_and_sizes_that_do_not_divide(ranks: RankPool) -> None:
+    # 6 heads of 8 features, FFN 66; z = 3 cuts 48 rows evenly and 131 unevenly.
+    odd = (
+        ("hidden_size", 48),
+        ("num_attention_heads", 6),
+        ("num_key_value_heads", 3),
+        ("intermediate_size", 66),
+    )
+    check(ranks, (1, 1, 1, 3), [Case(changes=_UNTIED + odd), Case(changes=_TIED + odd)])
+    check(ranks, (1, 1, 3, 1), [Case(changes=_TIED + odd)])
+
+
+def test_the_order_of_ranks_changes_no_number(ranks: RankPool) -> None:
+    check(ranks, (1, 2, 1, 2), [Case(changes=_UNTIED, order=("x", "z", "data", "y"))])
+
+
+def test_single_precision_stays_within_its_rounding(ranks: RankPool) -> None:
+    # Here the other side is transformers untouched. One step: AdamW magnifies what differs.
+    llama = [Case(changes=each, dtype=torch.float32, num_steps=1) for each in (_TIED, _UNTIED)]
+    check(ranks, (1, 2, 2, 1), llama, _SINGLE)
+    qwen3 = Case(family="qwen3", changes=_UNTIED, dtype=torch.float32, num_steps=1)
+    check(ranks, (1, 1, 1, 2), [qwen3], _SINGLE)
