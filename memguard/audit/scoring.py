@@ -187,7 +187,7 @@ class ModelScorer:
             labels = torch.from_numpy(labels_N.astype(np.int64)).to(device)
             return self._vocab.token_scores(hidden_ND, labels)
 
-        return self._vocab(work)  # type: ignore[no-any-return]
+        return self._vocab(work)
 
     def _agree_on_budget(self, longest: int) -> int:
         """Return how many tokens fit on every rank, after one window of ``longest`` did."""

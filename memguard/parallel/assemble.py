@@ -74,11 +74,11 @@ def build_meta_layer(config: Any, sharding: Sharding, *, attn: str | None = None
         ConfigError: a mesh that this model cannot run on.
     """
     check_mesh(sharding.mesh.shape, ModelSizes.from_config(config))
-    _refuse_dropout(config)
     with init_empty_weights(include_buffers=False):
         model = transformers.AutoModelForCausalLM.from_config(
             config, attn_implementation=attn, dtype=sharding.dtype
         )
+    _refuse_dropout(config)
     model.tie_weights()
     plan = plan_sharding(model)
     shard_model(model, plan, sharding.mesh)

@@ -55,6 +55,8 @@ def find_local_parameters(model: nn.Module) -> list[LocalParameter]:
             continue
         local, copies = parameter, 1
         if isinstance(parameter, DTensor):
+            names = parameter.device_mesh.mesh_dim_names or ()
+            assert "z" in names, f"{name} is gathered: it is listed between forward and backward"
             local = nn.Parameter(parameter.to_local().detach())
             for dim, placement in enumerate(parameter.placements):
                 if isinstance(placement, Replicate):

@@ -1,21 +1,19 @@
 """What one training step sends: every collective, by axis, as arithmetic.
 
 The formula is in the package's docstring. Bytes are a collective's payload, the larger of its two
-buffers, whole: what an all-reduce reduces, what an all-gather results in, what a reduce-scatter is
-given. Around a ring of R ranks each rank sends and receives
+buffers: what an all-reduce reduces, what an all-gather results in, what a reduce-scatter is given.
+Around a ring of R ranks each of them sends
 
-    all-reduce       2 (R-1)/R  of it          all-gather, reduce-scatter    (R-1)/R  of it
+    all-reduce  2 (R-1)/R of it        all-gather, reduce-scatter  (R-1)/R of it
 
-Where pieces are uneven (the vocabulary over x, weights over z) it is rank 0's, the largest.
+Where pieces are uneven (vocabulary over x, weights over z) it is rank 0's, the largest.
 """
 
-import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from fractions import Fraction
 from typing import Literal
 
-from memguard.config import TrainConfig
+from memguard.config import RunConfig
 from memguard.parallel.mesh_shape import MeshShape, ModelSizes
 
 Operation = Literal["all_reduce", "all_gather", "reduce_scatter"]
@@ -23,21 +21,24 @@ Phase = Literal["forward", "backward", "update"]
 TrafficAxis = Literal["data", "z", "y", "x", "kv_replicas", "world"]
 """``kv_replicas``: those ranks along x that share a key/value head; ``world``: all ranks."""
 
+_Shapes = list[tuple[int, int]]
+"""Rows and row length of each parameter of a unit, as they lie over y and x."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Collective:
-    """The same collective, some number of times."""
+    """One collective, called some number of times."""
 
     axis: TrafficAxis
+    operation: Operation
+    what: str
+    """What is sent, in a few words."""
+    phase: Phase
     degree: int
     """Ranks that take part."""
-    operation: Operation
-    phase: Phase
-    what: str
-    """What is sent, in a word or two."""
+    num_calls: int
     num_bytes: int
     """Payload of one call (bytes)."""
-    num_calls: int = 1
 
     @property
     def payload_bytes(self) -> int:
@@ -45,93 +46,266 @@ class Collective:
         return self.num_calls * self.num_bytes
 
     @property
-    def ring_bytes(self) -> Fraction:
-        """Bytes that a rank sends, and receives, in all calls where they go around a ring."""
-        passes = 2 if self.operation == "all_reduce" else 1
-        return self.payload_bytes * Fraction(passes * (self.degree - 1), self.degree)
+    def ring_bytes(self) -> float:
+        """What each rank sends in all calls, where they go around a ring (bytes)."""
+        rounds = 2 if self.operation == "all_reduce" else 1
+        return rounds * self.payload_bytes * (self.degree - 1) / self.degree
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepSettings:
-    """What of a step, beside model and mesh, decides what is sent. Sizes are of one rank."""
+    """What of a step, beside model and mesh, decides what a rank sends."""
 
     num_tokens: int
-    """Tokens of a micro-batch, padding included."""
+    """Of one micro-batch on one rank, padding included (tokens)."""
     num_labels: int
-    """Labels of a micro-batch that receive loss."""
+    """Of one micro-batch on one rank, those that receive loss (tokens)."""
     num_micro_batches: int = 1
     chunk_tokens: int = 4096
     """Tokens whose logits exist at a time."""
     compute_bytes: int = 2
-    """Of one activation or gathered weight; sums of many are kept in 4 bytes or more."""
+    """Of an element of activations and gathered weights (bytes)."""
     checkpointing: Literal["none", "full", "selective"] = "none"
     reshard_after_forward: bool = True
     sums_nll: bool = True
-    """Whether the loss is a plain sum, as mitigations that only mask labels have it."""
+    """Whether the loss is a plain sum, as mitigations that only drop labels leave it."""
     is_tied: bool = False
     """Whether head and embedding are one parameter."""
     has_qkv_bias: bool = False
     has_head_norms: bool = False
     """Whether queries and keys are normalised head by head."""
 
-    @property
-    def wide_bytes(self) -> int:
-        """Bytes of one element of a statistic, or of a gradient that is reduced."""
-        return max(4, self.compute_bytes)
-
     @classmethod
-    def from_train(
-        cls, train: TrainConfig, mesh: MeshShape, *, seq_len: int, reshard_after_forward: bool
-    ) -> "StepSettings":
-        """Read the settings of full rows, of whose tokens all but the first are labels."""
-        num_rows = math.ceil(train.batch_size / mesh.num_batch_ways)
-        micro_rows = min(train.micro_batch_size or num_rows, num_rows)
+    def of_run(cls, config: RunConfig, mesh: MeshShape) -> "StepSettings":
+        """Read a run's settings, for full rows from which no label is dropped.
+
+        Whether weights are tied, have a bias or head norms is the model's: see `replace`.
+        """
+        train = config.train
+        num_rows = -(-train.batch_size // mesh.num_batch_ways)
+        rows = min(train.micro_batch_size or num_rows, num_rows)
         return cls(
-            num_tokens=micro_rows * seq_len,
-            num_labels=micro_rows * (seq_len - 1),
-            num_micro_batches=math.ceil(num_rows / micro_rows),
+            num_tokens=rows * config.data.seq_len,
+            num_labels=rows * (config.data.seq_len - 1),
+            num_micro_batches=-(-num_rows // rows),
             chunk_tokens=train.nll_chunk_tokens,
             compute_bytes=2 if train.precision == "bf16" else 4,
             checkpointing=train.activation_checkpointing,
-            reshard_after_forward=reshard_after_forward,
+            reshard_after_forward=config.parallel.reshard_after_forward,
         )
+
+    @property
+    def wide_bytes(self) -> int:
+        """Of an element of statistics, logits and reduced gradients (bytes)."""
+        return max(4, self.compute_bytes)
 
 
 def list_collectives(
     sizes: ModelSizes, mesh: MeshShape, settings: StepSettings
 ) -> list[Collective]:
-    """Return every collective of one optimizer step, as rank 0 calls them.
+    """Return all collectives of one optimizer step.
 
     Args:
         sizes: of the model.
-        mesh: that `check_mesh` has accepted.
+        mesh: one that `check_mesh` accepts.
         settings: of the step.
     """
-    block = [*_block(sizes, mesh, settings), *_unit(mesh, settings, _block_shapes(sizes, mesh, settings))]
-    once = [*_ends(sizes, mesh, settings), *_end_units(sizes, mesh, settings)]
-    repeated = [*(replace(each, num_calls=each.num_calls * sizes.num_layers) for each in block), *once]
-    micro_batches = [
-        # Gradients cross the data axis when they are complete.
-        each
-        if each.axis == "data"
-        else replace(each, num_calls=each.num_calls * settings.num_micro_batches)
-        for each in repeated
-    ]
-    return [*micro_batches, *_update(mesh, settings)]
+    step = _Step(sizes, mesh, settings)
+    blocks = [_repeat(each, sizes.num_layers) for each in (*step.block(), *step.block_storage())]
+    micro_batch = [*blocks, *step.ends(), *step.other_storage()]
+    times = settings.num_micro_batches
+    # Only complete gradients go over data.
+    whole = [each if each.axis == "data" else _repeat(each, times) for each in micro_batch]
+    return [each for each in (*whole, *step.update()) if each.degree > 1]
 
 
 def list_block_collectives(
     sizes: ModelSizes, mesh: MeshShape, settings: StepSettings
 ) -> list[Collective]:
-    """Return those over x and y of one decoder block in one micro-batch."""
-    return list(_block(sizes, mesh, settings))
+    """Return those that one decoder block adds to one micro-batch over x and y."""
+    return [each for each in _Step(sizes, mesh, settings).block() if each.degree > 1]
 
 
-def sum_payload_bytes(collectives: Iterable[Collective]) -> dict[TrafficAxis, int]:
-    """Return the payload by axis (bytes)."""
-    return _sum_by_axis(collectives, lambda each: each.payload_bytes)
+def sum_by_axis(collectives: Iterable[Collective]) -> dict[TrafficAxis, tuple[int, int, float]]:
+    """Return number of calls, payload (bytes) and ring traffic (bytes) of each axis."""
+    totals: dict[TrafficAxis, tuple[int, int, float]] = {}
+    for each in collectives:
+        calls, payload, ring = totals.get(each.axis, (0, 0, 0.0))
+        totals[each.axis] = (
+            calls + each.num_calls,
+            payload + each.payload_bytes,
+            ring + each.ring_bytes,
+        )
+    return totals
 
 
-def sum_ring_bytes(collectives: Iterable[Collective]) -> dict[TrafficAxis, float]:
-    """Return the bytes that a rank sends around rings, by axis."""
-    return _sum_by_axis(collectives, lambda each: float(each.ring_bytes))
+def _repeat(collective: Collective, times: int) -> Collective:
+    return replace(collective, num_calls=collective.num_calls * times)
+
+
+class _Step:
+    """One micro-batch and the update, part by part; axes of one rank are still in it."""
+
+    def __init__(self, sizes: ModelSizes, mesh: MeshShape, settings: StepSettings) -> None:
+        self.sizes, self.mesh, self.settings = sizes, mesh, settings
+        self.degrees: dict[TrafficAxis, int] = {
+            "data": mesh.data,
+            "z": mesh.z,
+            "y": mesh.y,
+            "x": mesh.x,
+            "kv_replicas": max(1, mesh.x // sizes.num_kv_heads),
+            "world": mesh.num_ranks,
+        }
+        # What this rank has of each.
+        self.features = sizes.hidden_size // mesh.y
+        self.queries = sizes.num_heads * sizes.head_dim // mesh.x
+        self.keys = sizes.num_kv_heads * sizes.head_dim // mesh.x
+        self.width = sizes.intermediate_size // mesh.x
+        self.vocab = -(-sizes.vocab_size // mesh.x)
+
+    def _call(
+        self,
+        phase: Phase,
+        axis: TrafficAxis,
+        what: str,
+        num_calls: int,
+        num_bytes: int,
+        operation: Operation = "all_reduce",
+    ) -> Collective:
+        return Collective(
+            axis=axis,
+            operation=operation,
+            what=what,
+            phase=phase,
+            degree=self.degrees[axis],
+            num_calls=num_calls,
+            num_bytes=num_bytes,
+        )
+
+    def block(self) -> list[Collective]:
+        """Return what a decoder block sends over x and y."""
+        settings, call = self.settings, self._call
+        activations = settings.num_tokens * settings.compute_bytes
+        features, queries = activations * self.features, activations * self.queries
+        qkv, width = queries + 2 * activations * self.keys, activations * self.width
+        heads = activations * self.keys * self.degrees["kv_replicas"]
+        statistics = settings.num_tokens * settings.wide_bytes
+        forward = [
+            call("forward", "y", "statistics of norms", 2, statistics),
+            call("forward", "y", "outputs of q|k|v", 1, qkv),
+            call("forward", "kv_replicas", "keys, values", 2, heads, "all_gather"),
+            call("forward", "x", "output of o", 1, features),
+            call("forward", "y", "outputs of gate|up", 1, 2 * width),
+            call("forward", "x", "output of down", 1, features),
+        ]
+        again = [
+            replace(each, phase="backward", what=f"{each.what}, again")
+            for each in forward
+            if settings.checkpointing == "full"
+        ]
+        backward = [
+            call("backward", "x", "gradients of the inputs of q|k|v, of gate|up", 2, features),
+            call("backward", "y", "gradient of the input of o", 1, queries),
+            call("backward", "y", "gradient of the input of down", 1, width),
+            call("backward", "y", "gradients of statistics", 2, statistics),
+            call("backward", "kv_replicas", "their gradients", 2, heads, "reduce_scatter"),
+        ]
+        if settings.has_head_norms:
+            num_bytes = self.sizes.head_dim * settings.compute_bytes
+            backward.append(call("backward", "x", "gradients of head norms", 2, num_bytes))
+        return [*forward, *again, *backward]
+
+    def ends(self) -> list[Collective]:
+        """Return what embedding, final norm and head send over x and y."""
+        settings, call = self.settings, self._call
+        embedded = settings.num_tokens * settings.compute_bytes * self.features
+        statistics = settings.num_tokens * settings.wide_bytes
+        found = [
+            call("forward", "x", "embeddings", 1, embedded),
+            call("forward", "y", "statistics of the last norm", 1, statistics),
+            call("backward", "y", "gradient of its statistics", 1, statistics),
+        ]
+        full, rest = divmod(settings.num_labels, settings.chunk_tokens)
+        for num_chunks, tokens in ((full, settings.chunk_tokens), (1, rest)):
+            if num_chunks and tokens:
+                found += self._head(num_chunks, tokens)
+        return found
+
+    def _head(self, num_chunks: int, tokens: int) -> list[Collective]:
+        """Return what the head sends for some chunks of so many tokens."""
+        settings, call = self.settings, self._call
+        logits = tokens * settings.compute_bytes * self.vocab
+        hidden = tokens * settings.compute_bytes * self.features
+        statistic = tokens * settings.wide_bytes
+        if settings.sums_nll:
+            return [
+                call("forward", "y", "logits", num_chunks, logits),
+                call("forward", "x", "largest logits", num_chunks, statistic),
+                call("forward", "x", "sums over the vocabulary", num_chunks, 2 * statistic),
+                call("forward", "x", "gradient of the head's input", num_chunks, hidden),
+            ]
+        return [
+            call("forward", "y", "logits", num_chunks, logits),
+            call("forward", "x", "largest logits", num_chunks, statistic),
+            call("forward", "x", "sums over the vocabulary", num_chunks, 4 * statistic),
+            call("backward", "y", "logits, again", num_chunks, logits),
+            call("backward", "x", "gradient of the head's input", num_chunks, hidden),
+        ]
+
+    def block_storage(self) -> list[Collective]:
+        """Return what the weights of a decoder block send over z and data."""
+        matrices = [
+            (self.queries, self.features),
+            (self.keys, self.features),
+            (self.keys, self.features),
+            (self.features, self.queries),
+            (self.width, self.features),
+            (self.width, self.features),
+            (self.features, self.width),
+        ]
+        vectors = [self.features] * 2
+        if self.settings.has_qkv_bias:
+            vectors += [self.queries, self.keys, self.keys]
+        if self.settings.has_head_norms:
+            vectors += [self.sizes.head_dim] * 2
+        shapes = matrices + [(length, 1) for length in vectors]
+        return self._unit("a block", shapes, reshard=self.settings.reshard_after_forward)
+
+    def other_storage(self) -> list[Collective]:
+        """Return what the weights of embedding, final norm and head send over z and data."""
+        norm, table = (self.features, 1), (self.vocab, self.features)
+        reshard = self.settings.reshard_after_forward
+        if self.settings.is_tied:
+            return self._unit("embedding = head, last norm", [norm, table], reshard=False)
+        return [
+            *self._unit("embedding", [table], reshard=reshard),
+            *self._unit("head", [table], reshard=reshard),
+            *self._unit("last norm", [norm], reshard=False),
+        ]
+
+    def _unit(self, what: str, shapes: _Shapes, *, reshard: bool) -> list[Collective]:
+        """Return what one unit of FSDP2 sends: its parameters travel together."""
+        settings, z, call = self.settings, self.mesh.z, self._call
+        # Each parameter is cut along its rows, the last pieces padded to the first's size.
+        stored = sum(-(-rows // z) * length for rows, length in shapes)
+        gathered = stored * z * settings.compute_bytes
+        found = [call("forward", "z", f"weights of {what}", 1, gathered, "all_gather")]
+        if reshard:
+            found.append(
+                call("backward", "z", f"weights of {what}, again", 1, gathered, "all_gather")
+            )
+        gradients = stored * settings.wide_bytes
+        return [
+            *found,
+            call("backward", "z", f"gradients of {what}", 1, gradients * z, "reduce_scatter"),
+            call("backward", "data", f"gradients of {what}", 1, gradients),
+        ]
+
+    def update(self) -> list[Collective]:
+        """Return what all ranks agree on: two counts of labels, the loss, the gradient norm."""
+        call = self._call
+        return [
+            call("update", "world", "counts of labels", 1, 16),
+            call("update", "world", "loss", 1, 8),
+            call("update", "world", "gradient norm", 1, self.settings.wide_bytes),
+        ]

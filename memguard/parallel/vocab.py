@@ -110,6 +110,16 @@ class VocabLayer(nn.Module):
             assert isinstance(self, FSDPModule), "a sharded layer is the root of its units"
             self.set_requires_all_reduce(is_last)
 
+    def __call__(self, work: Callable[[], Result]) -> Result:
+        """Return ``work()``, see `forward`."""
+        result: Result = super().__call__(work)
+        if self.mesh is not None and not torch.is_grad_enabled():
+            # FSDP2 leaves the root's weights gathered for a backward, which never comes here; what
+            # asks for parameters next would get the gathered ones.
+            assert isinstance(self, FSDPModule), "a sharded layer is the root of its units"
+            self.reshard()
+        return result
+
     def forward(self, work: Callable[[], Result]) -> Result:
         """Return ``work()``; the weights it reads are at hand meanwhile."""
         return work()
@@ -235,7 +245,7 @@ def check_causal(layer: VocabLayer) -> None:
     other_BT[:, half:] = (other_BT[:, half:] + 1) % layer.vocab_size
     with _evaluating(layer):
         before, after = (
-            layer(lambda ids=ids: layer.hidden_states(ids))[:, :half].float()
+            _hidden_states(layer, ids)[:, :half].float()
             for ids in (ids_BT, other_BT)
         )
     # The median: an expert chosen by a hair may change at single tokens, sight ahead changes all.
@@ -263,6 +273,10 @@ def keeps_documents_apart(layer: VocabLayer) -> bool:
         packed = layer(lambda: layer.hidden_states(ids_BT.reshape(1, -1), positions)).float()
     difference = (alone - packed.reshape(alone.shape)).abs().max()
     return _over_mesh(layer, difference) < _tolerance(alone, layer)
+
+
+def _hidden_states(layer: VocabLayer, ids_BT: Tensor) -> Tensor:
+    return layer(lambda: layer.hidden_states(ids_BT))
 
 
 def _tolerance(values: Tensor, layer: VocabLayer) -> float:

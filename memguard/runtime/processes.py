@@ -144,6 +144,10 @@ def detect_runtime() -> Runtime:
 
 def _read_ranks() -> tuple[int, int, int]:
     """Return rank, rank on this machine and number of ranks."""
+    if dist.is_initialized():
+        # Called from a program that has its processes together already.
+        local_rank = int(os.environ.get("LOCAL_RANK", dist.get_rank()))
+        return dist.get_rank(), local_rank, dist.get_world_size()
     names = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
     # Some clusters set one of them for other purposes; who starts ranks sets all three.
     if not all(os.environ.get(name) for name in names):
@@ -168,17 +172,24 @@ def start_runtime() -> Iterator[Runtime]:
         return
     if runtime.device.type == "cuda":
         torch.cuda.set_device(runtime.device)
+    has_begun = dist.is_initialized()
+    if not has_begun:
+        _join(runtime)
+    control = dist.new_group(backend="gloo", timeout=_FOREVER)
+    runtime = replace(runtime, control=cast("dist.ProcessGroup", control))
+    yield runtime
+    runtime.barrier()
+    if not has_begun:
+        dist.destroy_process_group()
+
+
+def _join(runtime: Runtime) -> None:
     dist.init_process_group(
         "cpu:gloo,cuda:nccl" if runtime.device.type == "cuda" else "gloo",
         store=_find_store(runtime),
         rank=runtime.rank,
         world_size=runtime.world_size,
     )
-    control = dist.new_group(backend="gloo", timeout=_FOREVER)
-    runtime = replace(runtime, control=cast("dist.ProcessGroup", control))
-    yield runtime
-    runtime.barrier()
-    dist.destroy_process_group()
 
 
 def _find_store(runtime: Runtime) -> Any:

@@ -138,7 +138,7 @@ class TrainStep:
             return self.mitigations.reduce(TokenTerms(nll_N=terms.nll_N))
 
         with self._precision():
-            return self.vocab(work)  # type: ignore[no-any-return]
+            return self.vocab(work)
 
     def _micro_batches(self, num_rows: int) -> Iterable[slice]:
         """Cut this rank's rows into forward passes; every rank has as many."""

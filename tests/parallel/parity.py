@@ -168,7 +168,9 @@ def make_batch(number: int, vocab_size: int) -> Batch:
     columns = np.arange(NUM_TOKENS)
     begins = np.maximum.accumulate(np.where(starts, columns, 0), axis=1)
     labels = _goldfish().mask_labels(
-        input_ids, np.where(starts, IGNORE_LABEL, input_ids), document_ids=document_ids,
+        input_ids,
+        np.where(starts, IGNORE_LABEL, input_ids),
+        document_ids=document_ids,
         generator=draw,
     )
     # One rank's rows have no label at all.

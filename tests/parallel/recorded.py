@@ -1,7 +1,8 @@
 """What one training step sends, recorded without sending it: fake process group, fake tensors.
 
-    calls = record_step(config, MeshShape(z=2, x=8), ...)      in a rank of the fixture `ranks`
-    Counter({("x", "all_reduce", 4096): 3, ...})               axis, operation, bytes -> number
+    with fake_mesh(MeshShape(z=2, x=8)) as mesh:                 in a rank of the fixture `ranks`
+        record_forward_backward(build_meta_layer(...), ...)
+    Counter({("forward", "x", "all_reduce", 4096): 3, ...})      phase, axis, operation, bytes
 
 Bytes are those of the larger buffer: an all-reduce's own, an all-gather's result, what a
 reduce-scatter is given. Those over an axis of one rank are recorded like others.
@@ -22,7 +23,7 @@ from memguard.parallel.assemble import ShardedLayer, Sharding, allocate, build_m
 from memguard.parallel.mesh import Mesh4D, build_mesh
 from memguard.parallel.mesh_shape import AXES, MeshShape, ModelSizes
 
-Calls = Counter[tuple[str, str, int]]
+Calls = Counter[tuple[str, str, str, int]]
 
 _OPERATIONS = {
     "allreduce_": "all_reduce",
@@ -41,6 +42,7 @@ class Recorder(TorchDispatchMode):
         """Take the axis of each group's name."""
         super().__init__()
         self.axes = axes
+        self.phase = "forward"
         self.calls: Calls = Counter()
 
     def __torch_dispatch__(
@@ -53,7 +55,7 @@ class Recorder(TorchDispatchMode):
                 given = [*args, *(kwargs or {}).values()]
                 (axis,) = {self.axes[group] for each in given for group in self._groups(each)}
                 num_bytes = max(t.numel() * t.element_size() for t in _tensors([*given, result]))
-                self.calls[axis, _OPERATIONS[name], num_bytes] += 1
+                self.calls[self.phase, axis, _OPERATIONS[name], num_bytes] += 1
         return result
 
     def _groups(self, value: Any) -> Iterator[str]:
@@ -113,5 +115,7 @@ def record_forward_backward(
             return vocab.token_terms(hidden_ND, labels_N).nll_N.sum()
 
         with Recorder(axes) as recorder:
-            vocab(work).backward()
+            loss = vocab(work)
+            recorder.phase = "backward"
+            loss.backward()
     return recorder.calls

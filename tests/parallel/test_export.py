@@ -12,9 +12,9 @@ from tiny_families import FAMILIES, VOCAB_SIZE, build
 
 from memguard.data.bpe import train_bpe
 from memguard.errors import ModelError
+from memguard.parallel.export import export_model
 from memguard.parallel.weights import (
     count_parameters,
-    export_model,
     hash_weights,
     load_model,
     load_tokenizer,

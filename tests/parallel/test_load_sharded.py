@@ -13,7 +13,6 @@ import transformers
 from safetensors.torch import load_file, save_file
 from test_weights import DAMAGES
 from tiny_families import build
-from torch import distributed as dist
 
 from memguard.errors import ModelError
 from memguard.parallel.assemble import ShardedLayer, Sharding
@@ -24,13 +23,10 @@ from memguard.parallel.rectangles import find_rectangle
 from memguard.parallel.weights import load_model, load_sharded
 
 Degrees = tuple[int, int, int, int]
-MESHES: list[Degrees] = [
-    (1, 2, 1, 1),
-    (1, 1, 1, 2),
-    (1, 1, 2, 1),
-    (2, 1, 1, 2),
-    (1, 2, 2, 2),
+MESHES = [
+    *((2, 1, 1, 2), (1, 2, 2, 2)),
     (1, 1, 1, 4),  # twice as many ranks as key/value heads
+    *(pytest.param(each, marks=pytest.mark.mesh) for each in ((1, 2, 1, 1), (1, 1, 2, 1))),
 ]
 
 
@@ -196,7 +192,9 @@ def test_frequencies_are_those_of_a_one_layer_model_built_on_the_cpu(
     ranks: Any, tmp_path: Path, rope: dict[str, Any]
 ) -> None:
     build("llama", rope_parameters=rope).save_pretrained(tmp_path)
-    wanted = [b for _, b in build("llama", rope_parameters=rope, num_hidden_layers=1).named_buffers()]
+    wanted = [
+        b for _, b in build("llama", rope_parameters=rope, num_hidden_layers=1).named_buffers()
+    ]
     for found in ranks(frequencies, 2, str(tmp_path)):
         assert len(found) == len(wanted) > 0
         for ours, theirs in zip(found, wanted, strict=True):
@@ -289,30 +287,3 @@ def test_unexpected_weights_alone_are_told_once(
     one_process = [str(each.message) for each in caught if "not read" in str(each.message)]
     assert ranks(warnings_of, 2, str(folder)) == [one_process, []]
     assert len(one_process) == 1
-
-
-# -- memory ------------------------------------------------------------------------------------
-
-
-def largest_read(folder: str) -> tuple[int, int]:
-    """On a rank: elements of the largest piece read, and of the largest stored shard."""
-    from memguard.parallel import slices
-
-    sizes = []
-    read = slices.FolderWeights.read
-
-    def watched(self: Any, name: str, rectangle: Any) -> torch.Tensor:
-        piece = read(self, name, rectangle)
-        sizes.append(piece.untyped_storage().nbytes() // piece.itemsize)
-        return piece
-
-    slices.FolderWeights.read = watched  # type: ignore[method-assign]
-    layer = load(folder, (1, 2, 1, 2))
-    assert dist.get_world_size() == 4
-    shards = [parameter.to_local().numel() for parameter in layer.vocab.model.parameters()]
-    return max(sizes), max(shards)
-
-
-def test_no_rank_reads_more_than_its_shards(ranks: Any, llamas: list[Path]) -> None:
-    for read, stored in ranks(largest_read, 4, str(llamas[0])):
-        assert read == stored

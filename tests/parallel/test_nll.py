@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -133,7 +134,6 @@ def test_autocast_computes_in_bf16_and_keeps_the_parameters_dtype() -> None:
     with torch.autocast("cpu", dtype=torch.bfloat16):
         loss, *gradients = losses_and_gradients(head, hidden_ND, labels_N)
         terms = token_terms(head, hidden_ND, labels_N)
-        # Backward inside autocast, which some loops do, must not differ.
         terms.nll_N.sum().backward()
     assert loss is not None
     assert loss.dtype == terms.nll_N.dtype == torch.float32
@@ -154,6 +154,19 @@ def test_autocast_computes_in_bf16_and_keeps_the_parameters_dtype() -> None:
         # sum_nll's gradient and that of the terms, which is 7 times as large.
         error = (gradient / 8 - leaf.grad).norm() / leaf.grad.norm()
         assert error < 2e-2
+
+
+def test_backward_inside_autocast_keeps_the_forwards_dtype() -> None:
+    whole = draw_whole(20, 131, dtype=torch.float32, dim=64)
+    found = []
+    for autocast in (False, True):
+        head, hidden_ND = cut_whole(whole, chunk_tokens=6)
+        total = our_terms(head, hidden_ND, whole.labels_N).sum()
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
+            total.backward()
+        assert head.weight_VD is not None
+        found.append((hidden_ND.grad, head.weight_VD.grad))
+    torch.testing.assert_close(found[0], found[1], rtol=0, atol=0)
 
 
 def test_float64_stays_float64_under_autocast() -> None:
@@ -217,6 +230,8 @@ def test_a_frozen_head_passes_gradients_on() -> None:
     for head, hidden_ND in (expected, frozen):
         sum_nll(head, hidden_ND, whole.labels_N).backward()
         token_terms(head, hidden_ND, whole.labels_N).nll_N.sum().backward()
+    total: Any = sum_nll(*frozen, whole.labels_N)
+    assert total.grad_fn.gradients.weight_VD is total.grad_fn.gradients.bias_V is None
     assert torch.equal(frozen[1].grad, expected[1].grad)  # type: ignore[arg-type]
 
 

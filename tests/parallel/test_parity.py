@@ -79,7 +79,9 @@ def test_families_equal_one_process(ranks: RankPool, family: str) -> None:
 
 
 @pytest.mark.mesh
-@pytest.mark.parametrize("degrees", [(2, 1, 1, 2), (1, 2, 2, 1), (1, 1, 1, 4), (1, 2, 2, 4)], ids=str)
+@pytest.mark.parametrize(
+    "degrees", [(2, 1, 1, 2), (1, 2, 2, 1), (1, 1, 1, 4), (1, 2, 2, 4)], ids=str
+)
 @pytest.mark.parametrize("family", _FAMILIES)
 def test_families_equal_one_process_on_more_meshes(
     ranks: RankPool, family: str, degrees: Degrees

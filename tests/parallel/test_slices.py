@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -99,6 +100,25 @@ def test_an_empty_rectangle_is_not_read() -> None:
             raise AssertionError("there is nothing to read")
 
     copy_rectangle(Untouched(), "w", Rectangle(start=(7, 0), shape=(0, 5)), torch.zeros(0, 5))
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs Linux's accounts")
+@pytest.mark.parametrize("columns", [False, True])
+def test_reading_a_quarter_takes_the_memory_of_a_quarter(tmp_path: Path, columns: bool) -> None:
+    write(tmp_path, {"w": torch.ones(4096, 4096)})
+    source = FolderWeights(tmp_path)
+    target = torch.zeros(4096, 1024) if columns else torch.zeros(1024, 4096)
+    before = anonymous_bytes()
+    piece = source.read("w", Rectangle(start=(0, 0), shape=tuple(target.shape)))
+    target.copy_(piece)
+    # The mapped file does not count. Half of the tensor: what is read may be held beside it.
+    assert anonymous_bytes() - before < 4096 * 4096 * 4 // 2
+    assert float(target.sum()) == target.numel()
+
+
+def anonymous_bytes() -> int:
+    status = Path("/proc/self/status").read_text()
+    return int(re.search(r"RssAnon:\s+(\d+)", status)[1]) * 1024  # type: ignore[index]
 
 
 def test_a_models_own_weights_are_a_source_too() -> None:

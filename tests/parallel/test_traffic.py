@@ -1,0 +1,321 @@
+"""The formula of what a step sends, against steps that were recorded: every call, to the byte."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from ranks import RankPool
+from recorded import Calls, Recorder, fake_mesh, name_groups, record_forward_backward
+from tiny_families import FAMILIES
+
+from memguard.config import OptimConfig, ParallelConfig, RunConfig, TrainConfig
+from memguard.data.loader import Batch
+from memguard.mitigation import build_mitigations
+from memguard.parallel.assemble import Sharding, build_meta_layer, fill_layer
+from memguard.parallel.linear import Linear4D
+from memguard.parallel.mesh_shape import MeshShape, ModelSizes
+from memguard.parallel.slices import ModuleWeights
+from memguard.parallel.traffic import (
+    Collective,
+    StepSettings,
+    list_block_collectives,
+    list_collectives,
+    sum_by_axis,
+)
+from memguard.runtime import Runtime
+from memguard.train.step import TrainStep
+
+# Published configuration of meta-llama/Llama-3.1-405B, all widths, two of its 126 blocks.
+LLAMA_405B: dict[str, Any] = {
+    "vocab_size": 128256,
+    "hidden_size": 16384,
+    "intermediate_size": 53248,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 128,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "max_position_embeddings": 131072,
+}
+# 32 heads, so that x may be 32; a vocabulary and rows of weights that neither x nor z divides.
+MANY_HEADS: dict[str, Any] = {
+    **FAMILIES["llama"],
+    "vocab_size": 131,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 4,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """A forward and a backward pass."""
+
+    mesh: tuple[int, int, int, int]
+    family: str = "llama"
+    fields: dict[str, Any] = field(default_factory=lambda: FAMILIES["llama"])
+    is_bf16: bool = False
+    checkpointing: Any = "none"
+    reshard: bool = True
+    is_tied: bool = False
+    sums_nll: bool = True
+    num_rows: int = 2
+    seq_len: int = 12
+    chunk_tokens: int = 16
+
+    @property
+    def shape(self) -> MeshShape:
+        data, z, y, x = self.mesh
+        return MeshShape(data=data, z=z, y=y, x=x)
+
+    @property
+    def config(self) -> Any:
+        fields = {**self.fields, "tie_word_embeddings": self.is_tied}
+        return transformers.AutoConfig.for_model(self.family, **fields)
+
+    @property
+    def settings(self) -> StepSettings:
+        return StepSettings(
+            num_tokens=self.num_rows * self.seq_len,
+            num_labels=self.num_rows * (self.seq_len - 1),
+            chunk_tokens=self.chunk_tokens,
+            compute_bytes=2 if self.is_bf16 else 4,
+            checkpointing=self.checkpointing,
+            reshard_after_forward=self.reshard,
+            sums_nll=self.sums_nll,
+            is_tied=self.is_tied,
+            has_qkv_bias=self.family == "qwen2",
+            has_head_norms=self.family == "qwen3",
+        )
+
+    def __str__(self) -> str:
+        changed = [
+            f"{key}={value}"
+            for key, value in vars(self).items()
+            if key not in ("mesh", "fields") and value != getattr(Case, key)
+        ]
+        return " ".join([str(self.mesh), *changed])
+
+
+_TINY_MESHES = [(1, 1, 1, 2), (1, 1, 2, 1), (1, 1, 2, 2), (1, 2, 1, 1), (2, 1, 1, 1), (2, 2, 2, 2)]
+_WIDE_MESHES = [(1, 1, 4, 8), (1, 1, 1, 32), (2, 3, 2, 16)]
+_WHOLE = (2, 2, 2, 2)
+CASES = [
+    *(
+        Case(mesh=mesh, checkpointing=checkpointing)
+        for checkpointing in ("none", "full", "selective")
+        # With x = 4 two ranks share a key/value head.
+        for mesh in (*_TINY_MESHES, (1, 1, 1, 4))
+    ),
+    *(
+        Case(mesh=mesh, checkpointing=checkpointing, fields=MANY_HEADS, is_bf16=True)
+        for checkpointing in ("none", "full", "selective")
+        for mesh in _WIDE_MESHES
+    ),
+    *(
+        Case(mesh=_WHOLE, family=family, fields=FAMILIES[family], checkpointing=checkpointing)
+        for checkpointing in ("none", "full", "selective")
+        for family in ("mistral", "qwen2", "qwen3")
+    ),
+    Case(mesh=_WHOLE, is_tied=True),
+    Case(mesh=_WHOLE, reshard=False),
+    Case(mesh=_WHOLE, reshard=False, is_tied=True, checkpointing="full"),
+    Case(mesh=_WHOLE, sums_nll=False),
+    Case(mesh=_WHOLE, sums_nll=False, is_bf16=True, checkpointing="full"),
+    *(
+        Case(
+            mesh=mesh,
+            fields=LLAMA_405B,
+            is_bf16=True,
+            checkpointing=checkpointing,
+            num_rows=1,
+            seq_len=2048,
+            chunk_tokens=1024,
+        )
+        for checkpointing in ("none", "full", "selective")
+        for mesh in ((1, 1, 1, 8), (1, 1, 4, 8), (1, 1, 1, 32), (1, 16, 2, 8))
+    ),
+]
+
+
+def record(case: Case, share: bool = True) -> Calls:
+    """Record a case; ``share`` False computes q, k, v, gate and up one by one."""
+    with fake_mesh(case.shape) as mesh:
+        sharding = Sharding(
+            mesh=mesh,
+            device=torch.device("cpu"),
+            compute_dtype=torch.bfloat16 if case.is_bf16 else None,
+            chunk_tokens=case.chunk_tokens,
+            checkpointing=case.checkpointing,
+            reshard_after_forward=case.reshard,
+        )
+        layer = build_meta_layer(case.config, sharding)
+        for module in layer.vocab.modules():
+            if isinstance(module, Linear4D) and not share:
+                module.group = None
+        return record_forward_backward(
+            layer, num_rows=case.num_rows, seq_len=case.seq_len, sums_nll=case.sums_nll
+        )
+
+
+def record_all(cases: Sequence[Case]) -> list[Calls]:
+    torch.set_num_threads(1)
+    return [record(case) for case in cases]
+
+
+def count(collectives: Sequence[Collective]) -> Calls:
+    calls: Calls = Counter()
+    for each in collectives:
+        calls[each.phase, each.axis, each.operation, each.num_bytes] += each.num_calls
+    return calls
+
+
+@pytest.fixture(scope="module")
+def recorded(ranks: RankPool) -> list[Calls]:
+    return ranks(record_all, 1, CASES)[0]
+
+
+@pytest.mark.parametrize("number", range(len(CASES)), ids=map(str, CASES))
+def test_the_formula_gives_every_collective(recorded: list[Calls], number: int) -> None:
+    case = CASES[number]
+    expected = list_collectives(ModelSizes.from_config(case.config), case.shape, case.settings)
+    assert recorded[number] == count([each for each in expected if each.phase != "update"])
+
+
+def test_selective_recomputation_sends_nothing_twice(recorded: list[Calls]) -> None:
+    by_case = dict(zip(map(str, CASES), recorded, strict=True))
+    compared = [case for case in CASES if case.checkpointing == "selective"]
+    assert len(compared) > 10
+    for case in compared:
+        plain, full = (by_case[str(replace(case, checkpointing=c))] for c in ("none", "full"))
+        assert by_case[str(case)] == plain
+        assert (plain != full) == (case.shape.x > 1 or case.shape.y > 1)
+
+
+# -- one whole step, with the update ---------------------------------------------------------------
+
+
+def record_step(case: Case, num_micro_batches: int) -> Calls:
+    torch.manual_seed(0)
+    with fake_mesh(case.shape) as mesh:
+        model = transformers.AutoModelForCausalLM.from_config(case.config)
+        sharding = Sharding(mesh=mesh, device=torch.device("cpu"), chunk_tokens=case.chunk_tokens)
+        layer = build_meta_layer(case.config, sharding)
+        fill_layer(layer, ModuleWeights(model), name="tiny")
+        layer.vocab.model.train()
+        step = TrainStep(
+            vocab=layer.vocab,
+            mitigations=build_mitigations((), special_ids=[]),
+            train=TrainConfig(
+                batch_size=case.num_rows * num_micro_batches, micro_batch_size=case.num_rows
+            ),
+            optim=OptimConfig(),
+            seed=0,
+            runtime=Runtime(device=torch.device("cpu"), world_size=case.shape.num_ranks),
+        )
+        shape = (case.num_rows * num_micro_batches, case.seq_len)
+        labels = np.ones(shape, dtype=np.int64)
+        batch = Batch(
+            input_ids=np.ones(shape, dtype=np.int64),
+            labels=labels,
+            position_ids=np.broadcast_to(np.arange(case.seq_len), shape),
+            document_ids=np.zeros(shape, dtype=np.int64),
+            num_supervised=labels[:, 1:].size,
+            num_kept=labels[:, 1:].size,
+        )
+        with Recorder(name_groups(mesh, model.config.num_key_value_heads)) as recorder:
+            step.run(batch, lr=1e-3, step=1, first_sample=0)
+    return recorder.calls
+
+
+def test_a_whole_step_with_two_micro_batches(ranks: RankPool) -> None:
+    case = Case(mesh=_WHOLE)
+    (calls,) = ranks(record_step, 1, case, 2)
+    expected = list_collectives(
+        ModelSizes.from_config(case.config),
+        case.shape,
+        replace(case.settings, num_micro_batches=2),
+    )
+    without_phase: Calls = Counter()
+    for (_, axis, operation, num_bytes), number in count(expected).items():
+        without_phase["forward", axis, operation, num_bytes] += number
+    assert calls == without_phase
+
+
+# -- the figures the engine was built for ----------------------------------------------------------
+
+_ONE_TOKEN = StepSettings(num_tokens=1, num_labels=0, compute_bytes=2)
+_SIZES_405B = ModelSizes(
+    hidden_size=16384,
+    num_heads=128,
+    num_kv_heads=8,
+    head_dim=128,
+    intermediate_size=53248,
+    vocab_size=128256,
+    num_layers=126,
+)
+
+
+def block_traffic(x: int, y: int) -> dict[Any, tuple[float, float]]:
+    """Payload and ring traffic of one token in one block, in elements of bf16, by axis."""
+    totals = sum_by_axis(list_block_collectives(_SIZES_405B, MeshShape(x=x, y=y), _ONE_TOKEN))
+    return {axis: (payload / 2, ring / 2) for axis, (_, payload, ring) in totals.items()}
+
+
+def test_a_block_of_405b_over_eight_ranks() -> None:
+    assert block_traffic(x=8, y=1) == {"x": (65_536, 114_688)}
+
+
+def record_shared_and_single(case: Case) -> tuple[Calls, Calls]:
+    return record(case), record(case, share=False)
+
+
+def test_shared_all_reduces_save_three_sevenths(ranks: RankPool) -> None:
+    case = Case(mesh=(1, 1, 1, 8), fields=LLAMA_405B, is_bf16=True, num_rows=1, seq_len=512)
+    num_elements = []
+    for calls in ranks(record_shared_and_single, 1, case)[0]:
+        # As large as the residual stream; the first is the embedding's, and the head's are chunks.
+        of_stream = {key: n for key, n in calls.items() if key[3] == 512 * 16384 * 2}
+        num_elements.append((sum(of_stream.values()) - 1) / 2 * 16384)
+    assert num_elements == [65_536, 114_688]
+    assert [payload * 2 * 7 / 8 for payload in num_elements] == [114_688, 200_704]
+
+
+def test_two_axes_send_almost_half_of_one_at_32_ranks() -> None:
+    one, two = (
+        sum(ring for _, ring in block_traffic(x=x, y=y).values()) for x, y in ((32, 1), (8, 4))
+    )
+    assert two <= 0.55 * one
+
+
+def test_the_settings_of_a_run() -> None:
+    config = RunConfig.model_validate(
+        {
+            "name": "run",
+            "model": {"path": "model"},
+            "data": {"train": ["documents.jsonl"], "seq_len": 64},
+            "train": {
+                "batch_size": 32,
+                "micro_batch_size": 2,
+                "precision": "bf16",
+                "activation_checkpointing": "full",
+                "nll_chunk_tokens": 128,
+            },
+            "parallel": ParallelConfig(z=2, x=2, reshard_after_forward=False),
+        }
+    )
+    assert StepSettings.of_run(config, MeshShape(data=2, z=2, x=2)) == StepSettings(
+        num_tokens=128,
+        num_labels=126,
+        num_micro_batches=4,
+        chunk_tokens=128,
+        compute_bytes=2,
+        checkpointing="full",
+        reshard_after_forward=False,
+    )

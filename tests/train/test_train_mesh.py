@@ -1,0 +1,154 @@
+"""Whole runs on meshes: the same curve as one process, and on from one mesh to another."""
+
+import signal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet
+import pytest
+from ranks import RankPool
+from run_examples import make_run
+
+from memguard.cli.audit_request import AuditRequest
+from memguard.cli.auditing import audit_request
+from memguard.cli.training import train_run
+from memguard.config import RunConfig
+from memguard.errors import Interrupted
+from memguard.records import AuditReport, load_record
+from memguard.train.metrics import HeldoutMetrics, StepMetrics, read_metrics
+from memguard.train.trainer import Trainer
+
+GOLDFISH = [{"name": "goldfish", "k": 3, "context_width": 3}]
+
+
+def make(folder: Path, *, name: str, mesh: dict[str, int] | None = None, **train: Any) -> RunConfig:
+    return make_run(
+        folder,
+        name=name,
+        mitigations=GOLDFISH,
+        parallel=mesh or {},
+        train={"checkpoint_every_steps": 4, "keep_checkpoints": 5, **train},
+    )
+
+
+def curve(config: RunConfig) -> list[float]:
+    lines = read_metrics(Path(config.output_dir) / config.name / "metrics.jsonl")
+    steps = [line for line in lines if isinstance(line, StepMetrics)]
+    assert [line.step for line in steps] == list(range(1, len(steps) + 1))
+    losses = [line.loss for line in steps]
+    assert None not in losses
+    return [loss for loss in losses if loss is not None]
+
+
+def heldout(config: RunConfig) -> list[float]:
+    lines = read_metrics(Path(config.output_dir) / config.name / "metrics.jsonl")
+    return [line.nll for line in lines if isinstance(line, HeldoutMetrics)]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("runs")
+
+
+@pytest.fixture(scope="module")
+def alone(folder: Path) -> RunConfig:
+    config = make(folder, name="alone")
+    train_run(config)
+    return config
+
+
+@pytest.fixture(scope="module")
+def sharded(folder: Path, ranks: RankPool) -> RunConfig:
+    config = make(folder, name="sharded", mesh={"z": 2, "x": 2})
+    ranks(train_run, 4, config)
+    return config
+
+
+def test_a_mesh_trains_the_curve_of_one_process(alone: RunConfig, sharded: RunConfig) -> None:
+    # fp32: sums in another order, magnified by 14 steps of AdamW.
+    np.testing.assert_allclose(curve(sharded), curve(alone), rtol=2e-4)
+    np.testing.assert_allclose(heldout(sharded), heldout(alone), rtol=2e-4)
+
+
+def test_a_mesh_leaves_what_one_process_leaves(alone: RunConfig, sharded: RunConfig) -> None:
+    def files(config: RunConfig) -> set[str]:
+        run = Path(config.output_dir) / config.name
+        found = {str(path.relative_to(run)) for path in run.rglob("*") if path.is_file()}
+        return {name for name in found if not name.endswith(".distcp")}
+
+    assert files(sharded) == files(alone)
+
+
+def test_a_run_goes_on_on_any_mesh(folder: Path, alone: RunConfig, ranks: RankPool) -> None:
+    first = make(folder, name="moving", mesh={"data": 2, "x": 2})
+    stop_after(ranks, first, 4, 4)
+    second = make(folder, name="moving", mesh={"z": 2, "y": 2})
+    stop_after(ranks, second, 4, 8)
+    third = make(folder, name="moving")
+    train_run(third)
+    assert len(curve(third)) == 14
+    np.testing.assert_allclose(curve(third), curve(alone), rtol=2e-4)
+
+
+def stop_after(ranks: RankPool, config: RunConfig, world_size: int, step: int) -> None:
+    """Run to a checkpoint and end there, as a signal at that step would."""
+    ranks(train_until, world_size, config, step)
+
+
+def train_until(config: RunConfig, step: int) -> None:
+    original = Trainer._timed_step
+
+    def timed_step(self: Trainer) -> StepMetrics:
+        line = original(self)
+        # One rank only is told, as where a terminal's Ctrl-C reaches some of the processes.
+        if line.step == step and self.runtime.rank == 1:
+            self._stop_signal = signal.SIGTERM
+        return line
+
+    # For this process only, which ends with the test.
+    Trainer._timed_step = timed_step  # type: ignore[method-assign]
+    with pytest.raises(Interrupted) as stopped:
+        train_run(config)
+    assert stopped.value.exit_code == 143
+
+
+def audit(run: Path, out: Path, mesh: str | None) -> None:
+    request = AuditRequest(
+        run=run,
+        model=None,
+        base=None,
+        members=(),
+        nonmembers=(),
+        out=out,
+        text_column="text",
+        mesh=mesh,
+        settings={},
+        seed=0,
+    )
+    audit_request(request, request.check())
+
+
+def test_every_mesh_audits_alike(folder: Path, alone: RunConfig, ranks: RankPool) -> None:
+    run = Path(alone.output_dir) / alone.name
+    expected = load_record(AuditReport, run / "audit" / "report.json")
+    for mesh, world_size in (("z=2,x=2", 4), ("z=2,y=2", 4)):
+        out = folder / f"audit {mesh}"
+        ranks(audit, world_size, run, out, mesh)
+        report = load_record(AuditReport, out / "report.json")
+        assert report.verdict == expected.verdict
+        assert report.model == expected.model
+        check_scores(out / "records.parquet", run / "audit" / "records.parquet")
+
+
+def check_scores(ours: Path, theirs: Path) -> None:
+    """Every verdict is the same, every log-probability nearly so."""
+    one, other = (pyarrow.parquet.read_table(path).to_pylist() for path in (ours, theirs))
+    assert [row["id"] for row in one] == [row["id"] for row in other]
+    for a, b in zip(one, other, strict=True):
+        for key, value in b.items():
+            if isinstance(value, float):
+                # fp32 sums in another order, over some tokens.
+                assert a[key] == pytest.approx(value, abs=1e-4), (a["id"], key)
+            else:
+                assert a[key] == value, (a["id"], key)
