@@ -25,6 +25,7 @@ from memguard.parallel.nll import Head, Step, VocabTerms, apply_steps, sum_nll, 
 from memguard.parallel.rectangles import Rectangle, cut
 from memguard.parallel.shard import HeadLinear
 from memguard.parallel.token_scores import TokenScores, score_tokens
+from memguard.parallel.truncation import log_truncated
 from memguard.seeds import derive_generator
 
 Result = TypeVar("Result")
@@ -160,9 +161,31 @@ class VocabLayer(nn.Module):
         )
 
     @torch.no_grad()
-    def token_scores(self, hidden_ND: Tensor, labels_N: Tensor) -> TokenScores:
-        """Return log-probability, argmax and margin of N labels; the head runs in fp32."""
-        return self._with_head(lambda head, hidden: score_tokens(head, hidden, labels_N), hidden_ND)
+    def token_scores(
+        self, hidden_ND: Tensor, labels_N: Tensor, needs: frozenset[str] = frozenset()
+    ) -> TokenScores:
+        """Return what the model says of N labels, the head in fp32; see `score_tokens`."""
+        return self._with_head(
+            lambda head, hidden: score_tokens(head, hidden, labels_N, needs=needs), hidden_ND
+        )
+
+    @torch.no_grad()
+    def log_truncated(
+        self,
+        hidden_ND: Tensor,
+        labels_N: Tensor,
+        *,
+        temperature: float = 1.0,
+        top_k: int | None = None,
+        top_p: float | None = None,
+    ) -> Tensor:
+        """Return log-probabilities [N] under truncated sampling; see `truncation.log_truncated`."""
+        return self._with_head(
+            lambda head, hidden: log_truncated(
+                head, hidden, labels_N, temperature=temperature, top_k=top_k, top_p=top_p
+            ),
+            hidden_ND,
+        )
 
     def _with_head(self, work: Callable[[Head, Tensor], Result], hidden_ND: Tensor) -> Result:
         linear = self.model.get_output_embeddings()
@@ -244,10 +267,7 @@ def check_causal(layer: VocabLayer) -> None:
     other_BT = ids_BT.clone()
     other_BT[:, half:] = (other_BT[:, half:] + 1) % layer.vocab_size
     with _evaluating(layer):
-        before, after = (
-            _hidden_states(layer, ids)[:, :half].float()
-            for ids in (ids_BT, other_BT)
-        )
+        before, after = (_hidden_states(layer, ids)[:, :half].float() for ids in (ids_BT, other_BT))
     # The median: an expert chosen by a hair may change at single tokens, sight ahead changes all.
     change_BT = (before - after).abs().amax(-1)
     if layer.mesh is not None:

@@ -19,7 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from memguard.parallel.assemble import ShardedLayer, Sharding, allocate, build_meta_layer
+from memguard.parallel.assemble import ShardedLayer, allocate
 from memguard.parallel.mesh import Mesh4D, build_mesh
 from memguard.parallel.mesh_shape import AXES, MeshShape, ModelSizes
 

@@ -103,43 +103,56 @@ class Case:
         return " ".join([str(self.mesh), *changed])
 
 
-_TINY_MESHES = [(1, 1, 1, 2), (1, 1, 2, 1), (1, 1, 2, 2), (1, 2, 1, 1), (2, 1, 1, 1), (2, 2, 2, 2)]
-_WIDE_MESHES = [(1, 1, 4, 8), (1, 1, 1, 32), (2, 3, 2, 16)]
 _WHOLE = (2, 2, 2, 2)
-CASES = [
+_405B: dict[str, Any] = {
+    "fields": LLAMA_405B,
+    "is_bf16": True,
+    "num_rows": 1,
+    "seq_len": 2048,
+    "chunk_tokens": 1024,
+}
+_MANY: dict[str, Any] = {"fields": MANY_HEADS, "is_bf16": True}
+_MODES = ("none", "full", "selective")
+
+QUICK = [
+    Case(mesh=(1, 1, 1, 2)),
+    Case(mesh=(1, 1, 2, 1), checkpointing="full"),
+    Case(mesh=(1, 2, 1, 1)),
+    *(Case(mesh=_WHOLE, checkpointing=mode) for mode in _MODES),
+    # With x = 4 two ranks share a key/value head.
+    *(Case(mesh=(1, 1, 2, 4), checkpointing=mode) for mode in _MODES),
+    Case(mesh=(1, 1, 1, 32), **_MANY),
+    Case(mesh=(2, 3, 2, 16), checkpointing="full", **_MANY),
+    Case(mesh=_WHOLE, family="qwen2", fields=FAMILIES["qwen2"]),
+    Case(mesh=_WHOLE, family="qwen3", fields=FAMILIES["qwen3"], checkpointing="full"),
+    Case(mesh=_WHOLE, is_tied=True, reshard=False),
+    Case(mesh=_WHOLE, sums_nll=False),
+    *(Case(mesh=(1, 1, 4, 8), checkpointing=mode, **_405B) for mode in _MODES),
+]
+MORE = [
     *(
-        Case(mesh=mesh, checkpointing=checkpointing)
-        for checkpointing in ("none", "full", "selective")
-        # With x = 4 two ranks share a key/value head.
-        for mesh in (*_TINY_MESHES, (1, 1, 1, 4))
+        Case(mesh=mesh, checkpointing=mode)
+        for mode in _MODES
+        for mesh in ((1, 1, 1, 2), (1, 1, 2, 1), (1, 1, 2, 2), (1, 2, 1, 1), (2, 1, 1, 1))
     ),
     *(
-        Case(mesh=mesh, checkpointing=checkpointing, fields=MANY_HEADS, is_bf16=True)
-        for checkpointing in ("none", "full", "selective")
-        for mesh in _WIDE_MESHES
+        Case(mesh=mesh, checkpointing=mode, **_MANY)
+        for mode in _MODES
+        for mesh in ((1, 1, 1, 32), (1, 1, 4, 8), (2, 3, 2, 16))
     ),
     *(
-        Case(mesh=_WHOLE, family=family, fields=FAMILIES[family], checkpointing=checkpointing)
-        for checkpointing in ("none", "full", "selective")
+        Case(mesh=_WHOLE, family=family, fields=FAMILIES[family], checkpointing=mode)
+        for mode in _MODES
         for family in ("mistral", "qwen2", "qwen3")
     ),
     Case(mesh=_WHOLE, is_tied=True),
     Case(mesh=_WHOLE, reshard=False),
-    Case(mesh=_WHOLE, reshard=False, is_tied=True, checkpointing="full"),
-    Case(mesh=_WHOLE, sums_nll=False),
+    Case(mesh=_WHOLE, is_tied=True, reshard=False, checkpointing="full"),
     Case(mesh=_WHOLE, sums_nll=False, is_bf16=True, checkpointing="full"),
     *(
-        Case(
-            mesh=mesh,
-            fields=LLAMA_405B,
-            is_bf16=True,
-            checkpointing=checkpointing,
-            num_rows=1,
-            seq_len=2048,
-            chunk_tokens=1024,
-        )
-        for checkpointing in ("none", "full", "selective")
-        for mesh in ((1, 1, 1, 8), (1, 1, 4, 8), (1, 1, 1, 32), (1, 16, 2, 8))
+        Case(mesh=mesh, checkpointing=mode, **_405B)
+        for mode in _MODES
+        for mesh in ((1, 1, 1, 8), (1, 1, 1, 32), (1, 16, 2, 8))
     ),
 ]
 
@@ -177,25 +190,48 @@ def count(collectives: Sequence[Collective]) -> Calls:
 
 
 @pytest.fixture(scope="module")
-def recorded(ranks: RankPool) -> list[Calls]:
-    return ranks(record_all, 1, CASES)[0]
+def quick(ranks: RankPool) -> dict[str, Calls]:
+    return dict(zip(map(str, QUICK), ranks(record_all, 1, QUICK)[0], strict=True))
 
 
-@pytest.mark.parametrize("number", range(len(CASES)), ids=map(str, CASES))
-def test_the_formula_gives_every_collective(recorded: list[Calls], number: int) -> None:
-    case = CASES[number]
+@pytest.fixture(scope="module")
+def more(ranks: RankPool) -> dict[str, Calls]:
+    return dict(zip(map(str, MORE), ranks(record_all, 1, MORE)[0], strict=True))
+
+
+def check_formula(case: Case, calls: Calls) -> None:
     expected = list_collectives(ModelSizes.from_config(case.config), case.shape, case.settings)
-    assert recorded[number] == count([each for each in expected if each.phase != "update"])
+    assert calls == count([each for each in expected if each.phase != "update"])
 
 
-def test_selective_recomputation_sends_nothing_twice(recorded: list[Calls]) -> None:
-    by_case = dict(zip(map(str, CASES), recorded, strict=True))
-    compared = [case for case in CASES if case.checkpointing == "selective"]
-    assert len(compared) > 10
+def check_selective(cases: list[Case], recorded: dict[str, Calls]) -> int:
+    """Compare selective recomputation with none and full; return the number of comparisons."""
+    compared = [case for case in cases if case.checkpointing == "selective"]
     for case in compared:
-        plain, full = (by_case[str(replace(case, checkpointing=c))] for c in ("none", "full"))
-        assert by_case[str(case)] == plain
-        assert (plain != full) == (case.shape.x > 1 or case.shape.y > 1)
+        plain, full = (recorded[str(replace(case, checkpointing=c))] for c in ("none", "full"))
+        assert recorded[str(case)] == plain
+        assert (full != plain) == (case.shape.x > 1 or case.shape.y > 1)
+    return len(compared)
+
+
+@pytest.mark.parametrize("case", QUICK, ids=str)
+def test_the_formula_gives_every_collective(quick: dict[str, Calls], case: Case) -> None:
+    check_formula(case, quick[str(case)])
+
+
+def test_selective_recomputation_sends_nothing_twice(quick: dict[str, Calls]) -> None:
+    assert check_selective(QUICK, quick) == 3
+
+
+@pytest.mark.mesh
+@pytest.mark.parametrize("case", MORE, ids=str)
+def test_the_formula_on_more_meshes(more: dict[str, Calls], case: Case) -> None:
+    check_formula(case, more[str(case)])
+
+
+@pytest.mark.mesh
+def test_selective_recomputation_on_more_meshes(more: dict[str, Calls]) -> None:
+    assert check_selective(MORE, more) > 10
 
 
 # -- one whole step, with the update ---------------------------------------------------------------
@@ -278,11 +314,12 @@ def record_shared_and_single(case: Case) -> tuple[Calls, Calls]:
 
 def test_shared_all_reduces_save_three_sevenths(ranks: RankPool) -> None:
     case = Case(mesh=(1, 1, 1, 8), fields=LLAMA_405B, is_bf16=True, num_rows=1, seq_len=512)
+    stream_bytes = case.settings.num_tokens * LLAMA_405B["hidden_size"] * 2
     num_elements = []
     for calls in ranks(record_shared_and_single, 1, case)[0]:
-        # As large as the residual stream; the first is the embedding's, and the head's are chunks.
-        of_stream = {key: n for key, n in calls.items() if key[3] == 512 * 16384 * 2}
-        num_elements.append((sum(of_stream.values()) - 1) / 2 * 16384)
+        # One is the embedding's; the head's are of chunks, and smaller. Two blocks have the rest.
+        num_calls = sum(n for key, n in calls.items() if key[3] == stream_bytes) - 1
+        num_elements.append(num_calls / 2 * LLAMA_405B["hidden_size"])
     assert num_elements == [65_536, 114_688]
     assert [payload * 2 * 7 / 8 for payload in num_elements] == [114_688, 200_704]
 
