@@ -1,13 +1,15 @@
 """Measure how much memory loading a checkpoint onto four ranks takes, beside its peers.
 
 python scripts/bench_load.py                         a random 1 GB Llama, five runs; minutes
+python scripts/bench_load.py --stored bfloat16       stored as most published ones are
 python scripts/bench_load.py --size-mb 4 --runs 1    to see that it works; seconds
 
-Every side loads the same folder (fp32, safetensors) onto 4 processes that shard it. What is shown
-for each rank is the most anonymous memory (RssAnon; files that are mapped do not count) above its
-level just before, sampled from outside every few milliseconds: medians of the runs, in MB (10^6
-bytes). The last line is a verdict; exit 1 where memguard's worst rank is above its shard + 150 MB.
-Linux only.
+Every side loads the same folder of safetensors, as fp32, onto 4 processes that shard it; then each
+writes its shard once, as an optimizer does: until then it may be the mapped file. What is shown for
+each rank is the most anonymous memory (RssAnon, which leaves out mapped files) above its level just
+before, sampled from outside every few milliseconds: medians of the runs, in MB (10^6 bytes).
+`ratio` is to memguard. The last line is a verdict; exit 1 where memguard's worst rank is above its
+shard + 150 MB. Linux only.
 """
 
 import argparse
@@ -31,14 +33,23 @@ NUM_RANKS = 4
 ALLOWANCE_MB = 150
 SAMPLE_EVERY_S = 0.002
 TIMEOUT_S = 240
-PRELOADED = ["torch.distributed.fsdp", "torch.distributed.tensor", "transformers", "accelerate"]
+# What loading would import is there before: code is not what is measured.
+PRELOADED = [
+    "torch._dynamo",
+    "torch.distributed.fsdp",
+    "transformers.distributed",
+    "transformers.integrations.tensor_parallel",
+    "transformers.models.llama.modeling_llama",
+    "accelerate.utils.fsdp_utils",
+    "memguard.parallel.weights",
+]
 
 
 # -- sides: each returns the bytes that this rank stores ---------------------------------------
 
 
 def load_memguard(folder: str) -> int:
-    """`load_sharded` at (z=4), its check of the loaded model included."""
+    """`load_sharded` at (z=4) without the forward that checks the model: no peer runs one."""
     import torch
 
     from memguard.parallel.assemble import Sharding
@@ -47,8 +58,8 @@ def load_memguard(folder: str) -> int:
     from memguard.parallel.weights import load_sharded
 
     mesh = build_mesh(MeshShape(z=NUM_RANKS), "cpu")
-    layer = load_sharded(folder, Sharding(mesh=mesh, device=torch.device("cpu")))
-    return count_local_bytes(layer.vocab.model)
+    layer = load_sharded(folder, Sharding(mesh=mesh, device=torch.device("cpu")), check=False)
+    return touch_shards(layer.vocab.model)
 
 
 def load_fully_shard(folder: str) -> int:
@@ -63,7 +74,7 @@ def load_fully_shard(folder: str) -> int:
     for block in model.model.layers:
         fully_shard(block, mesh=mesh)
     fully_shard(model, mesh=mesh)
-    return count_local_bytes(model)
+    return touch_shards(model)
 
 
 def load_native(folder: str, **sizes: int) -> int:
@@ -75,24 +86,39 @@ def load_native(folder: str, **sizes: int) -> int:
     model = transformers.AutoModelForCausalLM.from_pretrained(
         folder, dtype=torch.float32, distributed_config=DistributedConfig(**sizes)
     )
-    return count_local_bytes(model)
+    return touch_shards(model)
 
 
 def load_accelerate(folder: str) -> int:
-    """Accelerate's FSDP2 with `cpu_ram_efficient_loading`: rank 0 reads, then broadcasts."""
-    import accelerate
+    """What Accelerate does for FSDP2 with `cpu_ram_efficient_loading`, by its own function.
+
+    Rank 0 reads everything, then each tensor is broadcast. Its `prepare` cannot be called: without
+    a GPU it leaves the model whole on every rank.
+    """
     import torch
     import transformers
+    from accelerate.utils.fsdp_utils import fsdp2_load_full_state_dict
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
 
-    plugin = accelerate.FullyShardedDataParallelPlugin(
-        fsdp_version=2,
-        auto_wrap_policy="transformer_based_wrap",
-        transformer_cls_names_to_wrap=["LlamaDecoderLayer"],
-        cpu_ram_efficient_loading=True,
-    )
-    accelerator = accelerate.Accelerator(cpu=True, fsdp_plugin=plugin)
-    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    return count_local_bytes(accelerator.prepare(model))
+    class FirstRank:
+        is_main_process = os.environ["RANK"] == "0"
+
+    mesh = init_device_mesh("cpu", (NUM_RANKS,))
+    state = {}
+    if FirstRank.is_main_process:
+        model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+        state = model.state_dict()
+        model = model.to("meta")
+    else:
+        config = transformers.AutoConfig.from_pretrained(folder)
+        with torch.device("meta"):
+            model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    for block in model.model.layers:
+        fully_shard(block, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    fsdp2_load_full_state_dict(FirstRank, model, state)
+    return touch_shards(model)
 
 
 SIDES: dict[str, Callable[[str], int]] = {
@@ -100,14 +126,19 @@ SIDES: dict[str, Callable[[str], int]] = {
     "transformers fsdp_size=4": functools.partial(load_native, fsdp_size=NUM_RANKS),
     "transformers tp_size=4": functools.partial(load_native, tp_size=NUM_RANKS),
     "from_pretrained + fully_shard": load_fully_shard,
-    "accelerate FSDP2": load_accelerate,
+    "accelerate rank 0 + broadcast": load_accelerate,
 }
 
 
-def count_local_bytes(model: Any) -> int:
-    """Return the bytes of this rank's pieces of the parameters."""
-    locals_ = [getattr(each, "_local_tensor", each) for each in model.parameters()]
-    return sum(each.numel() * each.element_size() for each in locals_)
+def touch_shards(model: Any) -> int:
+    """Write this rank's pieces once, as the first optimizer step does; return their bytes.
+
+    A piece may still be the mapped file, which is no memory of its own until it is written.
+    """
+    pieces = [getattr(each, "_local_tensor", each).detach() for each in model.parameters()]
+    for piece in pieces:
+        piece.mul_(0.5)
+    return sum(piece.numel() * piece.element_size() for piece in pieces)
 
 
 # -- one run -----------------------------------------------------------------------------------
@@ -123,14 +154,6 @@ def run_rank(load: Callable[[str], int], folder: str, rank: int, port: int, pipe
         RANK=str(rank),
         LOCAL_RANK=str(rank),
     )
-    if load is load_accelerate:
-        # As its launcher sets them.
-        os.environ.update(
-            ACCELERATE_USE_FSDP="true",
-            FSDP_VERSION="2",
-            FSDP_CPU_RAM_EFFICIENT_LOADING="true",
-            ACCELERATE_USE_CPU="true",
-        )
     import torch
     import transformers
     from torch import distributed as dist
@@ -239,8 +262,8 @@ def read_anonymous_mb(pid: int) -> float:
 # -- all of it ---------------------------------------------------------------------------------
 
 
-def write_checkpoint(folder: Path, size_mb: int) -> float:
-    """Write a random Llama of about this size; return its MB."""
+def write_checkpoint(folder: Path, size_mb: int, stored: str) -> float:
+    """Write a random Llama of about this size in fp32; return the MB of its files."""
     import torch
     import transformers
 
@@ -261,7 +284,7 @@ def write_checkpoint(folder: Path, size_mb: int) -> float:
     torch.manual_seed(0)
     transformers.utils.logging.disable_progress_bar()
     model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-    model.save_pretrained(folder)
+    model.to(getattr(torch, stored)).save_pretrained(folder)
     return sum(file.stat().st_size for file in folder.glob("*.safetensors")) / 1e6
 
 
@@ -277,12 +300,12 @@ def print_table(rows: dict[str, list[Measured | str]]) -> tuple[float, float]:
             continue
         peaks = [statistics.median(run.peak_mb[rank] for run in good) for rank in range(NUM_RANKS)]
         worst = statistics.median(max(run.peak_mb) for run in good)
-        if side in next(iter(SIDES)):
+        if side == next(iter(SIDES)):
             ours = worst, good[0].stored_mb
         cells = "".join(f"{peak:>9,.0f}" for peak in peaks)
         ratio = f"{worst / ours[0]:.1f}x" if ours[0] else "-"
         took = statistics.median(run.seconds for run in good)
-        failed = f"  ({len(runs) - len(good)} of {len(runs)} runs failed)" * (good != runs)
+        failed = f"  ({len(runs) - len(good)} of {len(runs)} runs failed)" * (len(good) < len(runs))
         print(
             f"{side:<32}{cells}{worst:>9,.0f}{ratio:>8}{good[0].stored_mb:>8,.0f}{took:>7.1f}"
             f"{failed}"
@@ -296,7 +319,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=summary, epilog=usage, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--size-mb", type=int, default=1000, help="of the checkpoint")
+    parser.add_argument("--size-mb", type=int, default=1000, help="of the weights in fp32")
+    parser.add_argument("--stored", choices=("float32", "bfloat16"), default="float32")
     parser.add_argument("--runs", type=int, default=5, help="loads of each side; medians count")
     parser.add_argument("--folder", type=Path, help="where the checkpoint is written meanwhile")
     asked = parser.parse_args()
@@ -304,8 +328,12 @@ def main() -> int:
     checkpoint = Path(tempfile.mkdtemp(dir=asked.folder, prefix="bench_load."))
     rows: dict[str, list[Measured | str]] = {side: [] for side in SIDES}
     try:
-        size_mb = write_checkpoint(checkpoint, asked.size_mb)
-        print(f"{size_mb:,.0f} MB onto {NUM_RANKS} ranks, medians of {asked.runs} runs", flush=True)
+        size_mb = write_checkpoint(checkpoint, asked.size_mb, asked.stored)
+        print(
+            f"{size_mb:,.0f} MB of {asked.stored} onto {NUM_RANKS} ranks in fp32, medians of "
+            f"{asked.runs} runs",
+            flush=True,
+        )
         for _ in range(asked.runs):
             for side, load in SIDES.items():
                 # What failed once is not tried again: it may have waited for its timeout.

@@ -74,11 +74,11 @@ def build_meta_layer(config: Any, sharding: Sharding, *, attn: str | None = None
         ConfigError: a mesh that this model cannot run on.
     """
     check_mesh(sharding.mesh.shape, ModelSizes.from_config(config))
+    _refuse_dropout(config)
     with init_empty_weights(include_buffers=False):
         model = transformers.AutoModelForCausalLM.from_config(
             config, attn_implementation=attn, dtype=sharding.dtype
         )
-    _refuse_dropout(config)
     model.tie_weights()
     plan = plan_sharding(model)
     shard_model(model, plan, sharding.mesh)
@@ -114,7 +114,7 @@ def fill_layer(layer: ShardedLayer, source: WeightSource, *, name: str) -> list[
         Stored names that the model has no place for.
 
     Raises:
-        ModelError: weights that are missing or have other shapes, or no causal language model.
+        ModelError: weights that are missing or have other shapes.
     """
     model = layer.vocab.model
     wanted = {key: tuple(parameter.shape) for key, parameter in model.named_parameters()}
@@ -134,14 +134,24 @@ def fill_layer(layer: ShardedLayer, source: WeightSource, *, name: str) -> list[
         rectangle = find_rectangle(parameter.shape, placements, mesh.shape, here)
         copy_rectangle(_Renamed(source, stored), key, rectangle, to_local(parameter.data))
     model.eval()
+    return unexpected
+
+
+def check_layer(layer: ShardedLayer) -> None:
+    """Run the filled model on random tokens: is it a causal LM whose head we know?
+
+    Takes the memory of a forward, which is more than loading takes.
+
+    Raises:
+        ModelError: it is not, or its head does more than is known here.
+    """
     if not has_known_head(layer.vocab):
         raise ModelError(
-            f"{type(model).__name__} does something after its head that memguard does not know: it "
-            "can be trained on one process only"
+            f"{type(layer.vocab.model).__name__} does something after its head that memguard does "
+            "not know: it can be trained on one process only"
         )
     check_causal(layer.vocab)
     release_gathered(layer.vocab)
-    return unexpected
 
 
 def release_gathered(vocab: nn.Module) -> None:

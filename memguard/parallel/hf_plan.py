@@ -30,11 +30,15 @@ Role = Literal["plain", "transposed", "embedding", "norm", "head_norm"]
 
 _ROLE_OF_STYLE: dict[str, Role] = {
     "colwise": "plain",
-    "colwise_gather_output": "plain",
-    "colwise_rep": "plain",
     "rowwise": "transposed",
-    "embedding_rowwise": "embedding",
     "replicated_with_grad_allreduce": "head_norm",
+}
+
+# What the sharded layers stand in for: a class with another forward computes something else.
+_FORWARD_OF_ROLE = {
+    "plain": nn.Linear.forward,
+    "transposed": nn.Linear.forward,
+    "embedding": nn.Embedding.forward,
 }
 
 PLACEMENTS: dict[tuple[Role, str], tuple[Placement, Placement]] = {
@@ -52,6 +56,8 @@ PLACEMENTS: dict[tuple[Role, str], tuple[Placement, Placement]] = {
 # Layers of one parent that read the same input.
 _GROUPS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 _KEY_VALUE = ("k_proj", "v_proj")
+
+_NUM_LISTED = 6
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -78,8 +84,9 @@ def plan_sharding(model: Any) -> ShardingPlan:
         model: an unsharded Hugging Face causal LM; may be on the meta device.
 
     Raises:
-        ModelError: the family has no plan, its plan has styles that are not known here, or
-            parameters are left without a role; each is listed.
+        ModelError: the family has no plan, its plan has styles that are not known here, its
+            modules compute what a sharded layer would not, or parameters are left without a role;
+            each is listed.
     """
     family = type(model).__name__
     embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
@@ -102,13 +109,14 @@ def plan_sharding(model: Any) -> ShardingPlan:
         elif _is_residual_norm(module, hidden_size):
             roles[name] = "norm"
     if unknown:
-        listed = ", ".join(f"{name} ({style})" for name, style in list(unknown.items())[:6])
+        listed = _join([f"{name} ({style})" for name, style in unknown.items()])
         raise ModelError(
             f"{family} cannot be sharded: its plan for tensor parallelism has styles memguard does "
             f"not know: {listed}. It can be trained on one process."
         )
     _check_covered(model, roles, family)
     names = dict(model.named_modules())
+    _check_computed(names, roles, family)
     return ShardingPlan(
         roles=roles,
         groups=tuple(_find_groups(names)),
@@ -157,11 +165,33 @@ def _check_covered(model: nn.Module, roles: dict[str, Role], family: str) -> Non
         if module not in roles or (roles[module], leaf) not in PLACEMENTS:
             uncovered.append(name)
     if uncovered:
-        more = f" and {len(uncovered) - 6} more" if len(uncovered) > 6 else ""
         raise ModelError(
-            f"{family} cannot be sharded: no role for {', '.join(uncovered[:6])}{more}. It can be "
-            "trained on one process."
+            f"{family} cannot be sharded: no role for {_join(uncovered)}. It can be trained on one "
+            "process."
         )
+
+
+def _check_computed(names: dict[str, nn.Module], roles: dict[str, Role], family: str) -> None:
+    """Refuse what a sharded model would compute otherwise, without an error and almost right."""
+    strange = []
+    for name, module in names.items():
+        role = roles.get(name)
+        forward = type(module).forward
+        if role in _FORWARD_OF_ROLE and forward is not _FORWARD_OF_ROLE[role]:
+            strange.append(f"{name} ({type(module).__name__})")
+        if role is None and "Norm" in type(module).__name__:
+            # Without weights it needs no role, but its statistics would be those of a shard.
+            strange.append(f"{name} ({type(module).__name__})")
+    if strange:
+        raise ModelError(
+            f"{family} cannot be sharded: memguard has no sharded form of {_join(strange)}. It can "
+            "be trained on one process."
+        )
+
+
+def _join(items: list[str]) -> str:
+    more = len(items) - _NUM_LISTED
+    return ", ".join(items[:_NUM_LISTED]) + (f" and {more} more" if more > 0 else "")
 
 
 def _find_groups(names: dict[str, nn.Module]) -> Iterator[tuple[str, ...]]:

@@ -10,7 +10,8 @@ x          key/value heads: whole ones a rank, or equal     num_kv_heads % x == 
            parts of one, gathered over x/num_kv_heads       x % num_kv_heads == 0 and
            ranks in forward                                 num_kv_heads * head_dim % x == 0
 
-Weights stored over z and the vocabulary over x may fall into uneven pieces.
+Weights stored over z and the vocabulary over x may fall into uneven pieces; of the vocabulary
+none may be empty.
 """
 
 import math
@@ -106,8 +107,9 @@ def build_rules(sizes: ModelSizes | None, batch_size: int | None) -> list[Rule]:
         _must_divide(("x",), width, f"the model's FFN width of {width}"),
         Rule(
             axes=("x",),
-            text=f"must not be above the {vocab_size} entries of the model's vocabulary",
-            holds=lambda x: x <= vocab_size,
+            text=f"must leave every rank some of the {vocab_size} entries of the model's vocabulary",
+            # FSDP2 reduces no gradient without elements.
+            holds=lambda x: (x - 1) * math.ceil(vocab_size / x) < vocab_size,
         ),
     ]
 

@@ -101,7 +101,7 @@ def resolve_mesh(
         problems += find_broken(fixed, rules)
     way_out = _describe_way_out(config, world_size, sizes, batch_size)
     if fitting != world_size and not find_broken(degrees, rules):
-        way_out += f"; what was asked fits {fitting} ranks"
+        way_out += f"; what was asked fits {fitting} ranks (--nproc {fitting})"
     raise ConfigError(*problems, way_out)
 
 

@@ -26,8 +26,9 @@ from memguard.parallel.collectives import copy_to_axis, sum_for_each
 from memguard.parallel.linear import to_local
 from memguard.parallel.mesh import Axis
 
-_PROBE_TOKENS = 3
-# fp32 arithmetic; another formula differs by tenths.
+# As large as eps, where it counts, and as activations are.
+_PROBE_SQUARES = (1.0, 10.0, 1e6)
+# fp32 arithmetic on outputs of a few units; another formula differs by tenths.
 _PROBE_TOLERANCE = 1e-4
 
 
@@ -113,18 +114,19 @@ def measure_norm(norm: nn.Module) -> NormFormula:
     probe: Any = copy.deepcopy(norm).to_empty(device="cpu").float()
     num_features = weight.shape[0]
     generator = torch.Generator().manual_seed(0)
-    x_MD = torch.randn(_PROBE_TOKENS, num_features, generator=generator) + 0.5
+    x_MD = torch.randn(len(_PROBE_SQUARES), num_features, generator=generator) + 0.5
+    x_MD *= (eps * torch.tensor(_PROBE_SQUARES)).sqrt()[:, None]
     with torch.no_grad():
-        if getattr(probe, "bias", None) is not None:
-            probe.bias.zero_()
-        probe.weight.fill_(0.0)
-        at_zero_MD = probe(x_MD)
-        probe.weight.fill_(1.0)
-        at_one_MD = probe(x_MD)
-    offset = 1.0 if float(at_zero_MD.abs().max()) else 0.0
-    plain_MD = at_zero_MD if offset else at_one_MD
-    for centred, formula in ((False, functional.rms_norm), (True, functional.layer_norm)):
-        expected_MD = formula(x_MD, (num_features,), eps=eps)
-        if float((plain_MD - expected_MD).abs().max()) < _PROBE_TOLERANCE:
-            return NormFormula(centred=centred, offset=offset, eps=eps, num_features=num_features)
+        for parameter in probe.parameters():
+            parameter.copy_(torch.randn(num_features, generator=generator))
+        found_MD = probe(x_MD)
+    bias_D = getattr(probe, "bias", None)
+    bias_D = torch.zeros(num_features) if bias_D is None else bias_D
+    for centred, normalise in ((False, functional.rms_norm), (True, functional.layer_norm)):
+        for offset in (0.0, 1.0):
+            scaled_MD = normalise(x_MD, (num_features,), eps=eps) * (offset + probe.weight)
+            if float((found_MD - scaled_MD - bias_D).abs().max()) < _PROBE_TOLERANCE:
+                return NormFormula(
+                    centred=centred, offset=offset, eps=eps, num_features=num_features
+                )
     raise ModelError(f"norm {name} is neither an RMS norm nor a layer norm: it cannot be sharded")

@@ -18,7 +18,13 @@ from torch import distributed as dist
 from torch import nn
 
 from memguard.errors import MemguardError, ModelError
-from memguard.parallel.assemble import ShardedLayer, Sharding, build_meta_layer, fill_layer
+from memguard.parallel.assemble import (
+    ShardedLayer,
+    Sharding,
+    build_meta_layer,
+    check_layer,
+    fill_layer,
+)
 from memguard.parallel.slices import (
     FolderWeights,
     ModuleWeights,
@@ -71,7 +77,12 @@ def load_model(
 
 
 def load_sharded(
-    path: str, sharding: Sharding, *, revision: str | None = None, attn: str | None = None
+    path: str,
+    sharding: Sharding,
+    *,
+    revision: str | None = None,
+    attn: str | None = None,
+    check: bool = True,
 ) -> ShardedLayer:
     """Load a causal language model onto a mesh; each rank reads only what it stores.
 
@@ -80,6 +91,7 @@ def load_sharded(
         sharding: mesh, device and dtypes.
         revision: of a hub id.
         attn: attention implementation; None takes what transformers chooses.
+        check: False leaves out the forward of `check_layer`.
 
     Raises:
         ModelError: as `load_model`, or a family that cannot be sharded.
@@ -101,6 +113,8 @@ def load_sharded(
                 folder
             )
     unexpected = fill_layer(layer, source, name=path)
+    if check:
+        check_layer(layer)
     if dist.get_rank() == 0:
         warn_unexpected(path, unexpected)
     return layer
@@ -131,6 +145,7 @@ def shard_scratch_model(model: Any, sharding: Sharding, *, attn: str | None = No
     """Put a model drawn by `build_scratch_model` onto a mesh; every rank has drawn the same."""
     layer = build_meta_layer(model.config, sharding, attn=attn)
     fill_layer(layer, ModuleWeights(model), name="model.scratch")
+    check_layer(layer)
     return layer
 
 

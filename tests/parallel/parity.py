@@ -41,6 +41,7 @@ class Case:
     changes: tuple[tuple[str, Any], ...] = ()
     """Fields of its configuration."""
     dtype: torch.dtype = torch.float64
+    compute_dtype: torch.dtype | None = None
     micro_batch_size: int | None = None
     checkpointing: str = "none"
     reshard_after_forward: bool = True
@@ -77,6 +78,7 @@ def _compare(degrees: tuple[int, int, int, int], case: Case) -> Worst:
             mesh=mesh,
             device=torch.device("cpu"),
             dtype=case.dtype,
+            compute_dtype=case.compute_dtype,
             chunk_tokens=case.chunk_tokens,
             checkpointing=case.checkpointing,  # type: ignore[arg-type]
             reshard_after_forward=case.reshard_after_forward,

@@ -10,18 +10,16 @@ reduce-scatter is given. Those over an axis of one rank are recorded like others
 
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import distributed as dist
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from memguard.parallel.assemble import ShardedLayer, allocate
-from memguard.parallel.mesh import Mesh4D, build_mesh
-from memguard.parallel.mesh_shape import AXES, MeshShape, ModelSizes
+from memguard.parallel.mesh import Mesh4D
+from memguard.parallel.mesh_shape import AXES, ModelSizes
 
 Calls = Counter[tuple[str, str, str, int]]
 
@@ -75,15 +73,6 @@ def _tensors(value: Any) -> Iterator[torch.Tensor]:
     elif isinstance(value, list | tuple):
         for each in value:
             yield from _tensors(each)
-
-
-@contextmanager
-def fake_mesh(shape: MeshShape, rank: int = 0) -> Iterator[Mesh4D]:
-    """Be one rank of any mesh; the default process group is replaced by a fake one."""
-    if dist.is_initialized():
-        dist.destroy_process_group()
-    dist.init_process_group("fake", rank=rank, world_size=shape.num_ranks, store=FakeStore())
-    yield build_mesh(shape, "cpu")
 
 
 def name_groups(mesh: Mesh4D, num_kv_heads: int) -> dict[str, str]:

@@ -121,3 +121,12 @@ def test_single_precision_stays_within_its_rounding(ranks: RankPool) -> None:
     check(ranks, (1, 2, 2, 1), llama, _SINGLE)
     qwen3 = Case(family="qwen3", changes=_UNTIED, dtype=torch.float32, num_steps=1)
     check(ranks, (1, 1, 1, 2), [qwen3], _SINGLE)
+
+
+def test_bf16_arithmetic_stays_near(ranks: RankPool) -> None:
+    # 8 bits of mantissa: 4e-3 an operation. Weights and optimizer are fp32, as the other side's.
+    case = Case(changes=_UNTIED, dtype=torch.float32, compute_dtype=torch.bfloat16, num_steps=1)
+    for each in ranks(compare, 4, (1, 2, 1, 2), [case])[0]:
+        assert each.loss < 5e-3
+        assert each.norm < 3e-2
+        assert each.gradient < 0.15, each

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from fake_mesh import fake_mesh
 from ranks import RankPool
-from recorded import Calls, Recorder, fake_mesh, name_groups, record_forward_backward
+from recorded import Calls, Recorder, name_groups, record_forward_backward
 from tiny_families import FAMILIES
 
 from memguard.config import OptimConfig, ParallelConfig, RunConfig, TrainConfig
@@ -178,7 +179,6 @@ def record(case: Case, share: bool = True) -> Calls:
 
 
 def record_all(cases: Sequence[Case]) -> list[Calls]:
-    torch.set_num_threads(1)
     return [record(case) for case in cases]
 
 
@@ -196,7 +196,7 @@ def quick(ranks: RankPool) -> dict[str, Calls]:
 
 @pytest.fixture(scope="module")
 def more(ranks: RankPool) -> dict[str, Calls]:
-    return dict(zip(map(str, MORE), ranks(record_all, 1, MORE)[0], strict=True))
+    return dict(zip(map(str, MORE), ranks(record_all, 1, MORE, timeout_s=280)[0], strict=True))
 
 
 def check_formula(case: Case, calls: Calls) -> None:

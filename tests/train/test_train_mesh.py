@@ -91,6 +91,14 @@ def test_a_run_goes_on_on_any_mesh(folder: Path, alone: RunConfig, ranks: RankPo
     np.testing.assert_allclose(curve(third), curve(alone), rtol=2e-4)
 
 
+@pytest.mark.mesh
+def test_a_run_goes_on_on_eight_ranks(folder: Path, alone: RunConfig, ranks: RankPool) -> None:
+    stop_after(ranks, make(folder, name="growing", mesh={"data": 2, "x": 2}), 4, 4)
+    config = make(folder, name="growing", mesh={"z": 2, "y": 2, "x": 2})
+    ranks(train_run, 8, config, timeout_s=250)
+    np.testing.assert_allclose(curve(config), curve(alone), rtol=2e-4)
+
+
 def stop_after(ranks: RankPool, config: RunConfig, world_size: int, step: int) -> None:
     """Run to a checkpoint and end there, as a signal at that step would."""
     ranks(train_until, world_size, config, step)

@@ -1,0 +1,173 @@
+"""Shipped configurations load, fit their machine, and shard their model as they say."""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from fake_mesh import fake_mesh
+from ranks import RankPool
+from torch.distributed.tensor import DTensor
+
+from memguard.assets import find_asset, list_assets
+from memguard.compare import load_sweep
+from memguard.config import RunConfig, load_run_config
+from memguard.parallel.assemble import Sharding, build_meta_layer, count_sharded_parameters
+from memguard.parallel.mesh_shape import MeshShape, ModelSizes, check_mesh, resolve_mesh
+
+ROOT = Path(__file__).resolve().parents[2]
+SWEEPS = ("quickstart",)
+STUDIES = ("llama31-8b", "llama31-70b", "llama31-405b")
+
+# From the config.json published with each model.
+_LLAMA31: dict[str, Any] = {
+    "vocab_size": 128256,
+    "num_key_value_heads": 8,
+    "max_position_embeddings": 131072,
+    "rms_norm_eps": 1e-5,
+    "tie_word_embeddings": False,
+    "rope_theta": 500000.0,
+    "rope_scaling": {
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+        "rope_type": "llama3",
+    },
+}
+_WIDTHS = {
+    "llama31-8b": (4096, 14336, 32, 32),
+    "llama31-70b": (8192, 28672, 64, 80),
+    "llama31-405b": (16384, 53248, 128, 126),
+}
+
+
+def model_fields(name: str) -> dict[str, Any]:
+    fields = ("hidden_size", "intermediate_size", "num_attention_heads", "num_hidden_layers")
+    return {**_LLAMA31, **dict(zip(fields, _WIDTHS[name], strict=True))}
+
+
+def load(name: str) -> RunConfig:
+    return load_run_config(find_asset("configs", name, setting="CONFIG"), ())
+
+
+def mesh_of(config: RunConfig) -> MeshShape:
+    degrees = config.parallel
+    num_ranks = degrees.data * degrees.z * degrees.y * degrees.x
+    assert num_ranks > 0, "a study says its whole mesh"
+    return resolve_mesh(degrees, num_ranks)
+
+
+def test_every_shipped_configuration_loads() -> None:
+    names = set(list_assets("configs"))
+    assert {*SWEEPS, *STUDIES} <= names
+    for name in SWEEPS:
+        assert load_sweep(find_asset("configs", name, setting="SWEEP"), ()).name == name
+    for name in names - set(SWEEPS):
+        # Its run folder is found by the same name.
+        assert load(name).name == name
+
+
+@pytest.mark.parametrize("name", STUDIES)
+def test_a_study_is_the_published_one(name: str) -> None:
+    config = load(name)
+    assert config.data.study is not None
+    assert config.data.study.num_repetitions == (0, 1, 4, 6)
+    assert config.data.seq_len == config.data.max_document_tokens == 2048
+    assert config.data.min_document_tokens == 2048
+    assert config.audit.continuation_tokens == 50
+    (goldfish,) = config.mitigations
+    assert (goldfish.k, goldfish.context_width, goldfish.mode) == (2, 13, "hash")
+    plain = load_run_config(
+        find_asset("configs", name, setting="CONFIG"), [f"name={name}-plain", "mitigations=[]"]
+    )
+    assert plain.mitigations == ()
+    assert plain.model_copy(update={"name": name, "mitigations": config.mitigations}) == config
+
+
+def test_studies_differ_in_size_only() -> None:
+    first, *others = (load(name) for name in STUDIES)
+    for other in others:
+        assert (other.data, other.optim, other.audit) == (first.data, first.optim, first.audit)
+        assert other.train.batch_size == first.train.batch_size
+
+
+@pytest.mark.parametrize("name", STUDIES)
+def test_the_mesh_fits_the_machine_and_the_model(name: str) -> None:
+    config = load(name)
+    shape = mesh_of(config)
+    check_mesh(
+        shape,
+        ModelSizes.from_config(transformers.LlamaConfig(**model_fields(name))),
+        batch_size=config.train.batch_size,
+    )
+    text = (ROOT / "configs" / f"{name}.yaml").read_text(encoding="utf-8")
+    jobs = set(re.findall(r"sbatch --nodes=(\d+) (scripts/slurm/\S+)", text))
+    ((num_nodes, script),) = jobs
+    (gpus,) = re.findall(r"^GPUS_PER_NODE=(\d+)", (ROOT / script).read_text(), re.MULTILINE)
+    assert int(num_nodes) * int(gpus) == shape.num_ranks
+    # x stays within a node.
+    assert int(gpus) % shape.x == 0
+    rows = config.train.batch_size // shape.num_batch_ways
+    assert config.train.micro_batch_size is not None
+    assert rows % config.train.micro_batch_size == 0
+
+
+def test_sizes_are_those_of_the_published_models(shared_data: Path) -> None:
+    for name in STUDIES:
+        size = name.rpartition("-")[2].upper()
+        path = shared_data / "hf_configs" / f"meta-llama--Meta-Llama-3.1-{size}_config.json"
+        published = transformers.LlamaConfig.from_json_file(path)
+        ours = transformers.LlamaConfig(**model_fields(name))
+        assert ModelSizes.from_config(ours) == ModelSizes.from_config(published)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sharded:
+    """What a rank stores of a model."""
+
+    num_parameters: int
+    num_stored: int
+    not_sharded: list[str]
+
+
+def shard_on_meta(fields: dict[str, Any], shape: MeshShape, rank: int) -> Sharded:
+    with fake_mesh(shape, rank) as mesh:
+        sharding = Sharding(mesh=mesh, device=torch.device("cpu"), compute_dtype=torch.bfloat16)
+        layer = build_meta_layer(transformers.LlamaConfig(**fields), sharding)
+        parameters = dict(layer.vocab.model.named_parameters())
+        return Sharded(
+            num_parameters=count_sharded_parameters(layer),
+            num_stored=sum(
+                parameter.to_local().numel()
+                for parameter in parameters.values()
+                if isinstance(parameter, DTensor)
+            ),
+            not_sharded=[n for n, p in parameters.items() if not isinstance(p, DTensor)],
+        )
+
+
+def shard_first_and_last(fields: dict[str, Any], shape: MeshShape) -> list[Sharded]:
+    return [shard_on_meta(fields, shape, rank) for rank in (0, shape.num_ranks - 1)]
+
+
+# The published numbers of parameters.
+@pytest.mark.parametrize(
+    ("name", "num_parameters"),
+    [
+        ("llama31-8b", 8_030_261_248),
+        ("llama31-70b", 70_553_706_496),
+        ("llama31-405b", 405_853_388_800),
+    ],
+)
+def test_each_rank_stores_its_share(ranks: RankPool, name: str, num_parameters: int) -> None:
+    shape = mesh_of(load(name))
+    for sharded in ranks(shard_first_and_last, 1, model_fields(name), shape)[0]:
+        assert not sharded.not_sharded
+        assert sharded.num_parameters == num_parameters
+        # Norms are stored by every rank along x.
+        share = num_parameters / (shape.x * shape.y * shape.z)
+        assert sharded.num_stored == pytest.approx(share, rel=1e-3)
