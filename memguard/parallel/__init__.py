@@ -60,13 +60,14 @@ storage, as it lies over y and x, padded to a multiple of z row by row.
     x all-reduce  maxima, sums:  cw, 4cw            dX:  caH/y
     y all-reduce  logits:  caV/x                    logits:  caV/x
     each unit of storage: a block, embedding, head, last norm (tied: the last three together)
-    z             weights, all-gather:  Pa          again, if freed after forward:  Pa
+    z             weights, all-gather:  Pa          a block's, if freed, again:  Pa
                                                     gradients, reduce-scatter:  Pw
     data                                            gradients, all-reduce:  Pw/z, once a step
     world         counts of labels, loss, gradient norm, once a step:  16, 8 and w bytes
 
-Full recomputation repeats a block's forward over x and y in backward; selective repeats none of
-it. Around a ring each of R ranks sends 2(R-1)/R of an all-reduce, (R-1)/R of the other two.
+Full recomputation repeats a block's forward over x and y in backward, but for the output of down;
+selective repeats none of it. Around a ring each of R ranks sends 2(R-1)/R of an all-reduce,
+(R-1)/R of the other two.
 
 Llama-3.1-405B (H 16,384) at (x=8, y=1): 4H = 65,536 elements a token and block, forward and
 backward, which are 114,688 around the ring; q, k, v, gate and up one by one would be 7H = 114,688

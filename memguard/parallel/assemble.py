@@ -15,7 +15,6 @@ import torch
 import transformers
 from accelerate import init_empty_weights
 from torch import nn
-from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from memguard.errors import ModelError
@@ -74,11 +73,12 @@ def build_meta_layer(config: Any, sharding: Sharding, *, attn: str | None = None
         ConfigError: a mesh that this model cannot run on.
     """
     check_mesh(sharding.mesh.shape, ModelSizes.from_config(config))
-    _refuse_dropout(config)
     with init_empty_weights(include_buffers=False):
         model = transformers.AutoModelForCausalLM.from_config(
             config, attn_implementation=attn, dtype=sharding.dtype
         )
+    # After the class is known: a configuration of another kind of model is refused as that.
+    _refuse_dropout(config)
     model.tie_weights()
     plan = plan_sharding(model)
     shard_model(model, plan, sharding.mesh)
@@ -151,18 +151,6 @@ def check_layer(layer: ShardedLayer) -> None:
             "not know: it can be trained on one process only"
         )
     check_causal(layer.vocab)
-    release_gathered(layer.vocab)
-
-
-def release_gathered(vocab: nn.Module) -> None:
-    """Make the parameters those that are stored again.
-
-    A forward without backward leaves the root's gathered, and an optimizer or a file made of them
-    would hold what the next forward throws away.
-    """
-    for module in vocab.modules():
-        if isinstance(module, FSDPModule):
-            module.reshard()
 
 
 def allocate(layer: ShardedLayer) -> None:

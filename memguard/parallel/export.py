@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch import distributed as dist
 
 from memguard.errors import MemguardError, OtherRankFailed
-from memguard.parallel.assemble import ShardedLayer, count_sharded_parameters, release_gathered
+from memguard.parallel.assemble import ShardedLayer, count_sharded_parameters
 from memguard.parallel.gather import gather_tensor, list_replica_ranks
 from memguard.parallel.hf_plan import PLACEMENTS
 from memguard.parallel.safetensors_files import (
@@ -93,7 +93,6 @@ def export_sharded(
         OSError: a file could not be written by this rank.
         OtherRankFailed: something failed on another rank.
     """
-    release_gathered(layer.vocab)
     is_main = dist.get_rank() == 0
     asides: list[Path | None] = [None]
     with _agreed():
@@ -171,6 +170,8 @@ def _write_file(
                 for full in gathered:
                     assert full is not None, "this rank is the writer"
                     output.write(full)
+                    # Or it would still be there while the next one comes.
+                    del full
         except OSError as error:
             failure = error
     for _ in gathered:

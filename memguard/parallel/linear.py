@@ -25,7 +25,13 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.nn import functional
 
-from memguard.parallel.collectives import all_reduce, gather_from_axis, start_all_reduce, wait
+from memguard.parallel.collectives import (
+    all_reduce,
+    gather_from_axis,
+    start_all_reduce,
+    sum_over_axis,
+    wait,
+)
 from memguard.parallel.mesh import Axis
 
 
@@ -126,7 +132,12 @@ def linear_4d(
         in_axis: shards K.
         out_axis: shards N.
     """
-    return _Linear.apply(input_MK, in_axis, out_axis, *weights_NK)  # type: ignore[no-untyped-call,no-any-return]
+    outputs: tuple[Tensor, ...] = _Linear.apply(input_MK, in_axis, out_axis, *weights_NK)  # type: ignore[no-untyped-call]
+    if len(outputs) > 1:
+        return outputs
+    # Outside the function: a block computed again ends at the last tensor that backward needs, so
+    # that the last all-reduce of the block is not repeated.
+    return (sum_over_axis(outputs[0], in_axis),)
 
 
 class _Linear(torch.autograd.Function):
@@ -137,10 +148,8 @@ class _Linear(torch.autograd.Function):
         ctx.save_for_backward(input_MK, *weights_NK)
         ctx.out_axis = out_axis
         outputs = [functional.linear(input_MK, weight) for weight in weights_NK]
-        if in_axis.degree == 1:
+        if in_axis.degree == 1 or len(outputs) == 1:
             return tuple(outputs)
-        if len(outputs) == 1:
-            return (all_reduce(outputs[0], in_axis),)
         sizes = [weight.shape[0] for weight in weights_NK]
         return torch.split(all_reduce(torch.cat(outputs, -1), in_axis), sizes, -1)
 

@@ -97,6 +97,7 @@ class Norm4D(nn.Module):
         return f"{self.formula}, features/{self.feature_axis.name}"
 
 
+@torch.no_grad()
 def measure_norm(norm: nn.Module) -> NormFormula:
     """Find out what a norm computes by asking it, on the CPU, on random features.
 
@@ -116,10 +117,9 @@ def measure_norm(norm: nn.Module) -> NormFormula:
     generator = torch.Generator().manual_seed(0)
     x_MD = torch.randn(len(_PROBE_SQUARES), num_features, generator=generator) + 0.5
     x_MD *= (eps * torch.tensor(_PROBE_SQUARES)).sqrt()[:, None]
-    with torch.no_grad():
-        for parameter in probe.parameters():
-            parameter.copy_(torch.randn(num_features, generator=generator))
-        found_MD = probe(x_MD)
+    for parameter in probe.parameters():
+        parameter.copy_(torch.randn(num_features, generator=generator))
+    found_MD = probe(x_MD)
     bias_D = getattr(probe, "bias", None)
     bias_D = torch.zeros(num_features) if bias_D is None else bias_D
     for centred, normalise in ((False, functional.rms_norm), (True, functional.layer_norm)):

@@ -145,8 +145,11 @@ def wrap_fsdp(
     blocks: list[FSDPModule] = [wrap(modules[name]) for name in plan.blocks]
     if not plan.is_tied:
         # One parameter cannot be in two units: tied, both are in the root's.
-        wrap(model.get_input_embeddings())
-        wrap(model.get_output_embeddings())
+        embedding: FSDPModule = wrap(model.get_input_embeddings())
+        # A table that was looked up in is not read in backward.
+        embedding.set_unshard_in_backward(False)
+        # Needed again at once in backward, like the root's.
+        wrap(model.get_output_embeddings(), reshard_after_forward=False)
     # The root's own (final norm, tied embedding) are needed again at once in backward.
     fully_shard(root, mesh=mesh.batch_mesh, mp_policy=policy, reshard_after_forward=False)
     for before, after in itertools.pairwise(blocks):

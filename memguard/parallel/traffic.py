@@ -198,9 +198,10 @@ class _Step:
             call("forward", "y", "outputs of gate|up", 1, 2 * width),
             call("forward", "x", "output of down", 1, features),
         ]
+        # Computing again ends at the last tensor that backward needs, the input of down.
         again = [
             replace(each, phase="backward", what=f"{each.what}, again")
-            for each in forward
+            for each in forward[:-1]
             if settings.checkpointing == "full"
         ]
         backward = [
@@ -269,28 +270,35 @@ class _Step:
         if self.settings.has_head_norms:
             vectors += [self.sizes.head_dim] * 2
         shapes = matrices + [(length, 1) for length in vectors]
-        return self._unit("a block", shapes, reshard=self.settings.reshard_after_forward)
+        return self._unit("a block", shapes, is_freed=self.settings.reshard_after_forward)
 
     def other_storage(self) -> list[Collective]:
         """Return what the weights of embedding, final norm and head send over z and data."""
         norm, table = (self.features, 1), (self.vocab, self.features)
-        reshard = self.settings.reshard_after_forward
+        units = {"embedding": [table], "head": [table], "last norm": [norm]}
         if self.settings.is_tied:
-            return self._unit("embedding = head, last norm", [norm, table], reshard=False)
+            units = {"embedding = head, last norm": [norm, table]}
+        # Backward does not read the embedding, and starts with the others.
         return [
-            *self._unit("embedding", [table], reshard=reshard),
-            *self._unit("head", [table], reshard=reshard),
-            *self._unit("last norm", [norm], reshard=False),
+            collective
+            for what, shapes in units.items()
+            for collective in self._unit(what, shapes, is_freed=False)
         ]
 
-    def _unit(self, what: str, shapes: _Shapes, *, reshard: bool) -> list[Collective]:
-        """Return what one unit of FSDP2 sends: its parameters travel together."""
+    def _unit(self, what: str, shapes: _Shapes, *, is_freed: bool) -> list[Collective]:
+        """Return what one unit of FSDP2 sends: its parameters travel together.
+
+        Args:
+            what: its name.
+            shapes: of its parameters.
+            is_freed: whether backward gathers them again.
+        """
         settings, z, call = self.settings, self.mesh.z, self._call
         # Each parameter is cut along its rows, the last pieces padded to the first's size.
         stored = sum(-(-rows // z) * length for rows, length in shapes)
         gathered = stored * z * settings.compute_bytes
         found = [call("forward", "z", f"weights of {what}", 1, gathered, "all_gather")]
-        if reshard:
+        if is_freed:
             found.append(
                 call("backward", "z", f"weights of {what}, again", 1, gathered, "all_gather")
             )

@@ -115,10 +115,11 @@ class VocabLayer(nn.Module):
         """Return ``work()``, see `forward`."""
         result: Result = super().__call__(work)
         if self.mesh is not None and not torch.is_grad_enabled():
-            # FSDP2 leaves the root's weights gathered for a backward, which never comes here; what
-            # asks for parameters next would get the gathered ones.
-            assert isinstance(self, FSDPModule), "a sharded layer is the root of its units"
-            self.reshard()
+            # FSDP2 leaves what backward needs first gathered, and no backward comes: an optimizer
+            # or a file made of the parameters would hold what the next forward throws away.
+            for module in (self, self.model.get_output_embeddings()):
+                if isinstance(module, FSDPModule):
+                    module.reshard()
         return result
 
     def forward(self, work: Callable[[], Result]) -> Result:

@@ -8,9 +8,9 @@ import torch
 import transformers
 from hypothesis import given
 from hypothesis import strategies as st
+from tiny_families import FAMILIES
 from torch import Tensor
 from torch import distributed as dist
-from tiny_families import FAMILIES
 from torch.distributed.tensor.placement_types import Placement, Replicate, Shard
 
 from memguard.parallel.assemble import Sharding, build_meta_layer

@@ -42,7 +42,7 @@ def write_split(folder: Path) -> None:
     write(folder, {"a.weight": WEIGHTS["a.weight"]}, "model-00001-of-00002.safetensors")
     rest = {name: tensor for name, tensor in WEIGHTS.items() if name != "a.weight"}
     write(folder, rest, "model-00002-of-00002.safetensors")
-    places = {name: "model-00002-of-00002.safetensors" for name in rest}
+    places = dict.fromkeys(rest, "model-00002-of-00002.safetensors")
     places["a.weight"] = "model-00001-of-00002.safetensors"
     (folder / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": places}))
 
@@ -94,7 +94,9 @@ def test_a_rectangle_is_cast_into_its_target(tmp_path: Path) -> None:
 
 def test_an_empty_rectangle_is_not_read() -> None:
     class Untouched:
-        shapes: dict[str, tuple[int, ...]] = {}
+        @property
+        def shapes(self) -> dict[str, tuple[int, ...]]:
+            return {}
 
         def read(self, name: str, rectangle: Rectangle) -> torch.Tensor:
             raise AssertionError("there is nothing to read")

@@ -45,7 +45,7 @@ LLAMA_405B: dict[str, Any] = {
 # 32 heads, so that x may be 32; a vocabulary and rows of weights that neither x nor z divides.
 MANY_HEADS: dict[str, Any] = {
     **FAMILIES["llama"],
-    "vocab_size": 131,
+    "vocab_size": 157,
     "hidden_size": 64,
     "intermediate_size": 96,
     "num_attention_heads": 32,
