@@ -210,7 +210,8 @@ class TrainConfig(Settings):
     )
     batch_size: PositiveInt = Field(16, description="Rows of an optimizer step (rows).")
     micro_batch_size: PositiveInt | None = Field(
-        None, description="Rows of one forward pass; null takes the whole batch (rows)."
+        None,
+        description="Rows of one forward pass of a process; null takes all it has (rows).",
     )
     precision: Literal["fp32", "bf16"] = Field(
         "fp32", description="Arithmetic of forward and backward; weights stay fp32."
@@ -222,7 +223,7 @@ class TrainConfig(Settings):
     )
     compile: bool = Field(False, description="torch.compile each decoder block.")
     nll_chunk_tokens: PositiveInt = Field(
-        4096, description="Tokens whose logits exist at a time (tokens)."
+        1024, description="Tokens whose logits exist at a time (tokens)."
     )
     checkpoint_every_steps: PositiveInt | None = Field(
         500, description="Steps between checkpoints; null saves only on interruption."

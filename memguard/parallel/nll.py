@@ -103,11 +103,11 @@ def token_terms(
     """
     unknown = needs - {"nll", "entropy", "mean_logprob"}
     assert not unknown, f"the vocabulary layer does not compute {sorted(unknown)}"
-    terms_3N = _TokenTerms.apply(hidden_ND, head.weight_VD, head.bias_V, labels_N, head)  # type: ignore[no-untyped-call]
+    nll_N, entropy_N, mean_logprob_N = _TokenTerms.apply(hidden_ND, head.weight_VD, head.bias_V, labels_N, head)  # type: ignore[no-untyped-call]
     return VocabTerms(
-        nll_N=terms_3N[0],
-        entropy_N=terms_3N[1] if "entropy" in needs else None,
-        mean_logprob_N=terms_3N[2] if "mean_logprob" in needs else None,
+        nll_N=nll_N,
+        entropy_N=entropy_N if "entropy" in needs else None,
+        mean_logprob_N=mean_logprob_N if "mean_logprob" in needs else None,
     )
 
 
@@ -286,11 +286,13 @@ class _TokenTerms(torch.autograd.Function):
         bias_V: Tensor | None,
         labels_N: Tensor,
         head: Head,
-    ) -> Tensor:
-        """Return nll, entropy and mean log-probability ``[3, N]``."""
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return nll, entropy and mean log-probability, ``[N]`` each."""
         dtype = _compute_dtype(head, hidden_ND)
-        terms_3N = hidden_ND.new_zeros((3, len(labels_N)), dtype=_widen(hidden_ND[:0]).dtype)
-        lse_N = terms_3N.new_zeros(len(labels_N))
+        wide = _widen(hidden_ND[:0]).dtype
+        nll_N, entropy_N, mean_logprob_N, lse_N = (
+            hidden_ND.new_zeros(len(labels_N), dtype=wide) for _ in range(4)
+        )
         with torch.autocast(hidden_ND.device.type, enabled=False):
             for rows in iterate_chunks(head, len(labels_N)):
                 chunk = _distribution(head, hidden_ND[rows].to(dtype))
@@ -306,16 +308,16 @@ class _TokenTerms(torch.autograd.Function):
                 ]
                 sum_C, label_C, weighted_C, all_C = all_reduce(torch.stack(parts), head.vocab_axis)
                 log_sum_C = sum_C.log()
-                terms_3N[0, rows] = log_sum_C + (chunk.max_C - label_C)
-                terms_3N[1, rows] = log_sum_C - weighted_C / sum_C
-                terms_3N[2, rows] = all_C / head.vocab_size - log_sum_C
+                nll_N[rows] = log_sum_C + (chunk.max_C - label_C)
+                entropy_N[rows] = log_sum_C - weighted_C / sum_C
+                mean_logprob_N[rows] = all_C / head.vocab_size - log_sum_C
                 lse_N[rows] = log_sum_C + chunk.max_C
-        ctx.save_for_backward(hidden_ND, labels_N, lse_N, terms_3N[1])
+        ctx.save_for_backward(hidden_ND, labels_N, lse_N, entropy_N)
         ctx.head, ctx.dtype = head, dtype
-        return terms_3N
+        return nll_N, entropy_N, mean_logprob_N
 
     @staticmethod
-    def backward(ctx: Any, grad_3N: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, *grads_N: Tensor) -> tuple[Tensor | None, ...]:
         hidden_ND, labels_N, lse_N, entropy_N = ctx.saved_tensors
         head: Head = ctx.head
         gradients = _Gradients(head, hidden_ND, ctx.needs_input_grad)
@@ -324,7 +326,7 @@ class _TokenTerms(torch.autograd.Function):
                 hidden_CD = hidden_ND[rows].to(ctx.dtype)
                 raw_CV = head.logits(hidden_CD)
                 logprob_CV = _widen(apply_steps(head.steps, raw_CV)) - lse_N[rows, None]
-                nll_C, entropy_C, mean_C = grad_3N[:, rows]
+                nll_C, entropy_C, mean_C = (grad_N[rows] for grad_N in grads_N)
                 # d nll = p - 1[label];  d entropy = -p (log p + entropy);  d mean = 1/V - p
                 p_CV = logprob_CV.exp()
                 weight_CV = (nll_C - mean_C)[:, None] - entropy_C[:, None] * (

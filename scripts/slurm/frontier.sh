@@ -14,7 +14,7 @@
 #SBATCH --open-mode=append
 #SBATCH --output=%x-%j.log
 
-CONFIG=configs/stories260k.yaml
+CONFIG=${CONFIG:-configs/stories260k.yaml}
 GPUS_PER_NODE=8
 RCCL_PLUGIN=$HOME/aws-ofi-rccl/lib # without it RCCL falls back to TCP
 source .venv/bin/activate

@@ -14,7 +14,7 @@
 #SBATCH --open-mode=append
 #SBATCH --output=%x-%j.log
 
-CONFIG=configs/stories260k.yaml
+CONFIG=${CONFIG:-configs/stories260k.yaml}
 GPUS_PER_NODE=8
 source .venv/bin/activate
 # Where there are several networks: export GLOO_SOCKET_IFNAME=eth0 NCCL_SOCKET_IFNAME=eth0

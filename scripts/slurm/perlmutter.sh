@@ -15,7 +15,7 @@
 #SBATCH --open-mode=append
 #SBATCH --output=%x-%j.log
 
-CONFIG=configs/stories260k.yaml
+CONFIG=${CONFIG:-configs/stories260k.yaml}
 GPUS_PER_NODE=4
 source .venv/bin/activate
 

@@ -172,7 +172,9 @@ def test_a_group_gives_the_same_with_one_collective_each_way(
     once = ["_c10d_functional.all_reduce", "_c10d_functional.wait_tensor"]
     for called in ranks(run_group, y * x, degrees):
         for alone, grouped in zip(called[::2], called[1::2], strict=True):
-            assert len([name for name in alone if "all_reduce" in name]) == 3 * (y > 1) + 3 * (x > 1)
+            assert len([name for name in alone if "all_reduce" in name]) == 3 * (y > 1) + 3 * (
+                x > 1
+            )
             assert grouped == [*(once if y > 1 else []), "|", *(once if x > 1 else [])]
 
 
@@ -234,8 +236,9 @@ def test_a_round_left_unfinished_does_not_reach_the_next(order: tuple[int, ...])
     layers = make_group(4, 2, 2)
     for finished in (1, 2):
         # As after an exception between the calls.
+        interrupted = draw(1, 3, 6)
         for number in order[:finished]:
-            layers[number](draw(1, 3, 6))
+            layers[number](interrupted)
         call_all([layers[number] for number in order], draw(2, 3, 6))
 
 
@@ -256,7 +259,8 @@ def test_a_recompute_that_stops_early_does_not_poison_the_next_forward() -> None
         checkpoint(block, input_MK, use_reentrant=False).sum().backward()
         assert num_calls == 1, "the recomputation stopped before the second member"
         found = input_MK.grad, gate.weight.grad.clone(), up.weight.grad.clone()
-        gate.zero_grad(), up.zero_grad()
+        gate.zero_grad()
+        up.zero_grad()
         plain_MK = input_MK.detach().clone().requires_grad_()
         weights = [layer.weight.detach().requires_grad_() for layer in (gate, up)]
         bent, straight = (nn.functional.linear(plain_MK, weight) for weight in weights)

@@ -49,9 +49,7 @@ def expect(shape: MeshShape, rank: int) -> dict[str, tuple[int, list[int]]]:
             if all(place[axis] == mine[axis] for axis in others)
         ]
 
-    found: dict[str, tuple[int, list[int]]] = {
-        axis: (mine[axis], sharing(axis)) for axis in AXES
-    }
+    found: dict[str, tuple[int, list[int]]] = {axis: (mine[axis], sharing(axis)) for axis in AXES}
     batch = sorted(sharing("data", "z"), key=lambda r: (places[r]["data"], places[r]["z"]))
     found["batch"] = (mine["data"] * shape.z + mine["z"], batch)
     return found

@@ -1,0 +1,263 @@
+"""Norms over sharded features against torch on one process, and the formulas of real norms."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from ranks import RankPool
+from test_collectives import draw
+from test_linear import piece
+from torch import Tensor, nn
+from torch.nn import functional
+from transformers.models.cohere.modeling_cohere import CohereLayerNorm
+from transformers.models.gemma.modeling_gemma import GemmaRMSNorm
+from transformers.models.gemma2.modeling_gemma2 import Gemma2RMSNorm
+from transformers.models.llama.modeling_llama import LlamaRMSNorm
+from transformers.models.mistral.modeling_mistral import MistralRMSNorm
+from transformers.models.nemotron.modeling_nemotron import NemotronLayerNorm1P
+from transformers.models.qwen2.modeling_qwen2 import Qwen2RMSNorm
+from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
+
+from memguard.errors import ModelError
+from memguard.parallel.mesh import Mesh4D, build_mesh
+from memguard.parallel.mesh_shape import MeshShape
+from memguard.parallel.norm import Norm4D, NormFormula, measure_norm
+
+# float64: sums over a dozen features in another order, through a square root.
+EXACT = {"rtol": 0.0, "atol": 1e-13}
+
+EPS = 1e-2
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """One norm, restated in float64."""
+
+    centred: bool = False
+    offset: float = 0.0
+    bias: bool = False
+    num_features: int = 12
+
+    @property
+    def formula(self) -> NormFormula:
+        return NormFormula(
+            centred=self.centred, offset=self.offset, eps=EPS, num_features=self.num_features
+        )
+
+    def restate(self, x_MD: Tensor, weight_D: Tensor, bias_D: Tensor | None) -> Tensor:
+        if self.centred:
+            return functional.layer_norm(
+                x_MD, (self.num_features,), self.offset + weight_D, bias_D, EPS
+            )
+        scale_M1 = (x_MD**2).mean(-1, keepdim=True).add(EPS).rsqrt()
+        normal_MD = x_MD * scale_M1 * (self.offset + weight_D)
+        return normal_MD if bias_D is None else normal_MD + bias_D
+
+
+# 7 features are 4 + 3 over two ranks and 3 + 3 + 1 over three.
+CASES = [
+    Case(),
+    Case(offset=1.0),
+    Case(centred=True, bias=True),
+    Case(centred=True, offset=1.0, bias=True),
+    Case(num_features=7),
+    Case(num_features=7, centred=True, bias=True),
+]
+
+
+def make_norm(case: Case, weight_D: Tensor, bias_D: Tensor | None, **axes: Any) -> Any:
+    norm: Any = nn.Module()
+    norm.weight = nn.Parameter(weight_D.clone())
+    norm.bias = None if bias_D is None else nn.Parameter(bias_D.clone())
+    Norm4D.convert(norm, case.formula, **axes)
+    return norm
+
+
+def differences(pairs: list[tuple[Tensor | None, Tensor | None]]) -> float:
+    found = []
+    for one, other in pairs:
+        assert one is not None
+        assert other is not None
+        assert one.shape == other.shape
+        found.append(float((one - other).detach().abs().max()))
+    return max(found)
+
+
+def run_cases(degree: int, cases: list[Case]) -> list[float]:
+    axis = build_mesh(MeshShape(y=degree), "cpu").axis("y")
+    return [run_case(case, axis) for case in cases]
+
+
+def run_case(case: Case, axis: Any) -> float:
+    """On a rank: the largest difference of output and gradients from the whole norm's."""
+    x_MD = (draw(0, 2, 3, case.num_features) + 0.5).requires_grad_()
+    weight_D = draw(1, case.num_features).requires_grad_()
+    bias_D = draw(2, case.num_features).requires_grad_() if case.bias else None
+    grad_MD = draw(3, 2, 3, case.num_features)
+    expected_MD = case.restate(x_MD, weight_D, bias_D)
+    expected_MD.backward(grad_MD)
+    local = None if bias_D is None else piece(bias_D.detach(), 0, axis)
+    norm = make_norm(case, piece(weight_D.detach(), 0, axis), local, feature_axis=axis)
+    local_MD = piece(x_MD.detach(), -1, axis).requires_grad_()
+    output_MD = norm(local_MD)
+    output_MD.backward(piece(grad_MD, -1, axis))
+    assert x_MD.grad is not None
+    assert weight_D.grad is not None
+    pairs: list[tuple[Tensor | None, Tensor | None]] = [
+        (output_MD, piece(expected_MD, -1, axis)),
+        (local_MD.grad, piece(x_MD.grad, -1, axis)),
+        (norm.weight.grad, piece(weight_D.grad, 0, axis)),
+    ]
+    if bias_D is not None:
+        assert bias_D.grad is not None
+        pairs.append((norm.bias.grad, piece(bias_D.grad, 0, axis)))
+    return differences(pairs)
+
+
+@pytest.mark.parametrize("degree", [2, 3])
+def test_a_norm_over_sharded_features_equals_the_whole(ranks: RankPool, degree: int) -> None:
+    for found in ranks(run_cases, degree, degree, CASES):
+        for case, difference in zip(CASES, found, strict=True):
+            assert difference <= EXACT["atol"], (case, difference)
+
+
+def run_heads(cases: list[Case]) -> list[float]:
+    """On a rank of (y=2, x=2): each rank along x has two of four heads, y has copies."""
+    mesh: Mesh4D = build_mesh(MeshShape(y=2, x=2), "cpu")
+    axis = mesh.axis("x")
+    found = []
+    for case in cases:
+        x_MHD = draw(0, 3, 4, case.num_features).requires_grad_()
+        weight_D = draw(1, case.num_features).requires_grad_()
+        bias_D = draw(2, case.num_features).requires_grad_() if case.bias else None
+        grad_MHD = draw(3, 3, 4, case.num_features)
+        case.restate(x_MHD, weight_D, bias_D).backward(grad_MHD)
+        norm = make_norm(
+            case,
+            weight_D.detach(),
+            None if bias_D is None else bias_D.detach(),
+            gradient_axis=axis,
+        )
+        local_MHD = piece(x_MHD.detach(), 1, axis).requires_grad_()
+        norm(local_MHD).backward(piece(grad_MHD, 1, axis))
+        assert x_MHD.grad is not None
+        pairs = [
+            (local_MHD.grad, piece(x_MHD.grad, 1, axis)),
+            (norm.weight.grad, weight_D.grad),
+        ]
+        if bias_D is not None:
+            pairs.append((norm.bias.grad, bias_D.grad))
+        found.append(differences(pairs))
+    return found
+
+
+def test_gradients_of_a_norm_of_heads_are_summed_over_the_ranks_that_have_heads(
+    ranks: RankPool,
+) -> None:
+    cases = [Case(num_features=8), Case(num_features=8, centred=True, bias=True)]
+    for found in ranks(run_heads, 4, cases):
+        assert max(found) <= EXACT["atol"]
+
+
+# -- what a norm computes ----------------------------------------------------------------------
+
+RMS, RMS_1P = (False, 0.0), (False, 1.0)
+LAYER, LAYER_1P = (True, 0.0), (True, 1.0)
+MEASURED: list[tuple[Callable[[], nn.Module], tuple[bool, float], float]] = [
+    (lambda: LlamaRMSNorm(8, eps=1e-5), RMS, 1e-5),
+    (lambda: MistralRMSNorm(8, eps=1e-6), RMS, 1e-6),
+    (lambda: Qwen2RMSNorm(8), RMS, 1e-6),
+    (lambda: Qwen3RMSNorm(8), RMS, 1e-6),
+    (lambda: GemmaRMSNorm(8, eps=1e-6), RMS_1P, 1e-6),
+    (lambda: Gemma2RMSNorm(8), RMS_1P, 1e-6),
+    (lambda: nn.RMSNorm(8, eps=1e-3), RMS, 1e-3),
+    # GPT-2, OPT and others.
+    (lambda: nn.LayerNorm(8), LAYER, 1e-5),
+    (lambda: nn.LayerNorm(8, bias=False), LAYER, 1e-5),
+    (lambda: CohereLayerNorm(8), LAYER, 1e-5),
+    (lambda: NemotronLayerNorm1P(8), LAYER_1P, 1e-5),
+]
+
+
+@pytest.mark.parametrize(("build", "kind", "eps"), MEASURED)
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_norms_of_families_are_measured(
+    build: Callable[[], nn.Module], kind: tuple[bool, float], eps: float, device: str
+) -> None:
+    with torch.device(device):
+        norm = build()
+    centred, offset = kind
+    expected = NormFormula(centred=centred, offset=offset, eps=eps, num_features=8)
+    before = {name: (p.device, p.dtype, p.shape) for name, p in norm.named_parameters()}
+    assert measure_norm(norm) == expected
+    assert measure_norm(norm.bfloat16()) == expected
+    after = {name: (p.device, torch.float32, p.shape) for name, p in norm.named_parameters()}
+    assert after == before
+
+
+@pytest.mark.parametrize(("build", "kind", "eps"), MEASURED)
+def test_a_measured_norm_rounds_as_the_family_does(
+    build: Callable[[], nn.Module], kind: tuple[bool, float], eps: float
+) -> None:
+    x_MD = (draw(0, 5, 8) * 3).bfloat16()
+    norm = build().bfloat16()
+    with torch.no_grad():
+        for seed, parameter in enumerate(norm.parameters()):
+            parameter.copy_(draw(seed, 8))
+    expected_MD = norm(x_MD)
+    Norm4D.convert(norm, measure_norm(norm))
+    found_MD = norm(x_MD)
+    assert found_MD.dtype == torch.bfloat16
+    if kind in (RMS, RMS_1P) and not isinstance(build(), nn.RMSNorm):
+        assert torch.equal(found_MD, expected_MD)
+    else:
+        # torch's own norms round once at the end, ours before the weight: two roundings of 2^-9.
+        torch.testing.assert_close(found_MD, expected_MD, rtol=2**-7, atol=2**-7)
+
+
+class EpsOutside(nn.Module):
+    """Adds eps to the root instead of under it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(8))
+        self.eps = 1e-6
+
+    def forward(self, x_MD: Tensor) -> Tensor:
+        return self.weight * x_MD / (x_MD.pow(2).mean(-1, keepdim=True).sqrt() + self.eps)
+
+
+class ExponentialWeight(nn.RMSNorm):
+    """At weights of zero it is a norm with weights around zero, and nowhere else."""
+
+    def forward(self, x_MD: Tensor) -> Tensor:
+        return functional.rms_norm(x_MD, (8,), self.weight.exp(), self.eps)
+
+
+class LengthOne(EpsOutside):
+    """Divides by the length, not by the root of the mean."""
+
+    def forward(self, x_MD: Tensor) -> Tensor:
+        return self.weight * functional.normalize(x_MD, dim=-1)
+
+
+@pytest.mark.parametrize(
+    "norm",
+    [EpsOutside(), ExponentialWeight(8, eps=1e-6), LengthOne(), nn.BatchNorm1d(8, affine=True)],
+    ids=lambda norm: type(norm).__name__,
+)
+def test_what_is_neither_is_refused(norm: nn.Module) -> None:
+    with pytest.raises(ModelError, match="is neither an RMS norm nor a layer norm"):
+        measure_norm(norm)
+
+
+@pytest.mark.parametrize(
+    "norm",
+    [nn.Linear(8, 8), nn.RMSNorm(8), nn.LayerNorm(8, elementwise_affine=False), nn.Identity()],
+    ids=repr,
+)
+def test_what_cannot_be_measured_is_refused(norm: nn.Module) -> None:
+    with pytest.raises(ModelError, match=f"norm {type(norm).__name__} has no 'eps' or no vector"):
+        measure_norm(norm)
