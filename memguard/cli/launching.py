@@ -24,8 +24,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-import typer
-
 from memguard.cli.last_words import WORDS_FILE, LastWords, is_started_by_nproc, read_last_words
 from memguard.errors import ConfigError
 
@@ -47,14 +45,15 @@ def run_on_processes(num_processes: int) -> None:
 
     Raises:
         ConfigError: torchrun has started processes already.
-        Exit: with their exit code; what there was to say has been said.
+        SystemExit: with their exit code; what there was to say has been said.
     """
     if num_processes == 1 or is_started_by_nproc():
         return
     if "LOCAL_RANK" in os.environ:
         raise ConfigError("'--nproc' starts the processes itself: leave it out under torchrun")
     command = [sys.executable, "-m", "memguard", *sys.argv[1:]]
-    raise typer.Exit(launch(command, num_processes))
+    # Not typer's Exit: its 130 means a Ctrl-C that nobody has told yet.
+    sys.exit(launch(command, num_processes))
 
 
 @dataclass(slots=True)
