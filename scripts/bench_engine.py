@@ -230,7 +230,7 @@ def run_memguard(case: Case, turns: Turns) -> float | None:
     from memguard.parallel.assemble import Sharding
     from memguard.parallel.mesh import build_mesh
     from memguard.parallel.mesh_shape import MeshShape
-    from memguard.parallel.vocab import build_vocab_layer
+    from memguard.parallel.vocab_checks import build_vocab_layer
     from memguard.parallel.weights import load_model, load_sharded
     from memguard.runtime import Runtime
     from memguard.train.step import TrainStep
@@ -355,21 +355,36 @@ def run_tensor_parallel(case: Case, turns: Turns) -> None:
         distributed_config=DistributedConfig(tp_size=torch.distributed.get_world_size()),
     )
     turns.loaded()
-    # torch's clip_grad_norm_ refuses its mix of DTensors and plain parameters.
-    train_by_hand(case, turns, model, clips=False)
+    train_by_hand(case, turns, model, is_mixed=True)
 
 
 def train_by_hand(
-    case: Case, turns: Turns, model: Any, *, part: int = 0, num_parts: int = 1, clips: bool = True
+    case: Case,
+    turns: Turns,
+    model: Any,
+    *,
+    part: int = 0,
+    num_parts: int = 1,
+    is_mixed: bool = False,
 ) -> None:
-    """Train with the model's own loss: what one writes around FSDP2 or tensor parallelism."""
+    """Train with the model's own loss: what one writes around FSDP2 or tensor parallelism.
+
+    A mix of DTensors and plain parameters is refused by torch's `clip_grad_norm_` and by all but
+    the slowest AdamW: it goes without clipping and takes that.
+    """
     import torch
 
     model.train()
     whole = build_batches(case, model.config.vocab_size)
     batches = [take_rows(each, part, num_parts) for each in whole]
     optimizer = torch.optim.AdamW(
-        model.parameters(), lr=LR, betas=BETAS, eps=EPS, weight_decay=0.0, fused=True
+        model.parameters(),
+        lr=LR,
+        betas=BETAS,
+        eps=EPS,
+        weight_decay=0.0,
+        fused=not is_mixed,
+        foreach=False,
     )
 
     def take_step(number: int) -> None:
@@ -381,7 +396,7 @@ def train_by_hand(
             use_cache=False,
         ).loss
         loss.backward()
-        if clips:
+        if not is_mixed:
             torch.nn.utils.clip_grad_norm_(model.parameters(), MAX_GRAD_NORM)
         optimizer.step()
         optimizer.zero_grad()
@@ -540,9 +555,7 @@ class Timed:
         return statistics.median(theirs / ours for ours, theirs in pairs)
 
 
-def take_turns(
-    sides: dict[str, tuple[Side, Case, int]], *, rounds: int, block_steps: int
-) -> Timed:
+def take_turns(sides: dict[str, tuple[Side, Case, int]], *, rounds: int, block_steps: int) -> Timed:
     """Let sides (function, case, ranks) train in turns; what fails is left out and told."""
     groups: dict[str, Group] = {}
     failures: dict[str, str] = {}
@@ -706,7 +719,9 @@ def measure_four_processes(case: Case, sizes: "Sizes") -> Iterator[Row]:
     tokens = case.step_tokens * sizes.block_steps["mesh"]
     for name in meshes:
         for other in others:
-            failed = {side: timed.failures[side] for side in (name, other) if side in timed.failures}
+            failed = {
+                side: timed.failures[side] for side in (name, other) if side in timed.failures
+            }
             speeds = [
                 "-" if side in failed else f"{timed.tokens_per_s(side, tokens):,.0f}"
                 for side in (name, other)
@@ -786,7 +801,7 @@ def main() -> int:
             cases = {"stories260K": str(asked.stories), **cases}
         one = Case(folder="", batch_size=batch_size, seq_len=seq_len, num_threads=threads)
         print_header(
-            f"one process, {threads} threads, fp32, {batch_size} x {seq_len} tokens a step: tokens/s",
+            f"one process, {threads} threads, {batch_size} x {seq_len} tokens a step: tokens/s",
             ("memguard", "Trainer"),
         )
         if "stories260K" not in cases:

@@ -15,7 +15,7 @@ from memguard.data.corpus import CorpusDocument
 from memguard.data.documents import Document, document_text, load_documents
 from memguard.data.duplicates import WordGrams
 from memguard.data.tokenization import TokenizedDocument, hash_tokens, tokenize_documents
-from memguard.parallel.weights import load_tokenizer, max_positions
+from memguard.parallel.checkpoint_folder import load_tokenizer, max_positions
 from memguard.records import DataIdentity, Rate, Role
 from memguard.runtime import Console, default_cache_dir
 

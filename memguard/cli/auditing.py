@@ -24,8 +24,8 @@ from memguard.cli.start import Workplace, open_workplace
 from memguard.cli.subjects import Subject, describe_run
 from memguard.config import AuditConfig, ParallelConfig, RunConfig, load_run_config
 from memguard.errors import ConfigError, RecordError
+from memguard.parallel.checkpoint_folder import hash_weights, load_config, load_tokenizer
 from memguard.parallel.mesh_shape import ModelSizes, resolve_mesh
-from memguard.parallel.weights import hash_weights, load_config, load_tokenizer
 from memguard.records import (
     AuditReport,
     Method,

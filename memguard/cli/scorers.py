@@ -10,7 +10,8 @@ from memguard.audit.scoring import ModelScorer, Progress
 from memguard.cli.start import Workplace
 from memguard.config import AuditConfig
 from memguard.parallel.assemble import Sharding, count_sharded_parameters
-from memguard.parallel.vocab import VocabLayer, build_vocab_layer
+from memguard.parallel.vocab import VocabLayer
+from memguard.parallel.vocab_checks import build_vocab_layer
 from memguard.parallel.weights import count_parameters, load_model, load_sharded
 
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}

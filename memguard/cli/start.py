@@ -13,21 +13,15 @@ from memguard.data.bpe import train_bpe
 from memguard.data.documents import Document, document_text
 from memguard.errors import ModelError
 from memguard.parallel.assemble import ShardedLayer, Sharding
+from memguard.parallel.checkpoint_folder import load_config, load_tokenizer, max_positions
 from memguard.parallel.export import export_model, export_sharded
 from memguard.parallel.mesh import Mesh4D, build_mesh
 from memguard.parallel.mesh_shape import ModelSizes, resolve_mesh
+from memguard.parallel.scratch import build_scratch_model, make_scratch_config, shard_scratch_model
 from memguard.parallel.shard import checkpoint_blocks, compile_blocks
-from memguard.parallel.vocab import VocabLayer, build_vocab_layer
-from memguard.parallel.weights import (
-    build_scratch_model,
-    load_config,
-    load_model,
-    load_sharded,
-    load_tokenizer,
-    make_scratch_config,
-    max_positions,
-    shard_scratch_model,
-)
+from memguard.parallel.vocab import VocabLayer
+from memguard.parallel.vocab_checks import build_vocab_layer
+from memguard.parallel.weights import load_model, load_sharded
 from memguard.runtime import Console, Runtime, detect_runtime, start_runtime
 from memguard.seeds import derive_seed
 

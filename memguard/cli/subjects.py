@@ -12,7 +12,7 @@ from memguard.data.corpus import Corpus, CorpusDocument, load_corpus
 from memguard.data.packing import split_points
 from memguard.data.tokenization import TokenizedDocument
 from memguard.errors import DataError, ModelError
-from memguard.parallel.weights import max_positions
+from memguard.parallel.checkpoint_folder import max_positions
 from memguard.records import DataIdentity, Role, TrainingSummary
 from memguard.train.metrics import EndMetrics, HeldoutMetrics, hash_tally, read_metrics
 

@@ -31,8 +31,9 @@ from memguard.data.schedule import plan_rows
 from memguard.data.tokenization import TokenizedDocument
 from memguard.errors import ModelError
 from memguard.mitigation import build_mitigations
-from memguard.parallel.vocab import keeps_documents_apart
-from memguard.parallel.weights import check_positions, count_parameters
+from memguard.parallel.checkpoint_folder import check_positions
+from memguard.parallel.vocab_checks import keeps_documents_apart
+from memguard.parallel.weights import count_parameters
 from memguard.records import AuditReport, save_manifest, write_atomically
 from memguard.report import render_model_card
 from memguard.runtime import (

@@ -31,7 +31,8 @@ from memguard.parallel.shard import (
     wrap_fsdp,
 )
 from memguard.parallel.slices import WeightSource, copy_rectangle, match_names
-from memguard.parallel.vocab import VocabLayer, check_causal, has_known_head
+from memguard.parallel.vocab import VocabLayer
+from memguard.parallel.vocab_checks import check_causal, has_known_head
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -14,41 +14,57 @@ from torch import Tensor, nn
 
 from memguard.parallel.hf_plan import find_blocks
 
+Arguments = tuple[tuple[Any, ...], dict[str, Any]]
+
 
 class SharedBias:
     """A hook that gives every block the bias made of the mask it was passed."""
 
-    def __init__(self) -> None:
-        """Start without a mask."""
-        self._mask: Tensor | None = None
-        self._bias: Tensor | None = None
+    def __init__(self, first: nn.Module) -> None:
+        """Take the first block, at which a forward begins."""
+        self._first = first
+        # By identity; a few families have two masks, of which one slides.
+        self._made: dict[int, tuple[Tensor, Tensor]] = {}
 
     def __call__(
         self, block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+    ) -> Arguments | None:
         """Replace the mask among the arguments; leave them as they are where there is none."""
         mask = kwargs.get("attention_mask")
         hidden = args[0] if args else kwargs.get("hidden_states")
-        # What a compiled block does, its compiler shares.
+        # A compiled block makes its own: a lookup by identity would be compiled anew each step.
         if torch.compiler.is_compiling() or not isinstance(hidden, Tensor):
             return None
         if not isinstance(mask, Tensor) or mask.dtype != torch.bool or mask.ndim != 4:
             return None
-        kind = hidden.device.type
-        narrow = torch.is_autocast_enabled(kind) and hidden.dtype != torch.float64
-        dtype = torch.get_autocast_dtype(kind) if narrow else hidden.dtype
-        if mask is not self._mask or self._bias is None or self._bias.dtype != dtype:
-            # The old one goes first: there is room for one.
-            self._mask, self._bias = mask, None
-            self._bias = mask.new_zeros(mask.shape, dtype=dtype).masked_fill_(~mask, -torch.inf)
-        return args, {**kwargs, "attention_mask": self._bias}
+        return args, {**kwargs, "attention_mask": self._bias(block, mask, _dtype(hidden))}
+
+    def _bias(self, block: nn.Module, mask: Tensor, dtype: torch.dtype) -> Tensor:
+        _, bias = self._made.get(id(mask), (mask, None))
+        if bias is None or bias.dtype != dtype:
+            if block is self._first:
+                # Those of the forward before; a recomputed first block finds its own.
+                self._made.clear()
+            bias = mask.new_zeros(mask.shape, dtype=dtype).masked_fill_(~mask, -torch.inf)
+            self._made[id(mask)] = mask, bias
+        return bias
+
+
+def _dtype(hidden: Tensor) -> torch.dtype:
+    """Return the dtype attention computes in, which its bias must have."""
+    kind = hidden.device.type
+    if hidden.dtype == torch.float64 or not torch.is_autocast_enabled(kind):
+        return hidden.dtype
+    return torch.get_autocast_dtype(kind)
 
 
 def share_masks(model: nn.Module) -> None:
-    """Let the decoder blocks of a model share what they make of their mask.
+    """Let the decoder blocks of a model share what attention makes of their mask.
 
-    Blocks that are passed no mask of booleans, or several masks in turn, compute what they did.
+    Blocks that are passed no mask of booleans compute as they did.
     """
-    bias = SharedBias()
-    for name in find_blocks(model):
-        model.get_submodule(name).register_forward_pre_hook(bias, with_kwargs=True)
+    blocks = [model.get_submodule(name) for name in find_blocks(model)]
+    if blocks:
+        bias = SharedBias(blocks[0])
+        for block in blocks:
+            block.register_forward_pre_hook(bias, with_kwargs=True)

@@ -107,7 +107,7 @@ def build_rules(sizes: ModelSizes | None, batch_size: int | None) -> list[Rule]:
         _must_divide(("x",), width, f"the model's FFN width of {width}"),
         Rule(
             axes=("x",),
-            text=f"must leave every rank some of the {vocab_size} entries of the model's vocabulary",
+            text=f"must leave every rank some of the model's {vocab_size} vocabulary entries",
             # FSDP2 reduces no gradient without elements.
             holds=lambda x: (x - 1) * math.ceil(vocab_size / x) < vocab_size,
         ),

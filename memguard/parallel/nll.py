@@ -103,7 +103,9 @@ def token_terms(
     """
     unknown = needs - {"nll", "entropy", "mean_logprob"}
     assert not unknown, f"the vocabulary layer does not compute {sorted(unknown)}"
-    nll_N, entropy_N, mean_logprob_N = _TokenTerms.apply(hidden_ND, head.weight_VD, head.bias_V, labels_N, head)  # type: ignore[no-untyped-call]
+    nll_N, entropy_N, mean_logprob_N = _TokenTerms.apply(
+        hidden_ND, head.weight_VD, head.bias_V, labels_N, head
+    )  # type: ignore[no-untyped-call]
     return VocabTerms(
         nll_N=nll_N,
         entropy_N=entropy_N if "entropy" in needs else None,

@@ -13,8 +13,9 @@ import transformers
 
 from memguard.audit.extraction import AuditDocument, ExtractionProbe, Window
 from memguard.audit.scoring import ModelScorer
-from memguard.parallel.vocab import build_vocab_layer
-from memguard.parallel.weights import load_model, load_tokenizer
+from memguard.parallel.checkpoint_folder import load_tokenizer
+from memguard.parallel.vocab_checks import build_vocab_layer
+from memguard.parallel.weights import load_model
 from memguard.records import DocumentScore
 
 MakeDocument = Callable[..., AuditDocument]

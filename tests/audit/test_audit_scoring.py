@@ -12,7 +12,8 @@ import transformers
 from memguard.audit.extraction import AuditDocument, ExtractionProbe, TokenResult, Window
 from memguard.audit.scoring import ModelScorer
 from memguard.errors import ModelError
-from memguard.parallel.vocab import VocabLayer, build_vocab_layer
+from memguard.parallel.vocab import VocabLayer
+from memguard.parallel.vocab_checks import build_vocab_layer
 
 VOCAB = 61
 

@@ -16,7 +16,7 @@ from tiny_llama import TINY_LLAMA
 
 from memguard.cli import main
 from memguard.data.bpe import train_bpe
-from memguard.parallel.weights import build_scratch_model
+from memguard.parallel.scratch import build_scratch_model
 
 CHAT_TEMPLATE = (
     "{% for m in messages %}<{{ m.role }}>{{ m.content }}{{ eos_token }}{% endfor %}"

@@ -47,7 +47,7 @@ def test_the_same_texts_give_the_same_tokenizer(tokenizer: object) -> None:
 def test_it_is_saved_and_read_back_by_transformers(
     tokenizer: object, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    from memguard.parallel.weights import load_tokenizer
+    from memguard.parallel.checkpoint_folder import load_tokenizer
 
     folder = tmp_path_factory.mktemp("tokenizer")
     tokenizer.save_pretrained(folder)

@@ -12,13 +12,9 @@ from tiny_families import FAMILIES, VOCAB_SIZE, build
 
 from memguard.data.bpe import train_bpe
 from memguard.errors import ModelError
+from memguard.parallel.checkpoint_folder import hash_weights, load_tokenizer
 from memguard.parallel.export import export_model
-from memguard.parallel.weights import (
-    count_parameters,
-    hash_weights,
-    load_model,
-    load_tokenizer,
-)
+from memguard.parallel.weights import count_parameters, load_model
 
 
 @pytest.fixture(scope="module")

@@ -17,8 +17,9 @@ from torch import distributed as dist
 from memguard.data.bpe import train_bpe
 from memguard.parallel import export
 from memguard.parallel.assemble import ShardedLayer
+from memguard.parallel.checkpoint_folder import load_tokenizer
 from memguard.parallel.export import export_model, export_sharded
-from memguard.parallel.weights import load_model, load_tokenizer
+from memguard.parallel.weights import load_model
 
 CARD = "# card, naïve\n"
 NUM_RANKS = {(1, 1, 1, 1): 1, (1, 2, 1, 1): 2, (2, 1, 1, 2): 4, (1, 1, 1, 4): 4, (1, 2, 2, 2): 8}

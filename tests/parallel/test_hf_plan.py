@@ -120,7 +120,7 @@ def test_other_architectures_are_refused_by_their_styles(family: str) -> None:
     assert any(f"({style})" in message for style in styles)
 
 
-# These are almost right when sharded regardless: losses off by 0.3 to 2 %, no error.
+# Sharded regardless, most would be almost right: losses off by 0.3 to 2 %, without an error.
 @pytest.mark.parametrize(
     ("family", "fields", "culprit"),
     [

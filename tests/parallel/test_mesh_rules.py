@@ -113,7 +113,7 @@ def test_rules_that_only_odd_models_break() -> None:
     )
     assert find_broken({"x": 8}, build_rules(sizes, None)) == [
         "'parallel.x' above the number of key/value heads must divide their 12 features; got 8",
-        "'parallel.x' must leave every rank some of the 7 entries of the model's vocabulary; got 8",
+        "'parallel.x' must leave every rank some of the model's 7 vocabulary entries; got 8",
     ]
 
 

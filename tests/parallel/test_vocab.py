@@ -12,7 +12,8 @@ from torch.nn import functional
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from memguard.errors import ModelError
-from memguard.parallel.vocab import VocabLayer, build_vocab_layer
+from memguard.parallel.vocab import VocabLayer
+from memguard.parallel.vocab_checks import build_vocab_layer
 
 
 def random_ids(*shape: int, seed: int = 0) -> Tensor:

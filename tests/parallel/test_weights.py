@@ -14,13 +14,9 @@ from tiny_families import build
 
 from memguard.data.bpe import train_bpe
 from memguard.errors import ModelError
-from memguard.parallel.weights import (
-    build_scratch_model,
-    check_positions,
-    load_model,
-    load_tokenizer,
-    max_positions,
-)
+from memguard.parallel.checkpoint_folder import check_positions, load_tokenizer, max_positions
+from memguard.parallel.scratch import build_scratch_model
+from memguard.parallel.weights import load_model
 
 
 @pytest.fixture(autouse=True)

@@ -1,0 +1,195 @@
+"""Settings of a sharded model that must change cost and nothing else."""
+
+import copy
+import shutil
+from typing import Any
+
+import pytest
+import torch
+from ranks import RankPool
+from test_collectives import Operators
+from tiny_families import build
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+from torch.nn import functional
+
+from memguard.parallel.assemble import ShardedLayer, Sharding, build_meta_layer, fill_layer
+from memguard.parallel.mesh import build_mesh
+from memguard.parallel.mesh_shape import MeshShape
+from memguard.parallel.shard import checkpoint_blocks
+from memguard.parallel.slices import ModuleWeights
+
+CPU = torch.device("cpu")
+# fp32: some hundred operations deep, on gradients of about 1.
+CLOSE = {"rtol": 1e-4, "atol": 1e-5}
+
+
+def make_layer(shape: MeshShape, plain: Any, **settings: Any) -> ShardedLayer:
+    sharding = Sharding(mesh=build_mesh(shape, "cpu"), device=CPU, **settings)
+    layer = build_meta_layer(copy.deepcopy(plain.config), sharding)
+    fill_layer(layer, ModuleWeights(plain), name="test")
+    layer.vocab.model.train()
+    return layer
+
+
+def draw_ids(seed: int) -> Tensor:
+    return torch.randint(0, 96, (2, 8), generator=torch.Generator().manual_seed(seed))
+
+
+def sum_loss(layer: ShardedLayer, ids_BT: Tensor) -> Tensor:
+    vocab = layer.vocab
+
+    def work() -> Tensor:
+        hidden_BTD = vocab.hidden_states(ids_BT)
+        return vocab.sum_nll(hidden_BTD[:, :-1].flatten(0, 1), ids_BT[:, 1:].flatten())
+
+    return vocab(work)
+
+
+def plain_gradients(plain: Any, all_ids: list[Tensor]) -> dict[str, Tensor]:
+    model = copy.deepcopy(plain).train()
+    for ids_BT in all_ids:
+        logits = model(input_ids=ids_BT, use_cache=False).logits[:, :-1]
+        loss = functional.cross_entropy(
+            logits.flatten(0, 1), ids_BT[:, 1:].flatten(), reduction="sum"
+        )
+        loss.backward()
+    return {name: p.grad for name, p in model.named_parameters()}
+
+
+def check_gradients(layer: ShardedLayer, expected: dict[str, Tensor]) -> None:
+    for name, parameter in layer.vocab.model.named_parameters():
+        gradient = parameter.grad
+        assert isinstance(gradient, DTensor), name
+        # torch's own account of what this rank stores.
+        shape, offset = compute_local_shape_and_global_offset(
+            gradient.shape, gradient.device_mesh, gradient.placements
+        )
+        here = tuple(slice(a, a + n) for a, n in zip(offset, shape, strict=True))
+        torch.testing.assert_close(
+            gradient.to_local(), expected[name][here], **CLOSE, msg=lambda m, n=name: f"{n}: {m}"
+        )
+
+
+# -- what backward computes again --------------------------------------------------------------
+
+
+class Costs(Operators):
+    """Counts matrix multiplications as well as collectives."""
+
+    def __torch_dispatch__(
+        self, operation: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        if operation in (torch.ops.aten.mm.default, torch.ops.aten.addmm.default):
+            self.names.append("mm")
+        return super().__torch_dispatch__(operation, types, args, kwargs)
+
+
+def count_backward(shape: MeshShape) -> dict[str, tuple[int, int, int]]:
+    """On a rank: activations computed, matmuls and all-reduces of backward, by mode."""
+    plain = build("llama")
+    ids_BT = draw_ids(0)
+    expected = plain_gradients(plain, [ids_BT])
+    found = {}
+    for mode in ("none", "full", "selective"):
+        layer = make_layer(shape, plain, checkpointing=mode)
+        calls: list[Any] = []
+        for block in layer.vocab.model.model.layers:
+            block.mlp.act_fn.register_forward_hook(lambda *_, calls=calls: calls.append(1))
+        loss = sum_loss(layer, ids_BT)
+        with Costs() as costs:
+            loss.backward()
+        check_gradients(layer, expected)
+        reduces = costs.names.count("_c10d_functional.all_reduce")
+        found[mode] = len(calls), costs.names.count("mm"), reduces
+    return found
+
+
+def test_checkpointing_repeats_what_it_says_and_changes_no_gradient(ranks: RankPool) -> None:
+    for found in ranks(count_backward, 4, MeshShape(y=2, x=2)):
+        (once, mm, reduces), (full, full_mm, full_reduces), (selective, *repeated) = (
+            found[mode] for mode in ("none", "full", "selective")
+        )
+        assert once == 2, "one activation a block"
+        assert full == selective == 4
+        assert full_mm == mm + 2 * 7
+        # q|k|v, o, gate|up and two norms; after down there is nothing that backward needs.
+        assert full_reduces == reduces + 2 * 5
+        assert repeated == [mm, reduces]
+
+
+def test_checkpointing_of_a_plain_model() -> None:
+    plain = build("llama")
+    expected = plain_gradients(plain, [draw_ids(0)])
+    for mode in ("full", "selective"):
+        again = copy.deepcopy(plain)
+        checkpoint_blocks(again, mode)  # type: ignore[arg-type]
+        for name, gradient in plain_gradients(again, [draw_ids(0)]).items():
+            assert torch.equal(gradient, expected[name]), (mode, name)
+
+
+# -- more than one forward ---------------------------------------------------------------------
+
+
+def accumulate(shape: MeshShape) -> list[int]:
+    """On a rank: all-reduces over data of each micro-batch; gradients are those of both."""
+    plain = build("llama")
+    layer = make_layer(shape, plain)
+    vocab = layer.vocab
+    counts = []
+    for number in range(2):
+        ids_BT = draw_ids(10 * vocab.batch_rank + number)
+        vocab.set_last_micro_batch(number == 1)
+        with Operators() as operators:
+            (sum_loss(layer, ids_BT) * vocab.num_batch_ways).backward()
+        counts.append(operators.names.count("c10d.allreduce_"))
+    ways = range(vocab.num_batch_ways)
+    all_ids = [draw_ids(10 * rank + number) for rank in ways for number in range(2)]
+    check_gradients(layer, plain_gradients(plain, all_ids))
+    return counts
+
+
+def test_gradients_travel_over_data_once_a_step(ranks: RankPool) -> None:
+    # Two blocks, embedding, head and the root's last norm are units.
+    assert ranks(accumulate, 2, MeshShape(data=2)) == [[0, 5]] * 2
+    assert ranks(accumulate, 4, MeshShape(data=2, z=2)) == [[0, 5]] * 4
+
+
+def run_twice(shape: MeshShape) -> None:
+    """On a rank: two forwards, then their backward; and a forward without one in between."""
+    plain = build("llama")
+    layer = make_layer(shape, plain)
+    first, second, third = (draw_ids(seed) for seed in range(3))
+    (sum_loss(layer, first) + sum_loss(layer, second)).backward()
+    with torch.no_grad():
+        sum_loss(layer, third)
+    sum_loss(layer, third).backward()
+    # z ranks work on the same rows here: their average is the sum on one process.
+    check_gradients(layer, plain_gradients(plain, [first, second, third]))
+
+
+def test_two_forwards_before_a_backward(ranks: RankPool) -> None:
+    ranks(run_twice, 4, MeshShape(z=2, x=2))
+
+
+# -- compiled ----------------------------------------------------------------------------------
+
+
+def run_compiled(family: str) -> None:
+    plain = build(family)
+    ids_BT = draw_ids(0)
+    layer = make_layer(MeshShape(x=2), plain, compile=True)
+    expected = float(sum_loss(make_layer(MeshShape(x=2), plain), ids_BT).detach())
+    loss = sum_loss(layer, ids_BT)
+    assert float(loss.detach()) == pytest.approx(expected, rel=1e-5)
+    loss.backward()
+    check_gradients(layer, plain_gradients(plain, [ids_BT]))
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    not (shutil.which("g++") or shutil.which("clang++")), reason="no C++ compiler to compile with"
+)
+def test_compiled_blocks_give_the_same(ranks: RankPool) -> None:
+    ranks(run_compiled, 2, "llama", timeout_s=280)
