@@ -52,7 +52,8 @@ class ModelSizes:
             if not isinstance(value, int) or value < 1:
                 raise ModelError(
                     f"the model's configuration must give '{field}' as a whole number to be split "
-                    f"over a mesh; got {value!r} (model_type {getattr(text, 'model_type', None)!r})"
+                    f"over a mesh; got {value!r} (model_type "
+                    f"{getattr(text, 'model_type', None)!r}). It can run on one process."
                 )
             return value
 

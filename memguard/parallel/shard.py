@@ -202,6 +202,28 @@ _COSTLY = frozenset(
 
 
 def compile_blocks(model: nn.Module) -> None:
-    """Compile each decoder block; to be called before `wrap_fsdp`."""
+    """Compile each decoder block; to be called after `checkpoint_blocks`, before `wrap_fsdp`.
+
+    With selective checkpointing the blocks of a sharded model run as they are: compiled around the
+    checkpoint, groups of linear layers change their state within what torch would trace, and it
+    gives up; compiled inside, buffers are reused that the checkpoint keeps.
+    """
     for name in find_blocks(model):
-        model.get_submodule(name).compile()
+        block: Any = model.get_submodule(name)
+        checkpoint = getattr(block, "_gradient_checkpointing_func", None)
+        if checkpoint is None or "context_fn" in checkpoint.keywords:
+            block.compile()
+        else:
+            block._gradient_checkpointing_func = functools.partial(
+                _checkpoint_compiled, checkpoint, torch.compile(_call)
+            )
+
+
+def _checkpoint_compiled(
+    checkpoint: Callable[..., Any], call: Callable[..., Any], function: Any, *args: Any
+) -> Any:
+    return checkpoint(functools.partial(call, function), *args)
+
+
+def _call(function: Callable[..., Any], *args: Any) -> Any:
+    return function(*args)

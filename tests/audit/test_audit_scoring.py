@@ -8,12 +8,18 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from ranks import RankPool
 
 from memguard.audit.extraction import AuditDocument, ExtractionProbe, TokenResult, Window
 from memguard.audit.scoring import ModelScorer
 from memguard.errors import ModelError
+from memguard.parallel.assemble import Sharding
+from memguard.parallel.mesh import build_mesh
+from memguard.parallel.mesh_shape import MeshShape
+from memguard.parallel.scratch import shard_scratch_model
 from memguard.parallel.vocab import VocabLayer
 from memguard.parallel.vocab_checks import build_vocab_layer
+from memguard.runtime import start_runtime
 
 VOCAB = 61
 
@@ -58,6 +64,34 @@ def _reference(model: Any, window: Window) -> TokenResult:
         logprob=logits.log_softmax(1).gather(1, labels[:, None])[:, 0].float().numpy(),
         margin=(truth - others).float().numpy(),
     )
+
+
+def score_on_mesh(degrees: MeshShape, model: Any, windows: list[Window]) -> list[TokenResult]:
+    mesh = build_mesh(degrees, "cpu")
+    sharding = Sharding(mesh=mesh, device=torch.device("cpu"))
+    layer = shard_scratch_model(model, sharding)
+    with start_runtime() as runtime:
+        return ModelScorer(layer.vocab, 100, runtime).score(windows)
+
+
+@pytest.mark.parametrize("num_windows", [1, 33])
+@pytest.mark.parametrize("mesh", [MeshShape(data=2, z=2), MeshShape(z=3), MeshShape(y=2, x=2)])
+def test_meshes_do_not_matter_even_where_a_rank_has_nothing_to_do(
+    vocab: VocabLayer,
+    windows: list[Window],
+    ranks: RankPool,
+    mesh: MeshShape,
+    num_windows: int,
+) -> None:
+    asked = windows[:num_windows]
+    alone = ModelScorer(vocab, batch_tokens=100).score(asked)
+    for results in ranks(score_on_mesh, mesh.num_ranks, mesh, vocab.model, asked):
+        for one, other in zip(alone, results, strict=True):
+            assert one.argmax.tolist() == other.argmax.tolist()
+            assert one.correct.tolist() == other.correct.tolist()
+            # fp32 sums of 32 to 61 numbers of order 1, in another order: about 1e-6.
+            np.testing.assert_allclose(one.logprob, other.logprob, atol=1e-4)
+            np.testing.assert_allclose(one.margin, other.margin, atol=1e-4)
 
 
 @pytest.mark.parametrize("num_windows", [1, 7, 32])

@@ -1,0 +1,629 @@
+"""Measure training of an 8B-shaped Llama on one GPU, beside transformers' Trainer.
+
+scripts/gpu_check.sh               correctness, speed, memory; starts this with what it needs
+scripts/gpu_check.sh --dry-run     tiny sizes on the CPU; no figure means anything
+
+Hidden size 4096, FFN 14336, 32 heads, 8 of keys and values, vocabulary 128256, random weights, as
+many layers as fit: fp32 weights, gradients and AdamW moments, bf16 arithmetic (16 bytes a
+parameter, and what a step keeps). All rows of the table see the same packed rows of tokens.
+
+    MFU = FLOP a token * tokens/s / peak
+    FLOP a token = 6 * (matmul parameters of the layers + V * D * kept labels / tokens)
+                   + 6 * layers * D * T                    attention, its causal half
+
+Peak is the GPU's dense bf16 figure from a table here; --peak-tflops overrides it. Recomputation is
+not counted. Each row is a process of its own. Correctness comes first: loss and gradient norm of
+one step on two layers beside those of the Trainer's model, within what bf16 rounds. The last line
+is a verdict; exit 1 where correctness or one of memguard's own rows fails, 3 without a GPU.
+"""
+
+import argparse
+import gc
+import json
+import math
+import os
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+
+ROOT = Path(__file__).resolve().parents[1]
+# Dense bf16 with fp32 sums, TFLOP/s, from the makers' data sheets; the first name that fits.
+PEAK_TFLOPS = {
+    "GH200": 989.0,
+    "GB200": 2450.0,
+    "B200": 2250.0,
+    "H200": 989.0,
+    "H100 PCIe": 756.0,
+    "H100 NVL": 835.0,
+    "H100": 989.0,
+    "H20": 148.0,
+    "A100": 312.0,
+    "L40S": 362.0,
+    "A6000": 155.0,
+    "RTX 4090": 165.0,
+    "MI300X": 1307.0,
+    "MI250X": 191.5,
+}
+LR, BETAS = 1e-5, (0.9, 0.95)
+NUM_BATCHES = 4
+# bf16 keeps 8 bits: a loss near 12 nats is a mean of thousands of rounded figures, a norm is a sum
+# over all gradients, each from products of rounded ones.
+SAME_LOSS, SAME_NORM = 5e-3, 3e-2
+NAMES = ("input_ids", "labels", "position_ids")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sizes:
+    """Of the model, of a step and of the measurement."""
+
+    hidden: int = 4096
+    inner: int = 14336
+    num_heads: int = 32
+    num_kv_heads: int = 8
+    vocab: int = 128256
+    num_layers: int = 2
+    batch_size: int = 4
+    seq_len: int = 2048
+    num_warmup: int = 3
+    num_steps: int = 10
+
+    @property
+    def layer_parameters(self) -> int:
+        """Of one layer's matmuls."""
+        head_dim = self.hidden // self.num_heads
+        attention = 2 * self.hidden * (self.num_heads + self.num_kv_heads) * head_dim
+        return attention + 3 * self.hidden * self.inner
+
+    @property
+    def step_tokens(self) -> int:
+        """Tokens of a step."""
+        return self.batch_size * self.seq_len
+
+    def flop_per_token(self, kept: float) -> float:
+        """Return the arithmetic that one token of a step takes; see the top of this file."""
+        matmul = self.num_layers * self.layer_parameters + kept * self.vocab * self.hidden
+        return 6 * matmul + 6 * self.num_layers * self.hidden * self.seq_len
+
+
+TINY = Sizes(
+    hidden=64,
+    inner=128,
+    num_heads=4,
+    num_kv_heads=2,
+    vocab=512,
+    batch_size=2,
+    seq_len=64,
+    num_warmup=1,
+    num_steps=1,
+)
+
+
+def count_layers(sizes: Sizes, memory_bytes: int) -> int:
+    """Return how many layers fit into a GPU, with a margin.
+
+    A parameter takes 18 bytes: weight, gradient and moments in fp32, a bf16 copy while a step
+    runs. A token keeps about 34 bytes a hidden feature and 14 an FFN feature in each layer, and its
+    logits once in bf16 and twice in fp32 where somebody computes them all at once.
+    """
+    outside = 18 * 2 * sizes.vocab * sizes.hidden + sizes.step_tokens * 10 * sizes.vocab
+    kept = sizes.step_tokens * (34 * sizes.hidden + 14 * sizes.inner)
+    return max(1, int((0.85 * memory_bytes - outside) // (18 * sizes.layer_parameters + kept)))
+
+
+# -- what every row is given -------------------------------------------------------------------
+
+
+def draw_model(sizes: Sizes, device: torch.device) -> Any:
+    """Draw a Llama with untied embeddings, fp32, straight on the device."""
+    config = transformers.LlamaConfig(
+        vocab_size=sizes.vocab,
+        hidden_size=sizes.hidden,
+        intermediate_size=sizes.inner,
+        num_hidden_layers=sizes.num_layers,
+        num_attention_heads=sizes.num_heads,
+        num_key_value_heads=sizes.num_kv_heads,
+        max_position_embeddings=sizes.seq_len,
+        tie_word_embeddings=False,
+    )
+    torch.manual_seed(0)
+    with torch.device(device):
+        return transformers.AutoModelForCausalLM.from_config(
+            config, dtype=torch.float32, attn_implementation="sdpa"
+        )
+
+
+def build_batches(sizes: Sizes, *, goldfish: bool) -> list[Any]:
+    """Draw packed rows of two to four documents of random tokens, as `Loader` would give them."""
+    from memguard.config import GoldfishConfig
+    from memguard.data.loader import Batch
+    from memguard.mitigation import build_mitigations
+    from memguard.records import IGNORE_LABEL
+    from memguard.seeds import derive_generator
+
+    draw = derive_generator(0, "gpu check batches")
+    configs = [GoldfishConfig(name="goldfish", k=2)] if goldfish else []
+    mitigations = build_mitigations(configs, special_ids=[])
+    shape = (sizes.batch_size, sizes.seq_len)
+    places = np.broadcast_to(np.arange(sizes.seq_len), shape)
+    batches = []
+    for _ in range(NUM_BATCHES):
+        input_ids = draw.integers(0, sizes.vocab, shape)
+        is_first = np.zeros(shape, dtype=bool)
+        for row in is_first:
+            row[draw.integers(1, sizes.seq_len, draw.integers(1, 4))] = True
+        is_first[:, 0] = True
+        starts = np.maximum.accumulate(np.where(is_first, places, 0), axis=1)
+        document_ids = np.cumsum(is_first, axis=1)
+        plain = np.where(is_first, IGNORE_LABEL, input_ids)
+        labels = mitigations.mask_labels(
+            input_ids, plain, document_ids=document_ids, generator=draw
+        )
+        batches.append(
+            Batch(
+                input_ids=input_ids,
+                labels=labels,
+                position_ids=places - starts,
+                document_ids=document_ids,
+                num_supervised=int((plain != IGNORE_LABEL).sum()),
+                num_kept=int((labels != IGNORE_LABEL).sum()),
+            )
+        )
+    return batches
+
+
+def wait_for(device: torch.device) -> None:
+    """Wait until the device has done what it was told."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def forget_memory(device: torch.device) -> None:
+    """Let peaks count from here: what building a model took is no part of training."""
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(device)
+
+
+# -- rows: each returns the seconds of its steps and the share of labels kept --------------------
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Setting:
+    """How one row trains."""
+
+    trainer: bool = False
+    """transformers' Trainer instead of memguard."""
+    mesh: bool = False
+    """The sharded engine, on a mesh of one rank."""
+    compile: bool = False
+    goldfish: bool = False
+    checkpointing: str = "none"
+
+
+ROWS: dict[str, Setting] = {
+    "memguard": Setting(),
+    "memguard, compile": Setting(compile=True),
+    "memguard, goldfish k=2": Setting(goldfish=True),
+    "memguard, checkpointing full": Setting(checkpointing="full"),
+    "memguard, checkpointing selective": Setting(checkpointing="selective"),
+    "memguard, mesh (1,1,1,1)": Setting(mesh=True),
+    "Trainer": Setting(trainer=True),
+    "Trainer, goldfish k=2": Setting(trainer=True, goldfish=True),
+    "Trainer, compile": Setting(trainer=True, compile=True),
+}
+BESIDE = {
+    "memguard": "Trainer",
+    "memguard, compile": "Trainer, compile",
+    "memguard, goldfish k=2": "Trainer, goldfish k=2",
+    "memguard, checkpointing full": "Trainer",
+    "memguard, checkpointing selective": "Trainer",
+    "memguard, mesh (1,1,1,1)": "Trainer",
+}
+
+
+def build_step(sizes: Sizes, setting: Setting, device: torch.device, **optim: Any) -> Any:
+    """Make memguard's step on a fresh model, as a run makes it."""
+    from memguard.config import OptimConfig, TrainConfig
+    from memguard.mitigation import build_mitigations
+    from memguard.parallel.assemble import Sharding, build_meta_layer, fill_layer
+    from memguard.parallel.mesh import build_mesh
+    from memguard.parallel.mesh_shape import MeshShape
+    from memguard.parallel.shard import checkpoint_blocks, compile_blocks
+    from memguard.parallel.slices import ModuleWeights
+    from memguard.parallel.vocab_checks import build_vocab_layer
+    from memguard.runtime import Runtime
+    from memguard.train.step import TrainStep
+
+    train = TrainConfig.model_validate(
+        {
+            "precision": "bf16",
+            "compile": setting.compile,
+            "activation_checkpointing": setting.checkpointing,
+        }
+    )
+    model = draw_model(sizes, device)
+    if setting.mesh:
+        sharding = Sharding(
+            mesh=build_mesh(MeshShape(), device.type),
+            device=device,
+            compute_dtype=torch.bfloat16,
+            chunk_tokens=train.nll_chunk_tokens,
+            checkpointing=train.activation_checkpointing,
+            compile=train.compile,
+        )
+        layer = build_meta_layer(model.config, sharding, attn="sdpa")
+        fill_layer(layer, ModuleWeights(model), name="a random Llama")
+        vocab = layer.vocab
+        # There is room for two models, but not beside the optimizer.
+        del model
+    else:
+        vocab = build_vocab_layer(model, chunk_tokens=train.nll_chunk_tokens)
+        checkpoint_blocks(model, train.activation_checkpointing)
+        if train.compile:
+            compile_blocks(model)
+    vocab.model.train()
+    return TrainStep(
+        vocab=vocab,
+        mitigations=build_mitigations([], special_ids=[]),
+        train=train,
+        optim=OptimConfig.model_validate({"lr": LR, "betas": BETAS, "weight_decay": 0.0, **optim}),
+        seed=0,
+        runtime=Runtime(device=device),
+    )
+
+
+def time_memguard(sizes: Sizes, setting: Setting, device: torch.device) -> float:
+    """Return the seconds of ``sizes.num_steps`` steps of ours."""
+    step = build_step(sizes, setting, device)
+    batches = build_batches(sizes, goldfish=setting.goldfish)
+    begin_s = 0.0
+    forget_memory(device)
+    for number in range(sizes.num_warmup + sizes.num_steps):
+        if number == sizes.num_warmup:
+            wait_for(device)
+            begin_s = time.perf_counter()
+        batch = batches[number % NUM_BATCHES]
+        step.run(batch, lr=LR, step=number + 1, first_sample=number * sizes.batch_size)
+    wait_for(device)
+    return time.perf_counter() - begin_s
+
+
+def time_trainer(sizes: Sizes, setting: Setting, device: torch.device) -> float:
+    """Return the seconds of ``sizes.num_steps`` steps of the Trainer; nothing logged or saved."""
+    times: list[float] = []
+
+    class Watch(transformers.TrainerCallback):
+        def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            forget_memory(device)
+
+        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            if state.global_step in (sizes.num_warmup, sizes.num_warmup + sizes.num_steps):
+                wait_for(device)
+                times.append(time.perf_counter())
+
+    class InOrder(transformers.Trainer):
+        def _get_train_sampler(self, train_dataset: Any = None) -> Any:
+            return torch.utils.data.SequentialSampler(train_dataset or self.train_dataset)
+
+    num_steps = sizes.num_warmup + sizes.num_steps
+    batches = build_batches(sizes, goldfish=setting.goldfish)
+    rows = [
+        {
+            name: torch.from_numpy(getattr(batches[number % NUM_BATCHES], name)[row].copy())
+            for name in NAMES
+        }
+        for number in range(num_steps)
+        for row in range(sizes.batch_size)
+    ]
+    with tempfile.TemporaryDirectory() as folder:
+        trainer = InOrder(
+            model=draw_model(sizes, device),
+            args=transformers.TrainingArguments(
+                output_dir=folder,
+                per_device_train_batch_size=sizes.batch_size,
+                max_steps=num_steps,
+                bf16=True,
+                learning_rate=LR,
+                lr_scheduler_type="constant",
+                adam_beta1=BETAS[0],
+                adam_beta2=BETAS[1],
+                weight_decay=0.0,
+                torch_compile=setting.compile,
+                logging_strategy="no",
+                save_strategy="no",
+                report_to="none",
+                disable_tqdm=True,
+                use_cpu=device.type == "cpu",
+                dataloader_pin_memory=device.type == "cuda",
+            ),
+            train_dataset=rows,
+            data_collator=transformers.default_data_collator,
+            callbacks=[Watch()],
+        )
+        # It prints its summary at the end, among our lines.
+        trainer.remove_callback(transformers.PrinterCallback)
+        trainer.train()
+    return times[1] - times[0]
+
+
+def measure_row(sizes: Sizes, setting: Setting, device: torch.device) -> dict[str, float]:
+    """Return tokens/s, the share of labels kept and peak memory (bytes; 0 on a CPU)."""
+    took_s = (time_trainer if setting.trainer else time_memguard)(sizes, setting, device)
+    kept = sum(each.num_kept for each in build_batches(sizes, goldfish=setting.goldfish))
+    return {
+        "tokens_per_s": sizes.num_steps * sizes.step_tokens / took_s,
+        "kept": kept / (NUM_BATCHES * sizes.step_tokens),
+        "peak_bytes": torch.cuda.max_memory_allocated(device) if device.type == "cuda" else 0,
+        "reserved_bytes": torch.cuda.max_memory_reserved(device) if device.type == "cuda" else 0,
+    }
+
+
+def check_row(sizes: Sizes, setting: Setting, device: torch.device) -> dict[str, float]:
+    """Return loss and gradient norm of one step, ours and those of the Trainer's model."""
+    batch = build_batches(sizes, goldfish=setting.goldfish)[0]
+    model = draw_model(sizes, device).train()
+    tensors = {name: torch.from_numpy(getattr(batch, name).copy()).to(device) for name in NAMES}
+    # As accelerate runs it for bf16=True.
+    with torch.autocast(device.type, dtype=torch.bfloat16):
+        loss = model(**tensors, use_cache=False).loss
+    loss.backward()
+    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), math.inf)
+    theirs = {"their_loss": float(loss.detach()), "their_norm": float(norm)}
+    del model, loss
+    gc.collect()
+    step = build_step(sizes, setting, device, max_grad_norm=None)
+    result = step.run(batch, lr=LR, step=1, first_sample=0)
+    return {"loss": result.loss, "norm": result.grad_norm, **theirs}
+
+
+# -- processes ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Work:
+    """What one process does."""
+
+    checks: bool
+    """Correctness instead of speed."""
+    setting: Setting
+    sizes: Sizes
+    device: str
+
+    def run(self) -> dict[str, Any]:
+        """Do it here; a failure is an answer, too."""
+        from torch import distributed as dist
+
+        device = torch.device(self.device)
+        folder = tempfile.TemporaryDirectory()
+        try:
+            if self.setting.mesh:
+                backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+                store = dist.FileStore(str(Path(folder.name) / "store"), 1)
+                dist.init_process_group(backend, store=store, rank=0, world_size=1)
+            return (check_row if self.checks else measure_row)(self.sizes, self.setting, device)
+        except torch.OutOfMemoryError:
+            return {"failed": "out of memory"}
+        except Exception as error:
+            traceback.print_exc()
+            last = traceback.format_exception_only(error)[-1]
+            return {"failed": " ".join(last.split())[:200]}
+        finally:
+            if dist.is_initialized():
+                dist.destroy_process_group()
+            folder.cleanup()
+
+    def run_apart(self, timeout_s: float) -> dict[str, Any]:
+        """Do it in a process of its own, which leaves nothing behind on the GPU."""
+        command = [
+            sys.executable,
+            str(Path(__file__).resolve()),
+            "--work",
+            json.dumps(asdict(self)),
+        ]
+        try:
+            done = subprocess.run(
+                command, capture_output=True, text=True, timeout=timeout_s, check=False
+            )
+        except subprocess.TimeoutExpired:
+            return {"failed": f"not done within {timeout_s:.0f} s"}
+        lines = done.stdout.strip().splitlines()
+        try:
+            answer: dict[str, Any] = json.loads(lines[-1])
+        except (IndexError, json.JSONDecodeError):
+            last = (done.stderr.strip().splitlines() or ["no word"])[-1]
+            return {"failed": f"exit {done.returncode}: {last[:200]}"}
+        if "failed" in answer:
+            print(done.stderr[-2000:], file=sys.stderr)
+        return answer
+
+
+def read_work(text: str) -> Work:
+    """Return what `run_apart` has asked for."""
+    fields = json.loads(text)
+    setting, sizes = Setting(**fields.pop("setting")), Sizes(**fields.pop("sizes"))
+    return Work(setting=setting, sizes=sizes, **fields)
+
+
+# -- the table ---------------------------------------------------------------------------------
+
+
+class Session:
+    """One run of the whole check."""
+
+    def __init__(self, asked: argparse.Namespace) -> None:
+        """Take the arguments and look at the machine."""
+        self.asked = asked
+        self.begin_s = time.monotonic()
+        self.device = torch.device("cpu" if asked.dry_run else "cuda")
+        self.problems: list[str] = []
+        self.found: dict[str, dict[str, Any]] = {}
+        self.peak_tflops: float | None = asked.peak_tflops
+        self.sizes = TINY if asked.dry_run else Sizes(batch_size=asked.batch_size)
+        self.gpu = "none: a dry run"
+        if not asked.dry_run:
+            properties = torch.cuda.get_device_properties(0)
+            self.gpu = f"{properties.name}, {properties.total_memory / 2**30:.0f} GiB"
+            named = (peak for name, peak in PEAK_TFLOPS.items() if name in properties.name)
+            self.peak_tflops = self.peak_tflops or next(named, None)
+            num_layers = asked.layers or count_layers(self.sizes, properties.total_memory)
+            self.sizes = replace(self.sizes, num_layers=num_layers)
+
+    @property
+    def left_s(self) -> float:
+        """Time left for all that follows."""
+        return float(self.asked.deadline_s - (time.monotonic() - self.begin_s))
+
+    def run(self) -> int:
+        """Check, measure, test; return the exit code."""
+        print(
+            f"GPU: {self.gpu}; torch {torch.__version__}, transformers {transformers.__version__}"
+        )
+        peak = "unknown, give --peak-tflops" if self.peak_tflops is None else self.peak_tflops
+        print(f"peak bf16: {peak} TFLOP/s (dense)")
+        self.check()
+        self.measure()
+        self.test()
+        took_s = time.monotonic() - self.begin_s
+        verdict = f"FAIL: {'; '.join(self.problems)}" if self.problems else "PASS"
+        print(f"\n{verdict} ({took_s:.0f} s)")
+        return 1 if self.problems else 0
+
+    def do(self, work: Work) -> dict[str, Any]:
+        """Run one row, here or apart."""
+        if self.left_s < 30:
+            return {"failed": "left out: the time is up"}
+        return work.run() if self.asked.dry_run else work.run_apart(self.left_s)
+
+    def check(self) -> None:
+        """Print loss and gradient norm beside the Trainer's model."""
+        sizes = replace(self.sizes, num_layers=2, batch_size=2)
+        print(
+            f"\n{'correctness, 2 layers':<36}{'loss':>10}{'theirs':>10}{'norm':>10}{'theirs':>10}"
+        )
+        for name in ("memguard", "memguard, goldfish k=2", "memguard, mesh (1,1,1,1)"):
+            work = Work(checks=True, setting=ROWS[name], sizes=sizes, device=self.device.type)
+            got = self.do(work)
+            if "failed" in got:
+                print(f"{name:<36}{got['failed']}", flush=True)
+                self.problems.append(f"{name} was not checked")
+                continue
+            pairs = (("loss", SAME_LOSS), ("norm", SAME_NORM))
+            wrong = [
+                key
+                for key, bound in pairs
+                if not abs(got[key] - got[f"their_{key}"]) <= bound * got[f"their_{key}"]
+            ]
+            figures = (got["loss"], got["their_loss"], got["norm"], got["their_norm"])
+            cells = "".join(f"{figure:>10.4f}" for figure in figures)
+            print(f"{name:<36}{cells}  {'differs' if wrong else 'ok'}", flush=True)
+            self.problems += [f"{name}: {key} differs from the Trainer's" for key in wrong]
+
+    def measure(self) -> None:
+        """Print speed and memory of every row."""
+        # Who needs the most memory goes first and decides how many layers all rows have.
+        order = ["Trainer", *(name for name in ROWS if name != "Trainer")]
+        for name in order:
+            work = Work(checks=False, setting=ROWS[name], sizes=self.sizes, device=self.device.type)
+            self.found[name] = self.do(work)
+            while self.is_too_large(name) and self.sizes.num_layers > 2:
+                self.sizes = replace(self.sizes, num_layers=self.sizes.num_layers * 3 // 4)
+                print(f"out of memory; {self.sizes.num_layers} layers", flush=True)
+                self.found[name] = self.do(replace(work, sizes=self.sizes))
+        sizes = self.sizes
+        print(
+            f"\n{sizes.num_layers} layers, {sizes.batch_size} x {sizes.seq_len} tokens a step, "
+            f"{sizes.num_steps} steps after {sizes.num_warmup}; ratios to the Trainer's row"
+        )
+        columns = ("tokens/s", "MFU", "peak GB", "held GB", "speed", "memory")
+        print(f"{'':<36}{''.join(f'{column:>10}' for column in columns)}")
+        for name in ROWS:
+            print(self.format_row(name))
+            if not ROWS[name].trainer and "failed" in self.found[name]:
+                self.problems.append(f"{name} did not run")
+
+    def is_too_large(self, name: str) -> bool:
+        """Tell whether the first row shows that there are too many layers."""
+        return name == "Trainer" and self.found[name].get("failed") == "out of memory"
+
+    def format_row(self, name: str) -> str:
+        """Return one line of the table; ratios are to the Trainer's row that does the same."""
+        got = self.found[name]
+        if "failed" in got:
+            return f"{name:<36}{got['failed']}"
+        flop_per_s = got["tokens_per_s"] * self.sizes.flop_per_token(got["kept"])
+        mfu = f"{flop_per_s / self.peak_tflops / 1e12:.1%}" if self.peak_tflops else "-"
+        other = self.found.get(BESIDE.get(name, ""), {"failed": ""})
+        ratio = memory = ""
+        if "failed" not in other:
+            ratio = f"{got['tokens_per_s'] / other['tokens_per_s']:.2f}x"
+            memory = f"{got['peak_bytes'] / max(1, other['peak_bytes']):.2f}x"
+        return (
+            f"{name:<36}{got['tokens_per_s']:>10,.0f}{mfu:>10}{got['peak_bytes'] / 1e9:>10.1f}"
+            f"{got['reserved_bytes'] / 1e9:>10.1f}{ratio:>10}{memory:>10}"
+        )
+
+    def test(self) -> None:
+        """Run the tests that need a GPU."""
+        if self.asked.dry_run or self.left_s < 60:
+            print(f"\ntests: left out ({'a dry run' if self.asked.dry_run else 'the time is up'})")
+            return
+        command = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", "-p", "no:cacheprovider"]
+        try:
+            done = subprocess.run(
+                command, cwd=ROOT, capture_output=True, text=True, timeout=self.left_s, check=False
+            )
+        except subprocess.TimeoutExpired:
+            self.problems.append("tests were not done in time")
+            return
+        lines = (done.stdout + done.stderr).strip().splitlines() or ["no word"]
+        if "No module named pytest" in lines[-1]:
+            print("\ntests: left out (pytest is not installed)")
+        elif done.returncode == 5:
+            print("\ntests: none needs a GPU yet")
+        else:
+            print(f"\ntests: {lines[-1]}")
+            if done.returncode:
+                print("\n".join(lines[-40:]))
+                self.problems.append("tests failed")
+
+
+def main() -> int:
+    """Run the check; return the exit code."""
+    summary, _, usage = (__doc__ or "").partition("\n")
+    parser = argparse.ArgumentParser(
+        description=summary, epilog=usage, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--dry-run", action="store_true", help="tiny sizes on the CPU")
+    parser.add_argument("--peak-tflops", type=float, help="the GPU's dense bf16 TFLOP/s")
+    parser.add_argument("--layers", type=int, help="instead of as many as fit")
+    parser.add_argument("--batch-size", type=int, default=4, help="rows of 2048 tokens")
+    parser.add_argument("--deadline-s", type=float, default=520, help="for everything")
+    parser.add_argument("--work", help=argparse.SUPPRESS)
+    asked = parser.parse_args()
+    transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+    if asked.work:
+        print(json.dumps(read_work(asked.work).run()))
+        return 0
+    if asked.dry_run:
+        # A compiler may be missing; what is compiled is what the tests check.
+        torch.compiler.set_stance("force_eager")
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    elif not torch.cuda.is_available():
+        print("gpu_check: torch sees no GPU; --dry-run shows that the rest works", file=sys.stderr)
+        return 3
+    return Session(asked).run()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
