@@ -55,6 +55,7 @@ PEAK_TFLOPS = {
 }
 LR, BETAS = 1e-5, (0.9, 0.95)
 NUM_BATCHES = 4
+ROW_TIMEOUT_S = 180
 # bf16 keeps 8 bits: a loss near 12 nats is a mean of thousands of rounded figures, a norm is a sum
 # over all gradients, each from products of rounded ones.
 SAME_LOSS, SAME_NORM = 5e-3, 3e-2
@@ -74,7 +75,7 @@ class Sizes:
     batch_size: int = 4
     seq_len: int = 2048
     num_warmup: int = 3
-    num_steps: int = 10
+    num_steps: int = 8
 
     @property
     def layer_parameters(self) -> int:
@@ -112,11 +113,11 @@ def count_layers(sizes: Sizes, memory_bytes: int) -> int:
 
     A parameter takes 18 bytes: weight, gradient and moments in fp32, a bf16 copy while a step
     runs. A token keeps about 34 bytes a hidden feature and 14 an FFN feature in each layer, and its
-    logits once in bf16 and twice in fp32 where somebody computes them all at once.
+    logits and their gradient, bf16 and fp32, where somebody computes them all at once.
     """
-    outside = 18 * 2 * sizes.vocab * sizes.hidden + sizes.step_tokens * 10 * sizes.vocab
+    outside = 18 * 2 * sizes.vocab * sizes.hidden + sizes.step_tokens * 16 * sizes.vocab
     kept = sizes.step_tokens * (34 * sizes.hidden + 14 * sizes.inner)
-    return max(1, int((0.85 * memory_bytes - outside) // (18 * sizes.layer_parameters + kept)))
+    return max(1, int((0.9 * memory_bytes - outside) // (18 * sizes.layer_parameters + kept)))
 
 
 # -- what every row is given -------------------------------------------------------------------
@@ -502,7 +503,7 @@ class Session:
         """Run one row, here or apart."""
         if self.left_s < 30:
             return {"failed": "left out: the time is up"}
-        return work.run() if self.asked.dry_run else work.run_apart(self.left_s)
+        return work.run() if self.asked.dry_run else work.run_apart(min(self.left_s, ROW_TIMEOUT_S))
 
     def check(self) -> None:
         """Print loss and gradient norm beside the Trainer's model."""

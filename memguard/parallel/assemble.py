@@ -149,7 +149,7 @@ def check_layer(layer: ShardedLayer) -> None:
     if not has_known_head(layer.vocab):
         raise ModelError(
             f"{type(layer.vocab.model).__name__} does something after its head that memguard does "
-            "not know: it can be trained on one process only"
+            "not know: it can run on one process only"
         )
     check_causal(layer.vocab)
 

@@ -112,7 +112,7 @@ def plan_sharding(model: Any) -> ShardingPlan:
         listed = _join([f"{name} ({style})" for name, style in unknown.items()])
         raise ModelError(
             f"{family} cannot be sharded: its plan for tensor parallelism has styles memguard does "
-            f"not know: {listed}. It can be trained on one process."
+            f"not know: {listed}. It can run on one process."
         )
     _check_covered(model, roles, family)
     names = dict(model.named_modules())
@@ -136,7 +136,7 @@ def _read_styles(model: Any) -> dict[str, str]:
     if not base:
         raise ModelError(
             f"{type(model).__name__} has no plan for tensor parallelism in this version of "
-            "transformers: it can be trained on one process only"
+            "transformers: it can run on one process only"
         )
     return {**{prefix + name: style for name, style in base.items()}, **(model._tp_plan or {})}
 
@@ -166,7 +166,7 @@ def _check_covered(model: nn.Module, roles: dict[str, Role], family: str) -> Non
             uncovered.append(name)
     if uncovered:
         raise ModelError(
-            f"{family} cannot be sharded: no role for {_join(uncovered)}. It can be trained on one "
+            f"{family} cannot be sharded: no role for {_join(uncovered)}. It can run on one "
             "process."
         )
 
@@ -185,7 +185,7 @@ def _check_computed(names: dict[str, nn.Module], roles: dict[str, Role], family:
     if strange:
         raise ModelError(
             f"{family} cannot be sharded: memguard has no sharded form of {_join(strange)}. It can "
-            "be trained on one process."
+            "be run on one process."
         )
 
 

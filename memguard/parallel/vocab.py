@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 
+from memguard.parallel.attention import use_pieces
 from memguard.parallel.linear import to_local
 from memguard.parallel.masks import share_masks
 from memguard.parallel.mesh import Axis, Mesh4D
@@ -60,6 +61,7 @@ class VocabLayer(nn.Module):
         super().__init__()
         self.model = model
         share_masks(model)
+        use_pieces(model)
         self.chunk_tokens = chunk_tokens
         self.own_head = own_head
         self.mesh = mesh
