@@ -176,6 +176,13 @@ def _train(
             f"the tokenizer gives ids up to {highest}, the model has {vocab.vocab_size} "
             "embeddings; they do not belong together"
         )
+    train = config.train
+    is_selective = train.activation_checkpointing == "selective"
+    if workplace.mesh is not None and train.compile and is_selective:
+        console.warn(
+            "'train.compile' does nothing on a mesh with 'train.activation_checkpointing' "
+            "selective: decoder blocks run as they are"
+        )
     share_rows = keeps_documents_apart(vocab)
     if not share_rows:
         console.warn(

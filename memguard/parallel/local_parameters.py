@@ -91,7 +91,7 @@ def clip_gradients(parameters: Sequence[LocalParameter], max_norm: float | None)
     present = [(gradient, copies) for gradient, copies in gradients if gradient is not None]
     assert present, "a step has gradients"
     wide = torch.promote_types(present[0][0].dtype, torch.float32)
-    norms = torch._foreach_norm([gradient for gradient, _ in present], dtype=wide)
+    norms = _norms([gradient for gradient, _ in present], wide)
     copies = torch.tensor([copies for _, copies in present], dtype=wide, device=norms[0].device)
     squared = (torch.stack(norms).pow(2) / copies).sum()
     if any(isinstance(each.source, DTensor) for each in parameters):
@@ -103,3 +103,15 @@ def clip_gradients(parameters: Sequence[LocalParameter], max_norm: float | None)
         scale = torch.clamp(max_norm / (norm + 1e-6), max=1.0)
         torch._foreach_mul_([gradient for gradient, _ in present], scale)
     return float(norm)
+
+
+def _norms(gradients: list[Tensor], dtype: torch.dtype) -> list[Tensor]:
+    """Return the norm of each tensor."""
+    if gradients[0].is_cuda or dtype == torch.float64:
+        return list(torch._foreach_norm(gradients, dtype=dtype))
+    # On CPUs torch adds all squares of a tensor up in one fp32 number: 2 % off at 60M elements, and
+    # another share on another mesh. Row by row each sum is short.
+    return [
+        torch.linalg.vector_norm(each, dim=-1, dtype=dtype).double().pow(2).sum().sqrt().to(dtype)
+        for each in gradients
+    ]

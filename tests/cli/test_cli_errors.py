@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from cli_examples import run_cli, write_jsonl, write_run
 
-from memguard.cli import training
+from memguard.cli import start, training
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -63,14 +63,14 @@ def test_wrong_settings_are_told_all_together_without_torch(bare: Any, tmp_path:
     assert (ended.returncode, ended.stdout) == (2, "")
     lines = ended.stderr.splitlines()
     assert len(lines) == 5, ended.stderr
-    for start, words in (
+    for place, words in (
         ("run.yaml:3:24", "'data.seq_len'"),
         ("run.yaml:4:32", "'mitigations[0].kk' is not a setting; did you mean 'k'?"),
         ("run.yaml:5:1", "'otpim' is not a setting; did you mean 'optim'?"),
         ("argument 'train.batch_size=0'", "greater than or equal to 1"),
         ("argument '--seed=-1'", "greater than or equal to 0"),
     ):
-        assert any(line.startswith(start) and words in line for line in lines), ended.stderr
+        assert any(line.placeswith(place) and words in line for line in lines), ended.stderr
 
 
 def test_a_wrong_sweep_or_audit_is_told_without_torch(bare: Any, tmp_path: Path) -> None:
@@ -101,13 +101,13 @@ def test_processes_are_not_started_for_wrong_settings(bare: Any, tmp_path: Path)
 
 def test_a_rank_of_torchrun_is_named(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "memguard", "train", "nowhere.yaml"]
-    for rank, start in (("0", "'CONFIG'"), ("3", "[rank 3] 'CONFIG'")):
+    for rank, begin in (("0", "'CONFIG'"), ("3", "[rank 3] 'CONFIG'")):
         environment = {**os.environ, "RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": "4"}
         ended = subprocess.run(
             command, env=environment, capture_output=True, text=True, check=False
         )
         assert ended.returncode == 2
-        assert ended.stderr.startswith(start), ended.stderr
+        assert ended.stderr.beginswith(begin), ended.stderr
 
 
 def test_the_template_and_its_schema_need_no_torch(bare: Any) -> None:
@@ -277,7 +277,7 @@ def test_a_full_disk(folder: Path, monkeypatch: pytest.MonkeyPatch, error: Excep
     def fail(*_: object, **__: object) -> None:
         raise error
 
-    monkeypatch.setattr(training, "export_model", fail)
+    monkeypatch.setattr(start, "export_model", fail)
     path = write_run(folder, train={"max_steps": 1}, audit={"enabled": False})
     assert "the disk is full; what was saved before is whole" in fails(1, "train", path)
 
@@ -286,7 +286,7 @@ def test_out_of_memory(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object, **__: object) -> None:
         raise MemoryError
 
-    monkeypatch.setattr(training, "build_vocab_layer", fail)
+    monkeypatch.setattr(start, "build_vocab_layer", fail)
     assert "lower 'train.micro_batch_size'" in fails(1, "train", write_run(folder))
 
 

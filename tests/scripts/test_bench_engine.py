@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 ROWS = (
     "random 30M, plain",
@@ -17,6 +19,7 @@ ROWS = (
 )
 
 
+@pytest.mark.slow
 def test_quick_fills_every_row(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "scripts/bench_engine.py", "--quick", "--stories", str(tmp_path)],

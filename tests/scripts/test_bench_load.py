@@ -10,6 +10,7 @@ SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "bench_load.py"
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs Linux's accounts")
+@pytest.mark.slow
 def test_the_table_has_a_row_for_every_side_and_a_verdict(tmp_path: Path) -> None:
     command = [sys.executable, str(SCRIPT), "--size-mb", "2", "--runs", "1"]
     done = subprocess.run(

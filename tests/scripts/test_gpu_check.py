@@ -43,6 +43,7 @@ def script() -> ModuleType:
     return module
 
 
+@pytest.mark.slow
 def test_a_dry_run_fills_every_row(script: ModuleType) -> None:
     done = run("--dry-run", "--peak-tflops", "1")
     assert done.returncode == 0, done.stdout + done.stderr
