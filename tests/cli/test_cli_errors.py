@@ -70,7 +70,7 @@ def test_wrong_settings_are_told_all_together_without_torch(bare: Any, tmp_path:
         ("argument 'train.batch_size=0'", "greater than or equal to 1"),
         ("argument '--seed=-1'", "greater than or equal to 0"),
     ):
-        assert any(line.placeswith(place) and words in line for line in lines), ended.stderr
+        assert any(line.startswith(place) and words in line for line in lines), ended.stderr
 
 
 def test_a_wrong_sweep_or_audit_is_told_without_torch(bare: Any, tmp_path: Path) -> None:
@@ -107,7 +107,7 @@ def test_a_rank_of_torchrun_is_named(tmp_path: Path) -> None:
             command, env=environment, capture_output=True, text=True, check=False
         )
         assert ended.returncode == 2
-        assert ended.stderr.beginswith(begin), ended.stderr
+        assert ended.stderr.startswith(begin), ended.stderr
 
 
 def test_the_template_and_its_schema_need_no_torch(bare: Any) -> None:
