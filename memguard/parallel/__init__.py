@@ -1,6 +1,8 @@
 """From a checkpoint folder to hidden states and per-token losses, on one process or on a mesh.
 
-    weights.py            the only place where a folder (or a random draw) becomes a module
+    checkpoint_folder.py  what a checkpoint says before its weights are read
+    weights.py            the only place where a folder becomes a module
+    scratch.py            models that start from nothing
     assemble.py           a sharded model: configuration -> meta -> shards -> storage -> weights
     hf_plan.py            which role each module of a Hugging Face model plays
     shard.py              roles applied; what is computed again; units of storage (FSDP2)
@@ -8,7 +10,11 @@
     linear.py             linear layers over y and x
     embedding.py          token embedding over y and x
     norm.py               norms over sharded features
+    attention.py          attention of packed rows without the pairs that nobody sees
+    masks.py              one attention mask for all decoder blocks
     vocab.py              the vocabulary layer: hidden states, and a head for chosen tokens only
+    vocab_checks.py       is this a causal LM as we understand it? asked of the model
+    head.py               one rank's piece of the LM head
     nll.py                losses over a sharded vocabulary, few logits at a time
     token_scores.py       log-probability, argmax and margin of single tokens
     truncation.py         probability of a label under top-k and top-p sampling

@@ -16,56 +16,15 @@ after, up to a factor: `sum_nll` takes it in the same pass. `token_terms` gives 
 for whoever weighs them, and computes each chunk's logits again in backward.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from memguard.parallel.collectives import all_reduce, start_all_reduce, wait
-from memguard.parallel.mesh import Axis
-
-Step = tuple[Callable[[Tensor, float], Tensor], float]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Head:
-    """This rank's piece of the LM head."""
-
-    weight_VD: Tensor | None
-    """None where what is passed as hidden states are logits already."""
-    bias_V: Tensor | None = None
-    steps: tuple[Step, ...] = ()
-    """What a family does to the logits, element by element, before the loss."""
-    first_token: int = 0
-    """Id of the first row of the piece."""
-    vocab_size: int = 0
-    """V of the whole."""
-    vocab_axis: Axis = field(default_factory=lambda: Axis(name="x"))
-    feature_axis: Axis = field(default_factory=lambda: Axis(name="y"))
-    chunk_tokens: int = 1024
-    """C: tokens whose logits exist at a time."""
-
-    @property
-    def num_tokens(self) -> int:
-        """Rows of the piece."""
-        return self.vocab_size if self.weight_VD is None else self.weight_VD.shape[0]
-
-    def logits(self, hidden_CD: Tensor) -> Tensor:
-        """Return the local logits ``[C, V/x]`` of a chunk, before the steps, in hidden's dtype."""
-        if self.weight_VD is None:
-            return hidden_CD
-        weight_VD = self.weight_VD.to(hidden_CD.dtype)
-        logits_CV = all_reduce(functional.linear(hidden_CD, weight_VD), self.feature_axis)
-        return logits_CV if self.bias_V is None else logits_CV + self.bias_V.to(logits_CV.dtype)
-
-    def local_labels(self, labels_C: Tensor) -> tuple[Tensor, Tensor]:
-        """Return labels counted from the first row (0 where not here) and whether they are here."""
-        local_C = labels_C - self.first_token
-        here_C = (local_C >= 0) & (local_C < self.num_tokens)
-        return local_C.masked_fill(~here_C, 0), here_C
+from memguard.parallel.head import Head, apply_steps, iterate_chunks, max_of_piece, pick_label
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -135,33 +94,6 @@ def _compute_dtype(head: Head, hidden_ND: Tensor) -> torch.dtype:
 
 def _widen(logits: Tensor) -> Tensor:
     return logits if logits.dtype == torch.float64 else logits.float()
-
-
-def apply_steps(steps: tuple[Step, ...], logits: Tensor) -> Tensor:
-    """Return logits after what a family does between its head and the loss."""
-    for step, value in steps:
-        logits = step(logits, value)
-    return logits
-
-
-def iterate_chunks(head: Head, num_tokens: int) -> Iterator[slice]:
-    """Yield the rows of each chunk."""
-    for first in range(0, num_tokens, head.chunk_tokens):
-        yield slice(first, min(first + head.chunk_tokens, num_tokens))
-
-
-def max_of_piece(logits_CV: Tensor) -> Tensor:
-    """Return the largest logit of each row; -inf where the piece of the vocabulary is empty."""
-    if logits_CV.shape[1] == 0:
-        return logits_CV.new_full((len(logits_CV),), -torch.inf)
-    return logits_CV.amax(1)
-
-
-def pick_label(logits_CV: Tensor, local_C: Tensor, here_C: Tensor) -> Tensor:
-    """Return each row's logit at its label; 0 where the label is not here."""
-    if logits_CV.shape[1] == 0:
-        return logits_CV.new_zeros(len(logits_CV))
-    return logits_CV.gather(1, local_C[:, None]).squeeze(1).masked_fill(~here_C, 0)
 
 
 def _distribution(head: Head, hidden_CD: Tensor) -> _Chunk:

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from memguard.parallel.collectives import all_gather, all_reduce
-from memguard.parallel.nll import Head, apply_steps, iterate_chunks, max_of_piece, pick_label
+from memguard.parallel.head import Head, apply_steps, iterate_chunks, max_of_piece, pick_label
 
 EXTRA_SCORES = frozenset({"entropy", "mean_logprob", "variance_logprob"})
 

@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from memguard.parallel.collectives import all_gather, all_reduce
-from memguard.parallel.nll import Head, iterate_chunks, max_of_piece, pick_label
+from memguard.parallel.head import Head, iterate_chunks, max_of_piece, pick_label
 from memguard.parallel.token_scores import compute_logits, widen
 
 _FIRST_CANDIDATES = 64

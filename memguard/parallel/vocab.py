@@ -16,10 +16,11 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 
 from memguard.parallel.attention import use_pieces
+from memguard.parallel.head import Head, Step, apply_steps
 from memguard.parallel.linear import to_local
 from memguard.parallel.masks import share_masks
 from memguard.parallel.mesh import Axis, Mesh4D
-from memguard.parallel.nll import Head, Step, VocabTerms, apply_steps, sum_nll, token_terms
+from memguard.parallel.nll import VocabTerms, sum_nll, token_terms
 from memguard.parallel.rectangles import Rectangle, cut
 from memguard.parallel.shard import HeadLinear
 from memguard.parallel.token_scores import TokenScores, score_tokens

@@ -24,8 +24,9 @@ from vocab_pieces import (
     take_piece,
 )
 
+from memguard.parallel.head import Head
 from memguard.parallel.mesh import Axis
-from memguard.parallel.nll import Head, sum_nll, token_terms
+from memguard.parallel.nll import sum_nll, token_terms
 
 ALL_TERMS = frozenset({"nll", "entropy", "mean_logprob"})
 

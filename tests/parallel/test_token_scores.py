@@ -19,7 +19,7 @@ from vocab_pieces import (
     draw_whole,
 )
 
-from memguard.parallel.nll import Head
+from memguard.parallel.head import Head
 from memguard.parallel.token_scores import EXTRA_SCORES, TokenScores, score_tokens
 
 NAMES = ("logprob", "margin", "entropy", "mean_logprob", "variance_logprob")

@@ -15,7 +15,7 @@ from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWa
 from vocab_pieces import MESHES, STEPS, Recorder, Whole, cut_here, cut_whole, draw_whole
 
 from memguard.parallel import truncation
-from memguard.parallel.nll import Head
+from memguard.parallel.head import Head
 from memguard.parallel.truncation import log_truncated
 
 Scheme = dict[str, Any]

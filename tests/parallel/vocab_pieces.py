@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from memguard.parallel.head import Head, Step, apply_steps
 from memguard.parallel.mesh import Axis, build_mesh
 from memguard.parallel.mesh_shape import MeshShape
-from memguard.parallel.nll import Head, Step, apply_steps
 
 
 def soft_cap(logits: Tensor, cap: float) -> Tensor:
