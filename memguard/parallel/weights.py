@@ -4,6 +4,7 @@ Weights are read from safetensors only and remote code is never run, whoever mad
 """
 
 import contextlib
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -25,6 +26,7 @@ from memguard.parallel.checkpoint_folder import (
     get_folder,
     say_in_one_line,
 )
+from memguard.parallel.hf_plan import COMPARED_FAMILIES
 from memguard.parallel.slices import (
     FolderWeights,
     refuse_weights,
@@ -112,7 +114,19 @@ def load_sharded(
         check_layer(layer)
     if dist.get_rank() == 0:
         warn_unexpected(path, unexpected)
+        _warn_uncompared(config.get_text_config().model_type)
     return layer
+
+
+def _warn_uncompared(family: str) -> None:
+    """Say so where a family can be sharded by its plan, but nobody has compared the numbers."""
+    if family not in COMPARED_FAMILIES:
+        warnings.warn(
+            f"family '{family}' is sharded by transformers' plan, but its numbers on a mesh have "
+            f"not been compared with one process, as those of {', '.join(COMPARED_FAMILIES)} "
+            "have: compare the first losses of a short run",
+            stacklevel=3,
+        )
 
 
 @contextlib.contextmanager

@@ -107,6 +107,21 @@ def test_other_families_and_one_rank(ranks: Any, tmp_path: Path) -> None:
     check(ranks, folders[:1], (1, 1, 1, 1))
 
 
+def test_a_family_that_was_not_compared_is_told(ranks: Any, tmp_path: Path) -> None:
+    build("granite").save_pretrained(tmp_path)
+    told = ranks(load_and_listen, 2, tmp_path)
+    assert told[0] == ["family 'granite' is sharded by transformers' plan"]
+    assert told[1] == [], "rank 0 alone speaks"
+
+
+def load_and_listen(folder: Path) -> list[str]:
+    mesh = build_mesh(MeshShape(x=2), "cpu")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        load_sharded(str(folder), Sharding(mesh=mesh, device=torch.device("cpu")))
+    return [text.split(",")[0] for text in map(str, (w.message for w in caught)) if "plan" in text]
+
+
 def test_a_real_checkpoint(ranks: Any, shared_data: Path) -> None:
     check(ranks, [shared_data / "checkpoints" / "stories260K"], (1, 2, 1, 2))
 
