@@ -101,6 +101,7 @@ class ModelScorer:
                     continue
                 if not is_measured:
                     budget, is_measured = self._agree_on_budget(longest), True
+                self._check_finite(scored)
                 mine.update(zip(batch or (), scored, strict=True))
                 waiting = waiting[sum(map(len, taken)) :]
                 if on_progress is not None:
@@ -152,12 +153,6 @@ class ModelScorer:
             if self._vocab.mesh is not None:
                 raise
             return None
-        if not np.isfinite(logprob).all():
-            raise ModelError(
-                f"the model's logits are not finite for {int((~np.isfinite(logprob)).sum())} of "
-                f"{len(logprob)} tokens: its weights are damaged or its dtype is too narrow. "
-                "Try 'audit.dtype' fp32."
-            )
         if not windows:
             return []
         correct = argmax == np.concatenate(labels)
@@ -167,6 +162,20 @@ class ModelScorer:
             TokenResult(argmax=a, correct=c, logprob=p, margin=m)
             for a, c, p, m in zip(*columns_of, strict=True)
         ]
+
+    def _check_finite(self, scored: Sequence[TokenResult]) -> None:
+        """Refuse damaged numbers on all ranks at once, or some would wait for the others."""
+        counts = [
+            sum(int((~np.isfinite(each.logprob)).sum()) for each in scored),
+            sum(len(each.logprob) for each in scored),
+        ]
+        copies = self._runtime.world_size // self._vocab.num_batch_ways
+        num_bad, num_tokens = (int(n) // copies for n in self._runtime.agree_sum(counts))
+        if num_bad:
+            raise ModelError(
+                f"the model's logits are not finite for {num_bad} of {num_tokens} tokens: its "
+                "weights are damaged or its dtype is too narrow. Try 'audit.dtype' fp32."
+            )
 
     def _forward(
         self,

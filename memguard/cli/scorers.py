@@ -37,6 +37,7 @@ class LoadedWhenAsked:
         self, windows: Sequence[Window], on_progress: Progress | None = None
     ) -> list[TokenResult]:
         """Load the model, score all windows, free the model."""
+        gc.collect()  # A model that was trained before lies in reference cycles.
         scorer = ModelScorer(self._load(), self._settings.batch_tokens, self._workplace.runtime)
         results = scorer.score(windows, on_progress)
         del scorer

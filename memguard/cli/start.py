@@ -56,6 +56,8 @@ def open_workplace(
     shape = resolve_mesh(parallel, world_size, sizes, batch_size=batch_size)
     with start_runtime() as runtime:
         mesh = build_mesh(shape, runtime.device.type) if world_size > 1 else None
+        if mesh is not None and runtime.device.type == "cuda":
+            mesh.connect(runtime.device)
         yield Workplace(runtime=runtime, mesh=mesh, parallel=parallel)
 
 

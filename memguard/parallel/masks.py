@@ -45,7 +45,11 @@ class SharedBias:
             if block is self._first:
                 # Those of the forward before; a recomputed first block finds its own.
                 self._made.clear()
-            bias = mask.new_zeros(mask.shape, dtype=dtype).masked_fill_(~mask, -torch.inf)
+            # GPU kernels take rows that begin at multiples of 8, and copy any other mask.
+            num_keys = mask.shape[-1]
+            padded = (*mask.shape[:-1], -(-num_keys // 8) * 8)
+            bias = mask.new_zeros(padded, dtype=dtype)[..., :num_keys]
+            bias.masked_fill_(~mask, -torch.inf)
             self._made[id(mask)] = mask, bias
         return bias
 

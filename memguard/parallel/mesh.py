@@ -91,6 +91,16 @@ class Mesh4D:
             )
         return self._kv_replicas[replicas]
 
+    def connect(self, device: torch.device) -> None:
+        """Let every group meet now.
+
+        NCCL does so at a group's first use, which for some is the end of the first step: after
+        hours of preparation, and when no memory is left for its buffers.
+        """
+        groups = [*(self.axis(name).group for name in AXES), dist.group.WORLD]
+        for group in groups:
+            dist.all_reduce(torch.zeros(1, device=device), group=group)
+
 
 def build_mesh(shape: MeshShape, device_type: str) -> Mesh4D:
     """Make the mesh over all ranks of the default process group.

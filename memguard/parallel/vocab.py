@@ -113,9 +113,9 @@ class VocabLayer(nn.Module):
         """Return ``work()``, see `forward`."""
         result: Result = super().__call__(work)
         if self.mesh is not None and not torch.is_grad_enabled():
-            # FSDP2 leaves what backward needs first gathered, and no backward comes: an optimizer
-            # or a file made of the parameters would hold what the next forward throws away.
-            for module in (self, self.model.get_output_embeddings()):
+            # FSDP2 leaves gathered what backward needs first, or all, and no backward comes: an
+            # optimizer or a file made of the parameters would hold what the next forward discards.
+            for module in self.modules():
                 if isinstance(module, FSDPModule):
                     module.reshard()
         return result

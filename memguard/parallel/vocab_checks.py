@@ -97,10 +97,15 @@ def keeps_documents_apart(layer: VocabLayer) -> bool:
     """
     ids_BT = _probe_ids(layer)
     positions = torch.arange(_PROBE_TOKENS, device=ids_BT.device).repeat(_PROBE_ROWS)[None]
+    row, swapped = ids_BT.reshape(1, -1), ids_BT.flip(0).reshape(1, -1)
+    rows = torch.cat([row, swapped])
     with _evaluating(layer):
         alone = layer(lambda: layer.hidden_states(ids_BT)).float()
-        packed = layer(lambda: layer.hidden_states(ids_BT.reshape(1, -1), positions)).float()
-    difference = (alone - packed.reshape(alone.shape)).abs().max()
+        one = layer(lambda: layer.hidden_states(row, positions)).float()
+        # Flash attention keeps documents of a single row apart, and not those of two rows.
+        two = layer(lambda: layer.hidden_states(rows, positions.expand(2, -1))).float()
+    packed = torch.cat([one, two]).reshape(3, *alone.shape)
+    difference = (packed - torch.stack([alone, alone, alone.flip(0)])).abs().max()
     return _over_mesh(layer, difference) < _tolerance(alone, layer)
 
 

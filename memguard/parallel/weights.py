@@ -110,6 +110,9 @@ def load_sharded(
                 folder
             )
     unexpected = fill_layer(layer, source, name=path)
+    # On the CPU, whose group waits long: ranks finish reading minutes apart, and the first
+    # collective between GPUs would take that for a hang.
+    dist.all_reduce(torch.zeros(()))
     if check:
         check_layer(layer)
     if dist.get_rank() == 0:

@@ -10,6 +10,7 @@ name, flushed to disk, then renamed by rank 0 once every rank has written. A che
 do not match its manifest is passed over for the one before.
 """
 
+import contextlib
 import errno
 import hashlib
 import os
@@ -135,7 +136,11 @@ def save_checkpoint(
         raise
     if runtime.is_main:
         for old in _list(folder)[:-keep]:
-            shutil.rmtree(old)
+            # Hidden first: what cannot be deleted now is cleared when the run goes on.
+            hidden = old.with_name(f".{old.name}.old")
+            with contextlib.suppress(OSError):
+                os.rename(old, hidden)
+            shutil.rmtree(hidden, ignore_errors=True)
     return target
 
 

@@ -14,6 +14,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -93,7 +94,7 @@ class TrainStep:
                 loss=None, grad_norm=None, num_supervised=int(num_supervised), num_kept=0
             )
         num_ways = self.vocab.num_batch_ways
-        total = 0.0
+        total = torch.zeros((), dtype=torch.float64, device=self.runtime.device)
         pieces = list(self._micro_batches(len(batch.input_ids)))
         for piece in pieces:
             if self.vocab.mesh is None:
@@ -101,8 +102,9 @@ class TrainStep:
             self.vocab.set_last_micro_batch(piece is pieces[-1])
             loss = self._sum_loss(batch, piece) / num_kept
             torch.autograd.backward(loss * num_ways)
-            total += float(loss.detach())
-        (loss_sum,) = self._sum_over_batch((total,))
+            # Read once, at the end: reading waits for the GPU.
+            total += loss.detach()
+        (loss_sum,) = self._sum_over_batch((float(total),))
         take_gradients(self.parameters)
         grad_norm = clip_gradients(self.parameters, self.optim.max_grad_norm)
         if not (math.isfinite(loss_sum) and math.isfinite(grad_norm)):
@@ -125,13 +127,15 @@ class TrainStep:
         """Return the sum of losses over the labels of some rows."""
         input_ids_BT = self._to_device(batch.input_ids[rows])
         position_ids_BT = self._to_device(batch.position_ids[rows])
-        labels_next = self._to_device(batch.labels[rows])[:, 1:]
-        # Ignored positions never reach the head's matmul.
-        keep = labels_next != IGNORE_LABEL
+        labels_BT = batch.labels[rows]
+        # Ignored positions never reach the head's matmul. Found on the CPU: no wait for the GPU.
+        row_N, column_N = np.nonzero(labels_BT[:, 1:] != IGNORE_LABEL)
+        index_N = self._to_device(row_N * labels_BT.shape[1] + column_N)
+        labels_N = self._to_device(labels_BT[row_N, column_N + 1])
 
         def work() -> Tensor:
             hidden_BTD = self.vocab.hidden_states(input_ids_BT, position_ids_BT)
-            hidden_ND, labels_N = hidden_BTD[:, :-1][keep], labels_next[keep]
+            hidden_ND = hidden_BTD.flatten(0, 1).index_select(0, index_N)
             if self.mitigations.sums_nll:
                 return self.vocab.sum_nll(hidden_ND, labels_N)
             terms = self.vocab.token_terms(hidden_ND, labels_N)

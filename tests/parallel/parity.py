@@ -20,10 +20,11 @@ from torch.nn import functional
 from memguard.config import GoldfishConfig, OptimConfig, TrainConfig
 from memguard.data.loader import Batch
 from memguard.mitigation import Mitigations, build_mitigations
-from memguard.parallel.assemble import Sharding, build_meta_layer, fill_layer
+from memguard.parallel.assemble import Sharding, build_meta_layer, check_layer, fill_layer
 from memguard.parallel.mesh import Mesh4D, build_mesh
 from memguard.parallel.mesh_shape import MeshShape
 from memguard.parallel.slices import ModuleWeights
+from memguard.parallel.vocab_checks import keeps_documents_apart
 from memguard.records import IGNORE_LABEL
 from memguard.runtime import Runtime
 from memguard.seeds import derive_generator
@@ -85,6 +86,9 @@ def _compare(degrees: tuple[int, int, int, int], case: Case) -> Worst:
         ),
     )
     fill_layer(layer, ModuleWeights(model), name="parity")
+    # As loading does: forwards without gradients come before the optimizer.
+    check_layer(layer)
+    assert keeps_documents_apart(layer.vocab)
     layer.vocab.model.train()
     step = TrainStep(
         vocab=layer.vocab,

@@ -136,3 +136,15 @@ def test_probing_leaves_mode_and_random_state_alone() -> None:
 def test_bf16_is_told_apart_from_a_leak() -> None:
     assert keeps_documents_apart(build_vocab_layer(build("llama").bfloat16()))
     assert not keeps_documents_apart(build_vocab_layer(build("opt").bfloat16()))
+
+
+def test_a_leak_of_several_rows_alone_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    # As flash attention does, which reads positions only where there is one row.
+    layer = build_vocab_layer(build("llama"))
+    whole = layer.hidden_states
+
+    def hidden_states(self: Any, ids: torch.Tensor, positions: Any = None) -> torch.Tensor:
+        return whole(ids, positions if len(ids) == 1 else None)
+
+    monkeypatch.setattr(type(layer), "hidden_states", hidden_states)
+    assert not keeps_documents_apart(layer)
