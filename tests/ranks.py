@@ -113,9 +113,10 @@ def _run_rank(function: Any, args: Any, rank: int, size: int, store: Path, sende
         # Who is too slow is decided by the caller's timeout alone.
         dist.init_process_group("gloo", timeout=timedelta(hours=1), **group)
         message = pickle.dumps((0.0, None, function(*args)))
-        # Nobody leaves while another rank may still wait for it.
-        dist.barrier()
-        dist.destroy_process_group()
+        if dist.is_initialized():  # A simulation ends the group of its only real rank.
+            # Nobody leaves while another rank may still wait for it.
+            dist.barrier()
+            dist.destroy_process_group()
     except BaseException as error:
         error.add_note(f"On rank {rank} of {size}:\n{traceback.format_exc()}")
         try:

@@ -53,9 +53,6 @@ PLACEMENTS: dict[tuple[Role, str], tuple[Placement, Placement]] = {
     ("head_norm", "bias"): (Replicate(), Replicate()),
 }
 
-# Families whose every gradient is compared with one process's, mesh by mesh (tests/parallel).
-COMPARED_FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
-
 # Layers of one parent that read the same input.
 _GROUPS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 _KEY_VALUE = ("k_proj", "v_proj")

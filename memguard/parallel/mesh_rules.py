@@ -1,4 +1,4 @@
-"""What a model and a batch demand of the mesh: a table of rules, one an axis or two.
+"""What a model and a batch demand of the mesh: a table of rules, one an axis or two. No torch.
 
 What each degree splits, and so must divide:
 
@@ -22,10 +22,13 @@ from typing import Any
 from memguard.config import AxisName
 from memguard.errors import ModelError
 
+# Families whose every gradient is compared with one process's, mesh by mesh (tests/parallel).
+COMPARED_FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelSizes:
-    """What of a model decides how it can be split."""
+    """What of a model decides how it can be split, and what it takes and sends."""
 
     hidden_size: int
     num_heads: int
@@ -35,6 +38,11 @@ class ModelSizes:
     """FFN width."""
     vocab_size: int
     num_layers: int
+    is_tied: bool = False
+    """Whether head and embedding are one parameter."""
+    has_qkv_bias: bool = False
+    has_head_norms: bool = False
+    """Whether queries and keys are normalised head by head."""
 
     @classmethod
     def from_config(cls, hf_config: Any) -> "ModelSizes":
@@ -44,19 +52,38 @@ class ModelSizes:
             ModelError: a size is missing or no whole number.
         """
         text = hf_config.get_text_config()
+        return cls._read(lambda field: getattr(text, field, None))
 
+    @classmethod
+    def from_json(cls, fields: Mapping[str, Any]) -> "ModelSizes":
+        """Read the sizes from a config.json, without the library that knows its defaults.
+
+        Raises:
+            ModelError: another family than `COMPARED_FAMILIES`, or a size that is missing.
+        """
+        family = fields.get("model_type")
+        if family not in COMPARED_FAMILIES:
+            raise ModelError(
+                f"'model_type' must be one of {', '.join(COMPARED_FAMILIES)}, whose memory and "
+                f"traffic are known; got {family!r}"
+            )
+        return cls._read(fields.get)
+
+    @classmethod
+    def _read(cls, get: Callable[[str], Any]) -> "ModelSizes":
         def read(field: str, default: int | None = None) -> int:
-            value = getattr(text, field, None)
+            value = get(field)
             if value is None:
                 value = default
             if not isinstance(value, int) or value < 1:
                 raise ModelError(
                     f"the model's configuration must give '{field}' as a whole number to be split "
-                    f"over a mesh; got {value!r} (model_type "
-                    f"{getattr(text, 'model_type', None)!r}). It can run on one process."
+                    f"over a mesh; got {value!r} (model_type {get('model_type')!r}). It can run "
+                    "on one process."
                 )
             return value
 
+        family = get("model_type")
         hidden_size, num_heads = read("hidden_size"), read("num_attention_heads")
         return cls(
             hidden_size=hidden_size,
@@ -66,6 +93,9 @@ class ModelSizes:
             intermediate_size=read("intermediate_size"),
             vocab_size=read("vocab_size"),
             num_layers=read("num_hidden_layers"),
+            is_tied=bool(get("tie_word_embeddings")),
+            has_qkv_bias=family == "qwen2" or bool(get("attention_bias")),
+            has_head_norms=family == "qwen3",
         )
 
 

@@ -15,14 +15,12 @@ from typing import Literal
 
 from memguard.config import RunConfig
 from memguard.parallel.mesh_shape import MeshShape, ModelSizes
+from memguard.parallel.units import Unit, block_unit, other_units
 
 Operation = Literal["all_reduce", "all_gather", "reduce_scatter"]
 Phase = Literal["forward", "backward", "update"]
 TrafficAxis = Literal["data", "z", "y", "x", "kv_replicas", "world"]
 """``kv_replicas``: those ranks along x that share a key/value head; ``world``: all ranks."""
-
-_Shapes = list[tuple[int, int]]
-"""Rows and row length of each parameter of a unit, as they lie over y and x."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -69,18 +67,10 @@ class StepSettings:
     reshard_after_forward: bool = True
     sums_nll: bool = True
     """Whether the loss is a plain sum, as mitigations that only drop labels leave it."""
-    is_tied: bool = False
-    """Whether head and embedding are one parameter."""
-    has_qkv_bias: bool = False
-    has_head_norms: bool = False
-    """Whether queries and keys are normalised head by head."""
 
     @classmethod
     def of_run(cls, config: RunConfig, mesh: MeshShape) -> "StepSettings":
-        """Read a run's settings, for full rows from which no label is dropped.
-
-        Whether weights are tied, have a bias or head norms is the model's: see `replace`.
-        """
+        """Read a run's settings, for full rows from which no label is dropped."""
         train = config.train
         num_rows = -(-train.batch_size // mesh.num_batch_ways)
         rows = min(train.micro_batch_size or num_rows, num_rows)
@@ -211,7 +201,7 @@ class _Step:
             call("backward", "y", "gradients of statistics", 2, statistics),
             call("backward", "kv_replicas", "their gradients", 2, heads, "reduce_scatter"),
         ]
-        if settings.has_head_norms:
+        if self.sizes.has_head_norms:
             num_bytes = self.sizes.head_dim * settings.compute_bytes
             backward.append(call("backward", "x", "gradients of head norms", 2, num_bytes))
         return [*forward, *again, *backward]
@@ -255,58 +245,34 @@ class _Step:
 
     def block_storage(self) -> list[Collective]:
         """Return what the weights of a decoder block send over z and data."""
-        matrices = [
-            (self.queries, self.features),
-            (self.keys, self.features),
-            (self.keys, self.features),
-            (self.features, self.queries),
-            (self.width, self.features),
-            (self.width, self.features),
-            (self.features, self.width),
-        ]
-        vectors = [self.features] * 2
-        if self.settings.has_qkv_bias:
-            vectors += [self.queries, self.keys, self.keys]
-        if self.settings.has_head_norms:
-            vectors += [self.sizes.head_dim] * 2
-        shapes = matrices + [(length, 1) for length in vectors]
-        return self._unit("a block", shapes, is_freed=self.settings.reshard_after_forward)
+        unit = block_unit(self.sizes, self.mesh)
+        return self._unit(unit, is_freed=self.settings.reshard_after_forward)
 
     def other_storage(self) -> list[Collective]:
         """Return what the weights of embedding, final norm and head send over z and data."""
-        norm, table = (self.features, 1), (self.vocab, self.features)
-        units = {"embedding": [table], "head": [table], "last norm": [norm]}
-        if self.settings.is_tied:
-            units = {"embedding = head, last norm": [norm, table]}
         # Backward does not read the embedding, and starts with the others.
         return [
             collective
-            for what, shapes in units.items()
-            for collective in self._unit(what, shapes, is_freed=False)
+            for unit in other_units(self.sizes, self.mesh)
+            for collective in self._unit(unit, is_freed=False)
         ]
 
-    def _unit(self, what: str, shapes: _Shapes, *, is_freed: bool) -> list[Collective]:
-        """Return what one unit of FSDP2 sends: its parameters travel together.
-
-        Args:
-            what: its name.
-            shapes: of its parameters.
-            is_freed: whether backward gathers them again.
-        """
-        settings, z, call = self.settings, self.mesh.z, self._call
-        # Each parameter is cut along its rows, the last pieces padded to the first's size.
-        stored = sum(-(-rows // z) * length for rows, length in shapes)
-        gathered = stored * z * settings.compute_bytes
-        found = [call("forward", "z", f"weights of {what}", 1, gathered, "all_gather")]
+    def _unit(self, unit: Unit, *, is_freed: bool) -> list[Collective]:
+        """Return what one unit of storage sends; ``is_freed``: backward gathers it again."""
+        settings, call, what = self.settings, self._call, unit.name
+        weights = unit.gathered * settings.compute_bytes
+        found = [call("forward", "z", f"weights of {what}", 1, weights, "all_gather")]
         if is_freed:
             found.append(
-                call("backward", "z", f"weights of {what}, again", 1, gathered, "all_gather")
+                call("backward", "z", f"weights of {what}, again", 1, weights, "all_gather")
             )
-        gradients = stored * settings.wide_bytes
+        wide = settings.wide_bytes
         return [
             *found,
-            call("backward", "z", f"gradients of {what}", 1, gradients * z, "reduce_scatter"),
-            call("backward", "data", f"gradients of {what}", 1, gradients),
+            call(
+                "backward", "z", f"gradients of {what}", 1, unit.gathered * wide, "reduce_scatter"
+            ),
+            call("backward", "data", f"gradients of {what}", 1, unit.stored * wide),
         ]
 
     def update(self) -> list[Collective]:

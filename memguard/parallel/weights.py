@@ -26,7 +26,7 @@ from memguard.parallel.checkpoint_folder import (
     get_folder,
     say_in_one_line,
 )
-from memguard.parallel.hf_plan import COMPARED_FAMILIES
+from memguard.parallel.mesh_rules import COMPARED_FAMILIES
 from memguard.parallel.slices import (
     FolderWeights,
     refuse_weights,

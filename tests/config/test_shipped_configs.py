@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from fake_mesh import fake_mesh
 from ranks import RankPool
 from torch.distributed.tensor import DTensor
 
@@ -17,6 +16,7 @@ from memguard.compare import load_sweep
 from memguard.config import RunConfig, load_run_config
 from memguard.parallel.assemble import Sharding, build_meta_layer, count_sharded_parameters
 from memguard.parallel.mesh_shape import MeshShape, ModelSizes, check_mesh, resolve_mesh
+from memguard.parallel.simulated import simulated_mesh
 
 ROOT = Path(__file__).resolve().parents[2]
 SWEEPS = ("quickstart",)
@@ -135,7 +135,7 @@ class Sharded:
 
 
 def shard_on_meta(fields: dict[str, Any], shape: MeshShape, rank: int) -> Sharded:
-    with fake_mesh(shape, rank) as mesh:
+    with simulated_mesh(shape, rank) as mesh:
         sharding = Sharding(mesh=mesh, device=torch.device("cpu"), compute_dtype=torch.bfloat16)
         layer = build_meta_layer(transformers.LlamaConfig(**fields), sharding)
         parameters = dict(layer.vocab.model.named_parameters())

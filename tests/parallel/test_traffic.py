@@ -5,22 +5,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 import transformers
-from fake_mesh import fake_mesh
 from ranks import RankPool
-from recorded import Calls, Recorder, name_groups, record_forward_backward
+from recorded import record_forward_backward
 from tiny_families import FAMILIES
 
-from memguard.config import OptimConfig, ParallelConfig, RunConfig, TrainConfig
-from memguard.data.loader import Batch
-from memguard.mitigation import build_mitigations
-from memguard.parallel.assemble import Sharding, build_meta_layer, fill_layer
+from memguard.config import ParallelConfig, RunConfig, TrainConfig
+from memguard.parallel.assemble import Sharding, build_meta_layer
 from memguard.parallel.linear import Linear4D
 from memguard.parallel.mesh_shape import MeshShape, ModelSizes
-from memguard.parallel.slices import ModuleWeights
+from memguard.parallel.simulated import Calls, simulated_mesh
 from memguard.parallel.traffic import (
     Collective,
     StepSettings,
@@ -28,8 +24,7 @@ from memguard.parallel.traffic import (
     list_collectives,
     sum_by_axis,
 )
-from memguard.runtime import Runtime
-from memguard.train.step import TrainStep
+from memguard.train.simulation import simulate_step
 
 # Published configuration of meta-llama/Llama-3.1-405B, all widths, two of its 126 blocks.
 LLAMA_405B: dict[str, Any] = {
@@ -90,9 +85,6 @@ class Case:
             checkpointing=self.checkpointing,
             reshard_after_forward=self.reshard,
             sums_nll=self.sums_nll,
-            is_tied=self.is_tied,
-            has_qkv_bias=self.family == "qwen2",
-            has_head_norms=self.family == "qwen3",
         )
 
     def __str__(self) -> str:
@@ -160,7 +152,7 @@ MORE = [
 
 def record(case: Case, share: bool = True) -> Calls:
     """Record a case; ``share`` False computes q, k, v, gate and up one by one."""
-    with fake_mesh(case.shape) as mesh:
+    with simulated_mesh(case.shape) as mesh:
         sharding = Sharding(
             mesh=mesh,
             device=torch.device("cpu"),
@@ -237,51 +229,21 @@ def test_selective_recomputation_on_more_meshes(more: dict[str, Calls]) -> None:
 # -- one whole step, with the update ---------------------------------------------------------------
 
 
-def record_step(case: Case, num_micro_batches: int) -> Calls:
-    torch.manual_seed(0)
-    with fake_mesh(case.shape) as mesh:
-        model = transformers.AutoModelForCausalLM.from_config(case.config)
-        sharding = Sharding(mesh=mesh, device=torch.device("cpu"), chunk_tokens=case.chunk_tokens)
-        layer = build_meta_layer(case.config, sharding)
-        fill_layer(layer, ModuleWeights(model), name="tiny")
-        layer.vocab.model.train()
-        step = TrainStep(
-            vocab=layer.vocab,
-            mitigations=build_mitigations((), special_ids=[]),
-            train=TrainConfig(
-                batch_size=case.num_rows * num_micro_batches, micro_batch_size=case.num_rows
-            ),
-            optim=OptimConfig(),
-            seed=0,
-            runtime=Runtime(device=torch.device("cpu"), world_size=case.shape.num_ranks),
-        )
-        shape = (case.num_rows * num_micro_batches, case.seq_len)
-        labels = np.ones(shape, dtype=np.int64)
-        batch = Batch(
-            input_ids=np.ones(shape, dtype=np.int64),
-            labels=labels,
-            position_ids=np.broadcast_to(np.arange(case.seq_len), shape),
-            document_ids=np.zeros(shape, dtype=np.int64),
-            num_supervised=labels[:, 1:].size,
-            num_kept=labels[:, 1:].size,
-        )
-        with Recorder(name_groups(mesh, model.config.num_key_value_heads)) as recorder:
-            step.run(batch, lr=1e-3, step=1, first_sample=0)
-    return recorder.calls
+def simulate(case: Case, num_micro_batches: int) -> Calls:
+    train = TrainConfig(
+        batch_size=case.num_rows * num_micro_batches * case.shape.num_batch_ways,
+        micro_batch_size=case.num_rows,
+        nll_chunk_tokens=case.chunk_tokens,
+    )
+    return simulate_step(case.config, case.shape, train=train, seq_len=case.seq_len).calls
 
 
 def test_a_whole_step_with_two_micro_batches(ranks: RankPool) -> None:
     case = Case(mesh=_WHOLE)
-    (calls,) = ranks(record_step, 1, case, 2)
-    expected = list_collectives(
-        ModelSizes.from_config(case.config),
-        case.shape,
-        replace(case.settings, num_micro_batches=2),
-    )
-    without_phase: Calls = Counter()
-    for (_, axis, operation, num_bytes), number in count(expected).items():
-        without_phase["forward", axis, operation, num_bytes] += number
-    assert calls == without_phase
+    (calls,) = ranks(simulate, 1, case, 2)
+    settings = replace(case.settings, num_micro_batches=2)
+    sizes = ModelSizes.from_config(case.config)
+    assert calls == count(list_collectives(sizes, case.shape, settings))
 
 
 # -- the figures the engine was built for ----------------------------------------------------------

@@ -1,0 +1,1 @@
+"""What fits where, and what a run will do, told before anything is started."""
