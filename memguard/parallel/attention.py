@@ -69,6 +69,11 @@ def attend_in_pieces(
         )
         return attended, None
     assert attention_mask is not None, "checked above"
+    kind = query.device.type
+    if torch.is_autocast_enabled(kind) and query.dtype != torch.float64:
+        # As torch's attention does by itself, but once and not piece by piece.
+        dtype = torch.get_autocast_dtype(kind)
+        query, key, value = (each.to(dtype) for each in (query, key, value))
     groups = query.shape[1] // key.shape[1]
     if groups > 1:
         key, value = (each.repeat_interleave(groups, dim=1) for each in (key, value))

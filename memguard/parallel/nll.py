@@ -78,8 +78,8 @@ class _Chunk:
 
     logits_CV: Tensor
     """After the steps, fp32 or wider."""
-    raw_CV: Tensor
-    """Before them; the same tensor where there are none, and then not needed again."""
+    raw_CV: Tensor | None
+    """Before them; None where there are none."""
     max_C: Tensor
 
 
@@ -101,14 +101,14 @@ def _distribution(head: Head, hidden_CD: Tensor) -> _Chunk:
     logits_CV = _widen(apply_steps(head.steps, raw_CV))
     return _Chunk(
         logits_CV=logits_CV,
-        raw_CV=raw_CV,
+        raw_CV=raw_CV if head.steps else None,
         max_C=all_reduce(max_of_piece(logits_CV), head.vocab_axis, "max"),
     )
 
 
-def _through_steps(head: Head, raw_CV: Tensor, grad_CV: Tensor) -> Tensor:
+def _through_steps(head: Head, raw_CV: Tensor | None, grad_CV: Tensor) -> Tensor:
     """Return the gradient before the steps, from the one after them."""
-    if not head.steps:
+    if raw_CV is None or not head.steps:
         return grad_CV
     with torch.enable_grad():
         raw_CV = raw_CV.detach().requires_grad_()
@@ -127,7 +127,7 @@ class _Gradients:
         self.weight_VD = _zeros_like(head.weight_VD) if needed[1] else None
         self.bias_V = _zeros_like(head.bias_V) if needed[2] else None
 
-    def add(self, rows: slice, hidden_CD: Tensor, raw_CV: Tensor, grad_CV: Tensor) -> None:
+    def add(self, rows: slice, hidden_CD: Tensor, raw_CV: Tensor | None, grad_CV: Tensor) -> None:
         """Take one chunk's gradient of the logits after the steps."""
         grad_CV = _through_steps(self.head, raw_CV, grad_CV)
         if self.head.weight_VD is None:
@@ -138,12 +138,11 @@ class _Gradients:
         grad_CV = grad_CV.to(hidden_CD.dtype)
         partial_CD = grad_CV @ self.head.weight_VD.to(hidden_CD.dtype)
         started_CD = start_all_reduce(partial_CD, self.head.vocab_axis)
-        if self.weight_VD is None:
-            pass
-        elif self.weight_VD.dtype == hidden_CD.dtype:
-            self.weight_VD.addmm_(grad_CV.T, hidden_CD)
-        else:
-            self.weight_VD += grad_CV.T @ hidden_CD
+        if self.weight_VD is not None:
+            if self.weight_VD.dtype == hidden_CD.dtype:
+                self.weight_VD.addmm_(grad_CV.T, hidden_CD)
+            else:
+                self.weight_VD += grad_CV.T @ hidden_CD
         self.hidden_ND[rows] = wait(started_CD) if self.head.vocab_axis.degree > 1 else started_CD
 
     def result(self, scale: Tensor | None = None) -> tuple[Tensor | None, ...]:
@@ -170,6 +169,72 @@ def _zeros_like(parameter: Tensor | None) -> Tensor | None:
     return torch.zeros_like(parameter, dtype=wide)
 
 
+# One chunk at a time in a function of its own: when it returns, its logits are freed, and not when
+# those of the next chunk are there.
+
+
+def _sum_chunk(
+    head: Head, rows: slice, hidden_CD: Tensor, labels_C: Tensor, gradients: _Gradients | None
+) -> Tensor:
+    """Return the sum of a chunk's losses, and add its gradients up."""
+    chunk = _distribution(head, hidden_CD)
+    local_C, here_C = head.local_labels(labels_C)
+    label_C = pick_label(chunk.logits_CV, local_C, here_C)
+    # Logits that were passed in are not ours to change.
+    ours_CV = chunk.logits_CV.clone() if head.weight_VD is None else chunk.logits_CV
+    exp_CV = ours_CV.sub_(chunk.max_C[:, None]).exp_()
+    sum_C, label_C = all_reduce(torch.stack([exp_CV.sum(1), label_C]), head.vocab_axis)
+    if gradients is not None:
+        grad_CV = exp_CV.div_(sum_C[:, None])
+        _subtract_at_label(grad_CV, local_C, here_C, here_C.to(grad_CV.dtype))
+        gradients.add(rows, hidden_CD, chunk.raw_CV, grad_CV)
+    return (sum_C.log() + (chunk.max_C - label_C)).sum()
+
+
+def _terms_of_chunk(head: Head, hidden_CD: Tensor, labels_C: Tensor) -> Tensor:
+    """Return nll, entropy, mean log-probability and log of the summed exponentials, ``[4, C]``."""
+    chunk = _distribution(head, hidden_CD)
+    local_C, here_C = head.local_labels(labels_C)
+    label_C = pick_label(chunk.logits_CV, local_C, here_C)
+    logits_CV = chunk.logits_CV - chunk.max_C[:, None]
+    exp_CV = logits_CV.exp()
+    parts = [exp_CV.sum(1), label_C, (exp_CV * logits_CV).sum(1), logits_CV.sum(1)]
+    sum_C, label_C, weighted_C, all_C = all_reduce(torch.stack(parts), head.vocab_axis)
+    log_sum_C = sum_C.log()
+    lse_C = log_sum_C + chunk.max_C
+    return torch.stack(
+        [
+            log_sum_C + (chunk.max_C - label_C),
+            log_sum_C - weighted_C / sum_C,
+            all_C / head.vocab_size - log_sum_C,
+            lse_C,
+        ]
+    )
+
+
+def _differentiate_chunk(
+    head: Head,
+    hidden_CD: Tensor,
+    labels_C: Tensor,
+    lse_C: Tensor,
+    entropy_C: Tensor,
+    grad_nll_C: Tensor,
+    grad_entropy_C: Tensor,
+    grad_mean_C: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """Return a chunk's logits before the steps and their gradient after them."""
+    raw_CV = head.logits(hidden_CD)
+    logprob_CV = _widen(apply_steps(head.steps, raw_CV)) - lse_C[:, None]
+    # d nll = p - 1[label];  d entropy = -p (log p + entropy);  d mean = 1/V - p
+    weight_CV = (grad_nll_C - grad_mean_C)[:, None] - grad_entropy_C[:, None] * (
+        logprob_CV + entropy_C[:, None]
+    )
+    grad_CV = logprob_CV.exp() * weight_CV + (grad_mean_C / head.vocab_size)[:, None]
+    local_C, here_C = head.local_labels(labels_C)
+    _subtract_at_label(grad_CV, local_C, here_C, grad_nll_C)
+    return raw_CV, grad_CV
+
+
 class _SumNll(torch.autograd.Function):
     @staticmethod
     def forward(
@@ -188,19 +253,7 @@ class _SumNll(torch.autograd.Function):
         with torch.autocast(hidden_ND.device.type, enabled=False):
             for rows in iterate_chunks(head, len(labels_N)):
                 hidden_CD = hidden_ND[rows].to(dtype)
-                chunk = _distribution(head, hidden_CD)
-                local_C, here_C = head.local_labels(labels_N[rows])
-                label_C = pick_label(chunk.logits_CV, local_C, here_C)
-                # Logits that were passed in are not ours to change.
-                ours_CV = chunk.logits_CV.clone() if head.weight_VD is None else chunk.logits_CV
-                exp_CV = ours_CV.sub_(chunk.max_C[:, None]).exp_()
-                sums_2C = torch.stack([exp_CV.sum(1), label_C])
-                sum_C, label_C = all_reduce(sums_2C, head.vocab_axis)
-                total += (sum_C.log() + (chunk.max_C - label_C)).sum()
-                if gradients is not None:
-                    grad_CV = exp_CV.div_(sum_C[:, None])
-                    _subtract_at_label(grad_CV, local_C, here_C, here_C.to(grad_CV.dtype))
-                    gradients.add(rows, hidden_CD, chunk.raw_CV, grad_CV)
+                total += _sum_chunk(head, rows, hidden_CD, labels_N[rows], gradients)
         ctx.gradients = gradients
         return total
 
@@ -224,28 +277,11 @@ class _TokenTerms(torch.autograd.Function):
         """Return nll, entropy and mean log-probability, ``[N]`` each."""
         dtype = _compute_dtype(head, hidden_ND)
         wide = _widen(hidden_ND[:0]).dtype
-        nll_N, entropy_N, mean_logprob_N, lse_N = (
-            hidden_ND.new_zeros(len(labels_N), dtype=wide) for _ in range(4)
-        )
+        terms_4N = hidden_ND.new_zeros(4, len(labels_N), dtype=wide)
         with torch.autocast(hidden_ND.device.type, enabled=False):
             for rows in iterate_chunks(head, len(labels_N)):
-                chunk = _distribution(head, hidden_ND[rows].to(dtype))
-                local_C, here_C = head.local_labels(labels_N[rows])
-                label_C = pick_label(chunk.logits_CV, local_C, here_C)
-                logits_CV = chunk.logits_CV - chunk.max_C[:, None]
-                exp_CV = logits_CV.exp()
-                parts = [
-                    exp_CV.sum(1),
-                    label_C,
-                    (exp_CV * logits_CV).sum(1),
-                    logits_CV.sum(1),
-                ]
-                sum_C, label_C, weighted_C, all_C = all_reduce(torch.stack(parts), head.vocab_axis)
-                log_sum_C = sum_C.log()
-                nll_N[rows] = log_sum_C + (chunk.max_C - label_C)
-                entropy_N[rows] = log_sum_C - weighted_C / sum_C
-                mean_logprob_N[rows] = all_C / head.vocab_size - log_sum_C
-                lse_N[rows] = log_sum_C + chunk.max_C
+                terms_4N[:, rows] = _terms_of_chunk(head, hidden_ND[rows].to(dtype), labels_N[rows])
+        nll_N, entropy_N, mean_logprob_N, lse_N = (each.clone() for each in terms_4N)
         ctx.save_for_backward(hidden_ND, labels_N, lse_N, entropy_N)
         ctx.head, ctx.dtype = head, dtype
         return nll_N, entropy_N, mean_logprob_N
@@ -257,19 +293,14 @@ class _TokenTerms(torch.autograd.Function):
         gradients = _Gradients(head, hidden_ND, ctx.needs_input_grad)
         with torch.autocast(hidden_ND.device.type, enabled=False):
             for rows in iterate_chunks(head, len(labels_N)):
+                grads_3C = [grad_N[rows] for grad_N in grads_N]
+                saved_2C = lse_N[rows], entropy_N[rows]
                 hidden_CD = hidden_ND[rows].to(ctx.dtype)
-                raw_CV = head.logits(hidden_CD)
-                logprob_CV = _widen(apply_steps(head.steps, raw_CV)) - lse_N[rows, None]
-                nll_C, entropy_C, mean_C = (grad_N[rows] for grad_N in grads_N)
-                # d nll = p - 1[label];  d entropy = -p (log p + entropy);  d mean = 1/V - p
-                p_CV = logprob_CV.exp()
-                weight_CV = (nll_C - mean_C)[:, None] - entropy_C[:, None] * (
-                    logprob_CV + entropy_N[rows, None]
+                raw_CV, grad_CV = _differentiate_chunk(
+                    head, hidden_CD, labels_N[rows], *saved_2C, *grads_3C
                 )
-                grad_CV = p_CV * weight_CV + (mean_C / head.vocab_size)[:, None]
-                local_C, here_C = head.local_labels(labels_N[rows])
-                _subtract_at_label(grad_CV, local_C, here_C, nll_C)
                 gradients.add(rows, hidden_CD, raw_CV, grad_CV)
+                del raw_CV, grad_CV
         return (*gradients.result(), None, None)
 
 

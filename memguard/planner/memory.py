@@ -1,0 +1,303 @@
+"""How much memory a rank needs for a training step, as arithmetic. No torch.
+
+Always there: stored weights (fp32), AdamW's two moments (fp32). What comes on top depends on when
+one looks; the peak is the largest of these moments:
+
+    head            all that the blocks keep for backward, one chunk of logits, the head's gradient
+    a block's MLP   the blocks' before, this one's recomputed, gradients of its activations
+    its norms       the same with fp32 intermediates of a norm
+    its reduction   its gradients, and their fp32 copy that FSDP2 reduces over z
+    embedding       all gradients, the embedding's once more unsharded
+    update          all gradients
+
+A block is looked at first, when most is kept, and last, when most gradients are there. Sizes are
+those of `memguard.parallel`: t tokens of a micro-batch, F features, Q queries, R keys as attention
+reads them, W FFN width of this rank; a bytes an element of activations (bf16: 2).
+
+    kept by a block     none       2 norms tF(4+2a), attention at(3Q+2R), MLP 4atW
+                        full       atF
+                        selective  atF, outputs of matmuls, of all-reduces, of attention
+    attention's mask    tT(1+a) for rows of T tokens that hold several documents
+
+Compared with the simulated engine by scripts/bench_plan.py.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+
+from memguard.parallel.mesh_shape import MeshShape, ModelSizes
+from memguard.parallel.traffic import StepSettings
+from memguard.parallel.units import Unit, block_unit, other_units
+
+_STORED_BYTES = 4
+_MOMENTS_BYTES = 8
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MemoryUse:
+    """What one rank holds at one moment, by kind (bytes)."""
+
+    weights: int
+    """Stored, not gathered."""
+    optimizer: int
+    gradients: int
+    """Stored, of the units that backward has been through."""
+    activations: int
+    """What blocks keep, recompute and differentiate, with the mask of attention."""
+    nll_chunk: int
+    """Logits of a chunk, and what the head adds up."""
+    buffers: int
+    """Weights gathered or cast, gradients not yet reduced, and what is under way."""
+
+    @property
+    def total(self) -> int:
+        """Sum of all kinds (bytes)."""
+        return sum(getattr(self, kind.name) for kind in fields(self))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MemoryEstimate:
+    """What one rank needs for a step."""
+
+    moment: str
+    """When it needs most."""
+    peak: MemoryUse
+    weight_bytes: int
+    gradient_bytes: int
+    optimizer_bytes: int
+
+
+def estimate_memory(
+    sizes: ModelSizes, mesh: MeshShape, settings: StepSettings, *, seq_len: int
+) -> MemoryEstimate:
+    """Return what the rank that needs most memory needs for one step.
+
+    Args:
+        sizes: of the model.
+        mesh: one that `check_mesh` accepts.
+        settings: of the step.
+        seq_len: length of a row (tokens).
+    """
+    rank = _Rank(sizes, mesh, settings, seq_len)
+    moments = dict(rank.moments())
+    name = max(moments, key=lambda each: moments[each].total)
+    stored = rank.num_stored
+    return MemoryEstimate(
+        moment=name,
+        peak=moments[name],
+        weight_bytes=stored * _STORED_BYTES,
+        gradient_bytes=stored * _STORED_BYTES,
+        optimizer_bytes=stored * _MOMENTS_BYTES,
+    )
+
+
+class _Rank:
+    """The quantities of the module's docstring, and what is there at each moment."""
+
+    def __init__(
+        self, sizes: ModelSizes, mesh: MeshShape, settings: StepSettings, seq_len: int
+    ) -> None:
+        self.sizes, self.mesh, self.settings, self.seq_len = sizes, mesh, settings, seq_len
+        self.block = block_unit(sizes, mesh)
+        self.others = other_units(sizes, mesh)
+        self.features = sizes.hidden_size // mesh.y
+        self.heads = sizes.num_heads // mesh.x
+        self.queries = self.heads * sizes.head_dim
+        self.raw_keys = sizes.num_kv_heads * sizes.head_dim // mesh.x
+        kv_heads = max(1, sizes.num_kv_heads // mesh.x)
+        self.keys = kv_heads * sizes.head_dim
+        # Attention with a mask repeats keys and values, one for each query head.
+        self.repeated = self.queries if self.heads > kv_heads else self.keys
+        self.width = sizes.intermediate_size // mesh.x
+        # One process runs plain modules: its residual stream is fp32, autocast narrows for matmuls.
+        self.is_plain = mesh.num_ranks == 1
+        self.casts = self.is_plain and settings.compute_bytes < settings.wide_bytes
+        self.table = -(-sizes.vocab_size // mesh.x) * self.features
+        self.num_stored = self.block.stored * sizes.num_layers + sum(u.stored for u in self.others)
+
+    # -- activations ---------------------------------------------------------------------------
+
+    def _act(self, num_features: int) -> int:
+        """Return the bytes of activations of so many features."""
+        return self.settings.compute_bytes * self.settings.num_tokens * num_features
+
+    def _wide(self, num_features: int) -> int:
+        return self.settings.wide_bytes * self.settings.num_tokens * num_features
+
+    def stream(self) -> int:
+        """Return the residual stream."""
+        return self._wide(self.features) if self.is_plain else self._act(self.features)
+
+    def norm(self) -> int:
+        """Return what a norm keeps: its input in fp32, normalised, and weighted for a matmul."""
+        if self.casts:
+            return 2 * self._wide(self.features)
+        return self._wide(self.features) + 2 * self._act(self.features)
+
+    def whole(self) -> int:
+        """Return all that a block's backward reads."""
+        # q, k, v, gate and up each cast their input.
+        casts = self._act(5 * self.features) if self.casts else 0
+        return 2 * self.norm() + casts + self.attention() + self.mlp()
+
+    def attention(self) -> int:
+        """Return what attention keeps: queries, repeated keys and values, its output twice."""
+        kept = self._act(3 * self.queries + 2 * self.repeated) + self._wide(self.heads)
+        if self.sizes.has_head_norms:
+            normed = self.queries + self.keys
+            kept += self._wide(normed) + (self._wide(normed) if self.casts else self._act(normed))
+        return kept
+
+    def mlp(self) -> int:
+        """Return what the MLP keeps: gate, its activation, up, their product."""
+        return self._act(4 * self.width)
+
+    def kept(self) -> int:
+        """Return what one block keeps until its backward."""
+        if self.settings.checkpointing == "none":
+            return self.whole()
+        if self.settings.checkpointing == "full":
+            return self.stream()
+        return self.stream() + self.outputs()
+
+    def outputs(self) -> int:
+        """Return the outputs that selective recomputation keeps."""
+        projected, wide = self.queries + 2 * self.raw_keys, 2 * self.width
+        summed = 0
+        if self.mesh.y > 1:
+            summed += projected + wide
+        if self.mesh.x > 1:
+            summed += 2 * self.features
+        if self.keys > self.raw_keys:
+            summed += 2 * self.keys
+        single = projected + wide + 2 * self.features + self.queries
+        return self._act(single + summed) + self._wide(self.heads)
+
+    def in_backward(self) -> int:
+        """Return what a block's backward finds, its forward run again where it keeps less."""
+        # Outputs that were kept take the place of what would be computed again.
+        keeps_all = self.settings.checkpointing == "none"
+        return self.whole() if keeps_all else self.whole() + self.stream()
+
+    def shared(self) -> int:
+        """Return what all blocks share: mask and bias of attention, rotary angles."""
+        settings = self.settings
+        mask = settings.num_tokens * self.seq_len * (1 + settings.compute_bytes)
+        return mask + self._act(2 * self.sizes.head_dim)
+
+    # -- moments -------------------------------------------------------------------------------
+
+    def moments(self) -> Iterator[tuple[str, MemoryUse]]:
+        """Yield what is there at each moment that may be the peak."""
+        last = self.sizes.num_layers - 1
+        yield "the head's losses", self.at_head()
+        for number, name in ((last, "last"), (min(1, last), "second"), (0, "first")):
+            yield f"backward through the {name} block's MLP", self.at_mlp(number)
+            yield f"backward through the {name} block's norm", self.at_norm(number)
+            if not self.is_plain:
+                yield f"reduction of the {name} block's gradients", self.at_reduction(number)
+        yield "backward of the embedding", self.at_embedding()
+        yield "the update", self._use(gradients=self.num_stored)
+
+    def _use(
+        self, *, gradients: int, activations: int = 0, nll_chunk: int = 0, buffers: int = 0
+    ) -> MemoryUse:
+        """Return a moment; ``gradients`` in stored elements, the rest in bytes."""
+        if self.settings.num_micro_batches > 1:
+            gradients = self.num_stored
+        return MemoryUse(
+            weights=self.num_stored * _STORED_BYTES,
+            optimizer=self.num_stored * _MOMENTS_BYTES,
+            gradients=gradients * _STORED_BYTES,
+            activations=activations,
+            nll_chunk=nll_chunk,
+            buffers=buffers,
+        )
+
+    def at_head(self) -> MemoryUse:
+        """Return the end of forward, where `sum_nll` also takes the head's gradients."""
+        settings, a = self.settings, self.settings.compute_bytes
+        wide = settings.wide_bytes
+        chunk = min(settings.chunk_tokens, settings.num_labels)
+        logits = chunk * -(-self.sizes.vocab_size // self.mesh.x)
+        narrow = a < wide
+        labelled = settings.num_labels * self.features * a
+        nll_chunk = 2 * labelled + chunk * self.features * a
+        # Logits in fp32 and their gradient; the head's gradient in fp32 and one chunk's part.
+        nll_chunk += logits * (a + wide if narrow else a)
+        nll_chunk += self.table * (wide + (a if narrow else 0))
+        num_layers = self.sizes.num_layers
+        kept = num_layers * self.kept() + self.shared() + self.norm() + self.stream()
+        if self.is_plain:
+            # Autocast keeps each weight it has cast until the forward ends.
+            buffers = num_layers * self._gathered(self.block) if self.casts else 0
+        else:
+            buffers = 2 * a * self.table + self._not_freed(num_layers)
+        return self._use(gradients=0, activations=kept, nll_chunk=nll_chunk, buffers=buffers)
+
+    def at_mlp(self, number: int) -> MemoryUse:
+        """Return the backward of a block's MLP, where its activations' gradients are most."""
+        inside = self.in_backward() + self._act(2 * self.width) + self.stream()
+        weights = self.settings.compute_bytes * self.features * self.width
+        return self._in_block(number, inside=inside, gradients=weights)
+
+    def at_norm(self, number: int) -> MemoryUse:
+        """Return the backward of a block's second norm."""
+        inside = self.in_backward() - self.mlp() - 2 * self._act(self.features)
+        inside += 4 * self._wide(self.features) + self.stream()
+        weights = 3 * self.settings.compute_bytes * self.features * self.width
+        return self._in_block(number, inside=inside, gradients=weights)
+
+    def at_reduction(self, number: int) -> MemoryUse:
+        """Return the reduction over z of a block's gradients."""
+        buffers = self._gathered(self.block) + self.block.gathered * self.settings.wide_bytes
+        if number > 0:
+            buffers += self._gathered(self.block)
+        return self._use(
+            gradients=self._gradients_after(number - 1),
+            activations=number * self.kept() + self.shared() + self.stream(),
+            buffers=buffers + self._not_freed(number),
+        )
+
+    def at_embedding(self) -> MemoryUse:
+        """Return the embedding's backward and the reduction of its gradients."""
+        settings = self.settings
+        buffers = self.table * (settings.compute_bytes + settings.wide_bytes)
+        return self._use(
+            gradients=self.num_stored,
+            activations=2 * self.stream(),
+            buffers=0 if self.is_plain else buffers,
+        )
+
+    def _in_block(self, number: int, *, inside: int, gradients: int) -> MemoryUse:
+        """Return a moment within the backward of block ``number``, counted from 0."""
+        is_last = number == self.sizes.num_layers - 1
+        reduced = self.table if is_last and not self.sizes.is_tied else self.block.gathered
+        buffers = gradients
+        if not self.is_plain:
+            # This block's weights, gradients of the one before, and the weights of the next.
+            buffers += self._gathered(self.block) + reduced * self.settings.wide_bytes
+            if number > 0 and self.settings.reshard_after_forward:
+                buffers += self._gathered(self.block)
+        elif self.casts:
+            keeps_all = self.settings.checkpointing == "none"
+            buffers += self._gathered(self.block) * (number + 1 if keeps_all else 1)
+        return self._use(
+            gradients=self._gradients_after(number),
+            activations=number * self.kept() + self.shared() + inside,
+            buffers=buffers + self._not_freed(number),
+        )
+
+    def _not_freed(self, number: int) -> int:
+        """Return the gathered weights of the blocks before, where they are kept."""
+        if self.is_plain or self.settings.reshard_after_forward:
+            return 0
+        return number * self._gathered(self.block)
+
+    def _gradients_after(self, number: int) -> int:
+        """Return the stored gradients of what lies behind block ``number`` (elements)."""
+        behind = (self.sizes.num_layers - 1 - number) * self.block.stored
+        return behind + sum(unit.stored for unit in self.others if unit.name != "embedding")
+
+    def _gathered(self, unit: Unit) -> int:
+        return unit.gathered * self.settings.compute_bytes
