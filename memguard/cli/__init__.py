@@ -5,6 +5,7 @@
     last_words.py    what a process says when it ends with an error, and to whom
     launching.py     --nproc: the same command on several processes, which end as one
     training.py      a run: prepare, train, export, audit
+    feeding.py       documents and rows of a run, for training and for the dry run
     start.py         what a run starts from: a checkpoint, or random weights
     run_folder.py    one run, one folder: kept to one process and to its settings
     subjects.py      what the audit of a run measures
@@ -12,6 +13,14 @@
     auditing.py      one audit: model and base in turn, report and records out
     scorers.py       a model that is loaded when asked and freed after
     audit_request.py what `memguard audit` was asked
+    plan_request.py  what `memguard plan` was asked
+    planning.py      one plan: which meshes hold a step, and what would make one fit
+    plan_screen.py   a plan on the screen
+    dry_running.py   the dry run of a training configuration
+    audit_outlook.py what the audit of a run will be able to say
+    dry_run_screen.py  a dry run on the screen
+    plan_command.py  `memguard plan`: these together
+    mesh_option.py   a mesh on the command line
     sweeping.py      a sweep: each setting as a child process, then the comparison
     rendering.py     pages made again from the JSON beside them
 

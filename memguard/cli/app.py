@@ -73,6 +73,73 @@ def init(
 
 
 @app.command(context_settings=_TAKES_SETTINGS)
+def plan(
+    config: Annotated[
+        str | None,
+        typer.Argument(metavar="[CONFIG]", help="A run's YAML, or the name of a shipped one."),
+    ] = None,
+    overrides: _Overrides = None,
+    model: Annotated[
+        Path | None,
+        typer.Option(help="A model's config.json, or the folder it is in; alone or for a CONFIG."),
+    ] = None,
+    gpus: Annotated[
+        int | None, typer.Option(min=1, help="How many; the mesh's or one machine's if left out.")
+    ] = None,
+    machine: Annotated[
+        str | None,
+        typer.Option(
+            help="perlmutter, perlmutter-80gb, frontier, alps, dgx-h100, h200 or a YAML of yours; "
+            "this-machine if left out."
+        ),
+    ] = None,
+    mesh: Annotated[
+        str | None, typer.Option(help="Ask about this mesh, e.g. z=16,y=2,x=8.")
+    ] = None,
+    seq_len: Annotated[
+        int | None,
+        typer.Option(min=2, help="Without a CONFIG: length of a row (tokens) (2048 if left out)."),
+    ] = None,
+    batch: Annotated[
+        int | None, typer.Option(min=1, help="Without a CONFIG: rows of an optimizer step.")
+    ] = None,
+    micro_batch: Annotated[
+        int | None, typer.Option(min=1, help="Without a CONFIG: rows of one forward pass of a GPU.")
+    ] = None,
+    checkpointing: Annotated[
+        str | None, typer.Option(help="Without a CONFIG: none, selective or full.")
+    ] = None,
+    precision: Annotated[
+        str | None, typer.Option(help="Without a CONFIG: fp32 or bf16; bf16 if left out.")
+    ] = None,
+    documents: Annotated[
+        bool, typer.Option(help="With a CONFIG: read its documents, as training would.")
+    ] = True,
+    as_json: _Json = False,
+) -> None:
+    """Tell which meshes fit, and what a run would do, before anything is started."""
+    from memguard.cli.plan_request import PlanRequest
+
+    request = PlanRequest(
+        config=config,
+        model=model,
+        gpus=gpus,
+        machine=machine,
+        mesh=mesh,
+        seq_len=seq_len,
+        batch=batch,
+        micro_batch=micro_batch,
+        checkpointing=checkpointing,
+        precision=precision,
+    )
+    request.check()
+    run = None if config is None else _load_run(config, overrides)
+    from memguard.cli.plan_command import run_plan
+
+    run_plan(request, run, with_documents=documents, as_json=as_json)
+
+
+@app.command(context_settings=_TAKES_SETTINGS)
 def prepare(config: _Config, overrides: _Overrides = None, as_json: _Json = False) -> None:
     """Read, tokenise and place the documents of a run; train nothing."""
     run = _load_run(config, overrides)

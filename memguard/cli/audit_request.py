@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from memguard.cli.mesh_option import read_mesh
 from memguard.config import AuditConfig, Document, ParallelConfig, load_run_config, validate
 from memguard.errors import ConfigError
 
@@ -70,14 +71,7 @@ class AuditRequest:
         Raises:
             ConfigError: no such axis, or no number.
         """
-        if self.mesh is None:
-            return None
-        degrees: dict[str, Any] = {"data": 1}
-        for part in self.mesh.split(","):
-            axis, _, degree = part.partition("=")
-            degrees[axis.strip()] = degree.strip()
-        origin = Document(path="memguard audit --mesh", values={}, places={})
-        return validate(ParallelConfig, degrees, origin)
+        return None if self.mesh is None else read_mesh(self.mesh, command="audit")
 
     def load_run(self) -> Any:
         """Return the settings of the run under audit."""

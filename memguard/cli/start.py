@@ -65,12 +65,24 @@ def read_sizes(config: RunConfig) -> ModelSizes | None:
     """Return the sizes of a run's model; None on one process, where they do not matter."""
     if detect_runtime().world_size == 1:
         return None
+    return ModelSizes.from_config(read_model_config(config))
+
+
+def read_model_config(config: RunConfig, tokenizer: Any = None) -> Any:
+    """Return the transformers configuration of a run's model.
+
+    Args:
+        config: the run's.
+        tokenizer: of a model that starts from nothing; None where it is not trained yet.
+
+    Raises:
+        ModelError: no such checkpoint, or fields that describe no model.
+    """
     scratch = config.model.scratch
     if scratch is None:
-        return ModelSizes.from_config(load_config(_path(config), revision=config.model.revision))
-    return ModelSizes.from_config(
-        make_scratch_config(scratch.config, vocab_size=scratch.vocab_size, tokenizer=None)
-    )
+        return load_config(_path(config), revision=config.model.revision)
+    vocab_size = scratch.vocab_size if tokenizer is None else len(tokenizer)
+    return make_scratch_config(scratch.config, vocab_size=vocab_size, tokenizer=tokenizer)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -13,7 +13,7 @@ from memguard.data.packing import split_points
 from memguard.data.tokenization import TokenizedDocument
 from memguard.errors import DataError, ModelError
 from memguard.parallel.checkpoint_folder import max_positions
-from memguard.records import DataIdentity, Role, TrainingSummary
+from memguard.records import DataIdentity, ManifestEntry, Role, TrainingSummary
 from memguard.train.metrics import EndMetrics, HeldoutMetrics, hash_tally, read_metrics
 
 
@@ -63,6 +63,54 @@ def to_audit_document(
     )
 
 
+def name_buckets(manifest: Sequence[ManifestEntry], counts: Sequence[int | None]) -> list[str]:
+    """Name each document's bucket; those that a run cut short trained unequally are divided.
+
+    Args:
+        manifest: the documents.
+        counts: times each was, or will be, trained.
+    """
+    doses: dict[str, set[int | None]] = {}
+    for entry, count in zip(manifest, counts, strict=True):
+        doses.setdefault(entry.bucket, set()).add(count)
+    return [
+        f"{entry.bucket}, {count} times"
+        if entry.role == "trained" and len(doses[entry.bucket]) > 1
+        else entry.bucket
+        for entry, count in zip(manifest, counts, strict=True)
+    ]
+
+
+def list_audited(
+    corpus: Corpus, counts: Sequence[int | None], *, seq_len: int
+) -> list[AuditDocument]:
+    """Return the documents that an audit may ask for: those trained, and the control.
+
+    Args:
+        corpus: of the run.
+        counts: times each document was, or will be, trained.
+        seq_len: length of a row (tokens).
+    """
+    names = name_buckets(corpus.manifest, counts)
+    return [
+        to_audit_document(
+            corpus.document(index),
+            seq_len=seq_len,
+            id=entry.id,
+            bucket=name,
+            role=entry.role,
+            source=entry.source,
+            num_repetitions=0 if entry.role == "control" else count,
+            text_hmac=entry.text_hmac,
+        )
+        for index, (entry, name, count) in enumerate(
+            zip(corpus.manifest, names, counts, strict=True)
+        )
+        # A run that was ended early never reached some: neither trained nor a fair control.
+        if entry.role == "control" or (entry.role == "trained" and count != 0)
+    ]
+
+
 def describe_run(
     folder: Path, config: RunConfig, settings: AuditConfig, out: Path | None
 ) -> Subject:
@@ -78,28 +126,8 @@ def describe_run(
         except ModelError as error:
             raise ModelError(f"the model before training: {error}; or use --no-base") from error
     corpus = load_corpus(folder)
-    doses: dict[str, set[int | None]] = {}
-    for entry in corpus.manifest:
-        doses.setdefault(entry.bucket, set()).add(entry.num_repetitions)
-    documents = []
-    for index, entry in enumerate(corpus.manifest):
-        control, dose = entry.role == "control", entry.num_repetitions
-        # A run that was ended early never reached some: neither trained nor a fair control.
-        if not control and (entry.role != "trained" or dose == 0):
-            continue
-        mixed = len(doses[entry.bucket]) > 1
-        documents.append(
-            to_audit_document(
-                corpus.document(index),
-                seq_len=config.data.seq_len,
-                id=entry.id,
-                bucket=f"{entry.bucket}, {dose} times" if mixed else entry.bucket,
-                role=entry.role,
-                source=entry.source,
-                num_repetitions=0 if control else dose,
-                text_hmac=entry.text_hmac,
-            )
-        )
+    counts = [entry.num_repetitions for entry in corpus.manifest]
+    documents = list_audited(corpus, counts, seq_len=config.data.seq_len)
     num_trained = sum(document.role == "trained" for document in documents)
     if config.train.max_steps is not None and num_trained < settings.min_documents:
         raise DataError(

@@ -1,36 +1,23 @@
 """A run: prepare, train, export, audit; each stage leaves files and is not done twice."""
 
 import json
-from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from memguard.audit.suite import load_suite
 from memguard.cli.auditing import audit_run, find_current_report
+from memguard.cli.feeding import PreparedRun, build_feed, check_token_ids, prepare
 from memguard.cli.run_folder import check_same_settings, compute_run_key, locked
 from memguard.cli.start import (
     Workplace,
-    load_known_tokenizer,
     open_workplace,
     read_sizes,
     start_model,
-    train_tokenizer,
 )
-from memguard.cli.subjects import to_audit_document
 from memguard.config import RunConfig, dump_yaml
-from memguard.data.chat import find_special_ids
 from memguard.data.corpus import Corpus, load_corpus
-from memguard.data.documents import Document
-from memguard.data.loader import Loader
-from memguard.data.prepare import prepare
-from memguard.data.schedule import plan_rows
-from memguard.data.tokenization import TokenizedDocument
-from memguard.errors import ModelError
-from memguard.mitigation import build_mitigations
 from memguard.parallel.checkpoint_folder import check_positions
 from memguard.parallel.vocab_checks import keeps_documents_apart
 from memguard.parallel.weights import count_parameters
@@ -38,21 +25,11 @@ from memguard.records import AuditReport, save_manifest, write_atomically
 from memguard.report import render_model_card
 from memguard.runtime import (
     Console,
-    default_cache_dir,
     describe_environment,
     quiet_libraries,
 )
 from memguard.train.metrics import EndMetrics, read_metrics
 from memguard.train.trainer import Trainer
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PreparedRun:
-    """A run whose documents are ready."""
-
-    folder: Path
-    corpus: Corpus
-    tokenizer: Any
 
 
 def prepare_run(config: RunConfig, console: Console | None = None) -> PreparedRun:
@@ -68,36 +45,9 @@ def prepare_run(config: RunConfig, console: Console | None = None) -> PreparedRu
 
 
 def _prepare(config: RunConfig, console: Console) -> PreparedRun:
-    quiet_libraries()
     folder = Path(config.output_dir) / config.name
     check_same_settings(config, folder)
-    probe = load_suite(config.audit.suite).extraction.adapt(
-        continuation_tokens=config.audit.continuation_tokens,
-        prefix_tokens=config.audit.prefix_tokens,
-        min_prefix_tokens=config.audit.min_prefix_tokens,
-    )
-    known = load_known_tokenizer(config)
-    write_atomically(folder / "config.yaml", dump_yaml(config).encode())
-    tokenizers: list[Any] = []
-
-    def tokenizer_for(documents: Sequence[Document]) -> Any:
-        made = train_tokenizer(config, documents, console) if known is None else known
-        tokenizers.append(made)
-        return made
-
-    def is_auditable(document: TokenizedDocument) -> bool:
-        piece = to_audit_document(document, seq_len=config.data.seq_len)
-        return probe.window(piece) is not None
-
-    corpus = prepare(
-        config,
-        folder,
-        load_tokenizer=tokenizer_for,
-        is_auditable=is_auditable,
-        cache_dir=default_cache_dir(),
-        console=console,
-    )
-    return PreparedRun(folder=folder, corpus=corpus, tokenizer=tokenizers[0])
+    return prepare(config, folder, console)
 
 
 def train_run(config: RunConfig) -> dict[str, Any]:
@@ -170,12 +120,7 @@ def _train(
     started = start_model(config, tokenizer, workplace)
     vocab, model = started.vocab, started.vocab.model
     check_positions(model, config.data.seq_len, "data.seq_len")
-    highest = int(corpus.input_ids.max())
-    if highest >= vocab.vocab_size:
-        raise ModelError(
-            f"the tokenizer gives ids up to {highest}, the model has {vocab.vocab_size} "
-            "embeddings; they do not belong together"
-        )
+    check_token_ids(corpus, vocab.vocab_size)
     train = config.train
     is_selective = train.activation_checkpointing == "selective"
     if workplace.mesh is not None and train.compile and is_selective:
@@ -189,32 +134,13 @@ def _train(
             f"{type(model).__name__} lets documents of one row see each other: each gets a row of "
             "its own, which trains more padding"
         )
-    rows, schedule = plan_rows(
-        corpus.manifest,
-        seq_len=config.data.seq_len,
-        background_ratio=config.data.background_ratio,
-        seed=config.seed,
-        share_rows=share_rows,
-    )
-    mitigations = build_mitigations(
-        config.mitigations, special_ids=sorted(find_special_ids(tokenizer))
-    )
-    loader = Loader(
-        corpus,
-        rows,
-        schedule,
-        batch_size=config.train.batch_size,
-        pad_id=tokenizer.pad_token_id or tokenizer.eos_token_id or 0,
-        mask_labels=lambda ids, labels, generator: mitigations.mask_labels(
-            ids, labels, generator=generator
-        ),
-        seed=config.seed,
-    )
+    feed = build_feed(config, prepared, share_rows=share_rows)
+    loader = feed.loader
     trainer = Trainer(
         vocab=vocab,
         corpus=corpus,
         loader=loader,
-        mitigations=mitigations,
+        mitigations=feed.mitigations,
         train=config.train,
         optim=config.optim,
         seq_len=config.data.seq_len,
@@ -232,7 +158,7 @@ def _train(
     mesh = "" if workplace.mesh is None else f" on {workplace.mesh.shape}"
     console.info(
         f"model: {count_parameters(model):,} parameters on {runtime.device.type}{mesh}; "
-        f"{len(rows):,} rows, {trainer.num_steps:,} steps"
+        f"{len(loader.rows):,} rows, {trainer.num_steps:,} steps"
     )
     trainer.run()
     counts = loader.realised_repetitions()

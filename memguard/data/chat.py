@@ -46,6 +46,11 @@ def find_special_ids(tokenizer: Any) -> set[int]:
     return added | set(tokenizer.all_special_ids)
 
 
+def marks_generation(template: str) -> bool:
+    """Tell whether a chat template says itself what the assistant writes."""
+    return _GENERATION_MARK.search(template) is not None
+
+
 def encode_conversation(messages: Sequence[Message], tokenizer: Any, special: set[int]) -> Encoded:
     """Encode a conversation; the assistant's turns are supervised, their end-of-turn token too.
 
@@ -57,7 +62,7 @@ def encode_conversation(messages: Sequence[Message], tokenizer: Any, special: se
     Raises:
         TemplateFailure: the template refuses the turns, or does not keep what it has rendered.
     """
-    if _GENERATION_MARK.search(tokenizer.get_chat_template()):
+    if marks_generation(tokenizer.get_chat_template()):
         marked = _apply(messages, tokenizer, return_dict=True, return_assistant_tokens_mask=True)
         return Encoded(
             input_ids=marked["input_ids"], supervised=[bool(m) for m in marked["assistant_masks"]]

@@ -23,7 +23,10 @@
     mesh_rules.py         what a model and a batch demand of it
     mesh.py               the groups of processes
     collectives.py        collectives over one axis and their gradients
+    units.py              which parameters are stored and sent together; no torch
     traffic.py            the formula below; no torch
+    simulated.py          one rank of any mesh, without the others and without memory
+    allocations.py        how much memory tensors take, operation by operation
 
     rectangles.py         which rectangle of each full tensor a rank stores
     slices.py             reads rectangles from a folder or from memory

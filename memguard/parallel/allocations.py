@@ -36,11 +36,12 @@ class Allocations:
 
     def see(self, operation: Any, given: list[Any], result: Any) -> None:
         """Count what an operation has made."""
-        for tensor in find_tensors(result):
-            self.add(tensor, operation._schema.name)
+        if not operation.is_view:  # Which shares the storage of what it shows.
+            for tensor in find_tensors(result):
+                self.add(tensor, operation._schema.name)
 
     def add(self, tensor: torch.Tensor, origin: str) -> None:
-        """Count a tensor's storage, once; a storage that is counted already gets a new origin."""
+        """Count a tensor's storage, once."""
         local = tensor._local_tensor if isinstance(tensor, DTensor) else tensor
         storage = local.untyped_storage()
         key = storage._cdata
@@ -50,18 +51,10 @@ class Allocations:
             self._origin_of[key] = origin
         self._resize(key, storage.nbytes())
 
-    def label(self, tensor: torch.Tensor, origin: str) -> None:
-        """Give a storage that is counted another origin."""
-        local = tensor._local_tensor if isinstance(tensor, DTensor) else tensor
-        key = local.untyped_storage()._cdata
-        if key in self._sizes:
-            self._origins[self._origin_of[key]] -= self._sizes[key]
-            self._origins[origin] += self._sizes[key]
-            self._origin_of[key] = origin
-
     def reset_peak(self) -> None:
-        """Begin anew to look for the peak."""
-        self.peak_bytes = 0
+        """Begin anew to look for the peak, from what is there."""
+        self.peak_bytes = self.current_bytes
+        self.peak_origins = self._origins.copy()
 
     @contextmanager
     def following_resizes(self) -> Iterator[None]:

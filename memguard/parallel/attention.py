@@ -23,7 +23,7 @@ NAME = "memguard_pieces"
 """Of this attention among those of transformers."""
 _MAX_PIECES = 8
 # Below these lengths, starting another kernel costs more than the pairs it leaves out.
-_MIN_PIECE = {"cpu": 128}
+MIN_PIECE = {"cpu": 128}
 _MIN_PIECE_ELSEWHERE = 512
 # What an attention may be asked for besides, and no piece would know of.
 _WHOLE_ONLY = ("position_bias", "cache", "softcap")
@@ -93,7 +93,7 @@ def attend_in_pieces(
 
 def _piece_tokens(num_tokens: int, device_type: str) -> int:
     """Return C: at most eight pieces, none too short; a multiple of 128, as kernels like it."""
-    shortest = _MIN_PIECE.get(device_type, _MIN_PIECE_ELSEWHERE)
+    shortest = MIN_PIECE.get(device_type, _MIN_PIECE_ELSEWHERE)
     return max(shortest, -(-num_tokens // (_MAX_PIECES * 128)) * 128)
 
 

@@ -49,7 +49,8 @@ def all_gather(tensor: Tensor, axis: Axis) -> Tensor:
         return tensor
     first = tensor.movedim(-1, 0).contiguous()
     gathered: Tensor = wait(_ops.all_gather_into_tensor(first, axis.degree, axis.group_name))
-    return gathered.movedim(0, -1)
+    # Attention's fused kernels take only keys and values whose features lie side by side.
+    return gathered.movedim(0, -1).contiguous()
 
 
 def _reduce_scatter(tensor: Tensor, axis: Axis) -> Tensor:

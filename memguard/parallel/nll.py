@@ -188,7 +188,8 @@ def _sum_chunk(
         grad_CV = exp_CV.div_(sum_C[:, None])
         _subtract_at_label(grad_CV, local_C, here_C, here_C.to(grad_CV.dtype))
         gradients.add(rows, hidden_CD, chunk.raw_CV, grad_CV)
-    return (sum_C.log() + (chunk.max_C - label_C)).sum()
+    total: Tensor = (sum_C.log() + (chunk.max_C - label_C)).sum()
+    return total
 
 
 def _terms_of_chunk(head: Head, hidden_CD: Tensor, labels_C: Tensor) -> Tensor:

@@ -2,7 +2,7 @@
 
     with simulated_mesh(MeshShape(data=8, z=128, y=2, x=8), rank=5) as mesh:
         layer = build_meta_layer(config, Sharding(mesh=mesh, ...))
-        sent, memory = SentCollectives(mesh, num_kv_heads), Allocations()
+        sent, memory = SentCollectives(mesh, config), Allocations()
         with observe(sent, memory):
             allocate(layer)
             ...                                     the engine's own forward, backward, update
@@ -24,7 +24,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from memguard.parallel.mesh import Mesh4D, build_mesh
-from memguard.parallel.mesh_shape import AXES, MeshShape
+from memguard.parallel.mesh_shape import AXES, MeshShape, ModelSizes
 
 Calls = Counter[tuple[str, str, str, int]]
 """Number of calls by phase, axis, operation and payload (bytes), as `traffic` counts them."""
@@ -67,11 +67,11 @@ def observe(*observers: Observer) -> Iterator[None]:
         yield
 
 
-class _Watch(TorchDispatchMode):
+class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Passes operations on, and answers what a fake tensor cannot."""
 
     def __init__(self, observers: tuple[Observer, ...]) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._observers = observers
 
     def __torch_dispatch__(
@@ -93,10 +93,12 @@ class _Watch(TorchDispatchMode):
 class SentCollectives:
     """Counts collectives. Those over an axis of one rank are counted like others."""
 
-    def __init__(self, mesh: Mesh4D | None, num_kv_heads: int) -> None:
-        """Take the mesh (None: one process, which sends nothing) and the model's heads."""
+    def __init__(self, mesh: Mesh4D | None, hf_config: Any) -> None:
+        """Take the mesh (None: one process, which sends nothing) and the model's configuration."""
         self.calls: Calls = Counter()
-        self._axes = {} if mesh is None else _name_groups(mesh, num_kv_heads)
+        self._axes: dict[str, str] = {}
+        if mesh is not None:
+            self._axes = _name_groups(mesh, ModelSizes.from_config(hf_config).num_kv_heads)
 
     def see(self, operation: Any, given: list[Any], result: Any) -> None:
         """Count it if it is one."""

@@ -4,9 +4,9 @@ Always there: stored weights (fp32), AdamW's two moments (fp32). What comes on t
 one looks; the peak is the largest of these moments:
 
     head            all that the blocks keep for backward, one chunk of logits, the head's gradient
-    a block's MLP   the blocks' before, this one's recomputed, gradients of its activations
-    its norms       the same with fp32 intermediates of a norm
-    its reduction   its gradients, and their fp32 copy that FSDP2 reduces over z
+    a block's MLP   what the blocks before keep, this one's recomputed, gradients of its activations
+    its norms       the same with fp32 intermediates of a norm and gradients of its weights
+    its reduction   these gradients, and their fp32 copy that FSDP2 reduces over z
     embedding       all gradients, the embedding's once more unsharded
     update          all gradients
 
@@ -48,6 +48,11 @@ class MemoryUse:
     """Logits of a chunk, and what the head adds up."""
     buffers: int
     """Weights gathered or cast, gradients not yet reduced, and what is under way."""
+
+    @property
+    def transient(self) -> int:
+        """What comes and goes in a step (bytes)."""
+        return self.activations + self.nll_chunk + self.buffers
 
     @property
     def total(self) -> int:
@@ -193,7 +198,8 @@ class _Rank:
         yield "the head's losses", self.at_head()
         for number, name in ((last, "last"), (min(1, last), "second"), (0, "first")):
             yield f"backward through the {name} block's MLP", self.at_mlp(number)
-            yield f"backward through the {name} block's norm", self.at_norm(number)
+            yield f"backward through the {name} block's second norm", self.at_second_norm(number)
+            yield f"backward through the {name} block's first norm", self.at_first_norm(number)
             if not self.is_plain:
                 yield f"reduction of the {name} block's gradients", self.at_reduction(number)
         yield "backward of the embedding", self.at_embedding()
@@ -232,7 +238,9 @@ class _Rank:
             # Autocast keeps each weight it has cast until the forward ends.
             buffers = num_layers * self._gathered(self.block) if self.casts else 0
         else:
-            buffers = 2 * a * self.table + self._not_freed(num_layers)
+            # A head of its own was gathered last, into a buffer that is still there.
+            copies = 1 if self.sizes.is_tied else 2
+            buffers = copies * a * self.table + self._not_freed(num_layers)
         return self._use(gradients=0, activations=kept, nll_chunk=nll_chunk, buffers=buffers)
 
     def at_mlp(self, number: int) -> MemoryUse:
@@ -241,12 +249,17 @@ class _Rank:
         weights = self.settings.compute_bytes * self.features * self.width
         return self._in_block(number, inside=inside, gradients=weights)
 
-    def at_norm(self, number: int) -> MemoryUse:
-        """Return the backward of a block's second norm."""
+    def at_second_norm(self, number: int) -> MemoryUse:
+        """Return the backward of the norm before the MLP, whose weights have their gradients."""
         inside = self.in_backward() - self.mlp() - 2 * self._act(self.features)
         inside += 4 * self._wide(self.features) + self.stream()
         weights = 3 * self.settings.compute_bytes * self.features * self.width
         return self._in_block(number, inside=inside, gradients=weights)
+
+    def at_first_norm(self, number: int) -> MemoryUse:
+        """Return the end of a block's backward: all its gradients, not yet reduced."""
+        inside = 5 * self._wide(self.features) + 2 * self.stream()
+        return self._in_block(number, inside=inside, gradients=self._gathered(self.block))
 
     def at_reduction(self, number: int) -> MemoryUse:
         """Return the reduction over z of a block's gradients."""
@@ -256,7 +269,7 @@ class _Rank:
         return self._use(
             gradients=self._gradients_after(number - 1),
             activations=number * self.kept() + self.shared() + self.stream(),
-            buffers=buffers + self._not_freed(number),
+            buffers=buffers + self._not_freed(number) + self._tied_table(),
         )
 
     def at_embedding(self) -> MemoryUse:
@@ -279,6 +292,7 @@ class _Rank:
             buffers += self._gathered(self.block) + reduced * self.settings.wide_bytes
             if number > 0 and self.settings.reshard_after_forward:
                 buffers += self._gathered(self.block)
+            buffers += self._tied_table()
         elif self.casts:
             keeps_all = self.settings.checkpointing == "none"
             buffers += self._gathered(self.block) * (number + 1 if keeps_all else 1)
@@ -287,6 +301,10 @@ class _Rank:
             activations=number * self.kept() + self.shared() + inside,
             buffers=buffers + self._not_freed(number),
         )
+
+    def _tied_table(self) -> int:
+        """Return tied weights and the head's part of their gradient, until the embedding's."""
+        return 2 * self.settings.compute_bytes * self.table if self.sizes.is_tied else 0
 
     def _not_freed(self, number: int) -> int:
         """Return the gathered weights of the blocks before, where they are kept."""

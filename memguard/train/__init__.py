@@ -1,6 +1,8 @@
 """The engine: rows in, trained weights out, resumable at every step.
 
-    trainer.py     the loop; one step reads top to bottom
+    trainer.py     the loop: steps, metrics, checkpoints, clean interruption
+    step.py        one optimizer step, the same on one process and on every mesh
+    simulation.py  the same step without peers and memory: what it takes and sends
     optim.py       AdamW, its parameter groups and the learning rate of a step
     checkpoint.py  save and resume, bit for bit; committed by rename
     heldout.py     mean loss on documents that are never trained

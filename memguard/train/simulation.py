@@ -3,32 +3,37 @@
     build_meta_layer -> allocate -> TrainStep.run        the engine's own code, all of it
 
 on fake tensors and a fake process group. AdamW's moments are there before the step, as in every
-step but the first, and attention is given the mask of packed rows.
+step but the first; attention is given the mask of packed rows and, like on GPUs, long pieces.
 """
 
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
 import transformers
 from accelerate import init_empty_weights
-from torch import Tensor, nn
+from torch import Tensor
+from torch.distributed.fsdp import FSDPModule
 
 from memguard.config import OptimConfig, TrainConfig
 from memguard.data.loader import Batch
 from memguard.mitigation import build_mitigations
 from memguard.parallel.allocations import Allocations
 from memguard.parallel.assemble import Sharding, allocate, build_meta_layer
+from memguard.parallel.attention import MIN_PIECE
 from memguard.parallel.mesh import Mesh4D
-from memguard.parallel.mesh_shape import MeshShape, ModelSizes
+from memguard.parallel.mesh_shape import MeshShape
 from memguard.parallel.shard import checkpoint_blocks
 from memguard.parallel.simulated import Calls, SentCollectives, observe, simulated_mesh
 from memguard.parallel.vocab import VocabLayer
 from memguard.runtime import Runtime
 from memguard.train.step import TrainStep
+
+_CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,8 +42,8 @@ class SimulatedStep:
 
     num_parameters: int
     """Of the whole model."""
-    num_local_parameters: int
-    """Elements that this rank stores, padding of FSDP2 included."""
+    num_stored: int
+    """Elements of parameters that this rank stores."""
     weight_bytes: int
     gradient_bytes: int
     optimizer_bytes: int
@@ -47,7 +52,7 @@ class SimulatedStep:
     peak_origins: dict[str, int]
     """Bytes at the peak by the operation that made the tensor."""
     calls: Calls
-    """Every collective; see `CollectiveRecorder`."""
+    """Every collective; see `SentCollectives`."""
     stages_s: dict[str, float]
     """How long the simulation took (seconds)."""
 
@@ -63,6 +68,8 @@ def simulate_step(
 ) -> SimulatedStep:
     """Take one training step of one rank of a mesh, on fake tensors.
 
+    Ends a process group that there is.
+
     Args:
         hf_config: a transformers configuration.
         shape: the mesh; one rank runs plain modules, as training does.
@@ -76,52 +83,73 @@ def simulate_step(
         ConfigError: a mesh that this model cannot run on.
     """
     stages = _Stages()
-    if shape.num_ranks == 1:
-        return _simulate(hf_config, None, train, seq_len, rank, reshard_after_forward, stages)
-    with simulated_mesh(shape, rank) as mesh:
-        stages.end("process groups")
-        return _simulate(hf_config, mesh, train, seq_len, rank, reshard_after_forward, stages)
+    runtime = Runtime(device=_CPU, rank=rank, world_size=shape.num_ranks)
+    batch = _make_batch(-(-train.batch_size // shape.num_batch_ways), seq_len)
+    with mock.patch.dict(MIN_PIECE, clear=True):
+        if shape.num_ranks == 1:
+            vocab, fill = _build_plain(hf_config, train)
+            stages.end("model on meta")
+            return _take_step(vocab, fill, batch, train, runtime, stages)
+        with simulated_mesh(shape, rank) as mesh:
+            stages.end("process groups")
+            vocab, fill = _build_sharded(hf_config, mesh, train, reshard_after_forward)
+            stages.end("model on meta, sharded")
+            return _take_step(vocab, fill, batch, train, runtime, stages)
 
 
-def _simulate(
-    hf_config: Any,
-    mesh: Mesh4D | None,
+_Built = tuple[VocabLayer, Callable[[], None]]
+"""A model on the meta device, and what gives it storage."""
+
+
+def _build_sharded(hf_config: Any, mesh: Mesh4D, train: TrainConfig, reshard: bool) -> _Built:
+    sharding = Sharding(
+        mesh=mesh,
+        device=_CPU,
+        compute_dtype=torch.bfloat16 if train.precision == "bf16" else None,
+        chunk_tokens=train.nll_chunk_tokens,
+        reshard_after_forward=reshard,
+        checkpointing=train.activation_checkpointing,
+    )
+    layer = build_meta_layer(hf_config, sharding)
+
+    def fill() -> None:
+        allocate(layer)
+        for module in layer.vocab.modules():
+            if isinstance(module, FSDPModule):
+                for group in module._get_fsdp_state()._fsdp_param_groups:
+                    # `allocate` has padded uneven shards. At the first forward FSDP2 looks whether
+                    # it has, by addresses; fake tensors have none, and it would pad copies.
+                    group._reset_sharded_params = True
+
+    return layer.vocab, fill
+
+
+def _build_plain(hf_config: Any, train: TrainConfig) -> _Built:
+    with init_empty_weights(include_buffers=False):
+        model = transformers.AutoModelForCausalLM.from_config(hf_config)
+    model.tie_weights()
+    vocab = VocabLayer(model, chunk_tokens=train.nll_chunk_tokens)
+    checkpoint_blocks(model, train.activation_checkpointing)
+
+    def fill() -> None:
+        model._apply(lambda t: torch.empty_like(t, device=_CPU) if t.is_meta else t)
+        model.tie_weights()
+
+    return vocab, fill
+
+
+def _take_step(
+    vocab: VocabLayer,
+    fill: Callable[[], None],
+    batch: Batch,
     train: TrainConfig,
-    seq_len: int,
-    rank: int,
-    reshard_after_forward: bool,
+    runtime: Runtime,
     stages: "_Stages",
 ) -> SimulatedStep:
-    device = torch.device("cpu")
-    ways = 1 if mesh is None else mesh.shape.num_batch_ways
-    batch = _make_batch(-(-train.batch_size // ways), seq_len)
-    if mesh is not None:
-        sharding = Sharding(
-            mesh=mesh,
-            device=device,
-            compute_dtype=torch.bfloat16 if train.precision == "bf16" else None,
-            chunk_tokens=train.nll_chunk_tokens,
-            reshard_after_forward=reshard_after_forward,
-            checkpointing=train.activation_checkpointing,
-        )
-        layer = build_meta_layer(hf_config, sharding)
-        vocab = layer.vocab
-        stages.end("model on meta, sharded")
-    else:
-        with init_empty_weights(include_buffers=False):
-            model = transformers.AutoModelForCausalLM.from_config(hf_config)
-        model.tie_weights()
-        vocab = VocabLayer(model, chunk_tokens=train.nll_chunk_tokens)
-        checkpoint_blocks(model, train.activation_checkpointing)
-        layer = None
-        stages.end("model on meta")
-    num_kv_heads = ModelSizes.from_config(hf_config).num_kv_heads
-    sent, memory = SentCollectives(mesh, num_kv_heads), Allocations()
+    sent, memory = SentCollectives(vocab.mesh, vocab.model.config), Allocations()
+    gradient_bytes = 0
     with memory.following_resizes(), observe(sent, memory):
-        if layer is not None:
-            allocate(layer)
-        else:
-            _allocate_plain(vocab.model)
+        fill()
         vocab.model.train()
         step = TrainStep(
             vocab=vocab,
@@ -129,36 +157,34 @@ def _simulate(
             train=train,
             optim=OptimConfig(),
             seed=0,
-            runtime=Runtime(
-                device=device, rank=rank, world_size=1 if mesh is None else mesh.shape.num_ranks
-            ),
+            runtime=runtime,
         )
-        locals_ = [each.local for each in step.parameters]
+        stored = [each.local for each in step.parameters]
         _make_moments(step)
-        for each in locals_:
-            memory.add(each, "weights")
-        for buffer in vocab.model.buffers():
-            memory.add(buffer, "buffers")
         stages.end("weights and moments")
-        memory.reset_peak()
-        gradient_bytes = 0
 
         def see_gradients(*_: Any) -> None:
             nonlocal gradient_bytes
-            gradient_bytes = _count_bytes(each.grad for each in locals_)
+            gradient_bytes = _count_bytes(each.grad for each in stored)
             stages.end("forward and backward")
 
         step.optimizer.register_step_pre_hook(see_gradients)
         sent.calls.clear()
+        memory.reset_peak()
         step.run(batch, lr=1e-4, step=1, first_sample=0)
         stages.end("update")
-    state = [t for s in step.optimizer.state.values() for t in s.values() if isinstance(t, Tensor)]
+    moments = [
+        value
+        for state in step.optimizer.state.values()
+        for value in state.values()
+        if isinstance(value, Tensor)
+    ]
     return SimulatedStep(
-        num_parameters=sum(p.numel() for p in vocab.model.parameters()),
-        num_local_parameters=sum(each.numel() for each in locals_),
-        weight_bytes=_count_bytes(locals_),
+        num_parameters=sum(parameter.numel() for parameter in vocab.model.parameters()),
+        num_stored=sum(each.numel() for each in stored),
+        weight_bytes=_count_bytes(stored),
         gradient_bytes=gradient_bytes,
-        optimizer_bytes=_count_bytes(state),
+        optimizer_bytes=_count_bytes(moments),
         peak_bytes=memory.peak_bytes,
         peak_origins=dict(memory.peak_origins),
         calls=sent.calls,
@@ -173,12 +199,6 @@ def _make_moments(step: TrainStep) -> None:
     step.optimizer.step()
     for each in step.parameters:
         each.local.grad = None
-
-
-def _allocate_plain(model: nn.Module) -> None:
-    to_storage: Any = model._apply
-    to_storage(lambda t: torch.empty_like(t, device="cpu") if t.is_meta else t)
-    model.tie_weights()
 
 
 def _make_batch(num_rows: int, seq_len: int) -> Batch:

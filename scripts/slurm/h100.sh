@@ -1,6 +1,7 @@
 #!/bin/bash
 # Nodes of 8 NVIDIA H100 each, InfiniBand or RoCE network.
 #   sbatch scripts/slurm/h100.sh [KEY=VALUE]...
+#   COMMAND=audit CONFIG=runs/NAME sbatch scripts/slurm/h100.sh       audits a finished run
 #SBATCH --job-name=memguard
 #SBATCH --partition=CHANGE_ME
 #SBATCH --exclusive
@@ -14,6 +15,7 @@
 #SBATCH --open-mode=append
 #SBATCH --output=%x-%j.log
 
+COMMAND=${COMMAND:-train}
 CONFIG=${CONFIG:-configs/stories260k.yaml}
 GPUS_PER_NODE=8
 source .venv/bin/activate
@@ -36,7 +38,7 @@ first_node=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 srun --cpus-per-task="$SLURM_CPUS_PER_TASK" torchrun \
   --nnodes="$SLURM_NNODES" --nproc-per-node="$GPUS_PER_NODE" --max-restarts=0 \
   --rdzv-backend=c10d --rdzv-endpoint="$first_node:29500" --rdzv-id="$SLURM_JOB_ID" \
-  -m memguard train "$CONFIG" "$@" &
+  -m memguard "$COMMAND" "$CONFIG" "$@" &
 job=$!
 # A signal ends `wait` before the job has ended.
 until wait "$job"; code=$?; ! kill -0 "$job" 2>/dev/null; do :; done

@@ -3,7 +3,6 @@
 import torch
 
 from memguard.parallel.assemble import ShardedLayer, allocate
-from memguard.parallel.mesh_shape import ModelSizes
 from memguard.parallel.simulated import Calls, SentCollectives, observe
 
 
@@ -12,8 +11,7 @@ def record_forward_backward(
 ) -> Calls:
     """Record a forward and a backward pass of a layer from `build_meta_layer`."""
     vocab = layer.vocab
-    sizes = ModelSizes.from_config(vocab.model.config)
-    sent = SentCollectives(layer.sharding.mesh, sizes.num_kv_heads)
+    sent = SentCollectives(layer.sharding.mesh, vocab.model.config)
     with observe(sent):
         allocate(layer)
         vocab.model.train()

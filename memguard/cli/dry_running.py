@@ -1,0 +1,178 @@
+"""The dry run of a training configuration: what it will feed, save and be able to measure.
+
+Documents are prepared as training prepares them, but aside: the run's folder is read, never
+written. No weights are loaded.
+"""
+
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from memguard.cli.audit_outlook import foresee_audit, remark_on_audit
+from memguard.cli.feeding import build_feed, check_token_ids, prepare
+from memguard.cli.run_folder import check_same_settings
+from memguard.cli.start import read_model_config
+from memguard.config import RunConfig
+from memguard.data.loader import Loader
+from memguard.errors import ConfigError, DataError, RecordError
+from memguard.planner.disk import (
+    count_bytes,
+    find_existing_parent,
+    measure_disk,
+    remark_on_disk,
+)
+from memguard.planner.dry_run import (
+    DiskNeed,
+    DocumentCounts,
+    DryRun,
+    RunLength,
+    warn,
+)
+from memguard.planner.first_row import FirstRow, read_first_row
+from memguard.planner.run_length import count_labels, measure_length, remark_on_rows
+from memguard.planner.tokenizer_lint import lint_tokenizer
+from memguard.planner.weightless import Outline, may_share_rows, outline_model
+from memguard.runtime import Console
+
+_BORROWED = ("manifest.jsonl", "metrics.jsonl")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DryRunResult:
+    """A dry run: what may be written down, and what is for the user's own screen."""
+
+    record: DryRun
+    first_row: FirstRow
+    """Holds text of documents."""
+
+
+def dry_run(config: RunConfig, console: Console) -> DryRunResult:
+    """Do everything of a training run that needs no weights, and leave nothing behind.
+
+    Raises:
+        ConfigError: no such suite.
+        DataError: as training: no documents, no supervised token, too few for the buckets.
+        ModelError: as training: no usable checkpoint or tokenizer, ids beyond the embeddings.
+    """
+    folder = Path(config.output_dir) / config.name
+    remarks = []
+    try:
+        check_same_settings(config, folder)
+        borrowed = folder
+    except ConfigError as error:
+        remarks.append(warn("run", f"Training will refuse this: {error}"))
+        borrowed = None
+    with _prepare_aside(folder, borrowed) as aside:
+        prepared = prepare(config, aside, console)
+        corpus, tokenizer = prepared.corpus, prepared.tokenizer
+        model = read_model_config(config, tokenizer)
+        name = config.model.path or "model.scratch"
+        outline = outline_model(model, name=name)
+        check_token_ids(corpus, outline.vocab_size)
+        shared = may_share_rows(model, config.model.attn_implementation)
+        feed = build_feed(config, prepared, share_rows=shared is not False)
+        length = measure_length(
+            feed.loader,
+            max_steps=config.train.max_steps,
+            seq_len=config.data.seq_len,
+            epochs=None if config.data.study else config.train.epochs,
+            shared=shared,
+        )
+        labels = count_labels(feed.loader, length.num_rows, eos_id=tokenizer.eos_token_id)
+        trained = [
+            entry.num_tokens for entry in corpus.manifest if entry.role in ("trained", "background")
+        ]
+        feed.loader.record(range(length.num_rows))
+        counts = feed.loader.realised_repetitions().tolist()
+        num_unreached = sum(
+            entry.role == "trained" and count == 0
+            for entry, count in zip(corpus.manifest, counts, strict=True)
+        )
+        remarks += remark_on_rows(length, labels, trained, num_unreached=num_unreached)
+        disk = _measure_disk(config, folder, aside, outline, feed.loader, length)
+        remarks += remark_on_disk(disk)
+        buckets = foresee_audit(config, corpus, counts)
+        if config.audit.enabled:
+            remarks += remark_on_audit(config, corpus, buckets)
+        summary = corpus.summary
+        record = DryRun(
+            documents=DocumentCounts(
+                num_documents=summary.num_documents,
+                num_tokens=len(corpus.input_ids),
+                num_empty=summary.num_empty,
+                num_shorter=summary.num_shorter,
+                num_left_out=summary.num_left_out,
+            ),
+            length=length,
+            labels=labels,
+            disk=disk,
+            buckets=tuple(buckets),
+            tokenizer=tuple(
+                lint_tokenizer(
+                    corpus,
+                    tokenizer,
+                    data=config.data,
+                    vocab_size=outline.vocab_size,
+                    stop_ids=_list_stop_ids(model),
+                )
+            ),
+            remarks=tuple(remarks),
+        )
+        return DryRunResult(record=record, first_row=read_first_row(feed.loader, tokenizer))
+
+
+@contextmanager
+def _prepare_aside(folder: Path, borrowed: Path | None) -> Iterator[Path]:
+    """Give a folder to prepare in that is gone afterwards.
+
+    What a run has prepared before lies in it as links, so that it is read if it is still right;
+    to prepare again replaces the links and leaves what they point at.
+    """
+    with tempfile.TemporaryDirectory(prefix="memguard-dry-run-") as name:
+        aside = Path(name)
+        if borrowed is not None and (borrowed / "prepared" / "summary.json").is_file():
+            (aside / "prepared").mkdir()
+            files = [f"prepared/{path.name}" for path in (borrowed / "prepared").iterdir()]
+            for file in (*files, *_BORROWED):
+                if (borrowed / file).exists():
+                    (aside / file).symlink_to((borrowed / file).absolute())
+        try:
+            yield aside
+        except (DataError, RecordError) as error:
+            # The user knows the run's folder, not this one.
+            told = str(error).replace(str(aside), str(folder))
+            if told == str(error):
+                raise
+            raise type(error)(told) from error
+
+
+def _list_stop_ids(model: Any) -> list[int]:
+    """Return the ids that end a text by the model's configuration; some have several."""
+    named = getattr(model.get_text_config(), "eos_token_id", None)
+    return [named] if isinstance(named, int) else list(named or ())
+
+
+def _measure_disk(
+    config: RunConfig,
+    folder: Path,
+    aside: Path,
+    outline: Outline,
+    loader: Loader,
+    length: RunLength,
+) -> DiskNeed:
+    return measure_disk(
+        num_parameters=outline.num_parameters,
+        num_tensors=outline.num_tensors,
+        num_pieces=len(loader.rows.document),
+        num_steps=length.num_steps,
+        every_steps=config.train.checkpoint_every_steps,
+        keep=config.train.keep_checkpoints,
+        export_bytes_per_parameter=2 if config.train.precision == "bf16" else 4,
+        prepared_bytes=count_bytes(aside, ["prepared"]),
+        present_bytes=count_bytes(folder, ["checkpoints", "model", "prepared"]),
+        free_bytes=shutil.disk_usage(find_existing_parent(folder)).free,
+    )

@@ -1,0 +1,137 @@
+"""What a run feeds: its documents prepared, its rows planned, its labels masked.
+
+The same for training and for the dry run, which must show what training does.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from memguard.audit.extraction import ExtractionProbe
+from memguard.audit.suite import load_suite
+from memguard.cli.start import load_known_tokenizer, train_tokenizer
+from memguard.cli.subjects import to_audit_document
+from memguard.config import RunConfig, dump_yaml
+from memguard.data.chat import find_special_ids
+from memguard.data.corpus import Corpus
+from memguard.data.documents import Document
+from memguard.data.loader import Loader
+from memguard.data.prepare import prepare as prepare_corpus
+from memguard.data.schedule import plan_rows
+from memguard.data.tokenization import TokenizedDocument
+from memguard.errors import ModelError
+from memguard.mitigation import Mitigations, build_mitigations
+from memguard.records import write_atomically
+from memguard.runtime import Console, default_cache_dir, quiet_libraries
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PreparedRun:
+    """A run whose documents are ready."""
+
+    folder: Path
+    corpus: Corpus
+    tokenizer: Any
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Feed:
+    """The rows of a run in their order, and what is left out of their loss."""
+
+    loader: Loader
+    mitigations: Mitigations
+
+
+def load_probe(config: RunConfig) -> ExtractionProbe:
+    """Return the probe that the audit of this run will ask.
+
+    Raises:
+        ConfigError: see `load_suite`.
+    """
+    return load_suite(config.audit.suite).extraction.adapt(
+        continuation_tokens=config.audit.continuation_tokens,
+        prefix_tokens=config.audit.prefix_tokens,
+        min_prefix_tokens=config.audit.min_prefix_tokens,
+    )
+
+
+def prepare(config: RunConfig, folder: Path, console: Console) -> PreparedRun:
+    """Load, tokenise and place the documents of a run; everything written goes to ``folder``.
+
+    Raises:
+        ConfigError: no such suite.
+        DataError: see `data.prepare`.
+        ModelError: no usable checkpoint or tokenizer.
+    """
+    quiet_libraries()
+    probe = load_probe(config)
+    known = load_known_tokenizer(config)
+    write_atomically(folder / "config.yaml", dump_yaml(config).encode())
+    tokenizers: list[Any] = []
+
+    def tokenizer_for(documents: Sequence[Document]) -> Any:
+        made = train_tokenizer(config, documents, console) if known is None else known
+        tokenizers.append(made)
+        return made
+
+    def is_auditable(document: TokenizedDocument) -> bool:
+        piece = to_audit_document(document, seq_len=config.data.seq_len)
+        return probe.window(piece) is not None
+
+    corpus = prepare_corpus(
+        config,
+        folder,
+        load_tokenizer=tokenizer_for,
+        is_auditable=is_auditable,
+        cache_dir=default_cache_dir(),
+        console=console,
+    )
+    return PreparedRun(folder=folder, corpus=corpus, tokenizer=tokenizers[0])
+
+
+def check_token_ids(corpus: Corpus, vocab_size: int) -> None:
+    """Refuse tokens that the model has no embedding for.
+
+    Raises:
+        ModelError: an id is not below ``vocab_size`` (rows of the embedding).
+    """
+    highest = int(corpus.input_ids.max())
+    if highest >= vocab_size:
+        raise ModelError(
+            f"the tokenizer gives ids up to {highest}, the model has {vocab_size} "
+            "embeddings; they do not belong together"
+        )
+
+
+def build_feed(config: RunConfig, prepared: PreparedRun, *, share_rows: bool) -> Feed:
+    """Pack the documents into rows, say when each is trained, and mask their labels.
+
+    Args:
+        config: the run's settings.
+        prepared: its documents and tokenizer.
+        share_rows: whether the model keeps documents of one row apart.
+    """
+    corpus, tokenizer = prepared.corpus, prepared.tokenizer
+    rows, schedule = plan_rows(
+        corpus.manifest,
+        seq_len=config.data.seq_len,
+        background_ratio=config.data.background_ratio,
+        seed=config.seed,
+        share_rows=share_rows,
+    )
+    mitigations = build_mitigations(
+        config.mitigations, special_ids=sorted(find_special_ids(tokenizer))
+    )
+    loader = Loader(
+        corpus,
+        rows,
+        schedule,
+        batch_size=config.train.batch_size,
+        pad_id=tokenizer.pad_token_id or tokenizer.eos_token_id or 0,
+        mask_labels=lambda ids, labels, generator: mitigations.mask_labels(
+            ids, labels, generator=generator
+        ),
+        seed=config.seed,
+    )
+    return Feed(loader=loader, mitigations=mitigations)

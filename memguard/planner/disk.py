@@ -1,0 +1,103 @@
+"""What a run lays down on disk, against what is free.
+
+while training   `keep_checkpoints` checkpoints, and the next one while it is written
+at the end       those kept, and `model/`
+checkpoint       weights and AdamW's two moments, fp32: 12 bytes a parameter, and headers
+
+What the audit writes is small beside these.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from memguard.planner.dry_run import DiskNeed, Remark, warn
+
+_BYTES_PER_PARAMETER = 12
+"""Of a checkpoint: weight and AdamW's two moments, fp32."""
+_BYTES_PER_TENSOR = 7400
+"""Of a checkpoint, for the headers of each parameter's four tensors (torch 2.13, measured)."""
+_FREE_SHARE_TO_LEAVE = 0.05
+
+
+def measure_disk(
+    *,
+    num_parameters: int,
+    num_tensors: int,
+    num_pieces: int,
+    num_steps: int,
+    every_steps: int | None,
+    keep: int,
+    export_bytes_per_parameter: int,
+    prepared_bytes: int,
+    present_bytes: int,
+    free_bytes: int,
+) -> DiskNeed:
+    """Say how much a run will lay down.
+
+    Args:
+        num_parameters: of the model, tied ones once.
+        num_tensors: parameters that are separate tensors.
+        num_pieces: pieces of documents in the rows, each with a tally.
+        num_steps: of the run; its last one always leaves a checkpoint.
+        every_steps: `train.checkpoint_every_steps`.
+        keep: `train.keep_checkpoints`.
+        export_bytes_per_parameter: of `model/` (bytes / parameter).
+        prepared_bytes: the documents' tokens.
+        present_bytes: checkpoints, model and tokens that are there already.
+        free_bytes: of the file system.
+    """
+    checkpoint = (
+        _BYTES_PER_PARAMETER * num_parameters + _BYTES_PER_TENSOR * num_tensors + 8 * num_pieces
+    )
+    export = export_bytes_per_parameter * num_parameters
+    written = -(-num_steps // every_steps) if every_steps else 1
+    # An old one is deleted once the next is whole.
+    most = min(written, keep + 1)
+    peak = max(most * checkpoint, min(written, keep) * checkpoint + export)
+    return DiskNeed(
+        num_parameters=num_parameters,
+        checkpoint_bytes=checkpoint,
+        num_checkpoints=most,
+        export_bytes=export,
+        prepared_bytes=prepared_bytes,
+        peak_bytes=peak + prepared_bytes,
+        present_bytes=present_bytes,
+        free_bytes=free_bytes,
+    )
+
+
+def remark_on_disk(disk: DiskNeed) -> list[Remark]:
+    """Warn where a run does not fit, or only just."""
+    missing = disk.peak_bytes - disk.present_bytes - disk.free_bytes
+    if missing > 0:
+        text = (
+            f"The run needs {format_bytes(disk.peak_bytes - disk.present_bytes)} more on disk, "
+            f"{format_bytes(disk.free_bytes)} are free; lower 'train.keep_checkpoints', free some "
+            "space, or choose another 'output_dir'."
+        )
+        return [warn("disk", text)]
+    if -missing < _FREE_SHARE_TO_LEAVE * disk.free_bytes:
+        return [warn("disk", f"The run leaves only {format_bytes(-missing)} free on disk.")]
+    return []
+
+
+def find_existing_parent(folder: Path) -> Path:
+    """Return the folder itself, or the nearest one above it that exists."""
+    return next(path for path in (folder, *folder.absolute().parents) if path.is_dir())
+
+
+def count_bytes(folder: Path, names: Sequence[str]) -> int:
+    """Return the size of all files under these folders of ``folder``; 0 where there are none."""
+    files = (path for name in names for path in (folder / name).rglob("*"))
+    return sum(path.stat().st_size for path in files if path.is_file())
+
+
+def format_bytes(num_bytes: float) -> str:
+    """Write a size: ``512 B``, ``3.4 MiB``, ``1.2 TiB``."""
+    if num_bytes < 1000:
+        return f"{num_bytes:.0f} B"
+    for unit in ("KiB", "MiB", "GiB"):
+        num_bytes /= 1024
+        if num_bytes < 999.95:
+            return f"{num_bytes:.1f} {unit}"
+    return f"{num_bytes / 1024:,.1f} TiB"

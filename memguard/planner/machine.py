@@ -1,0 +1,226 @@
+"""Machines that a run may use: their GPUs, links and network, as published.
+
+    memory_gib          80 "GB" of GPU memory are 80 x 2^30 bytes: vendors count memory chips, whose
+                        sizes are powers of two. An A100 "40 GB" reports 42,405,855,232 bytes, which
+                        is 39.5 x 2^30 (https://upb-pc2.atlassian.net/wiki/spaces/PC2DOK/pages/1900609).
+    ..._gb_per_s        10^9 bytes, one direction. Vendors add both directions of GPU links up
+                        (NVLink "900 GB/s" is 450) and give networks in bits, one direction
+                        ("400 Gb/s" is 50).
+    peak_tflops         dense bf16; figures "with sparsity" are twice that.
+
+All are nominal: what vendors and computing centres publish, not what a program reaches.
+"""
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from memguard.assets import find_asset
+from memguard.config.loading import load_yaml, validate
+from memguard.config.schema import Name, PositiveInt, Settings
+from memguard.errors import ConfigError
+
+THIS_MACHINE = "this-machine"
+"""The name of the machine that this process runs on."""
+
+_FOLDER = "configs/machines"
+_GIB = 2**30
+
+# Of a process that has imported torch and transformers, 0.4 GB were measured.
+_RESERVED_GIB_CPU = 0.5
+# glibc keeps freed memory as holes that tensors of the same size do not fit into: 0.5 to 0.7 of
+# what came and went was measured (glibc 2.36, scripts/bench_plan.py).
+FRAGMENTATION_CPU = 0.55
+# nvidia-smi gives what there is, so only context and communicators are taken off.
+_RESERVED_GIB_DETECTED = 2.0
+
+# Nothing tells how fast the machine is. These only let its meshes be compared: GPUs on PCI Express
+# 4.0 and a network of 100 Gb/s; processes that share memory and a network of 10 Gb/s.
+_GPU_LINK_GB_PER_S, _GPU_NETWORK_GB_PER_S, _GPU_TFLOPS = 25.0, 12.5, 100.0
+_CPU_LINK_GB_PER_S, _CPU_NETWORK_GB_PER_S, _CORE_TFLOPS = 5.0, 1.25, 0.05
+
+Positive = Annotated[float, Field(gt=0)]
+Figure = Literal["memory_gib", "gpus_per_node", "link_gb_per_s", "network_gb_per_s", "peak_tflops"]
+
+
+class Machine(Settings):
+    """Equal nodes of equal GPUs on a network.
+
+    ``reserved_gib`` is an allowance of ours, not a published figure. It stands for what a GPU
+    reports less than its name says (0.5 GiB of an A100's 40, about 2 of a GH200's 96), for the
+    driver's context and for the buffers of the communication library, one set for each axis.
+    """
+
+    name: Name = Field(description="What '--machine' calls it.")
+    gpu: str = Field(description="The GPU, as people call it, e.g. H100 SXM 80 GB.")
+    memory_gib: Positive = Field(description="Memory of a GPU, as its vendor names it (GiB).")
+    reserved_gib: Annotated[float, Field(ge=0)] = Field(
+        3.0, description="Of it, taken before the first tensor: an assumption (GiB)."
+    )
+    gpus_per_node: PositiveInt = Field(description="GPUs that the links below join.")
+    link_gb_per_s: Positive = Field(
+        description="Bandwidth of one GPU's links inside its node, one direction (GB/s)."
+    )
+    link_topology: Literal["switched", "direct"] = Field(
+        "switched",
+        description="switched gives any two GPUs of a node the whole 'link_gb_per_s'; direct "
+        "divides it evenly between a GPU's neighbours.",
+    )
+    network_gb_per_s: Positive = Field(
+        description="Bandwidth of a node's network cards together, one direction (GB/s)."
+    )
+    peak_tflops: Positive = Field(description="Dense bf16 peak of a GPU (TFLOP/s).")
+    fragmentation: Annotated[float, Field(ge=0)] = Field(
+        0.1,
+        description="Share of activations, logits and buffers that the allocator loses to "
+        "fragments: an assumption.",
+    )
+    assumed: tuple[Figure, ...] = Field(
+        (), description="Figures above that are assumptions, not published or measured."
+    )
+    sources: tuple[str, ...] = Field((), description="Where the figures come from (URLs).")
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.reserved_gib >= self.memory_gib:
+            raise ValueError(
+                f"'reserved_gib' must leave some of 'memory_gib'; got {self.reserved_gib:g} of "
+                f"{self.memory_gib:g}"
+            )
+        return self
+
+    @property
+    def memory_bytes(self) -> int:
+        """Memory of one GPU (bytes)."""
+        return round(self.memory_gib * _GIB)
+
+    @property
+    def usable_bytes(self) -> int:
+        """What tensors can have of it (bytes)."""
+        return self.memory_bytes - round(self.reserved_gib * _GIB)
+
+
+def load_machine(name_or_path: str | Path, *, num_processes: int = 1) -> Machine:
+    """Read a shipped machine by name, any by path, or look at this one.
+
+    Args:
+        name_or_path: e.g. ``dgx-h100``, ``my/cluster.yaml`` or ``this-machine``.
+        num_processes: of the run, which share the memory of a machine without GPUs.
+
+    Raises:
+        ConfigError: not found, or with every problem in it, one line each.
+    """
+    if str(name_or_path) == THIS_MACHINE:
+        return detect_machine(num_processes)
+    try:
+        path = find_asset(_FOLDER, name_or_path, setting="--machine")
+    except ConfigError as error:
+        way_out = f"'--machine {THIS_MACHINE}' plans for the machine that this runs on"
+        raise ConfigError(*error.problems, way_out) from error
+    document = load_yaml(path)
+    return validate(Machine, document.values, document)
+
+
+def detect_machine(num_processes: int = 1) -> Machine:
+    """Describe the machine that this runs on, without torch.
+
+    NVIDIA GPUs are those that ``nvidia-smi`` lists (which does not read CUDA_VISIBLE_DEVICES); of
+    unequal ones the smallest counts. Without them it is a CPU whose physical memory and cores are
+    divided evenly between the processes; a container may have less. GPUs of other vendors are not
+    looked for. No speed can be read, so all of them are assumptions.
+
+    Args:
+        num_processes: that share a CPU's memory; GPUs take one each.
+
+    Raises:
+        ConfigError: a GPU's memory cannot be read, or a CPU's does not suffice for the processes.
+    """
+    gpus = _list_gpus()
+    if gpus:
+        return _build_detected(
+            gpu=", ".join(sorted({name for name, _ in gpus})),
+            memory_gib=min(memory for _, memory in gpus),
+            reserved_gib=_RESERVED_GIB_DETECTED,
+            gpus_per_node=len(gpus),
+            link_gb_per_s=_GPU_LINK_GB_PER_S,
+            network_gb_per_s=_GPU_NETWORK_GB_PER_S,
+            peak_tflops=_GPU_TFLOPS,
+        )
+    total_gib = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / _GIB
+    num_cores = os.cpu_count() or 1
+    return _build_detected(
+        gpu=f"CPU process, of {num_cores} cores",
+        fragmentation=FRAGMENTATION_CPU,
+        memory_gib=total_gib / num_processes,
+        reserved_gib=_RESERVED_GIB_CPU,
+        gpus_per_node=num_processes,
+        link_gb_per_s=_CPU_LINK_GB_PER_S,
+        network_gb_per_s=_CPU_NETWORK_GB_PER_S,
+        peak_tflops=num_cores * _CORE_TFLOPS / num_processes,
+    )
+
+
+def _build_detected(
+    *,
+    gpu: str,
+    memory_gib: float,
+    reserved_gib: float,
+    gpus_per_node: int,
+    link_gb_per_s: float,
+    network_gb_per_s: float,
+    peak_tflops: float,
+    fragmentation: float = 0.1,
+) -> Machine:
+    """Return a machine of which memory is known and speeds are assumed."""
+    if memory_gib <= reserved_gib:
+        raise ConfigError(
+            f"'--machine {THIS_MACHINE}' has {memory_gib:.2g} GiB a process (GPU: {gpu}), which "
+            f"is no more than the {reserved_gib:g} GiB taken before the first tensor; name "
+            "another machine or ask for fewer processes"
+        )
+    return Machine(
+        name=THIS_MACHINE,
+        gpu=gpu,
+        memory_gib=memory_gib,
+        reserved_gib=reserved_gib,
+        gpus_per_node=gpus_per_node,
+        link_gb_per_s=link_gb_per_s,
+        network_gb_per_s=network_gb_per_s,
+        peak_tflops=peak_tflops,
+        fragmentation=fragmentation,
+        assumed=("link_gb_per_s", "network_gb_per_s", "peak_tflops"),
+    )
+
+
+def _list_gpus() -> list[tuple[str, float]]:
+    """Return name and memory (GiB) of each GPU; none where nvidia-smi is missing or finds none."""
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        return []
+    query = ["--query-gpu=name,memory.total", "--format=csv,noheader,nounits"]
+    try:
+        answer = subprocess.run(
+            [program, *query], capture_output=True, text=True, timeout=30, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise ConfigError(
+            f"'--machine {THIS_MACHINE}' asks nvidia-smi for the GPUs, which gave no answer; name "
+            "a machine or write its YAML"
+        ) from error
+    if answer.returncode:
+        return []
+    gpus = []
+    for line in answer.stdout.splitlines():
+        name, _, mebibytes = line.rpartition(",")
+        try:
+            gpus.append((name.strip(), float(mebibytes) / 1024))
+        except ValueError as error:
+            raise ConfigError(
+                f"'--machine {THIS_MACHINE}' needs the memory of each GPU; nvidia-smi says "
+                f"{line.strip()!r}. Write the machine's YAML"
+            ) from error
+    return gpus

@@ -1,0 +1,305 @@
+"""Take a training step of a model of any size on any number of ranks, without the ranks.
+
+python scripts/simulate.py --model CONFIG_JSON --ranks 16384            405B: less than a minute
+python scripts/simulate.py --model CONFIG_JSON --ranks 512 4096 16384 --view 0 -1
+python scripts/simulate.py --model CONFIG_JSON --ranks 256 --checkpointing none selective full
+python scripts/simulate.py --model CONFIG_JSON --ranks 256 --mesh z=16,y=2,x=8 --rows 4
+
+The engine's own code runs: the model on the meta device, `shard_model`, FSDP2 and the step that
+training takes, on fake tensors and a fake process group. Shown for one rank's view: memory of
+weights, gradients, optimizer state and at the peak, beside what `memguard plan` predicts; every
+collective by axis, beside the formula in memguard/parallel/__init__.py. Nothing here needs a GPU.
+
+CONFIG_JSON is a config.json of Llama, Mistral, Qwen2 or Qwen3, or the folder it is in. Without
+--mesh, x takes up to 8 ranks, from 4,096 ranks on y takes 2, z up to 128, data the rest. The last
+line is a verdict; exit 1 where a collective differs from the formula, stored state by more than 5 %
+or the peak by more than 15 %, exit 2 where the mesh does not go with the model.
+"""
+
+import argparse
+import itertools
+import json
+import math
+import os
+import sys
+import time
+import warnings
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import torch
+import transformers
+
+from memguard.cli.mesh_option import read_mesh
+from memguard.config import ParallelConfig, TrainConfig
+from memguard.errors import ConfigError, MemguardError
+from memguard.parallel.mesh_shape import MeshShape, ModelSizes, resolve_mesh
+from memguard.parallel.simulated import Calls
+from memguard.parallel.traffic import StepSettings, list_collectives
+from memguard.planner.memory import MemoryEstimate, estimate_memory
+from memguard.train.simulation import SimulatedStep, simulate_step
+
+STATE_TOLERANCE, PEAK_TOLERANCE = 0.05, 0.15
+MANY, MOST_Z = 512, 128
+GIB = 2**30
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class View:
+    """One rank of one mesh, and how it trains."""
+
+    mesh: MeshShape
+    rank: int
+    rows: int
+    """Of one step on this rank."""
+    micro_batch: int
+    checkpointing: Any
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Outcome:
+    """What a view showed, beside what was predicted."""
+
+    view: View
+    simulated: SimulatedStep
+    predicted: MemoryEstimate
+    formula: Calls
+    has_less: bool
+    """Whether this rank's piece of the vocabulary may be smaller than rank 0's, the formula's."""
+    took_s: float
+
+    def memory(self) -> dict[str, tuple[int, int]]:
+        """Return simulated and predicted bytes of each kind."""
+        simulated, predicted = self.simulated, self.predicted
+        return {
+            "weights": (simulated.weight_bytes, predicted.weight_bytes),
+            "gradients": (simulated.gradient_bytes, predicted.gradient_bytes),
+            "optimizer": (simulated.optimizer_bytes, predicted.optimizer_bytes),
+            "peak": (simulated.peak_bytes, predicted.peak.total),
+        }
+
+    def problems(self) -> list[str]:
+        """Return what differs by more than it may."""
+        found = []
+        for kind, (simulated, predicted) in self.memory().items():
+            tolerance = PEAK_TOLERANCE if kind == "peak" else STATE_TOLERANCE
+            if abs(predicted / simulated - 1) > tolerance:
+                found.append(f"{kind} is {predicted / simulated:.2f} of simulated")
+        if not all(is_equal for _, _, is_equal in group_calls(self).values()):
+            found.append("collectives differ from the formula")
+        return found
+
+    def sent(self) -> Calls:
+        """Return the collectives of more than one rank, which the formula counts."""
+        return Counter(
+            {call: n for call, n in self.simulated.calls.items() if self._degree(call[1]) > 1}
+        )
+
+    def _degree(self, axis: str) -> int:
+        mesh = self.view.mesh
+        return mesh.degree(axis) if axis in mesh.order else 2
+
+
+def simulate(config: Any, sizes: ModelSizes, view: View, asked: argparse.Namespace) -> Outcome:
+    """Take one step of one view."""
+    started_s = time.perf_counter()
+    train = TrainConfig(
+        batch_size=view.rows * view.mesh.num_batch_ways,
+        micro_batch_size=view.micro_batch,
+        precision=asked.precision,
+        activation_checkpointing=view.checkpointing,
+        nll_chunk_tokens=asked.chunk_tokens,
+    )
+    simulated = simulate_step(config, view.mesh, train=train, seq_len=asked.seq_len, rank=view.rank)
+    settings = StepSettings(
+        num_tokens=view.micro_batch * asked.seq_len,
+        num_labels=view.micro_batch * (asked.seq_len - 1),
+        num_micro_batches=view.rows // view.micro_batch,
+        chunk_tokens=asked.chunk_tokens,
+        compute_bytes=2 if asked.precision == "bf16" else 4,
+        checkpointing=view.checkpointing,
+    )
+    formula: Calls = Counter()
+    for each in list_collectives(sizes, view.mesh, settings):
+        formula[each.phase, each.axis, each.operation, each.num_bytes] += each.num_calls
+    return Outcome(
+        view=view,
+        simulated=simulated,
+        predicted=estimate_memory(sizes, view.mesh, settings, seq_len=asked.seq_len),
+        formula=formula,
+        has_less=view.rank > 0 and sizes.vocab_size % view.mesh.x > 0,
+        took_s=time.perf_counter() - started_s,
+    )
+
+
+# -- what is shown -----------------------------------------------------------------------------
+
+
+def show(outcome: Outcome, asked: argparse.Namespace) -> None:
+    """Print one view."""
+    view, simulated = outcome.view, outcome.simulated
+    print(
+        f"\n{view.mesh.num_ranks:,} ranks {view.mesh}, view of rank {view.rank:,}: "
+        f"{view.rows} x {asked.seq_len:,} tokens a rank, {asked.precision}, "
+        f"recomputation {view.checkpointing}"
+    )
+    print(f"  {simulated.num_stored:,} of {simulated.num_parameters:,} parameters stored here")
+    print(f"\n  {'GiB':<12}{'simulated':>12}{'predicted':>12}{'ratio':>8}")
+    for kind, (ours, theirs) in outcome.memory().items():
+        print(f"  {kind:<12}{ours / GIB:>12.3f}{theirs / GIB:>12.3f}{theirs / ours:>8.3f}")
+    print(f"  predicted to be during {outcome.predicted.moment}")
+    print(f"\n  {'axis':<13}{'collective':<16}{'phase':<10}{'calls':>8}{'GiB':>12}{'formula':>9}")
+    for (axis, operation, phase), (calls, num_bytes, is_equal) in group_calls(outcome).items():
+        verdict = "equal" if is_equal else "DIFFERS"
+        print(
+            f"  {axis:<13}{operation:<16}{phase:<10}{calls:>8,}{num_bytes / GIB:>12.3f}{verdict:>9}"
+        )
+    stages = ", ".join(f"{name} {seconds:.1f}" for name, seconds in simulated.stages_s.items())
+    print(f"\n  took {outcome.took_s:.1f} s: {stages}", flush=True)
+
+
+def group_calls(outcome: Outcome) -> dict[tuple[str, str, str], tuple[int, int, bool]]:
+    """Return number of calls, bytes and whether the formula has the same, by axis and phase."""
+    sent, formula = outcome.sent(), outcome.formula
+    keys = sorted({(axis, op, phase) for phase, axis, op, _ in (*sent, *formula)})
+    grouped = {}
+    for axis, op, phase in keys:
+        mine = {c: n for c, n in sent.items() if (c[1], c[2], c[0]) == (axis, op, phase)}
+        expected = {c: n for c, n in formula.items() if (c[1], c[2], c[0]) == (axis, op, phase)}
+        calls, num_bytes = count(mine)
+        is_equal = mine == expected
+        if outcome.has_less:
+            expected_calls, most_bytes = count(expected)
+            is_equal = calls == expected_calls and num_bytes <= most_bytes
+        grouped[axis, op, phase] = (calls, num_bytes, is_equal)
+    return grouped
+
+
+def count(calls: dict[tuple[str, str, str, int], int]) -> tuple[int, int]:
+    """Return number of calls and bytes of all."""
+    return sum(calls.values()), sum(call[3] * number for call, number in calls.items())
+
+
+def as_json(outcome: Outcome) -> dict[str, Any]:
+    """Return one view for `--json`."""
+    view = outcome.view
+    return {
+        "mesh": {axis: view.mesh.degree(axis) for axis in view.mesh.order},
+        "rank": view.rank,
+        "rows": view.rows,
+        "checkpointing": view.checkpointing,
+        "num_parameters": outcome.simulated.num_parameters,
+        "num_stored": outcome.simulated.num_stored,
+        "bytes": {
+            kind: {"simulated": ours, "predicted": theirs}
+            for kind, (ours, theirs) in outcome.memory().items()
+        },
+        "collectives": [
+            {"axis": axis, "operation": op, "phase": phase, "calls": n, "bytes": b, "as_formula": e}
+            for (axis, op, phase), (n, b, e) in group_calls(outcome).items()
+        ],
+        "took_s": round(outcome.took_s, 1),
+        "problems": outcome.problems(),
+    }
+
+
+# -- what is asked -----------------------------------------------------------------------------
+
+
+def choose_views(sizes: ModelSizes, asked: argparse.Namespace) -> list[View]:
+    """Return every combination of ranks, views and recomputation."""
+    views = []
+    for num_ranks, checkpointing in itertools.product(asked.ranks, asked.checkpointing):
+        mesh = choose_mesh(sizes, num_ranks, asked)
+        for rank in asked.view:
+            if not -num_ranks <= rank < num_ranks:
+                raise ConfigError(f"'--view' must be a rank of {num_ranks:,}; got {rank}")
+            views.append(
+                View(
+                    mesh=mesh,
+                    rank=rank % num_ranks,
+                    rows=asked.rows,
+                    micro_batch=asked.rows,
+                    checkpointing=checkpointing,
+                )
+            )
+    return views
+
+
+def choose_mesh(sizes: ModelSizes, num_ranks: int, asked: argparse.Namespace) -> MeshShape:
+    """Return the mesh that was asked for, or one of the usual kind."""
+    if asked.mesh is not None:
+        return resolve_mesh(read_mesh(asked.mesh, command="simulate"), num_ranks, sizes)
+    # As many ranks as hold a whole key/value head each, up to a node of 8; y where there are many.
+    x = next(x for x in (8, 4, 2, 1) if sizes.num_kv_heads % x == 0 and num_ranks % x == 0)
+    y = 2 if num_ranks // x >= MANY and num_ranks % (2 * x) == 0 else 1
+    z = math.gcd(num_ranks // (x * y), MOST_Z)
+    return resolve_mesh(ParallelConfig(z=z, y=y, x=x), num_ranks, sizes)
+
+
+def parse() -> argparse.Namespace:
+    """Read the arguments."""
+    summary, _, usage = (__doc__ or "").partition("\n")
+    parser = argparse.ArgumentParser(
+        description=summary, epilog=usage, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--model", type=Path, required=True, help="config.json, or its folder")
+    parser.add_argument("--ranks", type=int, nargs="+", required=True)
+    parser.add_argument("--view", type=int, nargs="+", default=[0], help="ranks; -1 is the last")
+    parser.add_argument("--mesh", help="e.g. data=8,z=128,y=2,x=8")
+    parser.add_argument("--rows", type=int, default=1, help="of a step on one rank")
+    parser.add_argument("--seq-len", type=int, default=2048)
+    parser.add_argument("--precision", choices=("bf16", "fp32"), default="bf16")
+    parser.add_argument("--chunk-tokens", type=int, default=1024)
+    modes = ("none", "selective", "full")
+    parser.add_argument("--checkpointing", nargs="+", choices=modes, default=["full"])
+    parser.add_argument("--json", action="store_true", help="print the result as JSON")
+    return parser.parse_args()
+
+
+def main() -> int:
+    """Simulate every view; return 1 where one differs."""
+    started_s = time.perf_counter()
+    warnings.filterwarnings("ignore")
+    torch.set_num_threads(1)
+    asked = parse()
+    path = asked.model / "config.json" if asked.model.is_dir() else asked.model
+    try:
+        fields = json.loads(path.read_text())
+        sizes = ModelSizes.from_json(fields)
+        views = choose_views(sizes, asked)
+    except (MemguardError, OSError, ValueError) as error:
+        print(f"simulate.py: {error}", file=sys.stderr)
+        return getattr(error, "exit_code", 2)
+    config = transformers.AutoConfig.for_model(**fields)
+    outcomes = []
+    for view in views:
+        outcome = simulate(config, sizes, view, asked)
+        outcomes.append(outcome)
+        if not asked.json:
+            show(outcome, asked)
+    problems = [f"{o.view.mesh}, rank {o.view.rank}: {p}" for o in outcomes for p in o.problems()]
+    if asked.json:
+        print(json.dumps([as_json(outcome) for outcome in outcomes], indent=2))
+        return 1 if problems else 0
+    took_s = time.perf_counter() - started_s
+    print()
+    if problems:
+        print(f"FAIL: {'; '.join(problems)}")
+        return 1
+    calls = sum(sum(outcome.sent().values()) for outcome in outcomes)
+    print(
+        f"PASS: {len(outcomes)} step{'' if len(outcomes) == 1 else 's'} of "
+        f"{outcomes[0].simulated.num_parameters:,} parameters on "
+        f"{', '.join(f'{n:,}' for n in asked.ranks)} ranks in {took_s:.0f} s; "
+        f"{calls:,} collectives as the formula says, memory as predicted"
+    )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,486 @@
+"""`memguard plan`: what it shows, what it refuses in one line, and how it exits."""
+
+import io
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import rich.console
+from cli_examples import Outcome, run_cli, write_run
+from tiny_llama import TINY_LLAMA
+
+from memguard.cli.plan_screen import render_plan
+from memguard.planner.disk import format_bytes
+from memguard.planner.plan import Plan
+
+# Sizes of the config.json published with meta-llama/Llama-3.1-405B.
+LLAMA_405B: dict[str, Any] = {
+    "model_type": "llama",
+    "vocab_size": 128256,
+    "hidden_size": 16384,
+    "intermediate_size": 53248,
+    "num_hidden_layers": 126,
+    "num_attention_heads": 128,
+    "num_key_value_heads": 8,
+}
+MACHINE: dict[str, Any] = {
+    "name": "mine",
+    "gpu": "H100 SXM 80 GB",
+    "memory_gib": 80,
+    "gpus_per_node": 8,
+    "link_gb_per_s": 450,
+    "network_gb_per_s": 400,
+    "peak_tflops": 989,
+}
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    """A model with sizes of 405B."""
+    return write_model(tmp_path)
+
+
+def write_model(folder: Path, **changes: Any) -> Path:
+    (folder / "llama-405b").mkdir(exist_ok=True)
+    path = folder / "llama-405b" / "config.json"
+    path.write_text(json.dumps({**LLAMA_405B, **changes}))
+    return path
+
+
+def write_machine(folder: Path, **changes: Any) -> Path:
+    path = folder / "machine.yaml"
+    path.write_text(json.dumps({**MACHINE, **changes}))  # JSON is YAML.
+    return path
+
+
+def plan(*arguments: object) -> Outcome:
+    return run_cli("plan", *arguments)
+
+
+def flatten(text: str) -> str:
+    """Undo line breaks."""
+    return " ".join(text.split())
+
+
+def check_refusal(outcome: Outcome, code: int, *said: str) -> None:
+    """A refusal before anything is shown: one line for each problem, no traceback."""
+    assert outcome.code == code
+    assert outcome.out == ""
+    assert "Traceback" not in outcome.err
+    assert outcome.err.strip()
+    for each in said:
+        assert each in outcome.err
+
+
+# -- a model alone ---------------------------------------------------------------------------------
+
+
+def test_405b_on_16384_gpus(model: Path) -> None:
+    outcome = plan("--model", model, "--gpus", 16384, "--machine", "frontier")
+    assert outcome.code == 0
+    assert outcome.err == ""
+    assert "llama-405b  405.9 B parameters on 16,384 × MI250X GCD 64 GB" in outcome.out
+    assert "meshes fit; the fastest first" in outcome.out
+    assert "memory of (data=" in outcome.out
+
+
+def test_405b_on_8_gpus_is_told_how_many_would_do(model: Path) -> None:
+    outcome = plan("--model", model, "--gpus", 8, "--machine", "dgx-h100")
+    assert outcome.code == 2
+    assert "none of 20 meshes fits; the nearest to fitting first" in outcome.out
+    (line,) = outcome.err.splitlines()
+    found = re.search(r"take ([\d,]+) GPUs as \(data=1, z=(\d+), y=(\d+), x=(\d+)\)", line)
+    assert found
+    num_gpus = int(found[1].replace(",", ""))
+    # 405.9 B parameters of 16 bytes are 75.6 GiB on 80 GPUs, of 77: nothing left for a block.
+    assert num_gpus == 88
+    assert f"{num_gpus} GPUs would do, as (data=1, " in outcome.out
+    # What is proposed runs.
+    mesh = f"z={found[2]},y={found[3]},x={found[4]}"
+    settings = ("--gpus", num_gpus, "--mesh", mesh, "--checkpointing", "full")
+    assert plan("--model", model, "--machine", "dgx-h100", *settings).code == 0
+
+
+def test_heads_that_do_not_divide_exit_2_with_the_nearest_meshes(model: Path) -> None:
+    outcome = plan("--model", model, "--machine", "dgx-h100", "--gpus", 6, "--mesh", "x=6")
+    check_refusal(
+        outcome,
+        2,
+        "'parallel.x' must divide the model's 128 attention heads; got 6",
+        "meshes that work on 6 ranks, nearest first: (data=",
+    )
+
+
+def test_a_mesh_of_other_ranks_than_gpus_is_told_what_it_takes(model: Path) -> None:
+    outcome = plan("--model", model, "--machine", "dgx-h100", "--gpus", 8, "--mesh", "z=2")
+    check_refusal(outcome, 2, "must be the number of ranks", "what was asked fits 2 ranks")
+
+
+def test_seven_gpus_have_meshes_too_but_not_for_every_batch(model: Path) -> None:
+    fitting = plan("--model", model, "--machine", "dgx-h100", "--gpus", 7 * 32)
+    assert fitting.code == 0
+    outcome = plan("--model", model, "--machine", "dgx-h100", "--gpus", 7, "--batch", 9)
+    check_refusal(outcome, 2, "no mesh works on 7 ranks", "nearest first: 6, 8, 9")
+
+
+def test_the_mesh_decides_the_number_of_gpus(tmp_path: Path) -> None:
+    path = write_model(tmp_path, num_hidden_layers=2)
+    outcome = plan("--model", path, "--machine", "h200", "--mesh", "z=4,x=2,y=2", "--json")
+    printed = json.loads(outcome.out)
+    assert printed["num_gpus"] == 16
+    assert [printed["asked"][axis] for axis in ("data", "z", "y", "x")] == [1, 4, 2, 2]
+    # Without either it is one node.
+    assert json.loads(plan("--model", path, "--machine", "h200", "--json").out)["num_gpus"] == 8
+    # -1 takes the rest.
+    left = plan("--model", path, "--machine", "h200", "--gpus", 32, "--mesh", "z=-1,x=4", "--json")
+    assert json.loads(left.out)["asked"]["z"] == 8
+
+
+def test_a_mesh_that_is_asked_for_comes_first(tmp_path: Path) -> None:
+    path = write_model(tmp_path, num_hidden_layers=2)
+    outcome = plan("--model", path, "--machine", "h200", "--mesh", "x=8")
+    assert outcome.code == 0
+    assert "yours, then the fastest" in outcome.out
+    lines = outcome.out.splitlines()
+    heading = next(n for n, line in enumerate(lines) if "recompute" in line)
+    assert lines[heading + 1].split()[:4] == ["1", "1", "1", "8"]
+    assert "memory of (data=1, z=1, y=1, x=8)" in outcome.out
+
+
+def test_a_folder_is_as_good_as_its_config(model: Path) -> None:
+    arguments = ("--gpus", 512, "--machine", "dgx-h100")
+    by_folder = plan("--model", model.parent, *arguments)
+    assert by_folder.out == plan("--model", model, *arguments).out
+    assert by_folder.code == 0
+
+
+def test_options_are_taken(tmp_path: Path) -> None:
+    path = write_model(tmp_path, num_hidden_layers=2)
+    outcome = plan(
+        *("--model", path, "--machine", "h200", "--gpus", 4, "--seq-len", 512, "--batch", 32),
+        *("--micro-batch", 2, "--checkpointing", "full", "--precision", "fp32", "--json"),
+    )
+    printed = json.loads(outcome.out)
+    assert (printed["seq_len"], printed["batch_size"], printed["precision"]) == (512, 32, "fp32")
+    for mesh in printed["meshes"]:
+        assert mesh["activation_checkpointing"] == "full"
+        assert mesh["micro_batch_size"] == 2
+        assert mesh["num_micro_batches"] == 16 // (mesh["data"] * mesh["z"])
+    assert "a step of 32 rows, 512 tokens a row, fp32" in flatten(
+        plan("--model", path, "--machine", "h200", "--batch", 32, "--seq-len", 512).out.replace(
+            "bf16", "fp32"
+        )
+    )
+
+
+def test_remedies_of_a_model_alone_are_options_of_this_command(tmp_path: Path) -> None:
+    path = write_model(tmp_path, num_hidden_layers=4)
+    arguments = ["--model", path, "--machine", "dgx-h100", "--mesh", "x=8", "--seq-len", 16384]
+    outcome = plan(*arguments, "--batch", 8, "--micro-batch", 8, "--checkpointing", "none")
+    assert outcome.code == 2
+    (line,) = outcome.err.splitlines()
+    assert line.startswith("the mesh (data=1, z=1, y=1, x=8) needs ")
+    remedies = re.findall(r"set (--[a-z-]+) (\w+)", line)
+    assert ("--micro-batch", "1") in remedies or ("--micro-batch", "2") in remedies
+    for option, value in remedies:
+        changed = {"--batch": 8, "--micro-batch": 8, "--checkpointing": "none", option: value}
+        base = [*arguments] if option != "--seq-len" else arguments[:-2]
+        assert plan(*base, *(part for pair in changed.items() for part in pair)).code == 0
+
+
+# -- mistakes --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--machine", "nowhere"], "'--machine' must be a YAML file or one of alps, dgx-h100"),
+        (["--mesh", "q=8"], "must give each of data, z, y, x at most once"),
+        (["--mesh", "x=2,x=4"], "must give each of data, z, y, x at most once"),
+        (["--mesh", "order=x"], "must give each of data, z, y, x at most once"),
+        (["--mesh", "x=two"], "'x' should be a valid integer"),
+        (["--mesh", "x=0"], "should be 1 or more, or -1"),
+        (["--mesh", "x"], "'x' should be a valid integer"),
+        (["--mesh", "x=-1,z=-1"], "only one of"),
+        (["--gpus", "0"], "'--gpus'"),
+        (["--gpus", "many"], "'--gpus'"),
+        (["--seq-len", "1"], "'--seq-len'"),
+        (["--batch", "0"], "'--batch'"),
+        (["--checkpointing", "some"], "must be none, selective or full; got 'some'"),
+        (["--precision", "fp8"], "must be fp32 or bf16; got 'fp8'"),
+        (["--micro-batch", "2"], "give that as well"),
+        (["--micro-batch", "3", "--batch", "16"], "must divide '--batch'; got 3 and 16"),
+        (["train.batch_size=3"], "'train.batch_size=3' is a setting and needs the CONFIG"),
+        (["--nonsense"], "--nonsense"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_wrong_arguments(model: Path, arguments: list[str], said: str) -> None:
+    machine = [] if "--machine" in arguments else ["--machine", "dgx-h100"]
+    check_refusal(plan("--model", model, *machine, *arguments), 2, said)
+
+
+def test_several_mistakes_are_told_at_once(model: Path) -> None:
+    outcome = plan("--model", model, "--checkpointing", "some", "--precision", "fp8")
+    check_refusal(outcome, 2, "'--checkpointing'", "'--precision'")
+    assert len(outcome.err.splitlines()) == 2
+
+
+def test_neither_a_run_nor_a_model() -> None:
+    check_refusal(plan(), 2, "give the CONFIG of a run, or --model CONFIG_JSON")
+    check_refusal(plan("--gpus", 8), 2, "give the CONFIG of a run")
+
+
+def test_options_of_a_model_alone_are_settings_of_a_run(folder: Path) -> None:
+    path = write_run(folder)
+    outcome = plan(path, "--batch", 3, "--seq-len", 64)
+    check_refusal(
+        outcome,
+        2,
+        "--batch is for a model alone; with a CONFIG write train.batch_size=3",
+        "with a CONFIG write data.seq_len=64",
+    )
+
+
+def test_no_such_model(tmp_path: Path) -> None:
+    for path in (tmp_path / "nothing.json", tmp_path):
+        check_refusal(plan("--model", path), 3, "'--model' must be", "cannot be read: No such file")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("{not json", "is not JSON"),
+        ("[1, 2]", "holds no settings"),
+        ("{}", "'model_type' must be one of llama, mistral, qwen2, qwen3"),
+        ('{"model_type": "mixtral"}', "got 'mixtral'"),
+        ('{"model_type": "llama"}', "must give 'hidden_size' as a whole number"),
+    ],
+)
+def test_a_model_that_is_none(tmp_path: Path, text: str, said: str) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(text)
+    outcome = plan("--model", path, "--machine", "dgx-h100")
+    check_refusal(outcome, 3, said)
+    assert len(outcome.err.splitlines()) == 1
+
+
+def test_a_file_that_is_no_text(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    path.write_bytes(b"\xff\xfe\x00binary")
+    check_refusal(plan("--model", path), 3, "is not JSON")
+
+
+def test_a_machine_that_is_wrong(tmp_path: Path, model: Path) -> None:
+    path = write_machine(tmp_path, memory_gb=80)
+    outcome = plan("--model", model, "--machine", path)
+    check_refusal(outcome, 2, "machine.yaml", "memory_gb")
+
+
+def test_no_such_run() -> None:
+    check_refusal(plan("nothing.yaml"), 2, "nothing.yaml")
+
+
+# -- JSON ------------------------------------------------------------------------------------------
+
+
+def test_json_has_what_the_screen_shows(model: Path) -> None:
+    arguments = ("--model", model, "--gpus", 512, "--machine", "dgx-h100", "--batch", 512)
+    shown, outcome = plan(*arguments).out, plan(*arguments, "--json")
+    assert outcome.code == 0
+    printed = json.loads(outcome.out)
+    read = Plan.model_validate_json(outcome.out)
+    assert (printed["kind"], printed["version"]) == ("plan", 1)
+    assert printed["num_parameters"] == 405_853_388_800
+    assert f"{printed['num_fitting']:,} of {printed['num_meshes']:,} meshes fit" in shown
+    rows = [line.split() for line in shown.splitlines()]
+    first = read.meshes[0]
+    assert first.speed is not None
+    row = [f"{getattr(first, axis):,}" for axis in ("data", "z", "y", "x")]
+    row += [first.activation_checkpointing, f"{first.micro_batch_size}"]
+    row += format_bytes(first.memory.needed).split() + format_bytes(first.headroom_bytes).split()
+    assert [*row, f"{first.speed.tokens_per_s:,.0f}"] in rows
+    assert f"during {first.memory.moment}" in flatten(shown)
+    assert all(each in flatten(shown) for each in printed["assumptions"])
+    speeds = [mesh.speed.tokens_per_s for mesh in read.meshes if mesh.speed]
+    assert speeds == sorted(speeds, reverse=True)
+
+
+def test_json_is_printed_and_the_reason_told_where_nothing_fits(model: Path) -> None:
+    outcome = plan("--model", model, "--gpus", 8, "--machine", "dgx-h100", "--json")
+    assert outcome.code == 2
+    printed = json.loads(outcome.out)
+    assert printed["num_fitting"] == 0
+    assert printed["enough"]["num_gpus"] == 88
+    assert printed["enough"]["mesh"]["fits"]
+    assert all(not mesh["fits"] and mesh["speed"] is None for mesh in printed["meshes"])
+    assert len(outcome.err.splitlines()) == 1
+
+
+# -- a run -----------------------------------------------------------------------------------------
+
+
+def test_a_run_with_its_documents(folder: Path) -> None:
+    path = write_run(folder)
+    outcome = plan(path)
+    assert outcome.code == 0
+    assert "a step of 8 rows, 128 tokens a row, fp32" in outcome.out
+    assert "only mesh fits" in outcome.out
+    for title in ("Tokenizer", "Training", "Disk", "Documents and audit"):
+        assert f"\n{title}\n" in outcome.out
+    assert not (folder / "runs").exists()
+
+
+def test_a_run_as_json(folder: Path) -> None:
+    path = write_run(folder)
+    printed = json.loads(plan(path, "train.batch_size=4", "--json").out)
+    assert printed["batch_size"] == 4
+    assert printed["dry_run"]["length"]["batch_size"] == 4
+    without = json.loads(plan(path, "--no-documents", "--json").out)
+    assert "dry_run" not in without
+    assert without["num_parameters"] == printed["dry_run"]["disk"]["num_parameters"]
+
+
+def test_a_run_without_its_documents(folder: Path) -> None:
+    path = write_run(folder, data={"train": str(folder / "not-there.jsonl")})
+    assert plan(path).code == 3
+    outcome = plan(path, "--no-documents")
+    assert outcome.code == 0
+    assert "Training" not in outcome.out
+    assert not (folder / "runs").exists()
+
+
+def test_a_run_on_many_gpus(folder: Path) -> None:
+    path = write_run(folder, parallel={"z": 2, "x": 2, "order": ["x", "y", "z", "data"]})
+    arguments = ("--no-documents", "--machine", "dgx-h100", "--json")
+    printed = json.loads(plan(path, *arguments).out)
+    assert printed["num_gpus"] == 8, "'parallel.data' is -1: one node"
+    assert [printed["asked"][axis] for axis in ("data", "z", "y", "x")] == [2, 2, 1, 2]
+    # Rows of the run, split four ways.
+    assert printed["asked"]["micro_batch_size"] == 2
+    other = json.loads(plan(path, *arguments, "--mesh", "x=2").out)
+    assert other["num_gpus"] == 2
+    check_refusal(
+        plan(path, *arguments, "--gpus", 12),
+        2,
+        "'parallel.data' × 'parallel.z' must divide 'train.batch_size', 8 rows",
+        "no mesh works on 12 ranks",
+        "nearest first: 8, 16, 4",
+    )
+
+
+def test_a_run_whose_mesh_does_not_fit_is_told_what_would_do(folder: Path) -> None:
+    train = {"batch_size": 64, "micro_batch_size": 32, "activation_checkpointing": "none"}
+    path = write_run(folder, train=train, parallel={"data": 2})
+    # Some 2 MB: the tiny model's weights and moments, and a few rows.
+    machine = write_machine(folder, memory_gib=0.003, reserved_gib=0, gpus_per_node=2)
+    outcome = plan(path, "--machine", machine)
+    assert outcome.code == 2
+    # After the table, and what the documents give.
+    assert "; yours, then" in outcome.out
+    assert "Documents and audit" in outcome.out
+    line = outcome.err.splitlines()[-1]
+    assert line.startswith("the mesh (data=2, z=1, y=1, x=1) needs ")
+    remedies = re.findall(r"set ([a-z_.]+=\w+)", line)
+    assert remedies
+    for remedy in remedies:
+        assert plan(path, "--machine", machine, "--no-documents", remedy).code == 0
+    assert not (folder / "runs").exists()
+
+
+def test_a_family_whose_memory_is_not_known_is_told_the_rest(folder: Path) -> None:
+    fields = {"model_type": "gpt2", "n_embd": 32, "n_layer": 1, "n_head": 2, "n_positions": 128}
+    model = {"path": None, "scratch": {"config": fields, "vocab_size": 400}}
+    path = write_run(folder, model=model)
+    outcome = plan(path)
+    assert outcome.code == 0
+    assert "memory is known for llama, mistral, qwen2, qwen3 only: left out" in outcome.err
+    assert "Training" in outcome.out
+
+
+def test_another_model_for_a_run(folder: Path) -> None:
+    outcome = plan(
+        write_run(folder), "--no-documents", "--model", write_model(folder), "--machine", "h200"
+    )
+    assert outcome.code == 2, "405B on the one GPU that the run asks for"
+    assert "llama-405b  405.9 B parameters" in outcome.out
+
+
+# -- the screen ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("width", [80, 100])
+def test_nothing_is_cut_off(model: Path, width: int) -> None:
+    arguments = ("--model", model, "--machine", "perlmutter", "--json")
+    mesh = "data=8,z=128,y=2,x=8"
+    for outcome in (
+        plan(*arguments, "--gpus", 16384, "--batch", 65536, "--mesh", mesh),
+        plan(*arguments, "--gpus", 4),
+    ):
+        screen = io.StringIO()
+        render_plan(
+            Plan.model_validate_json(outcome.out), rich.console.Console(file=screen, width=width)
+        )
+        shown = screen.getvalue()
+        assert "…" not in shown
+        assert max(map(len, shown.splitlines())) <= width
+
+
+@pytest.mark.parametrize(
+    ("num_meshes", "num_fitting", "is_asked", "said"),
+    [
+        (1, 1, False, "the only mesh fits"),
+        (1, 0, False, "the only mesh does not fit"),
+        (4, 0, False, "none of 4 meshes fits; the nearest to fitting first"),
+        (4, 1, False, "1 of 4 meshes fits; the fastest first"),
+        (4, 3, False, "3 of 4 meshes fit; the fastest first"),
+        (4, 3, True, "3 of 4 meshes fit; yours, then the fastest"),
+        (4, 0, True, "none of 4 meshes fits; yours, then the nearest to fitting"),
+    ],
+)
+def test_how_many_fit(
+    model: Path, num_meshes: int, num_fitting: int, is_asked: bool, said: str
+) -> None:
+    made = Plan.model_validate_json(
+        plan("--model", model, "--gpus", 512, "--machine", "h200", "--json").out
+    )
+    changes = {"num_meshes": num_meshes, "num_fitting": num_fitting}
+    asked = {"asked": made.meshes[0] if is_asked else None}
+    screen = io.StringIO()
+    render_plan(made.model_copy(update=changes | asked), rich.console.Console(file=screen))
+    assert said in screen.getvalue().splitlines()
+
+
+def test_this_machine_is_planned_for_where_none_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({**TINY_LLAMA, "vocab_size": 400}))
+    printed = json.loads(plan("--model", path, "--json").out)
+    assert printed["machine"] == "this-machine"
+    assert printed["num_fitting"] >= 1
+
+
+# -- without torch ---------------------------------------------------------------------------------
+
+
+def test_a_model_alone_is_answered_without_torch(model: Path) -> None:
+    code = (
+        "import sys, memguard.cli; sys.argv = ['memguard', *sys.argv[1:]]\n"
+        "try: memguard.cli.main()\n"
+        "except SystemExit as stop: print(stop.code, {'torch', 'transformers'} & {*sys.modules})"
+    )
+    done = subprocess.run(
+        [
+            *(sys.executable, "-c", code, "plan", "--model", str(model)),
+            *("--gpus", "512", "--machine", "dgx-h100"),
+        ],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, "COLUMNS": "80"},
+    )
+    assert done.stdout.splitlines()[-1] == "0 set()"

@@ -1,0 +1,104 @@
+"""scripts/simulate.py on a tiny model: its verdict is honest, and mistakes are told in a line."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "simulate.py"
+# Llama-like, with a vocabulary that x does not divide.
+TINY = {
+    "model_type": "llama",
+    "vocab_size": 1001,
+    "hidden_size": 256,
+    "intermediate_size": 512,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "max_position_embeddings": 512,
+}
+# Doubles what is predicted, then runs the script as it is.
+TAMPERED = """
+import dataclasses, runpy, sys
+import memguard.planner.memory as memory
+honest = memory.estimate_memory
+def doubled(*args, **kwargs):
+    estimate = honest(*args, **kwargs)
+    return dataclasses.replace(estimate, weight_bytes=2 * estimate.weight_bytes)
+memory.estimate_memory = doubled
+sys.argv = sys.argv[1:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> str:
+    (tmp_path / "config.json").write_text(json.dumps(TINY))
+    return str(tmp_path / "config.json")
+
+
+def run(*args: str, code: str | None = None) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, *(["-c", code] if code else []), str(SCRIPT), *args]
+    return subprocess.run(command, capture_output=True, text=True, timeout=240)
+
+
+def test_all_modes_and_views_are_as_predicted(model: str) -> None:
+    modes = ("none", "selective", "full")
+    asked = ["--model", model, "--ranks", "16", "--mesh", "data=2,z=2,y=2,x=2", "--seq-len", "256"]
+    done = run(*asked, "--view", "0", "-1", "--checkpointing", *modes, "--json")
+    assert done.returncode == 0, done.stderr
+    views: list[dict[str, Any]] = json.loads(done.stdout)
+    assert [(v["checkpointing"], v["rank"]) for v in views] == [
+        (mode, rank) for mode in modes for rank in (0, 15)
+    ]
+    for view in views:
+        assert view["mesh"] == {"data": 2, "z": 2, "y": 2, "x": 2}
+        assert view["problems"] == []
+        assert {c["axis"] for c in view["collectives"]} == {"data", "z", "y", "x", "world"}
+        assert all(c["as_formula"] for c in view["collectives"])
+        sizes = view["bytes"]
+        assert sizes["optimizer"]["simulated"] > sizes["weights"]["simulated"] > 0
+        assert sizes["peak"]["simulated"] > sizes["optimizer"]["simulated"]
+
+
+def test_the_last_line_says_so(model: str) -> None:
+    done = run("--model", model, "--ranks", "8", "--seq-len", "128")
+    assert done.returncode == 0, done.stderr
+    assert "8 ranks (data=1, z=4, y=1, x=2), view of rank 0" in done.stdout
+    last = done.stdout.strip().splitlines()[-1]
+    assert last.startswith("PASS: 1 step of ")
+    assert "on 8 ranks" in last
+
+
+def test_a_wrong_prediction_fails(model: str) -> None:
+    done = run("--model", model, "--ranks", "4", "--seq-len", "128", code=TAMPERED)
+    assert done.returncode == 1
+    last = done.stdout.strip().splitlines()[-1]
+    assert last.startswith("FAIL: ")
+    assert "weights is 2.00 of simulated" in last
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (("--ranks", "16", "--mesh", "x=3"), "'parallel.x' must divide the model's 8 attention"),
+        (("--ranks", "4", "--view", "4"), "'--view' must be a rank of 4; got 4"),
+        (("--ranks", "4", "--mesh", "w=2"), "must give each of data, z, y, x at most once"),
+    ],
+)
+def test_mistakes_are_told(model: str, args: tuple[str, ...], said: str) -> None:
+    done = run("--model", model, *args)
+    assert done.returncode == 2
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_another_family_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({**TINY, "model_type": "mixtral"}))
+    done = run("--model", str(tmp_path), "--ranks", "4")
+    assert done.returncode == 3
+    assert "got 'mixtral'" in done.stderr
