@@ -16,7 +16,8 @@ tensors it has what kernels and collectives take, and the holes in malloc's heap
 posix_memalign, from which torch takes tensors, asks for a little more than their size, and the hole
 that a tensor of the same size has left is too small for it. `predicted` is what `memguard plan`
 says that a CPU process needs, tensors and its allowance for these holes, a share that was measured
-here on the first and third rows. The column `no holes` is a run in which malloc maps each tensor by
+here on the first and third rows. The second has no bar: where blocks are recomputed, as many holes
+stand beside fewer tensors. The column `no holes` is a run in which malloc maps each tensor by
 itself and so gives it back at once, to be compared with the tensors alone.
 
 The last line is a verdict; exit 1 where a bar is missed. Linux with glibc only.
@@ -637,7 +638,7 @@ def compare_simulated(name: str, case: Case) -> list[Compared]:
 
 
 def compare_measured(case: Case, num_runs: int) -> list[Compared]:
-    """Print a measured case's row; return its figure.
+    """Print a measured case's row; return its figure, if it has a bar.
 
     Raises:
         Failed: it does not work.
@@ -654,13 +655,15 @@ def compare_measured(case: Case, num_runs: int) -> list[Compared]:
     )
     amounts = (tensors, simulated, ours, figure.other)
     cells = "".join(f"{each / 1e6:>10,.0f}" for each in amounts)
+    has_bar = case.checkpointing == "none"
+    end = mark([figure]) if has_bar else "  no bar"
     print(
         f"{case!s:<38}{cells}{figure.ratio:>7.3f}"
         f"{f'{min(runs) / 1e6:,.0f} - {max(runs) / 1e6:,.0f}':>16}"
-        f"{without_holes / 1e6:>10,.0f}{tensors / without_holes:>7.3f}{mark([figure])}",
+        f"{without_holes / 1e6:>10,.0f}{tensors / without_holes:>7.3f}{end}",
         flush=True,
     )
-    return [figure]
+    return [figure] if has_bar else []
 
 
 def mark(figures: list[Compared]) -> str:

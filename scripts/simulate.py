@@ -11,9 +11,10 @@ weights, gradients, optimizer state and at the peak, beside what `memguard plan`
 collective by axis, beside the formula in memguard/parallel/__init__.py. Nothing here needs a GPU.
 
 CONFIG_JSON is a config.json of Llama, Mistral, Qwen2 or Qwen3, or the folder it is in. Without
---mesh, x takes up to 8 ranks, from 4,096 ranks on y takes 2, z up to 128, data the rest. The last
+--mesh, x takes up to 8 ranks, y takes 2 where 512 are left, z up to 128, data the rest. The last
 line is a verdict; exit 1 where a collective differs from the formula, stored state by more than 5 %
-or the peak by more than 15 %, exit 2 where the mesh does not go with the model.
+or the peak by more than 15 %, exit 2 where the mesh does not go with the model, 3 where the model
+is of another family or not there.
 """
 
 import argparse
@@ -25,6 +26,7 @@ import sys
 import time
 import warnings
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -241,6 +243,17 @@ def choose_mesh(sizes: ModelSizes, num_ranks: int, asked: argparse.Namespace) ->
     return resolve_mesh(ParallelConfig(z=z, y=y, x=x), num_ranks, sizes)
 
 
+def at_least(smallest: int) -> Callable[[str], int]:
+    """Return what reads a whole number of at least so much."""
+
+    def read(text: str) -> int:
+        if not text.isdigit() or int(text) < smallest:
+            raise argparse.ArgumentTypeError(f"must be {smallest} or more, got {text}")
+        return int(text)
+
+    return read
+
+
 def parse() -> argparse.Namespace:
     """Read the arguments."""
     summary, _, usage = (__doc__ or "").partition("\n")
@@ -248,13 +261,13 @@ def parse() -> argparse.Namespace:
         description=summary, epilog=usage, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--model", type=Path, required=True, help="config.json, or its folder")
-    parser.add_argument("--ranks", type=int, nargs="+", required=True)
+    parser.add_argument("--ranks", type=at_least(1), nargs="+", required=True)
     parser.add_argument("--view", type=int, nargs="+", default=[0], help="ranks; -1 is the last")
     parser.add_argument("--mesh", help="e.g. data=8,z=128,y=2,x=8")
-    parser.add_argument("--rows", type=int, default=1, help="of a step on one rank")
-    parser.add_argument("--seq-len", type=int, default=2048)
+    parser.add_argument("--rows", type=at_least(1), default=1, help="of a step on one rank")
+    parser.add_argument("--seq-len", type=at_least(2), default=2048)
     parser.add_argument("--precision", choices=("bf16", "fp32"), default="bf16")
-    parser.add_argument("--chunk-tokens", type=int, default=1024)
+    parser.add_argument("--chunk-tokens", type=at_least(1), default=1024)
     modes = ("none", "selective", "full")
     parser.add_argument("--checkpointing", nargs="+", choices=modes, default=["full"])
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
@@ -272,10 +285,10 @@ def main() -> int:
         fields = json.loads(path.read_text())
         sizes = ModelSizes.from_json(fields)
         views = choose_views(sizes, asked)
+        config = transformers.AutoConfig.for_model(**fields)
     except (MemguardError, OSError, ValueError) as error:
         print(f"simulate.py: {error}", file=sys.stderr)
         return getattr(error, "exit_code", 2)
-    config = transformers.AutoConfig.for_model(**fields)
     outcomes = []
     for view in views:
         outcome = simulate(config, sizes, view, asked)

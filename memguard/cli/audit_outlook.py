@@ -78,9 +78,16 @@ def _count_audited(
 
 
 def remark_on_audit(
-    config: RunConfig, corpus: Corpus, buckets: Sequence[BucketOutlook]
+    config: RunConfig, corpus: Corpus, buckets: Sequence[BucketOutlook], *, is_cut: bool
 ) -> list[Remark]:
-    """Warn where the audit will be refused, or show little."""
+    """Warn where the audit will be refused, or show little.
+
+    Args:
+        config: of the run.
+        corpus: its documents.
+        buckets: what is foreseen of them.
+        is_cut: whether 'train.max_steps' ends the run early.
+    """
     remarks = []
     num_trained = sum(
         bucket.num_documents - bucket.num_too_short
@@ -88,10 +95,10 @@ def remark_on_audit(
         if bucket.role == "trained" and bucket.num_too_short is not None
     )
     if num_trained < config.audit.min_documents:
+        ends = "'train.max_steps' ends the run when" if is_cut else "When the run ends,"
         text = (
-            f"'train.max_steps' ends the run when {num_trained} documents that are long enough "
-            f"for the audit have been trained whole; 'audit.min_documents' is "
-            f"{config.audit.min_documents}: the audit will refuse."
+            f"{ends} {num_trained} documents that are long enough for the audit have been trained "
+            f"whole; 'audit.min_documents' is {config.audit.min_documents}: the audit will refuse."
         )
         remarks.append(warn("audit", text))
     control = next((bucket for bucket in buckets if bucket.role == "control"), None)

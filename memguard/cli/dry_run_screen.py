@@ -196,7 +196,8 @@ def _print_left_out(out: rich.console.Console, record: DryRun) -> None:
 
 def _print_first_row(out: rich.console.Console, row: FirstRow) -> None:
     _print_title(out, "First row")
-    if not out.is_terminal:
+    # Not `is_terminal`, which FORCE_COLOR sets for files too.
+    if not out.file.isatty():
         line = "not shown: it is text of your documents, for a terminal only"
         _print_facts(out, [(f"{sum(len(p.tokens) for p in row.pieces):,} tokens", line)])
         return

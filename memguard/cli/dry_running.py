@@ -5,11 +5,14 @@ written. No weights are loaded.
 """
 
 import shutil
+import signal
 import tempfile
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from memguard.cli.audit_outlook import foresee_audit, remark_on_audit
@@ -18,7 +21,7 @@ from memguard.cli.run_folder import check_same_settings
 from memguard.cli.start import read_model_config
 from memguard.config import RunConfig
 from memguard.data.loader import Loader
-from memguard.errors import ConfigError, DataError, RecordError
+from memguard.errors import ConfigError, DataError, Interrupted, RecordError
 from memguard.planner.disk import (
     count_bytes,
     find_existing_parent,
@@ -51,7 +54,7 @@ class DryRunResult:
 
 
 def dry_run(config: RunConfig, console: Console) -> DryRunResult:
-    """Do everything of a training run that needs no weights, and leave nothing behind.
+    """Do everything of a training run that needs no weights, and leave no folder behind.
 
     Raises:
         ConfigError: no such suite.
@@ -97,7 +100,8 @@ def dry_run(config: RunConfig, console: Console) -> DryRunResult:
         remarks += remark_on_disk(disk)
         buckets = foresee_audit(config, corpus, counts)
         if config.audit.enabled:
-            remarks += remark_on_audit(config, corpus, buckets)
+            is_cut = length.num_steps < length.num_scheduled_steps
+            remarks += remark_on_audit(config, corpus, buckets, is_cut=is_cut)
         summary = corpus.summary
         record = DryRun(
             documents=DocumentCounts(
@@ -132,7 +136,10 @@ def _prepare_aside(folder: Path, borrowed: Path | None) -> Iterator[Path]:
     What a run has prepared before lies in it as links, so that it is read if it is still right;
     to prepare again replaces the links and leaves what they point at.
     """
-    with tempfile.TemporaryDirectory(prefix="memguard-dry-run-") as name:
+    with (
+        tempfile.TemporaryDirectory(prefix="memguard-dry-run-") as name,
+        _raising_on_sigterm(),
+    ):
         aside = Path(name)
         if borrowed is not None and (borrowed / "prepared" / "summary.json").is_file():
             (aside / "prepared").mkdir()
@@ -148,6 +155,23 @@ def _prepare_aside(folder: Path, borrowed: Path | None) -> Iterator[Path]:
             if told == str(error):
                 raise
             raise type(error)(told) from error
+
+
+@contextmanager
+def _raising_on_sigterm() -> Iterator[None]:
+    """Let SIGTERM unwind, so that folders are removed, instead of ending the process at once."""
+
+    def stop(number: int, _frame: FrameType | None) -> None:
+        raise Interrupted(number, "stopped; nothing was kept")
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _list_stop_ids(model: Any) -> list[int]:

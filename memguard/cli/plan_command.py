@@ -46,7 +46,9 @@ def run_plan(
         if sizes is not None:
             plan = make_plan(ask_about_run(request, run, sizes))
         else:
-            unknown = f"memory is known for {', '.join(COMPARED_FAMILIES)} only"
+            unknown = (
+                f"memory is known for {', '.join(COMPARED_FAMILIES)} only, without eager attention"
+            )
             if not with_documents:
                 raise ModelError(f"{unknown}; leave out --no-documents for the dry run alone")
             print(f"{unknown}: left out", file=sys.stderr)
@@ -77,7 +79,9 @@ def _refuse(plan: Plan) -> None:
 
 
 def _read_known_sizes(run: RunConfig) -> ModelSizes | None:
-    """Return the sizes of a run's model; None where its family's memory is not known."""
+    """Return the sizes of a run's model; None where what it takes is not known."""
+    if run.model.attn_implementation == "eager":
+        return None  # It keeps scores of all pairs of tokens.
     from memguard.cli.start import read_model_config
 
     config = read_model_config(run)

@@ -1,4 +1,4 @@
-"""What `memguard plan` was asked, checked and filled in before torch is loaded."""
+"""What `memguard plan` was asked, checked and filled in. No torch."""
 
 import json
 import math

@@ -81,6 +81,8 @@ def read_model_config(config: RunConfig, tokenizer: Any = None) -> Any:
     scratch = config.model.scratch
     if scratch is None:
         return load_config(_path(config), revision=config.model.revision)
+    if tokenizer is None and scratch.tokenizer is not None:
+        tokenizer = load_tokenizer(scratch.tokenizer)
     vocab_size = scratch.vocab_size if tokenizer is None else len(tokenizer)
     return make_scratch_config(scratch.config, vocab_size=vocab_size, tokenizer=tokenizer)
 

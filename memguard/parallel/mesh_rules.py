@@ -25,6 +25,12 @@ from memguard.errors import ModelError
 # Families whose every gradient is compared with one process's, mesh by mesh (tests/parallel).
 COMPARED_FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 
+_MUST_SAY = {
+    "mistral": ("num_key_value_heads",),
+    "qwen2": ("num_key_value_heads",),
+    "qwen3": ("num_key_value_heads", "head_dim"),
+}
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelSizes:
@@ -41,6 +47,9 @@ class ModelSizes:
     is_tied: bool = False
     """Whether head and embedding are one parameter."""
     has_qkv_bias: bool = False
+    has_output_bias: bool = False
+    """Whether attention's output has one."""
+    has_mlp_bias: bool = False
     has_head_norms: bool = False
     """Whether queries and keys are normalised head by head."""
 
@@ -67,6 +76,10 @@ class ModelSizes:
                 f"'model_type' must be one of {', '.join(COMPARED_FAMILIES)}, whose memory and "
                 f"traffic are known; got {family!r}"
             )
+        # What their configuration classes fill in is not what is filled in here.
+        for name in _MUST_SAY.get(family, ()):
+            if fields.get(name) is None:
+                raise ModelError(f"'{name}' must be given for model_type '{family}'; it is missing")
         return cls._read(fields.get)
 
     @classmethod
@@ -95,6 +108,8 @@ class ModelSizes:
             num_layers=read("num_hidden_layers"),
             is_tied=bool(get("tie_word_embeddings")),
             has_qkv_bias=family == "qwen2" or bool(get("attention_bias")),
+            has_output_bias=family != "qwen2" and bool(get("attention_bias")),
+            has_mlp_bias=bool(get("mlp_bias")),
             has_head_norms=family == "qwen3",
         )
 

@@ -13,7 +13,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from memguard.config import RunConfig
 from memguard.parallel.mesh_shape import MeshShape, ModelSizes
 from memguard.parallel.units import Unit, block_unit, other_units
 
@@ -67,22 +66,6 @@ class StepSettings:
     reshard_after_forward: bool = True
     sums_nll: bool = True
     """Whether the loss is a plain sum, as mitigations that only drop labels leave it."""
-
-    @classmethod
-    def of_run(cls, config: RunConfig, mesh: MeshShape) -> "StepSettings":
-        """Read a run's settings, for full rows from which no label is dropped."""
-        train = config.train
-        num_rows = -(-train.batch_size // mesh.num_batch_ways)
-        rows = min(train.micro_batch_size or num_rows, num_rows)
-        return cls(
-            num_tokens=rows * config.data.seq_len,
-            num_labels=rows * (config.data.seq_len - 1),
-            num_micro_batches=-(-num_rows // rows),
-            chunk_tokens=train.nll_chunk_tokens,
-            compute_bytes=2 if train.precision == "bf16" else 4,
-            checkpointing=train.activation_checkpointing,
-            reshard_after_forward=config.parallel.reshard_after_forward,
-        )
 
     @property
     def wide_bytes(self) -> int:

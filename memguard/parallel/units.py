@@ -49,6 +49,10 @@ def block_unit(sizes: ModelSizes, mesh: MeshShape) -> Unit:
     vectors = [features] * 2
     if sizes.has_qkv_bias:
         vectors += [queries, keys, keys]
+    if sizes.has_output_bias:
+        vectors += [features]
+    if sizes.has_mlp_bias:
+        vectors += [width, width, features]
     if sizes.has_head_norms:
         vectors += [sizes.head_dim] * 2
     shapes = (*matrices, *((length, 1) for length in vectors))

@@ -40,7 +40,6 @@ class Work:
     compute_bytes: int = 2
     chunk_tokens: int = 1024
     reshard_after_forward: bool = True
-    sums_nll: bool = True
 
     def num_rows(self, mesh: MeshShape) -> int:
         """Return the rows of a step on one rank."""
@@ -150,16 +149,18 @@ def rank_meshes(
 
 
 def find_enough_gpus(sizes: ModelSizes, work: Work, machine: Machine) -> Ranked | None:
-    """Return the fastest mesh on the fewest GPUs, in whole nodes, that hold one; None: not found.
+    """Return the fastest mesh on the fewest GPUs that hold one; None: not found.
 
-    Weights, gradients and moments give the number to begin with. Where the batch is given, the
-    number must leave it whole rows.
+    Tried are equal parts of a node, then whole nodes, from where weights, gradients and moments
+    fit. Where the batch is given, the number must leave it whole rows.
     """
     node = machine.gpus_per_node
-    state_bytes = 16 * count_parameters(sizes)
-    first = max(1, -(-state_bytes // (machine.usable_bytes * node)))
-    for num_nodes in range(first, first + _MAX_NODES_TRIED):
-        meshes = _list_promising(sizes, num_nodes * node, work)
+    least = -(-16 * count_parameters(sizes) // machine.usable_bytes)
+    parts = [part for part in range(least, node) if node % part == 0]
+    first = -(-least // node)
+    nodes = range(first, first + _MAX_NODES_TRIED)
+    for num_gpus in (*parts, *(num_nodes * node for num_nodes in nodes)):
+        meshes = _list_promising(sizes, num_gpus, work)
         ranked, _ = rank_meshes(sizes, meshes, work, machine)
         if ranked:
             return ranked[0]
@@ -208,7 +209,6 @@ def _build_settings(mesh: MeshShape, work: Work, mode: Checkpointing, rows: int)
         compute_bytes=work.compute_bytes,
         checkpointing=mode,
         reshard_after_forward=work.reshard_after_forward,
-        sums_nll=work.sums_nll,
     )
 
 

@@ -66,7 +66,7 @@ class MeshPlan(Record):
 
 
 class Enough(Record):
-    """The smallest number of GPUs, in whole nodes, that would do."""
+    """The smallest number of GPUs that would do: part of a node, or whole ones."""
 
     num_gpus: int
     mesh: MeshPlan

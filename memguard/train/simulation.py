@@ -126,7 +126,7 @@ def _build_sharded(hf_config: Any, mesh: Mesh4D, train: TrainConfig, reshard: bo
 
 def _build_plain(hf_config: Any, train: TrainConfig) -> _Built:
     with init_empty_weights(include_buffers=False):
-        model = transformers.AutoModelForCausalLM.from_config(hf_config)
+        model = transformers.AutoModelForCausalLM.from_config(hf_config, dtype=torch.float32)
     model.tie_weights()
     vocab = VocabLayer(model, chunk_tokens=train.nll_chunk_tokens)
     checkpoint_blocks(model, train.activation_checkpointing)

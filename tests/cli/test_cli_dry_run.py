@@ -48,8 +48,19 @@ def look_at(folder: Path) -> dict[str, Any]:
     }
 
 
+class Screen(io.StringIO):
+    """Standard output, on a terminal or not."""
+
+    def __init__(self, *, is_terminal: bool) -> None:
+        super().__init__()
+        self.is_terminal = is_terminal
+
+    def isatty(self) -> bool:
+        return self.is_terminal
+
+
 def show(result: DryRunResult, *, width: int = 80, **settings: Any) -> str:
-    screen = io.StringIO()
+    screen = Screen(is_terminal=bool(settings.get("force_terminal")))
     render_dry_run(result, rich.console.Console(file=screen, width=width, **settings))
     return screen.getvalue()
 
@@ -302,3 +313,13 @@ def test_long_rows_are_cut(folder: Path) -> None:
     assert f"... and {hidden:,} more tokens" in strip_styles(screen)
     assert "document 1 of 2" in strip_styles(screen)
     assert "document 2 of 2" not in strip_styles(screen)
+
+
+def test_colour_that_is_forced_into_a_file_brings_no_text(
+    chat: DryRunResult, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    screen = strip_styles(show(chat))
+    assert "not shown: it is text of your documents, for a terminal only" in screen
+    for piece in chat.first_row.pieces:
+        assert "".join(token.text for token in piece.tokens[:20]) not in screen

@@ -399,7 +399,7 @@ def test_a_family_whose_memory_is_not_known_is_told_the_rest(folder: Path) -> No
     path = write_run(folder, model=model)
     outcome = plan(path)
     assert outcome.code == 0
-    assert "memory is known for llama, mistral, qwen2, qwen3 only: left out" in outcome.err
+    assert "only, without eager attention: left out" in outcome.err
     assert "Training" in outcome.out
 
 

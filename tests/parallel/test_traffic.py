@@ -12,7 +12,7 @@ from ranks import RankPool
 from recorded import record_forward_backward
 from tiny_families import FAMILIES
 
-from memguard.config import ParallelConfig, RunConfig, TrainConfig
+from memguard.config import TrainConfig
 from memguard.parallel.assemble import Sharding, build_meta_layer
 from memguard.parallel.linear import Linear4D
 from memguard.parallel.mesh_shape import MeshShape, ModelSizes
@@ -291,30 +291,3 @@ def test_two_axes_send_almost_half_of_one_at_32_ranks() -> None:
         sum(ring for _, ring in block_traffic(x=x, y=y).values()) for x, y in ((32, 1), (8, 4))
     )
     assert two <= 0.55 * one
-
-
-def test_the_settings_of_a_run() -> None:
-    config = RunConfig.model_validate(
-        {
-            "name": "run",
-            "model": {"path": "model"},
-            "data": {"train": ["documents.jsonl"], "seq_len": 64},
-            "train": {
-                "batch_size": 32,
-                "micro_batch_size": 2,
-                "precision": "bf16",
-                "activation_checkpointing": "full",
-                "nll_chunk_tokens": 128,
-            },
-            "parallel": ParallelConfig(z=2, x=2, reshard_after_forward=False),
-        }
-    )
-    assert StepSettings.of_run(config, MeshShape(data=2, z=2, x=2)) == StepSettings(
-        num_tokens=128,
-        num_labels=126,
-        num_micro_batches=4,
-        chunk_tokens=128,
-        compute_bytes=2,
-        checkpointing="full",
-        reshard_after_forward=False,
-    )

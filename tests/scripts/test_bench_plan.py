@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[2]
 NUMBER = r" +[\d,.]+"
 SIMULATED = rf"(?:{NUMBER}){{3}}" * 4 + NUMBER
 MEASURED = rf"(?:{NUMBER}){{5}} +[\d,]+ - [\d,]+(?:{NUMBER}){{2}}"
-END = r"(  MISSED)?$"
+END = r"(  MISSED|  no bar)?$"
 ROWS = {
     r"  \(1, 4, 1, 2\) +2 full +bf16 1 x 1": SIMULATED,
     r"  \(1, 4, 1, 2\) +2 selective bf16 1 x 1": SIMULATED,
@@ -43,15 +43,15 @@ def test_quick_fills_every_row_and_tells_what_it_missed() -> None:
     missed = 0
     for name, cells in ROWS.items():
         (row,) = (found for line in lines if (found := re.match(name + cells + END, line)))
-        missed += row[1] is not None
+        missed += row[1] == "  MISSED"
     # What the figures are is not looked at: at this size a peak may well be missed.
     if missed:
         assert done.returncode == 1, done.stderr
-        assert re.match(rf"FAIL: \d+ of {4 * 4 + 3}: ", lines[-1])
+        assert re.match(rf"FAIL: \d+ of {4 * 4 + 2}: ", lines[-1])
         assert lines[-1].count(";") + 1 >= missed
     else:
         assert done.returncode == 0, done.stderr
-        assert lines[-1].startswith(f"PASS: all {4 * 4 + 3} figures ")
+        assert lines[-1].startswith(f"PASS: all {4 * 4 + 2} figures ")
     # Stored bytes are arithmetic, whatever the size and the machine.
     assert not re.search("weights|gradients|optimizer", lines[-1].partition("FAIL")[2])
 

@@ -9,9 +9,12 @@ from typing import Any
 import pytest
 
 SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "simulate.py"
-# Llama-like, with a vocabulary that x does not divide.
+# A vocabulary that x does not divide, every bias there is, and the dtype that published files name.
 TINY = {
     "model_type": "llama",
+    "torch_dtype": "bfloat16",
+    "attention_bias": True,
+    "mlp_bias": True,
     "vocab_size": 1001,
     "hidden_size": 256,
     "intermediate_size": 512,
@@ -66,12 +69,12 @@ def test_all_modes_and_views_are_as_predicted(model: str) -> None:
 
 
 def test_the_last_line_says_so(model: str) -> None:
-    done = run("--model", model, "--ranks", "8", "--seq-len", "128")
-    assert done.returncode == 0, done.stderr
+    done = run("--model", model, "--ranks", "1", "8", "--seq-len", "128")
+    assert done.returncode == 0, done.stdout + done.stderr
     assert "8 ranks (data=1, z=4, y=1, x=2), view of rank 0" in done.stdout
     last = done.stdout.strip().splitlines()[-1]
-    assert last.startswith("PASS: 1 step of ")
-    assert "on 8 ranks" in last
+    assert last.startswith("PASS: 2 steps of ")
+    assert "on 1, 8 ranks" in last
 
 
 def test_a_wrong_prediction_fails(model: str) -> None:
@@ -86,6 +89,8 @@ def test_a_wrong_prediction_fails(model: str) -> None:
     ("args", "said"),
     [
         (("--ranks", "16", "--mesh", "x=3"), "'parallel.x' must divide the model's 8 attention"),
+        (("--ranks", "0"), "must be 1 or more, got 0"),
+        (("--ranks", "4", "--seq-len", "1"), "must be 2 or more, got 1"),
         (("--ranks", "4", "--view", "4"), "'--view' must be a rank of 4; got 4"),
         (("--ranks", "4", "--mesh", "w=2"), "must give each of data, z, y, x at most once"),
     ],
