@@ -21,7 +21,7 @@ from memguard.cli.run_folder import check_same_settings
 from memguard.cli.start import read_model_config
 from memguard.config import RunConfig
 from memguard.data.loader import Loader
-from memguard.errors import ConfigError, DataError, Interrupted, RecordError
+from memguard.errors import ConfigError, DataError, RecordError
 from memguard.planner.disk import (
     count_bytes,
     find_existing_parent,
@@ -162,7 +162,8 @@ def _raising_on_sigterm() -> Iterator[None]:
     """Let SIGTERM unwind, so that folders are removed, instead of ending the process at once."""
 
     def stop(number: int, _frame: FrameType | None) -> None:
-        raise Interrupted(number, "stopped; nothing was kept")
+        # No Exception: libraries catch those of what they call.
+        raise SystemExit(128 + number)
 
     if threading.current_thread() is not threading.main_thread():
         yield
