@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from published_sizes import LLAMA_405B as SIZES_405B
 from ranks import RankPool
 from recorded import record_forward_backward
 from tiny_families import FAMILIES
@@ -249,20 +250,11 @@ def test_a_whole_step_with_two_micro_batches(ranks: RankPool) -> None:
 # -- the figures the engine was built for ----------------------------------------------------------
 
 _ONE_TOKEN = StepSettings(num_tokens=1, num_labels=0, compute_bytes=2)
-_SIZES_405B = ModelSizes(
-    hidden_size=16384,
-    num_heads=128,
-    num_kv_heads=8,
-    head_dim=128,
-    intermediate_size=53248,
-    vocab_size=128256,
-    num_layers=126,
-)
 
 
 def block_traffic(x: int, y: int) -> dict[Any, tuple[float, float]]:
     """Payload and ring traffic of one token in one block, in elements of bf16, by axis."""
-    totals = sum_by_axis(list_block_collectives(_SIZES_405B, MeshShape(x=x, y=y), _ONE_TOKEN))
+    totals = sum_by_axis(list_block_collectives(SIZES_405B, MeshShape(x=x, y=y), _ONE_TOKEN))
     return {axis: (payload / 2, ring / 2) for axis, (_, payload, ring) in totals.items()}
 
 

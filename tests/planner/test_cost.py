@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from published_sizes import LLAMA_405B
 from torch.utils.flop_counter import FlopCounterMode
 
 from memguard.parallel.mesh_shape import MeshShape, ModelSizes, list_meshes
@@ -24,16 +25,6 @@ from memguard.planner.cost import (
 )
 from memguard.planner.machine import Machine, load_machine
 
-# From the config.json published with meta-llama/Llama-3.1-405B.
-LLAMA_405B = ModelSizes(
-    hidden_size=16384,
-    num_heads=128,
-    num_kv_heads=8,
-    head_dim=128,
-    intermediate_size=53248,
-    vocab_size=128256,
-    num_layers=126,
-)
 NUM_PARAMETERS_405B = 405_853_388_800
 SEQ_LEN = 2048
 STEP = StepSettings(

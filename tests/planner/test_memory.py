@@ -10,6 +10,7 @@ import pytest
 import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from published_sizes import LLAMA_405B
 from ranks import RankPool
 
 from memguard.config import TrainConfig
@@ -230,16 +231,6 @@ def test_more_meshes_and_models(more: dict[str, SimulatedStep], case: Case) -> N
 
 # -- by hand ---------------------------------------------------------------------------------------
 
-# From the config.json published with meta-llama/Llama-3.1-405B.
-LLAMA_405B = ModelSizes(
-    hidden_size=16384,
-    num_heads=128,
-    num_kv_heads=8,
-    head_dim=128,
-    intermediate_size=53248,
-    vocab_size=128256,
-    num_layers=126,
-)
 BF16 = StepSettings(num_tokens=2048, num_labels=2047, chunk_tokens=1024, checkpointing="full")
 
 
