@@ -19,7 +19,7 @@ ROWS = {
     r"  \(1, 2, 2, 2\) +2 none +bf16 1 x 1": SIMULATED,
     r"  \(2, 1, 1, 4\) +2 full +bf16 1 x 1": SIMULATED,
     r"  \(1, 2, 1, 2\) +2 none +fp32 1 x 4": MEASURED,
-    r"  \(1, 2, 1, 2\) +2 full +fp32 1 x 8": MEASURED,
+    r"  \(1, 2, 1, 2\) +2 full +fp32 1 x 4": MEASURED,
     r"  \(1, 2, 1, 2\) +2 none +bf16 1 x 2": MEASURED,
 }
 
