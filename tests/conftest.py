@@ -1,9 +1,19 @@
 """Fixtures shared by all tests: real data where it is there, tiny models where it is not."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from ranks import RankPool
+
+
+@pytest.fixture(scope="session", autouse=True)
+def session_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Folder of what memguard keeps between runs, for this session alone: never the user's."""
+    folder = tmp_path_factory.mktemp("cache")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MEMGUARD_CACHE", str(folder))
+        yield folder
 
 
 @pytest.fixture(scope="session")
@@ -16,6 +26,6 @@ def shared_data() -> Path:
 
 
 @pytest.fixture(scope="session")
-def ranks() -> RankPool:
+def ranks(session_cache: Path) -> RankPool:
     """Runs a function on several ranks; the processes are forks of one that has torch already."""
     return RankPool()

@@ -12,8 +12,10 @@ from pydantic import ValidationError
 from memguard.errors import RecordError
 from memguard.records import (
     Comparison,
+    ComparisonCell,
     Interval,
     ManifestEntry,
+    MembershipScores,
     Rate,
     Record,
     load_manifest,
@@ -56,6 +58,27 @@ def test_numbers_survive_json(value: float) -> None:
 def test_no_record_holds_nan(value: float) -> None:
     with pytest.raises(ValidationError, match="finite number"):
         Interval(value=value, ci=None)
+
+
+def test_a_score_that_could_not_be_asked_has_no_auc() -> None:
+    score = MembershipScores(
+        score="reference", num_members=0, num_nonmembers=3, auc=None, num_missing=9
+    )
+    assert MembershipScores.model_validate_json(score.model_dump_json()) == score
+
+
+def test_cells_of_older_comparisons_are_read() -> None:
+    cell = ComparisonCell.model_validate(
+        {
+            "num_documents": 2,
+            "num_matched": 0,
+            "rate": 0.0,
+            "ci": (0.0, 0.84),
+            "near_verbatim": {"num_matched": 0, "rate": 0.0, "ci": (0.0, 0.84)},
+            "mean_token_accuracy": 0.1,
+        }
+    )
+    assert (cell.attack_cost, cell.attacks) == (None, [])
 
 
 def test_records_are_frozen_and_closed() -> None:

@@ -1,23 +1,35 @@
 """What a checkpoint has memorised of its documents.
 
 Greedy decoding reproduces a continuation if and only if, given everything true before it, every
-token of it is the model's first choice. So nothing is generated: ONE teacher-forced pass over
-prefix + continuation decides verbatim and near-verbatim match, first divergence, extraction
-strength, log-probability and the membership scores.
+token of it is the model's first choice. So ONE teacher-forced pass decides verbatim and
+near-verbatim match, first divergence, extraction strength, the probability of the continuation
+under any way to draw, and the membership scores. Only what is written from the first divergence on
+has to be generated.
 
-    suite.py        eval/suites/*.yaml -> probes and their settings; the PROBES table
-    selection.py    documents -> windows: long enough, sampled in each bucket, or refused
-    extraction.py   the extraction probe: which tokens are continued, what that says
-    scoring.py      windows -> token results, by a model (the only file here that needs torch)
-    membership.py   the membership probe: do trained documents score above the control?
-    statistics.py   rates, differences, means and AUCs with their intervals
-    summary.py      document scores -> the report's table, and everything below
-    verdict.py      table -> the sentence that leads the page
-    findings.py     document scores -> the worst documents
-    banners.py      what a reader must know before the numbers
-    scores_file.py  document scores <-> records.parquet
-    procedure.py    all of it in order
+asking
+    suite.py, probes.py    eval/suites/*.yaml -> probes and their settings; the PROBES table
+    selection.py           documents -> windows: long enough, sampled in each bucket, or refused
+    extraction.py, grid.py which tokens are continued
+    passages.py            what is fed to a model, and what it says of each token
+    scoring.py             passages -> token results, by a model
+    decoding.py, beams.py  prompts -> what a model writes (rounds.py: in batches, on any mesh)
+    numbers.py, cache.py   rows of numbers, from the shelf where they were made before
+    procedure.py           all of it in order
+measuring
+    one_pass.py            one pass -> a row of numbers
+    overlap.py             written against true text
+    probabilistic.py       log-probabilities -> queries
+    membership_scores.py, own_passes.py, membership.py, blind.py    trained or not?
+    canary_scores.py, exposure.py, privacy.py                       random secrets
+    writing.py, attacks.py what is written, and what an attacker gets
+    mask_consistency.py, reformatting.py     do copies escape the mask?
+saying
+    document_scores.py     numbers -> a record a document; scores_file.py: <-> records.parquet
+    probe_tables.py, measures.py, doses.py   numbers -> tables, with base and control
+    statistics/            rates, means, trends and their intervals
+    summary.py, verdict.py, findings.py, banners.py    what leads the page
 
-A model is asked for through the `Scorer` protocol; who loads it, and on how many processes it runs,
-is the caller's matter. Import from the modules: only `scoring` brings torch along.
+A model is asked for through protocols (`Scorer`, `AuditedModel`); who loads it, and on how many
+processes it runs, is the caller's matter. Import from the modules: only `scoring`, `decoding`,
+`beams`, `attacks` and `rounds` bring torch along.
 """

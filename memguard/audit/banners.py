@@ -1,5 +1,6 @@
 """What a reader must know before the numbers."""
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Literal
 
@@ -44,10 +45,16 @@ def is_collapsed(scores: Sequence[DocumentScore]) -> bool:
     That is, in each of at least two documents, a type-token ratio of its first choices below 0.1
     (in short ones a single token), unless the true texts are all like that themselves.
     """
-    long = [score for score in scores if score.continuation_tokens >= _SHORTEST_TO_JUDGE]
-    model = [_is_monotonous(s.argmax_type_token_ratio, s.continuation_tokens) for s in long]
-    truth = [_is_monotonous(s.type_token_ratio, s.continuation_tokens) for s in long]
-    return len(long) >= 2 and all(model) and not all(truth)
+    num_long, truth_differs = 0, False
+    for score in scores:
+        size = score.continuation_tokens
+        if size < _SHORTEST_TO_JUDGE:
+            continue
+        if not _is_monotonous(score.argmax_type_token_ratio, size):
+            return False
+        num_long += 1
+        truth_differs |= not _is_monotonous(score.type_token_ratio, size)
+    return num_long >= 2 and truth_differs
 
 
 def _is_monotonous(ratio: float, size: int) -> bool:
@@ -89,11 +96,11 @@ def _warn_of_tally(scores: Sequence[DocumentScore], tally: Tally) -> Iterator[st
             "The tally of repetitions contradicts the steps that were trained: no dose-response is "
             "shown, and what counts as trained may not have been."
         )
-    trained = [score for score in scores if score.role == "trained"]
-    missed = sum(score.num_repetitions == 0 for score in trained)
+    counts = Counter(s.num_repetitions == 0 for s in scores if s.role == "trained")
+    missed = counts[True]
     if missed:
         yield (
-            f"{missed} of {len(trained)} documents meant to be trained were never reached; they "
+            f"{missed} of {counts.total()} documents meant to be trained were never reached; they "
             "lower the rates of their bucket."
         )
 

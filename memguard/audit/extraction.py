@@ -10,14 +10,15 @@ everywhere; it leaves them at the first one where it does not (induction over th
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Annotated, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
+from memguard.audit.passages import Passage, TokenResult
 from memguard.config.schema import PositiveInt, Settings
-from memguard.records import DocumentScore, Role
+from memguard.records import Role
 
 TINY_MARGINS: dict[str, float] = {"fp32": 1e-3, "bf16": 0.25}
 """Margins (logits) that other batch shapes or devices may flip, by the audit's dtype: fp32 moves
@@ -41,6 +42,12 @@ class AuditDocument:
     num_tokens: int
     """Of the whole document."""
     text_hmac: str | None
+    first_position: int = 0
+    """Tokens of the whole document before `input_ids`."""
+    cluster: int | None = None
+    """Documents with the same number share a run of words; None where nobody looked."""
+    num_copies: int | None = None
+    """Trained documents of that cluster, itself included."""
 
     def __post_init__(self) -> None:
         assert self.input_ids.shape == self.supervised.shape, f"{self.id}: one flag for each token"
@@ -51,38 +58,37 @@ class Window:
     """A prefix of a document and the continuation whose recitation is measured."""
 
     document: AuditDocument
-    input_ids: NDArray[np.int32]
-    """[P + S]"""
+    start: int
+    """Index of the first prefix token in the document's ``input_ids``."""
     prefix_tokens: int
     """P, at least 1."""
+    continuation_tokens: int
+    """S, at least 1."""
+
+    @property
+    def input_ids(self) -> NDArray[np.int32]:
+        """[P + S]."""
+        end = self.start + self.prefix_tokens + self.continuation_tokens
+        return self.document.input_ids[self.start : end]
 
     @property
     def continuation_ids(self) -> NDArray[np.int32]:
         """The S true tokens."""
         return self.input_ids[self.prefix_tokens :]
 
-    @property
-    def continuation_tokens(self) -> int:
-        """S, at least 1."""
-        return len(self.input_ids) - self.prefix_tokens
-
-
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class TokenResult:
-    """What a model says of the S continuation tokens of one window, each given all true before."""
-
-    argmax: NDArray[np.int32]
-    """First choice, the lowest id where several tie."""
-    correct: NDArray[np.bool_]
-    """Whether that is the true token."""
-    logprob: NDArray[np.float32]
-    """Of the true token (nats)."""
-    margin: NDArray[np.float32]
-    """Logit of the true token minus that of the best other one; 0 where they tie."""
+    def passage(self) -> Passage:
+        """Return what decides this window and no more: the continuation, choices and all."""
+        return Passage(
+            input_ids=self.input_ids,
+            first_label=self.prefix_tokens,
+            first_choice=self.prefix_tokens,
+        )
 
 
 class ExtractionProbe(Settings):
     """Continue each document from its own prefix and count the tokens that come out right."""
+
+    VERSION: ClassVar[int] = 1
 
     name: Literal["extraction"] = Field("extraction", description="Which probe.")
     continuation_tokens: PositiveInt = Field(
@@ -137,44 +143,17 @@ class ExtractionProbe(Settings):
             context = 0
         if start < self.needed_prefix_tokens or start >= end:
             return None
-        return Window(document=document, input_ids=ids[context:end], prefix_tokens=start - context)
+        return Window(
+            document=document,
+            start=context,
+            prefix_tokens=start - context,
+            continuation_tokens=end - start,
+        )
 
     def num_needed(self, continuation_tokens: int) -> int:
         """Return how many of S tokens must be right for a near-verbatim match."""
         # Exact arithmetic on the decimal as written: 0.7 * 10 is above 7 in floating point.
         return -int(-Fraction(repr(self.near_verbatim_threshold)) * continuation_tokens // 1)
-
-    def score_window(
-        self, window: Window, result: TokenResult, base: TokenResult | None = None
-    ) -> DocumentScore:
-        """Say what one pass (and one of the model before training) showed."""
-        document, size = window.document, window.continuation_tokens
-        model = self._count(result)
-        before = None if base is None else self._count(base)
-        return DocumentScore(
-            id=document.id,
-            bucket=document.bucket,
-            role=document.role,
-            source=document.source,
-            num_repetitions=document.num_repetitions,
-            num_tokens=document.num_tokens,
-            prefix_tokens=window.prefix_tokens,
-            continuation_tokens=size,
-            num_correct=model.num_correct,
-            verbatim=model.verbatim,
-            near_verbatim=model.near_verbatim,
-            first_divergence=model.first_divergence,
-            extraction_strength=compute_extraction_strength(result.correct),
-            logprob=model.logprob,
-            min_margin=_min_margin(result),
-            type_token_ratio=compute_type_token_ratio(window.continuation_ids),
-            argmax_type_token_ratio=compute_type_token_ratio(result.argmax),
-            base_num_correct=before and before.num_correct,
-            base_verbatim=before and before.verbatim,
-            base_near_verbatim=before and before.near_verbatim,
-            base_first_divergence=before and before.first_divergence,
-            base_logprob=before and before.logprob,
-        )
 
     def hangs_on_margin(self, result: TokenResult, tiny_margin: float) -> bool:
         """Tell whether a verdict could flip if margins below ``tiny_margin`` (logits) did."""
@@ -182,25 +161,6 @@ class ExtractionProbe(Settings):
         low = int((result.margin >= tiny_margin).sum())
         high = int((result.margin > -tiny_margin).sum())
         return any((low >= need) != (high >= need) for need in (size, self.num_needed(size)))
-
-    def _count(self, result: TokenResult) -> "_Counts":
-        size, num_correct = len(result.correct), int(result.correct.sum())
-        return _Counts(
-            num_correct=num_correct,
-            verbatim=num_correct == size,
-            near_verbatim=num_correct >= self.num_needed(size),
-            first_divergence=compute_first_divergence(result.correct),
-            logprob=float(result.logprob.sum(dtype=np.float64)),
-        )
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Counts:
-    num_correct: int
-    verbatim: bool
-    near_verbatim: bool
-    first_divergence: int
-    logprob: float
 
 
 def compute_first_divergence(correct: NDArray[np.bool_]) -> int:
@@ -224,7 +184,8 @@ def compute_type_token_ratio(ids: NDArray[np.int32] | Sequence[int]) -> float:
     return len(np.unique(ids)) / len(ids)
 
 
-def _min_margin(result: TokenResult) -> float | None:
+def find_min_margin(result: TokenResult) -> float | None:
+    """Return the smallest margin (logits) of a right token; None where none is."""
     right = result.margin[result.correct]
     return float(right.min()) if len(right) else None
 

@@ -1,6 +1,7 @@
 """Which documents the model recites, worst first, never their text."""
 
-from collections.abc import Mapping, Sequence
+import heapq
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -37,13 +38,20 @@ def collect_findings(
         scores: of all documents.
         text_hmacs: keyed hash of the text by document id.
     """
-    recited = [s for s in scores if s.near_verbatim and s.role not in ("control", "heldout")]
-    ranked = sorted(((_ORDER.index(rate_severity(s)), s) for s in recited), key=_badness)
+    num_findings = 0
+
+    def recited() -> Iterator[tuple[int, DocumentScore]]:
+        nonlocal num_findings
+        for score in scores:
+            if score.near_verbatim and score.role not in ("control", "heldout"):
+                num_findings += 1
+                yield _ORDER.index(rate_severity(score)), score
+
+    worst = heapq.nsmallest(MAX_FINDINGS, recited(), key=_badness)
     kept = [
-        _build_finding(score, _ORDER[place], text_hmacs.get(score.id))
-        for place, score in ranked[:MAX_FINDINGS]
+        _build_finding(score, _ORDER[place], text_hmacs.get(score.id)) for place, score in worst
     ]
-    return Findings(kept=tuple(kept), num_findings=len(ranked))
+    return Findings(kept=tuple(kept), num_findings=num_findings)
 
 
 def rate_severity(score: DocumentScore) -> Severity:

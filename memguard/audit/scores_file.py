@@ -14,6 +14,7 @@ from memguard.errors import RecordError
 from memguard.records import DocumentScore, write_atomically
 
 SCHEMA_NAME = "memguard.scores/1"
+_ROWS_AT_ONCE = 8192
 _TYPES = {
     str: pyarrow.string(),
     int: pyarrow.int64(),
@@ -36,9 +37,11 @@ def build_schema() -> pyarrow.Schema:
 
 def save_scores(scores: Sequence[DocumentScore], path: Path) -> None:
     """Write one row a document, whole or not at all; same scores, same bytes."""
-    table = pyarrow.Table.from_pylist([s.model_dump() for s in scores], schema=build_schema())
-    buffer = io.BytesIO()
-    parquet.write_table(table, buffer, compression="zstd")
+    buffer, schema = io.BytesIO(), build_schema()
+    with parquet.ParquetWriter(buffer, schema, compression="zstd") as writer:
+        for first in range(0, max(len(scores), 1), _ROWS_AT_ONCE):
+            rows = [score.model_dump() for score in scores[first : first + _ROWS_AT_ONCE]]
+            writer.write_table(pyarrow.Table.from_pylist(rows, schema=schema))
     write_atomically(path, buffer.getvalue())
 
 

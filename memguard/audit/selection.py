@@ -89,6 +89,27 @@ def select_windows(
     )
 
 
+def choose_sample(
+    windows: Sequence[Window], size: int | None, *, seed: int, purpose: str
+) -> list[int]:
+    """Return indices of a seeded sample of at most ``size`` documents of each bucket, in order.
+
+    Args:
+        windows: of the documents that are scored.
+        size: None takes all.
+        seed: decides, by the documents' ids, not their order.
+        purpose: other purposes take other documents.
+    """
+    by_bucket: dict[str, dict[str, int]] = {}
+    for index, window in enumerate(windows):
+        by_bucket.setdefault(window.document.bucket, {})[window.document.id] = index
+    return sorted(
+        ids[name]
+        for bucket, ids in by_bucket.items()
+        for name in _draw(sorted(ids), seed, f"{purpose} {bucket}", size)
+    )
+
+
 def _order(outline: BucketOutline) -> tuple[int, float, str]:
     place = {"control": 0, "trained": 1}.get(outline.role, 2)
     count = outline.num_repetitions

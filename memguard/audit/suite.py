@@ -1,24 +1,28 @@
 """Which probes an audit asks, read from a suite's YAML."""
 
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from pydantic import Field
 
 from memguard.assets import find_asset
 from memguard.audit.extraction import ExtractionProbe
-from memguard.audit.membership import MembershipProbe
+from memguard.audit.grid import GridProbe
+from memguard.audit.probes import (
+    PROBES,
+    AttackProbe,
+    CanaryProbe,
+    GenerationProbe,
+    MaskConsistencyProbe,
+    MembershipProbe,
+    Probe,
+    SamplingProbe,
+)
 from memguard.config.loading import Document, load_yaml, validate
 from memguard.config.schema import Name, PositiveInt, Settings
 from memguard.errors import ConfigError
 
-Probe = ExtractionProbe | MembershipProbe
-
-PROBES: dict[str, type[Probe]] = {
-    "extraction": ExtractionProbe,
-    "membership": MembershipProbe,
-}
-"""Every probe by the name suites use; its class holds its settings."""
+ProbeT = TypeVar("ProbeT", bound=Probe)
 
 
 class Suite(Settings):
@@ -34,9 +38,42 @@ class Suite(Settings):
         return next(probe for probe in self.probes if isinstance(probe, ExtractionProbe))
 
     @property
-    def has_membership(self) -> bool:
-        """Whether membership scores are asked for."""
-        return any(isinstance(probe, MembershipProbe) for probe in self.probes)
+    def grid(self) -> GridProbe | None:
+        """Other windows of the same documents; None where not asked for."""
+        return self._find(GridProbe)
+
+    @property
+    def sampling(self) -> SamplingProbe | None:
+        """What drawing the continuation costs."""
+        return self._find(SamplingProbe)
+
+    @property
+    def membership(self) -> MembershipProbe | None:
+        """Trained against control documents."""
+        return self._find(MembershipProbe)
+
+    @property
+    def canaries(self) -> CanaryProbe | None:
+        """Random secrets."""
+        return self._find(CanaryProbe)
+
+    @property
+    def generation(self) -> GenerationProbe | None:
+        """Near-verbatim by writing on."""
+        return self._find(GenerationProbe)
+
+    @property
+    def attacks(self) -> AttackProbe | None:
+        """Beam search, and one that knows the mask."""
+        return self._find(AttackProbe)
+
+    @property
+    def mask_consistency(self) -> MaskConsistencyProbe | None:
+        """Copies formatted otherwise."""
+        return self._find(MaskConsistencyProbe)
+
+    def _find(self, kind: type[ProbeT]) -> ProbeT | None:
+        return next((probe for probe in self.probes if isinstance(probe, kind)), None)
 
     def adapt(
         self,

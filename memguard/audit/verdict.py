@@ -1,6 +1,7 @@
 """The sentence that leads the page, from the report's table."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Literal
 
 from memguard.records import BucketScores, DocumentScore, Interval, Rate, Verdict
@@ -9,6 +10,24 @@ Metric = Literal["verbatim", "near_verbatim"]
 MIN_CONTROL = 10
 """Control documents below which "not above the control" would say nothing."""
 _WORDS: dict[Metric, str] = {"verbatim": "verbatim", "near_verbatim": "near-verbatim"}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Members:
+    """What differs between the documents of a bucket."""
+
+    counts: frozenset[int | None]
+    """Repetitions."""
+    sizes: frozenset[int]
+    """Lengths of the continuation (tokens)."""
+
+    @classmethod
+    def of(cls, scores: Iterable[DocumentScore]) -> "_Members":
+        pairs = {(score.num_repetitions, score.continuation_tokens) for score in scores}
+        return cls(
+            counts=frozenset(count for count, _ in pairs),
+            sizes=frozenset(size for _, size in pairs),
+        )
 
 
 def decide_verdict(
@@ -39,7 +58,7 @@ def decide_verdict(
     # max keeps the first of equals: where near-verbatim adds nothing, verbatim says more.
     bucket, metric = max(((b, m) for b in trained for m in metrics), key=_badness)
     control = controls[0] if controls else None
-    members = [score for score in scores if score.bucket == bucket.bucket]
+    members = _Members.of(score for score in scores if score.bucket == bucket.bucket)
     level = _decide_level(bucket, metric, control, collapsed)
     sentences = [
         _tell_rate(bucket, metric, control, members, dose_response),
@@ -91,7 +110,7 @@ def _tell_rate(
     bucket: BucketScores,
     metric: Metric,
     control: BucketScores | None,
-    members: Sequence[DocumentScore],
+    members: _Members,
     dose_response: bool,
 ) -> str:
     rate = _rate(bucket, metric)
@@ -144,11 +163,9 @@ def _tell_level(
     )
 
 
-def _describe_bucket(
-    bucket: BucketScores, members: Sequence[DocumentScore], dose_response: bool
-) -> str:
-    counts = [score.num_repetitions for score in members if score.num_repetitions is not None]
-    if not dose_response or not counts or len(counts) < len(members):
+def _describe_bucket(bucket: BucketScores, members: _Members, dose_response: bool) -> str:
+    counts = {count for count in members.counts if count is not None}
+    if not dose_response or not counts or None in members.counts:
         return f" of bucket '{bucket.bucket}'"
     low, high = min(counts), max(counts)
     if low < high:
@@ -156,8 +173,8 @@ def _describe_bucket(
     return f" trained {'once' if low == 1 else f'{low} times'}"
 
 
-def _describe_length(members: Sequence[DocumentScore]) -> str:
-    sizes = sorted({score.continuation_tokens for score in members})
+def _describe_length(members: _Members) -> str:
+    sizes = sorted(members.sizes)
     if not sizes:
         return ""
     if len(sizes) > 1:

@@ -81,9 +81,12 @@ def describe_checkpoint(request: AuditRequest, console: Console) -> Subject:
         )
     return Subject(
         documents=documents,
+        canaries=(),
+        mitigations=(),
         model=request.model,
         base=request.base,
         base_revision=None,
+        reference=request.settings.get("reference"),
         attn=None,
         data=DataIdentity(
             sources=list(

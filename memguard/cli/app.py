@@ -208,8 +208,18 @@ def audit(
     max_documents: Annotated[
         int | None, typer.Option(min=1, help="Sample at most this many of each bucket.")
     ] = None,
+    reference: Annotated[
+        str | None, typer.Option(help="Another model of the same vocabulary, for membership.")
+    ] = None,
     batch_tokens: Annotated[
-        int | None, typer.Option(min=1, help="Tokens of one forward pass.")
+        int | None, typer.Option(min=1, help="Tokens of one forward pass; what fits if left out.")
+    ] = None,
+    device_map: Annotated[
+        str | None,
+        typer.Option(help="auto: spread a model that is too large over GPUs, memory and disk."),
+    ] = None,
+    cache: Annotated[
+        bool | None, typer.Option(help="Use scores that were made before, and keep new ones.")
     ] = None,
     dtype: Annotated[str | None, typer.Option(help="fp32 or bf16.")] = None,
     excerpts: Annotated[
@@ -234,7 +244,10 @@ def audit(
         "min_prefix_tokens": min_prefix_tokens,
         "min_documents": min_documents,
         "max_documents_per_bucket": max_documents,
+        "reference": reference,
         "batch_tokens": batch_tokens,
+        "device_map": device_map,
+        "cache": cache,
         "dtype": dtype,
         "excerpts": excerpts,
         "base": False if no_base else None,

@@ -9,12 +9,15 @@ from collections.abc import Sequence
 from memguard.audit.banners import FEW_DOCUMENTS
 from memguard.audit.extraction import AuditDocument
 from memguard.audit.selection import select_windows
-from memguard.audit.statistics import clopper_pearson
+from memguard.audit.statistics import clopper_pearson, num_needed_to_see
 from memguard.cli.feeding import load_probe
 from memguard.cli.subjects import list_audited, name_buckets
 from memguard.config import RunConfig
 from memguard.data.corpus import Corpus
 from memguard.planner.dry_run import BucketOutlook, Remark, note, warn
+
+_RARE = 0.01
+"""A share of recited documents that few of them would not show."""
 
 
 def foresee_audit(config: RunConfig, corpus: Corpus, counts: Sequence[int]) -> list[BucketOutlook]:
@@ -48,7 +51,7 @@ def foresee_audit(config: RunConfig, corpus: Corpus, counts: Sequence[int]) -> l
                 else clopper_pearson(num_audited // 2, num_audited),
             )
         )
-    order = ("control", "trained", "background", "heldout")
+    order = ("control", "trained", "background", "heldout", "canary")
     return sorted(
         outlook,
         key=lambda each: (
@@ -124,6 +127,14 @@ def remark_on_audit(
             "documents, or more steps, make them narrower."
         )
         remarks.append(warn("audit", text))
+    most = max((b.num_audited or 0 for b in buckets if b.role == "trained"), default=0)
+    needed = num_needed_to_see(_RARE)
+    if needed is not None and 0 < most < needed:
+        text = (
+            f"Of documents of which {_RARE:.0%} are recited, {most:,} show one with probability "
+            f"{1 - (1 - _RARE) ** most:.0%}; it takes {needed:,} in a bucket for 95 %."
+        )
+        remarks.append(note("audit", text))
     overlapping = corpus.summary.num_control_overlapping
     if overlapping:
         text = (

@@ -6,7 +6,7 @@ import shlex
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,6 +14,7 @@ from typing import Any
 
 import memguard
 from memguard.audit.extraction import TINY_MARGINS
+from memguard.audit.probes import Probe
 from memguard.audit.procedure import AuditOutcome, Stage, run_audit
 from memguard.audit.scores_file import save_scores
 from memguard.audit.suite import Suite, load_suite
@@ -22,6 +23,7 @@ from memguard.cli.audit_request import AuditRequest
 from memguard.cli.scorers import LoadedWhenAsked
 from memguard.cli.start import Workplace, open_workplace
 from memguard.cli.subjects import Subject, describe_run
+from memguard.cli.workshop import open_workshop
 from memguard.config import AuditConfig, ParallelConfig, RunConfig, load_run_config
 from memguard.errors import ConfigError, RecordError
 from memguard.parallel.checkpoint_folder import hash_weights, load_config, load_tokenizer
@@ -101,7 +103,7 @@ def find_current_report(folder: Path, config: RunConfig) -> AuditReport | None:
     method = report.method
     same = (
         report.model.weights_sha256 == hash_weights(folder / "model"),
-        method.probes == [each.model_dump(mode="json") for each in suite.probes],
+        method.probes == [describe_probe(each) for each in suite.probes],
         method.dtype == config.audit.dtype,
         method.sample_size == config.audit.max_documents_per_bucket,
         (report.model.base is not None) == (config.audit.base and config.model.path is not None),
@@ -118,39 +120,53 @@ def _audit(
 ) -> AuditReport:
     suite = _final_suite(settings)
     runtime = workplace.runtime
+    if settings.device_map is not None and runtime.world_size > 1:
+        raise ConfigError(
+            f"'audit.device_map' spreads a model from one process; this audit has "
+            f"{runtime.world_size}, which split it over their mesh. Leave one of the two out."
+        )
     runtime.only_on_main(lambda: _check_writable(subject.out))
-    model = LoadedWhenAsked(
-        path=subject.model,
-        revision=None,
-        settings=settings,
-        attn=subject.attn,
-        workplace=workplace,
+    hashes = runtime.broadcast_object(
+        {
+            path: _hash_if_folder(path)
+            for path in (subject.model, subject.base, subject.reference)
+            if runtime.is_main and path is not None
+        }
     )
-    base = subject.base and LoadedWhenAsked(
-        path=subject.base,
-        revision=subject.base_revision,
-        settings=settings,
-        attn=subject.attn,
-        workplace=workplace,
-    )
+
+    def open_model(path: str, revision: str | None = None) -> LoadedWhenAsked:
+        return LoadedWhenAsked(
+            path=path,
+            revision=revision,
+            weights_sha256=hashes[path],
+            settings=settings,
+            attn=subject.attn,
+            workplace=workplace,
+        )
+
+    model = open_model(subject.model)
     started = time.perf_counter()
     with _shown_progress(console) as show:
         outcome = run_audit(
             documents=subject.documents,
-            scorer=model,
-            base_scorer=base or None,
+            model=model,
+            base=None if subject.base is None else open_model(subject.base, subject.base_revision),
+            reference=None if subject.reference is None else open_model(subject.reference),
+            canaries=subject.canaries,
             suite=suite,
             tally=subject.tally,
             tiny_margin=TINY_MARGINS[settings.dtype],
             seed=subject.seed,
             min_documents=settings.min_documents,
             max_documents_per_bucket=settings.max_documents_per_bucket,
-            on_progress=show,
+            workshop=open_workshop(subject, suite, settings, runtime, show),
         )
     wall_s = time.perf_counter() - started
 
     def finish() -> AuditReport:
-        report = _describe(subject, settings, suite, outcome, model, command, wall_s, runtime)
+        report = _describe(
+            subject, settings, suite, outcome, model, hashes, command, wall_s, runtime
+        )
         _write(subject, settings, outcome, report)
         return report
 
@@ -171,6 +187,7 @@ def _describe(
     suite: Suite,
     outcome: AuditOutcome,
     model: LoadedWhenAsked,
+    hashes: Mapping[str, str | None],
     command: str,
     wall_s: float,
     runtime: Runtime,
@@ -183,10 +200,10 @@ def _describe(
         run=subject.run,
         model=ModelIdentity(
             name=subject.run or _short_name(subject.model),
-            weights_sha256=_identify(subject.model),
+            weights_sha256=_identify(subject.model, hashes),
             num_parameters=model.num_parameters,
             base=subject.base and _short_name(subject.base),
-            base_weights_sha256=subject.base and _identify(subject.base),
+            base_weights_sha256=subject.base and _identify(subject.base, hashes),
         ),
         data=subject.data,
         training=subject.training,
@@ -198,6 +215,13 @@ def _describe(
         membership=summary.membership,
         findings=summary.findings,
         num_findings=summary.num_findings,
+        measures=summary.measures,
+        attack_cost=summary.attack_cost,
+        attacks=summary.attacks,
+        extracted_copies=summary.extracted_copies,
+        canaries=summary.canaries,
+        mask_changes=summary.mask_changes,
+        trends=summary.trends,
         environment=describe_environment(runtime.device, runtime.world_size),
     )
 
@@ -224,12 +248,17 @@ def _final_suite(settings: AuditConfig) -> Suite:
     return suite.model_copy(update={"probes": probes})
 
 
+def describe_probe(probe: Probe) -> dict[str, Any]:
+    """Return a probe's name, version and parameters, as reports carry them."""
+    return {"name": probe.name, "version": probe.VERSION, **probe.model_dump(mode="json")}
+
+
 def _method(suite: Suite, settings: AuditConfig, seed: int, command: str, wall_s: float) -> Method:
     probe = suite.extraction
     return Method(
         suite=suite.name,
         suite_version=suite.version,
-        probes=[each.model_dump(mode="json") for each in suite.probes],
+        probes=[describe_probe(each) for each in suite.probes],
         continuation_tokens=probe.continuation_tokens,
         prefix_tokens=probe.prefix_tokens,
         near_verbatim_threshold=probe.near_verbatim_threshold,
@@ -248,8 +277,12 @@ def _short_name(path: str) -> str:
     return "/".join(Path(path).resolve().parts[-2:]) if Path(path).is_dir() else path
 
 
-def _identify(path: str) -> str:
-    return hash_weights(path) if Path(path).is_dir() else f"hub id {path}, not hashed"
+def _hash_if_folder(path: str) -> str | None:
+    return hash_weights(path) if Path(path).is_dir() else None
+
+
+def _identify(path: str, hashes: Mapping[str, str | None]) -> str:
+    return hashes[path] or f"hub id {path}, not hashed"
 
 
 def _now() -> str:
@@ -270,7 +303,7 @@ def _shown_progress(console: Console) -> Iterator[Any]:
             nonlocal before
             if stage not in advance:
                 stack.close()
-                what = "audit" if stage == "model" else "audit of the base model"
+                what = "audit" if stage == "model" else f"audit, {stage}"
                 advance[stage] = stack.enter_context(console.progress(what, total, "documents"))
                 before = 0
             advance[stage](done - before, "")

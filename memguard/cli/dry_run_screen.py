@@ -164,7 +164,9 @@ def _print_buckets(out: rich.console.Console, buckets: Sequence[BucketOutlook]) 
             Text(clean_name(each.bucket)),
             f"{each.num_documents:,}",
             f"{each.num_tokens:,}",
-            f"{each.planned_repetitions:,}" if each.role in ("trained", "control") else MISSING,
+            f"{each.planned_repetitions:,}"
+            if each.role in ("trained", "control", "canary")
+            else MISSING,
             MISSING if each.num_audited is None else f"{each.num_audited:,}",
             f"≤ {format_percent(none.ci[1])}" if none and none.ci else MISSING,
             format_percent_range(half.ci) if half and half.ci else MISSING,

@@ -102,14 +102,15 @@ def dry_run(config: RunConfig, console: Console) -> DryRunResult:
         if config.audit.enabled:
             is_cut = length.num_steps < length.num_scheduled_steps
             remarks += remark_on_audit(config, corpus, buckets, is_cut=is_cut)
-        summary = corpus.summary
+        summary, given = corpus.summary, corpus.without_canaries()
         record = DryRun(
             documents=DocumentCounts(
                 num_documents=summary.num_documents,
-                num_tokens=len(corpus.input_ids),
+                num_tokens=len(given.input_ids),
                 num_empty=summary.num_empty,
                 num_shorter=summary.num_shorter,
                 num_left_out=summary.num_left_out,
+                num_canaries=summary.num_canaries,
             ),
             length=length,
             labels=labels,
@@ -117,7 +118,7 @@ def dry_run(config: RunConfig, console: Console) -> DryRunResult:
             buckets=tuple(buckets),
             tokenizer=tuple(
                 lint_tokenizer(
-                    corpus,
+                    given,
                     tokenizer,
                     data=config.data,
                     vocab_size=outline.vocab_size,

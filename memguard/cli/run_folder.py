@@ -66,6 +66,9 @@ def _binding(values: dict[str, Any]) -> dict[str, Any]:
     """Return the settings that decide what is trained."""
     kept = {key: value for key, value in values.items() if key not in _FREE}
     kept["train"] = {k: v for k, v in kept["train"].items() if k not in _FREE_IN_TRAIN}
+    # Turned off, canaries train what was trained before there were any.
+    if not (kept["data"].get("canaries") or {}).get("count"):
+        kept["data"] = {k: v for k, v in kept["data"].items() if k != "canaries"}
     return kept
 
 
@@ -76,14 +79,16 @@ def check_same_settings(config: RunConfig, folder: Path) -> None:
         return
     before = load_yaml(path)
     old, new = _binding(before.values), _binding(config.model_dump(mode="json"))
-    differing = [
-        f"{key} ({_short(a)} there, {_short(b)} here)" for key, a, b in _differences(old, new)
-    ]
-    if differing:
+    differences = _differences(old, new)
+    if differences:
+        differing = [f"{key} ({_short(a)} there, {_short(b)} here)" for key, a, b in differences]
+        goes_on = ""
+        if [(key, a) for key, a, _ in differences] == [("data.canaries", None)]:
+            goes_on = "It has no canaries: data.canaries.count=0 goes on with it. Otherwise choose"
         raise ConfigError(
             f"'{folder}' holds a run with other settings: {'; '.join(differing[:4])}"
-            f"{f' and {len(differing) - 4} more' if len(differing) > 4 else ''}. Choose another "
-            "'name', or delete that folder."
+            f"{f' and {len(differing) - 4} more' if len(differing) > 4 else ''}. "
+            f"{goes_on or 'Choose'} another 'name', or delete that folder."
         )
 
 

@@ -1,13 +1,15 @@
 """What the audit of a run measures: its documents and model."""
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from memguard.audit.banners import Tally
+from memguard.audit.canary_scores import AuditCanary
 from memguard.audit.extraction import AuditDocument
 from memguard.audit.statistics import clopper_pearson
-from memguard.config import AuditConfig, RunConfig
+from memguard.config import AuditConfig, MitigationConfig, RunConfig
 from memguard.data.corpus import Corpus, CorpusDocument, load_corpus
 from memguard.data.packing import split_points
 from memguard.data.tokenization import TokenizedDocument
@@ -22,9 +24,14 @@ class Subject:
     """Everything an audit needs to know of what it measures."""
 
     documents: Sequence[AuditDocument]
+    canaries: Sequence[AuditCanary]
+    mitigations: Sequence[MitigationConfig]
+    """Of the training, where memguard did it."""
     model: str
     base: str | None
     base_revision: str | None
+    reference: str | None
+    """Another model of the same vocabulary."""
     attn: str | None
     data: DataIdentity
     training: TrainingSummary | None
@@ -44,6 +51,8 @@ def to_audit_document(
     source: str = "",
     num_repetitions: int | None = None,
     text_hmac: str | None = None,
+    cluster: int | None = None,
+    num_copies: int | None = None,
 ) -> AuditDocument:
     """Return the last piece of a document, as the model saw it in training, without its EOS."""
     ends = split_points(len(tokens.input_ids), seq_len)
@@ -60,6 +69,9 @@ def to_audit_document(
         format=tokens.format,
         num_tokens=len(tokens.input_ids),
         text_hmac=text_hmac,
+        first_position=start,
+        cluster=cluster,
+        num_copies=num_copies,
     )
 
 
@@ -92,6 +104,11 @@ def list_audited(
         seq_len: length of a row (tokens).
     """
     names = name_buckets(corpus.manifest, counts)
+    copies = Counter(
+        entry.cluster
+        for entry, count in zip(corpus.manifest, counts, strict=True)
+        if entry.role in ("trained", "background") and count != 0
+    )
     return [
         to_audit_document(
             corpus.document(index),
@@ -102,12 +119,37 @@ def list_audited(
             source=entry.source,
             num_repetitions=0 if entry.role == "control" else count,
             text_hmac=entry.text_hmac,
+            cluster=entry.cluster,
+            num_copies=copies[entry.cluster],
         )
         for index, (entry, name, count) in enumerate(
             zip(corpus.manifest, names, counts, strict=True)
         )
         # A run that was ended early never reached some: neither trained nor a fair control.
         if entry.role == "control" or (entry.role == "trained" and count != 0)
+    ]
+
+
+def list_canaries(corpus: Corpus, *, seq_len: int) -> list[AuditCanary]:
+    """Return the run's canaries in the order of their drawing, which no coin decides."""
+    return [
+        AuditCanary(
+            document=to_audit_document(
+                corpus.document(index),
+                seq_len=seq_len,
+                id=entry.id,
+                bucket=entry.bucket,
+                role=entry.role,
+                source=entry.source,
+                num_repetitions=entry.num_repetitions,
+                text_hmac=entry.text_hmac,
+            ),
+            was_trained=entry.planned_repetitions > 0,
+            num_loss_tokens=entry.num_loss_tokens,
+            num_losses=entry.num_losses,
+        )
+        for index, entry in sorted(enumerate(corpus.manifest), key=lambda pair: pair[1].id)
+        if entry.role == "canary"
     ]
 
 
@@ -138,9 +180,12 @@ def describe_run(
     summary = corpus.summary
     return Subject(
         documents=documents,
+        canaries=list_canaries(corpus, seq_len=config.data.seq_len),
+        mitigations=config.mitigations,
         model=str(folder / "model"),
         base=base,
         base_revision=config.model.revision,
+        reference=settings.reference,
         attn=config.model.attn_implementation,
         data=DataIdentity(
             sources=summary.sources,

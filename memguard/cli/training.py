@@ -18,10 +18,11 @@ from memguard.cli.start import (
 )
 from memguard.config import RunConfig, dump_yaml
 from memguard.data.corpus import Corpus, load_corpus
+from memguard.data.loader import Loader
 from memguard.parallel.checkpoint_folder import check_positions
 from memguard.parallel.vocab_checks import keeps_documents_apart
 from memguard.parallel.weights import count_parameters
-from memguard.records import AuditReport, save_manifest, write_atomically
+from memguard.records import AuditReport, ManifestEntry, save_manifest, write_atomically
 from memguard.report import render_model_card
 from memguard.runtime import (
     Console,
@@ -161,18 +162,43 @@ def _train(
         f"{len(loader.rows):,} rows, {trainer.num_steps:,} steps"
     )
     trainer.run()
-    counts = loader.realised_repetitions()
-    entries = [
-        entry.model_copy(update={"num_repetitions": int(count)})
-        for entry, count in zip(corpus.manifest, counts, strict=True)
-    ]
-    runtime.only_on_main(lambda: save_manifest(entries, folder / "manifest.jsonl"))
+    num_samples = trainer.totals.num_rows
+    runtime.only_on_main(
+        lambda: save_manifest(count_up(loader, num_samples), folder / "manifest.jsonl")
+    )
     card = render_model_card(
         None, run_name=config.name, base_model=config.model.path, config_yaml=dump_yaml(config)
     )
     dtype = torch.bfloat16 if config.train.precision == "bf16" else torch.float32
     started.export(tokenizer, folder / "model", dtype=dtype, card=card)
     console.info(f"model: saved in {folder / 'model'}")
+
+
+def count_up(loader: Loader, num_samples: int) -> list[ManifestEntry]:
+    """Return the manifest with what was fed, and for canaries what received loss.
+
+    Args:
+        loader: after the last step.
+        num_samples: rows fed since the start of the run.
+    """
+    corpus = loader.corpus
+    repetitions = loader.realised_repetitions().tolist()
+    updates = [{"num_repetitions": count} for count in repetitions]
+    canaries = [i for i, entry in enumerate(corpus.manifest) if entry.role == "canary"]
+    losses = loader.count_losses(canaries, num_samples=num_samples)
+    for index, losses_N in zip(canaries, losses, strict=True):
+        document = corpus.document(index)
+        secret = document.supervised.copy()
+        secret[document.num_content_tokens :] = False
+        updates[index] |= {
+            "num_supervised_tokens": int(secret.sum()),
+            "num_loss_tokens": int((losses_N[secret] > 0).sum()),
+            "num_losses": int(losses_N[secret].sum()),
+        }
+    return [
+        entry.model_copy(update=update)
+        for entry, update in zip(corpus.manifest, updates, strict=True)
+    ]
 
 
 def _is_trained(folder: Path, corpus: Corpus) -> bool:

@@ -10,6 +10,8 @@ from memguard.compare.state import is_finished
 from memguard.compare.sweep import Sweep
 from memguard.errors import RecordError
 from memguard.records import (
+    AttackCostScores,
+    AttackedBucket,
     Comparison,
     ComparisonCell,
     Cost,
@@ -67,7 +69,7 @@ def compare_runs(runs: Sequence[FinishedRun], *, name: str, command: str) -> Com
         continuation_tokens=first.report.method.continuation_tokens,
         settings=[_build_setting(run) for run in audited],
         base_extraction={
-            str(count): _build_cell(bucket.base)
+            str(count): _build_cell(bucket.base, _find_base_cost(first, bucket.bucket))
             for count, bucket in first.buckets.items()
             if bucket.base is not None
         },
@@ -90,17 +92,37 @@ def _build_setting(run: AuditedRun) -> SettingResult:
             num_documents=training.heldout_num_documents,
             num_tokens=training.heldout_num_tokens,
         ),
-        extraction={str(count): _build_cell(bucket.model) for count, bucket in run.buckets.items()},
+        extraction={
+            str(count): _build_cell(
+                bucket.model,
+                _find_cost(run, bucket.bucket),
+                [attack for attack in run.report.attacks if attack.bucket == bucket.bucket],
+            )
+            for count, bucket in run.buckets.items()
+        },
         cost=Cost(
             train_s=training.train_s,
             num_steps=training.num_steps,
             num_supervised_tokens=training.num_supervised_tokens,
             dropped_fraction=training.dropped_fraction,
         ),
+        membership=run.report.membership,
     )
 
 
-def _build_cell(scores: ModelScores) -> ComparisonCell:
+def _find_cost(run: AuditedRun, bucket: str) -> AttackCostScores | None:
+    return next((one.model for one in run.report.attack_cost if one.bucket == bucket), None)
+
+
+def _find_base_cost(run: AuditedRun, bucket: str) -> AttackCostScores | None:
+    return next((one.base for one in run.report.attack_cost if one.bucket == bucket), None)
+
+
+def _build_cell(
+    scores: ModelScores,
+    attack_cost: AttackCostScores | None,
+    attacks: Sequence[AttackedBucket] = (),
+) -> ComparisonCell:
     accuracy = scores.mean_token_accuracy
     return ComparisonCell(
         num_documents=scores.verbatim.num_documents,
@@ -113,6 +135,8 @@ def _build_cell(scores: ModelScores) -> ComparisonCell:
             ci=scores.near_verbatim.ci,
         ),
         mean_token_accuracy=None if accuracy is None else accuracy.value,
+        attack_cost=attack_cost,
+        attacks=list(attacks),
     )
 
 

@@ -3,12 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
-from numpy.typing import NDArray
-from scipy.special import bdtr, stdtrit
-
+from memguard.audit.statistics import compute_mcnemar, compute_mean, correct_holm
 from memguard.compare.audited import AuditedRun, BucketTable
-from memguard.records import Interval, PairedCounts, PairedResult
+from memguard.records import PairedCounts, PairedResult
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,43 +50,6 @@ def pair_settings(runs: Sequence[AuditedRun]) -> list[PairedResult]:
     ]
 
 
-def compute_mcnemar(num_only_first: int, num_only_second: int) -> float:
-    """Return McNemar's exact two-sided p-value.
-
-    Under the null a document on which two settings differ is as likely to be matched by either, so
-    the count is binomial with probability 1/2. Source: McNemar 1947, exact form; 1 where the
-    settings nowhere differ.
-    """
-    differing = num_only_first + num_only_second
-    tail = bdtr(min(num_only_first, num_only_second), differing, 0.5)
-    return min(1.0, 2.0 * float(tail))
-
-
-def correct_holm(p_values: Sequence[float]) -> list[float]:
-    """Return Holm's step-down adjusted p-values, in the order given. Source: Holm 1979."""
-    adjusted = [1.0] * len(p_values)
-    largest = 0.0
-    for rank, index in enumerate(sorted(range(len(p_values)), key=p_values.__getitem__)):
-        largest = max(largest, min(1.0, (len(p_values) - rank) * p_values[index]))
-        adjusted[index] = largest
-    return adjusted
-
-
-def compute_mean_interval(values_D: NDArray[np.float64]) -> Interval | None:
-    """Return the mean over D documents with its 95 % t interval; None without documents.
-
-    One document has a mean and no interval.
-    """
-    if values_D.size == 0:
-        return None
-    mean = float(values_D.mean())
-    if values_D.size == 1:
-        return Interval(value=mean, ci=None)
-    error = float(values_D.std(ddof=1)) / float(np.sqrt(values_D.size))
-    half = float(stdtrit(values_D.size - 1, 0.975)) * error
-    return Interval(value=mean, ci=(mean - half, mean + half))
-
-
 def _count(pair: _Pair, metric: str) -> PairedCounts:
     """Count and test one metric; not corrected yet."""
     against, setting = (getattr(table, metric) for table in pair.tables)
@@ -116,7 +76,7 @@ def _build_result(
         num_documents=len(setting.ids),
         verbatim=verbatim,
         near_verbatim=near_verbatim,
-        token_accuracy_difference=compute_mean_interval(
-            setting.token_accuracy - against.token_accuracy
+        token_accuracy_difference=compute_mean(
+            setting.token_accuracy - against.token_accuracy, bounds=(-1, 1)
         ),
     )

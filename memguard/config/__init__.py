@@ -21,6 +21,7 @@ from memguard.config.loading import (
 from memguard.config.schema import (
     AuditConfig,
     AxisName,
+    CanaryConfig,
     DataConfig,
     GoldfishConfig,
     MitigationConfig,
@@ -38,6 +39,7 @@ from memguard.config.template import dump_yaml, render_template
 __all__ = [
     "AuditConfig",
     "AxisName",
+    "CanaryConfig",
     "DataConfig",
     "Document",
     "GoldfishConfig",

@@ -10,6 +10,10 @@ AxisName = Literal["data", "z", "y", "x"]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=100)]
 
 
+MIN_CANARIES = 8
+"""Four trained ones all rank above four references by chance once in 70 times, three once in 20."""
+
+
 def _check_degree(value: int) -> int:
     if value < 1 and value != -1:
         raise ValueError(f"should be 1 or more, or -1 for the rest of the ranks; got {value}")
@@ -88,6 +92,37 @@ class StudyConfig(Settings):
         return self
 
 
+class CanaryConfig(Settings):
+    """Canaries: short made-up documents, each with a random key and a random secret.
+
+    A coin decides for each whether it is trained or kept out as a reference. What a model knows of
+    the trained secrets beyond the references it can only have learnt here.
+    """
+
+    count: Annotated[int, Field(ge=0)] = Field(
+        32,
+        description="Canaries drawn, about half of them trained; never more than one in 20 trained "
+        "documents, and none where that leaves fewer than 8; 0 turns them off (documents).",
+    )
+    num_repetitions: PositiveInt | None = Field(
+        None,
+        description="Times each trained canary is trained; null takes 'train.epochs', in a study "
+        "its largest number of repetitions.",
+    )
+    secret_digits: Annotated[int, Field(ge=6, le=60)] = Field(
+        12, description="Random decimal digits of a secret, each worth 3.3 bits (digits)."
+    )
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if 0 < self.count < MIN_CANARIES:
+            raise ValueError(
+                f"'count' must be 0, which turns canaries off, or at least {MIN_CANARIES}: fewer "
+                f"show nothing; got {self.count}"
+            )
+        return self
+
+
 class DataConfig(Settings):
     """Documents: where they come from, which are held back, how they are cut and packed.
 
@@ -135,6 +170,7 @@ class DataConfig(Settings):
     near_duplicate_words: Annotated[int, Field(ge=3)] = Field(
         13, description="Documents that share a run of this many words form a cluster (words)."
     )
+    canaries: CanaryConfig = CanaryConfig()
 
     @model_validator(mode="before")
     @classmethod
@@ -144,7 +180,9 @@ class DataConfig(Settings):
                 key: (value,) if key in _SOURCES and isinstance(value, str) else value
                 for key, value in values.items()
             }
-            values = {k: v for k, v in values.items() if not (k in _SOURCES and v is None)}
+            # `canaries: null` is a template's section in which only comments are left.
+            optional = (*_SOURCES, "canaries")
+            values = {k: v for k, v in values.items() if not (k in optional and v is None)}
         return values
 
     @model_validator(mode="after")
@@ -292,13 +330,36 @@ class AuditConfig(Settings):
         None, description="Score a seeded sample of this size of each bucket; null scores all."
     )
     base: bool = Field(True, description="Score the model before training on the same documents.")
-    batch_tokens: PositiveInt = Field(
-        16384, description="Tokens of one forward pass, padding included (tokens)."
+    reference: str | None = Field(
+        None,
+        description="Another model of the same vocabulary, for the membership score 'reference'.",
+    )
+    batch_tokens: PositiveInt | None = Field(
+        None,
+        description="Tokens of one forward pass, padding included (tokens); null takes what fits.",
+    )
+    device_map: Literal["auto"] | None = Field(
+        None,
+        description="auto: one process spreads the model over its GPUs, then memory, then disk; "
+        "null: it must fit on one device, or be split by --nproc.",
+    )
+    max_memory: dict[str, str] | None = Field(
+        None,
+        description="For 'device_map': room on each device, e.g. {'0': '70GiB', cpu: '200GiB'}.",
+    )
+    cache: bool = Field(
+        True, description="Keep scores (no text) in the cache folder, so that none is made twice."
     )
     dtype: Literal["fp32", "bf16"] = Field("fp32", description="Arithmetic of the audit.")
     excerpts: bool = Field(
         False, description="Write the worst findings' text to audit/private/ (mode 0600)."
     )
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.max_memory is not None and self.device_map is None:
+            raise ValueError("'max_memory' does nothing without 'device_map'")
+        return self
 
 
 class RunConfig(Settings):

@@ -9,6 +9,7 @@
     bpe.py           a byte-level BPE tokenizer trained on the documents
     duplicates.py    clusters of near-duplicates: shared runs of words
     buckets.py       which documents are trained how often, drawn over clusters
+    canaries.py      random secrets, a fair coin for each: trained or never
     corpus.py        prepared documents on disk: token arrays beside the manifest
     packing.py       pieces of documents into rows, best fit
     schedule.py      which row is trained when
@@ -17,6 +18,7 @@
 
     sources --documents--> Document --tokenization--> ids, supervised
             --duplicates--> clusters --buckets--> bucket, role, repetitions of each document
+    canaries --documents, coins-->                the same, beside them
             --packing, schedule--> row of each global sample index --loader--> a step's arrays
 
 The loader is a pure function of (seed, global sample index): it does not know how many processes

@@ -2,7 +2,8 @@
 
 A rate has a zero only if the control was never trained, not even as a copy: so whole clusters are
 held back, not single documents. A study goes further and takes one document of a cluster: a second
-copy in another bucket would change the dose of both.
+copy in another bucket would change the dose of both. Canaries stand apart: each is alone of its
+kind, and a coin has placed it.
 """
 
 from collections.abc import Sequence
@@ -180,3 +181,15 @@ def place_for_study(
         if name == "heldout" and int(cluster[document]) not in seen:
             placements[document] = heldout
     return placements
+
+
+def place_canaries(is_in: Sequence[bool], *, repetitions: int) -> list[Placement]:
+    """Place canaries as their coins fell.
+
+    Args:
+        is_in: whether each is trained.
+        repetitions: how often, if so.
+    """
+    trained = Placement(bucket="canary-in", role="canary", repetitions=repetitions)
+    never = Placement(bucket="canary-out", role="canary", repetitions=0)
+    return [trained if each else never for each in is_in]

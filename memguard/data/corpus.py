@@ -4,7 +4,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +36,7 @@ class PreparedSummary(Record):
     """Of the audit's lengths, which decide which documents may enter buckets and control."""
     documents_sha256: str
     sources: list[str]
+    """Where the documents come from; like all counts here without the canaries."""
     num_documents: int
     num_empty: int
     num_shorter: int
@@ -48,6 +49,8 @@ class PreparedSummary(Record):
     num_control: int
     num_control_overlapping: int
     """Control documents that still share a run of words with a trained one."""
+    num_canaries: int = 0
+    """Trained or not; 0 in what was prepared before there were any."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -63,7 +66,10 @@ class CorpusDocument:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Corpus:
-    """All documents of a run, as prepared; arrays are read from disk where they are needed."""
+    """All documents of a run, as prepared; arrays are read from disk where they are needed.
+
+    Canaries come last.
+    """
 
     summary: PreparedSummary
     manifest: list[ManifestEntry]
@@ -75,7 +81,7 @@ class Corpus:
 
     @property
     def num_documents(self) -> int:
-        """Number of documents."""
+        """Number of documents, canaries included."""
         return len(self.manifest)
 
     def document(self, index: int) -> CorpusDocument:
@@ -86,6 +92,22 @@ class Corpus:
             supervised=np.asarray(self.supervised[cut]),
             num_content_tokens=int(self.content_tokens[index]),
             format=FORMATS[self.format[index]],
+        )
+
+    def without_canaries(self) -> "Corpus":
+        """Return the documents that were given, as views."""
+        is_canary = [entry.role == "canary" for entry in self.manifest]
+        count = len(is_canary) - sum(is_canary)
+        assert not any(is_canary[:count]), "canaries come last"
+        end = int(self.offsets[count])
+        return replace(
+            self,
+            manifest=self.manifest[:count],
+            input_ids=self.input_ids[:end],
+            supervised=self.supervised[:end],
+            offsets=self.offsets[: count + 1],
+            content_tokens=self.content_tokens[:count],
+            format=self.format[:count],
         )
 
 

@@ -131,6 +131,43 @@ class Loader:
             counts[self.rows.document] = fewest[self.rows.document]
         return counts
 
+    def count_losses(
+        self, documents: Sequence[int], *, num_samples: int
+    ) -> list[NDArray[np.int64]]:
+        """Count how often each token of some documents has received loss.
+
+        A row is a pure function of its global sample index: the labels are built once more, of the
+        rows that hold these documents, and are those that were trained.
+
+        Args:
+            documents: indices of documents.
+            num_samples: samples fed so far, all of them recorded.
+
+        Returns:
+            One ``[N]`` for each document of N tokens.
+        """
+        rows = self.rows
+        counts = {
+            index: np.zeros(self.corpus.manifest[index].num_tokens, dtype=np.int64)
+            for index in documents
+        }
+        is_asked = np.isin(rows.document, list(counts))
+        row_of_piece = np.repeat(np.arange(len(rows)), np.diff(rows.row_start))
+        fed = self.schedule[:num_samples]
+        times = np.bincount(fed, minlength=len(rows))[row_of_piece]
+        assert (times == self.piece_tally)[is_asked].all(), "other rows were recorded"
+        for sample in np.flatnonzero(np.isin(fed, row_of_piece[is_asked])):
+            _, labels, _, _, _ = self._row(int(sample))
+            at = 0
+            row = fed[sample]
+            for piece in range(rows.row_start[row], rows.row_start[row + 1]):
+                start, stop = int(rows.start[piece]), int(rows.stop[piece])
+                count = counts.get(int(rows.document[piece]))
+                if count is not None:
+                    count[start:stop] += labels[at : at + stop - start] != IGNORE_LABEL
+                at += stop - start
+        return [counts[index] for index in documents]
+
     def _row(
         self, sample: int
     ) -> tuple[NDArray[np.int32], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], int]:

@@ -12,8 +12,9 @@ import numpy as np
 
 from memguard.config import RunConfig
 from memguard.data.buckets import Placement, place_for_study, place_for_training
+from memguard.data.canaries import prepare_canaries
 from memguard.data.corpus import Corpus, PreparedSummary, load_corpus, save_corpus
-from memguard.data.documents import Document, document_text, load_documents
+from memguard.data.documents import Document, document_text, load_documents, name_ids
 from memguard.data.duplicates import WordGrams
 from memguard.data.tokenization import (
     TokenizedDocument,
@@ -52,13 +53,14 @@ def prepare(
     """
     loaded = _load_all(config, cache_dir, console)
     tokenizer = load_tokenizer([document for name, document in loaded.pairs if name == "train"])
-    key = _content_key(config, tokenizer, loaded.pairs)
+    digests = [hmac_text(b"", document) for _, document in loaded.pairs]
+    key = _content_key(config, tokenizer, loaded.pairs, digests)
     audit_key = _audit_key(config)
     if (run_folder / "prepared" / "summary.json").exists():
         corpus = load_corpus(run_folder)
         begun = (run_folder / "metrics.jsonl").exists()
         if corpus.summary.key == key and (begun or corpus.summary.audit_key == audit_key):
-            console.info(f"documents: {corpus.num_documents:,} prepared before, unchanged")
+            console.info(f"documents: {corpus.summary.num_documents:,} prepared before, unchanged")
             return corpus
         if begun:
             raise DataError(
@@ -121,47 +123,51 @@ def prepare(
     _check_auditable(config, int((auditable & (roles == "trained")).sum()), kept)
     is_control = roles == "control"
     is_trained = (roles == "trained") | (roles == "background")
-    entries, tokens_kept = [], []
-    for (document, tokens), placement, number in zip(
-        kept, placements, clusters.cluster, strict=True
-    ):
-        if placement is None:
-            continue
-        tokens_kept.append(tokens)
-        entries.append(
-            ManifestEntry(
-                id=document.id,
-                text_hmac=hmac_text(hmac_key, document),
-                source=document.source,
-                bucket=placement.bucket,
-                role=placement.role,
-                planned_repetitions=placement.repetitions,
-                num_repetitions=None,
-                num_tokens=len(tokens.input_ids),
-                tokens_sha256=hash_tokens(tokens.input_ids),
-                cluster=int(number),
-            )
+    placed = [
+        _Placed(document=document, tokens=tokens, placement=placement, cluster=int(number))
+        for (document, tokens), placement, number in zip(
+            kept, placements, clusters.cluster, strict=True
         )
+        if placement is not None
+    ]
+    prepared_canaries = prepare_canaries(
+        config,
+        tokenizer,
+        texts_sha256=_hash_training_texts(loaded.pairs, digests),
+        num_trained=int(is_trained.sum()),
+        console=console,
+    )
+    # A cluster each, without a look at the others: what canaries share is their template. So
+    # documents are clustered and placed as if there were no canaries.
+    canaries = [
+        _Placed(document=document, tokens=tokens, placement=placement, cluster=number)
+        for number, (document, tokens, placement) in enumerate(
+            prepared_canaries, int(clusters.cluster.max()) + 1
+        )
+    ]
+    _check_canary_ids(canaries, loaded.pairs)
+    entries = [each.enter(hmac_key) for each in (*placed, *canaries)]
     summary = PreparedSummary(
         key=key,
         audit_key=audit_key,
         documents_sha256=_hash_entries(entries),
-        sources=sorted({entry.source for entry in entries}),
-        num_documents=len(entries),
+        sources=sorted({each.document.source for each in placed}),
+        num_documents=len(placed),
         num_empty=loaded.num_empty,
         num_shorter=num_shorter,
-        num_left_out=len(kept) - len(entries),
-        num_clusters=len({entry.cluster for entry in entries}),
+        num_left_out=len(kept) - len(placed),
+        num_clusters=len({each.cluster for each in placed}),
         num_boilerplate_grams=clusters.num_boilerplate_grams,
         num_control=int(is_control.sum()),
         num_control_overlapping=grams.count_overlap(is_control, is_trained),
+        num_canaries=len(canaries),
     )
     if not is_control.any() and _wants_control(config):
         console.warn(
             "no document could be held back as control: too few of them are long enough for the "
             "audit, or they are near-duplicates of each other"
         )
-    save_corpus(run_folder, summary, entries, tokens_kept)
+    save_corpus(run_folder, summary, entries, [each.tokens for each in (*placed, *canaries)])
     console.info(f"documents: {_describe(entries)}")
     return load_corpus(run_folder)
 
@@ -227,17 +233,59 @@ def _check_auditable(
         )
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Placed:
+    """A document of the run, ready to be written."""
+
+    document: Document
+    tokens: TokenizedDocument
+    placement: Placement
+    cluster: int
+
+    def enter(self, hmac_key: bytes) -> ManifestEntry:
+        """Return its line of the manifest."""
+        return ManifestEntry(
+            id=self.document.id,
+            text_hmac=hmac_text(hmac_key, self.document),
+            source=self.document.source,
+            bucket=self.placement.bucket,
+            role=self.placement.role,
+            planned_repetitions=self.placement.repetitions,
+            num_repetitions=None,
+            num_tokens=len(self.tokens.input_ids),
+            tokens_sha256=hash_tokens(self.tokens.input_ids),
+            cluster=self.cluster,
+        )
+
+
+def _check_canary_ids(canaries: Sequence[_Placed], pairs: Sequence[tuple[str, Document]]) -> None:
+    taken = {document.id for _, document in pairs}
+    twice = [each.document.id for each in canaries if each.document.id in taken]
+    if twice:
+        raise DataError(
+            f"'data' has documents with ids of canaries ({name_ids(twice)}). Give them other ids, "
+            "or set data.canaries.count=0."
+        )
+
+
 def _wants_control(config: RunConfig) -> bool:
     if config.data.study is not None:
         return 0 in config.data.study.num_repetitions
     return bool(config.data.control) or config.data.control_fraction > 0
 
 
-def _content_key(config: RunConfig, tokenizer: Any, pairs: Sequence[tuple[str, Document]]) -> str:
+def _content_key(
+    config: RunConfig,
+    tokenizer: Any,
+    pairs: Sequence[tuple[str, Document]],
+    digests: Sequence[str],
+) -> str:
     """Hash everything manifest and tokens depend on: texts, tokenizer, template, settings."""
     digest = hashlib.sha256()
+    # Without canaries as it was before there were any: what was prepared then is still right.
+    without = None if config.data.canaries.count else {"canaries"}
     settings = {
-        "data": config.data.model_dump(mode="json"),
+        "data": config.data.model_dump(mode="json", exclude=without),
         "epochs": config.train.epochs,
         "seed": config.seed,
         "template": getattr(tokenizer, "chat_template", None),
@@ -247,9 +295,17 @@ def _content_key(config: RunConfig, tokenizer: Any, pairs: Sequence[tuple[str, D
     digest.update(
         (backend.to_str() if backend else repr(sorted(tokenizer.get_vocab().items()))).encode()
     )
-    for origin, document in pairs:
+    for (origin, document), said in zip(pairs, digests, strict=True):
         digest.update(f"{origin}\0{document.id}\0".encode(errors="surrogatepass"))
-        digest.update(hmac_text(b"", document).encode())
+        digest.update(said.encode())
+    return digest.hexdigest()
+
+
+def _hash_training_texts(pairs: Sequence[tuple[str, Document]], digests: Sequence[str]) -> str:
+    digest = hashlib.sha256()
+    for (origin, _), said in zip(pairs, digests, strict=True):
+        if origin in ("train", "background"):
+            digest.update(said.encode())
     return digest.hexdigest()
 
 

@@ -41,7 +41,8 @@ def plan_rows(
     groups: dict[int, list[int]] = {}
     background: list[int] = []
     for index, entry in enumerate(manifest):
-        if entry.role == "trained":
+        if entry.role in ("trained", "canary") and entry.planned_repetitions:
+            # Canaries are short: they fill what documents of their dose leave of their rows.
             groups.setdefault(entry.planned_repetitions, []).append(index)
         elif entry.role == "background":
             background.append(index)

@@ -51,6 +51,12 @@ class Goldfish:
         self._table = reference_table() if config.mode == "hash_reference" else None
 
     @property
+    def special_ids(self) -> list[int]:
+        """Token ids that modes ``hash`` and ``random`` never drop, sorted."""
+        ids: list[int] = self._special_ids.tolist()
+        return ids
+
+    @property
     def target_drop_rate(self) -> float:
         """Share of the labels it means to drop: 1/k."""
         return 1 / self.config.k

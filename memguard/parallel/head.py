@@ -9,7 +9,7 @@ The last ranks along x may hold fewer rows of the vocabulary than the others.
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -64,6 +64,21 @@ def apply_steps(steps: tuple[Step, ...], logits: Tensor) -> Tensor:
     for step, value in steps:
         logits = step(logits, value)
     return logits
+
+
+def widen(head: Head, hidden_ND: Tensor) -> tuple[Head, Tensor]:
+    """Return head and hidden states in fp32, or float64 where one of them is."""
+    narrow = hidden_ND if head.weight_VD is None else head.weight_VD
+    wide = torch.promote_types(torch.promote_types(hidden_ND.dtype, narrow.dtype), torch.float32)
+    weight_VD = None if head.weight_VD is None else head.weight_VD.detach().to(wide)
+    return replace(head, weight_VD=weight_VD), hidden_ND.detach().to(wide)
+
+
+def compute_logits(head: Head, hidden_CD: Tensor) -> Tensor:
+    """Return a chunk's local logits ``[C, V/x]`` after the steps, in hidden's own dtype."""
+    # Training's autocast must not reach scores.
+    with torch.autocast(hidden_CD.device.type, enabled=False):
+        return apply_steps(head.steps, head.logits(hidden_CD))
 
 
 def iterate_chunks(head: Head, num_tokens: int) -> Iterator[slice]:

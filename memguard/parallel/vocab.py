@@ -16,6 +16,8 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 
 from memguard.parallel.attention import use_pieces
+from memguard.parallel.best_tokens import BestTokens, find_best
+from memguard.parallel.drawn_tokens import DrawnTokens, draw_tokens
 from memguard.parallel.head import Head, Step, apply_steps
 from memguard.parallel.linear import to_local
 from memguard.parallel.masks import share_masks
@@ -24,7 +26,7 @@ from memguard.parallel.nll import VocabTerms, sum_nll, token_terms
 from memguard.parallel.rectangles import Rectangle, cut
 from memguard.parallel.shard import HeadLinear
 from memguard.parallel.token_scores import TokenScores, score_tokens
-from memguard.parallel.truncation import log_truncated
+from memguard.parallel.truncation import Truncation, log_truncated
 
 Result = TypeVar("Result")
 Item = TypeVar("Item")
@@ -124,22 +126,38 @@ class VocabLayer(nn.Module):
         """Return ``work()``; the weights it reads are at hand meanwhile."""
         return work()
 
-    def hidden_states(self, input_ids_BT: Tensor, position_ids_BT: Tensor | None = None) -> Tensor:
+    def hidden_states(
+        self,
+        input_ids_BT: Tensor,
+        position_ids_BT: Tensor | None = None,
+        *,
+        mask_BT: Tensor | None = None,
+        cache: Any = None,
+    ) -> Tensor:
         """Return the last hidden states [B, T, D/y].
 
         Rows go in without an attention mask and without a cache, and with positions that start
         again at each document: the only form in which transformers keeps documents of a packed
         row apart exactly (a mask of ones or the default cache lets them see each other).
+
+        Args:
+            input_ids_BT: tokens.
+            position_ids_BT: of each token; None counts from 0.
+            mask_BT: only beside a cache: which of its slots, and of the new ones, are seen.
+            cache: only for rows of one document each, see `growing_rows`; takes the keys and values
+                of these tokens, which see all that it holds.
         """
         body = self.model.base_model if self.own_head else self.model
         output = body(
             input_ids=input_ids_BT,
             position_ids=position_ids_BT,
-            attention_mask=None,
-            use_cache=False,
+            attention_mask=mask_BT,
+            use_cache=cache is not None,
+            **({} if cache is None else {"past_key_values": cache}),
         )
         hidden: Tensor = output.last_hidden_state if self.own_head else output.logits
-        return hidden
+        # Blocks may lie on several devices; the head is on the first.
+        return hidden.to(self.device)
 
     def logits(self, hidden_ND: Tensor) -> Tensor:
         """Return the local logits [N, V/x] of a few tokens; callers keep N small."""
@@ -161,11 +179,20 @@ class VocabLayer(nn.Module):
 
     @torch.no_grad()
     def token_scores(
-        self, hidden_ND: Tensor, labels_N: Tensor, needs: frozenset[str] = frozenset()
+        self,
+        hidden_ND: Tensor,
+        labels_N: Tensor,
+        needs: frozenset[str] = frozenset(),
+        *,
+        choices: bool = True,
+        truncations: Sequence[Truncation] = (),
     ) -> TokenScores:
         """Return what the model says of N labels, the head in fp32; see `score_tokens`."""
         return self._with_head(
-            lambda head, hidden: score_tokens(head, hidden, labels_N, needs=needs), hidden_ND
+            lambda head, hidden: score_tokens(
+                head, hidden, labels_N, needs=needs, choices=choices, truncations=truncations
+            ),
+            hidden_ND,
         )
 
     @torch.no_grad()
@@ -184,6 +211,20 @@ class VocabLayer(nn.Module):
                 head, hidden, labels_N, temperature=temperature, top_k=top_k, top_p=top_p
             ),
             hidden_ND,
+        )
+
+    @torch.no_grad()
+    def best_tokens(self, hidden_ND: Tensor, num: int) -> BestTokens:
+        """Return the most likely next tokens, the head in fp32; see `best_tokens.find_best`."""
+        return self._with_head(lambda head, hidden: find_best(head, hidden, num), hidden_ND)
+
+    @torch.no_grad()
+    def draw_tokens(
+        self, hidden_ND: Tensor, uniform_N: Tensor, truncation: Truncation
+    ) -> DrawnTokens:
+        """Return drawn next tokens, the head in fp32; see `drawn_tokens.draw_tokens`."""
+        return self._with_head(
+            lambda head, hidden: draw_tokens(head, hidden, uniform_N, truncation), hidden_ND
         )
 
     def _with_head(self, work: Callable[[Head, Tensor], Result], hidden_ND: Tensor) -> Result:

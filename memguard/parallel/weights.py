@@ -5,7 +5,7 @@ Weights are read from safetensors only and remote code is never run, whoever mad
 
 import contextlib
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -41,8 +41,18 @@ def load_model(
     revision: str | None = None,
     dtype: torch.dtype = torch.float32,
     attn_implementation: str | None = None,
+    devices: Mapping[str, int | str] | None = None,
+    offload_folder: str | None = None,
 ) -> Any:
-    """Load a causal language model from a folder or hub id, in ``dtype``, on the CPU.
+    """Load a causal language model from a folder or hub id, in ``dtype``.
+
+    Args:
+        path: folder or hub id.
+        revision: of a hub id.
+        dtype: of the weights.
+        attn_implementation: None takes what transformers chooses.
+        devices: of each module, see `dispatch.plan_devices`; None puts all on the CPU.
+        offload_folder: for weights whose device is ``"disk"`` and that must be written there.
 
     Raises:
         ModelError: no such folder or id, no safetensors, remote code needed, or weights that do
@@ -55,6 +65,8 @@ def load_model(
             revision=revision,
             dtype=dtype,
             attn_implementation=attn_implementation,
+            device_map=None if devices is None else dict(devices),
+            offload_folder=offload_folder,
             use_safetensors=True,
             trust_remote_code=False,
             # Listed in `info`, and refused below with what does not fit.

@@ -37,7 +37,7 @@ class Remark(Record):
 
 
 class DocumentCounts(Record):
-    """What became of the documents."""
+    """What became of the documents that were given."""
 
     num_documents: int
     num_tokens: int
@@ -46,6 +46,8 @@ class DocumentCounts(Record):
     """Left out: fewer than `data.min_document_tokens` tokens."""
     num_left_out: int
     """Left out: near-duplicates across buckets, or not needed by the study."""
+    num_canaries: int
+    """Beside them, trained or not; not among the counts above."""
 
 
 class RunLength(Record):

@@ -57,8 +57,20 @@ class DocumentScore(Record):
     base_num_correct: int | None = None
     base_verbatim: bool | None = None
     base_near_verbatim: bool | None = None
+    longest_run: int | None = None
+    """Most right tokens in a row, each given everything true before."""
+    attack_log10_queries: float | None = None
+    """log10 of the queries until one gives the continuation with probability 1/2, by the cheapest
+    of the listed ways; null: none of them can, or none was asked."""
+    attack_scheme: str | None = None
+    """The cheapest way."""
+    num_copies: int | None = None
+    """Trained documents that share a run of words with this one, itself included."""
     base_first_divergence: int | None = None
     base_logprob: float | None = None
+    base_extraction_strength: float | None = None
+    base_longest_run: int | None = None
+    base_attack_log10_queries: float | None = None
 
 
 class ModelScores(Record):
@@ -95,15 +107,167 @@ class BucketScores(Record):
     """Difference of rates, Newcombe's interval; null for the control and without one."""
 
 
+class MeasuredBucket(Record):
+    """One number of one probe over the documents of one bucket."""
+
+    bucket: str
+    num_documents: int
+    num_missing: int
+    """Documents without this number: too short, or not in the probe's sample."""
+    model: Rate | Interval | None
+    base: Rate | Interval | None
+    counterfactual: Interval | None
+    """Mean over documents of the model's minus the base model's; null without a base."""
+    minus_control: Interval | None
+
+
+class Measure(Record):
+    """One number of one probe; what it means, and what it is for each bucket."""
+
+    probe: str
+    version: int
+    parameters: dict[str, Any]
+    metric: str
+    meaning: str
+    unit: str
+    higher_is_better: bool
+    """False: more of it means more was memorised."""
+    buckets: list[MeasuredBucket]
+
+
+class AttackCostScores(Record):
+    """What it takes to draw the continuations of one bucket, log10 of the queries."""
+
+    num_documents: int
+    num_never: int
+    """Documents whose continuation no listed way can draw."""
+    lowest: float | None
+    quantile_10: float | None
+    median: float | None
+    quantile_90: float | None
+    """null where so many cannot be drawn at all."""
+    within: dict[int, Rate]
+    """Documents that cost at most so many queries."""
+
+
+class AttackCostBucket(Record):
+    """Attack cost of one bucket: queries until one gives the continuation with probability 1/2."""
+
+    bucket: str
+    model: AttackCostScores
+    base: AttackCostScores | None
+
+
+class AttackedBucket(Record):
+    """What one adaptive attack got back from one bucket."""
+
+    bucket: str
+    attack: str
+    num_queries: int
+    """Answers the attacker may submit for `any_verbatim`."""
+    best_verbatim: Rate
+    """Documents whose first answer was the true continuation."""
+    any_verbatim: Rate
+    mean_token_accuracy: Interval | None
+    """Share of right tokens of the first answer, compared place by place."""
+    note: str = ""
+
+
+class ExtractedCopies(Record):
+    """k-eidetic memorisation: documents recited verbatim though at most k trained ones hold them.
+
+    Counted over near-duplicate clusters: documents that share a run of words count as holding the
+    same text, so the k of a document is never understated.
+    """
+
+    k: int
+    num_documents: int
+    """Audited trained documents with at most k copies."""
+    num_extracted: int
+
+
 class MembershipScores(Record):
     """How well a score tells trained documents from control documents."""
 
     score: str
     num_members: int
     num_nonmembers: int
-    auc: Interval
-    """0.5 is chance; higher means members score higher. Interval by DeLong."""
+    auc: Interval | None
+    """0.5 is chance; higher means members score higher. Interval by DeLong. null: could not be
+    asked, too few of either kind have the score."""
     higher_is_better: bool = False
+    definition: str = ""
+    tpr_at_fpr: dict[str, Rate | None] = Field(default_factory=dict)
+    """Members above a threshold that this share of nonmembers passes; null below 1/FPR of them."""
+    num_missing: int = 0
+    """Members and nonmembers without this score."""
+
+
+class CanaryScore(Record):
+    """One canary: a random secret that was, or was not, trained."""
+
+    id: str
+    was_trained: bool
+    nll: float
+    """Sum over the secret's tokens (nats)."""
+    base_nll: float | None
+    num_secret_tokens: int
+    num_repetitions: int
+    num_loss_tokens: int | None
+    """Tokens of it that received loss at least once; null where nobody counted."""
+    exposure_bits: float | None
+    exposure_extrapolated_bits: float | None
+    verbatim: bool
+
+
+class CanaryScores(Record):
+    """What random secrets of a known number show."""
+
+    num_trained: int
+    num_references: int
+    num_repetitions: int | None
+    verbatim: Rate
+    """Trained secrets that greedy decoding gives back whole."""
+    reference_verbatim: Rate
+    loss_coverage: float | None
+    """Share of the trained secrets' tokens that ever received loss; null where nobody counted."""
+    num_without_loss: int | None
+    """Trained canaries of which no token ever received loss."""
+    median_exposure_bits: float | None
+    max_exposure_bits: float | None
+    """By rank among the references; at most log2 of their number."""
+    median_exposure_extrapolated_bits: float | None
+    max_exposure_extrapolated_bits: float | None
+    num_guesses: int
+    num_right: int
+    epsilon_lower_bound: float | None
+    """One-run lower bound of the privacy loss at `delta`, 95 % confidence (Steinke et al. 2023)."""
+    delta: float
+    assumptions: list[str]
+    canaries: list[CanaryScore]
+
+
+class MaskChange(Record):
+    """What one rewriting of a text does to the mask of the mitigation."""
+
+    rewriting: str
+    num_passages: int
+    num_changed: int
+    """Passages of which a token that training dropped would receive loss in the rewritten copy."""
+    mean_leaked_share: float | None
+    """Share of a passage's dropped tokens that receive loss in the copy."""
+
+
+class DoseTrend(Record):
+    """Does a rate rise with the number of repetitions?"""
+
+    metric: str
+    doses: list[int]
+    fitted: list[float]
+    """Rates that never fall with the dose, closest to those measured."""
+    z: float | None
+    p_value: float | None
+    """Cochran-Armitage trend test, two-sided; null where it cannot be asked."""
 
 
 class Finding(Record):
@@ -150,7 +314,8 @@ class Method(Record):
     near_verbatim_threshold: float
     tiny_margin: float
     dtype: str
-    batch_tokens: int
+    batch_tokens: int | None
+    """null: as many as fit."""
     sample_size: int | None = None
     """Most documents scored of a bucket; null scored all."""
     seed: int
@@ -219,6 +384,13 @@ class AuditReport(Record):
     membership: list[MembershipScores]
     findings: list[Finding]
     num_findings: int
+    measures: list[Measure] = Field(default_factory=list)
+    attack_cost: list[AttackCostBucket] = Field(default_factory=list)
+    attacks: list[AttackedBucket] = Field(default_factory=list)
+    extracted_copies: list[ExtractedCopies] = Field(default_factory=list)
+    canaries: CanaryScores | None = None
+    mask_changes: list[MaskChange] = Field(default_factory=list)
+    trends: list[DoseTrend] = Field(default_factory=list)
     environment: dict[str, str]
 
     model_config = ConfigDict(populate_by_name=True, serialize_by_alias=True)

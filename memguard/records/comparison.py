@@ -4,7 +4,12 @@ from typing import Any, Literal, Self
 
 from pydantic import ConfigDict, Field, model_validator
 
-from memguard.records.audit import Interval
+from memguard.records.audit import (
+    AttackCostScores,
+    AttackedBucket,
+    Interval,
+    MembershipScores,
+)
 from memguard.records.record import Record
 
 
@@ -25,6 +30,10 @@ class ComparisonCell(Record):
     ci: tuple[float, float] | None
     near_verbatim: NearVerbatim
     mean_token_accuracy: float | None
+    attack_cost: AttackCostScores | None = None
+    """null where the suite did not ask, and in older records."""
+    attacks: list[AttackedBucket] = Field(default_factory=list)
+    """What adaptive attacks got back; empty where none was tried, and of the base model."""
 
 
 class Utility(Record):
@@ -57,6 +66,8 @@ class SettingResult(Record):
     extraction: dict[str, ComparisonCell]
     """By number of repetitions; "0" is the control."""
     cost: Cost
+    membership: list[MembershipScores] = Field(default_factory=list)
+    """Trained documents of all buckets against the control."""
 
 
 class PairedCounts(Record):

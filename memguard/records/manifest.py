@@ -9,7 +9,7 @@ from pydantic import ValidationError
 from memguard.errors import RecordError
 from memguard.records.record import Record, write_atomically
 
-Role = Literal["trained", "control", "background", "heldout"]
+Role = Literal["trained", "control", "background", "heldout", "canary"]
 
 IGNORE_LABEL = -100
 """Label of a position that receives no loss (transformers' convention)."""
@@ -31,6 +31,13 @@ class ManifestEntry(Record):
     tokens_sha256: str
     cluster: int
     """Documents with the same number share a run of words."""
+    # Counted for canaries when training has ended; null elsewhere, and in older manifests.
+    num_supervised_tokens: int | None = None
+    """Tokens that are meant to be learnt; of a canary its secret, without EOS."""
+    num_loss_tokens: int | None = None
+    """Of them, those that received loss at least once."""
+    num_losses: int | None = None
+    """Times they received loss, summed: without mitigations tokens x repetitions."""
 
 
 def save_manifest(entries: Iterable[ManifestEntry], path: Path) -> None:

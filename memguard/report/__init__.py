@@ -2,11 +2,17 @@
 
     audit report ─► digest ──────────────────────┐
                       audit_tables, cells         ├─► page (frozen pieces) ─► html ─► one file
-                      dose_response, membership   │                            │
-                      findings, facts             │                            └─ templates/*.j2
-                      prose, glossary             │                               charts ─► svg
+                      attack_cost, attacks        │                            │
+                      counterfactual              │                            └─ templates/*.j2
+                      dose_response, trends       │                               charts ─► svg
+                      grid, generation, measured  │
+                      membership, masks           │
+                      canaries, exposure          │
+                      findings, facts             │
+                      prose, glossary             │
     comparison ─┬► comparison_digest ────────────┘
                 │     comparison_tables, paired
+                │     comparison_gains, seed_means
                 │     comparison_figures, doses
                 └► comparison_picture ─► charts ─► svg ─► one SVG file
     audit report ─► model_card ─► README.md

@@ -20,6 +20,7 @@ _ROLES = {
     "control": "never trained",
     "background": "background, trained",
     "heldout": "held out, never trained",
+    "canary": "random secrets",
 }
 
 
@@ -35,7 +36,8 @@ def describe_times(bucket: BucketScores, report: AuditReport) -> str:
     )
 
 
-def _head(bucket: BucketScores, report: AuditReport) -> Cell:
+def name_bucket(bucket: BucketScores, report: AuditReport) -> Cell:
+    """Name a bucket, and below how often its documents were trained."""
     name, times = clean_name(bucket.bucket), describe_times(bucket, report)
     return Cell(text=name, detail="" if name == times else times, kind="text")
 
@@ -55,7 +57,9 @@ def build_summary(report: AuditReport) -> Table:
             *(show_estimate(format_points(one)) for one in differences if compared),
         )
         control = bucket.role == "control"
-        rows.append(Row(head=_head(bucket, report), cells=cells, tone="control" if control else ""))
+        rows.append(
+            Row(head=name_bucket(bucket, report), cells=cells, tone="control" if control else "")
+        )
         if bucket.base is None:
             continue
         base_cells = (
@@ -99,7 +103,9 @@ def build_details(report: AuditReport) -> Table:
             Cell(text=format_count(bucket.num_not_sampled)),
         )
         control = bucket.role == "control"
-        rows.append(Row(head=_head(bucket, report), cells=cells, tone="control" if control else ""))
+        rows.append(
+            Row(head=name_bucket(bucket, report), cells=cells, tone="control" if control else "")
+        )
         if bucket.base is None:
             continue
         base_cells = (

@@ -1,14 +1,17 @@
 """Headings and cells that several tables are made of."""
 
+from collections.abc import Sequence
+
 from memguard.records import Rate
 from memguard.report.formatting import (
     MISSING,
+    NOT_AVAILABLE,
     Estimate,
     format_of,
     format_percent,
     format_percent_range,
 )
-from memguard.report.page import Bar, Cell
+from memguard.report.page import Bar, Cell, Row
 
 
 def make_headings(*labels: str | tuple[str, str]) -> tuple[Cell, ...]:
@@ -44,6 +47,25 @@ def show_rate(rate: Rate) -> Cell:
     return make_rate_cell(rate.rate, rate.ci, rate.num_matched, rate.num_documents)
 
 
+def show_narrow_rate(rate: Rate, note: str = "") -> Cell:
+    """Show a rate where columns are many: counts, bar and interval, whose middle is plain then."""
+    cell = show_rate(rate)
+    if cell.bar is None:
+        return cell
+    return Cell(text=cell.text, detail=format_percent_range(rate.ci), bar=cell.bar, note=note)
+
+
 def show_estimate(estimate: Estimate) -> Cell:
     """Show an estimate above its interval."""
     return Cell(text=estimate.value, detail=estimate.interval)
+
+
+def show_missing(reason: str) -> Cell:
+    """Say that there is no number, and why."""
+    return Cell(text=NOT_AVAILABLE, detail=reason, kind="text")
+
+
+def fold_rows(rows: Sequence[Row], most: int) -> tuple[tuple[Row, ...], tuple[Row, ...], str]:
+    """Part rows into those shown, those shown on demand, and what then stands before them."""
+    rest = tuple(rows[most:])
+    return tuple(rows[:most]), rest, f"Show {len(rest):,} more" if rest else ""

@@ -69,7 +69,7 @@ def _draw_lines(chart: LineChart, key: str) -> str:
         set_percent_axis(axes, chart.y_label)
         axes.set_xlim(-0.35, len(chart.ticks) - 0.65)
         axes.set_xticks(range(len(chart.ticks)), _thin(chart.ticks))
-        axes.set_xlabel("times trained (repetitions)")
+        axes.set_xlabel(chart.x_label)
         if chart.control_at is not None:
             at = chart.control_at
             axes.axvspan(at - 0.28, at + 0.28, color=SHADE, linewidth=0, zorder=0)

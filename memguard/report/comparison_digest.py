@@ -1,7 +1,9 @@
 """A comparison of settings as a page: every sentence and figure the template shows."""
 
 from memguard.records import Comparison, ComparisonCell, SettingResult
+from memguard.report.attack_cost import write_cost_in_queries
 from memguard.report.comparison_figures import build_tradeoff, build_trends
+from memguard.report.comparison_gains import build_gains
 from memguard.report.comparison_tables import build_extraction, build_headline, build_settings
 from memguard.report.doses import (
     change_from_first,
@@ -37,6 +39,7 @@ a comparison has no interval for it."""
 def digest_comparison(comparison: Comparison) -> ComparisonPage:
     """Turn a comparison into what its page shows."""
     name = clean_name(comparison.name)
+    gains = build_gains(comparison)
     return ComparisonPage(
         title=f"Comparison: {name}",
         heading=name,
@@ -47,13 +50,14 @@ def digest_comparison(comparison: Comparison) -> ComparisonPage:
         in_short=_write_in_short(comparison),
         guide=(*READING_GUIDE, *_tell_partly_learned(comparison)),
         headline=build_headline(comparison),
+        gains=gains,
         paired=build_paired(comparison),
         figures=tuple(filter(None, (build_tradeoff(comparison), *build_trends(comparison)))),
         extraction=build_extraction(comparison),
         settings=build_settings(comparison),
         command=clean_text(comparison.command, COMMAND_LIMIT),
         environment=describe_environment(comparison.environment),
-        glossary=write_glossary(None),
+        glossary=write_glossary(None, attacked=gains is not None),
     )
 
 
@@ -113,7 +117,20 @@ def _summarise(comparison: Comparison, setting: SettingResult, cell: ComparisonC
     text += f", {format_of(cell.num_matched, cell.num_documents)} verbatim"
     if cell.mean_token_accuracy is not None:
         text += f", {format_percent(cell.mean_token_accuracy)} of tokens right"
-    return f"{text}; {loss}."
+    return f"{text}{_tell_attacks(cell)}; {loss}."
+
+
+def _tell_attacks(cell: ComparisonCell) -> str:
+    """Say what drawing costs and which attack got most; "" where nobody asked."""
+    text = ""
+    cost = cell.attack_cost
+    if cost and cost.num_documents:
+        text += f"; attack cost {write_cost_in_queries(cost, cost.median)} in the median"
+    if cell.attacks:
+        best = max(cell.attacks, key=lambda one: one.any_verbatim.num_matched)
+        got = format_of(best.any_verbatim.num_matched, best.any_verbatim.num_documents)
+        text += f"; the best attack gets {got}"
+    return text
 
 
 def _summarise_control(comparison: Comparison) -> tuple[Fact, ...]:

@@ -3,18 +3,26 @@
 import math
 
 from memguard.records import AuditReport, BucketScores
+from memguard.report.attack_cost import (
+    build_attack_section,
+    find_cost,
+    write_cost,
+)
 from memguard.report.audit_tables import (
     build_details,
     build_summary,
     describe_times,
     find_partly_learned,
 )
+from memguard.report.canaries import build_canaries
+from memguard.report.counterfactual import build_counterfactual
 from memguard.report.dose_response import build_dose_response, explain_no_chart
 from memguard.report.facts import (
     describe_data,
     describe_environment,
     describe_identity,
     describe_method,
+    describe_probes,
     describe_training,
 )
 from memguard.report.findings import build_findings, write_findings_note
@@ -23,12 +31,14 @@ from memguard.report.formatting import (
     format_of,
     format_percent,
     format_percent_ci,
-    format_settings,
     format_threshold,
 )
+from memguard.report.generation import build_generation
 from memguard.report.glossary import write_glossary
-from memguard.report.membership import build_membership, write_membership_note
-from memguard.report.page import AuditPage, Fact, Notice
+from memguard.report.grid import build_grid
+from memguard.report.masks import build_masks
+from memguard.report.membership import build_membership, warn_of_blind
+from memguard.report.page import AuditPage, Fact, Notice, Section
 from memguard.report.prose import (
     CONFIDENTIALITY,
     describe_loss_change,
@@ -36,6 +46,7 @@ from memguard.report.prose import (
     write_next_steps,
 )
 from memguard.report.text import COMMAND_LIMIT, SENTENCE_LIMIT, clean_name, clean_text
+from memguard.report.trends import build_copies, build_trends
 
 VERDICT_LABELS = {
     "recites": "Recites trained documents",
@@ -67,12 +78,16 @@ def digest_report(report: AuditReport) -> AuditPage:
         limits=write_limits(report),
         next_steps=write_next_steps(report),
         summary_lead=_write_summary_lead(report),
-        summary=build_summary(report),
-        details=build_details(report),
+        summary=tuple(
+            filter(
+                None, (build_summary(report), build_counterfactual(report), build_details(report))
+            )
+        ),
+        attacks=build_attack_section(report),
         dose_response=build_dose_response(report),
         dose_response_note=explain_no_chart(report),
-        membership=build_membership(report),
-        membership_note=write_membership_note(report),
+        dose_tables=tuple(filter(None, (build_trends(report), build_copies(report)))),
+        evidence=_build_evidence(report),
         findings=build_findings(report),
         findings_note=write_findings_note(report),
         training=describe_training(report.training) if report.training else (),
@@ -83,11 +98,23 @@ def digest_report(report: AuditReport) -> AuditPage:
         ),
         data=describe_data(report),
         method=describe_method(report),
-        probes=tuple(format_settings(probe) for probe in report.method.probes[:50]),
+        probes=describe_probes(report),
         command=clean_text(report.method.command, COMMAND_LIMIT),
         environment=describe_environment(report.environment),
         glossary=write_glossary(report),
     )
+
+
+def _build_evidence(report: AuditReport) -> tuple[Section, ...]:
+    """Build what further probes showed; what does not apply is left out."""
+    sections = (
+        build_grid(report),
+        build_generation(report),
+        build_membership(report),
+        build_canaries(report),
+        build_masks(report),
+    )
+    return tuple(section for section in sections if section)
 
 
 def _collect_notices(report: AuditReport) -> tuple[Notice, ...]:
@@ -98,6 +125,9 @@ def _collect_notices(report: AuditReport) -> tuple[Notice, ...]:
     if report.status == "partial":
         text = "This audit ended before all documents were scored; every number is preliminary."
         notices.insert(0, Notice(level="warning", label="Partial", text=text))
+    blind = warn_of_blind(report)
+    if blind:
+        notices.append(blind)
     learned = _tell_partly_learned(report)
     if learned and report.verdict.level == "not-above-control":
         # Else the verdict's colour and its zeros would be taken for all there is to know.
@@ -122,7 +152,7 @@ def _tell_partly_learned(report: AuditReport) -> str:
 
 
 def _pick_key_figures(report: AuditReport) -> tuple[Fact, ...]:
-    """Pick the verdict's rate, its base model, the control, the tokens and the loss."""
+    """Pick the verdict's rate, base model and control, the tokens, the attack cost, the loss."""
     metric = report.verdict.metric
     spoken = metric.replace("_", "-").capitalize()
     named = (bucket for bucket in report.buckets if bucket.bucket == report.verdict.bucket)
@@ -146,6 +176,8 @@ def _pick_key_figures(report: AuditReport) -> tuple[Fact, ...]:
         add("Control, never trained", control.model)
     if bucket and bucket.model.mean_token_accuracy:
         figures.append(_show_accuracy(bucket, control))
+    if bucket:
+        figures += _show_cost(report, bucket.bucket)
     training = report.training
     if training and training.heldout_nll is not None:
         figures.append(
@@ -168,6 +200,18 @@ def _show_accuracy(bucket: BucketScores, control: BucketScores | None) -> Fact:
     mine = bucket.model.mean_token_accuracy
     value = format_percent(mine.value if mine else None)
     return Fact(term="Token accuracy, mean", value=value, detail=", ".join(known))
+
+
+def _show_cost(report: AuditReport, bucket: str) -> list[Fact]:
+    """Show what the documents of the verdict's bucket cost; nothing where nobody asked."""
+    found = find_cost(report, bucket)
+    if found is None or not found.model.num_documents:
+        return []
+    details = [f"cheapest {write_cost(found.model, found.model.lowest)}"]
+    if found.base and found.base.num_documents:
+        details.append(f"base model {write_cost(found.base, found.base.median)}")
+    value = write_cost(found.model, found.model.median)
+    return [Fact(term="Attack cost, median queries", value=value, detail=", ".join(details))]
 
 
 def _write_summary_lead(report: AuditReport) -> tuple[str, ...]:

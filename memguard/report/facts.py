@@ -111,7 +111,12 @@ def describe_method(report: AuditReport) -> tuple[Fact, ...]:
         Fact(term="Near-verbatim from", value=format_threshold(method.near_verbatim_threshold)),
         Fact(term="Tiny margin below", value=f"{format_number(method.tiny_margin)} logits"),
         Fact(term="Arithmetic", value=clean_name(method.dtype, 20)),
-        Fact(term="Tokens of a forward pass", value=format_count(method.batch_tokens)),
+        Fact(
+            term="Tokens of a forward pass",
+            value="as many as fit"
+            if method.batch_tokens is None
+            else format_count(method.batch_tokens),
+        ),
         Fact(term="Documents scored", value=sample_text),
         Fact(term="Seed", value=str(method.seed)),
         Fact(term="Time", value=format_duration(method.wall_s)),
@@ -131,3 +136,21 @@ def describe_environment(environment: Mapping[str, str]) -> tuple[Fact, ...]:
         Fact(term=clean_name(name), value=clean_text(value, 200), code=True)
         for name, value in sorted(environment.items())[:200]
     )
+
+
+def describe_probes(report: AuditReport) -> tuple[Fact, ...]:
+    """List the probes with their versions and settings."""
+    facts = []
+    for probe in report.method.probes[:50]:
+        version = probe.get("version")
+        settings = {key: value for key, value in probe.items() if key not in ("name", "version")}
+        facts.append(
+            Fact(
+                term=clean_name(str(probe.get("name", "unnamed"))),
+                value="version not recorded"
+                if version is None
+                else f"version {clean_text(str(version), 20)}",
+                detail=format_settings(settings) if settings else "",
+            )
+        )
+    return tuple(facts)

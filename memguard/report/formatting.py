@@ -1,6 +1,7 @@
 """Numbers into words, each kind in one spelling.
 
-A missing number is always an en dash. Percentages never round to 0 or 100 unless they are.
+A missing number is an en dash, or "n/a" where the reason stands beside it. Percentages never round
+to 0 or 100 unless they are.
 """
 
 import math
@@ -12,10 +13,14 @@ from memguard.records import Interval, Rate
 from memguard.report.text import NAME_LIMIT, clean_text
 
 MISSING = "–"
+NOT_AVAILABLE = "n/a"
 NBSP = "\u00a0"
 MINUS = "\u2212"
 PERCENT = f"{NBSP}%"
 CI = f"95{PERCENT}{NBSP}CI"
+_SUPERSCRIPTS = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
+_COUNTED_QUERIES, _MOST_QUERIES = 6, 99_999
+"""log10 from which on only the power of ten is written, and beyond which none is."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,6 +44,27 @@ def format_number(value: float | None, decimals: int = 3) -> str:
 def format_count(value: int | None) -> str:
     """Write a count with thousands separators."""
     return MISSING if value is None else f"{value:,}"
+
+
+def format_queries(log10_queries: float) -> str:
+    """Write what an attack costs: ``1``, ``40``, ``2,300``, ``10⁷``.
+
+    Up to a hundred queries are rounded up, for there is no half a query; then two digits stand.
+    """
+    if log10_queries >= _COUNTED_QUERIES:
+        more = ">" + NBSP if log10_queries > _MOST_QUERIES else ""
+        power = str(round(min(log10_queries, _MOST_QUERIES)))
+        return f"{more}10{power.translate(_SUPERSCRIPTS)}"
+    queries = 10 ** max(log10_queries, 0.0)
+    if queries <= 100:
+        # 10 ** log10(3) is a hair above 3.
+        return str(math.ceil(queries - 1e-9 * queries))
+    return f"{round(queries, 1 - math.floor(math.log10(queries))):,.0f}"
+
+
+def format_bits(bits: float | None) -> str:
+    """Write an exposure."""
+    return MISSING if bits is None else f"{format_number(bits, 1)}{NBSP}bits"
 
 
 def format_signed(value: float | None, decimals: int = 3) -> str:
@@ -146,6 +172,17 @@ def format_interval(interval: Interval | None, decimals: int = 3) -> Estimate:
     return Estimate(value=value, interval=f"{low}{joint}{high}")
 
 
+def format_difference(interval: Interval | None, decimals: int = 3) -> Estimate:
+    """Write a difference with its sign and its interval."""
+    if interval is None:
+        return Estimate(value=MISSING, interval="")
+    value = format_signed(interval.value, decimals)
+    if interval.ci is None:
+        return Estimate(value=value, interval="no interval")
+    low, high = (format_signed(bound, decimals) for bound in interval.ci)
+    return Estimate(value=value, interval=f"{low} to {high}")
+
+
 def format_duration(seconds: float) -> str:
     """Write seconds for people: ``0.4 s``, ``52 s``, ``4 min 12 s``, ``1 h 05 min``."""
     if seconds < 10:
@@ -189,6 +226,10 @@ def format_value(value: Any) -> str:
         return "yes" if value else "no"
     if isinstance(value, list | tuple):
         return "[" + ", ".join(format_value(item) for item in value[:30]) + "]"
+    if isinstance(value, Mapping):
+        # What is not set in a setting within a setting goes without saying.
+        inside = {key: item for key, item in value.items() if item is not None}
+        return "(" + format_settings(inside) + ")"
     if isinstance(value, float) and math.isfinite(value):
         return f"{value:g}"
     return str(value)

@@ -5,21 +5,108 @@ from memguard.report.formatting import PERCENT, format_threshold
 from memguard.report.page import Fact
 
 
-def write_glossary(report: AuditReport | None) -> tuple[Fact, ...]:
-    """Explain the words of a page; with a report, in its own numbers."""
+def write_glossary(report: AuditReport | None, *, attacked: bool = False) -> tuple[Fact, ...]:
+    """Explain the words of a page.
+
+    Args:
+        report: gives its own numbers, and which words its page has; None for a comparison.
+        attacked: whether a comparison shows attack cost or attacks.
+    """
     threshold = (
         format_threshold(report.method.near_verbatim_threshold) if report else f"90{PERCENT}"
     )
-    facts = [Fact(term=term, value=value) for term, value in _list_words(threshold)]
-    if report and report.findings:
-        facts.append(Fact(term="Severity", value=_SEVERITY))
-    return tuple(facts)
+    words = [*_list_words(threshold)]
+    if attacked or (report and (report.attack_cost or report.attacks)):
+        words += _ATTACK_WORDS
+    if report:
+        probes = {measure.probe for measure in report.measures}
+        further = (
+            (any(one.counterfactual for m in report.measures for one in m.buckets), _ADDED_WORDS),
+            ("generation" in probes, _WRITING_WORDS),
+            (any(score.tpr_at_fpr for score in report.membership), _MEMBERSHIP_WORDS),
+            (report.canaries is not None, _CANARY_WORDS),
+            (bool(report.extracted_copies), _COPY_WORDS),
+            (bool(report.findings), (("Severity", _SEVERITY),)),
+        )
+        words += [word for is_shown, listed in further if is_shown for word in listed]
+    return tuple(Fact(term=term, value=value) for term, value in words)
 
 
 _SEVERITY = (
     "high: verbatim over at least 50 tokens, which the base model did not do; medium: verbatim, "
     "but shorter or by the base model too; low: near-verbatim; info: the true text repeats itself "
     "so much that it may be a template."
+)
+
+_ATTACK_WORDS = (
+    (
+        "Attack cost",
+        "Queries until one answer is the true continuation with a probability of one half, by the "
+        "cheapest of the ways tried (greedy, or drawing). 'never' where each of them leaves out "
+        "a token that the text needs.",
+    ),
+    (
+        "Adaptive attack",
+        "An attacker who may submit several answers: the likeliest texts (beam search), drawn "
+        "ones (sampling), or ones that fill in the tokens which the mitigation dropped.",
+    ),
+)
+_ADDED_WORDS = (
+    (
+        "Counterfactual",
+        "The model's number minus the base model's on the same documents: what this training "
+        "added, with the base model for one that never saw the document.",
+    ),
+)
+_WRITING_WORDS = (
+    (
+        "ROUGE-L",
+        "F1 of the longest common subsequence of what was written and the true text: tokens in "
+        "order, gaps allowed; 1 is the whole text.",
+    ),
+    (
+        "Edit distance, BLEU",
+        "Tokens to insert, delete or replace until the text is the true one, over its length; and "
+        "shared runs of up to four tokens. At most 10 % edits, or BLEU above 0.75, counts as "
+        "approximate memorization.",
+    ),
+)
+_MEMBERSHIP_WORDS = (
+    (
+        "TPR at FPR",
+        "Trained documents above a threshold that only this share of control documents passes: "
+        "what an attacker who must seldom be wrong finds out.",
+    ),
+    (
+        "Blind",
+        "A bag of words that never asks the model. What it can tell apart, the documents give "
+        "away by themselves.",
+    ),
+)
+_CANARY_WORDS = (
+    (
+        "Canary, reference",
+        "A made-up document with a random secret that was trained, and one of the same form whose "
+        "coin fell on the other side, so that it never was.",
+    ),
+    (
+        "Exposure",
+        "log2 of the references over the secret's rank among them by likelihood, in bits: about 1 "
+        "for a secret that left no trace, log2 of the references for one likelier than all.",
+    ),
+    (
+        "Epsilon, lower bound",
+        "How far this training is from hiding a single document, in differential privacy's "
+        "terms: guessing the coins so often right rules every smaller epsilon out. It is no "
+        "guarantee, and nothing is known of an upper bound.",
+    ),
+)
+_COPY_WORDS = (
+    (
+        "k-eidetic",
+        "Recited verbatim although at most k trained documents hold the text (Carlini et al. "
+        "2021).",
+    ),
 )
 
 

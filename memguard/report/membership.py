@@ -1,43 +1,162 @@
-"""How well trained and never-trained documents can be told apart: table and note."""
+"""How well trained and never-trained documents can be told apart, with and without the model."""
+
+import math
 
 from memguard.records import AuditReport, MembershipScores
-from memguard.report.cells import make_headings, show_estimate
-from memguard.report.formatting import CI, format_count, format_interval
-from memguard.report.page import Cell, Row, Table
-from memguard.report.text import clean_name
+from memguard.report.cells import make_headings, show_estimate, show_missing, show_rate
+from memguard.report.formatting import (
+    CI,
+    PERCENT,
+    format_count,
+    format_interval,
+    format_threshold,
+)
+from memguard.report.page import Cell, Notice, Row, Section, Table
+from memguard.report.text import clean_name, clean_text
 
+BLIND = "blind"
 _NAMES = {
-    "loss": ("Loss", "mean log-probability of a continuation token"),
-    "loss_minus_base": ("Loss minus base", "the same, minus the base model's"),
+    "loss": "Loss",
+    "loss_minus_base": "Loss minus base",
+    "min_k": f"Min-K{PERCENT}",
+    "min_k_plus_plus": f"Min-K{PERCENT}++",
+    "zlib": "zlib",
+    "lowercase": "Lower case",
+    "reference": "Reference model",
+    "recall": "ReCaLL",
+    BLIND: "Blind",
 }
+_DEFINITIONS = {
+    "loss": "Mean log-probability of a continuation token.",
+    "loss_minus_base": "The same, minus the base model's.",
+}
+"""For records that hold none."""
+_BLIND_NOTE = (
+    "Cross-fitted on the words alone. Where this interval lies above 0.5, trained and control "
+    "documents differ as texts, and the scores above prove nothing about the model."
+)
+_MOST_SCORES = 40
+_MOST_RATES = 6
 
 
-def build_membership(report: AuditReport) -> Table | None:
-    """Build the table of scores; None without any."""
-    if not report.membership:
+def build_membership(report: AuditReport) -> Section:
+    """Build the section; without scores it says why."""
+    scores = [one for one in report.membership if one.score != BLIND][:_MOST_SCORES]
+    blind = [one for one in report.membership if one.score == BLIND][:1]
+    tables = []
+    if scores:
+        caption = "Telling trained documents from never-trained ones"
+        tables.append(_build_table(caption, scores, _write_needed(scores)))
+    if blind:
+        tables.append(_build_table("The same without asking the model", blind, (_BLIND_NOTE,)))
+    return Section(
+        key="membership",
+        title="Membership",
+        short_title="Membership",
+        lead=(write_membership_note(report),),
+        tables=tuple(tables),
+    )
+
+
+def name_score(score: str) -> str:
+    """Name a membership score for people."""
+    return _NAMES.get(score, clean_name(score, 40))
+
+
+def warn_of_blind(report: AuditReport) -> Notice | None:
+    """Warn where a baseline that never asks the model tells members from nonmembers."""
+    blind = next((one for one in report.membership if one.score == BLIND), None)
+    if blind is None or blind.auc is None or blind.auc.ci is None or blind.auc.ci[0] <= 0.5:
         return None
+    auc = format_interval(blind.auc)
+    return Notice(
+        level="warning",
+        label="Membership scores prove nothing here",
+        text="A bag of words that never asks the model tells trained from control documents "
+        f"(AUC {auc.value}, {CI} {auc.interval}): the texts themselves differ, so that no "
+        "membership score shows what the model remembers.",
+    )
+
+
+def _build_table(caption: str, scores: list[MembershipScores], notes: tuple[str, ...]) -> Table:
+    rates = [rate for rate in _list_rates(scores) if _is_shown(rate, scores)]
+    has_missing = any(one.num_missing for one in scores)
     return Table(
-        caption="Telling trained documents from never-trained ones",
+        caption=caption,
         columns=make_headings(
             "Score",
             ("AUC", f"0.5 is chance ({CI})"),
+            *((f"TPR at {_name_rate(rate)} FPR", f"trained ({CI})") for rate in rates),
             ("Trained", "documents"),
             ("Control", "documents"),
+            *((("Missing", "documents"),) if has_missing else ()),
         ),
-        rows=tuple(_build_row(score) for score in report.membership),
+        rows=tuple(_build_row(score, rates, has_missing) for score in scores),
+        notes=notes,
     )
 
 
-def _build_row(score: MembershipScores) -> Row:
-    name, detail = _NAMES.get(score.score, (clean_name(score.score), ""))
+def _list_rates(scores: list[MembershipScores]) -> list[str]:
+    """Return the false-positive rates that occur, as the record writes them, ascending."""
+    written = {rate for score in scores for rate in score.tpr_at_fpr if _read_rate(rate)}
+    return sorted(written, key=lambda rate: _read_rate(rate) or 0.0)[:_MOST_RATES]
+
+
+def _read_rate(rate: str) -> float | None:
+    try:
+        value = float(rate)
+    except ValueError:
+        return None
+    return value if 0 < value < 1 else None
+
+
+def _name_rate(rate: str) -> str:
+    return format_threshold(_read_rate(rate) or 0.0)
+
+
+def _build_row(score: MembershipScores, rates: list[str], has_missing: bool) -> Row:
+    auc = score.auc
+    definition = clean_text(score.definition) or _DEFINITIONS.get(score.score, "")
     return Row(
-        head=Cell(text=name, detail=detail, kind="text"),
+        head=Cell(text=name_score(score.score), detail=definition, kind="text"),
         cells=(
-            show_estimate(format_interval(score.auc)),
+            show_estimate(format_interval(auc)) if auc else show_missing("could not be asked"),
+            *(_show_rate_at(score, rate) for rate in rates),
             Cell(text=format_count(score.num_members)),
             Cell(text=format_count(score.num_nonmembers)),
+            *((Cell(text=format_count(score.num_missing)),) if has_missing else ()),
         ),
     )
+
+
+def _count_needed(rate: str) -> int:
+    # 1 / 0.001 is a hair above 1000 for some decimals.
+    return math.ceil(1 / (_read_rate(rate) or 1.0) - 1e-6)
+
+
+def _is_shown(rate: str, scores: list[MembershipScores]) -> bool:
+    # A column of nothing but reasons says no more than a sentence.
+    return any(one.tpr_at_fpr.get(rate) for one in scores)
+
+
+def _write_needed(scores: list[MembershipScores]) -> tuple[str, ...]:
+    rates = [rate for rate in _list_rates(scores) if not _is_shown(rate, scores)]
+    needed = "; ".join(
+        f"TPR at {_name_rate(rate)} FPR needs ≥ {_count_needed(rate):,} control documents"
+        for rate in rates
+    )
+    return (f"Not shown: {needed}.",) if needed else ()
+
+
+def _show_rate_at(score: MembershipScores, rate: str) -> Cell:
+    """Show the true-positive rate, or how many control documents it would take."""
+    found = score.tpr_at_fpr.get(rate)
+    if found is not None:
+        return show_rate(found)
+    needed = _count_needed(rate)
+    if score.auc and score.num_nonmembers < needed:
+        return show_missing(f"needs ≥ {needed:,} control documents")
+    return show_missing("could not be asked")
 
 
 def write_membership_note(report: AuditReport) -> str:
@@ -52,6 +171,9 @@ def write_membership_note(report: AuditReport) -> str:
         "a coin toss, 1 tells every document apart, recited or not. An interval that holds 0.5 "
         "shows no signal with this many documents."
     )
+    unasked = [name_score(one.score) for one in report.membership if one.auc is None]
+    if unasked:
+        text += f" Could not be asked: {', '.join(unasked[:_MOST_SCORES])}."
     if report.training is None:
         return text
     return (

@@ -11,6 +11,8 @@ from typing import Any
 import yaml
 
 from memguard.records import AuditReport, BucketScores, Rate
+from memguard.report.attack_cost import find_cost, write_cost
+from memguard.report.canaries import write_canaries
 from memguard.report.formatting import (
     MISSING,
     format_count,
@@ -127,6 +129,9 @@ def _write_audit(report: AuditReport) -> list[str]:
         parts.append("The audit ended before all documents were scored: numbers are preliminary.")
     parts += [f"> {_escape(banner.text)}" for banner in report.banners[:20]]
     parts.append(_write_table(report))
+    parts += _write_costs(report)
+    if report.canaries:
+        parts.append(f"Canaries: {_escape(write_canaries(report.canaries))}")
     if report.training and report.training.heldout_nll is not None:
         nll, base = report.training.heldout_nll, report.training.base_heldout_nll
         change = describe_loss_change(nll, base)
@@ -142,6 +147,24 @@ def _write_audit(report: AuditReport) -> list[str]:
         f"`{_code(format_hash(report.data.documents_sha256))}`, {_escape(report.created)}."
     )
     return parts
+
+
+def _write_costs(report: AuditReport) -> list[str]:
+    """Say in one line what documents cost: those of the verdict's bucket, and the control."""
+    control = next((b.bucket for b in report.buckets if b.role == "control"), None)
+    told = []
+    for bucket in dict.fromkeys((report.verdict.bucket, control)):
+        found = find_cost(report, bucket) if bucket is not None else None
+        if found and found.model.num_documents:
+            median = write_cost(found.model, found.model.median)
+            cheapest = write_cost(found.model, found.model.lowest)
+            told.append(f"{_escape(clean_name(bucket or ''))} {median} (cheapest {cheapest})")
+    if not told:
+        return []
+    return [
+        "Attack cost, median queries until the true continuation comes out with a probability of "
+        f"one half: {'; '.join(told)}."
+    ]
 
 
 def _code(text: str) -> str:

@@ -25,6 +25,8 @@ class Cell:
     text: str
     detail: str = ""
     """A second, smaller line."""
+    note: str = ""
+    """A third, as small."""
     bar: Bar | None = None
     kind: Literal["number", "text", "code", "hash", "level"] = "number"
     level: str = ""
@@ -108,6 +110,7 @@ class LineChart:
     y_label: str
     control_at: int | None
     """Position of the never-trained documents."""
+    x_label: str = "times trained (repetitions)"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -136,6 +139,24 @@ class Figure:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Section:
+    """A part of a page: sentences, then what they are about."""
+
+    key: str
+    """Where links lead."""
+    title: str
+    short_title: str
+    """What links say."""
+    lead: tuple[str, ...]
+    facts: tuple[Fact, ...] = ()
+    figure: Figure | None = None
+    tables: tuple[Table, ...] = ()
+    points_title: str = ""
+    points: tuple[str, ...] = ()
+    """Sentences of a list that ends the section."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class AuditPage:
     """Everything the audit template shows, in its order."""
 
@@ -150,19 +171,20 @@ class AuditPage:
     limits: tuple[str, ...]
     next_steps: tuple[str, ...]
     summary_lead: tuple[str, ...]
-    summary: Table
-    details: Table
+    summary: tuple[Table, ...]
+    attacks: Section
     dose_response: Figure | None
     dose_response_note: str
-    membership: Table | None
-    membership_note: str
+    dose_tables: tuple[Table, ...]
+    evidence: tuple[Section, ...]
+    """What further probes showed, in their order."""
     findings: Table | None
     findings_note: str
     training: tuple[Fact, ...]
     training_note: str
     data: tuple[Fact, ...]
     method: tuple[Fact, ...]
-    probes: tuple[str, ...]
+    probes: tuple[Fact, ...]
     command: str
     environment: tuple[Fact, ...]
     glossary: tuple[Fact, ...]
@@ -181,6 +203,7 @@ class ComparisonPage:
     in_short: tuple[Fact, ...]
     guide: tuple[str, ...]
     headline: Table
+    gains: Section | None
     paired: Table | None
     figures: tuple[Figure, ...]
     extraction: Table

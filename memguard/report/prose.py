@@ -47,11 +47,22 @@ def write_limits(report: AuditReport) -> tuple[str, ...]:
         _write_coverage(report),
         f"The attacker is assumed to know the prefix: each document is prompted with {prefix}. "
         "Someone without that text may get less out of the model.",
-        "Rates are a lower bound on what can be extracted: other prefixes, sampling, paraphrase or "
-        "many attempts may bring out more than one greedy continuation does.",
+        _write_bound(report),
         f"Only these probes were run: {probes or 'none'}. They say nothing about facts or personal "
         "data repeated in other words.",
         _write_arithmetic(report),
+    )
+
+
+def _write_bound(report: AuditReport) -> str:
+    if report.attacks:
+        return (
+            "Rates, attack cost and attacks are lower bounds on what can be extracted: other "
+            "prefixes, paraphrase, or a better attack may bring out more."
+        )
+    return (
+        "Rates are a lower bound on what can be extracted: other prefixes, sampling, paraphrase or "
+        "many attempts may bring out more than one greedy continuation does."
     )
 
 
@@ -114,6 +125,12 @@ def write_next_steps(report: AuditReport) -> tuple[str, ...]:
         steps.append(
             "Train documents fewer times: remove duplicates and near-duplicates, or lower the "
             "number of epochs."
+        )
+    dropped = report.training is not None and bool(report.training.dropped_fraction)
+    if dropped and not report.attacks:
+        steps.append(
+            "Audit once more with '--suite full': it tries an attacker who knows which tokens the "
+            "mitigation dropped, whom exact match does not show."
         )
     if level == "no-control":
         way = "'data.control_fraction' above 0" if report.training else "'--nonmembers'"

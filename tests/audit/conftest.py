@@ -6,7 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from memguard.audit.extraction import AuditDocument, ExtractionProbe, TokenResult
+from memguard.audit.extraction import AuditDocument, ExtractionProbe
+from memguard.audit.passages import TokenResult
 from memguard.records import DocumentScore
 
 

@@ -12,49 +12,28 @@ from pydantic import ValidationError
 from memguard.audit.extraction import (
     AuditDocument,
     ExtractionProbe,
-    TokenResult,
-    Window,
     compute_extraction_strength,
     compute_first_divergence,
     compute_type_token_ratio,
+    find_min_margin,
 )
+from memguard.audit.passages import TokenResult
 
 _flags = st.lists(st.booleans(), min_size=1, max_size=60)
 
 
-def _window(document: AuditDocument, prefix: int) -> Window:
-    return Window(document=document, input_ids=document.input_ids, prefix_tokens=prefix)
-
-
 @given(flags=_flags, threshold=st.sampled_from([0.1, 0.3, 0.7, 0.9, 1.0]))
-def test_score_equals_naive_loops(
-    flags: list[bool],
-    threshold: float,
-    make_document: Callable[..., AuditDocument],
-    make_result: Callable[..., TokenResult],
-) -> None:
-    size = len(flags)
-    ids = np.arange(size + 5) % 7
-    probe = ExtractionProbe(near_verbatim_threshold=threshold)
-    window = _window(make_document(ids), 5)
-    score = probe.score_window(window, make_result(flags, ids[5:]))
-
+def test_what_flags_say_equals_naive_loops(flags: list[bool], threshold: float) -> None:
+    size, correct = len(flags), np.array(flags)
     divergence = size
     for index, right in reversed(list(enumerate(flags))):
         if not right:
             divergence = index
     start = next(k for k in range(size + 1) if all(flags[k:]))
     needed = (Decimal(str(threshold)) * size).to_integral_value(ROUND_CEILING)
-    assert score.first_divergence == divergence
-    assert score.extraction_strength == pytest.approx(1 - start / size, abs=1e-12)
-    assert score.num_correct == sum(flags)
-    assert score.verbatim == all(flags)
-    assert score.near_verbatim == (sum(flags) >= needed)
-    assert score.verbatim <= score.near_verbatim
-    assert score.logprob == pytest.approx(-0.5 * size)
-    assert score.min_margin == (1.0 if any(flags) else None)
-    assert score.type_token_ratio == len(set(ids[5:].tolist())) / size
-    assert score.base_num_correct is None
+    assert compute_first_divergence(correct) == divergence
+    assert compute_extraction_strength(correct) == pytest.approx(1 - start / size, abs=1e-12)
+    assert ExtractionProbe(near_verbatim_threshold=threshold).num_needed(size) == needed
 
 
 def test_extraction_strength_golden() -> None:
@@ -103,7 +82,11 @@ def test_text_window(
     assert window.continuation_tokens == size
     ids = list(range(length))
     assert window.input_ids.tolist() == ids[available - window.prefix_tokens :]
+    assert window.start == available - window.prefix_tokens
     assert window.continuation_ids.tolist() == ids[-size:]
+    passage = window.passage()
+    assert passage.input_ids.tolist() == window.input_ids.tolist()
+    assert passage.first_label == passage.first_choice == window.prefix_tokens
 
 
 def test_conversation_window_is_the_last_supervised_span(
@@ -115,26 +98,13 @@ def test_conversation_window_is_the_last_supervised_span(
     window = ExtractionProbe(continuation_tokens=2, prefix_tokens=2).window(document)
     assert window is not None
     assert window.continuation_ids.tolist() == [7, 8, 9]
-    assert window.input_ids.tolist() == list(range(10))
+    assert (window.start, window.input_ids.tolist()) == (0, list(range(10)))
 
     assert ExtractionProbe(min_prefix_tokens=8).window(document) is None
     nothing = make_document(
         np.arange(11), supervised=np.zeros(11, dtype=bool), format="prompt_completion"
     )
     assert ExtractionProbe().window(nothing) is None
-
-
-def test_base_model_beside(
-    make_document: Callable[..., AuditDocument], make_result: Callable[..., TokenResult]
-) -> None:
-    window = _window(make_document(np.arange(15)), 5)
-    score = ExtractionProbe().score_window(
-        window, make_result([True] * 10), make_result([True] * 9 + [False], each=-2)
-    )
-    assert (score.verbatim, score.base_verbatim) == (True, False)
-    assert (score.base_num_correct, score.base_first_divergence) == (9, 9)
-    assert score.base_near_verbatim is True
-    assert score.base_logprob == -20
 
 
 @pytest.mark.parametrize(
@@ -152,6 +122,12 @@ def test_verdict_hangs_on_margin(
 ) -> None:
     result = make_result([m >= 0 for m in margins], margin=margins)
     assert ExtractionProbe().hangs_on_margin(result, 1e-3) is hangs
+
+
+def test_min_margin_is_of_right_tokens(make_result: Callable[..., TokenResult]) -> None:
+    margins = [3.0, -0.25, 0.5]
+    assert find_min_margin(make_result([True, False, True], margin=margins)) == 0.5
+    assert find_min_margin(make_result([False] * 3)) is None
 
 
 def test_adapt_checks() -> None:

@@ -1,4 +1,4 @@
-"""One scorer: same answer in every batch, clear refusals."""
+"""One scorer: same answer in every batch and on every mesh, clear refusals."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -8,9 +8,12 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from audit_examples import build_tiny_layer
 from ranks import RankPool
 
-from memguard.audit.extraction import AuditDocument, ExtractionProbe, TokenResult, Window
+from memguard.audit.extraction import AuditDocument, ExtractionProbe
+from memguard.audit.passages import Asked, Passage, TokenResult
+from memguard.audit.probabilistic import SamplingScheme
 from memguard.audit.scoring import ModelScorer
 from memguard.errors import ModelError
 from memguard.parallel.assemble import Sharding
@@ -18,98 +21,157 @@ from memguard.parallel.mesh import build_mesh
 from memguard.parallel.mesh_shape import MeshShape
 from memguard.parallel.scratch import shard_scratch_model
 from memguard.parallel.vocab import VocabLayer
-from memguard.parallel.vocab_checks import build_vocab_layer
 from memguard.runtime import start_runtime
 
 VOCAB = 61
+EVERYTHING = Asked(
+    needs=frozenset({"entropy", "variance_logprob"}),
+    schemes=(
+        SamplingScheme(),
+        SamplingScheme(temperature=0.7),
+        SamplingScheme(top_k=5),
+        SamplingScheme(temperature=1.5, top_k=20, top_p=0.9),
+        SamplingScheme(top_p=0.6),
+    ),
+)
 
 
 @pytest.fixture(scope="module")
 def vocab() -> VocabLayer:
-    torch.manual_seed(0)
-    config = transformers.LlamaConfig(
-        vocab_size=VOCAB,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        max_position_embeddings=64,
-    )
-    return build_vocab_layer(transformers.LlamaForCausalLM(config).eval())
+    return build_tiny_layer(VOCAB)
 
 
 @pytest.fixture(scope="module")
-def windows(make_document: Callable[..., AuditDocument]) -> list[Window]:
+def passages() -> list[Passage]:
+    """All kinds: every token wanted, choices of all, of some, of one, of none."""
     draw = np.random.default_rng(1)
-    probe = ExtractionProbe(continuation_tokens=8, min_prefix_tokens=1)
-    cut = [
-        probe.window(make_document(draw.integers(0, VOCAB, size), name=str(size)))
-        for size in draw.integers(9, 65, 33)
-    ]
-    return [window for window in cut if window is not None]
+    made = []
+    for number, size in enumerate(draw.integers(9, 65, 33)):
+        ids = draw.integers(0, VOCAB, size).astype(np.int32)
+        first_label = int(draw.integers(1, size - 1))
+        first_choice = int(draw.integers(first_label, size))
+        if number % 4 == 1:
+            first_choice = first_label
+        elif number % 4 == 2:
+            first_label = 1
+        elif number % 4 == 3:
+            first_choice = int(size)
+        made.append(Passage(input_ids=ids, first_label=first_label, first_choice=first_choice))
+    return made
 
 
-def _reference(model: Any, window: Window) -> TokenResult:
-    """The same by the model's own forward, alone and unpadded."""
-    ids = torch.from_numpy(window.input_ids.astype(np.int64))[None]
+def _log_warped(logits_NV: torch.Tensor, scheme: SamplingScheme) -> torch.Tensor:
+    """The log-probabilities that transformers samples from."""
+    warpers = [transformers.TemperatureLogitsWarper(scheme.temperature)]
+    if scheme.top_k is not None:
+        warpers.append(transformers.TopKLogitsWarper(scheme.top_k))
+    if scheme.top_p is not None:
+        warpers.append(transformers.TopPLogitsWarper(scheme.top_p))
+    for warp in warpers:
+        logits_NV = warp(None, logits_NV)
+    return logits_NV.log_softmax(1)
+
+
+def _reference(model: Any, passage: Passage) -> TokenResult:
+    """The same by the model's own forward, alone and unpadded, in float64 from its logits on."""
+    ids = torch.from_numpy(passage.input_ids.astype(np.int64))[None]
     with torch.no_grad():
-        logits = model(ids, use_cache=False).logits[0, window.prefix_tokens - 1 : -1].double()
-    labels = ids[0, window.prefix_tokens :]
-    others = logits.scatter(1, labels[:, None], -math.inf).amax(1)
-    truth = logits.gather(1, labels[:, None])[:, 0]
-    argmax = logits.argmax(1)
+        logits_NV = model(ids, use_cache=False).logits[0, passage.first_label - 1 : -1].double()
+    labels_N1 = ids[0, passage.first_label :, None]
+    logprob_NV = logits_NV.log_softmax(1)
+    mean_N1 = (logprob_NV.exp() * logprob_NV).sum(1, keepdim=True)
+    variance_N = (logprob_NV.exp() * (logprob_NV - mean_N1).square()).sum(1)
+    chosen = slice(passage.first_choice - passage.first_label, None)
+    label_C1 = labels_N1[chosen]
+    others_CV = logits_NV[chosen].scatter(1, label_C1, -math.inf)
+    argmax_C = logits_NV[chosen].argmax(1)
+    sampled = [
+        _log_warped(logits_NV[chosen], scheme).gather(1, label_C1)[:, 0]
+        for scheme in EVERYTHING.schemes
+    ]
     return TokenResult(
-        argmax=argmax.int().numpy(),
-        correct=(argmax == labels).numpy(),
-        logprob=logits.log_softmax(1).gather(1, labels[:, None])[:, 0].float().numpy(),
-        margin=(truth - others).float().numpy(),
+        logprob=logprob_NV.gather(1, labels_N1)[:, 0].float().numpy(),
+        argmax=argmax_C.int().numpy(),
+        correct=(argmax_C == label_C1[:, 0]).numpy(),
+        margin=(logits_NV[chosen].gather(1, label_C1)[:, 0] - others_CV.amax(1)).float().numpy(),
+        entropy=-mean_N1[:, 0].float().numpy(),
+        variance_logprob=variance_N.float().numpy(),
+        sampled=torch.stack(sampled).float().numpy(),
     )
 
 
-def score_on_mesh(degrees: MeshShape, model: Any, windows: list[Window]) -> list[TokenResult]:
+def _check_same(found: TokenResult, expected: TokenResult) -> None:
+    assert found.argmax.tolist() == expected.argmax.tolist()
+    assert found.correct.tolist() == expected.correct.tolist()
+    for name in ("logprob", "margin", "entropy", "variance_logprob", "sampled"):
+        ours, theirs = getattr(found, name), getattr(expected, name)
+        assert ours.dtype == np.float32
+        assert ours.shape == theirs.shape
+        # fp32 sums of 32 to 61 numbers of order 1, in another order: about 1e-6; a variance squares
+        # what it sums. What a scheme cuts off is -inf on both sides.
+        np.testing.assert_allclose(ours, theirs, atol=1e-4, rtol=1e-5, err_msg=name)
+
+
+def score_on_mesh(
+    degrees: MeshShape, model: Any, passages: list[Passage]
+) -> tuple[list[TokenResult], list[tuple[int, int]]]:
     mesh = build_mesh(degrees, "cpu")
     sharding = Sharding(mesh=mesh, device=torch.device("cpu"))
     layer = shard_scratch_model(model, sharding)
+    steps: list[tuple[int, int]] = []
     with start_runtime() as runtime:
-        return ModelScorer(layer.vocab, 100, runtime).score(windows)
+        scorer = ModelScorer(layer.vocab, 100, runtime)
+        found = scorer.score(passages, EVERYTHING, lambda *step: steps.append(step))
+        assert scorer.score([], EVERYTHING) == []
+        return found, steps
 
 
-@pytest.mark.parametrize("num_windows", [1, 33])
+@pytest.mark.parametrize("num_passages", [1, 33])
 @pytest.mark.parametrize("mesh", [MeshShape(data=2, z=2), MeshShape(z=3), MeshShape(y=2, x=2)])
 def test_meshes_do_not_matter_even_where_a_rank_has_nothing_to_do(
     vocab: VocabLayer,
-    windows: list[Window],
+    passages: list[Passage],
     ranks: RankPool,
     mesh: MeshShape,
-    num_windows: int,
+    num_passages: int,
 ) -> None:
-    asked = windows[:num_windows]
-    alone = ModelScorer(vocab, batch_tokens=100).score(asked)
-    for results in ranks(score_on_mesh, mesh.num_ranks, mesh, vocab.model, asked):
-        for one, other in zip(alone, results, strict=True):
-            assert one.argmax.tolist() == other.argmax.tolist()
-            assert one.correct.tolist() == other.correct.tolist()
-            # fp32 sums of 32 to 61 numbers of order 1, in another order: about 1e-6.
-            np.testing.assert_allclose(one.logprob, other.logprob, atol=1e-4)
-            np.testing.assert_allclose(one.margin, other.margin, atol=1e-4)
+    asked = passages[:num_passages]
+    alone = ModelScorer(vocab, batch_tokens=100).score(asked, EVERYTHING)
+    for results, steps in ranks(score_on_mesh, mesh.num_ranks, mesh, vocab.model, asked):
+        for one, other in zip(results, alone, strict=True):
+            _check_same(one, other)
+        assert steps[-1] == (num_passages, num_passages)
 
 
-@pytest.mark.parametrize("num_windows", [1, 7, 32])
-def test_batches_do_not_matter(vocab: VocabLayer, windows: list[Window], num_windows: int) -> None:
-    scorer = ModelScorer(vocab, batch_tokens=num_windows * 64)
-    for window, result in zip(windows, scorer.score(windows), strict=True):
-        expected = _reference(vocab.model, window)
-        assert result.argmax.tolist() == expected.argmax.tolist()
-        assert result.correct.tolist() == expected.correct.tolist()
-        # fp32 sums of 32 to 61 numbers of order 1, in another order: about 1e-6.
-        np.testing.assert_allclose(result.logprob, expected.logprob, atol=1e-4)
-        np.testing.assert_allclose(result.margin, expected.margin, atol=1e-4)
+@pytest.mark.parametrize("num_passages", [1, 7, 32])
+def test_batches_do_not_matter(
+    vocab: VocabLayer, passages: list[Passage], num_passages: int
+) -> None:
+    scorer = ModelScorer(vocab, batch_tokens=num_passages * 64)
+    for passage, result in zip(passages, scorer.score(passages, EVERYTHING), strict=True):
         assert result.argmax.dtype == np.int32
-        assert result.logprob.dtype == np.float32
+        assert len(result.logprob) == passage.num_labels
+        assert len(result.argmax) == passage.num_choices
+        _check_same(result, _reference(vocab.model, passage))
+
+
+def test_order_of_passages_does_not_matter(vocab: VocabLayer, passages: list[Passage]) -> None:
+    scorer = ModelScorer(vocab, batch_tokens=300)
+    forwards = scorer.score(passages, EVERYTHING)
+    backwards = scorer.score(passages[::-1], EVERYTHING)[::-1]
+    for one, other in zip(forwards, backwards, strict=True):
+        _check_same(one, other)
+
+
+def test_only_what_is_asked_for_is_there(vocab: VocabLayer, passages: list[Passage]) -> None:
+    for result in ModelScorer(vocab, 512).score(passages[:4]):
+        assert result.entropy is None
+        assert result.variance_logprob is None
+        assert result.sampled is None
 
 
 def test_batches_are_limited_and_longest_first(
-    vocab: VocabLayer, windows: list[Window], monkeypatch: pytest.MonkeyPatch
+    vocab: VocabLayer, passages: list[Passage], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shapes: list[tuple[int, ...]] = []
     original = vocab.hidden_states
@@ -117,19 +179,19 @@ def test_batches_are_limited_and_longest_first(
         vocab, "hidden_states", lambda ids: (shapes.append(tuple(ids.shape)), original(ids))[1]
     )
     steps: list[tuple[int, int]] = []
-    ModelScorer(vocab, 130).score(windows, lambda done, total: steps.append((done, total)))
+    ModelScorer(vocab, 130).score(passages, on_progress=lambda *step: steps.append(step))
     assert all(rows * length <= 130 for rows, length in shapes)
     lengths = [length for _, length in shapes]
     assert lengths == sorted(lengths, reverse=True)
-    assert sum(rows for rows, _ in shapes) == len(windows)
-    assert steps[-1] == (len(windows), len(windows))
+    assert sum(rows for rows, _ in shapes) == len(passages)
+    assert steps[-1] == (len(passages), len(passages))
     assert [done for done, _ in steps] == sorted(done for done, _ in steps)
 
 
 def test_memory_running_out_halves_the_batch(
-    vocab: VocabLayer, windows: list[Window], monkeypatch: pytest.MonkeyPatch
+    vocab: VocabLayer, passages: list[Passage], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    expected = ModelScorer(vocab, 64).score(windows)
+    expected = ModelScorer(vocab, 64).score(passages)
     sizes: list[int] = []
     original = vocab.hidden_states
 
@@ -140,13 +202,13 @@ def test_memory_running_out_halves_the_batch(
         return original(ids)
 
     monkeypatch.setattr(vocab, "hidden_states", limited)
-    results = ModelScorer(vocab, 32 * 64).score(windows)
+    results = ModelScorer(vocab, 32 * 64).score(passages)
     assert sizes[0] > 4
     assert [r.argmax.tolist() for r in results] == [r.argmax.tolist() for r in expected]
 
     monkeypatch.setattr(vocab, "hidden_states", _raise_out_of_memory)
     with pytest.raises(ModelError, match="does not fit into GPU memory"):
-        ModelScorer(vocab, 4096).score(windows)
+        ModelScorer(vocab, 4096).score(passages)
 
 
 def _raise_out_of_memory(ids: torch.Tensor) -> torch.Tensor:
@@ -154,14 +216,27 @@ def _raise_out_of_memory(ids: torch.Tensor) -> torch.Tensor:
 
 
 def test_ties_and_margins_are_the_heads(
-    vocab: VocabLayer, windows: list[Window], monkeypatch: pytest.MonkeyPatch
+    vocab: VocabLayer, passages: list[Passage], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # All logits equal: the first choice is token 0, whatever the device, by no margin.
     monkeypatch.setattr(vocab, "hidden_states", lambda ids: torch.zeros(*ids.shape, 32))
-    for window, result in zip(windows, ModelScorer(vocab, 512).score(windows), strict=True):
+    for passage, result in zip(passages, ModelScorer(vocab, 512).score(passages), strict=True):
         assert not result.argmax.any()
-        assert result.correct.tolist() == (window.continuation_ids == 0).tolist()
+        labels = passage.input_ids[passage.first_choice :]
+        assert result.correct.tolist() == (labels == 0).tolist()
         assert not result.margin.any()
+
+
+def test_without_a_budget_all_goes_at_once_on_a_cpu(
+    vocab: VocabLayer, passages: list[Passage], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows: list[int] = []
+    original = vocab.hidden_states
+    monkeypatch.setattr(
+        vocab, "hidden_states", lambda ids: (rows.append(len(ids)), original(ids))[1]
+    )
+    ModelScorer(vocab).score(passages)
+    assert rows == [len(passages)]
 
 
 def test_unfit_tokenizer_is_refused(
@@ -172,7 +247,7 @@ def test_unfit_tokenizer_is_refused(
         _score(vocab, [make_document([*range(20), VOCAB])])
 
 
-def test_window_beyond_the_positions_is_refused(
+def test_passage_beyond_the_positions_is_refused(
     vocab: VocabLayer, make_document: Callable[..., AuditDocument]
 ) -> None:
     assert _score(vocab, [make_document([1] * 65)])  # the last token is only a label
@@ -181,17 +256,17 @@ def test_window_beyond_the_positions_is_refused(
 
 
 def test_damaged_weights_are_refused(
-    vocab: VocabLayer, windows: list[Window], monkeypatch: pytest.MonkeyPatch
+    vocab: VocabLayer, passages: list[Passage], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(vocab, "hidden_states", lambda ids: torch.full((*ids.shape, 32), math.nan))
     with pytest.raises(ModelError, match="not finite"):
-        ModelScorer(vocab, 512).score(windows)
+        ModelScorer(vocab, 512).score(passages)
 
 
-def test_model_comes_back_as_it_was(vocab: VocabLayer, windows: list[Window]) -> None:
+def test_model_comes_back_as_it_was(vocab: VocabLayer, passages: list[Passage]) -> None:
     vocab.model.train()
     try:
-        ModelScorer(vocab, 512).score(windows[:2])
+        ModelScorer(vocab, 512).score(passages[:2])
         assert vocab.model.training
     finally:
         vocab.model.eval()
@@ -201,4 +276,4 @@ def test_model_comes_back_as_it_was(vocab: VocabLayer, windows: list[Window]) ->
 def _score(vocab: VocabLayer, documents: Sequence[AuditDocument]) -> list[TokenResult]:
     probe = ExtractionProbe(continuation_tokens=4, min_prefix_tokens=1)
     windows = [probe.window(document) for document in documents]
-    return ModelScorer(vocab, 512).score([w for w in windows if w is not None])
+    return ModelScorer(vocab, 512).score([w.passage() for w in windows if w is not None])

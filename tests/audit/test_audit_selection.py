@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memguard.audit.extraction import AuditDocument, ExtractionProbe
-from memguard.audit.selection import select_windows
+from memguard.audit.selection import choose_sample, select_windows
 from memguard.errors import DataError
 
 MakeDocument = Callable[..., AuditDocument]
@@ -52,6 +52,26 @@ def test_sample_depends_on_seed_and_ids_only(make_document: MakeDocument) -> Non
     assert chosen(0, documents) == chosen(0, documents[::-1])
     assert chosen(0, documents) != chosen(1, documents)
     assert len(chosen(0, documents)) == 9
+
+
+def test_a_smaller_sample_for_what_costs_more(make_document: MakeDocument) -> None:
+    documents = [
+        *_documents(make_document, [80] * 30, bucket="x0", role="control"),
+        *_documents(make_document, [80] * 6, bucket="x4"),
+    ]
+
+    def chosen(size: int | None, given: list[AuditDocument], purpose: str = "attacks") -> list[str]:
+        windows = select_windows(given, ExtractionProbe(), seed=0).windows
+        indices = choose_sample(windows, size, seed=0, purpose=purpose)
+        assert indices == sorted(set(indices))
+        return [windows[index].document.id for index in indices]
+
+    assert chosen(None, documents) == [document.id for document in documents]
+    names = chosen(8, documents)
+    assert [name[:2] for name in names] == ["x0"] * 8 + ["x4"] * 6
+    assert set(names) == set(chosen(8, documents[::-1]))
+    # Another probe's sample is another one: else what one found would be all that any found.
+    assert names != chosen(8, documents, "written on")
 
 
 def test_ids_must_be_unique(make_document: MakeDocument) -> None:

@@ -5,17 +5,56 @@ from pathlib import Path
 import pytest
 
 from memguard.audit.extraction import ExtractionProbe
-from memguard.audit.membership import MembershipProbe
-from memguard.audit.suite import PROBES, load_suite
+from memguard.audit.grid import GridProbe
+from memguard.audit.membership_scores import MEMBERSHIP_SCORES
+from memguard.audit.probes import (
+    PROBES,
+    AttackProbe,
+    CanaryProbe,
+    GenerationProbe,
+    MaskConsistencyProbe,
+    MembershipProbe,
+    SamplingProbe,
+)
+from memguard.audit.suite import load_suite
 from memguard.errors import ConfigError
 
 
-def test_shipped_suite_is_the_default_probe() -> None:
+def test_the_default_suite_takes_one_pass() -> None:
     suite = load_suite("extraction")
-    assert (suite.name, suite.version) == ("extraction", 1)
-    assert suite.probes == (ExtractionProbe(), MembershipProbe())
-    assert suite.has_membership
+    assert (suite.name, suite.version) == ("extraction", 2)
+    assert suite.probes == (
+        ExtractionProbe(),
+        SamplingProbe(),
+        MembershipProbe(),
+        CanaryProbe(),
+        MaskConsistencyProbe(),
+    )
+    assert suite.extraction == ExtractionProbe()
+    assert suite.membership is not None
+    assert all(MEMBERSHIP_SCORES[name].own_pass is None for name in suite.membership.scores)
+    assert (suite.grid, suite.generation, suite.attacks) == (None, None, None)
+
+
+def test_the_full_suite_has_every_probe_and_every_score() -> None:
+    suite = load_suite("full")
     assert [probe.name for probe in suite.probes] == list(PROBES)
+    assert isinstance(suite.grid, GridProbe)
+    assert isinstance(suite.sampling, SamplingProbe)
+    assert isinstance(suite.membership, MembershipProbe)
+    assert isinstance(suite.canaries, CanaryProbe)
+    assert isinstance(suite.generation, GenerationProbe)
+    assert isinstance(suite.attacks, AttackProbe)
+    assert isinstance(suite.mask_consistency, MaskConsistencyProbe)
+    assert set(suite.membership.scores) == set(MEMBERSHIP_SCORES)
+
+
+def test_every_probe_says_which_it_is_and_has_a_version() -> None:
+    for name, kind in PROBES.items():
+        probe = kind()
+        assert probe.name == name
+        assert probe.VERSION >= 1
+        assert kind(**probe.model_dump()) == probe
 
 
 def test_adapted_suite() -> None:
@@ -25,7 +64,7 @@ def test_adapted_suite() -> None:
     assert adapted.extraction == ExtractionProbe(
         continuation_tokens=8, prefix_tokens=9, min_prefix_tokens=2
     )
-    assert adapted.has_membership
+    assert adapted.probes[1:] == suite.probes[1:]
 
 
 def test_unknown_suite() -> None:
@@ -50,15 +89,25 @@ probes:
     continuation_token: 50
     near_verbatim_threshold: 1.5
   - name: extractoin
+  - name: membership
+    scores: [loss, lose]
+  - name: sampling
+    schemes:
+      - {temperature: 1}
+      - {top_p: 2}
 """
-    found = sorted(_problems(tmp_path, text))
-    assert [problem.split(" ")[:2] for problem in found] == [
+    found = sorted(_problems(tmp_path, text), key=lambda problem: int(problem.split(":")[0]))
+    assert [problem.replace("':", "'").split(" ")[:2] for problem in found] == [
         ["5:5", "'probes[0].continuation_token'"],
         ["6:5", "'probes[0].near_verbatim_threshold'"],
         ["7:5", "'probes[1].name'"],
+        ["9:5", "'probes[2].scores'"],
+        ["13:10", "'probes[3].schemes[1].top_p'"],
     ]
     assert found[0].endswith("did you mean 'continuation_tokens'?")
-    assert found[2].endswith("must be one of extraction, membership; got 'extractoin'")
+    assert found[2].endswith(f"must be one of {', '.join(PROBES)}; got 'extractoin'")
+    assert "must be of loss, min_k, " in found[3]
+    assert "got 'lose'" in found[3]
 
 
 @pytest.mark.parametrize(
@@ -66,9 +115,10 @@ probes:
     [
         ("[{name: membership}]", "needs 'extraction'"),
         ("[{name: extraction}, {name: extraction}]", "has 'extraction' twice"),
-        ("[{continuation_tokens: 5}]", "must be one of extraction, membership; got None"),
+        ("[{continuation_tokens: 5}]", "must be one of extraction, grid, "),
         ("[]", "needs 'extraction'"),
         ("[extraction]", "'probes[0]'"),
+        ("[{name: extraction}, {name: sampling, schemes: []}]", "'probes[1].schemes'"),
     ],
 )
 def test_wrong_lists_of_probes(tmp_path: Path, probes: str, problem: str) -> None:

@@ -4,8 +4,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
+from audit_examples import build_evidence, build_suite
+from hypothesis import given
+from hypothesis import strategies as st
 
 from memguard.audit.banners import is_collapsed
+from memguard.audit.extraction import ExtractionProbe
 from memguard.audit.findings import MAX_FINDINGS, collect_findings
 from memguard.audit.selection import BucketOutline
 from memguard.audit.summary import Summary, summarise
@@ -27,24 +31,9 @@ def _control(make_score: MakeScore, correct: Sequence[int], **fields: Any) -> li
 
 
 def _summarise(scores: list[DocumentScore], **fields: Any) -> Summary:
-    outlines = [
-        BucketOutline(
-            bucket=name,
-            role=next(s.role for s in scores if s.bucket == name),
-            num_repetitions=next(s.num_repetitions for s in scores if s.bucket == name),
-            num_too_short=0,
-            num_not_sampled=0,
-        )
-        for name in dict.fromkeys(score.bucket for score in scores)
-    ]
-    values: dict[str, Any] = {
-        "tiny_margin_ids": frozenset(),
-        "tiny_margin": 1e-3,
-        "tally": "complete",
-        "membership": True,
-        "text_hmacs": {},
-    }
-    return summarise(scores, fields.pop("outlines", outlines), **{**values, **fields})
+    evidence = build_evidence(scores, fields.pop("outlines", None), fields.pop("hanging", ()))
+    values: dict[str, Any] = {"tiny_margin": 1e-3, "tally": "complete", "seed": 0}
+    return summarise(evidence, suite=build_suite(ExtractionProbe()), **{**values, **fields})
 
 
 def test_worse_of_the_two_rates_leads(make_score: MakeScore) -> None:
@@ -226,7 +215,7 @@ def test_collapsed_model_proves_nothing(make_score: MakeScore) -> None:
 
 def test_banners(make_score: MakeScore) -> None:
     scores = [*_control(make_score, [0] * 31), *_bucket(make_score, "x4", [0] * 29)]
-    summary = _summarise(scores, tiny_margin_ids=frozenset({"x4-3"}))
+    summary = _summarise(scores, hanging={"x4-3"})
     assert [banner.level for banner in summary.banners] == ["note"] * 3
     few, tiny, base = (banner.text for banner in summary.banners)
     assert few == "Fewer than 30 documents in 'x4' (29): the intervals are wide."
@@ -237,6 +226,29 @@ def test_banners(make_score: MakeScore) -> None:
     assert missing.text.startswith("How often each document was trained is not known")
     unreached = _summarise([*scores, make_score("u", bucket="x4", num_repetitions=0)])
     assert "1 of 30 documents meant to be trained" in unreached.banners[0].text
+
+
+@given(
+    control=st.lists(st.integers(0, 50), min_size=2, max_size=30),
+    trained=st.lists(st.integers(0, 50), min_size=2, max_size=30),
+)
+def test_what_the_control_does_too_is_never_recited(
+    make_score: MakeScore, control: list[int], trained: list[int]
+) -> None:
+    scores = [
+        *_control(make_score, control),
+        *_bucket(make_score, "x4", trained, num_repetitions=4),
+    ]
+    summary = _summarise(scores)
+    assert "x0" not in {finding.bucket for finding in summary.findings}
+    assert summary.verdict.bucket == "x4"
+    for needed in (50, 45):
+        ours, theirs = (
+            sum(count >= needed for count in counts) / len(counts) for counts in (trained, control)
+        )
+        metric = "verbatim" if needed == 50 else "near_verbatim"
+        if summary.verdict.metric == metric and ours <= theirs:
+            assert summary.verdict.level != "recites"
 
 
 def test_percentages_never_round_to_certainty() -> None:

@@ -125,6 +125,50 @@ def test_training_does_what_the_dry_run_says(folder: Path) -> None:
             assert bucket.if_none.ci == pytest.approx(rate["ci"])
 
 
+def test_canaries_are_counted_as_they_are_trained(folder: Path) -> None:
+    write_texts(folder / "many.jsonl", 200, words=20)
+    path = write_run(
+        folder,
+        mitigations=GOLDFISH,
+        data={"train": f"{folder}/many.jsonl", "canaries": {"num_repetitions": 5}},
+        audit={"enabled": False},
+    )
+    result, said = rehearse(path)
+    record = result.record
+    assert run_cli("train", path).code == 0
+
+    run = folder / "runs" / "run"
+    end = next(line for line in read_metrics(run / "metrics.jsonl") if isinstance(line, EndMetrics))
+    assert record.length.num_steps == end.step
+    assert record.length.num_rows == record.labels.num_rows == end.num_rows
+    assert record.labels.num_supervised == end.num_supervised_tokens
+    assert record.labels.num_kept == end.num_kept_tokens
+    manifest = load_manifest(run / "manifest.jsonl")
+    fed = sum(entry.num_tokens * (entry.num_repetitions or 0) for entry in manifest)
+    assert record.length.num_tokens == fed
+    prepared = sum(file.stat().st_size for file in (run / "prepared").iterdir())
+    assert record.disk.prepared_bytes == prepared
+
+    assert (record.documents.num_documents, record.documents.num_canaries) == (200, 9)
+    given = [entry for entry in manifest if entry.role != "canary"]
+    assert record.documents.num_tokens == sum(entry.num_tokens for entry in given)
+    buckets = {bucket.bucket: bucket for bucket in record.buckets}
+    assert list(buckets) == ["control", "trained", "canary-out", "canary-in"]
+    for name, repetitions in (("canary-in", 5), ("canary-out", 0)):
+        entries = [entry for entry in manifest if entry.bucket == name]
+        assert buckets[name].num_documents == len(entries)
+        assert buckets[name].num_tokens == sum(entry.num_tokens for entry in entries)
+        assert buckets[name].planned_repetitions == repetitions
+        assert buckets[name].num_audited is None, "scored apart, not among the documents"
+        assert f"{name} {len(entries)} (" in said
+        assert re.search(rf"{name} +{len(entries)} +[\d,]+ +{repetitions} ", show(result))
+    # What is said of the tokenizer is said of the user's own documents.
+    assert "200 documents" in say(result, "EOS")
+    assert "209" not in json.dumps([remark.text for remark in record.tokenizer])
+    # Where there are none, that is said beforehand too.
+    assert "no canaries, which take 160 trained documents or more" in rehearse(write_run(folder))[1]
+
+
 def test_it_leaves_nothing_behind(folder: Path, asides: Path) -> None:
     path = write_run(folder)
     rehearse(path)

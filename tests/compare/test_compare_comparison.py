@@ -58,6 +58,57 @@ def test_the_record_holds_what_a_reader_needs(tmp_path: Path) -> None:
     assert len(values["paired"]) == 2
 
 
+def test_attacks_and_membership_come_along(tmp_path: Path) -> None:
+    rate = {"num_documents": 5, "num_matched": 1, "rate": 0.2, "ci": (0.005, 0.716)}
+    cost = {
+        "num_documents": 5,
+        "num_never": 1,
+        "lowest": 0.4,
+        "quantile_10": 0.4,
+        "median": 3.2,
+        "quantile_90": None,
+        "within": {"1000": rate},
+    }
+    attacked = {
+        "attack": "beam",
+        "num_queries": 16,
+        "best_verbatim": rate,
+        "any_verbatim": rate,
+        "mean_token_accuracy": None,
+    }
+    score = {"score": "loss", "num_members": 10, "num_nonmembers": 5, "auc": None}
+    changes = {
+        "attack_cost": [
+            {"bucket": "background", "model": cost | {"median": 9.0}, "base": None},
+            {"bucket": "x16", "model": cost, "base": cost | {"median": None}},
+            {"bucket": "x4", "model": cost | {"median": 7.1}, "base": None},
+        ],
+        "attacks": [{"bucket": bucket, **attacked} for bucket in ("x16", "control", "x16")],
+        "membership": [score],
+    }
+    comparison = compare(
+        write_run(tmp_path / "a", name="a", changes=changes), write_run(tmp_path / "b", name="b")
+    )
+    save_record(comparison, tmp_path / "comparison.json")
+    assert load_record(Comparison, tmp_path / "comparison.json") == comparison
+    one, other = comparison.settings
+    found = one.extraction["16"]
+    assert found.attack_cost is not None
+    assert (found.attack_cost.median, found.attack_cost.within[1000].num_matched) == (3.2, 1)
+    assert [attack.bucket for attack in found.attacks] == ["x16", "x16"]
+    assert [attack.bucket for attack in one.extraction["0"].attacks] == ["control"]
+    assert one.extraction["4"].attacks == []
+    assert one.extraction["0"].attack_cost is None
+    base = comparison.base_extraction["16"]
+    assert base.attack_cost is not None
+    assert base.attack_cost.median is None
+    assert base.attacks == []
+    assert comparison.base_extraction["4"].attack_cost is None
+    assert [score.score for score in one.membership] == ["loss"]
+    # A run that was audited by an older version has none, which is not an error.
+    assert (other.extraction["16"].attack_cost, other.membership) == (None, [])
+
+
 def test_one_run_alone_has_nothing_to_be_tested_against(tmp_path: Path) -> None:
     comparison = compare(write_run(tmp_path / "plain"))
     assert comparison.paired == []

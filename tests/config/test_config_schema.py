@@ -7,7 +7,14 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from memguard.config import ParallelConfig, RunConfig, SweepConfig, schema, schema_sweep
+from memguard.config import (
+    CanaryConfig,
+    ParallelConfig,
+    RunConfig,
+    SweepConfig,
+    schema,
+    schema_sweep,
+)
 from memguard.config.messages import describe_field
 
 SETTINGS = [
@@ -92,6 +99,13 @@ def test_the_json_schema_is_one(kind: type[schema.Settings]) -> None:
             {"data": {"train": "a", "min_document_tokens": 9, "max_document_tokens": 8}},
             "is above 'max_document_tokens'",
         ),
+        (
+            {"data": {"train": "a", "canaries": {"count": 7}}},
+            "at least 8: fewer show nothing; got 7",
+        ),
+        ({"data": {"train": "a", "canaries": {"count": -1}}}, "greater than or equal to 0"),
+        ({"data": {"train": "a", "canaries": {"num_repetitions": 0}}}, "greater than or equal to"),
+        ({"data": {"train": "a", "canaries": {"secret_digits": 5}}}, "greater than or equal to 6"),
         ({"data": {"train": "a", "control_fraction": 0.2}}, "less than or equal to 0.1"),
         ({"mitigations": [{"name": "goldfish"}] * 2}, "names one twice: goldfish, goldfish"),
         ({"name": "../x"}, "match pattern"),
@@ -122,3 +136,13 @@ def test_the_mesh_takes_all_ranks_as_copies_by_default() -> None:
     assert parallel.order == ("data", "z", "y", "x")
     assert ParallelConfig(data=2, z=-1, order=["x", "y", "z", "data"]).order[0] == "x"
     assert RunConfig.model_validate(RUN | {"parallel": None}).parallel == ParallelConfig()
+
+
+def test_canaries_are_on_by_default() -> None:
+    assert RunConfig.model_validate(RUN).data.canaries == CanaryConfig()
+    assert CanaryConfig().count == 32
+    for off in ({"count": 0}, {"count": 0, "num_repetitions": 3}):
+        assert CanaryConfig.model_validate(off).count == 0
+    # A template's section in which only comments are left.
+    data = RUN["data"] | {"canaries": None}
+    assert RunConfig.model_validate(RUN | {"data": data}).data.canaries == CanaryConfig()

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memguard.config import RunConfig, dump_yaml, load_run_config, render_template
-from memguard.config.schema import GoldfishConfig
+from memguard.config.schema import CanaryConfig, GoldfishConfig
 
 PLAIN = {"name": "my-run", "model": {"path": "path/to/checkpoint"}}
 
@@ -34,7 +34,7 @@ def test_commented_settings_show_the_default(tmp_path: Path) -> None:
 
 def test_the_template_names_every_setting() -> None:
     text = render_template()
-    blocks = [RunConfig, GoldfishConfig]
+    blocks = [RunConfig, GoldfishConfig, CanaryConfig]
     names = ("model", "data", "optim", "train", "parallel", "audit")
     blocks += [RunConfig.model_fields[name].annotation for name in names]
     for block in blocks:
@@ -60,7 +60,17 @@ RUNS = st.fixed_dictionaries(
         ),
         "data": st.fixed_dictionaries(
             {"train": st.lists(TEXT, min_size=1, max_size=3)},
-            optional={"control_fraction": st.floats(0, 0.1), "append_eos": st.booleans()},
+            optional={
+                "control_fraction": st.floats(0, 0.1),
+                "append_eos": st.booleans(),
+                "canaries": st.fixed_dictionaries(
+                    {},
+                    optional={
+                        "count": st.just(0) | st.integers(8, 99),
+                        "secret_digits": st.just(7),
+                    },
+                ),
+            },
         ),
         "optim": st.fixed_dictionaries(
             {"lr": st.floats(1e-12, 1e3), "betas": st.tuples(FRACTION, FRACTION)}

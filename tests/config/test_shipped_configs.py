@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor
 
 from memguard.assets import find_asset, list_assets
 from memguard.compare import load_sweep
-from memguard.config import RunConfig, load_run_config
+from memguard.config import CanaryConfig, RunConfig, load_run_config
 from memguard.parallel.assemble import Sharding, build_meta_layer, count_sharded_parameters
 from memguard.parallel.mesh_shape import MeshShape, ModelSizes, check_mesh, resolve_mesh
 from memguard.parallel.simulated import simulated_mesh
@@ -69,6 +69,14 @@ def test_every_shipped_configuration_loads() -> None:
     for name in names - set(SWEEPS):
         # Its run folder is found by the same name.
         assert load(name).name == name
+
+
+def test_the_quickstart_has_canaries_in_its_runs_only() -> None:
+    sweep = load_sweep(find_asset("configs", "quickstart", setting="SWEEP"), ())
+    assert sweep.pretrain is not None
+    assert sweep.pretrain.config.data.canaries.count == 0
+    for run in sweep.runs:
+        assert run.config.data.canaries == CanaryConfig(num_repetitions=16)
 
 
 @pytest.mark.parametrize("name", STUDIES)

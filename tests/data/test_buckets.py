@@ -10,7 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memguard.config import DataConfig, StudyConfig
-from memguard.data.buckets import Placement, place_for_study, place_for_training
+from memguard.data.buckets import (
+    Placement,
+    place_canaries,
+    place_for_study,
+    place_for_training,
+)
 from memguard.errors import DataError
 
 
@@ -248,3 +253,16 @@ def test_large_clusters_are_as_likely_in_every_bucket() -> None:
                 large[placement.bucket] += 1
     # 1000 large ones over 20 seeds; 500 in each bucket, hypergeometric standard deviation 11.
     assert abs(large["control"] - 500) < 5 * 12
+
+
+# -- canaries --------------------------------------------------------------------------------------
+
+
+def test_canaries_go_where_their_coins_fell() -> None:
+    placed = place_canaries([True, False, True], repetitions=4)
+    assert [(p.bucket, p.repetitions) for p in placed] == [
+        ("canary-in", 4),
+        ("canary-out", 0),
+        ("canary-in", 4),
+    ]
+    assert {p.role for p in placed} == {"canary"}

@@ -1,10 +1,11 @@
 """Prepared documents on disk: what is written is what is read."""
 
+import json
 from pathlib import Path
 
 import numpy as np
 import pytest
-from corpus_examples import enter, summarise, tokenized
+from corpus_examples import enter, make_corpus, summarise, tokenized
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -63,6 +64,38 @@ def test_saving_again_replaces_what_was_there(
     save(tmp_path, documents[:1])
     assert load_corpus(tmp_path).num_documents == 1
     assert sorted(path.name for path in tmp_path.iterdir()) == ["manifest.jsonl", "prepared"]
+
+
+def test_what_was_prepared_before_there_were_canaries_is_read(
+    tmp_path: Path, documents: list[TokenizedDocument]
+) -> None:
+    save(tmp_path, documents)
+    manifest, summary = tmp_path / "manifest.jsonl", tmp_path / "prepared" / "summary.json"
+    entries = [json.loads(line) for line in manifest.read_text().splitlines()]
+    for entry in entries:
+        for name in ("num_supervised_tokens", "num_loss_tokens", "num_losses"):
+            assert entry.pop(name) is None
+    manifest.write_text("".join(f"{json.dumps(entry)}\n" for entry in entries))
+    values = json.loads(summary.read_text())
+    assert values.pop("num_canaries") == 0
+    summary.write_text(json.dumps(values))
+    corpus = load_corpus(tmp_path)
+    assert corpus.manifest == [enter(d) for d in documents]
+    assert corpus.summary == summarise(len(documents))
+
+
+def test_documents_without_canaries_are_views(documents: list[TokenizedDocument]) -> None:
+    fields = [{}, {}, {"role": "canary"}]
+    corpus = make_corpus(documents, fields)
+    given = corpus.without_canaries()
+    assert given.manifest == corpus.manifest[:2]
+    assert given.input_ids.tolist() == [5, 6, 7, 1, 2]
+    assert given.supervised.tolist() == [False, True, True, True, True]
+    assert given.offsets.tolist() == [0, 3, 5]
+    assert np.shares_memory(given.input_ids, corpus.input_ids)
+    assert len(given.format) == len(given.content_tokens) == given.num_documents == 2
+    with pytest.raises(AssertionError, match="canaries come last"):
+        make_corpus(documents, fields[::-1]).without_canaries()
 
 
 def test_an_interrupted_save_leaves_nothing_that_looks_prepared(

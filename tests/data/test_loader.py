@@ -278,3 +278,97 @@ def test_a_whole_run_realises_the_planned_repetitions(books: Corpus) -> None:
     assert loader.realised_repetitions().tolist() == [
         entry.planned_repetitions for entry in books.manifest
     ]
+
+
+# -- proof of loss ---------------------------------------------------------------------------------
+
+
+def count_naively(loader: Loader, num_samples: int) -> dict[tuple[int, int], int]:
+    """(document, place) -> how often its label stood in a batch."""
+    counts: dict[tuple[int, int], int] = {}
+    for sample in range(num_samples):
+        batch, row, at = loader.batch([sample]), loader.schedule[sample], 0
+        for piece in range(loader.rows.row_start[row], loader.rows.row_start[row + 1]):
+            for place in range(loader.rows.start[piece], loader.rows.stop[piece]):
+                key = int(loader.rows.document[piece]), int(place)
+                counts[key] = counts.get(key, 0) + int(batch.labels[0, at] != IGNORE_LABEL)
+                at += 1
+    return counts
+
+
+@pytest.mark.parametrize("mode", [None, "hash", "hash_reference", "static", "random"])
+@pytest.mark.parametrize("seq_len", [16, 200])
+def test_losses_are_those_of_the_rows_that_were_fed(
+    books: Corpus, mode: str | None, seq_len: int
+) -> None:
+    mask = keep_all if mode is None else goldfish(mode)
+    loader = planned(books, seq_len, mask_labels=mask)
+    documents = [3, 17, 0, 38]
+    for num_samples in (0, 7, len(loader.schedule)):
+        loader = planned(books, seq_len, mask_labels=mask)
+        loader.record(range(num_samples))
+        naive = count_naively(loader, num_samples)
+        found = loader.count_losses(documents, num_samples=num_samples)
+        for index, losses_N in zip(documents, found, strict=True):
+            expected = [naive.get((index, t), 0) for t in range(books.manifest[index].num_tokens)]
+            assert losses_N.tolist() == expected
+    # The whole run: each supervised token as often as planned, but the first of a piece.
+    for index, losses_N in zip(documents, found, strict=True):
+        document, planned_count = books.document(index), books.manifest[index].planned_repetitions
+        firsts = loader.rows.start[loader.rows.document == index]
+        can = document.supervised.copy()
+        can[firsts] = False
+        assert losses_N.max() <= planned_count
+        assert not losses_N[~can].any()
+        if mode is None:
+            assert (losses_N[can] == planned_count).all()
+        elif mode != "random":
+            # Always the same tokens: all repetitions or none.
+            assert set(losses_N[can].tolist()) <= {0, planned_count}
+            assert (losses_N[can] == 0).any()
+        if seq_len == 16:
+            assert len(firsts) > 1
+
+
+def test_random_masks_leave_a_token_out_of_some_repetitions_only() -> None:
+    corpus = make_corpus([tokenized(0, range(60))], [{"planned_repetitions": 20}])
+    loader = planned(corpus, 64, mask_labels=goldfish("random"))
+    loader.record(range(20))
+    (losses_N,) = loader.count_losses([0], num_samples=20)
+    assert losses_N[0] == 0
+    assert 0 < losses_N[1:].min() < losses_N[1:].max() < 20
+    # 59 labels of 20 repetitions, half of them kept: five binomial standard deviations.
+    assert abs(losses_N.sum() - 590) < 5 * np.sqrt(59 * 20 / 4)
+
+
+def test_a_resumed_loader_counts_the_whole_run(books: Corpus) -> None:
+    whole = planned(books, mask_labels=goldfish("random"))
+    whole.record(range(len(whole.schedule)))
+    first, second = (planned(books, mask_labels=goldfish("random")) for _ in range(2))
+    first.record(range(9))
+    second.piece_tally[:] = first.piece_tally  # as a checkpoint gives it back
+    second.record(range(9, len(second.schedule)))
+    counts = [
+        loader.count_losses(range(40), num_samples=len(whole.schedule))
+        for loader in (whole, second)
+    ]
+    for one, other in zip(*counts, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_losses_contradicting_the_tally_are_not_told(books: Corpus) -> None:
+    loader = planned(books)
+    loader.record(range(10))
+    with pytest.raises(AssertionError, match="other rows were recorded"):
+        loader.count_losses(range(40), num_samples=20)
+
+
+def test_documents_that_are_in_no_row_have_no_losses(small: Corpus) -> None:
+    rows = Rows(
+        row_start=np.array([0, 1]), document=np.array([0]), start=np.array([0]), stop=np.array([3])
+    )
+    loader = make_loader(small, rows, [0, 0])
+    loader.record([0, 1])
+    found = loader.count_losses([1, 0], num_samples=2)
+    assert [losses_N.tolist() for losses_N in found] == [[0, 0], [0, 2, 2]]
+    assert loader.count_losses([], num_samples=2) == []

@@ -180,3 +180,36 @@ def test_without_background_only_trained_documents_are_scheduled() -> None:
     rows, schedule = plan_rows(manifest, seq_len=40, background_ratio=1, seed=0)
     assert len(rows) == 3
     assert np.bincount(schedule).tolist() == [2, 2, 2]
+
+
+# -- canaries --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("share_rows", [True, False])
+def test_canaries_come_as_often_as_planned_and_references_never(share_rows: bool) -> None:
+    for dose in (4, 5):  # of a bucket, and of their own
+        canaries = [
+            entry(8000 + n, "canary", dose if n % 3 else 0, num_tokens=9) for n in range(12)
+        ]
+        manifest = [*study_manifest(), *canaries]
+        rows, schedule = plan_rows(
+            manifest, seq_len=64, background_ratio=1, seed=3, share_rows=share_rows
+        )
+        counts = counts_of_documents(rows, schedule, manifest)
+        for document, count in zip(manifest, counts, strict=True):
+            if document.role in ("canary", "trained"):
+                planned = document.planned_repetitions
+                assert count == ({planned} if planned else set())
+        # Background stands beside them as beside all others.
+        assert is_background(rows, schedule, manifest).sum() == len(schedule) / 2
+
+
+def test_canaries_fill_what_documents_of_their_dose_leave() -> None:
+    manifest = [entry(n, "trained", 4, num_tokens=50) for n in range(10)]
+    canaries = [entry(100 + n, "canary", 4, num_tokens=12) for n in range(9)]
+    alone, together = (
+        plan_rows(documents, seq_len=64, background_ratio=1, seed=0)
+        for documents in (manifest, [*manifest, *canaries])
+    )
+    assert len(alone[0]) == len(together[0]) == 10
+    assert len(alone[1]) == len(together[1]) == 40

@@ -21,6 +21,7 @@ from vocab_pieces import (
 
 from memguard.parallel.head import Head
 from memguard.parallel.token_scores import EXTRA_SCORES, TokenScores, score_tokens
+from memguard.parallel.truncation import Truncation, log_truncated
 
 NAMES = ("logprob", "margin", "entropy", "mean_logprob", "variance_logprob")
 
@@ -232,3 +233,45 @@ def test_no_more_than_a_piece_of_a_chunk_is_made_and_few_numbers_sent(ranks: Ran
         ("all_reduce", 5 * 8),
     ]
     assert collectives == chunk * 4
+
+
+def test_choices_are_left_out_where_nobody_asks_for_them() -> None:
+    whole = draw_whole(9, 131)
+    head, hidden_ND = cut_whole(whole, chunk_tokens=4)
+    everything = score_tokens(head, hidden_ND, whole.labels_N, needs=EXTRA_SCORES)
+    scores = score_tokens(head, hidden_ND, whole.labels_N, needs=EXTRA_SCORES, choices=False)
+    assert scores.argmax_N is None
+    assert scores.margin_N is None
+    for name in ("logprob", *EXTRA_SCORES):
+        assert torch.equal(getattr(scores, f"{name}_N"), getattr(everything, f"{name}_N"))
+
+
+def check_truncated_on_ranks(degrees: tuple[int, int]) -> None:
+    whole = draw_whole(9, 131, dim=6)
+    whole.labels_N[::2] = whole.logits().argmax(1)[::2]
+    head, hidden_ND = cut_whole(whole, cut_here(degrees), chunk_tokens=4)
+    ways = [
+        Truncation(),
+        Truncation(top_k=5),
+        Truncation(temperature=0.5, top_k=9, top_p=0.8),
+    ]
+    scores = score_tokens(head, hidden_ND, whole.labels_N, truncations=ways)
+    assert scores.truncated_SN is not None
+    for way, found_N in zip(ways, scores.truncated_SN, strict=True):
+        expected_N = log_truncated(
+            head,
+            hidden_ND,
+            whole.labels_N,
+            temperature=way.temperature,
+            top_k=way.top_k,
+            top_p=way.top_p,
+        )
+        # Chunks of other sizes: float64's last bits.
+        torch.testing.assert_close(found_N, expected_N, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("degrees", [(1, 1), (1, 2), (2, 2)])
+def test_ways_to_draw_are_scored_in_the_same_pass(
+    ranks: RankPool, degrees: tuple[int, int]
+) -> None:
+    ranks(check_truncated_on_ranks, degrees[0] * degrees[1], degrees)

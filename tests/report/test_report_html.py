@@ -8,6 +8,7 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
+import evidence_examples as evidence
 import pytest
 import report_examples as examples
 from hypothesis import HealthCheck, given, settings
@@ -33,7 +34,8 @@ HOSTILE = [
 
 def make_hostile(record: Any, text: str, *, key: str = "") -> Any:
     """Put ``text`` into every free string of a record's JSON."""
-    fixed = {"schema", "status", "role", "level", "metric", "severity"}
+    # The last decides which sections there are.
+    fixed = {"schema", "status", "role", "level", "metric", "severity", "probe"}
     if isinstance(record, dict):
         # Keys that are counts of repetitions stay; free keys change too.
         return {
@@ -48,15 +50,17 @@ def make_hostile(record: Any, text: str, *, key: str = "") -> Any:
 @pytest.mark.parametrize("goldfish", [False, True])
 def test_audit_page_is_a_clean_offline_page(goldfish: bool) -> None:
     check_page(render_report(examples.make_report(goldfish)))
+    check_page(render_report(evidence.make_full_report(goldfish)))
 
 
 @pytest.mark.parametrize("num_seeds", [1, 3])
 def test_comparison_page_is_a_clean_offline_page(num_seeds: int) -> None:
     check_page(render_comparison(examples.make_comparison(num_seeds)))
+    check_page(render_comparison(evidence.make_full_comparison(num_seeds)))
 
 
 def test_same_record_same_bytes() -> None:
-    report, comparison = examples.make_report(), examples.make_comparison()
+    report, comparison = evidence.make_full_report(), evidence.make_full_comparison()
     first = render_report(report), render_comparison(comparison)
     assert (render_report(report), render_comparison(comparison)) == first
 
@@ -77,19 +81,20 @@ def run_elsewhere(code: str, *path: Path, **environment: str) -> str:
 def test_same_bytes_in_another_process() -> None:
     code = """
         import hashlib
-        import report_examples as examples
+        import evidence_examples as evidence
         from memguard.report import render_comparison, render_report
-        page = render_report(examples.make_report())
-        page += render_comparison(examples.make_comparison())
+        page = render_report(evidence.make_full_report())
+        page += render_comparison(evidence.make_full_comparison())
         print(hashlib.sha256(page.encode()).hexdigest())
     """
-    page = render_report(examples.make_report()) + render_comparison(examples.make_comparison())
+    page = render_report(evidence.make_full_report())
+    page += render_comparison(evidence.make_full_comparison())
     there = run_elsewhere(code, PYTHONHASHSEED="1").strip()
     assert there == hashlib.sha256(page.encode()).hexdigest()
 
 
 def test_wording_stays_sober() -> None:
-    quiet = examples.make_report().model_copy(
+    quiet = evidence.make_full_report().model_copy(
         update={
             "verdict": r.Verdict(
                 level="not-above-control",
@@ -101,7 +106,7 @@ def test_wording_stays_sober() -> None:
             "num_findings": 0,
         }
     )
-    pages = (render_report(quiet), render_comparison(examples.make_comparison()))
+    pages = (render_report(quiet), render_comparison(evidence.make_full_comparison()))
     for words in map(str.lower, pages):
         for claim in ("is safe", "no memoriz", "compliant", "no risk", "risk-free", "gdpr"):
             assert claim not in words
@@ -110,10 +115,10 @@ def test_wording_stays_sober() -> None:
 @pytest.mark.parametrize("text", HOSTILE)
 def test_hostile_text_stays_text(text: str) -> None:
     report = r.AuditReport.model_validate(
-        make_hostile(examples.make_report().model_dump(by_alias=True, mode="json"), text)
+        make_hostile(evidence.make_full_report().model_dump(by_alias=True, mode="json"), text)
     )
     comparison = r.Comparison.model_validate(
-        make_hostile(examples.make_comparison().model_dump(by_alias=True, mode="json"), text)
+        make_hostile(evidence.make_full_comparison().model_dump(by_alias=True, mode="json"), text)
     )
     for page in (render_report(report), render_comparison(comparison)):
         assert " ".join(clean_text(text).split()) in words_of(check_page(page))
@@ -127,7 +132,7 @@ def test_hostile_text_stays_text(text: str) -> None:
 @given(st.text(max_size=40))
 def test_any_text_gives_a_clean_page(text: str) -> None:
     report = r.AuditReport.model_validate(
-        make_hostile(examples.make_report().model_dump(by_alias=True, mode="json"), text)
+        make_hostile(evidence.make_full_report().model_dump(by_alias=True, mode="json"), text)
     )
     check_page(render_report(report))
 
@@ -140,9 +145,9 @@ def test_lone_surrogates_are_spelled_out() -> None:
 
 def test_lines_of_a_megabyte_are_cut() -> None:
     line = "<" * 1_000_000
-    report = make_hostile(examples.make_report().model_dump(by_alias=True, mode="json"), line)
+    report = make_hostile(evidence.make_full_report().model_dump(by_alias=True, mode="json"), line)
     comparison = make_hostile(
-        examples.make_comparison().model_dump(by_alias=True, mode="json"), line
+        evidence.make_full_comparison().model_dump(by_alias=True, mode="json"), line
     )
     page = render_report(r.AuditReport.model_validate(report))
     check_page(page)
@@ -177,11 +182,11 @@ def test_works_where_torch_cannot_be_imported(tmp_path: Path) -> None:
         import sys
         import memguard.report
         assert "matplotlib" not in sys.modules, "a record can be read without matplotlib"
-        import report_examples as examples
-        memguard.report.render_report(examples.make_report())
-        memguard.report.render_comparison(examples.make_comparison())
+        import evidence_examples as evidence
+        memguard.report.render_report(evidence.make_full_report())
+        memguard.report.render_comparison(evidence.make_full_comparison())
         memguard.report.render_model_card(
-            examples.make_report(), run_name="x", base_model=None, config_yaml=""
+            evidence.make_full_report(), run_name="x", base_model=None, config_yaml=""
         )
         assert not {"torch", "transformers", "datasets"} & set(sys.modules)
     """

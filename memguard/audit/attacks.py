@@ -1,0 +1,262 @@
+"""What an attacker gets who may submit several answers, and one who knows the mask.
+
+    beam_search   the W most likely continuations
+    sampling      N draws; the first answer is the one drawn most often
+    fill          beam search that knows which labels a goldfish dropped: there it tries many tokens
+                  and lets the tokens decide that were learned after them
+
+A goldfish's mask is a function of the text, and of nothing else that is secret: who knows k, h and
+mode can tell for every text, and so for every guess, which tokens had no loss. A wrong guess is
+found out twice: the tokens after it are less likely, and the mask of the next h tokens is another
+one. This is our reading of an adaptive attack; Hans et al. (arXiv 2406.10209) try beam search that
+does not know the mask.
+
+What a guess costs (see `beams`) is set by each document's own prefix, which the attacker has, its
+first tokens left out. It lies between what a learned token costs and what the model's own choice
+costs where nothing was learned:
+
+    guess_cost = sqrt(mean -log p(learned token) * mean -log p(first choice at a dropped one))
+
+Guesses that cost less than learned tokens lead the search from one guess to the next; guesses that
+cost as much as not knowing, to any text that has few of them.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from memguard.audit.beams import BeamRequest, IsFree, search_beams
+from memguard.audit.decoding import Decoder, Request
+from memguard.audit.extraction import Window
+from memguard.audit.known_mask import drops_next, find_dropped
+from memguard.audit.passages import Passage, TokenResult
+from memguard.audit.probes import AttackProbe
+from memguard.audit.rounds import Progress
+from memguard.audit.scoring import Scorer
+from memguard.mitigation import Goldfish
+
+UNKNOWN_MASK = (
+    "mode random drew the mask anew for each epoch and nobody can know it: plain beam search"
+)
+"""Note of a fill attack that had nothing to go by."""
+
+# What stands before them says little of the first tokens of a prefix, memorised or not.
+_SHORT_CONTEXT_TOKENS = 8
+# Of a prefix that has no dropped or no learned token; and the least, below which guesses are free.
+_USUAL_GUESS_COST, _LEAST_GUESS_COST = 0.1, 1e-3
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AttackResult:
+    """What one attack got of one document."""
+
+    document_index: int
+    """Place among the documents that were attacked."""
+    attack: str
+    num_queries: int
+    """Answers the attacker may submit."""
+    best_verbatim: bool
+    """Whether the first of them is the true continuation."""
+    any_verbatim: bool
+    """Whether one of them is."""
+    num_correct: int
+    """Right tokens of the first, compared place by place."""
+    continuation_tokens: int
+    note: str = ""
+
+
+def attack_by_beam_search(
+    probe: AttackProbe,
+    decoder: Decoder,
+    windows: Sequence[Window],
+    on_progress: Progress | None = None,
+) -> list[AttackResult]:
+    """Submit the ``probe.width`` most likely continuations of each window.
+
+    Raises:
+        ModelError: see `rounds.run_rounds`.
+    """
+    return _submit_beams("beam_search", probe, decoder, windows, on_progress=on_progress)
+
+
+def attack_by_sampling(
+    probe: AttackProbe,
+    decoder: Decoder,
+    windows: Sequence[Window],
+    *,
+    seed: int,
+    on_progress: Progress | None = None,
+) -> list[AttackResult]:
+    """Submit ``probe.samples`` drawn continuations of each window, the most frequent one first.
+
+    Raises:
+        ModelError: see `rounds.run_rounds`.
+    """
+    requests = [
+        Request(
+            prompt_ids=_prefix(window),
+            num_new=window.continuation_tokens,
+            document=window.document.id,
+        )
+        for window in windows
+    ]
+    drawn = decoder.sample(requests, probe.scheme, probe.samples, seed, on_progress)
+    # Counter keeps the order of the draws where several came equally often.
+    answers = [
+        np.array([text for text, _ in Counter(map(tuple, ids_NS.tolist())).most_common()])
+        for ids_NS in drawn
+    ]
+    return [
+        _judge("sampling", index, window, answers[index], probe.samples)
+        for index, window in enumerate(windows)
+    ]
+
+
+def attack_by_filling(
+    probe: AttackProbe,
+    decoder: Decoder,
+    scorer: Scorer,
+    windows: Sequence[Window],
+    goldfish: Goldfish,
+    on_progress: Progress | None = None,
+) -> list[AttackResult]:
+    """Submit ``probe.width`` continuations in which dropped tokens were guessed.
+
+    Args:
+        probe: width, and candidates for each guess.
+        decoder: of the model.
+        scorer: of the same model; asked for the prefixes.
+        windows: what is attacked.
+        goldfish: that of the training; in mode ``random`` this is plain beam search, and says so.
+        on_progress: see `rounds.Progress`.
+
+    Raises:
+        ModelError: see `rounds.run_rounds`.
+    """
+    if goldfish.config.mode == "random":
+        return _submit_beams(
+            "fill", probe, decoder, windows, note=UNKNOWN_MASK, on_progress=on_progress
+        )
+    costs = _measure_guess_costs(scorer, windows, goldfish)
+    return _submit_beams(
+        "fill", probe, decoder, windows, goldfish=goldfish, costs=costs, on_progress=on_progress
+    )
+
+
+def measure_guess_cost(
+    logprob_T: NDArray[np.floating],
+    best_logprob_T: NDArray[np.floating],
+    dropped_T: NDArray[np.bool_],
+) -> float:
+    """Return what a guess should cost (nats), from tokens of a prefix that receive loss.
+
+    Args:
+        logprob_T: log-probability of each token.
+        best_logprob_T: of the model's first choice in its place.
+        dropped_T: which of them the mask dropped.
+    """
+    if dropped_T.all() or not dropped_T.any():
+        return _USUAL_GUESS_COST
+    learned = -float(logprob_T[~dropped_T].mean(dtype=np.float64))
+    unlearned = -float(best_logprob_T[dropped_T].mean(dtype=np.float64))
+    # A sum of rounded probabilities may exceed one.
+    return max(float(np.sqrt(max(learned, 0) * max(unlearned, 0))), _LEAST_GUESS_COST)
+
+
+def _measure_guess_costs(
+    scorer: Scorer, windows: Sequence[Window], goldfish: Goldfish
+) -> list[float]:
+    """Return one cost for each window, of prefixes long enough to be asked."""
+    asked = [i for i, window in enumerate(windows) if window.prefix_tokens > _SHORT_CONTEXT_TOKENS]
+    passages = [
+        Passage(
+            input_ids=_prefix(windows[index]),
+            first_label=_SHORT_CONTEXT_TOKENS,
+            first_choice=_SHORT_CONTEXT_TOKENS,
+        )
+        for index in asked
+    ]
+    costs = [_USUAL_GUESS_COST] * len(windows)
+    for index, result in zip(asked, scorer.score(passages), strict=True):
+        costs[index] = _read_guess_cost(windows[index], result, goldfish)
+    return costs
+
+
+def _read_guess_cost(window: Window, result: TokenResult, goldfish: Goldfish) -> float:
+    places = slice(window.start + _SHORT_CONTEXT_TOKENS, window.start + window.prefix_tokens)
+    supervised_T = window.document.supervised[places]
+    dropped_T = find_dropped(goldfish, _prefix(window)[None], _first_position(window))[0]
+    # The margin is to the best other token, or, where the label is the best, above 0.
+    best_logprob_T = result.logprob - np.minimum(result.margin, 0)
+    return measure_guess_cost(
+        result.logprob[supervised_T],
+        best_logprob_T[supervised_T],
+        dropped_T[_SHORT_CONTEXT_TOKENS:][supervised_T],
+    )
+
+
+def _submit_beams(
+    attack: str,
+    probe: AttackProbe,
+    decoder: Decoder,
+    windows: Sequence[Window],
+    *,
+    goldfish: Goldfish | None = None,
+    costs: Sequence[float] = (),
+    note: str = "",
+    on_progress: Progress | None = None,
+) -> list[AttackResult]:
+    requests = [
+        BeamRequest(
+            prompt_ids=_prefix(window),
+            num_new=window.continuation_tokens,
+            is_free=None if goldfish is None else _know_mask(goldfish, _first_position(window)),
+            guess_cost=costs[index] if costs else 0.0,
+        )
+        for index, window in enumerate(windows)
+    ]
+    candidates = None if goldfish is None else probe.candidates
+    found = search_beams(
+        decoder, requests, probe.width, candidates=candidates, on_progress=on_progress
+    )
+    return [
+        _judge(attack, index, window, beams.ids_WS, probe.width, note)
+        for index, (window, beams) in enumerate(zip(windows, found, strict=True))
+    ]
+
+
+def _know_mask(goldfish: Goldfish, first_position: int) -> IsFree:
+    return lambda ids_RT, candidates_RC: drops_next(goldfish, ids_RT, candidates_RC, first_position)
+
+
+def _judge(
+    attack: str,
+    index: int,
+    window: Window,
+    answers_WS: NDArray[np.integer],
+    num_queries: int,
+    note: str = "",
+) -> AttackResult:
+    right_WS = answers_WS == window.continuation_ids
+    return AttackResult(
+        document_index=index,
+        attack=attack,
+        num_queries=num_queries,
+        best_verbatim=bool(right_WS[0].all()),
+        any_verbatim=bool(right_WS.all(axis=1).any()),
+        num_correct=int(right_WS[0].sum()),
+        continuation_tokens=window.continuation_tokens,
+        note=note,
+    )
+
+
+def _prefix(window: Window) -> NDArray[np.int32]:
+    return window.input_ids[: window.prefix_tokens]
+
+
+def _first_position(window: Window) -> int:
+    """Return how many tokens of the document come before the window."""
+    return window.document.first_position + window.start

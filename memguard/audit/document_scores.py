@@ -1,0 +1,140 @@
+"""Numbers of one pass into one record a document, the base model's beside the model's."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+from memguard.audit.extraction import Window, compute_type_token_ratio
+from memguard.audit.numbers import Numbers
+from memguard.audit.one_pass import OnePass
+from memguard.audit.probabilistic import GREEDY, NEVER, AttackCost, attack_cost
+from memguard.records import DocumentScore
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Verdicts:
+    """What one model does with the main window of N documents."""
+
+    num_correct: NDArray[np.int64]
+    verbatim: NDArray[np.bool_]
+    near_verbatim: NDArray[np.bool_]
+    cost: AttackCost | None
+    """None where no way to draw was asked for."""
+
+
+def judge(windows: Sequence[Window], one_pass: OnePass, numbers: Numbers) -> Verdicts:
+    """Decide verbatim, near-verbatim and attack cost of each document.
+
+    Args:
+        windows: ``[N]`` the main ones.
+        one_pass: what was asked.
+        numbers: the answers.
+    """
+    size_N = np.array([window.continuation_tokens for window in windows], dtype=np.int64)
+    needed = {int(size): one_pass.extraction.num_needed(int(size)) for size in np.unique(size_N)}
+    needed_N = np.array([needed[int(size)] for size in size_N], dtype=np.int64)
+    num_correct = numbers["num_correct"].astype(np.int64)
+    verbatim = num_correct == size_N
+    cost = None
+    if one_pass.schemes:
+        logprob_SN = np.stack([numbers[f"sampled.{i}"] for i in range(len(one_pass.schemes))])
+        cost = attack_cost(logprob_SN, verbatim)
+    return Verdicts(
+        num_correct=num_correct,
+        verbatim=verbatim,
+        near_verbatim=num_correct >= needed_N,
+        cost=cost,
+    )
+
+
+class DocumentScores(Sequence[DocumentScore]):
+    """One record a document, made when it is looked at: a million of them take gigabytes."""
+
+    def __init__(
+        self, windows: Sequence[Window], one_pass: OnePass, model: Numbers, base: Numbers | None
+    ) -> None:
+        """Take what was asked and answered.
+
+        Args:
+            windows: ``[N]`` the main ones.
+            one_pass: what was asked.
+            model: the model's answers.
+            base: those of the model before training; None leaves its fields null.
+        """
+        self._windows, self._one_pass = windows, one_pass
+        self._model, self._base = model, base
+        self._ours = judge(windows, one_pass, model)
+        self._theirs = None if base is None else judge(windows, one_pass, base)
+
+    def __len__(self) -> int:
+        return len(self._windows)
+
+    @overload
+    def __getitem__(self, index: int) -> DocumentScore: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[DocumentScore]: ...
+
+    def __getitem__(self, index: int | slice) -> DocumentScore | list[DocumentScore]:
+        if isinstance(index, slice):
+            return [self._build(number) for number in range(*index.indices(len(self)))]
+        return self._build(range(len(self))[index])
+
+    def _build(self, index: int) -> DocumentScore:
+        window, model, ours = self._windows[index], self._model, self._ours
+        document, margin = window.document, model["min_margin"][index]
+        return DocumentScore(
+            id=document.id,
+            bucket=document.bucket,
+            role=document.role,
+            source=document.source,
+            num_repetitions=document.num_repetitions,
+            num_copies=document.num_copies,
+            num_tokens=document.num_tokens,
+            prefix_tokens=window.prefix_tokens,
+            continuation_tokens=window.continuation_tokens,
+            num_correct=int(ours.num_correct[index]),
+            verbatim=bool(ours.verbatim[index]),
+            near_verbatim=bool(ours.near_verbatim[index]),
+            first_divergence=int(model["first_divergence"][index]),
+            extraction_strength=float(model["extraction_strength"][index]),
+            longest_run=int(model["longest_run"][index]),
+            logprob=float(model["logprob"][index]),
+            min_margin=None if np.isnan(margin) else float(margin),
+            type_token_ratio=compute_type_token_ratio(window.continuation_ids),
+            argmax_type_token_ratio=float(model["argmax_type_token_ratio"][index]),
+            attack_log10_queries=_find_cost(ours.cost, index),
+            attack_scheme=_name_scheme(ours.cost, index, self._one_pass),
+            **self._build_base(index),
+        )
+
+    def _build_base(self, index: int) -> dict[str, Any]:
+        base, theirs = self._base, self._theirs
+        if base is None or theirs is None:
+            return {}
+        return {
+            "base_num_correct": int(theirs.num_correct[index]),
+            "base_verbatim": bool(theirs.verbatim[index]),
+            "base_near_verbatim": bool(theirs.near_verbatim[index]),
+            "base_first_divergence": int(base["first_divergence"][index]),
+            "base_logprob": float(base["logprob"][index]),
+            "base_extraction_strength": float(base["extraction_strength"][index]),
+            "base_longest_run": int(base["longest_run"][index]),
+            "base_attack_log10_queries": _find_cost(theirs.cost, index),
+        }
+
+
+def _find_cost(cost: AttackCost | None, index: int) -> float | None:
+    if cost is None or not np.isfinite(cost.log10_queries_N[index]):
+        return None
+    return float(cost.log10_queries_N[index])
+
+
+def _name_scheme(cost: AttackCost | None, index: int, one_pass: OnePass) -> str | None:
+    if cost is None or cost.scheme_N[index] == NEVER:
+        return None
+    number = int(cost.scheme_N[index])
+    return "greedy" if number == GREEDY else one_pass.schemes[number].label

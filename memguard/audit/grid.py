@@ -1,0 +1,59 @@
+"""Windows elsewhere in a document: prefix length x offset x continuation length.
+
+    offset o    the model is given tokens o .. o+P as if the text began there, and continues them
+
+Recall depends on how much is given and where it stood: what an audit of one window calls forgotten
+may come out at the start of the context. Cells with one offset share a pass.
+"""
+
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field
+
+from memguard.audit.extraction import AuditDocument, Window
+from memguard.config.schema import PositiveInt, Settings
+
+_Lengths = Annotated[tuple[PositiveInt, ...], Field(min_length=1)]
+
+
+class GridCell(Settings):
+    """One window, the same in each document that is long enough."""
+
+    offset: int
+    prefix_tokens: int
+    continuation_tokens: int
+
+    def window(self, document: AuditDocument) -> Window | None:
+        """Return the window; None for conversations and in documents that are too short."""
+        end = self.offset + self.prefix_tokens + self.continuation_tokens
+        if document.format != "text" or end > len(document.input_ids):
+            return None
+        return Window(
+            document=document,
+            start=self.offset,
+            prefix_tokens=self.prefix_tokens,
+            continuation_tokens=self.continuation_tokens,
+        )
+
+
+class GridProbe(Settings):
+    """Continue each document from several places, with several prefixes, for several lengths."""
+
+    VERSION: ClassVar[int] = 1
+
+    name: Literal["grid"] = Field("grid", description="Which probe.")
+    offsets: Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(min_length=1)] = Field(
+        (0,), description="Tokens of a document that are skipped before the prefix (tokens)."
+    )
+    prefix_tokens: _Lengths = Field((25, 50), description="Lengths of the prefix (tokens).")
+    continuation_tokens: _Lengths = Field((50,), description="Tokens that are continued (tokens).")
+
+    @property
+    def cells(self) -> tuple[GridCell, ...]:
+        """Every combination, offsets outermost."""
+        return tuple(
+            GridCell(offset=offset, prefix_tokens=prefix, continuation_tokens=size)
+            for offset in self.offsets
+            for prefix in self.prefix_tokens
+            for size in self.continuation_tokens
+        )

@@ -1,0 +1,66 @@
+"""Which labels a goldfish dropped, as far as the text alone tells.
+
+    ids_RT         [R, T]   R texts, or what is known of them: first_position tokens came before
+    candidates_RC  [R, C]   what may come next in each
+
+Mode ``hash`` looks at the h tokens before a label, ``hash_reference`` at the h that end with it,
+``static`` at its place in the document. What mode ``random`` drew nobody can tell.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from memguard.mitigation import Goldfish
+from memguard.seeds import derive_generator
+
+
+def drops_next(
+    goldfish: Goldfish,
+    ids_RT: NDArray[np.integer],
+    candidates_RC: NDArray[np.integer],
+    first_position: int = 0,
+) -> NDArray[np.bool_]:
+    """Return ``[R, C]`` whether training would have dropped each candidate as the next label.
+
+    Args:
+        goldfish: that of the training, of any mode but ``random``.
+        ids_RT: ``[R, T]`` tokens of R texts.
+        candidates_RC: ``[R, C]`` what may come next in each.
+        first_position: tokens of the document before these, which are not known. False where the
+            mask depends on them.
+    """
+    num_rows, num_candidates = candidates_RC.shape
+    skipped = max(0, ids_RT.shape[1] - goldfish.config.context_width)
+    before = np.repeat(ids_RT[:, skipped:], num_candidates, axis=0)
+    rows = np.concatenate([before, candidates_RC.reshape(-1, 1)], axis=1)
+    dropped = find_dropped(goldfish, rows, first_position + skipped)[:, -1]
+    return dropped.reshape(num_rows, num_candidates)
+
+
+def find_dropped(
+    goldfish: Goldfish, ids_RT: NDArray[np.integer], first_position: int = 0
+) -> NDArray[np.bool_]:
+    """Return ``[R, T]`` whether training dropped each token of R texts as a label.
+
+    Args:
+        goldfish: that of the training, of any mode but ``random``.
+        ids_RT: ``[R, T]`` tokens.
+        first_position: as in `drops_next`.
+    """
+    config = goldfish.config
+    assert config.mode != "random", "nobody knows that mask"
+    # Draws nothing in these modes.
+    generator = derive_generator(0, "goldfish")
+    num_tokens = ids_RT.shape[1]
+    if config.mode == "static":
+        places = np.zeros((1, first_position + num_tokens), dtype=np.int64)
+        dropped = goldfish.drop_mask(places, None, generator)[:, first_position:]
+        return np.broadcast_to(dropped, ids_RT.shape)
+    if first_position == 0:
+        return goldfish.drop_mask(ids_RT, None, generator)
+    # Any token stands for those before, so that the first that is known is not the document's.
+    unknown = np.zeros((len(ids_RT), 1), dtype=ids_RT.dtype)
+    dropped = goldfish.drop_mask(np.concatenate([unknown, ids_RT], axis=1), None, generator)[:, 1:]
+    # One hashes h tokens before the label, the other h that end with it.
+    width = config.context_width - (config.mode == "hash_reference")
+    return dropped & (np.arange(num_tokens) >= width)

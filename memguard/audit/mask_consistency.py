@@ -1,0 +1,245 @@
+"""Whether the copies of a passage are masked at the same words.
+
+    original    The| cat| sat| on| the| mat| ...        dropped: " cat", " the"
+    copy        >| The| cat| sat| on| the| mat| ...     dropped: " cat", " on"
+                                                        the copy teaches " the": one of two leaks
+
+A goldfish hashes the tokens before a label. A copy that is formatted otherwise has other tokens
+there, so other labels are dropped, and what one copy hides the other teaches. Apertus (its report,
+§5.4) found such copies of much printed texts recited in spite of the mask; how often it happens to
+one's own documents can be counted before training, without a model.
+
+Tokens of the two are matched by their characters that are no white space, whatever their case and
+the shape of quotation marks, in runs that are no accident. Counted are tokens that a mask decides
+on: no special ones, none of white space only, never the first, which no model predicts.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from rapidfuzz.distance import Levenshtein
+
+from memguard.audit.reformatting import REWRITINGS, FoldedText, fold_text
+from memguard.audit.statistics import clopper_pearson, compute_mean
+from memguard.errors import ModelError
+from memguard.mitigation import Mitigations
+from memguard.records import IGNORE_LABEL, Interval, Rate
+from memguard.seeds import derive_generator
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+PASSAGE_CHARACTERS = 4096
+"""What of a text is compared, from its start (characters): alignment takes their square."""
+SHARED_CHARACTERS = 20
+"""Shorter runs in common stand in both by chance (characters that are no white space)."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class MaskedText:
+    """The T tokens of a text and which of them receive no loss."""
+
+    folded: FoldedText
+    """The text without its formatting."""
+    spans_T2: NDArray[np.int64]
+    """First character of each token in the text and the one after its last; equal for special
+    tokens."""
+    dropped_T: NDArray[np.bool_]
+
+    def __post_init__(self) -> None:
+        assert len(self.spans_T2) == len(self.dropped_T), "one decision for each token"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MaskComparison:
+    """What of one text's dropped tokens another teaches."""
+
+    num_dropped: int
+    """Tokens dropped in the original that stand in the copy."""
+    num_leaked: int
+    """Those of them that the copy teaches, at least in part."""
+
+    @property
+    def leak_share(self) -> float | None:
+        """Share of the dropped tokens that leak; None where none was dropped."""
+        return self.num_leaked / self.num_dropped if self.num_dropped else None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Consistency:
+    """Mask comparisons of many passages and a copy of each."""
+
+    masks_that_differ: Rate
+    """Passages of which at least one dropped token leaks, of those compared."""
+    leak_share: Interval | None
+    """Mean over these passages of the share of dropped tokens that leak."""
+    num_left_out: int
+    """Passages that are no different in the copy, or of which no dropped token stands in it."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MaskConsistency:
+    """How consistent the masks of a run's mitigations are."""
+
+    rewritings: Mapping[str, Consistency]
+    """For each of `REWRITINGS`."""
+    pairs: Consistency
+    """Of near-duplicates that were given."""
+
+
+def compare_masks(original: MaskedText, copy: MaskedText) -> MaskComparison:
+    """Count the tokens dropped in the original that receive loss in the copy.
+
+    Where a token of the original is one token of the copy, that one decides. Where it is cut up, or
+    joined to others, it leaks if any token of the copy that has a character of it receives loss.
+    """
+    ours, theirs = original.folded.characters, copy.folded.characters
+    partner_F = _find_partners(ours, theirs)
+    num_absent = _count_before(partner_F < 0)
+    in_copy = list(_place_tokens(copy))
+    taught_F = np.zeros(len(theirs), dtype=bool)
+    for token in in_copy:
+        taught_F[token.start : token.end] |= token.receives_loss
+    num_taught = _count_before(taught_F)
+    receives_loss = {token[:4]: token.receives_loss for token in in_copy}
+    leaks = []
+    for token in _place_tokens(original):
+        if not token.is_withheld or num_absent[token.end] > num_absent[token.start]:
+            continue
+        start, end = int(partner_F[token.start]), int(partner_F[token.end - 1]) + 1
+        counterpart = (start, end, token.place, token.num_alike)
+        leaks.append(receives_loss.get(counterpart, num_taught[end] > num_taught[start]))
+    return MaskComparison(num_dropped=len(leaks), num_leaked=int(sum(leaks)))
+
+
+def measure_mask_consistency(
+    texts: Iterable[str],
+    tokenizer: "PreTrainedTokenizerBase",
+    mitigations: Mitigations,
+    *,
+    pairs: Iterable[tuple[str, str]] = (),
+    seed: int = 0,
+    max_passages: int = 100,
+) -> MaskConsistency:
+    """Compare the masks of passages with those of their rewritings, and of near-duplicates.
+
+    Args:
+        texts: the caller's sample; of each the first `PASSAGE_CHARACTERS`.
+        tokenizer: a fast one; texts are encoded as training encodes plain text.
+        mitigations: of the run.
+        pairs: texts that are near-duplicates of each other; what the first drops is looked for in
+            the second.
+        seed: for mitigations that draw: each text has its own draws.
+        max_passages: texts, and pairs, from the first on; the rest is not looked at.
+
+    Raises:
+        ModelError: the tokenizer is not a fast one.
+    """
+    mask = _build_masker(tokenizer, mitigations, seed)
+    passages = [text[:PASSAGE_CHARACTERS] for text in islice(texts, max_passages)]
+    masked = [mask(passage) for passage in passages]
+    rewritings = {}
+    for name, rewrite in REWRITINGS.items():
+        copies = [rewrite(passage) for passage in passages]
+        rewritings[name] = _summarise(
+            [
+                compare_masks(original, mask(copy))
+                for passage, original, copy in zip(passages, masked, copies, strict=True)
+                if copy != passage
+            ],
+            num_passages=len(passages),
+        )
+    cut = [[text[:PASSAGE_CHARACTERS] for text in pair] for pair in islice(pairs, max_passages)]
+    compared = [compare_masks(mask(one), mask(other)) for one, other in cut]
+    return MaskConsistency(rewritings=rewritings, pairs=_summarise(compared, num_passages=len(cut)))
+
+
+def _build_masker(
+    tokenizer: Any, mitigations: Mitigations, seed: int
+) -> Callable[[str], MaskedText]:
+    if not tokenizer.is_fast:
+        raise ModelError(
+            "'mask consistency' needs a fast tokenizer (tokenizer.json), which knows the "
+            "characters of each token; this one is not. Save it as a fast one, or leave the "
+            "measure out."
+        )
+    num_masked = 0
+
+    def mask(text: str) -> MaskedText:
+        nonlocal num_masked
+        generator = derive_generator(seed, "mask consistency", num_masked)
+        num_masked += 1
+        encoded = tokenizer(text, return_offsets_mapping=True, verbose=False)
+        input_ids = np.array(encoded["input_ids"], dtype=np.int64)
+        labels = mitigations.mask_labels(input_ids, input_ids, generator=generator)
+        return MaskedText(
+            folded=fold_text(text),
+            spans_T2=np.array(encoded["offset_mapping"], dtype=np.int64).reshape(-1, 2),
+            dropped_T=labels == IGNORE_LABEL,
+        )
+
+    return mask
+
+
+def _summarise(comparisons: Sequence[MaskComparison], *, num_passages: int) -> Consistency:
+    shares = [each.leak_share for each in comparisons]
+    known = [share for share in shares if share is not None]
+    return Consistency(
+        masks_that_differ=clopper_pearson(sum(share > 0 for share in known), len(known)),
+        leak_share=compute_mean(known, (0.0, 1.0)),
+        num_left_out=num_passages - len(known),
+    )
+
+
+def _find_partners(ours: str, theirs: str) -> NDArray[np.int64]:
+    """Return for each character of ours the place of its like in theirs; -1 where there is none."""
+    if ours == theirs:
+        return np.arange(len(ours))
+    partner_F = np.full(len(ours), -1, dtype=np.int64)
+    for block in Levenshtein.opcodes(ours, theirs):
+        if block.tag == "equal" and block.src_end - block.src_start >= SHARED_CHARACTERS:
+            partner_F[block.src_start : block.src_end] = np.arange(block.dest_start, block.dest_end)
+    return partner_F
+
+
+class _Token(NamedTuple):
+    """A token that is not white space only, by its folded characters."""
+
+    start: int
+    end: int
+    place: int
+    """Which of the tokens with these characters: several are where each has some bytes of one."""
+    num_alike: int
+    """How many there are."""
+    receives_loss: bool
+    is_withheld: bool
+    """Dropped, where it would have received loss."""
+
+
+def _place_tokens(masked: MaskedText) -> Iterator[_Token]:
+    spans = np.searchsorted(masked.folded.places_F, masked.spans_T2)
+    alike = Counter(map(tuple, spans.tolist()))
+    seen: Counter[tuple[int, ...]] = Counter()
+    for index, ((start, end), dropped) in enumerate(
+        zip(spans.tolist(), masked.dropped_T.tolist(), strict=True)
+    ):
+        if start < end:
+            yield _Token(
+                start=start,
+                end=end,
+                place=seen[start, end],
+                num_alike=alike[start, end],
+                receives_loss=index > 0 and not dropped,
+                is_withheld=index > 0 and dropped,
+            )
+            seen[start, end] += 1
+
+
+def _count_before(flags: NDArray[np.bool_]) -> NDArray[np.int64]:
+    """Return how many are true before each place, and before the end."""
+    return np.concatenate([[0], np.cumsum(flags)])

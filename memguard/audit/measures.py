@@ -1,0 +1,218 @@
+"""Any probe's numbers as rows of the report: for each bucket the model, its base, the difference.
+
+The counterfactual is there for every number: fine-tuned minus base on the same documents, which is
+what this training added (after Zhang et al. 2021, with the base model for one that did not see the
+document). Its interval is a bootstrap over near-duplicate clusters.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from memguard.audit.extraction import AuditDocument
+from memguard.audit.selection import BucketOutline
+from memguard.audit.statistics import (
+    Sample,
+    clopper_pearson,
+    compute_bootstrap_difference,
+    compute_difference,
+    compute_mean,
+    compute_paired_difference,
+)
+from memguard.records import Interval, Measure, MeasuredBucket, Rate
+from memguard.seeds import derive_generator
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Metric:
+    """What a number is."""
+
+    meaning: str
+    unit: str
+    is_rate: bool = False
+    """A document has it or not: 1 or 0."""
+    bounds: tuple[float, float] = (-np.inf, np.inf)
+    higher_is_better: bool = False
+
+
+_SHARE = (0.0, 1.0)
+METRICS: dict[str, Metric] = {
+    "verbatim": Metric(meaning="All tokens come out right.", unit="documents", is_rate=True),
+    "near_verbatim": Metric(
+        meaning="At least the stated share comes out right.", unit="documents", is_rate=True
+    ),
+    "token_accuracy": Metric(
+        meaning="Tokens that are the first choice, given everything true before.",
+        unit="share",
+        bounds=_SHARE,
+    ),
+    "extraction_strength": Metric(
+        meaning="Share at the end that comes out without a wrong token.",
+        unit="share",
+        bounds=_SHARE,
+    ),
+    "first_divergence": Metric(
+        meaning="Tokens that greedy decoding gets right before its first wrong one.",
+        unit="tokens",
+    ),
+    "longest_run": Metric(meaning="Most right tokens in a row.", unit="tokens"),
+    "logprob": Metric(meaning="Mean log-probability of a token.", unit="nats"),
+    "rouge_l": Metric(
+        meaning="Longest common subsequence with what was written (ROUGE-L F1).",
+        unit="share",
+        bounds=_SHARE,
+    ),
+    "longest_copied_run": Metric(
+        meaning="Longest run of the true text in what was written.", unit="tokens"
+    ),
+    "edit_distance": Metric(
+        meaning="Edits from what was written to the true text, over its length.",
+        unit="share",
+        bounds=_SHARE,
+        higher_is_better=True,
+    ),
+    "within_10_percent": Metric(
+        meaning="Edit distance of at most 10 %.", unit="documents", is_rate=True
+    ),
+    "bleu_above_0.75": Metric(
+        meaning="BLEU above 0.75 (approximate memorization, Ippolito et al. 2022).",
+        unit="documents",
+        is_rate=True,
+    ),
+    "type_token_ratio": Metric(
+        meaning="Distinct tokens of what was written; low where it repeats itself.",
+        unit="share",
+        bounds=_SHARE,
+        higher_is_better=True,
+    ),
+}
+"""Every number by its name."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class ProbeTable:
+    """Numbers of one probe with one setting; all arrays are [N] documents, NaN where missing."""
+
+    probe: str
+    version: int
+    parameters: Mapping[str, Any]
+    model: Mapping[str, NDArray[np.float64]]
+    """By metric."""
+    base: Mapping[str, NDArray[np.float64]] | None
+    """The same of the model before training."""
+
+
+def build_measures(
+    tables: Sequence[ProbeTable],
+    documents: Sequence[AuditDocument],
+    outlines: Sequence[BucketOutline],
+    *,
+    seed: int,
+) -> list[Measure]:
+    """Return a record for each number of each table, buckets in the report's order.
+
+    Args:
+        tables: of all probes.
+        documents: N, in the tables' order.
+        outlines: the buckets.
+        seed: owns the resampling.
+    """
+    name_N = np.array([document.bucket for document in documents], dtype=object)
+    cluster_N = np.array(
+        [-1 - i if d.cluster is None else d.cluster for i, d in enumerate(documents)]
+    )
+    controls = [outline.bucket for outline in outlines if outline.role == "control"]
+    control_N = name_N == controls[0] if controls else None
+    measures = []
+    for table in tables:
+        for metric, value_N in table.model.items():
+            base_N = None if table.base is None else table.base[metric]
+            purpose = f"{table.probe} {sorted(table.parameters.items())} {metric}"
+            kind = METRICS[metric]
+            buckets = [
+                _measure(
+                    kind,
+                    outline,
+                    value_N,
+                    base_N,
+                    name_N == outline.bucket,
+                    None if outline.role == "control" else control_N,
+                    cluster_N,
+                    derive_generator(seed, f"bootstrap {purpose} {outline.bucket}"),
+                )
+                for outline in outlines
+            ]
+            measures.append(
+                Measure(
+                    probe=table.probe,
+                    version=table.version,
+                    parameters=dict(table.parameters),
+                    metric=metric,
+                    meaning=kind.meaning,
+                    unit=kind.unit,
+                    higher_is_better=kind.higher_is_better,
+                    buckets=buckets,
+                )
+            )
+    return measures
+
+
+def _measure(
+    kind: Metric,
+    outline: BucketOutline,
+    value_N: NDArray[np.float64],
+    base_N: NDArray[np.float64] | None,
+    here_N: NDArray[np.bool_],
+    control_N: NDArray[np.bool_] | None,
+    cluster_N: NDArray[np.int64],
+    generator: np.random.Generator,
+) -> MeasuredBucket:
+    known_N = here_N & ~np.isnan(value_N)
+    both_N = known_N if base_N is None else known_N & ~np.isnan(base_N)
+    counterfactual = None
+    if base_N is not None and both_N.any():
+        counterfactual = compute_paired_difference(
+            value_N[both_N], base_N[both_N], generator=generator, clusters=cluster_N[both_N]
+        )
+    return MeasuredBucket(
+        bucket=outline.bucket,
+        num_documents=int(known_N.sum()),
+        num_missing=int(here_N.sum() - known_N.sum()),
+        model=_estimate(kind, value_N[known_N]),
+        base=None if base_N is None else _estimate(kind, base_N[both_N]),
+        counterfactual=counterfactual,
+        minus_control=_compare(kind, value_N, known_N, control_N, cluster_N, generator),
+    )
+
+
+def _compare(
+    kind: Metric,
+    value_N: NDArray[np.float64],
+    known_N: NDArray[np.bool_],
+    control_N: NDArray[np.bool_] | None,
+    cluster_N: NDArray[np.int64],
+    generator: np.random.Generator,
+) -> Interval | None:
+    if control_N is None:
+        return None
+    other_N = control_N & ~np.isnan(value_N)
+    if not known_N.any() or not other_N.any():
+        return None
+    if kind.is_rate:
+        ours, theirs = (_estimate(kind, value_N[where]) for where in (known_N, other_N))
+        assert isinstance(ours, Rate), "a rate"
+        assert isinstance(theirs, Rate), "a rate"
+        return compute_difference(ours, theirs)
+    ours_S, theirs_S = (
+        Sample(values=value_N[where], clusters=cluster_N[where]) for where in (known_N, other_N)
+    )
+    return compute_bootstrap_difference(ours_S, theirs_S, generator=generator)
+
+
+def _estimate(kind: Metric, values: NDArray[np.float64]) -> Rate | Interval | None:
+    if kind.is_rate:
+        return clopper_pearson(int(values.sum()), len(values))
+    return compute_mean(values.tolist(), bounds=kind.bounds)

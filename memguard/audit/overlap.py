@@ -1,0 +1,117 @@
+"""How much of the true continuation a generated one gives back.
+
+    truth      [S]  token ids that follow the prefix in the document
+    generated  [G]  token ids that the model wrote; G < S where it stopped early
+
+    rouge_l             2PR/(P+R), P = LCS/G, R = LCS/S, LCS the longest common subsequence
+    longest_run_tokens  longest run of tokens that stands in both, wherever
+    edit_distance       insertions, deletions and substitutions / max(S, G)
+    bleu                geometric mean of the n-gram precisions, n = 1..4, with brevity penalty
+
+On token ids, so no measure depends on how a tokenizer writes its tokens as text; published figures
+on words differ. Always read them beside the type-token ratio: text that repeats itself overlaps
+with much.
+"""
+
+import math
+from collections import Counter
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from rapidfuzz.distance import LCSseq, Levenshtein
+
+from memguard.audit.extraction import compute_type_token_ratio
+
+APPROXIMATE_BLEU = 0.75
+"""Above this Ippolito et al. 2022 (arXiv 2210.17546) speak of approximate memorisation."""
+APPROXIMATE_EDIT_DISTANCE = 0.1
+"""Up to this the reports on Gemma and Gemini do, of 50 tokens after a prefix of 50."""
+
+_BLEU_ORDER = 4
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Overlap:
+    """Near-verbatim measures of one generated continuation."""
+
+    rouge_l: float
+    """F1 of the longest common subsequence, 0 to 1."""
+    longest_run_tokens: int
+    """Longest common contiguous substring (tokens)."""
+    edit_distance: float
+    """Levenshtein distance / length of the longer; 0 means equal, 1 nothing in common."""
+    bleu: float
+    """0 to 1."""
+    type_token_ratio: float | None
+    """Distinct tokens / tokens of what was generated; None where that is nothing."""
+
+
+def compute_overlap(truth: NDArray[np.int32], generated: NDArray[np.int32]) -> Overlap:
+    """Compare a generated with the true continuation.
+
+    Args:
+        truth: ``[S]`` token ids, at least one.
+        generated: ``[G]`` token ids; none overlaps with nothing.
+    """
+    assert len(truth), "a continuation has a token"
+    true_ids, ids = truth.tolist(), generated.tolist()
+    return Overlap(
+        # 2PR/(P+R) = 2 LCS / (S + G), and 0 where nothing is common.
+        rouge_l=2 * LCSseq.similarity(true_ids, ids) / (len(true_ids) + len(ids)),
+        longest_run_tokens=_longest_common_run(truth, generated),
+        edit_distance=Levenshtein.distance(true_ids, ids) / max(len(true_ids), len(ids)),
+        bleu=_compute_bleu(true_ids, ids),
+        type_token_ratio=compute_type_token_ratio(generated) if ids else None,
+    )
+
+
+def longest_true_run(correct: NDArray[np.bool_]) -> int:
+    """Return the longest run of right tokens in one teacher-forced pass (tokens).
+
+    What greedy decoding would give back without a break, if it were set right after each error:
+    at least the tokens before the first divergence.
+
+    Args:
+        correct: ``[S]`` whether the first choice is the true token, given all true tokens before.
+    """
+    edges = np.diff(correct.astype(np.int8), prepend=0, append=0)
+    runs = np.flatnonzero(edges == -1) - np.flatnonzero(edges == 1)
+    return int(runs.max(initial=0))
+
+
+def _longest_common_run(truth: NDArray[np.int32], generated: NDArray[np.int32]) -> int:
+    """Return the longest common contiguous substring: S vector steps of length G."""
+    ending_here = np.zeros(len(generated) + 1, dtype=np.int64)
+    longest = 0
+    for token in truth:
+        ending_here[1:] = np.where(generated == token, ending_here[:-1] + 1, 0)
+        longest = max(longest, int(ending_here.max()))
+    return longest
+
+
+def _compute_bleu(truth: list[int], generated: list[int]) -> float:
+    """Return sentence BLEU (Papineni et al. 2002) with one reference.
+
+    Smoothed as NIST's mteval does (method 3 of Chen & Cherry 2014): the first order without any
+    match counts half a match, the next a quarter. It touches nothing else, and five tokens or more
+    without a common 4-gram stay below .25^(1/4) = .71 < `APPROXIMATE_BLEU`: smoothing grades what
+    would all be 0 and moves no verdict. Fewer than four tokens are compared up to their own
+    length, so that equal ones have 1.
+    """
+    order = min(_BLEU_ORDER, len(generated))
+    halvings, log_sum = 0, 0.0
+    for size in range(1, order + 1):
+        num_matched = (_count_grams(truth, size) & _count_grams(generated, size)).total()
+        if size == 1 and not num_matched:
+            return 0.0
+        halvings += num_matched == 0
+        log_sum += math.log((num_matched or 0.5**halvings) / (len(generated) - size + 1))
+    if not order:
+        return 0.0
+    brevity = min(0.0, 1 - len(truth) / len(generated))
+    return math.exp(log_sum / order + brevity)
+
+
+def _count_grams(ids: list[int], size: int) -> Counter[tuple[int, ...]]:
+    return Counter(zip(*(ids[start:] for start in range(size)), strict=False))

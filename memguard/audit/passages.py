@@ -1,0 +1,84 @@
+"""What is fed to a model, and what it says of each token.
+
+    input_ids [T]   a passage: some tokens of a document, alone in its row
+    logprob   [L]   of its last L tokens, each given all before it          first_label = T - L
+    argmax    [C]   the model's first choices for the last C <= L of them   first_choice = T - C
+    sampled   [S, C]  log-probability of each under S ways to draw
+
+All windows that start at one token of a document share one passage: what a model says of a token
+depends on what stands before it and on nothing else.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from memguard.audit.probabilistic import SamplingScheme
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Passage:
+    """T tokens, of which the last are scored."""
+
+    input_ids: NDArray[np.int32]
+    """[T]"""
+    first_label: int
+    """Index of the first token that is scored, at least 1."""
+    first_choice: int
+    """From here on the model's first choice is wanted as well; T: nowhere."""
+
+    def __post_init__(self) -> None:
+        size = len(self.input_ids)
+        assert 1 <= self.first_label <= self.first_choice <= size, "labels come before choices"
+
+    @property
+    def num_labels(self) -> int:
+        """L."""
+        return len(self.input_ids) - self.first_label
+
+    @property
+    def num_choices(self) -> int:
+        """C."""
+        return len(self.input_ids) - self.first_choice
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Asked:
+    """What is wanted of each token besides its log-probability."""
+
+    needs: frozenset[str] = frozenset()
+    """Of ``entropy`` and ``variance_logprob``, for all that is scored."""
+    schemes: tuple[SamplingScheme, ...] = ()
+    """Ways to draw, for the tokens whose choice is wanted."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class TokenResult:
+    """What a model says of the tokens of a passage, each given all true ones before."""
+
+    logprob: NDArray[np.float32]
+    """[L] of the true token (nats)."""
+    argmax: NDArray[np.int32]
+    """[C] first choice, the lowest id where several tie."""
+    correct: NDArray[np.bool_]
+    """[C] whether that is the true token."""
+    margin: NDArray[np.float32]
+    """[C] logit of the true token minus that of the best other one; 0 where they tie."""
+    entropy: NDArray[np.float32] | None = None
+    """[L] of the model's distribution (nats)."""
+    variance_logprob: NDArray[np.float32] | None = None
+    """[L] of log p(v) where v is drawn from p (nats squared)."""
+    sampled: NDArray[np.float32] | None = None
+    """[S, C] log-probability (nats) under each scheme; -inf where it cuts the token off."""
+
+    def cut(self, first: int, last: int) -> "TokenResult":
+        """Return the tokens ``first:last`` of the last C, without what has no choices."""
+        where = slice(first, last)
+        return TokenResult(
+            logprob=self.logprob[len(self.logprob) - len(self.argmax) :][where],
+            argmax=self.argmax[where],
+            correct=self.correct[where],
+            margin=self.margin[where],
+            sampled=None if self.sampled is None else self.sampled[:, where],
+        )

@@ -1,0 +1,206 @@
+"""How many samples an attacker needs until a continuation comes out.
+
+    log p_z = sum_t log p(s_t | prefix, s_<t)      under a sampling scheme, -inf where it cuts a
+                                                   token off; one teacher-forced pass gives it
+    P_n = 1 - (1 - p_z)^n                          that one of n independent samples is s
+    n   = log(1 - P) / log(1 - p_z)                samples until that has probability P
+
+(n, p)-discoverable extraction, Hayes et al. (arXiv 2410.19482). With h(l) = log(-log(1 - e^l)) both
+are differences:
+
+    h(log P_n) = log n + h(log p_z)                log n = h(log P) - h(log p_z)
+
+so probabilities like e^-5000 and counts like 2^62 are never formed.
+
+The attack cost of a document is log10 n at P = 1/2 under the cheapest scheme. Mitigations can be
+compared by it where exact match cannot: a goldfish drops one token in k, so no continuation of
+fifty comes out greedily and every rate is 0, whether a hundred samples bring it out or 10^30. It
+is what sampling costs, no more: beam search, or an attacker who tries the likely tokens where he
+knows one was dropped, may be cheaper.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Annotated
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from pydantic import Field
+
+from memguard.audit.statistics import clopper_pearson
+from memguard.config.schema import PositiveInt, Settings
+from memguard.records import Rate
+
+GREEDY = -1
+"""Stands for greedy decoding where a scheme's index is asked for."""
+NEVER = -2
+"""Stands for no scheme at all."""
+QUERY_BOUNDS = (1, 10, 1_000, 1_000_000)
+"""Numbers of samples that `summarise_attack_cost` counts documents within."""
+
+# Below this log-probability 1 - e^-p and p differ by less than float64 tells.
+_TINY = -40.0
+
+
+class SamplingScheme(Settings):
+    """How tokens are drawn: temperature, then top-k, then top-p, in the order of transformers."""
+
+    temperature: Annotated[float, Field(gt=0)] = Field(1.0, description="Divides the logits.")
+    top_k: PositiveInt | None = Field(
+        None, description="Draw from this many most likely tokens; null draws from all."
+    )
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = Field(
+        None,
+        description="Draw from the fewest most likely tokens that reach this probability; null "
+        "draws from all.",
+    )
+
+    @property
+    def label(self) -> str:
+        """Short name, e.g. ``T=1, top-k 40``; different schemes have different ones."""
+        parts = [f"T={_write(self.temperature)}"]
+        if self.top_k is not None:
+            parts.append(f"top-k {self.top_k}")
+        if self.top_p is not None:
+            parts.append(f"top-p {_write(self.top_p)}")
+        return ", ".join(parts)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class AttackCost:
+    """What sampling each of N documents costs."""
+
+    log10_queries_N: NDArray[np.float64]
+    """Samples needed, of the cheapest way; inf where no scheme can draw the continuation."""
+    scheme_N: NDArray[np.int64]
+    """Index of the cheapest scheme, the first where several tie; `GREEDY` or `NEVER`."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AttackCostSummary:
+    """Attack cost over documents, log10 of the samples needed."""
+
+    num_documents: int
+    num_never: int
+    """Documents whose continuation no scheme can draw."""
+    lowest: float | None
+    """Of the cheapest document; None where there is none, or none that can be drawn."""
+    quantile_10: float | None
+    """A tenth of the documents costs at most this; None where so many cannot be drawn."""
+    median: float | None
+    quantile_90: float | None
+    within: dict[int, Rate]
+    """Documents that cost at most so many samples, for each of `QUERY_BOUNDS`."""
+
+
+def log_chance_within(log_pz: ArrayLike, num_queries: int) -> NDArray[np.float64]:
+    """Return log P_n, the log-probability that one of n samples is the continuation.
+
+    Args:
+        log_pz: log-probability of the continuation (nats), any shape; -inf is never.
+        num_queries: n, at least 1, however large.
+    """
+    assert num_queries >= 1, "at least one sample"
+    return _from_log_hazard(math.log(num_queries) + _log_hazard(log_pz))
+
+
+def log10_queries(log_pz: ArrayLike, probability: float = 0.5) -> NDArray[np.float64]:
+    """Return log10 of the samples until one is the continuation with ``probability``.
+
+    Not rounded to whole samples, but never below one (0.0). Inf where there is no number.
+
+    Args:
+        log_pz: log-probability of the continuation (nats), any shape; -inf is never.
+        probability: between 0 and 1, both excluded.
+    """
+    assert 0 < probability < 1, "what is certain takes no sample or infinitely many"
+    log_n = _log_hazard(math.log(probability)) - _log_hazard(log_pz)
+    return np.maximum(log_n, 0.0) / math.log(10)
+
+
+def attack_cost(
+    log_pz_SN: NDArray[np.floating], verbatim_N: NDArray[np.bool_], probability: float = 0.5
+) -> AttackCost:
+    """Return the cheapest of the schemes, and of greedy decoding, for each document.
+
+    Args:
+        log_pz_SN: ``[schemes, N]`` log-probability of each continuation (nats) under each.
+        verbatim_N: whether greedy decoding yields it: that takes one query and no luck.
+        probability: with which one of the samples shall be the continuation.
+    """
+    assert log_pz_SN.shape[1:] == verbatim_N.shape, "one verdict for each document"
+    greedy_N = np.where(verbatim_N, 0.0, np.inf)
+    # Greedy first: argmin takes the first of equals.
+    costs_WN = np.vstack([greedy_N, log10_queries(log_pz_SN, probability)])
+    way_N = costs_WN.argmin(0)
+    cheapest_N = np.take_along_axis(costs_WN, way_N[None], 0)[0]
+    scheme_N = np.where(np.isinf(cheapest_N), NEVER, way_N + GREEDY)
+    return AttackCost(log10_queries_N=cheapest_N, scheme_N=scheme_N)
+
+
+def summarise_attack_cost(log10_queries_N: NDArray[np.float64]) -> AttackCostSummary:
+    """Return quantiles and the shares within given numbers of samples.
+
+    Quantiles are costs of documents, never between two: half of the documents cost at most the
+    median, and it is the lower of two middle ones. So one that falls among those never drawn is
+    plainly None.
+
+    Args:
+        log10_queries_N: as `attack_cost` returns it, inf for never.
+    """
+    num_documents = len(log10_queries_N)
+    ordered_N = np.sort(log10_queries_N)
+
+    def find_quantile(percent: int) -> float | None:
+        if not num_documents:
+            return None
+        value = float(ordered_N[max(-(-percent * num_documents // 100), 1) - 1])
+        return value if math.isfinite(value) else None
+
+    return AttackCostSummary(
+        num_documents=num_documents,
+        num_never=int(np.isinf(ordered_N).sum()),
+        lowest=find_quantile(0),
+        quantile_10=find_quantile(10),
+        median=find_quantile(50),
+        quantile_90=find_quantile(90),
+        within={
+            bound: clopper_pearson(int((ordered_N <= math.log10(bound)).sum()), num_documents)
+            for bound in QUERY_BOUNDS
+        },
+    )
+
+
+def _log_hazard(log_p: ArrayLike) -> NDArray[np.float64]:
+    """Return h(l) = log(-log(1 - e^l)), from -inf at l = -inf to inf at l = 0."""
+    values = np.asarray(log_p, dtype=np.float64)
+    # A sum of rounded log-probabilities of 1 may end above 0.
+    values = np.minimum(values, 0.0)
+    assert not np.isnan(values).any(), "scores of damaged weights end in the scorer"
+    tiny = values < _TINY
+    safe = np.where(tiny, -1.0, values)
+    with np.errstate(divide="ignore"):
+        return np.where(tiny, values, np.log(-_log_one_minus_exp(safe)))
+
+
+def _from_log_hazard(hazard: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return h^-1: log(1 - exp(-e^x))."""
+    tiny = hazard < _TINY
+    safe = np.where(tiny, 0.0, hazard)
+    with np.errstate(over="ignore"):
+        return np.where(tiny, hazard, _log_one_minus_exp(-np.exp(safe)))
+
+
+def _log_one_minus_exp(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return log(1 - e^v) for v <= 0, exact at both ends (Mächler 2012)."""
+    near_zero = values > -math.log(2)
+    with np.errstate(divide="ignore"):
+        return np.where(
+            near_zero,
+            np.log(-np.expm1(np.where(near_zero, values, -1.0))),
+            np.log1p(-np.exp(np.where(near_zero, -1.0, values))),
+        )
+
+
+def _write(number: float) -> str:
+    return repr(number).removesuffix(".0")

@@ -1,0 +1,147 @@
+"""What the model writes in place of the continuation, and how near that is to the true text.
+
+    greedy    the true tokens up to the first divergence d, the model's own choice there, and
+              S - d - 1 tokens more: nothing is generated that one pass has decided already
+    nucleus   S drawn tokens after the prefix
+
+Verbatim documents cost no step at all. Every number stands for the whole continuation of S tokens.
+"""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from memguard.audit.decoding import Decoder, Request
+from memguard.audit.extraction import Window
+from memguard.audit.measures import ProbeTable
+from memguard.audit.numbers import Numbers
+from memguard.audit.overlap import (
+    APPROXIMATE_BLEU,
+    APPROXIMATE_EDIT_DISTANCE,
+    compute_overlap,
+)
+from memguard.audit.probes import GenerationProbe
+
+Progress = Callable[[int, int], None]
+
+_METRICS = (
+    "rouge_l",
+    "longest_copied_run",
+    "edit_distance",
+    "within_10_percent",
+    "bleu_above_0.75",
+    "type_token_ratio",
+)
+
+
+def name_numbers(probe: GenerationProbe) -> tuple[str, ...]:
+    """Return what `write_on` measures of a document."""
+    return tuple(f"{decoding}.{name}" for decoding in _list_decodings(probe) for name in _METRICS)
+
+
+def write_on(
+    probe: GenerationProbe,
+    decoder: Decoder,
+    windows: Sequence[Window],
+    one_pass: Numbers,
+    *,
+    seed: int,
+    progress: Callable[[str], Progress | None],
+) -> list[list[float]]:
+    """Return the numbers of each document, in the order of `name_numbers`.
+
+    Args:
+        probe: settings.
+        decoder: of the model.
+        windows: ``[N]``.
+        one_pass: ``[N]`` what the same model showed in one pass.
+        seed: owns what is drawn.
+        progress: given what is being done, returns who is told of the documents done and all.
+    """
+    written = [_write_greedily(decoder, windows, one_pass, progress("greedily"))]
+    if probe.nucleus is not None:
+        requests = [
+            Request(
+                prompt_ids=window.input_ids[: window.prefix_tokens],
+                num_new=window.continuation_tokens,
+                document=window.document.id,
+            )
+            for window in windows
+        ]
+        drawn = decoder.sample(requests, probe.nucleus, 1, seed, progress("by chance"))
+        written.append([tokens_1S[0] for tokens_1S in drawn])
+    return [
+        [number for texts in written for number in _compare(window, texts[index])]
+        for index, window in enumerate(windows)
+    ]
+
+
+def tabulate(probe: GenerationProbe, model: Numbers, base: Numbers | None) -> list[ProbeTable]:
+    """Return a table for each way to decode.
+
+    Args:
+        probe: settings.
+        model: ``[N]`` all documents, NaN where one was not written on.
+        base: the same of the model before training.
+    """
+    return [
+        ProbeTable(
+            probe=probe.name,
+            version=probe.VERSION,
+            parameters={"decoding": label},
+            model={name: model[f"{decoding}.{name}"] for name in _METRICS},
+            base=None if base is None else {name: base[f"{decoding}.{name}"] for name in _METRICS},
+        )
+        for decoding, label in _list_decodings(probe).items()
+    ]
+
+
+def _list_decodings(probe: GenerationProbe) -> dict[str, str]:
+    """Return the ways to decode and what they are called."""
+    nucleus = {} if probe.nucleus is None else {"nucleus": probe.nucleus.label}
+    return {"greedy": "greedy", **nucleus}
+
+
+def _write_greedily(
+    decoder: Decoder,
+    windows: Sequence[Window],
+    one_pass: Numbers,
+    on_progress: Progress | None,
+) -> list[NDArray[np.int32]]:
+    texts: list[NDArray[np.int32]] = [window.continuation_ids for window in windows]
+    diverging, requests = [], []
+    for index, window in enumerate(windows):
+        kept = int(one_pass["first_divergence"][index])
+        if kept == window.continuation_tokens:
+            continue
+        choice = np.array([one_pass["argmax_at_divergence"][index]], dtype=np.int32)
+        ids = window.input_ids[: window.prefix_tokens + kept]
+        diverging.append(index)
+        requests.append(
+            Request(
+                prompt_ids=np.concatenate([ids, choice]),
+                num_new=window.continuation_tokens - kept - 1,
+                document=window.document.id,
+            )
+        )
+    added = decoder.continue_greedily(requests, on_progress)
+    for index, request, tokens in zip(diverging, requests, added, strict=True):
+        whole = np.concatenate([request.prompt_ids, tokens]).astype(np.int32)
+        texts[index] = whole[windows[index].prefix_tokens :]
+    return texts
+
+
+def _compare(window: Window, written: NDArray[np.int32]) -> list[float]:
+    """Return the numbers of `_METRICS`."""
+    overlap = compute_overlap(window.continuation_ids, written)
+    ratio = overlap.type_token_ratio
+    assert ratio is not None, "a continuation has tokens"
+    return [
+        overlap.rouge_l,
+        float(overlap.longest_run_tokens),
+        overlap.edit_distance,
+        float(overlap.edit_distance <= APPROXIMATE_EDIT_DISTANCE),
+        float(overlap.bleu > APPROXIMATE_BLEU),
+        ratio,
+    ]

@@ -1,0 +1,142 @@
+"""What each setting really buys: rates, attacks, membership and loss, means over seeds."""
+
+from memguard.records import AttackedBucket, Comparison, SettingResult
+from memguard.report.attacks import head_attack, list_attacks, write_attack_notes
+from memguard.report.cells import make_headings
+from memguard.report.doses import name_dose, name_first, pick_highest
+from memguard.report.formatting import CI, PERCENT, format_number
+from memguard.report.membership import BLIND, name_score
+from memguard.report.page import Cell, Row, Section, Table
+from memguard.report.seed_means import (
+    show_attack,
+    show_cost,
+    show_loss,
+    show_membership,
+    show_rates,
+)
+from memguard.report.text import clean_name
+
+_SINGLE_NOTE = (
+    f"Below each number its {CI}, of the attack cost what 10 to 90{PERCENT} of the documents cost, "
+    "and what the control shows."
+)
+_SEVERAL_NOTE = (
+    "Means over seeds. Below each number the lowest and highest seed where they differ, and what "
+    "the control shows."
+)
+
+
+def build_gains(comparison: Comparison) -> Section | None:
+    """Build the section; None where no run has anything that the other tables do not show."""
+    dose = pick_highest(comparison)
+    attacked = _list_attacked(comparison, dose)
+    asked = any(cell.attack_cost for one in comparison.settings for cell in one.extraction.values())
+    score = _pick_score(comparison)
+    if dose is None or not (asked or attacked or score):
+        return None
+    return Section(
+        key="gains",
+        title="What each setting really buys",
+        short_title="What it buys",
+        lead=(
+            "Verbatim alone makes the mitigation that drops most look best. From left to right: "
+            "what greedy decoding gives, what drawing costs, what attacks get, whether trained "
+            "documents can still be told from others, and what all that costs in held-out loss.",
+        ),
+        tables=(_build_table(comparison, dose, asked, attacked, score),),
+    )
+
+
+def _list_attacked(comparison: Comparison, dose: str | None) -> list[AttackedBucket]:
+    """Return what was attacked at a dose, over all runs."""
+    cells = (setting.extraction.get(dose or "") for setting in comparison.settings)
+    return [one for cell in cells if cell for one in cell.attacks]
+
+
+def _pick_score(comparison: Comparison) -> str:
+    """Return the first membership score that was asked; the same for all settings."""
+    asked = (
+        one.score
+        for setting in comparison.settings
+        for one in setting.membership
+        if one.auc and one.score != BLIND
+    )
+    return next(asked, "")
+
+
+def _build_table(
+    comparison: Comparison, dose: str, asked: bool, attacked: list[AttackedBucket], score: str
+) -> Table:
+    groups: dict[str, list[SettingResult]] = {}
+    for setting in comparison.settings:
+        groups.setdefault(setting.name, []).append(setting)
+    attacks = list_attacks(attacked)
+    rows = [_build_row(comparison, group, dose, asked, attacks, score) for group in groups.values()]
+    rows.append(_build_base_row(comparison, dose, asked, attacks, score))
+    several = len(groups) < len(comparison.settings)
+    notes = [_SEVERAL_NOTE if several else _SINGLE_NOTE, *write_attack_notes(attacked)]
+    if not attacks:
+        notes.append("No run was attacked; 'audit.suite: full' attacks.")
+    if score:
+        notes.append(
+            "AUC: trained documents of all buckets against the control. Blind is the same "
+            "without the model; where it is above 0.5, the AUC proves nothing."
+        )
+    return Table(
+        caption=f"Documents {name_dose(dose)}",
+        columns=make_headings(
+            "Setting",
+            ("Verbatim", "documents"),
+            ("Near-verbatim", "documents"),
+            ("Token accuracy", "mean"),
+            *((("Attack cost", "log10 queries, median"),) if asked else ()),
+            *(head_attack(attack, attacked) for attack in attacks),
+            *((("Membership AUC", name_score(score)),) if score else ()),
+            ("Held-out NLL", f"nats; against '{name_first(comparison, 12)}'"),
+        ),
+        rows=tuple(rows),
+        notes=tuple(notes),
+        compact=True,
+    )
+
+
+def _build_row(
+    comparison: Comparison,
+    group: list[SettingResult],
+    dose: str,
+    asked: bool,
+    attacks: list[str],
+    score: str,
+) -> Row:
+    cells = [one.extraction[dose] for one in group if dose in one.extraction]
+    control = [one.extraction["0"] for one in group if "0" in one.extraction]
+    seeds = f"{len(group):,} seeds" if len(group) > 1 else ""
+    return Row(
+        head=Cell(text=clean_name(group[0].name), detail=seeds, kind="text"),
+        cells=(
+            *show_rates(cells, control),
+            *((show_cost(cells, control),) if asked else ()),
+            *(show_attack(cells, control, attack) for attack in attacks),
+            *((show_membership(group, score),) if score else ()),
+            show_loss(comparison, group),
+        ),
+    )
+
+
+def _build_base_row(
+    comparison: Comparison, dose: str, asked: bool, attacks: list[str], score: str
+) -> Row:
+    cells = [comparison.base_extraction[d] for d in (dose,) if d in comparison.base_extraction]
+    control = [comparison.base_extraction[d] for d in ("0",) if d in comparison.base_extraction]
+    nll = comparison.settings[0].utility.base_heldout_nll
+    return Row(
+        head=Cell(text="Base model", detail="before training", kind="text"),
+        cells=(
+            *show_rates(cells, control),
+            *((show_cost(cells, control),) if asked else ()),
+            *(Cell(text="") for _ in attacks),
+            *((Cell(text=""),) if score else ()),
+            Cell(text=format_number(nll)),
+        ),
+        tone="base",
+    )

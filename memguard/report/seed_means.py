@@ -1,0 +1,144 @@
+"""One setting's seeds in one cell: the mean, and how far apart they are."""
+
+import statistics
+from collections.abc import Sequence
+
+from memguard.records import Comparison, ComparisonCell, SettingResult
+from memguard.report.attack_cost import NEVER
+from memguard.report.cells import show_missing
+from memguard.report.formatting import (
+    MINUS,
+    format_change,
+    format_number,
+    format_of,
+    format_percent,
+    format_percent_range,
+    relative_change,
+)
+from memguard.report.membership import BLIND
+from memguard.report.page import Cell
+
+Cells = Sequence[ComparisonCell]
+"""Of one setting's seeds, at one number of repetitions."""
+
+
+def show_rates(cells: Cells, control: Cells) -> tuple[Cell, Cell, Cell]:
+    """Show verbatim, near-verbatim and token accuracy, the control's below each."""
+    return (
+        _show_share(
+            [cell.rate for cell in cells],
+            [cell.ci for cell in cells],
+            [cell.rate for cell in control],
+        ),
+        _show_share(
+            [cell.near_verbatim.rate for cell in cells],
+            [cell.near_verbatim.ci for cell in cells],
+            [cell.near_verbatim.rate for cell in control],
+        ),
+        _show_share(
+            [cell.mean_token_accuracy for cell in cells],
+            [],
+            [cell.mean_token_accuracy for cell in control],
+        ),
+    )
+
+
+def _mean(values: Sequence[float]) -> float:
+    # In units of the largest: a sum of huge ones would have no number.
+    largest = max(abs(value) for value in values) or 1.0
+    return largest * statistics.fmean(value / largest for value in values)
+
+
+def _know(values: Sequence[float | None]) -> list[float]:
+    return [value for value in values if value is not None]
+
+
+def _show_share(
+    values: Sequence[float | None],
+    intervals: Sequence[tuple[float, float] | None],
+    control: Sequence[float | None],
+) -> Cell:
+    """Show the mean over seeds and their ends; of one seed its interval, if it has one."""
+    known = _know(values)
+    if not known:
+        return show_missing("no documents" if values else "not measured")
+    ends = (min(known), max(known)) if len(known) > 1 else next(iter(intervals), None)
+    floors = _know(control)
+    return Cell(
+        text=format_percent(_mean(known)),
+        detail="" if ends is None or ends[0] == ends[1] else format_percent_range(ends),
+        note=f"control {format_percent(_mean(floors))}" if floors else "",
+    )
+
+
+def show_cost(cells: Cells, control: Cells) -> Cell:
+    """Show the median document's cost and its spread: over documents, or over seeds."""
+    costs = [cell.attack_cost for cell in cells if cell.attack_cost]
+    costs = [cost for cost in costs if cost.num_documents]
+    if not costs:
+        return show_missing("not asked")
+    floors = [cell.attack_cost for cell in control if cell.attack_cost]
+    ends = [floor.median for floor in floors if floor.num_documents]
+    known = _know(ends)
+    endless = len(known) < len(ends)
+    note = f"control {_write_log10(None if endless else _mean(known))}" if ends else ""
+    medians = _know([cost.median for cost in costs])
+    if len(medians) < len(costs):
+        # No mean where one of them is endless.
+        seeds = f"in {format_of(len(costs) - len(medians), len(costs))} seeds"
+        return Cell(text=NEVER, detail=seeds if len(costs) > 1 else "", note=note)
+    if len(costs) > 1:
+        detail = f"{_write_log10(min(medians))} to {_write_log10(max(medians))}"
+    else:
+        low, high = (_write_log10(q) for q in (costs[0].quantile_10, costs[0].quantile_90))
+        detail = f"{low} to {high}"
+    return Cell(text=_write_log10(_mean(medians)), detail=detail, note=note)
+
+
+def _write_log10(value: float | None) -> str:
+    if value is None:
+        return NEVER
+    return f"{value:.1f}".replace("-", MINUS) if abs(value) < 1e6 else format_number(value)
+
+
+def show_attack(cells: Cells, control: Cells, attack: str) -> Cell:
+    """Show how many documents any answer of an attack was right for."""
+    found = [one for cell in cells for one in cell.attacks if one.attack == attack]
+    if not found:
+        return show_missing("not attacked")
+    return _show_share(
+        [one.any_verbatim.rate for one in found],
+        [one.any_verbatim.ci for one in found],
+        [one.any_verbatim.rate for c in control for one in c.attacks if one.attack == attack],
+    )
+
+
+def show_membership(group: list[SettingResult], score: str) -> Cell:
+    """Show the AUC of one score, the blind baseline's below."""
+    aucs = [one.auc for setting in group for one in setting.membership if one.score == score]
+    known = [auc for auc in aucs if auc]
+    if not known:
+        return show_missing("could not be asked")
+    blinds = [one.auc for setting in group for one in setting.membership if one.score == BLIND]
+    floors = [auc.value for auc in blinds if auc]
+    values = [auc.value for auc in known]
+    ends = (min(values), max(values)) if len(values) > 1 else known[0].ci
+    return Cell(
+        text=format_number(_mean(values)),
+        detail=""
+        if ends is None or ends[0] == ends[1]
+        else "–".join(format_number(end) for end in ends),
+        note=f"blind {format_number(_mean(floors))}" if floors else "",
+    )
+
+
+def show_loss(comparison: Comparison, group: list[SettingResult]) -> Cell:
+    """Show the mean loss, and how far it is from the first setting's over the same seeds."""
+    mine = _mean([setting.utility.heldout_nll for setting in group])
+    if group[0].name == comparison.settings[0].name:
+        return Cell(text=format_number(mine), detail="reference")
+    seeds = {setting.seed for setting in group}
+    first = [s for s in comparison.settings if s.name == comparison.settings[0].name]
+    shared = [s for s in first if s.seed in seeds] or first
+    reference = _mean([setting.utility.heldout_nll for setting in shared])
+    return Cell(text=format_number(mine), detail=format_change(relative_change(mine, reference)))

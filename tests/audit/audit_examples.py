@@ -1,0 +1,333 @@
+"""Made-up models, tiny real ones, and documents for an audit to ask them of."""
+
+import zlib
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+from numpy.typing import NDArray
+
+from memguard.audit.canary_scores import AuditCanary
+from memguard.audit.extraction import AuditDocument, ExtractionProbe, Window
+from memguard.audit.grid import GridProbe
+from memguard.audit.numbers import Numbers
+from memguard.audit.one_pass import MAIN, OnePass
+from memguard.audit.own_passes import Codec
+from memguard.audit.passages import Asked, Passage, TokenResult
+from memguard.audit.probes import CanaryProbe, MembershipProbe, SamplingProbe
+from memguard.audit.procedure import AuditOutcome, run_audit
+from memguard.audit.selection import BucketOutline
+from memguard.audit.suite import Suite, load_suite
+from memguard.audit.summary import Evidence
+from memguard.parallel.vocab import VocabLayer
+from memguard.parallel.vocab_checks import build_vocab_layer
+from memguard.records import DocumentScore
+
+_FIRST_CHARACTER = 32
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Said:
+    """What a made-up model says of one token."""
+
+    right: bool
+    logprob: float
+    margin: float
+    entropy: float = 1.0
+    variance: float = 1.0
+    sampled: tuple[float, ...] = (0.0,) * 4
+
+
+Say = Callable[[NDArray[np.int32]], Said]
+"""Given the tokens of a row up to one, and that one last, says something of it."""
+
+
+def say_by_context(ids: NDArray[np.int32]) -> Said:
+    """Draw from all that stands before the token, itself included, and from nothing else.
+
+    Multiples of 1/64: sums of a few hundred are exact in fp32, in any order.
+    """
+    draw = np.random.default_rng(zlib.crc32(np.asarray(ids, dtype="<i4").tobytes()))
+    right = bool(draw.random() < 0.7)
+    steps = draw.integers(1, 400, 8) / 64
+    return Said(
+        right=right,
+        logprob=-float(steps[0]),
+        margin=float(steps[1]) if right else -float(steps[1]),
+        entropy=float(steps[2]),
+        variance=float(steps[3]),
+        sampled=tuple(-float(step) for step in steps[4:]),
+    )
+
+
+def say_known(known: Callable[[tuple[int, ...]], bool]) -> Say:
+    """Return a model that knows by heart the rows of which ``known`` says so, and no others."""
+
+    def say(ids: NDArray[np.int32]) -> Said:
+        if known(tuple(ids.tolist())):
+            return Said(right=True, logprob=-0.125, margin=4.0, sampled=(-0.125,) * 4)
+        return Said(right=False, logprob=-3.0, margin=-4.0, sampled=(-np.inf,) * 4)
+
+    return say
+
+
+@dataclass(slots=True)
+class Scripted:
+    """A scorer without a model; remembers how many passages it was asked at each call."""
+
+    say: Say
+    calls: list[int] = field(default_factory=list)
+
+    def score(
+        self,
+        passages: Sequence[Passage],
+        asked: Asked = Asked(),  # noqa: B008 - frozen
+        on_progress: Any = None,
+    ) -> list[TokenResult]:
+        self.calls.append(len(passages))
+        return [self._score(passage, asked) for passage in passages]
+
+    def _score(self, passage: Passage, asked: Asked) -> TokenResult:
+        ids = passage.input_ids
+        said = [self.say(ids[: place + 1]) for place in range(passage.first_label, len(ids))]
+        chosen = said[passage.first_choice - passage.first_label :]
+        labels = ids[passage.first_choice :]
+        right = np.array([each.right for each in chosen], dtype=bool)
+
+        def collect(name: str, of: Sequence[Said]) -> NDArray[np.float32]:
+            return np.array([getattr(each, name) for each in of], dtype=np.float32)
+
+        sampled = np.array([each.sampled for each in chosen], dtype=np.float32).reshape(-1, 4)
+        return TokenResult(
+            logprob=collect("logprob", said),
+            argmax=np.where(right, labels, labels + 1).astype(np.int32),
+            correct=right,
+            margin=collect("margin", chosen),
+            entropy=collect("entropy", said) if "entropy" in asked.needs else None,
+            variance_logprob=(
+                collect("variance", said) if "variance_logprob" in asked.needs else None
+            ),
+            sampled=sampled.T[: len(asked.schemes)] if asked.schemes else None,
+        )
+
+
+@dataclass(slots=True)
+class Held:
+    """An audited model around a scorer; counts how often it was taken up and put down."""
+
+    answers: Any
+    identity: str | None = None
+    max_tokens: int | None = None
+    num_asked: int = 0
+    num_freed: int = 0
+
+    def scorer(self) -> Any:
+        self.num_asked += 1
+        return self.answers
+
+    def decoder(self) -> Any:
+        raise AssertionError("nothing is generated here")
+
+    def free(self) -> None:
+        self.num_freed += 1
+
+
+def build_tiny_llama(vocab_size: int = 61, *, seed: int = 0, **fields: Any) -> Any:
+    """Return a random Llama that says something else after each context."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        config = transformers.LlamaConfig(
+            vocab_size=vocab_size,
+            hidden_size=32,
+            intermediate_size=48,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            **{"max_position_embeddings": 64, "initializer_range": 0.2, **fields},
+        )
+        return transformers.LlamaForCausalLM(config).eval()
+
+
+def build_tiny_layer(vocab_size: int = 61, *, seed: int = 0, **fields: Any) -> VocabLayer:
+    """Return the same with its vocabulary layer."""
+    return build_vocab_layer(build_tiny_llama(vocab_size, seed=seed, **fields))
+
+
+CHARACTERS = Codec(
+    decode=lambda ids: "".join(chr(_FIRST_CHARACTER + int(id)) for id in ids),
+    encode=lambda text: [ord(character) - _FIRST_CHARACTER for character in text],
+)
+"""Token 0 is a blank, 33 an A, 65 an a; 95 tokens."""
+
+
+def build_suite(*probes: Any) -> Suite:
+    """Return a suite of these probes."""
+    return Suite(name="mine", version=1, probes=probes)
+
+
+KINDS = (("x0", "control", 0), ("x4", "trained", 4), ("x64", "trained", 64))
+
+
+def build_documents(
+    per_bucket: int = 20, *, vocab_size: int = 500, size: int = 80, seed: int = 0
+) -> list[AuditDocument]:
+    """Return random texts: a control bucket and two trained ones."""
+    draw = np.random.default_rng(seed)
+    return [
+        AuditDocument(
+            id=f"{bucket}-{index}",
+            bucket=bucket,
+            role=role,
+            source="a.jsonl",
+            num_repetitions=count,
+            input_ids=draw.integers(0, vocab_size, size).astype(np.int32),
+            supervised=np.ones(size, dtype=bool),
+            format="text",
+            num_tokens=size,
+            text_hmac=f"hmac-{bucket}-{index}",
+        )
+        for bucket, role, count in KINDS
+        for index in range(per_bucket)
+    ]
+
+
+def build_canaries(count: int = 12) -> list[AuditCanary]:
+    """Return random secrets of ten tokens after prompts of twenty; every other one was trained."""
+    draw = np.random.default_rng(1)
+    return [
+        AuditCanary(
+            document=AuditDocument(
+                id=f"canary-{number}",
+                bucket="canaries",
+                role="canary",
+                source="canaries",
+                num_repetitions=4,
+                input_ids=draw.integers(0, 500, 30).astype(np.int32),
+                supervised=np.arange(30) >= 20,
+                format="prompt_completion",
+                num_tokens=30,
+                text_hmac=None,
+            ),
+            was_trained=number % 2 == 0,
+            num_loss_tokens=10,
+            num_losses=40,
+        )
+        for number in range(count)
+    ]
+
+
+def know(documents: Sequence[AuditDocument], bucket: str) -> Scripted:
+    """Return a model that knows one bucket's documents by heart, from their first token on."""
+    known = [tuple(d.input_ids.tolist()) for d in documents if d.bucket == bucket]
+    rows = {row[: len(row) - drop] for row in known for drop in range(len(row))}
+    return Scripted(say_known(rows.__contains__))
+
+
+def audit(
+    documents: Sequence[AuditDocument], model: Any, base: Any = None, **fields: Any
+) -> AuditOutcome:
+    """Audit with the default suite, or with whatever is given."""
+    values: dict[str, Any] = {
+        "suite": load_suite("extraction"),
+        "tally": "complete",
+        "tiny_margin": 1e-3,
+        "seed": 0,
+    }
+    return run_audit(documents=documents, model=model, base=base, **{**values, **fields})
+
+
+def is_same(one: AuditOutcome, other: AuditOutcome) -> bool:
+    """Tell whether two audits say the same of everything."""
+    return one.summary == other.summary and list(one.scores) == list(other.scores)
+
+
+EVERY_PROBE = build_suite(
+    ExtractionProbe(),
+    GridProbe(offsets=(0, 3), prefix_tokens=(10,), continuation_tokens=(5,)),
+    SamplingProbe(),
+    MembershipProbe(scores=("loss", "zlib", "min_k_plus_plus", "lowercase", "recall")),
+    CanaryProbe(),
+)
+"""All that needs neither a second model nor generation."""
+
+
+def build_evidence(
+    scores: Sequence[DocumentScore],
+    outlines: Sequence[BucketOutline] | None = None,
+    hanging: Collection[str] = (),
+) -> Evidence:
+    """Return what would have been said where these are the scores.
+
+    Args:
+        scores: of all documents.
+        outlines: the buckets; None takes those of the scores, in their order.
+        hanging: ids of documents whose verdict hangs on a tiny margin.
+    """
+    if outlines is None:
+        firsts = {score.bucket: score for score in reversed(scores)}
+        outlines = [
+            BucketOutline(
+                bucket=name,
+                role=firsts[name].role,
+                num_repetitions=firsts[name].num_repetitions,
+                num_too_short=0,
+                num_not_sampled=0,
+            )
+            for name in dict.fromkeys(score.bucket for score in scores)
+        ]
+    rows = [
+        [
+            score.num_correct,
+            score.first_divergence,
+            score.extraction_strength,
+            score.num_correct,
+            score.logprob,
+            np.nan if score.min_margin is None else score.min_margin,
+            score.id in hanging,
+            score.argmax_type_token_ratio,
+            np.nan,
+        ]
+        for score in scores
+    ]
+    before = [
+        [s.base_num_correct, s.base_first_divergence, 0, 0, s.base_logprob, np.nan, 0, 0.8, np.nan]
+        for s in scores
+        if s.base_num_correct is not None
+    ]
+    return Evidence(
+        windows=[_cut(score) for score in scores],
+        outlines=outlines,
+        one_pass=OnePass(extraction=ExtractionProbe(), tiny_margin=1e-3),
+        model=_tabulate(rows),
+        base=_tabulate(before) if before and len(before) == len(scores) else None,
+        scores=scores,
+    )
+
+
+def _tabulate(rows: Sequence[Sequence[Any]]) -> Numbers:
+    return Numbers(names=MAIN, rows=np.array(rows, dtype=np.float64).reshape(-1, len(MAIN)))
+
+
+def _cut(score: DocumentScore) -> Window:
+    size = score.prefix_tokens + score.continuation_tokens
+    document = AuditDocument(
+        id=score.id,
+        bucket=score.bucket,
+        role=score.role,
+        source=score.source,
+        num_repetitions=score.num_repetitions,
+        input_ids=np.arange(size, dtype=np.int32),
+        supervised=np.ones(size, dtype=bool),
+        format="text",
+        num_tokens=size,
+        text_hmac=None,
+        num_copies=score.num_copies,
+    )
+    return Window(
+        document=document,
+        start=0,
+        prefix_tokens=score.prefix_tokens,
+        continuation_tokens=score.continuation_tokens,
+    )

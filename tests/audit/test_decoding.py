@@ -1,0 +1,357 @@
+"""Decoding against `generate` and log-probabilities, in every batch and on every mesh."""
+
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from numpy.typing import NDArray
+from ranks import RankPool
+from scipy import stats
+from tiny_families import VOCAB_SIZE, build
+
+from memguard.audit.decoding import Decoder, Request
+from memguard.audit.probabilistic import SamplingScheme
+from memguard.errors import ModelError
+from memguard.parallel.assemble import Sharding
+from memguard.parallel.checkpoint_folder import load_tokenizer
+from memguard.parallel.mesh import build_mesh
+from memguard.parallel.mesh_shape import MeshShape
+from memguard.parallel.scratch import shard_scratch_model
+from memguard.parallel.vocab import VocabLayer
+from memguard.parallel.vocab_checks import build_vocab_layer
+from memguard.parallel.weights import load_model
+from memguard.runtime import start_runtime
+
+SCHEME = SamplingScheme(temperature=0.8, top_k=12, top_p=0.9)
+
+
+def make_requests(num: int, *, vocab_size: int = VOCAB_SIZE, seed: int = 0) -> list[Request]:
+    """Prompts of 1 to 40 tokens with 0 to 20 to add."""
+    draw = np.random.default_rng(seed)
+    return [
+        Request(
+            prompt_ids=draw.integers(0, vocab_size, draw.integers(1, 41)),
+            num_new=int(draw.integers(0, 21)),
+            document=f"d{index}",
+        )
+        for index in range(num)
+    ]
+
+
+def generate(model: Any, requests: Sequence[Request]) -> list[list[int]]:
+    """Continue each prompt alone, so that nothing is padded, by transformers."""
+    # Whatever the checkpoint's own settings are, e.g. an EOS that would end a text early.
+    model.generation_config = transformers.GenerationConfig()
+    continued = []
+    for request in requests:
+        ids = torch.from_numpy(np.asarray(request.prompt_ids, dtype=np.int64))[None]
+        if request.num_new == 0:
+            continued.append([])
+            continue
+        output = model.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            do_sample=False,
+            max_new_tokens=request.num_new,
+            pad_token_id=0,
+        )
+        assert output.shape[1] == ids.shape[1] + request.num_new, "generate stopped early"
+        continued.append(output[0, ids.shape[1] :].tolist())
+    return continued
+
+
+def to_lists(continued: Sequence[NDArray[np.int32]]) -> list[Any]:
+    return [tokens.tolist() for tokens in continued]
+
+
+@pytest.fixture(scope="module")
+def vocab() -> VocabLayer:
+    return build_vocab_layer(build("llama"))
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2", "qwen2", "mistral", "gemma2", "mamba"])
+def test_greedy_is_what_generate_gives(family: str) -> None:
+    model = build(family)
+    requests = make_requests(7 if family == "mamba" else 25)
+    continued = Decoder(build_vocab_layer(model), 400).continue_greedily(requests)
+    assert to_lists(continued) == generate(model, requests)
+    assert len({tuple(tokens) for tokens in to_lists(continued)}) > 5, "these say something"
+
+
+def test_greedy_is_what_generate_gives_on_real_text(shared_data: Path) -> None:
+    folder = str(shared_data / "checkpoints" / "stories260K")
+    model, tokenizer = load_model(folder), load_tokenizer(folder)
+    lines = (shared_data / "text" / "documents.jsonl").read_text(encoding="utf-8").splitlines()
+    texts = [json.loads(line)["text"][:2000] for line in lines[:24]]
+    requests = [
+        Request(
+            prompt_ids=np.array(tokenizer(text).input_ids[: 20 + 7 * index]),
+            num_new=50 - index,
+        )
+        for index, text in enumerate(texts)
+    ]
+    continued = Decoder(build_vocab_layer(model), 2048).continue_greedily(requests)
+    assert to_lists(continued) == generate(model, requests)
+
+
+@pytest.mark.parametrize("num_rows", [1, 3, 32])
+def test_batches_do_not_matter(vocab: VocabLayer, num_rows: int) -> None:
+    requests = make_requests(33)
+    alone = Decoder(vocab, 1)
+    decoder = Decoder(vocab, num_rows * 60)
+    assert to_lists(decoder.continue_greedily(requests)) == to_lists(
+        alone.continue_greedily(requests)
+    )
+    few = requests[:8]
+    assert to_lists(decoder.sample(few, SCHEME, 5, seed=3)) == to_lists(
+        alone.sample(few, SCHEME, 5, seed=3)
+    )
+
+
+def test_batches_are_limited_and_longest_first(
+    vocab: VocabLayer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    requests = make_requests(20)
+    shapes: list[tuple[int, ...]] = []
+    original = vocab.hidden_states
+
+    def note(ids: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        shapes.append(tuple(ids.shape))
+        return original(ids, *args, **kwargs)
+
+    monkeypatch.setattr(vocab, "hidden_states", note)
+    steps: list[tuple[int, int]] = []
+    Decoder(vocab, 200).continue_greedily(requests, lambda done, total: steps.append((done, total)))
+    # The check of whether to cache runs single rows and a pair of them first.
+    prompts = [shape for shape in shapes[10:] if shape[1] > 1]
+    assert all(rows * length <= 200 for rows, length in prompts)
+    assert max(rows for rows, _ in prompts) > 1
+    num_asked = sum(1 for request in requests if request.num_new)
+    assert steps[-1] == (num_asked, num_asked)
+    assert [done for done, _ in steps] == sorted(done for done, _ in steps)
+
+
+def test_rows_that_are_done_leave_the_batch(
+    vocab: VocabLayer,
+) -> None:
+    """A finished row beside longer ones would run beyond the model's positions."""
+    draw = np.random.default_rng(2)
+    requests = [
+        Request(prompt_ids=draw.integers(0, VOCAB_SIZE, 61), num_new=3),
+        Request(prompt_ids=draw.integers(0, VOCAB_SIZE, 40), num_new=24),
+    ]
+    continued = Decoder(vocab, 1000).continue_greedily(requests)
+    assert to_lists(continued) == generate(vocab.model, requests)
+    gpt2 = build_vocab_layer(build("gpt2"))  # Its table of positions ends.
+    assert to_lists(Decoder(gpt2, 1000).continue_greedily(requests)) == generate(
+        gpt2.model, requests
+    )
+
+
+def test_ties_go_to_the_lowest_id(vocab: VocabLayer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        vocab, "hidden_states", lambda ids, *args, **kwargs: torch.zeros(*ids.shape, 32)
+    )
+    (tokens,) = Decoder(vocab, 10).continue_greedily(
+        [Request(prompt_ids=np.array([5, 6]), num_new=4)]
+    )
+    assert tokens.tolist() == [0, 0, 0, 0]
+    assert tokens.dtype == np.int32
+
+
+# -- sampling ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("scheme", [SamplingScheme(), SamplingScheme(top_k=9), SCHEME])
+def test_tokens_are_drawn_as_often_as_they_are_likely(
+    vocab: VocabLayer, scheme: SamplingScheme
+) -> None:
+    """Pairs of tokens, 4,000 draws, against the product of their two probabilities."""
+    prompt = np.array([3, 14, 15])
+    num_draws = 4000
+    request = Request(prompt_ids=prompt, num_new=2, document="pi")
+    (drawn,) = Decoder(vocab, 8000).sample([request], scheme, num_draws, seed=1)
+    assert drawn.shape == (num_draws, 2)
+    p_V = probabilities(vocab, prompt, scheme)
+    counts_V = np.bincount(drawn[:, 0], minlength=VOCAB_SIZE)
+    check_counts(counts_V, p_V)
+    first = int(counts_V.argmax())
+    rest = drawn[drawn[:, 0] == first, 1]
+    second_V = probabilities(vocab, np.append(prompt, first), scheme)
+    check_counts(np.bincount(rest, minlength=VOCAB_SIZE), second_V)
+
+
+def probabilities(
+    vocab: VocabLayer, prompt: NDArray[np.int64], scheme: SamplingScheme
+) -> NDArray[np.float64]:
+    """Of every next token, by the warpers of transformers on its own logits."""
+    none: Any = None
+    with torch.no_grad():
+        logits_1V = vocab.model(torch.from_numpy(prompt)[None]).logits[:, -1].double()
+    logits_1V = transformers.TemperatureLogitsWarper(scheme.temperature)(none, logits_1V)
+    if scheme.top_k is not None:
+        logits_1V = transformers.TopKLogitsWarper(scheme.top_k)(none, logits_1V)
+    if scheme.top_p is not None:
+        logits_1V = transformers.TopPLogitsWarper(scheme.top_p)(none, logits_1V)
+    return logits_1V.softmax(1)[0].numpy()
+
+
+def check_counts(counts_V: NDArray[np.int64], p_V: NDArray[np.float64]) -> None:
+    assert not counts_V[p_V == 0].any(), "a token that is cut off"
+    expected_V = p_V * counts_V.sum()
+    # Tokens that are expected fewer than five times count as one.
+    rare_V = expected_V < 5
+    counts = np.append(counts_V[~rare_V], counts_V[rare_V].sum())
+    expected = np.append(expected_V[~rare_V], expected_V[rare_V].sum())
+    is_there = expected > 0
+    # Fixed seeds: of a right sampler one such test in a thousand would fail.
+    assert stats.chisquare(counts[is_there], expected[is_there]).pvalue > 1e-3
+
+
+def test_draws_belong_to_seed_document_and_sample(vocab: VocabLayer) -> None:
+    request, other = make_requests(2, seed=5)
+    decoder = Decoder(vocab, 500)
+    asked = [
+        Request(prompt_ids=request.prompt_ids, num_new=12, document="a"),
+        Request(prompt_ids=request.prompt_ids, num_new=12, document="b"),
+        Request(prompt_ids=other.prompt_ids, num_new=5, document="c"),
+    ]
+    a, b, c = decoder.sample(asked, SCHEME, 4, seed=0)
+    assert a.shape == (4, 12)
+    assert c.shape == (4, 5)
+    assert len({tuple(row) for row in np.concatenate([a, b]).tolist()}) == 8
+    # Whatever else is asked, in any order; of more samples and more tokens the first are the same.
+    longer = Request(prompt_ids=request.prompt_ids, num_new=15, document="a")
+    found = decoder.sample([asked[2], longer], SCHEME, 6, seed=0)
+    assert found[0][:4].tolist() == c.tolist()
+    assert found[1][:4, :12].tolist() == a.tolist()
+    assert decoder.sample(asked[:1], SCHEME, 4, seed=1)[0].tolist() != a.tolist()
+
+
+def test_one_likely_token_is_greedy(vocab: VocabLayer) -> None:
+    requests = make_requests(6)
+    decoder = Decoder(vocab, 300)
+    drawn = decoder.sample(requests, SamplingScheme(top_k=1), 2, seed=0)
+    for tokens_NS, greedy in zip(drawn, decoder.continue_greedily(requests), strict=True):
+        assert tokens_NS.tolist() == [greedy.tolist()] * 2
+
+
+# -- meshes ------------------------------------------------------------------------------------
+
+
+def decode_on_mesh(degrees: MeshShape, model: Any, requests: list[Request]) -> list[Any]:
+    mesh = build_mesh(degrees, "cpu")
+    layer = shard_scratch_model(model, Sharding(mesh=mesh, device=torch.device("cpu")))
+    with start_runtime() as runtime:
+        decoder = Decoder(layer.vocab, 150, runtime)
+        greedy = to_lists(decoder.continue_greedily(requests))
+        return [greedy, to_lists(decoder.sample(requests[:3], SCHEME, 3, seed=1))]
+
+
+def check_mesh(ranks: RankPool, mesh: MeshShape, family: str, num_requests: int) -> None:
+    model = build(family)
+    requests = make_requests(num_requests)
+    decoder = Decoder(build_vocab_layer(model), 150)
+    expected = [
+        to_lists(decoder.continue_greedily(requests)),
+        to_lists(decoder.sample(requests[:3], SCHEME, 3, seed=1)),
+    ]
+    for found in ranks(decode_on_mesh, mesh.num_ranks, mesh, model, requests):
+        assert found == expected
+
+
+def test_a_sharded_vocabulary_does_not_matter(ranks: RankPool) -> None:
+    check_mesh(ranks, MeshShape(x=2), "llama", 5)
+
+
+@pytest.mark.mesh
+@pytest.mark.parametrize("num_requests", [1, 9])
+@pytest.mark.parametrize("family", ["llama", "qwen2", "mistral"])
+@pytest.mark.parametrize(
+    "mesh",
+    [
+        MeshShape(z=2),
+        MeshShape(y=2),
+        MeshShape(x=2),
+        MeshShape(z=2, x=2),
+        MeshShape(data=2, z=2),
+        MeshShape(y=2, x=2),
+        MeshShape(x=4),
+    ],
+)
+def test_meshes_do_not_matter_even_where_a_rank_has_nothing_to_do(
+    ranks: RankPool, mesh: MeshShape, family: str, num_requests: int
+) -> None:
+    check_mesh(ranks, mesh, family, num_requests)
+
+
+# -- refusals ----------------------------------------------------------------------------------
+
+
+def ask(vocab: VocabLayer, ids: Sequence[int], num_new: int) -> list[NDArray[np.int32]]:
+    request = Request(prompt_ids=np.array(ids), num_new=num_new)
+    return Decoder(vocab, 64).continue_greedily([request])
+
+
+def test_memory_running_out_halves_the_batch(
+    vocab: VocabLayer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    requests = make_requests(12)
+    expected = to_lists(Decoder(vocab, 1).continue_greedily(requests))
+    original = vocab.hidden_states
+
+    def limited(ids: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        if ids.numel() > 120:
+            raise torch.OutOfMemoryError("no")
+        return original(ids, *args, **kwargs)
+
+    monkeypatch.setattr(vocab, "hidden_states", limited)
+    assert to_lists(Decoder(vocab, 2000).continue_greedily(requests)) == expected
+
+    def refuse(ids: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        if len(ids) == 1 and ids.shape[1] == 5:
+            raise torch.OutOfMemoryError("no")
+        return original(ids, *args, **kwargs)
+
+    monkeypatch.setattr(vocab, "hidden_states", refuse)
+    with pytest.raises(ModelError, match="fit into GPU memory beside the model"):
+        ask(vocab, [1] * 5, 1)
+
+
+def test_unfit_tokenizer_is_refused(vocab: VocabLayer) -> None:
+    assert ask(vocab, [0, VOCAB_SIZE - 1], 1)
+    with pytest.raises(ModelError, match="a tokenizer that does not fit the model"):
+        ask(vocab, [0, VOCAB_SIZE], 1)
+
+
+def test_text_beyond_the_positions_is_refused(vocab: VocabLayer) -> None:
+    assert ask(vocab, [1] * 60, 5)  # The last token is never run.
+    with pytest.raises(ModelError, match="'max_position_embeddings' is 64"):
+        ask(vocab, [1] * 60, 6)
+
+
+def test_damaged_weights_are_refused(vocab: VocabLayer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        vocab, "hidden_states", lambda ids, *args, **kwargs: torch.full((*ids.shape, 32), math.nan)
+    )
+    with pytest.raises(ModelError, match="not finite"):
+        ask(vocab, [1, 2], 3)
+    with pytest.raises(ModelError, match="not finite"):
+        Decoder(vocab, 64).sample([Request(prompt_ids=np.array([1]), num_new=2)], SCHEME, 2, 0)
+
+
+def test_model_comes_back_as_it_was(vocab: VocabLayer) -> None:
+    vocab.model.train()
+    try:
+        ask(vocab, [1, 2], 3)
+        assert vocab.model.training
+    finally:
+        vocab.model.eval()
+    assert Decoder(vocab, 64).continue_greedily([]) == []
+    assert [tokens.shape for tokens in ask(vocab, [1, 2], 0)] == [(0,)]

@@ -1,0 +1,157 @@
+"""One record a document: verdicts, attack cost and the base model's beside the model's."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from audit_examples import Scripted, say_by_context
+
+from memguard.audit.document_scores import DocumentScores, judge
+from memguard.audit.extraction import AuditDocument, ExtractionProbe, Window
+from memguard.audit.numbers import Numbers
+from memguard.audit.one_pass import MAIN, OnePass
+from memguard.audit.probabilistic import SamplingScheme
+from memguard.records import DocumentScore
+
+MakeDocument = Callable[..., AuditDocument]
+SCHEMES = (SamplingScheme(), SamplingScheme(top_k=3))
+# ln 2 / -ln(1 - e^l) queries give an event of log-probability l a chance of one half.
+HALF = np.log(0.5)
+
+
+def _windows(
+    make_document: MakeDocument, probe: ExtractionProbe, count: int = 4, **fields: Any
+) -> list[Window]:
+    windows = [
+        probe.window(make_document(np.arange(20) + number, name=f"d{number}", **fields))
+        for number in range(count)
+    ]
+    return [window for window in windows if window is not None]
+
+
+def _numbers(one_pass: OnePass, rows: Sequence[dict[str, float]]) -> Numbers:
+    """Rows with only what a test cares about; the rest is 1."""
+    table = [[row.get(name, 1.0) for name in one_pass.names] for row in rows]
+    return Numbers(names=one_pass.names, rows=np.array(table, dtype=np.float64))
+
+
+def test_verdicts_go_by_each_documents_own_length(make_document: MakeDocument) -> None:
+    supervised = np.zeros(20, dtype=bool)
+    supervised[10:] = True
+    probe = ExtractionProbe(continuation_tokens=5)
+    windows = [
+        *_windows(make_document, probe, 2),
+        *_windows(make_document, probe, 3, supervised=supervised, format="messages"),
+    ]
+    one_pass = OnePass(extraction=probe, tiny_margin=1.0)
+    assert [window.continuation_tokens for window in windows] == [5, 5, 10, 10, 10]
+    numbers = _numbers(one_pass, [{"num_correct": count} for count in (5, 4, 10, 9, 8)])
+    verdicts = judge(windows, one_pass, numbers)
+    assert verdicts.verbatim.tolist() == [True, False, True, False, False]
+    # 0.9 of 5 is 4.5, so all 5 are needed; of 10 it is 9.
+    assert verdicts.near_verbatim.tolist() == [True, False, True, True, False]
+    assert verdicts.cost is None
+
+
+def test_records_say_what_the_numbers_say(make_document: MakeDocument) -> None:
+    probe = ExtractionProbe(continuation_tokens=8)
+    one_pass = OnePass(extraction=probe, tiny_margin=1.0)
+    windows = _windows(make_document, probe, 3, num_copies=2, num_repetitions=7)
+    scorer = Scripted(say_by_context)
+    rows = [one_pass.measure(w, scorer.score(one_pass.plan(w))) for w in windows]
+    model = Numbers(names=one_pass.names, rows=np.array(rows))
+    scores = DocumentScores(windows, one_pass, model, None)
+    assert len(scores) == 3
+    for window, row, score in zip(windows, rows, scores, strict=True):
+        numbers = dict(zip(one_pass.names, row, strict=True))
+        document = window.document
+        assert (score.id, score.bucket, score.role) == (document.id, "trained", "trained")
+        assert (score.num_copies, score.num_repetitions, score.num_tokens) == (2, 7, 20)
+        assert (score.prefix_tokens, score.continuation_tokens) == (12, 8)
+        for name in ("num_correct", "first_divergence", "longest_run", "logprob"):
+            assert getattr(score, name) == numbers[name]
+        assert score.extraction_strength == numbers["extraction_strength"]
+        assert score.argmax_type_token_ratio == numbers["argmax_type_token_ratio"]
+        assert score.type_token_ratio == 1
+        assert score.verbatim <= score.near_verbatim
+        before = {name: v for name, v in score.model_dump().items() if name.startswith("base_")}
+        assert set(before.values()) == {None}
+        assert (score.attack_log10_queries, score.attack_scheme) == (None, None)
+
+
+def test_a_margin_that_is_missing_is_null(make_document: MakeDocument) -> None:
+    probe = ExtractionProbe(continuation_tokens=8)
+    one_pass = OnePass(extraction=probe, tiny_margin=1.0)
+    numbers = _numbers(one_pass, [{"min_margin": np.nan}, {"min_margin": 0.5}])
+    scores = DocumentScores(_windows(make_document, probe, 2), one_pass, numbers, None)
+    assert [score.min_margin for score in scores] == [None, 0.5]
+
+
+def test_the_base_stands_beside_with_every_number(make_document: MakeDocument) -> None:
+    probe = ExtractionProbe(continuation_tokens=10)
+    one_pass = OnePass(extraction=probe, tiny_margin=1.0, schemes=SCHEMES[:1])
+    windows = _windows(make_document, probe, 2)
+    model = _numbers(one_pass, [{"num_correct": 10, "sampled.0": -1.0}] * 2)
+    base = _numbers(
+        one_pass,
+        [
+            {
+                "num_correct": 9,
+                "first_divergence": 3,
+                "logprob": -20.0,
+                "extraction_strength": 0.25,
+                "longest_run": 6,
+                "sampled.0": -np.inf,
+            },
+            {"num_correct": 10, "sampled.0": -1.0},
+        ],
+    )
+    one, two = DocumentScores(windows, one_pass, model, base)
+    assert (one.base_num_correct, one.base_first_divergence, one.base_longest_run) == (9, 3, 6)
+    assert (one.base_verbatim, one.base_near_verbatim) == (False, True)
+    assert (one.base_logprob, one.base_extraction_strength) == (-20.0, 0.25)
+    assert one.base_attack_log10_queries is None, "no way that was asked for can draw it"
+    assert (two.base_verbatim, two.base_attack_log10_queries) == (True, 0.0)
+    assert set(DocumentScore.model_fields) >= {
+        f"base_{name}" for name in ("num_correct", "verbatim", "near_verbatim", "logprob")
+    }
+
+
+def test_attack_cost_is_that_of_the_cheapest_way(make_document: MakeDocument) -> None:
+    probe = ExtractionProbe(continuation_tokens=10)
+    one_pass = OnePass(extraction=probe, tiny_margin=1.0, schemes=SCHEMES)
+    windows = _windows(make_document, probe, 5)
+    numbers = _numbers(
+        one_pass,
+        [
+            {"num_correct": 10, "sampled.0": -5.0, "sampled.1": -4.0},
+            {"sampled.0": -9.0, "sampled.1": -3.0},
+            {"sampled.0": -9.0, "sampled.1": -np.inf},
+            {"sampled.0": HALF, "sampled.1": HALF},
+            {"sampled.0": -np.inf, "sampled.1": -np.inf},
+        ],
+    )
+    scores = list(DocumentScores(windows, one_pass, numbers, None))
+    ways = [score.attack_scheme for score in scores]
+    assert ways == ["greedy", "T=1, top-k 3", "T=1", "T=1", None]
+    costs = [score.attack_log10_queries for score in scores]
+    assert (costs[0], costs[4]) == (0.0, None)
+    assert costs[1] == pytest.approx(np.log10(HALF / np.log1p(-np.exp(-3.0))))
+    assert costs[2] == pytest.approx(np.log10(HALF / np.log1p(-np.exp(-9.0))))
+    assert costs[3] == pytest.approx(0.0, abs=1e-12)
+
+
+def test_they_are_a_sequence(make_document: MakeDocument) -> None:
+    probe = ExtractionProbe(continuation_tokens=8)
+    one_pass = OnePass(extraction=probe, tiny_margin=1.0)
+    numbers = _numbers(one_pass, [{"num_correct": count} for count in range(4)])
+    scores = DocumentScores(_windows(make_document, probe), one_pass, numbers, None)
+    everyone = [score.num_correct for score in scores]
+    assert everyone == [0, 1, 2, 3]
+    assert scores[-1].num_correct == 3
+    assert [score.id for score in scores[1:3]] == ["d1", "d2"]
+    assert scores[2] == scores[2]
+    with pytest.raises(IndexError):
+        scores[4]
+    assert len(MAIN) == len(one_pass.names)

@@ -1,0 +1,260 @@
+"""Which dropped tokens a copy teaches: by hand, against plain loops, and with real masks."""
+
+import json
+from collections.abc import Sequence
+from itertools import islice, pairwise
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers import AutoTokenizer
+
+from memguard.audit.mask_consistency import (
+    MaskComparison,
+    MaskedText,
+    compare_masks,
+    measure_mask_consistency,
+)
+from memguard.audit.reformatting import REWRITINGS, fold_text
+from memguard.config import GoldfishConfig
+from memguard.data.bpe import train_bpe
+from memguard.errors import ModelError
+from memguard.mitigation import Mitigations, build_mitigations
+
+
+def _masked(*tokens: str) -> MaskedText:
+    """A text from its tokens; a star before one means that it is dropped."""
+    texts = [token.removeprefix("*") for token in tokens]
+    ends = np.cumsum([len(text) for text in texts])
+    return MaskedText(
+        folded=fold_text("".join(texts)),
+        spans_T2=np.stack([ends - [len(text) for text in texts], ends], axis=1),
+        dropped_T=np.array([token.startswith("*") for token in tokens]),
+    )
+
+
+def _compare(original: Sequence[str], copy: Sequence[str]) -> tuple[int, int]:
+    comparison = compare_masks(_masked(*original), _masked(*copy))
+    return comparison.num_leaked, comparison.num_dropped
+
+
+# -- by hand -----------------------------------------------------------------------------------
+
+
+def test_example_of_the_module() -> None:
+    original = ["The", "* cat", " sat", " on", "* the", " mat", " of the house"]
+    copy = ["> ", "The", "* cat", " sat", "* on", " the", " mat", " of the house"]
+    assert _compare(original, copy) == (1, 2)
+    assert _compare(copy, original) == (1, 2)
+
+
+@pytest.mark.parametrize(
+    ("copy", "num_leaked"),
+    [
+        (["Then", "\n", "*Pen", "*elope"], 0),
+        (["Then", "\n", "*Pen", "elope"], 1),
+        (["Then", "*Penelope"], 0),
+        (["Then", " Penelope"], 1),
+        (["The", "*nPenelope"], 0),  # joined to the word before
+        (["The", "nPenelope"], 1),
+        (["THEN", "* PENELOPE"], 0),
+    ],
+)
+def test_tokens_that_are_cut_otherwise(copy: list[str], num_leaked: int) -> None:
+    assert _compare(["Then", "* Penelope"], copy) == (num_leaked, 1)
+
+
+def test_what_no_mask_decides_on_does_not_count() -> None:
+    # The first token is never predicted, white space has no like in a copy.
+    assert _compare(["*One", "*\n", " two"], ["One", " ", " two"]) == (0, 0)
+    # Nor does the copy teach its own first token.
+    assert _compare([" ", "*One", "*  ", "*two"], ["One", " ", " two"]) == (1, 2)
+    # Special tokens span nothing.
+    marked = MaskedText(
+        folded=fold_text("a b"),
+        spans_T2=np.array([[0, 0], [0, 1], [1, 3], [0, 0]]),
+        dropped_T=np.array([True, True, False, True]),
+    )
+    assert compare_masks(marked, _masked(" ", "a", " b")) == MaskComparison(
+        num_dropped=1, num_leaked=1
+    )
+
+
+def test_tokens_that_share_a_character_match_in_their_order() -> None:
+    def pieces(*dropped: bool) -> MaskedText:
+        """Three tokens with a byte or two of one character, after another token."""
+        return MaskedText(
+            folded=fold_text("a 😀"),
+            spans_T2=np.array([[0, 1]] + [[1, 3]] + [[2, 3]] * (len(dropped) - 1)),
+            dropped_T=np.array([False, *dropped]),
+        )
+
+    first, second = pieces(True, False, False), pieces(False, True, False)
+    assert compare_masks(first, first).num_leaked == 0
+    assert compare_masks(first, second).num_leaked == 1
+    # Cut into another number of pieces: any of them.
+    assert compare_masks(first, pieces(True, False)).num_leaked == 1
+    assert compare_masks(first, pieces(True, True)).num_leaked == 0
+
+
+def test_short_runs_are_no_copies() -> None:
+    ours = ["An", " apple", " a day", " keeps", " the", "* doctor", " away"]
+    other = ["Of", " the", " doctor", " nothing", " was", " heard", " since"]
+    assert _compare(ours, other) == (0, 0)
+    quoting = ["They say that", " an", " apple", " a day", " keeps", " the", " doctor", " off"]
+    assert _compare(ours, quoting) == (1, 1)
+    assert compare_masks(_masked(*ours), _masked(*other)).leak_share is None
+
+
+# -- against plain loops -----------------------------------------------------------------------
+
+_words = st.lists(st.tuples(st.text("abcß’", min_size=1, max_size=4), st.booleans(), st.booleans()))
+
+
+@given(words=_words, blanks=st.lists(st.sampled_from([" ", "\n", "  "]), min_size=1))
+def test_words_with_other_spaces(words: list[tuple[str, bool, bool]], blanks: list[str]) -> None:
+    original = ["Go", *(("* " if ours else " ") + word for word, ours, _ in words)]
+    copy = ["Go"]
+    for place, (word, _, theirs) in enumerate(words):
+        copy += [blanks[place % len(blanks)], ("*" if theirs else "") + word.upper()]
+    # As casefold has it, ß and SS are alike.
+    expected = sum(ours and not theirs for _, ours, theirs in words)
+    assert _compare(original, copy) == (expected, sum(ours for _, ours, _ in words))
+
+
+@given(tokens=st.lists(st.sampled_from(["a", " b", "* b", "\n", "*\n", "*ß", "İ", "*c“"])))
+def test_a_text_never_leaks_to_itself(tokens: list[str]) -> None:
+    num_leaked, num_dropped = _compare(["Go", *tokens], ["Go", *tokens])
+    assert num_leaked == 0
+    assert num_dropped == sum(token.startswith("*") and token != "*\n" for token in tokens)
+
+
+# -- with a tokenizer and masks ----------------------------------------------------------------
+
+_NUM_WORDS = 150
+
+
+@pytest.fixture(scope="module")
+def texts() -> list[str]:
+    """Nonsense of 150 words, sentences of ten, a paragraph of five of them."""
+    rng = np.random.default_rng(0)
+    vocabulary = ["".join(rng.choice(list("etaoins"), rng.integers(2, 6))) for _ in range(60)]
+    texts = []
+    for _ in range(12):
+        words = [str(word) for word in rng.choice(vocabulary, _NUM_WORDS)]
+        for start in range(0, _NUM_WORDS, 10):
+            words[start] = ("\n" if start % 50 == 0 and start else "") + words[start].capitalize()
+            words[start + 9] += "."
+        texts.append(" ".join(words).replace(" \n", "\n"))
+    return texts
+
+
+@pytest.fixture(scope="module")
+def tokenizer(texts: list[str]) -> Any:
+    return train_bpe(texts, vocab_size=500)
+
+
+def _goldfish(mode: str, k: int = 4) -> Mitigations:
+    config = GoldfishConfig.model_validate({"name": "goldfish", "mode": mode, "k": k})
+    return build_mitigations([config], special_ids=[0])
+
+
+def test_a_random_mask_leaks_all_but_one_in_k(texts: list[str], tokenizer: Any) -> None:
+    found = measure_mask_consistency(
+        texts, tokenizer, _goldfish("random"), pairs=[(text, text) for text in texts]
+    )
+    for name in ("leading_space", "windows_lines", "lower_case_first"):
+        # About 450 dropped tokens, independent: standard error of .02, here four of them.
+        share = found.rewritings[name].leak_share
+        assert share is not None, name
+        assert share.value == pytest.approx(0.75, abs=0.08), name
+    assert found.pairs.leak_share is not None
+    assert found.pairs.leak_share.value == pytest.approx(0.75, abs=0.08)
+    assert found.pairs.masks_that_differ.num_matched == len(texts)
+
+
+@pytest.mark.parametrize("mode", ["hash", "hash_reference", "static"])
+def test_equal_texts_are_masked_alike(texts: list[str], tokenizer: Any, mode: str) -> None:
+    found = measure_mask_consistency(
+        texts, tokenizer, _goldfish(mode), pairs=[(text, text) for text in texts]
+    )
+    assert found.pairs.masks_that_differ.rate == 0
+    assert found.pairs.leak_share is not None
+    assert found.pairs.leak_share.value == 0
+
+
+@pytest.mark.parametrize(("num_more", "leak_share"), [(1, 1.0), (4, 0.0)])
+def test_a_static_mask_follows_the_place(
+    texts: list[str], tokenizer: Any, num_more: int, leak_share: float
+) -> None:
+    """Every fourth token: one more before them moves it off all of them, four more back."""
+    pairs = [(f"~{text}", f"~{'~' * num_more}{text}") for text in texts]
+    for one, other in pairs:
+        assert len(tokenizer(other)["input_ids"]) == len(tokenizer(one)["input_ids"]) + num_more
+    found = measure_mask_consistency([], tokenizer, _goldfish("static"), pairs=pairs).pairs
+    assert found.leak_share is not None
+    assert found.leak_share.value == leak_share
+
+
+def test_a_hash_leaks_near_what_was_changed(texts: list[str], tokenizer: Any) -> None:
+    found = measure_mask_consistency(texts, tokenizer, _goldfish("hash"))
+    shares = {
+        name: consistency.leak_share.value
+        for name, consistency in found.rewritings.items()
+        if consistency.leak_share is not None
+    }
+    # The 13 tokens after the first of hundreds; those after each of 15 sentences.
+    assert 0 < shares["leading_space"] < 0.1
+    assert shares["leading_space"] < shares["windows_lines"] < shares["double_spaces"] <= 0.75
+    # Nothing to change in these texts.
+    for name in ("single_spaces", "curly_quotes", "straight_quotes"):
+        consistency = found.rewritings[name]
+        assert (consistency.num_left_out, consistency.leak_share) == (len(texts), None)
+        assert consistency.masks_that_differ.rate is None
+    assert list(found.rewritings) == list(REWRITINGS)
+
+
+def test_same_sample_same_numbers(texts: list[str], tokenizer: Any) -> None:
+    def measure(**settings: Any) -> Any:
+        return measure_mask_consistency(
+            iter(texts), tokenizer, _goldfish("random"), pairs=pairwise(texts), **settings
+        )
+
+    few = measure(max_passages=3)
+    assert few == measure(max_passages=3)
+    assert few != measure(max_passages=3, seed=1)
+    assert few.rewritings["leading_space"].masks_that_differ.num_documents == 3
+    assert few.pairs.num_left_out == 3  # different texts
+
+
+def test_without_a_mask_nothing_leaks(texts: list[str], tokenizer: Any) -> None:
+    found = measure_mask_consistency(texts[:2], tokenizer, build_mitigations([], special_ids=[]))
+    assert {each.leak_share for each in found.rewritings.values()} == {None}
+    nothing = measure_mask_consistency([], tokenizer, _goldfish("hash"))
+    assert nothing.pairs.masks_that_differ.num_documents == nothing.pairs.num_left_out == 0
+    empty = measure_mask_consistency([""], tokenizer, _goldfish("hash"), pairs=[("", "a")])
+    assert empty.rewritings["leading_space"].num_left_out == empty.pairs.num_left_out == 1
+
+
+def test_a_slow_tokenizer_is_refused() -> None:
+    slow: Any = SimpleNamespace(is_fast=False)
+    with pytest.raises(ModelError, match="fast tokenizer"):
+        measure_mask_consistency(["a"], slow, _goldfish("hash"))
+
+
+def test_real_texts_wrapped_anew_escape_the_mask(shared_data: Path) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(shared_data / "tokenizers" / "gpt2")
+    with (shared_data / "text" / "documents.jsonl").open() as lines:
+        texts = [json.loads(line)["text"] for line in islice(lines, 0, 200, 20)]
+    found = measure_mask_consistency(texts, tokenizer, _goldfish("hash"))
+    wrapped, spaced = found.rewritings["wrapped_60"], found.rewritings["leading_space"]
+    assert wrapped.masks_that_differ.num_matched == len(texts)
+    assert wrapped.leak_share is not None
+    assert spaced.leak_share is not None
+    # A line of 60 columns has about as many tokens as decide on a label: next to no mask is left.
+    assert 0.5 < wrapped.leak_share.value < 0.8
+    assert spaced.leak_share.value < 0.05

@@ -1,0 +1,131 @@
+"""AUC and TPR against counting pairs, scikit-learn and hand-computed variances."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+from sklearn.metrics import roc_auc_score, roc_curve
+
+from memguard.audit.statistics import clopper_pearson, compute_auc, compute_tpr_at_fpr
+
+_scores = st.lists(st.integers(-4, 4).map(float), min_size=2, max_size=12)
+
+
+@given(_scores, _scores)
+def test_auc_equals_pair_counting(members: list[float], nonmembers: list[float]) -> None:
+    pairs = [(x > y) + 0.5 * (x == y) for x, y in itertools.product(members, nonmembers)]
+    interval = compute_auc(members, nonmembers)
+    mirrored = compute_auc(nonmembers, members)
+    # Sums of halves are exact; only the two divisions round.
+    assert interval.value == pytest.approx(sum(pairs) / len(pairs), abs=1e-12)
+    assert interval.value + mirrored.value == pytest.approx(1, abs=1e-12)
+    assert interval.ci is not None
+    assert mirrored.ci is not None
+    assert 0 <= interval.ci[0] <= interval.value <= interval.ci[1] <= 1
+    assert interval.ci[0] < interval.ci[1], "a zero-width interval claims certainty"
+    # The fallback's roots are found to about 1e-12.
+    assert interval.ci == pytest.approx((1 - mirrored.ci[1], 1 - mirrored.ci[0]), abs=1e-9)
+
+
+def test_auc_delong_by_hand() -> None:
+    members, nonmembers = [3.0, 5.0, 2.0], [1.0, 4.0]
+    # Wins of each member over the nonmembers: 1/2, 1, 1/2; of each nonmember the losses: 1, 1/3.
+    variance = np.var([0.5, 1, 0.5], ddof=1) / 3 + np.var([1, 1 / 3], ddof=1) / 2
+    auc = 4 / 6
+    reach = stats.norm.ppf(0.975) * math.sqrt(variance) / (auc * (1 - auc))
+    centre = math.log(auc / (1 - auc))
+    expected = tuple(1 / (1 + math.exp(-(centre + sign * reach))) for sign in (-1, 1))
+    interval = compute_auc(members, nonmembers)
+    assert interval.value == pytest.approx(auc)
+    assert interval.ci == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(("size", "low"), [(2, 0.386), (5, 0.643), (40, 0.950)])
+def test_auc_perfect_separation_is_no_certainty(size: int, low: float) -> None:
+    above, below = np.arange(size) + 100.0, np.arange(size)
+    interval = compute_auc(above, below)
+    assert interval.value == 1
+    assert interval.ci is not None
+    assert interval.ci[1] == 1
+    # The lower bound is the AUC at which a perfect result lies 1.96 deviations away.
+    assert interval.ci[0] == pytest.approx(low, abs=1e-3)
+    theta, mean = interval.ci[0], size
+    shape = (1 - theta) / (2 - theta) + theta / (1 + theta)
+    deviation = math.sqrt(theta * (1 - theta) / size**2 * (1 + (mean - 1) * shape))
+    assert (1 - theta) / deviation == pytest.approx(1.959964, abs=1e-4)
+
+
+def test_auc_interval_covers() -> None:
+    draw, truth = np.random.default_rng(0), stats.norm.cdf(2.5 / math.sqrt(2))
+    covered = 0
+    for _ in range(400):
+        ci = compute_auc(draw.normal(2.5, 1, 30), draw.normal(0, 1, 30)).ci
+        assert ci is not None
+        covered += ci[0] <= truth <= ci[1]
+    # 95 % of 400 is 380 with a standard deviation of 4.4; an asymptotic interval may lack 2 points.
+    assert covered >= 360
+
+
+@given(_scores, _scores)
+def test_auc_is_scikit_learns(members: list[float], nonmembers: list[float]) -> None:
+    labels = [1] * len(members) + [0] * len(nonmembers)
+    # Theirs adds trapezoids, up to 24 roundings.
+    expected = roc_auc_score(labels, members + nonmembers)
+    assert compute_auc(members, nonmembers).value == pytest.approx(expected, abs=1e-12)
+
+
+@given(_scores, _scores, st.sampled_from([0.05, 0.1, 0.2, 0.29, 0.5, 0.9]))
+def test_tpr_by_trying_every_threshold(
+    members: list[float], nonmembers: list[float], fpr: float
+) -> None:
+    rate = compute_tpr_at_fpr(members, nonmembers, fpr)
+    # Percent as integers: no rounding decides.
+    if round(100 * fpr) * len(nonmembers) < 100:
+        assert rate is None
+        return
+    best = max(
+        sum(score > threshold for score in members)
+        for threshold in (*members, *nonmembers, -math.inf)
+        if 100 * sum(score > threshold for score in nonmembers)
+        <= round(100 * fpr) * len(nonmembers)
+    )
+    assert rate == clopper_pearson(best, len(members))
+
+
+def test_tpr_is_on_scikit_learns_curve() -> None:
+    draw = np.random.default_rng(0)
+    members, nonmembers = draw.normal(1, 1, 500), draw.normal(0, 1, 300)
+    fprs, tprs, _ = roc_curve(
+        [1] * 500 + [0] * 300, np.concatenate([members, nonmembers]), drop_intermediate=False
+    )
+    for fpr in (0.01, 0.05, 0.1):
+        rate = compute_tpr_at_fpr(members, nonmembers, fpr)
+        assert rate is not None
+        assert rate.rate == tprs[fprs <= fpr + 1e-12].max()
+
+
+def test_tpr_needs_one_over_fpr_nonmembers() -> None:
+    members = np.arange(10.0)
+    assert compute_tpr_at_fpr(members, np.arange(99.0), 0.01) is None
+    assert compute_tpr_at_fpr(members, np.arange(100.0), 0.01) is not None
+    # 0.29 * 100 is 28.999999999999996; the 30th highest of 100 is the threshold.
+    rate = compute_tpr_at_fpr(np.arange(100.0), np.arange(100.0), 0.29)
+    assert rate is not None
+    assert rate.num_matched == 29
+
+
+def test_tpr_of_equal_scores_is_no_detection() -> None:
+    rate = compute_tpr_at_fpr(np.ones(20), np.ones(50), 0.1)
+    assert rate is not None
+    assert (rate.num_matched, rate.num_documents) == (0, 20)
+
+
+def test_scores_must_not_be_missing() -> None:
+    with pytest.raises(AssertionError, match="missing score"):
+        compute_auc([1.0, math.nan], [0.0, 1.0])
+    with pytest.raises(AssertionError, match="missing score"):
+        compute_tpr_at_fpr([1.0, 2.0], [math.nan] * 20, 0.1)

@@ -1,0 +1,281 @@
+"""Canaries: fair coins, secrets of full entropy, the same for the same run and no other."""
+
+import itertools
+import re
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy.stats import binom, binomtest, chi2_contingency, chisquare
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+from memguard.config import RunConfig
+from memguard.data.bpe import train_bpe
+from memguard.data.canaries import (
+    Canary,
+    choose_repetitions,
+    count_canaries,
+    draw_canaries,
+    explain_absence,
+)
+from memguard.data.documents import document_text
+from memguard.data.duplicates import WordGrams
+from memguard.data.tokenization import TokenizedDocument, tokenize_documents
+
+# All draws here have fixed seeds: a p-value below this would be found once, and then always.
+RARE = 1e-3
+
+
+def draw(
+    count: int = 32, *, seed: int = 0, texts: str = "aa", num_digits: int = 12
+) -> list[Canary]:
+    return draw_canaries(count, num_digits=num_digits, seed=seed, texts_sha256=texts)
+
+
+def tokenize(canaries: list[Canary], tokenizer: Any, **settings: Any) -> list[TokenizedDocument]:
+    documents = [canary.document for canary in canaries]
+    values = {"append_eos": True, "max_tokens": None, "setting": "x", **settings}
+    return list(tokenize_documents(documents, tokenizer, **values))
+
+
+def key_of(canary: Canary) -> str:
+    assert isinstance(canary.document.prompt, str)
+    return canary.document.prompt.split()[4]
+
+
+def digits_of(canary: Canary) -> str:
+    assert isinstance(canary.document.completion, str)
+    return canary.document.completion.replace(" ", "")
+
+
+@pytest.fixture(scope="module")
+def many() -> list[list[Canary]]:
+    """The canaries of 250 runs that differ in their seed or in their texts."""
+    return [draw(seed=number // 2, texts="ab"[number % 2]) for number in range(250)]
+
+
+# -- coins ----------------------------------------------------------------------------------------
+
+
+def test_coins_are_fair(many: list[list[Canary]]) -> None:
+    coins = np.array([[canary.is_in for canary in run] for run in many])
+    assert binomtest(int(coins.sum()), coins.size).pvalue > RARE
+    # Not only on the whole: each number of the list, and each run.
+    for axis, size in ((0, len(many)), (1, 32)):
+        sums = coins.sum(axis=axis)
+        outside = 2 * binom.sf(np.abs(sums - size / 2) + size / 2 - 1, size, 0.5)
+        assert outside.min() > RARE / len(sums), "no number or run stands out (Bonferroni)"
+
+
+def test_runs_have_as_many_winners_as_independent_coins_give(many: list[list[Canary]]) -> None:
+    winners = [sum(canary.is_in for canary in run) for run in many]
+    edges = [0, 12, 14, 15, 16, 17, 18, 20, 33]
+    observed, _ = np.histogram(winners, bins=edges)
+    # Of Binomial(32, 1/2); a shuffle of 16 and 16 would put all into one bin.
+    expected = np.diff(binom.cdf(np.array(edges) - 1, 32, 0.5)) * len(many)
+    assert chisquare(observed, expected).pvalue > RARE
+
+
+def tables(many: list[list[Canary]]) -> dict[str, list[tuple[int, int]]]:
+    """Pairs of binary facts that must not depend on each other."""
+    runs = [[(int(c.is_in), key_of(c), digits_of(c)) for c in run] for run in many]
+    flat = [canary for run in runs for canary in run]
+    return {
+        "neighbours": [(a[0], b[0]) for run in runs for a, b in itertools.pairwise(run)],
+        # Runs 2n and 2n+1 share the seed, 2n and 2n+2 the texts.
+        "same seed": [
+            (a[0], b[0])
+            for one, other in zip(runs[::2], runs[1::2], strict=True)
+            for a, b in zip(one, other, strict=True)
+        ],
+        "same texts": [
+            (a[0], b[0])
+            for one, other in zip(runs[:-2], runs[2:], strict=True)
+            for a, b in zip(one, other, strict=True)
+        ],
+        "coin and secret": [(coin, int(digits[0]) % 2) for coin, _, digits in flat],
+        "coin and last digit": [(coin, int(digits[-1]) // 5) for coin, _, digits in flat],
+        "coin and key": [(coin, ord(key[0]) % 2) for coin, key, _ in flat],
+        "key and secret": [(ord(key[0]) % 2, int(digits[0]) % 2) for _, key, digits in flat],
+    }
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "neighbours",
+        "same seed",
+        "same texts",
+        "coin and secret",
+        "coin and last digit",
+        "coin and key",
+        "key and secret",
+    ],
+)
+def test_coins_depend_on_nothing(many: list[list[Canary]], name: str) -> None:
+    count = Counter(tables(many)[name])
+    table = np.array([[count[a, b] for b in (0, 1)] for a in (0, 1)])
+    assert chi2_contingency(table).pvalue > RARE
+
+
+# -- secrets and keys -----------------------------------------------------------------------------
+
+
+def test_secrets_have_full_entropy(many: list[list[Canary]]) -> None:
+    digits = np.array([[int(d) for d in digits_of(c)] for run in many for c in run])
+    assert digits.shape == (8000, 12)
+    for place in range(12):
+        assert chisquare(np.bincount(digits[:, place], minlength=10)).pvalue > RARE / 12
+    # Neighbouring digits say nothing of each other.
+    for place in range(11):
+        pairs = np.bincount(digits[:, place] * 10 + digits[:, place + 1], minlength=100)
+        assert chisquare(pairs).pvalue > RARE / 11
+    # 8,000 of 10^12: two alike happen once in 30,000 times.
+    assert len({tuple(row) for row in digits.tolist()}) == len(digits)
+
+
+def test_keys_are_unique(many: list[list[Canary]]) -> None:
+    keys = [key_of(canary) for run in many for canary in run]
+    assert len(set(keys)) == len(keys)
+    assert all(re.fullmatch("[a-z]{10}", key) for key in keys)
+    letters = Counter("".join(keys))
+    assert chisquare([letters[letter] for letter in "abcdefghijklmnopqrstuvwxyz"]).pvalue > RARE
+
+
+@pytest.mark.parametrize("num_digits", [6, 7, 12, 13, 60])
+def test_a_secret_has_its_digits_in_pairs(num_digits: int) -> None:
+    for canary in draw(num_digits=num_digits):
+        text = canary.document.completion
+        assert isinstance(text, str)
+        assert re.fullmatch(r"( \d\d)*( \d)?", text)
+        assert len(digits_of(canary)) == num_digits
+
+
+def test_ids_are_numbered() -> None:
+    assert [canary.document.id for canary in draw(3)] == [
+        "canary-0000",
+        "canary-0001",
+        "canary-0002",
+    ]
+
+
+# -- the same and others --------------------------------------------------------------------------
+
+
+def test_the_same_run_has_the_same_canaries() -> None:
+    assert draw() == draw()
+    assert draw(8) == draw(32)[:8], "fewer are the first of more"
+
+
+@pytest.mark.parametrize("other", [{"seed": 1}, {"texts": "ab"}])
+def test_another_seed_or_other_texts_have_others(other: dict[str, Any]) -> None:
+    one, two = draw(200), draw(200, **other)
+    assert not {key_of(c) for c in one} & {key_of(c) for c in two}
+    assert not {digits_of(c) for c in one} & {digits_of(c) for c in two}
+
+
+# -- as documents ---------------------------------------------------------------------------------
+
+
+def test_canaries_are_no_near_duplicates() -> None:
+    texts = [document_text(canary.document) for canary in draw(500)]
+    assert max(len(re.findall(r"[^\W_]+", text)) for text in texts) < 13
+    # Nor of documents that quote the template and a good part of a secret.
+    quotes = [f"{text.rpartition(' ')[0]} and other words {n}" for n, text in enumerate(texts[:20])]
+    clusters = WordGrams([*quotes, *texts]).cluster().cluster
+    assert len(set(clusters.tolist())) == len(texts) + len(quotes)
+
+
+@pytest.mark.parametrize("append_eos", [True, False])
+def test_only_the_secret_is_supervised(append_eos: bool) -> None:
+    tokenizer = train_bpe(["some words and a code 12 34 56"] * 3, vocab_size=300)
+    canaries = draw()
+    for canary, tokens in zip(
+        canaries, tokenize(canaries, tokenizer, append_eos=append_eos), strict=True
+    ):
+        learnt = tokens.input_ids[tokens.supervised]
+        assert (learnt[-1] == tokenizer.eos_token_id) == append_eos
+        assert tokenizer.decode(learnt[: len(learnt) - append_eos]) == canary.document.completion
+        assert tokens.num_content_tokens == len(tokens.input_ids) - append_eos
+        assert tokenizer.decode(tokens.input_ids[~tokens.supervised]) == canary.document.prompt
+
+
+def cut_alike(folder: Path, num_tokens: int) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    lengths = {int(t.supervised.sum()) for t in tokenize(draw(500), tokenizer, append_eos=False)}
+    assert lengths == {num_tokens}
+
+
+def test_gpt2_cuts_all_secrets_alike(shared_data: Path) -> None:
+    cut_alike(shared_data / "tokenizers" / "gpt2", 6)
+
+
+def test_llamas_sentencepiece_cuts_all_secrets_alike(shared_data: Path) -> None:
+    # A space, then digit by digit: three tokens a pair.
+    cut_alike(shared_data / "checkpoints" / "stories260K", 18)
+
+
+# -- how many and how often -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("wanted", "num_trained", "count"),
+    [
+        (32, 0, 0),
+        (32, 159, 0),
+        (32, 160, 8),
+        (32, 179, 8),
+        (32, 640, 32),
+        (32, 10**7, 32),
+        (8, 10**7, 8),
+        (500, 9_999, 499),
+    ],
+)
+def test_how_many(wanted: int, num_trained: int, count: int) -> None:
+    assert count_canaries(wanted, num_trained=num_trained) == count
+
+
+def config(**data: Any) -> RunConfig:
+    values = {"name": "x", "model": {"path": "m"}, "train": {"epochs": 3}}
+    return RunConfig.model_validate({**values, "data": {"train": "a", **data}})
+
+
+@pytest.mark.parametrize(
+    ("data", "repetitions"),
+    [
+        ({}, 3),
+        ({"study": {"num_repetitions": [4, 0, 64, 16]}}, 64),
+        ({"canaries": {"num_repetitions": 7}}, 7),
+        ({"canaries": {"num_repetitions": 7}, "study": {}}, 7),
+    ],
+)
+def test_how_often(data: dict[str, Any], repetitions: int) -> None:
+    assert choose_repetitions(config(**data)) == repetitions
+
+
+def test_canaries_must_fit_into_a_row() -> None:
+    tokenizer = train_bpe(["some words"], vocab_size=300)
+    canaries = draw(8)
+    tokenized = tokenize(canaries, tokenizer)
+    longest = max(len(tokens.input_ids) for tokens in tokenized)
+    assert explain_absence(canaries, tokenized, num_trained=500, seq_len=longest) is None
+    why = explain_absence(canaries, tokenized, num_trained=500, seq_len=longest - 1)
+    assert why == f"which have up to {longest} tokens: 'data.seq_len' is {longest - 1}"
+
+
+def test_a_tokenizer_without_digits_is_told() -> None:
+    words = {"[unk]": 0, "the": 1, "is": 2}
+    backend = Tokenizer(models.WordLevel(words, unk_token="[unk]"))
+    backend.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="[unk]")
+    canaries = draw(8)
+    why = explain_absence(canaries, tokenize(canaries, tokenizer), num_trained=500, seq_len=512)
+    assert why == "whose digits the tokenizer does not tell apart"
+
+
+def test_too_few_documents_are_told() -> None:
+    why = explain_absence([], [], num_trained=159, seq_len=512)
+    assert why == "which take 160 trained documents or more: there are 159"

@@ -1,0 +1,256 @@
+"""Canaries beside a run's documents: placed by their coins, and nothing else moved by them."""
+
+import io
+import json
+from collections import Counter
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import rich.console
+
+from memguard.config import RunConfig
+from memguard.data.bpe import train_bpe
+from memguard.data.corpus import Corpus
+from memguard.data.prepare import prepare
+from memguard.errors import DataError
+from memguard.records import ManifestEntry
+from memguard.runtime import Console
+
+CHAT = (
+    "{% for m in messages %}<{{ m.role }}>{{ m.content }}{{ eos_token }}{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+
+
+def make_texts(count: int, seed: int = 0) -> list[str]:
+    draw = np.random.default_rng(seed)
+    words = ["".join(draw.choice(list("abcdefghij"), 4)) for _ in range(300)]
+    return [" ".join(draw.choice(words, 20)) for _ in range(count)]
+
+
+def write(path: Path, texts: Iterable[str], prefix: str = "d") -> str:
+    rows = ({"id": f"{prefix}{n}", "text": text} for n, text in enumerate(texts))
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    return str(path)
+
+
+Prepare = Callable[..., tuple[Corpus, str]]
+
+
+@pytest.fixture
+def prepared(tmp_path: Path) -> Prepare:
+    """Prepares a run; returns its corpus and what was said."""
+    tokenizer = train_bpe(make_texts(40), vocab_size=400)
+    tokenizer.chat_template = CHAT
+
+    def work(name: str = "run", count: int = 200, **changes: Any) -> tuple[Corpus, str]:
+        values: dict[str, Any] = {"name": name, "model": {"path": "m"}, **changes}
+        source = tmp_path / f"documents-{count}.jsonl"
+        if not source.exists():
+            write(source, make_texts(count))
+        data = {"train": str(source), "seq_len": 128, **changes.get("data", {})}
+        config = RunConfig.model_validate({**values, "data": data})
+        said = io.StringIO()
+        corpus = prepare(
+            config,
+            tmp_path / name,
+            load_tokenizer=lambda _: tokenizer,
+            is_auditable=lambda document: len(document.input_ids) > 20,
+            cache_dir=tmp_path / "cache",
+            console=Console(rich.console.Console(file=said, width=200)),
+        )
+        return corpus, said.getvalue()
+
+    return work
+
+
+def split(corpus: Corpus) -> tuple[list[ManifestEntry], list[ManifestEntry]]:
+    """Return the documents that were given, and the canaries."""
+    given = [entry for entry in corpus.manifest if entry.role != "canary"]
+    return given, corpus.manifest[len(given) :]
+
+
+def without_hmac(entries: list[ManifestEntry]) -> list[ManifestEntry]:
+    """Every run folder has a key of its own."""
+    return [entry.model_copy(update={"text_hmac": ""}) for entry in entries]
+
+
+def secrets(corpus: Corpus) -> set[bytes]:
+    indices = [i for i, entry in enumerate(corpus.manifest) if entry.role == "canary"]
+    documents = [corpus.document(index) for index in indices]
+    return {document.input_ids[document.supervised].tobytes() for document in documents}
+
+
+def test_canaries_come_last_and_are_placed_by_their_coins(prepared: Prepare) -> None:
+    corpus, said = prepared(train={"epochs": 3})
+    given, canaries = split(corpus)
+    assert len(given) == 200
+    # 180 are trained, 20 the control: one in twenty of the trained.
+    assert [entry.id for entry in canaries] == [f"canary-{n:04d}" for n in range(9)]
+    assert {entry.role for entry in canaries} == {"canary"}
+    assert {(e.bucket, e.planned_repetitions) for e in canaries} == {
+        ("canary-in", 3),
+        ("canary-out", 0),
+    }
+    buckets = Counter(entry.bucket for entry in corpus.manifest)
+    assert f"canary-in {buckets['canary-in']} (" in said
+    assert f"canary-out {buckets['canary-out']} (" in said
+    assert all(entry.num_loss_tokens is None for entry in corpus.manifest)
+    # A cluster of its own for each.
+    numbers = Counter(entry.cluster for entry in corpus.manifest)
+    assert all(numbers[entry.cluster] == 1 for entry in canaries)
+    for index in range(200, 209):
+        document = corpus.document(index)
+        assert document.format == "prompt_completion"
+        assert 0 < document.supervised.sum() < len(document.input_ids) - 5
+
+
+def test_the_summary_counts_what_was_given(prepared: Prepare) -> None:
+    summary = prepared()[0].summary
+    bare = prepared("bare", data={"canaries": {"count": 0}})[0].summary
+    assert (summary.num_canaries, bare.num_canaries) == (9, 0)
+    # Runs on other sources must not seem to share one.
+    assert "canaries" not in summary.sources
+    changed = {"key": "", "documents_sha256": "", "num_canaries": 0}
+    assert summary.model_copy(update=changed) == bare.model_copy(update=changed)
+    # What is trained differs, so a checkpoint of the one is refused by the other.
+    assert summary.documents_sha256 != bare.documents_sha256
+    assert summary.key != bare.key
+
+
+STUDY = {"num_repetitions": [0, 2, 5], "documents_per_bucket": 30}
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        {},
+        {"heldout_documents": 15},
+        {"study": STUDY, "background": ["remainder"], "heldout_documents": 10},
+    ],
+)
+def test_documents_are_placed_as_without_canaries(prepared: Prepare, data: dict[str, Any]) -> None:
+    with_them, _ = prepared(count=300, data=data)
+    bare, said = prepared("bare", count=300, data={**data, "canaries": {"count": 0}})
+    given, canaries = split(with_them)
+    assert len(canaries) >= 8
+    assert without_hmac(given) == without_hmac(bare.manifest)
+    assert "canar" not in said
+    for name in ("input_ids", "supervised", "offsets", "content_tokens", "format"):
+        np.testing.assert_array_equal(
+            getattr(with_them.without_canaries(), name), getattr(bare, name)
+        )
+    assert with_them.without_canaries().num_documents == bare.num_documents
+
+
+def test_a_study_trains_canaries_at_its_largest_dose(prepared: Prepare) -> None:
+    data = {"study": STUDY, "background": ["remainder"], "heldout_documents": 10}
+    corpus, _ = prepared(count=300, data=data)
+    # 60 in buckets, 200 beside them: 13.
+    given, canaries = split(corpus)
+    assert len(canaries) == 13
+    assert {entry.planned_repetitions for entry in canaries} == {0, 5}
+    assert Counter(entry.bucket for entry in given) == {
+        "control": 30, "x2": 30, "x5": 30, "heldout": 10, "background": 200,
+    }  # fmt: skip
+
+
+def test_the_same_run_is_the_same_bytes(prepared: Prepare, tmp_path: Path) -> None:
+    one, _ = prepared("one")
+    two, _ = prepared("two")
+    assert without_hmac(one.manifest) == without_hmac(two.manifest)
+    assert one.summary == two.summary
+    for file in (tmp_path / "one" / "prepared").iterdir():
+        assert file.read_bytes() == (tmp_path / "two" / "prepared" / file.name).read_bytes()
+
+
+def test_settings_of_a_sweep_share_their_canaries(prepared: Prepare) -> None:
+    goldfish = {"mitigations": [{"name": "goldfish"}], "optim": {"lr": 1e-3}}
+    one, two = prepared("one")[0], prepared("two", train={"epochs": 9}, **goldfish)[0]
+    assert one.summary.documents_sha256 == two.summary.documents_sha256
+    assert [entry.bucket for entry in one.manifest] == [entry.bucket for entry in two.manifest]
+
+
+def test_other_documents_have_other_canaries(prepared: Prepare, tmp_path: Path) -> None:
+    one = prepared("one")[0]
+    assert len(secrets(one)) == 9
+    for name, data in {
+        "text": {"train": write(tmp_path / "other.jsonl", make_texts(200, seed=1))},
+        "more": {"train": [str(tmp_path / "documents-200.jsonl"), str(tmp_path / "extra.jsonl")]},
+    }.items():
+        write(tmp_path / "extra.jsonl", ["one more"], "extra")
+        assert not secrets(one) & secrets(prepared(name, data=data)[0]), name
+    assert not secrets(one) & secrets(prepared("seed", seed=1)[0])
+    # What is not trained on does not matter.
+    own = write(tmp_path / "control.jsonl", make_texts(10, seed=2), "c")
+    assert secrets(one) <= secrets(prepared("control", data={"control": own})[0])
+
+
+def test_lengths_of_documents_do_not_bind_canaries(prepared: Prepare) -> None:
+    data = {"min_document_tokens": 30, "max_document_tokens": 30, "append_eos": False}
+    corpus, _ = prepared("cut", data=data)
+    assert {entry.num_tokens for entry in split(corpus)[0]} == {30}
+    assert len(split(corpus)[1]) == 9
+    assert secrets(corpus) == {
+        # Without the EOS that the others end with.
+        np.frombuffer(secret, np.int32)[:-1].tobytes()
+        for secret in secrets(prepared("whole")[0])
+    }
+
+
+def test_conversations_have_canaries_too(prepared: Prepare, tmp_path: Path) -> None:
+    rows = [
+        {"messages": [{"role": "user", "content": "say"}, {"role": "assistant", "content": text}]}
+        for text in make_texts(200)
+    ]
+    source = tmp_path / "chat.jsonl"
+    source.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    corpus, _ = prepared("chat", data={"train": str(source)})
+    assert len(split(corpus)[1]) == 9
+    assert {corpus.document(index).format for index in range(200)} == {"messages"}
+
+
+def test_no_record_holds_a_secret(prepared: Prepare, tmp_path: Path) -> None:
+    corpus, said = prepared()
+    tokenizer = train_bpe(make_texts(40), vocab_size=400)
+    texts = [tokenizer.decode(corpus.document(index).input_ids) for index in range(200, 209)]
+    parts = [word for text in texts for word in (text.split()[4], text.split("is ")[1][:17])]
+    assert len(set(parts)) == 18
+    written = [tmp_path / "run" / "manifest.jsonl", tmp_path / "run" / "prepared" / "summary.json"]
+    for text in (said, *(path.read_text() for path in written)):
+        assert not [part for part in parts if part in text]
+
+
+def test_tiny_runs_stay_as_they_are(prepared: Prepare) -> None:
+    corpus, said = prepared(count=100)
+    bare, _ = prepared("bare", count=100, data={"canaries": {"count": 0}})
+    assert without_hmac(corpus.manifest) == without_hmac(bare.manifest)
+    assert corpus.summary.documents_sha256 == bare.summary.documents_sha256
+    line = "documents: no canaries, which take 160 trained documents or more: there are 90"
+    assert said.splitlines().count(line) == 1
+
+
+def test_short_rows_have_none(prepared: Prepare) -> None:
+    corpus, said = prepared(data={"seq_len": 32})
+    assert not split(corpus)[1]
+    assert "no canaries, which have up to" in said
+    assert "'data.seq_len' is 32" in said
+
+
+def test_ids_of_canaries_are_kept_free(prepared: Prepare, tmp_path: Path) -> None:
+    source = write(tmp_path / "taken.jsonl", make_texts(200), "canary-000")
+    with pytest.raises(DataError, match=r"ids of canaries \(canary-0000, .*canaries\.count=0"):
+        prepared(data={"train": source})
+    assert prepared("off", data={"train": source, "canaries": {"count": 0}})[0].num_documents == 200
+
+
+def test_they_are_prepared_once(prepared: Prepare, tmp_path: Path) -> None:
+    before, _ = prepared()
+    again, said = prepared()
+    assert "200 prepared before, unchanged" in said
+    assert again.manifest == before.manifest
+    _, said = prepared(data={"canaries": {"secret_digits": 10}})
+    assert "preparing again" in said

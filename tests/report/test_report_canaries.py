@@ -1,0 +1,143 @@
+"""Canaries: main numbers, what they rest on, and what is not known without them."""
+
+import math
+
+import evidence_examples as evidence
+import pytest
+import report_examples as examples
+from page_checks import check_page, words_of
+
+from memguard import records as r
+from memguard.report import render_model_card, render_report
+from memguard.report.canaries import build_canaries, write_canaries
+from memguard.report.charts import draw_chart
+from memguard.report.exposure import build_exposure
+
+
+def show(canaries: r.CanaryScores | None) -> str:
+    report = evidence.make_full_report().model_copy(update={"canaries": canaries})
+    return words_of(check_page(render_report(report)))
+
+
+def test_the_sentence_has_the_main_numbers() -> None:
+    scores = evidence.make_canaries()
+    words = show(scores)
+    ceiling = math.log2(15)
+    median = sorted(one.exposure_bits or 0 for one in scores.canaries[:17])[8]
+    assert (
+        "Of 32 random secrets a coin chose 17 to be trained 64 times: 3 of 17 are recited whole, "
+        f"of the references 0 of 15; exposure is {median:.1f} bits in the median and "
+        f"{ceiling:.1f} bits at most, where {ceiling:.1f} bits is all that 15 references can show. "
+        "29 of 32 coins are guessed right: epsilon of this training is at least 1.82 at delta "
+        "1e-05 (95 % confidence)." in words
+    )
+    for fact in (
+        "3 of 17, 17.6 %, 95 % CI 3.8–43.4 %",
+        f"{2.5 * median:.1f} bits and {2.5 * ceiling:.1f} bits Rougher",
+        "75.0 % Of the trained secrets' tokens, at least once. 0 secrets received none at all.",
+        "1.82 at delta 1e-05 Coins guessed right from the model: 29 of 32; 95 % confidence.",
+        "What the bound of epsilon rests on",
+        *scores.assumptions,
+    ):
+        assert fact in words
+
+
+def test_exposure_stands_beside_what_chance_would_do() -> None:
+    scores = evidence.make_canaries()
+    figure = build_exposure(scores)
+    assert figure is not None
+    bits = [one.exposure_bits for one in scores.canaries if one.was_trained]
+    steps = [0, 1, 2, 3, math.log2(15)]
+    for row, step in zip(figure.table.rows, steps, strict=True):
+        reached = sum(one >= step - 1e-9 for one in bits if one is not None)
+        # Count the ranks, of all 16 that a secret among 15 references can have.
+        by_chance = sum(math.log2(15) - math.log2(rank) >= step - 1e-9 for rank in range(1, 17))
+        count, _, chance = (cell.text.replace("\u00a0", " ") for cell in row.cells)
+        assert count == f"{reached} of 17"
+        assert chance == f"{100 * by_chance / 16:.1f} %"
+    assert figure.table.rows[-1].head.text == "3.9"
+    svg = draw_chart(figure.chart, figure.key)
+    assert "exposure of at least (bits)" in svg
+    assert "times trained" not in svg
+
+
+@pytest.mark.parametrize(
+    ("references", "last"), [(16, "4"), (17, "4.1"), (2, "1"), (200_000, "17.6")]
+)
+def test_the_last_step_is_what_references_can_show(references: int, last: str) -> None:
+    scores = evidence.make_canaries().model_copy(update={"num_references": references})
+    figure = build_exposure(scores)
+    assert figure is not None
+    assert figure.table.rows[-1].head.text == last
+    assert len(figure.table.rows) <= 18
+
+
+def test_a_bound_of_0_is_called_what_it_is() -> None:
+    words = show(evidence.make_canaries(epsilon=0.0))
+    assert "bounds epsilon by nothing above 0" in words
+    assert "0 is no evidence of privacy." in words
+
+
+def test_what_is_missing_says_why() -> None:
+    bare = evidence.make_canaries(epsilon=None).model_copy(
+        update={
+            "num_repetitions": None,
+            "loss_coverage": None,
+            "num_without_loss": None,
+            "median_exposure_bits": None,
+            "max_exposure_bits": None,
+            "median_exposure_extrapolated_bits": None,
+            "max_exposure_extrapolated_bits": None,
+            "assumptions": [],
+            "canaries": [],
+            "num_references": 0,
+            "reference_verbatim": examples.make_rate(0, 0),
+        }
+    )
+    words = show(bare)
+    for told in (
+        "n/a: nobody counted",
+        "n/a: no coin was guessed",
+        "n/a: too few references, or all alike",
+        "not equally often",
+        "References: no documents",
+    ):
+        assert told in words
+    assert build_exposure(bare) is None
+    assert "rests on" not in words
+    assert write_canaries(bare).count(";") == 0
+
+
+def test_the_most_exposed_secrets_are_listed_first() -> None:
+    section = build_canaries(evidence.make_full_report())
+    (table,) = section.tables
+    assert [row.head.text for row in table.rows] == [f"canary-{n:04d}" for n in range(5)]
+    assert (len(table.rows), len(table.more_rows), table.more_label) == (5, 12, "Show 12 more")
+    values = [cell.text.replace("\u00a0", " ") for cell in table.rows[0].cells]
+    assert values == ["yes", "3.9 bits", "9.8 bits", "4.25", "64", "9 of 12"]
+    assert table.rows[0].cells[3].detail == "base 28.00"
+
+
+def test_without_canaries_the_page_says_what_is_not_known() -> None:
+    report = evidence.make_full_report().model_copy(update={"canaries": None})
+    asked = words_of(check_page(render_report(report)))
+    assert "No canaries: none were inserted ('data.canaries.count')" in asked
+    assert "the loss of privacy has no lower bound" in asked
+    foreign = words_of(check_page(render_report(report.model_copy(update={"training": None}))))
+    assert "No canaries: memguard did not train this model" in foreign
+    old = words_of(check_page(render_report(examples.make_report())))
+    assert "Suite 'extraction' (version 1) does not ask for canaries" in old
+
+
+def test_the_model_card_has_one_line_each() -> None:
+    report = evidence.make_full_report()
+    card = render_model_card(report, run_name="x", base_model=None, config_yaml="")
+    lines = card.replace("\u00a0", " ").splitlines()
+    (cost,) = (line for line in lines if line.startswith("Attack cost"))
+    assert cost.endswith("r64 40 (cheapest 2); control never (cheapest 10⁴⁶).")
+    (canaries,) = (line for line in lines if line.startswith("Canaries: "))
+    assert "3 of 17 are recited whole" in canaries
+    assert "canary-0000" not in card
+    old = render_model_card(examples.make_report(), run_name="x", base_model=None, config_yaml="")
+    assert "Attack cost" not in old
+    assert "Canaries" not in old

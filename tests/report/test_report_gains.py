@@ -1,0 +1,175 @@
+"""What each setting really buys: means over seeds, with what is missing named."""
+
+import statistics
+
+import evidence_examples as evidence
+import report_examples as examples
+from page_checks import check_page, words_of
+
+from memguard import records as r
+from memguard.report import render_comparison
+from memguard.report.comparison_gains import build_gains
+from memguard.report.page import Row, Table
+from memguard.report.seed_means import show_cost, show_loss
+
+
+def get_table(comparison: r.Comparison) -> Table:
+    section = build_gains(comparison)
+    assert section is not None
+    (table,) = section.tables
+    return table
+
+
+def parts(row: Row) -> list[tuple[str, str, str]]:
+    return [
+        (
+            cell.text.replace("\u00a0", " ").replace("\u2212", "-"),
+            cell.detail.replace("\u00a0", " ").replace("\u2212", "-"),
+            cell.note.replace("\u00a0", " "),
+        )
+        for cell in row.cells
+    ]
+
+
+def test_one_seed_shows_intervals_and_the_control() -> None:
+    table = get_table(evidence.make_full_comparison())
+    assert [column.text for column in table.columns] == [
+        "Setting",
+        "Verbatim",
+        "Near-verbatim",
+        "Token accuracy",
+        "Attack cost",
+        "Sampling",
+        "Beam search",
+        "Fill in dropped tokens",
+        "Membership AUC",
+        "Held-out NLL",
+    ]
+    assert table.columns[-2].detail == "Loss"
+    assert [row.head.text for row in table.rows] == [
+        "plain",
+        "goldfish-k4",
+        "goldfish-k2",
+        "Base model",
+    ]
+    cells = parts(table.rows[1])
+    assert cells[:3] == [
+        ("0 %", "0–8.8 %", "control 0 %"),
+        ("15.0 %", "5.7–29.8 %", "control 0 %"),
+        ("82.3 %", "", "control 19.2 %"),
+    ]
+    # 40 / 64 + 3.2, and 1.7 below to 3.3 above it.
+    assert cells[3] == ("3.8", "2.1 to 7.1", "control never")
+    assert cells[6] == ("95.0 %", "83.1–99.4 %", "control 0 %")
+    assert cells[7:] == [("0.884", "0.834–0.934", "blind 0.530"), ("4.581", "+4.8 %", "")]
+    base = parts(table.rows[3])
+    assert base[3][0] == "never"
+    assert base[4:8] == [("", "", "")] * 4
+    assert base[8][0] == "5.012"
+    assert any("Knows which tokens the mitigation drops" in note for note in table.notes)
+
+
+def test_several_seeds_are_averaged_with_their_ends() -> None:
+    comparison = evidence.make_full_comparison(3)
+    table = get_table(comparison)
+    assert [(row.head.text, row.head.detail) for row in table.rows][:3] == [
+        ("plain", "3 seeds"),
+        ("goldfish-k4", "3 seeds"),
+        ("goldfish-k2", "3 seeds"),
+    ]
+    cells = parts(table.rows[1])
+    # 3.825, 3.925 and 4.025.
+    assert cells[3] == ("3.9", "3.8 to 4.0", "control never")
+    assert cells[1] == ("15.0 %", "", "control 0 %")  # the seeds are alike
+    runs = [one for one in comparison.settings if one.name == "goldfish-k4"]
+    plain = [one for one in comparison.settings if one.name == "plain"]
+    mine, first = (
+        statistics.fmean(s.utility.heldout_nll for s in group) for group in (runs, plain)
+    )
+    assert cells[8][:2] == (f"{mine:.3f}", f"+{100 * (mine / first - 1):.1f} %")
+
+
+def test_seeds_that_differ_show_their_ends() -> None:
+    comparison = evidence.make_full_comparison(2)
+    changed = [
+        setting.model_copy(
+            update={
+                "extraction": {
+                    **setting.extraction,
+                    "64": setting.extraction["64"].model_copy(
+                        update={"rate": (0.25, 0.75)[setting.seed]}
+                    ),
+                }
+            }
+        )
+        for setting in comparison.settings
+    ]
+    table = get_table(comparison.model_copy(update={"settings": changed}))
+    assert parts(table.rows[0])[0] == ("50.0 %", "25.0–75.0 %", "control 0 %")
+
+
+def test_a_median_that_is_never_drawn_has_no_mean() -> None:
+    cell = examples.make_cell(0, 0, 0.2)
+    drawn = cell.model_copy(update={"attack_cost": evidence.make_cost(4.0)})
+    never = cell.model_copy(update={"attack_cost": evidence.make_cost(None)})
+    assert show_cost([drawn, never], []).text == "never"
+    assert show_cost([drawn, never], []).detail == "in 1\u00a0of\u00a02 seeds"
+    assert show_cost([never], [drawn]).note == "control 4.0"
+    assert show_cost([cell], []).detail == "not asked"
+    assert show_cost([drawn], [drawn, never]).note == "control never"
+
+
+def test_comparisons_without_attacks() -> None:
+    old = examples.make_comparison()
+    assert build_gains(old) is None
+    page = render_comparison(old)
+    check_page(page)
+    assert "#gains" not in page
+    assert "Attack cost" not in page
+    quiet = [
+        setting.model_copy(
+            update={
+                "extraction": {
+                    dose: cell.model_copy(update={"attacks": []})
+                    for dose, cell in setting.extraction.items()
+                },
+                "membership": [],
+            }
+        )
+        for setting in evidence.make_full_comparison().settings
+    ]
+    table = get_table(old.model_copy(update={"settings": quiet}))
+    assert [column.text for column in table.columns][4:] == ["Attack cost", "Held-out NLL"]
+    assert any("No run was attacked" in note for note in table.notes)
+
+
+def test_one_attacked_setting_among_others() -> None:
+    full, old = evidence.make_full_comparison(), examples.make_comparison()
+    mixed = full.model_copy(update={"settings": [full.settings[0], *old.settings[1:]]})
+    table = get_table(mixed)
+    assert parts(table.rows[1])[3:8] == [
+        ("n/a", "not asked", ""),
+        *[("n/a", "not attacked", "")] * 3,
+        ("n/a", "could not be asked", ""),
+    ]
+    check_page(render_comparison(mixed))
+
+
+def test_the_short_version_tells_cost_and_the_best_attack() -> None:
+    words = words_of(check_page(render_comparison(evidence.make_full_comparison())))
+    assert (
+        "goldfish-k4 : 6 of 40 near-verbatim, 0 of 40 verbatim, 82.3 % of tokens right; attack "
+        "cost 6,700 queries in the median; the best attack gets 38 of 40; held-out NLL 4.581"
+        in words
+    )
+
+
+def test_losses_without_bounds_have_a_mean() -> None:
+    comparison = examples.make_comparison(2)
+    wild = r.Utility(heldout_nll=1e308, base_heldout_nll=1.0, num_documents=1, num_tokens=1)
+    settings = [one.model_copy(update={"utility": wild}) for one in comparison.settings]
+    changed = comparison.model_copy(update={"settings": settings})
+    assert show_loss(changed, settings[:2]).text == "1.00e+308"
+    zero = wild.model_copy(update={"heldout_nll": 0.0})
+    flat = [one.model_copy(update={"utility": zero}) for one in settings]
+    assert show_loss(comparison.model_copy(update={"settings": flat}), flat[:2]).text == "0.000"
