@@ -1,0 +1,289 @@
+"""Adaptive attacks on a Llama that has learned random texts by heart, but for what a mask hid."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from numpy.typing import NDArray
+from torch.nn import functional
+
+from memguard.audit.attacks import (
+    UNKNOWN_MASK,
+    AttackResult,
+    attack_by_beam_search,
+    attack_by_filling,
+    attack_by_sampling,
+    measure_guess_cost,
+)
+from memguard.audit.decoding import Decoder
+from memguard.audit.extraction import AuditDocument, Window
+from memguard.audit.probabilistic import SamplingScheme
+from memguard.audit.probes import AttackProbe
+from memguard.audit.scoring import ModelScorer
+from memguard.config import GoldfishConfig
+from memguard.mitigation import Goldfish
+from memguard.parallel.vocab_checks import build_vocab_layer
+
+VOCAB, NUM_TRAINED, NUM_CONTROL, PREFIX, SIZE = 24, 12, 6, 23, 9
+PROBE = AttackProbe(width=64, candidates=VOCAB, samples=64)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Overfitted:
+    """A model, the mask it was trained with, and what is asked of it."""
+
+    decoder: Decoder
+    scorer: ModelScorer
+    goldfish: Goldfish
+    windows: list[Window]
+    """Trained documents first."""
+
+    @property
+    def trained(self) -> list[Window]:
+        return self.windows[:NUM_TRAINED]
+
+    @property
+    def control(self) -> list[Window]:
+        return self.windows[NUM_TRAINED:]
+
+
+def overfit(mode: Any, width: int, make_document: Callable[..., AuditDocument]) -> Overfitted:
+    """Train for 120 steps on 12 random texts of 32 tokens, one label in three dropped."""
+    draw = np.random.default_rng(2)
+    ids = draw.integers(1, VOCAB, (NUM_TRAINED + NUM_CONTROL, PREFIX + SIZE))
+    config = GoldfishConfig(name="goldfish", k=3, context_width=width, mode=mode)
+    goldfish = Goldfish(config)
+    rows = torch.from_numpy(ids[:NUM_TRAINED])
+    dropped = goldfish.drop_mask(ids[:NUM_TRAINED], None, draw)
+    labels = rows.masked_fill(torch.from_numpy(dropped), -100)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(2)
+        model = transformers.LlamaForCausalLM(
+            transformers.LlamaConfig(
+                vocab_size=VOCAB,
+                hidden_size=64,
+                intermediate_size=128,
+                num_hidden_layers=2,
+                num_attention_heads=4,
+                max_position_embeddings=64,
+            )
+        )
+    optimizer = torch.optim.AdamW(model.parameters(), lr=4e-3, weight_decay=0)
+    for _ in range(120):
+        optimizer.zero_grad()
+        logits = model(input_ids=rows, use_cache=False).logits[:, :-1]
+        functional.cross_entropy(
+            logits.reshape(-1, VOCAB), labels[:, 1:].reshape(-1), ignore_index=-100
+        ).backward()
+        optimizer.step()
+    vocab = build_vocab_layer(model.eval())
+    return Overfitted(
+        decoder=Decoder(vocab, 50_000),
+        scorer=ModelScorer(vocab, 50_000),
+        goldfish=goldfish,
+        windows=[
+            Window(
+                document=make_document(row, name=str(index)),
+                start=0,
+                prefix_tokens=PREFIX,
+                continuation_tokens=SIZE,
+            )
+            for index, row in enumerate(ids)
+        ],
+    )
+
+
+@pytest.fixture(scope="module")
+def overfitted(make_document: Callable[..., AuditDocument]) -> Overfitted:
+    return overfit("hash", 13, make_document)
+
+
+def fill(subject: Overfitted, windows: Sequence[Window], **changes: Any) -> list[AttackResult]:
+    probe = PROBE.model_copy(update=changes)
+    return attack_by_filling(probe, subject.decoder, subject.scorer, windows, subject.goldfish)
+
+
+def num_any(results: Sequence[AttackResult]) -> int:
+    return sum(result.any_verbatim for result in results)
+
+
+def accuracy(results: Sequence[AttackResult]) -> float:
+    return sum(r.num_correct for r in results) / sum(r.continuation_tokens for r in results)
+
+
+def test_who_knows_the_mask_gets_what_beam_search_and_sampling_do_not(
+    overfitted: Overfitted,
+) -> None:
+    """Measured: beams 1 of 12, draws 0, filling 6, of which 4 by the first answer; control 0."""
+    greedy = attack_by_beam_search(
+        PROBE.model_copy(update={"width": 1}), overfitted.decoder, overfitted.trained
+    )
+    beams = attack_by_beam_search(PROBE, overfitted.decoder, overfitted.trained)
+    drawn = attack_by_sampling(PROBE, overfitted.decoder, overfitted.trained, seed=0)
+    filled = fill(overfitted, overfitted.trained)
+    assert num_any(greedy) == 0
+    assert num_any(beams) <= 2
+    assert num_any(drawn) <= 1
+    assert num_any(filled) >= 4
+    assert sum(result.best_verbatim for result in filled) >= 2
+    assert accuracy(filled) > accuracy(beams) + 0.15
+    for result in filled:
+        assert (result.num_correct == SIZE) == result.best_verbatim
+        assert result.any_verbatim >= result.best_verbatim
+    assert {result.num_queries for result in [*beams, *drawn, *filled]} == {64}
+
+    assert num_any(fill(overfitted, overfitted.control)) == 0
+    # Chance is one in 24; a model that has learned nothing of them is not far above.
+    assert accuracy(fill(overfitted, overfitted.control)) < 0.2
+
+
+def test_a_wider_search_gets_more(overfitted: Overfitted) -> None:
+    narrow = fill(overfitted, overfitted.trained, width=8)
+    assert num_any(narrow) < num_any(fill(overfitted, overfitted.trained))
+    assert {result.num_queries for result in narrow} == {8}
+
+
+def test_free_guesses_lead_from_one_guess_to_the_next(
+    overfitted: Overfitted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Why a guess has a cost: without one no beam ends in a trained text."""
+    monkeypatch.setattr("memguard.audit.attacks.measure_guess_cost", lambda *_: 0.0)
+    assert num_any(fill(overfitted, overfitted.trained)) <= 2
+
+
+# A product of many small numbers says little of them: few tokens are hashed.
+@pytest.mark.parametrize(("mode", "width"), [("static", 13), ("hash_reference", 4)])
+def test_other_masks_are_known_as_well(
+    mode: str, width: int, make_document: Callable[..., AuditDocument]
+) -> None:
+    subject = overfit(mode, width, make_document)
+    beams = attack_by_beam_search(PROBE, subject.decoder, subject.trained)
+    filled = fill(subject, subject.trained)
+    assert accuracy(filled) > accuracy(beams) + 0.1
+    assert num_any(filled) > num_any(beams)
+    assert num_any(fill(subject, subject.control)) == 0
+
+
+def test_a_mask_that_was_drawn_leaves_beam_search_and_says_so(overfitted: Overfitted) -> None:
+    drawn = Goldfish(GoldfishConfig(name="goldfish", k=3, mode="random"))
+    found = attack_by_filling(
+        PROBE, overfitted.decoder, overfitted.scorer, overfitted.trained, drawn
+    )
+    beams = attack_by_beam_search(PROBE, overfitted.decoder, overfitted.trained)
+    assert {(each.attack, each.note) for each in found} == {("fill", UNKNOWN_MASK)}
+    assert {(each.attack, each.note) for each in beams} == {("beam_search", "")}
+    assert [each.num_correct for each in found] == [each.num_correct for each in beams]
+
+
+def test_a_window_inside_a_document_is_masked_by_its_place_there(
+    overfitted: Overfitted, make_document: Callable[..., AuditDocument]
+) -> None:
+    """Static masks count from the document's start, wherever the window and its piece begin."""
+    asked: list[NDArray[np.bool_]] = []
+    goldfish = Goldfish(GoldfishConfig(name="goldfish", k=5, mode="static"))
+    original = goldfish.drop_mask
+
+    def note(ids: Any, documents: Any, generator: Any) -> NDArray[np.bool_]:
+        asked.append(np.arange(ids.shape[-1]))
+        return original(ids, documents, generator)
+
+    goldfish.drop_mask = note  # type: ignore[method-assign]
+    document = make_document(np.arange(20) % VOCAB, first_position=100)
+    window = Window(document=document, start=3, prefix_tokens=12, continuation_tokens=2)
+    attack_by_filling(PROBE, overfitted.decoder, overfitted.scorer, [window], goldfish)
+    # The prefix ends at 100 + 3 + 12; then two tokens are tried.
+    assert [len(places) for places in asked] == [115, 116, 117]
+
+
+# -- sampling ----------------------------------------------------------------------------------
+
+
+def test_the_first_answer_of_a_sampler_is_the_one_drawn_most_often(
+    overfitted: Overfitted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    window = overfitted.trained[0]
+    truth = window.continuation_ids
+    other, third = (truth + 1) % VOCAB, (truth + 2) % VOCAB
+    draws = [np.stack([other, truth, third, truth])]
+    monkeypatch.setattr(overfitted.decoder, "sample", lambda *args: draws)
+    probe = AttackProbe(samples=4, scheme=SamplingScheme(top_k=5))
+    (result,) = attack_by_sampling(probe, overfitted.decoder, [window], seed=0)
+    assert result == AttackResult(
+        document_index=0,
+        attack="sampling",
+        num_queries=4,
+        best_verbatim=True,
+        any_verbatim=True,
+        num_correct=SIZE,
+        continuation_tokens=SIZE,
+    )
+    # Of texts drawn equally often the first one.
+    draws[0] = np.stack([other, truth, third, third, truth, other])
+    (result,) = attack_by_sampling(probe, overfitted.decoder, [window], seed=0)
+    assert (result.best_verbatim, result.any_verbatim, result.num_correct) == (False, True, 0)
+
+
+# -- what a guess costs ------------------------------------------------------------------------
+
+
+def test_a_guess_costs_more_than_a_learned_token_and_less_than_not_knowing() -> None:
+    logprob = np.array([-0.01, -9.0, -0.03, -7.0])
+    best = np.array([-0.01, -0.5, -0.03, -1.5])
+    dropped = np.array([False, True, False, True])
+    assert measure_guess_cost(logprob, best, dropped) == pytest.approx((0.02 * 1.0) ** 0.5)
+    # Learned to the last bit: still not free.
+    assert measure_guess_cost(logprob * 0, best, dropped) == 1e-3
+    for none in (dropped | True, dropped & False, dropped[:0]):
+        assert measure_guess_cost(logprob[: len(none)], best[: len(none)], none) == 0.1
+
+
+def test_the_cost_is_read_from_what_a_prefix_was_trained_on(
+    overfitted: Overfitted, make_document: Callable[..., AuditDocument]
+) -> None:
+    """Tokens without loss, and the first ones, say nothing of what was learned."""
+    from memguard.audit.attacks import _measure_guess_costs
+
+    ids = overfitted.trained[1].input_ids
+    supervised = np.ones(len(ids), dtype=bool)
+    window, unlearned = (
+        Window(
+            document=make_document(ids, supervised=flags),
+            start=0,
+            prefix_tokens=PREFIX,
+            continuation_tokens=SIZE,
+        )
+        for flags in (supervised, ~supervised)
+    )
+    short = Window(document=make_document(ids), start=0, prefix_tokens=5, continuation_tokens=SIZE)
+    scorer, goldfish = overfitted.scorer, overfitted.goldfish
+    costs = _measure_guess_costs(scorer, [window, unlearned, short], goldfish)
+    assert costs[1:] == [0.1, 0.1]
+    with torch.no_grad():
+        model = overfitted.decoder.vocab.model
+        logprob_TV = model(torch.from_numpy(ids[None].astype(np.int64))).logits[0].log_softmax(-1)
+    places = np.arange(8, PREFIX)
+    dropped = goldfish.drop_mask(ids, None, np.random.default_rng(0))[places]
+    true = logprob_TV[places - 1, ids[places]].numpy()
+    best = logprob_TV[places - 1].amax(-1).numpy()
+    # fp32, in another batch.
+    assert costs[0] == pytest.approx(
+        (true[~dropped].mean() * best[dropped].mean()) ** 0.5, rel=1e-3
+    )
+
+def test_print(overfitted, monkeypatch, make_document):
+    f=lambda r: (sum(x.best_verbatim for x in r), num_any(r), round(accuracy(r),2))
+    print("beams", f(attack_by_beam_search(PROBE, overfitted.decoder, overfitted.trained)))
+    print("fill", f(fill(overfitted, overfitted.trained)), f(fill(overfitted, overfitted.trained, width=8)), f(fill(overfitted, overfitted.trained, width=256)), "ctl", f(fill(overfitted, overfitted.control)))
+    from memguard.audit import attacks
+    orig = attacks.measure_guess_cost
+    for c in (0.0, .01, 1.0):
+        monkeypatch.setattr("memguard.audit.attacks.measure_guess_cost", lambda *_, c=c: c)
+        print("cost", c, f(fill(overfitted, overfitted.trained)))
+    monkeypatch.setattr("memguard.audit.attacks.measure_guess_cost", orig)
+    for m,w in (("static",13),("hash_reference",4)):
+        s=overfit(m,w,make_document)
+        print(m, "beams", f(attack_by_beam_search(PROBE, s.decoder, s.trained)), "fill", f(fill(s, s.trained)), f(fill(s,s.control)))
