@@ -34,10 +34,8 @@ from memguard.parallel.head import (
 )
 
 _FIRST_CANDIDATES = 64
-# Of a group of the vocabulary: a larger one makes more candidates, smaller ones more groups.
+# Of a group, whose largest stands for all: what the groups save and what they cost are equal here.
 _GROUP_TOKENS = 16
-# Copying a row of logits takes some three times as long as finding its largest by groups.
-_COPY_COST = 4
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -113,16 +111,18 @@ def score_truncated(
     label_C = all_reduce(pick_label(logits_CV, local_C, here_C), axis)
     if top_k is None or top_k >= head.vocab_size:
         return _score_from_all(head, logits_CV, labels_C, label_C, top_p)
-    # Finding the largest of a row takes three times as long as the largest of each group, which
-    # tells of most labels of a text that is not known by heart that they are not among them.
+    # Few labels of a text that is not known by heart are among the likeliest, and finding those
+    # takes ten times as long as telling that as many groups have one above the label.
     peaks_CG = _find_peaks(logits_CV)
-    rows = (all_reduce(_count_above(peaks_CG, label_C), axis) < top_k).nonzero()[:, 0]
-    given = (logits_CV, peaks_CG, labels_C, label_C)
-    if _COPY_COST * len(rows) > len(label_C):
-        return _score_top_k(head, *given, top_k, top_p)
+    num_above_C = (peaks_CG > label_C[:, None]).sum(1)
+    # What damaged weights say of a label is not that it is never drawn.
+    num_above_C.masked_fill_(max_of_piece(peaks_CG).isnan(), -head.vocab_size)
+    rows = (all_reduce(num_above_C, axis) < top_k).nonzero()[:, 0]
     logprob_C = torch.full_like(label_C, -torch.inf)
     if len(rows):
-        logprob_C[rows] = _score_top_k(head, *(each[rows] for each in given), top_k, top_p)
+        logprob_C[rows] = _score_top_k(
+            head, logits_CV[rows], peaks_CG[rows], labels_C[rows], label_C[rows], top_k, top_p
+        )
     return logprob_C
 
 
@@ -135,27 +135,17 @@ def _score_top_k(
     top_k: int,
     top_p: float | None,
 ) -> Tensor:
-    # One more than stays: where it ties with the last of those, others may stay as well.
+    # One more than stays: where it ties with the last of those, it and maybe others stay as well.
     best_CM = _gather_largest(head, logits_CV, top_k + 1, peaks_CG).flatten(1)
     sorted_CK = _take_largest(best_CM, top_k + 1).sort(1, descending=True).values
-    border_C1 = sorted_CK[:, top_k - 1 : top_k]
-    if (top_p is not None and top_p < 1) or (border_C1 == sorted_CK[:, top_k:]).any():
+    border_C1, next_C1 = sorted_CK[:, top_k - 1 : top_k], sorted_CK[:, top_k:]
+    if (top_p is not None and top_p < 1) or (border_C1 == next_C1).any():
         kept_CV = logits_CV.masked_fill(logits_CV < border_C1, -torch.inf)
-        logprob_C = _score_from_all(head, kept_CV, labels_C, label_C, top_p)
-    else:
-        max_C1 = sorted_CK[:, :1]
-        mass_C = (sorted_CK[:, :top_k] - max_C1).exp_().sum(1)
-        logprob_C = label_C - max_C1[:, 0] - mass_C.log()
-    cut_C = (label_C < border_C1[:, 0]) & ~logprob_C.isnan()
-    return logprob_C.masked_fill_(cut_C, -torch.inf)
-
-
-def _count_above(peaks_CG: Tensor, label_C: Tensor) -> Tensor:
-    """Return how many of each row are above the label; less than 0 where one is no number."""
-    # Compared into floats: several times faster on a CPU than summing truth values.
-    above_CG = torch.gt(peaks_CG, label_C[:, None], out=torch.empty_like(peaks_CG))
-    # What damaged weights say of a label is not that it is never drawn.
-    return above_CG.sum(1).masked_fill_(max_of_piece(peaks_CG).isnan(), -torch.inf)
+        return _score_from_all(head, kept_CV, labels_C, label_C, top_p)
+    max_C1 = sorted_CK[:, :1]
+    mass_C = (sorted_CK[:, :top_k] - max_C1).exp_().sum(1)
+    cut_C = (label_C < border_C1[:, 0]) & ~mass_C.isnan()
+    return (label_C - max_C1[:, 0] - mass_C.log()).masked_fill_(cut_C, -torch.inf)
 
 
 def _score_from_all(
@@ -234,7 +224,7 @@ def _gather_largest(
 def _find_peaks(logits_CV: Tensor) -> Tensor:
     """Return the largest logit of each group ``[C, G]``; group g has g, g + G, g + 2G, ...
 
-    The last few logits, fewer than would make every group one larger, are groups of their own.
+    The last few logits, which make no whole row of groups, are groups of their own.
     """
     num_groups = logits_CV.shape[1] // _GROUP_TOKENS
     if num_groups == 0:
@@ -249,18 +239,21 @@ def _find_largest(logits_CV: Tensor, num: int, peaks_CG: Tensor | None) -> Tenso
     They are in the ``num`` groups with the largest peaks: each other group is beaten by as many.
     """
     num_groups = logits_CV.shape[1] // _GROUP_TOKENS
-    if num_groups < 4 * num:
+    if num_groups < 2 * num:
         return _take_largest(logits_CV, num)
+    if peaks_CG is None:
+        peaks_CG = _find_peaks(logits_CV)
     grouped_CxG, rest_CR = _cut_groups(logits_CV, num_groups)
-    peaks_CG = grouped_CxG.amax(1) if peaks_CG is None else peaks_CG[:, :num_groups]
-    groups_CxN = _find_places(peaks_CG, num)[:, None].expand(-1, _GROUP_TOKENS, -1)
-    candidates_CM = grouped_CxG.gather(2, groups_CxN).flatten(1)
+    groups_CN = _find_places(peaks_CG[:, :num_groups], num)
+    spread_CxN = groups_CN[:, None].expand(-1, _GROUP_TOKENS, -1)
+    candidates_CM = grouped_CxG.gather(2, spread_CxN).flatten(1)
     return _take_largest(torch.cat([candidates_CM, rest_CR], 1), num)
 
 
 def _cut_groups(logits_CV: Tensor, num_groups: int) -> tuple[Tensor, Tensor]:
     size = num_groups * _GROUP_TOKENS
-    return logits_CV[:, :size].unflatten(1, (_GROUP_TOKENS, num_groups)), logits_CV[:, size:]
+    grouped_CGM = logits_CV[:, :size].reshape(len(logits_CV), _GROUP_TOKENS, num_groups)
+    return grouped_CGM, logits_CV[:, size:]
 
 
 def _take_largest(values_CM: Tensor, num: int) -> Tensor:
@@ -268,7 +261,7 @@ def _take_largest(values_CM: Tensor, num: int) -> Tensor:
     if values_CM.shape[1] == num:
         return values_CM
     if values_CM.device.type == "cpu":
-        # Several times faster than topk.
+        # Several times faster than topk there.
         return torch.from_numpy(np.partition(values_CM.numpy(), -num, axis=1)[:, -num:])
     return values_CM.topk(num, sorted=False).values
 
