@@ -273,17 +273,3 @@ def test_the_cost_is_read_from_what_a_prefix_was_trained_on(
     assert costs[0] == pytest.approx(
         (true[~dropped].mean() * best[dropped].mean()) ** 0.5, rel=1e-3
     )
-
-def test_print(overfitted, monkeypatch, make_document):
-    f=lambda r: (sum(x.best_verbatim for x in r), num_any(r), round(accuracy(r),2))
-    print("beams", f(attack_by_beam_search(PROBE, overfitted.decoder, overfitted.trained)))
-    print("fill", f(fill(overfitted, overfitted.trained)), f(fill(overfitted, overfitted.trained, width=8)), f(fill(overfitted, overfitted.trained, width=256)), "ctl", f(fill(overfitted, overfitted.control)))
-    from memguard.audit import attacks
-    orig = attacks.measure_guess_cost
-    for c in (0.0, .01, 1.0):
-        monkeypatch.setattr("memguard.audit.attacks.measure_guess_cost", lambda *_, c=c: c)
-        print("cost", c, f(fill(overfitted, overfitted.trained)))
-    monkeypatch.setattr("memguard.audit.attacks.measure_guess_cost", orig)
-    for m,w in (("static",13),("hash_reference",4)):
-        s=overfit(m,w,make_document)
-        print(m, "beams", f(attack_by_beam_search(PROBE, s.decoder, s.trained)), "fill", f(fill(s, s.trained)), f(fill(s,s.control)))
