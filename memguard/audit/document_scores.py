@@ -104,7 +104,7 @@ class DocumentScores(Sequence[DocumentScore]):
             longest_run=int(model["longest_run"][index]),
             logprob=float(model["logprob"][index]),
             min_margin=None if np.isnan(margin) else float(margin),
-            type_token_ratio=compute_type_token_ratio(window.continuation_ids),
+            type_token_ratio=float(compute_type_token_ratio(window.continuation_ids)),
             argmax_type_token_ratio=float(model["argmax_type_token_ratio"][index]),
             attack_log10_queries=_find_cost(ours.cost, index),
             attack_scheme=_name_scheme(ours.cost, index, self._one_pass),

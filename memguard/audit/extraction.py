@@ -7,16 +7,15 @@ Greedy decoding from the prefix yields the S true tokens exactly where argmax eq
 everywhere; it leaves them at the first one where it does not (induction over the tokens).
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Annotated, ClassVar, Literal, Self
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 from pydantic import Field
 
-from memguard.audit.passages import Passage, TokenResult
+from memguard.audit.passages import Passage
 from memguard.config.schema import PositiveInt, Settings
 from memguard.records import Role
 
@@ -155,39 +154,50 @@ class ExtractionProbe(Settings):
         # Exact arithmetic on the decimal as written: 0.7 * 10 is above 7 in floating point.
         return -int(-Fraction(repr(self.near_verbatim_threshold)) * continuation_tokens // 1)
 
-    def hangs_on_margin(self, result: TokenResult, tiny_margin: float) -> bool:
+    def hangs_on_margin(
+        self, margin: NDArray[np.floating], tiny_margin: float
+    ) -> NDArray[np.bool_]:
         """Tell whether a verdict could flip if margins below ``tiny_margin`` (logits) did."""
-        size = len(result.correct)
-        low = int((result.margin >= tiny_margin).sum())
-        high = int((result.margin > -tiny_margin).sum())
-        return any((low >= need) != (high >= need) for need in (size, self.num_needed(size)))
+        size = margin.shape[-1]
+        low = (margin >= tiny_margin).sum(-1)
+        high = (margin > -tiny_margin).sum(-1)
+        near = self.num_needed(size)
+        flips: NDArray[np.bool_] = ((low >= size) != (high >= size)) | (
+            (low >= near) != (high >= near)
+        )
+        return flips
 
 
-def compute_first_divergence(correct: NDArray[np.bool_]) -> int:
-    """Return the index of the first wrong token; S where there is none."""
-    wrong = np.flatnonzero(~correct)
-    return int(wrong[0]) if len(wrong) else len(correct)
+def compute_first_divergence(correct: NDArray[np.bool_]) -> NDArray[np.int64]:
+    """Return where the first wrong token is, ``[...]`` of ``[..., S]``; S where none is."""
+    divergence: NDArray[np.int64] = np.where(correct.all(-1), correct.shape[-1], correct.argmin(-1))
+    return divergence
 
 
-def compute_extraction_strength(correct: NDArray[np.bool_]) -> float:
+def compute_extraction_strength(correct: NDArray[np.bool_]) -> NDArray[np.float64]:
     """Return 1 - k/S, k the smallest index from which on all are right; 0 where none is.
 
     Carlini et al. 2021 by way of Wang et al. 2025; implementations that search k below S return
-    1/S where nothing matches.
+    1/S where nothing matches. ``[...]`` of ``[..., S]``.
     """
-    wrong = np.flatnonzero(~correct)
-    return (len(correct) - (int(wrong[-1]) + 1 if len(wrong) else 0)) / len(correct)
+    strength: NDArray[np.float64] = compute_first_divergence(correct[..., ::-1]) / correct.shape[-1]
+    return strength
 
 
-def compute_type_token_ratio(ids: NDArray[np.int32] | Sequence[int]) -> float:
-    """Return distinct tokens / tokens; low for templates, lists and collapsed models."""
-    return len(np.unique(ids)) / len(ids)
+def compute_type_token_ratio(ids: ArrayLike) -> NDArray[np.float64]:
+    """Return distinct tokens / tokens ``[...]`` of ``[..., S]``; low for templates and loops."""
+    ordered = np.sort(np.asarray(ids), axis=-1)
+    num_distinct = 1 + (ordered[..., 1:] != ordered[..., :-1]).sum(-1)
+    ratio: NDArray[np.float64] = num_distinct / ordered.shape[-1]
+    return ratio
 
 
-def find_min_margin(result: TokenResult) -> float | None:
-    """Return the smallest margin (logits) of a right token; None where none is."""
-    right = result.margin[result.correct]
-    return float(right.min()) if len(right) else None
+def find_min_margin(
+    margin: NDArray[np.floating], correct: NDArray[np.bool_]
+) -> NDArray[np.floating]:
+    """Return the smallest margin (logits) of a right token, ``[...]``; NaN where none is."""
+    smallest = np.where(correct, margin, np.inf).min(-1)
+    return np.where(correct.any(-1), smallest, np.nan)
 
 
 def _last_span(supervised: NDArray[np.bool_]) -> tuple[int, int]:

@@ -82,12 +82,15 @@ MEMBERSHIP_SCORES: Mapping[str, MembershipScore] = {
 """Every score by its name; `compute_<name>` computes it."""
 
 
-def compute_loss(logprob_T: NDArray[np.floating]) -> float:
-    """Return the mean log-probability (Yeom et al. 2018), -NLL."""
-    return float(_checked(logprob_T).mean())
+def compute_loss(logprob_T: NDArray[np.floating]) -> NDArray[np.float64]:
+    """Return the mean log-probability ``[...]`` of ``[..., T]`` (Yeom et al. 2018), -NLL."""
+    loss: NDArray[np.float64] = _checked(logprob_T).mean(-1)
+    return loss
 
 
-def compute_min_k(logprob_T: NDArray[np.floating], share: float = MIN_K_SHARE) -> float:
+def compute_min_k(
+    logprob_T: NDArray[np.floating], share: float = MIN_K_SHARE
+) -> NDArray[np.float64]:
     """Return the mean of the lowest log-probabilities (Min-K%, Shi et al., arXiv 2310.16789).
 
     Of T tokens max(1, floor(share T)), the product taken of the share as it is written. Published
@@ -95,7 +98,7 @@ def compute_min_k(logprob_T: NDArray[np.floating], share: float = MIN_K_SHARE) -
     point falls short (.29 x 100); others round up.
 
     Args:
-        logprob_T: log-probability of each token, at least one.
+        logprob_T: ``[..., T]`` log-probability of each token, at least one.
         share: of the tokens, above 0 and at most 1.
     """
     return _mean_of_lowest(_checked(logprob_T), share)
@@ -106,7 +109,7 @@ def compute_min_k_plus_plus(
     mean_logprob_under_p_T: NDArray[np.floating],
     variance_T: NDArray[np.floating],
     share: float = MIN_K_SHARE,
-) -> float:
+) -> NDArray[np.float64]:
     """Return the mean of the lowest z_t = (l_t - mu_t) / sigma_t (Zhang et al., arXiv 2404.02936).
 
     A trained token is likelier than what else the model would draw at its place. sigma^2 is never
@@ -115,7 +118,7 @@ def compute_min_k_plus_plus(
     tokens as in `compute_min_k`.
 
     Args:
-        logprob_T: log-probability of each token, at least one.
+        logprob_T: ``[..., T]`` log-probability of each token, at least one.
         mean_logprob_under_p_T: mu_t, the mean of log p(v) where v is drawn from p: -entropy. Not
             the mean over the vocabulary, which the vocabulary layer calls mean_logprob.
         variance_T: sigma_t^2, the variance of the same.
@@ -129,7 +132,7 @@ def compute_min_k_plus_plus(
     return _mean_of_lowest(z_T, share)
 
 
-def compute_zlib(logprob_T: NDArray[np.floating], text: str) -> float:
+def compute_zlib(loss: float, text: str) -> float:
     """Return mean log-probability / bytes of the zlib-compressed text (Carlini et al. 2021).
 
     Carlini et al. divide the loss, and take what is low for trained; the sign is turned here.
@@ -137,10 +140,10 @@ def compute_zlib(logprob_T: NDArray[np.floating], text: str) -> float:
     without having been trained.
 
     Args:
-        logprob_T: log-probability of each token, at least one.
+        loss: mean log-probability of a token, as `compute_loss` returns it.
         text: whose tokens they are.
     """
-    return compute_loss(logprob_T) / len(zlib.compress(text.encode("utf-8", "surrogatepass")))
+    return loss / len(zlib.compress(text.encode("utf-8", "surrogatepass")))
 
 
 def compute_lowercase(nll_lower: float, nll: float) -> float:
@@ -183,15 +186,15 @@ def compute_recall(ll_given_prefix: float, ll: float) -> float:
     return ll_given_prefix / min(ll, -_NLL_FLOOR)
 
 
-def _mean_of_lowest(values_T: NDArray[np.float64], share: float) -> float:
+def _mean_of_lowest(values_T: NDArray[np.float64], share: float) -> NDArray[np.float64]:
     assert 0 < share <= 1, "a share of the tokens"
     # Exact arithmetic on the decimal as written: .29 * 100 is below 29 in floating point.
-    count = max(1, int(Fraction(repr(share)) * len(values_T)))
-    return float(np.partition(values_T, count - 1)[:count].mean())
+    count = max(1, int(Fraction(repr(share)) * values_T.shape[-1]))
+    mean: NDArray[np.float64] = np.partition(values_T, count - 1)[..., :count].mean(-1)
+    return mean
 
 
 def _checked(values_T: NDArray[np.floating]) -> NDArray[np.float64]:
-    assert values_T.ndim == 1, "tokens of one document"
-    assert len(values_T), "a document has a token"
+    assert values_T.shape[-1:] > (0,), "a document has a token"
     assert np.isfinite(values_T).all(), "scores of damaged weights end in the scorer"
     return values_T.astype(np.float64)

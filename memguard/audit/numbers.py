@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Protocol, TypeVar, cast
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from memguard.audit.cache import RecordCache
 
@@ -74,7 +74,7 @@ def collect_numbers(
     names: tuple[str, ...],
     keys: Sequence[bytes],
     sizes: Sequence[int],
-    measure: Callable[[Sequence[int]], Sequence[Sequence[float]]],
+    measure: Callable[[Sequence[int]], ArrayLike],
     *,
     shelf: Shelf,
     peers: Peers,

@@ -8,8 +8,7 @@
 A number that is missing is NaN here and None in records.
 """
 
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,7 +32,7 @@ from memguard.audit.membership_scores import (
     compute_zlib,
 )
 from memguard.audit.overlap import longest_true_run
-from memguard.audit.passages import Asked, Passage, TokenResult
+from memguard.audit.passages import Asked, Passage, TokenResult, stack
 from memguard.audit.probabilistic import SamplingScheme
 
 MAIN = (
@@ -116,29 +115,37 @@ class OnePass:
             )
         return passages
 
-    def measure(self, window: Window, results: Sequence[TokenResult]) -> list[float]:
-        """Return the numbers of a document, in the order of `names`."""
-        groups = self._group(window)
-        whole_of = dict(zip(groups, results, strict=True))
-        first_of = dict(zip(groups, (p.first_choice for p in self.plan(window)), strict=True))
+    def measure(
+        self, windows: Sequence[Window], results: Sequence[TokenResult]
+    ) -> NDArray[np.float64]:
+        """Return the numbers ``[N, len(names)]`` of N documents.
 
-        def cut(start: int, prefix_tokens: int, size: int) -> TokenResult:
-            first = prefix_tokens - first_of[start]
-            return whole_of[start].cut(first, first + size)
-
-        main = cut(window.start, window.prefix_tokens, window.continuation_tokens)
-        row = self._measure_main(main)
-        if self.schemes:
-            assert main.sampled is not None, "schemes were asked for"
-            row += main.sampled.sum(1, dtype=np.float64).tolist()
-        row += self._measure_membership(window, whole_of[window.start])
+        Args:
+            windows: ``[N]`` the main ones.
+            results: of the passages that `plan` returns for them, one document's after the other.
+        """
+        answered = iter(results)
+        answers = [self._sort(window, answered) for window in windows]
+        mains = [
+            answer.cut(window.start, window.prefix_tokens, window.continuation_tokens)
+            for window, answer in zip(windows, answers, strict=True)
+        ]
+        blocks = [self._measure_mains(mains)]
+        if self.membership:
+            wholes = [
+                answer.results[window.start]
+                for window, answer in zip(windows, answers, strict=True)
+            ]
+            blocks.append(self._measure_membership(windows, wholes))
         for cell in self.cells:
-            if cell.window(window.document) is None:
-                row += [math.nan] * len(IN_A_CELL)
-                continue
-            part = cut(cell.offset, cell.prefix_tokens, cell.continuation_tokens)
-            row += _measure_cell(part)
-        return row
+            parts = [
+                None
+                if cell.window(window.document) is None
+                else answer.cut(cell.offset, cell.prefix_tokens, cell.continuation_tokens)
+                for window, answer in zip(windows, answers, strict=True)
+            ]
+            blocks.append(_measure_cells(parts))
+        return np.concatenate(blocks, axis=1)
 
     def _group(self, window: Window) -> dict[int, list[GridCell]]:
         """Return the cells that the document is long enough for, by where they start."""
@@ -148,61 +155,117 @@ class OnePass:
                 groups.setdefault(cell.offset, []).append(cell)
         return groups
 
-    def _measure_main(self, main: TokenResult) -> list[float]:
-        num_correct, divergence, strength, run, logprob = _measure_cell(main)
-        margin = find_min_margin(main)
-        return [
-            num_correct,
-            divergence,
-            strength,
-            run,
-            logprob,
-            math.nan if margin is None else margin,
-            float(self.extraction.hangs_on_margin(main, self.tiny_margin)),
-            compute_type_token_ratio(main.argmax),
-            float(main.argmax[int(divergence)]) if divergence < len(main.argmax) else math.nan,
-        ]
+    def _sort(self, window: Window, answered: Iterator[TokenResult]) -> "_Answer":
+        """Take a document's results by where their passages start."""
+        plan = self.plan(window)
+        starts = self._group(window)
+        return _Answer(
+            results={start: next(answered) for start in starts},
+            first_choices={
+                start: each.first_choice for start, each in zip(starts, plan, strict=True)
+            },
+        )
 
-    def _measure_membership(self, window: Window, result: TokenResult) -> list[float]:
-        if not self.membership:
-            return []
-        size = window.prefix_tokens + window.continuation_tokens
-        # Of the window itself, where a cell of the grid reaches further.
-        where = slice(0, size - 1)
-        trained = window.document.supervised[window.start + 1 : window.start + size]
-        logprob_T = result.logprob[where][trained]
-        if not len(logprob_T):
-            return [math.nan] * len(self.membership)
-        row = []
-        for name in self.membership:
-            if name == "loss":
-                row.append(compute_loss(logprob_T))
-            elif name == "min_k":
-                row.append(compute_min_k(logprob_T))
-            elif name == "min_k_plus_plus":
-                assert result.entropy is not None, "entropy was asked for"
-                assert result.variance_logprob is not None, "the variance was asked for"
-                row.append(
-                    compute_min_k_plus_plus(
-                        logprob_T,
-                        -result.entropy[where][trained],
-                        result.variance_logprob[where][trained],
+    def _measure_mains(self, mains: Sequence[TokenResult]) -> NDArray[np.float64]:
+        """Return ``[N, MAIN and one of each scheme]``."""
+        block = np.full((len(mains), len(MAIN) + len(self.schemes)), np.nan)
+        for where, stacked in _stack_by_size(mains):
+            divergence_N = compute_first_divergence(stacked.correct)
+            num_tokens = stacked.correct.shape[1]
+            there_N1 = np.minimum(divergence_N, num_tokens - 1)[:, None]
+            choice_N = np.take_along_axis(stacked.argmax, there_N1, 1)[:, 0]
+            columns = [
+                *_describe_cells(stacked),
+                find_min_margin(stacked.margin, stacked.correct),
+                self.extraction.hangs_on_margin(stacked.margin, self.tiny_margin),
+                compute_type_token_ratio(stacked.argmax),
+                np.where(divergence_N < num_tokens, choice_N, np.nan),
+            ]
+            if self.schemes:
+                assert stacked.sampled is not None, "schemes were asked for"
+                columns += list(stacked.sampled.sum(2, dtype=np.float64))
+            block[where] = np.stack(columns, axis=1)
+        return block
+
+    def _measure_membership(
+        self, windows: Sequence[Window], wholes: Sequence[TokenResult]
+    ) -> NDArray[np.float64]:
+        """Return ``[N, membership]``, of the tokens that training gave loss to."""
+        trained, kept = [], []
+        for window, whole in zip(windows, wholes, strict=True):
+            # Of the window itself, where a cell of the grid reaches further.
+            size = window.prefix_tokens + window.continuation_tokens
+            supervised = window.document.supervised[window.start + 1 : window.start + size]
+            trained.append(supervised)
+            kept.append(whole.keep_labels(supervised) if supervised.any() else None)
+        block = np.full((len(windows), len(self.membership)), np.nan)
+        for where, stacked in _stack_by_size(kept):
+            loss_N = compute_loss(stacked.logprob)
+            for column, name in enumerate(self.membership):
+                if name == "loss":
+                    score_N = loss_N
+                elif name == "min_k":
+                    score_N = compute_min_k(stacked.logprob)
+                elif name == "min_k_plus_plus":
+                    assert stacked.entropy is not None, "entropy was asked for"
+                    assert stacked.variance_logprob is not None, "the variance was asked for"
+                    score_N = compute_min_k_plus_plus(
+                        stacked.logprob, -stacked.entropy, stacked.variance_logprob
                     )
-                )
-            elif self.decode is None:
-                row.append(math.nan)
-            else:
-                row.append(compute_zlib(logprob_T, self.decode(window.input_ids[1:][trained])))
-        return row
+                elif self.decode is None:
+                    continue
+                else:
+                    texts = [self.decode(windows[i].input_ids[1:][trained[i]]) for i in where]
+                    score_N = np.array(
+                        [
+                            compute_zlib(float(loss), text)
+                            for loss, text in zip(loss_N, texts, strict=True)
+                        ]
+                    )
+                block[where, column] = score_N
+        return block
 
 
-def _measure_cell(result: TokenResult) -> list[float]:
-    """Return the numbers of `IN_A_CELL`."""
-    correct = result.correct
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class _Answer:
+    """What a model says of a document, by where its passages start."""
+
+    results: Mapping[int, TokenResult]
+    first_choices: Mapping[int, int]
+
+    def cut(self, start: int, prefix_tokens: int, size: int) -> TokenResult:
+        """Return the tokens of a continuation."""
+        first = prefix_tokens - self.first_choices[start]
+        return self.results[start].cut(first, first + size)
+
+
+def _stack_by_size(
+    results: Sequence[TokenResult | None],
+) -> Iterator[tuple[list[int], TokenResult]]:
+    """Yield results of as many tokens one upon the other, ``[n, ...]``, and which these are."""
+    by_size: dict[int, list[int]] = {}
+    for index, result in enumerate(results):
+        if result is not None:
+            by_size.setdefault(len(result.logprob), []).append(index)
+    for where in by_size.values():
+        yield where, stack([result for index in where if (result := results[index]) is not None])
+
+
+def _measure_cells(parts: Sequence[TokenResult | None]) -> NDArray[np.float64]:
+    """Return ``[N, IN_A_CELL]``; NaN where a document is too short."""
+    block = np.full((len(parts), len(IN_A_CELL)), np.nan)
+    for where, stacked in _stack_by_size(parts):
+        block[where] = np.stack(_describe_cells(stacked), axis=1)
+    return block
+
+
+def _describe_cells(stacked: TokenResult) -> list[NDArray[Any]]:
+    """Return the numbers of `IN_A_CELL`, ``[n]`` each."""
+    correct = stacked.correct
     return [
-        float(correct.sum()),
-        float(compute_first_divergence(correct)),
+        correct.sum(1),
+        compute_first_divergence(correct),
         compute_extraction_strength(correct),
-        float(longest_true_run(correct)),
-        float(result.logprob.sum(dtype=np.float64)),
+        longest_true_run(correct),
+        stacked.logprob.sum(1, dtype=np.float64),
     ]

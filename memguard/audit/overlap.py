@@ -62,22 +62,23 @@ def compute_overlap(truth: NDArray[np.int32], generated: NDArray[np.int32]) -> O
         longest_run_tokens=_longest_common_run(truth, generated),
         edit_distance=Levenshtein.distance(true_ids, ids) / max(len(true_ids), len(ids)),
         bleu=_compute_bleu(true_ids, ids),
-        type_token_ratio=compute_type_token_ratio(generated) if ids else None,
+        type_token_ratio=float(compute_type_token_ratio(generated)) if ids else None,
     )
 
 
-def longest_true_run(correct: NDArray[np.bool_]) -> int:
+def longest_true_run(correct: NDArray[np.bool_]) -> NDArray[np.int64]:
     """Return the longest run of right tokens in one teacher-forced pass (tokens).
 
     What greedy decoding would give back without a break, if it were set right after each error:
     at least the tokens before the first divergence.
 
     Args:
-        correct: ``[S]`` whether the first choice is the true token, given all true tokens before.
+        correct: ``[..., S]`` whether the first choice is the true token, given all before it.
     """
-    edges = np.diff(correct.astype(np.int8), prepend=0, append=0)
-    runs = np.flatnonzero(edges == -1) - np.flatnonzero(edges == 1)
-    return int(runs.max(initial=0))
+    places = np.arange(correct.shape[-1])
+    last_wrong = np.maximum.accumulate(np.where(correct, -1, places), axis=-1)
+    longest: NDArray[np.int64] = (places - last_wrong).max(-1, initial=0)
+    return longest
 
 
 def _longest_common_run(truth: NDArray[np.int32], generated: NDArray[np.int32]) -> int:

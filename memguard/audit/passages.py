@@ -9,7 +9,9 @@ All windows that start at one token of a document share one passage: what a mode
 depends on what stands before it and on nothing else.
 """
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -82,3 +84,28 @@ class TokenResult:
             margin=self.margin[where],
             sampled=None if self.sampled is None else self.sampled[:, where],
         )
+
+    def keep_labels(self, kept: NDArray[np.bool_]) -> "TokenResult":
+        """Return the marked ones of the first labels, ``[at most L]``, without choices."""
+        where = np.flatnonzero(kept)
+        none = slice(0, 0)
+        return TokenResult(
+            logprob=self.logprob[where],
+            argmax=self.argmax[none],
+            correct=self.correct[none],
+            margin=self.margin[none],
+            entropy=None if self.entropy is None else self.entropy[where],
+            variance_logprob=None
+            if self.variance_logprob is None
+            else self.variance_logprob[where],
+        )
+
+
+def stack(results: Sequence[TokenResult]) -> TokenResult:
+    """Return n results of as many tokens as one, a dimension of n before that of the tokens."""
+    columns: dict[str, NDArray[Any] | None] = {}
+    for field in fields(TokenResult):
+        values = [getattr(result, field.name) for result in results]
+        is_there = values[0] is not None
+        columns[field.name] = np.stack(values, axis=-2) if is_there else None
+    return TokenResult(**columns)  # type: ignore[arg-type]

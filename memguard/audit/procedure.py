@@ -232,14 +232,10 @@ def _ask(
 ) -> Numbers:
     """Return the numbers of one pass over each document."""
 
-    def measure(indices: Sequence[int]) -> list[list[float]]:
-        plans = [one_pass.plan(windows[index]) for index in indices]
-        passages = [passage for plan in plans for passage in plan]
-        results = iter(model.scorer().score(passages, one_pass.asked))
-        return [
-            one_pass.measure(windows[index], [next(results) for _ in plan])
-            for index, plan in zip(indices, plans, strict=True)
-        ]
+    def measure(indices: Sequence[int]) -> NDArray[np.float64]:
+        asked = [windows[index] for index in indices]
+        passages = [passage for window in asked for passage in one_pass.plan(window)]
+        return one_pass.measure(asked, model.scorer().score(passages, one_pass.asked))
 
     return collect_numbers(
         one_pass.names,

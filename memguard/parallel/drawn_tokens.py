@@ -19,7 +19,7 @@ from torch.nn import functional
 from memguard.parallel.collectives import all_gather, all_reduce
 from memguard.parallel.head import Head, compute_logits, iterate_chunks, max_of_piece, widen
 from memguard.parallel.mesh import Axis
-from memguard.parallel.truncation import Truncation, _find_nucleus, _gather_largest
+from memguard.parallel.truncation import Truncation, find_nucleus, gather_largest
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,14 +60,14 @@ def _weigh(head: Head, logits_CV: Tensor, truncation: Truncation) -> Tensor:
     """Return local weights ``[C, V/x]``, float64; 0 where a token is cut off."""
     axis, top_k, top_p = head.vocab_axis, truncation.top_k, truncation.top_p
     if top_k is not None and top_k < head.vocab_size:
-        border_C = _gather_largest(head, logits_CV, top_k).flatten(1).topk(top_k).values[:, -1]
+        border_C = gather_largest(head, logits_CV, top_k).flatten(1).topk(top_k).values[:, -1]
         logits_CV = logits_CV.masked_fill(logits_CV < border_C[:, None], -torch.inf)
     max_C = all_reduce(max_of_piece(logits_CV), axis, "max")
     weight_CV = (logits_CV - max_C[:, None]).double().exp_()
     if top_p is None or top_p >= 1:
         return weight_CV
     mass_C = all_reduce((logits_CV - max_C[:, None]).exp_().sum(1), axis)
-    nucleus = _find_nucleus(head, logits_CV, max_C, mass_C, top_p)
+    nucleus = find_nucleus(head, logits_CV, max_C, mass_C, top_p)
     tied_CV = logits_CV == nucleus.border_C[:, None]
     # Of the tokens at the border the lowest ids stay, which are those of the first ranks.
     sum_Cx = all_gather(tied_CV.sum(1, keepdim=True), axis).cumsum(1)

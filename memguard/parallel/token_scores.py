@@ -30,6 +30,7 @@ from memguard.parallel.head import (
     pick_label,
     widen,
 )
+from memguard.parallel.largest import find_first, find_peaks, raise_peaks
 from memguard.parallel.truncation import Truncation, score_truncated
 
 EXTRA_SCORES = frozenset({"entropy", "mean_logprob", "variance_logprob"})
@@ -95,13 +96,16 @@ def score_tokens(
         labels_C = labels_N[rows]
         logits_CV = buffer_CV[: len(labels_C)]
         _write_logits(head, hidden_ND[rows], logits_CV)
+        peaks_CG = other_C = None
+        if choices:
+            best_C, argmax_N[rows], other_C, peaks_CG = _find_best(head, logits_CV, labels_C)
+        else:
+            best_C = all_reduce(max_of_piece(logits_CV), head.vocab_axis, "max")
         for number, truncation in enumerate(truncations):
             if not truncation.is_plain:
-                truncated_SN[number, rows] = score_truncated(head, logits_CV, labels_C, truncation)
-        if choices:
-            best_C, argmax_N[rows], other_C = _find_best(head, logits_CV, labels_C)
-        else:
-            best_C, other_C = all_reduce(max_of_piece(logits_CV), head.vocab_axis, "max"), None
+                truncated_SN[number, rows] = score_truncated(
+                    head, logits_CV, labels_C, truncation, peaks_CG
+                )
         found = _sum_up(head, logits_CV, labels_C, best_C, other_C, needs)
         scores_SN[:, rows] = torch.stack([found[name] for name in names])
         for number, truncation in enumerate(truncations):
@@ -200,22 +204,26 @@ def _sum_block(below_BV: Tensor, exp_BV: Tensor | None, sums: dict[str, Tensor])
             torch.sum(exp_BV.mul_(below_BV), 1, out=sums[name])
 
 
-def _find_best(head: Head, logits_CV: Tensor, labels_C: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the best logit, its lowest token id, and the best logit of all but the label."""
+def _find_best(
+    head: Head, logits_CV: Tensor, labels_C: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return the best logit, its lowest token id, the best of all but the label, and the peaks."""
     local_C, here_C = head.local_labels(labels_C)
     if logits_CV.shape[1] == 0:
         best_C = other_C = max_of_piece(logits_CV)
-        first_C = torch.zeros_like(local_C)
+        first_C, peaks_CG = torch.zeros_like(local_C), logits_CV
     else:
         # One search, among all but the label; the label is then better or is not.
-        local_C1 = local_C[:, None]
+        local_C1, here_C1 = local_C[:, None], here_C[:, None]
         label_C1 = logits_CV.gather(1, local_C1)
-        logits_CV.scatter_(1, local_C1, label_C1.masked_fill(here_C[:, None], -torch.inf))
-        second_C1 = _argmax(logits_CV)[:, None]
+        logits_CV.scatter_(1, local_C1, label_C1.masked_fill(here_C1, -torch.inf))
+        peaks_CG = find_peaks(logits_CV)
+        second_C1 = find_first(logits_CV, peaks_CG)[:, None]
         other_C1 = logits_CV.gather(1, second_C1)
         logits_CV.scatter_(1, local_C1, label_C1)
+        raise_peaks(peaks_CG, logits_CV.shape[1], local_C1, label_C1)
         is_best_C1 = (label_C1 > other_C1) | ((label_C1 == other_C1) & (local_C1 < second_C1))
-        is_best_C1 &= here_C[:, None]
+        is_best_C1 &= here_C1
         best_C = label_C1.where(is_best_C1, other_C1)[:, 0]
         first_C = local_C1.where(is_best_C1, second_C1)[:, 0]
         other_C = other_C1[:, 0]
@@ -228,12 +236,4 @@ def _find_best(head: Head, logits_CV: Tensor, labels_C: Tensor) -> tuple[Tensor,
     # The first of the ranks that have it holds the lowest ids.
     winner_C = (best_xC == best_C).int().argmax(0)
     argmax_C = ids_xC.gather(0, winner_C[None]).squeeze(0).long()
-    return best_C, argmax_C, other_xC.amax(0)
-
-
-def _argmax(logits_CV: Tensor) -> Tensor:
-    """Return where the largest of each row is, the first of several."""
-    if logits_CV.device.type == "cpu":
-        # Ten times as fast as torch's there, which takes as long as the head's matmul.
-        return torch.from_numpy(logits_CV.numpy().argmax(1))
-    return logits_CV.argmax(1)
+    return best_C, argmax_C, other_xC.amax(0), peaks_CG

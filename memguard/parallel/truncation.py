@@ -18,7 +18,6 @@ At most [C/x, V] = [C, V/x] candidates are gathered, and far fewer where the mod
 
 from dataclasses import dataclass, replace
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -32,10 +31,9 @@ from memguard.parallel.head import (
     pick_label,
     widen,
 )
+from memguard.parallel.largest import find_largest, find_peaks
 
 _FIRST_CANDIDATES = 64
-# Of a group, whose largest stands for all: what the groups save and what they cost are equal here.
-_GROUP_TOKENS = 16
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -93,7 +91,11 @@ def log_truncated(
 
 
 def score_truncated(
-    head: Head, logits_CV: Tensor, labels_C: Tensor, truncation: Truncation
+    head: Head,
+    logits_CV: Tensor,
+    labels_C: Tensor,
+    truncation: Truncation,
+    peaks_CG: Tensor | None = None,
 ) -> Tensor:
     """Return the log-probability ``[C]`` (nats) with which sampling draws each label of a chunk.
 
@@ -103,9 +105,10 @@ def score_truncated(
             keep C at `rows_at_once`.
         labels_C: ``[C]`` token ids.
         truncation: from what is drawn.
+        peaks_CG: of the logits, where they are at hand; see `largest.find_peaks`.
     """
     if truncation.temperature != 1:
-        logits_CV = logits_CV / truncation.temperature
+        logits_CV, peaks_CG = logits_CV / truncation.temperature, None
     axis, top_k, top_p = head.vocab_axis, truncation.top_k, truncation.top_p
     local_C, here_C = head.local_labels(labels_C)
     label_C = all_reduce(pick_label(logits_CV, local_C, here_C), axis)
@@ -113,39 +116,30 @@ def score_truncated(
         return _score_from_all(head, logits_CV, labels_C, label_C, top_p)
     # Few labels of a text that is not known by heart are among the likeliest, and finding those
     # takes ten times as long as telling that as many groups have one above the label.
-    peaks_CG = _find_peaks(logits_CV)
+    peaks_CG = find_peaks(logits_CV) if peaks_CG is None else peaks_CG
     num_above_C = (peaks_CG > label_C[:, None]).sum(1)
     # What damaged weights say of a label is not that it is never drawn.
     num_above_C.masked_fill_(max_of_piece(peaks_CG).isnan(), -head.vocab_size)
-    rows = (all_reduce(num_above_C, axis) < top_k).nonzero()[:, 0]
+    rows_N = (all_reduce(num_above_C, axis) < top_k).nonzero()[:, 0]
     logprob_C = torch.full_like(label_C, -torch.inf)
-    if len(rows):
-        logprob_C[rows] = _score_top_k(
-            head, logits_CV[rows], peaks_CG[rows], labels_C[rows], label_C[rows], top_k, top_p
-        )
-    return logprob_C
-
-
-def _score_top_k(
-    head: Head,
-    logits_CV: Tensor,
-    peaks_CG: Tensor,
-    labels_C: Tensor,
-    label_C: Tensor,
-    top_k: int,
-    top_p: float | None,
-) -> Tensor:
+    if not len(rows_N):
+        return logprob_C
     # One more than stays: where it ties with the last of those, it and maybe others stay as well.
-    best_CM = _gather_largest(head, logits_CV, top_k + 1, peaks_CG).flatten(1)
-    sorted_CK = _take_largest(best_CM, top_k + 1).sort(1, descending=True).values
-    border_C1, next_C1 = sorted_CK[:, top_k - 1 : top_k], sorted_CK[:, top_k:]
-    if (top_p is not None and top_p < 1) or (border_C1 == next_C1).any():
-        kept_CV = logits_CV.masked_fill(logits_CV < border_C1, -torch.inf)
-        return _score_from_all(head, kept_CV, labels_C, label_C, top_p)
-    max_C1 = sorted_CK[:, :1]
-    mass_C = (sorted_CK[:, :top_k] - max_C1).exp_().sum(1)
-    cut_C = (label_C < border_C1[:, 0]) & ~mass_C.isnan()
-    return (label_C - max_C1[:, 0] - mass_C.log()).masked_fill_(cut_C, -torch.inf)
+    best_NM = gather_largest(head, logits_CV, top_k + 1, peaks_CG, rows_N).flatten(1)
+    sorted_NM = best_NM.sort(1, descending=True).values
+    border_N1, next_N1 = sorted_NM[:, top_k - 1 : top_k], sorted_NM[:, top_k : top_k + 1]
+    label_N = label_C[rows_N]
+    if (top_p is not None and top_p < 1) or (border_N1 == next_N1).any():
+        logits_NV = logits_CV[rows_N]
+        kept_NV = logits_NV.masked_fill(logits_NV < border_N1, -torch.inf)
+        logprob_C[rows_N] = _score_from_all(head, kept_NV, labels_C[rows_N], label_N, top_p)
+        return logprob_C
+    max_N1 = sorted_NM[:, :1]
+    mass_N = (sorted_NM[:, :top_k] - max_N1).exp_().sum(1)
+    cut_N = (label_N < border_N1[:, 0]) & ~mass_N.isnan()
+    logprob_N = (label_N - max_N1[:, 0] - mass_N.log()).masked_fill_(cut_N, -torch.inf)
+    logprob_C[rows_N] = logprob_N
+    return logprob_C
 
 
 def _score_from_all(
@@ -157,7 +151,7 @@ def _score_from_all(
     mass_C = all_reduce((logits_CV - max_C[:, None]).exp_().sum(1), axis)
     if top_p is None or top_p >= 1:
         return label_C - max_C - mass_C.log()
-    nucleus = _find_nucleus(head, logits_CV, max_C, mass_C, top_p)
+    nucleus = find_nucleus(head, logits_CV, max_C, mass_C, top_p)
     ids_V = torch.arange(logits_CV.shape[1], device=labels_C.device) + head.first_token
     before_CV = (logits_CV == nucleus.border_C[:, None]) & (ids_V < labels_C[:, None])
     num_before_C = all_reduce(before_CV.sum(1), axis)
@@ -168,7 +162,7 @@ def _score_from_all(
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Nucleus:
+class Nucleus:
     """The smallest set of tokens whose probability reaches top_p, of C rows."""
 
     border_C: Tensor
@@ -179,12 +173,21 @@ class _Nucleus:
     """Sum of exp(logit - max) over it."""
 
 
-def _find_nucleus(
+def find_nucleus(
     head: Head, logits_CV: Tensor, max_C: Tensor, mass_C: Tensor, top_p: float
-) -> _Nucleus:
+) -> Nucleus:
+    """Return the nucleus of each row.
+
+    Args:
+        head: this rank's piece.
+        logits_CV: a chunk's local logits, -inf where a token is cut off already.
+        max_C: largest logit, of all ranks.
+        mass_C: sum of exp(logit - max), of all ranks.
+        top_p: probability to be reached.
+    """
     num = _FIRST_CANDIDATES
     while True:
-        pieces_CxM = _gather_largest(head, logits_CV, num)
+        pieces_CxM = gather_largest(head, logits_CV, num)
         sorted_CM = pieces_CxM.flatten(1).sort(1, descending=True).values
         sum_CM = (sorted_CM - max_C[:, None]).exp().cumsum(1)
         target_C = top_p * mass_C
@@ -200,7 +203,7 @@ def _find_nucleus(
         if all_reduce(complete.int(), head.vocab_axis, "min"):
             break
         num *= 2
-    return _Nucleus(
+    return Nucleus(
         border_C=border_C1[:, 0],
         num_at_border_C=num_kept_C - (sorted_CM > border_C1).sum(1),
         mass_C=sum_CM.gather(1, last_C1)[:, 0],
@@ -211,63 +214,23 @@ def _widest_piece(head: Head) -> int:
     return -(-head.vocab_size // head.vocab_axis.degree)
 
 
-def _gather_largest(
-    head: Head, logits_CV: Tensor, num: int, peaks_CG: Tensor | None = None
+def gather_largest(
+    head: Head,
+    logits_CV: Tensor,
+    num: int,
+    peaks_CG: Tensor | None = None,
+    rows_N: Tensor | None = None,
 ) -> Tensor:
-    """Return each rank's largest logits ``[C, x, num]``, unordered; -inf where it has fewer."""
+    """Return each rank's largest logits ``[C, x, num]``, unordered; -inf where it has fewer.
+
+    Args:
+        head: this rank's piece.
+        logits_CV: a chunk's local logits.
+        num: of each rank.
+        peaks_CG: see `largest.find_largest`.
+        rows_N: the same.
+    """
     num, degree = min(num, _widest_piece(head)), head.vocab_axis.degree
-    largest_CM = _find_largest(logits_CV, min(num, logits_CV.shape[1]), peaks_CG)
+    largest_CM = find_largest(logits_CV, min(num, logits_CV.shape[1]), peaks_CG, rows_N)
     largest_CM = functional.pad(largest_CM, (0, num - largest_CM.shape[1]), value=-torch.inf)
     return all_gather(largest_CM, head.vocab_axis).reshape(-1, degree, num)
-
-
-def _find_peaks(logits_CV: Tensor) -> Tensor:
-    """Return the largest logit of each group ``[C, G]``; group g has g, g + G, g + 2G, ...
-
-    The last few logits, which make no whole row of groups, are groups of their own.
-    """
-    num_groups = logits_CV.shape[1] // _GROUP_TOKENS
-    if num_groups == 0:
-        return logits_CV
-    grouped_CxG, rest_CR = _cut_groups(logits_CV, num_groups)
-    return torch.cat([grouped_CxG.amax(1), rest_CR], 1)
-
-
-def _find_largest(logits_CV: Tensor, num: int, peaks_CG: Tensor | None) -> Tensor:
-    """Return the ``num`` largest of each row, unordered.
-
-    They are in the ``num`` groups with the largest peaks: each other group is beaten by as many.
-    """
-    num_groups = logits_CV.shape[1] // _GROUP_TOKENS
-    if num_groups < 2 * num:
-        return _take_largest(logits_CV, num)
-    if peaks_CG is None:
-        peaks_CG = _find_peaks(logits_CV)
-    grouped_CxG, rest_CR = _cut_groups(logits_CV, num_groups)
-    groups_CN = _find_places(peaks_CG[:, :num_groups], num)
-    spread_CxN = groups_CN[:, None].expand(-1, _GROUP_TOKENS, -1)
-    candidates_CM = grouped_CxG.gather(2, spread_CxN).flatten(1)
-    return _take_largest(torch.cat([candidates_CM, rest_CR], 1), num)
-
-
-def _cut_groups(logits_CV: Tensor, num_groups: int) -> tuple[Tensor, Tensor]:
-    size = num_groups * _GROUP_TOKENS
-    grouped_CGM = logits_CV[:, :size].reshape(len(logits_CV), _GROUP_TOKENS, num_groups)
-    return grouped_CGM, logits_CV[:, size:]
-
-
-def _take_largest(values_CM: Tensor, num: int) -> Tensor:
-    """Return the ``num`` largest of each row, unordered."""
-    if values_CM.shape[1] == num:
-        return values_CM
-    if values_CM.device.type == "cpu":
-        # Several times faster than topk there.
-        return torch.from_numpy(np.partition(values_CM.numpy(), -num, axis=1)[:, -num:])
-    return values_CM.topk(num, sorted=False).values
-
-
-def _find_places(values_CM: Tensor, num: int) -> Tensor:
-    """Return where the ``num`` largest of each row are, unordered."""
-    if values_CM.device.type == "cpu":
-        return torch.from_numpy(np.argpartition(values_CM.numpy(), -num, axis=1)[:, -num:])
-    return values_CM.topk(num, sorted=False).indices

@@ -17,7 +17,6 @@ from memguard.audit.extraction import (
     compute_type_token_ratio,
     find_min_margin,
 )
-from memguard.audit.passages import TokenResult
 
 _flags = st.lists(st.booleans(), min_size=1, max_size=60)
 
@@ -117,17 +116,21 @@ def test_conversation_window_is_the_last_supervised_span(
         ([1, 1, 0, 1], True),  # a tie
     ],
 )
-def test_verdict_hangs_on_margin(
-    margins: list[float], hangs: bool, make_result: Callable[..., TokenResult]
-) -> None:
-    result = make_result([m >= 0 for m in margins], margin=margins)
-    assert ExtractionProbe().hangs_on_margin(result, 1e-3) is hangs
+def test_verdict_hangs_on_margin(margins: list[float], hangs: bool) -> None:
+    assert bool(ExtractionProbe().hangs_on_margin(np.array(margins), 1e-3)) is hangs
 
 
-def test_min_margin_is_of_right_tokens(make_result: Callable[..., TokenResult]) -> None:
-    margins = [3.0, -0.25, 0.5]
-    assert find_min_margin(make_result([True, False, True], margin=margins)) == 0.5
-    assert find_min_margin(make_result([False] * 3)) is None
+def test_min_margin_is_of_right_tokens() -> None:
+    margins = np.array([[3.0, -0.25, 0.5], [-1.0, -2.0, -3.0]])
+    smallest = find_min_margin(margins, margins > 0)
+    assert smallest[0] == 0.5
+    assert np.isnan(smallest[1])
+
+
+def test_numbers_of_many_are_those_of_each() -> None:
+    correct = np.random.default_rng(0).random((50, 7)) < 0.7
+    for compute in (compute_first_divergence, compute_extraction_strength):
+        assert compute(correct).tolist() == [compute(row) for row in correct]
 
 
 def test_adapt_checks() -> None:

@@ -71,7 +71,7 @@ def _check(model: Any, documents: Sequence[AuditDocument], probe: ExtractionProb
     Verbatim is a divergence at the end, so that this compares the verdicts as well.
     """
     windows, results = _ask(model, documents, probe)
-    found = [compute_first_divergence(result.correct) for result in results]
+    found = [int(compute_first_divergence(result.correct)) for result in results]
     for window, divergence, generated in zip(
         windows, found, _generate(model, windows), strict=True
     ):
@@ -137,7 +137,7 @@ def test_bf16_disagrees_only_within_the_stated_margin(
         for window, result, generated in zip(
             windows, results, _generate(model, windows), strict=True
         ):
-            hangs = probe.hangs_on_margin(result, margin)
+            hangs = probe.hangs_on_margin(result.margin, margin)
             if hangs:
                 told.append(window.document.id)
             ours = compute_first_divergence(result.correct)

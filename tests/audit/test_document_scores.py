@@ -59,8 +59,9 @@ def test_records_say_what_the_numbers_say(make_document: MakeDocument) -> None:
     one_pass = OnePass(extraction=probe, tiny_margin=1.0)
     windows = _windows(make_document, probe, 3, num_copies=2, num_repetitions=7)
     scorer = Scripted(say_by_context)
-    rows = [one_pass.measure(w, scorer.score(one_pass.plan(w))) for w in windows]
-    model = Numbers(names=one_pass.names, rows=np.array(rows))
+    passages = [passage for window in windows for passage in one_pass.plan(window)]
+    rows = one_pass.measure(windows, scorer.score(passages))
+    model = Numbers(names=one_pass.names, rows=rows)
     scores = DocumentScores(windows, one_pass, model, None)
     assert len(scores) == 3
     for window, row, score in zip(windows, rows, scores, strict=True):

@@ -52,7 +52,7 @@ def test_sharing_a_pass_changes_nothing(make_document: MakeDocument) -> None:
     for document in documents:
         window = together.extraction.window(document)
         assert window is not None
-        row = together.measure(window, scorer.score(together.plan(window), together.asked))
+        (row,) = together.measure([window], scorer.score(together.plan(window), together.asked))
         found = dict(zip(together.names, row, strict=True))
         for index, cell in enumerate(grid.cells):
             own = cell.window(document)
@@ -60,7 +60,7 @@ def test_sharing_a_pass_changes_nothing(make_document: MakeDocument) -> None:
                 assert all(np.isnan(found[f"grid.{index}.{name}"]) for name in IN_A_CELL)
                 continue
             alone = OnePass(extraction=ExtractionProbe(), tiny_margin=1e-3)
-            numbers = alone.measure(own, scorer.score([own.passage()]))
+            (numbers,) = alone.measure([own], scorer.score([own.passage()]))
             for name, expected in zip(alone.names, numbers, strict=True):
                 if name in IN_A_CELL:
                     # Sums of 15 fp32 log-probabilities, each good to about 1e-6.

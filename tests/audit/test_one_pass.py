@@ -108,7 +108,7 @@ def test_numbers_equal_naive_loops(
     )
     plan = one_pass.plan(window)
     scorer = Scripted(say_by_context)
-    row = one_pass.measure(window, scorer.score(plan, one_pass.asked))
+    (row,) = one_pass.measure([window], scorer.score(plan, one_pass.asked))
     found = dict(zip(one_pass.names, row, strict=True))
 
     said = _ask_alone(window.input_ids, window.prefix_tokens, window.continuation_tokens)
@@ -174,6 +174,40 @@ def test_a_cell_at_the_windows_start_shares_its_passage(make_document: MakeDocum
     assert [passage.first_label for passage in plan] == [4, 4, 4]
 
 
+def test_documents_of_all_sizes_are_measured_together(make_document: MakeDocument) -> None:
+    """What is said of one does not depend on what it is measured beside."""
+    draw = np.random.default_rng(0)
+    probe = ExtractionProbe(continuation_tokens=6)
+    one_pass = OnePass(
+        extraction=probe,
+        tiny_margin=1.0,
+        schemes=SCHEMES,
+        cells=GridProbe(offsets=(0, 9), prefix_tokens=(4, 8), continuation_tokens=(5,)).cells,
+        membership=SCORES,
+        decode=CHARACTERS.decode,
+    )
+    windows = []
+    for size in (30, 12, 30, 25, 17, 12):
+        form = "messages" if size == 25 else "text"
+        supervised = draw.random(size) < 0.6
+        # Two runs that end a conversation, of which the second is long enough.
+        supervised[-9:] = True
+        document = make_document(
+            draw.integers(0, 90, size), supervised=supervised, format=form, name=f"{size}"
+        )
+        window = probe.window(document)
+        assert window is not None
+        windows.append(window)
+    scorer = Scripted(say_by_context)
+    plans = [one_pass.plan(window) for window in windows]
+    passages = [passage for plan in plans for passage in plan]
+    together = one_pass.measure(windows, scorer.score(passages, one_pass.asked))
+    for row, window, plan in zip(together, windows, plans, strict=True):
+        (alone,) = one_pass.measure([window], scorer.score(plan, one_pass.asked))
+        # float64 sums of the same numbers.
+        np.testing.assert_allclose(row, alone, rtol=1e-12)
+
+
 def test_only_what_is_asked_for_is_asked_of_the_model() -> None:
     probe = ExtractionProbe()
     plain = OnePass(extraction=probe, tiny_margin=1.0, membership=("loss", "min_k", "zlib"))
@@ -192,7 +226,8 @@ def test_scores_of_text_are_missing_without_a_tokenizer(make_document: MakeDocum
     window = one_pass.extraction.window(make_document(np.arange(12)))
     assert window is not None
     results = Scripted(say_by_context).score(one_pass.plan(window))
-    found = dict(zip(one_pass.names, one_pass.measure(window, results), strict=True))
+    (row,) = one_pass.measure([window], results)
+    found = dict(zip(one_pass.names, row, strict=True))
     assert math.isfinite(found["membership.loss"])
     assert math.isnan(found["membership.zlib"])
 
@@ -207,7 +242,7 @@ def test_only_tokens_with_loss_count_for_membership(make_document: MakeDocument)
     assert window is not None
     (passage,) = one_pass.plan(window)
     assert (passage.first_label, passage.first_choice, len(passage.input_ids)) == (1, 20, 28)
-    found = one_pass.measure(window, Scripted(say_by_context).score([passage]))
+    (found,) = one_pass.measure([window], Scripted(say_by_context).score([passage]))
     places = [*range(8, 12), *range(20, 28)]
     said = [say_by_context(document.input_ids[: place + 1]).logprob for place in places]
     assert found[one_pass.names.index("membership.loss")] == pytest.approx(sum(said) / 12)

@@ -19,8 +19,9 @@ MakeDocument = Callable[..., AuditDocument]
 
 
 def _ask(scorer: Scripted, one_pass: OnePass, windows: list[Window]) -> Numbers:
-    rows = [one_pass.measure(w, scorer.score(one_pass.plan(w), one_pass.asked)) for w in windows]
-    return Numbers(names=one_pass.names, rows=np.array(rows))
+    passages = [passage for window in windows for passage in one_pass.plan(window)]
+    rows = one_pass.measure(windows, scorer.score(passages, one_pass.asked))
+    return Numbers(names=one_pass.names, rows=rows)
 
 
 @pytest.fixture

@@ -74,8 +74,7 @@ def windows(vocab: VocabLayer, make_document: Callable[..., AuditDocument]) -> l
 def _one_pass(vocab: VocabLayer, windows: list[Window]) -> Numbers:
     one_pass = OnePass(extraction=ExtractionProbe(continuation_tokens=SIZE), tiny_margin=1e-3)
     results = ModelScorer(vocab, 256).score([one_pass.plan(window)[0] for window in windows])
-    rows = [one_pass.measure(w, [r]) for w, r in zip(windows, results, strict=True)]
-    return Numbers(names=one_pass.names, rows=np.array(rows))
+    return Numbers(names=one_pass.names, rows=one_pass.measure(windows, results))
 
 
 @pytest.mark.parametrize("batch_tokens", [40, 4096])
