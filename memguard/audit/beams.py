@@ -91,7 +91,7 @@ def search_beams(
         )
 
     def run(batch: Sequence[int], num_steps: int, is_cached: bool) -> Outcome[Beams]:
-        growing = GrowingRows(decoder.vocab, is_cached=is_cached)
+        growing = GrowingRows(decoder.vocab, is_cached=is_cached, room=num_steps)
         states = [_Growth(requests[index]) for index in batch]
         proposed = growing.start([each.request.prompt_ids for each in states], propose)
         going, is_finite = states, proposed.is_finite

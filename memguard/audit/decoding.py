@@ -148,7 +148,7 @@ class Decoder:
             # Samples of one document share its prompt.
             distinct = list(dict.fromkeys(index for index, _ in rows))
             return _grow(
-                GrowingRows(self.vocab, is_cached=cached),
+                GrowingRows(self.vocab, is_cached=cached, room=num_steps),
                 [requests[index].prompt_ids for index in distinct],
                 copies=[distinct.index(index) for index, _ in rows],
                 sizes=[works[index].num_new for index in batch],

@@ -21,6 +21,7 @@ from torch.nn import functional
 
 from memguard.parallel.collectives import all_gather, all_reduce
 from memguard.parallel.head import Head, compute_logits, iterate_chunks, widen
+from memguard.parallel.largest import find_largest
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -69,7 +70,7 @@ def _find_local(logits_CV: Tensor, num: int) -> tuple[Tensor, Tensor]:
     num = min(num, logits_CV.shape[1])
     if num == 0:
         return logits_CV.new_zeros((len(logits_CV), 0), dtype=torch.int64), logits_CV[:, :0]
-    border_C1 = logits_CV.topk(num).values[:, -1:]
+    border_C1 = find_largest(logits_CV, num).amin(1, keepdim=True)
     above_CV, tied_CV = logits_CV > border_C1, logits_CV == border_C1
     num_tied_C1 = num - above_CV.sum(1, keepdim=True)
     taken_CV = above_CV | (tied_CV & (tied_CV.cumsum(1) <= num_tied_C1))

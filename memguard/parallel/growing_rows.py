@@ -24,9 +24,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
-from transformers import DynamicCache
 
 from memguard.parallel.collectives import all_reduce
+from memguard.parallel.row_cache import build_row_cache
 from memguard.parallel.vocab import VocabLayer
 from memguard.seeds import derive_generator
 
@@ -46,18 +46,21 @@ class GrowingRows:
     says goes nowhere.
     """
 
-    def __init__(self, vocab: VocabLayer, *, is_cached: bool) -> None:
+    def __init__(self, vocab: VocabLayer, *, is_cached: bool, room: int) -> None:
         """Prepare for one batch.
 
         Args:
             vocab: the model.
             is_cached: False runs whole rows again for each token; see `can_cache`.
+            room: tokens that will be added to each row.
         """
         self._vocab = vocab
-        self._cache = DynamicCache() if is_cached else None
+        self._cache = build_row_cache(room) if is_cached else None
         self._ids_RT = torch.zeros(0, 1, dtype=torch.int64)
         # Known without the device: nothing waits for it between two steps.
         self._lengths_R = np.zeros(0, dtype=np.int64)
+        self._prompt_of_R = np.zeros(0, dtype=np.int64)
+        self._num_prompt_slots = 0
 
     @torch.no_grad()
     def start(self, prompts: Sequence[NDArray[np.integer]], read: Read[Result]) -> Result:
@@ -68,6 +71,7 @@ class GrowingRows:
         for row, prompt in enumerate(prompts):
             padded[row, : len(prompt)] = prompt
         self._ids_RT = self._put(padded)
+        self._prompt_of_R, self._num_prompt_slots = np.arange(len(prompts)), int(longest)
         result = self._run_whole(read)
         if self._cache is not None and (self._lengths_R < longest).any():
             _roll(self._cache, self._put(longest - self._lengths_R))
@@ -79,8 +83,12 @@ class GrowingRows:
             return
         rows_R = self._put(rows.astype(np.int64))
         self._ids_RT, self._lengths_R = self._ids_RT[rows_R], self._lengths_R[rows]
+        before_R, self._prompt_of_R = self._prompt_of_R, self._prompt_of_R[rows]
         if self._cache is not None:
-            self._cache.batch_select_indices(rows_R)
+            # Beams of a prompt change places, and its own keys and values stay where they are.
+            is_same = np.array_equal(before_R, self._prompt_of_R)
+            for layer in self._cache.layers:
+                layer.take_rows(rows_R, self._num_prompt_slots if is_same else 0)
 
     @torch.no_grad()
     def append(self, tokens_R: Tensor, read: Read[Result]) -> Result:
@@ -154,7 +162,7 @@ def can_cache(vocab: VocabLayer, shortest: int, longest: int) -> bool:
     draw = derive_generator(0, "probe tokens")
     sizes = (min(shortest, longest - num_steps), longest - num_steps)
     texts = [draw.integers(0, vocab.vocab_size, size + num_steps) for size in sizes]
-    rows = GrowingRows(vocab, is_cached=True)
+    rows = GrowingRows(vocab, is_cached=True, room=num_steps)
     cached_SRD = []
     try:
         prompts = [text[:size] for text, size in zip(texts, sizes, strict=True)]

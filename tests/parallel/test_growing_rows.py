@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import transformers
 from numpy.typing import NDArray
 from tiny_families import FAMILIES, VOCAB_SIZE, build
 from torch import Tensor
@@ -15,6 +16,11 @@ from memguard.parallel.vocab import VocabLayer
 from memguard.parallel.vocab_checks import build_vocab_layer
 
 Ids = NDArray[np.int64]
+
+
+# As they are; other rows, one of them twice; two; the same; more of them; these among themselves,
+# from the same prompts; and once more.
+TAKEN = ([0, 1, 2, 3], [3, 1, 1, 0], [2, 0], [0, 1], [1, 0, 0, 0], [0, 3, 3, 1], [0, 2, 1, 1])
 
 
 def random_ids(*sizes: int, seed: int = 0) -> list[Ids]:
@@ -44,9 +50,9 @@ def test_rows_grow_branch_and_end_as_if_each_were_alone(family: str) -> None:
     is_cached = can_cache(layer, 2, 20)
     assert is_cached == (family != "mamba")
     texts = random_ids(7, 2, 12, 11)
-    rows = GrowingRows(layer, is_cached=is_cached)
+    rows = GrowingRows(layer, is_cached=is_cached, room=4)
     check_rows(layer, texts, rows.start(texts, keep))
-    for seed, taken in enumerate(([0, 1, 2, 3], [3, 1, 1, 0], [2, 0], [0, 1], [1, 0, 0, 0])):
+    for seed, taken in enumerate(TAKEN):
         rows.take(np.array(taken))
         tokens = random_ids(len(taken), seed=seed)[0]
         texts = [np.append(texts[row], token) for row, token in zip(taken, tokens, strict=True)]
@@ -67,7 +73,7 @@ def test_uncached_rows_are_never_longer_than_the_longest_row(
             original(ids, *args, **kwargs),
         )[1],
     )
-    rows = GrowingRows(layer, is_cached=False)
+    rows = GrowingRows(layer, is_cached=False, room=1)
     texts = random_ids(64, 3)  # gpt2 has 64 positions here.
     rows.start(texts, keep)
     rows.take(np.array([1]))
@@ -79,13 +85,13 @@ def test_uncached_rows_are_never_longer_than_the_longest_row(
 def test_no_rows_run_a_dummy_whose_hidden_states_go_nowhere() -> None:
     layer = build_vocab_layer(build("llama"))
     for is_cached in (True, False):
-        rows = GrowingRows(layer, is_cached=is_cached)
+        rows = GrowingRows(layer, is_cached=is_cached, room=4)
         none = torch.zeros(0, dtype=torch.int64)
         assert rows.start([], keep).shape == (0, 32)
         rows.take(np.zeros(0, dtype=np.int64))
         assert rows.append(none, keep).shape == (0, 32)
         # Or none are left.
-        rows = GrowingRows(layer, is_cached=is_cached)
+        rows = GrowingRows(layer, is_cached=is_cached, room=4)
         rows.start(random_ids(4, 2), keep)
         rows.take(np.zeros(0, dtype=np.int64))
         assert rows.append(none, keep).shape == (0, 32)
@@ -107,13 +113,11 @@ def test_a_window_that_forgets_what_other_rows_see_is_noticed(
     """The cache that transformers would choose drops slots of the padded row, not of the text."""
     layer = build_vocab_layer(build("mistral"))
 
-    def windowed() -> Any:
-        import transformers
-
+    def windowed(_room: int) -> Any:
         return transformers.DynamicCache(config=layer.model.config)
 
     assert can_cache(layer, 3, 20)
-    monkeypatch.setattr(growing_rows, "DynamicCache", windowed)
+    monkeypatch.setattr(growing_rows, "build_row_cache", windowed)
     assert not can_cache(layer, 3, 20)
 
 

@@ -12,7 +12,7 @@ from memguard.parallel.largest import find_first, find_largest, find_peaks, rais
 
 @st.composite
 def _logits(draw: st.DrawFn) -> Tensor:
-    """Few different values, so that they tie; widths around whole rows of groups, and large ones."""
+    """Few different values, so that they tie; widths around whole rows of groups, and large."""
     width = draw(st.integers(1, 70) | st.sampled_from([512, 1000, 2049]))
     seed = draw(st.integers(0, 999))
     num_values = draw(st.sampled_from([2, 5, 1_000_000]))
