@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 from pydantic import Field
 
 from memguard.audit.passages import Passage
-from memguard.config.schema import PositiveInt, Settings
+from memguard.config.settings import PositiveInt, Settings
 from memguard.records import Role
 
 TINY_MARGINS: dict[str, float] = {"fp32": 1e-3, "bf16": 0.25}

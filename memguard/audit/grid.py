@@ -11,7 +11,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 
 from memguard.audit.extraction import AuditDocument, Window
-from memguard.config.schema import PositiveInt, Settings
+from memguard.config.settings import PositiveInt, Settings
 
 _Lengths = Annotated[tuple[PositiveInt, ...], Field(min_length=1)]
 

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memguard.mitigation import Goldfish
+from memguard.mitigation.letters import LETTERS_PER_TOKEN
 from memguard.seeds import derive_generator
 
 
@@ -30,7 +31,9 @@ def drops_next(
             mask depends on them.
     """
     num_rows, num_candidates = candidates_RC.shape
-    skipped = max(0, ids_RT.shape[1] - goldfish.config.context_width)
+    # Letters are counted, and a token may have none.
+    needed = ids_RT.shape[1] if goldfish.letters else goldfish.config.context_width
+    skipped = max(0, ids_RT.shape[1] - needed)
     before = np.repeat(ids_RT[:, skipped:], num_candidates, axis=0)
     rows = np.concatenate([before, candidates_RC.reshape(-1, 1)], axis=1)
     dropped = find_dropped(goldfish, rows, first_position + skipped)[:, -1]
@@ -61,6 +64,10 @@ def find_dropped(
     # Any token stands for those before, so that the first that is known is not the document's.
     unknown = np.zeros((len(ids_RT), 1), dtype=ids_RT.dtype)
     dropped = goldfish.drop_mask(np.concatenate([unknown, ids_RT], axis=1), None, generator)[:, 1:]
+    if goldfish.letters is not None:
+        num_before_RT = np.cumsum(goldfish.letters.count(ids_RT), axis=1)
+        num_before_RT = np.pad(num_before_RT, ((0, 0), (1, 0)))[:, :-1]
+        return dropped & (num_before_RT >= LETTERS_PER_TOKEN * config.context_width)
     # One hashes h tokens before the label, the other h that end with it.
     width = config.context_width - (config.mode == "hash_reference")
     return dropped & (np.arange(num_tokens) >= width)

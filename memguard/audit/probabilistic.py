@@ -28,7 +28,7 @@ from numpy.typing import ArrayLike, NDArray
 from pydantic import Field
 
 from memguard.audit.statistics import clopper_pearson
-from memguard.config.schema import PositiveInt, Settings
+from memguard.config.settings import PositiveInt, Settings
 from memguard.records import Rate
 
 GREEDY = -1

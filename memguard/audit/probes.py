@@ -20,7 +20,7 @@ from memguard.audit.extraction import ExtractionProbe
 from memguard.audit.grid import GridProbe
 from memguard.audit.membership_scores import MEMBERSHIP_SCORES
 from memguard.audit.probabilistic import SamplingScheme
-from memguard.config.schema import PositiveInt, Settings
+from memguard.config.settings import PositiveInt, Settings
 
 Share = Annotated[float, Field(gt=0, lt=1)]
 

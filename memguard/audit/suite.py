@@ -19,7 +19,7 @@ from memguard.audit.probes import (
     SamplingProbe,
 )
 from memguard.config.loading import Document, load_yaml, validate
-from memguard.config.schema import Name, PositiveInt, Settings
+from memguard.config.settings import Name, PositiveInt, Settings
 from memguard.errors import ConfigError
 
 ProbeT = TypeVar("ProbeT", bound=Probe)

@@ -19,7 +19,7 @@ from memguard.data.documents import Document
 from memguard.data.loader import Loader
 from memguard.data.prepare import prepare as prepare_corpus
 from memguard.data.schedule import plan_rows
-from memguard.data.tokenization import TokenizedDocument
+from memguard.data.tokenization import TokenizedDocument, list_token_texts
 from memguard.errors import ModelError
 from memguard.mitigation import Mitigations, build_mitigations
 from memguard.records import write_atomically
@@ -121,7 +121,9 @@ def build_feed(config: RunConfig, prepared: PreparedRun, *, share_rows: bool) ->
         share_rows=share_rows,
     )
     mitigations = build_mitigations(
-        config.mitigations, special_ids=sorted(find_special_ids(tokenizer))
+        config.mitigations,
+        special_ids=sorted(find_special_ids(tokenizer)),
+        token_texts=lambda: list_token_texts(tokenizer),
     )
     loader = Loader(
         corpus,

@@ -13,10 +13,11 @@ from memguard.audit.own_passes import Codec
 from memguard.audit.procedure import CompareMasks, OnProgress, Workshop
 from memguard.audit.suite import Suite
 from memguard.cli.subjects import Subject
-from memguard.config import AuditConfig
+from memguard.config import AuditConfig, GoldfishConfig
 from memguard.data.chat import find_special_ids
+from memguard.data.tokenization import list_token_texts
 from memguard.errors import ModelError
-from memguard.mitigation import Goldfish, build_mitigations
+from memguard.mitigation import Goldfish, build_goldfish, build_mitigations
 from memguard.parallel.checkpoint_folder import load_tokenizer
 from memguard.records import MaskChange
 from memguard.runtime import Runtime, default_cache_dir
@@ -59,8 +60,16 @@ def open_workshop(
 def _build_goldfish(subject: Subject, tokenizer: Any) -> Goldfish | None:
     """Return the goldfish of the training; None where labels were not dropped."""
     special_ids = sorted(find_special_ids(tokenizer))
-    # The only mitigation there is, and named once.
-    goldfish = [Goldfish(config, special_ids=special_ids) for config in subject.mitigations]
+    # Named once at most.
+    goldfish = [
+        build_goldfish(
+            config,
+            special_ids=special_ids,
+            token_texts=lambda: list_token_texts(tokenizer),
+        )
+        for config in subject.mitigations
+        if isinstance(config, GoldfishConfig)
+    ]
     return goldfish[0] if goldfish else None
 
 
@@ -83,7 +92,9 @@ def _compare_masks(
     texts: Sequence[str], pairs: Sequence[tuple[str, str]], tokenizer: Any, subject: Subject
 ) -> list[MaskChange]:
     mitigations = build_mitigations(
-        subject.mitigations, special_ids=sorted(find_special_ids(tokenizer))
+        subject.mitigations,
+        special_ids=sorted(find_special_ids(tokenizer)),
+        token_texts=lambda: list_token_texts(tokenizer),
     )
     found = measure_mask_consistency(
         texts,

@@ -1,6 +1,8 @@
 """What was asked: the settings of a run, checked before anything is read.
 
+    settings.py      what all settings have in common
     schema.py        the settings of a run: one sentence, a unit and a default each
+    mitigations.py   those of each mitigation, and which do not go together
     schema_sweep.py  the settings of a sweep
     loading.py       YAML + dotted overrides -> RunConfig; all problems together, with line, column
     messages.py      what pydantic found wrong, as sentences a user can act on
@@ -18,13 +20,12 @@ from memguard.config.loading import (
     parse_key,
     validate,
 )
+from memguard.config.mitigations import GoldfishConfig, MitigationConfig
 from memguard.config.schema import (
     AuditConfig,
     AxisName,
     CanaryConfig,
     DataConfig,
-    GoldfishConfig,
-    MitigationConfig,
     ModelConfig,
     OptimConfig,
     ParallelConfig,

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from memguard.config.messages import KeyPath, explain, format_key
+from memguard.config.messages import KeyPath, drop_tags, explain, format_key
 from memguard.config.schema import RunConfig
 from memguard.errors import ConfigError
 
@@ -184,6 +184,6 @@ def validate(
     except ValidationError as error:
         problems = []
         for item in error.errors():
-            here = (*prefix, *item["loc"])
+            here = (*prefix, *drop_tags(values, item))
             problems.append(f"{origin.locate(here)} {explain(model, item, here)}")
         raise ConfigError(*problems) from error

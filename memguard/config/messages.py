@@ -42,10 +42,43 @@ def explain(model: type[BaseModel], item: Any, here: KeyPath) -> str:
         field = _fields_at(model, item["loc"][:-1]).get(str(item["loc"][-1]))
         about = describe_field(field) if field else ""
         return f"'{name}' is missing{': ' if about else ''}{about}"
+    if kind == "union_tag_not_found":
+        return f"'{name}' is missing: which of {', '.join(_list_names(model, item['loc']))}"
+    if kind == "union_tag_invalid":
+        wrong = str(item["ctx"]["tag"])
+        known = _list_names(model, item["loc"])
+        return (
+            f"'{name}' should be one of {', '.join(known)}; got {wrong!r}"
+            f"{suggest_near(wrong, known)}"
+        )
     if kind == "value_error":
         message = str(item["ctx"]["error"])
         return f"'{name}': {message}" if name else message
     return f"'{name}' {_rule(item)}; got {_shorten(item['input'])}{_suggest_value(item)}"
+
+
+def drop_tags(values: Any, item: Any) -> KeyPath:
+    """Return an entry's place as the user wrote it.
+
+    Where a block may be one of several, told apart by their names, pydantic puts the name into the
+    place of what is wrong in it.
+
+    Args:
+        values: what was written.
+        item: one entry of ``ValidationError.errors()``.
+    """
+    here, place = values, []
+    for key in item["loc"]:
+        if isinstance(here, Mapping) and key not in here and key == here.get("name"):
+            continue
+        place.append(key)
+        try:
+            here = here[key]
+        except (KeyError, IndexError, TypeError):
+            here = None
+    if item["type"] in ("union_tag_invalid", "union_tag_not_found"):
+        place.append("name")
+    return tuple(place)
 
 
 def describe_field(field: FieldInfo) -> str:
@@ -64,7 +97,7 @@ def suggest_near(wrong: str, known: list[str]) -> str:
 
 def _rule(item: Any) -> str:
     """Return pydantic's rule without the words of its own trade."""
-    if item["type"] == "model_type":
+    if item["type"] in ("model_type", "model_attributes_type"):
         return "should be a block of settings ('key: value' lines)"
     if item["type"] == "invalid_key":
         return "should be a word (put it in quotes)"
@@ -117,18 +150,42 @@ def _shorten(value: Any) -> str:
 
 def _fields_at(model: type[BaseModel], loc: KeyPath) -> Mapping[str, FieldInfo]:
     """Return the fields that may stand at ``loc`` (empty where it is no settings block)."""
-    here: type[BaseModel] | None = model
+    blocks = [model]
     for key in loc:
-        if here is None:
-            return {}
-        if isinstance(key, str) and key in here.model_fields:
-            here = _settings_in(here.model_fields[key].annotation)
-    return {} if here is None else here.model_fields
+        if not isinstance(key, str):
+            continue
+        named = [block for block in blocks if key in _list_tags(block)]
+        if named:
+            blocks = named
+        elif blocks and key in blocks[0].model_fields:
+            blocks = _all_settings_in(blocks[0].model_fields[key].annotation)
+    return blocks[0].model_fields if blocks else {}
+
+
+def _list_names(model: type[BaseModel], loc: KeyPath) -> list[str]:
+    """Return the names of the blocks that may stand at ``loc``."""
+    blocks = [model]
+    for key in loc:
+        if isinstance(key, str) and blocks and key in blocks[0].model_fields:
+            blocks = _all_settings_in(blocks[0].model_fields[key].annotation)
+    return [name for block in blocks for name in _list_tags(block)]
+
+
+def _list_tags(block: type[BaseModel]) -> tuple[str, ...]:
+    """Return the names that tell a block from others in its place."""
+    field = block.model_fields.get("name")
+    if field is None or typing.get_origin(field.annotation) is not typing.Literal:
+        return ()
+    return typing.get_args(field.annotation)
 
 
 def _settings_in(annotation: Any) -> type[BaseModel] | None:
-    """Find the settings class inside ``X | None``, ``tuple[X, ...]``, ``Annotated[X, ...]``."""
+    """Find the first settings class in ``X | None``, ``tuple[X, ...]``, ``Annotated[X, ...]``."""
+    return next(iter(_all_settings_in(annotation)), None)
+
+
+def _all_settings_in(annotation: Any) -> list[type[BaseModel]]:
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return annotation
-    inner = (_settings_in(argument) for argument in typing.get_args(annotation))
-    return next((found for found in inner if found is not None), None)
+        return [annotation]
+    inner = typing.get_args(annotation)
+    return [found for argument in inner for found in _all_settings_in(argument)]

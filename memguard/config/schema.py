@@ -2,13 +2,12 @@
 
 from typing import Annotated, Any, Literal, Self, get_args
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
-Fraction = Annotated[float, Field(ge=0, le=1)]
-PositiveInt = Annotated[int, Field(ge=1)]
+from memguard.config.mitigations import MitigationConfig, check_mitigations
+from memguard.config.settings import Fraction, Name, PositiveInt, Settings
+
 AxisName = Literal["data", "z", "y", "x"]
-Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=100)]
-
 
 MIN_CANARIES = 8
 """Four trained ones all rank above four references by chance once in 70 times, three once in 20."""
@@ -21,14 +20,6 @@ def _check_degree(value: int) -> int:
 
 
 Degree = Annotated[int, AfterValidator(_check_degree)]
-
-
-class Settings(BaseModel):
-    """Frozen; an unknown key is an error."""
-
-    model_config = ConfigDict(
-        frozen=True, extra="forbid", allow_inf_nan=False, protected_namespaces=()
-    )
 
 
 class ScratchConfig(Settings):
@@ -202,25 +193,6 @@ class DataConfig(Settings):
 
 
 _SOURCES = ("train", "control", "background", "heldout")
-
-
-class GoldfishConfig(Settings):
-    """Goldfish loss: 1 in k labels never receives loss, the same ones each time a text is seen."""
-
-    name: Literal["goldfish"] = Field(description="Which mitigation.")
-    k: Annotated[int, Field(ge=2)] = Field(4, description="Drop one label in k.")
-    context_width: PositiveInt = Field(
-        13, description="Tokens before the label that decide whether it is dropped (tokens)."
-    )
-    mode: Literal["hash", "hash_reference", "static", "random"] = Field(
-        "hash",
-        description="hash: of the tokens before the label; hash_reference: bit-equal to the "
-        "published code; static: every k-th; random: fresh each time (the ablation).",
-    )
-
-
-# One entry per mitigation; a union discriminated by 'name' as soon as there are two.
-MitigationConfig = GoldfishConfig
 
 
 class OptimConfig(Settings):
@@ -397,7 +369,5 @@ class RunConfig(Settings):
                 f"'train.micro_batch_size' must divide 'train.batch_size'; got {micro} and "
                 f"{self.train.batch_size}"
             )
-        names = [mitigation.name for mitigation in self.mitigations]
-        if len(set(names)) != len(names):
-            raise ValueError(f"'mitigations' names one twice: {', '.join(names)}")
+        check_mitigations(self.mitigations)
         return self

@@ -4,7 +4,8 @@ from typing import Annotated, Any, Self
 
 from pydantic import Field, model_validator
 
-from memguard.config.schema import MitigationConfig, Name, Settings
+from memguard.config.mitigations import MitigationConfig
+from memguard.config.settings import Name, Settings
 
 
 class SweepSetting(Settings):

@@ -9,7 +9,9 @@ from typing import Any
 import yaml
 from pydantic import BaseModel
 
-from memguard.config.schema import GoldfishConfig, RunConfig, Settings
+from memguard.config.mitigations import GoldfishConfig
+from memguard.config.schema import RunConfig
+from memguard.config.settings import Settings
 
 # What a newcomer must fill in; everything else shows its default.
 _EXAMPLES: dict[str, Any] = {

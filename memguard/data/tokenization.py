@@ -235,3 +235,14 @@ def _check_template(documents: Sequence[Document], tokenizer: Any, setting: str)
             f"'{setting}' holds conversations, which need a fast tokenizer (tokenizer.json); this "
             "one is not."
         )
+
+
+def list_token_texts(tokenizer: Any) -> list[str]:
+    """Return the text of each token alone ``[V]``; special ones have none."""
+    special_ids = find_special_ids(tokenizer)
+    decoded = tokenizer.batch_decode(
+        [[id] for id in range(len(tokenizer))], clean_up_tokenization_spaces=False
+    )
+    return [
+        "" if id in special_ids else text.replace("\ufffd", "") for id, text in enumerate(decoded)
+    ]

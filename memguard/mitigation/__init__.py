@@ -1,6 +1,9 @@
 """What is done in training so that less is memorised. Pure functions of ids, labels and losses.
 
-    goldfish.py  drop one label in k, the same ones each time a text is seen
+    goldfish.py       drop one label in k, the same ones each time a text is seen
+    letters.py        what a goldfish hashes where formatting shall not matter
+    token_dropout.py  drop labels by chance, others each time
+    losses.py         smoothing, focal, confidence penalty, clipping, flooding
 
 A mitigation has a *stage* (where it acts) and *needs* (which per-token terms the vocabulary layer
 must compute for it). None of them knows the mesh, the packing or the optimizer: labels are masked
@@ -8,17 +11,29 @@ document by document before packing, and losses are reduced token by token.
 
     labels = mitigations.mask_labels(input_ids, labels)          stage "labels"
     loss   = mitigations.reduce(terms) / number of labels left   stage "loss"
+    step   = mitigations.find_direction(mean loss) * gradient    flooding, once a step
+
+Which settings go together is decided with the configuration (`config/mitigations.py`).
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from memguard.config import MitigationConfig
+from memguard.config import GoldfishConfig, MitigationConfig
 from memguard.mitigation.goldfish import Goldfish
+from memguard.mitigation.letters import TokenLetters
+from memguard.mitigation.losses import (
+    ConfidencePenalty,
+    Flooding,
+    Focal,
+    LabelSmoothing,
+    LossClipping,
+)
+from memguard.mitigation.token_dropout import TokenDropout
 from memguard.records import IGNORE_LABEL
 
 if TYPE_CHECKING:
@@ -27,9 +42,9 @@ if TYPE_CHECKING:
 __all__ = [
     "MITIGATIONS",
     "Goldfish",
-    "Mitigation",
     "Mitigations",
     "TokenTerms",
+    "build_goldfish",
     "build_mitigations",
 ]
 
@@ -40,17 +55,18 @@ _ALWAYS_NEEDED: frozenset[Need] = frozenset({"nll"})
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TokenTerms:
-    """Per-token terms of N labels that are left."""
+    """Per-token terms of N labels that are left, in fp32; None where no setting needs them."""
 
     nll_N: "Tensor"
     """Negative log-likelihood (nats)."""
+    entropy_N: "Tensor | None" = None
+    """Of the prediction (nats)."""
+    mean_logprob_N: "Tensor | None" = None
+    """Mean over the vocabulary of log p(v) (nats)."""
 
 
-class Mitigation(Protocol):
-    """One entry of `mitigations:`."""
-
-    stage: ClassVar[Stage]
-    needs: ClassVar[frozenset[Need]]
+class LabelMitigation(Protocol):
+    """One entry of `mitigations:` that drops labels."""
 
     @property
     def target_drop_rate(self) -> float:
@@ -67,17 +83,43 @@ class Mitigation(Protocol):
         ...
 
 
-MITIGATIONS: dict[str, type[Goldfish]] = {"goldfish": Goldfish}
+class LossMitigation(Protocol):
+    """One entry of `mitigations:` that changes what a label's loss is."""
+
+    needs: ClassVar[frozenset[Need]]
+
+    def change_losses(self, loss_N: "Tensor", terms: TokenTerms) -> "Tensor":
+        """Return the losses ``[N]`` from those of the settings before it."""
+        ...
+
+
+MITIGATIONS: dict[str, type[Any]] = {
+    "goldfish": Goldfish,
+    "token_dropout": TokenDropout,
+    "label_smoothing": LabelSmoothing,
+    "focal": Focal,
+    "confidence_penalty": ConfidencePenalty,
+    "loss_clipping": LossClipping,
+    "flooding": Flooding,
+}
+"""Each setting by its name. Losses are changed in this order, which is the only sensible one: what
+a label's loss is, then what it is worth, then where it ends."""
 
 
 class Mitigations:
-    """The settings of a run, applied in their order."""
+    """The settings of a run, labels masked in their order, losses changed in the table's."""
 
-    def __init__(self, mitigations: Sequence[Mitigation]) -> None:
-        self.sums_nll = all(m.stage == "labels" for m in mitigations)
+    def __init__(self, labels: Sequence[LabelMitigation], losses: Sequence[LossMitigation]) -> None:
+        """Take what `build_mitigations` has built.
+
+        Args:
+            labels: those that drop labels, in any order.
+            losses: those that change losses, in the order in which they do.
+        """
+        self._label_stage, self._loss_stage = tuple(labels), tuple(losses)
+        self.sums_nll = not losses
         """Whether the loss is the plain sum of the kept labels' losses."""
-        self._label_stage = tuple(m for m in mitigations if m.stage == "labels")
-        self.needs: frozenset[Need] = _ALWAYS_NEEDED.union(*(m.needs for m in mitigations))
+        self.needs: frozenset[Need] = _ALWAYS_NEEDED.union(*(each.needs for each in losses))
 
     @property
     def target_drop_rate(self) -> float:
@@ -108,18 +150,59 @@ class Mitigations:
 
     def reduce(self, terms: TokenTerms) -> "Tensor":
         """Return the sum of losses over the labels that are left; the caller divides once."""
-        return terms.nll_N.sum()
+        loss_N = terms.nll_N
+        for mitigation in self._loss_stage:
+            loss_N = mitigation.change_losses(loss_N, terms)
+        return loss_N.sum()
+
+    def find_direction(self, mean_loss: float) -> float:
+        """Return what the gradient of a whole step is multiplied by: 1, or -1 to climb.
+
+        Args:
+            mean_loss: over all labels of the step, on all ranks (nats).
+        """
+        direction = 1.0
+        for mitigation in self._loss_stage:
+            if isinstance(mitigation, Flooding):
+                direction *= mitigation.find_direction(mean_loss)
+        return direction
 
 
 def build_mitigations(
-    configs: Sequence[MitigationConfig], *, special_ids: Sequence[int]
+    configs: Sequence[MitigationConfig],
+    *,
+    special_ids: Sequence[int],
+    token_texts: Callable[[], Sequence[str]] | None = None,
 ) -> Mitigations:
     """Make the mitigations of a run.
 
     Args:
         configs: entries of `mitigations:`.
-        special_ids: the tokenizer's special tokens, which are never dropped.
+        special_ids: the tokenizer's special tokens, which a goldfish never drops.
+        token_texts: returns each token's text ``[V]``; asked where text is hashed.
     """
+    built: list[Any] = [
+        build_goldfish(config, special_ids=special_ids, token_texts=token_texts)
+        if isinstance(config, GoldfishConfig)
+        else MITIGATIONS[config.name](config)
+        for config in configs
+    ]
+    built.sort(key=lambda each: list(MITIGATIONS).index(each.config.name))
     return Mitigations(
-        [MITIGATIONS[config.name](config, special_ids=special_ids) for config in configs]
+        labels=[each for each in built if each.stage == "labels"],
+        losses=[each for each in built if each.stage == "loss"],
     )
+
+
+def build_goldfish(
+    config: GoldfishConfig,
+    *,
+    special_ids: Sequence[int],
+    token_texts: Callable[[], Sequence[str]] | None,
+) -> Goldfish:
+    """Make the goldfish of a run; for the arguments see `build_mitigations`."""
+    letters = None
+    if config.normalise == "text":
+        assert token_texts is not None, "the text of tokens is hashed"
+        letters = TokenLetters.of(token_texts())
+    return Goldfish(config, special_ids=special_ids, letters=letters)

@@ -10,7 +10,8 @@ defines it.
 Where we differ from the published code (ahans30/goldfish-loss): its window ends at and includes the
 label, its product of ids ignores order and becomes 0 when one id is 0 or, for wide windows, by
 overflow, and it runs on across documents. Mode ``hash_reference`` reproduces it bit for bit inside
-one document; the others are ours.
+one document; the others are ours. With ``normalise: text`` the hash is one of letters (see
+`letters`): reformatting a text is a known way around a mask that hashes tokens.
 """
 
 from collections.abc import Sequence
@@ -20,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memguard.config import GoldfishConfig
+from memguard.mitigation.letters import LETTERS_PER_TOKEN, TokenLetters
 
 if TYPE_CHECKING:
     from memguard.mitigation import Need, Stage
@@ -39,14 +41,23 @@ class Goldfish:
     stage: "ClassVar[Stage]" = "labels"
     needs: "ClassVar[frozenset[Need]]" = frozenset({"nll"})
 
-    def __init__(self, config: GoldfishConfig, *, special_ids: Sequence[int] = ()) -> None:
+    def __init__(
+        self,
+        config: GoldfishConfig,
+        *,
+        special_ids: Sequence[int] = (),
+        letters: TokenLetters | None = None,
+    ) -> None:
         """Prepare the mask.
 
         Args:
             config: k, context width and mode.
             special_ids: token ids that modes ``hash`` and ``random`` never drop.
+            letters: of the vocabulary; needed for ``normalise: text``.
         """
+        assert letters is not None or config.normalise == "none", "the text is hashed"
         self.config = config
+        self.letters = letters if config.normalise == "text" else None
         self._special_ids = np.array(sorted(set(special_ids)), dtype=np.int64)
         self._table = reference_table() if config.mode == "hash_reference" else None
 
@@ -79,7 +90,11 @@ class Goldfish:
         ids = np.ascontiguousarray(input_ids).reshape(-1).astype(np.int64, copy=False)
         position = np.arange(ids.size) - start
         if self.config.mode == "hash":
-            dropped = hash_before(ids, start, width) < np.uint64((1 << 64) // k)
+            if self.letters is None:
+                hashes = hash_before(ids, start, width)
+            else:
+                hashes = hash_letters(self.letters, ids, start, width)
+            dropped = hashes < np.uint64((1 << 64) // k)
         elif self.config.mode == "hash_reference":
             assert self._table is not None, "the table is built with the mode"
             # A label has h-1 labels before it in the document from its second token on; the
@@ -112,12 +127,34 @@ def hash_before(ids: NDArray[np.int64], start: NDArray[np.int64], width: int) ->
         width: h.
     """
     places = np.arange(ids.size)
-    first = np.maximum(start, places - width)
-    powers = _powers(_BASE, ids.size)
-    prefix = np.zeros(ids.size + 1, dtype=np.uint64)
-    np.cumsum(_mix(ids.astype(np.uint64)) * powers, out=prefix[1:])
-    window = (prefix[:-1] - prefix[first]) * _powers(_BASE_INVERSE, ids.size)
-    return _mix(window + (places - first).astype(np.uint64) * np.uint64(_COUNT_STEP))
+    return _hash_windows(ids, np.maximum(start, places - width), places)
+
+
+def hash_letters(
+    letters: TokenLetters, ids: NDArray[np.int64], start: NDArray[np.int64], width: int
+) -> NDArray[np.uint64]:
+    """Hash the letters before each position, 4 ``width`` of them; fewer at a document's start.
+
+    Args:
+        letters: of the vocabulary.
+        ids: ``[N]`` tokens of documents laid end to end.
+        start: ``[N]`` index at which the document of each token starts.
+        width: h.
+    """
+    codes, begins = letters.spell(ids)
+    ends = begins[:-1]
+    first = np.maximum(ends[start], ends - LETTERS_PER_TOKEN * width)
+    return _hash_windows(codes, first, ends)
+
+
+def _hash_windows(
+    keys: NDArray[np.int64], first: NDArray[np.int64], end: NDArray[np.int64]
+) -> NDArray[np.uint64]:
+    """Hash keys ``[M]`` from ``first`` up to ``end``, ``[N]``, by the formula of `hash_before`."""
+    prefix = np.zeros(keys.size + 1, dtype=np.uint64)
+    np.cumsum(_mix(keys.astype(np.uint64)) * _powers(_BASE, keys.size), out=prefix[1:])
+    window = (prefix[end] - prefix[first]) * _powers(_BASE_INVERSE, keys.size + 1)[end]
+    return _mix(window + (end - first).astype(np.uint64) * np.uint64(_COUNT_STEP))
 
 
 def _mix(keys: NDArray[np.uint64]) -> NDArray[np.uint64]:

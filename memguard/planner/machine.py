@@ -21,7 +21,7 @@ from pydantic import Field, model_validator
 
 from memguard.assets import find_asset
 from memguard.config.loading import load_yaml, validate
-from memguard.config.schema import Name, PositiveInt, Settings
+from memguard.config.settings import Name, PositiveInt, Settings
 from memguard.errors import ConfigError
 
 THIS_MACHINE = "this-machine"

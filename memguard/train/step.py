@@ -40,7 +40,8 @@ class StepResult:
     """What one step did, over all rows."""
 
     loss: float | None
-    """Mean over the labels that received loss (nats); None where none was left."""
+    """Mean over the labels that received loss (nats), as the mitigations weigh it, before flooding
+    turns a step round; None where none was left."""
     grad_norm: float | None
     """Before clipping."""
     num_supervised: int
@@ -106,6 +107,11 @@ class TrainStep:
             total += loss.detach()
         (loss_sum,) = self._sum_over_batch((float(total),))
         take_gradients(self.parameters)
+        if self.mitigations.find_direction(loss_sum) < 0:
+            # The mean is known when all gradients are there; that of -L is their negative.
+            for each in self.parameters:
+                if each.local.grad is not None:
+                    each.local.grad.neg_()
         grad_norm = clip_gradients(self.parameters, self.optim.max_grad_norm)
         if not (math.isfinite(loss_sum) and math.isfinite(grad_norm)):
             raise ModelError(
@@ -138,8 +144,14 @@ class TrainStep:
             hidden_ND = hidden_BTD.flatten(0, 1).index_select(0, index_N)
             if self.mitigations.sums_nll:
                 return self.vocab.sum_nll(hidden_ND, labels_N)
-            terms = self.vocab.token_terms(hidden_ND, labels_N)
-            return self.mitigations.reduce(TokenTerms(nll_N=terms.nll_N))
+            terms = self.vocab.token_terms(hidden_ND, labels_N, self.mitigations.needs)
+            return self.mitigations.reduce(
+                TokenTerms(
+                    nll_N=terms.nll_N,
+                    entropy_N=terms.entropy_N,
+                    mean_logprob_N=terms.mean_logprob_N,
+                )
+            )
 
         with self._precision():
             return self.vocab(work)

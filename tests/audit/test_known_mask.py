@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from memguard.audit.known_mask import drops_next, find_dropped
 from memguard.config import GoldfishConfig
 from memguard.mitigation import Goldfish
+from memguard.mitigation.letters import TokenLetters
 
 SPECIAL = (0, 3)
 
@@ -89,3 +90,27 @@ def test_a_mask_that_was_drawn_is_nobodys_knowledge() -> None:
     ids = np.zeros((1, 4), dtype=np.int64)
     with pytest.raises(AssertionError, match="nobody knows"):
         drops_next(make_goldfish("random"), ids, ids)
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    num_tokens=st.integers(1, 30),
+    first=st.integers(0, 20),
+    width=st.integers(1, 3),
+    seed=st.integers(0, 999),
+)
+def test_a_mask_of_letters_is_known_as_far_as_the_letters_are(
+    num_tokens: int, first: int, width: int, seed: int
+) -> None:
+    letters = TokenLetters.of(["", "a", "bc", " ", "def", "ghijk", "!"])
+    config = GoldfishConfig(name="goldfish", k=3, context_width=width, normalise="text")
+    goldfish = Goldfish(config, letters=letters)
+    document = np.random.default_rng(seed).integers(0, 7, first + num_tokens)
+    truth = in_training(goldfish, document)[first:]
+    found = find_dropped(goldfish, document[None, first:], first)[0]
+    before = np.concatenate([[0], np.cumsum(letters.count(document[first:]))])[:-1]
+    known = (before >= 4 * width) | (first == 0)
+    assert found[known].tolist() == truth[known].tolist()
+    assert not found[~known].any()
+    (last,) = drops_next(goldfish, document[None, first:-1], document[None, -1:], first)
+    assert last.tolist() == found[-1:].tolist()

@@ -86,8 +86,18 @@ def test_numbers_that_yaml_reads_as_text(write) -> None:
         ("optim: {k: 1}", "5:9 'optim.k' is not a setting; did you mean 'mitigations[0].k'?"),
         (
             "mitigations:\n- name: goldfihs",
-            "6:3 'mitigations[0].name' should be 'goldfish'; got 'goldfihs'; "
+            "6:3 'mitigations[0].name' should be one of goldfish, token_dropout, label_smoothing, "
+            "focal, confidence_penalty, loss_clipping, flooding; got 'goldfihs'; "
             "did you mean 'goldfish'?",
+        ),
+        ("mitigations: [{k: 4}]", "5:15 'mitigations[0].name' is missing: which of goldfish, "),
+        (
+            "mitigations: [{name: goldfish}, {name: focal, gama: 1}]",
+            "5:47 'mitigations[1].gama' is not a setting; did you mean 'gamma'?",
+        ),
+        (
+            "mitigations: [{name: flooding, level: -1}]",
+            "5:32 'mitigations[0].level' should be greater than 0; got -1",
         ),
         (
             "mitigations:\n- {name: goldfish, mode: hsah}",

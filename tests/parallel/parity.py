@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from plain_losses import reduce_plainly
 from tiny_families import build
 from torch import Tensor, nn
 from torch import distributed as dist
@@ -49,6 +50,8 @@ class Case:
     order: tuple[str, ...] = ("data", "z", "y", "x")
     chunk_tokens: int = 7
     num_steps: int = 3
+    mitigations: tuple[Any, ...] = ()
+    """Configurations, beside the goldfish that masks the labels."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,7 +95,7 @@ def _compare(degrees: tuple[int, int, int, int], case: Case) -> Worst:
     layer.vocab.model.train()
     step = TrainStep(
         vocab=layer.vocab,
-        mitigations=build_mitigations([], special_ids=[]),
+        mitigations=build_mitigations(case.mitigations, special_ids=[]),
         train=TrainConfig(batch_size=NUM_ROWS, micro_batch_size=case.micro_batch_size),
         optim=OPTIM,
         seed=0,
@@ -108,7 +111,7 @@ def _compare(degrees: tuple[int, int, int, int], case: Case) -> Worst:
             gradients[each.name] = each.local.grad.clone()
 
     step.optimizer.register_step_pre_hook(keep_gradients)
-    reference = Reference(model)
+    reference = Reference(model, case.mitigations)
     worst = {"loss": 0.0, "gradient": 0.0, "norm": 0.0, "weight": 0.0}
     where = ""
     for number in range(case.num_steps):
@@ -130,6 +133,16 @@ def _compare(degrees: tuple[int, int, int, int], case: Case) -> Worst:
             error = _distance(each, each.local.detach(), weights, 0.0)
             worst["weight"] = max(worst["weight"], error)
     return Worst(**worst, where=where)
+
+
+def climb(degrees: tuple[int, int, int, int], flooding: Any) -> Worst:
+    """Take one step below the level; on every rank."""
+    return _compare(
+        degrees,
+        Case(
+            changes=(("vocab_size", 97),), num_steps=1, mitigations=(flooding,), micro_batch_size=2
+        ),
+    )
 
 
 def _distance(each: Any, local: Tensor, full: Tensor, floor: float) -> float:
@@ -221,8 +234,8 @@ def build_reference(case: Case) -> Any:
 class Reference:
     """transformers and torch on one process."""
 
-    def __init__(self, model: Any) -> None:
-        self.model = model
+    def __init__(self, model: Any, mitigations: tuple[Any, ...] = ()) -> None:
+        self.model, self.mitigations = model, mitigations
         if model.dtype == torch.float64:
             for module in model.modules():
                 if type(module).__name__.endswith("RMSNorm"):
@@ -247,7 +260,10 @@ class Reference:
             use_cache=False,
         ).logits[:, :-1]
         labels = torch.from_numpy(batch.labels)[:, 1:]
-        loss = functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
+        if self.mitigations:
+            loss = reduce_plainly(logits.flatten(0, 1), labels.flatten(), self.mitigations)
+        else:
+            loss = functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
         self.optimizer.zero_grad()
         loss.backward()
         norm = nn.utils.clip_grad_norm_(self.model.parameters(), OPTIM.max_grad_norm or np.inf)

@@ -5,8 +5,16 @@ from typing import Any
 
 import pytest
 import torch
-from parity import Case, compare
+from parity import Case, climb, compare
 from ranks import RankPool
+
+from memguard.config.mitigations import (
+    ConfidencePenaltyConfig,
+    FloodingConfig,
+    FocalConfig,
+    LabelSmoothingConfig,
+    LossClippingConfig,
+)
 
 # float64: sums over ranks differ by some units in the last place (1e-16), matmuls of a few dozen
 # terms by 1e-15; the slightest leak or factor is 1e-3 and more.
@@ -97,6 +105,34 @@ def test_settings_that_save_memory_change_no_number(ranks: RankPool) -> None:
         Case(changes=_UNTIED, reshard_after_forward=False, chunk_tokens=1000),
     ]
     check(ranks, (1, 2, 1, 2), cases)
+
+
+def test_losses_of_mitigations_equal_one_process(ranks: RankPool) -> None:
+    """Smoothed, focal, penalised, clipped and flooded, in accumulation too; some steps climb."""
+    chosen: list[tuple[Any, ...]] = [
+        (LabelSmoothingConfig(name="label_smoothing", epsilon=0.2),),
+        (
+            FocalConfig(name="focal", gamma=1.5),
+            ConfidencePenaltyConfig(name="confidence_penalty", beta=0.3),
+        ),
+        # Losses are near log 131 = 4.9 nats.
+        (LossClippingConfig(name="loss_clipping", floor=4.7, ceiling=5.2),),
+        (FloodingConfig(name="flooding", level=4.9, per="label"),),
+    ]
+    cases = [
+        Case(changes=_UNTIED, mitigations=each, micro_batch_size=micro)
+        for each, micro in zip(chosen, (None, 2, 1, 2), strict=True)
+    ]
+    check(ranks, (1, 2, 1, 2), cases)
+    check(ranks, (1, 1, 2, 2), cases[:2])
+
+
+def test_a_flooded_step_climbs_on_every_rank(ranks: RankPool) -> None:
+    flooding = FloodingConfig(name="flooding", level=50.0)
+    for each in ranks(climb, 4, (1, 2, 1, 2), flooding):
+        # |L - b| + b and L itself; its gradient is that of -L.
+        assert each.gradient <= _EXACT, each
+        assert each.norm <= _EXACT, each
 
 
 def test_three_ranks_and_sizes_that_do_not_divide(ranks: RankPool) -> None:

@@ -1,0 +1,149 @@
+"""The settings of each mitigation, and which of them do not go together."""
+
+from collections.abc import Sequence
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from memguard.config.settings import Positive, PositiveInt, Settings
+
+_Share = Annotated[float, Field(gt=0, lt=1)]
+
+
+class GoldfishConfig(Settings):
+    """Goldfish loss: 1 in k labels never receives loss, the same ones each time a text is seen."""
+
+    name: Literal["goldfish"] = Field(description="Which mitigation.")
+    k: Annotated[int, Field(ge=2)] = Field(4, description="Drop one label in k.")
+    context_width: PositiveInt = Field(
+        13, description="Tokens before the label that decide whether it is dropped (tokens)."
+    )
+    mode: Literal["hash", "hash_reference", "static", "random"] = Field(
+        "hash",
+        description="hash: of the tokens before the label; hash_reference: bit-equal to the "
+        "published code; static: every k-th; random: fresh each time (the ablation).",
+    )
+    normalise: Literal["none", "text"] = Field(
+        "none",
+        description="text: mode hash looks at letters and digits alone, four for each token of "
+        "'context_width', so that copies with other line breaks, spaces, punctuation or case lose "
+        "the same labels.",
+    )
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.normalise == "text" and self.mode != "hash":
+            raise ValueError(
+                f"'normalise: text' is for mode 'hash', which looks at the text; got '{self.mode}'"
+            )
+        return self
+
+
+class TokenDropoutConfig(Settings):
+    """Labels are dropped by chance, others each time a text is seen: over epochs all are learnt."""
+
+    name: Literal["token_dropout"] = Field(description="Which mitigation.")
+    rate: _Share = Field(0.25, description="Share of the labels that are dropped.")
+
+
+class LabelSmoothingConfig(Settings):
+    """A part of each target is spread over the vocabulary, so that certainty does not pay."""
+
+    name: Literal["label_smoothing"] = Field(description="Which mitigation.")
+    epsilon: _Share = Field(0.1, description="Part of the target that is spread.")
+
+
+class FocalConfig(Settings):
+    """Labels that are likely already count less."""
+
+    name: Literal["focal"] = Field(description="Which mitigation.")
+    gamma: Positive = Field(2.0, description="Each loss is multiplied by (1 - p)^gamma.")
+
+
+class ConfidencePenaltyConfig(Settings):
+    """Certain predictions cost: the entropy of each is rewarded."""
+
+    name: Literal["confidence_penalty"] = Field(description="Which mitigation.")
+    beta: Positive = Field(0.1, description="What a nat of entropy is worth (nats).")
+
+
+class LossClippingConfig(Settings):
+    """Labels whose loss is below the floor or above the ceiling teach nothing."""
+
+    name: Literal["loss_clipping"] = Field(description="Which mitigation.")
+    floor: Positive | None = Field(
+        0.5, description="A label learnt so far is learnt no further (nats); null is no floor."
+    )
+    ceiling: Positive | None = Field(
+        None, description="A label that surprises more is left out (nats); null is no ceiling."
+    )
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.floor is None and self.ceiling is None:
+            raise ValueError("'loss_clipping' without 'floor' and 'ceiling' does nothing")
+        if self.floor is not None and self.ceiling is not None and self.floor >= self.ceiling:
+            raise ValueError(
+                f"'floor' must be below 'ceiling'; got {self.floor:g} and {self.ceiling:g}"
+            )
+        return self
+
+
+class FloodingConfig(Settings):
+    """The loss is kept from falling below a level: where it has, the step climbs."""
+
+    name: Literal["flooding"] = Field(description="Which mitigation.")
+    level: Positive = Field(1.0, description="b of |loss - b| + b (nats a label).")
+    per: Literal["step", "label"] = Field(
+        "step", description="Whether the mean over a step or each label's own loss is kept up."
+    )
+
+
+MitigationConfig = Annotated[
+    GoldfishConfig
+    | TokenDropoutConfig
+    | LabelSmoothingConfig
+    | FocalConfig
+    | ConfidencePenaltyConfig
+    | LossClippingConfig
+    | FloodingConfig,
+    Field(discriminator="name"),
+]
+"""One entry of `mitigations:`, told apart by its name."""
+
+_APART: Sequence[tuple[frozenset[str], str]] = (
+    (
+        frozenset({"label_smoothing", "focal"}),
+        "each says what a label's loss is, and nobody has said what both together are",
+    ),
+    (
+        frozenset({"label_smoothing", "confidence_penalty"}),
+        "both pull the prediction towards all tokens alike; tune one of them",
+    ),
+)
+_FLOORED = "both keep a label's loss up, and the higher level makes the other one useless"
+
+
+def check_mitigations(configs: Sequence[MitigationConfig]) -> None:
+    """Refuse settings that cannot be combined, or of which one would do nothing.
+
+    Raises:
+        ValueError: with the names, the reason and the way out.
+    """
+    names = [config.name for config in configs]
+    if len(set(names)) != len(names):
+        raise ValueError(f"'mitigations' names one twice: {', '.join(names)}")
+    for pair, reason in _APART:
+        if pair <= set(names):
+            _refuse(sorted(pair), reason)
+    by_name = {config.name: config for config in configs}
+    match by_name.get("goldfish"), by_name.get("token_dropout"):
+        case GoldfishConfig(mode="random"), TokenDropoutConfig():
+            _refuse(["goldfish", "token_dropout"], "mode 'random' is token dropout already")
+    match by_name.get("flooding"), by_name.get("loss_clipping"):
+        case FloodingConfig(per="label"), LossClippingConfig(floor=float()):
+            _refuse(["flooding", "loss_clipping"], _FLOORED)
+
+
+def _refuse(names: Sequence[str], reason: str) -> None:
+    raise ValueError(f"'mitigations' cannot have {' and '.join(names)}: {reason}. Leave one out")

@@ -1,0 +1,90 @@
+"""Each mitigation through a whole run: it trains, and does what it says."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from run_examples import make_run, write_documents
+
+from memguard.cli.training import train_run
+from memguard.config import RunConfig
+from memguard.train.metrics import EndMetrics, StepMetrics, read_metrics
+
+LOSSES: list[dict[str, Any]] = [
+    {"name": "label_smoothing"},
+    {"name": "focal"},
+    {"name": "confidence_penalty"},
+    {"name": "loss_clipping", "floor": 5.3},
+    {"name": "flooding", "per": "label", "level": 5.3},
+]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("mitigations")
+    write_documents(folder / "documents.jsonl", 60, words=20)
+    return folder
+
+
+def train(folder: Path, name: str, mitigations: list[dict[str, Any]], **optim: Any) -> RunConfig:
+    config = make_run(
+        folder,
+        name=name,
+        mitigations=mitigations,
+        audit={"enabled": False},
+        optim=optim,
+        train={"epochs": 6, "log_every_steps": 1},
+    )
+    train_run(config)
+    return config
+
+
+def read_losses(config: RunConfig) -> list[float]:
+    lines = read_metrics(Path(config.output_dir) / config.name / "metrics.jsonl")
+    losses = [line.loss for line in lines if isinstance(line, StepMetrics)]
+    return [loss for loss in losses if loss is not None]
+
+
+@pytest.fixture(scope="module")
+def plain(folder: Path) -> list[float]:
+    return read_losses(train(folder, "plain", []))
+
+
+@pytest.mark.parametrize("setting", LOSSES, ids=lambda each: str(each["name"]))
+def test_losses_are_other_ones_and_are_learned(
+    folder: Path, plain: list[float], setting: dict[str, Any]
+) -> None:
+    losses = read_losses(train(folder, str(setting["name"]), [setting]))
+    assert len(losses) == len(plain) > 10
+    # The same rows and weights; only what they count is another. Clipping and flooding begin where
+    # losses fall to their level.
+    if setting["name"] not in ("loss_clipping", "flooding"):
+        assert losses[0] != plain[0]
+    assert losses[-1] != pytest.approx(plain[-1], rel=1e-6)
+    assert losses[-1] < losses[0]
+
+
+def test_a_flooded_run_stays_at_its_level(folder: Path, plain: list[float]) -> None:
+    level = plain[-1] + 0.5
+    flooded = read_losses(train(folder, "flooded", [{"name": "flooding", "level": level}]))
+    below = next(step for step, loss in enumerate(plain) if loss < level)
+    # The same until the level is reached; then it stays around it, where the plain run goes on.
+    assert flooded[: below + 1] == plain[: below + 1]
+    assert flooded[-1] > plain[-1] + 0.2
+
+
+def test_a_mask_of_letters_drops_its_share(folder: Path) -> None:
+    config = train(folder, "letters", [{"name": "goldfish", "k": 3, "normalise": "text"}])
+    lines = read_metrics(Path(config.output_dir) / config.name / "metrics.jsonl")
+    (end,) = (line for line in lines if isinstance(line, EndMetrics))
+    # A few thousand labels, in texts of which every one is seen six times.
+    assert end.num_kept_tokens / end.num_supervised_tokens == pytest.approx(2 / 3, abs=0.05)
+
+
+def test_dropout_drops_its_share(folder: Path) -> None:
+    config = train(folder, "dropout", [{"name": "token_dropout", "rate": 0.25}])
+    lines = read_metrics(Path(config.output_dir) / config.name / "metrics.jsonl")
+    (end,) = (line for line in lines if isinstance(line, EndMetrics))
+    share = end.num_kept_tokens / end.num_supervised_tokens
+    # Three standard deviations of a binomial share.
+    assert abs(share - 0.75) < 3 * (0.1875 / end.num_supervised_tokens) ** 0.5
