@@ -1,0 +1,204 @@
+"""Mitigations in transformers' Trainer: labels masked by the collator, losses by its loss function.
+
+    batch    = collator(features)                              labels that are dropped become -100
+    num      = kept labels of all micro-batches and processes  counted by the Trainer, afterwards
+    loss     = reduce(terms of the kept labels) / num          on each process, times their number
+
+So accumulation and several processes give the loss of one large batch, as memguard's own step does.
+The Trainer evaluates with the same collator and loss: what it reports there is over the kept labels
+alone; memguard's audit is not.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from pydantic import TypeAdapter, ValidationError
+from torch import Tensor
+from transformers import DataCollatorForSeq2Seq
+
+from memguard.config import MitigationConfig
+from memguard.data.chat import find_special_ids
+from memguard.data.tokenization import list_token_texts
+from memguard.errors import ConfigError
+from memguard.mitigation import TokenTerms, build_mitigations
+from memguard.parallel.head import Head
+from memguard.parallel.nll import token_terms
+from memguard.records import IGNORE_LABEL
+from memguard.seeds import derive_generator
+
+Collator = Callable[[Sequence[Mapping[str, Any]]], Mapping[str, Any]]
+# Of what the loss needs in fp32, tokens whose logits exist twice at a time.
+_CHUNK_TOKENS = 1024
+
+
+class GoldfishCollator:
+    """Pads features into a batch, then drops labels as memguard's own loader does.
+
+    Packed rows must come with ``position_ids`` that begin anew at each document (as padding-free
+    collators give them); without them a row is one document.
+    """
+
+    def __init__(
+        self, tokenizer: Any, collator: Collator | None = None, *, seed: int = 0, **settings: Any
+    ) -> None:
+        """Prepare.
+
+        Args:
+            tokenizer: of the model; its special tokens are never dropped.
+            collator: makes batches with ``input_ids`` and ``labels``; None pads with the
+                tokenizer, and takes all tokens as labels where features have none.
+            seed: for mode ``random``.
+            settings: of the mitigation ``goldfish``: k, context_width, mode, normalise.
+
+        Raises:
+            ConfigError: a setting that does not exist, a wrong value, or no padding token.
+        """
+        config = _validate([{"name": "goldfish", **settings}])
+        self._mitigations = build_mitigations(
+            config,
+            special_ids=sorted(find_special_ids(tokenizer)),
+            token_texts=lambda: list_token_texts(tokenizer),
+        )
+        self._collator = collator or _Padding(tokenizer)
+        self._seed, self._num_batches = seed, 0
+
+    def __call__(self, features: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """Return the batch; ``labels`` ``[B, T]`` are IGNORE_LABEL where they receive no loss."""
+        batch = dict(self._collator(features))
+        if "labels" not in batch:
+            raise ConfigError("the collator gives no 'labels'; pass one that does, or none at all")
+        input_ids = np.asarray(batch["input_ids"])
+        document_ids = _number_documents(batch, input_ids.shape)
+        generator = derive_generator(self._seed, "goldfish collator", self._num_batches)
+        self._num_batches += 1
+        labels = self._mitigations.mask_labels(
+            input_ids,
+            np.asarray(batch["labels"], dtype=np.int64),
+            document_ids=document_ids,
+            generator=generator,
+        )
+        # Nothing predicts a document's first token, so it must not be counted either.
+        labels[:, 0] = IGNORE_LABEL
+        labels[:, 1:][document_ids[:, 1:] != document_ids[:, :-1]] = IGNORE_LABEL
+        batch["labels"] = torch.from_numpy(labels)
+        return batch
+
+
+class MitigatedLoss:
+    """A `compute_loss_func` with the settings of ``mitigations:`` that change what a label costs.
+
+    Without any it is the plain NLL, as `goldfish_loss_func`.
+    """
+
+    def __init__(self, mitigations: Sequence[Mapping[str, Any]] = ()) -> None:
+        """Take settings.
+
+        Args:
+            mitigations: as in a run's YAML, e.g. ``[{"name": "focal", "gamma": 2}]``.
+
+        Raises:
+            ConfigError: wrong settings, or such as no loss function can do.
+        """
+        configs = _validate(mitigations)
+        for config in configs:
+            if config.name in ("goldfish", "token_dropout"):
+                raise ConfigError(
+                    f"'{config.name}' drops labels, which a loss cannot: a label's tokens are not "
+                    "given to it. Use GoldfishCollator"
+                )
+            if config.name == "flooding" and config.per == "step":
+                raise ConfigError(
+                    "'flooding' per step needs the mean of the whole step, which the Trainer does "
+                    "not give; use 'per: label', or memguard's own trainer"
+                )
+        self._mitigations = build_mitigations(configs, special_ids=[])
+
+    def __call__(
+        self, outputs: Any, labels: Tensor, num_items_in_batch: Tensor | int | None = None
+    ) -> Tensor:
+        """Return the sum of the losses / number of labels, differentiable.
+
+        Args:
+            outputs: of the model, with ``logits`` ``[B, T, V]``.
+            labels: ``[B, T]``; the label at t is the token at t.
+            num_items_in_batch: kept labels of the whole step; None: of this batch.
+        """
+        targets_BT = labels[:, 1:].to(outputs.logits.device)
+        kept_BT = targets_BT != IGNORE_LABEL
+        labels_N = targets_BT[kept_BT]
+        logits_NV = outputs.logits[:, :-1][kept_BT]
+        head = Head(weight_VD=None, vocab_size=logits_NV.shape[-1], chunk_tokens=_CHUNK_TOKENS)
+        terms = token_terms(head, logits_NV, labels_N, self._mitigations.needs)
+        total = self._mitigations.reduce(
+            TokenTerms(
+                nll_N=terms.nll_N, entropy_N=terms.entropy_N, mean_logprob_N=terms.mean_logprob_N
+            )
+        )
+        if num_items_in_batch is None:
+            num_items_in_batch = max(len(labels_N), 1)
+        # A step whose labels were all dropped divides nothing by nothing.
+        return total / torch.as_tensor(num_items_in_batch, device=total.device).clamp_min(1)
+
+
+def goldfish_loss_func(
+    outputs: Any, labels: Tensor, num_items_in_batch: Tensor | int | None = None
+) -> Tensor:
+    """Return the goldfish loss of a batch made by `GoldfishCollator`, for `compute_loss_func`.
+
+    The NLL of the labels that are left, divided by their number over the whole step; for models
+    whose own loss does not take ``num_items_in_batch``. Arguments as of `MitigatedLoss`.
+    """
+    return MitigatedLoss()(outputs, labels, num_items_in_batch)
+
+
+class _Padding:
+    """Pads features; all tokens are labels where features have none."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        if tokenizer.pad_token_id is None:
+            raise ConfigError(
+                "the tokenizer has no padding token; set 'tokenizer.pad_token = "
+                "tokenizer.eos_token' (EOS keeps its loss)"
+            )
+        self._tokenizer = tokenizer
+        self._with_labels = DataCollatorForSeq2Seq(tokenizer, label_pad_token_id=IGNORE_LABEL)
+
+    def __call__(self, features: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+        if "labels" in features[0]:
+            padded: Mapping[str, Any] = self._with_labels(list(features))
+            return padded
+        batch = self._tokenizer.pad(list(features), return_tensors="pt")
+        # By the mask: where padding is EOS, comparing ids would leave EOS without loss.
+        batch["labels"] = batch["input_ids"].masked_fill(batch["attention_mask"] == 0, IGNORE_LABEL)
+        return dict(batch)
+
+
+def _validate(settings: Sequence[Mapping[str, Any]]) -> tuple[Any, ...]:
+    try:
+        configs: tuple[Any, ...] = TypeAdapter(tuple[MitigationConfig, ...]).validate_python(
+            list(settings)
+        )
+    except ValidationError as error:
+        problems = []
+        for item in error.errors():
+            place = ".".join(str(key) for key in item["loc"][1:])
+            problems.append(f"'{place}': {item['msg']}; got {item['input']!r}")
+        raise ConfigError(*problems) from error
+    return configs
+
+
+def _number_documents(batch: Mapping[str, Any], shape: tuple[int, ...]) -> NDArray[np.int64]:
+    """Return ``[B, T]`` numbers that change where a document, or padding, begins."""
+    starts = np.zeros(shape, dtype=bool)
+    if batch.get("position_ids") is not None:
+        starts |= np.asarray(batch["position_ids"]) == 0
+    if batch.get("attention_mask") is not None:
+        # Padding on the left must not be what a text's first tokens are hashed with.
+        mask = np.asarray(batch["attention_mask"])
+        if mask.shape == shape:
+            starts[:, 1:] |= mask[:, 1:] != mask[:, :-1]
+    numbers: NDArray[np.int64] = starts.cumsum(1)
+    return numbers
