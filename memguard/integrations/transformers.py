@@ -23,11 +23,19 @@ from memguard.config import MitigationConfig
 from memguard.data.chat import find_special_ids
 from memguard.data.tokenization import list_token_texts
 from memguard.errors import ConfigError
+from memguard.integrations.trainer_audit import MemorizationAuditCallback
 from memguard.mitigation import TokenTerms, build_mitigations
 from memguard.parallel.head import Head
 from memguard.parallel.nll import token_terms
 from memguard.records import IGNORE_LABEL
 from memguard.seeds import derive_generator
+
+__all__ = [
+    "GoldfishCollator",
+    "MemorizationAuditCallback",
+    "MitigatedLoss",
+    "goldfish_loss_func",
+]
 
 Collator = Callable[[Sequence[Mapping[str, Any]]], Mapping[str, Any]]
 # Of what the loss needs in fp32, tokens whose logits exist twice at a time.

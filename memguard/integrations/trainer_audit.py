@@ -1,0 +1,148 @@
+"""An audit at the end of a `Trainer`'s training, and if wanted every so many steps.
+
+    model  ->  <out>/step-<n>/model  ->  memguard audit --model ...  ->  <out>/step-<n>/report.html
+
+The audit is the one of the command line, in a process of its own: the same report, and nothing of
+the training is touched. It loads the model a second time; where that does not fit beside training,
+audit the saved model afterwards.
+"""
+
+import json
+import logging
+import os
+import shlex
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from torch.distributed.tensor import DTensor
+from transformers import TrainerCallback
+
+from memguard.errors import ConfigError
+from memguard.records import AuditReport
+
+logger = logging.getLogger(__name__)
+
+# A torchrun's; the audit is a process of its own and not one more rank.
+_OF_A_LAUNCHER = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_PORT")
+
+
+class MemorizationAuditCallback(TrainerCallback):  # type: ignore[misc]
+    """Audits what is trained against documents that were not.
+
+    `reports` holds what was found, `folders` where the pages are; the rates go into the Trainer's
+    own history as ``memguard/verbatim`` and ``memguard/near_verbatim``, of the bucket that leads.
+    An audit that fails is told and does not end the training.
+    """
+
+    def __init__(
+        self,
+        *,
+        members: str | Path | Sequence[str | Path],
+        nonmembers: str | Path | Sequence[str | Path] = (),
+        base: str | Path | None = None,
+        out: str | Path,
+        every_steps: int | None = None,
+        arguments: Sequence[str] = (),
+    ) -> None:
+        """Take what to compare.
+
+        Args:
+            members: files of documents that are trained, as of ``memguard audit --members``.
+            nonmembers: of documents of the same kind that are not; without them there is no zero.
+            base: folder or hub id of the model that is fine-tuned.
+            out: folder of the reports.
+            every_steps: audit after each so many optimizer steps as well (steps).
+            arguments: more of ``memguard audit``, e.g. ``["--suite", "attacks"]``.
+
+        Raises:
+            ConfigError: a file that is not there.
+        """
+        self._members, self._nonmembers = _list_paths(members), _list_paths(nonmembers)
+        for name, paths in (("members", self._members), ("nonmembers", self._nonmembers)):
+            for path in paths:
+                if not Path(path).exists():
+                    raise ConfigError(f"'{name}': there is no '{path}'")
+        if every_steps is not None and every_steps < 1:
+            raise ConfigError(f"'every_steps' should be 1 or more; got {every_steps}")
+        self._base, self._out = base, Path(out)
+        self._every_steps, self._arguments = every_steps, tuple(arguments)
+        self.reports: list[AuditReport] = []
+        self.folders: list[Path] = []
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Refuse models that cannot be saved whole from here.
+
+        Raises:
+            ConfigError: an adapter, a model that is sharded, or no tokenizer.
+        """
+        model = kwargs["model"]
+        if kwargs.get("processing_class") is None:
+            raise ConfigError(
+                "MemorizationAuditCallback needs the tokenizer; pass it to the Trainer as "
+                "'processing_class'"
+            )
+        if hasattr(model, "peft_config"):
+            raise ConfigError(
+                "MemorizationAuditCallback saves whole models, and this one is an adapter; merge "
+                "it after training and run 'memguard audit --model DIR'"
+            )
+        if any(isinstance(each, DTensor) for each in model.parameters()):
+            raise ConfigError(
+                "MemorizationAuditCallback saves whole models, and this one is sharded; run "
+                "'memguard audit --model DIR' on what the Trainer saves"
+            )
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Audit where it is time."""
+        if self._every_steps and state.global_step % self._every_steps == 0:
+            self._audit(state, **kwargs)
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Audit the result, if that was not done at its last step."""
+        if not self.folders or self.folders[-1] != self._folder(state):
+            self._audit(state, **kwargs)
+
+    def _folder(self, state: Any) -> Path:
+        return self._out / f"step-{state.global_step}"
+
+    def _audit(self, state: Any, *, model: Any, processing_class: Any, **_: Any) -> None:
+        if not state.is_world_process_zero:
+            return
+        folder = self._folder(state)
+        saved = folder / "model"
+        model = getattr(model, "module", model)
+        model.save_pretrained(saved)
+        processing_class.save_pretrained(saved)
+        command = [sys.executable, "-m", "memguard", "audit", "--model", str(saved), "--json"]
+        command += [f"--members={path}" for path in self._members]
+        command += [f"--nonmembers={path}" for path in self._nonmembers]
+        command += [] if self._base is None else ["--base", str(self._base)]
+        command += ["--out", str(folder), *self._arguments]
+        kept = {name: value for name, value in os.environ.items() if name not in _OF_A_LAUNCHER}
+        done = subprocess.run(command, env=kept, stdout=subprocess.PIPE, text=True, check=False)
+        self.folders.append(folder)
+        if done.returncode:
+            logger.error(
+                "the audit ended with exit code %d; to repeat it: %s",
+                done.returncode,
+                shlex.join(["memguard", *command[3:]]),
+            )
+            return
+        report = AuditReport.model_validate(json.loads(done.stdout))
+        self.reports.append(report)
+        (bucket,) = (each for each in report.buckets if each.bucket == report.verdict.bucket)
+        state.log_history.append(
+            {
+                "memguard/verbatim": bucket.model.verbatim.rate,
+                "memguard/near_verbatim": bucket.model.near_verbatim.rate,
+                "step": state.global_step,
+            }
+        )
+        logger.info("%s (%s)", report.verdict.sentence, folder / "report.html")
+
+
+def _list_paths(paths: str | Path | Sequence[str | Path]) -> tuple[str, ...]:
+    return (str(paths),) if isinstance(paths, str | Path) else tuple(map(str, paths))
