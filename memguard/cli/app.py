@@ -8,6 +8,7 @@ import typer
 import memguard
 from memguard.cli.last_words import own_rank
 from memguard.cli.launching import run_on_processes
+from memguard.errors import ConfigError
 
 app = typer.Typer(
     name="memguard",
@@ -275,19 +276,42 @@ def audit(
 @app.command(context_settings=_TAKES_SETTINGS)
 def compare(
     sweep: Annotated[
-        str, typer.Argument(metavar="SWEEP", help="A sweep's YAML, or the name of a shipped one.")
+        str,
+        typer.Argument(
+            metavar="SWEEP | RUN RUN ...",
+            help="A sweep's YAML, or the name of a shipped one; or the folders of finished runs.",
+        ),
     ],
-    overrides: _Overrides = None,
+    others: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[KEY=VALUE | RUN]...",
+            help="Settings of the sweep to change, e.g. run.optim.lr=1e-4; or more runs.",
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Of RUNs: where the comparison goes; beside the first if left out."),
+    ] = None,
     as_json: _Json = False,
 ) -> None:
-    """Train and audit every setting of a sweep on the same documents, then compare them."""
+    """Train and audit every setting of a sweep on the same documents, then compare them.
+
+    Given folders of finished runs it trains nothing and compares these.
+    """
     from memguard.assets import find_asset
+    from memguard.cli.comparing import compare_folders, is_run
     from memguard.compare import load_sweep
 
-    loaded = load_sweep(find_asset("configs", sweep, setting="SWEEP"), overrides or ())
-    from memguard.cli.sweeping import run_sweep
+    if is_run(sweep):
+        folder, comparison = compare_folders([sweep, *(others or ())], out)
+    else:
+        if out is not None:
+            raise ConfigError("--out belongs to RUNs; a sweep has 'output_dir' in its YAML")
+        loaded = load_sweep(find_asset("configs", sweep, setting="SWEEP"), others or ())
+        from memguard.cli.sweeping import run_sweep
 
-    folder, comparison = run_sweep(loaded)
+        folder, comparison = run_sweep(loaded)
     _print(as_json, comparison.model_dump(mode="json", by_alias=True), folder / "comparison.html")
 
 

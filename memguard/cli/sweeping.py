@@ -1,12 +1,12 @@
 """A sweep: each setting as a child process, then the comparison and its page."""
 
 import os
-import shlex
 import signal
 import subprocess
 import sys
 from pathlib import Path
 
+from memguard.cli.comparing import make_command, publish
 from memguard.compare import (
     Sweep,
     SweepRun,
@@ -18,8 +18,7 @@ from memguard.compare import (
 )
 from memguard.config import dump_yaml
 from memguard.errors import Interrupted, MemguardError
-from memguard.records import Comparison, save_record, write_atomically
-from memguard.report import render_comparison, render_comparison_chart
+from memguard.records import Comparison, write_atomically
 from memguard.runtime import Console
 
 
@@ -55,14 +54,8 @@ def run_sweep(sweep: Sweep) -> tuple[Path, Comparison]:
         console.info(f"-- {number} of {len(sweep.in_order)}: {run.name} ({run.folder})")
         _run_child(run)
         mark_finished(run.folder, run.key)
-    comparison = build_comparison(sweep, command=shlex.join(["memguard", *sys.argv[1:]]))
-    save_record(comparison, sweep.folder / "comparison.json")
-    page = sweep.folder / "comparison.html"
-    write_atomically(page, render_comparison(comparison).encode())
-    write_atomically(page.with_suffix(".svg"), render_comparison_chart(comparison).encode())
-    for line in _headline(comparison):
-        console.info(line)
-    console.info(f"comparison: {page}")
+    comparison = build_comparison(sweep, command=make_command())
+    publish(comparison, sweep.folder, console)
     return sweep.folder, comparison
 
 
@@ -100,24 +93,3 @@ def _is_in_foreground() -> bool:
             return os.tcgetpgrp(terminal.fileno()) == os.getpgrp()
     except OSError:
         return False
-
-
-def _headline(comparison: Comparison) -> list[str]:
-    """Return the table a terminal shows: one line a setting."""
-    width = max(12, *(len(setting.run) for setting in comparison.settings))
-    lines = [
-        f"{'setting':<{width}} {'held-out NLL':>12} {'repetitions':>11} {'verbatim':>10} "
-        f"{'near-verb.':>10} {'tokens':>7}"
-    ]
-    for setting in comparison.settings:
-        most = max(setting.extraction, key=int)
-        cell = setting.extraction[most]
-        accuracy = "" if cell.mean_token_accuracy is None else f"{cell.mean_token_accuracy:.0%}"
-        near = cell.near_verbatim
-        lines.append(
-            f"{setting.run:<{width}} {setting.utility.heldout_nll:>12.3f} {most:>11} "
-            f"{f'{cell.num_matched}/{cell.num_documents}':>10} "
-            f"{f'{near.num_matched}/{cell.num_documents}':>10} {accuracy:>7}"
-        )
-    base = comparison.settings[0].utility.base_heldout_nll
-    return [*lines, f"{'(base model)':<{width}} {base:>12.3f}"]

@@ -195,3 +195,21 @@ def test_other_settings_start_afresh_beside_the_old_ones(sweep: Sweep) -> None:
     assert "2 of 3 runs finished before: base, none" in outcome.err
     assert "1 of 3 runs start afresh" in outcome.err
     assert (sweep.folder / "k2.replaced-1" / "model").is_dir()
+
+
+def test_a_sweep_has_its_own_folder(tmp_path: Path) -> None:
+    done = run_cli("compare", "quickstart", "--out", tmp_path)
+    assert (done.code, done.err.count("\n")) == (2, 1)
+    assert "--out belongs to RUNs" in done.err
+
+
+def test_finished_runs_of_a_sweep_are_compared_without_training(
+    sweep: Sweep, tmp_path: Path
+) -> None:
+    runs = [sweep.folder / name for name in ("none", "k2")]
+    done = run_cli("compare", *runs, "--out", tmp_path, "--json")
+    assert done.code == 0, done.err
+    ours, theirs = json.loads(done.out), read_json(sweep.folder / "comparison.json")
+    assert ours["paired"] == theirs["paired"]
+    for one, other in zip(ours["settings"], theirs["settings"], strict=True):
+        assert one["extraction"] == other["extraction"]

@@ -1,0 +1,128 @@
+"""Finished runs side by side: comparison.json, its page and chart."""
+
+import shlex
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from memguard.compare import FinishedRun, compare_runs
+from memguard.config import RunConfig, load_run_config
+from memguard.errors import ConfigError
+from memguard.records import Comparison, save_record, write_atomically
+from memguard.report import render_comparison, render_comparison_chart
+from memguard.runtime import Console
+
+# What a setting is not: whose it is, where it lies, how it was computed and measured.
+_NO_SETTING = ("name", "output_dir", "seed", "mitigations", "parallel", "audit")
+
+
+def is_run(path: str) -> bool:
+    """Tell whether a path is the folder of a run, and not a sweep."""
+    return (Path(path) / "config.yaml").is_file()
+
+
+def compare_folders(folders: Sequence[str], out: Path | None) -> tuple[Path, Comparison]:
+    """Put finished runs side by side; the first is what the others are tested against.
+
+    Args:
+        folders: of runs.
+        out: where the comparison goes; None: ``comparison`` beside the first run.
+
+    Raises:
+        ConfigError: a folder that is no run's, or one given twice.
+        RecordError: a run is unreadable or not comparable; says which one and why.
+    """
+    for folder in folders:
+        if not is_run(folder):
+            raise ConfigError(
+                f"'{folder}' is not the folder of a run (no config.yaml); 'memguard compare' takes "
+                "a sweep's YAML, or the folders of finished runs"
+            )
+    if len({Path(folder).resolve() for folder in folders}) < len(folders):
+        raise ConfigError("a run is given twice; name each once")
+    console = Console()
+    runs = list(_name_settings(folders))
+    comparison = compare_runs(
+        runs, name=", ".join(run.name for run in runs[:3]), command=make_command()
+    )
+    out = Path(folders[0]).resolve().parent / "comparison" if out is None else out
+    publish(comparison, out, console)
+    return out, comparison
+
+
+def make_command() -> str:
+    """Return what the user typed."""
+    return shlex.join(["memguard", *sys.argv[1:]])
+
+
+def publish(comparison: Comparison, folder: Path, console: Console) -> None:
+    """Write the record, its page and chart, and show the rows that lead."""
+    folder.mkdir(parents=True, exist_ok=True)
+    save_record(comparison, folder / "comparison.json")
+    page = folder / "comparison.html"
+    write_atomically(page, render_comparison(comparison).encode())
+    write_atomically(page.with_suffix(".svg"), render_comparison_chart(comparison).encode())
+    for line in _headline(comparison):
+        console.info(line)
+    console.info(f"comparison: {page}")
+
+
+def _name_settings(folders: Sequence[str]) -> Iterator[FinishedRun]:
+    """Say what each run is called: by its folder, or as an earlier one that differs in its seed."""
+    known: list[tuple[str, Mapping[str, Any]]] = []
+    first: Mapping[str, Any] = {}
+    for number, folder in enumerate(folders):
+        config = load_run_config(Path(folder) / "config.yaml")
+        settings = _flatten(_list_settings(config))
+        first = settings if number == 0 else first
+        decided = {**settings, "mitigations": config.mitigations}
+        name = next((name for name, other in known if other == decided), None)
+        if name is None:
+            name = Path(folder).resolve().name
+            known.append((name, decided))
+        yield FinishedRun(
+            name=name,
+            seed=config.seed,
+            folder=Path(folder),
+            overrides={
+                key: value for key, value in settings.items() if first.get(key, key) != value
+            },
+        )
+
+
+def _list_settings(config: RunConfig) -> dict[str, Any]:
+    values = config.model_dump(mode="json")
+    return {key: value for key, value in values.items() if key not in _NO_SETTING}
+
+
+def _flatten(values: Mapping[str, Any], above: str = "") -> dict[str, Any]:
+    """Return ``{"optim.lr": ...}``."""
+    flat: dict[str, Any] = {}
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            flat |= _flatten(value, f"{above}{key}.")
+        else:
+            flat[f"{above}{key}"] = value
+    return flat
+
+
+def _headline(comparison: Comparison) -> list[str]:
+    """Return the table a terminal shows: one line a setting."""
+    width = max(12, *(len(setting.run) for setting in comparison.settings))
+    lines = [
+        f"{'setting':<{width}} {'held-out NLL':>12} {'repetitions':>11} {'verbatim':>10} "
+        f"{'near-verb.':>10} {'tokens':>7}"
+    ]
+    for setting in comparison.settings:
+        most = max(setting.extraction, key=int)
+        cell = setting.extraction[most]
+        accuracy = "" if cell.mean_token_accuracy is None else f"{cell.mean_token_accuracy:.0%}"
+        near = cell.near_verbatim
+        lines.append(
+            f"{setting.run:<{width}} {setting.utility.heldout_nll:>12.3f} {most:>11} "
+            f"{f'{cell.num_matched}/{cell.num_documents}':>10} "
+            f"{f'{near.num_matched}/{cell.num_documents}':>10} {accuracy:>7}"
+        )
+    base = comparison.settings[0].utility.base_heldout_nll
+    return [*lines, f"{'(base model)':<{width}} {base:>12.3f}"]

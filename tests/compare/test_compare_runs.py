@@ -1,0 +1,84 @@
+"""`memguard compare RUN RUN ...`: finished runs beside each other, or why they cannot stand so."""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from compare_examples import CORRECT, write_run
+
+from memguard.cli.comparing import compare_folders
+from memguard.config import RunConfig, dump_yaml
+from memguard.errors import ConfigError, RecordError
+from memguard.records import Comparison, load_record
+
+
+def write(folder: Path, name: str, *, seed: int = 0, better: bool = False, **changes: Any) -> str:
+    """Write a finished run: its settings, report and scores."""
+    correct = {count: [n // 2 for n in right] for count, right in CORRECT.items()}
+    write_run(folder / name, correct=correct if better else CORRECT, name=name, seed=seed)
+    values: dict[str, Any] = {
+        "name": name,
+        "seed": seed,
+        "output_dir": str(folder),
+        "model": {"path": "base"},
+        "data": {"train": "a.jsonl"},
+    }
+    config = RunConfig.model_validate({**values, **changes})
+    (folder / name / "config.yaml").write_text(dump_yaml(config))
+    return str(folder / name)
+
+
+def test_runs_are_compared_as_settings_of_a_sweep_are(tmp_path: Path) -> None:
+    plain = write(tmp_path, "plain")
+    other = write(
+        tmp_path,
+        "other",
+        better=True,
+        mitigations=[{"name": "goldfish", "k": 3}],
+        optim={"lr": 1e-3},
+    )
+    folder, comparison = compare_folders([plain, other], tmp_path / "out")
+    assert folder == tmp_path / "out"
+    assert comparison == load_record(Comparison, folder / "comparison.json")
+    assert comparison.name == "plain, other"
+    assert [each.run for each in comparison.settings] == ["plain", "other"]
+    # What differs but for the mitigations, which stand beside it.
+    assert comparison.settings[1].overrides == {"optim.lr": 1e-3}
+    assert comparison.settings[0].overrides == {}
+    assert comparison.paired
+    for name in ("comparison.html", "comparison.svg"):
+        assert (folder / name).stat().st_size > 1000
+
+
+def test_without_out_it_goes_beside_the_first_run(tmp_path: Path) -> None:
+    folder, _ = compare_folders([write(tmp_path, "plain")], None)
+    assert folder == tmp_path / "comparison"
+
+
+def test_runs_that_differ_in_their_seed_are_one_setting(tmp_path: Path) -> None:
+    folders = [
+        write(tmp_path, "plain-0"),
+        write(tmp_path, "plain-1", seed=1),
+        write(tmp_path, "other-0", better=True, optim={"lr": 1e-3}),
+        write(tmp_path, "other-1", better=True, optim={"lr": 1e-3}, seed=1),
+    ]
+    _, comparison = compare_folders(folders, tmp_path / "out")
+    names = [(each.name, each.seed) for each in comparison.settings]
+    assert names == [("plain-0", 0), ("plain-0", 1), ("other-0", 0), ("other-0", 1)]
+
+
+def test_what_cannot_be_compared_is_told_in_one_line(tmp_path: Path) -> None:
+    plain = write(tmp_path, "plain")
+    with pytest.raises(ConfigError, match="is not the folder of a run"):
+        compare_folders([plain, str(tmp_path / "nowhere")], None)
+    with pytest.raises(ConfigError, match="given twice"):
+        compare_folders([plain, f"{plain}/."], None)
+    # The same settings and seed under another name.
+    shutil.copytree(plain, tmp_path / "again")
+    with pytest.raises(RecordError, match="'plain' \\(seed 0\\) is given twice"):
+        compare_folders([plain, str(tmp_path / "again")], None)
+    other = write(tmp_path, "other", optim={"lr": 1e-3})
+    write_run(tmp_path / "other", changes={"method.continuation_tokens": 40})
+    with pytest.raises(RecordError, match="'continuation_tokens' is 40, not 50"):
+        compare_folders([plain, other], None)
