@@ -136,6 +136,18 @@ def test_both_were_resumed(sweep: Sweep) -> None:
     assert steps["none"] == steps["k2"] == list(range(1, len(steps["none"]) + 1))
 
 
+def test_finished_runs_of_a_sweep_are_compared_without_training(
+    sweep: Sweep, tmp_path: Path
+) -> None:
+    runs = [sweep.folder / name for name in ("none", "k2")]
+    done = run_cli("compare", *runs, "--out", tmp_path, "--json")
+    assert done.code == 0, done.err
+    ours, theirs = json.loads(done.out), read_json(sweep.folder / "comparison.json")
+    assert ours["paired"] == theirs["paired"]
+    for one, other in zip(ours["settings"], theirs["settings"], strict=True):
+        assert one["extraction"] == other["extraction"]
+
+
 def test_the_settings_are_compared_on_the_same_documents(sweep: Sweep) -> None:
     manifests = [load_manifest(sweep.folder / name / "manifest.jsonl") for name in ("none", "k2")]
     none, k2 = ([entry.model_copy(update={"text_hmac": ""}) for entry in m] for m in manifests)
@@ -201,15 +213,3 @@ def test_a_sweep_has_its_own_folder(tmp_path: Path) -> None:
     done = run_cli("compare", "quickstart", "--out", tmp_path)
     assert (done.code, done.err.count("\n")) == (2, 1)
     assert "--out belongs to RUNs" in done.err
-
-
-def test_finished_runs_of_a_sweep_are_compared_without_training(
-    sweep: Sweep, tmp_path: Path
-) -> None:
-    runs = [sweep.folder / name for name in ("none", "k2")]
-    done = run_cli("compare", *runs, "--out", tmp_path, "--json")
-    assert done.code == 0, done.err
-    ours, theirs = json.loads(done.out), read_json(sweep.folder / "comparison.json")
-    assert ours["paired"] == theirs["paired"]
-    for one, other in zip(ours["settings"], theirs["settings"], strict=True):
-        assert one["extraction"] == other["extraction"]
