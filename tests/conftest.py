@@ -3,8 +3,13 @@
 from collections.abc import Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 from ranks import RankPool
+
+# No test judges how long something takes: a busy machine would fail it.
+hypothesis.settings.register_profile("memguard", deadline=None)
+hypothesis.settings.load_profile("memguard")
 
 
 @pytest.fixture(scope="session", autouse=True)

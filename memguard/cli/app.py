@@ -300,10 +300,11 @@ def compare(
     Given folders of finished runs it trains nothing and compares these.
     """
     from memguard.assets import find_asset
-    from memguard.cli.comparing import compare_folders, is_run
     from memguard.compare import load_sweep
 
-    if is_run(sweep):
+    if (Path(sweep) / "config.yaml").is_file():
+        from memguard.cli.comparing import compare_folders
+
         folder, comparison = compare_folders([sweep, *(others or ())], out)
     else:
         if out is not None:

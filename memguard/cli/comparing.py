@@ -17,11 +17,6 @@ from memguard.runtime import Console
 _NO_SETTING = ("name", "output_dir", "seed", "mitigations", "parallel", "audit")
 
 
-def is_run(path: str) -> bool:
-    """Tell whether a path is the folder of a run, and not a sweep."""
-    return (Path(path) / "config.yaml").is_file()
-
-
 def compare_folders(folders: Sequence[str], out: Path | None) -> tuple[Path, Comparison]:
     """Put finished runs side by side; the first is what the others are tested against.
 
@@ -34,7 +29,7 @@ def compare_folders(folders: Sequence[str], out: Path | None) -> tuple[Path, Com
         RecordError: a run is unreadable or not comparable; says which one and why.
     """
     for folder in folders:
-        if not is_run(folder):
+        if not (Path(folder) / "config.yaml").is_file():
             raise ConfigError(
                 f"'{folder}' is not the folder of a run (no config.yaml); 'memguard compare' takes "
                 "a sweep's YAML, or the folders of finished runs"
