@@ -137,7 +137,7 @@ def main() -> int:
         print(f"{name:<36}{statistics.median(times) / REPEATS:>8.3f}{ratios[name]:>12.1f}x")
     assert others, "there is something to compare"
 
-    step, rows = build_step(*((2, 32, 32) if asked.quick else (8, 128, 448)))
+    step, rows = build_step(*((2, 32, 32) if asked.quick else (8, 128, 384)))
     sides: dict[str, Callable[[], object]] = {"step": step}
     sides["mask"] = lambda: [masks["hash"](rows) for _ in range(REPEATS)]
     times = take_turns(sides, rounds)
