@@ -7,7 +7,7 @@ The published code (ahans30/goldfish-loss) unfolds each row into windows of h to
 these and looks the products up in a table; restated here in torch. Ours hashes with prefix sums,
 whatever h is. Both mask the same [8, 4096] tokens with k = 4 and h = 13, on the CPU.
 
-A step is memguard's own, fp32, of a random Llama with 30M parameters; the mask is that of its rows.
+A step is memguard's own, fp32, of a random Llama with 31M parameters; the mask is that of its rows.
 Sides take turns; ratios are medians of the rounds' ratios. The last line is a verdict; exit 1 where
 a bar is missed.
 """
