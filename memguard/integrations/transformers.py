@@ -24,7 +24,7 @@ from memguard.data.chat import find_special_ids
 from memguard.data.tokenization import list_token_texts
 from memguard.errors import ConfigError
 from memguard.integrations.trainer_audit import MemorizationAuditCallback
-from memguard.mitigation import TokenTerms, build_mitigations
+from memguard.mitigation import build_mitigations
 from memguard.parallel.head import Head
 from memguard.parallel.nll import token_terms
 from memguard.records import IGNORE_LABEL
@@ -140,11 +140,7 @@ class MitigatedLoss:
         logits_NV = outputs.logits[:, :-1][kept_BT]
         head = Head(weight_VD=None, vocab_size=logits_NV.shape[-1], chunk_tokens=_CHUNK_TOKENS)
         terms = token_terms(head, logits_NV, labels_N, self._mitigations.needs)
-        total = self._mitigations.reduce(
-            TokenTerms(
-                nll_N=terms.nll_N, entropy_N=terms.entropy_N, mean_logprob_N=terms.mean_logprob_N
-            )
-        )
+        total = self._mitigations.reduce(terms)
         if num_items_in_batch is None:
             num_items_in_batch = max(len(labels_N), 1)
         # A step whose labels were all dropped divides nothing by nothing.

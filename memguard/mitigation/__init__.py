@@ -17,7 +17,6 @@ Which settings go together is decided with the configuration (`config/mitigation
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 import numpy as np
@@ -53,16 +52,23 @@ Need = Literal["nll", "entropy", "mean_logprob", "reference_nll"]
 _ALWAYS_NEEDED: frozenset[Need] = frozenset({"nll"})
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TokenTerms:
-    """Per-token terms of N labels that are left, in fp32; None where no setting needs them."""
+class TokenTerms(Protocol):
+    """Per-token terms of N labels that are left; what the vocabulary layer's `VocabTerms` holds."""
 
-    nll_N: "Tensor"
-    """Negative log-likelihood (nats)."""
-    entropy_N: "Tensor | None" = None
-    """Of the prediction (nats)."""
-    mean_logprob_N: "Tensor | None" = None
-    """Mean over the vocabulary of log p(v) (nats)."""
+    @property
+    def nll_N(self) -> "Tensor":
+        """Negative log-likelihood (nats)."""
+        ...
+
+    @property
+    def entropy_N(self) -> "Tensor | None":
+        """Of the prediction (nats); None where no setting needs it."""
+        ...
+
+    @property
+    def mean_logprob_N(self) -> "Tensor | None":
+        """Mean over the vocabulary of log p(v) (nats); None where no setting needs it."""
+        ...
 
 
 class LabelMitigation(Protocol):

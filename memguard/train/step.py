@@ -21,7 +21,7 @@ from torch import Tensor
 from memguard.config import OptimConfig, TrainConfig
 from memguard.data.loader import Batch
 from memguard.errors import ModelError
-from memguard.mitigation import Mitigations, TokenTerms
+from memguard.mitigation import Mitigations
 from memguard.parallel.local_parameters import (
     clear_gradients,
     clip_gradients,
@@ -145,13 +145,7 @@ class TrainStep:
             if self.mitigations.sums_nll:
                 return self.vocab.sum_nll(hidden_ND, labels_N)
             terms = self.vocab.token_terms(hidden_ND, labels_N, self.mitigations.needs)
-            return self.mitigations.reduce(
-                TokenTerms(
-                    nll_N=terms.nll_N,
-                    entropy_N=terms.entropy_N,
-                    mean_logprob_N=terms.mean_logprob_N,
-                )
-            )
+            return self.mitigations.reduce(terms)
 
         with self._precision():
             return self.vocab(work)

@@ -14,7 +14,7 @@ from memguard.config import GoldfishConfig
 from memguard.data.corpus import Corpus
 from memguard.data.loader import Loader
 from memguard.data.packing import pack
-from memguard.mitigation import TokenTerms, build_mitigations
+from memguard.mitigation import build_mitigations
 from memguard.parallel.vocab import VocabLayer
 from memguard.parallel.vocab_checks import build_vocab_layer
 from memguard.records import IGNORE_LABEL
@@ -81,7 +81,7 @@ def loss_and_gradients(
                 torch.from_numpy(batch.input_ids), torch.from_numpy(batch.position_ids)
             )
             terms = layer.token_terms(hidden[:, :-1][keep], labels[keep])
-            yield mitigations.reduce(TokenTerms(nll_N=terms.nll_N)) / num_kept
+            yield mitigations.reduce(terms) / num_kept
 
     layer.model.zero_grad()
     loss = torch.stack(list(terms())).sum()

@@ -15,9 +15,9 @@ from memguard.config.mitigations import (
     LabelSmoothingConfig,
     LossClippingConfig,
 )
-from memguard.mitigation import TokenTerms, build_mitigations
+from memguard.mitigation import build_mitigations
 from memguard.parallel.head import Head
-from memguard.parallel.nll import token_terms
+from memguard.parallel.nll import VocabTerms, token_terms
 
 SETTINGS: list[tuple[Any, ...]] = [
     (LabelSmoothingConfig(name="label_smoothing"),),
@@ -50,11 +50,7 @@ def test_losses_and_gradients_equal_torch(configs: tuple[Any, ...]) -> None:
     ours, theirs = hidden.clone().requires_grad_(), hidden.clone().requires_grad_()
     head = Head(weight_VD=weight, vocab_size=30, chunk_tokens=7)
     terms = token_terms(head, ours, labels_N, mitigations.needs)
-    loss = mitigations.reduce(
-        TokenTerms(
-            nll_N=terms.nll_N, entropy_N=terms.entropy_N, mean_logprob_N=terms.mean_logprob_N
-        )
-    )
+    loss = mitigations.reduce(terms)
     (loss / 40).backward()
     expected = reduce_plainly(theirs @ weight.T, labels_N, configs)
     expected.backward()
@@ -69,7 +65,7 @@ def test_labels_known_by_heart_have_a_finite_gradient() -> None:
     """A probability that rounds to 1: (1 - p)^.5 has no slope there."""
     nll_N = torch.zeros(3, requires_grad=True)
     focal = build_mitigations([FocalConfig(name="focal", gamma=0.5)], special_ids=[])
-    focal.reduce(TokenTerms(nll_N=nll_N)).backward()
+    focal.reduce(VocabTerms(nll_N=nll_N)).backward()
     assert nll_N.grad is not None
     assert nll_N.grad.isfinite().all()
 
