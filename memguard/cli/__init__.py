@@ -6,6 +6,7 @@
     launching.py     --nproc: the same command on several processes, which end as one
     training.py      a run: prepare, train, export, audit
     feeding.py       documents and rows of a run, for training and for the dry run
+    watching.py      audits inside training: which documents, and how the model is asked
     start.py         what a run starts from: a checkpoint, or random weights
     run_folder.py    one run, one folder: kept to one process and to its settings
     subjects.py      what the audit of a run measures

@@ -21,7 +21,8 @@ from memguard.data.prepare import prepare as prepare_corpus
 from memguard.data.schedule import plan_rows
 from memguard.data.tokenization import TokenizedDocument, list_token_texts
 from memguard.errors import ModelError
-from memguard.mitigation import Mitigations, build_mitigations
+from memguard.mitigation import Mitigations
+from memguard.mitigation.ladder import Ladder, build_ladder
 from memguard.records import write_atomically
 from memguard.runtime import Console, default_cache_dir, quiet_libraries
 
@@ -40,7 +41,12 @@ class Feed:
     """The rows of a run in their order, and what is left out of their loss."""
 
     loader: Loader
-    mitigations: Mitigations
+    ladder: Ladder
+
+    @property
+    def mitigations(self) -> Mitigations:
+        """How losses are reduced, which is the same for all documents."""
+        return self.ladder.rungs[0]
 
 
 def load_probe(config: RunConfig) -> ExtractionProbe:
@@ -120,8 +126,10 @@ def build_feed(config: RunConfig, prepared: PreparedRun, *, share_rows: bool) ->
         seed=config.seed,
         share_rows=share_rows,
     )
-    mitigations = build_mitigations(
+    ladder = build_ladder(
         config.mitigations,
+        corpus.manifest,
+        can_tighten=config.budget is not None and config.budget.action == "tighten",
         special_ids=sorted(find_special_ids(tokenizer)),
         token_texts=lambda: list_token_texts(tokenizer),
     )
@@ -131,9 +139,7 @@ def build_feed(config: RunConfig, prepared: PreparedRun, *, share_rows: bool) ->
         schedule,
         batch_size=config.train.batch_size,
         pad_id=tokenizer.pad_token_id or tokenizer.eos_token_id or 0,
-        mask_labels=lambda ids, labels, generator: mitigations.mask_labels(
-            ids, labels, generator=generator
-        ),
+        mask_labels=ladder.mask_labels,
         seed=config.seed,
     )
-    return Feed(loader=loader, mitigations=mitigations)
+    return Feed(loader=loader, ladder=ladder)

@@ -23,6 +23,8 @@ _FREE_IN_TRAIN = (
     "keep_checkpoints",
     "log_every_steps",
 )
+# Audits during training change nothing, unless a budget acts on them.
+_ONLY_WATCHED = ("audit_every_steps", "audit_documents")
 
 _WRITTEN_ASIDE = ("model", "prepared")
 
@@ -65,7 +67,8 @@ def compute_run_key(config: RunConfig, corpus: Corpus) -> str:
 def _binding(values: dict[str, Any]) -> dict[str, Any]:
     """Return the settings that decide what is trained."""
     kept = {key: value for key, value in values.items() if key not in _FREE}
-    kept["train"] = {k: v for k, v in kept["train"].items() if k not in _FREE_IN_TRAIN}
+    free = (*_FREE_IN_TRAIN, *(() if kept.get("budget") else _ONLY_WATCHED))
+    kept["train"] = {k: v for k, v in kept["train"].items() if k not in free}
     # Turned off, canaries train what was trained before there were any.
     if not (kept["data"].get("canaries") or {}).get("count"):
         kept["data"] = {k: v for k, v in kept["data"].items() if k != "canaries"}

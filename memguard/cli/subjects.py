@@ -15,7 +15,14 @@ from memguard.data.packing import split_points
 from memguard.data.tokenization import TokenizedDocument
 from memguard.errors import DataError, ModelError
 from memguard.parallel.checkpoint_folder import max_positions
-from memguard.records import DataIdentity, ManifestEntry, Role, TrainingSummary
+from memguard.records import (
+    Budget,
+    DataIdentity,
+    ManifestEntry,
+    Role,
+    TrainingSummary,
+    WatchedStep,
+)
 from memguard.train.metrics import EndMetrics, HeldoutMetrics, hash_tally, read_metrics
 
 
@@ -214,10 +221,11 @@ def _summarise_training(folder: Path, config: RunConfig) -> TrainingSummary | No
     before = next((line for line in heldout if line.step == 0), None)
     after = next((line for line in heldout if line.step == end.step), None)
     dropped = 1 - end.num_kept_tokens / max(1, end.num_supervised_tokens)
+    drops = bool(config.mitigations) or end.num_kept_tokens < end.num_supervised_tokens
     return TrainingSummary(
         num_steps=end.step,
         num_supervised_tokens=end.num_kept_tokens,
-        dropped_fraction=dropped if config.mitigations else None,
+        dropped_fraction=dropped if drops else None,
         mitigations=[each.model_dump(mode="json") for each in config.mitigations],
         train_s=end.train_s,
         heldout_nll=after and after.nll,
@@ -225,6 +233,9 @@ def _summarise_training(folder: Path, config: RunConfig) -> TrainingSummary | No
         heldout_bucket=after and after.bucket,
         heldout_num_documents=after.num_documents if after else 0,
         heldout_num_tokens=after.num_tokens if after else 0,
+        watched=[line for line in lines if isinstance(line, WatchedStep)],
+        budget=None if config.budget is None else Budget(**config.budget.model_dump()),
+        stopped_by_budget=end.stopped_by_budget,
     )
 
 

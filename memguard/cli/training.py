@@ -16,6 +16,7 @@ from memguard.cli.start import (
     read_sizes,
     start_model,
 )
+from memguard.cli.watching import build_watch
 from memguard.config import RunConfig, dump_yaml
 from memguard.data.corpus import Corpus, load_corpus
 from memguard.data.loader import Loader
@@ -141,7 +142,8 @@ def _train(
         vocab=vocab,
         corpus=corpus,
         loader=loader,
-        mitigations=feed.mitigations,
+        ladder=feed.ladder,
+        watch=build_watch(config, corpus, vocab, feed.ladder, runtime),
         train=config.train,
         optim=config.optim,
         seq_len=config.data.seq_len,

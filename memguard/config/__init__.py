@@ -2,6 +2,7 @@
 
     settings.py      what all settings have in common
     schema.py        the settings of a run: one sentence, a unit and a default each
+    budget.py        the risk budget
     mitigations.py   those of each mitigation, and which do not go together
     schema_sweep.py  the settings of a sweep
     loading.py       YAML + dotted overrides -> RunConfig; all problems together, with line, column
@@ -11,6 +12,7 @@
 A wrong setting is told in under two seconds: nothing here imports torch.
 """
 
+from memguard.config.budget import BudgetConfig
 from memguard.config.loading import (
     Document,
     apply_overrides,
@@ -40,6 +42,7 @@ from memguard.config.template import dump_yaml, render_template
 __all__ = [
     "AuditConfig",
     "AxisName",
+    "BudgetConfig",
     "CanaryConfig",
     "DataConfig",
     "Document",

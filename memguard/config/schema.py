@@ -4,6 +4,7 @@ from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import AfterValidator, Field, model_validator
 
+from memguard.config.budget import BudgetConfig
 from memguard.config.mitigations import MitigationConfig, check_mitigations
 from memguard.config.settings import Fraction, Name, PositiveInt, Settings
 
@@ -242,6 +243,12 @@ class TrainConfig(Settings):
     log_every_steps: PositiveInt = Field(
         10, description="Steps between log lines where there is no terminal."
     )
+    audit_every_steps: PositiveInt | None = Field(
+        None, description="Steps between audits of a few documents; null audits at the end only."
+    )
+    audit_documents: PositiveInt = Field(
+        64, description="Documents of each bucket that these audits ask for, always the same ones."
+    )
 
 
 class ParallelConfig(Settings):
@@ -349,6 +356,10 @@ class RunConfig(Settings):
     )
     optim: OptimConfig = OptimConfig()
     train: TrainConfig = TrainConfig()
+    budget: BudgetConfig | None = Field(
+        None,
+        description="Risk budget: {metric, limit, action}; acts on audits during training.",
+    )
     parallel: ParallelConfig = ParallelConfig()
     audit: AuditConfig = AuditConfig()
 
@@ -370,4 +381,8 @@ class RunConfig(Settings):
                 f"{self.train.batch_size}"
             )
         check_mitigations(self.mitigations)
+        if self.budget is not None and self.train.audit_every_steps is None:
+            raise ValueError(
+                "'budget' is judged by audits during training: set 'train.audit_every_steps'"
+            )
         return self

@@ -23,9 +23,10 @@ _SHORTEST_ROW = 2
 """Tokens of a row that is all padding, in a batch without any other."""
 
 MaskLabels = Callable[
-    [NDArray[np.int32], NDArray[np.int64], np.random.Generator], NDArray[np.int64]
+    [int, NDArray[np.int32], NDArray[np.int64], np.random.Generator], NDArray[np.int64]
 ]
-"""(input_ids [N], labels [N], generator) of one whole document -> labels with more ignored."""
+"""(document, input_ids [N], labels [N], generator) of a whole document, by its index in the corpus
+-> labels with more ignored."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -178,9 +179,10 @@ class Loader:
         ids, labels, positions, numbers, num_supervised = [], [], [], [], 0
         for number, piece in enumerate(pieces):
             cut = slice(self.rows.start[piece], self.rows.stop[piece])
-            document = self.corpus.document(int(self.rows.document[piece]))
+            index = int(self.rows.document[piece])
+            document = self.corpus.document(index)
             plain = np.where(document.supervised, document.input_ids.astype(np.int64), IGNORE_LABEL)
-            masked = self._mask_labels(document.input_ids, plain, generator)[cut]
+            masked = self._mask_labels(index, document.input_ids, plain, generator)[cut]
             # The first token of a piece has nothing before it to be predicted from.
             masked[:1] = IGNORE_LABEL
             num_supervised += int(document.supervised[cut][1:].sum())

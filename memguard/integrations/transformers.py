@@ -19,7 +19,7 @@ from pydantic import TypeAdapter, ValidationError
 from torch import Tensor
 from transformers import DataCollatorForSeq2Seq
 
-from memguard.config import MitigationConfig
+from memguard.config import GoldfishConfig, MitigationConfig
 from memguard.data.chat import find_special_ids
 from memguard.data.tokenization import list_token_texts
 from memguard.errors import ConfigError
@@ -191,6 +191,11 @@ def _validate(settings: Sequence[Mapping[str, Any]]) -> tuple[Any, ...]:
             place = ".".join(str(key) for key in item["loc"][1:])
             problems.append(f"'{place}': {item['msg']}; got {item['input']!r}")
         raise ConfigError(*problems) from error
+    if any(isinstance(each, GoldfishConfig) and each.k_by_dose for each in configs):
+        raise ConfigError(
+            "'k_by_dose' needs to know how often each document is trained, which a collator does "
+            "not; leave it out, or train with memguard"
+        )
     return configs
 
 

@@ -3,6 +3,7 @@
     goldfish.py       drop one label in k, the same ones each time a text is seen
     letters.py        what a goldfish hashes where formatting shall not matter
     token_dropout.py  drop labels by chance, others each time
+    ladder.py         which documents are trained with a lower k
     losses.py         smoothing, focal, confidence penalty, clipping, flooding
 
 A mitigation has a *stage* (where it acts) and *needs* (which per-token terms the vocabulary layer

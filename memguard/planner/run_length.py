@@ -68,7 +68,7 @@ def without_mitigations(loader: Loader) -> Loader:
         loader.schedule,
         batch_size=loader.batch_size,
         pad_id=loader.pad_id,
-        mask_labels=lambda _ids, labels, _generator: labels,
+        mask_labels=lambda _document, _ids, labels, _generator: labels,
         seed=loader.seed,
     )
 

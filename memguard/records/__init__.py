@@ -2,6 +2,7 @@
 
     record.py      what every record is, and how it is written and read back
     manifest.py    one line a document: planned and realised
+    watched.py     what audits during training found
     audit.py       document scores, the report's table, its verdict
     comparison.py  settings side by side, and paired
 
@@ -53,6 +54,7 @@ from memguard.records.manifest import (
     save_manifest,
 )
 from memguard.records.record import Record, load_record, save_record, write_atomically
+from memguard.records.watched import Budget, WatchedBucket, WatchedStep
 
 __all__ = [
     "IGNORE_LABEL",
@@ -62,6 +64,7 @@ __all__ = [
     "AuditReport",
     "Banner",
     "BucketScores",
+    "Budget",
     "CanaryScore",
     "CanaryScores",
     "Comparison",
@@ -91,6 +94,8 @@ __all__ = [
     "TrainingSummary",
     "Utility",
     "Verdict",
+    "WatchedBucket",
+    "WatchedStep",
     "load_manifest",
     "load_record",
     "save_manifest",

@@ -6,6 +6,7 @@ from pydantic import ConfigDict, Field
 
 from memguard.records.manifest import Role
 from memguard.records.record import Record
+from memguard.records.watched import Budget, WatchedStep
 
 
 class Rate(Record):
@@ -361,6 +362,10 @@ class TrainingSummary(Record):
     heldout_bucket: str | None
     heldout_num_documents: int
     heldout_num_tokens: int
+    watched: list[WatchedStep] = Field(default_factory=list)
+    """Audits during training; empty where there were none, and in older records."""
+    budget: Budget | None = None
+    stopped_by_budget: bool = False
 
 
 class AuditReport(Record):

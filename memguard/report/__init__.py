@@ -7,7 +7,7 @@
                       dose_response, trends       │                               charts ─► svg
                       grid, generation, measured  │
                       membership, masks           │
-                      canaries, exposure          │
+                      canaries, exposure, watched │
                       findings, facts             │
                       prose, glossary             │
     comparison ─┬► comparison_digest ────────────┘

@@ -47,6 +47,7 @@ from memguard.report.prose import (
 )
 from memguard.report.text import COMMAND_LIMIT, SENTENCE_LIMIT, clean_name, clean_text
 from memguard.report.trends import build_copies, build_trends
+from memguard.report.watched import build_watched
 
 VERDICT_LABELS = {
     "recites": "Recites trained documents",
@@ -113,6 +114,7 @@ def _build_evidence(report: AuditReport) -> tuple[Section, ...]:
         build_membership(report),
         build_canaries(report),
         build_masks(report),
+        build_watched(report),
     )
     return tuple(section for section in sections if section)
 

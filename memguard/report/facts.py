@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from memguard.records import AuditReport, TrainingSummary
+from memguard.records import AuditReport, Budget, TrainingSummary
 from memguard.report.formatting import (
     MISSING,
     format_count,
@@ -45,10 +45,13 @@ def describe_training(training: TrainingSummary) -> tuple[Fact, ...]:
     heldout.append(f"{format_count(training.heldout_num_tokens)} tokens")
     if training.heldout_bucket:
         heldout.append(f"bucket {clean_name(training.heldout_bucket)}")
+    budget = training.budget
+    bounded = () if budget is None else (_describe_budget(budget),)
     asked = [m["k"] for m in training.mitigations if isinstance(m.get("k"), int) and m["k"] > 0]
     target = f"asked for: 1 in {asked[0]:,}, {format_threshold(1 / asked[0])}" if asked else ""
     return (
         Fact(term="Mitigations", value="; ".join(mitigations) or "none (plain loss)"),
+        *bounded,
         Fact(
             term="Labels dropped",
             value=describe_dropped(training.dropped_fraction, bool(training.mitigations)),
@@ -64,6 +67,12 @@ def describe_training(training: TrainingSummary) -> tuple[Fact, ...]:
         Fact(term="Supervised tokens", value=format_count(training.num_supervised_tokens)),
         Fact(term="Time", value=format_duration(training.train_s)),
     )
+
+
+def _describe_budget(budget: Budget) -> Fact:
+    metric = budget.metric.replace("_", "-")
+    value = f"at most {format_percent(budget.limit)} of a bucket {metric}"
+    return Fact(term="Risk budget", value=value, detail=f"else: {budget.action}")
 
 
 def describe_dropped(share: float | None, mitigated: bool) -> str:

@@ -210,7 +210,7 @@ def format_settings(settings: Mapping[str, Any]) -> str:
     others = ", ".join(
         f"{clean_text(str(key), 40)} {clean_text(format_value(value), NAME_LIMIT)}"
         for key, value in list(settings.items())[:30]
-        if key != "name"
+        if key != "name" and value != {}
     )
     if "name" not in settings:
         return others or "none"

@@ -1,7 +1,7 @@
 """Save and resume, bit for bit; committed by rename.
 
     checkpoints/step-00000100/
-      *.distcp, .metadata   torch's distributed checkpoint: weights, AdamW's moments, tally
+      *.distcp, .metadata   torch's distributed checkpoint: weights, AdamW's moments, counts
       manifest.json         step, what it belongs to, size and SHA-256 of every file
 
 Every rank writes its own part; tensors are stored as what they are of the whole, so that a run can
@@ -20,9 +20,8 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
-import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
@@ -69,8 +68,8 @@ class TrainState:
     """On the local tensors of the parameters."""
     buffers: Mapping[str, Tensor]
     """Of the model, as far as its checkpoints have them."""
-    piece_tally: NDArray[np.int64]
-    """How often the loader fed each piece; the same on every rank."""
+    arrays: Mapping[str, NDArray[Any]]
+    """What the run has counted and decided, by name; the same on every rank."""
 
     def tensors(self) -> dict[str, Tensor]:
         """Name every tensor of the state; they share storage with the live ones."""
@@ -79,7 +78,8 @@ class TrainState:
             state[f"model.{each.name}"] = each.to_global(each.local.detach())
             for field, value in self.optimizer.state.get(each.local, {}).items():
                 state[f"optimizer.{each.name}.{field}"] = each.to_global(value)
-        state["piece_tally"] = torch.from_numpy(self.piece_tally)
+        for name, array in self.arrays.items():
+            state[name] = torch.from_numpy(array)
         return state
 
     def make_room(self) -> None:
@@ -100,6 +100,7 @@ def save_checkpoint(
     progress: CheckpointManifest,
     keep: int,
     runtime: Runtime,
+    keep_step: int | None = None,
 ) -> Path:
     """Write one checkpoint and delete the oldest beyond ``keep``; every rank calls this.
 
@@ -109,12 +110,13 @@ def save_checkpoint(
         progress: the manifest with `files` still empty.
         keep: newest checkpoints that stay.
         runtime: this rank.
+        keep_step: step of one more checkpoint that stays.
 
     Raises:
         OSError: the disk of this rank, or of another, is full or not writable; what was there
             before is untouched.
     """
-    target = folder / f"step-{progress.step:08d}"
+    target = folder / _name(progress.step)
     aside = Path(runtime.broadcast_object(runtime.only_on_main(lambda: _make_aside(target))))
     try:
         _agree(lambda: _write_part(state, aside, runtime), runtime)
@@ -136,6 +138,8 @@ def save_checkpoint(
         raise
     if runtime.is_main:
         for old in _list(folder)[:-keep]:
+            if keep_step is not None and old.name == _name(keep_step):
+                continue
             # Hidden first: what cannot be deleted now is cleared when the run goes on.
             hidden = old.with_name(f".{old.name}.old")
             with contextlib.suppress(OSError):
@@ -200,11 +204,21 @@ def _agree(work: Callable[[], Result], runtime: Runtime) -> Result:
     return result
 
 
-def find_checkpoint(folder: Path, *, console: Console) -> Path | None:
-    """Return the newest checkpoint whose files match its manifest; clear half-written ones."""
+def find_checkpoint(
+    folder: Path, *, console: Console, until_step: int | None = None
+) -> Path | None:
+    """Return the newest checkpoint whose files match its manifest; clear half-written ones.
+
+    Args:
+        folder: `checkpoints/` of the run.
+        console: told of damaged ones.
+        until_step: newer ones do not count; None takes all.
+    """
     for left in folder.glob(".step-*"):
         shutil.rmtree(left, ignore_errors=True)
     for path in reversed(_list(folder)):
+        if until_step is not None and path.name > _name(until_step):
+            continue
         try:
             manifest = load_record(CheckpointManifest, path / "manifest.json")
         except RecordError as error:
@@ -238,8 +252,13 @@ def load_checkpoint(path: Path, state: TrainState, *, runtime: Runtime) -> Check
             no_dist=runtime.world_size == 1,
             process_group=runtime.control,
         )
-    state.piece_tally[:] = tensors["piece_tally"].numpy()
+    for name, array in state.arrays.items():
+        array[:] = tensors[name].numpy()
     return load_record(CheckpointManifest, path / "manifest.json")
+
+
+def _name(step: int) -> str:
+    return f"step-{step:08d}"
 
 
 def _list(folder: Path) -> list[Path]:

@@ -9,7 +9,7 @@ from typing import Literal, TextIO
 from pydantic import ValidationError
 
 from memguard.errors import RecordError
-from memguard.records import Record
+from memguard.records import Record, WatchedStep
 from memguard.runtime import format_duration
 
 
@@ -76,6 +76,8 @@ class EndMetrics(Record):
     train_s: float
     tally_sha256: str
     """Of the realised repetitions; the manifest must agree, or its doses mean nothing."""
+    stopped_by_budget: bool = False
+    """Whether the risk budget ended the run before its last step."""
 
 
 def hash_tally(repetitions: Iterable[int | None]) -> str:
@@ -84,10 +86,11 @@ def hash_tally(repetitions: Iterable[int | None]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-MetricsLine = StepMetrics | HeldoutMetrics | EndMetrics
+MetricsLine = StepMetrics | HeldoutMetrics | WatchedStep | EndMetrics
 _KINDS: dict[str, type[MetricsLine]] = {
     "step": StepMetrics,
     "heldout": HeldoutMetrics,
+    "audit": WatchedStep,
     "end": EndMetrics,
 }
 

@@ -22,9 +22,10 @@ import torch
 from memguard.config import OptimConfig, TrainConfig
 from memguard.data.corpus import Corpus
 from memguard.data.loader import Loader
-from memguard.errors import Interrupted
-from memguard.mitigation import Mitigations
+from memguard.errors import ConfigError, Interrupted
+from memguard.mitigation.ladder import Ladder
 from memguard.parallel.vocab import VocabLayer
+from memguard.records import WatchedStep
 from memguard.runtime import Advance, Console, Runtime, peak_memory_bytes
 from memguard.train.checkpoint import (
     CheckpointManifest,
@@ -43,6 +44,7 @@ from memguard.train.metrics import (
 )
 from memguard.train.optim import learning_rate
 from memguard.train.step import TrainStep
+from memguard.train.watch import Watch
 
 _HELDOUT_BATCH_TOKENS = 4096
 _MIN_LABELS_FOR_DROP_CHECK = 10_000
@@ -71,7 +73,8 @@ class Trainer:
         vocab: VocabLayer,
         corpus: Corpus,
         loader: Loader,
-        mitigations: Mitigations,
+        ladder: Ladder,
+        watch: Watch | None,
         train: TrainConfig,
         optim: OptimConfig,
         seq_len: int,
@@ -87,7 +90,8 @@ class Trainer:
             vocab: the model.
             corpus: documents, for the held-out loss.
             loader: rows of each step.
-            mitigations: how losses are reduced and how many labels should be dropped.
+            ladder: how losses are reduced and how many labels should be dropped.
+            watch: audits during training; None where there are none.
             train: length, portions, precision.
             optim: AdamW and its schedule.
             seq_len: length of a row (tokens).
@@ -98,14 +102,14 @@ class Trainer:
             console: progress.
         """
         self.vocab = vocab
-        self.corpus, self.loader, self.mitigations = corpus, loader, mitigations
+        self.corpus, self.loader, self.ladder, self.watch = corpus, loader, ladder, watch
         self.config, self.optim = train, optim
         self.seq_len, self.seed, self.run_key = seq_len, seed, run_key
         self.folder, self.runtime, self.console = run_folder, runtime, console
         self.num_steps = min(loader.num_steps, train.max_steps or loader.num_steps)
         self.step = TrainStep(
             vocab=vocab,
-            mitigations=mitigations,
+            mitigations=ladder.rungs[0],
             train=train,
             optim=optim,
             seed=seed,
@@ -113,11 +117,14 @@ class Trainer:
         )
         self.totals = _Totals()
         self._stop_signal: int | None = None
+        self._saved_step: int | None = None
+        self._is_over = False
 
     def run(self) -> None:
         """Train from the newest checkpoint, or from the start, to the last step.
 
         Raises:
+            ConfigError: more was learnt by heart before the first audit than the budget allows.
             Interrupted: SIGINT or SIGTERM; the state was saved.
             ModelError: the loss is no longer finite.
             OSError: a checkpoint could not be written.
@@ -128,19 +135,23 @@ class Trainer:
             keep_until_step=self.totals.step,
             is_writer=self.runtime.is_main,
         )
-        begun, ended = self.runtime.broadcast_object([log.has(HeldoutMetrics), log.has(EndMetrics)])
+        kinds = (HeldoutMetrics, WatchedStep, EndMetrics)
+        begun, watched, ended = self.runtime.broadcast_object([log.has(kind) for kind in kinds])
         self.vocab.model.train()
         devices = [self.runtime.device] if self.runtime.device.type == "cuda" else []
         try:
             with torch.random.fork_rng(devices=devices), self._signals():
                 if not begun:
                     self._measure_heldout(log)
+                if self.watch is not None and not watched:
+                    log.write(self.watch.look(0))
                 with self.console.progress("train", self.num_steps, "steps") as advance:
                     advance(self.totals.step, "")
-                    while self.totals.step < self.num_steps:
+                    while self.totals.step < self.num_steps and not (ended or self._is_over):
                         line = self._timed_step()
                         log.write(line)
                         self._show(line, advance)
+                        self._look_if_due(log)
                         self._save_if_due()
                 if not ended:
                     self._finish(log)
@@ -196,6 +207,41 @@ class Trainer:
             log.write(line)
             self.console.info(f"held-out loss {line.nll:.4f} nats a token ({line.bucket})")
 
+    def _look_if_due(self, log: MetricsLog) -> None:
+        """Audit the sample; a limit that is broken may end the run at the step before."""
+        watch, step = self.watch, self.totals.step
+        if watch is None or not watch.is_due(step, self.num_steps):
+            return
+        found = watch.look(step)
+        log.write(found)
+        self._tell(found)
+        if not watch.stops:
+            return
+        if not found.over_limit:
+            self._save()
+            return
+        if not watch.last_good_step:
+            raise ConfigError(
+                f"'train.audit_every_steps' must be below {step}: by then {found.over_limit[0]} "
+                "was over the limit of 'budget', and no weights within it had been kept"
+            )
+        self._load(watch.last_good_step)
+        self._is_over = True
+        self.console.warn(
+            f"{', '.join(found.over_limit)} went over the limit of 'budget' after step {step}: the "
+            f"run ends with the weights of step {self.totals.step}"
+        )
+
+    def _tell(self, found: WatchedStep) -> None:
+        trained = [bucket for bucket in found.buckets if bucket.role == "trained"]
+        worst = max(trained, key=lambda bucket: bucket.num_learnt / bucket.num_documents)
+        tightened = sum(bucket.num_tightened for bucket in trained)
+        self.console.info(
+            f"audit after step {found.step}: {worst.num_learnt} of {worst.num_documents} documents "
+            f"of {worst.bucket} learnt by heart, {worst.mean_token_accuracy:.0%} of tokens right"
+            f"{f'; {tightened} trained more strictly' if tightened else ''}"
+        )
+
     def _show(self, line: StepMetrics, advance: Advance) -> None:
         if self.console.live:
             advance(1, line.describe_briefly())
@@ -213,9 +259,10 @@ class Trainer:
                 num_kept_tokens=totals.num_kept_tokens,
                 train_s=round(totals.train_s, 3),
                 tally_sha256=hash_tally(self.loader.realised_repetitions()),
+                stopped_by_budget=self._is_over,
             )
         )
-        target = self.mitigations.target_drop_rate
+        target = self.ladder.target_drop_rate
         if not target or totals.num_supervised_tokens < _MIN_LABELS_FOR_DROP_CHECK:
             return
         realised = 1 - totals.num_kept_tokens / totals.num_supervised_tokens
@@ -229,13 +276,19 @@ class Trainer:
     # -- resume and interruption ---------------------------------------------------------------
 
     def _resume(self) -> None:
+        if self._load():
+            self.console.info(f"resuming after step {self.totals.step} of {self.num_steps}")
+
+    def _load(self, until_step: int | None = None) -> bool:
+        """Take the state of the newest checkpoint, up to a step; False where there is none."""
+        folder = self.folder / "checkpoints"
         found = self.runtime.broadcast_object(
             self.runtime.only_on_main(
-                lambda: find_checkpoint(self.folder / "checkpoints", console=self.console)
+                lambda: find_checkpoint(folder, console=self.console, until_step=until_step)
             )
         )
         if found is None:
-            return
+            return False
         manifest = load_checkpoint(found, self._state(), runtime=self.runtime)
         assert manifest.run_key == self.run_key, "the caller compares the run's settings first"
         self.totals = _Totals(
@@ -245,7 +298,7 @@ class Trainer:
             num_rows=manifest.num_rows,
             train_s=manifest.train_s,
         )
-        self.console.info(f"resuming after step {manifest.step} of {self.num_steps}")
+        return True
 
     def _save(self) -> None:
         totals = self.totals
@@ -263,15 +316,20 @@ class Trainer:
                 files={},
             ),
             keep=self.config.keep_checkpoints,
+            keep_step=self.watch.last_good_step if self.watch and self.watch.stops else None,
             runtime=self.runtime,
         )
+        self._saved_step = totals.step
 
     def _state(self) -> TrainState:
         return TrainState(
             buffers=dict(self._stored_buffers()),
             parameters=self.step.parameters,
             optimizer=self.step.optimizer,
-            piece_tally=self.loader.piece_tally,
+            arrays={
+                "piece_tally": self.loader.piece_tally,
+                **({} if self.watch is None else self.watch.arrays),
+            },
         )
 
     def _stored_buffers(self) -> Iterator[tuple[str, torch.Tensor]]:
@@ -284,7 +342,8 @@ class Trainer:
         every = self.config.checkpoint_every_steps
         step = self.totals.step
         asked = self._agree_on_signal()
-        if asked or step == self.num_steps or (every is not None and step % every == 0):
+        due = step == self.num_steps or (every is not None and step % every == 0)
+        if (asked or due) and step != self._saved_step:
             self._save()
         self._stop_if(asked)
 

@@ -77,7 +77,7 @@ def test_background_is_trained_beside_the_buckets_in_each_step(run: Path) -> Non
         schedule,
         batch_size=BATCH,
         pad_id=0,
-        mask_labels=lambda ids, labels, generator: labels,
+        mask_labels=lambda _, ids, labels, generator: labels,
         seed=SEED,
     )
     fed: Counter[int] = Counter()

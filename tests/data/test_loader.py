@@ -23,10 +23,14 @@ X = IGNORE_LABEL
 def goldfish(mode: str = "hash", k: int = 2) -> Any:
     config = GoldfishConfig(name="goldfish", k=k, context_width=3, mode=mode)
     mitigations = build_mitigations([config], special_ids=[])
-    return lambda ids, labels, generator: mitigations.mask_labels(ids, labels, generator=generator)
+    return lambda _, ids, labels, generator: mitigations.mask_labels(
+        ids, labels, generator=generator
+    )
 
 
-def keep_all(ids: Any, labels: NDArray[np.int64], generator: Any) -> NDArray[np.int64]:
+def keep_all(
+    document: int, ids: Any, labels: NDArray[np.int64], generator: Any
+) -> NDArray[np.int64]:
     return labels.copy()
 
 
@@ -160,7 +164,7 @@ def test_masks_belong_to_documents_whatever_the_row_length(books: Corpus, mode: 
         document = books.document(index)
         plain = np.where(document.supervised, document.input_ids, IGNORE_LABEL).astype(np.int64)
         if place == 1:
-            alone = mask(document.input_ids, plain, np.random.default_rng(0))
+            alone = mask(index, document.input_ids, plain, np.random.default_rng(0))
         assert label == alone[place]
 
 
@@ -194,6 +198,21 @@ def test_a_sample_is_the_same_row_whatever_the_batch_size_and_order(
     loader = planned(books, mask_labels=goldfish(mode))
     for sample in reversed(range(len(loader.schedule))):
         assert rows_of([loader.batch([sample])]) == [expected[sample]]
+
+
+@pytest.mark.parametrize("num_ways", [1, 2, 3, 4, 8])
+@pytest.mark.parametrize("mode", ["hash", "hash_reference", "static", "random"])
+def test_ranks_of_any_mesh_mask_the_labels_of_one_process(
+    books: Corpus, mode: str, num_ways: int
+) -> None:
+    loader = planned(books, batch_size=7, mask_labels=goldfish(mode))
+    for step in range(loader.num_steps):
+        samples = loader.samples(step)
+        num_rows = -(-len(samples) // num_ways)
+        shares = [samples[way * num_rows :][:num_rows] for way in range(num_ways)]
+        parts = [loader.batch(share, num_rows=num_rows) for share in shares]
+        found = [row for row in rows_of(parts) if set(row[0]) != {99}]  # without padding
+        assert found == rows_of([loader.batch(samples)])
 
 
 def test_random_masks_are_fresh_each_time_and_follow_the_seed(books: Corpus) -> None:

@@ -65,7 +65,7 @@ def loss_and_gradients(
         np.arange(len(rows)),
         batch_size=batch_size,
         pad_id=0,
-        mask_labels=lambda ids, labels, generator: mitigations.mask_labels(
+        mask_labels=lambda _, ids, labels, generator: mitigations.mask_labels(
             ids, labels, generator=generator
         ),
         seed=0,

@@ -167,6 +167,8 @@ def test_wrong_settings_are_told_by_name() -> None:
         GoldfishCollator(tokenizer, k=1)
     with pytest.raises(ConfigError, match=r"goldfish\.kk"):
         GoldfishCollator(tokenizer, kk=4)
+    with pytest.raises(ConfigError, match="'k_by_dose' needs to know how often"):
+        GoldfishCollator(tokenizer, k_by_dose={16: 2})
     tokenizer.pad_token = None
     with pytest.raises(ConfigError, match="no padding token"):
         GoldfishCollator(tokenizer)

@@ -56,7 +56,7 @@ def make_loader(
         schedule,
         batch_size=batch_size,
         pad_id=0,
-        mask_labels=lambda ids, labels, generator: mitigations.mask_labels(
+        mask_labels=lambda _, ids, labels, generator: mitigations.mask_labels(
             ids, labels, generator=generator
         ),
         seed=1,

@@ -104,7 +104,7 @@ def test_the_exported_model_gives_the_same_logits_in_plain_transformers(
         parameters=parameters,
         optimizer=build_optimizer(parameters, finished.optim),
         buffers={},
-        piece_tally=np.zeros(len(rows.document), dtype=np.int64),
+        arrays={"piece_tally": np.zeros(len(rows.document), dtype=np.int64)},
     )
     load_checkpoint(step, state, runtime=Runtime(device=torch.device("cpu")))
     with torch.no_grad():

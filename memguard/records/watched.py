@@ -1,0 +1,44 @@
+"""What audits during training found: a few numbers a bucket, step by step."""
+
+from typing import Literal
+
+from pydantic import Field
+
+from memguard.records.manifest import Role
+from memguard.records.record import Record
+
+
+class Budget(Record):
+    """How much of a bucket might be learnt by heart, and what was to happen then."""
+
+    metric: Literal["near_verbatim", "verbatim"]
+    limit: float
+    action: Literal["tighten", "stop"]
+
+
+class WatchedBucket(Record):
+    """The audited documents of one bucket at one step."""
+
+    bucket: str
+    role: Role
+    num_documents: int
+    num_verbatim: int
+    num_near_verbatim: int
+    num_learnt: int
+    """That come back now and did not before training: near-verbatim, or by the budget's metric."""
+    mean_token_accuracy: float
+    """Share of right tokens, mean over documents."""
+    num_tightened: int
+    """Of ALL the bucket's documents, those trained with a lower k than they began with."""
+
+
+class WatchedStep(Record):
+    """One audit during training; a line of metrics.jsonl."""
+
+    event: Literal["audit"] = "audit"
+    step: int
+    """Steps taken."""
+    buckets: list[WatchedBucket]
+    over_limit: list[str] = Field(default_factory=list)
+    """Buckets of which more was learnt by heart than the risk budget allows."""
+    audit_s: float

@@ -1,0 +1,175 @@
+"""Audits during training, and what a risk budget makes of them.
+
+    step 0     what the sample gives back before training: nobody has taught that here
+    step n     learnt = comes back now, and did not at step 0;  over the limit: learnt / N > limit
+    tighten    a document halfway from its share of right tokens at step 0 to near-verbatim goes
+               one rung up; where more of a bucket's sample has than the limit allows, so do the
+               bucket's documents that nobody asked about
+    stop       the weights of the last step within the limit are those that stay
+
+The sample is the same at every step. All ranks ask together, get the same answers and decide alike.
+"""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from memguard.config import BudgetConfig
+from memguard.mitigation.ladder import Ladder
+from memguard.records import ManifestEntry, WatchedBucket, WatchedStep
+
+_NEVER = -1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Recited:
+    """What a model gives back of N documents."""
+
+    token_accuracy_N: NDArray[np.float64]
+    """Share of right tokens."""
+    verbatim_N: NDArray[np.bool_]
+    near_verbatim_N: NDArray[np.bool_]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Sample:
+    """The documents that are asked for."""
+
+    document_N: NDArray[np.int64]
+    """Their indices in the corpus."""
+    near_verbatim_threshold: float
+    """Share of right tokens from which on a document is near-verbatim."""
+    ask: Callable[[], Recited]
+    """Asks the model as it is now; every rank calls it and gets the same."""
+
+
+class Watch:
+    """Asks the sample every few steps and acts on a budget."""
+
+    def __init__(
+        self,
+        sample: Sample,
+        manifest: Sequence[ManifestEntry],
+        ladder: Ladder,
+        *,
+        every_steps: int,
+        budget: BudgetConfig | None = None,
+    ) -> None:
+        """Take what is asked and what may be done about it.
+
+        Args:
+            sample: the documents.
+            manifest: of all documents of the run.
+            ladder: moved by action ``tighten``.
+            every_steps: steps between audits.
+            budget: None only looks.
+        """
+        self.every_steps, self.budget = every_steps, budget
+        self._sample, self._ladder = sample, ladder
+        self._buckets = np.array([entry.bucket for entry in manifest], dtype=object)
+        self._roles = np.array([entry.role for entry in manifest], dtype=object)
+        size = len(sample.document_N)
+        self._accuracy_before_N = np.full(size, np.nan)
+        self._back_before_N = np.zeros(size, dtype=bool)
+        self._last_good = np.full(1, _NEVER, dtype=np.int64)
+
+    @property
+    def arrays(self) -> Mapping[str, NDArray[np.generic]]:
+        """What a checkpoint must hold; filled in place when a run goes on."""
+        return {
+            "rung": self._ladder.rung_of,
+            "watch.accuracy_before": self._accuracy_before_N,
+            "watch.back_before": self._back_before_N,
+            "watch.last_good_step": self._last_good,
+        }
+
+    @property
+    def last_good_step(self) -> int | None:
+        """The last audited step within the limit; None before there is one."""
+        step = int(self._last_good[0])
+        return None if step == _NEVER else step
+
+    @property
+    def stops(self) -> bool:
+        """Whether a broken limit ends the training."""
+        return self.budget is not None and self.budget.action == "stop"
+
+    def is_due(self, step: int, num_steps: int) -> bool:
+        """Whether an audit belongs after this step."""
+        return step % self.every_steps == 0 or step == num_steps
+
+    def look(self, step: int) -> WatchedStep:
+        """Audit the sample after ``step`` steps and move documents up where the budget asks."""
+        started = time.perf_counter()
+        now = self._sample.ask()
+        back_N = self._comes_back(now)
+        if step == 0:
+            self._accuracy_before_N[:] = now.token_accuracy_N
+            self._back_before_N[:] = back_N
+        assert not np.isnan(self._accuracy_before_N).any(), "step 0 is audited first"
+        learnt_N = back_N & ~self._back_before_N
+        over_limit = self._find_over_limit(learnt_N)
+        if not over_limit:
+            self._last_good[0] = step
+        if self.budget is not None and self.budget.action == "tighten" and step > 0:
+            self._tighten(now)
+        return WatchedStep(
+            step=step,
+            buckets=[self._describe(name, now, learnt_N) for name in self._list_buckets()],
+            over_limit=over_limit,
+            audit_s=round(time.perf_counter() - started, 3),
+        )
+
+    def _comes_back(self, now: Recited) -> NDArray[np.bool_]:
+        verbatim = self.budget is not None and self.budget.metric == "verbatim"
+        return now.verbatim_N if verbatim else now.near_verbatim_N
+
+    def _find_over_limit(self, learnt_N: NDArray[np.bool_]) -> list[str]:
+        if self.budget is None:
+            return []
+        return [
+            name
+            for name in self._list_buckets("trained")
+            if learnt_N[self._in_bucket(name)].mean() > self.budget.limit
+        ]
+
+    def _tighten(self, now: Recited) -> None:
+        """Move up what is halfway to being recited."""
+        assert self.budget is not None, "a budget asks for it"
+        before_N, goal = self._accuracy_before_N, self._sample.near_verbatim_threshold
+        halfway_N = now.token_accuracy_N >= (before_N + goal) / 2
+        halfway_N &= ~self._back_before_N
+        document_N = self._sample.document_N
+        for name in self._list_buckets("trained"):
+            here_N = self._in_bucket(name)
+            self._ladder.tighten(document_N[here_N & halfway_N])
+            if halfway_N[here_N].mean() > self.budget.limit:
+                others = np.flatnonzero(self._buckets == name)
+                self._ladder.tighten(np.setdiff1d(others, document_N))
+
+    def _list_buckets(self, role: str | None = None) -> list[str]:
+        """Return the names of the sample's buckets, in the order of its documents."""
+        document_N = self._sample.document_N
+        if role is not None:
+            document_N = document_N[self._roles[document_N] == role]
+        return list(dict.fromkeys(self._buckets[document_N]))
+
+    def _in_bucket(self, name: str) -> NDArray[np.bool_]:
+        found: NDArray[np.bool_] = self._buckets[self._sample.document_N] == name
+        return found
+
+    def _describe(self, name: str, now: Recited, learnt_N: NDArray[np.bool_]) -> WatchedBucket:
+        here_N = self._in_bucket(name)
+        return WatchedBucket(
+            bucket=name,
+            role=self._roles[self._sample.document_N[here_N][0]],
+            num_documents=int(here_N.sum()),
+            num_verbatim=int(now.verbatim_N[here_N].sum()),
+            num_near_verbatim=int(now.near_verbatim_N[here_N].sum()),
+            num_learnt=int(learnt_N[here_N].sum()),
+            mean_token_accuracy=float(now.token_accuracy_N[here_N].mean()),
+            num_tightened=int(self._ladder.is_tightened[self._buckets == name].sum()),
+        )

@@ -1,0 +1,209 @@
+"""Whole runs with audits inside: they change nothing by themselves, and a budget is kept."""
+
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from ranks import RankPool
+from run_examples import make_run, write_documents
+from safetensors.torch import load_file
+
+from memguard.cli.training import train_run
+from memguard.config import RunConfig
+from memguard.errors import ConfigError, Interrupted
+from memguard.records import AuditReport, WatchedStep, load_record
+from memguard.train.metrics import EndMetrics, StepMetrics, read_metrics
+from memguard.train.trainer import Trainer
+
+LIMIT = 0.1
+TIGHTEN = {"limit": LIMIT, "action": "tighten"}
+STOP = {"limit": LIMIT, "action": "stop"}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("budgets")
+    write_documents(folder / "documents.jsonl", 40, words=14)
+    return folder
+
+
+def make(folder: Path, name: str, budget: dict[str, Any] | None, **train: Any) -> RunConfig:
+    return make_run(
+        folder,
+        name=name,
+        # Often enough to be learnt by heart, beside others that are not.
+        data={
+            "study": {"num_repetitions": [0, 100], "documents_per_bucket": 10},
+            "background": ["remainder"],
+            "heldout_documents": 5,
+            "canaries": {"count": 0},
+        },
+        optim={"lr": 1e-2},
+        train={"epochs": 1, "audit_every_steps": 10, "checkpoint_every_steps": None, **train},
+        budget=budget,
+    )
+
+
+def run_folder(config: RunConfig) -> Path:
+    return Path(config.output_dir) / config.name
+
+
+def read_audits(config: RunConfig) -> list[WatchedStep]:
+    lines = read_metrics(run_folder(config) / "metrics.jsonl")
+    return [line for line in lines if isinstance(line, WatchedStep)]
+
+
+def read_end(config: RunConfig) -> EndMetrics:
+    lines = read_metrics(run_folder(config) / "metrics.jsonl")
+    (end,) = (line for line in lines if isinstance(line, EndMetrics))
+    return end
+
+
+def share_learnt(step: WatchedStep) -> float:
+    (bucket,) = (bucket for bucket in step.buckets if bucket.role == "trained")
+    return bucket.num_learnt / bucket.num_documents
+
+
+def weights(config: RunConfig) -> dict[str, torch.Tensor]:
+    return load_file(run_folder(config) / "model" / "model.safetensors")
+
+
+def assert_same_weights(one: RunConfig, other: RunConfig) -> None:
+    ours, theirs = weights(one), weights(other)
+    for name, tensor in ours.items():
+        assert torch.equal(tensor, theirs[name]), name
+
+
+@pytest.fixture(scope="module")
+def watched(folder: Path) -> RunConfig:
+    config = make(folder, "watched", None)
+    train_run(config)
+    return config
+
+
+@pytest.fixture(scope="module")
+def tightened(folder: Path) -> RunConfig:
+    config = make(folder, "tightened", TIGHTEN)
+    train_run(config)
+    return config
+
+
+@pytest.fixture(scope="module")
+def stopped(folder: Path) -> RunConfig:
+    config = make(folder, "stopped", STOP)
+    train_run(config)
+    return config
+
+
+def test_looking_changes_nothing(folder: Path, watched: RunConfig) -> None:
+    config = make(folder, "unwatched", None, audit_every_steps=None)
+    train_run(config)
+    assert_same_weights(config, watched)
+    assert not read_audits(config)
+
+
+def test_the_last_audit_is_the_one_of_the_report(watched: RunConfig) -> None:
+    audits = read_audits(watched)
+    assert [audit.step for audit in audits[:3]] == [0, 10, 20]
+    assert share_learnt(audits[-1]) > 0.5
+    report = load_record(AuditReport, run_folder(watched) / "audit" / "report.json")
+    scores = {bucket.bucket: bucket.model for bucket in report.buckets}
+    for bucket in audits[-1].buckets:
+        final = scores[bucket.bucket]
+        assert bucket.num_documents == final.near_verbatim.num_documents
+        assert bucket.num_near_verbatim == final.near_verbatim.num_matched
+        assert bucket.num_verbatim == final.verbatim.num_matched
+    assert report.training is not None
+    assert report.training.watched == audits
+    assert "During training" in (run_folder(watched) / "audit" / "report.html").read_text()
+
+
+def test_a_tightened_run_ends_within_its_limit(tightened: RunConfig, watched: RunConfig) -> None:
+    assert share_learnt(read_audits(watched)[-1]) > LIMIT
+    last = read_audits(tightened)[-1]
+    assert share_learnt(last) <= LIMIT
+    assert last.buckets[-1].num_tightened > 0
+    end = read_end(tightened)
+    assert end.step == read_end(watched).step
+    assert end.num_kept_tokens < end.num_supervised_tokens
+    assert not end.stopped_by_budget
+
+
+def test_a_stopped_run_keeps_the_last_weights_within_the_limit(
+    stopped: RunConfig, watched: RunConfig
+) -> None:
+    audits, end = read_audits(stopped), read_end(stopped)
+    assert end.stopped_by_budget
+    assert audits[-1].over_limit == ["x100"]
+    assert end.step == audits[-2].step
+    report = load_record(AuditReport, run_folder(stopped) / "audit" / "report.json")
+    assert report.training is not None
+    assert (report.training.num_steps, report.training.stopped_by_budget) == (end.step, True)
+    # The audit at the end asks the same documents of the weights that were kept.
+    trained = [bucket.model for bucket in report.buckets if bucket.role == "trained"]
+    matched = sum(scores.near_verbatim.num_matched for scores in trained)
+    assert matched == audits[-2].buckets[-1].num_near_verbatim
+    # Until then it was the plain run.
+    before = [line for line in read_audits(watched) if line.step <= end.step]
+    assert [line.buckets for line in before] == [line.buckets for line in audits[:-1]]
+
+
+def interrupt_after(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    original = Trainer._timed_step
+
+    def timed_step(self: Trainer) -> StepMetrics:
+        line = original(self)
+        if line.step == step:
+            self._stop_signal = signal.SIGTERM
+        return line
+
+    monkeypatch.setattr(Trainer, "_timed_step", timed_step)
+
+
+@pytest.mark.parametrize("budget", [TIGHTEN, STOP], ids=["tighten", "stop"])
+def test_an_interrupted_run_decides_the_same(
+    folder: Path,
+    tightened: RunConfig,
+    stopped: RunConfig,
+    budget: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    config = make(folder, f"interrupted-{budget['action']}", budget, keep_checkpoints=1)
+    whole = tightened if budget is TIGHTEN else stopped
+    # After the first documents have gone up, and between two audits.
+    step = read_end(stopped).step + 3
+    with monkeypatch.context() as patch:
+        interrupt_after(step, patch)
+        with pytest.raises(Interrupted):
+            train_run(config)
+    train_run(config)
+    assert_same_weights(config, whole)
+    assert read_end(config).step == read_end(whole).step
+
+
+def test_a_limit_broken_before_the_first_audit_is_told(folder: Path) -> None:
+    config = make(folder, "late", STOP, audit_every_steps=1000)
+    with pytest.raises(ConfigError, match=r"'train.audit_every_steps' must be below"):
+        train_run(config)
+    assert not (run_folder(config) / "model").exists()
+
+
+@pytest.mark.mesh
+def test_ranks_decide_alike(folder: Path, ranks: RankPool, tightened: RunConfig) -> None:
+    config = make(folder, "sharded", TIGHTEN).model_copy(
+        update={"parallel": tightened.parallel.model_copy(update={"z": 2, "x": 2, "data": 1})}
+    )
+    ranks(train_run, 4, config)
+    ours, theirs = read_audits(config), read_audits(tightened)
+    assert [audit.step for audit in ours] == [audit.step for audit in theirs]
+    # Sums in another order: a token more or less, seldom a document.
+    for one, other in zip(ours, theirs, strict=True):
+        assert share_learnt(one) == pytest.approx(share_learnt(other), abs=0.2)
+    assert share_learnt(ours[-1]) <= LIMIT
+
+
+def test_a_budget_needs_audits(folder: Path) -> None:
+    with pytest.raises(ValueError, match=r"set 'train.audit_every_steps'"):
+        make(folder, "blind", TIGHTEN, audit_every_steps=None)
