@@ -26,6 +26,7 @@ from memguard.report.formatting import (
 )
 from memguard.report.prose import describe_loss_change, write_limits
 from memguard.report.text import clean_name, clean_text, hide_paths, is_hub_id
+from memguard.report.watched import tell_budget
 
 _MARKDOWN = re.compile(r"([\\`*_{}\[\]<>|#~$!&])")
 _LONGEST_CONFIG = 20_000
@@ -132,6 +133,8 @@ def _write_audit(report: AuditReport) -> list[str]:
     parts += _write_costs(report)
     if report.canaries:
         parts.append(f"Canaries: {_escape(write_canaries(report.canaries))}")
+    if report.training and report.training.budget:
+        parts.append(_escape(tell_budget(report.training)))
     if report.training and report.training.heldout_nll is not None:
         nll, base = report.training.heldout_nll, report.training.base_heldout_nll
         change = describe_loss_change(nll, base)

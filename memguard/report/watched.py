@@ -22,7 +22,7 @@ def build_watched(report: AuditReport) -> Section | None:
         key="during",
         title="During training",
         short_title="During",
-        lead=tuple(filter(None, (_tell_first(training.watched), _tell_budget(training)))),
+        lead=tuple(filter(None, (_tell_first(training.watched), tell_budget(training)))),
         figure=Figure(
             key="during",
             title="Learnt by heart, step by step",
@@ -48,11 +48,12 @@ def _tell_first(watched: Sequence[WatchedStep]) -> str:
     return f"Documents are learnt by heart for the first time in {', '.join(found)}."
 
 
-def _tell_budget(training: TrainingSummary) -> str:
+def tell_budget(training: TrainingSummary) -> str:
     """Say what the budget allowed and did; "" where there was none."""
-    budget, last = training.budget, training.watched[-1]
-    if budget is None:
+    budget = training.budget
+    if budget is None or not training.watched:
         return ""
+    last = training.watched[-1]
     metric = budget.metric.replace("_", "-")
     text = f"The risk budget allows {format_percent(budget.limit)} of a bucket {metric}"
     if training.stopped_by_budget:

@@ -1,0 +1,113 @@
+"""Audits during training on a run's page: first steps, the budget's sentence, chart and table."""
+
+import pytest
+import report_examples as examples
+from page_checks import check_page, words_of
+
+from memguard import records as r
+from memguard.report import render_model_card, render_report
+from memguard.report.page import LineChart
+from memguard.report.watched import build_watched
+
+STEPS = (0, 10, 20)
+
+
+def watch(
+    step: int, num_learnt: int, *, num_tightened: int = 0, over: tuple[str, ...] = ()
+) -> r.WatchedStep:
+    def bucket(name: str, role: r.Role, learnt: int, tightened: int) -> r.WatchedBucket:
+        return r.WatchedBucket(
+            bucket=name,
+            role=role,
+            num_documents=20,
+            num_verbatim=learnt,
+            num_near_verbatim=learnt + 1,
+            num_learnt=learnt,
+            mean_token_accuracy=0.2 + learnt / 25,
+            num_tightened=tightened,
+        )
+
+    return r.WatchedStep(
+        step=step,
+        buckets=[
+            bucket("control", "control", 0, 0),
+            bucket("r4", "trained", 0, 0),
+            bucket("r64", "trained", num_learnt, num_tightened),
+        ],
+        over_limit=list(over),
+        audit_s=0.1,
+    )
+
+
+def make(*steps: r.WatchedStep, **fields: object) -> r.AuditReport:
+    report = examples.make_report()
+    assert report.training is not None
+    training = report.training.model_copy(update={"watched": list(steps), **fields})
+    return report.model_copy(update={"training": training})
+
+
+def budget(action: str) -> r.Budget:
+    return r.Budget.model_validate({"metric": "near_verbatim", "limit": 0.1, "action": action})
+
+
+def test_nothing_is_shown_where_nobody_looked() -> None:
+    assert build_watched(examples.make_report()) is None
+    assert "During training" not in render_report(examples.make_report())
+
+
+def test_the_first_step_of_each_bucket_is_told() -> None:
+    section = build_watched(make(watch(0, 0), watch(10, 2), watch(20, 8)))
+    assert section is not None
+    assert section.lead == (
+        "Documents are learnt by heart for the first time in r4 not at all, r64 at step 10.",
+    )
+    assert section.figure is not None
+    chart = section.figure.chart
+    assert isinstance(chart, LineChart)
+    assert chart.ticks == ("0", "10", "20")
+    assert [line.label for line in chart.lines] == ["r4", "r64"]
+    assert [point.y for point in chart.lines[1].points] == pytest.approx([0, 10, 40])
+    last = section.figure.table.rows[-1]
+    assert [cell.text.replace("\u00a0", " ") for cell in last.cells] == ["0 of 20", "8 of 20"]
+
+
+@pytest.mark.parametrize(
+    ("report", "told"),
+    [
+        (
+            make(watch(0, 0), watch(10, 1, num_tightened=7), budget=budget("tighten")),
+            "on the way there were trained more strictly: 7 of r64. It was kept.",
+        ),
+        (
+            make(watch(0, 0), watch(10, 5, over=("r64",)), budget=budget("tighten")),
+            "trained more strictly: none. Still beyond it: r64.",
+        ),
+        (
+            make(
+                watch(0, 0),
+                watch(430, 5, over=("r64",)),
+                budget=budget("stop"),
+                stopped_by_budget=True,
+            ),
+            "r64 went beyond it at step 430, so the model is that of step 420.",
+        ),
+        (make(watch(0, 0), budget=budget("stop")), "training never went beyond it."),
+    ],
+)
+def test_what_a_budget_did_is_told_on_the_page_and_the_card(
+    report: r.AuditReport, told: str
+) -> None:
+    assert told in words_of(check_page(render_report(report)))
+    card = render_model_card(report, run_name="run", base_model=None, config_yaml="name: run")
+    assert told.split(":")[0] in card
+
+
+def test_many_audits_are_folded() -> None:
+    steps = [watch(10 * number, min(number, 20)) for number in range(40)]
+    section = build_watched(make(*steps))
+    assert section is not None
+    assert section.figure is not None
+    table = section.figure.table
+    assert (len(table.rows), len(table.more_rows)) == (12, 28)
+    assert table.rows[-1].head.text == "390"
+    check_page(render_report(make(*steps)))
