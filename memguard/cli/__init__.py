@@ -22,7 +22,8 @@
     dry_run_screen.py  a dry run on the screen
     plan_command.py  `memguard plan`: these together
     mesh_option.py   a mesh on the command line
-    sweeping.py      a sweep: each setting as a child process, then the comparison
+    sweeping.py      a sweep: every run that is not finished, then the comparison
+    children.py      its runs as child processes: some at a time, ended as one
     rendering.py     pages made again from the JSON beside them
 
 Commands import what they need when they run: a wrong setting is told before torch is loaded.

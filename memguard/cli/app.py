@@ -293,6 +293,9 @@ def compare(
         Path | None,
         typer.Option(help="Of RUNs: where the comparison goes; beside the first if left out."),
     ] = None,
+    jobs: Annotated[
+        int | None, typer.Option(min=1, help="Of a sweep: runs trained at a time; 1 if left out.")
+    ] = None,
     as_json: _Json = False,
 ) -> None:
     """Train and audit every setting of a sweep on the same documents, then compare them.
@@ -303,6 +306,8 @@ def compare(
     from memguard.compare import load_sweep
 
     if (Path(sweep) / "config.yaml").is_file():
+        if jobs is not None:
+            raise ConfigError("--jobs belongs to a sweep; finished RUNs are not trained")
         from memguard.cli.comparing import compare_folders
 
         folder, comparison = compare_folders([sweep, *(others or ())], out)
@@ -312,7 +317,7 @@ def compare(
         loaded = load_sweep(find_asset("configs", sweep, setting="SWEEP"), others or ())
         from memguard.cli.sweeping import run_sweep
 
-        folder, comparison = run_sweep(loaded)
+        folder, comparison = run_sweep(loaded, num_jobs=jobs or 1)
     _print(as_json, comparison.model_dump(mode="json", by_alias=True), folder / "comparison.html")
 
 
