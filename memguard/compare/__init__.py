@@ -10,6 +10,8 @@
     comparability.py  what runs must share to stand side by side
     comparison.py     finished runs into one comparison record
     paired.py         paired tests: two settings on the same documents
+    pareto.py         risk against utility: each setting over its seeds, and what beats it
+    recommendation.py which setting to take, and the rule that chose it
 
 Training itself is not imported: `cli` starts each run as a child process and `report` renders the
 record. A run is finished when it says so under the content hash of everything that went into it, so

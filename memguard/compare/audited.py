@@ -1,6 +1,7 @@
 """A run's report and document scores, read back."""
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from numpy.typing import NDArray
 from memguard.errors import RecordError
 from memguard.records import AuditReport, BucketScores, TrainingSummary, load_record
 
+_COST = "attack_log10_queries"
 _COLUMNS = ["id", "bucket", "num_correct", "continuation_tokens", "verbatim", "near_verbatim"]
 
 
@@ -42,6 +44,8 @@ class BucketTable:
     near_verbatim: NDArray[np.bool_]
     token_accuracy: NDArray[np.float64]
     """Share of the continuation tokens that are right."""
+    log10_queries: NDArray[np.float64] | None
+    """What it takes to draw each by the cheapest way; inf: none can. None where nobody asked."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -84,7 +88,7 @@ def load_audited_run(run: FinishedRun) -> AuditedRun:
         heldout_nll=training.heldout_nll,
         base_heldout_nll=training.base_heldout_nll,
         buckets=buckets,
-        tables=_load_tables(run, buckets),
+        tables=_load_tables(run, buckets, {cost.bucket for cost in report.attack_cost}),
     )
 
 
@@ -110,11 +114,16 @@ def _find_buckets(run: FinishedRun, report: AuditReport) -> dict[int, BucketScor
     return dict(sorted(buckets.items()))
 
 
-def _load_tables(run: FinishedRun, buckets: dict[int, BucketScores]) -> dict[int, BucketTable]:
+def _load_tables(
+    run: FinishedRun, buckets: dict[int, BucketScores], costed: Set[str]
+) -> dict[int, BucketTable]:
     path = run.folder / "audit" / "records.parquet"
+    # Older records have no such column.
+    wanted = [*_COLUMNS, _COST] if costed else _COLUMNS
     try:
-        rows = pq.read_table(pa.BufferReader(path.read_bytes()), columns=_COLUMNS)
+        rows = pq.read_table(pa.BufferReader(path.read_bytes()), columns=wanted)
         columns = {name: rows.column(name).to_numpy() for name in _COLUMNS}
+        costs = rows.column(_COST).to_pylist() if costed else []
     except OSError as error:
         raise RecordError(
             f"'{path}' cannot be read: {error.strerror or 'not a parquet file'}"
@@ -139,5 +148,8 @@ def _load_tables(run: FinishedRun, buckets: dict[int, BucketScores]) -> dict[int
             verbatim=columns["verbatim"][where].astype(bool),
             near_verbatim=columns["near_verbatim"][where].astype(bool),
             token_accuracy=columns["num_correct"][where] / columns["continuation_tokens"][where],
+            log10_queries=np.array([math.inf if costs[i] is None else costs[i] for i in where])
+            if bucket.bucket in costed
+            else None,
         )
     return tables

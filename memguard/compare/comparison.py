@@ -6,6 +6,8 @@ from memguard import __version__
 from memguard.compare.audited import AuditedRun, FinishedRun, load_audited_run
 from memguard.compare.comparability import check_comparable
 from memguard.compare.paired import pair_settings
+from memguard.compare.pareto import build_front
+from memguard.compare.recommendation import recommend
 from memguard.compare.state import is_finished
 from memguard.compare.sweep import Sweep
 from memguard.errors import RecordError
@@ -60,7 +62,7 @@ def compare_runs(runs: Sequence[FinishedRun], *, name: str, command: str) -> Com
         raise RecordError("a comparison needs at least one run; name their folders")
     audited = [load_audited_run(run) for run in runs]
     check_comparable(audited)
-    first = audited[0]
+    first, front = audited[0], build_front(audited)
     return Comparison(
         name=name,
         tool_version=__version__,
@@ -74,6 +76,8 @@ def compare_runs(runs: Sequence[FinishedRun], *, name: str, command: str) -> Com
             if bucket.base is not None
         },
         paired=pair_settings(audited),
+        front=front,
+        recommendation=recommend(front),
         environment=_merge_environments(audited),
     )
 

@@ -37,12 +37,16 @@ from memguard.records.audit import (
     Verdict,
 )
 from memguard.records.comparison import (
+    NUM_RISK_QUERIES,
     Comparison,
     ComparisonCell,
     Cost,
+    FrontPoint,
     NearVerbatim,
     PairedCounts,
     PairedResult,
+    Recommendation,
+    RiskName,
     SettingResult,
     Utility,
 )
@@ -58,6 +62,7 @@ from memguard.records.watched import Budget, WatchedBucket, WatchedStep
 
 __all__ = [
     "IGNORE_LABEL",
+    "NUM_RISK_QUERIES",
     "AttackCostBucket",
     "AttackCostScores",
     "AttackedBucket",
@@ -75,6 +80,7 @@ __all__ = [
     "DoseTrend",
     "ExtractedCopies",
     "Finding",
+    "FrontPoint",
     "Interval",
     "ManifestEntry",
     "MaskChange",
@@ -88,7 +94,9 @@ __all__ = [
     "PairedCounts",
     "PairedResult",
     "Rate",
+    "Recommendation",
     "Record",
+    "RiskName",
     "Role",
     "SettingResult",
     "TrainingSummary",

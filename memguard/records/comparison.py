@@ -12,6 +12,12 @@ from memguard.records.audit import (
 )
 from memguard.records.record import Record
 
+RiskName = Literal["verbatim", "near_verbatim", "attack_cost"]
+"""What a setting's risk may be judged on."""
+
+NUM_RISK_QUERIES = 1_000_000
+"""A document whose attack cost is at most this counts as extractable in a risk (queries)."""
+
 
 class NearVerbatim(Record):
     """Near-verbatim part of a comparison cell."""
@@ -98,6 +104,40 @@ class PairedResult(Record):
     """Mean over documents of setting minus against; interval by the t distribution."""
 
 
+class FrontPoint(Record):
+    """One setting over its seeds: what is at risk, and what that costs."""
+
+    name: str
+    num_seeds: int
+    num_documents: int
+    """Those it trained most often, of all seeds together."""
+    risk: float | None
+    """The worst of the three shares of these documents; null without documents."""
+    risk_ci: tuple[float, float] | None
+    risk_by: RiskName | None
+    """Which of the three; the first of equals."""
+    risks: dict[RiskName, Interval] = Field(default_factory=dict)
+    """All that were asked of every run."""
+    utility: float
+    """Nats a token on held-out documents, mean over seeds; lower is better."""
+    utility_ci: tuple[float, float] | None
+    """By the t distribution over seeds; null for one seed, or where all seeds are equal."""
+    is_dominated: bool = False
+    """Another setting is no worse in both and better in one."""
+    dominated_by: list[str] = Field(default_factory=list)
+    dominated_beyond_ci_by: list[str] = Field(default_factory=list)
+    """Those of them from which it differs by more than the intervals."""
+
+
+class Recommendation(Record):
+    """The setting to take, and the rule that chose it."""
+
+    setting: str | None
+    """null where none is clearly better than the first one."""
+    sentence: str
+    rule: str
+
+
 class Comparison(Record):
     """`comparison.json`."""
 
@@ -112,6 +152,10 @@ class Comparison(Record):
     """The model before training, on the same documents."""
     paired: list[PairedResult] = Field(default_factory=list)
     """Every setting against the first one, for each seed and number of repetitions above 0."""
+    front: list[FrontPoint] = Field(default_factory=list)
+    """One for each setting; empty in older records."""
+    recommendation: Recommendation | None = None
+    """null in older records."""
     environment: dict[str, str]
 
     model_config = ConfigDict(populate_by_name=True, serialize_by_alias=True)

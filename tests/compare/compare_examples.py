@@ -30,6 +30,7 @@ def write_run(
     changes: Mapping[str, Any] | None = None,
     ids: str = "doc",
     reverse_rows: bool = False,
+    costs: Mapping[int, Sequence[float | None]] | None = None,
 ) -> FinishedRun:
     """Write ``audit/report.json`` and ``audit/records.parquet``.
 
@@ -41,13 +42,18 @@ def write_run(
         changes: dotted places in the report and what to put there, e.g. ``method.dtype``.
         ids: how ids of documents begin.
         reverse_rows: write the scores in another order.
+        costs: log10 of the queries for each document, by number of repetitions; None: not asked.
     """
     scores = [
-        make_score(f"{ids}-{count}-{number}", count, right)
+        make_score(f"{ids}-{count}-{number}", count, right).model_copy(
+            update={"attack_log10_queries": costs[count][number] if costs else None}
+        )
         for count, all_right in correct.items()
         for number, right in enumerate(all_right)
     ]
     values = make_report(correct)
+    if costs:
+        values["attack_cost"] = [make_cost(count, queries) for count, queries in costs.items()]
     for dotted, value in (changes or {}).items():
         *above, last = dotted.split(".")
         here: Any = values
@@ -84,6 +90,19 @@ def make_score(identifier: str, count: int, right: int) -> DocumentScore:
         type_token_ratio=0.8,
         argmax_type_token_ratio=0.7,
     )
+
+
+def make_cost(count: int, log10_queries: Sequence[float | None]) -> dict[str, Any]:
+    scores = {
+        "num_documents": len(log10_queries),
+        "num_never": sum(cost is None for cost in log10_queries),
+        "lowest": None,
+        "quantile_10": None,
+        "median": None,
+        "quantile_90": None,
+        "within": {},
+    }
+    return {"bucket": bucket_name(count), "model": scores, "base": None}
 
 
 def make_models_scores(right: Sequence[int]) -> dict[str, Any]:

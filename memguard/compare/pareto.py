@@ -1,0 +1,147 @@
+"""Risk against utility: each setting over its seeds, and which others beat it.
+
+    risk      the worst of three shares of the documents that the setting trained most often:
+              recited verbatim, recited near-verbatim, drawn within 10^6 queries (where asked)
+    utility   nats a token on documents never trained, mean over seeds; lower is better
+
+A share is of the documents of all seeds together. A document that several seeds drew is one piece
+of evidence: its interval is exact (Clopper-Pearson) where no document comes twice, else resampled
+by document. With several seeds it also covers Student's t interval over the seeds' own shares, so
+that seeds that disagree are not averaged away; with three of them that is wide.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from memguard.audit.statistics import (
+    Sample,
+    clopper_pearson,
+    compute_bootstrap_mean,
+    compute_mean,
+)
+from memguard.compare.audited import AuditedRun, BucketTable
+from memguard.records import NUM_RISK_QUERIES, FrontPoint, Interval, RiskName
+from memguard.seeds import derive_generator
+
+
+def build_front(runs: Sequence[AuditedRun]) -> list[FrontPoint]:
+    """Return a point for each setting, in the order in which they first come.
+
+    Attack cost counts where every run was asked for it: a setting must not look safer because less
+    was asked.
+
+    Args:
+        runs: comparable runs (see `check_comparable`).
+    """
+    settings: dict[str, list[AuditedRun]] = {}
+    for run in runs:
+        settings.setdefault(run.run.name, []).append(run)
+    names: Sequence[RiskName] = get_args(RiskName)
+    if any(_find_most_trained(run).log10_queries is None for run in runs):
+        names = [name for name in names if name != "attack_cost"]
+    points = [_build_point(name, group, names) for name, group in settings.items()]
+    return mark_dominated(points)
+
+
+def mark_dominated(points: Sequence[FrontPoint]) -> list[FrontPoint]:
+    """Return the points, each with the names of those that are no worse in both and better in one.
+
+    Beyond the intervals a point dominates another if, besides, the two are equal or their intervals
+    apart both in risk and in utility. A point without documents neither dominates nor is dominated.
+    """
+    marked = []
+    for point in points:
+        above = [other for other in points if _dominates(other, point)]
+        update = {
+            "is_dominated": bool(above),
+            "dominated_by": [other.name for other in above],
+            "dominated_beyond_ci_by": [other.name for other in above if _is_apart(other, point)],
+        }
+        marked.append(point.model_copy(update=update))
+    return marked
+
+
+def is_below(one: tuple[float, float] | None, other: tuple[float, float] | None) -> bool:
+    """Tell whether the first interval lies wholly below the second; not without both."""
+    return one is not None and other is not None and one[1] < other[0]
+
+
+def _dominates(one: FrontPoint, other: FrontPoint) -> bool:
+    if one.risk is None or other.risk is None:
+        return False
+    mine, theirs = (one.risk, one.utility), (other.risk, other.utility)
+    return mine != theirs and all(a <= b for a, b in zip(mine, theirs, strict=True))
+
+
+def _is_apart(one: FrontPoint, other: FrontPoint) -> bool:
+    """Tell whether a point that dominates does so by more than the intervals."""
+    risk = one.risk == other.risk or is_below(one.risk_ci, other.risk_ci)
+    return risk and (one.utility == other.utility or is_below(one.utility_ci, other.utility_ci))
+
+
+def _build_point(name: str, runs: Sequence[AuditedRun], risks: Sequence[RiskName]) -> FrontPoint:
+    utility = compute_mean([run.heldout_nll for run in runs])
+    assert utility is not None, "a setting has a run"
+    tables = [_find_most_trained(run) for run in runs]
+    found = {risk: _compute_risk(tables, risk) for risk in risks}
+    known = {risk: share for risk, share in found.items() if share is not None}
+    # The first of equals: verbatim says the most.
+    worst = max(known, key=lambda risk: known[risk].value, default=None)
+    return FrontPoint(
+        name=name,
+        num_seeds=len(runs),
+        num_documents=sum(len(table.ids) for table in tables),
+        risk=None if worst is None else known[worst].value,
+        risk_ci=None if worst is None else known[worst].ci,
+        risk_by=worst,
+        risks=known,
+        utility=utility.value,
+        utility_ci=utility.ci,
+    )
+
+
+def _find_most_trained(run: AuditedRun) -> BucketTable:
+    """Return the run's bucket of the highest dose; a setting may train the documents less often."""
+    return run.tables[max(run.tables)]
+
+
+def _compute_risk(tables: Sequence[BucketTable], risk: RiskName) -> Interval | None:
+    """Return the share of the documents of all seeds; None without documents."""
+    shares = [_list_extracted(table, risk) for table in tables]
+    values_D = np.concatenate(shares)
+    ids = [identifier for table in tables for identifier in table.ids]
+    if not ids:
+        return None
+    ci = _find_interval(values_D, ids, risk)
+    over_seeds = compute_mean([float(one.mean()) for one in shares if len(one)], bounds=(0, 1))
+    if ci is not None and over_seeds is not None and over_seeds.ci is not None:
+        ci = (min(ci[0], over_seeds.ci[0]), max(ci[1], over_seeds.ci[1]))
+    return Interval(value=float(values_D.mean()), ci=ci)
+
+
+def _find_interval(
+    values_D: NDArray[np.float64], ids: Sequence[str], risk: RiskName
+) -> tuple[float, float] | None:
+    num_distinct = len(set(ids))
+    if num_distinct < len(ids):
+        sample = Sample(values=values_D, clusters=np.array(ids))
+        resampled = compute_bootstrap_mean(sample, generator=derive_generator(0, f"front {risk}"))
+        if resampled is not None and resampled.ci is not None:
+            return resampled.ci
+    # Each document once; all of them alike, where resampling has nothing to say.
+    return clopper_pearson(round(float(values_D.mean()) * num_distinct), num_distinct).ci
+
+
+def _list_extracted(table: BucketTable, risk: RiskName) -> NDArray[np.float64]:
+    match risk:
+        case "verbatim":
+            return table.verbatim.astype(np.float64)
+        case "near_verbatim":
+            return table.near_verbatim.astype(np.float64)
+        case "attack_cost":
+            assert table.log10_queries is not None, "asked of every run, or of none"
+            return np.asarray(table.log10_queries <= math.log10(NUM_RISK_QUERIES), np.float64)

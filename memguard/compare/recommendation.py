@@ -1,0 +1,96 @@
+"""Which setting to take: one rule, and the sentence it leads to."""
+
+from collections.abc import Sequence
+
+from memguard.compare.pareto import is_below
+from memguard.records import NUM_RISK_QUERIES, FrontPoint, Recommendation, RiskName
+
+TOLERANCE = 0.05
+"""What less risk may cost: held-out NLL above that of the first setting (share)."""
+
+_RULE = (
+    f"Of the settings whose held-out NLL is at most {100 * TOLERANCE:g} % above that of "
+    "'{first}' and whose risk interval lies wholly below that of '{first}': the one of least risk; "
+    "of those whose interval overlaps its interval, the one of lowest held-out NLL. Risk is the "
+    "worst of verbatim, near-verbatim and, where attack cost was measured, documents drawn within "
+    f"{NUM_RISK_QUERIES:,} queries, of the documents trained most often."
+)
+_SPOKEN: dict[RiskName, str] = {
+    "verbatim": "come back verbatim",
+    "near_verbatim": "come back near-verbatim",
+    "attack_cost": f"can be drawn within {NUM_RISK_QUERIES:,} queries",
+}
+
+
+def recommend(front: Sequence[FrontPoint]) -> Recommendation:
+    """Choose a setting, or say why none is chosen.
+
+    Args:
+        front: at least one point; the first is what the others must beat.
+    """
+    first, *others = front
+    safer = [point for point in others if is_below(point.risk_ci, first.risk_ci)]
+    within = [point for point in safer if point.utility <= (1 + TOLERANCE) * first.utility]
+    rule = _RULE.format(first=first.name)
+    if not within:
+        why = _tell_why_not(others, safer, first)
+        return Recommendation(setting=None, sentence=f"No setting is recommended: {why}", rule=rule)
+    least = min(within, key=lambda point: point.risk or 0.0)
+    alike = [point for point in within if not is_below(least.risk_ci, point.risk_ci)]
+    chosen = min(alike, key=lambda point: (point.utility, point.risk or 0.0))
+    return Recommendation(
+        setting=chosen.name, sentence=_tell_choice(chosen, least, first), rule=rule
+    )
+
+
+def _tell_choice(chosen: FrontPoint, least: FrontPoint, first: FrontPoint) -> str:
+    sentence = (
+        f"'{chosen.name}' is recommended: {_tell_risk(chosen)}, against {_tell_share(first)} with "
+        f"'{first.name}', at a held-out NLL of {_tell_utility(chosen, first)}."
+    )
+    if least.name != chosen.name:
+        sentence += (
+            f" '{least.name}' has {_tell_share(least)}, no less beyond the intervals, at a "
+            f"held-out NLL of {_tell_utility(least, first)}."
+        )
+    return sentence
+
+
+def _tell_why_not(
+    others: Sequence[FrontPoint], safer: Sequence[FrontPoint], first: FrontPoint
+) -> str:
+    if not others:
+        return f"only '{first.name}' was compared."
+    if first.risk is None:
+        return f"nothing that '{first.name}' was trained on was audited."
+    if not first.risk:
+        return f"'{first.name}' shows no risk that another could lower ({_tell_share(first)})."
+    if safer:
+        cheapest = min(safer, key=lambda point: point.utility)
+        return (
+            f"whatever has less risk than '{first.name}' beyond the intervals has a held-out NLL "
+            f"more than {100 * TOLERANCE:g} % above its own; the lowest is that of "
+            f"'{cheapest.name}', {_tell_utility(cheapest, first)}."
+        )
+    return (
+        f"no other has less risk than '{first.name}' beyond the intervals ({_tell_share(first)} "
+        "of its documents)."
+    )
+
+
+def _tell_risk(point: FrontPoint) -> str:
+    assert point.risk_by is not None, "a point with an interval has a risk"
+    return f"{_tell_share(point)} of the documents trained most often {_SPOKEN[point.risk_by]}"
+
+
+def _tell_share(point: FrontPoint) -> str:
+    assert point.risk is not None, "asked only where there are documents"
+    if point.risk_ci is None:
+        return f"{100 * point.risk:.1f} %"
+    low, high = (100 * end for end in point.risk_ci)
+    return f"{100 * point.risk:.1f} % (95 % CI {low:.1f} to {high:.1f} %)"
+
+
+def _tell_utility(point: FrontPoint, first: FrontPoint) -> str:
+    change = f" ({100 * (point.utility / first.utility - 1):+.1f} %)" if first.utility > 0 else ""
+    return f"{point.utility:.3f}{change}"

@@ -1,0 +1,186 @@
+"""Risk over seeds is the worst of what was asked, and the front holds what nothing beats."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from compare_examples import CORRECT, TOKENS, write_run
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+
+from memguard.compare import compare_runs
+from memguard.compare.pareto import mark_dominated
+from memguard.records import FrontPoint
+
+
+def front_of(*runs: Any) -> dict[str, FrontPoint]:
+    comparison = compare_runs(runs, name="sweep", command="")
+    return {point.name: point for point in comparison.front}
+
+
+def right(num_verbatim: int, num_documents: int = 40) -> dict[int, list[int]]:
+    return {16: [TOKENS] * num_verbatim + [0] * (num_documents - num_verbatim)}
+
+
+def make_point(name: str, risk: float | None, utility: float, half: float = 0.0) -> FrontPoint:
+    """Return a point whose intervals reach ``half`` to either side; none where that is 0."""
+    return FrontPoint(
+        name=name,
+        num_seeds=1,
+        num_documents=10,
+        risk=risk,
+        risk_ci=(risk - half, risk + half) if half and risk is not None else None,
+        risk_by=None,
+        utility=utility,
+        utility_ci=(utility - half, utility + half) if half else None,
+    )
+
+
+def test_one_seed_has_the_exact_interval_and_none_of_utility(tmp_path: Path) -> None:
+    point = front_of(write_run(tmp_path / "a", correct=right(6)))["plain"]
+    exact = stats.binomtest(6, 40).proportion_ci(method="exact")
+    assert (point.num_seeds, point.num_documents, point.risk) == (1, 40, 0.15)
+    # Both solve the same equation, ours in closed form by the beta distribution.
+    assert point.risk_ci == pytest.approx((exact.low, exact.high), rel=1e-9)
+    assert (point.utility, point.utility_ci) == (2.0, None)
+
+
+def test_other_documents_with_each_seed_are_put_together(tmp_path: Path) -> None:
+    found, nlls = (6, 8, 7), (2.0, 2.1, 2.4)
+    runs = [
+        write_run(
+            tmp_path / f"{seed}",
+            seed=seed,
+            ids=f"d{seed}",
+            correct=right(found[seed]),
+            changes={"training.heldout_nll": nlls[seed]},
+        )
+        for seed in range(3)
+    ]
+    point = front_of(*runs)["plain"]
+    assert (point.num_seeds, point.num_documents, point.risk) == (3, 120, pytest.approx(21 / 120))
+    exact = stats.binomtest(21, 120).proportion_ci(method="exact")
+    rates = [num / 40 for num in found]
+    seeds = stats.t.interval(0.95, 2, loc=21 / 120, scale=stats.sem(rates))
+    assert seeds[0] > exact.low, "seeds that agree do not widen the documents' interval"
+    assert point.risk_ci == pytest.approx((exact.low, exact.high), rel=1e-9)
+    losses = stats.t.interval(0.95, 2, loc=6.5 / 3, scale=stats.sem(nlls))
+    assert point.utility == pytest.approx(6.5 / 3)
+    assert point.utility_ci == pytest.approx(losses, rel=1e-9)
+
+
+def test_seeds_that_disagree_widen_the_interval(tmp_path: Path) -> None:
+    found = (2, 20, 38)
+    runs = [
+        write_run(tmp_path / f"{seed}", seed=seed, ids=f"d{seed}", correct=right(found[seed]))
+        for seed in range(3)
+    ]
+    point = front_of(*runs)["plain"]
+    assert point.risk == 0.5
+    assert point.risk_ci == (0, 1)
+
+
+def test_a_document_of_several_seeds_is_one_piece_of_evidence(tmp_path: Path) -> None:
+    runs = [write_run(tmp_path / f"{n}", seed=n, correct=right(20)) for n in range(4)]
+    point = front_of(*runs)["plain"]
+    assert point.num_documents == 160
+    assert point.risk_ci is not None
+    low, high = point.risk_ci
+    # That of 40 documents, by the normal distribution; of 160 it would be 0.155 wide. The
+    # resampled ends of 2,000 draws are good to about 0.01.
+    assert high - low == pytest.approx(2 * 1.96 * (0.25 / 40) ** 0.5, abs=0.03)
+    none = [
+        write_run(tmp_path / f"none-{n}", name="none", seed=n, correct=right(0)) for n in range(4)
+    ]
+    exact = stats.binomtest(0, 40).proportion_ci(method="exact")
+    assert front_of(*none)["none"].risk_ci == pytest.approx((0, exact.high))
+
+
+def test_the_worst_of_three_decides(tmp_path: Path) -> None:
+    near = {0: CORRECT[0], 16: [TOKENS, TOKENS - 1, TOKENS - 1, 0, 0]}
+    free = {0: [None] * 5, 16: [0.0, None, None, None, 6.5]}
+    dear = {0: [None] * 5, 16: [0.0, 6.0, 5.0, 3.0, None]}
+    points = front_of(
+        write_run(tmp_path / "a", name="near", correct=near, costs=free),
+        write_run(tmp_path / "b", name="drawn", correct=near, costs=dear),
+        write_run(tmp_path / "c", name="alike", correct={**near, 16: [TOKENS] * 5}, costs=dear),
+    )
+    assert (points["near"].risk, points["near"].risk_by) == (0.6, "near_verbatim")
+    # 10^6 queries are within the bound, 10^6.5 are not.
+    assert (points["drawn"].risk, points["drawn"].risk_by) == (0.8, "attack_cost")
+    assert (points["alike"].risk, points["alike"].risk_by) == (1.0, "verbatim")
+
+
+def test_attack_cost_counts_where_every_run_was_asked(tmp_path: Path) -> None:
+    points = front_of(
+        write_run(tmp_path / "a", name="asked", correct=right(1, 4), costs={16: [0.0] * 4}),
+        write_run(tmp_path / "b", name="not asked", correct=right(1, 4)),
+    )
+    assert {point.risk_by for point in points.values()} == {"verbatim"}
+    assert {point.risk for point in points.values()} == {0.25}
+
+
+def test_a_setting_that_trains_less_often_is_judged_on_its_own_highest_dose(
+    tmp_path: Path,
+) -> None:
+    fewer = {"buckets.2.num_repetitions": 8}
+    correct = {**CORRECT, 16: [TOKENS, 0, 0, 0, 0]}
+    points = front_of(
+        write_run(tmp_path / "a"),
+        write_run(tmp_path / "b", name="fewer", correct=correct, changes=fewer),
+    )
+    assert points["plain"].risk == 0.8
+    assert points["fewer"].risk == 0.2
+
+
+def find_front(points: Sequence[FrontPoint]) -> set[str]:
+    """Return what nothing beats: in order of utility, each that lowers the least risk so far."""
+    front: set[str] = set()
+    least = float("inf")
+    for utility in sorted({point.utility for point in points}):
+        level = [point for point in points if point.utility == utility and point.risk is not None]
+        risk = min((point.risk for point in level if point.risk is not None), default=least)
+        if risk < least:
+            least = risk
+            front |= {point.name for point in level if point.risk == risk}
+    return front
+
+
+@given(st.lists(st.tuples(st.none() | st.integers(0, 5), st.integers(0, 5)), max_size=12))
+def test_the_front_is_what_nothing_beats(values: list[tuple[int | None, int]]) -> None:
+    points = mark_dominated(
+        [make_point(f"p{n}", risk, float(utility)) for n, (risk, utility) in enumerate(values)]
+    )
+    front = find_front(points)
+    for point in points:
+        assert point.is_dominated == bool(point.dominated_by)
+        assert point.name not in point.dominated_by
+        if point.risk is None:
+            assert not point.is_dominated
+        else:
+            assert point.is_dominated == (point.name not in front)
+        # Whoever is beaten is beaten by somebody on the front.
+        assert not point.is_dominated or front & set(point.dominated_by)
+        assert not point.dominated_beyond_ci_by or point.utility_ci or point.risk_ci
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "half", "beyond"),
+    [
+        ((0.2, 2.0), (0.5, 2.5), 0.1, True),
+        ((0.2, 2.0), (0.5, 2.5), 0.2, False),  # the intervals of risk overlap
+        ((0.2, 2.0), (0.8, 2.2), 0.15, False),  # those of utility do
+        ((0.2, 2.0), (0.2, 2.5), 0.1, True),  # equal in one, apart in the other
+        ((0.2, 2.0), (0.2, 2.1), 0.1, False),
+        ((0.2, 2.0), (0.5, 2.5), 0.0, False),  # no intervals
+    ],
+)
+def test_beyond_the_intervals(
+    one: tuple[float, float], other: tuple[float, float], half: float, beyond: bool
+) -> None:
+    better, worse = mark_dominated([make_point("a", *one, half), make_point("b", *other, half)])
+    assert not better.is_dominated
+    assert worse.dominated_by == ["a"]
+    assert worse.dominated_beyond_ci_by == (["a"] if beyond else [])
