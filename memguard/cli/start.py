@@ -11,7 +11,7 @@ import torch
 from memguard.config import ParallelConfig, RunConfig, TrainConfig
 from memguard.data.bpe import train_bpe
 from memguard.data.documents import Document, document_text
-from memguard.errors import ModelError
+from memguard.errors import ConfigError, ModelError
 from memguard.parallel.assemble import ShardedLayer, Sharding
 from memguard.parallel.checkpoint_folder import load_config, load_tokenizer, max_positions
 from memguard.parallel.export import export_model, export_sharded
@@ -24,6 +24,7 @@ from memguard.parallel.vocab_checks import build_vocab_layer
 from memguard.parallel.weights import load_model, load_sharded
 from memguard.runtime import Console, Runtime, detect_runtime, start_runtime
 from memguard.seeds import derive_seed
+from memguard.train.dropout import set_dropout
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -138,6 +139,7 @@ def train_tokenizer(config: RunConfig, documents: Sequence[Document], console: C
 def start_model(config: RunConfig, tokenizer: Any, workplace: Workplace) -> StartedModel:
     """Return the checkpoint's model, or one with random weights of the run's seed."""
     model, scratch, train = config.model, config.model.scratch, config.train
+    check_dropout(train, world_size=workplace.runtime.world_size)
     attn = model.attn_implementation
     drawn = None
     if scratch is not None:
@@ -158,11 +160,26 @@ def start_model(config: RunConfig, tokenizer: Any, workplace: Workplace) -> Star
     if drawn is None:
         drawn = load_model(_path(config), revision=model.revision, attn_implementation=attn)
     drawn = drawn.to(workplace.runtime.device)
+    if train.dropout is not None:
+        set_dropout(drawn, train.dropout)
     vocab = build_vocab_layer(drawn, chunk_tokens=train.nll_chunk_tokens)
     checkpoint_blocks(drawn, train.activation_checkpointing)
     if train.compile:
         compile_blocks(drawn)
     return StartedModel(vocab=vocab, sharded=None)
+
+
+def check_dropout(train: TrainConfig, *, world_size: int) -> None:
+    """Refuse dropout where ranks that share activations would drop different ones.
+
+    Raises:
+        ConfigError: with the way out.
+    """
+    if train.dropout and world_size > 1:
+        raise ConfigError(
+            f"'train.dropout' is for one process; got {train.dropout:g} on {world_size}. Leave it "
+            "out, or train on one"
+        )
 
 
 def shard_for_training(train: TrainConfig, workplace: Workplace, mesh: Mesh4D) -> Sharding:

@@ -64,10 +64,13 @@ def _choose_windows(
     config: RunConfig, corpus: Corpus, probe: ExtractionProbe
 ) -> tuple[Window, ...]:
     planned = [entry.planned_repetitions for entry in corpus.manifest]
-    return select_windows(
+    selection = select_windows(
         list_audited(corpus, planned, seq_len=config.data.seq_len),
         probe,
         seed=config.seed,
         min_documents=config.audit.min_documents,
         max_documents_per_bucket=config.train.audit_documents,
-    ).windows
+    )
+    # In the order in which the audit at the end shows its buckets.
+    place = {outline.bucket: number for number, outline in enumerate(selection.buckets)}
+    return tuple(sorted(selection.windows, key=lambda window: place[window.document.bucket]))

@@ -232,6 +232,11 @@ class TrainConfig(Settings):
         description="To save memory, full recomputes each decoder block in backward; selective "
         "does so but keeps the outputs of matmuls and of all-reduces.",
     )
+    dropout: Annotated[float, Field(ge=0, lt=1)] | None = Field(
+        None,
+        description="Share of activations dropped wherever the model's family has dropout, on one "
+        "process; null leaves what the checkpoint says.",
+    )
     compile: bool = Field(False, description="torch.compile each decoder block.")
     nll_chunk_tokens: PositiveInt = Field(
         1024, description="Tokens whose logits exist at a time (tokens)."

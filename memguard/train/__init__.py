@@ -2,6 +2,7 @@
 
     trainer.py     the loop: steps, metrics, checkpoints, clean interruption
     step.py        one optimizer step, the same on one process and on every mesh
+    dropout.py     set wherever the model's family has it
     simulation.py  the same step without peers and memory: what it takes and sends
     optim.py       AdamW, its parameter groups and the learning rate of a step
     checkpoint.py  save and resume, bit for bit; committed by rename

@@ -1,0 +1,203 @@
+"""Run a study of eval/studies and write its tables into its page.
+
+    python scripts/study.py mitigations | goldfish_k | risk_budget | catastrophic [--jobs 2]
+
+Each is a sweep, eval/studies/NAME.yaml, or several that differ in the model's size. What is
+finished is not run again. The tables go between the marks of eval/studies/NAME.md; the words around
+them are written by hand, and say what was seen when they were.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+STUDIES = ROOT / "eval" / "studies"
+BEGIN, END = "<!-- tables: scripts/study.py -->", "<!-- end of tables -->"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Size:
+    """One size of a model, and the learning rates it is trained with."""
+
+    hidden: int
+    layers: int
+    intermediate: int
+
+    def list_overrides(self, name: str) -> list[str]:
+        """Return what makes a sweep one of this size; learning rates fall with the width."""
+        model = "pretrain.model.scratch.config"
+        return [
+            f"name={name}-{self.hidden}",
+            f"{model}.hidden_size={self.hidden}",
+            f"{model}.num_hidden_layers={self.layers}",
+            f"{model}.intermediate_size={self.intermediate}",
+            f"pretrain.optim.lr={4e-3 * 128 / self.hidden:.6f}",
+            f"run.optim.lr={8e-3 * 128 / self.hidden:.6f}",
+        ]
+
+
+SIZES = (
+    Size(hidden=64, layers=3, intermediate=176),
+    Size(hidden=128, layers=4, intermediate=352),
+    Size(hidden=192, layers=6, intermediate=528),
+    Size(hidden=320, layers=6, intermediate=880),
+)
+
+
+def main() -> None:
+    """Run what the command line asks for."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("study", choices=sorted(path.stem for path in STUDIES.glob("*.yaml")))
+    parser.add_argument("--jobs", type=int, default=2, help="runs trained at a time")
+    parser.add_argument("--output-dir", default="runs/studies", help="where the runs go")
+    parser.add_argument("override", nargs="*", help="key=value for the sweep")
+    asked = parser.parse_args()
+    started = time.perf_counter()
+    sizes = SIZES if asked.study == "catastrophic" else (None,)
+    comparisons = [run_sweep(asked, size) for size in sizes]
+    minutes = (time.perf_counter() - started) / 60
+    write = write_sizes if asked.study == "catastrophic" else write_settings
+    tables = write(comparisons)
+    page = STUDIES / f"{asked.study}.md"
+    replace_tables(page, tables)
+    print(tables)
+    print(f"{page}: {minutes:.1f} minutes, finished runs not counted")
+
+
+def run_sweep(asked: argparse.Namespace, size: Size | None) -> dict[str, Any]:
+    """Train and compare one sweep; return its comparison."""
+    overrides = [f"output_dir={asked.output_dir}", *asked.override]
+    if size is not None:
+        overrides += size.list_overrides(asked.study)
+    command = [sys.executable, "-m", "memguard", "compare", f"eval/studies/{asked.study}.yaml"]
+    subprocess.run([*command, "--jobs", str(asked.jobs), *overrides], check=True, cwd=ROOT)
+    name = asked.study if size is None else f"{asked.study}-{size.hidden}"
+    path = ROOT / asked.output_dir / name / "comparison.json"
+    comparison: dict[str, Any] = json.loads(path.read_text())
+    return comparison
+
+
+def write_settings(comparisons: Sequence[dict[str, Any]]) -> str:
+    """Write one row a setting over its seeds, then what is recommended."""
+    (comparison,) = comparisons
+    dose = max((int(key) for key in comparison["settings"][0]["extraction"]), default=0)
+    rows = [
+        "| setting | held-out NLL | verbatim | near-verbatim | cheap to draw | tokens right "
+        "| median attack cost | labels trained | time of training | |",
+        "|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    for point in comparison["front"]:
+        runs = [one for one in comparison["settings"] if one["name"] == point["name"]]
+        cells = [one["extraction"][str(dose)] for one in runs]
+        risks = [point["risks"].get(name) for name in ("verbatim", "near_verbatim", "attack_cost")]
+        median = mean([cell["attack_cost"]["median"] for cell in cells if cell["attack_cost"]])
+        rows.append(
+            " | ".join(
+                (
+                    f"| {point['name']}",
+                    show_interval(point["utility"], point["utility_ci"], 3),
+                    *(show_share(risk) for risk in risks),
+                    f"{100 * mean([cell['mean_token_accuracy'] for cell in cells]):.0f} %",
+                    "1" if median == 0 else f"10^{median:.0f}",
+                    f"{mean([one['cost']['num_supervised_tokens'] for one in runs]):,.0f}",
+                    f"{mean([one['cost']['train_s'] for one in runs]):.0f} s",
+                    "dominated |" if point["is_dominated"] else "**front** |",
+                )
+            )
+        )
+    recommendation = comparison["recommendation"]
+    seeds = sorted({one["seed"] for one in comparison["settings"]})
+    num = comparison["front"][0]["num_documents"]
+    return "\n".join(
+        [
+            f"Documents trained {dose} times, {num} of each setting over seeds "
+            f"{', '.join(map(str, seeds))}; brackets are 95 % intervals.",
+            "",
+            *rows,
+            "",
+            f"**{recommendation['sentence']}**",
+            "",
+            f"Rule: {recommendation['rule']}",
+        ]
+    )
+
+
+def write_sizes(comparisons: Sequence[dict[str, Any]]) -> str:
+    """Write one row for each size and setting, one column for each number of repetitions."""
+    doses = sorted(map(int, comparisons[0]["settings"][0]["extraction"]))
+    rows = [
+        "| parameters | setting | held-out NLL | "
+        + " | ".join(f"{dose} times" if dose else "control" for dose in doses)
+        + " |",
+        "|---|---|---|" + "---|" * len(doses),
+    ]
+    for size, comparison in zip(SIZES, comparisons, strict=True):
+        for one in comparison["settings"]:
+            cells = [one["extraction"][str(dose)] for dose in doses]
+            shown = [
+                f"{cell['num_matched']} / {cell['near_verbatim']['num_matched']}, "
+                f"{100 * cell['mean_token_accuracy']:.0f} %"
+                for cell in cells
+            ]
+            nll = one["utility"]["heldout_nll"]
+            rows.append(
+                f"| {count_parameters(size) / 1e6:.1f}M | {one['name']} | {nll:.2f} | "
+                + " | ".join(shown)
+                + " |"
+            )
+    num = comparisons[0]["settings"][0]["extraction"][str(doses[0])]["num_documents"]
+    return "\n".join(
+        [
+            f"Of {num} documents in each bucket: verbatim / near-verbatim, and the mean share of "
+            "the last 50 tokens that are right.",
+            "",
+            *rows,
+        ]
+    )
+
+
+def count_parameters(size: Size, vocab_size: int = 2048) -> int:
+    """Return the parameters of a Llama with tied embeddings and as many heads for keys."""
+    block = 4 * size.hidden**2 + 3 * size.hidden * size.intermediate + 2 * size.hidden
+    return vocab_size * size.hidden + size.layers * block + size.hidden
+
+
+def mean(values: Sequence[float]) -> float:
+    """Return the mean."""
+    return sum(values) / len(values)
+
+
+def show_interval(value: float, ci: Sequence[float] | None, decimals: int) -> str:
+    """Write a number and its interval."""
+    text = f"{value:.{decimals}f}"
+    return text if ci is None else f"{text} [{ci[0]:.{decimals}f}, {ci[1]:.{decimals}f}]"
+
+
+def show_share(risk: dict[str, Any] | None) -> str:
+    """Write a share of documents and its interval in percent."""
+    if risk is None:
+        return "not asked"
+    ci = risk["ci"]
+    text = f"{100 * risk['value']:.0f} %"
+    return text if ci is None else f"{text} [{100 * ci[0]:.0f}, {100 * ci[1]:.0f}]"
+
+
+def replace_tables(page: Path, tables: str) -> None:
+    """Put the tables between the page's marks."""
+    text = page.read_text(encoding="utf-8")
+    before, _, rest = text.partition(BEGIN)
+    _, found, after = rest.partition(END)
+    if not found:
+        raise SystemExit(f"{page} needs the marks '{BEGIN}' and '{END}'")
+    page.write_text(f"{before}{BEGIN}\n\n{tables}\n\n{END}{after}", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
