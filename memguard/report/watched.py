@@ -25,10 +25,10 @@ def build_watched(report: AuditReport) -> Section | None:
         lead=tuple(filter(None, (_tell_first(training.watched), tell_budget(training)))),
         figure=Figure(
             key="during",
-            title="Learnt by heart, step by step",
-            chart=_build_chart(training, names),
-            caption="Share of each bucket's audited documents that come back and did not before "
-            "training, the same documents at every step.",
+            title="Tokens right, step by step",
+            chart=_build_chart(training.watched, names),
+            caption="Share of right tokens, mean over each bucket's audited documents, the same "
+            "ones at every step. The control is never trained: what is above it was learnt.",
             table=_build_table(training.watched),
         ),
     )
@@ -40,6 +40,8 @@ def _list_trained(step: WatchedStep) -> list[WatchedBucket]:
 
 def _tell_first(watched: Sequence[WatchedStep]) -> str:
     """Say when the first document of each bucket was learnt."""
+    if not any(bucket.num_learnt for step in watched for bucket in step.buckets):
+        return "No audited document was learnt by heart: none came back that had not before."
     found = []
     for number, bucket in enumerate(_list_trained(watched[0])):
         steps = [one.step for one in watched if _list_trained(one)[number].num_learnt]
@@ -73,28 +75,30 @@ def tell_budget(training: TrainingSummary) -> str:
     return f"{text} {'Still beyond it: ' + ', '.join(over) if over else 'It was kept'}."
 
 
-def _build_chart(training: TrainingSummary, names: Sequence[str]) -> LineChart:
-    watched = training.watched
+def _build_chart(watched: Sequence[WatchedStep], names: Sequence[str]) -> LineChart:
     lines = []
     for number, name in enumerate(names):
-        points = [
-            Point(x=place, y=100 * bucket.num_learnt / bucket.num_documents)
-            for place, step in enumerate(watched)
-            for bucket in _list_trained(step)[number : number + 1]
-        ]
-        lines.append(Line(label=name, style=str(number), points=tuple(points)))
-    if training.budget is not None:
-        level = 100 * training.budget.limit
-        ends = (Point(x=0, y=level), Point(x=len(watched) - 1, y=level))
-        lines.append(Line(label="limit", style="base", points=ends))
+        shares = [_list_trained(step)[number].mean_token_accuracy for step in watched]
+        lines.append(Line(label=name, style=str(number), points=_place(shares)))
+    controls = [
+        next((one.mean_token_accuracy for one in step.buckets if one.role == "control"), None)
+        for step in watched
+    ]
+    known = [share for share in controls if share is not None]
+    if len(known) == len(watched):
+        lines.append(Line(label="control", style="base", points=_place(known)))
     return LineChart(
-        description=f"Line chart of documents learnt by heart by step. {_tell_first(watched)}",
+        description=f"Line chart of right tokens by step. {_tell_first(watched)}",
         ticks=tuple(f"{step.step:,}" for step in watched),
         lines=tuple(lines),
-        y_label="documents learnt (%)",
+        y_label="tokens right (%)",
         control_at=None,
         x_label="optimizer steps",
     )
+
+
+def _place(shares: Sequence[float]) -> tuple[Point, ...]:
+    return tuple(Point(x=number, y=100 * share) for number, share in enumerate(shares))
 
 
 def _build_table(watched: Sequence[WatchedStep]) -> Table:

@@ -65,8 +65,8 @@ def test_the_first_step_of_each_bucket_is_told() -> None:
     chart = section.figure.chart
     assert isinstance(chart, LineChart)
     assert chart.ticks == ("0", "10", "20")
-    assert [line.label for line in chart.lines] == ["r4", "r64"]
-    assert [point.y for point in chart.lines[1].points] == pytest.approx([0, 10, 40])
+    assert [line.label for line in chart.lines] == ["r4", "r64", "control"]
+    assert [point.y for point in chart.lines[1].points] == pytest.approx([20, 28, 52])
     last = section.figure.table.rows[-1]
     assert [cell.text.replace("\u00a0", " ") for cell in last.cells] == ["0 of 20", "8 of 20"]
 
@@ -100,6 +100,12 @@ def test_what_a_budget_did_is_told_on_the_page_and_the_card(
     assert told in words_of(check_page(render_report(report)))
     card = render_model_card(report, run_name="run", base_model=None, config_yaml="name: run")
     assert told.split(":")[0] in card
+
+
+def test_where_nothing_was_learnt_it_is_said_once() -> None:
+    section = build_watched(make(watch(0, 0), watch(10, 0)))
+    assert section is not None
+    assert section.lead[0].startswith("No audited document was learnt by heart")
 
 
 def test_many_audits_are_folded() -> None:
