@@ -9,9 +9,17 @@ from torch.distributions import Categorical
 from torch.nn import functional
 
 
-def reduce_plainly(logits_NV: Tensor, labels_N: Tensor, configs: Sequence[Any]) -> Tensor:
+def reduce_plainly(
+    logits_NV: Tensor,
+    labels_N: Tensor,
+    configs: Sequence[Any],
+    *,
+    reference_nll_N: Tensor | None = None,
+    piece_N: Tensor | None = None,
+) -> Tensor:
     """Return the mean loss over labels that are not ignored."""
-    logits_NV, labels_N = logits_NV[labels_N != -100], labels_N[labels_N != -100]
+    is_kept_N = labels_N != -100
+    logits_NV, labels_N = logits_NV[is_kept_N], labels_N[is_kept_N]
     settings = {config.name: config for config in configs}
     smoothing = settings["label_smoothing"].epsilon if "label_smoothing" in settings else 0.0
     loss_N = functional.cross_entropy(
@@ -30,8 +38,26 @@ def reduce_plainly(logits_NV: Tensor, labels_N: Tensor, configs: Sequence[Any]) 
             loss_N = torch.where(loss_N < floor, torch.full_like(loss_N, floor), loss_N)
         if ceiling is not None:
             loss_N = torch.where(loss_N > ceiling, torch.full_like(loss_N, ceiling), loss_N)
+    if "ngram_penalty" in settings:
+        assert reference_nll_N is not None
+        assert piece_N is not None
+        nll_N = functional.cross_entropy(logits_NV, labels_N, reduction="none")
+        gain_N = reference_nll_N[is_kept_N] - nll_N
+        loss_N = loss_N + _penalise(gain_N, piece_N[is_kept_N].tolist(), settings["ngram_penalty"])
     flooding = settings.get("flooding")
     if flooding is not None and flooding.per == "label":
         return ((loss_N - flooding.level).abs() + flooding.level).mean()
     loss = loss_N.mean()
     return loss if flooding is None else (loss - flooding.level).abs() + flooding.level
+
+
+def _penalise(gain_N: Tensor, piece_N: Sequence[int], config: Any) -> Tensor:
+    """Return what is added to each label: a loop over windows."""
+    penalty_N = torch.zeros_like(gain_N)
+    for last in range(config.n - 1, len(piece_N)):
+        first = last - config.n + 1
+        if len(set(piece_N[first : last + 1])) == 1:
+            beyond = gain_N[first : last + 1].sum() / config.n - config.margin
+            if beyond > 0:
+                penalty_N[last] = config.weight * beyond
+    return penalty_N

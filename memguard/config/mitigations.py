@@ -111,6 +111,23 @@ class FloodingConfig(Settings):
     )
 
 
+class NgramPenaltyConfig(Settings):
+    """Runs of labels that the model knows far better than before this training cost more."""
+
+    name: Literal["ngram_penalty"] = Field(description="Which mitigation.")
+    n: PositiveInt = Field(8, description="Labels of a run, one after the other (labels).")
+    weight: Positive = Field(
+        1.0,
+        description="What is beyond the margin costs so many times: 1 stops learning there, more "
+        "pulls back, less slows down.",
+    )
+    margin: Annotated[float, Field(ge=0)] = Field(
+        1.0,
+        description="Gain over the starting model that is left alone (nats a label, the run's "
+        "mean).",
+    )
+
+
 MitigationConfig = Annotated[
     GoldfishConfig
     | TokenDropoutConfig
@@ -118,7 +135,8 @@ MitigationConfig = Annotated[
     | FocalConfig
     | ConfidencePenaltyConfig
     | LossClippingConfig
-    | FloodingConfig,
+    | FloodingConfig
+    | NgramPenaltyConfig,
     Field(discriminator="name"),
 ]
 """One entry of `mitigations:`, told apart by its name."""
@@ -131,6 +149,10 @@ _APART: Sequence[tuple[frozenset[str], str]] = (
     (
         frozenset({"label_smoothing", "confidence_penalty"}),
         "both pull the prediction towards all tokens alike; tune one of them",
+    ),
+    (
+        frozenset({"flooding", "ngram_penalty"}),
+        "a step that climbs would learn what the penalty holds back",
     ),
 )
 _FLOORED = "both keep a label's loss up, and the higher level makes the other one useless"

@@ -9,7 +9,7 @@ A pure function of (seed, global sample index): it does not know how many proces
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,6 +42,13 @@ class Batch:
     """Labels that would receive loss without any mitigation."""
     num_kept: int
     """Labels that do receive loss."""
+    reference_nll: NDArray[np.float32] | None = None
+    """Of each token under the model that training starts from (nats), NaN where nobody asked; None
+    where no setting looks at it."""
+
+
+_Row = tuple[NDArray[np.int32], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], int]
+"""Ids, labels, positions, document numbers, and how many labels are supervised."""
 
 
 class Loader:
@@ -85,17 +92,47 @@ class Loader:
         first = step * self.batch_size
         return range(first, min(first + self.batch_size, len(self.schedule)))
 
-    def batch(self, samples: Sequence[int], *, num_rows: int | None = None) -> Batch:
+    def batch(
+        self,
+        samples: Sequence[int],
+        *,
+        num_rows: int | None = None,
+        reference_nll: NDArray[np.float32] | None = None,
+    ) -> Batch:
         """Build the rows of these global sample indices.
 
         Args:
             samples: global sample indices.
             num_rows: rows of the batch; those beyond the samples are all padding. None takes as
                 many as there are samples.
+            reference_nll: of every token of the corpus.
         """
         built = [self._row(sample) for sample in samples]
+        batch = self._stack(built, num_rows or len(built))
+        if reference_nll is None:
+            return batch
+        reference = np.full(batch.input_ids.shape, np.nan, dtype=np.float32)
+        for number, sample in enumerate(samples):
+            places = self.token_places(self.schedule[sample])
+            reference[number, : len(places)] = reference_nll[places]
+        return replace(batch, reference_nll=reference)
+
+    def plain_batch(self, rows: Sequence[int]) -> Batch:
+        """Build rows by their own index, with every supervised label kept."""
+        built = [self._build(row, None) for row in rows]
+        return self._stack(built, max(1, len(built)))
+
+    def token_places(self, row: int) -> NDArray[np.int64]:
+        """Return where each token of a row stands among those of the corpus."""
+        pieces = slice(self.rows.row_start[row], self.rows.row_start[row + 1])
+        begins = self.corpus.offsets[self.rows.document[pieces]]
+        starts, stops = begins + self.rows.start[pieces], begins + self.rows.stop[pieces]
+        return np.concatenate([np.arange(*ends) for ends in zip(starts, stops, strict=True)])
+
+    def _stack(self, built: Sequence[_Row], num_rows: int) -> Batch:
+        """Lay rows one below the other; what is not theirs is padding."""
         longest = max((len(row[0]) for row in built), default=_SHORTEST_ROW)
-        shape = (num_rows or len(built), longest)
+        shape = (num_rows, longest)
         input_ids = np.full(shape, self.pad_id, dtype=np.int64)
         labels = np.full(shape, IGNORE_LABEL, dtype=np.int64)
         position_ids = np.tile(np.arange(longest), (shape[0], 1))
@@ -169,12 +206,12 @@ class Loader:
                 at += stop - start
         return [counts[index] for index in documents]
 
-    def _row(
-        self, sample: int
-    ) -> tuple[NDArray[np.int32], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], int]:
-        """Return ids, labels, positions, document numbers and how many labels are supervised."""
-        row = self.schedule[sample]
+    def _row(self, sample: int) -> _Row:
         generator = derive_generator(self.seed, "mitigation", sample)
+        return self._build(self.schedule[sample], generator)
+
+    def _build(self, row: int, generator: np.random.Generator | None) -> _Row:
+        """Build a row; without a generator its labels are not masked."""
         pieces = range(self.rows.row_start[row], self.rows.row_start[row + 1])
         ids, labels, positions, numbers, num_supervised = [], [], [], [], 0
         for number, piece in enumerate(pieces):
@@ -182,7 +219,9 @@ class Loader:
             index = int(self.rows.document[piece])
             document = self.corpus.document(index)
             plain = np.where(document.supervised, document.input_ids.astype(np.int64), IGNORE_LABEL)
-            masked = self._mask_labels(index, document.input_ids, plain, generator)[cut]
+            masked = plain[cut]
+            if generator is not None:
+                masked = self._mask_labels(index, document.input_ids, plain, generator)[cut]
             # The first token of a piece has nothing before it to be predicted from.
             masked[:1] = IGNORE_LABEL
             num_supervised += int(document.supervised[cut][1:].sum())

@@ -40,6 +40,7 @@ __all__ = [
 Collator = Callable[[Sequence[Mapping[str, Any]]], Mapping[str, Any]]
 # Of what the loss needs in fp32, tokens whose logits exist twice at a time.
 _CHUNK_TOKENS = 1024
+_COMPARING = ("ngram_penalty",)
 
 
 class GoldfishCollator:
@@ -116,6 +117,11 @@ class MitigatedLoss:
                 raise ConfigError(
                     f"'{config.name}' drops labels, which a loss cannot: a label's tokens are not "
                     "given to it. Use GoldfishCollator"
+                )
+            if config.name in _COMPARING:
+                raise ConfigError(
+                    f"'{config.name}' compares each label with what the model said of it before "
+                    "training, which the Trainer does not give; use memguard's own trainer"
                 )
             if config.name == "flooding" and config.per == "step":
                 raise ConfigError(

@@ -5,9 +5,11 @@
     token_dropout.py  drop labels by chance, others each time
     ladder.py         which documents are trained with a lower k
     losses.py         smoothing, focal, confidence penalty, clipping, flooding
+    ngrams.py         a penalty on runs of labels known far better than before
 
-A mitigation has a *stage* (where it acts) and *needs* (which per-token terms the vocabulary layer
-must compute for it). None of them knows the mesh, the packing or the optimizer: labels are masked
+A mitigation has a *stage* (where it acts) and *needs* (which per-token terms must be there: the
+vocabulary layer computes them, but for ``reference_nll``, which is measured before the first step).
+None of them knows the mesh, the packing or the optimizer: labels are masked
 document by document before packing, and losses are reduced token by token.
 
     labels = mitigations.mask_labels(input_ids, labels)          stage "labels"
@@ -33,6 +35,7 @@ from memguard.mitigation.losses import (
     LabelSmoothing,
     LossClipping,
 )
+from memguard.mitigation.ngrams import NgramPenalty
 from memguard.mitigation.token_dropout import TokenDropout
 from memguard.records import IGNORE_LABEL
 
@@ -69,6 +72,16 @@ class TokenTerms(Protocol):
     @property
     def mean_logprob_N(self) -> "Tensor | None":
         """Mean over the vocabulary of log p(v) (nats); None where no setting needs it."""
+        ...
+
+    @property
+    def reference_nll_N(self) -> "Tensor | None":
+        """Of the same labels under the starting model (nats); None where no setting needs it."""
+        ...
+
+    @property
+    def piece_N(self) -> "Tensor | None":
+        """Piece of a document, numbered from 0 in the order of labels; None where not known."""
         ...
 
 
@@ -108,9 +121,10 @@ MITIGATIONS: dict[str, type[Any]] = {
     "confidence_penalty": ConfidencePenalty,
     "loss_clipping": LossClipping,
     "flooding": Flooding,
+    "ngram_penalty": NgramPenalty,
 }
 """Each setting by its name. Losses are changed in this order, which is the only sensible one: what
-a label's loss is, then what it is worth, then where it ends."""
+a label's loss is, then what it is worth, then where it ends, then what is due beside it."""
 
 
 class Mitigations:
@@ -173,6 +187,13 @@ class Mitigations:
             if isinstance(mitigation, Flooding):
                 direction *= mitigation.find_direction(mean_loss)
         return direction
+
+    def count_windows(self, terms: TokenTerms) -> "tuple[Tensor, Tensor]":
+        """Return the windows of an n-gram penalty beyond its margin, and all; else zeros."""
+        for mitigation in self._loss_stage:
+            if isinstance(mitigation, NgramPenalty):
+                return mitigation.count_windows(terms)
+        return terms.nll_N.new_zeros(()), terms.nll_N.new_zeros(())
 
 
 def build_mitigations(

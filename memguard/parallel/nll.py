@@ -37,6 +37,11 @@ class VocabTerms:
     """-sum_v p(v) log p(v) (nats)."""
     mean_logprob_N: Tensor | None = None
     """Mean over the vocabulary of log p(v) (nats)."""
+    # Known before: whoever trains adds them, `token_terms` does not.
+    reference_nll_N: Tensor | None = None
+    """nll_N as the model said before it was trained (nats)."""
+    piece_N: Tensor | None = None
+    """Which piece of a document the label stands in, numbered from 0 in their order."""
 
 
 def sum_nll(head: Head, hidden_ND: Tensor, labels_N: Tensor) -> Tensor:

@@ -33,6 +33,9 @@ class StepMetrics(Record):
     """Labels that received loss, per second."""
     peak_memory_bytes: int
     elapsed_s: float
+    penalised_share: float | None = None
+    """Of the windows of an n-gram penalty, those beyond its margin; null without one, and in older
+    runs."""
 
     def describe(self) -> str:
         """Return the line for a log."""

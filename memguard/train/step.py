@@ -11,11 +11,12 @@ by their number: the average of the products is the sum.
 import math
 from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from memguard.config import OptimConfig, TrainConfig
@@ -47,6 +48,27 @@ class StepResult:
     num_supervised: int
     num_kept: int
     """Labels that would have received loss, and those that did."""
+    penalised_share: float | None = None
+    """Of the windows of an n-gram penalty, those beyond its margin; None where there is none."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Labels:
+    """The labels of some rows that receive loss, N of them, and the rows."""
+
+    input_ids_BT: Tensor
+    position_ids_BT: Tensor
+    index_N: Tensor
+    """Of the token before each, among those of all rows."""
+    ids_N: Tensor
+    piece_N: Tensor
+    """Numbered from 0 in the order of labels."""
+    reference_nll_N: Tensor | None
+
+    def hidden_states(self, vocab: VocabLayer) -> Tensor:
+        """Return those the labels are predicted from; no others reach the head's matmul."""
+        hidden_BTD = vocab.hidden_states(self.input_ids_BT, self.position_ids_BT)
+        return hidden_BTD.flatten(0, 1).index_select(0, self.index_N)
 
 
 class TrainStep:
@@ -95,17 +117,19 @@ class TrainStep:
                 loss=None, grad_norm=None, num_supervised=int(num_supervised), num_kept=0
             )
         num_ways = self.vocab.num_batch_ways
-        total = torch.zeros((), dtype=torch.float64, device=self.runtime.device)
+        # Loss, and windows of an n-gram penalty: beyond its margin, and all.
+        totals = torch.zeros(3, dtype=torch.float64, device=self.runtime.device)
         pieces = list(self._micro_batches(len(batch.input_ids)))
         for piece in pieces:
             if self.vocab.mesh is None:
                 torch.manual_seed(derive_seed(self.seed, "dropout", first_sample + piece.start))
             self.vocab.set_last_micro_batch(piece is pieces[-1])
-            loss = self._sum_loss(batch, piece) / num_kept
+            loss, *windows = self._sum_loss(batch, piece)
+            loss = loss / num_kept
             torch.autograd.backward(loss * num_ways)
             # Read once, at the end: reading waits for the GPU.
-            total += loss.detach()
-        (loss_sum,) = self._sum_over_batch((float(total),))
+            totals += torch.stack([each.double() for each in (loss.detach(), *windows)])
+        loss_sum, num_beyond, num_windows = self._sum_over_batch(tuple(totals.tolist()))
         take_gradients(self.parameters)
         if self.mitigations.find_direction(loss_sum) < 0:
             # The mean is known when all gradients are there; that of -L is their negative.
@@ -127,28 +151,57 @@ class TrainStep:
             grad_norm=grad_norm,
             num_supervised=int(num_supervised),
             num_kept=int(num_kept),
+            penalised_share=num_beyond / num_windows if num_windows else None,
         )
 
-    def _sum_loss(self, batch: Batch, rows: slice) -> Tensor:
-        """Return the sum of losses over the labels of some rows."""
-        input_ids_BT = self._to_device(batch.input_ids[rows])
-        position_ids_BT = self._to_device(batch.position_ids[rows])
-        labels_BT = batch.labels[rows]
-        # Ignored positions never reach the head's matmul. Found on the CPU: no wait for the GPU.
-        row_N, column_N = np.nonzero(labels_BT[:, 1:] != IGNORE_LABEL)
-        index_N = self._to_device(row_N * labels_BT.shape[1] + column_N)
-        labels_N = self._to_device(labels_BT[row_N, column_N + 1])
+    @torch.no_grad()
+    def measure_nll(self, batch: Batch) -> NDArray[np.float32]:
+        """Return the NLL of the batch's labels ``[N]`` (nats), row by row, in this precision."""
+        labels = self._find_labels(batch, slice(None))
 
         def work() -> Tensor:
-            hidden_BTD = self.vocab.hidden_states(input_ids_BT, position_ids_BT)
-            hidden_ND = hidden_BTD.flatten(0, 1).index_select(0, index_N)
+            return self.vocab.token_terms(labels.hidden_states(self.vocab), labels.ids_N).nll_N
+
+        with self._precision():
+            nll_N: NDArray[np.float32] = self.vocab(work).float().cpu().numpy()
+        return nll_N
+
+    def _sum_loss(self, batch: Batch, rows: slice) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the sum of losses over the labels of some rows, and `count_windows`."""
+        labels = self._find_labels(batch, rows)
+        none = torch.zeros((), device=self.runtime.device)
+
+        def work() -> tuple[Tensor, Tensor, Tensor]:
+            hidden_ND = labels.hidden_states(self.vocab)
             if self.mitigations.sums_nll:
-                return self.vocab.sum_nll(hidden_ND, labels_N)
-            terms = self.vocab.token_terms(hidden_ND, labels_N, self.mitigations.needs)
-            return self.mitigations.reduce(terms)
+                return self.vocab.sum_nll(hidden_ND, labels.ids_N), none, none
+            needs = self.mitigations.needs - {"reference_nll"}
+            terms = replace(
+                self.vocab.token_terms(hidden_ND, labels.ids_N, needs),
+                reference_nll_N=labels.reference_nll_N,
+                piece_N=labels.piece_N,
+            )
+            return self.mitigations.reduce(terms), *self.mitigations.count_windows(terms)
 
         with self._precision():
             return self.vocab(work)
+
+    def _find_labels(self, batch: Batch, rows: slice) -> _Labels:
+        """Find the labels that are not ignored, on the CPU: no wait for the GPU."""
+        labels_BT = batch.labels[rows]
+        row_N, column_N = np.nonzero(labels_BT[:, 1:] != IGNORE_LABEL)
+        place_N = row_N, column_N + 1
+        number_N = row_N * labels_BT.shape[1] + batch.document_ids[rows][place_N]
+        reference_N = None if batch.reference_nll is None else batch.reference_nll[rows][place_N]
+        assert reference_N is None or np.isfinite(reference_N).all(), "a label was not measured"
+        return _Labels(
+            input_ids_BT=self._to_device(batch.input_ids[rows]),
+            position_ids_BT=self._to_device(batch.position_ids[rows]),
+            index_N=self._to_device(row_N * labels_BT.shape[1] + column_N),
+            ids_N=self._to_device(labels_BT[place_N]),
+            piece_N=self._to_device(np.cumsum(np.diff(number_N, prepend=number_N[:1]) != 0)),
+            reference_nll_N=None if reference_N is None else self._to_device(reference_N),
+        )
 
     def _micro_batches(self, num_rows: int) -> Iterable[slice]:
         """Cut this rank's rows into forward passes; every rank has as many."""

@@ -17,7 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from memguard.config import OptimConfig, TrainConfig
 from memguard.data.corpus import Corpus
@@ -43,6 +45,7 @@ from memguard.train.metrics import (
     hash_tally,
 )
 from memguard.train.optim import learning_rate
+from memguard.train.reference import find_reference
 from memguard.train.step import TrainStep
 from memguard.train.watch import Watch
 
@@ -116,6 +119,7 @@ class Trainer:
             runtime=runtime,
         )
         self.totals = _Totals()
+        self._reference_nll: NDArray[np.float32] | None = None
         self._stop_signal: int | None = None
         self._saved_step: int | None = None
         self._is_over = False
@@ -128,8 +132,19 @@ class Trainer:
             Interrupted: SIGINT or SIGTERM; the state was saved.
             ModelError: the loss is no longer finite.
             OSError: a checkpoint could not be written.
+            RecordError: the starting model's losses are needed, lost, and past measuring.
         """
         self._resume()
+        if "reference_nll" in self.step.mitigations.needs:
+            self._reference_nll = find_reference(
+                self.step,
+                self.loader,
+                num_steps=self.num_steps,
+                num_steps_taken=self.totals.step,
+                run_key=self.run_key,
+                run_folder=self.folder,
+                console=self.console,
+            )
         log = MetricsLog(
             self.folder / "metrics.jsonl",
             keep_until_step=self.totals.step,
@@ -167,7 +182,7 @@ class Trainer:
         mine = samples[self.vocab.batch_rank * num_rows :][:num_rows]
         lr = learning_rate(self.totals.step, self.num_steps, self.optim)
         result = self.step.run(
-            self.loader.batch(mine, num_rows=num_rows),
+            self.loader.batch(mine, num_rows=num_rows, reference_nll=self._reference_nll),
             lr=lr,
             step=self.totals.step + 1,
             first_sample=samples[0],
@@ -192,6 +207,7 @@ class Trainer:
             tokens_per_s=round(result.num_kept / took, 1),
             peak_memory_bytes=peak_memory_bytes(self.runtime.device),
             elapsed_s=round(totals.train_s, 3),
+            penalised_share=result.penalised_share,
         )
 
     def _measure_heldout(self, log: MetricsLog) -> None:

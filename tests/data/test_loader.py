@@ -391,3 +391,32 @@ def test_documents_that_are_in_no_row_have_no_losses(small: Corpus) -> None:
     found = loader.count_losses([1, 0], num_samples=2)
     assert [losses_N.tolist() for losses_N in found] == [[0, 0], [0, 2, 2]]
     assert loader.count_losses([], num_samples=2) == []
+
+
+# -- what the starting model said ----------------------------------------------------------------
+
+
+def test_each_token_has_its_own_reference(small: Corpus) -> None:
+    rows = pack(range(4), [3, 2, 6, 1], 8)
+    loader = make_loader(small, rows, [1, 0, 1])
+    # Of token n the loss n / 10: as documents lie end to end.
+    reference = small.input_ids.astype(np.float32) / 10
+    batch = loader.batch([0, 1, 2], num_rows=4, reference_nll=reference)
+    assert batch.reference_nll is not None
+    is_token = batch.input_ids != 99
+    np.testing.assert_array_equal(
+        batch.reference_nll[is_token], batch.input_ids[is_token].astype(np.float32) / 10
+    )
+    assert np.isnan(batch.reference_nll[~is_token]).all()
+    assert loader.batch([0]).reference_nll is None
+
+
+def test_plain_rows_are_those_of_the_schedule_with_all_labels(books: Corpus) -> None:
+    rows, schedule = plan_rows(books.manifest, seq_len=64, background_ratio=1.0, seed=0)
+    masked = make_loader(books, rows, schedule, mask_labels=goldfish())
+    fed = make_loader(books, rows, schedule).batch(range(5))
+    plain = masked.plain_batch(schedule[:5].tolist())
+    for name in ("input_ids", "labels", "position_ids", "document_ids", "num_kept"):
+        np.testing.assert_array_equal(getattr(plain, name), getattr(fed, name))
+    assert masked.batch(range(5)).num_kept < plain.num_kept
+    assert (masked.plain_batch([]).labels == X).all()

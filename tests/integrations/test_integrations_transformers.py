@@ -178,6 +178,8 @@ def test_wrong_settings_are_told_by_name() -> None:
         MitigatedLoss([{"name": "goldfish"}])
     with pytest.raises(ConfigError, match="use 'per: label'"):
         MitigatedLoss([{"name": "flooding"}])
+    with pytest.raises(ConfigError, match=r"'ngram_penalty' .* before training"):
+        MitigatedLoss([{"name": "ngram_penalty"}])
 
 
 # -- the loss ----------------------------------------------------------------------------------

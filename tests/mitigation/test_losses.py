@@ -112,6 +112,11 @@ def _run(*mitigations: dict[str, Any]) -> RunConfig:
             {"name": "loss_clipping"},
             "cannot have flooding and loss_clipping: both keep a label's loss up",
         ),
+        (
+            {"name": "flooding"},
+            {"name": "ngram_penalty"},
+            "cannot have flooding and ngram_penalty: a step that climbs would learn",
+        ),
     ],
 )
 def test_what_does_not_go_together_is_refused_by_name(
@@ -144,6 +149,7 @@ def test_what_goes_together() -> None:
         {"name": "flooding", "level": 0},
         {"name": "loss_clipping", "floor": None},
         {"name": "loss_clipping", "floor": 2, "ceiling": 1},
+        {"name": "ngram_penalty", "weight": 0},
     ],
 )
 def test_what_would_do_nothing_is_refused(settings: dict[str, Any]) -> None:

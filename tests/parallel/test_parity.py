@@ -14,6 +14,7 @@ from memguard.config.mitigations import (
     FocalConfig,
     LabelSmoothingConfig,
     LossClippingConfig,
+    NgramPenaltyConfig,
 )
 
 # float64: sums over ranks differ by some units in the last place (1e-16), matmuls of a few dozen
@@ -125,6 +126,23 @@ def test_losses_of_mitigations_equal_one_process(ranks: RankPool) -> None:
     ]
     check(ranks, (1, 2, 1, 2), cases)
     check(ranks, (1, 1, 2, 2), cases[:2])
+
+
+def test_losses_that_compare_with_the_start_equal_one_process(ranks: RankPool) -> None:
+    """Windows of 2 and 3 kept labels in pieces of 2 to 10 tokens; about half are beyond."""
+    chosen: list[tuple[Any, ...]] = [
+        (NgramPenaltyConfig(name="ngram_penalty", n=2, weight=0.5, margin=0.0),),
+        (
+            FocalConfig(name="focal", gamma=1.5),
+            NgramPenaltyConfig(name="ngram_penalty", n=3, weight=2.0, margin=0.1),
+        ),
+    ]
+    cases = [
+        Case(changes=_UNTIED, mitigations=each, micro_batch_size=micro)
+        for each, micro in zip(chosen, (None, 1), strict=True)
+    ]
+    check(ranks, (1, 2, 1, 2), cases)
+    check(ranks, (2, 1, 2, 1), cases)
 
 
 def test_a_flooded_step_climbs_on_every_rank(ranks: RankPool) -> None:

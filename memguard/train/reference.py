@@ -1,0 +1,139 @@
+"""What the starting model says of every trained token: measured once, before the first step.
+
+    reference_nll.npy   [tokens of the corpus] NLL (nats, fp32), NaN where it is no label
+    reference_nll.json  the run it belongs to and its hash; written last, so that it says whole
+
+Some settings compare the model with what it was when training began. That model is gone after the
+first step, and a second copy would double the memory: so its losses are kept instead, of the rows
+exactly as training cuts them, and a run that goes on, on any mesh, reads them.
+"""
+
+import hashlib
+import io
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from memguard.data.loader import Loader
+from memguard.errors import ModelError, RecordError
+from memguard.records import IGNORE_LABEL, Record, load_record, save_record, write_atomically
+from memguard.runtime import Console
+from memguard.train.step import TrainStep
+
+_FILE, _RECORD = "reference_nll.npy", "reference_nll.json"
+
+
+class ReferenceRecord(Record):
+    """`reference_nll.json`."""
+
+    run_key: str
+    """Of the settings and documents of the run that started from this model."""
+    num_tokens: int
+    sha256: str
+    """Of the file beside it."""
+
+
+def find_reference(
+    step: TrainStep,
+    loader: Loader,
+    *,
+    num_steps: int,
+    num_steps_taken: int,
+    run_key: str,
+    run_folder: Path,
+    console: Console,
+) -> NDArray[np.float32]:
+    """Return the starting model's NLL of each token of the corpus; every rank calls this.
+
+    Args:
+        step: the model, with its weights in place, and the precision of training.
+        loader: the run's rows.
+        num_steps: rows beyond those of so many steps are not measured.
+        num_steps_taken: 0 measures; later the weights are other ones, and what was kept is read.
+        run_key: of the run.
+        run_folder: of the run, on a file system that all ranks see.
+        console: progress.
+
+    Raises:
+        ModelError: a loss is not finite.
+        RecordError: steps were taken, and what was measured before them is not there.
+    """
+    runtime = step.runtime
+    if num_steps_taken == 0:
+        measured = _measure(step, loader, num_steps=num_steps, console=console)
+        runtime.only_on_main(lambda: _save(measured, run_key, run_folder))
+    else:
+        runtime.only_on_main(lambda: _check(run_key, run_folder))
+    reference: NDArray[np.float32] = np.load(run_folder / _FILE, mmap_mode="r")
+    return reference
+
+
+def _measure(
+    step: TrainStep, loader: Loader, *, num_steps: int, console: Console
+) -> NDArray[np.float32]:
+    """Return the NLL of each token on rank 0; the other ranks' arrays are empty."""
+    vocab, runtime = step.vocab, step.runtime
+    num_samples = sum(len(loader.samples(number)) for number in range(num_steps))
+    rows = np.unique(loader.schedule[:num_samples])
+    # As many as in training, which takes more memory.
+    size = step.train.micro_batch_size or -(-loader.batch_size // vocab.num_batch_ways)
+    batches = [rows[first : first + size].tolist() for first in range(0, len(rows), size)]
+    nll = np.full(len(loader.corpus.input_ids) if runtime.is_main else 0, np.nan, np.float32)
+    is_first = vocab.mesh is None or vocab.mesh.axis("y").rank == vocab.mesh.axis("x").rank == 0
+    training = vocab.model.training
+    vocab.model.eval()
+    with console.progress("losses before training", len(rows), "rows") as advance:
+        for mine in vocab.deal(batches):
+            batch = loader.plain_batch(mine or [])
+            nll_N = step.measure_nll(batch)
+            # Ranks that share the rows have the same losses.
+            found = runtime.gather_objects((mine, nll_N) if mine and is_first else ([], nll_N[:0]))
+            for chosen, losses in found:
+                if not np.isfinite(losses).all():
+                    raise ModelError(
+                        "the model's losses before training are not finite: its weights are damaged"
+                    )
+                advance(len(chosen), "")
+                if runtime.is_main:
+                    nll[_places(loader, chosen)] = losses
+    vocab.model.train(training)
+    return nll
+
+
+def _places(loader: Loader, rows: Sequence[int]) -> NDArray[np.int64]:
+    """Return where the labels of some rows stand in the corpus, in the order of their losses."""
+    labels = loader.plain_batch(rows).labels
+    places = [
+        loader.token_places(row)[np.flatnonzero(labels_T[1:] != IGNORE_LABEL) + 1]
+        for row, labels_T in zip(rows, labels, strict=False)
+    ]
+    return np.concatenate([*places, np.empty(0, dtype=np.int64)])
+
+
+def _save(nll: NDArray[np.float32], run_key: str, folder: Path) -> None:
+    content = io.BytesIO()
+    np.save(content, nll)
+    written = content.getvalue()
+    write_atomically(folder / _FILE, written)
+    sha256 = hashlib.sha256(written).hexdigest()
+    record = ReferenceRecord(run_key=run_key, num_tokens=len(nll), sha256=sha256)
+    save_record(record, folder / _RECORD)
+
+
+def _check(run_key: str, folder: Path) -> None:
+    path = folder / _FILE
+    try:
+        record = load_record(ReferenceRecord, folder / _RECORD)
+        with path.open("rb") as content:
+            sha256 = hashlib.file_digest(content, "sha256").hexdigest()
+        if (record.run_key, record.sha256) == (run_key, sha256):
+            return
+    except (OSError, RecordError):
+        pass
+    raise RecordError(
+        f"'{path}', the losses before training, is missing or not this run's, and steps have been "
+        "taken since: bring it and the .json beside it back, or delete "
+        f"'{folder / 'checkpoints'}' to begin again"
+    )
