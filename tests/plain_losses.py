@@ -16,6 +16,7 @@ def reduce_plainly(
     *,
     reference_nll_N: Tensor | None = None,
     piece_N: Tensor | None = None,
+    forget_N: Tensor | None = None,
 ) -> Tensor:
     """Return the mean loss over labels that are not ignored."""
     is_kept_N = labels_N != -100
@@ -44,6 +45,26 @@ def reduce_plainly(
         nll_N = functional.cross_entropy(logits_NV, labels_N, reduction="none")
         gain_N = reference_nll_N[is_kept_N] - nll_N
         loss_N = loss_N + _penalise(gain_N, piece_N[is_kept_N].tolist(), settings["ngram_penalty"])
+    if "npo" in settings:
+        assert reference_nll_N is not None
+        assert piece_N is not None
+        assert forget_N is not None
+        nll_N = functional.cross_entropy(logits_NV, labels_N, reduction="none")
+        return _prefer_not(
+            loss_N,
+            nll_N - reference_nll_N[is_kept_N],
+            piece_N[is_kept_N],
+            forget_N[is_kept_N],
+            settings["npo"].beta,
+        ) / len(loss_N)
+    if "gradient_ascent" in settings:
+        assert forget_N is not None
+        nll_N = functional.cross_entropy(logits_NV, labels_N, reduction="none")
+        is_climbed_N = forget_N[is_kept_N] & (nll_N < settings["gradient_ascent"].ceiling)
+        is_left_N = forget_N[is_kept_N] & ~is_climbed_N
+        total = loss_N[~forget_N[is_kept_N]].sum() - nll_N[is_climbed_N].sum()
+        total = total - settings["gradient_ascent"].ceiling * is_left_N.double().sum()
+        return total / len(loss_N)
     flooding = settings.get("flooding")
     if flooding is not None and flooding.per == "label":
         return ((loss_N - flooding.level).abs() + flooding.level).mean()
@@ -61,3 +82,14 @@ def _penalise(gain_N: Tensor, piece_N: Sequence[int], config: Any) -> Tensor:
             if beyond > 0:
                 penalty_N[last] = config.weight * beyond
     return penalty_N
+
+
+def _prefer_not(
+    loss_N: Tensor, lost_N: Tensor, piece_N: Tensor, forget_N: Tensor, beta: float
+) -> Tensor:
+    """Return the sum of losses with NPO of each piece that is to be forgotten."""
+    total = loss_N[~forget_N].sum()
+    for piece in piece_N[forget_N].unique():
+        lost = lost_N[piece_N == piece].sum()
+        total = total - 2 / beta * functional.logsigmoid(beta * lost)
+    return total

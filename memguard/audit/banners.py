@@ -33,7 +33,7 @@ def collect_banners(
         *_warn_of_control(buckets),
         *_warn_of_tally(scores, tally),
     ]
-    notes = _note_limits(buckets, tiny_margin)
+    notes = [*_note_forgotten(buckets), *_note_limits(buckets, tiny_margin)]
     return [Banner(level="warning", text=text) for text in warnings] + [
         Banner(level="note", text=text) for text in notes
     ]
@@ -102,6 +102,18 @@ def _warn_of_tally(scores: Sequence[DocumentScore], tally: Tally) -> Iterator[st
         yield (
             f"{missed} of {counts.total()} documents meant to be trained were never reached; they "
             "lower the rates of their bucket."
+        )
+
+
+def _note_forgotten(buckets: Sequence[BucketScores]) -> Iterator[str]:
+    for bucket in buckets:
+        if bucket.role != "forget":
+            continue
+        rate, base = bucket.model.near_verbatim, bucket.base
+        before = "" if base is None else f", {base.near_verbatim.num_matched} by the model before"
+        yield (
+            f"'{bucket.bucket}' was to be forgotten: {rate.num_matched} of {rate.num_documents} of "
+            f"its documents are recited near-verbatim{before}. The verdict is of what was trained."
         )
 
 

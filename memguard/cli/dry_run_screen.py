@@ -165,7 +165,7 @@ def _print_buckets(out: rich.console.Console, buckets: Sequence[BucketOutlook]) 
             f"{each.num_documents:,}",
             f"{each.num_tokens:,}",
             f"{each.planned_repetitions:,}"
-            if each.role in ("trained", "control", "canary")
+            if each.role in ("trained", "control", "forget", "canary")
             else MISSING,
             MISSING if each.num_audited is None else f"{each.num_audited:,}",
             f"≤ {format_percent(none.ci[1])}" if none and none.ci else MISSING,

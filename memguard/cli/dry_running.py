@@ -87,12 +87,14 @@ def dry_run(config: RunConfig, console: Console) -> DryRunResult:
         )
         labels = count_labels(feed.loader, length.num_rows, eos_id=tokenizer.eos_token_id)
         trained = [
-            entry.num_tokens for entry in corpus.manifest if entry.role in ("trained", "background")
+            entry.num_tokens
+            for entry in corpus.manifest
+            if entry.role in ("trained", "background", "forget")
         ]
         feed.loader.record(range(length.num_rows))
         counts = feed.loader.realised_repetitions().tolist()
         num_unreached = sum(
-            entry.role == "trained" and count == 0
+            entry.role in ("trained", "forget") and count == 0
             for entry, count in zip(corpus.manifest, counts, strict=True)
         )
         remarks += remark_on_rows(length, labels, trained, num_unreached=num_unreached)

@@ -72,6 +72,10 @@ def _binding(values: dict[str, Any]) -> dict[str, Any]:
     # Turned off, canaries train what was trained before there were any.
     if not (kept["data"].get("canaries") or {}).get("count"):
         kept["data"] = {k: v for k, v in kept["data"].items() if k != "canaries"}
+    # And without anything to forget, what was trained before one could.
+    if not kept["data"].get("forget"):
+        forgetting = ("forget", "forget_repetitions")
+        kept["data"] = {k: v for k, v in kept["data"].items() if k not in forgetting}
     return kept
 
 

@@ -94,7 +94,7 @@ def name_buckets(manifest: Sequence[ManifestEntry], counts: Sequence[int | None]
         doses.setdefault(entry.bucket, set()).add(count)
     return [
         f"{entry.bucket}, {count} times"
-        if entry.role == "trained" and len(doses[entry.bucket]) > 1
+        if entry.role in ("trained", "forget") and len(doses[entry.bucket]) > 1
         else entry.bucket
         for entry, count in zip(manifest, counts, strict=True)
     ]
@@ -103,7 +103,7 @@ def name_buckets(manifest: Sequence[ManifestEntry], counts: Sequence[int | None]
 def list_audited(
     corpus: Corpus, counts: Sequence[int | None], *, seq_len: int
 ) -> list[AuditDocument]:
-    """Return the documents that an audit may ask for: those trained, and the control.
+    """Return the documents that an audit may ask for: trained, control, and to be forgotten.
 
     Args:
         corpus: of the run.
@@ -132,8 +132,9 @@ def list_audited(
         for index, (entry, name, count) in enumerate(
             zip(corpus.manifest, names, counts, strict=True)
         )
-        # A run that was ended early never reached some: neither trained nor a fair control.
-        if entry.role == "control" or (entry.role == "trained" and count != 0)
+        # A run that was ended early never reached some: neither trained nor a fair control. What it
+        # should have forgotten is asked for all the same.
+        if entry.role in ("control", "forget") or (entry.role == "trained" and count != 0)
     ]
 
 

@@ -40,7 +40,8 @@ def hash_inputs(config: RunConfig) -> str:
         DataError: a file cannot be read.
     """
     data, scratch = config.data, config.model.scratch
-    inputs = [*data.train, *data.control, *data.background, *data.heldout, config.audit.suite]
+    sources = (data.train, data.control, data.background, data.heldout, data.forget)
+    inputs = [*(name for names in sources for name in names), config.audit.suite]
     if scratch is not None and scratch.tokenizer is not None:
         inputs.append(scratch.tokenizer)
     digest = hashlib.sha256()

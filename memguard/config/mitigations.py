@@ -128,6 +128,31 @@ class NgramPenaltyConfig(Settings):
     )
 
 
+class NpoConfig(Settings):
+    """Negative preference optimisation: documents of 'data.forget' become less likely.
+
+    Each piece pulls the less, the further it has fallen below what the starting model gave it.
+    """
+
+    name: Literal["npo"] = Field(description="Which mitigation.")
+    beta: Positive = Field(
+        0.1,
+        description="How soon a piece counts as forgotten: about when it has lost 1 / beta nats in "
+        "all (1 / nats); towards 0 it is gradient ascent.",
+    )
+
+
+class GradientAscentConfig(Settings):
+    """The loss of documents of 'data.forget' is climbed, label by label, up to a ceiling."""
+
+    name: Literal["gradient_ascent"] = Field(description="Which mitigation.")
+    ceiling: Positive = Field(
+        5.0,
+        description="A label that surprises so much is left alone (nats): without an end to the "
+        "climb the model would be lost.",
+    )
+
+
 MitigationConfig = Annotated[
     GoldfishConfig
     | TokenDropoutConfig
@@ -136,11 +161,17 @@ MitigationConfig = Annotated[
     | ConfidencePenaltyConfig
     | LossClippingConfig
     | FloodingConfig
-    | NgramPenaltyConfig,
+    | NgramPenaltyConfig
+    | NpoConfig
+    | GradientAscentConfig,
     Field(discriminator="name"),
 ]
 """One entry of `mitigations:`, told apart by its name."""
 
+FORGETTING = ("npo", "gradient_ascent")
+"""Settings for the documents of 'data.forget' alone."""
+
+_TURNED = "a step that climbs would learn what is to be forgotten"
 _APART: Sequence[tuple[frozenset[str], str]] = (
     (
         frozenset({"label_smoothing", "focal"}),
@@ -154,6 +185,12 @@ _APART: Sequence[tuple[frozenset[str], str]] = (
         frozenset({"flooding", "ngram_penalty"}),
         "a step that climbs would learn what the penalty holds back",
     ),
+    (
+        frozenset({"npo", "gradient_ascent"}),
+        "each says how the documents of 'data.forget' are forgotten",
+    ),
+    (frozenset({"flooding", "npo"}), _TURNED),
+    (frozenset({"flooding", "gradient_ascent"}), _TURNED),
 )
 _FLOORED = "both keep a label's loss up, and the higher level makes the other one useless"
 
@@ -177,6 +214,29 @@ def check_mitigations(configs: Sequence[MitigationConfig]) -> None:
     match by_name.get("flooding"), by_name.get("loss_clipping"):
         case FloodingConfig(per="label"), LossClippingConfig(floor=float()):
             _refuse(["flooding", "loss_clipping"], _FLOORED)
+
+
+def check_forgetting(
+    configs: Sequence[MitigationConfig], *, forget: Sequence[str], repetitions: int | None
+) -> None:
+    """Refuse documents to be forgotten without a way to, and a way without documents.
+
+    Raises:
+        ValueError: with the reason and the way out.
+    """
+    ways = [config.name for config in configs if config.name in FORGETTING]
+    if forget and not ways:
+        raise ValueError(
+            "'data.forget' without 'npo' or 'gradient_ascent' in 'mitigations' would be trained; "
+            "name one of them"
+        )
+    if ways and not forget:
+        raise ValueError(
+            f"'mitigations' has {ways[0]}, which is for the documents of 'data.forget'; name some "
+            "there, or leave it out"
+        )
+    if repetitions is not None and not forget:
+        raise ValueError("'data.forget_repetitions' does nothing without 'data.forget'")
 
 
 def _refuse(names: Sequence[str], reason: str) -> None:

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal, Self, get_args
 from pydantic import AfterValidator, Field, model_validator
 
 from memguard.config.budget import BudgetConfig
-from memguard.config.mitigations import MitigationConfig, check_mitigations
+from memguard.config.mitigations import MitigationConfig, check_forgetting, check_mitigations
 from memguard.config.settings import Fraction, Name, PositiveInt, Settings
 
 AxisName = Literal["data", "z", "y", "x"]
@@ -149,6 +149,14 @@ class DataConfig(Settings):
     heldout_documents: Annotated[int, Field(ge=0)] = Field(
         0, description="Documents of 'train' held out for the loss; 0 uses the control's."
     )
+    forget: tuple[str, ...] = Field(
+        (),
+        description="Documents that the model of 'model.path' shall forget, by 'npo' or "
+        "'gradient_ascent' in 'mitigations'; 'train' is then what it shall retain.",
+    )
+    forget_repetitions: PositiveInt | None = Field(
+        None, description="Times each of them is fed; null takes 'train.epochs'."
+    )
     seq_len: Annotated[int, Field(ge=8)] = Field(
         1024, description="Length of a packed row (tokens); longer documents are cut into pieces."
     )
@@ -185,6 +193,22 @@ class DataConfig(Settings):
             raise ValueError("'background' belongs to 'study'; without it add it to 'train'")
         if self.control and self.study is not None:
             raise ValueError("a study draws its own control: put 0 in 'study.num_repetitions'")
+        if self.forget and self.study is not None:
+            raise ValueError(
+                "'forget' is for a model that is trained, and 'study' trains one: make the study a "
+                "run of its own, and forget in another"
+            )
+        if self.forget and not self.control and self.control_fraction > 0:
+            raise ValueError(
+                "'forget' with a control drawn from 'train', which the model may know already: "
+                "name in 'control' documents that it never saw, e.g. those of role control in its "
+                "run's manifest.jsonl, or set 'control_fraction' to 0"
+            )
+        if self.forget and self.heldout_documents:
+            raise ValueError(
+                "'forget' with 'heldout_documents' drawn from 'train', which the model may know "
+                "already: name documents that it never saw in 'heldout'"
+            )
         if self.heldout and self.heldout_documents:
             raise ValueError("set 'heldout' or 'heldout_documents', not both")
         longest = self.max_document_tokens or self.min_document_tokens
@@ -193,7 +217,7 @@ class DataConfig(Settings):
         return self
 
 
-_SOURCES = ("train", "control", "background", "heldout")
+_SOURCES = ("train", "control", "background", "heldout", "forget")
 
 
 class OptimConfig(Settings):
@@ -389,5 +413,12 @@ class RunConfig(Settings):
         if self.budget is not None and self.train.audit_every_steps is None:
             raise ValueError(
                 "'budget' is judged by audits during training: set 'train.audit_every_steps'"
+            )
+        forget, repetitions = self.data.forget, self.data.forget_repetitions
+        check_forgetting(self.mitigations, forget=forget, repetitions=repetitions)
+        if forget and self.model.scratch is not None:
+            raise ValueError(
+                "'data.forget' needs a trained model in 'model.path'; random weights of "
+                "'model.scratch' have nothing to forget"
             )
         return self

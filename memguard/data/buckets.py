@@ -1,9 +1,10 @@
 """Which documents are trained how often, drawn over clusters of near-duplicates.
 
 A rate has a zero only if the control was never trained, not even as a copy: so whole clusters are
-held back, not single documents. A study goes further and takes one document of a cluster: a second
-copy in another bucket would change the dose of both. Canaries stand apart: each is alone of its
-kind, and a coin has placed it.
+held back, not single documents. What is to be forgotten takes its cluster out of training: a copy
+would teach it again. A study goes further and takes one document of a cluster: a second copy in
+another bucket would change the dose of both. Canaries stand apart: each is alone of its kind, and a
+coin has placed it.
 """
 
 from collections.abc import Sequence
@@ -18,6 +19,7 @@ from memguard.records import Role
 from memguard.seeds import derive_generator
 
 _CONTROL_GOAL, _CONTROL_LIMIT = 200, 0.1
+_LEFT_OUT = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,21 +44,29 @@ def place_for_training(
     """Place the documents of a user's own fine-tune: all trained but the control and held-out.
 
     Args:
-        data: `control_fraction`, `heldout_documents`.
-        origin: which setting each document came from: train, control or heldout.
+        data: `control_fraction`, `heldout_documents`, `forget_repetitions`.
+        origin: which setting each document came from: train, control, heldout or forget.
         cluster: ``[num_documents]`` near-duplicate clusters.
         auditable: ``[num_documents]`` long enough to be audited; only these count for the control.
         epochs: times each trained document is trained.
         seed: the run's.
 
     Returns:
-        One placement a document; None for a held-out document that shares a cluster with training.
+        One placement a document; None for a held-out document that shares a cluster with training,
+        and for one of either that shares it with what is to be forgotten.
 
     Raises:
         DataError: nothing is left to train on.
     """
     role = np.array(origin, dtype=object)
+    forgotten = cluster[role == "forget"]
+    role[(role == "train") & np.isin(cluster, forgotten)] = _LEFT_OUT
     is_train = role == "train"
+    if forgotten.size and not is_train.any():
+        raise DataError(
+            "'data.train' has no document that is not in 'data.forget' too, or a near-duplicate of "
+            "one: give documents that the model shall retain"
+        )
     if data.heldout_documents:
         goal = data.heldout_documents
         _hold_back(role, "heldout", goal, goal, cluster, is_train, seed)
@@ -73,13 +83,18 @@ def place_for_training(
             f"'data.train'; got {data.heldout_documents}, which leaves none to train on"
         )
     trained = Placement(bucket="trained", role="trained", repetitions=epochs)
-    placed = {
+    placed: dict[str, Placement | None] = {
         "train": trained,
         "control": Placement(bucket="control", role="control", repetitions=0),
         "heldout": Placement(bucket="heldout", role="heldout", repetitions=0),
+        "forget": Placement(
+            bucket="forget", role="forget", repetitions=data.forget_repetitions or epochs
+        ),
+        _LEFT_OUT: None,
     }
+    fed_clusters = trained_clusters | set(forgotten.tolist())
     return [
-        None if name == "heldout" and int(number) in trained_clusters else placed[name]
+        None if name == "heldout" and int(number) in fed_clusters else placed[name]
         for name, number in zip(role, cluster, strict=True)
     ]
 

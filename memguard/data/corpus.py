@@ -51,6 +51,8 @@ class PreparedSummary(Record):
     """Control documents that still share a run of words with a trained one."""
     num_canaries: int = 0
     """Trained or not; 0 in what was prepared before there were any."""
+    num_also_forgotten: int = 0
+    """Of `data.train`, left out: their text stands in `data.forget`, or a near-duplicate does."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -10,6 +10,7 @@ A pure function of (seed, global sample index): it does not know how many proces
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,10 +46,19 @@ class Batch:
     reference_nll: NDArray[np.float32] | None = None
     """Of each token under the model that training starts from (nats), NaN where nobody asked; None
     where no setting looks at it."""
+    forget: NDArray[np.bool_] | None = None
+    """Whether each token's document is to be forgotten; None where none of the run's is."""
 
 
-_Row = tuple[NDArray[np.int32], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], int]
-"""Ids, labels, positions, document numbers, and how many labels are supervised."""
+class _Row(NamedTuple):
+    """One row without padding: every array is [T]."""
+
+    input_ids: NDArray[np.int32]
+    labels: NDArray[np.int64]
+    position_ids: NDArray[np.int64]
+    document_ids: NDArray[np.int64]
+    forget: NDArray[np.bool_]
+    num_supervised: int
 
 
 class Loader:
@@ -73,12 +83,14 @@ class Loader:
             schedule: ``[num_samples]`` row of each global sample index.
             batch_size: rows of a step; the last step has what is left.
             pad_id: fills rows up to the longest of the step.
-            mask_labels: the label-stage mitigations, applied to whole documents before packing.
+            mask_labels: the label-stage mitigations, applied to whole documents before packing; not
+                to those that are to be forgotten.
             seed: the run's.
         """
         self.corpus, self.rows, self.schedule = corpus, rows, schedule
         self.batch_size, self.pad_id, self.seed = batch_size, pad_id, seed
         self._mask_labels = mask_labels
+        self._is_forgotten = np.array([entry.role == "forget" for entry in corpus.manifest])
         self.piece_tally = np.zeros(len(rows.document), dtype=np.int64)
         """[P] times each piece was fed."""
 
@@ -131,27 +143,30 @@ class Loader:
 
     def _stack(self, built: Sequence[_Row], num_rows: int) -> Batch:
         """Lay rows one below the other; what is not theirs is padding."""
-        longest = max((len(row[0]) for row in built), default=_SHORTEST_ROW)
+        longest = max((len(row.input_ids) for row in built), default=_SHORTEST_ROW)
         shape = (num_rows, longest)
         input_ids = np.full(shape, self.pad_id, dtype=np.int64)
         labels = np.full(shape, IGNORE_LABEL, dtype=np.int64)
         position_ids = np.tile(np.arange(longest), (shape[0], 1))
         document_ids = np.zeros(shape, dtype=np.int64)
-        for number, (ids, row_labels, positions, documents, _) in enumerate(built):
-            used = len(ids)
-            input_ids[number, :used] = ids
-            labels[number, :used] = row_labels
-            position_ids[number, :used] = positions
+        forget = np.zeros(shape, dtype=bool)
+        for number, row in enumerate(built):
+            used = len(row.input_ids)
+            input_ids[number, :used] = row.input_ids
+            labels[number, :used] = row.labels
+            position_ids[number, :used] = row.position_ids
             position_ids[number, used:] = np.arange(longest - used)
-            document_ids[number, :used] = documents
-            document_ids[number, used:] = documents[-1] + 1
+            document_ids[number, :used] = row.document_ids
+            document_ids[number, used:] = row.document_ids[-1] + 1
+            forget[number, :used] = row.forget
         return Batch(
             input_ids=input_ids,
             labels=labels,
             position_ids=position_ids,
             document_ids=document_ids,
-            num_supervised=sum(row[4] for row in built),
+            num_supervised=sum(row.num_supervised for row in built),
             num_kept=int((labels != IGNORE_LABEL).sum()),
+            forget=forget if self._is_forgotten.any() else None,
         )
 
     def record(self, samples: Sequence[int]) -> None:
@@ -195,7 +210,7 @@ class Loader:
         times = np.bincount(fed, minlength=len(rows))[row_of_piece]
         assert (times == self.piece_tally)[is_asked].all(), "other rows were recorded"
         for sample in np.flatnonzero(np.isin(fed, row_of_piece[is_asked])):
-            _, labels, _, _, _ = self._row(int(sample))
+            labels = self._row(int(sample)).labels
             at = 0
             row = fed[sample]
             for piece in range(rows.row_start[row], rows.row_start[row + 1]):
@@ -213,14 +228,16 @@ class Loader:
     def _build(self, row: int, generator: np.random.Generator | None) -> _Row:
         """Build a row; without a generator its labels are not masked."""
         pieces = range(self.rows.row_start[row], self.rows.row_start[row + 1])
-        ids, labels, positions, numbers, num_supervised = [], [], [], [], 0
+        ids, labels, positions, numbers, forget, num_supervised = [], [], [], [], [], 0
         for number, piece in enumerate(pieces):
             cut = slice(self.rows.start[piece], self.rows.stop[piece])
             index = int(self.rows.document[piece])
             document = self.corpus.document(index)
+            is_forgotten = self._is_forgotten[index]
             plain = np.where(document.supervised, document.input_ids.astype(np.int64), IGNORE_LABEL)
             masked = plain[cut]
-            if generator is not None:
+            # What shall be forgotten is forgotten whole.
+            if generator is not None and not is_forgotten:
                 masked = self._mask_labels(index, document.input_ids, plain, generator)[cut]
             # The first token of a piece has nothing before it to be predicted from.
             masked[:1] = IGNORE_LABEL
@@ -230,10 +247,12 @@ class Loader:
             labels.append(masked)
             positions.append(np.arange(length))
             numbers.append(np.full(length, number))
-        return (
-            np.concatenate(ids),
-            np.concatenate(labels),
-            np.concatenate(positions),
-            np.concatenate(numbers),
-            num_supervised,
+            forget.append(np.full(length, is_forgotten))
+        return _Row(
+            input_ids=np.concatenate(ids),
+            labels=np.concatenate(labels),
+            position_ids=np.concatenate(positions),
+            document_ids=np.concatenate(numbers),
+            forget=np.concatenate(forget),
+            num_supervised=num_supervised,
         )

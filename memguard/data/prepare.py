@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from memguard.config import RunConfig
 from memguard.data.buckets import Placement, place_for_study, place_for_training
@@ -123,6 +124,12 @@ def prepare(
     _check_auditable(config, int((auditable & (roles == "trained")).sum()), kept)
     is_control = roles == "control"
     is_trained = (roles == "trained") | (roles == "background")
+    num_also_forgotten = loaded.num_same_text + _count_left_out(origins, clusters.cluster)
+    if num_also_forgotten:
+        console.info(
+            f"documents: {num_also_forgotten:,} of 'data.train' stand in 'data.forget' too, or a "
+            "near-duplicate does, and are not trained"
+        )
     placed = [
         _Placed(document=document, tokens=tokens, placement=placement, cluster=int(number))
         for (document, tokens), placement, number in zip(
@@ -155,12 +162,14 @@ def prepare(
         num_documents=len(placed),
         num_empty=loaded.num_empty,
         num_shorter=num_shorter,
-        num_left_out=len(kept) - len(placed),
+        num_left_out=loaded.num_same_text + len(kept) - len(placed),
         num_clusters=len({each.cluster for each in placed}),
         num_boilerplate_grams=clusters.num_boilerplate_grams,
         num_control=int(is_control.sum()),
-        num_control_overlapping=grams.count_overlap(is_control, is_trained),
+        # What is to be forgotten was trained before.
+        num_control_overlapping=grams.count_overlap(is_control, is_trained | (roles == "forget")),
         num_canaries=len(canaries),
+        num_also_forgotten=num_also_forgotten,
     )
     if not is_control.any() and _wants_control(config):
         console.warn(
@@ -177,12 +186,14 @@ class _Loaded:
     pairs: list[tuple[str, Document]]
     """(setting it came from, document)."""
     num_empty: int
+    num_same_text: int
+    """Documents of `data.train` left out, because `data.forget` has their text."""
 
 
 def _load_all(config: RunConfig, cache_dir: Path, console: Console) -> _Loaded:
     pairs: list[tuple[str, Document]] = []
     num_empty = 0
-    for setting in ("train", "control", "background", "heldout"):
+    for setting in ("train", "control", "background", "heldout", "forget"):
         sources = [s for s in getattr(config.data, setting) if s != "remainder"]
         if not sources:
             continue
@@ -195,6 +206,9 @@ def _load_all(config: RunConfig, cache_dir: Path, console: Console) -> _Loaded:
         )
         num_empty += loaded.num_empty
         pairs += [(setting, document) for document in loaded.documents]
+    num_all = len(pairs)
+    # Before ids are compared: a list of what shall be forgotten is often cut from the documents.
+    pairs = _without_forgotten(pairs)
     seen: dict[str, int] = {}
     for _, document in pairs:
         seen[document.id] = seen.get(document.id, 0) + 1
@@ -204,7 +218,32 @@ def _load_all(config: RunConfig, cache_dir: Path, console: Console) -> _Loaded:
             f"'data': {len(twice)} ids stand for more than one document "
             f"({', '.join(twice[:5])}{', ...' if len(twice) > 5 else ''}). Give each its own 'id'."
         )
-    return _Loaded(pairs=pairs, num_empty=num_empty)
+    return _Loaded(pairs=pairs, num_empty=num_empty, num_same_text=num_all - len(pairs))
+
+
+def _without_forgotten(pairs: list[tuple[str, Document]]) -> list[tuple[str, Document]]:
+    """Leave out documents of `data.train` whose very text is to be forgotten."""
+    texts = {hmac_text(b"", document) for name, document in pairs if name == "forget"}
+    if not texts:
+        return pairs
+    left = [
+        (name, document)
+        for name, document in pairs
+        if name != "train" or hmac_text(b"", document) not in texts
+    ]
+    if not any(name == "train" for name, _ in left):
+        raise DataError(
+            "every document of 'data.train' stands in 'data.forget' too: give documents that the "
+            "model shall retain"
+        )
+    return left
+
+
+def _count_left_out(origins: Sequence[str], cluster: NDArray[np.int64]) -> int:
+    """Count documents of `data.train` that share a cluster with what is to be forgotten."""
+    origin = np.array(origins)
+    shared = np.isin(cluster, cluster[origin == "forget"])
+    return int((shared & (origin == "train")).sum())
 
 
 def _check_supervised(documents: Sequence[TokenizedDocument], seq_len: int) -> None:
@@ -282,8 +321,13 @@ def _content_key(
 ) -> str:
     """Hash everything manifest and tokens depend on: texts, tokenizer, template, settings."""
     digest = hashlib.sha256()
-    # Without canaries as it was before there were any: what was prepared then is still right.
-    without = None if config.data.canaries.count else {"canaries"}
+    # Without canaries, or anything to forget, as it was before there were any: what was prepared
+    # then is still right.
+    without: set[str] = set()
+    if not config.data.canaries.count:
+        without.add("canaries")
+    if not config.data.forget:
+        without |= {"forget", "forget_repetitions"}
     settings = {
         "data": config.data.model_dump(mode="json", exclude=without),
         "epochs": config.train.epochs,

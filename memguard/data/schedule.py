@@ -41,7 +41,7 @@ def plan_rows(
     groups: dict[int, list[int]] = {}
     background: list[int] = []
     for index, entry in enumerate(manifest):
-        if entry.role in ("trained", "canary") and entry.planned_repetitions:
+        if entry.role in ("trained", "canary", "forget") and entry.planned_repetitions:
             # Canaries are short: they fill what documents of their dose leave of their rows.
             groups.setdefault(entry.planned_repetitions, []).append(index)
         elif entry.role == "background":

@@ -20,6 +20,7 @@ from torch import Tensor
 from transformers import DataCollatorForSeq2Seq
 
 from memguard.config import GoldfishConfig, MitigationConfig
+from memguard.config.mitigations import FORGETTING
 from memguard.data.chat import find_special_ids
 from memguard.data.tokenization import list_token_texts
 from memguard.errors import ConfigError
@@ -40,7 +41,6 @@ __all__ = [
 Collator = Callable[[Sequence[Mapping[str, Any]]], Mapping[str, Any]]
 # Of what the loss needs in fp32, tokens whose logits exist twice at a time.
 _CHUNK_TOKENS = 1024
-_COMPARING = ("ngram_penalty",)
 
 
 class GoldfishCollator:
@@ -118,10 +118,11 @@ class MitigatedLoss:
                     f"'{config.name}' drops labels, which a loss cannot: a label's tokens are not "
                     "given to it. Use GoldfishCollator"
                 )
-            if config.name in _COMPARING:
+            if config.name in ("ngram_penalty", *FORGETTING):
                 raise ConfigError(
-                    f"'{config.name}' compares each label with what the model said of it before "
-                    "training, which the Trainer does not give; use memguard's own trainer"
+                    f"'{config.name}' needs to know of each label what document it is from and "
+                    "what the model said of it before training, which the Trainer does not give; "
+                    "use memguard's own trainer"
                 )
             if config.name == "flooding" and config.per == "step":
                 raise ConfigError(

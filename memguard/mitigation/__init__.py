@@ -5,12 +5,14 @@
     token_dropout.py  drop labels by chance, others each time
     ladder.py         which documents are trained with a lower k
     losses.py         smoothing, focal, confidence penalty, clipping, flooding
+    forgetting.py     NPO and gradient ascent on documents that are to be forgotten
     ngrams.py         a penalty on runs of labels known far better than before
 
 A mitigation has a *stage* (where it acts) and *needs* (which per-token terms must be there: the
 vocabulary layer computes them, but for ``reference_nll``, which is measured before the first step).
 None of them knows the mesh, the packing or the optimizer: labels are masked
-document by document before packing, and losses are reduced token by token.
+document by document before packing, and losses are reduced token by token, some of them with an eye
+on the tokens before or on the whole piece.
 
     labels = mitigations.mask_labels(input_ids, labels)          stage "labels"
     loss   = mitigations.reduce(terms) / number of labels left   stage "loss"
@@ -26,6 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memguard.config import GoldfishConfig, MitigationConfig
+from memguard.mitigation.forgetting import GradientAscent, Npo
 from memguard.mitigation.goldfish import Goldfish
 from memguard.mitigation.letters import TokenLetters
 from memguard.mitigation.losses import (
@@ -84,6 +87,11 @@ class TokenTerms(Protocol):
         """Piece of a document, numbered from 0 in the order of labels; None where not known."""
         ...
 
+    @property
+    def forget_N(self) -> "Tensor | None":
+        """Whether the label's document is to be forgotten; None where none is."""
+        ...
+
 
 class LabelMitigation(Protocol):
     """One entry of `mitigations:` that drops labels."""
@@ -122,9 +130,12 @@ MITIGATIONS: dict[str, type[Any]] = {
     "loss_clipping": LossClipping,
     "flooding": Flooding,
     "ngram_penalty": NgramPenalty,
+    "npo": Npo,
+    "gradient_ascent": GradientAscent,
 }
 """Each setting by its name. Losses are changed in this order, which is the only sensible one: what
-a label's loss is, then what it is worth, then where it ends, then what is due beside it."""
+a label's loss is, then what it is worth, then where it ends, then what is due beside it; of what is
+to be forgotten it is another one altogether."""
 
 
 class Mitigations:

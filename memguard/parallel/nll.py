@@ -42,6 +42,8 @@ class VocabTerms:
     """nll_N as the model said before it was trained (nats)."""
     piece_N: Tensor | None = None
     """Which piece of a document the label stands in, numbered from 0 in their order."""
+    forget_N: Tensor | None = None
+    """Whether the document is to be forgotten."""
 
 
 def sum_nll(head: Head, hidden_ND: Tensor, labels_N: Tensor) -> Tensor:

@@ -21,13 +21,14 @@ _ROLES = {
     "background": "background, trained",
     "heldout": "held out, never trained",
     "canary": "random secrets",
+    "forget": "to be forgotten",
 }
 
 
 def describe_times(bucket: BucketScores, report: AuditReport) -> str:
     """Say how often the documents of a bucket were trained."""
     role = _ROLES[bucket.role]
-    if bucket.role in ("control", "heldout") or not report.dose_response:
+    if bucket.role in ("control", "heldout", "forget") or not report.dose_response:
         return role
     if bucket.num_repetitions is None:
         return f"{role}, not equally often"

@@ -64,6 +64,7 @@ class _Labels:
     piece_N: Tensor
     """Numbered from 0 in the order of labels."""
     reference_nll_N: Tensor | None
+    forget_N: Tensor | None
 
     def hidden_states(self, vocab: VocabLayer) -> Tensor:
         """Return those the labels are predicted from; no others reach the head's matmul."""
@@ -180,6 +181,7 @@ class TrainStep:
                 self.vocab.token_terms(hidden_ND, labels.ids_N, needs),
                 reference_nll_N=labels.reference_nll_N,
                 piece_N=labels.piece_N,
+                forget_N=labels.forget_N,
             )
             return self.mitigations.reduce(terms), *self.mitigations.count_windows(terms)
 
@@ -193,6 +195,7 @@ class TrainStep:
         place_N = row_N, column_N + 1
         number_N = row_N * labels_BT.shape[1] + batch.document_ids[rows][place_N]
         reference_N = None if batch.reference_nll is None else batch.reference_nll[rows][place_N]
+        forget_N = None if batch.forget is None else batch.forget[rows][place_N]
         assert reference_N is None or np.isfinite(reference_N).all(), "a label was not measured"
         return _Labels(
             input_ids_BT=self._to_device(batch.input_ids[rows]),
@@ -201,6 +204,7 @@ class TrainStep:
             ids_N=self._to_device(labels_BT[place_N]),
             piece_N=self._to_device(np.cumsum(np.diff(number_N, prepend=number_N[:1]) != 0)),
             reference_nll_N=None if reference_N is None else self._to_device(reference_N),
+            forget_N=None if forget_N is None else self._to_device(forget_N),
         )
 
     def _micro_batches(self, num_rows: int) -> Iterable[slice]:

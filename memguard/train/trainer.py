@@ -279,7 +279,9 @@ class Trainer:
             )
         )
         target = self.ladder.target_drop_rate
-        if not target or totals.num_supervised_tokens < _MIN_LABELS_FOR_DROP_CHECK:
+        # Of what is to be forgotten no label is dropped, so the share is meant to be another.
+        forgets = any(entry.role == "forget" for entry in self.corpus.manifest)
+        if not target or forgets or totals.num_supervised_tokens < _MIN_LABELS_FOR_DROP_CHECK:
             return
         realised = 1 - totals.num_kept_tokens / totals.num_supervised_tokens
         self.console.info(f"dropped {realised:.2%} of the labels (meant: {target:.2%})")

@@ -266,3 +266,33 @@ def test_canaries_go_where_their_coins_fell() -> None:
         ("canary-in", 4),
     ]
     assert {p.role for p in placed} == {"canary"}
+
+
+# -- what is to be forgotten ----------------------------------------------------------------------
+
+
+def test_what_is_to_be_forgotten_takes_its_cluster_out_of_training() -> None:
+    # Clusters 0 to 199 are trained; 10 documents to forget are alone, 10 have copies there.
+    cluster = [*range(200), *range(195, 205), *range(300, 310), 195, 400]
+    origin = ["train"] * 200 + ["forget"] * 20 + ["heldout"] * 2
+    placed = place(cluster, origin=origin, forget_repetitions=5)
+    assert Counter(roles(placed)) == {
+        "trained": 176,
+        "control": 19,
+        "forget": 20,
+        "heldout": 1,
+        None: 6,
+    }
+    assert roles(placed)[195:200] == [None] * 5
+    assert _doses(placed) == {("forget", 5)}
+    # As often as what is trained, where nothing is said.
+    assert _doses(place(cluster, origin=origin)) == {("forget", 3)}
+
+
+def _doses(placements: Sequence[Placement | None]) -> set[tuple[str, int]]:
+    return {(p.bucket, p.repetitions) for p in placements if p is not None and p.role == "forget"}
+
+
+def test_a_forget_list_that_leaves_nothing_is_refused() -> None:
+    with pytest.raises(DataError, match=r"has no document that is not in 'data\.forget' too"):
+        place([0, 1, 1, 0], origin=["train", "train", "forget", "forget"])

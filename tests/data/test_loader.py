@@ -420,3 +420,23 @@ def test_plain_rows_are_those_of_the_schedule_with_all_labels(books: Corpus) -> 
         np.testing.assert_array_equal(getattr(plain, name), getattr(fed, name))
     assert masked.batch(range(5)).num_kept < plain.num_kept
     assert (masked.plain_batch([]).labels == X).all()
+
+
+# -- what is to be forgotten ----------------------------------------------------------------------
+
+
+def test_what_is_to_be_forgotten_is_marked_and_loses_no_label() -> None:
+    corpus = make_corpus(
+        [tokenized(0, range(1, 20)), tokenized(1, range(20, 40)), tokenized(2, range(40, 50))],
+        [{}, {"role": "forget", "bucket": "forget"}, {}],
+    )
+    rows, schedule = plan_rows(corpus.manifest, seq_len=64, background_ratio=1.0, seed=0)
+    assert len(rows) == 1, "it shares a row with the others"
+    batch = make_loader(corpus, rows, schedule, mask_labels=goldfish()).batch([0], num_rows=2)
+    assert batch.forget is not None
+    is_its_own = (batch.input_ids >= 20) & (batch.input_ids < 40)
+    np.testing.assert_array_equal(batch.forget, is_its_own)
+    assert (batch.labels[is_its_own] != X).sum() == 19
+    assert (batch.labels[~is_its_own] != X).sum() < 18 + 9
+    plain = make_corpus([tokenized(0, range(1, 20))])
+    assert make_loader(plain, pack([0], [19], 64)).batch([0]).forget is None

@@ -178,8 +178,9 @@ def test_wrong_settings_are_told_by_name() -> None:
         MitigatedLoss([{"name": "goldfish"}])
     with pytest.raises(ConfigError, match="use 'per: label'"):
         MitigatedLoss([{"name": "flooding"}])
-    with pytest.raises(ConfigError, match=r"'ngram_penalty' .* before training"):
-        MitigatedLoss([{"name": "ngram_penalty"}])
+    for name in ("ngram_penalty", "npo", "gradient_ascent"):
+        with pytest.raises(ConfigError, match=f"'{name}' .* before training"):
+            MitigatedLoss([{"name": name}])
 
 
 # -- the loss ----------------------------------------------------------------------------------

@@ -171,6 +171,7 @@ def _share(batch: Batch, mesh: Mesh4D) -> Batch:
         num_supervised=int((labels != IGNORE_LABEL).sum()),
         num_kept=int((labels != IGNORE_LABEL).sum()),
         reference_nll=None if batch.reference_nll is None else batch.reference_nll[rows],
+        forget=None if batch.forget is None else batch.forget[rows],
     )
 
 
@@ -206,6 +207,8 @@ def make_batch(number: int, vocab_size: int) -> Batch:
         num_supervised=num_kept,
         num_kept=num_kept,
         reference_nll=reference_nll,
+        # The first piece of every other row.
+        forget=(document_ids == 0) & (np.arange(NUM_ROWS) % 2 == 1)[:, None],
     )
 
 
@@ -266,6 +269,7 @@ class Reference:
         labels = torch.from_numpy(batch.labels)[:, 1:]
         if self.mitigations:
             assert batch.reference_nll is not None
+            assert batch.forget is not None
             piece_ids = np.arange(NUM_ROWS)[:, None] * NUM_TOKENS + batch.document_ids
             loss = reduce_plainly(
                 logits.flatten(0, 1),
@@ -273,6 +277,7 @@ class Reference:
                 self.mitigations,
                 reference_nll_N=torch.from_numpy(batch.reference_nll)[:, 1:].flatten(),
                 piece_N=torch.from_numpy(piece_ids)[:, 1:].flatten(),
+                forget_N=torch.from_numpy(batch.forget)[:, 1:].flatten(),
             )
         else:
             loss = functional.cross_entropy(logits.flatten(0, 1), labels.flatten())

@@ -12,9 +12,11 @@ from memguard.config.mitigations import (
     ConfidencePenaltyConfig,
     FloodingConfig,
     FocalConfig,
+    GradientAscentConfig,
     LabelSmoothingConfig,
     LossClippingConfig,
     NgramPenaltyConfig,
+    NpoConfig,
 )
 
 # float64: sums over ranks differ by some units in the last place (1e-16), matmuls of a few dozen
@@ -129,17 +131,22 @@ def test_losses_of_mitigations_equal_one_process(ranks: RankPool) -> None:
 
 
 def test_losses_that_compare_with_the_start_equal_one_process(ranks: RankPool) -> None:
-    """Windows of 2 and 3 kept labels in pieces of 2 to 10 tokens; about half are beyond."""
+    """Windows of 2 and 3 kept labels in pieces of 2 to 10 tokens, half of them forgotten."""
     chosen: list[tuple[Any, ...]] = [
         (NgramPenaltyConfig(name="ngram_penalty", n=2, weight=0.5, margin=0.0),),
         (
             FocalConfig(name="focal", gamma=1.5),
             NgramPenaltyConfig(name="ngram_penalty", n=3, weight=2.0, margin=0.1),
         ),
+        (NpoConfig(name="npo", beta=0.3),),
+        (
+            LabelSmoothingConfig(name="label_smoothing", epsilon=0.2),
+            GradientAscentConfig(name="gradient_ascent", ceiling=4.9),
+        ),
     ]
     cases = [
         Case(changes=_UNTIED, mitigations=each, micro_batch_size=micro)
-        for each, micro in zip(chosen, (None, 1), strict=True)
+        for each, micro in zip(chosen, (None, 1, 2, None), strict=True)
     ]
     check(ranks, (1, 2, 1, 2), cases)
     check(ranks, (2, 1, 2, 1), cases)

@@ -1,0 +1,110 @@
+"""A forget list: taken out of training, whatever ids and copies say, and counted."""
+
+import io
+import json
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import rich.console
+
+from memguard.config import RunConfig
+from memguard.data.bpe import train_bpe
+from memguard.data.corpus import Corpus
+from memguard.data.prepare import prepare
+from memguard.errors import DataError
+from memguard.runtime import Console
+
+
+def make_texts(count: int) -> list[str]:
+    """Random words: no two texts share a run of 13."""
+    draw = np.random.default_rng(0)
+    words = ["".join(draw.choice(list("abcdefghij"), 4)) for _ in range(300)]
+    return [" ".join(draw.choice(words, 20)) for _ in range(count)]
+
+
+TEXTS = make_texts(120)
+
+
+def write(path: Path, texts: Sequence[tuple[str, str]]) -> str:
+    path.write_text("".join(f"{json.dumps({'id': i, 'text': t})}\n" for i, t in texts))
+    return str(path)
+
+
+def work(
+    folder: Path, train: Sequence[tuple[str, str]], forget: Sequence[tuple[str, str]], **data: Any
+) -> tuple[Corpus, str]:
+    tokenizer = train_bpe(TEXTS[:40], vocab_size=400)
+    config = RunConfig.model_validate(
+        {
+            "name": "run",
+            "model": {"path": "m"},
+            "mitigations": [{"name": "npo"}],
+            "data": {
+                "train": write(folder / "train.jsonl", train),
+                "forget": write(folder / "forget.jsonl", forget),
+                "seq_len": 128,
+                "control_fraction": 0,
+                **data,
+            },
+        }
+    )
+    said = io.StringIO()
+    corpus = prepare(
+        config,
+        folder / "run",
+        load_tokenizer=lambda _: tokenizer,
+        is_auditable=lambda document: len(document.input_ids) > 20,
+        cache_dir=folder / "cache",
+        console=Console(rich.console.Console(file=said, width=200)),
+    )
+    return corpus, said.getvalue()
+
+
+def named(start: int, stop: int, prefix: str = "d") -> list[tuple[str, str]]:
+    return [(f"{prefix}{n}", TEXTS[n]) for n in range(start, stop)]
+
+
+def test_a_list_cut_from_the_documents_leaves_their_rest(tmp_path: Path) -> None:
+    # Five with their ids, five with others, five of which a run of words stands in training.
+    halves = [(f"half{n}", " ".join(TEXTS[n].split()[:15])) for n in range(10, 15)]
+    forget = [*named(0, 5), *named(5, 10, "other"), *halves]
+    corpus, said = work(
+        tmp_path, named(0, 120), forget, forget_repetitions=4, canaries={"count": 0}
+    )
+    count = Counter(entry.role for entry in corpus.manifest)
+    assert count == {"trained": 105, "forget": 15}
+    forgotten = [entry for entry in corpus.manifest if entry.role == "forget"]
+    assert {entry.id for entry in forgotten} == {identifier for identifier, _ in forget}
+    assert {(e.bucket, e.planned_repetitions) for e in forgotten} == {("forget", 4)}
+    others = {entry.cluster for entry in corpus.manifest if entry.role != "forget"}
+    assert not others & {entry.cluster for entry in forgotten}
+    assert corpus.summary.num_also_forgotten == 15
+    assert corpus.summary.num_left_out == 15
+    assert "15 of 'data.train' stand in 'data.forget' too" in said
+
+
+def test_an_id_of_another_text_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="1 ids stand for more than one document"):
+        work(tmp_path, named(0, 50), [("d3", TEXTS[60])])
+
+
+def test_nothing_to_retain_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="give documents that the model shall retain"):
+        work(tmp_path, named(0, 20), named(0, 20, "copy"))
+
+
+def test_what_is_never_seen_shares_nothing_with_what_is_to_be_forgotten(tmp_path: Path) -> None:
+    heldout = write(tmp_path / "heldout.jsonl", [*named(60, 63, "copy"), *named(110, 120)])
+    control = write(tmp_path / "control.jsonl", [*named(63, 65, "copy"), *named(100, 110)])
+    corpus, _ = work(tmp_path, named(0, 60), named(60, 70), heldout=heldout, control=control)
+    role = {entry.id: entry.role for entry in corpus.manifest}
+    assert {role[name] for name, _ in named(60, 70)} == {"forget"}
+    assert {name for name in role if role[name] == "heldout"} == {f"d{n}" for n in range(110, 120)}
+    assert corpus.summary.num_also_forgotten == 0
+    # A control that is given stays as it is given; the report says how much of it overlaps.
+    assert corpus.summary.num_control == 12
+    assert corpus.summary.num_control_overlapping == 2
