@@ -126,6 +126,11 @@ class NgramPenaltyConfig(Settings):
         description="Gain over the starting model that is left alone (nats a label, the run's "
         "mean).",
     )
+    stop_share: _Share | None = Field(
+        None,
+        description="Training ends once this share of the runs was beyond the margin, as a mean "
+        "over the last 10 steps; null trains to the end.",
+    )
 
 
 class NpoConfig(Settings):

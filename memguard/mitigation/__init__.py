@@ -21,7 +21,7 @@ on the tokens before or on the whole piece.
 Which settings go together is decided with the configuration (`config/mitigations.py`).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 import numpy as np
@@ -205,6 +205,21 @@ class Mitigations:
             if isinstance(mitigation, NgramPenalty):
                 return mitigation.count_windows(terms)
         return terms.nll_N.new_zeros(()), terms.nll_N.new_zeros(())
+
+    @property
+    def may_end_training(self) -> bool:
+        """Whether a setting may end the training before its last step."""
+        return any(
+            isinstance(mitigation, NgramPenalty) and mitigation.config.stop_share is not None
+            for mitigation in self._loss_stage
+        )
+
+    def ends_training(self, shares: Iterable[float]) -> bool:
+        """Tell whether the shares of windows beyond the margin, newest first, end the training."""
+        return any(
+            isinstance(mitigation, NgramPenalty) and mitigation.ends_training(shares)
+            for mitigation in self._loss_stage
+        )
 
 
 def build_mitigations(

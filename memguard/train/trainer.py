@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
+from typing import Literal
 
 import numpy as np
 import torch
@@ -122,7 +123,7 @@ class Trainer:
         self._reference_nll: NDArray[np.float32] | None = None
         self._stop_signal: int | None = None
         self._saved_step: int | None = None
-        self._is_over = False
+        self._stopped_by: Literal["budget", "ngram_penalty"] | None = None
 
     def run(self) -> None:
         """Train from the newest checkpoint, or from the start, to the last step.
@@ -162,11 +163,13 @@ class Trainer:
                     log.write(self.watch.look(0))
                 with self.console.progress("train", self.num_steps, "steps") as advance:
                     advance(self.totals.step, "")
-                    while self.totals.step < self.num_steps and not (ended or self._is_over):
+                    self._stop_if_beyond(log)
+                    while self.totals.step < self.num_steps and not (ended or self._stopped_by):
                         line = self._timed_step()
                         log.write(line)
                         self._show(line, advance)
                         self._look_if_due(log)
+                        self._stop_if_beyond(log)
                         self._save_if_due()
                 if not ended:
                     self._finish(log)
@@ -242,11 +245,29 @@ class Trainer:
                 "was over the limit of 'budget', and no weights within it had been kept"
             )
         self._load(watch.last_good_step)
-        self._is_over = True
+        self._stopped_by = "budget"
         self.console.warn(
             f"{', '.join(found.over_limit)} went over the limit of 'budget' after step {step}: the "
             f"run ends with the weights of step {self.totals.step}"
         )
+
+    def _stop_if_beyond(self, log: MetricsLog) -> None:
+        """End the run where too much was beyond an n-gram penalty's margin of late."""
+        mitigations = self.step.mitigations
+        if self._stopped_by or not mitigations.may_end_training:
+            return
+        shares = (
+            line.penalised_share
+            for line in reversed(log.lines)
+            if isinstance(line, StepMetrics) and line.penalised_share is not None
+        )
+        # Of a run that goes on only rank 0 has the lines of the steps before.
+        if self.runtime.broadcast_object(mitigations.ends_training(shares)):
+            self._stopped_by = "ngram_penalty"
+            self.console.warn(
+                f"the run ends after step {self.totals.step} of {self.num_steps}: the share of "
+                "windows beyond the margin of 'ngram_penalty' has passed 'stop_share'"
+            )
 
     def _tell(self, found: WatchedStep) -> None:
         trained = [bucket for bucket in found.buckets if bucket.role == "trained"]
@@ -275,7 +296,7 @@ class Trainer:
                 num_kept_tokens=totals.num_kept_tokens,
                 train_s=round(totals.train_s, 3),
                 tally_sha256=hash_tally(self.loader.realised_repetitions()),
-                stopped_by_budget=self._is_over,
+                stopped_by_budget=self._stopped_by == "budget",
             )
         )
         target = self.ladder.target_drop_rate
@@ -360,7 +381,8 @@ class Trainer:
         every = self.config.checkpoint_every_steps
         step = self.totals.step
         asked = self._agree_on_signal()
-        due = step == self.num_steps or (every is not None and step % every == 0)
+        ends = step == self.num_steps or self._stopped_by == "ngram_penalty"
+        due = ends or (every is not None and step % every == 0)
         if (asked or due) and step != self._saved_step:
             self._save()
         self._stop_if(asked)

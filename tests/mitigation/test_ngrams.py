@@ -59,3 +59,18 @@ def test_without_a_penalty_no_window_is_counted() -> None:
     plain = build_mitigations([], special_ids=[])
     given = terms([1.0] * 9, [9.0] * 9, [0] * 9)
     assert [int(count) for count in plain.count_windows(given)] == [0, 0]
+
+
+def test_ten_steps_must_be_beyond_on_average() -> None:
+    mitigations = penalty(stop_share=0.5)
+    assert mitigations.may_end_training
+    for shares, ends in (
+        ([0.9] * 9, False),
+        ([0.9] * 10, True),
+        # Newest first; at the limit is not beyond it.
+        ([0.5] * 10 + [0.9] * 90, False),
+        ([1.0] * 6 + [0.0] * 90, True),
+    ):
+        assert mitigations.ends_training(iter(shares)) == ends
+    assert not penalty().may_end_training
+    assert not penalty().ends_training([1.0] * 99)
