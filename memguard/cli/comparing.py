@@ -103,21 +103,24 @@ def _flatten(values: Mapping[str, Any], above: str = "") -> dict[str, Any]:
 
 
 def _headline(comparison: Comparison) -> list[str]:
-    """Return the table a terminal shows: one line a setting."""
-    width = max(12, *(len(setting.run) for setting in comparison.settings))
+    """Return what a terminal shows: one line a setting, over its seeds, and which to take."""
+    width = max(12, *(len(point.name) for point in comparison.front))
     lines = [
-        f"{'setting':<{width}} {'held-out NLL':>12} {'repetitions':>11} {'verbatim':>10} "
-        f"{'near-verb.':>10} {'tokens':>7}"
+        f"{'setting':<{width}} {'held-out NLL':>12} {'at risk':>8} {'verbatim':>10} "
+        f"{'near-verb.':>10}  beaten by"
     ]
-    for setting in comparison.settings:
-        most = max(setting.extraction, key=int)
-        cell = setting.extraction[most]
-        accuracy = "" if cell.mean_token_accuracy is None else f"{cell.mean_token_accuracy:.0%}"
-        near = cell.near_verbatim
-        lines.append(
-            f"{setting.run:<{width}} {setting.utility.heldout_nll:>12.3f} {most:>11} "
-            f"{f'{cell.num_matched}/{cell.num_documents}':>10} "
-            f"{f'{near.num_matched}/{cell.num_documents}':>10} {accuracy:>7}"
+    for point in comparison.front:
+        risk = "" if point.risk is None else f"{point.risk:.1%}"
+        verbatim, near = (
+            f"{point.risks[name].value:.1%}" if name in point.risks else ""
+            for name in ("verbatim", "near_verbatim")
         )
-    base = comparison.settings[0].utility.base_heldout_nll
-    return [*lines, f"{'(base model)':<{width}} {base:>12.3f}"]
+        lines.append(
+            f"{point.name:<{width}} {point.utility:>12.3f} {risk:>8} {verbatim:>10} {near:>10}  "
+            f"{', '.join(point.dominated_by[:2])}".rstrip()
+        )
+    lines.append(
+        f"{'(base model)':<{width}} {comparison.settings[0].utility.base_heldout_nll:>12.3f}"
+    )
+    told = comparison.recommendation
+    return [*lines, told.sentence] if told else lines

@@ -58,6 +58,8 @@ class Cost(Record):
     num_steps: int
     num_supervised_tokens: int
     dropped_fraction: float | None
+    num_kept_tokens: int | None = None
+    """Of the supervised tokens those that received loss; null in older records."""
 
 
 class SettingResult(Record):

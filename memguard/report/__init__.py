@@ -5,16 +5,16 @@
                       attack_cost, attacks        │                            │
                       counterfactual              │                            └─ templates/*.j2
                       dose_response, trends       │                               charts ─► svg
-                      grid, generation, measured  │
+                      grid, generation, measured  │                               front_chart ─┘
                       membership, masks           │
                       canaries, exposure, watched │
                       findings, facts             │
                       prose, glossary             │
     comparison ─┬► comparison_digest ────────────┘
+                │     comparison_front, comparison_figures
                 │     comparison_tables, paired
-                │     comparison_gains, seed_means
-                │     comparison_figures, doses
-                └► comparison_picture ─► charts ─► svg ─► one SVG file
+                │     comparison_gains, seed_means, doses
+                └► comparison_picture ─► front_chart ─► svg ─► one SVG file
     audit report ─► model_card ─► README.md
 
 A digest decides every number and sentence; templates only place them and hold no arithmetic.

@@ -1,34 +1,23 @@
-"""Draw what a digest decided to show: lines over doses, and risk against utility."""
+"""Draw what a digest decided to show: lines over doses; `front_chart` draws the front."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from typing import Any
 
-from memguard.report.page import Line, LineChart, ScatterChart
-from memguard.report.svg import BASE, CARD, INK, SERIES, SHADE, WIDTH, draw_svg
+from memguard.report.front_chart import fit_height, paint_front
+from memguard.report.page import FrontChart, Line, LineChart
+from memguard.report.svg import BASE, CARD, SERIES, SHADE, WIDTH, draw_svg, set_percent_axis
 
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 _DASHES: tuple[Any, ...] = ("-", (0, (5, 2)), (0, (1.5, 1.5)), (0, (7, 2, 1.5, 2)))
 _BANDED = ("near", "verbatim", "accuracy")
 _LEGEND_ROW = 19
-_MOST_LABELS = 6
-"""Names written beside points; more of them go into a legend."""
 _BODY = 250
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Label:
-    """Where a point's name is written, in units of the axes."""
-
-    text: str
-    x: float
-    y: float
-
-
-def draw_chart(chart: LineChart | ScatterChart, key: str) -> str:
+def draw_chart(chart: LineChart | FrontChart, key: str) -> str:
     """Return a chart as an ``<svg>`` element whose ids begin with ``key``."""
-    if isinstance(chart, ScatterChart):
-        return _draw_scatter(chart, key)
+    if isinstance(chart, FrontChart):
+        return _draw_front(chart, key)
     return _draw_lines(chart, key)
 
 
@@ -52,13 +41,6 @@ def _style(name: str) -> dict[str, Any]:
         "linewidth": 2.0,
         "markersize": 6.5,
     }
-
-
-def set_percent_axis(axes: Any, label: str) -> None:
-    """Make the vertical axis run from 0 to 100."""
-    axes.set_ylim(-4, 104)
-    axes.set_yticks([0, 25, 50, 75, 100])
-    axes.set_ylabel(label)
 
 
 def _draw_lines(chart: LineChart, key: str) -> str:
@@ -120,90 +102,10 @@ def _thin(ticks: Sequence[str]) -> list[str]:
     return [tick if number % every == 0 else "" for number, tick in enumerate(ticks)]
 
 
-def _draw_scatter(chart: ScatterChart, key: str) -> str:
-    in_legend = sum(bool(line.label) for line in chart.points) > _MOST_LABELS
+def _draw_front(chart: FrontChart, key: str) -> str:
+    height = fit_height(chart, _BODY)
 
     def paint(figure: Any) -> None:
-        axes = figure.add_subplot()
-        handles = paint_scatter(axes, chart, width=WIDTH - 70, height=_BODY - 60)
-        if in_legend:
-            _draw_legend(figure, chart.points, handles)
+        paint_front(figure.add_subplot(), chart, height=height)
 
-    height = _BODY + 50 + (_LEGEND_ROW * _count_legend_rows(chart.points) if in_legend else 0)
-    return draw_svg(key, height, chart.description, paint)
-
-
-def paint_scatter(axes: Any, chart: ScatterChart, *, width: float, height: float) -> list[Any]:
-    """Paint risk against utility; name the points beside them where they are few.
-
-    Args:
-        axes: matplotlib axes, empty.
-        chart: what to paint.
-        width: about that of the axes, in units of the drawing.
-        height: about that of the axes.
-    """
-    x = [line.points[0].x for line in chart.points]
-    edges = [*x, *([] if chart.reference_x is None else [chart.reference_x])]
-    margin = 0.16 * (max(edges) - min(edges)) or 1.0
-    left, right = min(edges) - margin, max(edges) + margin
-    set_percent_axis(axes, chart.y_label)
-    axes.set_xlim(left, right)
-    axes.set_xlabel(chart.x_label)
-    if chart.reference_x is not None:
-        at = chart.reference_x
-        axes.axvline(at, **_style("base"))
-        axes.text(at, 108, chart.reference_label, ha="center", va="bottom", fontsize=11)
-    handles = [_draw_point(axes, line) for line in chart.points]
-    if sum(bool(line.label) for line in chart.points) <= _MOST_LABELS:
-        for label in _place_labels(chart, (left, right), width=width, height=height):
-            axes.text(label.x, label.y, label.text, fontsize=11.5, color=INK, va="center")
-    return handles
-
-
-def _draw_point(axes: Any, line: Line) -> Any:
-    style, point = _style(line.style), line.points[0]
-    if point.low is not None and point.high is not None:
-        axes.vlines([point.x], [point.low], [point.high], color=style["color"], linewidth=1.6)
-    return axes.plot(
-        [point.x],
-        [point.y],
-        color=style["color"],
-        marker=style["marker"],
-        markersize=9,
-        markeredgecolor=CARD,
-        markeredgewidth=1,
-        linestyle="none",
-    )[0]
-
-
-def _place_labels(
-    chart: ScatterChart, ends: tuple[float, float], *, width: float, height: float
-) -> list[_Label]:
-    """Put each label beside its point, stepping up where another label stands already."""
-    left, right = ends
-    unit = (right - left) / width
-    step = 100 / height * 15
-    taken: list[_Label] = []
-
-    def measure(text: str) -> float:
-        return 7 * unit * len(text)
-
-    def overlaps(one: _Label, other: _Label) -> bool:
-        return abs(one.y - other.y) < step and (
-            one.x < other.x + measure(other.text) and other.x < one.x + measure(one.text)
-        )
-
-    named = (line for line in chart.points if line.label)
-    for line in sorted(named, key=lambda line: (line.points[0].y, line.points[0].x)):
-        point = line.points[0]
-        length = measure(line.label)
-        x = point.x + 10 * unit
-        wall = chart.reference_x
-        blocked = wall is not None and point.x < wall < x + length
-        if (x + length > right or blocked) and point.x - 10 * unit - length > left:
-            x = point.x - 10 * unit - length
-        label = _Label(text=line.label, x=x, y=point.y)
-        while any(overlaps(label, other) for other in taken):
-            label = replace(label, y=label.y + step)
-        taken.append(label)
-    return taken
+    return draw_svg(key, height + 70, chart.description, paint)

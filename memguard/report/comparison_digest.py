@@ -1,12 +1,15 @@
 """A comparison of settings as a page: every sentence and figure the template shows."""
 
-from memguard.records import Comparison, ComparisonCell, SettingResult
+from collections.abc import Sequence
+
+from memguard.records import Comparison, ComparisonCell, Rate, SettingResult
 from memguard.report.attack_cost import write_cost_in_queries
-from memguard.report.comparison_figures import build_tradeoff, build_trends
+from memguard.report.comparison_figures import build_trends
+from memguard.report.comparison_front import build_front, tell_recommendation
 from memguard.report.comparison_gains import build_gains
 from memguard.report.comparison_tables import build_extraction, build_headline, build_settings
 from memguard.report.doses import (
-    change_from_first,
+    group_settings,
     label_setting,
     list_doses,
     name_dose,
@@ -19,7 +22,6 @@ from memguard.report.formatting import (
     format_change,
     format_count,
     format_hash,
-    format_number,
     format_of,
     format_percent,
     format_percent_ci,
@@ -28,6 +30,7 @@ from memguard.report.glossary import write_glossary
 from memguard.report.page import ComparisonPage, Fact
 from memguard.report.paired import build_paired
 from memguard.report.prose import COMPARISON_CONFIDENTIALITY, READING_GUIDE
+from memguard.report.seed_means import average, compute_change, show_loss
 from memguard.report.text import COMMAND_LIMIT, clean_name, clean_text
 
 _IN_SHORT = 12
@@ -46,13 +49,14 @@ def digest_comparison(comparison: Comparison) -> ComparisonPage:
         tool_version=clean_name(comparison.tool_version, 40),
         confidentiality=COMPARISON_CONFIDENTIALITY,
         identity=_describe_identity(comparison),
+        recommendation=tell_recommendation(comparison),
         in_short_lead=_write_in_short_lead(comparison),
         in_short=_write_in_short(comparison),
         guide=(*READING_GUIDE, *_tell_partly_learned(comparison)),
         headline=build_headline(comparison),
         gains=gains,
         paired=build_paired(comparison),
-        figures=tuple(filter(None, (build_tradeoff(comparison), *build_trends(comparison)))),
+        figures=tuple(filter(None, (build_front(comparison), *build_trends(comparison)))),
         extraction=build_extraction(comparison),
         settings=build_settings(comparison),
         command=clean_text(comparison.command, COMMAND_LIMIT),
@@ -92,44 +96,55 @@ def _write_in_short_lead(comparison: Comparison) -> str:
 
 def _write_in_short(comparison: Comparison) -> tuple[Fact, ...]:
     """Say each setting's risk and cost in one sentence, and what the control shows."""
-    dose = pick_highest(comparison)
     sentences = [
-        Fact(
-            term=label_setting(setting, comparison),
-            value=_summarise(comparison, setting, setting.extraction.get(dose or "")),
-        )
-        for setting in comparison.settings[:_IN_SHORT]
+        Fact(term=clean_name(name), value=_summarise(comparison, group))
+        for name, group in list(group_settings(comparison).items())[:_IN_SHORT]
     ]
     return (*sentences, *_summarise_control(comparison))
 
 
-def _summarise(comparison: Comparison, setting: SettingResult, cell: ComparisonCell | None) -> str:
-    loss = f"held-out NLL {format_number(setting.utility.heldout_nll)}"
-    change = change_from_first(setting, comparison)
-    if setting.name != comparison.settings[0].name and change is not None:
+def _summarise(comparison: Comparison, group: list[SettingResult]) -> str:
+    loss = f"held-out NLL {show_loss(comparison, group).text}"
+    change = compute_change(comparison, group)
+    if group[0].name != comparison.settings[0].name and change is not None:
         loss += f" ({format_change(change)} against '{name_first(comparison)}')"
-    if cell is None or not cell.num_documents:
+    dose = pick_highest(comparison) or ""
+    cells = [one.extraction[dose] for one in group if dose in one.extraction]
+    num_documents = sum(cell.num_documents for cell in cells)
+    if not num_documents:
         return f"no document in this bucket; {loss}."
-    near = cell.near_verbatim
-    text = f"{format_of(near.num_matched, cell.num_documents)} near-verbatim"
-    if not max(near.num_matched, cell.num_matched):
-        text += f" ({format_percent_ci(near.ci)})"
-    text += f", {format_of(cell.num_matched, cell.num_documents)} verbatim"
-    if cell.mean_token_accuracy is not None:
-        text += f", {format_percent(cell.mean_token_accuracy)} of tokens right"
-    return f"{text}{_tell_attacks(cell)}; {loss}."
+    near = sum(cell.near_verbatim.num_matched for cell in cells)
+    verbatim = sum(cell.num_matched for cell in cells)
+    text = f"{format_of(near, num_documents)} near-verbatim"
+    if not max(near, verbatim) and len(cells) == 1:
+        text += f" ({format_percent_ci(cells[0].near_verbatim.ci)})"
+    text += f", {format_of(verbatim, num_documents)} verbatim"
+    accuracy = average([cell.mean_token_accuracy for cell in cells])
+    if accuracy is not None:
+        text += f", {format_percent(accuracy)} of tokens right"
+    return f"{text}{_tell_attacks(cells)}; {loss}."
 
 
-def _tell_attacks(cell: ComparisonCell) -> str:
-    """Say what drawing costs and which attack got most; "" where nobody asked."""
+def _tell_attacks(cells: Sequence[ComparisonCell]) -> str:
+    """Say what drawing costs and which attack got most, over seeds; "" where nobody asked."""
     text = ""
-    cost = cell.attack_cost
-    if cost and cost.num_documents:
-        text += f"; attack cost {write_cost_in_queries(cost, cost.median)} in the median"
-    if cell.attacks:
-        best = max(cell.attacks, key=lambda one: one.any_verbatim.num_matched)
-        got = format_of(best.any_verbatim.num_matched, best.any_verbatim.num_documents)
-        text += f"; the best attack gets {got}"
+    costs = [cell.attack_cost for cell in cells if cell.attack_cost]
+    costs = [cost for cost in costs if cost.num_documents]
+    if costs:
+        # One of them endless: so is the mean.
+        medians = [cost.median for cost in costs]
+        mean = None if None in medians else average(medians)
+        text += f"; attack cost {write_cost_in_queries(costs[0], mean)} in the median"
+    got: dict[str, list[Rate]] = {}
+    for attack in (attack for cell in cells for attack in cell.attacks):
+        got.setdefault(attack.attack, []).append(attack.any_verbatim)
+    if got:
+        best = max(got.values(), key=lambda rates: sum(rate.num_matched for rate in rates))
+        num_matched, num_documents = (
+            sum(rate.num_matched for rate in best),
+            sum(rate.num_documents for rate in best),
+        )
+        text += f"; the best attack gets {format_of(num_matched, num_documents)}"
     return text
 
 

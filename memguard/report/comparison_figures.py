@@ -1,101 +1,27 @@
-"""Figures of the comparison page: what is drawn, and the tables beside them."""
+"""Figures of the comparison page over the numbers of repetitions, and the tables beside them."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 from memguard.records import Comparison, ComparisonCell
 from memguard.report.cells import make_headings
-from memguard.report.doses import (
-    CHART_NAME_LIMIT,
-    base_change,
-    change_from_first,
-    label_setting,
-    list_doses,
-    list_series,
-    name_dose,
-    name_first,
-    pick_highest,
-)
-from memguard.report.formatting import NBSP, format_change, format_of, format_percent
-from memguard.report.page import (
-    Cell,
-    Figure,
-    Line,
-    LineChart,
-    Point,
-    Row,
-    ScatterChart,
-    Table,
-)
+from memguard.report.doses import CHART_NAME_LIMIT, group_settings, list_doses
+from memguard.report.formatting import format_percent
+from memguard.report.page import Cell, Figure, Line, LineChart, Point, Row, Table
+from memguard.report.seed_means import average
 from memguard.report.text import clean_name
 
 Select = Callable[[ComparisonCell], float | None]
 
 
-def build_tradeoff(comparison: Comparison) -> Figure | None:
-    """Build risk against utility; None where no setting has both."""
-    dose = pick_highest(comparison)
-    if dose is None:
-        return None
-    points, rows = [], []
-    for series in list_series(comparison):
-        setting = series.setting
-        cell = setting.extraction.get(dose)
-        change = change_from_first(setting, comparison)
-        risk = _place_risk(cell, 100 * change) if cell and change is not None else None
-        if risk:
-            points.append(Line(label=series.label, style=series.style, points=(risk,)))
-        near = cell.near_verbatim if cell else None
-        counts = format_of(near.num_matched, cell.num_documents) if cell and near else ""
-        rows.append(
-            Row(
-                head=Cell(text=label_setting(setting, comparison), kind="text"),
-                cells=(
-                    Cell(text=format_change(change)),
-                    Cell(text=format_percent(near.rate if near else None), detail=counts),
-                ),
-            )
-        )
-    if not points:
-        return None
-    base = base_change(comparison)
-    first = name_first(comparison, CHART_NAME_LIMIT)
-    spoken = name_dose(dose)
-    chart = ScatterChart(
-        description=f"Scatter chart of risk against utility, documents {spoken}. "
-        + " ".join(_describe_row(row) for row in rows[:12]),
-        points=_name_once(points),
-        x_label=f"held-out NLL against {first} (%), lower is better",
-        y_label="near-verbatim (%)",
-        reference_x=None if base is None else 100 * base,
-        reference_label="base model",
-    )
-    return Figure(
-        key="tradeoff",
-        title="Risk against utility",
-        chart=chart,
-        caption=f"Documents {spoken} that come back near-verbatim, verbatim ones included; lines "
-        f"are 95{NBSP}% intervals. Best is the lower left corner; right of the base model's line "
-        "a setting is worse on held-out documents than before training.",
-        table=Table(
-            caption="The same numbers",
-            columns=make_headings(
-                "Setting",
-                ("Held-out NLL", f"against '{name_first(comparison, 16)}'"),
-                ("Near-verbatim", spoken),
-            ),
-            rows=tuple(rows),
-            compact=True,
-        ),
-    )
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Series:
+    """A setting as a chart shows it."""
 
-
-def _place_risk(cell: ComparisonCell, x: float) -> Point | None:
-    near = cell.near_verbatim
-    if near.rate is None:
-        return None
-    low, high = (None, None) if near.ci is None else (100 * near.ci[0], 100 * near.ci[1])
-    return Point(x=x, y=100 * near.rate, low=low, high=high)
+    name: str
+    style: str
+    runs: Sequence[Mapping[str, ComparisonCell]]
+    """What was extracted, by number of repetitions, one for each seed."""
 
 
 def build_trends(comparison: Comparison) -> tuple[Figure, ...]:
@@ -106,6 +32,8 @@ def build_trends(comparison: Comparison) -> tuple[Figure, ...]:
         ("accuracy", "Mean token accuracy", "tokens (%)", lambda cell: cell.mean_token_accuracy),
     )
     doses = list_doses(comparison)
+    several = len(group_settings(comparison)) < len(comparison.settings)
+    seeds = " Means over seeds." if several else ""
     figures = []
     for key, title, unit, select in metrics:
         lines = _build_lines(comparison, doses, select)
@@ -122,7 +50,7 @@ def build_trends(comparison: Comparison) -> tuple[Figure, ...]:
         )
         caption = (
             f"{title} by number of repetitions. Positions are evenly spaced, not to scale; "
-            "settings step aside so that equal values stay visible."
+            f"settings step aside so that equal values stay visible.{seeds}"
         )
         figures.append(Figure(key=key, title=title, chart=chart, caption=caption, table=table))
     return tuple(figures)
@@ -133,51 +61,53 @@ def _describe_row(row: Row) -> str:
     return f"{row.head.text}: {values}."
 
 
+def _average(
+    runs: Sequence[Mapping[str, ComparisonCell]], dose: str, select: Select
+) -> float | None:
+    return average([select(cells[dose]) for cells in runs if dose in cells])
+
+
+def _list_series(comparison: Comparison) -> list[_Series]:
+    """Return the settings, each over its seeds, and the base model last."""
+    series = [
+        _Series(name=name, style=str(number), runs=[run.extraction for run in runs])
+        for number, (name, runs) in enumerate(group_settings(comparison).items())
+    ]
+    return [*series, _Series(name="Base model", style="base", runs=[comparison.base_extraction])]
+
+
 def _build_lines(comparison: Comparison, doses: Sequence[str], select: Select) -> tuple[Line, ...]:
-    named = [(one.label, one.style, one.setting.extraction) for one in list_series(comparison)]
-    num_names = len({style for _, style, _ in named})
+    listed = _list_series(comparison)
+    num_names = len(listed) - 1
     spread = min(0.06, 0.4 / num_names)
     lines = []
-    for label, style, cells in [*named, ("Base model", "base", comparison.base_extraction)]:
+    for one in listed:
         # Settings step aside so that equal values stay visible; the base model keeps the middle.
-        shift = 0.0 if style == "base" else spread * (int(style) - (num_names - 1) / 2)
+        shift = 0.0 if one.style == "base" else spread * (int(one.style) - (num_names - 1) / 2)
         points = []
         for x, dose in enumerate(doses):
-            value = select(cells[dose]) if dose in cells else None
+            value = _average(one.runs, dose, select)
             if value is not None:
                 points.append(Point(x=x + shift, y=100 * value))
         if points:
-            lines.append(Line(label=label, style=style, points=tuple(points)))
-    return _name_once(lines)
-
-
-def _name_once(lines: Sequence[Line]) -> tuple[Line, ...]:
-    """Leave the label to the first of the lines that look the same."""
-    seen: set[str] = set()
-    named = []
-    for line in lines:
-        named.append(replace(line, label="") if line.style in seen else line)
-        seen.add(line.style)
-    return tuple(named)
+            label = clean_name(one.name, CHART_NAME_LIMIT)
+            lines.append(Line(label=label, style=one.style, points=tuple(points)))
+    return tuple(lines)
 
 
 def _build_table(comparison: Comparison, doses: Sequence[str], select: Select) -> Table:
-    named = [
-        (label_setting(setting, comparison), setting.extraction) for setting in comparison.settings
-    ]
-    rows = []
-    for label, cells in [*named, ("Base model", comparison.base_extraction)]:
-        values = (select(cells[dose]) if dose in cells else None for dose in doses)
-        rows.append(
-            Row(
-                head=Cell(text=label, kind="text"),
-                cells=tuple(Cell(text=format_percent(value)) for value in values),
-                tone="base" if cells is comparison.base_extraction else "",
-            )
-        )
     return Table(
         caption="By number of repetitions; 0 is the control",
         columns=make_headings("Setting", *(clean_name(dose, 8) for dose in doses)),
-        rows=tuple(rows),
+        rows=tuple(
+            Row(
+                head=Cell(text=clean_name(one.name), kind="text"),
+                cells=tuple(
+                    Cell(text=format_percent(_average(one.runs, dose, select))) for dose in doses
+                ),
+                tone="base" if one.style == "base" else "",
+            )
+            for one in _list_series(comparison)
+        ),
         compact=True,
     )

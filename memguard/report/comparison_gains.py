@@ -3,7 +3,7 @@
 from memguard.records import AttackedBucket, Comparison, SettingResult
 from memguard.report.attacks import head_attack, list_attacks, write_attack_notes
 from memguard.report.cells import make_headings
-from memguard.report.doses import name_dose, name_first, pick_highest
+from memguard.report.doses import group_settings, name_dose, name_first, pick_highest
 from memguard.report.formatting import CI, PERCENT, format_number
 from memguard.report.membership import BLIND, name_score
 from memguard.report.page import Cell, Row, Section, Table
@@ -67,9 +67,7 @@ def _pick_score(comparison: Comparison) -> str:
 def _build_table(
     comparison: Comparison, dose: str, asked: bool, attacked: list[AttackedBucket], score: str
 ) -> Table:
-    groups: dict[str, list[SettingResult]] = {}
-    for setting in comparison.settings:
-        groups.setdefault(setting.name, []).append(setting)
+    groups = group_settings(comparison)
     attacks = list_attacks(attacked)
     rows = [_build_row(comparison, group, dose, asked, attacks, score) for group in groups.values()]
     rows.append(_build_base_row(comparison, dose, asked, attacks, score))

@@ -1,18 +1,40 @@
 """A comparison in one wide picture that stands alone."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from memguard.records import Comparison, ComparisonCell
-from memguard.report.charts import paint_scatter, set_percent_axis
-from memguard.report.comparison_figures import build_tradeoff
-from memguard.report.doses import CHART_NAME_LIMIT, name_dose, name_first, pick_highest
+from memguard.records import Comparison, ComparisonCell, FrontPoint
+from memguard.report.comparison_front import build_front
+from memguard.report.doses import (
+    CHART_NAME_LIMIT,
+    find_point,
+    group_settings,
+    name_dose,
+    name_first,
+    pick_highest,
+)
 from memguard.report.formatting import MISSING, NBSP, format_count, format_percent
-from memguard.report.page import ScatterChart
-from memguard.report.svg import BASE, CARD, INK, SERIES, STRONG, draw_svg_file
+from memguard.report.front_chart import paint_front
+from memguard.report.page import FrontChart
+from memguard.report.seed_means import average
+from memguard.report.svg import (
+    BASE,
+    CARD,
+    INK,
+    SERIES,
+    STRONG,
+    draw_svg_file,
+    set_percent_axis,
+)
 from memguard.report.text import clean_name
 
+Ends = tuple[float, float] | None
+"""Of an interval."""
+
 _SIZE = (960.0, 380.0)
+_HEIGHT = 240
+"""Of the axes, about, in pixels."""
 _LEFT_SHARE = 0.6
 _BARS_WIDTH = 490
 """Of the left axes, in pixels; a letter under them takes eight."""
@@ -28,58 +50,82 @@ class _Group:
 
     label: str
     colour: str
-    cell: ComparisonCell | None
+    values: tuple[tuple[float | None, Ends], ...]
+    """Of each bar."""
 
 
 def render_comparison_chart(comparison: Comparison) -> str:
     """Render the picture as an SVG file, the same bytes each time; encode it as UTF-8.
 
     Left, what comes back of the documents trained most often, with each setting, and of the
-    control; right, risk against utility. With several seeds the left shows the first.
+    control, means over seeds; right, risk against utility. Bars of many settings could not be read:
+    then risk against utility has the whole picture.
     """
-    groups = _list_groups(comparison)
     dose = pick_highest(comparison)
-    tradeoff = build_tradeoff(comparison)
+    front = build_front(comparison)
+    num_settings = len(group_settings(comparison))
+    groups = _list_groups(comparison) if front is None or num_settings <= _MOST_SETTINGS else []
 
     def paint(figure: Any) -> None:
         figure.get_layout_engine().set(w_pad=0.2, h_pad=0.16, wspace=0.03)
-        grid = figure.add_gridspec(1, 2, width_ratios=(_LEFT_SHARE, 1 - _LEFT_SHARE))
-        title = f"What comes back of documents {name_dose(dose)}"
-        _paint_groups(figure.add_subplot(grid[0]), groups, title)
-        if tradeoff and isinstance(tradeoff.chart, ScatterChart):
-            axes = figure.add_subplot(grid[1])
-            label = f"held-out NLL against {name_first(comparison, 12)} (%), lower is better"
-            paint_scatter(axes, replace(tradeoff.chart, x_label=label), width=280, height=240)
+        shares = (_LEFT_SHARE, 1 - _LEFT_SHARE) if groups else (1.0,)
+        grid = figure.add_gridspec(1, len(shares), width_ratios=shares)
+        if groups:
+            title = f"What comes back of documents {name_dose(dose)}"
+            _paint_groups(figure.add_subplot(grid[0]), groups, title)
+        if front and isinstance(front.chart, FrontChart):
+            axes = figure.add_subplot(grid[-1])
+            limit = 12 if groups else CHART_NAME_LIMIT
+            label = f"held-out NLL against {name_first(comparison, limit)} (%), lower is better"
+            paint_front(axes, replace(front.chart, x_label=label), height=_HEIGHT)
             _set_title(axes, "Risk against utility")
-        figure.supxlabel(_write_footer(comparison), fontsize=10.5, color=INK, x=0.02, ha="left")
+        footer = _write_footer(comparison, bars=bool(groups))
+        figure.supxlabel(footer, fontsize=10.5, color=INK, x=0.02, ha="left")
 
-    return draw_svg_file(_SIZE, _describe(groups, name_dose(dose)), paint)
+    return draw_svg_file(_SIZE, _describe(comparison, groups, name_dose(dose)), paint)
 
 
 def _list_groups(comparison: Comparison) -> list[_Group]:
-    dose = pick_highest(comparison)
-    # The first run of each name; its number decides the colour, as in the page's charts.
-    firsts = {setting.name: setting for setting in reversed(comparison.settings)}
-    names = list(dict.fromkeys(setting.name for setting in comparison.settings))
-    limit = int(_BARS_WIDTH / (8 * (min(len(names), _MOST_SETTINGS) + 1)))
+    dose = pick_highest(comparison) or ""
+    named = list(group_settings(comparison).items())[:_MOST_SETTINGS]
+    limit = int(_BARS_WIDTH / (8 * (len(named) + 1)))
     groups = [
         _Group(
             label=clean_name(name, min(limit, CHART_NAME_LIMIT)),
             colour=SERIES[number % len(SERIES)],
-            cell=firsts[name].extraction.get(dose) if dose is not None else None,
+            values=_list_values(
+                [run.extraction[dose] for run in runs if dose in run.extraction],
+                find_point(name, comparison),
+            ),
         )
-        for number, name in enumerate(names[:_MOST_SETTINGS])
+        for number, (name, runs) in enumerate(named)
     ]
-    control = comparison.settings[0].extraction.get("0")
-    return [*groups, _Group(label="control", colour=BASE, cell=control)] if control else groups
+    control = [run.extraction["0"] for run in named[0][1] if "0" in run.extraction]
+    if not control:
+        return groups
+    return [*groups, _Group(label="control", colour=BASE, values=_list_values(control, None))]
 
 
-def _list_values(cell: ComparisonCell | None) -> list[tuple[float | None, Any]]:
-    """Return each bar's share and its interval."""
-    if cell is None:
-        return [(None, None)] * 3
-    near = cell.near_verbatim
-    return [(near.rate, near.ci), (cell.rate, cell.ci), (cell.mean_token_accuracy, None)]
+def _list_values(
+    cells: Sequence[ComparisonCell], point: FrontPoint | None
+) -> tuple[tuple[float | None, Ends], ...]:
+    """Return each bar's mean over seeds and its interval; of several seeds the front has it."""
+    near, verbatim = (
+        point.risks.get(name) if point and len(cells) > 1 else None
+        for name in ("near_verbatim", "verbatim")
+    )
+    alone = cells[0] if len(cells) == 1 else None
+    return (
+        (
+            average([cell.near_verbatim.rate for cell in cells]),
+            alone.near_verbatim.ci if alone else near.ci if near else None,
+        ),
+        (
+            average([cell.rate for cell in cells]),
+            alone.ci if alone else verbatim.ci if verbatim else None,
+        ),
+        (average([cell.mean_token_accuracy for cell in cells]), None),
+    )
 
 
 def _set_title(axes: Any, text: str) -> None:
@@ -91,7 +137,7 @@ def _paint_groups(axes: Any, groups: list[_Group], title: str) -> None:
     axes.set_xlim(-0.5, len(groups) - 0.5)
     axes.set_xticks(range(len(groups)), [group.label for group in groups])
     for number, group in enumerate(groups):
-        for place, (value, ci) in enumerate(_list_values(group.cell)):
+        for place, (value, ci) in enumerate(group.values):
             if value is not None:
                 x = number + (place - 1) * _BAR
                 _paint_bar(axes, x, 100 * value, ci, group.colour, _METRICS[place][1])
@@ -132,25 +178,25 @@ def _paint_legend(axes: Any) -> None:
     )
 
 
-def _write_footer(comparison: Comparison) -> str:
+def _write_footer(comparison: Comparison, *, bars: bool) -> str:
     first = name_first(comparison, CHART_NAME_LIMIT)
-    parts = [f"Lines: 95{NBSP}% intervals."]
-    if "0" in comparison.settings[0].extraction:
-        parts.append(f"Control: documents never trained, with '{first}'.")
-    names = {setting.name for setting in comparison.settings}
-    if len(comparison.settings) > len(names):
-        parts.append("Bars: first seed.")
-    if len(names) > _MOST_SETTINGS:
-        parts.append(f"Bars: first {_MOST_SETTINGS} of {len(names)} settings.")
+    parts = [f"Lines: 95{NBSP}% intervals.", "Grey: beaten by another setting."]
+    if bars and "0" in comparison.settings[0].extraction:
+        parts.append(f"Control: never trained, with '{first}'.")
+    if len(comparison.settings) > len(group_settings(comparison)):
+        parts.append("Means over seeds.")
     tokens = format_count(comparison.continuation_tokens)
     return " ".join([f"Continuation of {tokens} tokens.", *parts])
 
 
-def _describe(groups: list[_Group], spoken: str) -> str:
+def _describe(comparison: Comparison, groups: list[_Group], spoken: str) -> str:
     told = []
     for group in groups:
-        values = [format_percent(value) for value, _ in _list_values(group.cell)]
+        values = [format_percent(value) for value, _ in group.values]
         if set(values) != {MISSING}:
             named = zip(_METRICS, values, strict=True)
             told.append(f"{group.label}: {', '.join(f'{name} {v}' for (name, _), v in named)}.")
-    return f"Bar chart of documents {spoken}, and risk against utility. {' '.join(told)}"
+    if told:
+        return f"Bar chart of documents {spoken}, and risk against utility. {' '.join(told)}"
+    front = build_front(comparison)
+    return front.chart.description if front else f"Documents {spoken}: nothing was measured."

@@ -1,10 +1,15 @@
-"""Tables of the comparison page, one row a setting."""
+"""Tables of the comparison page: one row a setting, and one row a run."""
 
-from memguard.records import Comparison, ComparisonCell, SettingResult
-from memguard.report.cells import make_headings, make_rate_cell
+import statistics
+from collections.abc import Mapping, Sequence
+
+from memguard.records import Comparison, ComparisonCell, FrontPoint, SettingResult
+from memguard.report.cells import fold_rows, make_headings
+from memguard.report.comparison_front import name_dominators, show_risk
 from memguard.report.doses import (
     base_change,
-    change_from_first,
+    find_point,
+    group_settings,
     label_setting,
     list_doses,
     name_dose,
@@ -24,51 +29,78 @@ from memguard.report.formatting import (
     format_settings,
 )
 from memguard.report.page import Cell, Row, Table
+from memguard.report.seed_means import (
+    average,
+    show_accuracy,
+    show_loss,
+    show_near,
+    show_verbatim,
+)
 from memguard.report.text import clean_name
+
+_MOST_ROWS = 40
+_SEEDS_NOTE = (
+    "Documents of all seeds are counted together; losses, times and tokens are means over seeds, "
+    "and below the loss stands its interval over seeds."
+)
 
 
 def build_headline(comparison: Comparison) -> Table:
     """Build the main table: risk, utility and cost of each setting, base model last."""
-    dose = pick_highest(comparison)
-    has_control = "0" in list_doses(comparison)
-    rows = [_build_setting_row(setting, comparison) for setting in comparison.settings]
+    groups = group_settings(comparison)
+    rows = [_build_setting_row(group, comparison) for group in groups.values()]
     rows.append(_build_base_row(comparison))
-    spoken = name_dose(dose)
+    spoken = name_dose(pick_highest(comparison))
     return Table(
         caption="Risk, utility and cost of each setting",
         columns=make_headings(
             "Setting",
+            ("Risk", "worst of three"),
             ("Near-verbatim", spoken),
             ("Verbatim", spoken),
             ("Token accuracy", "mean"),
-            *([("Near-verbatim", "control")] if has_control else []),
             ("Held-out NLL", f"nats; against '{name_first(comparison, 12)}'"),
             ("Labels dropped", "realised"),
-            ("Training", "time; tokens"),
+            ("Training", "time; labels"),
         ),
         rows=tuple(rows),
+        notes=(_SEEDS_NOTE,) if len(groups) < len(comparison.settings) else (),
     )
 
 
-def _build_setting_row(setting: SettingResult, comparison: Comparison) -> Row:
-    utility, cost = setting.utility, setting.cost
-    first = setting.name == comparison.settings[0].name
-    tokens = format_count(cost.num_supervised_tokens)
+def _build_setting_row(group: list[SettingResult], comparison: Comparison) -> Row:
+    costs = [setting.cost for setting in group]
+    name = group[0].name
+    point = find_point(name, comparison)
+    beaten = name_dominators(point)
+    dropped = average([cost.dropped_fraction for cost in costs])
+    kept = average([cost.num_kept_tokens for cost in costs])
     cells = (
-        *_show_risk(setting.extraction, comparison),
+        show_risk(point),
+        *_show_extraction([setting.extraction for setting in group], comparison, point),
+        show_loss(comparison, group),
         Cell(
-            text=format_number(utility.heldout_nll),
-            detail="reference" if first else format_change(change_from_first(setting, comparison)),
+            text=describe_dropped(dropped, bool(group[0].mitigations)),
+            detail="" if kept is None else f"{format_count(round(kept))} kept",
         ),
-        Cell(text=describe_dropped(cost.dropped_fraction, bool(setting.mitigations))),
-        Cell(text=format_duration(cost.train_s), detail=tokens),
+        Cell(
+            text=format_duration(statistics.fmean(cost.train_s for cost in costs)),
+            detail=format_count(round(statistics.fmean(c.num_supervised_tokens for c in costs))),
+        ),
     )
-    return Row(head=Cell(text=label_setting(setting, comparison), kind="text"), cells=cells)
+    head = Cell(
+        text=clean_name(name),
+        detail=f"{len(group):,} seeds" if len(group) > 1 else "",
+        note=f"beaten by {beaten}" if beaten else "",
+        kind="text",
+    )
+    return Row(head=head, cells=cells, tone="dominated" if beaten else "")
 
 
 def _build_base_row(comparison: Comparison) -> Row:
     cells = (
-        *_show_risk(comparison.base_extraction, comparison),
+        Cell(text=""),
+        *_show_extraction([comparison.base_extraction], comparison, None),
         Cell(
             text=format_number(comparison.settings[0].utility.base_heldout_nll),
             detail=format_change(base_change(comparison)),
@@ -79,30 +111,20 @@ def _build_base_row(comparison: Comparison) -> Row:
     return Row(head=head, cells=cells, tone="base")
 
 
-def _show_risk(extraction: dict[str, ComparisonCell], comparison: Comparison) -> list[Cell]:
+def _show_extraction(
+    runs: Sequence[Mapping[str, ComparisonCell]], comparison: Comparison, point: FrontPoint | None
+) -> list[Cell]:
+    """Show what comes back at the highest dose, and below it what does of the control."""
     dose = pick_highest(comparison)
-    cell = extraction.get(dose) if dose is not None else None
-    control = extraction.get("0")
-    tokens = format_percent(control.mean_token_accuracy) if control else ""
-    accuracy = Cell(
-        text=format_percent(cell.mean_token_accuracy if cell else None),
-        detail=f"control {tokens}" if tokens else "",
-    )
-    cells = [_show_near(cell), _show_verbatim(cell), accuracy]
-    return [*cells, _show_near(control)] if "0" in list_doses(comparison) else cells
-
-
-def _show_verbatim(cell: ComparisonCell | None) -> Cell:
-    if cell is None:
-        return Cell(text=MISSING)
-    return make_rate_cell(cell.rate, cell.ci, cell.num_matched, cell.num_documents)
-
-
-def _show_near(cell: ComparisonCell | None) -> Cell:
-    if cell is None:
-        return Cell(text=MISSING)
-    near = cell.near_verbatim
-    return make_rate_cell(near.rate, near.ci, near.num_matched, cell.num_documents)
+    cells = [run[dose] for run in runs if dose in run] if dose else []
+    control = [run["0"] for run in runs if "0" in run]
+    if not cells:
+        return [Cell(text=MISSING)] * 3
+    return [
+        show_near(cells, control, point),
+        show_verbatim(cells, point),
+        show_accuracy(cells, control),
+    ]
 
 
 def build_extraction(comparison: Comparison) -> Table:
@@ -116,12 +138,15 @@ def build_extraction(comparison: Comparison) -> Table:
         if dose in comparison.base_extraction:
             base = comparison.base_extraction[dose]
             rows.append(_build_extraction_row("Base model", dose, base))
+    shown, folded, label = fold_rows(rows, _MOST_ROWS)
     return Table(
         caption="Every setting at every number of repetitions",
         columns=make_headings(
             "Setting", "Documents", "Near-verbatim", "Verbatim", "Token accuracy"
         ),
-        rows=tuple(rows),
+        rows=shown,
+        more_rows=folded,
+        more_label=label,
         compact=True,
     )
 

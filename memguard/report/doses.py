@@ -1,21 +1,10 @@
 """Order the numbers of repetitions of a comparison, and name its settings."""
 
-from dataclasses import dataclass
-
-from memguard.records import Comparison, SettingResult
+from memguard.records import Comparison, FrontPoint, SettingResult
 from memguard.report.formatting import relative_change
 from memguard.report.text import NAME_LIMIT, clean_name
 
 CHART_NAME_LIMIT = 22
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Series:
-    """A setting as a chart shows it."""
-
-    setting: SettingResult
-    label: str
-    style: str
 
 
 def list_doses(comparison: Comparison) -> list[str]:
@@ -57,27 +46,17 @@ def name_first(comparison: Comparison, limit: int = NAME_LIMIT) -> str:
     return clean_name(comparison.settings[0].name, limit)
 
 
-def list_series(comparison: Comparison) -> list[Series]:
-    """Name the settings for a chart: runs that differ by seed only look the same."""
-    numbers: dict[str, int] = {}
-    series = []
+def group_settings(comparison: Comparison) -> dict[str, list[SettingResult]]:
+    """Return the runs of each setting, one for each seed, by name and in order."""
+    groups: dict[str, list[SettingResult]] = {}
     for setting in comparison.settings:
-        number = numbers.setdefault(setting.name, len(numbers))
-        label = clean_name(setting.name, CHART_NAME_LIMIT)
-        series.append(Series(setting=setting, label=label, style=str(number)))
-    return series
+        groups.setdefault(setting.name, []).append(setting)
+    return groups
 
 
-def change_from_first(setting: SettingResult, comparison: Comparison) -> float | None:
-    """Return the relative change of held-out NLL against the first setting with the same seed."""
-    first = comparison.settings[0]
-    same_seed = (
-        other
-        for other in comparison.settings
-        if other.name == first.name and other.seed == setting.seed
-    )
-    reference = next(same_seed, first).utility.heldout_nll
-    return relative_change(setting.utility.heldout_nll, reference)
+def find_point(name: str, comparison: Comparison) -> FrontPoint | None:
+    """Return a setting's risk and utility; None in an older record."""
+    return next((point for point in comparison.front if point.name == name), None)
 
 
 def base_change(comparison: Comparison) -> float | None:

@@ -1,6 +1,6 @@
 """The words of the pages, explained."""
 
-from memguard.records import AuditReport
+from memguard.records import NUM_RISK_QUERIES, AuditReport
 from memguard.report.formatting import PERCENT, format_threshold
 from memguard.report.page import Fact
 
@@ -18,7 +18,9 @@ def write_glossary(report: AuditReport | None, *, attacked: bool = False) -> tup
     words = [*_list_words(threshold)]
     if attacked or (report and (report.attack_cost or report.attacks)):
         words += _ATTACK_WORDS
-    if report:
+    if report is None:
+        words += _FRONT_WORDS
+    else:
         probes = {measure.probe for measure in report.measures}
         further = (
             (any(one.counterfactual for m in report.measures for one in m.buckets), _ADDED_WORDS),
@@ -38,6 +40,20 @@ _SEVERITY = (
     "so much that it may be a template."
 )
 
+_FRONT_WORDS = (
+    (
+        "Risk",
+        "The worst of three shares of the documents that a setting trained most often: those that "
+        f"come back verbatim, near-verbatim, or can be drawn within {NUM_RISK_QUERIES:,} queries "
+        "(where every run was asked). Documents of all seeds count together.",
+    ),
+    (
+        "Beaten",
+        "Another setting is no worse in risk and in held-out NLL, and better in one of them "
+        "(dominated, in Pareto's sense); beyond the intervals where each difference between the "
+        "two is larger than their intervals.",
+    ),
+)
 _ATTACK_WORDS = (
     (
         "Attack cost",

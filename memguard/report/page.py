@@ -39,7 +39,7 @@ class Row:
 
     head: Cell
     cells: tuple[Cell, ...]
-    tone: Literal["", "base", "control"] = ""
+    tone: Literal["", "base", "control", "dominated"] = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -114,12 +114,23 @@ class LineChart:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ScatterChart:
-    """Labelled points with vertical intervals and one vertical reference line."""
+class Mark:
+    """A setting as a cross: a point with an interval along each axis, in units of the axis."""
+
+    label: str
+    x: float
+    x_ends: tuple[float, float] | None
+    y: float
+    y_ends: tuple[float, float] | None
+    is_dominated: bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FrontChart:
+    """Crosses, those that nothing beats joined by a line, and one vertical reference line."""
 
     description: str
-    points: tuple[Line, ...]
-    """Each with one point."""
+    marks: tuple[Mark, ...]
     x_label: str
     y_label: str
     reference_x: float | None
@@ -133,7 +144,7 @@ class Figure:
     key: str
     """Unique on its page; ids inside the drawing begin with it."""
     title: str
-    chart: LineChart | ScatterChart
+    chart: LineChart | FrontChart
     caption: str
     table: Table
 
@@ -199,6 +210,8 @@ class ComparisonPage:
     tool_version: str
     confidentiality: str
     identity: tuple[Fact, ...]
+    recommendation: Fact | None
+    """The sentence, and the rule that made it."""
     in_short_lead: str
     in_short: tuple[Fact, ...]
     guide: tuple[str, ...]

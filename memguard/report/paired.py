@@ -11,15 +11,16 @@ _NAME_LIMIT = 24
 
 
 def build_paired(comparison: Comparison) -> Table | None:
-    """Build the table, rows at the highest number of repetitions open; None without pairs."""
+    """Build the table, open at the first seed's most repetitions; None without pairs."""
     results = comparison.paired
     if not results:
         return None
     highest = max(result.num_repetitions for result in results)
     seeds = len({result.seed for result in results}) > 1
-    first = clean_name(results[0].against, _NAME_LIMIT)
+    first, seed = clean_name(results[0].against, _NAME_LIMIT), results[0].seed
+    shown = [r for r in results if r.num_repetitions == highest and r.seed == seed]
     others = sorted(
-        (result for result in results if result.num_repetitions != highest),
+        (result for result in results if result not in shown),
         key=lambda result: -result.num_repetitions,
     )
     return Table(
@@ -34,9 +35,9 @@ def build_paired(comparison: Comparison) -> Table | None:
             ("p", "verbatim"),
             ("Token accuracy", f"difference ({CI})"),
         ),
-        rows=tuple(_build_row(r, seeds) for r in results if r.num_repetitions == highest),
+        rows=tuple(_build_row(result, seeds) for result in shown),
         more_rows=tuple(_build_row(result, seeds) for result in others),
-        more_label="Show the other numbers of repetitions",
+        more_label=f"Show the other {'seeds and ' if seeds else ''}numbers of repetitions",
         notes=_write_notes(first, len(results)),
     )
 

@@ -2,10 +2,12 @@
 
 import statistics
 from collections.abc import Sequence
+from dataclasses import replace
 
-from memguard.records import Comparison, ComparisonCell, SettingResult
+from memguard.records import Comparison, ComparisonCell, FrontPoint, Interval, SettingResult
 from memguard.report.attack_cost import NEVER
-from memguard.report.cells import show_missing
+from memguard.report.cells import make_rate_cell, show_missing
+from memguard.report.doses import find_point
 from memguard.report.formatting import (
     MINUS,
     format_change,
@@ -35,12 +37,14 @@ def show_rates(cells: Cells, control: Cells) -> tuple[Cell, Cell, Cell]:
             [cell.near_verbatim.ci for cell in cells],
             [cell.near_verbatim.rate for cell in control],
         ),
-        _show_share(
-            [cell.mean_token_accuracy for cell in cells],
-            [],
-            [cell.mean_token_accuracy for cell in control],
-        ),
+        show_accuracy(cells, control),
     )
+
+
+def average(values: Sequence[float | None]) -> float | None:
+    """Return the mean over the seeds that have a value; None where none has."""
+    known = _know(values)
+    return _mean(known) if known else None
 
 
 def _mean(values: Sequence[float]) -> float:
@@ -133,12 +137,68 @@ def show_membership(group: list[SettingResult], score: str) -> Cell:
 
 
 def show_loss(comparison: Comparison, group: list[SettingResult]) -> Cell:
-    """Show the mean loss, and how far it is from the first setting's over the same seeds."""
-    mine = _mean([setting.utility.heldout_nll for setting in group])
-    if group[0].name == comparison.settings[0].name:
-        return Cell(text=format_number(mine), detail="reference")
+    """Show the mean loss, its interval over seeds, and its change from the first setting's."""
+    point = find_point(group[0].name, comparison)
+    interval = ""
+    if point is not None and point.utility_ci is not None:
+        interval = "–".join(format_number(end) for end in point.utility_ci)
+    is_first = group[0].name == comparison.settings[0].name
+    change = "reference" if is_first else format_change(compute_change(comparison, group))
+    return Cell(text=format_number(_mean_loss(group)), detail=change, note=interval)
+
+
+def compute_change(comparison: Comparison, group: list[SettingResult]) -> float | None:
+    """Return the relative change of the mean loss from the first setting's over the same seeds."""
     seeds = {setting.seed for setting in group}
     first = [s for s in comparison.settings if s.name == comparison.settings[0].name]
-    shared = [s for s in first if s.seed in seeds] or first
-    reference = _mean([setting.utility.heldout_nll for setting in shared])
-    return Cell(text=format_number(mine), detail=format_change(relative_change(mine, reference)))
+    shared = [setting for setting in first if setting.seed in seeds] or first
+    return relative_change(_mean_loss(group), _mean_loss(shared))
+
+
+def _mean_loss(group: Sequence[SettingResult]) -> float:
+    return _mean([setting.utility.heldout_nll for setting in group])
+
+
+def show_near(cells: Cells, control: Cells, point: FrontPoint | None) -> Cell:
+    """Show the documents of all seeds that come back near-verbatim, the control's below."""
+    cell = _show_pooled(
+        [(cell.near_verbatim.num_matched, cell.num_documents) for cell in cells],
+        [cell.near_verbatim.ci for cell in cells],
+        point.risks.get("near_verbatim") if point else None,
+    )
+    num_documents = sum(cell.num_documents for cell in control)
+    if not num_documents:
+        return cell
+    floor = format_of(sum(one.near_verbatim.num_matched for one in control), num_documents)
+    return replace(cell, note=f"control {floor}")
+
+
+def show_verbatim(cells: Cells, point: FrontPoint | None) -> Cell:
+    """Show the documents of all seeds that come back verbatim."""
+    return _show_pooled(
+        [(cell.num_matched, cell.num_documents) for cell in cells],
+        [cell.ci for cell in cells],
+        point.risks.get("verbatim") if point else None,
+    )
+
+
+def _show_pooled(
+    counts: Sequence[tuple[int, int]],
+    intervals: Sequence[tuple[float, float] | None],
+    over_seeds: Interval | None,
+) -> Cell:
+    """Show counts of all seeds; the interval of one seed is its own."""
+    num_matched, num_documents = (sum(column) for column in zip(*counts, strict=True))
+    if not num_documents:
+        return make_rate_cell(None, None, 0, 0)
+    ci = intervals[0] if len(counts) == 1 else over_seeds.ci if over_seeds else None
+    return make_rate_cell(num_matched / num_documents, ci, num_matched, num_documents)
+
+
+def show_accuracy(cells: Cells, control: Cells) -> Cell:
+    """Show the mean token accuracy over seeds, the control's below."""
+    return _show_share(
+        [cell.mean_token_accuracy for cell in cells],
+        [],
+        [cell.mean_token_accuracy for cell in control],
+    )

@@ -98,6 +98,13 @@ def _drawing_settings(key: str) -> Iterator[None]:
         yield
 
 
+def set_percent_axis(axes: Any, label: str) -> None:
+    """Make the vertical axis run from 0 to 100."""
+    axes.set_ylim(-4, 104)
+    axes.set_yticks([0, 25, 50, 75, 100])
+    axes.set_ylabel(label)
+
+
 def draw_svg(key: str, height: float, description: str, paint: Paint) -> str:
     """Paint a figure and return it as one ``<svg>`` element for a page.
 

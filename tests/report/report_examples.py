@@ -5,6 +5,8 @@ import math
 from scipy.stats import beta
 
 from memguard import records as r
+from memguard.compare.pareto import mark_dominated
+from memguard.compare.recommendation import recommend
 
 
 def make_rate(matched: int, documents: int) -> r.Rate:
@@ -211,8 +213,9 @@ def make_setting(
         cost=r.Cost(
             train_s=52.4 + (k or 0),
             num_steps=420,
-            num_supervised_tokens=round(853_440 * (1 - 1 / k)) if k else 853_440,
+            num_supervised_tokens=853_440,
             dropped_fraction=1 / k - 0.0017 if k else 0.0,
+            num_kept_tokens=round(853_440 * (1.0017 - 1 / k)) if k else 853_440,
         ),
     )
 
@@ -242,6 +245,57 @@ def make_pair(setting: r.SettingResult, first: r.SettingResult, repetitions: int
     )
 
 
+def make_front(settings: list[r.SettingResult]) -> list[r.FrontPoint]:
+    """Return what `memguard compare` makes of runs, with rough intervals over seeds."""
+    points = []
+    for name in dict.fromkeys(setting.name for setting in settings):
+        runs = [setting for setting in settings if setting.name == name]
+        cells = [run.extraction[max(run.extraction, key=int)] for run in runs]
+        documents = sum(cell.num_documents for cell in cells)
+        near = make_rate(sum(cell.near_verbatim.num_matched for cell in cells), documents)
+        verbatim = make_rate(sum(cell.num_matched for cell in cells), documents)
+        assert near.rate is not None
+        assert verbatim.rate is not None
+        utility = math.fsum(run.utility.heldout_nll for run in runs) / len(runs)
+        points.append(
+            r.FrontPoint(
+                name=name,
+                num_seeds=len(runs),
+                num_documents=documents,
+                risk=near.rate,
+                risk_ci=near.ci,
+                risk_by="verbatim" if verbatim.rate == near.rate else "near_verbatim",
+                risks={
+                    "verbatim": r.Interval(value=verbatim.rate, ci=verbatim.ci),
+                    "near_verbatim": r.Interval(value=near.rate, ci=near.ci),
+                },
+                utility=utility,
+                utility_ci=(utility - 0.03, utility + 0.03) if len(runs) > 1 else None,
+            )
+        )
+    return mark_dominated(points)
+
+
+def make_sweep(num_settings: int = 12, num_seeds: int = 3) -> r.Comparison:
+    """Return a sweep as large as they come: every goldfish, some of them beaten by others."""
+    comparison = make_comparison()
+    settings = []
+    for number in range(num_settings):
+        near = max(0, 40 - 9 * number) if number % 4 else min(40, 44 - 3 * number)
+        nll = 4.372 + 0.031 * number + (0.11 if number % 3 == 2 else 0.0)
+        name = "plain" if number == 0 else f"goldfish-k{34 - number}-h13-lr{number % 3}"
+        for seed in range(num_seeds):
+            found = max(0, near - seed)
+            accuracy = 0.35 + 0.65 * found / 40
+            rows = [(0, 0, 0, 0.19), (4, 0, 0, 0.3), (16, found // 3, found // 2, 0.5)]
+            rows.append((64, 2 * found // 3 if number else found, found, accuracy))
+            settings.append(make_setting(name, 34 - number, nll + seed / 70, rows, seed))
+    front = make_front(settings)
+    paired = [make_pair(s, settings[s.seed], 64) for s in settings if s.name != "plain"]
+    update = {"settings": settings, "front": front, "paired": paired}
+    return comparison.model_copy(update={**update, "recommendation": recommend(front)})
+
+
 def make_comparison(num_seeds: int = 1) -> r.Comparison:
     plain = [(0, 0, 0, 0.203), (4, 0, 1, 0.394), (16, 17, 25, 0.861), (64, 40, 40, 1.0)]
     four = [(0, 0, 0, 0.192), (4, 0, 0, 0.31), (16, 0, 0, 0.552), (64, 0, 6, 0.823)]
@@ -261,6 +315,7 @@ def make_comparison(num_seeds: int = 1) -> r.Comparison:
         if setting.name != "plain"
         for repetitions in (4, 16, 64)
     ]
+    front = make_front(settings)
     base = [(0, 0, 0, 0.139), (4, 0, 0, 0.142), (16, 0, 0, 0.135), (64, 0, 0, 0.147)]
     return r.Comparison(
         name="quickstart",
@@ -274,5 +329,7 @@ def make_comparison(num_seeds: int = 1) -> r.Comparison:
             for repetitions, verbatim, near, accuracy in base
         },
         paired=paired,
+        front=front,
+        recommendation=recommend(front),
         environment={"python": "3.11.2", "torch": "2.13.0", "device": "cpu, 2 threads"},
     )

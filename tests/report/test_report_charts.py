@@ -8,19 +8,20 @@ import pytest
 import report_examples as examples
 
 from memguard.report.charts import draw_chart
-from memguard.report.comparison_figures import build_tradeoff, build_trends
+from memguard.report.comparison_figures import build_trends
+from memguard.report.comparison_front import build_front
 from memguard.report.dose_response import build_dose_response
-from memguard.report.page import Figure, Line, LineChart, Point, ScatterChart
+from memguard.report.page import Figure, FrontChart, Line, LineChart, Mark, Point
 from memguard.report.svg import COLOURS
 
 
 def all_figures() -> list[Figure]:
     comparison = examples.make_comparison()
-    tradeoff = build_tradeoff(comparison)
+    front = build_front(comparison)
     dose = build_dose_response(examples.make_report())
-    assert tradeoff is not None
+    assert front is not None
     assert dose is not None
-    return [dose, tradeoff, *build_trends(comparison)]
+    return [dose, front, *build_trends(comparison)]
 
 
 def make_lines(label: str, count: int = 1) -> LineChart:
@@ -34,13 +35,11 @@ def make_lines(label: str, count: int = 1) -> LineChart:
     )
 
 
-def make_scatter(label: str, count: int = 1) -> ScatterChart:
-    return ScatterChart(
+def make_front(label: str, count: int = 1) -> FrontChart:
+    mark = Mark(label=label, x=0.0, x_ends=(-1.0, 1.0), y=0.0, y_ends=None, is_dominated=False)
+    return FrontChart(
         description=label,
-        points=tuple(
-            Line(label=label, style=str(n), points=(Point(x=0.0, y=0.0, low=0.0, high=8.0),))
-            for n in range(count)
-        ),
+        marks=(mark,) * count,
         x_label=label,
         y_label=label,
         reference_x=14.0,
@@ -78,7 +77,7 @@ def test_ids_of_charts_on_one_page_do_not_collide() -> None:
 @pytest.mark.parametrize(
     "label", ["<script>alert(1)</script>", "$x$", "$\\frac{$", "a & b", "語 🜁", "_nolegend_", " "]
 )
-@pytest.mark.parametrize("make", [make_lines, make_scatter])
+@pytest.mark.parametrize("make", [make_lines, make_front])
 def test_labels_are_text_not_markup_nor_mathematics(label: str, make: object) -> None:
     assert callable(make)
     svg = draw_chart(make(label), "k")
@@ -89,7 +88,7 @@ def test_labels_are_text_not_markup_nor_mathematics(label: str, make: object) ->
 
 def test_equal_points_and_many_settings_are_drawn() -> None:
     for count in (2, 30):
-        svg = draw_chart(make_scatter("a name of some length", count), "k")
+        svg = draw_chart(make_front("a name of some length", count), "k")
         positions = re.findall(r"<text[^>]*transform=\"([^\"]*)\"[^>]*>a name of", svg)
         assert len(set(positions)) == len(positions)
         draw_chart(make_lines("a name of some length", count), "k")

@@ -71,23 +71,47 @@ def test_its_colours_are_those_of_the_page() -> None:
 )
 def test_names_are_text_and_short(name: str) -> None:
     comparison = examples.make_comparison()
-    named = [
-        s.model_copy(update={"name": f"{name}{number}"})
-        for number, s in enumerate(comparison.settings)
-    ]
-    root = parse(comparison.model_copy(update={"settings": named, "paired": []}))
+    settings, front = (
+        [one.model_copy(update={"name": f"{name}{number}"}) for number, one in enumerate(listed)]
+        for listed in (comparison.settings, comparison.front)
+    )
+    update = {"settings": settings, "front": front, "paired": []}
+    root = parse(comparison.model_copy(update=update))
     assert not [e for e in root.iter() if e.tag in (f"{SVG}script", f"{SVG}image")]
-    assert max(map(len, texts_of(root))) < 120
+    assert max(map(len, texts_of(root))) < 140
 
 
-def test_many_settings_and_holes_are_drawn() -> None:
+def test_many_settings_have_the_whole_picture_for_the_front() -> None:
+    comparison = examples.make_sweep()
+    texts = texts_of(parse(comparison))
+    for point in comparison.front:
+        assert texts.count(point.name) == 1
+    assert "near-verbatim" not in texts, "no bars"
+    few = examples.make_sweep(6)
+    assert "near-verbatim" in texts_of(parse(few))
+
+
+def test_bars_are_means_over_seeds() -> None:
+    comparison = examples.make_comparison(2)
+    changed = [
+        setting.model_copy(
+            update={
+                "extraction": {**setting.extraction, "64": examples.make_cell(0, 10, (0.2, 0.3)[s])}
+            }
+        )
+        for setting in comparison.settings
+        for s in (setting.seed,)
+    ]
+    texts = texts_of(parse(comparison.model_copy(update={"settings": changed})))
+    assert texts.count("25.0") == 6  # near-verbatim and tokens right of three settings
+
+
+def test_holes_are_drawn() -> None:
     comparison = examples.make_comparison()
-    first = comparison.settings[0]
-    many = [first.model_copy(update={"name": f"setting-{n}"}) for n in range(20)]
-    texts = texts_of(parse(comparison.model_copy(update={"settings": many, "paired": []})))
-    assert any("first 6 of 20 settings" in text for text in texts)
     empty = [s.model_copy(update={"extraction": {}}) for s in comparison.settings]
-    parse(comparison.model_copy(update={"settings": empty, "base_extraction": {}, "paired": []}))
+    update = {"settings": empty, "base_extraction": {}, "paired": []}
+    parse(comparison.model_copy(update=update))
+    parse(comparison.model_copy(update={**update, "front": [], "recommendation": None}))
     control = {"0": examples.make_cell(0, 0, 0.2)}
     only = [s.model_copy(update={"extraction": control}) for s in comparison.settings]
     parse(comparison.model_copy(update={"settings": only, "base_extraction": {}, "paired": []}))
