@@ -4,6 +4,7 @@
 
     sweep.py          a sweep's settings as runs, checked before the first one starts
     expansion.py      its blocks into checked run configurations
+    equal_tokens.py   settings that drop labels, with background added to make up for it
     keys.py           a run's content hash: everything that decides its outcome
     state.py          which runs of a sweep are finished, and which go on
     audited.py        a run's report and document scores, read back

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from memguard.compare.equal_tokens import Variant, check_equal, raise_background_ratio
 from memguard.config import (
     Document,
     RunConfig,
@@ -48,6 +49,7 @@ def check_sweep(config: SweepConfig, document: Document) -> Iterator[str]:
         if setting.name == BASE:
             place = document.locate(("settings", index, "name"))
             yield f"{place} 'settings[{index}].name' must not be '{BASE}': 'pretrain' is called so"
+    yield from check_equal(config, document)
     yield from _check_decided(document, "run", tuple(_DECIDED))
     model, audit = config.run.get("model"), config.run.get("audit")
     if isinstance(audit, Mapping) and audit.get("enabled") is False:
@@ -91,22 +93,23 @@ def build_base(config: SweepConfig, document: Document, folder: Path) -> RunConf
 
 
 def build_setting(
-    config: SweepConfig, document: Document, folder: Path, *, index: int, number: int
+    config: SweepConfig, document: Document, folder: Path, *, variant: Variant, number: int
 ) -> RunConfig:
-    """Put setting ``index`` and seed ``number`` into the common run.
+    """Put a setting and seed ``number`` into the common run.
 
     Args:
         config: the sweep.
         document: its file.
         folder: the sweep's folder.
-        index: position in 'settings'.
+        variant: which setting, and how it is trained.
         number: position in 'seeds'.
 
     Raises:
         ConfigError: with every problem found, placed in the setting where that is what is wrong.
     """
-    setting, seed = config.settings[index], config.seeds[number]
-    name = f"{setting.name}-seed{seed}" if len(config.seeds) > 1 else setting.name
+    index, seed = variant.index, config.seeds[number]
+    setting = config.settings[index]
+    name = f"{variant.name}-seed{seed}" if len(config.seeds) > 1 else variant.name
     decided = {"name": name, "output_dir": str(folder), "seed": seed}
     values = {**config.run, **decided, "mitigations": setting.mitigations}
     model = config.run.get("model")
@@ -137,7 +140,23 @@ def build_setting(
         raise ConfigError(*problems, *error.problems) from error
     if problems:
         raise ConfigError(*problems)
-    return checked
+    return _equalise(checked, variant, document)
+
+
+def _equalise(checked: RunConfig, variant: Variant, document: Document) -> RunConfig:
+    """Add the background that makes up for dropped labels."""
+    if variant.kept_share == 1:
+        return checked
+    place = document.locate(("equal",))
+    if checked.train.max_steps is not None:
+        raise ConfigError(
+            f"{place} 'equal' cannot add background beside 'train.max_steps', which cuts added "
+            "rows off, and with them repetitions of the studied documents"
+        )
+    ratio = raise_background_ratio(checked.data.background_ratio, variant.kept_share)
+    values = apply_settings(checked.model_dump(mode="json"), {"data.background_ratio": ratio})
+    document = document.place(("run", "data", "background_ratio"), place)
+    return validate(RunConfig, values, document, prefix=("run",))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -22,7 +22,7 @@ from memguard.config.loading import (
     parse_key,
     validate,
 )
-from memguard.config.mitigations import GoldfishConfig, MitigationConfig
+from memguard.config.mitigations import GoldfishConfig, MitigationConfig, TokenDropoutConfig
 from memguard.config.schema import (
     AuditConfig,
     AxisName,
@@ -56,6 +56,7 @@ __all__ = [
     "StudyConfig",
     "SweepConfig",
     "SweepSetting",
+    "TokenDropoutConfig",
     "TrainConfig",
     "apply_overrides",
     "apply_settings",

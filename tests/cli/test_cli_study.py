@@ -1,5 +1,6 @@
 """The controlled experiment: each bucket is trained as often as planned, the control never."""
 
+import json
 from collections import Counter
 from pathlib import Path
 
@@ -59,6 +60,14 @@ def test_control_and_held_out_documents_are_never_fed(manifest: list[ManifestEnt
     assert never["control"] == PER_BUCKET
     assert never["heldout"] == 7
     assert never["trained"] == 0
+
+
+def test_more_background_is_no_other_documents(run: Path, tmp_path: Path) -> None:
+    # So a sweep may add some where labels are dropped, and its runs stay comparable.
+    more = ("data.background_ratio=3", f"output_dir={tmp_path}")
+    prepared = run_cli("prepare", run.parents[1] / "run.yaml", *more, "--json")
+    report = load_record(AuditReport, run / "audit" / "report.json")
+    assert json.loads(prepared.out)["documents_sha256"] == report.data.documents_sha256
 
 
 def test_no_cluster_is_split_over_buckets(manifest: list[ManifestEntry]) -> None:

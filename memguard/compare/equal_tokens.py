@@ -1,0 +1,88 @@
+"""Settings that drop labels, with background added until as many labels receive loss.
+
+At equal steps a setting that drops labels learns from fewer. Every step has r background rows for
+each row of the study; with r' = (1 + r) / share - 1 of them, where ``share`` of the labels is kept,
+a run has (1 + r') / (1 + r) = 1 / share times as many labels and keeps as many as one that drops
+none. Each studied document is trained as often as before, in more steps, so its repetitions lie
+further apart. Goldfish's authors compare so too (more rows a step); adding background is ours.
+"""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from memguard.config import (
+    Document,
+    GoldfishConfig,
+    MitigationConfig,
+    SweepConfig,
+    TokenDropoutConfig,
+)
+
+SUFFIX = "-equal-tokens"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Variant:
+    """A setting of the sweep's file as it is trained."""
+
+    index: int
+    """Position in 'settings'."""
+    name: str
+    kept_share: float
+    """Of the labels; background makes up for the rest. 1: trained as the file says."""
+
+
+def list_variants(config: SweepConfig) -> list[Variant]:
+    """Return what is trained, in order; with 'equal: both' a variant follows its setting."""
+    variants = []
+    for index, setting in enumerate(config.settings):
+        share = compute_kept_share(setting.mitigations)
+        if config.equal != "supervised_tokens" or share == 1:
+            variants.append(Variant(index=index, name=setting.name, kept_share=1.0))
+        if config.equal != "steps" and share < 1:
+            name = setting.name + (SUFFIX if config.equal == "both" else "")
+            variants.append(Variant(index=index, name=name, kept_share=share))
+    return variants
+
+
+def compute_kept_share(mitigations: Sequence[MitigationConfig]) -> float:
+    """Return the share of labels that mitigations keep by their settings.
+
+    What is really kept differs a little: a document's first labels have no tokens before them to
+    decide by, and a hash is even only on average.
+    """
+    shares = [1.0]
+    for mitigation in mitigations:
+        match mitigation:
+            case GoldfishConfig(k=k):
+                shares.append(1 - 1 / k)
+            case TokenDropoutConfig(rate=rate):
+                shares.append(1 - rate)
+    return math.prod(shares)
+
+
+def raise_background_ratio(ratio: float, kept_share: float) -> float:
+    """Return the background rows a studied row with which as many labels are kept."""
+    return (1 + ratio) / kept_share - 1
+
+
+def check_equal(config: SweepConfig, document: Document) -> Iterator[str]:
+    """Yield why labels cannot be made equal in this sweep, or why that would do nothing."""
+    if config.equal == "steps":
+        return
+    place = document.locate(("equal",))
+    asked = f"{place} 'equal' cannot be '{config.equal}'"
+    data = config.run.get("data")
+    if isinstance(data, Mapping) and not (data.get("study") and data.get("background")):
+        yield (
+            f"{asked} without 'run.data.study' and 'run.data.background': it adds background rows, "
+            "and without them every document would be trained more often"
+        )
+    if all(compute_kept_share(setting.mitigations) == 1 for setting in config.settings):
+        yield f"{asked}: no setting drops labels (goldfish, token_dropout), so it would do nothing"
+    if config.equal == "both":
+        names = {setting.name for setting in config.settings}
+        for variant in list_variants(config):
+            if variant.kept_share < 1 and variant.name in names:
+                yield f"{asked}: 'settings' has a '{variant.name}' of its own"
