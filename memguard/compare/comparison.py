@@ -109,10 +109,6 @@ def _build_setting(run: AuditedRun) -> SettingResult:
             num_steps=training.num_steps,
             num_supervised_tokens=training.num_supervised_tokens,
             dropped_fraction=training.dropped_fraction,
-            # The share was made of these two counts, so rounding gives the count back.
-            num_kept_tokens=round(
-                training.num_supervised_tokens * (1 - (training.dropped_fraction or 0.0))
-            ),
         ),
         membership=run.report.membership,
     )

@@ -57,9 +57,8 @@ class Cost(Record):
     train_s: float
     num_steps: int
     num_supervised_tokens: int
+    """Labels that received loss."""
     dropped_fraction: float | None
-    num_kept_tokens: int | None = None
-    """Of the supervised tokens those that received loss; null in older records."""
 
 
 class SettingResult(Record):

@@ -61,7 +61,7 @@ def build_headline(comparison: Comparison) -> Table:
             ("Token accuracy", "mean"),
             ("Held-out NLL", f"nats; against '{name_first(comparison, 12)}'"),
             ("Labels dropped", "realised"),
-            ("Training", "time; labels"),
+            ("Training", "time; labels with loss"),
         ),
         rows=tuple(rows),
         notes=(_SEEDS_NOTE,) if len(groups) < len(comparison.settings) else (),
@@ -74,15 +74,11 @@ def _build_setting_row(group: list[SettingResult], comparison: Comparison) -> Ro
     point = find_point(name, comparison)
     beaten = name_dominators(point)
     dropped = average([cost.dropped_fraction for cost in costs])
-    kept = average([cost.num_kept_tokens for cost in costs])
     cells = (
         show_risk(point),
         *_show_extraction([setting.extraction for setting in group], comparison, point),
         show_loss(comparison, group),
-        Cell(
-            text=describe_dropped(dropped, bool(group[0].mitigations)),
-            detail="" if kept is None else f"{format_count(round(kept))} kept",
-        ),
+        Cell(text=describe_dropped(dropped, bool(group[0].mitigations))),
         Cell(
             text=format_duration(statistics.fmean(cost.train_s for cost in costs)),
             detail=format_count(round(statistics.fmean(c.num_supervised_tokens for c in costs))),

@@ -45,7 +45,6 @@ def test_the_record_holds_what_a_reader_needs(tmp_path: Path) -> None:
     assert one["utility"]["base_heldout_nll"] == 3.0
     assert one["run"] == "plain"
     assert one["cost"]["dropped_fraction"] == 0.25
-    assert one["cost"]["num_kept_tokens"] == 750
     assert [point["name"] for point in values["front"]] == ["plain", "goldfish"]
     assert values["recommendation"]["setting"] is None
     assert one["extraction"].keys() == other["extraction"].keys() == {"0", "4", "16"}

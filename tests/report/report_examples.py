@@ -213,9 +213,8 @@ def make_setting(
         cost=r.Cost(
             train_s=52.4 + (k or 0),
             num_steps=420,
-            num_supervised_tokens=853_440,
+            num_supervised_tokens=round(853_440 * (1 - 1 / k)) if k else 853_440,
             dropped_fraction=1 / k - 0.0017 if k else 0.0,
-            num_kept_tokens=round(853_440 * (1.0017 - 1 / k)) if k else 853_440,
         ),
     )
 
