@@ -24,6 +24,8 @@
     mesh_option.py   a mesh on the command line
     sweeping.py      a sweep: every run that is not finished, then the comparison
     children.py      its runs as child processes: some at a time, ended as one
+    comparing.py     finished runs side by side: comparison.json, its page and chart
+    fixing.py        a finished run again, changed by what its audit found
     rendering.py     pages made again from the JSON beside them
 
 Commands import what they need when they run: a wrong setting is told before torch is loaded.

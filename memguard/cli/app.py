@@ -296,6 +296,12 @@ def compare(
     jobs: Annotated[
         int | None, typer.Option(min=1, help="Of a sweep: runs trained at a time; 1 if left out.")
     ] = None,
+    fix: Annotated[
+        bool,
+        typer.Option(
+            "--fix", help="Of one RUN: train it again, changed by what its report found; compare."
+        ),
+    ] = False,
     as_json: _Json = False,
 ) -> None:
     """Train and audit every setting of a sweep on the same documents, then compare them.
@@ -308,16 +314,34 @@ def compare(
     if (Path(sweep) / "config.yaml").is_file():
         if jobs is not None:
             raise ConfigError("--jobs belongs to a sweep; finished RUNs are not trained")
+        if fix:
+            _fix(Path(sweep), others or [], out, as_json)
+            return
         from memguard.cli.comparing import compare_folders
 
         folder, comparison = compare_folders([sweep, *(others or ())], out)
     else:
+        if fix:
+            raise ConfigError("--fix belongs to a finished RUN; a sweep names its own settings")
         if out is not None:
             raise ConfigError("--out belongs to RUNs; a sweep has 'output_dir' in its YAML")
         loaded = load_sweep(find_asset("configs", sweep, setting="SWEEP"), others or ())
         from memguard.cli.sweeping import run_sweep
 
         folder, comparison = run_sweep(loaded, num_jobs=jobs or 1)
+    _print(as_json, comparison.model_dump(mode="json", by_alias=True), folder / "comparison.html")
+
+
+def _fix(run: Path, others: list[str], out: Path | None, as_json: bool) -> None:
+    if others:
+        raise ConfigError(f"--fix takes one RUN; got {1 + len(others)}")
+    from memguard.cli.fixing import fix_run
+
+    fixed = fix_run(run, out)
+    if fixed is None:
+        _print(as_json, None, run)
+        return
+    folder, comparison = fixed
     _print(as_json, comparison.model_dump(mode="json", by_alias=True), folder / "comparison.html")
 
 

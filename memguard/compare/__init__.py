@@ -13,6 +13,7 @@
     paired.py         paired tests: two settings on the same documents
     pareto.py         risk against utility: each setting over its seeds, and what beats it
     recommendation.py which setting to take, and the rule that chose it
+    fixes.py          from an audit's verdict to other settings: a table of rules
 
 Training itself is not imported: `cli` starts each run as a child process and `report` renders the
 record. A run is finished when it says so under the content hash of everything that went into it, so
@@ -21,6 +22,7 @@ a sweep that was stopped, or whose settings were edited, trains only what is mis
 
 from memguard.compare.audited import FinishedRun
 from memguard.compare.comparison import build_comparison, compare_runs
+from memguard.compare.fixes import Fix, find_fix
 from memguard.compare.state import (
     RunState,
     describe_sweep,
@@ -34,12 +36,14 @@ from memguard.compare.sweep import Sweep, SweepRun, load_sweep
 
 __all__ = [
     "FinishedRun",
+    "Fix",
     "RunState",
     "Sweep",
     "SweepRun",
     "build_comparison",
     "compare_runs",
     "describe_sweep",
+    "find_fix",
     "find_state",
     "is_finished",
     "load_sweep",

@@ -1,0 +1,85 @@
+"""From an audit's verdict to other settings: a table of rules.
+
+    rule            applies where                          changes
+    lower k         it recites, k is not at its lowest     goldfish: none -> 4, else 8, 4, 3, 2
+    fewer epochs    it recites in spite of k = 2           half the epochs, at least one
+
+The first rule that applies is taken, one change at a time: what a report found can be told from
+what one change did about it. Nothing is changed where the audit found no more than in the control.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from memguard.config import GoldfishConfig, RunConfig
+from memguard.records import AuditReport
+
+_LADDER = (8, 4, 3, 2)
+"""Values of k, each of which drops more labels than the one before."""
+_FIRST_K = 4
+_LOWEST_K = _LADDER[-1]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Fix:
+    """Settings to train again with."""
+
+    settings: Mapping[str, Any]
+    """Dotted settings and their new values."""
+    change: str
+    """What is changed, in words."""
+    why: str
+
+
+def find_fix(config: RunConfig, report: AuditReport) -> Fix | None:
+    """Return what to change about a run; None where nothing is to be changed, or no rule is left.
+
+    Args:
+        config: the run's settings.
+        report: of its audit, complete.
+    """
+    if report.verdict.level != "recites":
+        return None
+    found = (rule(config) for rule in _RULES)
+    return next((fix for fix in found if fix), None)
+
+
+def _lower_k(config: RunConfig) -> Fix | None:
+    before, goldfish = config.mitigations, _find_goldfish(config)
+    if goldfish is None:
+        k, was, why = _FIRST_K, "none", "a label that is never learnt breaks recitation off"
+        after = [*before, GoldfishConfig(name="goldfish", k=k)]
+    else:
+        lower = [k for k in _LADDER if k < goldfish.k]
+        if not lower:
+            return None
+        k, was = lower[0], str(goldfish.k)
+        why = "one label in so many still lets documents through; a lower k drops more"
+        changed = goldfish.model_copy(update={"k": k})
+        after = [changed if one is goldfish else one for one in before]
+    return Fix(
+        settings={"mitigations": [one.model_dump(mode="json") for one in after]},
+        change=f"goldfish k: {was} -> {k}",
+        why=why,
+    )
+
+
+def _halve_epochs(config: RunConfig) -> Fix | None:
+    goldfish, epochs = _find_goldfish(config), config.train.epochs
+    # In a study the numbers of repetitions are the experiment, not a setting to be better.
+    if goldfish is None or goldfish.k > _LOWEST_K or epochs == 1 or config.data.study is not None:
+        return None
+    return Fix(
+        settings={"train.epochs": epochs // 2},
+        change=f"train.epochs: {epochs} -> {epochs // 2}",
+        why=f"goldfish drops every second label already (k {_LOWEST_K}); what is left is to train "
+        "the documents less often",
+    )
+
+
+def _find_goldfish(config: RunConfig) -> GoldfishConfig | None:
+    return next((one for one in config.mitigations if isinstance(one, GoldfishConfig)), None)
+
+
+_RULES: tuple[Callable[[RunConfig], Fix | None], ...] = (_lower_k, _halve_epochs)
