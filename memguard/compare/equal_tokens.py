@@ -79,6 +79,12 @@ def check_equal(config: SweepConfig, document: Document) -> Iterator[str]:
             f"{asked} without 'run.data.study' and 'run.data.background': it adds background rows, "
             "and without them every document would be trained more often"
         )
+    for index, setting in enumerate(config.settings):
+        if any(isinstance(one, GoldfishConfig) and one.k_by_dose for one in setting.mitigations):
+            yield (
+                f"{asked} where 'settings[{index}]' has a goldfish with 'k_by_dose': what share of "
+                "the labels it drops is not known before its documents are read"
+            )
     if all(compute_kept_share(setting.mitigations) == 1 for setting in config.settings):
         yield f"{asked}: no setting drops labels (goldfish, token_dropout), so it would do nothing"
     if config.equal == "both":

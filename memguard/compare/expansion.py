@@ -153,6 +153,11 @@ def _equalise(checked: RunConfig, variant: Variant, document: Document) -> RunCo
             f"{place} 'equal' cannot add background beside 'train.max_steps', which cuts added "
             "rows off, and with them repetitions of the studied documents"
         )
+    if checked.budget is not None:
+        raise ConfigError(
+            f"{place} 'equal' cannot add background beside 'budget', which may drop more labels, "
+            "or end a run, while it is trained"
+        )
     ratio = raise_background_ratio(checked.data.background_ratio, variant.kept_share)
     values = apply_settings(checked.model_dump(mode="json"), {"data.background_ratio": ratio})
     document = document.place(("run", "data", "background_ratio"), place)

@@ -56,7 +56,8 @@ def _lower_k(config: RunConfig) -> Fix | None:
             return None
         k, was = lower[0], str(goldfish.k)
         why = "one label in so many still lets documents through; a lower k drops more"
-        changed = goldfish.model_copy(update={"k": k})
+        by_dose = {dose: other for dose, other in goldfish.k_by_dose.items() if other < k}
+        changed = goldfish.model_copy(update={"k": k, "k_by_dose": by_dose})
         after = [changed if one is goldfish else one for one in before]
     return Fix(
         settings={"mitigations": [one.model_dump(mode="json") for one in after]},

@@ -149,6 +149,14 @@ def without(*keys: str) -> dict[str, Any]:
         ({"settings": SWEEP["settings"][:1]}, "no setting drops labels (goldfish, token_dropout)"),
         ({"run": SWEEP["run"] | {"train": {"max_steps": 9}}}, "beside 'train.max_steps', which"),
         (
+            {"run": SWEEP["run"] | {"train": {"audit_every_steps": 5}, "budget": {}}},
+            "beside 'budget', which may drop more labels",
+        ),
+        (
+            {"settings": [{"name": "a", "mitigations": [K4 | {"k_by_dose": {16: 2}}]}]},
+            "where 'settings[0]' has a goldfish with 'k_by_dose'",
+        ),
+        (
             {"equal": "both", "settings": [*SWEEP["settings"], {"name": "k4-equal-tokens"}]},
             "'settings' has a 'k4-equal-tokens' of its own",
         ),

@@ -6,7 +6,7 @@ import pytest
 from compare_examples import CORRECT, make_report
 
 from memguard.compare import Fix, find_fix
-from memguard.config import RunConfig, apply_settings
+from memguard.config import GoldfishConfig, RunConfig, apply_settings
 from memguard.records import AuditReport
 
 
@@ -45,6 +45,16 @@ def test_the_next_lower_k(k: int | None, lower: int) -> None:
     if k is not None:
         assert mitigation.context_width == 5, "all else stays"
         assert [one.name for one in changed.mitigations] == ["focal", "goldfish"]
+
+
+def test_doses_that_have_a_lower_k_keep_it() -> None:
+    config = make_config([goldfish(8, k_by_dose={4: 5, 16: 4, 64: 2})])
+    fix = find(config)
+    assert fix is not None
+    values = apply_settings(config.model_dump(mode="json"), fix.settings)
+    (changed,) = RunConfig.model_validate(values).mitigations
+    assert isinstance(changed, GoldfishConfig)
+    assert (changed.k, changed.k_by_dose) == (4, {64: 2})
 
 
 @pytest.mark.parametrize(("epochs", "fewer"), [(9, 4), (2, 1), (1, None)])
