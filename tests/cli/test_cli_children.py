@@ -4,7 +4,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from unittest import mock
 
@@ -23,9 +23,10 @@ CHILD = """\
 #!/bin/sh
 folder=$(dirname "$4")
 echo "threads $OMP_NUM_THREADS" >&2
-touch "$folder/at-work"
 trap 'rm "$folder/at-work"; exit 143' TERM
-ls -d "$folder"/../*/at-work | wc -l > "$folder/num-at-work"
+touch "$folder/at-work"
+ls -d "$folder"/../*/at-work | wc -l > "$folder/counted"
+mv "$folder/counted" "$folder/num-at-work"
 case $(basename "$folder") in
 fails) rm "$folder/at-work"; exit 3 ;;
 waits*) while [ ! -e "$folder/../go" ]; do sleep 0.02; done ;;
@@ -72,12 +73,12 @@ def read_num_at_work(sweep: Sweep) -> list[int]:
     return [int((run.folder / "num-at-work").read_text()) for run in sweep.runs]
 
 
-def when_there(path: str, act: Callable[[], object]) -> threading.Thread:
-    """Let ``act`` happen as soon as there is a file."""
+def when_at_work(names: Sequence[str], act: Callable[[], object]) -> threading.Thread:
+    """Let ``act`` happen as soon as all of these runs are at work."""
 
     def watch() -> None:
-        for _ in range(1000):
-            if Path(path).exists():
+        for _ in range(2000):
+            if all(Path(f"runs/sweep/{name}/num-at-work").exists() for name in names):
                 act()
                 return
             time.sleep(0.01)
@@ -87,15 +88,21 @@ def when_there(path: str, act: Callable[[], object]) -> threading.Thread:
     return watcher
 
 
+def go_on() -> None:
+    Path("runs/sweep/go").touch()
+
+
 def test_at_most_so_many_at_a_time(capsys: pytest.CaptureFixture[str]) -> None:
-    sweep = make_sweep("a", "b", "c", "d", "e")
+    sweep = make_sweep("waits-1", "waits-2", "c", "d", "e")
+    both = when_at_work(["waits-1", "waits-2"], go_on)
     train(sweep, 2)
+    both.join()
     assert all(is_finished(run) for run in sweep.runs)
     assert max(read_num_at_work(sweep)) == 2
     lines = capsys.readouterr().err.splitlines()
     assert lines[:2] == [
-        "-- 1 of 5: a (runs/sweep/a/train.log)",
-        "-- 2 of 5: b (runs/sweep/b/train.log)",
+        "-- 1 of 5: waits-1 (runs/sweep/waits-1/train.log)",
+        "-- 2 of 5: waits-2 (runs/sweep/waits-2/train.log)",
     ]
     assert sum("is finished (" in line for line in lines) == 5
     assert not any("threads" in line for line in lines), "a run speaks in its own file"
@@ -127,12 +134,14 @@ def test_cores_are_shared_out_unless_the_user_has_said_how(monkeypatch: pytest.M
 
 
 def test_the_model_they_start_from_is_trained_alone() -> None:
-    sweep = make_sweep("a", "b", pretrain=True)
+    sweep = make_sweep("waits-1", "waits-2", pretrain=True)
+    both = when_at_work(["waits-1", "waits-2"], go_on)
     with (
         mock.patch.object(sweeping, "build_comparison"),
         mock.patch.object(sweeping, "publish"),
     ):
         sweeping.run_sweep(sweep, num_jobs=2)
+    both.join()
     assert int(Path("runs/sweep/base/num-at-work").read_text()) == 1
     assert not Path("runs/sweep/base/train.log").exists()
     assert max(read_num_at_work(sweep)) == 2
@@ -141,7 +150,7 @@ def test_the_model_they_start_from_is_trained_alone() -> None:
 def test_one_that_fails_is_told_and_those_in_flight_end() -> None:
     sweep = make_sweep("waits", "fails", "never")
     console = mock.Mock()
-    console.warn.side_effect = lambda _: Path("runs/sweep/go").touch()
+    console.warn.side_effect = lambda _: go_on()
     with pytest.raises(ChildFailed, match=r"fails ended with exit code 3; '.*train.log' says why"):
         train_runs(sweep, sweep.runs, num_jobs=2, console=console)
     assert [is_finished(run) for run in sweep.runs] == [True, False, False]
@@ -156,10 +165,7 @@ def test_one_that_fails_is_told_and_those_in_flight_end() -> None:
 
 def test_a_signal_ends_all_and_the_next_call_goes_on() -> None:
     sweep = make_sweep("waits-1", "waits-2", "never")
-    # The second one's folder last: by then both are at work.
-    stop = when_there(
-        "runs/sweep/waits-2/num-at-work", lambda: os.kill(os.getpid(), signal.SIGTERM)
-    )
+    stop = when_at_work(["waits-1", "waits-2"], lambda: os.kill(os.getpid(), signal.SIGTERM))
     with pytest.raises(Interrupted, match="stopped in waits-1, waits-2; run the same") as caught:
         train(sweep, 2)
     stop.join()
@@ -167,7 +173,7 @@ def test_a_signal_ends_all_and_the_next_call_goes_on() -> None:
     assert not list(Path("runs").rglob("at-work")), "both were given the time to end"
     assert not Path("runs/sweep/never").exists()
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
-    Path("runs/sweep/go").touch()
+    go_on()
     train(sweep, 2)
     assert all(is_finished(run) for run in sweep.runs)
     assert Path("runs/sweep/waits-1/train.log").read_text().count("threads") == 2
