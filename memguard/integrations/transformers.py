@@ -24,6 +24,7 @@ from memguard.config.mitigations import FORGETTING
 from memguard.data.chat import find_special_ids
 from memguard.data.tokenization import list_token_texts
 from memguard.errors import ConfigError
+from memguard.integrations.memfree import MemFreeLogitsProcessor
 from memguard.integrations.trainer_audit import MemorizationAuditCallback
 from memguard.mitigation import build_mitigations
 from memguard.parallel.head import Head
@@ -33,6 +34,7 @@ from memguard.seeds import derive_generator
 
 __all__ = [
     "GoldfishCollator",
+    "MemFreeLogitsProcessor",
     "MemorizationAuditCallback",
     "MitigatedLoss",
     "goldfish_loss_func",

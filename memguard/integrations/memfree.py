@@ -1,0 +1,129 @@
+"""MemFree decoding: no run of n tokens that stands in a protected document is written.
+
+    stored     of every n-gram of the documents: hash of its first n - 1 tokens, its last token
+    at a step  hash of a row's last n - 1 tokens  ->  the tokens that must not come next
+
+Ippolito et al., arXiv 2210.17546, keep the n-grams in a Bloom filter and ask it about one candidate
+after the other. Here they are sorted 64-bit hashes with the token that follows: 12 bytes for each
+different n-gram, all forbidden tokens of a row by one binary search, and a false alarm once in
+10^19 / num_ngrams steps. The paper was not read for this, and no figure of it is claimed.
+"""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Self
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+from torch import Tensor
+from transformers import LogitsProcessor
+
+from memguard.data.corpus import load_corpus
+from memguard.errors import ConfigError
+from memguard.mitigation.goldfish import hash_before
+
+
+class MemFreeLogitsProcessor(LogitsProcessor):  # type: ignore[misc]
+    """Forbids every token that would complete an n-gram of the protected documents.
+
+    For ``generate(..., logits_processor=LogitsProcessorList([memfree]))``: greedy, drawn and with
+    beams, rows of any lengths. The prompt counts: a prompt from a document is not continued by that
+    document's next token, and a prompt shorter than n - 1 tokens is looked at from there on.
+
+    It stops verbatim recitation and nothing else, for the model still knows the text. Prompts in
+    another style defeat it, as Ippolito et al. say: asked for capitals, other spacing or another
+    language, the model recites in n-grams that are not stored. In the document's own style it may
+    change one token in n and go on. So judge it by near-verbatim overlap, never by verbatim match
+    alone. N-grams that everybody writes, licences and letter heads, are forbidden too.
+    """
+
+    def __init__(self, documents: Iterable[ArrayLike], *, ngram_size: int = 10) -> None:
+        """Store the n-grams of some documents.
+
+        Args:
+            documents: token ids ``[N]`` of each, by the tokenizer of the model that generates.
+            ngram_size: n (tokens).
+
+        Raises:
+            ConfigError: n below 2.
+        """
+        if ngram_size < 2:
+            raise ConfigError(f"'ngram_size' should be 2 or more; got {ngram_size}")
+        self._width = ngram_size - 1
+        keys, tokens = [np.empty(0, dtype=np.uint64)], [np.empty(0, dtype=np.int32)]
+        for document in documents:
+            ids = np.asarray(document, dtype=np.int64).reshape(-1)
+            start = np.zeros(len(ids), dtype=np.int64)
+            keys.append(hash_before(ids, start, self._width)[self._width :])
+            tokens.append(ids[self._width :].astype(np.int32))
+        key_M, token_M = np.concatenate(keys), np.concatenate(tokens)
+        order = np.lexsort((token_M, key_M))
+        key_M, token_M = key_M[order], token_M[order]
+        is_new = np.ones(len(key_M), dtype=bool)
+        is_new[1:] = (key_M[1:] != key_M[:-1]) | (token_M[1:] != token_M[:-1])
+        self._key_M, self._token_M = key_M[is_new], token_M[is_new]
+        self._largest = int(token_M.max(initial=-1))
+
+    @classmethod
+    def from_run(cls, run_folder: str | Path, *, ngram_size: int = 10) -> Self:
+        """Protect what a run of memguard trains on: documents, background and canaries.
+
+        Args:
+            run_folder: with ``manifest.jsonl`` and ``prepared/``.
+            ngram_size: n (tokens).
+
+        Raises:
+            ConfigError: n below 2.
+            RecordError: the folder's documents are not there or not whole.
+        """
+        corpus = load_corpus(Path(run_folder))
+        trained = (
+            corpus.document(index).input_ids
+            for index, entry in enumerate(corpus.manifest)
+            if entry.role == "background" or entry.planned_repetitions > 0
+        )
+        return cls(trained, ngram_size=ngram_size)
+
+    @property
+    def num_ngrams(self) -> int:
+        """Different n-grams that are stored."""
+        return len(self._key_M)
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        """Return the scores with -inf for every token that is forbidden.
+
+        Args:
+            input_ids: ``[B, T]`` what stands there so far; B rows or beams.
+            scores: ``[B, V]`` of the next token.
+
+        Raises:
+            ConfigError: a document holds a token that the model does not have.
+        """
+        if self._largest >= scores.shape[-1]:
+            raise ConfigError(
+                f"the protected documents hold token {self._largest}, but the model has "
+                f"{scores.shape[-1]}: tokenise them with the model's own tokenizer"
+            )
+        if input_ids.shape[1] < self._width:
+            return scores
+        key_B = self._hash_ends(input_ids[:, -self._width :].cpu().numpy())
+        first_B = np.searchsorted(self._key_M, key_B, side="left")
+        num_B = np.searchsorted(self._key_M, key_B, side="right") - first_B
+        if not num_B.any():
+            return scores
+        rows = np.repeat(np.arange(len(key_B)), num_B)
+        places = np.concatenate([np.arange(n) + at for n, at in zip(num_B, first_B, strict=True)])
+        forbidden = (torch.from_numpy(rows), torch.from_numpy(self._token_M[places]).long())
+        scores = scores.clone()
+        scores[tuple(index.to(scores.device) for index in forbidden)] = -torch.inf
+        return scores
+
+    def _hash_ends(self, ids_BW: NDArray[np.int64]) -> NDArray[np.uint64]:
+        """Hash whole rows, as `hash_before` does for what would follow them."""
+        size = self._width + 1
+        # What would follow is not looked at: any token will do.
+        rows = np.pad(ids_BW, ((0, 0), (0, 1))).reshape(-1)
+        places = np.arange(rows.size)
+        hashes: NDArray[np.uint64] = hash_before(rows, places - places % size, self._width)
+        return hashes[self._width :: size]
