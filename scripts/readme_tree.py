@@ -45,7 +45,7 @@ def build_tree() -> str:
                 lines.append(f"{'  ' * (depth - 1) + part.name + '/':<28}{about}".rstrip())
         if file.name != "__init__.py":
             name = "  " * len(folder.parts) + file.name
-            lines.append(f"{name:<28}{caption(file)}".rstrip())
+            lines.append(f"{name:<27} {caption(file)}".rstrip())
     lines.append(f"{'tests/':<28}Mirror memguard/; need neither GPU nor network")
     return "\n".join(lines) + "\n"
 
