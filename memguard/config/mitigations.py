@@ -158,6 +158,15 @@ class GradientAscentConfig(Settings):
     )
 
 
+class NeftuneConfig(Settings):
+    """Noise on the token embeddings in training: a utility method, no defence (the control)."""
+
+    name: Literal["neftune"] = Field(description="Which mitigation.")
+    alpha: Positive = Field(
+        5.0, description="Noise is uniform up to alpha / sqrt(tokens of the row x features)."
+    )
+
+
 MitigationConfig = Annotated[
     GoldfishConfig
     | TokenDropoutConfig
@@ -168,7 +177,8 @@ MitigationConfig = Annotated[
     | FloodingConfig
     | NgramPenaltyConfig
     | NpoConfig
-    | GradientAscentConfig,
+    | GradientAscentConfig
+    | NeftuneConfig,
     Field(discriminator="name"),
 ]
 """One entry of `mitigations:`, told apart by its name."""

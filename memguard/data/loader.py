@@ -5,7 +5,7 @@ A pure function of (seed, global sample index): it does not know how many proces
     input_ids     a a a d . .   . = padding, a document of its own
     labels        - a a - - -   - = ignored: first of a piece, unsupervised, dropped, padding
     position_ids  0 1 2 0 0 1
-    document_ids  0 0 0 1 2 2
+    document_ids  0 0 0 1 - -   - = -1: padding
 """
 
 from collections.abc import Callable, Sequence
@@ -39,6 +39,7 @@ class Batch:
     """transformers' convention: the label at t is the token at t, or -100."""
     position_ids: NDArray[np.int64]
     document_ids: NDArray[np.int64]
+    """Numbers of a row's documents; -1 on padding."""
     num_supervised: int
     """Labels that would receive loss without any mitigation."""
     num_kept: int
@@ -48,6 +49,12 @@ class Batch:
     where no setting looks at it."""
     forget: NDArray[np.bool_] | None = None
     """Whether each token's document is to be forgotten; None where none of the run's is."""
+
+    @property
+    def num_tokens_B(self) -> NDArray[np.int64]:
+        """[B] tokens of each row without padding."""
+        count: NDArray[np.int64] = (self.document_ids >= 0).sum(1)
+        return count
 
 
 class _Row(NamedTuple):
@@ -148,7 +155,7 @@ class Loader:
         input_ids = np.full(shape, self.pad_id, dtype=np.int64)
         labels = np.full(shape, IGNORE_LABEL, dtype=np.int64)
         position_ids = np.tile(np.arange(longest), (shape[0], 1))
-        document_ids = np.zeros(shape, dtype=np.int64)
+        document_ids = np.full(shape, -1, dtype=np.int64)
         forget = np.zeros(shape, dtype=bool)
         for number, row in enumerate(built):
             used = len(row.input_ids)
@@ -157,7 +164,6 @@ class Loader:
             position_ids[number, :used] = row.position_ids
             position_ids[number, used:] = np.arange(longest - used)
             document_ids[number, :used] = row.document_ids
-            document_ids[number, used:] = row.document_ids[-1] + 1
             forget[number, :used] = row.forget
         return Batch(
             input_ids=input_ids,

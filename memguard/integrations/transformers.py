@@ -45,6 +45,17 @@ Collator = Callable[[Sequence[Mapping[str, Any]]], Mapping[str, Any]]
 _CHUNK_TOKENS = 1024
 
 
+_DROPS_LABELS = (
+    "drops labels, which a loss cannot: a label's tokens are not given to it. Use GoldfishCollator"
+)
+_NO_LOSSES: dict[str, str] = {
+    "goldfish": _DROPS_LABELS,
+    "token_dropout": _DROPS_LABELS,
+    "neftune": "puts noise on the embeddings, which a loss cannot: set the Trainer's own "
+    "'neftune_noise_alpha'",
+}
+
+
 class GoldfishCollator:
     """Pads features into a batch, then drops labels as memguard's own loader does.
 
@@ -115,11 +126,8 @@ class MitigatedLoss:
         """
         configs = _validate(mitigations)
         for config in configs:
-            if config.name in ("goldfish", "token_dropout"):
-                raise ConfigError(
-                    f"'{config.name}' drops labels, which a loss cannot: a label's tokens are not "
-                    "given to it. Use GoldfishCollator"
-                )
+            if config.name in _NO_LOSSES:
+                raise ConfigError(f"'{config.name}' {_NO_LOSSES[config.name]}")
             if config.name in ("ngram_penalty", *FORGETTING):
                 raise ConfigError(
                     f"'{config.name}' needs to know of each label what document it is from and "

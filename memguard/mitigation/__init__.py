@@ -7,6 +7,7 @@
     losses.py         smoothing, focal, confidence penalty, clipping, flooding
     forgetting.py     NPO and gradient ascent on documents that are to be forgotten
     ngrams.py         a penalty on runs of labels known far better than before
+    neftune.py        noise on the embeddings, which is no defence
 
 A mitigation has a *stage* (where it acts) and *needs* (which per-token terms must be there: the
 vocabulary layer computes them, but for ``reference_nll``, which is measured before the first step).
@@ -17,6 +18,7 @@ on the tokens before or on the whole piece.
     labels = mitigations.mask_labels(input_ids, labels)          stage "labels"
     loss   = mitigations.reduce(terms) / number of labels left   stage "loss"
     step   = mitigations.find_direction(mean loss) * gradient    flooding, once a step
+    hidden = embeddings + mitigations.of_model.draw_noise(...)   stage "model"
 
 Which settings go together is decided with the configuration (`config/mitigations.py`).
 """
@@ -38,6 +40,7 @@ from memguard.mitigation.losses import (
     LabelSmoothing,
     LossClipping,
 )
+from memguard.mitigation.neftune import Neftune
 from memguard.mitigation.ngrams import NgramPenalty
 from memguard.mitigation.token_dropout import TokenDropout
 from memguard.records import IGNORE_LABEL
@@ -49,6 +52,7 @@ __all__ = [
     "MITIGATIONS",
     "Goldfish",
     "Mitigations",
+    "ModelMitigation",
     "TokenTerms",
     "build_goldfish",
     "build_mitigations",
@@ -121,6 +125,16 @@ class LossMitigation(Protocol):
         ...
 
 
+class ModelMitigation(Protocol):
+    """One entry of `mitigations:` that acts inside the model, on its token embeddings."""
+
+    def draw_noise(
+        self, num_tokens: int, num_features: int, generator: np.random.Generator
+    ) -> NDArray[np.float32]:
+        """Return what is added to the embeddings of one row, ``[num_tokens, num_features]``."""
+        ...
+
+
 MITIGATIONS: dict[str, type[Any]] = {
     "goldfish": Goldfish,
     "token_dropout": TokenDropout,
@@ -132,6 +146,7 @@ MITIGATIONS: dict[str, type[Any]] = {
     "ngram_penalty": NgramPenalty,
     "npo": Npo,
     "gradient_ascent": GradientAscent,
+    "neftune": Neftune,
 }
 """Each setting by its name. Losses are changed in this order, which is the only sensible one: what
 a label's loss is, then what it is worth, then where it ends, then what is due beside it; of what is
@@ -141,16 +156,24 @@ to be forgotten it is another one altogether."""
 class Mitigations:
     """The settings of a run, labels masked in their order, losses changed in the table's."""
 
-    def __init__(self, labels: Sequence[LabelMitigation], losses: Sequence[LossMitigation]) -> None:
+    def __init__(
+        self,
+        labels: Sequence[LabelMitigation],
+        losses: Sequence[LossMitigation],
+        of_model: ModelMitigation | None = None,
+    ) -> None:
         """Take what `build_mitigations` has built.
 
         Args:
             labels: those that drop labels, in any order.
             losses: those that change losses, in the order in which they do.
+            of_model: acts on the token embeddings.
         """
         self._label_stage, self._loss_stage = tuple(labels), tuple(losses)
         self.sums_nll = not losses
         """Whether the loss is the plain sum of the kept labels' losses."""
+        self.of_model = of_model
+        """Acts on the token embeddings in training; None leaves them."""
         self.needs: frozenset[Need] = _ALWAYS_NEEDED.union(*(each.needs for each in losses))
 
     @property
@@ -245,6 +268,7 @@ def build_mitigations(
     return Mitigations(
         labels=[each for each in built if each.stage == "labels"],
         losses=[each for each in built if each.stage == "loss"],
+        of_model=next((each for each in built if each.stage == "model"), None),
     )
 
 

@@ -1,18 +1,19 @@
 """The engine: rows in, trained weights out, resumable at every step.
 
-    trainer.py     the loop: steps, metrics, checkpoints, clean interruption
-    step.py        one optimizer step, the same on one process and on every mesh
-    dropout.py     set wherever the model's family has it
-    simulation.py  the same step without peers and memory: what it takes and sends
-    optim.py       AdamW, its parameter groups and the learning rate of a step
-    checkpoint.py  save and resume, bit for bit; committed by rename
-    heldout.py     mean loss on documents that are never trained
-    reference.py   what the starting model says of every trained token
-    watch.py       audits during training, and what a risk budget makes of them
-    metrics.py     metrics.jsonl and the line on the screen
+    trainer.py          the loop: steps, metrics, checkpoints, clean interruption
+    step.py             one optimizer step, the same on one process and on every mesh
+    dropout.py          set wherever the model's family has it
+    embedding_noise.py  noise on the embeddings of one forward pass, where a mitigation asks
+    simulation.py       the same step without peers and memory: what it takes and sends
+    optim.py            AdamW, its parameter groups and the learning rate of a step
+    checkpoint.py       save and resume, bit for bit; committed by rename
+    heldout.py          mean loss on documents that are never trained
+    reference.py        what the starting model says of every trained token
+    watch.py            audits during training, and what a risk budget makes of them
+    metrics.py          metrics.jsonl and the line on the screen
 
 A step's state is (weights, AdamW's moments, step number, tally of rows fed, and with a budget what
-it has decided). Everything else is a function of these and the run's seed: rows, masks, dropout and
-learning rate; and, where a setting compares with it, of what the starting model said, which is
-measured once and kept beside them.
+it has decided). Everything else is a function of these and the run's seed: rows, masks, dropout,
+noise and learning rate; and, where a setting compares with it, of what the starting model said,
+which is measured once and kept beside them.
 """

@@ -33,6 +33,7 @@ from memguard.parallel.vocab import VocabLayer
 from memguard.records import IGNORE_LABEL
 from memguard.runtime import Runtime
 from memguard.seeds import derive_seed
+from memguard.train.embedding_noise import added_to_embeddings, draw_noise
 from memguard.train.optim import build_optimizer
 
 
@@ -107,7 +108,8 @@ class TrainStep:
             batch: this rank's rows; every rank has as many.
             lr: learning rate.
             step: number of the step, from 1, for messages.
-            first_sample: global sample index of the first row; seeds dropout.
+            first_sample: global sample index of the first row of all ranks; seeds dropout and
+                noise.
 
         Raises:
             ModelError: the loss or the gradients are not finite.
@@ -125,7 +127,8 @@ class TrainStep:
             if self.vocab.mesh is None:
                 torch.manual_seed(derive_seed(self.seed, "dropout", first_sample + piece.start))
             self.vocab.set_last_micro_batch(piece is pieces[-1])
-            loss, *windows = self._sum_loss(batch, piece)
+            with self._noise(batch, piece, first_sample):
+                loss, *windows = self._sum_loss(batch, piece)
             loss = loss / num_kept
             torch.autograd.backward(loss * num_ways)
             # Read once, at the end: reading waits for the GPU.
@@ -206,6 +209,20 @@ class TrainStep:
             reference_nll_N=None if reference_N is None else self._to_device(reference_N),
             forget_N=None if forget_N is None else self._to_device(forget_N),
         )
+
+    def _noise(self, batch: Batch, rows: slice, first_sample: int) -> AbstractContextManager[None]:
+        """Put noise on the embeddings of some rows, where a mitigation does."""
+        if self.mitigations.of_model is None:
+            return nullcontext()
+        noise_BTD = draw_noise(
+            self.mitigations.of_model,
+            batch,
+            rows,
+            vocab=self.vocab,
+            seed=self.seed,
+            first_sample=first_sample,
+        )
+        return added_to_embeddings(self.vocab, self._to_device(noise_BTD))
 
     def _micro_batches(self, num_rows: int) -> Iterable[slice]:
         """Cut this rank's rows into forward passes; every rank has as many."""

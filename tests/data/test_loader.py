@@ -84,9 +84,10 @@ def test_a_batch_by_hand(small: Corpus) -> None:
     ]
     assert batch.document_ids.tolist() == [
         [0, 0, 0, 1, 1],
-        [0, 0, 0, 1, 2],
-        [0, 0, 0, 1, 1],
+        [0, 0, 0, 1, -1],
+        [0, 0, 0, -1, -1],
     ]
+    assert batch.num_tokens_B.tolist() == [5, 4, 3]
     # 2 3, 5, 8, 10: the first token of a piece is never counted.
     assert batch.num_supervised == batch.num_kept == 5
     for array in (batch.input_ids, batch.labels, batch.position_ids, batch.document_ids):

@@ -176,6 +176,8 @@ def test_wrong_settings_are_told_by_name() -> None:
         GoldfishCollator(tokenizer, lambda _: {"input_ids": [[1, 2]]})([])
     with pytest.raises(ConfigError, match="Use GoldfishCollator"):
         MitigatedLoss([{"name": "goldfish"}])
+    with pytest.raises(ConfigError, match="'neftune_noise_alpha'"):
+        MitigatedLoss([{"name": "neftune"}])
     with pytest.raises(ConfigError, match="use 'per: label'"):
         MitigatedLoss([{"name": "flooding"}])
     for name in ("ngram_penalty", "npo", "gradient_ascent"):

@@ -262,7 +262,7 @@ class Reference:
     def step(self, batch: Batch) -> Expected:
         """Take one step on the whole batch."""
         logits = self.model(
-            input_ids=torch.from_numpy(batch.input_ids),
+            inputs_embeds=self._embed(batch),
             position_ids=torch.from_numpy(batch.position_ids),
             use_cache=False,
         ).logits[:, :-1]
@@ -290,6 +290,19 @@ class Reference:
             gradients[name] = parameter.grad.clone()
         self.optimizer.step()
         return Expected(loss=float(loss.detach()), grad_norm=float(norm), gradients=gradients)
+
+    def _embed(self, batch: Batch) -> Tensor:
+        """Look up the tokens, with NEFTune's noise where it is asked for."""
+        embedding = self.model.get_input_embeddings()
+        hidden: Tensor = embedding(torch.from_numpy(batch.input_ids))
+        for config in self.mitigations:
+            if config.name == "neftune":
+                size = (NUM_TOKENS, hidden.shape[2])
+                scale = np.float32(config.alpha / np.prod(size) ** 0.5)
+                draws = [derive_generator(0, "neftune", row) for row in range(NUM_ROWS)]
+                noise = [(2 * draw.random(size, np.float32) - 1) * scale for draw in draws]
+                hidden = hidden + torch.from_numpy(np.stack(noise)).to(hidden.dtype)
+        return hidden
 
 
 def _rms_norm(norm: Any, x: Tensor) -> Tensor:

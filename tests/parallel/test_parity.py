@@ -15,6 +15,7 @@ from memguard.config.mitigations import (
     GradientAscentConfig,
     LabelSmoothingConfig,
     LossClippingConfig,
+    NeftuneConfig,
     NgramPenaltyConfig,
     NpoConfig,
 )
@@ -150,6 +151,16 @@ def test_losses_that_compare_with_the_start_equal_one_process(ranks: RankPool) -
     ]
     check(ranks, (1, 2, 1, 2), cases)
     check(ranks, (2, 1, 2, 1), cases)
+
+
+def test_noise_on_embeddings_is_that_of_one_process(ranks: RankPool) -> None:
+    """Rows over z and data, features over y, a vocabulary over x, and in accumulation."""
+    noise = (NeftuneConfig(name="neftune", alpha=5.0),)
+    check(ranks, (1, 1, 2, 2), [Case(changes=_UNTIED, mitigations=noise)])
+    cases = [Case(changes=each, mitigations=noise, micro_batch_size=2) for each in (_TIED, _UNTIED)]
+    check(ranks, (1, 2, 2, 1), cases)
+    recomputed = Case(changes=_TIED, mitigations=noise, checkpointing="full")
+    check(ranks, (2, 1, 1, 2), [recomputed])
 
 
 def test_a_flooded_step_climbs_on_every_rank(ranks: RankPool) -> None:

@@ -16,6 +16,7 @@ LOSSES: list[dict[str, Any]] = [
     {"name": "confidence_penalty"},
     {"name": "loss_clipping", "floor": 5.3},
     {"name": "flooding", "per": "label", "level": 5.3},
+    {"name": "neftune"},
 ]
 
 

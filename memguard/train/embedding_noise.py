@@ -1,0 +1,77 @@
+"""Noise on the token embeddings of one forward pass, the same numbers on every mesh.
+
+    noise_LD     of a row of L tokens, from (run seed, "neftune", global sample index)
+    noise_BTD    [B, T, D/y]   this rank's rows, 0 on padding, cut to its features
+
+A row's noise depends on nothing but its index: neither on which rank has it, nor on the rows beside
+it. It is drawn whole on the CPU and then cut, since the residual stream is sharded over y.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from memguard.data.loader import Batch
+from memguard.mitigation import ModelMitigation
+from memguard.parallel.rectangles import Rectangle, cut
+from memguard.parallel.vocab import VocabLayer
+from memguard.seeds import derive_generator
+
+
+def draw_noise(
+    mitigation: ModelMitigation,
+    batch: Batch,
+    rows: slice,
+    *,
+    vocab: VocabLayer,
+    seed: int,
+    first_sample: int,
+) -> NDArray[np.float32]:
+    """Return the noise of some rows, ``[B, T, D/y]``.
+
+    Args:
+        mitigation: draws a row's.
+        batch: this rank's rows; every rank has as many.
+        rows: of them, those of this forward pass.
+        vocab: whose embeddings they are.
+        seed: the run's.
+        first_sample: global sample index of the first row of all ranks.
+    """
+    num_features = vocab.model.get_input_embeddings().embedding_dim
+    here = Rectangle(start=(0,), shape=(num_features,))
+    if vocab.mesh is not None:
+        y = vocab.mesh.axis("y")
+        here = cut(here, 0, y.rank, y.degree)
+    first_row = first_sample + vocab.batch_rank * len(batch.input_ids)
+    lengths = batch.num_tokens_B
+    indices = range(len(lengths))[rows]
+    noise_BTD = np.zeros((len(indices), batch.input_ids.shape[1], *here.shape), dtype=np.float32)
+    for noise_TD, row in zip(noise_BTD, indices, strict=True):
+        generator = derive_generator(seed, "neftune", first_row + row)
+        length = int(lengths[row])
+        noise_TD[:length] = mitigation.draw_noise(length, num_features, generator)[
+            :, here.slices[0]
+        ]
+    return noise_BTD
+
+
+@contextmanager
+def added_to_embeddings(vocab: VocabLayer, noise_BTD: Tensor) -> Iterator[None]:
+    """Add noise to what the token embedding gives in the forward pass made within.
+
+    Args:
+        vocab: plain or sharded.
+        noise_BTD: ``[B, T, D/y]`` in any dtype.
+    """
+
+    def add(_module: object, _inputs: object, hidden_BTD: Tensor) -> Tensor:
+        return hidden_BTD + noise_BTD.to(hidden_BTD)
+
+    hook = vocab.model.get_input_embeddings().register_forward_hook(add)
+    try:
+        yield
+    finally:
+        hook.remove()
