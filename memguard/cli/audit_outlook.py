@@ -51,7 +51,7 @@ def foresee_audit(config: RunConfig, corpus: Corpus, counts: Sequence[int]) -> l
                 else clopper_pearson(num_audited // 2, num_audited),
             )
         )
-    order = ("control", "trained", "forget", "background", "heldout", "canary")
+    order = ("control", "trained", "forget", "background", "heldout", "canary", "removed")
     return sorted(
         outlook,
         key=lambda each: (

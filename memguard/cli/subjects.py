@@ -205,7 +205,7 @@ def describe_run(
             ),
             near_duplicate_words=config.data.near_duplicate_words,
         ),
-        training=_summarise_training(folder, config),
+        training=_summarise_training(folder, config, summary.num_removed),
         tally=_check_tally(folder, corpus),
         run=config.name,
         seed=config.seed,
@@ -213,7 +213,9 @@ def describe_run(
     )
 
 
-def _summarise_training(folder: Path, config: RunConfig) -> TrainingSummary | None:
+def _summarise_training(
+    folder: Path, config: RunConfig, num_removed: int | None
+) -> TrainingSummary | None:
     lines = list(read_metrics(folder / "metrics.jsonl"))
     end = next((line for line in lines if isinstance(line, EndMetrics)), None)
     if end is None:
@@ -228,6 +230,7 @@ def _summarise_training(folder: Path, config: RunConfig) -> TrainingSummary | No
         num_supervised_tokens=end.num_kept_tokens,
         dropped_fraction=dropped if drops else None,
         mitigations=[each.model_dump(mode="json") for each in config.mitigations],
+        num_removed=num_removed,
         train_s=end.train_s,
         heldout_nll=after and after.nll,
         base_heldout_nll=before and before.nll,

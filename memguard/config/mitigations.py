@@ -167,6 +167,24 @@ class NeftuneConfig(Settings):
     )
 
 
+class DeduplicateConfig(Settings):
+    """Near-copies are removed before training; the first of them in file order stays."""
+
+    name: Literal["deduplicate"] = Field(description="Which mitigation.")
+    similarity: Annotated[float, Field(ge=0.2, le=1)] | Literal["exact"] = Field(
+        0.8,
+        description="Documents as similar are copies: shared runs of words / runs of words in "
+        "either; exact: the same text, character by character.",
+    )
+    num_words: PositiveInt = Field(5, description="Words of a run (words); not for 'exact'.")
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.similarity == "exact" and self.num_words != 5:
+            raise ValueError("'num_words' does nothing with 'similarity: exact'; leave it out")
+        return self
+
+
 MitigationConfig = Annotated[
     GoldfishConfig
     | TokenDropoutConfig
@@ -178,7 +196,8 @@ MitigationConfig = Annotated[
     | NgramPenaltyConfig
     | NpoConfig
     | GradientAscentConfig
-    | NeftuneConfig,
+    | NeftuneConfig
+    | DeduplicateConfig,
     Field(discriminator="name"),
 ]
 """One entry of `mitigations:`, told apart by its name."""

@@ -421,4 +421,10 @@ class RunConfig(Settings):
                 "'data.forget' needs a trained model in 'model.path'; random weights of "
                 "'model.scratch' have nothing to forget"
             )
+        if self.data.study is not None and "deduplicate" in {m.name for m in self.mitigations}:
+            raise ValueError(
+                "'mitigations' cannot have deduplicate with 'data.study', where it would do "
+                "nothing: a study takes one document of each cluster of near-duplicates already. "
+                "Leave one out"
+            )
         return self

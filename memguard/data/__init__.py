@@ -8,6 +8,7 @@
     chat.py          conversations through the chat template, assistant turns supervised
     bpe.py           a byte-level BPE tokenizer trained on the documents
     duplicates.py    clusters of near-duplicates: shared runs of words
+    deduplication.py near-copies that a mitigation removes, by MinHash
     buckets.py       which documents are trained how often, drawn over clusters
     canaries.py      random secrets, a fair coin for each: trained or never
     corpus.py        prepared documents on disk: token arrays beside the manifest

@@ -198,6 +198,19 @@ def place_for_study(
     return placements
 
 
+def remove_copies(
+    placements: Sequence[Placement | None], is_copy: NDArray[np.bool_]
+) -> list[Placement | None]:
+    """Take copies out of training; control and held-out documents are those without it.
+
+    Args:
+        placements: of all documents.
+        is_copy: ``[num_documents]``; only trained ones are.
+    """
+    removed = Placement(bucket="removed", role="removed", repetitions=0)
+    return [removed if copy else placed for placed, copy in zip(placements, is_copy, strict=True)]
+
+
 def place_canaries(is_in: Sequence[bool], *, repetitions: int) -> list[Placement]:
     """Place canaries as their coins fell.
 

@@ -107,6 +107,12 @@ class WordGrams:
             cluster=rank[place].astype(np.int64), num_boilerplate_grams=num_boilerplate_grams
         )
 
+    def list_grams(self) -> Iterator[NDArray[np.uint64]]:
+        """Yield the different grams of each document, sorted; of a shorter one all its words."""
+        for document, whole in enumerate(self._whole):
+            grams, _ = self._hash_grams(np.array([document]), 0, 1)
+            yield np.unique(grams) if len(grams) else np.array([whole])
+
     def count_overlap(self, in_control: NDArray[np.bool_], in_trained: NDArray[np.bool_]) -> int:
         """Return how many control documents share any gram, boilerplate too, with a trained one.
 

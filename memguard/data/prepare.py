@@ -12,9 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memguard.config import RunConfig
-from memguard.data.buckets import Placement, place_for_study, place_for_training
+from memguard.config.mitigations import DeduplicateConfig
+from memguard.data.buckets import Placement, place_for_study, place_for_training, remove_copies
 from memguard.data.canaries import prepare_canaries
 from memguard.data.corpus import Corpus, PreparedSummary, load_corpus, save_corpus
+from memguard.data.deduplication import find_copies, load_rensa
 from memguard.data.documents import Document, document_text, load_documents, name_ids
 from memguard.data.duplicates import WordGrams
 from memguard.data.tokenization import (
@@ -50,8 +52,12 @@ def prepare(
         console: says what is done.
 
     Raises:
+        ConfigError: a library that a setting needs is not installed.
         DataError: no documents, no supervised token, duplicate ids, too few for the buckets.
     """
+    deduplicate = find_deduplicate(config)
+    if deduplicate is not None and deduplicate.similarity != "exact":
+        load_rensa()
     loaded = _load_all(config, cache_dir, console)
     tokenizer = load_tokenizer([document for name, document in loaded.pairs if name == "train"])
     digests = [hmac_text(b"", document) for _, document in loaded.pairs]
@@ -120,6 +126,10 @@ def prepare(
             auditable=auditable,
             seed=config.seed,
         )
+    num_removed = None
+    if deduplicate is not None:
+        placements = _remove_copies(kept, placements, deduplicate, console)
+        num_removed = sum(each is not None and each.role == "removed" for each in placements)
     roles = np.array([placement.role if placement else "" for placement in placements])
     _check_auditable(config, int((auditable & (roles == "trained")).sum()), kept)
     is_control = roles == "control"
@@ -166,6 +176,7 @@ def prepare(
         num_clusters=len({each.cluster for each in placed}),
         num_boilerplate_grams=clusters.num_boilerplate_grams,
         num_control=int(is_control.sum()),
+        num_removed=num_removed,
         # What is to be forgotten was trained before.
         num_control_overlapping=grams.count_overlap(is_control, is_trained | (roles == "forget")),
         num_canaries=len(canaries),
@@ -179,6 +190,36 @@ def prepare(
     save_corpus(run_folder, summary, entries, [each.tokens for each in (*placed, *canaries)])
     console.info(f"documents: {_describe(entries)}")
     return load_corpus(run_folder)
+
+
+def find_deduplicate(config: RunConfig) -> DeduplicateConfig | None:
+    """Return the mitigation that removes copies, if the run has it."""
+    entries = (each for each in config.mitigations if isinstance(each, DeduplicateConfig))
+    return next(entries, None)
+
+
+def _remove_copies(
+    kept: Sequence[tuple[Document, TokenizedDocument]],
+    placements: Sequence[Placement | None],
+    config: DeduplicateConfig,
+    console: Console,
+) -> list[Placement | None]:
+    trained = [n for n, placed in enumerate(placements) if placed and placed.role == "trained"]
+    is_copy = np.zeros(len(kept), dtype=bool)
+    is_copy[trained] = find_copies([document_text(kept[n][0]) for n in trained], config)
+    num_copies = int(is_copy.sum())
+    if num_copies:
+        console.info(
+            f"documents: {num_copies:,} of {len(trained):,} removed, of which an earlier copy is "
+            "trained (deduplicate)"
+        )
+    else:
+        alike = "the same" if config.similarity == "exact" else f"{config.similarity:g} similar"
+        console.warn(
+            f"'mitigations': deduplicate does nothing here: no two of {len(trained):,} documents "
+            f"are {alike}. Leave it out"
+        )
+    return remove_copies(placements, is_copy)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -334,6 +375,9 @@ def _content_key(
         "seed": config.seed,
         "template": getattr(tokenizer, "chat_template", None),
     }
+    deduplicate = find_deduplicate(config)
+    if deduplicate is not None:
+        settings["deduplicate"] = deduplicate.model_dump(mode="json")
     digest.update(json.dumps(settings, sort_keys=True).encode())
     backend = getattr(tokenizer, "backend_tokenizer", None)
     digest.update(
@@ -371,7 +415,9 @@ def _hmac_key(run_folder: Path) -> bytes:
 def _hash_entries(entries: Sequence[ManifestEntry]) -> str:
     digest = hashlib.sha256()
     for entry in entries:
-        line = f"{entry.id}\0{entry.bucket}\0{entry.tokens_sha256}\n"
+        # What a mitigation takes out of training was given all the same.
+        bucket = "trained" if entry.role == "removed" else entry.bucket
+        line = f"{entry.id}\0{bucket}\0{entry.tokens_sha256}\n"
         digest.update(line.encode(errors="surrogatepass"))
     return digest.hexdigest()
 

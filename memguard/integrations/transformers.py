@@ -53,6 +53,7 @@ _NO_LOSSES: dict[str, str] = {
     "token_dropout": _DROPS_LABELS,
     "neftune": "puts noise on the embeddings, which a loss cannot: set the Trainer's own "
     "'neftune_noise_alpha'",
+    "deduplicate": "removes documents before training, which a loss cannot",
 }
 
 

@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 __all__ = [
+    "DONE_ELSEWHERE",
     "MITIGATIONS",
     "Goldfish",
     "Mitigations",
@@ -134,6 +135,10 @@ class ModelMitigation(Protocol):
         """Return what is added to the embeddings of one row, ``[num_tokens, num_features]``."""
         ...
 
+
+DONE_ELSEWHERE: dict[str, Stage] = {"deduplicate": "data"}
+"""Settings of other stages, of which nothing is built here: `data.deduplication` does what they
+say."""
 
 MITIGATIONS: dict[str, type[Any]] = {
     "goldfish": Goldfish,
@@ -263,6 +268,7 @@ def build_mitigations(
         if isinstance(config, GoldfishConfig)
         else MITIGATIONS[config.name](config)
         for config in configs
+        if config.name not in DONE_ELSEWHERE
     ]
     built.sort(key=lambda each: list(MITIGATIONS).index(each.config.name))
     return Mitigations(

@@ -355,6 +355,8 @@ class TrainingSummary(Record):
     dropped_fraction: float | None
     """Share of the labels the mitigation dropped."""
     mitigations: list[dict[str, Any]]
+    num_removed: int | None = None
+    """Documents that were given and not trained, being copies; null where none was asked to."""
     train_s: float
     heldout_nll: float | None
     """Nats a token on documents that were never trained, plain loss."""

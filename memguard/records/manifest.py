@@ -9,7 +9,7 @@ from pydantic import ValidationError
 from memguard.errors import RecordError
 from memguard.records.record import Record, write_atomically
 
-Role = Literal["trained", "control", "background", "heldout", "canary", "forget"]
+Role = Literal["trained", "control", "background", "heldout", "canary", "forget", "removed"]
 
 IGNORE_LABEL = -100
 """Label of a position that receives no loss (transformers' convention)."""

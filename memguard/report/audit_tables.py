@@ -22,6 +22,7 @@ _ROLES = {
     "heldout": "held out, never trained",
     "canary": "random secrets",
     "forget": "to be forgotten",
+    "removed": "removed as copies",
 }
 
 

@@ -49,9 +49,13 @@ def describe_training(training: TrainingSummary) -> tuple[Fact, ...]:
     bounded = () if budget is None else (_describe_budget(budget),)
     asked = [m["k"] for m in training.mitigations if isinstance(m.get("k"), int) and m["k"] > 0]
     target = f"asked for: 1 in {asked[0]:,}, {format_threshold(1 / asked[0])}" if asked else ""
+    removed = Fact(
+        term="Copies removed", value=f"{format_count(training.num_removed or 0)} documents"
+    )
     return (
         Fact(term="Mitigations", value="; ".join(mitigations) or "none (plain loss)"),
         *bounded,
+        *([] if training.num_removed is None else [removed]),
         Fact(
             term="Labels dropped",
             value=describe_dropped(training.dropped_fraction, bool(training.mitigations)),

@@ -1,5 +1,6 @@
 """Each mitigation through a whole run: it trains, and does what it says."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ from run_examples import make_run, write_documents
 
 from memguard.cli.training import train_run
 from memguard.config import RunConfig
+from memguard.records import AuditReport, load_manifest, load_record
 from memguard.train.metrics import EndMetrics, StepMetrics, read_metrics
 
 LOSSES: list[dict[str, Any]] = [
@@ -89,3 +91,25 @@ def test_dropout_drops_its_share(folder: Path) -> None:
     share = end.num_kept_tokens / end.num_supervised_tokens
     # Three standard deviations of a binomial share.
     assert abs(share - 0.75) < 3 * (0.1875 / end.num_supervised_tokens) ** 0.5
+
+
+def test_copies_are_not_fed_and_are_told(tmp_path: Path) -> None:
+    pytest.importorskip("rensa", reason="of the extra 'dedup'")
+    source = write_documents(tmp_path / "documents.jsonl", 60, words=40)
+    rows = [json.loads(line) for line in source.read_text().splitlines()]
+    copies = ({"id": f"copy-{n}", "text": f"{rows[n]['text']} again"} for n in range(20))
+    source.write_text("".join(f"{json.dumps(row)}\n" for row in (*rows, *copies)))
+    config = make_run(tmp_path, mitigations=[{"name": "deduplicate"}])
+    train_run(config)
+    folder = Path(config.output_dir) / config.name
+    manifest = load_manifest(folder / "manifest.jsonl")
+    removed = [entry for entry in manifest if entry.role == "removed"]
+    assert {entry.num_repetitions for entry in removed} == {0}
+    assert 10 < len(removed) <= 20
+    assert all(entry.id.startswith("copy-") for entry in removed)
+    report = load_record(AuditReport, folder / "audit" / "report.json")
+    assert report.training is not None
+    assert report.training.num_removed == len(removed)
+    assert {bucket.bucket for bucket in report.buckets} == {"trained", "control"}
+    page = (folder / "audit" / "report.html").read_text(encoding="utf-8")
+    assert "Copies removed" in page
