@@ -13,6 +13,7 @@ from memguard.audit.suite import load_suite
 from memguard.cli.start import load_known_tokenizer, train_tokenizer
 from memguard.cli.subjects import to_audit_document
 from memguard.config import RunConfig, dump_yaml
+from memguard.config.mitigations import DpSgdConfig
 from memguard.data.chat import find_special_ids
 from memguard.data.corpus import Corpus
 from memguard.data.documents import Document
@@ -110,6 +111,11 @@ def check_token_ids(corpus: Corpus, vocab_size: int) -> None:
         )
 
 
+def find_dp_sgd(config: RunConfig) -> DpSgdConfig | None:
+    """Return the mitigation that makes gradients private, if the run has it."""
+    return next((each for each in config.mitigations if isinstance(each, DpSgdConfig)), None)
+
+
 def build_feed(config: RunConfig, prepared: PreparedRun, *, share_rows: bool) -> Feed:
     """Pack the documents into rows, say when each is trained, and mask their labels.
 
@@ -119,6 +125,8 @@ def build_feed(config: RunConfig, prepared: PreparedRun, *, share_rows: bool) ->
         share_rows: whether the model keeps documents of one row apart.
     """
     corpus, tokenizer = prepared.corpus, prepared.tokenizer
+    # What dp_sgd protects is a row: it must not hold parts of several documents.
+    share_rows = share_rows and find_dp_sgd(config) is None
     rows, schedule = plan_rows(
         corpus.manifest,
         seq_len=config.data.seq_len,

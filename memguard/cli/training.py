@@ -8,7 +8,13 @@ from typing import Any
 import torch
 
 from memguard.cli.auditing import audit_run, find_current_report
-from memguard.cli.feeding import PreparedRun, build_feed, check_token_ids, prepare
+from memguard.cli.feeding import (
+    PreparedRun,
+    build_feed,
+    check_token_ids,
+    find_dp_sgd,
+    prepare,
+)
 from memguard.cli.run_folder import check_same_settings, compute_run_key, locked
 from memguard.cli.start import (
     Workplace,
@@ -20,6 +26,8 @@ from memguard.cli.watching import build_watch
 from memguard.config import RunConfig, dump_yaml
 from memguard.data.corpus import Corpus, load_corpus
 from memguard.data.loader import Loader
+from memguard.data.prepare import load_private_key
+from memguard.errors import ConfigError
 from memguard.parallel.checkpoint_folder import check_positions
 from memguard.parallel.vocab_checks import keeps_documents_apart
 from memguard.parallel.weights import count_parameters
@@ -30,6 +38,7 @@ from memguard.runtime import (
     describe_environment,
     quiet_libraries,
 )
+from memguard.train.dp_sgd import RowClipping, load_accountant
 from memguard.train.metrics import EndMetrics, read_metrics
 from memguard.train.trainer import Trainer
 
@@ -67,6 +76,7 @@ def train_run(config: RunConfig) -> dict[str, Any]:
         ExitStack() as lock,
     ):
         runtime = workplace.runtime
+        _check_privacy(config, workplace)
         runtime.only_on_main(lambda: lock.enter_context(locked(folder)))
         prepared = _prepare_once(config, workplace, console)
         is_trained = runtime.only_on_main(lambda: _is_trained(folder, prepared.corpus))
@@ -87,6 +97,37 @@ def train_run(config: RunConfig) -> dict[str, Any]:
     console.info(report.verdict.sentence)
     page = str(folder / "audit" / "report.html")
     return result | {"report": page, "verdict": report.verdict.model_dump(mode="json")}
+
+
+def _check_privacy(config: RunConfig, workplace: Workplace) -> None:
+    """Refuse dp_sgd where it cannot be had, before any document is read.
+
+    Raises:
+        ConfigError: on a mesh, or without opacus.
+    """
+    if find_dp_sgd(config) is None:
+        return
+    load_accountant()
+    if workplace.mesh is not None:
+        raise ConfigError(
+            f"'mitigations': dp_sgd clips row by row on one process, and this is "
+            f"{workplace.mesh.shape}. Train on one process, or leave it out"
+        )
+
+
+def _build_row_clipping(
+    config: RunConfig, folder: Path, loader: Loader, console: Console
+) -> RowClipping | None:
+    dp_sgd = find_dp_sgd(config)
+    if dp_sgd is None:
+        return None
+    num_rows = len(loader.rows)
+    if dp_sgd.delta >= 1 / num_rows:
+        console.warn(
+            f"'delta' of dp_sgd is {dp_sgd.delta:g}; with {num_rows:,} rows, above "
+            f"{1 / num_rows:.1g}, publishing some row whole would be called private"
+        )
+    return RowClipping(dp_sgd, noise_seed=int.from_bytes(load_private_key(folder)))
 
 
 def _prepare_once(config: RunConfig, workplace: Workplace, console: Console) -> PreparedRun:
@@ -152,6 +193,7 @@ def _train(
         run_folder=folder,
         runtime=runtime,
         console=console,
+        row_clipping=_build_row_clipping(config, folder, loader, console),
     )
     if trainer.num_steps < loader.num_steps:
         console.warn(

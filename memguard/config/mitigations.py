@@ -185,6 +185,19 @@ class DeduplicateConfig(Settings):
         return self
 
 
+class DpSgdConfig(Settings):
+    """DP-SGD: each row's gradient is clipped, and noise is added to their sum (one process)."""
+
+    name: Literal["dp_sgd"] = Field(description="Which mitigation.")
+    noise_multiplier: Positive = Field(
+        1.0, description="Standard deviation of the noise, as a share of 'max_grad_norm'."
+    )
+    max_grad_norm: Positive = Field(1.0, description="Each row's gradient is clipped to this norm.")
+    delta: Annotated[float, Field(gt=0, lt=1)] = Field(
+        1e-5, description="Epsilon is given at this delta, which should be below 1 / rows."
+    )
+
+
 MitigationConfig = Annotated[
     GoldfishConfig
     | TokenDropoutConfig
@@ -197,7 +210,8 @@ MitigationConfig = Annotated[
     | NpoConfig
     | GradientAscentConfig
     | NeftuneConfig
-    | DeduplicateConfig,
+    | DeduplicateConfig
+    | DpSgdConfig,
     Field(discriminator="name"),
 ]
 """One entry of `mitigations:`, told apart by its name."""
@@ -245,6 +259,9 @@ def check_mitigations(configs: Sequence[MitigationConfig]) -> None:
     match by_name.get("goldfish"), by_name.get("token_dropout"):
         case GoldfishConfig(mode="random"), TokenDropoutConfig():
             _refuse(["goldfish", "token_dropout"], "mode 'random' is token dropout already")
+    match by_name.get("dp_sgd"), by_name.get("flooding"):
+        case DpSgdConfig(), FloodingConfig(per="step"):
+            _refuse(["dp_sgd", "flooding"], "the turn of a whole step hangs on every row's loss")
     match by_name.get("flooding"), by_name.get("loss_clipping"):
         case FloodingConfig(per="label"), LossClippingConfig(floor=float()):
             _refuse(["flooding", "loss_clipping"], _FLOORED)

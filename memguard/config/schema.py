@@ -421,6 +421,16 @@ class RunConfig(Settings):
                 "'data.forget' needs a trained model in 'model.path'; random weights of "
                 "'model.scratch' have nothing to forget"
             )
+        if self.budget is not None and "dp_sgd" in {m.name for m in self.mitigations}:
+            raise ValueError(
+                "'mitigations' cannot have dp_sgd with 'budget', which acts on what was found in "
+                "the documents, and no epsilon covers that. Leave one out"
+            )
+        if micro is not None and "dp_sgd" in {m.name for m in self.mitigations}:
+            raise ValueError(
+                "'train.micro_batch_size' does nothing with the mitigation dp_sgd, which takes a "
+                "backward for each row; leave it out"
+            )
         if self.data.study is not None and "deduplicate" in {m.name for m in self.mitigations}:
             raise ValueError(
                 "'mitigations' cannot have deduplicate with 'data.study', where it would do "

@@ -76,7 +76,7 @@ def prepare(
             )
         console.info("documents: settings, tokenizer or texts have changed; preparing again")
 
-    hmac_key = _hmac_key(run_folder)
+    hmac_key = load_private_key(run_folder)
     kept, origins, num_shorter = [], [], 0
     documents = [document for _, document in loaded.pairs]
     with console.progress("tokenise", len(documents), "documents") as advance:
@@ -402,8 +402,11 @@ def _audit_key(config: RunConfig) -> str:
     return json.dumps(config.audit.model_dump(mode="json", include=lengths), sort_keys=True)
 
 
-def _hmac_key(run_folder: Path) -> bytes:
-    """Return the run's own key, made at the first call; without it hashes cannot be guessed at."""
+def load_private_key(run_folder: Path) -> bytes:
+    """Return the run's own key, made at the first call.
+
+    Without it neither the texts behind hashes nor the noise of dp_sgd can be guessed at.
+    """
     path = run_folder / "audit" / "private" / "hmac.key"
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)

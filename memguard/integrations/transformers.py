@@ -54,6 +54,7 @@ _NO_LOSSES: dict[str, str] = {
     "neftune": "puts noise on the embeddings, which a loss cannot: set the Trainer's own "
     "'neftune_noise_alpha'",
     "deduplicate": "removes documents before training, which a loss cannot",
+    "dp_sgd": "clips each row's gradient, which a loss cannot: use opacus with your own loop",
 }
 
 

@@ -136,9 +136,9 @@ class ModelMitigation(Protocol):
         ...
 
 
-DONE_ELSEWHERE: dict[str, Stage] = {"deduplicate": "data"}
-"""Settings of other stages, of which nothing is built here: `data.deduplication` does what they
-say."""
+DONE_ELSEWHERE: dict[str, Stage] = {"deduplicate": "data", "dp_sgd": "optimizer"}
+"""Settings of other stages, of which nothing is built here: `data.deduplication` and `train.dp_sgd`
+do what they say."""
 
 MITIGATIONS: dict[str, type[Any]] = {
     "goldfish": Goldfish,

@@ -357,6 +357,11 @@ class TrainingSummary(Record):
     mitigations: list[dict[str, Any]]
     num_removed: int | None = None
     """Documents that were given and not trained, being copies; null where none was asked to."""
+    epsilon: float | None = None
+    """Privacy loss of a row at `delta`, by the run's own schedule; null without dp_sgd."""
+    epsilon_if_sampled: float | None = None
+    """As if each step had drawn its rows anew, which it does not; to compare with papers."""
+    delta: float | None = None
     train_s: float
     heldout_nll: float | None
     """Nats a token on documents that were never trained, plain loss."""

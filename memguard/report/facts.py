@@ -38,6 +38,12 @@ def describe_identity(report: AuditReport) -> tuple[Fact, ...]:
     )
 
 
+_PRIVACY_LIMITS = (
+    "It covers neither copies of a document nor its other pieces, nor what the base model knew, "
+    "nor this report, which is made of the documents."
+)
+
+
 def describe_training(training: TrainingSummary) -> tuple[Fact, ...]:
     """List what was trained, at which cost and with which loss on held-out documents."""
     mitigations = [format_settings(mitigation) for mitigation in training.mitigations[:20]]
@@ -56,6 +62,7 @@ def describe_training(training: TrainingSummary) -> tuple[Fact, ...]:
         Fact(term="Mitigations", value="; ".join(mitigations) or "none (plain loss)"),
         *bounded,
         *([] if training.num_removed is None else [removed]),
+        *describe_privacy(training),
         Fact(
             term="Labels dropped",
             value=describe_dropped(training.dropped_fraction, bool(training.mitigations)),
@@ -77,6 +84,20 @@ def _describe_budget(budget: Budget) -> Fact:
     metric = budget.metric.replace("_", "-")
     value = f"at most {format_percent(budget.limit)} of a bucket {metric}"
     return Fact(term="Risk budget", value=value, detail=f"else: {budget.action}")
+
+
+def describe_privacy(training: TrainingSummary) -> tuple[Fact, ...]:
+    """Say what dp_sgd has spent, and what that does not cover; nothing without it."""
+    if training.epsilon is None or training.delta is None:
+        return ()
+    sampled = format_number(training.epsilon_if_sampled)
+    return (
+        Fact(
+            term="Differential privacy",
+            value=f"ε = {format_number(training.epsilon)} at δ = {training.delta:g}, for a row",
+            detail=f"Had rows been sampled, as papers assume: {sampled}. {_PRIVACY_LIMITS}",
+        ),
+    )
 
 
 def describe_dropped(share: float | None, mitigated: bool) -> str:

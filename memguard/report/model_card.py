@@ -13,6 +13,7 @@ import yaml
 from memguard.records import AuditReport, BucketScores, Rate
 from memguard.report.attack_cost import find_cost, write_cost
 from memguard.report.canaries import write_canaries
+from memguard.report.facts import describe_privacy
 from memguard.report.formatting import (
     MISSING,
     format_count,
@@ -142,6 +143,8 @@ def _write_audit(report: AuditReport) -> list[str]:
             f"Utility: held-out NLL {format_number(nll)} nats a token"
             f"{f', {change}' if change else ''}."
         )
+    for fact in describe_privacy(report.training) if report.training else ():
+        parts.append(f"{fact.term}: {_escape(f'{fact.value}. {fact.detail}')}")
     parts.append("Limits:")
     parts.append("\n".join(f"- {_escape(limit)}" for limit in write_limits(report)))
     parts.append(

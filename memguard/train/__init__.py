@@ -4,6 +4,7 @@
     step.py             one optimizer step, the same on one process and on every mesh
     dropout.py          set wherever the model's family has it
     embedding_noise.py  noise on the embeddings of one forward pass, where a mitigation asks
+    dp_sgd.py           gradients clipped row by row, noise on their sum, and the privacy spent
     simulation.py       the same step without peers and memory: what it takes and sends
     optim.py            AdamW, its parameter groups and the learning rate of a step
     checkpoint.py       save and resume, bit for bit; committed by rename

@@ -77,6 +77,11 @@ class EndMetrics(Record):
     num_supervised_tokens: int
     num_kept_tokens: int
     train_s: float
+    epsilon: float | None = None
+    """Privacy loss of a row at `delta`, by the run's own schedule; null without dp_sgd."""
+    epsilon_if_sampled: float | None = None
+    """As if each step had drawn its rows."""
+    delta: float | None = None
     tally_sha256: str
     """Of the realised repetitions; the manifest must agree, or its doses mean nothing."""
     stopped_by_budget: bool = False

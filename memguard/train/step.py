@@ -33,6 +33,7 @@ from memguard.parallel.vocab import VocabLayer
 from memguard.records import IGNORE_LABEL
 from memguard.runtime import Runtime
 from memguard.seeds import derive_seed
+from memguard.train.dp_sgd import RowClipping
 from memguard.train.embedding_noise import added_to_embeddings, draw_noise
 from memguard.train.optim import build_optimizer
 
@@ -85,6 +86,7 @@ class TrainStep:
         optim: OptimConfig,
         seed: int,
         runtime: Runtime,
+        row_clipping: RowClipping | None = None,
     ) -> None:
         """Take a model whose weights are in place; the optimizer starts from nothing.
 
@@ -95,7 +97,10 @@ class TrainStep:
             optim: AdamW and clipping.
             seed: the run's; dropout's, on one process.
             runtime: device and ranks.
+            row_clipping: makes the gradients private; None leaves them. One process only.
         """
+        assert row_clipping is None or vocab.mesh is None, "a row is clipped by one process"
+        self.row_clipping = row_clipping
         self.vocab, self.mitigations = vocab, mitigations
         self.train, self.optim, self.seed, self.runtime = train, optim, seed, runtime
         self.parameters = find_local_parameters(vocab.model)
@@ -115,7 +120,8 @@ class TrainStep:
             ModelError: the loss or the gradients are not finite.
         """
         num_supervised, num_kept = self._sum_over_batch((batch.num_supervised, batch.num_kept))
-        if num_kept == 0:
+        # Noise is added whatever the rows hold: a step left out would tell of them.
+        if num_kept == 0 and self.row_clipping is None:
             return StepResult(
                 loss=None, grad_norm=None, num_supervised=int(num_supervised), num_kept=0
             )
@@ -129,12 +135,20 @@ class TrainStep:
             self.vocab.set_last_micro_batch(piece is pieces[-1])
             with self._noise(batch, piece, first_sample):
                 loss, *windows = self._sum_loss(batch, piece)
-            loss = loss / num_kept
-            torch.autograd.backward(loss * num_ways)
+            loss = loss / max(num_kept, 1)
+            if self.row_clipping is None:
+                torch.autograd.backward(loss * num_ways)
+            else:
+                # The mean over the row's own labels: no row weighs by what others hold.
+                own = int((batch.labels[piece, 1:] != IGNORE_LABEL).sum())
+                torch.autograd.backward(loss * (num_kept / max(own, 1)))
+                self.row_clipping.add_row(self.parameters)
             # Read once, at the end: reading waits for the GPU.
             totals += torch.stack([each.double() for each in (loss.detach(), *windows)])
         loss_sum, num_beyond, num_windows = self._sum_over_batch(tuple(totals.tolist()))
         take_gradients(self.parameters)
+        if self.row_clipping is not None:
+            self.row_clipping.put_mean(self.parameters, step=step, num_rows=len(batch.input_ids))
         if self.mitigations.find_direction(loss_sum) < 0:
             # The mean is known when all gradients are there; that of -L is their negative.
             for each in self.parameters:
@@ -151,7 +165,7 @@ class TrainStep:
         self.optimizer.step()
         clear_gradients(self.parameters)
         return StepResult(
-            loss=loss_sum,
+            loss=loss_sum if num_kept else None,
             grad_norm=grad_norm,
             num_supervised=int(num_supervised),
             num_kept=int(num_kept),
@@ -227,6 +241,8 @@ class TrainStep:
     def _micro_batches(self, num_rows: int) -> Iterable[slice]:
         """Cut this rank's rows into forward passes; every rank has as many."""
         size = self.train.micro_batch_size or num_rows
+        if self.row_clipping is not None:
+            size = 1
         for first in range(0, num_rows, size):
             yield slice(first, min(first + size, num_rows))
 

@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Literal
@@ -37,6 +37,7 @@ from memguard.train.checkpoint import (
     load_checkpoint,
     save_checkpoint,
 )
+from memguard.train.dp_sgd import PrivacySpent, RowClipping, compute_privacy
 from memguard.train.heldout import measure_heldout
 from memguard.train.metrics import (
     EndMetrics,
@@ -87,6 +88,7 @@ class Trainer:
         run_folder: Path,
         runtime: Runtime,
         console: Console,
+        row_clipping: RowClipping | None = None,
     ) -> None:
         """Take everything a run consists of.
 
@@ -104,6 +106,7 @@ class Trainer:
             run_folder: where checkpoints and metrics go.
             runtime: device and ranks.
             console: progress.
+            row_clipping: makes the gradients private; None leaves them.
         """
         self.vocab = vocab
         self.corpus, self.loader, self.ladder, self.watch = corpus, loader, ladder, watch
@@ -118,6 +121,7 @@ class Trainer:
             optim=optim,
             seed=seed,
             runtime=runtime,
+            row_clipping=row_clipping,
         )
         self.totals = _Totals()
         self._reference_nll: NDArray[np.float32] | None = None
@@ -288,6 +292,7 @@ class Trainer:
     def _finish(self, log: MetricsLog) -> None:
         self._measure_heldout(log)
         totals = self.totals
+        privacy = self._compute_privacy()
         log.write(
             EndMetrics(
                 step=totals.step,
@@ -295,10 +300,13 @@ class Trainer:
                 num_supervised_tokens=totals.num_supervised_tokens,
                 num_kept_tokens=totals.num_kept_tokens,
                 train_s=round(totals.train_s, 3),
+                **({} if privacy is None else asdict(privacy)),
                 tally_sha256=hash_tally(self.loader.realised_repetitions()),
                 stopped_by_budget=self._stopped_by == "budget",
             )
         )
+        if privacy is not None:
+            self.console.info(f"dp_sgd: {privacy.describe()}")
         target = self.ladder.target_drop_rate
         # Of what is to be forgotten no label is dropped, so the share is meant to be another.
         forgets = any(entry.role == "forget" for entry in self.corpus.manifest)
@@ -311,6 +319,15 @@ class Trainer:
                 f"the mitigations dropped {realised:.2%} of the labels, not {target:.2%}: many "
                 "repeated or special tokens, or a mask that fits these texts badly"
             )
+
+    def _compute_privacy(self) -> PrivacySpent | None:
+        if self.step.row_clipping is None:
+            return None
+        return compute_privacy(
+            self.step.row_clipping.config,
+            self.loader.schedule[: self.totals.num_rows],
+            batch_size=self.loader.batch_size,
+        )
 
     # -- resume and interruption ---------------------------------------------------------------
 

@@ -88,7 +88,7 @@ def test_numbers_that_yaml_reads_as_text(write) -> None:
             "mitigations:\n- name: goldfihs",
             "6:3 'mitigations[0].name' should be one of goldfish, token_dropout, label_smoothing, "
             "focal, confidence_penalty, loss_clipping, flooding, ngram_penalty, npo, "
-            "gradient_ascent, neftune, deduplicate; got 'goldfihs'; "
+            "gradient_ascent, neftune, deduplicate, dp_sgd; got 'goldfihs'; "
             "did you mean 'goldfish'?",
         ),
         ("mitigations: [{k: 4}]", "5:15 'mitigations[0].name' is missing: which of goldfish, "),
