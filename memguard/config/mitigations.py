@@ -1,7 +1,7 @@
 """The settings of each mitigation, and which of them do not go together."""
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
@@ -243,8 +243,27 @@ _APART: Sequence[tuple[frozenset[str], str]] = (
 _FLOORED = "both keep a label's loss up, and the higher level makes the other one useless"
 
 
-def check_mitigations(configs: Sequence[MitigationConfig]) -> None:
+_NOT_BESIDE: Sequence[tuple[str, str, str]] = (
+    (
+        "deduplicate",
+        "data.study",
+        "which takes one document of each cluster of near-duplicates already: it would do nothing",
+    ),
+    ("dp_sgd", "train.micro_batch_size", "which would do nothing: each row has its own backward"),
+    (
+        "dp_sgd",
+        "budget",
+        "which acts on what was found in the documents, and no epsilon covers that",
+    ),
+)
+
+
+def check_mitigations(configs: Sequence[MitigationConfig], *, beside: Collection[str] = ()) -> None:
     """Refuse settings that cannot be combined, or of which one would do nothing.
+
+    Args:
+        configs: entries of `mitigations:`.
+        beside: other settings of the run that are in use.
 
     Raises:
         ValueError: with the names, the reason and the way out.
@@ -255,6 +274,11 @@ def check_mitigations(configs: Sequence[MitigationConfig]) -> None:
     for pair, reason in _APART:
         if pair <= set(names):
             _refuse(sorted(pair), reason)
+    for name, setting, reason in _NOT_BESIDE:
+        if name in names and setting in beside:
+            raise ValueError(
+                f"'mitigations' cannot have {name} beside '{setting}', {reason}. Leave one out"
+            )
     by_name = {config.name: config for config in configs}
     match by_name.get("goldfish"), by_name.get("token_dropout"):
         case GoldfishConfig(mode="random"), TokenDropoutConfig():
@@ -262,6 +286,12 @@ def check_mitigations(configs: Sequence[MitigationConfig]) -> None:
     match by_name.get("dp_sgd"), by_name.get("flooding"):
         case DpSgdConfig(), FloodingConfig(per="step"):
             _refuse(["dp_sgd", "flooding"], "the turn of a whole step hangs on every row's loss")
+    match by_name.get("dp_sgd"), by_name.get("ngram_penalty"):
+        case DpSgdConfig(), NgramPenaltyConfig(stop_share=float()):
+            _refuse(
+                ["dp_sgd", "'stop_share' of ngram_penalty"],
+                "no epsilon covers an end that was found in the documents",
+            )
     match by_name.get("flooding"), by_name.get("loss_clipping"):
         case FloodingConfig(per="label"), LossClippingConfig(floor=float()):
             _refuse(["flooding", "loss_clipping"], _FLOORED)

@@ -409,7 +409,14 @@ class RunConfig(Settings):
                 f"'train.micro_batch_size' must divide 'train.batch_size'; got {micro} and "
                 f"{self.train.batch_size}"
             )
-        check_mitigations(self.mitigations)
+        used = {
+            "data.study": self.data.study,
+            "train.micro_batch_size": micro,
+            "budget": self.budget,
+        }
+        check_mitigations(
+            self.mitigations, beside=[name for name, value in used.items() if value is not None]
+        )
         if self.budget is not None and self.train.audit_every_steps is None:
             raise ValueError(
                 "'budget' is judged by audits during training: set 'train.audit_every_steps'"
@@ -420,21 +427,5 @@ class RunConfig(Settings):
             raise ValueError(
                 "'data.forget' needs a trained model in 'model.path'; random weights of "
                 "'model.scratch' have nothing to forget"
-            )
-        if self.budget is not None and "dp_sgd" in {m.name for m in self.mitigations}:
-            raise ValueError(
-                "'mitigations' cannot have dp_sgd with 'budget', which acts on what was found in "
-                "the documents, and no epsilon covers that. Leave one out"
-            )
-        if micro is not None and "dp_sgd" in {m.name for m in self.mitigations}:
-            raise ValueError(
-                "'train.micro_batch_size' does nothing with the mitigation dp_sgd, which takes a "
-                "backward for each row; leave it out"
-            )
-        if self.data.study is not None and "deduplicate" in {m.name for m in self.mitigations}:
-            raise ValueError(
-                "'mitigations' cannot have deduplicate with 'data.study', where it would do "
-                "nothing: a study takes one document of each cluster of near-duplicates already. "
-                "Leave one out"
             )
         return self

@@ -37,7 +37,7 @@ from memguard.train.checkpoint import (
     load_checkpoint,
     save_checkpoint,
 )
-from memguard.train.dp_sgd import PrivacySpent, RowClipping, compute_privacy
+from memguard.train.dp_sgd import RowClipping, compute_privacy
 from memguard.train.heldout import measure_heldout
 from memguard.train.metrics import (
     EndMetrics,
@@ -292,7 +292,10 @@ class Trainer:
     def _finish(self, log: MetricsLog) -> None:
         self._measure_heldout(log)
         totals = self.totals
-        privacy = self._compute_privacy()
+        clipping, fed = self.step.row_clipping, self.loader.schedule[: totals.num_rows]
+        privacy = None
+        if clipping is not None:
+            privacy = compute_privacy(clipping.config, fed, batch_size=self.loader.batch_size)
         log.write(
             EndMetrics(
                 step=totals.step,
@@ -319,15 +322,6 @@ class Trainer:
                 f"the mitigations dropped {realised:.2%} of the labels, not {target:.2%}: many "
                 "repeated or special tokens, or a mask that fits these texts badly"
             )
-
-    def _compute_privacy(self) -> PrivacySpent | None:
-        if self.step.row_clipping is None:
-            return None
-        return compute_privacy(
-            self.step.row_clipping.config,
-            self.loader.schedule[: self.totals.num_rows],
-            batch_size=self.loader.batch_size,
-        )
 
     # -- resume and interruption ---------------------------------------------------------------
 

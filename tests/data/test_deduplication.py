@@ -173,7 +173,7 @@ def test_a_study_refuses_it() -> None:
         "mitigations": [{"name": "deduplicate"}],
     }
     with pytest.raises(
-        ValueError, match=r"deduplicate with 'data.study', where it would do nothing"
+        ValueError, match=r"cannot have deduplicate beside 'data.study', which takes"
     ):
         RunConfig.model_validate(settings)
     with pytest.raises(ValueError, match="'num_words' does nothing with 'similarity: exact'"):
