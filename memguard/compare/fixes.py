@@ -1,8 +1,9 @@
 """From an audit's verdict to other settings: a table of rules.
 
-    rule            applies where                          changes
-    lower k         it recites, k is not at its lowest     goldfish: none -> 4, else 8, 4, 3, 2
-    fewer epochs    it recites in spite of k = 2           half the epochs, at least one
+    rule            applies where                            changes
+    k of a slice    it recites from some dose on, not below  goldfish: k_by_dose from there on
+    lower k         it recites, k is not at its lowest       goldfish: none -> 4, else 8, 4, 3, 2
+    fewer epochs    it recites in spite of k = 2             half the epochs, at least one
 
 The first rule that applies is taken, one change at a time: what a report found can be told from
 what one change did about it. Nothing is changed where the audit found no more than in the control.
@@ -19,6 +20,8 @@ _LADDER = (8, 4, 3, 2)
 """Values of k, each of which drops more labels than the one before."""
 _FIRST_K = 4
 _LOWEST_K = _LADDER[-1]
+_GENTLE_K = 32
+"""Of documents that are not recited, where others need a goldfish: 3 in 100 labels."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,11 +44,52 @@ def find_fix(config: RunConfig, report: AuditReport) -> Fix | None:
     """
     if report.verdict.level != "recites":
         return None
-    found = (rule(config) for rule in _RULES)
+    found = (rule(config, report) for rule in _RULES)
     return next((fix for fix in found if fix), None)
 
 
-def _lower_k(config: RunConfig) -> Fix | None:
+def _lower_k_of_slice(config: RunConfig, report: AuditReport) -> Fix | None:
+    """Lower k where documents are recited, and leave it where they are not."""
+    dose = _find_recited_dose(report)
+    if dose is None:
+        return None
+    goldfish = _find_goldfish(config) or GoldfishConfig(name="goldfish", k=_GENTLE_K)
+    by_dose = goldfish.k_by_dose
+    below = {other: k for other, k in by_dose.items() if other < dose}
+    is_new = _find_goldfish(config) is None
+    now = by_dose.get(dose, min(below.values(), default=goldfish.k))
+    lower = [_FIRST_K] if is_new else [k for k in _LADDER if k < now]
+    if not lower:
+        return None
+    above = {other: k for other, k in by_dose.items() if other > dose and k < lower[0]}
+    changed = goldfish.model_copy(update={"k_by_dose": {**below, dose: lower[0], **above}})
+    after = [changed if isinstance(one, GoldfishConfig) else one for one in config.mitigations]
+    after += [changed] if is_new else []
+    return Fix(
+        settings={"mitigations": [one.model_dump(mode="json") for one in after]},
+        change=f"goldfish k of documents trained {dose} times or more: "
+        f"{'none' if is_new else now} -> {lower[0]}{f', of others {_GENTLE_K}' if is_new else ''}",
+        why="from that dose on documents come back beyond the control, below it they do not",
+    )
+
+
+def _find_recited_dose(report: AuditReport) -> int | None:
+    """Return the dose from which on documents are recited; None where all are, or none."""
+    control = next((bucket for bucket in report.buckets if bucket.role == "control"), None)
+    ceiling = control.model.near_verbatim.ci if control else None
+    if ceiling is None or not report.dose_response:
+        return None
+    recited = {
+        bucket.num_repetitions: ci is not None and ci[0] > ceiling[1]
+        for bucket in report.buckets
+        if bucket.role == "trained" and bucket.num_repetitions
+        for ci in [bucket.model.near_verbatim.ci]
+    }
+    doses = sorted(dose for dose, is_recited in recited.items() if is_recited)
+    return doses[0] if doses and len(doses) < len(recited) else None
+
+
+def _lower_k(config: RunConfig, _report: AuditReport) -> Fix | None:
     before, goldfish = config.mitigations, _find_goldfish(config)
     if goldfish is None:
         k, was, why = _FIRST_K, "none", "a label that is never learnt breaks recitation off"
@@ -66,7 +110,7 @@ def _lower_k(config: RunConfig) -> Fix | None:
     )
 
 
-def _halve_epochs(config: RunConfig) -> Fix | None:
+def _halve_epochs(config: RunConfig, _report: AuditReport) -> Fix | None:
     goldfish, epochs = _find_goldfish(config), config.train.epochs
     # In a study the numbers of repetitions are the experiment, not a setting to be better.
     if goldfish is None or goldfish.k > _LOWEST_K or epochs == 1 or config.data.study is not None:
@@ -83,4 +127,8 @@ def _find_goldfish(config: RunConfig) -> GoldfishConfig | None:
     return next((one for one in config.mitigations if isinstance(one, GoldfishConfig)), None)
 
 
-_RULES: tuple[Callable[[RunConfig], Fix | None], ...] = (_lower_k, _halve_epochs)
+_RULES: tuple[Callable[[RunConfig, AuditReport], Fix | None], ...] = (
+    _lower_k_of_slice,
+    _lower_k,
+    _halve_epochs,
+)

@@ -115,16 +115,23 @@ def write_next_steps(report: AuditReport) -> tuple[str, ...]:
         if report.training and not has_goldfish:
             steps.append(
                 "Train again with 'mitigations: [{name: goldfish, k: 4}]' on the same documents "
-                "and seed, and put both side by side with 'memguard compare'."
+                "and seed, and put both side by side: 'memguard compare RUN --fix' does both, with "
+                "a lower k for the doses that are recited alone where there are several."
             )
         elif has_goldfish:
             steps.append(
                 "Goldfish loss was on and the model still recites: try a smaller k (more labels "
-                "dropped), and compare near-verbatim and held-out NLL with this run."
+                "dropped), and compare near-verbatim and held-out NLL with this run: "
+                "'memguard compare RUN --fix' does both."
             )
         steps.append(
-            "Train documents fewer times: remove duplicates and near-duplicates, or lower the "
-            "number of epochs."
+            "Train documents fewer times: remove near-duplicates with the mitigation "
+            "'deduplicate', lower the number of epochs, or set a 'budget' that trains documents on "
+            "their way to being recited more strictly."
+        )
+        steps.append(
+            "If these weights have to be kept, name the documents that must not come back in "
+            "'data.forget' and train on with the mitigation 'npo'; then audit again."
         )
     dropped = report.training is not None and bool(report.training.dropped_fraction)
     if dropped and not report.attacks:

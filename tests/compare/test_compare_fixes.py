@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from compare_examples import CORRECT, make_report
+from compare_examples import make_report
 
 from memguard.compare import Fix, find_fix
 from memguard.config import GoldfishConfig, RunConfig, apply_settings
@@ -21,7 +21,7 @@ def make_config(mitigations: list[Any], **changes: Any) -> RunConfig:
 
 
 def find(config: RunConfig, level: str = "recites") -> Fix | None:
-    values = make_report(CORRECT)
+    values = make_report({0: [3] * 20, 4: [50] * 20, 16: [50] * 20})
     values["verdict"]["level"] = level
     return find_fix(config, AuditReport.model_validate(values))
 
@@ -76,3 +76,44 @@ def test_a_studys_repetitions_are_left_alone() -> None:
 @pytest.mark.parametrize("level", ["not-above-control", "no-control", "inconclusive"])
 def test_nothing_is_changed_for_what_was_not_found(level: str) -> None:
     assert find(make_config([]), level) is None
+
+
+SLICED = {0: [3] * 20, 4: [9] * 20, 16: [50] * 20, 64: [50] * 20}
+"""Documents trained 16 times or more are recited, those trained 4 times are not."""
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (None, (32, {16: 4})),
+        ({"k": 32, "k_by_dose": {16: 4}}, (32, {16: 3})),
+        ({"k": 8}, (8, {16: 4})),
+        ({"k": 8, "k_by_dose": {4: 5, 64: 2}}, (8, {4: 5, 16: 4, 64: 2})),
+        ({"k": 8, "k_by_dose": {16: 3, 64: 2}}, (8, {16: 2})),
+    ],
+)
+def test_only_the_slice_that_is_recited_gets_a_lower_k(
+    before: dict[str, Any] | None, after: tuple[int, dict[int, int]]
+) -> None:
+    config = make_config([] if before is None else [{"name": "goldfish", **before}])
+    fix = find_fix(config, AuditReport.model_validate(make_report(SLICED)))
+    assert fix is not None
+    values = apply_settings(config.model_dump(mode="json"), fix.settings)
+    (changed,) = RunConfig.model_validate(values).mitigations
+    assert isinstance(changed, GoldfishConfig)
+    assert (changed.k, changed.k_by_dose) == after
+    assert "trained 16 times or more" in fix.change
+
+
+def test_a_slice_at_its_lowest_k_leaves_the_next_rule() -> None:
+    config = make_config([goldfish(8, k_by_dose={16: 2})])
+    fix = find_fix(config, AuditReport.model_validate(make_report(SLICED)))
+    assert fix is not None
+    assert fix.change == "goldfish k: 8 -> 4"
+
+
+def test_without_a_known_dose_there_is_no_slice() -> None:
+    values = make_report(SLICED) | {"dose_response": False}
+    fix = find_fix(make_config([]), AuditReport.model_validate(values))
+    assert fix is not None
+    assert fix.change == "goldfish k: none -> 4"
