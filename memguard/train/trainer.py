@@ -7,15 +7,10 @@
 What one step does is in `step`.
 """
 
-import math
-import signal
-import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from types import FrameType
 from typing import Literal
 
 import numpy as np
@@ -49,13 +44,12 @@ from memguard.train.metrics import (
 from memguard.train.optim import learning_rate
 from memguard.train.reference import find_reference
 from memguard.train.step import TrainStep
+from memguard.train.stop_request import StopRequest
 from memguard.train.watch import Watch
 
 _HELDOUT_BATCH_TOKENS = 4096
 _MIN_LABELS_FOR_DROP_CHECK = 10_000
 _DROP_RATE_TOLERANCE = 0.1
-# A launcher passes on the Ctrl-C that the terminal has sent already.
-_SAME_SIGNAL_S = 1.0
 
 
 @dataclass(slots=True)
@@ -125,7 +119,7 @@ class Trainer:
         )
         self.totals = _Totals()
         self._reference_nll: NDArray[np.float32] | None = None
-        self._stop_signal: int | None = None
+        self.stop_request = StopRequest(console)
         self._saved_step: int | None = None
         self._stopped_by: Literal["budget", "ngram_penalty"] | None = None
 
@@ -160,7 +154,7 @@ class Trainer:
         self.vocab.model.train()
         devices = [self.runtime.device] if self.runtime.device.type == "cuda" else []
         try:
-            with torch.random.fork_rng(devices=devices), self._signals():
+            with torch.random.fork_rng(devices=devices), self.stop_request.listen():
                 if not begun:
                     self._measure_heldout(log)
                 if self.watch is not None and not watched:
@@ -177,7 +171,7 @@ class Trainer:
                         self._save_if_due()
                 if not ended:
                     self._finish(log)
-                self._stop_if(self._agree_on_signal())
+                self._stop_if(self.stop_request.agree(self.runtime))
         finally:
             log.close()
             self.vocab.model.eval()
@@ -391,16 +385,12 @@ class Trainer:
     def _save_if_due(self) -> None:
         every = self.config.checkpoint_every_steps
         step = self.totals.step
-        asked = self._agree_on_signal()
+        asked = self.stop_request.agree(self.runtime)
         ends = step == self.num_steps or self._stopped_by == "ngram_penalty"
         due = ends or (every is not None and step % every == 0)
         if (asked or due) and step != self._saved_step:
             self._save()
         self._stop_if(asked)
-
-    def _agree_on_signal(self) -> int:
-        """Return the signal that any rank was sent, 0 for none: it may reach some ranks only."""
-        return self.runtime.agree_max(self._stop_signal or 0)
 
     def _stop_if(self, asked: int) -> None:
         if asked:
@@ -409,31 +399,3 @@ class Trainer:
                 f"stopped after step {self.totals.step} of {self.num_steps} and saved; run the "
                 "same command again to go on",
             )
-
-    @contextmanager
-    def _signals(self) -> Iterator[None]:
-        """Let SIGINT and SIGTERM end the run after the step in hand; a second one at once."""
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-        before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-        asked_s = -math.inf
-
-        def stop(number: int, _frame: FrameType | None) -> None:
-            nonlocal asked_s
-            if time.monotonic() - asked_s < _SAME_SIGNAL_S:
-                return
-            if self._stop_signal is not None:
-                for each, handler in before.items():
-                    signal.signal(each, handler)
-                signal.raise_signal(number)
-            self._stop_signal, asked_s = number, time.monotonic()
-            self.console.info("stopping after this step; once more to stop at once")
-
-        for number in before:
-            signal.signal(number, stop)
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)

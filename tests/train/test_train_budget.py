@@ -156,7 +156,7 @@ def interrupt_after(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
     def timed_step(self: Trainer) -> StepMetrics:
         line = original(self)
         if line.step == step:
-            self._stop_signal = signal.SIGTERM
+            self.stop_request.signal_number = signal.SIGTERM
         return line
 
     monkeypatch.setattr(Trainer, "_timed_step", timed_step)

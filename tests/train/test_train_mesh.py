@@ -111,7 +111,7 @@ def train_until(config: RunConfig, step: int) -> None:
         line = original(self)
         # One rank only is told, as where a terminal's Ctrl-C reaches some of the processes.
         if line.step == step and self.runtime.rank == 1:
-            self._stop_signal = signal.SIGTERM
+            self.stop_request.signal_number = signal.SIGTERM
         return line
 
     # For this process only, which ends with the test.

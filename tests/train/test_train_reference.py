@@ -121,7 +121,7 @@ def stop_after(config: RunConfig, step: int, patch: pytest.MonkeyPatch) -> None:
     def timed_step(self: Trainer) -> StepMetrics:
         line = original(self)
         if line.step == step:
-            self._stop_signal = 15
+            self.stop_request.signal_number = 15
         return line
 
     with patch.context() as patched:
