@@ -188,7 +188,8 @@ def _measure_guess_costs(
 def _read_guess_cost(window: Window, result: TokenResult, goldfish: Goldfish) -> float:
     places = slice(window.start + _SHORT_CONTEXT_TOKENS, window.start + window.prefix_tokens)
     supervised_T = window.document.supervised[places]
-    dropped_T = find_dropped(goldfish, _prefix(window)[None], _first_position(window))[0]
+    known = goldfish.at_dose(window.document.dose)
+    dropped_T = find_dropped(known, _prefix(window)[None], _first_position(window))[0]
     # The margin is to the best other token, or, where the label is the best, above 0.
     best_logprob_T = result.logprob - np.minimum(result.margin, 0)
     return measure_guess_cost(
@@ -213,7 +214,7 @@ def _submit_beams(
         BeamRequest(
             prompt_ids=_prefix(window),
             num_new=window.continuation_tokens,
-            is_free=None if goldfish is None else _know_mask(goldfish, _first_position(window)),
+            is_free=None if goldfish is None else _know_mask(goldfish, window),
             guess_cost=costs[index] if costs else 0.0,
         )
         for index, window in enumerate(windows)
@@ -228,8 +229,9 @@ def _submit_beams(
     ]
 
 
-def _know_mask(goldfish: Goldfish, first_position: int) -> IsFree:
-    return lambda ids_RT, candidates_RC: drops_next(goldfish, ids_RT, candidates_RC, first_position)
+def _know_mask(goldfish: Goldfish, window: Window) -> IsFree:
+    known, first = goldfish.at_dose(window.document.dose), _first_position(window)
+    return lambda ids_RT, candidates_RC: drops_next(known, ids_RT, candidates_RC, first)
 
 
 def _judge(

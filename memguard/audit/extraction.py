@@ -48,6 +48,11 @@ class AuditDocument:
     num_copies: int | None = None
     """Trained documents of that cluster, itself included."""
 
+    @property
+    def dose(self) -> int:
+        """Times it was trained, near-duplicates counted; 0 where that is not known."""
+        return (self.num_repetitions or 0) * (self.num_copies or 1)
+
     def __post_init__(self) -> None:
         assert self.input_ids.shape == self.supervised.shape, f"{self.id}: one flag for each token"
 

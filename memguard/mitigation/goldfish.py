@@ -72,6 +72,14 @@ class Goldfish:
         """Share of the labels it means to drop: 1/k."""
         return 1 / self.config.k
 
+    def at_dose(self, dose: int) -> "Goldfish":
+        """Return the goldfish of documents that are trained so often, near-duplicates counted."""
+        lower = [k for least, k in self.config.k_by_dose.items() if dose >= least]
+        if not lower:
+            return self
+        config = self.config.model_copy(update={"k": min(lower), "k_by_dose": {}})
+        return Goldfish(config, special_ids=self.special_ids, letters=self.letters)
+
     def drop_mask(
         self,
         input_ids: NDArray[np.integer],

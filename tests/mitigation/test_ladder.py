@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from memguard.config import GoldfishConfig, MitigationConfig
 from memguard.config.mitigations import TokenDropoutConfig
-from memguard.mitigation import build_mitigations
+from memguard.mitigation import Goldfish, build_mitigations
 from memguard.mitigation.ladder import Ladder, build_ladder, compute_doses
 from memguard.records import IGNORE_LABEL, ManifestEntry
 
@@ -65,6 +65,14 @@ def test_each_document_has_the_k_of_its_dose() -> None:
         assert (dropped(ladder, document) == dropped_by(goldfish(k=k))).all()
     assert ladder.target_drop_rate is None
     assert not ladder.is_tightened.any()
+
+
+def test_who_knows_the_dose_knows_the_mask() -> None:
+    config = goldfish(k=8, k_by_dose={64: 2, 16: 3})
+    ladder, fish = build(config), Goldfish(config, special_ids=[])
+    for document, dose in enumerate((1, 16, 64, 18, 18)):
+        mask = fish.at_dose(dose).drop_mask(IDS, None, np.random.default_rng(0))
+        assert (dropped(ladder, document) == mask).all()
 
 
 def test_without_doses_all_have_what_was_asked() -> None:
