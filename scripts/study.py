@@ -57,6 +57,7 @@ def main() -> None:
     parser.add_argument("study", choices=sorted(path.stem for path in STUDIES.glob("*.yaml")))
     parser.add_argument("--jobs", type=int, default=2, help="runs trained at a time")
     parser.add_argument("--output-dir", default="runs/studies", help="where the runs go")
+    parser.add_argument("--another-seed", type=int, help="does the recommendation survive it?")
     parser.add_argument("override", nargs="*", help="key=value for the sweep")
     asked = parser.parse_args()
     started = time.perf_counter()
@@ -65,15 +66,21 @@ def main() -> None:
     minutes = (time.perf_counter() - started) / 60
     write = write_sizes if asked.study == "catastrophic" else write_settings
     tables = write(comparisons)
+    if asked.another_seed is not None:
+        tables += "\n\n" + write_another_seed(asked, comparisons[0])
     page = STUDIES / f"{asked.study}.md"
     replace_tables(page, tables)
     print(tables)
     print(f"{page}: {minutes:.1f} minutes, finished runs not counted")
 
 
-def run_sweep(asked: argparse.Namespace, size: Size | None) -> dict[str, Any]:
-    """Train and compare one sweep; return its comparison."""
+def run_sweep(
+    asked: argparse.Namespace, size: Size | None, seeds: Sequence[int] = ()
+) -> dict[str, Any]:
+    """Train and compare one sweep, with other seeds than its own where some are given."""
     overrides = [f"output_dir={asked.output_dir}", *asked.override]
+    if seeds:
+        overrides.append(f"seeds={list(seeds)}")
     if size is not None:
         overrides += size.list_overrides(asked.study)
     command = [sys.executable, "-m", "memguard", "compare", f"eval/studies/{asked.study}.yaml"]
@@ -97,7 +104,7 @@ def write_settings(comparisons: Sequence[dict[str, Any]]) -> str:
         runs = [one for one in comparison["settings"] if one["name"] == point["name"]]
         cells = [one["extraction"][str(dose)] for one in runs]
         risks = [point["risks"].get(name) for name in ("verbatim", "near_verbatim", "attack_cost")]
-        median = mean([cell["attack_cost"]["median"] for cell in cells if cell["attack_cost"]])
+        costs = [cell["attack_cost"]["median"] for cell in cells if cell["attack_cost"]]
         rows.append(
             " | ".join(
                 (
@@ -105,7 +112,7 @@ def write_settings(comparisons: Sequence[dict[str, Any]]) -> str:
                     show_interval(point["utility"], point["utility_ci"], 3),
                     *(show_share(risk) for risk in risks),
                     f"{100 * mean([cell['mean_token_accuracy'] for cell in cells]):.0f} %",
-                    "1" if median == 0 else f"10^{median:.0f}",
+                    show_queries([cost for cost in costs if cost is not None]),
                     f"{mean([one['cost']['num_supervised_tokens'] for one in runs]):,.0f}",
                     f"{mean([one['cost']['train_s'] for one in runs]):.0f} s",
                     "dominated |" if point["is_dominated"] else "**front** |",
@@ -127,6 +134,14 @@ def write_settings(comparisons: Sequence[dict[str, Any]]) -> str:
             f"Rule: {recommendation['rule']}",
         ]
     )
+
+
+def write_another_seed(asked: argparse.Namespace, before: dict[str, Any]) -> str:
+    """Say what is recommended with one more seed beside those before."""
+    seeds = sorted({one["seed"] for one in before["settings"]})
+    after = run_sweep(asked, None, [*seeds, asked.another_seed])
+    sentence = after["recommendation"]["sentence"]
+    return f"With seed {asked.another_seed} beside them: {sentence}"
 
 
 def write_sizes(comparisons: Sequence[dict[str, Any]]) -> str:
@@ -187,6 +202,14 @@ def show_share(risk: dict[str, Any] | None) -> str:
     ci = risk["ci"]
     text = f"{100 * risk['value']:.0f} %"
     return text if ci is None else f"{text} [{100 * ci[0]:.0f}, {100 * ci[1]:.0f}]"
+
+
+def show_queries(log10_queries: Sequence[float]) -> str:
+    """Write the mean over seeds of a median attack cost."""
+    if not log10_queries:
+        return "not known"
+    power = mean(log10_queries)
+    return "1" if power == 0 else f"10^{power:.0f}"
 
 
 def replace_tables(page: Path, tables: str) -> None:

@@ -227,12 +227,12 @@ class Mitigations:
                 direction *= mitigation.find_direction(mean_loss)
         return direction
 
-    def count_windows(self, terms: TokenTerms) -> "tuple[Tensor, Tensor]":
-        """Return the windows of an n-gram penalty beyond its margin, and all; else zeros."""
+    def count_windows(self, terms: TokenTerms) -> "tuple[()] | tuple[Tensor, Tensor]":
+        """Return the windows of an n-gram penalty beyond its margin, and all; else nothing."""
         for mitigation in self._loss_stage:
             if isinstance(mitigation, NgramPenalty):
                 return mitigation.count_windows(terms)
-        return terms.nll_N.new_zeros(()), terms.nll_N.new_zeros(())
+        return ()
 
     @property
     def may_end_training(self) -> bool:

@@ -126,15 +126,15 @@ class TrainStep:
                 loss=None, grad_norm=None, num_supervised=int(num_supervised), num_kept=0
             )
         num_ways = self.vocab.num_batch_ways
-        # Loss, and windows of an n-gram penalty: beyond its margin, and all.
-        totals = torch.zeros(3, dtype=torch.float64, device=self.runtime.device)
+        # Loss and, with an n-gram penalty, windows beyond its margin, and all.
+        totals: Tensor | float = 0.0
         pieces = list(self._micro_batches(len(batch.input_ids)))
         for piece in pieces:
             if self.vocab.mesh is None:
                 torch.manual_seed(derive_seed(self.seed, "dropout", first_sample + piece.start))
             self.vocab.set_last_micro_batch(piece is pieces[-1])
             with self._noise(batch, piece, first_sample):
-                loss, *windows = self._sum_loss(batch, piece)
+                loss, *counts = self._sum_loss(batch, piece)
             loss = loss / max(num_kept, 1)
             if self.row_clipping is None:
                 torch.autograd.backward(loss * num_ways)
@@ -144,8 +144,9 @@ class TrainStep:
                 torch.autograd.backward(loss * (num_kept / max(own, 1)))
                 self.row_clipping.add_row(self.parameters)
             # Read once, at the end: reading waits for the GPU.
-            totals += torch.stack([each.double() for each in (loss.detach(), *windows)])
-        loss_sum, num_beyond, num_windows = self._sum_over_batch(tuple(totals.tolist()))
+            totals = totals + torch.stack([each.double() for each in (loss.detach(), *counts)])
+        assert isinstance(totals, Tensor), "every rank has a micro-batch"
+        loss_sum, *windows = self._sum_over_batch(tuple(totals.tolist()))
         take_gradients(self.parameters)
         if self.row_clipping is not None:
             self.row_clipping.put_mean(self.parameters, step=step, num_rows=len(batch.input_ids))
@@ -169,7 +170,7 @@ class TrainStep:
             grad_norm=grad_norm,
             num_supervised=int(num_supervised),
             num_kept=int(num_kept),
-            penalised_share=num_beyond / num_windows if num_windows else None,
+            penalised_share=windows[0] / windows[1] if windows and windows[1] else None,
         )
 
     @torch.no_grad()
@@ -184,15 +185,14 @@ class TrainStep:
             nll_N: NDArray[np.float32] = self.vocab(work).float().cpu().numpy()
         return nll_N
 
-    def _sum_loss(self, batch: Batch, rows: slice) -> tuple[Tensor, Tensor, Tensor]:
+    def _sum_loss(self, batch: Batch, rows: slice) -> tuple[Tensor, ...]:
         """Return the sum of losses over the labels of some rows, and `count_windows`."""
         labels = self._find_labels(batch, rows)
-        none = torch.zeros((), device=self.runtime.device)
 
-        def work() -> tuple[Tensor, Tensor, Tensor]:
+        def work() -> tuple[Tensor, ...]:
             hidden_ND = labels.hidden_states(self.vocab)
             if self.mitigations.sums_nll:
-                return self.vocab.sum_nll(hidden_ND, labels.ids_N), none, none
+                return (self.vocab.sum_nll(hidden_ND, labels.ids_N),)
             needs = self.mitigations.needs - {"reference_nll"}
             terms = replace(
                 self.vocab.token_terms(hidden_ND, labels.ids_N, needs),
