@@ -19,9 +19,11 @@ What is protected is a ROW, one piece of one document, against being replaced by
 Neither covers: a document that was cut into several pieces, or of which there are copies; what was
 chosen by looking at the documents (tokenizer, packing, held-back clusters, learning rate); what the
 model knew before; the losses, the audit and its report, which are made of the documents. The noise
-is drawn from a secret key of the run's folder, never from its seed, which everybody may read, but
-by torch's generator, which is no cryptographic one. 'optim.max_grad_norm' then clips the noisy mean
-as it clips any gradient; that costs no privacy.
+is drawn from a secret key of the run's folder, never from its seed, which everybody may read: 128
+bits of it a step, the same numbers on every device. Who holds that folder can take the noise off
+again. The generator (Philox) is no cryptographic one, and noise and sums are fp32, whose rounding
+no epsilon covers. 'optim.max_grad_norm' then clips the noisy mean as it clips any gradient; that
+costs no privacy.
 """
 
 from collections.abc import Sequence
@@ -35,7 +37,7 @@ from torch import Tensor
 from memguard.config.mitigations import DpSgdConfig
 from memguard.errors import ConfigError
 from memguard.parallel.local_parameters import LocalParameter, clear_gradients
-from memguard.seeds import derive_seed
+from memguard.seeds import derive_secret_generator
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -63,7 +65,7 @@ class RowClipping:
 
         Args:
             config: clipping norm and noise.
-            noise_seed: a secret.
+            noise_seed: a secret of 128 bits or more.
         """
         self.config, self._noise_seed = config, noise_seed
         self._sums: dict[str, Tensor] = {}
@@ -95,13 +97,12 @@ class RowClipping:
             num_rows: rows of the step, with or without labels.
         """
         deviation = self.config.noise_multiplier * self.config.max_grad_norm
-        generator = torch.Generator(parameters[0].local.device)
-        generator.manual_seed(derive_seed(self._noise_seed, "dp noise", step))
+        # torch's generator would not do: on a CPU it looks at 32 bits of a seed.
+        generator = derive_secret_generator(self._noise_seed, "dp noise", step)
         for each in parameters:
             local = each.local
-            noise = torch.randn(
-                local.shape, generator=generator, dtype=local.dtype, device=local.device
-            )
+            drawn = generator.standard_normal(tuple(local.shape), dtype=np.float32)
+            noise = torch.from_numpy(drawn).to(local)
             local.grad = (self._sums.get(each.name, 0) + deviation * noise) / num_rows
         self._sums = {}
 
