@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from memguard.audit.attacks import (
+    TIGHTENED_MASK,
     UNKNOWN_MASK,
     AttackResult,
     attack_by_beam_search,
@@ -79,6 +80,8 @@ def tabulate(
     numbers: Numbers,
     outlines: Sequence[BucketOutline],
     goldfish: Goldfish | None,
+    *,
+    num_tightened: int = 0,
 ) -> list[AttackedBucket]:
     """Return a row for each attack and bucket with a document that was attacked.
 
@@ -88,13 +91,17 @@ def tabulate(
         numbers: ``[N]``, NaN where one was not attacked.
         outlines: the buckets in the report's order.
         goldfish: that of the training.
+        num_tightened: documents of which more labels were dropped than it says.
     """
     name_N = np.array([window.document.bucket for window in windows], dtype=object)
     size_N = np.array([window.continuation_tokens for window in windows])
     attacked_N = ~np.isnan(numbers["beam_search.best"])
     rows = []
     for name in _list_attacks(goldfish):
-        is_blind = name == "fill" and goldfish is not None and goldfish.config.mode == "random"
+        note = ""
+        if name == "fill" and goldfish is not None:
+            is_blind = goldfish.config.mode == "random"
+            note = UNKNOWN_MASK if is_blind else TIGHTENED_MASK if num_tightened else ""
         for outline in outlines:
             here_N = (name_N == outline.bucket) & attacked_N
             count = int(here_N.sum())
@@ -111,7 +118,7 @@ def tabulate(
                     ),
                     any_verbatim=clopper_pearson(int(numbers[f"{name}.any"][here_N].sum()), count),
                     mean_token_accuracy=compute_mean(share, bounds=(0, 1)),
-                    note=UNKNOWN_MASK if is_blind else "",
+                    note=note,
                 )
             )
     return rows

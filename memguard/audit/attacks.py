@@ -42,6 +42,11 @@ UNKNOWN_MASK = (
     "mode random drew the mask anew for each epoch and nobody can know it: plain beam search"
 )
 """Note of a fill attack that had nothing to go by."""
+TIGHTENED_MASK = (
+    "the mask known is that of the k each document began with; a risk budget lowered it for some "
+    "while they were trained"
+)
+"""Note of a fill attack that takes some labels for learned that were not, or not for long."""
 
 # What stands before them says little of the first tokens of a prefix, memorised or not.
 _SHORT_CONTEXT_TOKENS = 8

@@ -47,11 +47,9 @@ class AuditDocument:
     """Documents with the same number share a run of words; None where nobody looked."""
     num_copies: int | None = None
     """Trained documents of that cluster, itself included."""
-
-    @property
-    def dose(self) -> int:
-        """Times it was trained, near-duplicates counted; 0 where that is not known."""
-        return (self.num_repetitions or 0) * (self.num_copies or 1)
+    dose: int = 0
+    """Times it was planned to be trained, near-duplicates counted, which decides its goldfish's k;
+    0 where nobody planned."""
 
     def __post_init__(self) -> None:
         assert self.input_ids.shape == self.supervised.shape, f"{self.id}: one flag for each token"

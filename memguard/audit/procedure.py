@@ -91,6 +91,8 @@ class Workshop:
     compare_masks: CompareMasks | None = None
     goldfish: Goldfish | None = None
     """That of the training, which an attacker may know; None where it dropped no labels."""
+    num_tightened: int = 0
+    """Documents of which a risk budget dropped more labels than it, while they were trained."""
 
 
 def run_audit(
@@ -253,9 +255,9 @@ def _key(document: AuditDocument, *more: NDArray[np.int64]) -> bytes:
     return compute_key(document.input_ids, document.supervised, form, *more)
 
 
-def _key_of_window(window: Window) -> bytes:
+def _key_of_window(window: Window, *more: int) -> bytes:
     span = [window.start, window.prefix_tokens, window.document.first_position]
-    return _key(window.document, np.array(span))
+    return _key(window.document, np.array([*span, *more]))
 
 
 def _ask_canaries(
@@ -416,7 +418,7 @@ def _attack(
         known = [goldfish.config.model_dump(mode="json"), goldfish.special_ids]
     found = collect_numbers(
         names,
-        [_key_of_window(windows[index]) for index in chosen],
+        [_key_of_window(windows[index], windows[index].document.dose) for index in chosen],
         [len(windows[index].input_ids) for index in chosen],
         measure,
         shelf=_shelf(
@@ -434,7 +436,9 @@ def _attack(
     rows = np.full((len(windows), len(names)), np.nan)
     rows[chosen] = found.rows
     numbers = Numbers(names=names, rows=rows)
-    return attacked.tabulate(probe, windows, numbers, selection.buckets, goldfish)
+    return attacked.tabulate(
+        probe, windows, numbers, selection.buckets, goldfish, num_tightened=shop.num_tightened
+    )
 
 
 def _compare_masks(selection: Selection, suite: Suite, shop: Workshop) -> list[MaskChange]:

@@ -14,6 +14,7 @@ from memguard.data.corpus import Corpus, CorpusDocument, load_corpus
 from memguard.data.packing import split_points
 from memguard.data.tokenization import TokenizedDocument
 from memguard.errors import DataError, ModelError
+from memguard.mitigation.ladder import compute_doses
 from memguard.parallel.checkpoint_folder import max_positions
 from memguard.records import (
     Budget,
@@ -60,6 +61,7 @@ def to_audit_document(
     text_hmac: str | None = None,
     cluster: int | None = None,
     num_copies: int | None = None,
+    dose: int = 0,
 ) -> AuditDocument:
     """Return the last piece of a document, as the model saw it in training, without its EOS."""
     ends = split_points(len(tokens.input_ids), seq_len)
@@ -79,6 +81,7 @@ def to_audit_document(
         first_position=start,
         cluster=cluster,
         num_copies=num_copies,
+        dose=dose,
     )
 
 
@@ -116,6 +119,8 @@ def list_audited(
         for entry, count in zip(corpus.manifest, counts, strict=True)
         if entry.role in ("trained", "background") and count != 0
     )
+    # As training had them: a run that ended early masked labels by what was planned.
+    doses = compute_doses(corpus.manifest).tolist()
     return [
         to_audit_document(
             corpus.document(index),
@@ -128,9 +133,10 @@ def list_audited(
             text_hmac=entry.text_hmac,
             cluster=entry.cluster,
             num_copies=copies[entry.cluster],
+            dose=dose,
         )
-        for index, (entry, name, count) in enumerate(
-            zip(corpus.manifest, names, counts, strict=True)
+        for index, (entry, name, count, dose) in enumerate(
+            zip(corpus.manifest, names, counts, doses, strict=True)
         )
         # A run that was ended early never reached some: neither trained nor a fair control. What it
         # should have forgotten is asked for all the same.

@@ -54,6 +54,7 @@ def open_workshop(
         on_progress=on_progress,
         compare_masks=masks,
         goldfish=_build_goldfish(subject, tokenizer),
+        num_tightened=_count_tightened(subject),
     )
 
 
@@ -71,6 +72,12 @@ def _build_goldfish(subject: Subject, tokenizer: Any) -> Goldfish | None:
         if isinstance(config, GoldfishConfig)
     ]
     return goldfish[0] if goldfish else None
+
+
+def _count_tightened(subject: Subject) -> int:
+    """Return the documents that a risk budget had moved up when training ended."""
+    watched = () if subject.training is None else subject.training.watched
+    return sum(bucket.num_tightened for bucket in watched[-1].buckets) if watched else 0
 
 
 def _build_codec(tokenizer: Any) -> Codec:

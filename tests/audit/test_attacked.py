@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from memguard.audit import attacked
-from memguard.audit.attacks import UNKNOWN_MASK, AttackResult
+from memguard.audit.attacks import TIGHTENED_MASK, UNKNOWN_MASK, AttackResult
 from memguard.audit.extraction import AuditDocument, ExtractionProbe, Window
 from memguard.audit.numbers import Numbers
 from memguard.audit.probes import AttackProbe
@@ -109,3 +109,5 @@ def test_a_mask_nobody_knows_is_told_beside_the_attack(windows: list[Window]) ->
     ]
     table = attacked.tabulate(PROBE, windows, numbers, outlines, drawn)
     assert [row.note for row in table] == ["", "", UNKNOWN_MASK]
+    table = attacked.tabulate(PROBE, windows, numbers, outlines, GOLDFISH, num_tightened=1)
+    assert [row.note for row in table] == ["", "", TIGHTENED_MASK]

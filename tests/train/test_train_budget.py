@@ -10,10 +10,14 @@ from ranks import RankPool
 from run_examples import make_run, write_documents
 from safetensors.torch import load_file
 
+from memguard.audit.suite import load_suite
+from memguard.cli.subjects import describe_run
 from memguard.cli.training import train_run
+from memguard.cli.workshop import open_workshop
 from memguard.config import RunConfig
 from memguard.errors import ConfigError, Interrupted
 from memguard.records import AuditReport, WatchedStep, load_record
+from memguard.runtime import detect_runtime
 from memguard.train.metrics import EndMetrics, StepMetrics, read_metrics
 from memguard.train.trainer import Trainer
 
@@ -129,6 +133,20 @@ def test_a_tightened_run_ends_within_its_limit(tightened: RunConfig, watched: Ru
     assert end.step == read_end(watched).step
     assert end.num_kept_tokens < end.num_supervised_tokens
     assert not end.stopped_by_budget
+
+
+def test_an_attacker_is_told_that_more_was_dropped(
+    tightened: RunConfig, watched: RunConfig
+) -> None:
+    suite = load_suite("attacks")
+    found = []
+    for config in (tightened, watched):
+        subject = describe_run(run_folder(config), config, config.audit, None)
+        shop = open_workshop(subject, suite, config.audit, detect_runtime(), lambda *_: None)
+        found.append(shop.num_tightened)
+    last = read_audits(tightened)[-1]
+    assert found == [sum(bucket.num_tightened for bucket in last.buckets), 0]
+    assert found[0] > 0
 
 
 def test_a_stopped_run_keeps_the_last_weights_within_the_limit(
