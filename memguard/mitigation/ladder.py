@@ -66,10 +66,12 @@ class Ladder:
             labels: ``[N]`` in transformers' convention.
             generator: for the settings that draw.
         """
-        rung = int(self.rung_of[document])
-        if rung == len(self.rungs):
-            return np.full(labels.shape, IGNORE_LABEL, dtype=np.int64)
-        return self.rungs[rung].mask_labels(input_ids, labels, generator=generator)
+        rung, last = int(self.rung_of[document]), len(self.rungs) - 1
+        # Every rung draws as much: what else is in a row loses the labels it would have lost.
+        masked = self.rungs[min(rung, last)].mask_labels(input_ids, labels, generator=generator)
+        if rung > last:
+            masked[:] = IGNORE_LABEL
+        return masked
 
 
 def build_ladder(

@@ -112,6 +112,22 @@ def test_tightening_keeps_the_other_mitigations() -> None:
     assert mask[~fish].mean() == pytest.approx(0.5, abs=0.12)
 
 
+def test_what_follows_in_a_row_is_masked_the_same_on_every_rung() -> None:
+    """Labels are built anew when they are counted, and documents have risen meanwhile."""
+    ladder = build(TokenDropoutConfig(name="token_dropout", rate=0.5), can_tighten=True)
+    masks = []
+    for is_at_top in (False, False, False, True):
+        draw = np.random.default_rng(0)
+        for document in (0, 1):
+            labels = ladder.mask_labels(document, IDS, IDS.astype(np.int64), draw)
+        masks.append(labels == IGNORE_LABEL)
+        assert bool(ladder.rung_of[0] == len(ladder.rungs)) == is_at_top
+        ladder.tighten(np.array([0]))
+    assert 0 < masks[0].mean() < 1
+    for mask in masks[1:]:
+        np.testing.assert_array_equal(mask, masks[0])
+
+
 def test_a_k_that_does_not_fall_is_refused() -> None:
     for fields in ({"k": 4, "k_by_dose": {16: 4}}, {"k": 8, "k_by_dose": {4: 2, 16: 3}}):
         with pytest.raises(ValueError, match="'k_by_dose' must lower k with every dose"):
