@@ -20,7 +20,7 @@ from torch import Tensor
 from transformers import DataCollatorForSeq2Seq
 
 from memguard.config import GoldfishConfig, MitigationConfig
-from memguard.config.mitigations import FORGETTING
+from memguard.config.mitigations import FORGETTING, check_mitigations
 from memguard.data.chat import find_special_ids
 from memguard.data.tokenization import list_token_texts
 from memguard.errors import ConfigError
@@ -124,7 +124,8 @@ class MitigatedLoss:
             mitigations: as in a run's YAML, e.g. ``[{"name": "focal", "gamma": 2}]``.
 
         Raises:
-            ConfigError: wrong settings, or such as no loss function can do.
+            ConfigError: wrong settings, such as a run refuses together, or such as no loss function
+                can do.
         """
         configs = _validate(mitigations)
         for config in configs:
@@ -210,6 +211,10 @@ def _validate(settings: Sequence[Mapping[str, Any]]) -> tuple[Any, ...]:
             place = ".".join(str(key) for key in item["loc"][1:])
             problems.append(f"'{place}': {item['msg']}; got {item['input']!r}")
         raise ConfigError(*problems) from error
+    try:
+        check_mitigations(configs)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
     if any(isinstance(each, GoldfishConfig) and each.k_by_dose for each in configs):
         raise ConfigError(
             "'k_by_dose' needs to know how often each document is trained, which a collator does "

@@ -185,6 +185,24 @@ def test_wrong_settings_are_told_by_name() -> None:
             MitigatedLoss([{"name": name}])
 
 
+@pytest.mark.parametrize(
+    ("mitigations", "told"),
+    [
+        ([{"name": "focal"}, {"name": "label_smoothing"}], "cannot have focal and label_smoothing"),
+        (
+            [{"name": "flooding", "per": "label"}, {"name": "loss_clipping"}],
+            "cannot have flooding and loss_clipping",
+        ),
+        ([{"name": "focal"}, {"name": "focal", "gamma": 1}], "names one twice"),
+    ],
+)
+def test_what_a_run_refuses_together_is_refused_here(
+    mitigations: list[dict[str, Any]], told: str
+) -> None:
+    with pytest.raises(ConfigError, match=told):
+        MitigatedLoss(mitigations)
+
+
 # -- the loss ----------------------------------------------------------------------------------
 
 
