@@ -279,6 +279,17 @@ class TrainConfig(Settings):
         64, description="Documents of each bucket that these audits ask for, always the same ones."
     )
 
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        # A run's own config.yaml has every default written out.
+        is_default = self.audit_documents == type(self).model_fields["audit_documents"].default
+        if self.audit_every_steps is None and not is_default:
+            raise ValueError(
+                "'audit_documents' does nothing without 'audit_every_steps': set it, or leave "
+                f"'audit_documents' out; got {self.audit_documents}"
+            )
+        return self
+
 
 class ParallelConfig(Settings):
     """The mesh: how many ranks split the batch, the weights and the model's width.

@@ -113,6 +113,7 @@ def test_the_json_schema_is_one(kind: type[schema.Settings]) -> None:
         ({"name": "../x"}, "match pattern"),
         ({"seed": 2**63}, "less than"),
         ({"optim": {"lr": float("nan")}}, "finite number"),
+        ({"train": {"audit_documents": 8}}, "'audit_documents' does nothing without 'audit_every"),
         ({"parallel": {"x": -1}}, "only one of 'data', 'z', 'y' and 'x' can be -1"),
         ({"parallel": {"x": 0}}, "should be 1 or more, or -1 for the rest of the ranks; got 0"),
         ({"parallel": {"z": -2}}, "should be 1 or more, or -1 for the rest of the ranks; got -2"),
@@ -124,6 +125,12 @@ def test_the_json_schema_is_one(kind: type[schema.Settings]) -> None:
 def test_what_does_not_go_together(change: dict[str, Any], message: str) -> None:
     with pytest.raises(ValidationError, match=message):
         RunConfig.model_validate(RUN | change)
+
+
+def test_a_run_written_out_is_the_same_run() -> None:
+    """With defaults that nobody set, of settings that do nothing alone."""
+    run = RunConfig.model_validate(RUN)
+    assert RunConfig.model_validate(run.model_dump(mode="json")) == run
 
 
 def test_a_sweep_names_each_setting_once() -> None:
