@@ -258,6 +258,11 @@ _NOT_BESIDE: Sequence[tuple[str, str, str]] = (
 )
 
 
+_TIGHTENING = "budget.action: tighten"
+_NESTED = ("hash", "hash_reference")
+"""Modes of goldfish in which a lower k drops what a higher one does, and more, each epoch."""
+
+
 def check_mitigations(configs: Sequence[MitigationConfig], *, beside: Collection[str] = ()) -> None:
     """Refuse settings that cannot be combined, or of which one would do nothing.
 
@@ -283,6 +288,13 @@ def check_mitigations(configs: Sequence[MitigationConfig], *, beside: Collection
     match by_name.get("goldfish"), by_name.get("token_dropout"):
         case GoldfishConfig(mode="random"), TokenDropoutConfig():
             _refuse(["goldfish", "token_dropout"], "mode 'random' is token dropout already")
+    match by_name.get("goldfish"):
+        case GoldfishConfig(mode=mode) if mode not in _NESTED and _TIGHTENING in beside:
+            raise ValueError(
+                f"'mitigations' cannot have goldfish of mode '{mode}' beside '{_TIGHTENING}': with "
+                "a lower k labels would be learnt that were dropped before. Take mode 'hash', or "
+                "action 'stop'"
+            )
     match by_name.get("dp_sgd"), by_name.get("flooding"):
         case DpSgdConfig(), FloodingConfig(per="step"):
             _refuse(["dp_sgd", "flooding"], "the turn of a whole step hangs on every row's loss")

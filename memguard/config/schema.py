@@ -420,10 +420,12 @@ class RunConfig(Settings):
                 f"'train.micro_batch_size' must divide 'train.batch_size'; got {micro} and "
                 f"{self.train.batch_size}"
             )
+        tightens = self.budget is not None and self.budget.action == "tighten"
         used = {
             "data.study": self.data.study,
             "train.micro_batch_size": micro,
             "budget": self.budget,
+            "budget.action: tighten": tightens or None,
         }
         check_mitigations(
             self.mitigations, beside=[name for name, value in used.items() if value is not None]

@@ -4,8 +4,8 @@
     k      8   4   3   2        and above the last rung no label is left
 
 A document's rung depends on its dose when training starts, and rises where a risk budget finds that
-it is being learnt by heart. Masks of rising rungs are nested in mode `hash`: a label that was
-dropped stays dropped.
+it is being learnt by heart. Masks of rising rungs are nested in modes `hash` and `hash_reference`,
+the only ones that go with tightening: a label that was dropped stays dropped.
 """
 
 from collections.abc import Callable, Sequence

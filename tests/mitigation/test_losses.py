@@ -128,6 +128,15 @@ def test_what_does_not_go_together_is_refused_by_name(
         assert reason in str(told.value)
 
 
+@pytest.mark.parametrize("mode", ["random", "static"])
+def test_masks_that_do_not_grow_are_refused_beside_tightening(mode: str) -> None:
+    run = _run({"name": "goldfish", "mode": mode}).model_dump()
+    run["train"]["audit_every_steps"] = 5
+    RunConfig.model_validate({**run, "budget": {"action": "stop"}})
+    with pytest.raises(ValidationError, match=f"cannot have goldfish of mode '{mode}' beside"):
+        RunConfig.model_validate({**run, "budget": {"action": "tighten"}})
+
+
 def test_what_goes_together() -> None:
     run = _run(
         {"name": "goldfish", "k": 3},
