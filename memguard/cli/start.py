@@ -160,9 +160,9 @@ def start_model(config: RunConfig, tokenizer: Any, workplace: Workplace) -> Star
     if drawn is None:
         drawn = load_model(_path(config), revision=model.revision, attn_implementation=attn)
     drawn = drawn.to(workplace.runtime.device)
+    vocab = build_vocab_layer(drawn, chunk_tokens=train.nll_chunk_tokens)
     if train.dropout is not None:
         set_dropout(drawn, train.dropout)
-    vocab = build_vocab_layer(drawn, chunk_tokens=train.nll_chunk_tokens)
     checkpoint_blocks(drawn, train.activation_checkpointing)
     if train.compile:
         compile_blocks(drawn)

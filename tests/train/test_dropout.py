@@ -8,6 +8,7 @@ import torch
 import transformers
 from run_examples import make_run
 from tiny_llama import TINY_LLAMA
+from transformers.models.falcon import modeling_falcon
 
 from memguard.cli.start import check_dropout
 from memguard.cli.training import train_run
@@ -15,6 +16,13 @@ from memguard.errors import ConfigError, ModelError
 from memguard.train.dropout import set_dropout
 from memguard.train.metrics import HeldoutMetrics, StepMetrics, read_metrics
 
+FALCON = {
+    "model_type": "falcon",
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "alibi": False,
+}
 GPT2 = {"model_type": "gpt2", "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64}
 
 
@@ -23,7 +31,16 @@ def build(values: dict[str, Any]) -> Any:
     return transformers.AutoModelForCausalLM.from_config(config)
 
 
-@pytest.mark.parametrize(("values", "num_set"), [(TINY_LLAMA, 2), (GPT2, 1 + 2 * 3)])
+@pytest.mark.parametrize(
+    ("values", "num_set"),
+    [
+        (TINY_LLAMA, 2),
+        ({**TINY_LLAMA, "attention_dropout": 0}, 2),
+        (GPT2, 1 + 2 * 3),
+        # Modules hold more than they use.
+        ({**FALCON, "parallel_attn": True}, 2 * 4),
+    ],
+)
 def test_every_dropout_acts_in_training_alone(values: dict[str, Any], num_set: int) -> None:
     model = build(values)
     before = model.config.to_dict()
@@ -39,6 +56,27 @@ def test_every_dropout_acts_in_training_alone(values: dict[str, Any], num_set: i
         set_dropout(model, 0.0)
         model.train()
         assert torch.equal(model(ids).logits, model(ids).logits)
+
+
+def test_dropouts_that_a_layer_reads_from_its_configuration(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Falcon's on the residual stream: after attention and after the MLP of each layer."""
+    model = build({**FALCON, "parallel_attn": False})
+    shares: list[float] = []
+    original = modeling_falcon.dropout_add
+
+    def note(x: Any, residual: Any, prob: float, training: bool) -> Any:
+        shares.append(prob)
+        return original(x, residual, prob, training)
+
+    monkeypatch.setattr(modeling_falcon, "dropout_add", note)
+    before = model.config.to_dict()
+    set_dropout(model, 0.25)
+    model.train()(torch.arange(20).reshape(1, 20))
+    assert shares == [0.25] * 4
+    assert model.config.to_dict() == before
+    assert model.config.hidden_dropout == 0
 
 
 def test_a_model_without_dropout_is_told() -> None:
