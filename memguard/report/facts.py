@@ -53,8 +53,6 @@ def describe_training(training: TrainingSummary) -> tuple[Fact, ...]:
         heldout.append(f"bucket {clean_name(training.heldout_bucket)}")
     budget = training.budget
     bounded = () if budget is None else (_describe_budget(budget),)
-    asked = [m["k"] for m in training.mitigations if isinstance(m.get("k"), int) and m["k"] > 0]
-    target = f"asked for: 1 in {asked[0]:,}, {format_threshold(1 / asked[0])}" if asked else ""
     removed = Fact(
         term="Copies removed", value=f"{format_count(training.num_removed or 0)} documents"
     )
@@ -66,7 +64,7 @@ def describe_training(training: TrainingSummary) -> tuple[Fact, ...]:
         Fact(
             term="Labels dropped",
             value=describe_dropped(training.dropped_fraction, bool(training.mitigations)),
-            detail=target,
+            detail=_describe_asked(training),
         ),
         Fact(
             term="Held-out NLL",
@@ -78,6 +76,16 @@ def describe_training(training: TrainingSummary) -> tuple[Fact, ...]:
         Fact(term="Supervised tokens", value=format_count(training.num_supervised_tokens)),
         Fact(term="Time", value=format_duration(training.train_s)),
     )
+
+
+def _describe_asked(training: TrainingSummary) -> str:
+    """Say which share of the labels a goldfish was to drop; "" where documents differ in it."""
+    asked = [m for m in training.mitigations if isinstance(m.get("k"), int) and m["k"] > 0]
+    is_tightened = training.budget is not None and training.budget.action == "tighten"
+    if not asked or asked[0].get("k_by_dose") or is_tightened:
+        return ""
+    k = asked[0]["k"]
+    return f"asked for: 1 in {k:,}, {format_threshold(1 / k)}"
 
 
 def _describe_budget(budget: Budget) -> Fact:

@@ -1,0 +1,34 @@
+"""Lists of facts: what a run's page says of its training."""
+
+from typing import Any
+
+import pytest
+import report_examples as examples
+
+from memguard import records as r
+from memguard.report.facts import describe_training
+
+GOLDFISH = {"name": "goldfish", "k": 8, "k_by_dose": {}}
+
+
+def budget(action: Any) -> r.Budget:
+    return r.Budget(metric="near_verbatim", limit=0.1, action=action)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({}, "asked for: 1 in 8, 12.5 %"),
+        ({"budget": budget("stop")}, "asked for: 1 in 8, 12.5 %"),
+        # Documents differ in what was asked: the share beside it is another one.
+        ({"mitigations": [{**GOLDFISH, "k_by_dose": {"16": 4, "64": 2}}]}, ""),
+        ({"budget": budget("tighten")}, ""),
+        ({"mitigations": [{"name": "focal", "gamma": 2.0}]}, ""),
+    ],
+)
+def test_the_share_asked_for_is_told_where_there_is_one(changes: dict[str, Any], said: str) -> None:
+    training = examples.make_report(goldfish=True).training
+    assert training is not None
+    training = training.model_copy(update={"mitigations": [GOLDFISH], **changes})
+    (fact,) = [each for each in describe_training(training) if each.term == "Labels dropped"]
+    assert fact.detail.replace("\u00a0", " ") == said
