@@ -179,7 +179,8 @@ def _flatten(values: Mapping[str, Any], at: KeyPath) -> Iterator[_Override]:
     """Yield each change, of ``{optim.lr: 1}`` and ``{optim: {lr: 1}}`` alike."""
     for key, value in values.items():
         key_path, origin = parse_key(str(key)), (*at, str(key))
-        if isinstance(value, Mapping):
+        # An empty one is a value: a section of which everything is left as it is by default.
+        if isinstance(value, Mapping) and value:
             for inner in _flatten(value, origin):
                 yield replace(inner, key_path=(*key_path, *inner.key_path))
         else:

@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 from memguard.compare import Sweep, load_sweep
+from memguard.config import BudgetConfig, OptimConfig
 from memguard.errors import ConfigError, DataError
 
 SWEEP: dict[str, Any] = {
@@ -148,6 +149,18 @@ def test_the_pretrained_models_run_has_its_name() -> None:
 def test_a_starting_point_beside_pretrain() -> None:
     (problem,) = problems_of(SWEEP | {"pretrain": PRETRAIN})
     assert "'run.model.path' must not be set beside 'pretrain'" in problem
+
+
+def test_an_empty_section_is_an_override() -> None:
+    settings = SWEEP["settings"] + [
+        {"name": "c", "overrides": {"budget": {}, "train.audit_every_steps": 10, "optim": {}}}
+    ]
+    plain, *_, run = load(SWEEP | {"settings": settings}).runs
+    assert plain.config.budget is None
+    assert run.config.budget == BudgetConfig()
+    # As 'optim={}' on a command line.
+    assert run.config.optim == OptimConfig()
+    assert plain.config.optim != OptimConfig()
 
 
 def test_places_of_wrong_overrides() -> None:
