@@ -4,6 +4,7 @@
     threads       the machine's cores are shared out, unless OMP_NUM_THREADS is set
     error         told at once; no other run starts, those in flight come to their end
     Ctrl-C, TERM  all in flight save and end, and have the time they need
+    a failure     of this process: the same, within two minutes
 
 A child process for each run frees its memory and threads, and one that dies leaves the others.
 """
@@ -27,6 +28,8 @@ from memguard.runtime import Console, format_duration
 LOG = "train.log"
 _STOPS = (signal.SIGINT, signal.SIGTERM)
 _LOOK_EVERY_S = 0.1
+_SAVE_WITHIN_S = 120.0
+"""What a run may take, once asked to, for the step in hand and its checkpoint."""
 
 
 class ChildFailed(MemguardError):
@@ -93,9 +96,7 @@ def train_runs(sweep: Sweep, runs: Sequence[SweepRun], *, num_jobs: int, console
                     ended.append(child)
                     _tell_end(child, console)
         finally:
-            for child in running:
-                child.process.kill()
-                child.process.wait()
+            _end(running, were_asked=bool(signals))
     _raise_what_happened(ended, waiting, signals)
 
 
@@ -160,6 +161,25 @@ def _is_in_foreground() -> bool:
             return os.tcgetpgrp(terminal.fileno()) == os.getpgrp()
     except OSError:
         return False
+
+
+def _end(children: Sequence[_Child], *, were_asked: bool) -> None:
+    """Let those save that are still at work though this process has failed.
+
+    Args:
+        children: in flight.
+        were_asked: whether a signal was passed on to them; a second one would end them at once.
+    """
+    if not were_asked:
+        for child in children:
+            child.process.terminate()
+    deadline_s = time.monotonic() + _SAVE_WITHIN_S
+    for child in children:
+        try:
+            child.process.wait(max(0.0, deadline_s - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            child.process.kill()
+            child.process.wait()
 
 
 def _tell_end(child: _Child, console: Console) -> None:

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -177,6 +178,35 @@ def test_a_signal_ends_all_and_the_next_call_goes_on() -> None:
     train(sweep, 2)
     assert all(is_finished(run) for run in sweep.runs)
     assert Path("runs/sweep/waits-1/train.log").read_text().count("threads") == 2
+
+
+def test_those_in_flight_may_save_when_this_process_fails() -> None:
+    sweep = make_sweep("waits-1", "waits-2")
+
+    def fail(_: float) -> None:
+        if all((run.folder / "num-at-work").exists() for run in sweep.runs):
+            raise OSError("no space left")
+        time.sleep(0.01)
+
+    with (
+        mock.patch.object(children, "time", mock.Mock(wraps=time, sleep=fail)),
+        pytest.raises(OSError, match="no space left"),
+    ):
+        train(sweep, 2)
+    # The trap, which stands for saving, has removed it.
+    assert not list(Path("runs").rglob("at-work"))
+
+
+def test_who_does_not_end_is_killed_and_who_was_asked_is_not_asked_again() -> None:
+    saves, hangs = mock.Mock(), mock.Mock()
+    hangs.process.wait.side_effect = [subprocess.TimeoutExpired("memguard", 120), -9]
+    children._end([hangs, saves], were_asked=False)
+    assert [each.process.terminate.call_count for each in (hangs, saves)] == [1, 1]
+    assert [each.process.kill.call_count for each in (hangs, saves)] == [1, 0]
+    asked = mock.Mock()
+    children._end([asked], were_asked=True)
+    asked.process.terminate.assert_not_called()
+    asked.process.wait.assert_called_once()
 
 
 def test_a_gpu_is_not_shared() -> None:
