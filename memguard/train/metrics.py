@@ -106,19 +106,20 @@ _KINDS: dict[str, type[MetricsLine]] = {
 class MetricsLog:
     """Appends to metrics.jsonl; every line is on disk before the next step starts."""
 
-    def __init__(self, path: Path, *, keep_until_step: int, is_writer: bool = True) -> None:
+    def __init__(self, path: Path, *, keep_until_step: int | None, is_writer: bool = True) -> None:
         """Open the log, dropping what an interrupted run wrote after its last checkpoint.
 
         Args:
             path: of metrics.jsonl.
-            keep_until_step: the step the run goes on from.
+            keep_until_step: the step the run goes on from; None begins anew.
             is_writer: False on all ranks but one: nothing is read or written.
         """
         self.lines: list[MetricsLine] = []
         self._file: TextIO | None = None
         if not is_writer:
             return
-        kept = [line for line in read_metrics(path) if line.step <= keep_until_step]
+        last = -1 if keep_until_step is None else keep_until_step
+        kept = [line for line in read_metrics(path) if line.step <= last]
         text = "".join(f"{line.model_dump_json()}\n" for line in kept)
         temporary = path.with_suffix(".tmp")
         temporary.write_text(text, encoding="utf-8")

@@ -36,7 +36,6 @@ from memguard.train.dp_sgd import RowClipping, compute_privacy
 from memguard.train.heldout import measure_heldout
 from memguard.train.metrics import (
     EndMetrics,
-    HeldoutMetrics,
     MetricsLog,
     StepMetrics,
     hash_tally,
@@ -146,19 +145,19 @@ class Trainer:
             )
         log = MetricsLog(
             self.folder / "metrics.jsonl",
-            keep_until_step=self.totals.step,
+            # What was found before the first step is found again where no checkpoint holds it.
+            keep_until_step=self.totals.step or None,
             is_writer=self.runtime.is_main,
         )
-        kinds = (HeldoutMetrics, WatchedStep, EndMetrics)
-        begun, watched, ended = self.runtime.broadcast_object([log.has(kind) for kind in kinds])
+        ended = self.runtime.broadcast_object(log.has(EndMetrics))
         self.vocab.model.train()
         devices = [self.runtime.device] if self.runtime.device.type == "cuda" else []
         try:
             with torch.random.fork_rng(devices=devices), self.stop_request.listen():
-                if not begun:
+                if self.totals.step == 0:
                     self._measure_heldout(log)
-                if self.watch is not None and not watched:
-                    log.write(self.watch.look(0))
+                    if self.watch is not None:
+                        log.write(self.watch.look(0))
                 with self.console.progress("train", self.num_steps, "steps") as advance:
                     advance(self.totals.step, "")
                     self._stop_if_beyond(log)

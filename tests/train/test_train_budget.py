@@ -201,6 +201,38 @@ def test_an_interrupted_run_decides_the_same(
     assert read_end(config).step == read_end(whole).step
 
 
+def kill_after(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """End a run as SIGKILL does: nothing is saved."""
+    original = Trainer._timed_step
+
+    def timed_step(self: Trainer) -> StepMetrics:
+        line = original(self)
+        if line.step == step:
+            raise Killed
+        return line
+
+    monkeypatch.setattr(Trainer, "_timed_step", timed_step)
+
+
+class Killed(Exception):
+    pass
+
+
+def test_a_run_killed_before_its_first_checkpoint_begins_again(
+    folder: Path, tightened: RunConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = make(folder, "killed-early", TIGHTEN)
+    with monkeypatch.context() as patch:
+        kill_after(13, patch)
+        with pytest.raises(Killed):
+            train_run(config)
+    assert [audit.step for audit in read_audits(config)] == [0, 10]
+    train_run(config)
+    assert_same_weights(config, tightened)
+    audits = [audit.model_copy(update={"audit_s": 0}) for audit in read_audits(config)]
+    assert audits == [each.model_copy(update={"audit_s": 0}) for each in read_audits(tightened)]
+
+
 def test_a_limit_broken_before_the_first_audit_is_told(folder: Path) -> None:
     config = make(folder, "late", STOP, audit_every_steps=1000)
     with pytest.raises(ConfigError, match=r"'train.audit_every_steps' must be below"):
