@@ -39,7 +39,7 @@ from memguard.runtime import (
     quiet_libraries,
 )
 from memguard.train.dp_sgd import RowClipping, load_accountant
-from memguard.train.metrics import EndMetrics, read_metrics
+from memguard.train.metrics import find_end
 from memguard.train.trainer import Trainer
 
 
@@ -247,6 +247,6 @@ def count_up(loader: Loader, num_samples: int) -> list[ManifestEntry]:
 
 def _is_trained(folder: Path, corpus: Corpus) -> bool:
     """Whether the last step was taken, the tally written and the model exported."""
-    ended = any(isinstance(line, EndMetrics) for line in read_metrics(folder / "metrics.jsonl"))
+    ended = find_end(folder / "metrics.jsonl") is not None
     tallied = all(entry.num_repetitions is not None for entry in corpus.manifest)
     return ended and tallied and (folder / "model" / "config.json").exists()

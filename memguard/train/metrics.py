@@ -111,7 +111,8 @@ class MetricsLog:
 
         Args:
             path: of metrics.jsonl.
-            keep_until_step: the step the run goes on from; None begins anew.
+            keep_until_step: the step the run goes on from, or the last one if it has ended; None
+                begins anew.
             is_writer: False on all ranks but one: nothing is read or written.
         """
         self.lines: list[MetricsLine] = []
@@ -126,10 +127,6 @@ class MetricsLog:
         os.replace(temporary, path)
         self._file = path.open("a", encoding="utf-8")
         self.lines = kept
-
-    def has(self, kind: type[MetricsLine]) -> bool:
-        """Whether there is a line of this kind."""
-        return any(isinstance(line, kind) for line in self.lines)
 
     def write(self, line: MetricsLine) -> None:
         """Append one line."""
@@ -163,3 +160,12 @@ def read_metrics(path: Path) -> Iterator[MetricsLine]:
             if number == len(lines) and not line.endswith("\n"):
                 return
             raise RecordError(f"'{path}' line {number} cannot be read; delete the run") from error
+
+
+def find_end(path: Path) -> EndMetrics | None:
+    """Return the line of a metrics.jsonl that says the run has ended; None where none does.
+
+    Raises:
+        RecordError: see `read_metrics`.
+    """
+    return next((line for line in read_metrics(path) if isinstance(line, EndMetrics)), None)

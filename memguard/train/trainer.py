@@ -38,6 +38,7 @@ from memguard.train.metrics import (
     EndMetrics,
     MetricsLog,
     StepMetrics,
+    find_end,
     hash_tally,
 )
 from memguard.train.optim import learning_rate
@@ -132,7 +133,11 @@ class Trainer:
             OSError: a checkpoint could not be written.
             RecordError: the starting model's losses are needed, lost, and past measuring.
         """
-        self._resume()
+        path = self.folder / "metrics.jsonl"
+        end = self.runtime.broadcast_object(self.runtime.only_on_main(lambda: find_end(path)))
+        # Where a budget ended the run, there may be checkpoints that are newer than its weights.
+        self._resume(until_step=None if end is None else end.step)
+        ended = end is not None and end.step == self.totals.step
         if "reference_nll" in self.step.mitigations.needs:
             self._reference_nll = find_reference(
                 self.step,
@@ -144,12 +149,11 @@ class Trainer:
                 console=self.console,
             )
         log = MetricsLog(
-            self.folder / "metrics.jsonl",
+            path,
             # What was found before the first step is found again where no checkpoint holds it.
-            keep_until_step=self.totals.step or None,
+            keep_until_step=self.num_steps if ended else self.totals.step or None,
             is_writer=self.runtime.is_main,
         )
-        ended = self.runtime.broadcast_object(log.has(EndMetrics))
         self.vocab.model.train()
         devices = [self.runtime.device] if self.runtime.device.type == "cuda" else []
         try:
@@ -318,11 +322,11 @@ class Trainer:
 
     # -- resume and interruption ---------------------------------------------------------------
 
-    def _resume(self) -> None:
-        if self._load():
+    def _resume(self, until_step: int | None) -> None:
+        if self._load(until_step):
             self.console.info(f"resuming after step {self.totals.step} of {self.num_steps}")
 
-    def _load(self, until_step: int | None = None) -> bool:
+    def _load(self, until_step: int | None) -> bool:
         """Take the state of the newest checkpoint, up to a step; False where there is none."""
         folder = self.folder / "checkpoints"
         found = self.runtime.broadcast_object(

@@ -233,6 +233,30 @@ def test_a_run_killed_before_its_first_checkpoint_begins_again(
     assert audits == [each.model_copy(update={"audit_s": 0}) for each in read_audits(tightened)]
 
 
+def test_a_stopped_run_killed_before_its_export_keeps_its_weights(
+    folder: Path, stopped: RunConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    end = read_end(stopped)
+    # One checkpoint between the last audit within the limit and the one beyond it.
+    newer = end.step + 5
+    config = make(folder, "killed-late", STOP, checkpoint_every_steps=newer)
+
+    def die(*_: object) -> None:
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr("memguard.cli.training.save_manifest", die)
+        with pytest.raises(Killed):
+            train_run(config)
+    assert (run_folder(config) / "checkpoints" / f"step-{newer:08d}").is_dir()
+    lines = (run_folder(config) / "metrics.jsonl").read_text()
+    train_run(config)
+    assert (run_folder(config) / "metrics.jsonl").read_text() == lines
+    assert_same_weights(config, stopped)
+    report = load_record(AuditReport, run_folder(config) / "audit" / "report.json")
+    assert report.dose_response, "the tally is that of the weights"
+
+
 def test_a_limit_broken_before_the_first_audit_is_told(folder: Path) -> None:
     config = make(folder, "late", STOP, audit_every_steps=1000)
     with pytest.raises(ConfigError, match=r"'train.audit_every_steps' must be below"):
