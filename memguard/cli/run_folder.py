@@ -5,7 +5,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,15 @@ _FREE_IN_TRAIN = (
 )
 # Audits during training change nothing, unless a budget acts on them.
 _ONLY_WATCHED = ("audit_every_steps", "audit_documents")
+# Younger settings, by section, and their values that train what was trained before them: a run from
+# then goes on.
+_OFF: Mapping[str, Mapping[str, Any]] = {
+    "run": {"budget": None},
+    "data": {"forget": [], "forget_repetitions": None},
+    "train": {"dropout": None},
+    "goldfish": {"normalise": "none", "k_by_dose": {}},
+    "ngram_penalty": {"stop_share": None},
+}
 
 _WRITTEN_ASIDE = ("model", "prepared")
 
@@ -65,18 +74,21 @@ def compute_run_key(config: RunConfig, corpus: Corpus) -> str:
 
 
 def _binding(values: dict[str, Any]) -> dict[str, Any]:
-    """Return the settings that decide what is trained."""
+    """Return the settings that decide what is trained, younger ones where they are in use."""
     kept = {key: value for key, value in values.items() if key not in _FREE}
     free = (*_FREE_IN_TRAIN, *(() if kept.get("budget") else _ONLY_WATCHED))
     kept["train"] = {k: v for k, v in kept["train"].items() if k not in free}
     # Turned off, canaries train what was trained before there were any.
     if not (kept["data"].get("canaries") or {}).get("count"):
         kept["data"] = {k: v for k, v in kept["data"].items() if k != "canaries"}
-    # And without anything to forget, what was trained before one could.
-    if not kept["data"].get("forget"):
-        forgetting = ("forget", "forget_repetitions")
-        kept["data"] = {k: v for k, v in kept["data"].items() if k not in forgetting}
-    return kept
+    kept |= {section: _drop_unused(section, kept[section]) for section in ("data", "train")}
+    kept["mitigations"] = [_drop_unused(each["name"], each) for each in kept["mitigations"]]
+    return _drop_unused("run", kept)
+
+
+def _drop_unused(section: str, values: Mapping[str, Any]) -> dict[str, Any]:
+    off = _OFF.get(section, {})
+    return {key: value for key, value in values.items() if key not in off or value != off[key]}
 
 
 def check_same_settings(config: RunConfig, folder: Path) -> None:

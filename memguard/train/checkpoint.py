@@ -237,7 +237,7 @@ def find_checkpoint(
     return None
 
 
-def load_checkpoint(path: Path, state: TrainState, *, runtime: Runtime) -> CheckpointManifest:
+def load_checkpoint(path: Path, state: TrainState, *, runtime: Runtime) -> None:
     """Fill model, optimizer and tally in place from a checkpoint that `find_checkpoint` found.
 
     It may have been written on any mesh.
@@ -254,7 +254,6 @@ def load_checkpoint(path: Path, state: TrainState, *, runtime: Runtime) -> Check
         )
     for name, array in state.arrays.items():
         array[:] = tensors[name].numpy()
-    return load_record(CheckpointManifest, path / "manifest.json")
 
 
 def _name(step: int) -> str:

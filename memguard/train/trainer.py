@@ -20,10 +20,10 @@ from numpy.typing import NDArray
 from memguard.config import OptimConfig, TrainConfig
 from memguard.data.corpus import Corpus
 from memguard.data.loader import Loader
-from memguard.errors import ConfigError, Interrupted
+from memguard.errors import ConfigError, Interrupted, RecordError
 from memguard.mitigation.ladder import Ladder
 from memguard.parallel.vocab import VocabLayer
-from memguard.records import WatchedStep
+from memguard.records import WatchedStep, load_record
 from memguard.runtime import Advance, Console, Runtime, peak_memory_bytes
 from memguard.train.checkpoint import (
     CheckpointManifest,
@@ -131,10 +131,13 @@ class Trainer:
             Interrupted: SIGINT or SIGTERM; the state was saved.
             ModelError: the loss is no longer finite.
             OSError: a checkpoint could not be written.
-            RecordError: the starting model's losses are needed, lost, and past measuring.
+            RecordError: a checkpoint is not of this run; or the starting model's losses are needed,
+                lost, and past measuring.
         """
         path = self.folder / "metrics.jsonl"
-        end = self.runtime.broadcast_object(self.runtime.only_on_main(lambda: find_end(path)))
+        end: EndMetrics | None = self.runtime.broadcast_object(
+            self.runtime.only_on_main(lambda: find_end(path))
+        )
         # Where a budget ended the run, there may be checkpoints that are newer than its weights.
         self._resume(until_step=None if end is None else end.step)
         ended = end is not None and end.step == self.totals.step
@@ -328,16 +331,13 @@ class Trainer:
 
     def _load(self, until_step: int | None) -> bool:
         """Take the state of the newest checkpoint, up to a step; False where there is none."""
-        folder = self.folder / "checkpoints"
         found = self.runtime.broadcast_object(
-            self.runtime.only_on_main(
-                lambda: find_checkpoint(folder, console=self.console, until_step=until_step)
-            )
+            self.runtime.only_on_main(lambda: self._find(until_step))
         )
         if found is None:
             return False
-        manifest = load_checkpoint(found, self._state(), runtime=self.runtime)
-        assert manifest.run_key == self.run_key, "the caller compares the run's settings first"
+        path, manifest = found
+        load_checkpoint(path, self._state(), runtime=self.runtime)
         self.totals = _Totals(
             step=manifest.step,
             num_supervised_tokens=manifest.num_supervised_tokens,
@@ -346,6 +346,19 @@ class Trainer:
             train_s=manifest.train_s,
         )
         return True
+
+    def _find(self, until_step: int | None) -> tuple[Path, CheckpointManifest] | None:
+        folder = self.folder / "checkpoints"
+        path = find_checkpoint(folder, console=self.console, until_step=until_step)
+        if path is None:
+            return None
+        manifest = load_record(CheckpointManifest, path / "manifest.json")
+        if manifest.run_key != self.run_key:
+            raise RecordError(
+                f"'{path}' is of a run with other settings or documents, or of another version: "
+                f"delete '{folder}' to begin again, or choose another 'name'"
+            )
+        return path, manifest
 
     def _save(self) -> None:
         totals = self.totals

@@ -20,7 +20,7 @@ from memguard.cli.training import prepare_run, train_run
 from memguard.config import RunConfig, dump_yaml
 from memguard.data.corpus import load_corpus
 from memguard.data.schedule import plan_rows
-from memguard.errors import ConfigError, DataError
+from memguard.errors import ConfigError, DataError, RecordError
 from memguard.parallel.local_parameters import find_local_parameters
 from memguard.records import AuditReport, load_manifest, load_record
 from memguard.runtime import Runtime
@@ -328,6 +328,20 @@ def test_a_folder_with_other_settings_is_refused(folder: Path, finished: RunConf
     other = make_run(folder, name="finished", mitigations=GOLDFISH, optim={"lr": 1e-3})
     with pytest.raises(ConfigError, match=r"optim\.lr \(0\.003 there, 0\.001 here\)"):
         train_run(other)
+
+
+def test_a_checkpoint_of_something_else_is_refused(tmp_path: Path) -> None:
+    config = make_run(tmp_path, audit={"enabled": False}, train={"max_steps": 2})
+    train_run(config)
+    run = Path(config.output_dir) / config.name
+    manifest = run / "checkpoints" / "step-00000002" / "manifest.json"
+    values = json.loads(manifest.read_text()) | {"run_key": "another"}
+    manifest.write_text(json.dumps(values))
+    (run / "model" / "config.json").unlink()
+    with pytest.raises(
+        RecordError, match=r"step-00000002' is of a run with other settings.*delete"
+    ):
+        train_run(config)
 
 
 def test_a_second_process_is_kept_out(folder: Path, finished: RunConfig) -> None:
