@@ -23,14 +23,12 @@ _FREE_IN_TRAIN = (
     "keep_checkpoints",
     "log_every_steps",
 )
-# Audits during training change nothing, unless a budget acts on them.
-_ONLY_WATCHED = ("audit_every_steps", "audit_documents")
 # Younger settings, by section, and their values that train what was trained before them: a run from
 # then goes on.
 _OFF: Mapping[str, Mapping[str, Any]] = {
     "run": {"budget": None},
     "data": {"forget": [], "forget_repetitions": None},
-    "train": {"dropout": None},
+    "train": {"dropout": None, "audit_every_steps": None},
     "goldfish": {"normalise": "none", "k_by_dose": {}},
     "ngram_penalty": {"stop_share": None},
 }
@@ -76,7 +74,9 @@ def compute_run_key(config: RunConfig, corpus: Corpus) -> str:
 def _binding(values: dict[str, Any]) -> dict[str, Any]:
     """Return the settings that decide what is trained, younger ones where they are in use."""
     kept = {key: value for key, value in values.items() if key not in _FREE}
-    free = (*_FREE_IN_TRAIN, *(() if kept.get("budget") else _ONLY_WATCHED))
+    # A checkpoint holds what audits during training have seen, of the documents they ask.
+    asks = kept["train"].get("audit_every_steps") is not None
+    free = _FREE_IN_TRAIN if asks else (*_FREE_IN_TRAIN, "audit_documents")
     kept["train"] = {k: v for k, v in kept["train"].items() if k not in free}
     # Turned off, canaries train what was trained before there were any.
     if not (kept["data"].get("canaries") or {}).get("count"):

@@ -130,10 +130,9 @@ def save_checkpoint(
         if runtime.is_main:
             shutil.rmtree(aside, ignore_errors=True)
         if isinstance(error, CheckpointException):
-            cause = next(iter(error.failures.values()), (error,))[0]
             raise OSError(
                 errno.ENOSPC if is_full else errno.EIO,
-                f"checkpoint {target.name} could not be written: {cause}",
+                f"checkpoint {target.name} could not be written: {_find_cause(error)}",
             ) from error
         raise
     if runtime.is_main:
@@ -241,19 +240,33 @@ def load_checkpoint(path: Path, state: TrainState, *, runtime: Runtime) -> None:
     """Fill model, optimizer and tally in place from a checkpoint that `find_checkpoint` found.
 
     It may have been written on any mesh.
+
+    Raises:
+        RecordError: it lacks something, has it in another size, or cannot be read.
     """
     state.make_room()
     tensors = state.tensors()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        load(
-            tensors,
-            storage_reader=FileSystemReader(str(path)),
-            no_dist=runtime.world_size == 1,
-            process_group=runtime.control,
-        )
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            load(
+                tensors,
+                storage_reader=FileSystemReader(str(path)),
+                no_dist=runtime.world_size == 1,
+                process_group=runtime.control,
+            )
+    except CheckpointException as error:
+        raise RecordError(
+            f"checkpoint '{path}' does not hold what this run goes on from: {_find_cause(error)}. "
+            f"Delete '{path.parent}' to begin again, or choose another 'name'"
+        ) from error
     for name, array in state.arrays.items():
         array[:] = tensors[name].numpy()
+
+
+def _find_cause(error: CheckpointException) -> BaseException:
+    """Return what went wrong on the first rank on which something did."""
+    return next((cause for cause, _ in error.failures.values()), error)
 
 
 def _name(step: int) -> str:

@@ -41,6 +41,7 @@ def test_younger_settings_that_are_off_leave_a_runs_key_as_it_was() -> None:
 
 YOUNGER: list[tuple[str, dict[str, Any]]] = [
     ("train.dropout", {"train": {"dropout": 0.0}}),
+    ("train.audit_every_steps", {"train": {"audit_every_steps": 5}}),
     ("budget", {"budget": {}, "train": {"audit_every_steps": 5}}),
     ("mitigations", {"mitigations": [{"name": "goldfish", "k": 3, "normalise": "text"}]}),
     ("mitigations", {"mitigations": [{"name": "goldfish", "k": 3, "k_by_dose": {4: 2}}]}),
@@ -69,3 +70,16 @@ def test_a_run_from_before_them_goes_on_without_them_alone(
 def test_a_run_goes_on_with_its_own_settings(changes: dict[str, Any], tmp_path: Path) -> None:
     begin(make(**changes), tmp_path)
     check_same_settings(make(**changes), tmp_path)
+
+
+def test_audits_during_training_stay_what_they_were(tmp_path: Path) -> None:
+    begin(make(train={"audit_every_steps": 5}), tmp_path)
+    with pytest.raises(ConfigError, match=r"audit_every_steps \(5 there, null here\)"):
+        check_same_settings(make(), tmp_path)
+    with pytest.raises(ConfigError, match=r"audit_documents \(64 there, 32 here\)"):
+        check_same_settings(make(train={"audit_every_steps": 5, "audit_documents": 32}), tmp_path)
+
+
+def test_without_audits_how_many_they_ask_does_not_count(tmp_path: Path) -> None:
+    begin(make(), tmp_path)
+    check_same_settings(make(train={"audit_documents": 32}), tmp_path)
