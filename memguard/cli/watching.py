@@ -1,5 +1,7 @@
 """Audits inside training: which documents a run asks for, and how it asks the model in hand."""
 
+import hashlib
+import json
 from collections.abc import Sequence
 
 import numpy as np
@@ -33,9 +35,11 @@ def build_watch(
     windows = _choose_windows(config, corpus, probe)
     scorer = ModelScorer(vocab, config.audit.batch_tokens, runtime)
     index_of = {entry.id: index for index, entry in enumerate(corpus.manifest)}
+    documents = [index_of[window.document.id] for window in windows]
     sample = Sample(
-        document_N=np.array([index_of[window.document.id] for window in windows], dtype=np.int64),
+        document_N=np.array(documents, dtype=np.int64),
         near_verbatim_threshold=probe.near_verbatim_threshold,
+        sha256=_hash_asked(documents, windows, probe),
         ask=lambda: ask(scorer, windows, probe),
     )
     return Watch(
@@ -45,6 +49,15 @@ def build_watch(
         every_steps=config.train.audit_every_steps,
         budget=config.budget,
     )
+
+
+def _hash_asked(documents: Sequence[int], windows: Sequence[Window], probe: ExtractionProbe) -> str:
+    asked = [
+        (document, window.start, window.prefix_tokens, window.continuation_tokens)
+        for document, window in zip(documents, windows, strict=True)
+    ]
+    text = json.dumps([asked, probe.near_verbatim_threshold])
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def ask(scorer: ModelScorer, windows: Sequence[Window], probe: ExtractionProbe) -> Recited:

@@ -51,6 +51,8 @@ class CheckpointManifest(Record):
     step: int
     run_key: str
     """Of the settings and documents it was trained with."""
+    sample_sha256: str | None = None
+    """Of what audits during training ask for; null without any, and in older checkpoints."""
     num_supervised_tokens: int
     num_kept_tokens: int
     num_rows: int

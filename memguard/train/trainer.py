@@ -127,7 +127,8 @@ class Trainer:
         """Train from the newest checkpoint, or from the start, to the last step.
 
         Raises:
-            ConfigError: more was learnt by heart before the first audit than the budget allows.
+            ConfigError: more was learnt by heart before the first audit than the budget allows; or
+                a run that goes on would audit other tokens than before.
             Interrupted: SIGINT or SIGTERM; the state was saved.
             ModelError: the loss is no longer finite.
             OSError: a checkpoint could not be written.
@@ -358,6 +359,12 @@ class Trainer:
                 f"'{path}' is of a run with other settings or documents, or of another version: "
                 f"delete '{folder}' to begin again, or choose another 'name'"
             )
+        if manifest.sample_sha256 not in (None, self._sample_sha256):
+            raise ConfigError(
+                "'audit.suite' and the lengths in 'audit' decide what audits during training ask "
+                f"for, and must stay what they were when '{self.folder}' was begun, until it has "
+                "ended: set them back, or choose another 'name'"
+            )
         return path, manifest
 
     def _save(self) -> None:
@@ -368,6 +375,7 @@ class Trainer:
             progress=CheckpointManifest(
                 step=totals.step,
                 run_key=self.run_key,
+                sample_sha256=self._sample_sha256,
                 num_supervised_tokens=totals.num_supervised_tokens,
                 num_kept_tokens=totals.num_kept_tokens,
                 num_rows=totals.num_rows,
@@ -380,6 +388,10 @@ class Trainer:
             runtime=self.runtime,
         )
         self._saved_step = totals.step
+
+    @property
+    def _sample_sha256(self) -> str | None:
+        return None if self.watch is None else self.watch.sample_sha256
 
     def _state(self) -> TrainState:
         return TrainState(

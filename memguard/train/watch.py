@@ -42,6 +42,8 @@ class Sample:
     """Their indices in the corpus."""
     near_verbatim_threshold: float
     """Share of right tokens from which on a document is near-verbatim."""
+    sha256: str
+    """Of the documents, their tokens that are asked for and the threshold."""
     ask: Callable[[], Recited]
     """Asks the model as it is now; every rank calls it and gets the same."""
 
@@ -85,6 +87,11 @@ class Watch:
             "watch.back_before": self._back_before_N,
             "watch.last_good_step": self._last_good,
         }
+
+    @property
+    def sample_sha256(self) -> str:
+        """What tells the sample from another one."""
+        return self._sample.sha256
 
     @property
     def last_good_step(self) -> int | None:

@@ -257,6 +257,31 @@ def test_a_stopped_run_killed_before_its_export_keeps_its_weights(
     assert report.dose_response, "the tally is that of the weights"
 
 
+@pytest.mark.parametrize("audit", [{"continuation_tokens": 6}, {"prefix_tokens": 6}])
+def test_a_run_goes_on_only_with_what_it_has_asked_so_far(
+    folder: Path, audit: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = make(folder, f"other-{next(iter(audit))}", TIGHTEN)
+    with monkeypatch.context() as patch:
+        interrupt_after(12, patch)
+        with pytest.raises(Interrupted):
+            train_run(config)
+    other = config.model_copy(update={"audit": config.audit.model_copy(update=audit)})
+    with pytest.raises(ConfigError, match=r"'audit.suite' and the lengths in 'audit'"):
+        train_run(other)
+
+
+def test_a_run_that_has_ended_can_be_audited_otherwise(stopped: RunConfig) -> None:
+    changed = {"audit": stopped.audit.model_copy(update={"continuation_tokens": 6})}
+    before = weights(stopped)
+    train_run(stopped.model_copy(update=changed))
+    for name, tensor in weights(stopped).items():
+        assert torch.equal(tensor, before[name])
+    report = load_record(AuditReport, run_folder(stopped) / "audit" / "report.json")
+    assert report.method.continuation_tokens == 6
+    train_run(stopped)
+
+
 def test_a_limit_broken_before_the_first_audit_is_told(folder: Path) -> None:
     config = make(folder, "late", STOP, audit_every_steps=1000)
     with pytest.raises(ConfigError, match=r"'train.audit_every_steps' must be below"):

@@ -54,7 +54,9 @@ class Story:
 
 def make(*steps: Sequence[float], **budget: Any) -> tuple[Watch, Ladder]:
     ladder = build_ladder([], MANIFEST, can_tighten=True, special_ids=[])
-    sample = Sample(document_N=DOCUMENTS, near_verbatim_threshold=THRESHOLD, ask=Story(*steps))
+    sample = Sample(
+        document_N=DOCUMENTS, near_verbatim_threshold=THRESHOLD, sha256="", ask=Story(*steps)
+    )
     config = BudgetConfig(**budget) if budget else None
     return Watch(sample, MANIFEST, ladder, every_steps=5, budget=config), ladder
 
