@@ -2,8 +2,8 @@
 
     step 0     what the sample gives back before training: nobody has taught that here
     step n     learnt = comes back now, and did not at step 0;  over the limit: learnt / N > limit
-    tighten    a document halfway from its share of right tokens at step 0 to near-verbatim goes
-               one rung up; where more of a bucket's sample has than the limit allows, so do the
+    tighten    a document halfway from its share of right tokens at step 0 to the budget's metric
+               goes one rung up; where more of a bucket's sample has than the limit allows, so do the
                bucket's documents that nobody asked about
     stop       the weights of the last step within the limit are those that stay
 
@@ -146,8 +146,8 @@ class Watch:
     def _tighten(self, now: Recited) -> None:
         """Move up what is halfway to being recited."""
         assert self.budget is not None, "a budget asks for it"
-        before_N, goal = self._accuracy_before_N, self._sample.near_verbatim_threshold
-        halfway_N = now.token_accuracy_N >= (before_N + goal) / 2
+        goal = self._sample.near_verbatim_threshold if self.budget.metric != "verbatim" else 1.0
+        halfway_N = now.token_accuracy_N >= (self._accuracy_before_N + goal) / 2
         halfway_N &= ~self._back_before_N
         document_N = self._sample.document_N
         for name in self._list_buckets("trained"):

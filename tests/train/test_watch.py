@@ -91,6 +91,15 @@ def test_documents_halfway_there_go_up_a_rung_each_time() -> None:
     assert found.buckets[1].num_tightened == 1
 
 
+def test_halfway_is_to_the_metric_of_the_budget() -> None:
+    # Near-verbatim before training, and nothing has changed; from 0.2, halfway to 1 is 0.6.
+    before, after = [0.96, 0.2, 0.2, 0.2], [0.96, 0.58, 0.62, 0.2]
+    watch, ladder = make(before, after, metric="verbatim", limit=0.5, action="tighten")
+    watch.look(0)
+    watch.look(5)
+    assert rungs(ladder) == [0, 0, 0, 0, 1, 0, 0, 0, 0, 0]
+
+
 def test_documents_nobody_asked_about_follow_the_sample() -> None:
     watch, ladder = make([0.2] * 4, [0.6, 0.6, 0.6, 0.2], limit=0.5, action="tighten")
     watch.look(0)
