@@ -41,9 +41,9 @@ class Ladder:
         return None if self.rung_of.any() else self.rungs[0].target_drop_rate
 
     @property
-    def is_tightened(self) -> NDArray[np.bool_]:
-        """``[num_documents]`` whether each stands higher than where it started."""
-        return self.rung_of > self._start
+    def num_rungs_up(self) -> NDArray[np.int8]:
+        """``[num_documents]`` rungs each stands above where it started."""
+        return self.rung_of - self._start
 
     def tighten(self, documents: NDArray[np.integer]) -> int:
         """Move documents one rung up; return how many were not at the top yet."""

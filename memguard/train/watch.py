@@ -3,8 +3,8 @@
     step 0     what the sample gives back before training: nobody has taught that here
     step n     learnt = comes back now, and did not at step 0;  over the limit: learnt / N > limit
     tighten    a document halfway from its share of right tokens at step 0 to the budget's metric
-               goes one rung up; where more of a bucket's sample has than the limit allows, so do the
-               bucket's documents that nobody asked about
+               goes one rung up, and its near-duplicates with it; as far as more of a bucket's
+               sample has gone than the limit allows, so do its documents that nobody asked about
     stop       the weights of the last step within the limit are those that stay
 
 The sample is the same at every step. All ranks ask together, get the same answers and decide alike.
@@ -73,6 +73,7 @@ class Watch:
         self._sample, self._ladder = sample, ladder
         self._buckets = np.array([entry.bucket for entry in manifest], dtype=object)
         self._roles = np.array([entry.role for entry in manifest], dtype=object)
+        self._clusters = np.array([entry.cluster for entry in manifest], dtype=np.int64)
         size = len(sample.document_N)
         self._accuracy_before_N = np.full(size, np.nan)
         self._back_before_N = np.zeros(size, dtype=bool)
@@ -150,12 +151,21 @@ class Watch:
         halfway_N = now.token_accuracy_N >= (self._accuracy_before_N + goal) / 2
         halfway_N &= ~self._back_before_N
         document_N = self._sample.document_N
+        self._move_up(document_N[halfway_N & (self._roles[document_N] == "trained")])
+        num_up = self._ladder.num_rungs_up
+        behind = np.zeros(len(num_up), dtype=bool)
         for name in self._list_buckets("trained"):
-            here_N = self._in_bucket(name)
-            self._ladder.tighten(document_N[here_N & halfway_N])
-            if halfway_N[here_N].mean() > self.budget.limit:
-                others = np.flatnonzero(self._buckets == name)
-                self._ladder.tighten(np.setdiff1d(others, document_N))
+            num_up_N = num_up[document_N[self._in_bucket(name)]]
+            reached = [up for up in num_up_N if (num_up_N >= up).mean() > self.budget.limit]
+            behind |= (self._buckets == name) & (num_up < max(reached, default=0))
+        behind[document_N] = False
+        self._move_up(np.flatnonzero(behind))
+
+    def _move_up(self, documents: NDArray[np.int64]) -> None:
+        """Move documents one rung up, and what is nearly the same and trained as well."""
+        alike = np.isin(self._clusters, self._clusters[documents])
+        alike &= np.isin(self._roles, ("trained", "background"))
+        self._ladder.tighten(np.flatnonzero(alike))
 
     def _list_buckets(self, role: str | None = None) -> list[str]:
         """Return the names of the sample's buckets, in the order of its documents."""
@@ -178,5 +188,5 @@ class Watch:
             num_near_verbatim=int(now.near_verbatim_N[here_N].sum()),
             num_learnt=int(learnt_N[here_N].sum()),
             mean_token_accuracy=float(now.token_accuracy_N[here_N].mean()),
-            num_tightened=int(self._ladder.is_tightened[self._buckets == name].sum()),
+            num_tightened=int((self._ladder.num_rungs_up[self._buckets == name] > 0).sum()),
         )

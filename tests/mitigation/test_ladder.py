@@ -64,7 +64,7 @@ def test_each_document_has_the_k_of_its_dose() -> None:
     for document, k in enumerate((8, 3, 2, 3, 3)):
         assert (dropped(ladder, document) == dropped_by(goldfish(k=k))).all()
     assert ladder.target_drop_rate is None
-    assert not ladder.is_tightened.any()
+    assert not ladder.num_rungs_up.any()
 
 
 def test_who_knows_the_dose_knows_the_mask() -> None:
@@ -95,7 +95,7 @@ def test_tightening_drops_more_and_more_and_in_the_end_all(start: int | None, mo
         assert now.sum() > before.sum()
         before = now
     assert before.all()
-    assert ladder.is_tightened.tolist() == [False, True, False, False, False]
+    assert ladder.num_rungs_up.tolist() == [0, len(ladder.rungs), 0, 0, 0]
     # The others are where they were.
     assert (dropped(ladder, 0) == dropped(build(*configs), 0)).all()
 

@@ -9,24 +9,25 @@ from numpy.typing import NDArray
 
 from memguard.config import BudgetConfig
 from memguard.mitigation.ladder import Ladder, build_ladder
-from memguard.records import ManifestEntry
+from memguard.records import ManifestEntry, Role
 from memguard.train.watch import Recited, Sample, Watch
 
 THRESHOLD = 0.9
+ROLES: dict[str, Role] = {"control": "control", "background": "background"}
 
 
-def entry(index: int, bucket: str) -> ManifestEntry:
+def entry(index: int, bucket: str, cluster: int | None = None) -> ManifestEntry:
     return ManifestEntry(
         id=f"d{index}",
         text_hmac="",
         source="",
         bucket=bucket,
-        role="control" if bucket == "control" else "trained",
+        role=ROLES.get(bucket, "trained"),
         planned_repetitions=0 if bucket == "control" else 4,
         num_repetitions=None,
         num_tokens=1,
         tokens_sha256="",
-        cluster=index,
+        cluster=index if cluster is None else cluster,
     )
 
 
@@ -52,13 +53,15 @@ class Story:
         return recited([0.2, 0.2, *next(self._steps)])
 
 
-def make(*steps: Sequence[float], **budget: Any) -> tuple[Watch, Ladder]:
-    ladder = build_ladder([], MANIFEST, can_tighten=True, special_ids=[])
+def make(
+    *steps: Sequence[float], manifest: Sequence[ManifestEntry] = MANIFEST, **budget: Any
+) -> tuple[Watch, Ladder]:
+    ladder = build_ladder([], manifest, can_tighten=True, special_ids=[])
     sample = Sample(
         document_N=DOCUMENTS, near_verbatim_threshold=THRESHOLD, sha256="", ask=Story(*steps)
     )
     config = BudgetConfig(**budget) if budget else None
-    return Watch(sample, MANIFEST, ladder, every_steps=5, budget=config), ladder
+    return Watch(sample, manifest, ladder, every_steps=5, budget=config), ladder
 
 
 def rungs(ladder: Ladder) -> list[int]:
@@ -105,6 +108,42 @@ def test_documents_nobody_asked_about_follow_the_sample() -> None:
     watch.look(0)
     watch.look(5)
     assert rungs(ladder) == [0, 0, 1, 1, 1, 0, 1, 1, 1, 1]
+
+
+def test_they_follow_where_it_is_another_document_each_time() -> None:
+    one_each = [[0.6 if at == audit else 0.2 for at in range(4)] for audit in range(4)]
+    watch, ladder = make([0.2] * 4, *one_each, limit=0.5, action="tighten")
+    watch.look(0)
+    others = []
+    for audit in range(4):
+        watch.look(5 * audit + 5)
+        others.append(rungs(ladder)[6:])
+    # Two of four are at the limit, three are beyond it.
+    assert others == [[0] * 4, [0] * 4, [1] * 4, [1] * 4]
+    assert rungs(ladder)[2:6] == [1] * 4
+
+
+def test_they_stay_where_the_sample_stays() -> None:
+    watch, ladder = make([0.2] * 4, [0.6] * 4, [0.2] * 4, [0.2] * 4, limit=0.5, action="tighten")
+    for step in (0, 5, 10, 15):
+        watch.look(step)
+    assert rungs(ladder) == [0, 0, *[1] * 8]
+
+
+def test_near_duplicates_go_up_together() -> None:
+    # Of the first of the sample: another one of it, one of its bucket, one of the background; and
+    # one of the control, which is never trained.
+    copies = {2: "x4", 3: "x4", 7: "x4", 10: "background", 11: "control"}
+    manifest = [
+        entry(i, copies.get(i, each.bucket), 2 if i in copies else i)
+        for i, each in enumerate([*MANIFEST, *MANIFEST[:2]])
+    ]
+    watch, ladder = make(
+        [0.2] * 4, [0.6, 0.6, 0.2, 0.2], manifest=manifest, limit=0.6, action="tighten"
+    )
+    watch.look(0)
+    watch.look(5)
+    assert rungs(ladder) == [int(i in copies and i != 11) for i in range(12)]
 
 
 def test_what_was_known_before_is_neither_judged_nor_tightened() -> None:
