@@ -86,6 +86,8 @@ class EndMetrics(Record):
     """Of the realised repetitions; the manifest must agree, or its doses mean nothing."""
     stopped_by_budget: bool = False
     """Whether the risk budget ended the run before its last step."""
+    stopped_by_ngram_penalty: bool = False
+    """Whether 'stop_share' of an n-gram penalty did."""
 
 
 def hash_tally(repetitions: Iterable[int | None]) -> str:

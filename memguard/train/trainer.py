@@ -173,8 +173,8 @@ class Trainer:
                         line = self._timed_step()
                         log.write(line)
                         self._show(line, advance)
-                        self._look_if_due(log)
                         self._stop_if_beyond(log)
+                        self._look_if_due(log)
                         self._save_if_due()
                 if not ended:
                     self._finish(log)
@@ -232,9 +232,10 @@ class Trainer:
             self.console.info(f"held-out loss {line.nll:.4f} nats a token ({line.bucket})")
 
     def _look_if_due(self, log: MetricsLog) -> None:
-        """Audit the sample; a limit that is broken may end the run at the step before."""
+        """Audit the sample; a limit that is broken may end the run with earlier weights."""
         watch, step = self.watch, self.totals.step
-        if watch is None or not watch.is_due(step, self.num_steps):
+        is_last = step == self.num_steps or self._stopped_by is not None
+        if watch is None or not watch.is_due(step, is_last=is_last):
             return
         found = watch.look(step)
         log.write(found)
@@ -259,7 +260,7 @@ class Trainer:
     def _stop_if_beyond(self, log: MetricsLog) -> None:
         """End the run where too much was beyond an n-gram penalty's margin of late."""
         mitigations = self.step.mitigations
-        if self._stopped_by or not mitigations.may_end_training:
+        if not mitigations.may_end_training:
             return
         shares = (
             line.penalised_share
@@ -269,10 +270,6 @@ class Trainer:
         # Of a run that goes on only rank 0 has the lines of the steps before.
         if self.runtime.broadcast_object(mitigations.ends_training(shares)):
             self._stopped_by = "ngram_penalty"
-            self.console.warn(
-                f"the run ends after step {self.totals.step} of {self.num_steps}: the share of "
-                "windows beyond the margin of 'ngram_penalty' has passed 'stop_share'"
-            )
 
     def _tell(self, found: WatchedStep) -> None:
         trained = [bucket for bucket in found.buckets if bucket.role == "trained"]
@@ -291,8 +288,13 @@ class Trainer:
             self.console.info(line.describe())
 
     def _finish(self, log: MetricsLog) -> None:
-        self._measure_heldout(log)
         totals = self.totals
+        if self._stopped_by == "ngram_penalty":
+            self.console.warn(
+                f"the run ends after step {totals.step} of {self.num_steps}: the share of "
+                "windows beyond the margin of 'ngram_penalty' has passed 'stop_share'"
+            )
+        self._measure_heldout(log)
         clipping, fed = self.step.row_clipping, self.loader.schedule[: totals.num_rows]
         privacy = None
         if clipping is not None:
@@ -307,6 +309,7 @@ class Trainer:
                 **({} if privacy is None else asdict(privacy)),
                 tally_sha256=hash_tally(self.loader.realised_repetitions()),
                 stopped_by_budget=self._stopped_by == "budget",
+                stopped_by_ngram_penalty=self._stopped_by == "ngram_penalty",
             )
         )
         if privacy is not None:

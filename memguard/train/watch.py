@@ -105,9 +105,9 @@ class Watch:
         """Whether a broken limit ends the training."""
         return self.budget is not None and self.budget.action == "stop"
 
-    def is_due(self, step: int, num_steps: int) -> bool:
-        """Whether an audit belongs after this step."""
-        return step % self.every_steps == 0 or step == num_steps
+    def is_due(self, step: int, *, is_last: bool) -> bool:
+        """Whether an audit belongs after this step; after the last one it always does."""
+        return is_last or step % self.every_steps == 0
 
     def look(self, step: int) -> WatchedStep:
         """Audit the sample after ``step`` steps and move documents up where the budget asks."""

@@ -184,4 +184,5 @@ def test_a_run_that_goes_on_knows_what_it_knew() -> None:
 
 def test_audits_fall_due_every_few_steps_and_at_the_end() -> None:
     watch, _ = make([0.2] * 4)
-    assert [step for step in range(1, 13) if watch.is_due(step, 12)] == [5, 10, 12]
+    due = [step for step in range(1, 13) if watch.is_due(step, is_last=step == 12)]
+    assert due == [5, 10, 12]
