@@ -141,11 +141,8 @@ def save_checkpoint(
         for old in _list(folder)[:-keep]:
             if keep_step is not None and old.name == _name(keep_step):
                 continue
-            # Hidden first: what cannot be deleted now is cleared when the run goes on.
-            hidden = old.with_name(f".{old.name}.old")
             with contextlib.suppress(OSError):
-                os.rename(old, hidden)
-            shutil.rmtree(hidden, ignore_errors=True)
+                shutil.rmtree(_hide(old), ignore_errors=True)
     return target
 
 
@@ -182,10 +179,19 @@ def _commit(
     aside: Path, target: Path, progress: CheckpointManifest, files: dict[str, FileSum]
 ) -> None:
     save_record(progress.model_copy(update={"files": files}), aside / "manifest.json")
-    if target.exists():
-        shutil.rmtree(target)
+    replaced = _hide(target) if target.exists() else None
     os.rename(aside, target)
     _flush(target.parent)
+    if replaced is not None:
+        shutil.rmtree(replaced, ignore_errors=True)
+
+
+def _hide(path: Path) -> Path:
+    """Give a checkpoint a name under which it is cleared when the run goes on, if not before."""
+    hidden = path.with_name(f".{path.name}.old")
+    shutil.rmtree(hidden, ignore_errors=True)
+    os.rename(path, hidden)
+    return hidden
 
 
 def _agree(work: Callable[[], Result], runtime: Runtime) -> Result:

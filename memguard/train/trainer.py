@@ -132,8 +132,8 @@ class Trainer:
             Interrupted: SIGINT or SIGTERM; the state was saved.
             ModelError: the loss is no longer finite.
             OSError: a checkpoint could not be written.
-            RecordError: a checkpoint is not of this run; or the starting model's losses are needed,
-                lost, and past measuring.
+            RecordError: a checkpoint is not of this run; the last weights within the budget are
+                lost; or the starting model's losses are needed, lost, and past measuring.
         """
         path = self.folder / "metrics.jsonl"
         end: EndMetrics | None = self.runtime.broadcast_object(
@@ -245,12 +245,19 @@ class Trainer:
         if not found.over_limit:
             self._save()
             return
-        if not watch.last_good_step:
+        last_good_step = watch.last_good_step
+        if not last_good_step:
             raise ConfigError(
                 f"'train.audit_every_steps' must be below {step}: by then {found.over_limit[0]} "
                 "was over the limit of 'budget', and no weights within it had been kept"
             )
-        self._load(watch.last_good_step)
+        if not self._load(last_good_step) or self.totals.step != last_good_step:
+            folder = self.folder / "checkpoints"
+            raise RecordError(
+                f"{', '.join(found.over_limit)} went over the limit of 'budget' after step {step}, "
+                f"and the weights of step {last_good_step}, the last ones within it, are missing "
+                f"or damaged in '{folder}': bring them back, or delete that folder to begin again"
+            )
         self._stopped_by = "budget"
         self.console.warn(
             f"{', '.join(found.over_limit)} went over the limit of 'budget' after step {step}: the "
@@ -349,6 +356,7 @@ class Trainer:
             num_rows=manifest.num_rows,
             train_s=manifest.train_s,
         )
+        self._saved_step = manifest.step
         return True
 
     def _find(self, until_step: int | None) -> tuple[Path, CheckpointManifest] | None:

@@ -1,5 +1,6 @@
 """Checkpoints by themselves: what they hold, and how one that lacks something is told."""
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +11,11 @@ from numpy.typing import NDArray
 
 from memguard.errors import RecordError
 from memguard.parallel.local_parameters import find_local_parameters
-from memguard.runtime import Runtime
+from memguard.runtime import Console, Runtime
 from memguard.train.checkpoint import (
     CheckpointManifest,
     TrainState,
+    find_checkpoint,
     load_checkpoint,
     save_checkpoint,
 )
@@ -48,6 +50,28 @@ def test_arrays_are_filled_in_place(tmp_path: Path) -> None:
     tally = np.zeros(3, dtype=np.int64)
     load_checkpoint(path, make_state(tally=tally), runtime=RUNTIME)
     assert tally.tolist() == [0, 1, 2]
+
+
+def test_a_step_saved_again_is_whole_at_any_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save(tmp_path, 1, make_state(tally=np.arange(3)))
+
+    def die_deleting(path: Path, **_: Any) -> None:
+        for file in list(path.glob("*.distcp")):
+            file.unlink()
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "rmtree", die_deleting)
+        with pytest.raises(KeyboardInterrupt):
+            save(tmp_path, 1, make_state(tally=np.arange(3) + 5))
+    path = find_checkpoint(tmp_path, console=Console())
+    assert path == tmp_path / "step-00000001"
+    tally = np.zeros(3, dtype=np.int64)
+    load_checkpoint(path, make_state(tally=tally), runtime=RUNTIME)
+    assert tally.tolist() == [5, 6, 7]
+    assert [each.name for each in tmp_path.iterdir()] == ["step-00000001"]
 
 
 @pytest.mark.parametrize(

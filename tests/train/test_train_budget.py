@@ -15,7 +15,7 @@ from memguard.cli.subjects import describe_run
 from memguard.cli.training import train_run
 from memguard.cli.workshop import open_workshop
 from memguard.config import RunConfig
-from memguard.errors import ConfigError, Interrupted
+from memguard.errors import ConfigError, Interrupted, RecordError
 from memguard.records import AuditReport, WatchedStep, load_record
 from memguard.runtime import detect_runtime
 from memguard.train.metrics import EndMetrics, StepMetrics, read_metrics
@@ -302,6 +302,24 @@ def test_where_an_ngram_penalty_ends_a_run_the_budget_is_judged_first(
     report = load_record(AuditReport, run_folder(config) / "audit" / "report.json")
     assert report.training is not None
     assert report.training.stopped_by_ngram_penalty is not breaks
+
+
+@pytest.mark.parametrize("keep", [1, 5], ids=["the only one", "others before it"])
+def test_a_stopped_run_whose_weights_are_damaged_says_so(
+    folder: Path, stopped: RunConfig, keep: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = make(folder, f"damaged-{keep}", STOP, keep_checkpoints=keep)
+    last_good = read_end(stopped).step
+    with monkeypatch.context() as patch:
+        interrupt_after(last_good + 3, patch)
+        with pytest.raises(Interrupted):
+            train_run(config)
+    checkpoints = run_folder(config) / "checkpoints"
+    assert len(list(checkpoints.iterdir())) == max(keep, 2)
+    (checkpoints / f"step-{last_good:08d}" / "manifest.json").unlink()
+    with pytest.raises(RecordError, match=rf"weights of step {last_good}, .* delete that folder"):
+        train_run(config)
+    assert not (run_folder(config) / "model").exists()
 
 
 def test_a_limit_broken_before_the_first_audit_is_told(folder: Path) -> None:
