@@ -101,6 +101,9 @@ class Trainer:
             runtime: device and ranks.
             console: progress.
             row_clipping: makes the gradients private; None leaves them.
+
+        Raises:
+            ConfigError: a budget whose first audit would come too late.
         """
         self.vocab = vocab
         self.corpus, self.loader, self.ladder, self.watch = corpus, loader, ladder, watch
@@ -108,6 +111,12 @@ class Trainer:
         self.seq_len, self.seed, self.run_key = seq_len, seed, run_key
         self.folder, self.runtime, self.console = run_folder, runtime, console
         self.num_steps = min(loader.num_steps, train.max_steps or loader.num_steps)
+        if watch is not None and watch.budget is not None and watch.every_steps >= self.num_steps:
+            raise ConfigError(
+                f"'train.audit_every_steps' is {watch.every_steps:,}, and the run has "
+                f"{self.num_steps:,} steps: the first audit that 'budget' could act on would come "
+                "when they have been taken. Lower it"
+            )
         self.step = TrainStep(
             vocab=vocab,
             mitigations=ladder.rungs[0],
@@ -237,7 +246,7 @@ class Trainer:
         is_last = step == self.num_steps or self._stopped_by is not None
         if watch is None or not watch.is_due(step, is_last=is_last):
             return
-        found = watch.look(step)
+        found = watch.look(step, is_last=is_last)
         log.write(found)
         self._tell(found)
         if not watch.stops:

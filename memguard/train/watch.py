@@ -109,8 +109,13 @@ class Watch:
         """Whether an audit belongs after this step; after the last one it always does."""
         return is_last or step % self.every_steps == 0
 
-    def look(self, step: int) -> WatchedStep:
-        """Audit the sample after ``step`` steps and move documents up where the budget asks."""
+    def look(self, step: int, *, is_last: bool = False) -> WatchedStep:
+        """Audit the sample after ``step`` steps and move documents up where the budget asks.
+
+        Args:
+            step: steps taken.
+            is_last: whether no step follows, for which documents could be moved.
+        """
         started = time.perf_counter()
         now = self._sample.ask()
         back_N = self._comes_back(now)
@@ -122,7 +127,8 @@ class Watch:
         over_limit = self._find_over_limit(learnt_N)
         if not over_limit:
             self._last_good[0] = step
-        if self.budget is not None and self.budget.action == "tighten" and step > 0:
+        tightens = self.budget is not None and self.budget.action == "tighten"
+        if tightens and step > 0 and not is_last:
             self._tighten(now)
         return WatchedStep(
             step=step,

@@ -322,11 +322,22 @@ def test_a_stopped_run_whose_weights_are_damaged_says_so(
     assert not (run_folder(config) / "model").exists()
 
 
-def test_a_limit_broken_before_the_first_audit_is_told(folder: Path) -> None:
-    config = make(folder, "late", STOP, audit_every_steps=1000)
-    with pytest.raises(ConfigError, match=r"'train.audit_every_steps' must be below"):
+def test_a_limit_broken_before_the_first_audit_is_told(folder: Path, stopped: RunConfig) -> None:
+    late = read_end(stopped).step + 30
+    config = make(folder, "late", STOP, audit_every_steps=late)
+    with pytest.raises(ConfigError, match=rf"'train.audit_every_steps' must be below {late}"):
         train_run(config)
     assert not (run_folder(config) / "model").exists()
+
+
+@pytest.mark.parametrize("budget", [TIGHTEN, STOP], ids=["tighten", "stop"])
+def test_a_budget_that_would_act_after_the_last_step_is_refused(
+    folder: Path, budget: dict[str, Any]
+) -> None:
+    config = make(folder, "too-late", budget, audit_every_steps=100)
+    with pytest.raises(ConfigError, match=r"is 100, and the run has 100 steps: .* Lower it"):
+        train_run(config)
+    assert not (run_folder(config) / "metrics.jsonl").exists()
 
 
 @pytest.mark.mesh

@@ -103,6 +103,13 @@ def test_halfway_is_to_the_metric_of_the_budget() -> None:
     assert rungs(ladder) == [0, 0, 0, 0, 1, 0, 0, 0, 0, 0]
 
 
+def test_after_the_last_step_nothing_is_moved() -> None:
+    watch, ladder = make([0.2] * 4, [0.6] * 4, limit=0.5, action="tighten")
+    watch.look(0)
+    assert watch.look(5, is_last=True).buckets[1].num_tightened == 0
+    assert not any(rungs(ladder))
+
+
 def test_documents_nobody_asked_about_follow_the_sample() -> None:
     watch, ladder = make([0.2] * 4, [0.6, 0.6, 0.6, 0.2], limit=0.5, action="tighten")
     watch.look(0)
