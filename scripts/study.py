@@ -55,11 +55,13 @@ def main() -> None:
     """Run what the command line asks for."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("study", choices=sorted(path.stem for path in STUDIES.glob("*.yaml")))
-    parser.add_argument("--jobs", type=int, default=2, help="runs trained at a time")
+    parser.add_argument("--jobs", type=int, default=1, help="runs trained at a time")
     parser.add_argument("--output-dir", default="runs/studies", help="where the runs go")
     parser.add_argument("--another-seed", type=int, help="does the recommendation survive it?")
     parser.add_argument("override", nargs="*", help="key=value for the sweep")
-    asked = parser.parse_args()
+    asked = parser.parse_intermixed_args()
+    if asked.another_seed is not None and asked.study == "catastrophic":
+        parser.error("--another-seed asks for a recommendation, and catastrophic has none")
     started = time.perf_counter()
     sizes = SIZES if asked.study == "catastrophic" else (None,)
     comparisons = [run_sweep(asked, size) for size in sizes]
@@ -84,7 +86,11 @@ def run_sweep(
     if size is not None:
         overrides += size.list_overrides(asked.study)
     command = [sys.executable, "-m", "memguard", "compare", f"eval/studies/{asked.study}.yaml"]
-    subprocess.run([*command, "--jobs", str(asked.jobs), *overrides], check=True, cwd=ROOT)
+    # A GPU takes one run at a time, and is told so by saying nothing.
+    jobs = ["--jobs", str(asked.jobs)] if asked.jobs > 1 else []
+    ended = subprocess.run([*command, *jobs, *overrides], check=False, cwd=ROOT)
+    if ended.returncode:
+        raise SystemExit(ended.returncode)
     name = asked.study if size is None else f"{asked.study}-{size.hidden}"
     path = ROOT / asked.output_dir / name / "comparison.json"
     comparison: dict[str, Any] = json.loads(path.read_text())
@@ -96,9 +102,9 @@ def write_settings(comparisons: Sequence[dict[str, Any]]) -> str:
     (comparison,) = comparisons
     dose = max((int(key) for key in comparison["settings"][0]["extraction"]), default=0)
     rows = [
-        "| setting | held-out NLL | verbatim | near-verbatim | cheap to draw | tokens right "
-        "| median attack cost | labels trained | time of training | |",
-        "|---|---|---|---|---|---|---|---|---|---|",
+        "| setting | held-out NLL | change | verbatim | near-verbatim | cheap to draw "
+        "| tokens right | median attack cost | labels trained | time of training | |",
+        "|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     for point in comparison["front"]:
         runs = [one for one in comparison["settings"] if one["name"] == point["name"]]
@@ -109,10 +115,11 @@ def write_settings(comparisons: Sequence[dict[str, Any]]) -> str:
             " | ".join(
                 (
                     f"| {point['name']}",
-                    show_interval(point["utility"], point["utility_ci"], 3),
+                    f"{point['utility']:.3f}",
+                    show_change(point["utility_change"]),
                     *(show_share(risk) for risk in risks),
                     f"{100 * mean([cell['mean_token_accuracy'] for cell in cells]):.0f} %",
-                    show_queries([cost for cost in costs if cost is not None]),
+                    show_queries(costs),
                     f"{mean([one['cost']['num_supervised_tokens'] for one in runs]):,.0f}",
                     f"{mean([one['cost']['train_s'] for one in runs]):.0f} s",
                     "dominated |" if point["is_dominated"] else "**front** |",
@@ -125,7 +132,8 @@ def write_settings(comparisons: Sequence[dict[str, Any]]) -> str:
     return "\n".join(
         [
             f"Documents trained {dose} times, {num} of each setting over seeds "
-            f"{', '.join(map(str, seeds))}; brackets are 95 % intervals.",
+            f"{', '.join(map(str, seeds))}; brackets are 95 % "
+            "intervals, of the change of the loss seed by seed.",
             "",
             *rows,
             "",
@@ -139,6 +147,8 @@ def write_settings(comparisons: Sequence[dict[str, Any]]) -> str:
 def write_another_seed(asked: argparse.Namespace, before: dict[str, Any]) -> str:
     """Say what is recommended with one more seed beside those before."""
     seeds = sorted({one["seed"] for one in before["settings"]})
+    if asked.another_seed in seeds:
+        raise SystemExit(f"seed {asked.another_seed} is one of the study's own: {seeds}")
     after = run_sweep(asked, None, [*seeds, asked.another_seed])
     sentence = after["recommendation"]["sentence"]
     return f"With seed {asked.another_seed} beside them: {sentence}"
@@ -189,10 +199,12 @@ def mean(values: Sequence[float]) -> float:
     return sum(values) / len(values)
 
 
-def show_interval(value: float, ci: Sequence[float] | None, decimals: int) -> str:
-    """Write a number and its interval."""
-    text = f"{value:.{decimals}f}"
-    return text if ci is None else f"{text} [{ci[0]:.{decimals}f}, {ci[1]:.{decimals}f}]"
+def show_change(change: dict[str, Any] | None) -> str:
+    """Write a change of the held-out loss and its interval in percent."""
+    if change is None:
+        return "reference"
+    text, ci = f"{100 * change['value']:+.1f} %", change["ci"]
+    return text if ci is None else f"{text} [{100 * ci[0]:+.1f}, {100 * ci[1]:+.1f}]"
 
 
 def show_share(risk: dict[str, Any] | None) -> str:
@@ -204,11 +216,14 @@ def show_share(risk: dict[str, Any] | None) -> str:
     return text if ci is None else f"{text} [{100 * ci[0]:.0f}, {100 * ci[1]:.0f}]"
 
 
-def show_queries(log10_queries: Sequence[float]) -> str:
-    """Write the mean over seeds of a median attack cost."""
+def show_queries(log10_queries: Sequence[float | None]) -> str:
+    """Write the mean over seeds of a median attack cost; None is a median that nothing draws."""
+    known = [power for power in log10_queries if power is not None]
     if not log10_queries:
-        return "not known"
-    power = mean(log10_queries)
+        return "not asked"
+    if len(known) < len(log10_queries):
+        return "never"
+    power = mean(known)
     return "1" if power == 0 else f"10^{power:.0f}"
 
 

@@ -302,6 +302,13 @@ def compare(
             "--fix", help="Of one RUN: train it again, changed by what its report found; compare."
         ),
     ] = False,
+    keep_weights: Annotated[
+        bool,
+        typer.Option(
+            "--keep-weights", help="With --fix: train the model on until it forgets, and audit it."
+        ),
+    ] = False,
+    nproc: _Nproc = 1,
     as_json: _Json = False,
 ) -> None:
     """Train and audit every setting of a sweep on the same documents, then compare them.
@@ -311,11 +318,23 @@ def compare(
     from memguard.assets import find_asset
     from memguard.compare import load_sweep
 
+    if keep_weights and not fix:
+        raise ConfigError("--keep-weights belongs to --fix")
+    if nproc > 1 and not fix:
+        raise ConfigError("--nproc belongs to --fix; a sweep trains several runs with --jobs")
     if (Path(sweep) / "config.yaml").is_file():
         if jobs is not None:
             raise ConfigError("--jobs belongs to a sweep; finished RUNs are not trained")
         if fix:
-            _fix(Path(sweep), others or [], out, as_json)
+            if others:
+                raise ConfigError(f"--fix takes one RUN; got {1 + len(others)}")
+            if keep_weights and out is not None:
+                raise ConfigError("--out is a comparison's; with --keep-weights there is none")
+            from memguard.cli.fixing import fix_run
+
+            fixed = fix_run(Path(sweep), out, keep_weights=keep_weights, num_processes=nproc)
+            page, result = (Path(sweep), None) if fixed is None else fixed
+            _print(as_json, result and result.model_dump(mode="json", by_alias=True), page)
             return
         from memguard.cli.comparing import compare_folders
 
@@ -329,19 +348,6 @@ def compare(
         from memguard.cli.sweeping import run_sweep
 
         folder, comparison = run_sweep(loaded, num_jobs=jobs or 1)
-    _print(as_json, comparison.model_dump(mode="json", by_alias=True), folder / "comparison.html")
-
-
-def _fix(run: Path, others: list[str], out: Path | None, as_json: bool) -> None:
-    if others:
-        raise ConfigError(f"--fix takes one RUN; got {1 + len(others)}")
-    from memguard.cli.fixing import fix_run
-
-    fixed = fix_run(run, out)
-    if fixed is None:
-        _print(as_json, None, run)
-        return
-    folder, comparison = fixed
     _print(as_json, comparison.model_dump(mode="json", by_alias=True), folder / "comparison.html")
 
 

@@ -2,8 +2,9 @@
 
 import shlex
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from memguard.compare import FinishedRun, compare_runs
@@ -74,7 +75,7 @@ def _name_settings(folders: Sequence[str]) -> Iterator[FinishedRun]:
         decided = {**settings, "mitigations": config.mitigations}
         name = next((name for name, other in known if other == decided), None)
         if name is None:
-            name = Path(folder).resolve().name
+            name = _choose_name(Path(folder).resolve(), {name for name, _ in known})
             known.append((name, decided))
         yield FinishedRun(
             name=name,
@@ -84,6 +85,13 @@ def _name_settings(folders: Sequence[str]) -> Iterator[FinishedRun]:
                 key: value for key, value in settings.items() if first.get(key, key) != value
             },
         )
+
+
+def _choose_name(folder: Path, taken: Set[str]) -> str:
+    """Return the folder's name, with those above it where other settings have that name."""
+    parts = folder.parts[1:]
+    names = ("/".join(parts[-count:]) for count in range(1, len(parts) + 1))
+    return next((name for name in names if name not in taken), str(folder))
 
 
 def _list_settings(config: RunConfig) -> dict[str, Any]:
@@ -119,8 +127,8 @@ def _headline(comparison: Comparison) -> list[str]:
             f"{point.name:<{width}} {point.utility:>12.3f} {risk:>8} {verbatim:>10} {near:>10}  "
             f"{', '.join(point.dominated_by[:2])}".rstrip()
         )
-    lines.append(
-        f"{'(base model)':<{width}} {comparison.settings[0].utility.base_heldout_nll:>12.3f}"
-    )
+    first = [run for run in comparison.settings if run.name == comparison.settings[0].name]
+    base_nll = fmean(run.utility.base_heldout_nll for run in first)
+    lines.append(f"{'(base model)':<{width}} {base_nll:>12.3f}")
     told = comparison.recommendation
     return [*lines, told.sentence] if told else lines

@@ -1,18 +1,41 @@
 """A finished run again, changed by what its audit found, and the two side by side."""
 
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
+from typing import Literal
 
+from memguard.cli.auditing import find_current_report
 from memguard.cli.comparing import compare_folders
+from memguard.cli.forgetting import make_forgetting_run, tell_forgotten
+from memguard.cli.launching import launch
+from memguard.cli.run_folder import check_same_settings
 from memguard.cli.training import train_run
-from memguard.compare import find_fix
+from memguard.compare import Copies, Findings, find_fix, list_recited
 from memguard.config import RunConfig, apply_settings, dump_yaml, load_yaml, validate
+from memguard.config.mitigations import DeduplicateConfig
+from memguard.data.deduplication import find_copies
+from memguard.data.documents import document_text
+from memguard.data.prepare import find_deduplicate
+from memguard.data.run_texts import read_texts
 from memguard.errors import RecordError
-from memguard.records import AuditReport, Comparison, load_record, write_atomically
-from memguard.runtime import Console
+from memguard.records import (
+    AuditReport,
+    Comparison,
+    load_manifest,
+    load_record,
+    write_atomically,
+)
+from memguard.runtime import Console, default_cache_dir
 
 
-def fix_run(folder: Path, out: Path | None) -> tuple[Path, Comparison] | None:
-    """Train a run once more with what its report asks for, audit it, and compare the two.
+def fix_run(
+    folder: Path, out: Path | None, *, keep_weights: bool, num_processes: int
+) -> tuple[Path, Comparison | AuditReport] | None:
+    """Train a run once more with what its report asks for and audit it.
 
     The new run, NAME-fix, and its settings, NAME-fix.yaml, lie beside the old one. The same command
     goes on where it was interrupted.
@@ -20,13 +43,18 @@ def fix_run(folder: Path, out: Path | None) -> tuple[Path, Comparison] | None:
     Args:
         folder: of a finished run.
         out: where the comparison goes; None: ``comparison`` beside the run.
+        keep_weights: train its model on until it forgets, instead of training again. There is then
+            nothing to compare: the new run's report has the model before beside it.
+        num_processes: to train on, as for a run.
 
     Returns:
-        The comparison and its folder; None where there was nothing to change, and nothing was done.
+        The page, with the comparison or the new run's report; None where there was nothing to
+        change, and nothing was done.
 
     Raises:
-        ConfigError: the run's settings cannot be read, or NAME-fix is another run.
-        RecordError: the run has no complete audit.
+        ConfigError: the run's settings cannot be read, or the new run is another one.
+        DataError: the run's documents have changed since.
+        RecordError: the run has no complete audit, or one that its settings did not ask for.
     """
     console = Console()
     document = load_yaml(folder / "config.yaml")
@@ -36,28 +64,106 @@ def fix_run(folder: Path, out: Path | None) -> tuple[Path, Comparison] | None:
         raise RecordError(
             f"the audit of '{folder}' is partial; audit it again: memguard audit {folder}"
         )
+    if find_current_report(folder, config) is None:
+        # The new run is audited as its settings say: what was found must be of that kind too.
+        raise RecordError(
+            f"the audit of '{folder}' is not the one that its config.yaml asks for; audit it again "
+            f"as it says: memguard audit {folder}"
+        )
     console.info(f"found: {report.verdict.sentence}")
-    fix = find_fix(config, report)
-    if fix is None:
+    if report.verdict.level != "recites":
         console.info(_tell_nothing_to_do(report))
         return None
+    if keep_weights:
+        again = make_forgetting_run(folder, config, console)
+        if again is None:
+            return None
+        _train(again, num_processes, console)
+        audit = Path(again.output_dir) / again.name / "audit"
+        after = load_record(AuditReport, audit / "report.json")
+        console.info(tell_forgotten(after))
+        return audit / "report.html", after
+    fix = find_fix(
+        Findings(config=config, report=report, copies=_count_copies(folder, config, console))
+    )
+    if fix is None:
+        console.info(
+            "no rule is left: goldfish drops every second label, and no epoch can be spared; "
+            "--keep-weights makes the model forget"
+        )
+        return None
     fixed, beside = f"{config.name}-fix", folder.resolve().parent
-    place = {"name": fixed, "output_dir": str(beside)}
+    place = {"name": fixed, "output_dir": str(beside), "audit.enabled": True}
     values = apply_settings(document.values, {**place, **fix.settings})
     again = validate(RunConfig, values, document)
-    path = beside / f"{fixed}.yaml"
-    write_atomically(path, dump_yaml(again).encode())
     console.info(f"changed: {fix.change} ({fix.why})")
-    console.info(f"trained again: {beside / fixed}, by {path}")
-    train_run(again)
-    return compare_folders([str(folder), str(beside / fixed)], out)
+    _train(again, num_processes, console)
+    compared, comparison = compare_folders([str(folder), str(beside / fixed)], out)
+    return compared / "comparison.html", comparison
+
+
+def _train(config: RunConfig, num_processes: int, console: Console) -> None:
+    """Write a run's settings beside its folder and train it.
+
+    Raises:
+        ConfigError: the folder holds another run; nothing is written then.
+        SystemExit: it did not end well on its processes, which have said why.
+    """
+    folder = Path(config.output_dir) / config.name
+    check_same_settings(config, folder)
+    path = folder.with_name(f"{config.name}.yaml")
+    write_atomically(path, dump_yaml(config).encode())
+    console.info(f"trained: {folder}, by {path}")
+    if num_processes == 1:
+        train_run(config)
+        return
+    with _own_output():
+        code = launch([sys.executable, "-m", "memguard", "train", str(path)], num_processes)
+    if code:
+        raise SystemExit(code)
+
+
+@contextmanager
+def _own_output() -> Iterator[None]:
+    """Let what other processes print go to standard error: the output is this command's."""
+    sys.stdout.flush()
+    before = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        yield
+    finally:
+        os.dup2(before, 1)
+        os.close(before)
 
 
 def _tell_nothing_to_do(report: AuditReport) -> str:
-    if report.verdict.level == "recites":
-        return "no rule is left: goldfish drops every second label, and no epoch can be spared"
     if report.verdict.level == "not-above-control":
         return "nothing to fix: documents come back no more often than in the control"
     return (
         "nothing is changed: the report cannot tell whether this training is what made them known"
+    )
+
+
+def _count_copies(folder: Path, config: RunConfig, console: Console) -> Copies | None:
+    """Look for copies among what was trained; None where 'deduplicate' was on, or cannot be."""
+    if config.data.study is not None or find_deduplicate(config) is not None:
+        return None
+    manifest = load_manifest(folder / "manifest.jsonl")
+    trained = [entry for entry in manifest if entry.role == "trained"]
+    texts = read_texts(config, folder, trained, cache_dir=default_cache_dir())
+    similarity: float | Literal["exact"] = 0.8
+    if find_spec("rensa") is None:
+        console.info("copies: only the same texts are looked for; pip install 'memguard[dedup]'")
+        similarity = "exact"
+    is_copy = find_copies(
+        [document_text(texts[entry.id]) for entry in trained],
+        DeduplicateConfig(name="deduplicate", similarity=similarity),
+    )
+    copied = {entry.cluster for entry, copy in zip(trained, is_copy, strict=True) if copy}
+    recited = list_recited(folder)
+    return Copies(
+        similarity=similarity,
+        num_copies=int(is_copy.sum()),
+        num_recited=len(recited),
+        num_recited_with_copy=sum(e.id in recited and e.cluster in copied for e in trained),
     )

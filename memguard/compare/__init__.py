@@ -20,9 +20,9 @@ record. A run is finished when it says so under the content hash of everything t
 a sweep that was stopped, or whose settings were edited, trains only what is missing.
 """
 
-from memguard.compare.audited import FinishedRun
+from memguard.compare.audited import FinishedRun, list_recited
 from memguard.compare.comparison import build_comparison, compare_runs
-from memguard.compare.fixes import Fix, find_fix
+from memguard.compare.fixes import Copies, Findings, Fix, find_fix
 from memguard.compare.state import (
     RunState,
     describe_sweep,
@@ -35,6 +35,8 @@ from memguard.compare.state import (
 from memguard.compare.sweep import Sweep, SweepRun, load_sweep
 
 __all__ = [
+    "Copies",
+    "Findings",
     "FinishedRun",
     "Fix",
     "RunState",
@@ -46,6 +48,7 @@ __all__ = [
     "find_fix",
     "find_state",
     "is_finished",
+    "list_recited",
     "load_sweep",
     "mark_finished",
     "prepare_folder",

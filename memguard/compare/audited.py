@@ -1,7 +1,7 @@
 """A run's report and document scores, read back."""
 
 import math
-from collections.abc import Mapping, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,15 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from memguard.errors import RecordError
-from memguard.records import AuditReport, BucketScores, TrainingSummary, load_record
+from memguard.records import (
+    AuditReport,
+    BucketScores,
+    CanaryScore,
+    ManifestEntry,
+    TrainingSummary,
+    load_manifest,
+    load_record,
+)
 
 _COST = "attack_log10_queries"
 _COLUMNS = ["id", "bucket", "num_correct", "continuation_tokens", "verbatim", "near_verbatim"]
@@ -40,6 +48,8 @@ class BucketTable:
     """The documents of one bucket, in order of their ids; all arrays are [num_documents]."""
 
     ids: tuple[str, ...]
+    clusters: NDArray[np.int64]
+    """Documents with the same number are near-duplicates; each its own where nobody looked."""
     verbatim: NDArray[np.bool_]
     near_verbatim: NDArray[np.bool_]
     token_accuracy: NDArray[np.float64]
@@ -61,6 +71,14 @@ class AuditedRun:
     """By number of repetitions; 0 is the control. Background and held-out are left out."""
     tables: dict[int, BucketTable]
     """The same buckets, document by document."""
+    removed: frozenset[str]
+    """Ids of documents that were given and that a mitigation took out of training."""
+
+    @property
+    def canaries(self) -> dict[str, CanaryScore]:
+        """The trained secrets by id; empty where there are none."""
+        found = self.report.canaries.canaries if self.report.canaries else []
+        return {canary.id: canary for canary in found if canary.was_trained}
 
 
 def load_audited_run(run: FinishedRun) -> AuditedRun:
@@ -81,6 +99,7 @@ def load_audited_run(run: FinishedRun) -> AuditedRun:
             "training. Set 'data.heldout_documents' or keep a control, and train again."
         )
     buckets = _find_buckets(run, report)
+    manifest = _load_manifest(run)
     return AuditedRun(
         run=run,
         report=report,
@@ -88,8 +107,34 @@ def load_audited_run(run: FinishedRun) -> AuditedRun:
         heldout_nll=training.heldout_nll,
         base_heldout_nll=training.base_heldout_nll,
         buckets=buckets,
-        tables=_load_tables(run, buckets, {cost.bucket for cost in report.attack_cost}),
+        tables=_load_tables(
+            run,
+            buckets,
+            costed={cost.bucket for cost in report.attack_cost},
+            clusters={entry.id: entry.cluster for entry in manifest},
+        ),
+        removed=frozenset(entry.id for entry in manifest if entry.role == "removed"),
     )
+
+
+def _load_manifest(run: FinishedRun) -> list[ManifestEntry]:
+    """Return the documents of a run; none where memguard only audited a model."""
+    path = run.folder / "manifest.jsonl"
+    return load_manifest(path) if path.exists() else []
+
+
+def list_recited(folder: Path) -> frozenset[str]:
+    """Return the ids of trained documents that come back near-verbatim.
+
+    Args:
+        folder: of a finished run.
+
+    Raises:
+        RecordError: it has no document scores.
+    """
+    columns, _ = _read_scores(folder, ["id", "role", "near_verbatim"])
+    where = (columns["role"] == "trained") & columns["near_verbatim"].astype(bool)
+    return frozenset(columns["id"][where])
 
 
 def _find_buckets(run: FinishedRun, report: AuditReport) -> dict[int, BucketScores]:
@@ -115,23 +160,14 @@ def _find_buckets(run: FinishedRun, report: AuditReport) -> dict[int, BucketScor
 
 
 def _load_tables(
-    run: FinishedRun, buckets: dict[int, BucketScores], costed: Set[str]
+    run: FinishedRun,
+    buckets: dict[int, BucketScores],
+    *,
+    costed: Set[str],
+    clusters: Mapping[str, int],
 ) -> dict[int, BucketTable]:
     path = run.folder / "audit" / "records.parquet"
-    # Older records have no such column.
-    wanted = [*_COLUMNS, _COST] if costed else _COLUMNS
-    try:
-        rows = pq.read_table(pa.BufferReader(path.read_bytes()), columns=wanted)
-        columns = {name: rows.column(name).to_numpy() for name in _COLUMNS}
-        costs = rows.column(_COST).to_pylist() if costed else []
-    except OSError as error:
-        raise RecordError(
-            f"'{path}' cannot be read: {error.strerror or 'not a parquet file'}"
-        ) from error
-    except (pa.ArrowException, KeyError) as error:
-        raise RecordError(
-            f"'{path}' does not hold document scores. Audit the run again."
-        ) from error
+    columns, costs = _read_scores(run.folder, _COLUMNS, costed=bool(costed))
     tables = {}
     for count, bucket in buckets.items():
         (where,) = np.nonzero(columns["bucket"] == bucket.bucket)
@@ -145,6 +181,10 @@ def _load_tables(
             )
         tables[count] = BucketTable(
             ids=ids,
+            # Numbers of clusters are not negative.
+            clusters=np.array(
+                [clusters.get(one, -1 - n) for n, one in enumerate(ids)], dtype=np.int64
+            ),
             verbatim=columns["verbatim"][where].astype(bool),
             near_verbatim=columns["near_verbatim"][where].astype(bool),
             token_accuracy=columns["num_correct"][where] / columns["continuation_tokens"][where],
@@ -153,3 +193,24 @@ def _load_tables(
             else None,
         )
     return tables
+
+
+def _read_scores(
+    folder: Path, names: Sequence[str], *, costed: bool = False
+) -> tuple[dict[str, NDArray[Any]], list[Any]]:
+    """Return columns by name, and what drawing each document costs; empty unless asked."""
+    path = folder / "audit" / "records.parquet"
+    # Older records have no such column.
+    wanted = [*names, _COST] if costed else [*names]
+    try:
+        rows = pq.read_table(pa.BufferReader(path.read_bytes()), columns=wanted)
+        columns = {name: rows.column(name).to_numpy() for name in names}
+        return columns, rows.column(_COST).to_pylist() if costed else []
+    except OSError as error:
+        raise RecordError(
+            f"'{path}' cannot be read: {error.strerror or 'not a parquet file'}"
+        ) from error
+    except (pa.ArrowException, KeyError) as error:
+        raise RecordError(
+            f"'{path}' does not hold document scores. Audit the run again."
+        ) from error

@@ -1,9 +1,14 @@
 """What runs must share to stand side by side."""
 
 import math
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import replace
 
-from memguard.compare.audited import AuditedRun
+import numpy as np
+
+from memguard.compare.audited import AuditedRun, BucketTable
 from memguard.errors import RecordError
 
 # The loss before training is measured once a run; the same weights and documents differ by rounding
@@ -16,7 +21,10 @@ def check_comparable(runs: Sequence[AuditedRun]) -> None:
 
     All runs must have been audited in the same way and share a source. Runs with the same seed must
     also share documents, control, starting weights and held-out documents; another seed draws
-    others, maybe from fewer sources.
+    others, maybe from fewer sources. What 'deduplicate' removed was given all the same: such runs
+    are compared on what all of them trained (see `keep_shared`).
+
+    A setting without a seed of the first one's must still have the first one's documents.
 
     Raises:
         RecordError: saying which two runs and all that differs between them.
@@ -31,6 +39,52 @@ def check_comparable(runs: Sequence[AuditedRun]) -> None:
         _refuse(runs[0], run, list(_find_audit_differences(runs[0], run)))
         first = first_of_seed.setdefault(seed, run)
         _refuse(first, run, list(_find_document_differences(first, run)))
+    _check_seeds_meet(runs)
+
+
+def _check_seeds_meet(runs: Sequence[AuditedRun]) -> None:
+    seeds: dict[str, set[int]] = defaultdict(set)
+    for run in runs:
+        seeds[run.run.name].add(run.run.seed)
+    for run in runs:
+        if seeds[run.run.name].isdisjoint(seeds[runs[0].run.name]):
+            _refuse(runs[0], run, list(_find_document_differences(runs[0], run)))
+
+
+def keep_shared(runs: Sequence[AuditedRun]) -> tuple[list[AuditedRun], int]:
+    """Return the runs, their tables cut to documents that no run of that seed removed.
+
+    Also how many documents are left out, over all seeds.
+    """
+    removed: dict[int, set[str]] = defaultdict(set)
+    for run in runs:
+        removed[run.run.seed] |= run.removed
+    kept = [
+        replace(
+            run,
+            tables={
+                count: _leave_out(table, removed[run.run.seed])
+                for count, table in run.tables.items()
+            },
+        )
+        for run in runs
+    ]
+    return kept, sum(map(len, removed.values()))
+
+
+def _leave_out(table: BucketTable, removed: AbstractSet[str]) -> BucketTable:
+    (where,) = np.nonzero([one not in removed for one in table.ids])
+    if len(where) == len(table.ids):
+        return table
+    costs = table.log10_queries
+    return BucketTable(
+        ids=tuple(table.ids[n] for n in where),
+        clusters=table.clusters[where],
+        verbatim=table.verbatim[where],
+        near_verbatim=table.near_verbatim[where],
+        token_accuracy=table.token_accuracy[where],
+        log10_queries=None if costs is None else costs[where],
+    )
 
 
 def _refuse(first: AuditedRun, other: AuditedRun, differences: list[str]) -> None:
@@ -63,7 +117,8 @@ def _find_document_differences(first: AuditedRun, other: AuditedRun) -> Iterator
     if other.report.data.documents_sha256 != first.report.data.documents_sha256:
         yield "it was given other documents ('documents_sha256')"
     for role in ("control", "trained"):
-        if _list_ids(other, role) != _list_ids(first, role):
+        removed = first.removed | other.removed
+        if _list_ids(other, role, removed) != _list_ids(first, role, removed):
             yield f"its {role} documents are other ones"
     if other.report.model.base_weights_sha256 != first.report.model.base_weights_sha256:
         yield "it started from other weights ('base_weights_sha256')"
@@ -79,13 +134,14 @@ def _find_document_differences(first: AuditedRun, other: AuditedRun) -> Iterator
         )
 
 
-def _list_ids(run: AuditedRun, role: str) -> dict[str, tuple[str, ...]]:
+def _list_ids(run: AuditedRun, role: str, removed: AbstractSet[str]) -> dict[str, tuple[str, ...]]:
     """Return ids by bucket name: the number of repetitions may be what a setting changes."""
-    return {
-        bucket.bucket: run.tables[count].ids
+    ids = {
+        bucket.bucket: tuple(one for one in run.tables[count].ids if one not in removed)
         for count, bucket in run.buckets.items()
         if bucket.role == role
     }
+    return {bucket: kept for bucket, kept in ids.items() if kept}
 
 
 def _describe_heldout(run: AuditedRun) -> str:

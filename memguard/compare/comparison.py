@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from memguard import __version__
 from memguard.compare.audited import AuditedRun, FinishedRun, load_audited_run
-from memguard.compare.comparability import check_comparable
+from memguard.compare.comparability import check_comparable, keep_shared
 from memguard.compare.paired import pair_settings
 from memguard.compare.pareto import build_front
 from memguard.compare.recommendation import recommend
@@ -62,7 +62,8 @@ def compare_runs(runs: Sequence[FinishedRun], *, name: str, command: str) -> Com
         raise RecordError("a comparison needs at least one run; name their folders")
     audited = [load_audited_run(run) for run in runs]
     check_comparable(audited)
-    first, front = audited[0], build_front(audited)
+    shared, num_removed = keep_shared(audited)
+    first, front, pairs = audited[0], build_front(shared), pair_settings(shared)
     return Comparison(
         name=name,
         tool_version=__version__,
@@ -75,7 +76,9 @@ def compare_runs(runs: Sequence[FinishedRun], *, name: str, command: str) -> Com
             for count, bucket in first.buckets.items()
             if bucket.base is not None
         },
-        paired=pair_settings(audited),
+        paired=pairs.documents,
+        paired_canaries=pairs.canaries,
+        num_removed=num_removed,
         front=front,
         recommendation=recommend(front),
         environment=_merge_environments(audited),

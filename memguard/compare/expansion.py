@@ -15,6 +15,7 @@ from memguard.config import (
     validate,
 )
 from memguard.config.messages import KeyPath, format_key
+from memguard.config.mitigations import NgramPenaltyConfig
 from memguard.errors import ConfigError
 
 BASE = "base"
@@ -138,9 +139,25 @@ def build_setting(
         checked = validate(RunConfig, values, document, prefix=("run",))
     except ConfigError as error:
         raise ConfigError(*problems, *error.problems) from error
+    if ends_early := _find_early_end(checked):
+        place = document.locate(("settings", index))
+        problems.append(
+            f"{place} '{ends_early}' ends training early: such a run has other doses than the "
+            "rest, and cannot be compared with it. Train it by itself"
+        )
     if problems:
         raise ConfigError(*problems)
     return _equalise(checked, variant, document)
+
+
+def _find_early_end(config: RunConfig) -> str:
+    """Name what may end a run before its documents have had their doses; "" for nothing."""
+    if config.budget is not None and config.budget.action == "stop":
+        return "budget.action: stop"
+    for entry in config.mitigations:
+        if isinstance(entry, NgramPenaltyConfig) and entry.stop_share is not None:
+            return "ngram_penalty.stop_share"
+    return ""
 
 
 def _equalise(checked: RunConfig, variant: Variant, document: Document) -> RunConfig:

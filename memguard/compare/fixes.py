@@ -1,19 +1,22 @@
 """From an audit's verdict to other settings: a table of rules.
 
     rule            applies where                            changes
+    remove copies   half of what it recites has a copy       deduplicate
     k of a slice    it recites from some dose on, not below  goldfish: k_by_dose from there on
-    lower k         it recites, k is not at its lowest       goldfish: none -> 4, else 8, 4, 3, 2
+    lower k         all doses are recited, k can be lower    goldfish: none -> 4, else 8, 4, 3, 2
     fewer epochs    it recites in spite of k = 2             half the epochs, at least one
 
 The first rule that applies is taken, one change at a time: what a report found can be told from
 what one change did about it. Nothing is changed where the audit found no more than in the control.
+Weights that must be kept can forget instead: see `memguard.cli.forgetting`.
 """
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from memguard.config import GoldfishConfig, RunConfig
+from memguard.config.mitigations import DeduplicateConfig
 from memguard.records import AuditReport
 
 _LADDER = (8, 4, 3, 2)
@@ -35,21 +38,60 @@ class Fix:
     why: str
 
 
-def find_fix(config: RunConfig, report: AuditReport) -> Fix | None:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Copies:
+    """What 'deduplicate' would take out of a run."""
+
+    similarity: float | Literal["exact"]
+    num_copies: int
+    num_recited: int
+    """Documents that come back near-verbatim ..."""
+    num_recited_with_copy: int
+    """... and those of them that are a copy or have one."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Findings:
+    """What the rules look at."""
+
+    config: RunConfig
+    report: AuditReport
+    copies: Copies | None = None
+    """None where 'deduplicate' was on, or cannot be."""
+
+
+def find_fix(found: Findings) -> Fix | None:
     """Return what to change about a run; None where nothing is to be changed, or no rule is left.
 
     Args:
-        config: the run's settings.
-        report: of its audit, complete.
+        found: the run's settings and what its audit, complete, has found.
     """
-    if report.verdict.level != "recites":
+    if found.report.verdict.level != "recites":
         return None
-    found = (rule(config, report) for rule in _RULES)
-    return next((fix for fix in found if fix), None)
+    fixes = (rule(found) for rule in _RULES)
+    return next((fix for fix in fixes if fix), None)
 
 
-def _lower_k_of_slice(config: RunConfig, report: AuditReport) -> Fix | None:
+def _remove_copies(found: Findings) -> Fix | None:
+    """Train one of each group of copies; costs nothing where copies are what is recited."""
+    copies = found.copies
+    if copies is None or not copies.num_copies:
+        return None
+    if 2 * copies.num_recited_with_copy < copies.num_recited:
+        return None
+    entry = DeduplicateConfig(name="deduplicate", similarity=copies.similarity)
+    after = [*found.config.mitigations, entry]
+    return Fix(
+        settings={"mitigations": [one.model_dump(mode="json") for one in after]},
+        change=f"deduplicate: {copies.num_copies:,} copies are not trained",
+        why=f"{copies.num_recited_with_copy:,} of the {copies.num_recited:,} documents that come "
+        "back were trained in several copies",
+    )
+
+
+def _lower_k_of_slice(found: Findings) -> Fix | None:
     """Lower k where documents are recited, and leave it where they are not."""
+    config, report = found.config, found.report
     dose = _find_recited_dose(report)
     if dose is None:
         return None
@@ -89,8 +131,10 @@ def _find_recited_dose(report: AuditReport) -> int | None:
     return doses[0] if doses and len(doses) < len(recited) else None
 
 
-def _lower_k(config: RunConfig, _report: AuditReport) -> Fix | None:
-    before, goldfish = config.mitigations, _find_goldfish(config)
+def _lower_k(found: Findings) -> Fix | None:
+    if _find_recited_dose(found.report) is not None:
+        return None  # that slice is at its lowest, and what is not recited has nothing to gain
+    before, goldfish = found.config.mitigations, _find_goldfish(found.config)
     if goldfish is None:
         k, was, why = _FIRST_K, "none", "a label that is never learnt breaks recitation off"
         after = [*before, GoldfishConfig(name="goldfish", k=k)]
@@ -110,7 +154,8 @@ def _lower_k(config: RunConfig, _report: AuditReport) -> Fix | None:
     )
 
 
-def _halve_epochs(config: RunConfig, _report: AuditReport) -> Fix | None:
+def _halve_epochs(found: Findings) -> Fix | None:
+    config = found.config
     goldfish, epochs = _find_goldfish(config), config.train.epochs
     # In a study the numbers of repetitions are the experiment, not a setting to be better.
     if goldfish is None or goldfish.k > _LOWEST_K or epochs == 1 or config.data.study is not None:
@@ -127,7 +172,8 @@ def _find_goldfish(config: RunConfig) -> GoldfishConfig | None:
     return next((one for one in config.mitigations if isinstance(one, GoldfishConfig)), None)
 
 
-_RULES: tuple[Callable[[RunConfig, AuditReport], Fix | None], ...] = (
+_RULES: tuple[Callable[[Findings], Fix | None], ...] = (
+    _remove_copies,
     _lower_k_of_slice,
     _lower_k,
     _halve_epochs,

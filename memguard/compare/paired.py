@@ -1,32 +1,31 @@
-"""Paired tests: two settings on the same documents."""
+"""Paired tests: two settings on the same documents and canaries."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from memguard.audit.statistics import compute_mcnemar, compute_mean, correct_holm
-from memguard.compare.audited import AuditedRun, BucketTable
-from memguard.records import PairedCounts, PairedResult
+import numpy as np
+from numpy.typing import NDArray
+
+from memguard.audit.statistics import compute_mcnemar, compute_paired_difference, correct_holm
+from memguard.compare.audited import AuditedRun
+from memguard.records import CanaryScore, PairedCanaries, PairedCounts, PairedResult
+from memguard.seeds import derive_generator
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Pair:
-    """One setting beside the first one, in one bucket and with one seed."""
+class Pairs:
+    """Every setting against the first one."""
 
-    setting: AuditedRun
-    against: AuditedRun
-    num_repetitions: int
-
-    @property
-    def tables(self) -> tuple[BucketTable, BucketTable]:
-        """The bucket with the setting compared with, and with the setting."""
-        return self.against.tables[self.num_repetitions], self.setting.tables[self.num_repetitions]
+    documents: list[PairedResult]
+    canaries: list[PairedCanaries]
 
 
-def pair_settings(runs: Sequence[AuditedRun]) -> list[PairedResult]:
-    """Test every setting against the first one, seed by seed, on each trained bucket both have.
+def pair_settings(runs: Sequence[AuditedRun]) -> Pairs:
+    """Test every setting against the first one, seed by seed, on what both have trained.
 
-    The control is left out: nobody trained it, so a setting cannot prevent its memorisation.
-    Seeds are not pooled: the same document under two seeds is not two independent documents.
+    That is each trained bucket both have, and the canaries. The control is left out: nobody trained
+    it, so a setting cannot prevent its memorisation. Seeds are not pooled: the same document under
+    two seeds is not two independent documents. Holm's correction is over all tests together.
 
     Args:
         runs: comparable runs (see `check_comparable`); the first one's name is the first setting.
@@ -34,25 +33,92 @@ def pair_settings(runs: Sequence[AuditedRun]) -> list[PairedResult]:
     first_name = runs[0].run.name
     firsts = {run.run.seed: run for run in runs if run.run.name == first_name}
     pairs = [
-        _Pair(setting=run, against=firsts[run.run.seed], num_repetitions=count)
+        (firsts[run.run.seed], run)
         for run in runs
         if run.run.name != first_name and run.run.seed in firsts
-        for count in run.tables
-        if count > 0 and count in firsts[run.run.seed].tables
     ]
-    metrics = ("verbatim", "near_verbatim")
-    tests = [_count(pair, metric) for pair in pairs for metric in metrics]
-    corrected = correct_holm([test.p_value for test in tests])
-    tests = [t.model_copy(update={"p_holm": p}) for t, p in zip(tests, corrected, strict=True)]
-    return [
-        _build_result(pair, verbatim=verbatim, near_verbatim=near_verbatim)
-        for pair, verbatim, near_verbatim in zip(pairs, tests[::2], tests[1::2], strict=True)
-    ]
+    documents = [result for pair in pairs for result in _pair_documents(*pair)]
+    canaries = [result for pair in pairs for result in _pair_canaries(*pair)]
+    tests = [test for one in documents for test in (one.verbatim, one.near_verbatim)]
+    tests += [one.verbatim for one in canaries]
+    corrected = iter(correct_holm([test.p_value for test in tests]))
+    return Pairs(
+        documents=[
+            one.model_copy(
+                update={
+                    "verbatim": _correct(one.verbatim, next(corrected)),
+                    "near_verbatim": _correct(one.near_verbatim, next(corrected)),
+                }
+            )
+            for one in documents
+        ],
+        canaries=[
+            one.model_copy(update={"verbatim": _correct(one.verbatim, next(corrected))})
+            for one in canaries
+        ],
+    )
 
 
-def _count(pair: _Pair, metric: str) -> PairedCounts:
-    """Count and test one metric; not corrected yet."""
-    against, setting = (getattr(table, metric) for table in pair.tables)
+def _pair_documents(against: AuditedRun, setting: AuditedRun) -> Iterator[PairedResult]:
+    """Compare bucket by bucket: how often its documents were trained may be what differs."""
+    counts = {bucket.bucket: count for count, bucket in setting.buckets.items() if count}
+    for count, bucket in against.buckets.items():
+        if bucket.bucket not in counts or not count:
+            continue
+        other, table = against.tables[count], setting.tables[counts[bucket.bucket]]
+        if not table.ids:
+            continue
+        yield PairedResult(
+            setting=setting.run.name,
+            against=against.run.name,
+            seed=setting.run.seed,
+            num_repetitions=count,
+            num_documents=len(table.ids),
+            verbatim=_count(other.verbatim, table.verbatim),
+            near_verbatim=_count(other.near_verbatim, table.near_verbatim),
+            token_accuracy_difference=compute_paired_difference(
+                table.token_accuracy,
+                other.token_accuracy,
+                clusters=table.clusters,
+                generator=derive_generator(setting.run.seed, f"paired {setting.run.name}", count),
+            ),
+        )
+
+
+def _pair_canaries(against: AuditedRun, setting: AuditedRun) -> Iterator[PairedCanaries]:
+    """Compare the trained secrets of both; nothing where either has none."""
+    mine, theirs = setting.canaries, against.canaries
+    ids = sorted(mine.keys() & theirs.keys())
+    if not ids:
+        return
+    bits = [_list_bits([scores[one] for one in ids]) for scores in (mine, theirs)]
+    yield PairedCanaries(
+        setting=setting.run.name,
+        against=against.run.name,
+        seed=setting.run.seed,
+        num_canaries=len(ids),
+        verbatim=_count(
+            np.array([theirs[one].verbatim for one in ids]),
+            np.array([mine[one].verbatim for one in ids]),
+        ),
+        exposure_bits_difference=None
+        if bits[0] is None or bits[1] is None
+        else compute_paired_difference(
+            bits[0],
+            bits[1],
+            generator=derive_generator(setting.run.seed, f"paired canaries {setting.run.name}"),
+        ),
+    )
+
+
+def _list_bits(canaries: Sequence[CanaryScore]) -> list[float] | None:
+    """Return the exposure of each; None where there were no references to rank one among."""
+    bits = [one.exposure_bits for one in canaries if one.exposure_bits is not None]
+    return bits if len(bits) == len(canaries) else None
+
+
+def _count(against: NDArray[np.bool_], setting: NDArray[np.bool_]) -> PairedCounts:
+    """Count and test; not corrected yet."""
     num_only_against = int((against & ~setting).sum())
     num_only_setting = int((setting & ~against).sum())
     p_value = compute_mcnemar(num_only_against, num_only_setting)
@@ -64,19 +130,5 @@ def _count(pair: _Pair, metric: str) -> PairedCounts:
     )
 
 
-def _build_result(
-    pair: _Pair, *, verbatim: PairedCounts, near_verbatim: PairedCounts
-) -> PairedResult:
-    against, setting = pair.tables
-    return PairedResult(
-        setting=pair.setting.run.name,
-        against=pair.against.run.name,
-        seed=pair.setting.run.seed,
-        num_repetitions=pair.num_repetitions,
-        num_documents=len(setting.ids),
-        verbatim=verbatim,
-        near_verbatim=near_verbatim,
-        token_accuracy_difference=compute_mean(
-            setting.token_accuracy - against.token_accuracy, bounds=(-1, 1)
-        ),
-    )
+def _correct(counts: PairedCounts, p_holm: float) -> PairedCounts:
+    return counts.model_copy(update={"p_holm": p_holm})

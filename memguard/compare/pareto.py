@@ -2,7 +2,9 @@
 
     risk      the worst of three shares of the documents that the setting trained most often:
               recited verbatim, recited near-verbatim, drawn within 10^6 queries (where asked)
-    utility   nats a token on documents never trained, mean over seeds; lower is better
+    utility   nats a token on documents never trained, mean over seeds; lower is better. Settings
+              are held against each other seed by seed: another seed has other held-out documents,
+              which differ by more than settings do
 
 A share is of the documents of all seeds together. A document that several seeds drew is one piece
 of evidence: its interval is exact (Clopper-Pearson) where no document comes twice, else resampled
@@ -32,26 +34,58 @@ def build_front(runs: Sequence[AuditedRun]) -> list[FrontPoint]:
     """Return a point for each setting, in the order in which they first come.
 
     Attack cost counts where every run was asked for it: a setting must not look safer because less
-    was asked.
+    was asked. Seeds that not all settings have are left out, where some are shared by all: another
+    seed has other held-out documents, and one setting must not have the easier ones.
 
     Args:
         runs: comparable runs (see `check_comparable`).
     """
     settings: dict[str, list[AuditedRun]] = {}
-    for run in runs:
+    for run in keep_shared_seeds(runs):
         settings.setdefault(run.run.name, []).append(run)
     names: Sequence[RiskName] = get_args(RiskName)
     if any(_find_most_trained(run).log10_queries is None for run in runs):
         names = [name for name in names if name != "attack_cost"]
     points = [_build_point(name, group, names) for name, group in settings.items()]
-    return mark_dominated(points)
+    first, *others = points
+    return mark_dominated([first, *(_hold_against(first, point) for point in others)])
+
+
+def _hold_against(first: FrontPoint, point: FrontPoint) -> FrontPoint:
+    """Add the change of utility."""
+    difference = _subtract(point, first)
+    if difference is None or first.utility <= 0:
+        return point
+    ci = difference.ci
+    change = Interval(
+        value=difference.value / first.utility,
+        ci=ci and (ci[0] / first.utility, ci[1] / first.utility),
+    )
+    return point.model_copy(update={"utility_change": change})
+
+
+def _subtract(one: FrontPoint, other: FrontPoint) -> Interval | None:
+    """Return one utility minus the other, mean over the seeds; None where these differ."""
+    if one.utility_by_seed.keys() != other.utility_by_seed.keys():
+        return None
+    return compute_mean([nll - other.utility_by_seed[s] for s, nll in one.utility_by_seed.items()])
+
+
+def keep_shared_seeds(runs: Sequence[AuditedRun]) -> list[AuditedRun]:
+    """Return the runs with the seeds that every setting has; all runs where there is none."""
+    seeds: dict[str, set[int]] = {}
+    for run in runs:
+        seeds.setdefault(run.run.name, set()).add(run.run.seed)
+    shared = set.intersection(*seeds.values())
+    return [run for run in runs if not shared or run.run.seed in shared]
 
 
 def mark_dominated(points: Sequence[FrontPoint]) -> list[FrontPoint]:
     """Return the points, each with the names of those that are no worse in both and better in one.
 
-    Beyond the intervals a point dominates another if, besides, the two are equal or their intervals
-    apart both in risk and in utility. A point without documents neither dominates nor is dominated.
+    Beyond the intervals a point dominates another if, besides, in risk the two are equal or their
+    intervals apart, and in utility equal or apart seed by seed. A point without documents neither
+    dominates nor is dominated.
     """
     marked = []
     for point in points:
@@ -80,7 +114,10 @@ def _dominates(one: FrontPoint, other: FrontPoint) -> bool:
 def _is_apart(one: FrontPoint, other: FrontPoint) -> bool:
     """Tell whether a point that dominates does so by more than the intervals."""
     risk = one.risk == other.risk or is_below(one.risk_ci, other.risk_ci)
-    return risk and (one.utility == other.utility or is_below(one.utility_ci, other.utility_ci))
+    if one.utility == other.utility:
+        return risk
+    difference = _subtract(one, other)
+    return risk and difference is not None and difference.ci is not None and difference.ci[1] < 0
 
 
 def _build_point(name: str, runs: Sequence[AuditedRun], risks: Sequence[RiskName]) -> FrontPoint:
@@ -101,6 +138,7 @@ def _build_point(name: str, runs: Sequence[AuditedRun], risks: Sequence[RiskName
         risks=known,
         utility=utility.value,
         utility_ci=utility.ci,
+        utility_by_seed={run.run.seed: run.heldout_nll for run in runs},
     )
 
 

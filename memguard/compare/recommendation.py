@@ -46,12 +46,12 @@ def recommend(front: Sequence[FrontPoint]) -> Recommendation:
 def _tell_choice(chosen: FrontPoint, least: FrontPoint, first: FrontPoint) -> str:
     sentence = (
         f"'{chosen.name}' is recommended: {_tell_risk(chosen)}, against {_tell_share(first)} with "
-        f"'{first.name}', at a held-out NLL of {_tell_utility(chosen, first)}."
+        f"'{first.name}', at a held-out NLL of {_tell_utility(chosen)}."
     )
     if least.name != chosen.name:
         sentence += (
             f" '{least.name}' has {_tell_share(least)}, no less beyond the intervals, at a "
-            f"held-out NLL of {_tell_utility(least, first)}."
+            f"held-out NLL of {_tell_utility(least)}."
         )
     return sentence
 
@@ -70,7 +70,7 @@ def _tell_why_not(
         return (
             f"whatever has less risk than '{first.name}' beyond the intervals has a held-out NLL "
             f"more than {100 * TOLERANCE:g} % above its own; the lowest is that of "
-            f"'{cheapest.name}', {_tell_utility(cheapest, first)}."
+            f"'{cheapest.name}', {_tell_utility(cheapest)}."
         )
     return (
         f"no other has less risk than '{first.name}' beyond the intervals ({_tell_share(first)} "
@@ -91,6 +91,11 @@ def _tell_share(point: FrontPoint) -> str:
     return f"{100 * point.risk:.1f} % (95 % CI {low:.1f} to {high:.1f} %)"
 
 
-def _tell_utility(point: FrontPoint, first: FrontPoint) -> str:
-    change = f" ({100 * (point.utility / first.utility - 1):+.1f} %)" if first.utility > 0 else ""
-    return f"{point.utility:.3f}{change}"
+def _tell_utility(point: FrontPoint) -> str:
+    change = point.utility_change
+    if change is None:
+        return f"{point.utility:.3f}"
+    told = f"{100 * change.value:+.1f} %"
+    if change.ci is not None:
+        told += f", 95 % CI {100 * change.ci[0]:+.1f} to {100 * change.ci[1]:+.1f} %"
+    return f"{point.utility:.3f} ({told})"

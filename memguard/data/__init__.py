@@ -16,6 +16,8 @@
     schedule.py      which row is trained when
     loader.py        rows of a step as arrays; counts what was really fed
     prepare.py       all of the above into a run folder: manifest and tokens
+    run_texts.py     a finished run's documents, read again from where they came
+    forget_list.py   of them, what a next run shall forget and retain, as files
 
     sources --documents--> Document --tokenization--> ids, supervised
             --duplicates--> clusters --buckets--> bucket, role, repetitions of each document

@@ -98,11 +98,26 @@ class PairedResult(Record):
     """The first setting of the comparison."""
     seed: int
     num_repetitions: int
+    """With the setting compared with; this one may have trained the bucket more or less often."""
     num_documents: int
     verbatim: PairedCounts
     near_verbatim: PairedCounts
     token_accuracy_difference: Interval | None
-    """Mean over documents of setting minus against; interval by the t distribution."""
+    """Mean over documents of setting minus against; bootstrap over near-duplicate clusters, or by
+    the t distribution in older records."""
+
+
+class PairedCanaries(Record):
+    """Two settings with the same seed on the same trained secrets."""
+
+    setting: str
+    against: str
+    """The first setting of the comparison."""
+    seed: int
+    num_canaries: int
+    verbatim: PairedCounts
+    exposure_bits_difference: Interval | None
+    """Mean over secrets of setting minus against, by rank among each run's own references."""
 
 
 class FrontPoint(Record):
@@ -122,12 +137,17 @@ class FrontPoint(Record):
     utility: float
     """Nats a token on held-out documents, mean over seeds; lower is better."""
     utility_ci: tuple[float, float] | None
-    """By the t distribution over seeds; null for one seed, or where all seeds are equal."""
+    """By the t distribution over seeds; null for one seed, or where all seeds are equal. Another
+    seed may have other held-out documents, so that this is wider than a comparison needs."""
+    utility_by_seed: dict[int, float] = Field(default_factory=dict)
+    utility_change: Interval | None = None
+    """Against the first setting, seed by seed: mean difference over its mean (share), the interval
+    by the t distribution over seeds. null for the first, and in older records."""
     is_dominated: bool = False
     """Another setting is no worse in both and better in one."""
     dominated_by: list[str] = Field(default_factory=list)
     dominated_beyond_ci_by: list[str] = Field(default_factory=list)
-    """Those of them from which it differs by more than the intervals."""
+    """Those of them from which it differs by more than the intervals, of utility seed by seed."""
 
 
 class Recommendation(Record):
@@ -153,6 +173,11 @@ class Comparison(Record):
     """The model before training, on the same documents."""
     paired: list[PairedResult] = Field(default_factory=list)
     """Every setting against the first one, for each seed and number of repetitions above 0."""
+    paired_canaries: list[PairedCanaries] = Field(default_factory=list)
+    """The same on random secrets; empty without any, and in older records."""
+    num_removed: int = 0
+    """Documents that 'deduplicate' removed in one run or another, seeds added up: `paired` and
+    `front` leave them out of all."""
     front: list[FrontPoint] = Field(default_factory=list)
     """One for each setting; empty in older records."""
     recommendation: Recommendation | None = None

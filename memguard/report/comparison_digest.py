@@ -12,9 +12,11 @@ from memguard.report.doses import (
     group_settings,
     label_setting,
     list_doses,
+    list_highest,
     name_dose,
     name_first,
     pick_highest,
+    tell_other_dose,
 )
 from memguard.report.facts import describe_environment
 from memguard.report.formatting import (
@@ -28,7 +30,7 @@ from memguard.report.formatting import (
 )
 from memguard.report.glossary import write_glossary
 from memguard.report.page import ComparisonPage, Fact
-from memguard.report.paired import build_paired
+from memguard.report.paired import build_paired, build_paired_canaries
 from memguard.report.prose import COMPARISON_CONFIDENTIALITY, READING_GUIDE
 from memguard.report.seed_means import average, compute_change, show_loss
 from memguard.report.text import COMMAND_LIMIT, clean_name, clean_text
@@ -55,7 +57,7 @@ def digest_comparison(comparison: Comparison) -> ComparisonPage:
         guide=(*READING_GUIDE, *_tell_partly_learned(comparison)),
         headline=build_headline(comparison),
         gains=gains,
-        paired=build_paired(comparison),
+        paired=tuple(filter(None, (build_paired(comparison), build_paired_canaries(comparison)))),
         figures=tuple(filter(None, (build_front(comparison), *build_trends(comparison)))),
         extraction=build_extraction(comparison),
         settings=build_settings(comparison),
@@ -108,14 +110,15 @@ def _summarise(comparison: Comparison, group: list[SettingResult]) -> str:
     change = compute_change(comparison, group)
     if group[0].name != comparison.settings[0].name and change is not None:
         loss += f" ({format_change(change)} against '{name_first(comparison)}')"
-    dose = pick_highest(comparison) or ""
-    cells = [one.extraction[dose] for one in group if dose in one.extraction]
+    cells = list_highest(one.extraction for one in group)
     num_documents = sum(cell.num_documents for cell in cells)
     if not num_documents:
         return f"no document in this bucket; {loss}."
     near = sum(cell.near_verbatim.num_matched for cell in cells)
     verbatim = sum(cell.num_matched for cell in cells)
-    text = f"{format_of(near, num_documents)} near-verbatim"
+    other = tell_other_dose(group, comparison)
+    text = f"{other}: " if other else ""
+    text += f"{format_of(near, num_documents)} near-verbatim"
     if not max(near, verbatim) and len(cells) == 1:
         text += f" ({format_percent_ci(cells[0].near_verbatim.ci)})"
     text += f", {format_of(verbatim, num_documents)} verbatim"

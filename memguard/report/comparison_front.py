@@ -1,13 +1,14 @@
 """Risk against utility: each setting once, what nothing beats, and which to take."""
 
-from memguard.records import NUM_RISK_QUERIES, Comparison, FrontPoint, Interval
+from memguard.records import NUM_RISK_QUERIES, Comparison, FrontPoint
 from memguard.report.cells import make_headings, show_missing
-from memguard.report.doses import CHART_NAME_LIMIT, base_change, name_first
+from memguard.report.doses import CHART_NAME_LIMIT, base_change, group_settings, name_first
 from memguard.report.formatting import (
     PERCENT,
     format_change,
+    format_change_range,
     format_count,
-    format_interval,
+    format_number,
     format_percent,
     format_percent_range,
     relative_change,
@@ -53,8 +54,9 @@ def build_front(comparison: Comparison) -> Figure | None:
         title="Risk against utility",
         chart=chart,
         caption=f"Best is the lower left corner. Crosses are 95{PERCENT} intervals: of the risk "
-        "over documents and seeds, of the loss over seeds (none for one seed). The line joins the "
-        "settings that no other beats in both; grey ones are beaten. Right of the base model's "
+        "over documents and seeds, of the loss over seeds, each against the first setting with "
+        "that seed (none for one seed). The line joins the settings that no other beats in both; "
+        "grey ones are beaten. Right of the base model's "
         "line a setting is worse on held-out documents than before training.",
         table=Table(
             caption="The same numbers",
@@ -66,7 +68,7 @@ def build_front(comparison: Comparison) -> Figure | None:
                 "Beaten by",
             ),
             rows=rows,
-            notes=(_tell_risk(),),
+            notes=(_tell_risk(), *_tell_seeds(comparison)),
             compact=True,
         ),
     )
@@ -78,6 +80,16 @@ def _tell_risk() -> str:
         "that come back verbatim, near-verbatim, or can be drawn within "
         f"{format_count(NUM_RISK_QUERIES)} queries where every run was asked for that."
     )
+
+
+def _tell_seeds(comparison: Comparison) -> tuple[str, ...]:
+    """Say so where seeds that not all settings have are left out."""
+    groups = group_settings(comparison)
+    left_out = any(point.num_seeds < len(groups.get(point.name, ())) for point in comparison.front)
+    if not left_out:
+        return ()
+    shared = set.intersection(*({one.seed for one in group} for group in groups.values()))
+    return (f"Over the seeds that every setting has: {', '.join(map(str, sorted(shared)))}.",)
 
 
 def show_risk(point: FrontPoint | None) -> Cell:
@@ -102,16 +114,14 @@ def name_dominators(point: FrontPoint | None) -> str:
 
 
 def _place(point: FrontPoint, comparison: Comparison) -> Mark | None:
-    reference = comparison.front[0].utility
-    x = relative_change(point.utility, reference)
+    x = relative_change(point.utility, comparison.front[0].utility)
     if point.risk is None or x is None:
         return None
-    ends = point.utility_ci and tuple(relative_change(end, reference) for end in point.utility_ci)
-    known = [100 * end for end in ends or () if end is not None]
+    ends = point.utility_change.ci if point.utility_change else None
     return Mark(
         label=clean_name(point.name, CHART_NAME_LIMIT),
         x=100 * x,
-        x_ends=(known[0], known[1]) if len(known) == 2 else None,
+        x_ends=None if ends is None else (100 * ends[0], 100 * ends[1]),
         y=100 * point.risk,
         y_ends=None if point.risk_ci is None else (100 * point.risk_ci[0], 100 * point.risk_ci[1]),
         is_dominated=point.is_dominated,
@@ -120,14 +130,16 @@ def _place(point: FrontPoint, comparison: Comparison) -> Mark | None:
 
 def _build_row(point: FrontPoint, comparison: Comparison) -> Row:
     first = comparison.front[0]
-    loss = format_interval(Interval(value=point.utility, ci=point.utility_ci))
     change = relative_change(point.utility, first.utility)
     return Row(
         head=Cell(text=clean_name(point.name), kind="text"),
         cells=(
             show_risk(point),
-            Cell(text=loss.value, detail="" if point.num_seeds < 2 else loss.interval),
-            Cell(text="reference" if point is first else format_change(change)),
+            Cell(text=format_number(point.utility)),
+            Cell(
+                text="reference" if point is first else format_change(change),
+                detail=format_change_range(point.utility_change),
+            ),
             Cell(
                 text=name_dominators(point),
                 detail="beyond the intervals" if point.dominated_beyond_ci_by else "",

@@ -3,7 +3,16 @@
 from memguard.records import AttackedBucket, Comparison, SettingResult
 from memguard.report.attacks import head_attack, list_attacks, write_attack_notes
 from memguard.report.cells import make_headings
-from memguard.report.doses import group_settings, name_dose, name_first, pick_highest
+from memguard.report.doses import (
+    describe_group,
+    group_settings,
+    label_base,
+    list_highest,
+    mean_base_nll,
+    name_dose,
+    name_first,
+    pick_highest,
+)
 from memguard.report.formatting import CI, PERCENT, format_number
 from memguard.report.membership import BLIND, name_score
 from memguard.report.page import Cell, Row, Section, Table
@@ -29,7 +38,7 @@ _SEVERAL_NOTE = (
 def build_gains(comparison: Comparison) -> Section | None:
     """Build the section; None where no run has anything that the other tables do not show."""
     dose = pick_highest(comparison)
-    attacked = _list_attacked(comparison, dose)
+    attacked = _list_attacked(comparison)
     asked = any(cell.attack_cost for one in comparison.settings for cell in one.extraction.values())
     score = _pick_score(comparison)
     if dose is None or not (asked or attacked or score):
@@ -47,10 +56,10 @@ def build_gains(comparison: Comparison) -> Section | None:
     )
 
 
-def _list_attacked(comparison: Comparison, dose: str | None) -> list[AttackedBucket]:
-    """Return what was attacked at a dose, over all runs."""
-    cells = (setting.extraction.get(dose or "") for setting in comparison.settings)
-    return [one for cell in cells if cell for one in cell.attacks]
+def _list_attacked(comparison: Comparison) -> list[AttackedBucket]:
+    """Return what was attacked of the documents trained most often, over all runs."""
+    cells = list_highest(setting.extraction for setting in comparison.settings)
+    return [one for cell in cells for one in cell.attacks]
 
 
 def _pick_score(comparison: Comparison) -> str:
@@ -69,8 +78,8 @@ def _build_table(
 ) -> Table:
     groups = group_settings(comparison)
     attacks = list_attacks(attacked)
-    rows = [_build_row(comparison, group, dose, asked, attacks, score) for group in groups.values()]
-    rows.append(_build_base_row(comparison, dose, asked, attacks, score))
+    rows = [_build_row(comparison, group, asked, attacks, score) for group in groups.values()]
+    rows.append(_build_base_row(comparison, asked, attacks, score))
     several = len(groups) < len(comparison.settings)
     notes = [_SEVERAL_NOTE if several else _SINGLE_NOTE, *write_attack_notes(attacked)]
     if not attacks:
@@ -101,16 +110,15 @@ def _build_table(
 def _build_row(
     comparison: Comparison,
     group: list[SettingResult],
-    dose: str,
     asked: bool,
     attacks: list[str],
     score: str,
 ) -> Row:
-    cells = [one.extraction[dose] for one in group if dose in one.extraction]
+    cells = list_highest(one.extraction for one in group)
     control = [one.extraction["0"] for one in group if "0" in one.extraction]
-    seeds = f"{len(group):,} seeds" if len(group) > 1 else ""
+    below = describe_group(group, comparison)
     return Row(
-        head=Cell(text=clean_name(group[0].name), detail=seeds, kind="text"),
+        head=Cell(text=clean_name(group[0].name), detail=below, kind="text"),
         cells=(
             *show_rates(cells, control),
             *((show_cost(cells, control),) if asked else ()),
@@ -121,20 +129,17 @@ def _build_row(
     )
 
 
-def _build_base_row(
-    comparison: Comparison, dose: str, asked: bool, attacks: list[str], score: str
-) -> Row:
-    cells = [comparison.base_extraction[d] for d in (dose,) if d in comparison.base_extraction]
+def _build_base_row(comparison: Comparison, asked: bool, attacks: list[str], score: str) -> Row:
+    cells = list_highest([comparison.base_extraction])
     control = [comparison.base_extraction[d] for d in ("0",) if d in comparison.base_extraction]
-    nll = comparison.settings[0].utility.base_heldout_nll
     return Row(
-        head=Cell(text="Base model", detail="before training", kind="text"),
+        head=Cell(text="Base model", detail=label_base(comparison), kind="text"),
         cells=(
             *show_rates(cells, control),
             *((show_cost(cells, control),) if asked else ()),
             *(Cell(text="") for _ in attacks),
             *((Cell(text=""),) if score else ()),
-            Cell(text=format_number(nll)),
+            Cell(text=format_number(mean_base_nll(comparison))),
         ),
         tone="base",
     )

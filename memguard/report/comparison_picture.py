@@ -10,6 +10,7 @@ from memguard.report.doses import (
     CHART_NAME_LIMIT,
     find_point,
     group_settings,
+    list_highest,
     name_dose,
     name_first,
     pick_highest,
@@ -86,7 +87,6 @@ def render_comparison_chart(comparison: Comparison) -> str:
 
 
 def _list_groups(comparison: Comparison) -> list[_Group]:
-    dose = pick_highest(comparison) or ""
     named = list(group_settings(comparison).items())[:_MOST_SETTINGS]
     limit = int(_BARS_WIDTH / (8 * (len(named) + 1)))
     groups = [
@@ -94,7 +94,7 @@ def _list_groups(comparison: Comparison) -> list[_Group]:
             label=clean_name(name, min(limit, CHART_NAME_LIMIT)),
             colour=SERIES[number % len(SERIES)],
             values=_list_values(
-                [run.extraction[dose] for run in runs if dose in run.extraction],
+                list_highest(run.extraction for run in runs),
                 find_point(name, comparison),
             ),
         )

@@ -8,10 +8,14 @@ from memguard.report.cells import fold_rows, make_headings
 from memguard.report.comparison_front import name_dominators, show_risk
 from memguard.report.doses import (
     base_change,
+    describe_group,
     find_point,
     group_settings,
+    label_base,
     label_setting,
     list_doses,
+    list_highest,
+    mean_base_nll,
     name_dose,
     name_first,
     pick_highest,
@@ -40,8 +44,8 @@ from memguard.report.text import clean_name
 
 _MOST_ROWS = 40
 _SEEDS_NOTE = (
-    "Documents of all seeds are counted together; losses, times and tokens are means over seeds, "
-    "and below the loss stands its interval over seeds."
+    "Documents of all seeds are counted together; losses, times and tokens are means over seeds. "
+    "Below the loss stands its change, seed by seed, with the interval of that over seeds."
 )
 
 
@@ -76,7 +80,7 @@ def _build_setting_row(group: list[SettingResult], comparison: Comparison) -> Ro
     dropped = average([cost.dropped_fraction for cost in costs])
     cells = (
         show_risk(point),
-        *_show_extraction([setting.extraction for setting in group], comparison, point),
+        *_show_extraction([setting.extraction for setting in group], point),
         show_loss(comparison, group),
         Cell(text=describe_dropped(dropped, bool(group[0].mitigations))),
         Cell(
@@ -86,7 +90,7 @@ def _build_setting_row(group: list[SettingResult], comparison: Comparison) -> Ro
     )
     head = Cell(
         text=clean_name(name),
-        detail=f"{len(group):,} seeds" if len(group) > 1 else "",
+        detail=describe_group(group, comparison),
         note=f"beaten by {beaten}" if beaten else "",
         kind="text",
     )
@@ -96,23 +100,22 @@ def _build_setting_row(group: list[SettingResult], comparison: Comparison) -> Ro
 def _build_base_row(comparison: Comparison) -> Row:
     cells = (
         Cell(text=""),
-        *_show_extraction([comparison.base_extraction], comparison, None),
+        *_show_extraction([comparison.base_extraction], None),
         Cell(
-            text=format_number(comparison.settings[0].utility.base_heldout_nll),
+            text=format_number(mean_base_nll(comparison)),
             detail=format_change(base_change(comparison)),
         ),
         *(Cell(text="") for _ in range(2)),
     )
-    head = Cell(text="Base model", detail="before training", kind="text")
+    head = Cell(text="Base model", detail=label_base(comparison), kind="text")
     return Row(head=head, cells=cells, tone="base")
 
 
 def _show_extraction(
-    runs: Sequence[Mapping[str, ComparisonCell]], comparison: Comparison, point: FrontPoint | None
+    runs: Sequence[Mapping[str, ComparisonCell]], point: FrontPoint | None
 ) -> list[Cell]:
     """Show what comes back at the highest dose, and below it what does of the control."""
-    dose = pick_highest(comparison)
-    cells = [run[dose] for run in runs if dose in run] if dose else []
+    cells = list_highest(runs)
     control = [run["0"] for run in runs if "0" in run]
     if not cells:
         return [Cell(text=MISSING)] * 3

@@ -86,6 +86,14 @@ def format_change(share: float | None) -> str:
     return MISSING if share is None else f"{format_signed(100 * share, 1)}{PERCENT}"
 
 
+def format_change_range(change: Interval | None) -> str:
+    """Write the interval of a relative change, ``+1.2 to +3.4 %``; "" without one."""
+    if change is None or change.ci is None:
+        return ""
+    low, high = (format_signed(100 * end, 1) for end in change.ci)
+    return f"{low} to {high}{PERCENT}"
+
+
 def format_percent(share: float | None) -> str:
     """Write a share (0..1) in percent: ``1.5 %``, ``0.15 %``, ``99.96 %``."""
     return MISSING if share is None else f"{_percent_number(share)}{PERCENT}"

@@ -217,7 +217,7 @@ class ComparisonPage:
     guide: tuple[str, ...]
     headline: Table
     gains: Section | None
-    paired: Table | None
+    paired: tuple[Table, ...]
     figures: tuple[Figure, ...]
     extraction: Table
     settings: Table

@@ -1,9 +1,16 @@
-"""Two settings on the same documents: the table of paired tests and what it means."""
+"""Two settings on the same documents and secrets: tables of paired tests and what they mean."""
 
-from memguard.records import Comparison, PairedCounts, PairedResult
+from memguard.records import Comparison, PairedCanaries, PairedCounts, PairedResult
 from memguard.report.cells import make_headings, show_estimate
 from memguard.report.doses import name_dose
-from memguard.report.formatting import CI, PERCENT, format_count, format_p, format_points
+from memguard.report.formatting import (
+    CI,
+    PERCENT,
+    format_count,
+    format_difference,
+    format_p,
+    format_points,
+)
 from memguard.report.page import Cell, Row, Table
 from memguard.report.text import clean_name
 
@@ -38,7 +45,48 @@ def build_paired(comparison: Comparison) -> Table | None:
         rows=tuple(_build_row(result, seeds) for result in shown),
         more_rows=tuple(_build_row(result, seeds) for result in others),
         more_label=f"Show the other {'seeds and ' if seeds else ''}numbers of repetitions",
-        notes=_write_notes(first, len(results)),
+        notes=(*_write_notes(first, comparison), *_tell_removed(comparison)),
+    )
+
+
+def build_paired_canaries(comparison: Comparison) -> Table | None:
+    """Build the same for random secrets, the first seed open; None without any."""
+    results = comparison.paired_canaries
+    if not results:
+        return None
+    seeds = len({result.seed for result in results}) > 1
+    first, seed = clean_name(results[0].against, _NAME_LIMIT), results[0].seed
+    return Table(
+        caption=f"Paired with '{first}', same secrets",
+        columns=make_headings(
+            ("Setting", "trained secrets"),
+            (f"Only '{first}'", "recited whole"),
+            ("Only this one", "recited whole"),
+            ("p", "recited whole"),
+            ("Exposure", f"difference in bits ({CI})"),
+        ),
+        rows=tuple(_build_canary_row(r, seeds) for r in results if r.seed == seed),
+        more_rows=tuple(_build_canary_row(r, seeds) for r in results if r.seed != seed),
+        more_label="Show the other seeds",
+        notes=(
+            "Each trained secret is ranked among the references of its own run: a setting that "
+            "makes all secrets less likely, trained or not, has not lowered their exposure.",
+        ),
+    )
+
+
+def _build_canary_row(result: PairedCanaries, seeds: bool) -> Row:
+    name = clean_name(result.setting)
+    return Row(
+        head=Cell(
+            text=f"{name}, seed {result.seed}" if seeds else name,
+            detail=format_count(result.num_canaries),
+            kind="text",
+        ),
+        cells=(
+            *_show_counts(result.verbatim),
+            show_estimate(format_difference(result.exposure_bits_difference, 2)),
+        ),
     )
 
 
@@ -65,15 +113,27 @@ def _show_counts(counts: PairedCounts) -> tuple[Cell, ...]:
     )
 
 
-def _write_notes(first: str, num_pairs: int) -> tuple[str, ...]:
+def _write_notes(first: str, comparison: Comparison) -> tuple[str, ...]:
+    num_tests = 2 * len(comparison.paired) + len(comparison.paired_canaries)
     return (
         f"Only '{first}' and only this one: the documents that just one of the two "
         "settings recites; documents that both or neither recite do not tell them apart.",
         "p is the probability of a split at least as uneven if a coin decided, for each of these "
         "documents, which setting recites it (McNemar's exact test, two-sided). Holm's "
-        f"correction has raised it for the {format_count(2 * num_pairs)} tests of this page: all "
+        f"correction has raised it for the {format_count(num_tests)} tests of this page: all "
         f"of them together have a chance of at most 5{PERCENT} to give a p below 0.05 where "
         "there is no difference.",
         "A large p means that these documents do not tell the two settings apart, not that the "
         f"settings are alike. The 95{PERCENT} intervals are not corrected: each stands for itself.",
+    )
+
+
+def _tell_removed(comparison: Comparison) -> tuple[str, ...]:
+    removed = comparison.num_removed
+    if not removed:
+        return ()
+    documents = "document was" if removed == 1 else "documents were"
+    return (
+        f"{format_count(removed)} {documents} removed as copies in one run or another. They are "
+        "left out of these tests and of risk against utility, in all runs of that seed.",
     )

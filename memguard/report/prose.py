@@ -126,12 +126,13 @@ def write_next_steps(report: AuditReport) -> tuple[str, ...]:
             )
         steps.append(
             "Train documents fewer times: remove near-duplicates with the mitigation "
-            "'deduplicate', lower the number of epochs, or set a 'budget' that trains documents on "
+            "'deduplicate' ('--fix' does so first where copies are what comes back), lower the number of epochs, or set a 'budget' that trains documents on "
             "their way to being recited more strictly."
         )
         steps.append(
-            "If these weights have to be kept, name the documents that must not come back in "
-            "'data.forget' and train on with the mitigation 'npo'; then audit again."
+            "If these weights have to be kept, train them on until they forget what came back: "
+            "'memguard compare RUN --fix --keep-weights', or name documents in 'data.forget' "
+            "beside the mitigation 'npo'; then audit again."
         )
     dropped = report.training is not None and bool(report.training.dropped_fraction)
     if dropped and not report.attacks:

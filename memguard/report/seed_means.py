@@ -11,6 +11,7 @@ from memguard.report.doses import find_point
 from memguard.report.formatting import (
     MINUS,
     format_change,
+    format_change_range,
     format_number,
     format_of,
     format_percent,
@@ -137,11 +138,9 @@ def show_membership(group: list[SettingResult], score: str) -> Cell:
 
 
 def show_loss(comparison: Comparison, group: list[SettingResult]) -> Cell:
-    """Show the mean loss, its interval over seeds, and its change from the first setting's."""
+    """Show the mean loss, its change from the first setting's and the interval of that."""
     point = find_point(group[0].name, comparison)
-    interval = ""
-    if point is not None and point.utility_ci is not None:
-        interval = "–".join(format_number(end) for end in point.utility_ci)
+    interval = format_change_range(point.utility_change if point else None)
     is_first = group[0].name == comparison.settings[0].name
     change = "reference" if is_first else format_change(compute_change(comparison, group))
     return Cell(text=format_number(_mean_loss(group)), detail=change, note=interval)

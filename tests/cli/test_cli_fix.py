@@ -3,10 +3,13 @@
 import json
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from cli_examples import read_json, run_cli, write_run, write_texts
 
 from memguard.config import load_run_config
+from memguard.records import load_manifest
 
 
 @pytest.fixture(scope="module")
@@ -68,11 +71,65 @@ def test_what_has_no_finished_audit(run: Path) -> None:
     say(run)
 
 
+def test_an_audit_of_another_kind_is_told_before_anything_is_trained(run: Path) -> None:
+    path = run / "audit" / "report.json"
+    before = path.read_text()
+    say(run, level="recites")
+    report = read_json(path)
+    report["method"]["dtype"] = "bf16"
+    path.write_text(json.dumps(report))
+    refused = run_cli("compare", run, "--fix")
+    assert (refused.code, refused.err.count("\n")) == (3, 1)
+    assert "is not the one that its config.yaml asks for; audit it again" in refused.err
+    path.write_text(before)
+
+
+def test_weights_that_are_kept_are_made_to_forget(run: Path) -> None:
+    say(run, level="recites")
+    scores = run / "audit" / "records.parquet"
+    before = pq.read_table(scores)
+    none = run_cli("compare", run, "--fix", "--keep-weights", "--json")
+    assert (none.code, json.loads(none.out)) == (0, None)
+    assert "nothing to forget" in none.err
+    # Let three of its documents come back.
+    trained = before.column("role").to_pylist()
+    told = [
+        role == "trained" and trained[:n].count("trained") < 3 for n, role in enumerate(trained)
+    ]
+    place = before.schema.get_field_index("near_verbatim")
+    pq.write_table(before.set_column(place, "near_verbatim", pa.array(told)), scores)
+    recited = {
+        name for name, is_told in zip(before.column("id").to_pylist(), told, strict=True) if is_told
+    }
+    done = run_cli("compare", run, "--fix", "--keep-weights", "--json")
+    pq.write_table(before, scores)
+    assert done.code == 0, done.err
+    assert "to be forgotten: 3 documents" in done.err
+    assert "forgotten: 0 of 3 near-verbatim before, 0 of 3 now; retained: " in done.err
+    again = load_run_config(run.with_name("run-forget") / "config.yaml")
+    assert again.model.path == str(run / "model")
+    assert [one.name for one in again.mitigations] == ["goldfish", "npo"]
+    assert (again.optim.lr, again.train.epochs, again.data.forget_repetitions) == (9e-4, 5, 6)
+    entries = load_manifest(run.with_name("run-forget") / "manifest.jsonl")
+    assert {entry.id for entry in entries if entry.role == "forget"} == recited
+    assert not recited & {entry.id for entry in entries if entry.role != "forget"}
+    assert {entry.role for entry in entries} == {"forget", "trained", "control"}
+    report = json.loads(done.out)
+    assert report["schema"] == "memguard.report/1"
+    (bucket,) = (one for one in report["buckets"] if one["role"] == "forget")
+    assert bucket["num_documents"] == 3
+    for path in (run / "audit" / "private" / "forgetting").iterdir():
+        assert path.stat().st_mode & 0o777 == 0o600
+
+
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
         (("quickstart", "--fix"), "--fix belongs to a finished RUN"),
         (("{run}", "{run}", "--fix"), "--fix takes one RUN; got 2"),
+        (("{run}", "--keep-weights"), "--keep-weights belongs to --fix"),
+        (("{run}", "--nproc", "2"), "--nproc belongs to --fix"),
+        (("{run}", "--fix", "--keep-weights", "--out", "x"), "with --keep-weights there is none"),
     ],
 )
 def test_what_is_refused(run: Path, arguments: tuple[str, ...], reason: str) -> None:

@@ -8,7 +8,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from memguard.compare import FinishedRun
-from memguard.records import AuditReport, DocumentScore, save_record
+from memguard.records import (
+    AuditReport,
+    DocumentScore,
+    ManifestEntry,
+    save_manifest,
+    save_record,
+)
 
 TOKENS = 50
 NEAR = 0.9
@@ -64,6 +70,67 @@ def write_run(
     rows = [score.model_dump() for score in (reversed(scores) if reverse_rows else scores)]
     pq.write_table(pa.Table.from_pylist(rows), folder / "audit" / "records.parquet")
     return FinishedRun(name=name, seed=seed, folder=folder, overrides={})
+
+
+def write_manifest(
+    run: FinishedRun, *, clusters: Sequence[int], removed: Sequence[str] = ()
+) -> None:
+    """Write ``manifest.jsonl``, with a cluster for each document trained 4 times, in order."""
+    entries = [
+        ManifestEntry(
+            id=f"doc-4-{number}",
+            text_hmac="",
+            source="a.jsonl",
+            bucket="x4",
+            role="removed" if f"doc-4-{number}" in removed else "trained",
+            planned_repetitions=4,
+            num_repetitions=4,
+            num_tokens=100,
+            tokens_sha256="",
+            cluster=cluster,
+        )
+        for number, cluster in enumerate(clusters)
+    ]
+    save_manifest(entries, run.folder / "manifest.jsonl")
+
+
+def make_canaries(bits: Sequence[float], verbatim: Sequence[bool]) -> dict[str, Any]:
+    """Return trained secrets of so many bits of exposure, and one reference."""
+
+    def make(number: int, was_trained: bool) -> dict[str, Any]:
+        return {
+            "id": f"canary-{number}",
+            "was_trained": was_trained,
+            "nll": 9.0,
+            "base_nll": None,
+            "num_secret_tokens": 6,
+            "num_repetitions": 4,
+            "num_loss_tokens": 6,
+            "exposure_bits": bits[number] if was_trained else None,
+            "exposure_extrapolated_bits": None,
+            "verbatim": was_trained and verbatim[number],
+        }
+
+    rate = {"num_documents": len(bits), "num_matched": sum(verbatim), "rate": None, "ci": None}
+    return {
+        "num_trained": len(bits),
+        "num_references": 1,
+        "num_repetitions": 4,
+        "verbatim": rate,
+        "reference_verbatim": {**rate, "num_documents": 1, "num_matched": 0},
+        "loss_coverage": None,
+        "num_without_loss": None,
+        "median_exposure_bits": None,
+        "max_exposure_bits": None,
+        "median_exposure_extrapolated_bits": None,
+        "max_exposure_extrapolated_bits": None,
+        "num_guesses": 0,
+        "num_right": 0,
+        "epsilon_lower_bound": None,
+        "delta": 1e-5,
+        "assumptions": [],
+        "canaries": [make(n, True) for n in range(len(bits))] + [make(len(bits), False)],
+    }
 
 
 def bucket_name(count: int) -> str:

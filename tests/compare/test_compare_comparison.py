@@ -197,6 +197,16 @@ def test_other_documents_under_the_same_hash(tmp_path: Path) -> None:
         compare(plain, other)
 
 
+def test_settings_without_a_seed_in_common_need_the_same_documents(tmp_path: Path) -> None:
+    drawn = {"data.documents_sha256": "dd"}
+    plain = write_run(tmp_path / "p", name="plain")
+    same = write_run(tmp_path / "s", name="same", seed=1)
+    other = write_run(tmp_path / "o", name="other", seed=1, changes=drawn, ids="d")
+    assert [point.num_seeds for point in compare(plain, same).front] == [1, 1]
+    with pytest.raises(RecordError, match=r"'other' \(seed 1\) cannot be compared with 'plain'"):
+        compare(plain, other)
+
+
 def test_another_seed_may_draw_other_documents(tmp_path: Path) -> None:
     drawn = {"data.documents_sha256": "dd", "model.base_weights_sha256": "ee"}
     runs = [

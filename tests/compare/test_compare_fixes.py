@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from compare_examples import make_report
 
-from memguard.compare import Fix, find_fix
+from memguard.compare import Copies, Findings, Fix, find_fix
 from memguard.config import GoldfishConfig, RunConfig, apply_settings
 from memguard.records import AuditReport
 
@@ -23,7 +23,7 @@ def make_config(mitigations: list[Any], **changes: Any) -> RunConfig:
 def find(config: RunConfig, level: str = "recites") -> Fix | None:
     values = make_report({0: [3] * 20, 4: [50] * 20, 16: [50] * 20})
     values["verdict"]["level"] = level
-    return find_fix(config, AuditReport.model_validate(values))
+    return find_fix(Findings(config=config, report=AuditReport.model_validate(values)))
 
 
 def goldfish(k: int, **settings: Any) -> dict[str, Any]:
@@ -82,6 +82,11 @@ SLICED = {0: [3] * 20, 4: [9] * 20, 16: [50] * 20, 64: [50] * 20}
 """Documents trained 16 times or more are recited, those trained 4 times are not."""
 
 
+def findings(config: RunConfig, copies: Copies | None = None) -> Findings:
+    report = AuditReport.model_validate(make_report(SLICED))
+    return Findings(config=config, report=report, copies=copies)
+
+
 @pytest.mark.parametrize(
     ("before", "after"),
     [
@@ -96,7 +101,7 @@ def test_only_the_slice_that_is_recited_gets_a_lower_k(
     before: dict[str, Any] | None, after: tuple[int, dict[int, int]]
 ) -> None:
     config = make_config([] if before is None else [{"name": "goldfish", **before}])
-    fix = find_fix(config, AuditReport.model_validate(make_report(SLICED)))
+    fix = find_fix(findings(config))
     assert fix is not None
     values = apply_settings(config.model_dump(mode="json"), fix.settings)
     (changed,) = RunConfig.model_validate(values).mitigations
@@ -105,15 +110,42 @@ def test_only_the_slice_that_is_recited_gets_a_lower_k(
     assert "trained 16 times or more" in fix.change
 
 
-def test_a_slice_at_its_lowest_k_leaves_the_next_rule() -> None:
-    config = make_config([goldfish(8, k_by_dose={16: 2})])
-    fix = find_fix(config, AuditReport.model_validate(make_report(SLICED)))
+def test_a_slice_at_its_lowest_k_does_not_lower_that_of_the_others() -> None:
+    # They are not recited: it would cost utility and could not change what was found.
+    assert find_fix(findings(make_config([goldfish(8, k_by_dose={16: 2})]))) is None
+    twice = make_config([goldfish(2)], train={"epochs": 4})
+    fix = find_fix(findings(twice))
     assert fix is not None
-    assert fix.change == "goldfish k: 8 -> 4"
+    assert fix.settings == {"train.epochs": 2}
+
+
+@pytest.mark.parametrize(
+    ("num_copies", "num_with_copy", "is_taken"), [(3, 5, True), (3, 4, False), (0, 0, False)]
+)
+def test_copies_go_first_where_they_are_what_is_recited(
+    num_copies: int, num_with_copy: int, is_taken: bool
+) -> None:
+    config = make_config([{"name": "focal"}])
+    copies = Copies(
+        similarity=0.8,
+        num_copies=num_copies,
+        num_recited=10,
+        num_recited_with_copy=num_with_copy,
+    )
+    fix = find_fix(findings(config, copies))
+    assert fix is not None
+    if not is_taken:
+        assert fix.change.startswith("goldfish k of documents")
+        return
+    assert fix.change == "deduplicate: 3 copies are not trained"
+    assert "5 of the 10 documents" in fix.why
+    values = apply_settings(config.model_dump(mode="json"), fix.settings)
+    kept, added = RunConfig.model_validate(values).mitigations
+    assert (kept.name, added.name) == ("focal", "deduplicate")
 
 
 def test_without_a_known_dose_there_is_no_slice() -> None:
     values = make_report(SLICED) | {"dose_response": False}
-    fix = find_fix(make_config([]), AuditReport.model_validate(values))
+    fix = find_fix(Findings(config=make_config([]), report=AuditReport.model_validate(values)))
     assert fix is not None
     assert fix.change == "goldfish k: none -> 4"

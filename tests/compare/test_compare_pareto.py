@@ -24,8 +24,14 @@ def right(num_verbatim: int, num_documents: int = 40) -> dict[int, list[int]]:
     return {16: [TOKENS] * num_verbatim + [0] * (num_documents - num_verbatim)}
 
 
-def make_point(name: str, risk: float | None, utility: float, half: float = 0.0) -> FrontPoint:
-    """Return a point whose intervals reach ``half`` to either side; none where that is 0."""
+def make_point(
+    name: str,
+    risk: float | None,
+    utility: float,
+    half: float = 0.0,
+    shifts: Sequence[float] = (0.0,),
+) -> FrontPoint:
+    """Return a point whose risk is known to ``half``, and whose utility each seed shifts."""
     return FrontPoint(
         name=name,
         num_seeds=1,
@@ -34,7 +40,8 @@ def make_point(name: str, risk: float | None, utility: float, half: float = 0.0)
         risk_ci=(risk - half, risk + half) if half and risk is not None else None,
         risk_by=None,
         utility=utility,
-        utility_ci=(utility - half, utility + half) if half else None,
+        utility_ci=None,
+        utility_by_seed={seed: utility + shift for seed, shift in enumerate(shifts)},
     )
 
 
@@ -69,6 +76,49 @@ def test_other_documents_with_each_seed_are_put_together(tmp_path: Path) -> None
     losses = stats.t.interval(0.95, 2, loc=6.5 / 3, scale=stats.sem(nlls))
     assert point.utility == pytest.approx(6.5 / 3)
     assert point.utility_ci == pytest.approx(losses, rel=1e-9)
+
+
+def test_utility_is_held_against_the_first_seed_by_seed(tmp_path: Path) -> None:
+    plain, other = (2.0, 3.1, 4.4), (2.1, 3.3, 4.5)
+    runs = [
+        write_run(
+            tmp_path / f"{name}{seed}",
+            name=name,
+            seed=seed,
+            changes={"training.heldout_nll": nlls[seed]},
+        )
+        for name, nlls in (("plain", plain), ("other", other))
+        for seed in range(3)
+    ]
+    points = front_of(*runs)
+    assert points["plain"].utility_change is None or points["plain"].utility_change.value == 0
+    change = points["other"].utility_change
+    assert change is not None
+    assert change.value == pytest.approx(sum(other) / sum(plain) - 1)
+    paired = stats.ttest_rel(other, plain).confidence_interval(0.95)
+    mean = sum(plain) / 3
+    # Both solve the same equation; only the order of the sums differs.
+    assert change.ci == pytest.approx((paired.low / mean, paired.high / mean), rel=1e-9)
+    # Other documents with each seed: the losses themselves say next to nothing.
+    assert points["other"].utility_ci is not None
+    assert points["other"].utility_ci[0] < points["plain"].utility
+
+
+def test_a_seed_that_one_setting_lacks_counts_for_none(tmp_path: Path) -> None:
+    runs = [
+        write_run(
+            tmp_path / f"{name}{seed}",
+            name=name,
+            seed=seed,
+            changes={"training.heldout_nll": 2.0 + seed},
+        )
+        for name, seed in (("plain", 0), ("plain", 1), ("plain", 2), ("other", 2))
+    ]
+    points = front_of(*runs)
+    assert {point.num_seeds for point in points.values()} == {1}
+    assert {point.utility for point in points.values()} == {4.0}
+    assert points["other"].utility_change is not None
+    assert points["other"].utility_change.value == 0
 
 
 def test_seeds_that_disagree_widen_the_interval(tmp_path: Path) -> None:
@@ -163,24 +213,39 @@ def test_the_front_is_what_nothing_beats(values: list[tuple[int | None, int]]) -
             assert point.is_dominated == (point.name not in front)
         # Whoever is beaten is beaten by somebody on the front.
         assert not point.is_dominated or front & set(point.dominated_by)
-        assert not point.dominated_beyond_ci_by or point.utility_ci or point.risk_ci
+        # Of one seed nothing says how far the losses may be off; equal ones need not be known.
+        losses = {other.name: other.utility for other in points}
+        assert all(losses[name] == point.utility for name in point.dominated_beyond_ci_by)
+        assert not point.dominated_beyond_ci_by
 
 
 @pytest.mark.parametrize(
-    ("one", "other", "half", "beyond"),
+    ("one", "other", "half", "spread", "beyond"),
     [
-        ((0.2, 2.0), (0.5, 2.5), 0.1, True),
-        ((0.2, 2.0), (0.5, 2.5), 0.2, False),  # the intervals of risk overlap
-        ((0.2, 2.0), (0.8, 2.2), 0.15, False),  # those of utility do
-        ((0.2, 2.0), (0.2, 2.5), 0.1, True),  # equal in one, apart in the other
-        ((0.2, 2.0), (0.2, 2.1), 0.1, False),
-        ((0.2, 2.0), (0.5, 2.5), 0.0, False),  # no intervals
+        # With three seeds the interval of a difference reaches 4.303 / sqrt(3) spreads.
+        ((0.2, 2.0), (0.5, 2.5), 0.1, 0.2, True),
+        ((0.2, 2.0), (0.5, 2.5), 0.2, 0.2, False),  # the intervals of risk overlap
+        ((0.2, 2.0), (0.5, 2.5), 0.1, 0.21, False),  # that of utility holds 0
+        ((0.2, 2.0), (0.2, 2.5), 0.1, 0.2, True),  # equal in one, apart in the other
+        ((0.2, 2.0), (0.5, 2.0), 0.1, 0.2, True),
+        ((0.2, 2.0), (0.5, 2.5), 0.0, 0.2, False),  # no intervals
+        ((0.2, 2.0), (0.5, 2.5), 0.1, 0.0, False),  # all seeds alike: nothing is known
     ],
 )
 def test_beyond_the_intervals(
-    one: tuple[float, float], other: tuple[float, float], half: float, beyond: bool
+    one: tuple[float, float],
+    other: tuple[float, float],
+    half: float,
+    spread: float,
+    beyond: bool,
 ) -> None:
-    better, worse = mark_dominated([make_point("a", *one, half), make_point("b", *other, half)])
+    # What a seed does to both, however much, is no part of their difference.
+    better, worse = mark_dominated(
+        [
+            make_point("a", *one, half, shifts=(1, 0, -1)),
+            make_point("b", *other, half, shifts=(1 + spread, 0, -1 - spread)),
+        ]
+    )
     assert not better.is_dominated
     assert worse.dominated_by == ["a"]
     assert worse.dominated_beyond_ci_by == (["a"] if beyond else [])

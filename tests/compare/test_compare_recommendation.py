@@ -7,9 +7,13 @@ from memguard.records import FrontPoint
 
 
 def make_point(
-    name: str, risk: tuple[float, float, float] | None, utility: float, by: str = "near_verbatim"
+    name: str,
+    risk: tuple[float, float, float] | None,
+    utility: float,
+    by: str = "near_verbatim",
+    change_ci: tuple[float, float] | None = None,
 ) -> FrontPoint:
-    """Return a point of ``(low, risk, high)``."""
+    """Return a point of ``(low, risk, high)``; the first one's utility is 4."""
     return FrontPoint.model_validate(
         {
             "name": name,
@@ -20,6 +24,9 @@ def make_point(
             "risk_by": by if risk else None,
             "utility": utility,
             "utility_ci": None,
+            "utility_change": None
+            if name == "plain"
+            else {"value": utility / 4.0 - 1, "ci": change_ci},
         }
     )
 
@@ -76,14 +83,15 @@ def test_the_sentence_gives_the_numbers_and_the_runner_up() -> None:
         [
             PLAIN,
             make_point("k4", (0.057, 0.15, 0.298), 4.0, by="attack_cost"),
-            make_point("k2", (0.0, 0.0, 0.088), 4.2),
+            make_point("k2", (0.0, 0.0, 0.088), 4.2, change_ci=(0.031, 0.069)),
         ]
     )
     assert found.sentence == (
         "'k4' is recommended: 15.0 % (95 % CI 5.7 to 29.8 %) of the documents trained most often "
         "can be drawn within 1,000,000 queries, against 100.0 % (95 % CI 90.0 to 100.0 %) with "
         "'plain', at a held-out NLL of 4.000 (+0.0 %). 'k2' has 0.0 % (95 % CI 0.0 to 8.8 %), no "
-        "less beyond the intervals, at a held-out NLL of 4.200 (+5.0 %)."
+        "less beyond the intervals, at a held-out NLL of 4.200 (+5.0 %, 95 % CI +3.1 to "
+        "+6.9 %)."
     )
 
 

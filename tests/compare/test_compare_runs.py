@@ -68,6 +68,17 @@ def test_runs_that_differ_in_their_seed_are_one_setting(tmp_path: Path) -> None:
     assert names == [("plain-0", 0), ("plain-0", 1), ("other-0", 0), ("other-0", 1)]
 
 
+def test_other_settings_in_folders_of_one_name_are_told_apart(tmp_path: Path) -> None:
+    folders = [
+        write(tmp_path / "low", "none"),
+        write(tmp_path / "high", "none", seed=1, optim={"lr": 1e-3}),
+        write(tmp_path / "high" / "again", "none", better=True, optim={"lr": 2e-3}),
+    ]
+    _, comparison = compare_folders(folders, tmp_path / "out")
+    names = [(each.name, each.seed) for each in comparison.settings]
+    assert names == [("none", 0), ("high/none", 1), ("again/none", 0)]
+
+
 def test_what_cannot_be_compared_is_told_in_one_line(tmp_path: Path) -> None:
     plain = write(tmp_path, "plain")
     with pytest.raises(ConfigError, match="is not the folder of a run"):

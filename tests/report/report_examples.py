@@ -247,6 +247,7 @@ def make_pair(setting: r.SettingResult, first: r.SettingResult, repetitions: int
 def make_front(settings: list[r.SettingResult]) -> list[r.FrontPoint]:
     """Return what `memguard compare` makes of runs, with rough intervals over seeds."""
     points = []
+    reference = math.fsum(s.utility.heldout_nll for s in settings if s.name == settings[0].name)
     for name in dict.fromkeys(setting.name for setting in settings):
         runs = [setting for setting in settings if setting.name == name]
         cells = [run.extraction[max(run.extraction, key=int)] for run in runs]
@@ -270,6 +271,10 @@ def make_front(settings: list[r.SettingResult]) -> list[r.FrontPoint]:
                 },
                 utility=utility,
                 utility_ci=(utility - 0.03, utility + 0.03) if len(runs) > 1 else None,
+                utility_by_seed={run.seed: run.utility.heldout_nll for run in runs},
+                utility_change=make_interval(utility * len(runs) / reference - 1, 0.006, -1)
+                if points and len(runs) > 1
+                else None,
             )
         )
     return mark_dominated(points)

@@ -47,9 +47,10 @@ def test_each_setting_has_one_cross_and_one_name() -> None:
     first, second = comparison.front[:2]
     assert (chart.marks[0].x, chart.marks[0].y) == (0, 100 * (first.risk or 0))
     assert chart.marks[1].x == pytest.approx(100 * (second.utility / first.utility - 1))
-    assert second.utility_ci is not None
+    assert second.utility_change is not None
+    assert second.utility_change.ci is not None
     assert chart.marks[1].x_ends == pytest.approx(
-        tuple(100 * (end / first.utility - 1) for end in second.utility_ci)
+        tuple(100 * end for end in second.utility_change.ci)
     )
     assert second.risk_ci is not None
     assert chart.marks[1].y_ends == pytest.approx(tuple(100 * end for end in second.risk_ci))
@@ -115,8 +116,10 @@ def test_the_table_of_settings_is_over_seeds() -> None:
         f"goldfish-k4 3 seeds 15.0 % {low:.1f}–{high:.1f} % near-verbatim "
         f"18 of 120 15.0 % ({low:.1f}–{high:.1f} %)" in words
     )
-    assert four.utility_ci is not None
-    assert f"{four.utility:.3f} +4.8 % {four.utility_ci[0]:.3f}–{four.utility_ci[1]:.3f}" in words
+    assert four.utility_change is not None
+    assert four.utility_change.ci is not None
+    low, high = (100 * end for end in four.utility_change.ci)
+    assert f"{four.utility:.3f} +4.8 % {low:+.1f} to {high:+.1f} %" in words
     assert "Documents of all seeds are counted together" in words
 
 

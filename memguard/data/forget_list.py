@@ -1,0 +1,125 @@
+"""Documents of a finished run as files: what it shall forget, retain, and never saw."""
+
+import json
+from collections.abc import Sequence, Set
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from memguard.config import RunConfig
+from memguard.data.documents import Document
+from memguard.data.run_texts import read_texts
+from memguard.errors import DataError
+from memguard.records import ManifestEntry, load_manifest, write_atomically
+from memguard.seeds import derive_generator
+
+_RETAINED = 4
+"""Documents retained for each that is to be forgotten."""
+_FEWEST_RETAINED = 64
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ForgetList:
+    """Files for a run that forgets; each list is a setting of `data`."""
+
+    forget: tuple[str, ...]
+    train: tuple[str, ...]
+    """A sample of what was trained and shall be retained."""
+    control: tuple[str, ...]
+    heldout: tuple[str, ...]
+    num_forgotten: int
+    num_retained: int
+    mean_tokens: float
+    """Of a document to be forgotten (tokens)."""
+
+
+def write_forget_list(
+    config: RunConfig, run_folder: Path, ids: Set[str], *, cache_dir: Path
+) -> ForgetList:
+    """Write the texts a run that forgets needs into the run's private folder.
+
+    Near-duplicates of what is to be forgotten are forgotten with it: retained, they would teach it
+    again. Control and held-out documents are the run's own; nothing has trained them.
+
+    Args:
+        config: of the finished run.
+        run_folder: with its manifest; the files go to ``audit/private/forgetting/``.
+        ids: of the documents to be forgotten.
+        cache_dir: for derived sources.
+
+    Raises:
+        DataError: documents have changed since, or nothing is left to be retained.
+    """
+    manifest = load_manifest(run_folder / "manifest.jsonl")
+    clusters = {entry.cluster for entry in manifest if entry.id in ids}
+    trained = [entry for entry in manifest if entry.role in ("trained", "background")]
+    forgotten = [entry for entry in trained if entry.cluster in clusters]
+    retained = [entry for entry in trained if entry.cluster not in clusters]
+    if not retained:
+        raise DataError(
+            "nothing is left that the model could retain: every trained document of "
+            f"'{run_folder}' is to be forgotten, or a near-duplicate is. Train again instead."
+        )
+    groups = {
+        "forget": forgotten,
+        "train": _draw(retained, max(_FEWEST_RETAINED, _RETAINED * len(forgotten)), config.seed),
+        "control": [entry for entry in manifest if entry.role == "control"],
+        "heldout": [entry for entry in manifest if entry.role == "heldout"],
+    }
+    wanted = [entry for group in groups.values() for entry in group]
+    texts = read_texts(config, run_folder, wanted, cache_dir=cache_dir)
+    folder = run_folder / "audit" / "private" / "forgetting"
+    folder.mkdir(parents=True, exist_ok=True)
+    files = {
+        name: _write(folder, name, [texts[entry.id] for entry in group], config.data.text_column)
+        for name, group in groups.items()
+    }
+    return ForgetList(
+        **files,
+        num_forgotten=len(forgotten),
+        num_retained=len(groups["train"]),
+        mean_tokens=sum(entry.num_tokens for entry in forgotten) / len(forgotten),
+    )
+
+
+def _draw(entries: Sequence[ManifestEntry], count: int, seed: int) -> list[ManifestEntry]:
+    """Return so many of the entries, in their order."""
+    if len(entries) <= count:
+        return list(entries)
+    chosen = derive_generator(seed, "retained").choice(len(entries), size=count, replace=False)
+    return [entries[index] for index in sorted(chosen)]
+
+
+def _write(
+    folder: Path, name: str, documents: Sequence[Document], text_column: str
+) -> tuple[str, ...]:
+    """Write one file for each form of documents; return their paths."""
+    rows: dict[str, list[str]] = {}
+    for document in documents:
+        row = json.dumps(_make_row(document, text_column))
+        rows.setdefault(document.format, []).append(f"{row}\n")
+    paths = []
+    for form, lines in sorted(rows.items()):
+        path = folder / f"{name}-{form}.jsonl"
+        write_atomically(path, "".join(lines).encode(), mode=0o600)
+        paths.append(str(path))
+    return tuple(paths)
+
+
+def _make_row(document: Document, text_column: str) -> dict[str, Any]:
+    row: dict[str, Any] = {"id": document.id, "source": document.source}
+    match document.format:
+        case "text":
+            row[text_column] = document.text
+        case "messages":
+            row["messages"] = _make_content(document.messages)
+        case "prompt_completion":
+            row["prompt"] = _make_content(document.prompt)
+            row["completion"] = _make_content(document.completion)
+    return row
+
+
+def _make_content(content: Any) -> Any:
+    if content is None or isinstance(content, str):
+        return content
+    return [{"role": message.role, "content": message.content} for message in content]

@@ -1,0 +1,50 @@
+"""A finished run's documents, read again from where they came."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from memguard.config import RunConfig
+from memguard.data.documents import Document, load_documents, name_ids
+from memguard.data.prepare import load_private_key
+from memguard.data.tokenization import hmac_text
+from memguard.errors import DataError
+from memguard.records import ManifestEntry
+
+
+def read_texts(
+    config: RunConfig, run_folder: Path, wanted: Sequence[ManifestEntry], *, cache_dir: Path
+) -> dict[str, Document]:
+    """Return documents of a run by id, and see that they are what it was given.
+
+    Args:
+        config: of the finished run.
+        run_folder: with the key under which the manifest's hashes were made.
+        wanted: entries of its manifest.
+        cache_dir: for derived sources.
+
+    Raises:
+        DataError: a source cannot be read, or documents have changed since.
+    """
+    hmacs = {entry.id: entry.text_hmac for entry in wanted}
+    key = load_private_key(run_folder)
+    found: dict[str, Document] = {}
+    for setting in ("train", "control", "background", "heldout"):
+        sources = [name for name in getattr(config.data, setting) if name != "remainder"]
+        if not sources:
+            continue
+        loaded = load_documents(
+            sources,
+            setting=f"data.{setting}",
+            text_column=config.data.text_column,
+            cache_dir=cache_dir,
+        )
+        for document in loaded.documents:
+            if hmacs.get(document.id) == hmac_text(key, document):
+                found[document.id] = document
+    changed = [name for name in hmacs if name not in found]
+    if changed:
+        raise DataError(
+            f"{len(changed)} of the documents of '{run_folder}' are gone or have other texts now "
+            f"({name_ids(changed)}). Bring them back as they were trained."
+        )
+    return found

@@ -1,0 +1,141 @@
+"""Texts of a finished run, read again: what is to be forgotten, retained, and was never seen."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from memguard.config import RunConfig
+from memguard.data.documents import load_documents
+from memguard.data.forget_list import ForgetList, write_forget_list
+from memguard.data.prepare import load_private_key
+from memguard.data.run_texts import read_texts
+from memguard.data.tokenization import hmac_text
+from memguard.errors import DataError
+from memguard.records import ManifestEntry, load_manifest, save_manifest
+
+CHAT = {"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yes"}]}
+ROWS: list[dict[str, Any]] = [
+    *({"id": f"d{n}", "text": f"text number {n}"} for n in range(6)),
+    {"id": "chat", **CHAT},
+    {"id": "pair", "prompt": "who?", "completion": "nobody"},
+]
+ROLES = ("trained", "trained", "trained", "control", "heldout", "trained", "trained", "trained")
+
+
+def write_run(folder: Path) -> tuple[RunConfig, Path]:
+    """Write documents of three forms, and the manifest of a run that trained them.
+
+    d0 and d1 are near-duplicates; d5 was removed as a copy, or never drawn.
+    """
+    paths = []
+    for form in ("text", "messages", "prompt"):
+        rows = [row for row in ROWS if form in row]
+        path = folder / f"{form}.jsonl"
+        path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+        paths.append(str(path))
+    config = RunConfig.model_validate(
+        {"name": "run", "model": {"path": "m"}, "data": {"train": paths}}
+    )
+    run = folder / "run"
+    key = load_private_key(run)
+    documents = load_documents(paths, setting="data.train", cache_dir=folder).documents
+    entries = [
+        ManifestEntry(
+            id=document.id,
+            text_hmac=hmac_text(key, document),
+            source=document.source,
+            bucket=role,
+            role=role,
+            planned_repetitions=1,
+            num_repetitions=1,
+            num_tokens=10 + number,
+            tokens_sha256="",
+            cluster=0 if document.id in ("d0", "d1") else number,
+        )
+        for number, (document, role) in enumerate(zip(documents, ROLES, strict=True))
+        if document.id != "d5"
+    ]
+    save_manifest(entries, run / "manifest.jsonl")
+    return config, run
+
+
+def make_list(folder: Path, ids: set[str]) -> ForgetList:
+    config, run = write_run(folder)
+    return write_forget_list(config, run, ids, cache_dir=folder)
+
+
+def read_ids(paths: tuple[str, ...], folder: Path) -> set[str]:
+    loaded = load_documents(paths, setting="data.train", cache_dir=folder)
+    return {document.id for document in loaded.documents}
+
+
+def test_near_duplicates_are_forgotten_too_and_never_retained(tmp_path: Path) -> None:
+    lists = make_list(tmp_path, {"d0", "chat"})
+    assert read_ids(lists.forget, tmp_path) == {"d0", "d1", "chat"}
+    assert read_ids(lists.train, tmp_path) == {"d2", "pair"}
+    assert read_ids(lists.control, tmp_path) == {"d3"}
+    assert read_ids(lists.heldout, tmp_path) == {"d4"}
+    assert (lists.num_forgotten, lists.num_retained) == (3, 2)
+    assert lists.mean_tokens == pytest.approx((10 + 11 + 16) / 3)
+
+
+def test_documents_come_back_as_they_were(tmp_path: Path) -> None:
+    config, run = write_run(tmp_path)
+    lists = write_forget_list(config, run, {"d0", "chat", "pair"}, cache_dir=tmp_path)
+    key = load_private_key(run)
+    hmacs = {entry.id: entry.text_hmac for entry in load_manifest(run / "manifest.jsonl")}
+    for document in load_documents(lists.forget, setting="x", cache_dir=tmp_path).documents:
+        assert hmac_text(key, document) == hmacs[document.id]
+    assert {Path(path).stat().st_mode & 0o777 for path in lists.forget} == {0o600}
+
+
+def test_what_has_changed_since_is_named(tmp_path: Path) -> None:
+    config, run = write_run(tmp_path)
+    entries = load_manifest(run / "manifest.jsonl")
+    assert set(read_texts(config, run, entries, cache_dir=tmp_path)) == {e.id for e in entries}
+    path = tmp_path / "text.jsonl"
+    path.write_text(path.read_text().replace("text number 2", "another text"))
+    with pytest.raises(DataError, match=r"1 of the documents of .* other texts now \(d2\)"):
+        read_texts(config, run, entries, cache_dir=tmp_path)
+    unchanged = [entry for entry in entries if entry.id != "d2"]
+    assert len(read_texts(config, run, unchanged, cache_dir=tmp_path)) == len(entries) - 1
+
+
+def test_something_must_be_left_to_retain(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="nothing is left that the model could retain"):
+        make_list(tmp_path, {"d0", "d2", "chat", "pair"})
+
+
+def test_no_more_is_retained_than_is_needed(tmp_path: Path) -> None:
+    rows = [{"id": f"d{n}", "text": f"text number {n}"} for n in range(200)]
+    path = tmp_path / "many.jsonl"
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    values = {"name": "run", "model": {"path": "m"}, "data": {"train": str(path)}}
+    config, run = RunConfig.model_validate(values), tmp_path / "run"
+    key = load_private_key(run)
+    documents = load_documents([str(path)], setting="x", cache_dir=tmp_path).documents
+    entries = [
+        ManifestEntry(
+            id=document.id,
+            text_hmac=hmac_text(key, document),
+            source="many",
+            bucket="trained",
+            role="trained",
+            planned_repetitions=1,
+            num_repetitions=1,
+            num_tokens=10,
+            tokens_sha256="",
+            cluster=number,
+        )
+        for number, document in enumerate(documents)
+    ]
+    save_manifest(entries, run / "manifest.jsonl")
+    few, many = (
+        write_forget_list(config, run, {f"d{n}" for n in range(count)}, cache_dir=tmp_path)
+        for count in (2, 20)
+    )
+    assert (few.num_retained, many.num_retained) == (64, 80)
+    again = write_forget_list(config, run, {"d0", "d1"}, cache_dir=tmp_path)
+    assert read_ids(again.train, tmp_path) == read_ids(few.train, tmp_path)
