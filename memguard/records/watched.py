@@ -42,3 +42,14 @@ class WatchedStep(Record):
     over_limit: list[str] = Field(default_factory=list)
     """Buckets of which more was learnt by heart than the risk budget allows."""
     audit_s: float
+
+    def describe(self) -> str:
+        """Return the line for a log: the bucket of which most was learnt by heart."""
+        trained = [bucket for bucket in self.buckets if bucket.role == "trained"]
+        worst = max(trained, key=lambda bucket: bucket.num_learnt / bucket.num_documents)
+        tightened = sum(bucket.num_tightened for bucket in trained)
+        return (
+            f"audit after step {self.step}: {worst.num_learnt} of {worst.num_documents} documents "
+            f"of {worst.bucket} learnt by heart, {worst.mean_token_accuracy:.0%} of tokens right"
+            f"{f'; {tightened} trained more strictly' if tightened else ''}"
+        )

@@ -30,7 +30,7 @@ from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystem
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
-from memguard.errors import OtherRankFailed, RecordError
+from memguard.errors import ConfigError, OtherRankFailed, RecordError
 from memguard.parallel.local_parameters import LocalParameter
 from memguard.records import Record, load_record, save_record
 from memguard.runtime import Console, Runtime
@@ -213,13 +213,16 @@ def _agree(work: Callable[[], Result], runtime: Runtime) -> Result:
 
 def find_checkpoint(
     folder: Path, *, console: Console, until_step: int | None = None
-) -> Path | None:
-    """Return the newest checkpoint whose files match its manifest; clear half-written ones.
+) -> tuple[Path, CheckpointManifest] | None:
+    """Find the newest checkpoint whose files match its manifest; clear half-written ones.
 
     Args:
         folder: `checkpoints/` of the run.
         console: told of damaged ones.
         until_step: newer ones do not count; None takes all.
+
+    Returns:
+        Its folder and its manifest.
     """
     for left in folder.glob(".step-*"):
         shutil.rmtree(left, ignore_errors=True)
@@ -239,9 +242,37 @@ def find_checkpoint(
             or _hash(path / name) != file.sha256
         ]
         if not wrong:
-            return path
+            return path, manifest
         console.warn(f"checkpoint {path.name} is passed over: {', '.join(wrong)} damaged")
     return None
+
+
+def check_belongs(
+    path: Path, manifest: CheckpointManifest, *, run_key: str, sample_sha256: str | None
+) -> None:
+    """Refuse a checkpoint of something else.
+
+    Args:
+        path: of the checkpoint.
+        manifest: its own.
+        run_key: of the run that would go on from it.
+        sample_sha256: of what that run's audits during training ask for; None without any.
+
+    Raises:
+        ConfigError: its audits during training asked for something else.
+        RecordError: it is of other settings or documents.
+    """
+    if manifest.run_key != run_key:
+        raise RecordError(
+            f"'{path}' is of a run with other settings or documents, or of another version: "
+            f"delete '{path.parent}' to begin again, or choose another 'name'"
+        )
+    if manifest.sample_sha256 not in (None, sample_sha256):
+        raise ConfigError(
+            "'audit.suite' and the lengths in 'audit' decide what audits during training ask "
+            f"for, and must stay what they were when '{path.parent.parent}' was begun, until it "
+            "has ended: set them back, or choose another 'name'"
+        )
 
 
 def load_checkpoint(path: Path, state: TrainState, *, runtime: Runtime) -> None:

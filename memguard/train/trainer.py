@@ -23,11 +23,11 @@ from memguard.data.loader import Loader
 from memguard.errors import ConfigError, Interrupted, RecordError
 from memguard.mitigation.ladder import Ladder
 from memguard.parallel.vocab import VocabLayer
-from memguard.records import WatchedStep, load_record
 from memguard.runtime import Advance, Console, Runtime, peak_memory_bytes
 from memguard.train.checkpoint import (
     CheckpointManifest,
     TrainState,
+    check_belongs,
     find_checkpoint,
     load_checkpoint,
     save_checkpoint,
@@ -248,7 +248,7 @@ class Trainer:
             return
         found = watch.look(step, is_last=is_last)
         log.write(found)
-        self._tell(found)
+        self.console.info(found.describe())
         if not watch.stops:
             return
         if not found.over_limit:
@@ -286,16 +286,6 @@ class Trainer:
         # Of a run that goes on only rank 0 has the lines of the steps before.
         if self.runtime.broadcast_object(mitigations.ends_training(shares)):
             self._stopped_by = "ngram_penalty"
-
-    def _tell(self, found: WatchedStep) -> None:
-        trained = [bucket for bucket in found.buckets if bucket.role == "trained"]
-        worst = max(trained, key=lambda bucket: bucket.num_learnt / bucket.num_documents)
-        tightened = sum(bucket.num_tightened for bucket in trained)
-        self.console.info(
-            f"audit after step {found.step}: {worst.num_learnt} of {worst.num_documents} documents "
-            f"of {worst.bucket} learnt by heart, {worst.mean_token_accuracy:.0%} of tokens right"
-            f"{f'; {tightened} trained more strictly' if tightened else ''}"
-        )
 
     def _show(self, line: StepMetrics, advance: Advance) -> None:
         if self.console.live:
@@ -370,22 +360,10 @@ class Trainer:
 
     def _find(self, until_step: int | None) -> tuple[Path, CheckpointManifest] | None:
         folder = self.folder / "checkpoints"
-        path = find_checkpoint(folder, console=self.console, until_step=until_step)
-        if path is None:
-            return None
-        manifest = load_record(CheckpointManifest, path / "manifest.json")
-        if manifest.run_key != self.run_key:
-            raise RecordError(
-                f"'{path}' is of a run with other settings or documents, or of another version: "
-                f"delete '{folder}' to begin again, or choose another 'name'"
-            )
-        if manifest.sample_sha256 not in (None, self._sample_sha256):
-            raise ConfigError(
-                "'audit.suite' and the lengths in 'audit' decide what audits during training ask "
-                f"for, and must stay what they were when '{self.folder}' was begun, until it has "
-                "ended: set them back, or choose another 'name'"
-            )
-        return path, manifest
+        found = find_checkpoint(folder, console=self.console, until_step=until_step)
+        if found is not None:
+            check_belongs(*found, run_key=self.run_key, sample_sha256=self._sample_sha256)
+        return found
 
     def _save(self) -> None:
         totals = self.totals

@@ -66,8 +66,10 @@ def test_a_step_saved_again_is_whole_at_any_time(
         patch.setattr(shutil, "rmtree", die_deleting)
         with pytest.raises(KeyboardInterrupt):
             save(tmp_path, 1, make_state(tally=np.arange(3) + 5))
-    path = find_checkpoint(tmp_path, console=Console())
-    assert path == tmp_path / "step-00000001"
+    found = find_checkpoint(tmp_path, console=Console())
+    assert found is not None
+    path, manifest = found
+    assert (path.name, manifest.step) == ("step-00000001", 1)
     tally = np.zeros(3, dtype=np.int64)
     load_checkpoint(path, make_state(tally=tally), runtime=RUNTIME)
     assert tally.tolist() == [5, 6, 7]
