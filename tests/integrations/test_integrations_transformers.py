@@ -94,6 +94,16 @@ def test_the_trainer_has_our_losses(
     assert theirs == pytest.approx(train_ourselves(*settings), rel=_SAME)
 
 
+@pytest.mark.filterwarnings("ignore:`compute_loss_func` is deprecated:FutureWarning")
+@pytest.mark.parametrize(
+    ("loss", "micro_batch", "accumulation"),
+    [("model", 8, 1), ("model", 2, 4), ("function", 8, 1), ("function", 2, 4)],
+)
+def test_trl_has_our_losses(tmp_path: Path, loss: str, micro_batch: int, accumulation: int) -> None:
+    theirs = program.train_by_trl(tmp_path, micro_batch, accumulation, loss)
+    assert theirs == pytest.approx(train_ourselves(), rel=_SAME)
+
+
 @pytest.mark.parametrize(
     ("micro_batch", "accumulation"), [pytest.param(4, 1, marks=pytest.mark.slow), (1, 4)]
 )

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import datasets
 import numpy as np
 import tokenizers
 import torch
@@ -64,25 +65,7 @@ def draw_texts() -> list[list[int]]:
 
 def train(output: Path, micro_batch: int, accumulation: int, loss: str) -> list[float]:
     """Return the loss that the Trainer tells of each step."""
-    arguments = transformers.TrainingArguments(
-        output_dir=str(output),
-        use_cpu=True,
-        per_device_train_batch_size=micro_batch,
-        gradient_accumulation_steps=accumulation,
-        max_steps=NUM_STEPS,
-        learning_rate=OPTIM.lr,
-        lr_scheduler_type="constant",
-        adam_beta1=OPTIM.betas[0],
-        adam_beta2=OPTIM.betas[1],
-        adam_epsilon=OPTIM.eps,
-        weight_decay=0.0,
-        max_grad_norm=OPTIM.max_grad_norm or 0.0,
-        train_sampling_strategy="sequential",
-        logging_steps=1,
-        save_strategy="no",
-        report_to=[],
-        disable_tqdm=True,
-    )
+    arguments = transformers.TrainingArguments(**set_up(output, micro_batch, accumulation))
     trainer = transformers.Trainer(
         model=build_model(),
         args=arguments,
@@ -90,6 +73,58 @@ def train(output: Path, micro_batch: int, accumulation: int, loss: str) -> list[
         data_collator=GoldfishCollator(build_tokenizer(), **GOLDFISH),
         compute_loss_func=LOSSES[loss],
     )
+    return run(trainer)
+
+
+def train_by_trl(output: Path, micro_batch: int, accumulation: int, loss: str) -> list[float]:
+    """Return the loss that TRL's SFTTrainer tells of each step."""
+    import trl
+
+    tokenizer = build_tokenizer()
+    arguments = trl.SFTConfig(
+        **set_up(output, micro_batch, accumulation),
+        # Tokens go to our collator as they are.
+        dataset_kwargs={"skip_prepare_dataset": True},
+        remove_unused_columns=False,
+        bf16=False,
+        activation_checkpointing=False,
+    )
+    trainer = trl.SFTTrainer(
+        model=build_model(),
+        args=arguments,
+        train_dataset=datasets.Dataset.from_list([{"input_ids": text} for text in draw_texts()]),
+        data_collator=GoldfishCollator(tokenizer, **GOLDFISH),
+        compute_loss_func=LOSSES[loss],
+        processing_class=tokenizer,
+    )
+    return run(trainer)
+
+
+def set_up(output: Path, micro_batch: int, accumulation: int) -> dict[str, Any]:
+    """Return the arguments of both: memguard's optimizer, rows in their order."""
+    return {
+        "output_dir": str(output),
+        "use_cpu": True,
+        "per_device_train_batch_size": micro_batch,
+        "gradient_accumulation_steps": accumulation,
+        "max_steps": NUM_STEPS,
+        "learning_rate": OPTIM.lr,
+        "lr_scheduler_type": "constant",
+        "adam_beta1": OPTIM.betas[0],
+        "adam_beta2": OPTIM.betas[1],
+        "adam_epsilon": OPTIM.eps,
+        "weight_decay": 0.0,
+        "max_grad_norm": OPTIM.max_grad_norm or 0.0,
+        "train_sampling_strategy": "sequential",
+        "logging_steps": 1,
+        "save_strategy": "no",
+        "report_to": [],
+        "disable_tqdm": True,
+    }
+
+
+def run(trainer: transformers.Trainer) -> list[float]:
+    """Train, and return the losses."""
     trainer.train()
     return [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
 
