@@ -80,7 +80,10 @@ def _tell_why_not(
 
 def _tell_risk(point: FrontPoint) -> str:
     assert point.risk_by is not None, "a point with an interval has a risk"
-    return f"{_tell_share(point)} of the documents trained most often {_SPOKEN[point.risk_by]}"
+    # None at all: in none of the ways that were asked about.
+    ways = [point.risk_by] if point.risk else list(point.risks) or [point.risk_by]
+    told = " or ".join(_SPOKEN[way] for way in ways)
+    return f"{_tell_share(point)} of the documents trained most often {told}"
 
 
 def _tell_share(point: FrontPoint) -> str:

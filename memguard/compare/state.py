@@ -28,6 +28,10 @@ _SENTENCES: dict[RunState, str] = {
 }
 
 
+_NAMED = 8
+"""Runs that a line names."""
+
+
 class _Mark(Record):
     """The content of both files."""
 
@@ -82,7 +86,9 @@ def describe_sweep(sweep: Sweep) -> tuple[str, ...]:
     for state, sentence in _SENTENCES.items():
         names = [name for name, found in states.items() if found == state]
         if names:
-            lines.append(f"{len(names)} of {len(states)} runs {sentence}: {', '.join(names)}")
+            more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+            listed = ", ".join(names[:_NAMED]) + more
+            lines.append(f"{len(names)} of {len(states)} runs {sentence}: {listed}")
     return tuple(lines)
 
 

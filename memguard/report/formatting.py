@@ -82,15 +82,20 @@ def relative_change(value: float, reference: float) -> float | None:
 
 
 def format_change(share: float | None) -> str:
-    """Write a relative change with its sign: ``+4.8 %``."""
-    return MISSING if share is None else f"{format_signed(100 * share, 1)}{PERCENT}"
+    """Write a relative change with its sign: ``+4.8 %``; none that shows is ``0.0 %``."""
+    return MISSING if share is None else f"{_sign_percent(share)}{PERCENT}"
+
+
+def _sign_percent(share: float) -> str:
+    # Adding 0.0 makes a 0 of the -0.0 that rounding leaves.
+    return format_signed(round(100 * share, 1) + 0.0, 1)
 
 
 def format_change_range(change: Interval | None) -> str:
     """Write the interval of a relative change, ``+1.2 to +3.4 %``; "" without one."""
     if change is None or change.ci is None:
         return ""
-    low, high = (format_signed(100 * end, 1) for end in change.ci)
+    low, high = map(_sign_percent, change.ci)
     return f"{low} to {high}{PERCENT}"
 
 
@@ -160,10 +165,10 @@ def format_points(interval: Interval | None) -> Estimate:
     """Write a difference of rates in percentage points."""
     if interval is None:
         return Estimate(value=MISSING, interval="")
-    value = f"{format_signed(100 * interval.value, 1)}{NBSP}pp"
+    value = f"{_sign_percent(interval.value)}{NBSP}pp"
     if interval.ci is None:
         return Estimate(value=value, interval="no interval")
-    low, high = (format_signed(100 * bound, 1) for bound in interval.ci)
+    low, high = map(_sign_percent, interval.ci)
     return Estimate(value=value, interval=f"{low} to {high}")
 
 

@@ -126,8 +126,9 @@ def write_next_steps(report: AuditReport) -> tuple[str, ...]:
             )
         steps.append(
             "Train documents fewer times: remove near-duplicates with the mitigation "
-            "'deduplicate' ('--fix' does so first where copies are what comes back), lower the number of epochs, or set a 'budget' that trains documents on "
-            "their way to being recited more strictly."
+            "'deduplicate' ('--fix' does so first where copies are what comes back), lower the "
+            "number of epochs, or set a 'budget' that trains documents on their way to being "
+            "recited more strictly."
         )
         steps.append(
             "If these weights have to be kept, train them on until they forget what came back: "

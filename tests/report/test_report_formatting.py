@@ -74,3 +74,18 @@ def test_settings_read_as_words() -> None:
     assert f.format_settings(goldfish) == "goldfish (k 4, table not set, on yes, x [0.0001, a])"
     assert f.format_settings({"optim.lr": 0.001}) == "optim.lr 0.001"
     assert f.format_settings({}) == "none"
+
+
+@pytest.mark.parametrize(
+    ("share", "words"),
+    [(None, "–"), (0.0484, "+4.8 %"), (-0.052, "-5.2 %"), (0.0003, "0.0 %"), (-0.0003, "0.0 %")],
+)
+def test_a_change_too_small_to_show_is_none(share: float | None, words: str) -> None:
+    assert plain(f.format_change(share)) == words
+
+
+def test_a_changes_interval_has_the_signs_of_both_ends() -> None:
+    change = Interval(value=0.01, ci=(-0.0121, 0.0339))
+    assert plain(f.format_change_range(change)) == "-1.2 to +3.4 %"
+    assert f.format_change_range(Interval(value=0.01, ci=None)) == ""
+    assert f.format_change_range(None) == ""
