@@ -26,6 +26,7 @@
     children.py      its runs as child processes: some at a time, ended as one
     comparing.py     finished runs side by side: comparison.json, its page and chart
     fixing.py        a finished run again, changed by what its audit found
+    forgetting.py    a run that trains its model on until it forgets that
     rendering.py     pages made again from the JSON beside them
 
 Commands import what they need when they run: a wrong setting is told before torch is loaded.
