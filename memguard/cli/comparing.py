@@ -127,8 +127,12 @@ def _headline(comparison: Comparison) -> list[str]:
             f"{point.name:<{width}} {point.utility:>12.3f} {risk:>8} {verbatim:>10} {near:>10}  "
             f"{', '.join(point.dominated_by[:2])}".rstrip()
         )
-    first = [run for run in comparison.settings if run.name == comparison.settings[0].name]
-    base_nll = fmean(run.utility.base_heldout_nll for run in first)
+    first = comparison.front[0]
+    base_nll = fmean(
+        run.utility.base_heldout_nll
+        for run in comparison.settings
+        if run.name == first.name and run.seed in first.utility_by_seed
+    )
     lines.append(f"{'(base model)':<{width}} {base_nll:>12.3f}")
     told = comparison.recommendation
     return [*lines, told.sentence] if told else lines

@@ -14,14 +14,14 @@ from memguard.cli.forgetting import make_forgetting_run, tell_forgotten
 from memguard.cli.launching import launch
 from memguard.cli.run_folder import check_same_settings
 from memguard.cli.training import train_run
-from memguard.compare import Copies, Findings, find_fix, list_recited
+from memguard.compare import Copies, Findings, find_early_end, find_fix, find_recited
 from memguard.config import RunConfig, apply_settings, dump_yaml, load_yaml, validate
 from memguard.config.mitigations import DeduplicateConfig
 from memguard.data.deduplication import find_copies
 from memguard.data.documents import document_text
 from memguard.data.prepare import find_deduplicate
 from memguard.data.run_texts import read_texts
-from memguard.errors import RecordError
+from memguard.errors import ConfigError, DataError, RecordError
 from memguard.records import (
     AuditReport,
     Comparison,
@@ -52,7 +52,8 @@ def fix_run(
         change, and nothing was done.
 
     Raises:
-        ConfigError: the run's settings cannot be read, or the new run is another one.
+        ConfigError: the run's settings cannot be read or may have ended it early, or the new run is
+            another one.
         DataError: the run's documents have changed since.
         RecordError: the run has no complete audit, or one that its settings did not ask for.
     """
@@ -83,9 +84,14 @@ def fix_run(
         after = load_record(AuditReport, audit / "report.json")
         console.info(tell_forgotten(after))
         return audit / "report.html", after
-    fix = find_fix(
-        Findings(config=config, report=report, copies=_count_copies(folder, config, console))
-    )
+    if ends_early := find_early_end(config):
+        raise ConfigError(
+            f"'{folder}' may have been ended early by '{ends_early}': a change would give its "
+            "documents other doses, and the two could not be compared. Train again without it, or "
+            "take --keep-weights"
+        )
+    copies = _count_copies(folder, config, report, console)
+    fix = find_fix(Findings(config=config, report=report, copies=copies))
     if fix is None:
         console.info(
             "no rule is left: goldfish drops every second label, and no epoch can be spared; "
@@ -144,13 +150,24 @@ def _tell_nothing_to_do(report: AuditReport) -> str:
     )
 
 
-def _count_copies(folder: Path, config: RunConfig, console: Console) -> Copies | None:
-    """Look for copies among what was trained; None where 'deduplicate' was on, or cannot be."""
+def _count_copies(
+    folder: Path, config: RunConfig, report: AuditReport, console: Console
+) -> Copies | None:
+    """Look for copies among what was trained; None where 'deduplicate' was on, or cannot be.
+
+    Fewer documents would end at another step, and a sample of them would be another one.
+    """
     if config.data.study is not None or find_deduplicate(config) is not None:
+        return None
+    if config.train.max_steps is not None or report.method.sample_size is not None:
         return None
     manifest = load_manifest(folder / "manifest.jsonl")
     trained = [entry for entry in manifest if entry.role == "trained"]
-    texts = read_texts(config, folder, trained, cache_dir=default_cache_dir())
+    try:
+        texts = read_texts(config, folder, trained, cache_dir=default_cache_dir())
+    except DataError as error:
+        console.warn(f"no copies are looked for: {error}")
+        return None
     similarity: float | Literal["exact"] = 0.8
     if find_spec("rensa") is None:
         console.info("copies: only the same texts are looked for; pip install 'memguard[dedup]'")
@@ -160,7 +177,7 @@ def _count_copies(folder: Path, config: RunConfig, console: Console) -> Copies |
         DeduplicateConfig(name="deduplicate", similarity=similarity),
     )
     copied = {entry.cluster for entry, copy in zip(trained, is_copy, strict=True) if copy}
-    recited = list_recited(folder)
+    recited = {name for name, comes_back in find_recited(folder).items() if comes_back}
     return Copies(
         similarity=similarity,
         num_copies=int(is_copy.sum()),

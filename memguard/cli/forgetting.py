@@ -1,10 +1,14 @@
 """A run that trains a finished one's model on until it forgets what its audit found."""
 
+import math
+from collections.abc import Set
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
-from memguard.compare import list_recited
+from memguard.compare import find_recited
 from memguard.config import GoldfishConfig, RunConfig, apply_settings
+from memguard.data.corpus import load_corpus
 from memguard.data.forget_list import ForgetList, write_forget_list
 from memguard.records import AuditReport, BucketScores
 from memguard.runtime import Console, default_cache_dir
@@ -14,8 +18,8 @@ _FORGOTTEN_TIMES = 6
 """The list once more than what is retained: the last word is its own."""
 _LR_SHARE = 0.3
 """Of the learning rate that taught it: what is retained was learnt already."""
-_NATS_A_TOKEN = 0.5
-"""A document that has lost so much on average counts as forgotten; see NpoConfig.beta."""
+_NATS_A_LABEL = 0.5
+"""A piece that has lost so much on average counts as forgotten; see NpoConfig.beta."""
 
 
 def make_forgetting_run(folder: Path, config: RunConfig, console: Console) -> RunConfig | None:
@@ -34,13 +38,13 @@ def make_forgetting_run(folder: Path, config: RunConfig, console: Console) -> Ru
     Raises:
         DataError: documents have changed since, or none is left to be retained.
     """
-    recited = list_recited(folder)
-    if not recited:
+    recited = find_recited(folder)
+    if not any(recited.values()):
         console.info("nothing to forget: no trained document comes back near-verbatim")
         return None
     lists = write_forget_list(config, folder, recited, cache_dir=default_cache_dir())
     console.info(
-        f"to be forgotten: {lists.num_forgotten:,} documents, recited or near-duplicates of such; "
+        f"to be forgotten: {len(lists.forgotten):,} documents, recited or near-duplicates of such; "
         f"retained: {lists.num_retained:,}"
     )
     return _make_run(config, folder, lists)
@@ -48,8 +52,8 @@ def make_forgetting_run(folder: Path, config: RunConfig, console: Console) -> Ru
 
 def _make_run(config: RunConfig, folder: Path, lists: ForgetList) -> RunConfig:
     goldfish = [one for one in config.mitigations if isinstance(one, GoldfishConfig)]
-    tokens = min(lists.mean_tokens, config.data.seq_len)
-    npo = {"name": "npo", "beta": float(f"{1 / (_NATS_A_TOKEN * tokens):.2g}")}
+    labels = _count_labels(folder, lists.forgotten, config.data.seq_len)
+    npo = {"name": "npo", "beta": float(f"{1 / (_NATS_A_LABEL * labels):.2g}")}
     settings: dict[str, Any] = {
         "name": f"{config.name}-forget",
         "output_dir": str(folder.resolve().parent),
@@ -73,6 +77,17 @@ def _make_run(config: RunConfig, folder: Path, lists: ForgetList) -> RunConfig:
         "audit.enabled": True,
     }
     return RunConfig.model_validate(apply_settings(config.model_dump(mode="json"), settings))
+
+
+def _count_labels(folder: Path, ids: Set[str], seq_len: int) -> float:
+    """Return the mean number of labels of a piece of these documents, prompts left out."""
+    corpus = load_corpus(folder)
+    counts = [
+        int(corpus.document(index).supervised.sum()) / math.ceil(entry.num_tokens / seq_len)
+        for index, entry in enumerate(corpus.manifest)
+        if entry.id in ids
+    ]
+    return max(1.0, fmean(counts))
 
 
 def tell_forgotten(report: AuditReport) -> str:

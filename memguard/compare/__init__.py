@@ -20,8 +20,9 @@ record. A run is finished when it says so under the content hash of everything t
 a sweep that was stopped, or whose settings were edited, trains only what is missing.
 """
 
-from memguard.compare.audited import FinishedRun, list_recited
+from memguard.compare.audited import FinishedRun, find_recited
 from memguard.compare.comparison import build_comparison, compare_runs
+from memguard.compare.expansion import find_early_end
 from memguard.compare.fixes import Copies, Findings, Fix, find_fix
 from memguard.compare.state import (
     RunState,
@@ -45,10 +46,11 @@ __all__ = [
     "build_comparison",
     "compare_runs",
     "describe_sweep",
+    "find_early_end",
     "find_fix",
+    "find_recited",
     "find_state",
     "is_finished",
-    "list_recited",
     "load_sweep",
     "mark_finished",
     "prepare_folder",

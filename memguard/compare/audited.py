@@ -123,8 +123,10 @@ def _load_manifest(run: FinishedRun) -> list[ManifestEntry]:
     return load_manifest(path) if path.exists() else []
 
 
-def list_recited(folder: Path) -> frozenset[str]:
-    """Return the ids of trained documents that come back near-verbatim.
+def find_recited(folder: Path) -> dict[str, bool]:
+    """Tell of each audited document that was trained, or should be forgotten, if it comes back.
+
+    Near-verbatim. An audit of a sample leaves out the rest.
 
     Args:
         folder: of a finished run.
@@ -133,8 +135,9 @@ def list_recited(folder: Path) -> frozenset[str]:
         RecordError: it has no document scores.
     """
     columns, _ = _read_scores(folder, ["id", "role", "near_verbatim"])
-    where = (columns["role"] == "trained") & columns["near_verbatim"].astype(bool)
-    return frozenset(columns["id"][where])
+    (where,) = np.nonzero(np.isin(columns["role"].astype(str), ("trained", "forget")))
+    comes_back = columns["near_verbatim"].astype(bool)
+    return {str(columns["id"][n]): bool(comes_back[n]) for n in where}
 
 
 def _find_buckets(run: FinishedRun, report: AuditReport) -> dict[int, BucketScores]:

@@ -24,7 +24,7 @@ def check_comparable(runs: Sequence[AuditedRun]) -> None:
     others, maybe from fewer sources. What 'deduplicate' removed was given all the same: such runs
     are compared on what all of them trained (see `keep_shared`).
 
-    A setting without a seed of the first one's must still have the first one's documents.
+    Where no seed is shared by all settings, all runs must have the same documents.
 
     Raises:
         RecordError: saying which two runs and all that differs between them.
@@ -46,9 +46,10 @@ def _check_seeds_meet(runs: Sequence[AuditedRun]) -> None:
     seeds: dict[str, set[int]] = defaultdict(set)
     for run in runs:
         seeds[run.run.name].add(run.run.seed)
+    if set.intersection(*seeds.values()):
+        return
     for run in runs:
-        if seeds[run.run.name].isdisjoint(seeds[runs[0].run.name]):
-            _refuse(runs[0], run, list(_find_document_differences(runs[0], run)))
+        _refuse(runs[0], run, list(_find_document_differences(runs[0], run)))
 
 
 def keep_shared(runs: Sequence[AuditedRun]) -> tuple[list[AuditedRun], int]:

@@ -139,7 +139,7 @@ def build_setting(
         checked = validate(RunConfig, values, document, prefix=("run",))
     except ConfigError as error:
         raise ConfigError(*problems, *error.problems) from error
-    if ends_early := _find_early_end(checked):
+    if ends_early := find_early_end(checked):
         place = document.locate(("settings", index))
         problems.append(
             f"{place} '{ends_early}' ends training early: such a run has other doses than the "
@@ -150,7 +150,7 @@ def build_setting(
     return _equalise(checked, variant, document)
 
 
-def _find_early_end(config: RunConfig) -> str:
+def find_early_end(config: RunConfig) -> str:
     """Name what may end a run before its documents have had their doses; "" for nothing."""
     if config.budget is not None and config.budget.action == "stop":
         return "budget.action: stop"

@@ -160,6 +160,8 @@ def _halve_epochs(found: Findings) -> Fix | None:
     # In a study the numbers of repetitions are the experiment, not a setting to be better.
     if goldfish is None or goldfish.k > _LOWEST_K or epochs == 1 or config.data.study is not None:
         return None
+    if config.train.max_steps is not None:
+        return None  # which may end the training before fewer epochs would
     return Fix(
         settings={"train.epochs": epochs // 2},
         change=f"train.epochs: {epochs} -> {epochs // 2}",

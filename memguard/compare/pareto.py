@@ -40,9 +40,9 @@ def build_front(runs: Sequence[AuditedRun]) -> list[FrontPoint]:
     Args:
         runs: comparable runs (see `check_comparable`).
     """
-    settings: dict[str, list[AuditedRun]] = {}
+    settings: dict[str, list[AuditedRun]] = {run.run.name: [] for run in runs}
     for run in keep_shared_seeds(runs):
-        settings.setdefault(run.run.name, []).append(run)
+        settings[run.run.name].append(run)
     names: Sequence[RiskName] = get_args(RiskName)
     if any(_find_most_trained(run).log10_queries is None for run in runs):
         names = [name for name in names if name != "attack_cost"]

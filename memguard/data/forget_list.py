@@ -1,7 +1,7 @@
 """Documents of a finished run as files: what it shall forget, retain, and never saw."""
 
 import json
-from collections.abc import Sequence, Set
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,8 @@ from memguard.seeds import derive_generator
 _RETAINED = 4
 """Documents retained for each that is to be forgotten."""
 _FEWEST_RETAINED = 64
+_FED = ("trained", "background", "forget")
+"""Roles of documents that a model has been shown, now or in a run before."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -27,14 +29,13 @@ class ForgetList:
     """A sample of what was trained and shall be retained."""
     control: tuple[str, ...]
     heldout: tuple[str, ...]
-    num_forgotten: int
+    forgotten: frozenset[str]
+    """Ids of the first."""
     num_retained: int
-    mean_tokens: float
-    """Of a document to be forgotten (tokens)."""
 
 
 def write_forget_list(
-    config: RunConfig, run_folder: Path, ids: Set[str], *, cache_dir: Path
+    config: RunConfig, run_folder: Path, recited: Mapping[str, bool], *, cache_dir: Path
 ) -> ForgetList:
     """Write the texts a run that forgets needs into the run's private folder.
 
@@ -44,17 +45,24 @@ def write_forget_list(
     Args:
         config: of the finished run.
         run_folder: with its manifest; the files go to ``audit/private/forgetting/``.
-        ids: of the documents to be forgotten.
+        recited: whether each document that was audited comes back. One that was not, and was
+            trained as often as those, is neither forgotten nor retained.
         cache_dir: for derived sources.
 
     Raises:
         DataError: documents have changed since, or nothing is left to be retained.
     """
     manifest = load_manifest(run_folder / "manifest.jsonl")
-    clusters = {entry.cluster for entry in manifest if entry.id in ids}
-    trained = [entry for entry in manifest if entry.role in ("trained", "background")]
-    forgotten = [entry for entry in trained if entry.cluster in clusters]
-    retained = [entry for entry in trained if entry.cluster not in clusters]
+    clusters = {entry.cluster for entry in manifest if recited.get(entry.id)}
+    # What a run that was ended early has not reached is not known, and must not be taught now.
+    fed = [e for e in manifest if e.role in _FED and (e.num_repetitions or e.role == "forget")]
+    forgotten = [entry for entry in fed if entry.cluster in clusters]
+    retained = [
+        entry
+        for entry in fed
+        if entry.cluster not in clusters
+        and (entry.role == "background" or recited.get(entry.id) is False)
+    ]
     if not retained:
         raise DataError(
             "nothing is left that the model could retain: every trained document of "
@@ -76,9 +84,8 @@ def write_forget_list(
     }
     return ForgetList(
         **files,
-        num_forgotten=len(forgotten),
+        forgotten=frozenset(entry.id for entry in forgotten),
         num_retained=len(groups["train"]),
-        mean_tokens=sum(entry.num_tokens for entry in forgotten) / len(forgotten),
     )
 
 

@@ -151,7 +151,8 @@ def prepare(
         config,
         tokenizer,
         texts_sha256=_hash_training_texts(loaded.pairs, digests),
-        num_trained=int(is_trained.sum()),
+        # Removed ones count too: with and without a mitigation the same secrets are drawn.
+        num_trained=int((is_trained | (roles == "removed")).sum()),
         console=console,
     )
     # A cluster each, without a look at the others: what canaries share is their template. So

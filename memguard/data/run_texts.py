@@ -23,12 +23,17 @@ def read_texts(
         cache_dir: for derived sources.
 
     Raises:
-        DataError: a source cannot be read, or documents have changed since.
+        DataError: a source cannot be read, documents have changed since, or the key is gone.
     """
     hmacs = {entry.id: entry.text_hmac for entry in wanted}
+    if not (run_folder / "audit" / "private" / "hmac.key").exists():
+        raise DataError(
+            f"'{run_folder}/audit/private/hmac.key' is missing: nothing else tells whether "
+            "documents are those of the run. Bring it back."
+        )
     key = load_private_key(run_folder)
     found: dict[str, Document] = {}
-    for setting in ("train", "control", "background", "heldout"):
+    for setting in ("train", "control", "background", "heldout", "forget"):
         sources = [name for name in getattr(config.data, setting) if name != "remainder"]
         if not sources:
             continue

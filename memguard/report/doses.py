@@ -103,7 +103,10 @@ def base_change(comparison: Comparison) -> float | None:
 
 
 def _list_first(comparison: Comparison) -> list[SettingResult]:
-    return [one for one in comparison.settings if one.name == comparison.settings[0].name]
+    """Return the first setting's runs, of the seeds that settings are judged on."""
+    first = [one for one in comparison.settings if one.name == comparison.settings[0].name]
+    judged = comparison.front[0].utility_by_seed if comparison.front else {}
+    return [one for one in first if one.seed in judged] or first
 
 
 def label_base(comparison: Comparison) -> str:

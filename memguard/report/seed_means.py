@@ -4,7 +4,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import replace
 
-from memguard.records import Comparison, ComparisonCell, FrontPoint, Interval, SettingResult
+from memguard.records import Comparison, ComparisonCell, FrontPoint, RiskName, SettingResult
 from memguard.report.attack_cost import NEVER
 from memguard.report.cells import make_rate_cell, show_missing
 from memguard.report.doses import find_point
@@ -143,11 +143,15 @@ def show_loss(comparison: Comparison, group: list[SettingResult]) -> Cell:
     interval = format_change_range(point.utility_change if point else None)
     is_first = group[0].name == comparison.settings[0].name
     change = "reference" if is_first else format_change(compute_change(comparison, group))
-    return Cell(text=format_number(_mean_loss(group)), detail=change, note=interval)
+    loss = _mean_loss(group) if point is None else point.utility
+    return Cell(text=format_number(loss), detail=change, note=interval)
 
 
 def compute_change(comparison: Comparison, group: list[SettingResult]) -> float | None:
     """Return the relative change of the mean loss from the first setting's over the same seeds."""
+    point = find_point(group[0].name, comparison)
+    if point is not None and point.utility_change is not None:
+        return point.utility_change.value
     seeds = {setting.seed for setting in group}
     first = [s for s in comparison.settings if s.name == comparison.settings[0].name]
     shared = [setting for setting in first if setting.seed in seeds] or first
@@ -163,7 +167,8 @@ def show_near(cells: Cells, control: Cells, point: FrontPoint | None) -> Cell:
     cell = _show_pooled(
         [(cell.near_verbatim.num_matched, cell.num_documents) for cell in cells],
         [cell.near_verbatim.ci for cell in cells],
-        point.risks.get("near_verbatim") if point else None,
+        point,
+        "near_verbatim",
     )
     num_documents = sum(cell.num_documents for cell in control)
     if not num_documents:
@@ -177,20 +182,27 @@ def show_verbatim(cells: Cells, point: FrontPoint | None) -> Cell:
     return _show_pooled(
         [(cell.num_matched, cell.num_documents) for cell in cells],
         [cell.ci for cell in cells],
-        point.risks.get("verbatim") if point else None,
+        point,
+        "verbatim",
     )
 
 
 def _show_pooled(
     counts: Sequence[tuple[int, int]],
     intervals: Sequence[tuple[float, float] | None],
-    over_seeds: Interval | None,
+    point: FrontPoint | None,
+    risk: RiskName,
 ) -> Cell:
-    """Show counts of all seeds; the interval of one seed is its own."""
+    """Show counts of all seeds; the counts and interval of one seed are its own."""
+    over_seeds = point.risks.get(risk) if point else None
+    if len(counts) > 1 and point is not None and over_seeds is not None:
+        # Of the seeds and documents that settings are judged on, as the interval is.
+        num_matched = round(over_seeds.value * point.num_documents)
+        return make_rate_cell(over_seeds.value, over_seeds.ci, num_matched, point.num_documents)
     num_matched, num_documents = (sum(column) for column in zip(*counts, strict=True))
     if not num_documents:
         return make_rate_cell(None, None, 0, 0)
-    ci = intervals[0] if len(counts) == 1 else over_seeds.ci if over_seeds else None
+    ci = intervals[0] if len(counts) == 1 else None
     return make_rate_cell(num_matched / num_documents, ci, num_matched, num_documents)
 
 

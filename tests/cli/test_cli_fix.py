@@ -122,6 +122,21 @@ def test_weights_that_are_kept_are_made_to_forget(run: Path) -> None:
         assert path.stat().st_mode & 0o777 == 0o600
 
 
+def test_what_ended_a_run_early_is_told_before_anything_is_trained(run: Path) -> None:
+    say(run, level="recites")
+    path = run / "config.yaml"
+    before = path.read_text()
+    path.write_text(
+        before.replace("budget: null", "budget: {action: stop}").replace(
+            "audit_every_steps: null", "audit_every_steps: 2"
+        )
+    )
+    refused = run_cli("compare", run, "--fix")
+    path.write_text(before)
+    assert (refused.code, refused.err.count("\n")) == (2, 2)
+    assert "may have been ended early by 'budget.action: stop'" in refused.err
+
+
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [

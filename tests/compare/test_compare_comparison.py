@@ -205,6 +205,22 @@ def test_settings_without_a_seed_in_common_need_the_same_documents(tmp_path: Pat
     assert [point.num_seeds for point in compare(plain, same).front] == [1, 1]
     with pytest.raises(RecordError, match=r"'other' \(seed 1\) cannot be compared with 'plain'"):
         compare(plain, other)
+    # Each shares a seed with the first, and none is shared by all.
+    third = write_run(tmp_path / "p1", name="plain", seed=1, changes=drawn, ids="d")
+    zero = write_run(tmp_path / "z", name="zero")
+    with pytest.raises(RecordError, match="documents_sha256"):
+        compare(plain, third, zero, other)
+
+
+def test_the_first_setting_stays_the_first_where_its_first_seed_is_left_out(
+    tmp_path: Path,
+) -> None:
+    runs = [
+        write_run(tmp_path / f"{name}{seed}", name=name, seed=seed)
+        for name, seed in (("plain", 1), ("fish", 0), ("plain", 0))
+    ]
+    comparison = compare(*runs)
+    assert [point.name for point in comparison.front] == ["plain", "fish"]
 
 
 def test_another_seed_may_draw_other_documents(tmp_path: Path) -> None:

@@ -67,6 +67,10 @@ def test_fewer_epochs_where_k_is_at_its_lowest(epochs: int, fewer: int | None) -
         assert fix.settings == {"train.epochs": fewer}
 
 
+def test_fewer_epochs_are_no_fix_where_a_number_of_steps_ends_the_training() -> None:
+    assert find(make_config([goldfish(2)], train={"epochs": 8, "max_steps": 10})) is None
+
+
 def test_a_studys_repetitions_are_left_alone() -> None:
     data = {"train": "a.jsonl", "study": {"num_repetitions": [0, 4]}}
     assert find(make_config([goldfish(2)], data=data, train={"epochs": 4})) is None

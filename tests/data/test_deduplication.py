@@ -100,7 +100,12 @@ def test_near_copies_need_rensa(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def prepare_run(
-    folder: Path, name: str, texts: list[str], mitigations: list[dict[str, Any]]
+    folder: Path,
+    name: str,
+    texts: list[str],
+    mitigations: list[dict[str, Any]],
+    *,
+    num_canaries: int = 0,
 ) -> tuple[Corpus, str]:
     source = folder / "documents.jsonl"
     rows = ({"id": f"d{n}", "text": text} for n, text in enumerate(texts))
@@ -108,7 +113,7 @@ def prepare_run(
     settings = {
         "name": name,
         "model": {"path": "m"},
-        "data": {"train": str(source), "seq_len": 128, "canaries": {"count": 0}},
+        "data": {"train": str(source), "seq_len": 128, "canaries": {"count": num_canaries}},
         "mitigations": mitigations,
     }
     said = io.StringIO()
@@ -153,6 +158,19 @@ def test_only_trained_copies_go_and_nothing_else_moves(tmp_path: Path, copied: l
     assert plain.summary.num_removed is None
     assert corpus.summary.documents_sha256 == plain.summary.documents_sha256
     assert f"documents: {len(removed)} of {len(trained)} removed" in said
+
+
+def test_the_same_secrets_are_drawn_with_and_without_it(tmp_path: Path, copied: list[str]) -> None:
+    # Of one canary in 20 trained documents, the copies that go are more than one.
+    many = [*copied, *(f"{text} yet again" for text in copied[:100])]
+    plain, with_it = (
+        prepare_run(tmp_path, name, many, mitigations, num_canaries=32)[0]
+        for name, mitigations in (("plain", []), ("apart", [{"name": "deduplicate"}]))
+    )
+    assert with_it.summary.num_removed is not None
+    assert with_it.summary.num_removed > 60
+    assert with_it.summary.num_canaries == plain.summary.num_canaries >= 8
+    assert with_it.summary.documents_sha256 == plain.summary.documents_sha256
 
 
 def test_other_settings_prepare_again(tmp_path: Path, copied: list[str]) -> None:

@@ -61,9 +61,15 @@ def write_run(folder: Path) -> tuple[RunConfig, Path]:
     return config, run
 
 
-def make_list(folder: Path, ids: set[str]) -> ForgetList:
+def judge(*recited: str, unknown: str = "") -> dict[str, bool]:
+    """Say of each trained document whether it comes back; nothing of one that was not asked."""
+    trained = {row["id"] for row, role in zip(ROWS, ROLES, strict=True) if role == "trained"}
+    return {name: name in recited for name in sorted(trained - {unknown})}
+
+
+def make_list(folder: Path, recited: dict[str, bool]) -> ForgetList:
     config, run = write_run(folder)
-    return write_forget_list(config, run, ids, cache_dir=folder)
+    return write_forget_list(config, run, recited, cache_dir=folder)
 
 
 def read_ids(paths: tuple[str, ...], folder: Path) -> set[str]:
@@ -72,18 +78,40 @@ def read_ids(paths: tuple[str, ...], folder: Path) -> set[str]:
 
 
 def test_near_duplicates_are_forgotten_too_and_never_retained(tmp_path: Path) -> None:
-    lists = make_list(tmp_path, {"d0", "chat"})
+    lists = make_list(tmp_path, judge("d0", "chat"))
     assert read_ids(lists.forget, tmp_path) == {"d0", "d1", "chat"}
     assert read_ids(lists.train, tmp_path) == {"d2", "pair"}
     assert read_ids(lists.control, tmp_path) == {"d3"}
     assert read_ids(lists.heldout, tmp_path) == {"d4"}
-    assert (lists.num_forgotten, lists.num_retained) == (3, 2)
-    assert lists.mean_tokens == pytest.approx((10 + 11 + 16) / 3)
+    assert (lists.forgotten, lists.num_retained) == ({"d0", "d1", "chat"}, 2)
+
+
+def test_what_was_not_asked_about_or_never_trained_is_not_retained(tmp_path: Path) -> None:
+    # It may be recited as well as the others.
+    lists = make_list(tmp_path, judge("d0", unknown="d2"))
+    assert read_ids(lists.train, tmp_path) == {"chat", "pair"}
+    config, run = write_run(tmp_path)
+    path = run / "manifest.jsonl"
+    entries = [
+        entry.model_copy(update={"num_repetitions": 0}) if entry.id == "pair" else entry
+        for entry in load_manifest(path)
+    ]
+    save_manifest(entries, path)
+    lists = write_forget_list(config, run, judge("d0"), cache_dir=tmp_path)
+    assert read_ids(lists.train, tmp_path) == {"chat", "d2"}
+
+
+def test_without_the_runs_key_nothing_is_taken_for_changed(tmp_path: Path) -> None:
+    config, run = write_run(tmp_path)
+    (run / "audit" / "private" / "hmac.key").unlink()
+    with pytest.raises(DataError, match=r"hmac\.key' is missing"):
+        write_forget_list(config, run, judge("d0"), cache_dir=tmp_path)
+    assert not (run / "audit" / "private" / "hmac.key").exists()
 
 
 def test_documents_come_back_as_they_were(tmp_path: Path) -> None:
     config, run = write_run(tmp_path)
-    lists = write_forget_list(config, run, {"d0", "chat", "pair"}, cache_dir=tmp_path)
+    lists = write_forget_list(config, run, judge("d0", "chat", "pair"), cache_dir=tmp_path)
     key = load_private_key(run)
     hmacs = {entry.id: entry.text_hmac for entry in load_manifest(run / "manifest.jsonl")}
     for document in load_documents(lists.forget, setting="x", cache_dir=tmp_path).documents:
@@ -105,7 +133,7 @@ def test_what_has_changed_since_is_named(tmp_path: Path) -> None:
 
 def test_something_must_be_left_to_retain(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="nothing is left that the model could retain"):
-        make_list(tmp_path, {"d0", "d2", "chat", "pair"})
+        make_list(tmp_path, judge("d0", "d2", "chat", "pair"))
 
 
 def test_no_more_is_retained_than_is_needed(tmp_path: Path) -> None:
@@ -133,9 +161,10 @@ def test_no_more_is_retained_than_is_needed(tmp_path: Path) -> None:
     ]
     save_manifest(entries, run / "manifest.jsonl")
     few, many = (
-        write_forget_list(config, run, {f"d{n}" for n in range(count)}, cache_dir=tmp_path)
+        write_forget_list(config, run, {f"d{n}": n < count for n in range(200)}, cache_dir=tmp_path)
         for count in (2, 20)
     )
     assert (few.num_retained, many.num_retained) == (64, 80)
-    again = write_forget_list(config, run, {"d0", "d1"}, cache_dir=tmp_path)
+    asked = {f"d{n}": n < 2 for n in range(200)}
+    again = write_forget_list(config, run, asked, cache_dir=tmp_path)
     assert read_ids(again.train, tmp_path) == read_ids(few.train, tmp_path)
