@@ -35,7 +35,7 @@ def recommend(front: Sequence[FrontPoint]) -> Recommendation:
     if not within:
         why = _tell_why_not(others, safer, first)
         return Recommendation(setting=None, sentence=f"No setting is recommended: {why}", rule=rule)
-    least = min(within, key=lambda point: point.risk or 0.0)
+    least = min(within, key=lambda point: (point.risk or 0.0, point.utility))
     alike = [point for point in within if not is_below(least.risk_ci, point.risk_ci)]
     chosen = min(alike, key=lambda point: (point.utility, point.risk or 0.0))
     return Recommendation(
@@ -82,7 +82,8 @@ def _tell_risk(point: FrontPoint) -> str:
     assert point.risk_by is not None, "a point with an interval has a risk"
     # None at all: in none of the ways that were asked about.
     ways = [point.risk_by] if point.risk else list(point.risks) or [point.risk_by]
-    told = " or ".join(_SPOKEN[way] for way in ways)
+    *others, last = (_SPOKEN[way] for way in ways)
+    told = f"{', '.join(others)} or {last}" if others else last
     return f"{_tell_share(point)} of the documents trained most often {told}"
 
 

@@ -95,6 +95,21 @@ def test_the_sentence_gives_the_numbers_and_the_runner_up() -> None:
     )
 
 
+def test_no_risk_is_none_of_any_kind() -> None:
+    none = make_point("k2", (0.0, 0.0, 0.088), 4.1)
+    shares = {name: {"value": 0.0, "ci": None} for name in ("verbatim", "near_verbatim")}
+    dearer = make_point("k3", (0.0, 0.0, 0.088), 4.2)
+    found = recommend(
+        [PLAIN, dearer, FrontPoint.model_validate(none.model_dump() | {"risks": shares})]
+    )
+    # Of two without risk the better one is both: nothing is said of the other.
+    assert found.sentence.startswith(
+        "'k2' is recommended: 0.0 % (95 % CI 0.0 to 8.8 %) of the documents trained most often come "
+        "back verbatim or come back near-verbatim, against"
+    )
+    assert "k3" not in found.sentence
+
+
 @pytest.mark.parametrize(
     ("points", "why"),
     [
