@@ -104,8 +104,8 @@ def test_no_risk_is_none_of_any_kind() -> None:
     )
     # Of two without risk the better one is both: nothing is said of the other.
     assert found.sentence.startswith(
-        "'k2' is recommended: 0.0 % (95 % CI 0.0 to 8.8 %) of the documents trained most often come "
-        "back verbatim or come back near-verbatim, against"
+        "'k2' is recommended: 0.0 % (95 % CI 0.0 to 8.8 %) of the documents trained most often "
+        "come back verbatim or come back near-verbatim, against"
     )
     assert "k3" not in found.sentence
 
