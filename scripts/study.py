@@ -203,8 +203,13 @@ def show_change(change: dict[str, Any] | None) -> str:
     """Write a change of the held-out loss and its interval in percent."""
     if change is None:
         return "reference"
-    text, ci = f"{100 * change['value']:+.1f} %", change["ci"]
-    return text if ci is None else f"{text} [{100 * ci[0]:+.1f}, {100 * ci[1]:+.1f}]"
+    text, ci = f"{show_percent(change['value'])} %", change["ci"]
+    return text if ci is None else f"{text} [{', '.join(map(show_percent, ci))}]"
+
+
+def show_percent(share: float) -> str:
+    """Write a change with its sign; adding 0.0 makes a 0 of the -0.0 that rounding leaves."""
+    return f"{round(100 * share, 1) + 0.0:+.1f}"
 
 
 def show_share(risk: dict[str, Any] | None) -> str:
