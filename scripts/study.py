@@ -158,22 +158,24 @@ def write_sizes(comparisons: Sequence[dict[str, Any]]) -> str:
     """Write one row for each size and setting, one column for each number of repetitions."""
     doses = sorted(map(int, comparisons[0]["settings"][0]["extraction"]))
     rows = [
-        "| parameters | setting | held-out NLL | "
-        + " | ".join(f"{dose} times" if dose else "control" for dose in doses)
-        + " |",
+        f"| parameters | setting | held-out NLL | {' | '.join(map(show_dose, doses))} |",
         "|---|---|---|" + "---|" * len(doses),
     ]
     for size, comparison in zip(SIZES, comparisons, strict=True):
-        for one in comparison["settings"]:
-            cells = [one["extraction"][str(dose)] for dose in doses]
+        settings = comparison["settings"]
+        base_nll = settings[0]["utility"]["base_heldout_nll"]
+        models = [("before", base_nll, comparison["base_extraction"])]
+        models += [
+            (one["name"], one["utility"]["heldout_nll"], one["extraction"]) for one in settings
+        ]
+        for name, nll, extraction in models:
             shown = [
                 f"{cell['num_matched']} / {cell['near_verbatim']['num_matched']}, "
                 f"{100 * cell['mean_token_accuracy']:.0f} %"
-                for cell in cells
+                for cell in (extraction[str(dose)] for dose in doses)
             ]
-            nll = one["utility"]["heldout_nll"]
             rows.append(
-                f"| {count_parameters(size) / 1e6:.1f}M | {one['name']} | {nll:.2f} | "
+                f"| {count_parameters(size) / 1e6:.1f}M | {name} | {nll:.2f} | "
                 + " | ".join(shown)
                 + " |"
             )
@@ -181,11 +183,16 @@ def write_sizes(comparisons: Sequence[dict[str, Any]]) -> str:
     return "\n".join(
         [
             f"Of {num} documents in each bucket: verbatim / near-verbatim, and the mean share of "
-            "the last 50 tokens that are right.",
+            "the last 50 tokens that are right. 'before': the model that the settings start from.",
             "",
             *rows,
         ]
     )
+
+
+def show_dose(count: int) -> str:
+    """Write how often a bucket is trained."""
+    return {0: "never", 1: "once"}.get(count, f"{count} times")
 
 
 def count_parameters(size: Size, vocab_size: int = 2048) -> int:
