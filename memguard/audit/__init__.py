@@ -14,6 +14,8 @@ asking
     scoring.py             passages -> token results, by a model
     decoding.py, beams.py  prompts -> what a model writes (rounds.py: in batches, on any mesh)
     numbers.py, cache.py   rows of numbers, from the shelf where they were made before
+    workshop.py            the models, tokenizer, cache and ranks that are worked with
+    asking.py              each kind of question that one model is asked
     procedure.py           all of it in order
 measuring
     one_pass.py            one pass -> a row of numbers

@@ -1,73 +1,25 @@
 """One audit: documents in, report and scores out."""
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Protocol
-
-import numpy as np
-from numpy.typing import NDArray
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
 
 from memguard.audit import attacked, writing
+from memguard.audit.asking import Questions, list_own_passes
 from memguard.audit.banners import Tally
-from memguard.audit.cache import RecordCache, compute_fingerprint, compute_key
-from memguard.audit.canary_scores import SECRET, AuditCanary, score_canaries
-from memguard.audit.decoding import Decoder
+from memguard.audit.canary_scores import AuditCanary, score_canaries
 from memguard.audit.document_scores import DocumentScores
-from memguard.audit.extraction import AuditDocument, Window
+from memguard.audit.extraction import AuditDocument
 from memguard.audit.measures import ProbeTable
 from memguard.audit.membership_scores import MEMBERSHIP_SCORES
-from memguard.audit.numbers import Alone, Numbers, Peers, Shelf, collect_numbers
+from memguard.audit.numbers import Numbers
 from memguard.audit.one_pass import OnePass
-from memguard.audit.own_passes import (
-    Codec,
-    choose_shots,
-    compare_passes,
-    plan_lowercase,
-    plan_plain,
-    plan_recall,
-)
-from memguard.audit.passages import Passage
-from memguard.audit.scoring import Scorer
-from memguard.audit.selection import Selection, choose_sample, select_windows
+from memguard.audit.own_passes import Codec, compare_passes, plan_plain
+from memguard.audit.selection import Selection, select_windows
 from memguard.audit.suite import Suite
 from memguard.audit.summary import Evidence, Summary, summarise
-from memguard.mitigation import Goldfish
+from memguard.audit.workshop import AuditedModel, Workshop
 from memguard.records import AttackedBucket, CanaryScores, DocumentScore, MaskChange
-
-Stage = str
-"""What is being asked, for people: ``model``, ``base model``, ``canaries``, ..."""
-OnProgress = Callable[[Stage, int, int], None]
-"""Called with the stage, the documents done and all documents."""
-
-
-CompareMasks = Callable[[Sequence[str], Sequence[tuple[str, str]]], list[MaskChange]]
-"""Given texts and near-duplicate pairs, says what a copy does to the mitigation's mask."""
-
-
-class AuditedModel(Protocol):
-    """A model that is loaded when it is first asked, and freed when it has answered."""
-
-    @property
-    def identity(self) -> str | None:
-        """Everything its numbers depend on, as one string; None where that is not known."""
-        ...
-
-    @property
-    def max_tokens(self) -> int | None:
-        """Positions it has; None where it states none."""
-        ...
-
-    def scorer(self) -> Scorer:
-        """Return who answers; the same one until it is freed."""
-        ...
-
-    def decoder(self) -> Decoder:
-        """Return who writes on, likewise."""
-        ...
-
-    def free(self) -> None:
-        """Give its memory back."""
-        ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -77,22 +29,6 @@ class AuditOutcome:
     summary: Summary
     scores: Sequence[DocumentScore]
     """In the order of the documents."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Workshop:
-    """What an audit works with beside models and documents."""
-
-    codec: Codec | None = None
-    """The tokenizer; scores that need the text are missing without it."""
-    cache: RecordCache | None = None
-    peers: Peers = field(default_factory=Alone)
-    on_progress: OnProgress | None = None
-    compare_masks: CompareMasks | None = None
-    goldfish: Goldfish | None = None
-    """That of the training, which an attacker may know; None where it dropped no labels."""
-    num_tightened: int = 0
-    """Documents of which a risk budget dropped more labels than it, while they were trained."""
 
 
 def run_audit(
@@ -143,29 +79,29 @@ def run_audit(
     )
     windows = selection.windows
     one_pass = plan_one_pass(suite, tiny_margin=tiny_margin, codec=shop.codec)
+    ask = partial(Questions, suite=suite, tiny_margin=tiny_margin, seed=seed, shop=shop)
     try:
-        ours = _ask(model, one_pass, windows, shop, "model")
-        ours_C = _ask_canaries(model, canaries, suite, tiny_margin, shop)
-        own = _ask_own_passes(model, reference is not None, selection, suite, seed, shop)
-        ours_W = _ask_to_write(model, ours, windows, suite, seed, shop, "writes on")
-        attacks = _attack(model, selection, suite, seed, shop)
+        about = ask(model=model)
+        ours = about.measure_documents(one_pass, windows, "model")
+        ours_C = about.measure_canaries(canaries)
+        own = about.measure_own_passes(windows, has_reference=reference is not None)
+        ours_W = about.measure_writing(ours, windows, "writes on")
+        attacks = about.measure_attacks(windows)
     finally:
         model.free()
     theirs = theirs_C = theirs_W = None
     if base is not None:
         try:
-            theirs = _ask(base, one_pass, windows, shop, "base model")
-            theirs_C = _ask_canaries(base, canaries, suite, tiny_margin, shop)
-            theirs_W = _ask_to_write(
-                base, theirs, windows, suite, seed, shop, "base model writes on"
-            )
+            about = ask(model=base)
+            theirs = about.measure_documents(one_pass, windows, "base model")
+            theirs_C = about.measure_canaries(canaries)
+            theirs_W = about.measure_writing(theirs, windows, "base model writes on")
         finally:
             base.free()
-    if reference is not None and "reference" in _own_scores(suite):
+    if reference is not None and "reference" in list_own_passes(suite):
         try:
-            limit = reference.max_tokens
-            plans = [plan_plain(window, max_tokens=limit) for window in windows]
-            own["reference"] = _ask_means(reference, plans, shop, "reference model")
+            plans = [plan_plain(window, max_tokens=reference.max_tokens) for window in windows]
+            own["reference"] = ask(model=reference).measure_means(plans, "reference model")
         finally:
             reference.free()
     plain = own.pop("plain", None)
@@ -182,7 +118,7 @@ def run_audit(
             canaries=_score_canaries(canaries, suite, ours_C, theirs_C),
             mask_changes=_compare_masks(selection, suite, shop),
             written=_tabulate_written(suite, ours_W, theirs_W),
-            attacks=attacks,
+            attacks=_tabulate_attacks(selection, suite, attacks, shop),
         ),
         suite=suite,
         tiny_margin=tiny_margin,
@@ -207,181 +143,12 @@ def plan_one_pass(suite: Suite, *, tiny_margin: float, codec: Codec | None) -> O
     )
 
 
-def _own_scores(suite: Suite) -> list[str]:
-    scores = () if suite.membership is None else suite.membership.scores
-    return [name for name in scores if MEMBERSHIP_SCORES[name].own_pass is not None]
-
-
-def _shelf(model: AuditedModel, shop: Workshop, parameters: Mapping[str, object]) -> Shelf:
-    identity = model.identity
-    if identity is None:
-        return Shelf(cache=None, fingerprint=None)
-    fingerprint = compute_fingerprint({"model": identity, **parameters})
-    return Shelf(cache=shop.cache, fingerprint=fingerprint)
-
-
-def _at(stage: Stage, shop: Workshop) -> Callable[[int, int], None] | None:
-    show = shop.on_progress
-    return None if show is None else lambda done, total: show(stage, done, total)
-
-
-def _ask(
-    model: AuditedModel,
-    one_pass: OnePass,
-    windows: Sequence[Window],
-    shop: Workshop,
-    stage: Stage,
-) -> Numbers:
-    """Return the numbers of one pass over each document."""
-
-    def measure(indices: Sequence[int]) -> NDArray[np.float64]:
-        asked = [windows[index] for index in indices]
-        passages = [passage for window in asked for passage in one_pass.plan(window)]
-        return one_pass.measure(asked, model.scorer().score(passages, one_pass.asked))
-
-    return collect_numbers(
-        one_pass.names,
-        [_key(window.document) for window in windows],
-        [len(window.document.input_ids) for window in windows],
-        measure,
-        shelf=_shelf(model, shop, {"kind": "one pass", **one_pass.parameters}),
-        peers=shop.peers,
-        on_progress=_at(stage, shop),
-    )
-
-
-def _key(document: AuditDocument, *more: NDArray[np.int64]) -> bytes:
-    form = np.frombuffer(document.format.encode(), dtype=np.uint8)
-    return compute_key(document.input_ids, document.supervised, form, *more)
-
-
-def _key_of_window(window: Window, *more: int) -> bytes:
-    span = [window.start, window.prefix_tokens, window.document.first_position]
-    return _key(window.document, np.array([*span, *more]))
-
-
-def _ask_canaries(
-    model: AuditedModel,
-    canaries: Sequence[AuditCanary],
-    suite: Suite,
-    tiny_margin: float,
-    shop: Workshop,
-) -> Numbers | None:
-    if suite.canaries is None or not canaries:
-        return None
-    windows = [SECRET.window(canary.document) for canary in canaries]
-    known = [window for window in windows if window is not None]
-    assert len(known) == len(windows), "a canary has a prompt and a secret"
-    one_pass = OnePass(extraction=SECRET, tiny_margin=tiny_margin)
-    return _ask(model, one_pass, known, replace(shop, on_progress=None), "canaries")
-
-
 def _score_canaries(
     canaries: Sequence[AuditCanary], suite: Suite, ours: Numbers | None, theirs: Numbers | None
 ) -> CanaryScores | None:
     if suite.canaries is None or ours is None:
         return None
     return score_canaries(canaries, suite.canaries, ours, theirs)
-
-
-def _ask_own_passes(
-    model: AuditedModel,
-    has_reference: bool,
-    selection: Selection,
-    suite: Suite,
-    seed: int,
-    shop: Workshop,
-) -> dict[str, NDArray[np.float64]]:
-    """Return mean log-probabilities of a token under passes of their own, and the plain one."""
-    windows, asked = selection.windows, _own_scores(suite)
-    found: dict[str, NDArray[np.float64]] = {}
-    codec, membership = shop.codec, suite.membership
-    if "lowercase" in asked and codec is not None:
-        plans = [plan_lowercase(window, codec, max_tokens=model.max_tokens) for window in windows]
-        found["lowercase"] = _ask_means(model, plans, shop, "lower case")
-    if "recall" in asked and membership is not None:
-        shots = choose_shots(windows, count=membership.recall_documents, seed=seed)
-        before = [windows[index] for index in shots]
-        plans = [
-            None
-            if index in set(shots)
-            else plan_recall(window, before, max_tokens=model.max_tokens)
-            for index, window in enumerate(windows)
-        ]
-        found["recall"] = _ask_means(model, plans, shop, "recall")
-    if found or (has_reference and "reference" in asked):
-        plain = [plan_plain(window, max_tokens=model.max_tokens) for window in windows]
-        found["plain"] = _ask_means(model, plain, shop, "plain")
-    return found
-
-
-def _ask_means(
-    model: AuditedModel, plans: Sequence[Passage | None], shop: Workshop, stage: Stage
-) -> NDArray[np.float64]:
-    """Return the mean log-probability of the scored tokens of each passage; NaN without one."""
-    there = [index for index, plan in enumerate(plans) if plan is not None]
-    known = [plan for plan in plans if plan is not None]
-
-    def measure(indices: Sequence[int]) -> list[list[float]]:
-        results = model.scorer().score([known[index] for index in indices])
-        return [[float(result.logprob.mean(dtype=np.float64))] for result in results]
-
-    keys = [compute_key(plan.input_ids, np.array([plan.first_label])) for plan in known]
-    numbers = collect_numbers(
-        ("mean_logprob",),
-        keys,
-        [len(plan.input_ids) for plan in known],
-        measure,
-        shelf=_shelf(model, shop, {"kind": "mean log-probability", "version": 1}),
-        peers=shop.peers,
-        on_progress=_at(stage, shop),
-    )
-    means = np.full(len(plans), np.nan)
-    means[there] = numbers["mean_logprob"]
-    return means
-
-
-def _ask_to_write(
-    model: AuditedModel,
-    one_pass: Numbers,
-    windows: Sequence[Window],
-    suite: Suite,
-    seed: int,
-    shop: Workshop,
-    stage: Stage,
-) -> Numbers | None:
-    """Return how near what the model writes is, of a sample; NaN for the others."""
-    probe = suite.generation
-    if probe is None:
-        return None
-    names = writing.name_numbers(probe)
-    chosen = choose_sample(windows, probe.max_documents_per_bucket, seed=seed, purpose="written on")
-
-    def measure(indices: Sequence[int]) -> list[list[float]]:
-        asked = [chosen[index] for index in indices]
-        part = Numbers(names=one_pass.names, rows=one_pass.rows[asked])
-        return writing.write_on(
-            probe,
-            model.decoder(),
-            [windows[index] for index in asked],
-            part,
-            seed=seed,
-            progress=lambda how: _at(f"{stage} {how}", shop),
-        )
-
-    found = collect_numbers(
-        names,
-        [_key_of_window(windows[index]) for index in chosen],
-        [len(windows[index].input_ids) for index in chosen],
-        measure,
-        shelf=_shelf(
-            model, shop, {"kind": "written", "seed": seed, "probe": probe.model_dump(mode="json")}
-        ),
-        peers=shop.peers,
-    )
-    rows = np.full((len(windows), len(names)), np.nan)
-    rows[chosen] = found.rows
-    return Numbers(names=names, rows=rows)
 
 
 def _tabulate_written(
@@ -392,52 +159,18 @@ def _tabulate_written(
     return writing.tabulate(suite.generation, ours, theirs)
 
 
-def _attack(
-    model: AuditedModel, selection: Selection, suite: Suite, seed: int, shop: Workshop
+def _tabulate_attacks(
+    selection: Selection, suite: Suite, numbers: Numbers | None, shop: Workshop
 ) -> list[AttackedBucket]:
-    """Return what attacks get of a sample of each bucket."""
-    probe, windows, goldfish = suite.attacks, selection.windows, shop.goldfish
-    if probe is None:
+    if suite.attacks is None or numbers is None:
         return []
-    names = attacked.name_numbers(goldfish)
-    chosen = choose_sample(windows, probe.max_documents_per_bucket, seed=seed, purpose="attacked")
-
-    def measure(indices: Sequence[int]) -> list[list[float]]:
-        return attacked.attack(
-            probe,
-            model.decoder(),
-            model.scorer(),
-            [windows[chosen[index]] for index in indices],
-            goldfish,
-            seed=seed,
-            progress=lambda how: _at(f"attack by {how}", shop),
-        )
-
-    known = None
-    if goldfish is not None:
-        known = [goldfish.config.model_dump(mode="json"), goldfish.special_ids]
-    found = collect_numbers(
-        names,
-        [_key_of_window(windows[index], windows[index].document.dose) for index in chosen],
-        [len(windows[index].input_ids) for index in chosen],
-        measure,
-        shelf=_shelf(
-            model,
-            shop,
-            {
-                "kind": "attacked",
-                "seed": seed,
-                "mask": known,
-                "probe": {"version": probe.VERSION, **probe.model_dump(mode="json")},
-            },
-        ),
-        peers=shop.peers,
-    )
-    rows = np.full((len(windows), len(names)), np.nan)
-    rows[chosen] = found.rows
-    numbers = Numbers(names=names, rows=rows)
     return attacked.tabulate(
-        probe, windows, numbers, selection.buckets, goldfish, num_tightened=shop.num_tightened
+        suite.attacks,
+        selection.windows,
+        numbers,
+        selection.buckets,
+        shop.goldfish,
+        num_tightened=shop.num_tightened,
     )
 
 

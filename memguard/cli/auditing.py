@@ -15,9 +15,10 @@ from typing import Any
 import memguard
 from memguard.audit.extraction import TINY_MARGINS
 from memguard.audit.probes import Probe
-from memguard.audit.procedure import AuditOutcome, Stage, run_audit
+from memguard.audit.procedure import AuditOutcome, run_audit
 from memguard.audit.scores_file import save_scores
 from memguard.audit.suite import Suite, load_suite
+from memguard.audit.workshop import Stage
 from memguard.cli.any_checkpoint import describe_checkpoint
 from memguard.cli.audit_request import AuditRequest
 from memguard.cli.scorers import LoadedWhenAsked

@@ -17,9 +17,8 @@ from memguard.cli.training import train_run
 from memguard.compare import Copies, Findings, find_early_end, find_fix, find_recited
 from memguard.config import RunConfig, apply_settings, dump_yaml, load_yaml, validate
 from memguard.config.mitigations import DeduplicateConfig
-from memguard.data.deduplication import find_copies
+from memguard.data.deduplication import find_copies, find_deduplicate
 from memguard.data.documents import document_text
-from memguard.data.prepare import find_deduplicate
 from memguard.data.run_texts import read_texts
 from memguard.errors import ConfigError, DataError, RecordError
 from memguard.records import (

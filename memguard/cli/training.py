@@ -26,7 +26,7 @@ from memguard.cli.watching import build_watch
 from memguard.config import RunConfig, dump_yaml
 from memguard.data.corpus import Corpus, load_corpus
 from memguard.data.loader import Loader
-from memguard.data.prepare import load_private_key
+from memguard.data.private_key import load_private_key
 from memguard.errors import ConfigError
 from memguard.parallel.checkpoint_folder import check_positions
 from memguard.parallel.vocab_checks import keeps_documents_apart

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from memguard.audit.cache import RecordCache
 from memguard.audit.mask_consistency import Consistency, measure_mask_consistency
 from memguard.audit.own_passes import Codec
-from memguard.audit.procedure import CompareMasks, OnProgress, Workshop
 from memguard.audit.suite import Suite
+from memguard.audit.workshop import CompareMasks, OnProgress, Workshop
 from memguard.cli.subjects import Subject
 from memguard.config import AuditConfig, GoldfishConfig
 from memguard.data.chat import find_special_ids

@@ -2,6 +2,7 @@
 
     settings.py      what all settings have in common
     schema.py        the settings of a run: one sentence, a unit and a default each
+    data.py          those of its documents
     budget.py        the risk budget
     mitigations.py   those of each mitigation, and which do not go together
     schema_sweep.py  the settings of a sweep
@@ -13,6 +14,7 @@ A wrong setting is told in under two seconds: nothing here imports torch.
 """
 
 from memguard.config.budget import BudgetConfig
+from memguard.config.data import CanaryConfig, DataConfig, StudyConfig
 from memguard.config.loading import (
     Document,
     apply_overrides,
@@ -26,14 +28,11 @@ from memguard.config.mitigations import GoldfishConfig, MitigationConfig, TokenD
 from memguard.config.schema import (
     AuditConfig,
     AxisName,
-    CanaryConfig,
-    DataConfig,
     ModelConfig,
     OptimConfig,
     ParallelConfig,
     RunConfig,
     ScratchConfig,
-    StudyConfig,
     TrainConfig,
 )
 from memguard.config.schema_sweep import SweepConfig, SweepSetting

@@ -15,6 +15,9 @@
     packing.py       pieces of documents into rows, best fit
     schedule.py      which row is trained when
     loader.py        rows of a step as arrays; counts what was really fed
+    given.py         every document that the settings name, and which of them to forget
+    keys.py          hashes: is what was prepared before still right?
+    private_key.py   a run's own secret, behind its hashes of texts
     prepare.py       all of the above into a run folder: manifest and tokens
     run_texts.py     a finished run's documents, read again from where they came
     forget_list.py   of them, what a next run shall forget and retain, as files

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from memguard.config import RunConfig
-from memguard.config.schema import MIN_CANARIES
+from memguard.config.data import MIN_CANARIES
 from memguard.data.buckets import Placement, place_canaries
 from memguard.data.documents import Document
 from memguard.data.tokenization import TokenizedDocument, tokenize_documents

@@ -23,6 +23,7 @@ from types import ModuleType
 import numpy as np
 from numpy.typing import NDArray
 
+from memguard.config import RunConfig
 from memguard.config.mitigations import DeduplicateConfig
 from memguard.data.duplicates import WordGrams
 from memguard.errors import ConfigError
@@ -31,6 +32,12 @@ _NUM_HASHES = 256
 _SEED = 0
 """Of the hash functions. Not the run's: what is a copy does not depend on it."""
 _MAX_MISSED = 0.01
+
+
+def find_deduplicate(config: RunConfig) -> DeduplicateConfig | None:
+    """Return the mitigation that removes copies, if the run has it."""
+    entries = (each for each in config.mitigations if isinstance(each, DeduplicateConfig))
+    return next(entries, None)
 
 
 def find_copies(texts: Sequence[str], config: DeduplicateConfig) -> NDArray[np.bool_]:

@@ -1,8 +1,5 @@
 """Documents into a run folder: manifest and tokens, so that every later stage reads the same."""
 
-import hashlib
-import json
-import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,9 +13,12 @@ from memguard.config.mitigations import DeduplicateConfig
 from memguard.data.buckets import Placement, place_for_study, place_for_training, remove_copies
 from memguard.data.canaries import prepare_canaries
 from memguard.data.corpus import Corpus, PreparedSummary, load_corpus, save_corpus
-from memguard.data.deduplication import find_copies, load_rensa
-from memguard.data.documents import Document, document_text, load_documents, name_ids
+from memguard.data.deduplication import find_copies, find_deduplicate, load_rensa
+from memguard.data.documents import Document, document_text, name_ids
 from memguard.data.duplicates import WordGrams
+from memguard.data.given import load_given
+from memguard.data.keys import audit_key_of, content_key, hash_entries, hash_training_texts
+from memguard.data.private_key import load_private_key
 from memguard.data.tokenization import (
     TokenizedDocument,
     hash_tokens,
@@ -26,7 +26,7 @@ from memguard.data.tokenization import (
     tokenize_documents,
 )
 from memguard.errors import DataError
-from memguard.records import ManifestEntry, write_atomically
+from memguard.records import ManifestEntry
 from memguard.runtime import Console
 
 
@@ -58,11 +58,11 @@ def prepare(
     deduplicate = find_deduplicate(config)
     if deduplicate is not None and deduplicate.similarity != "exact":
         load_rensa()
-    loaded = _load_all(config, cache_dir, console)
-    tokenizer = load_tokenizer([document for name, document in loaded.pairs if name == "train"])
-    digests = [hmac_text(b"", document) for _, document in loaded.pairs]
-    key = _content_key(config, tokenizer, loaded.pairs, digests)
-    audit_key = _audit_key(config)
+    given = load_given(config, cache_dir, console)
+    tokenizer = load_tokenizer([document for name, document in given.pairs if name == "train"])
+    digests = [hmac_text(b"", document) for _, document in given.pairs]
+    key = content_key(config, tokenizer, given.pairs, digests)
+    audit_key = audit_key_of(config)
     if (run_folder / "prepared" / "summary.json").exists():
         corpus = load_corpus(run_folder)
         begun = (run_folder / "metrics.jsonl").exists()
@@ -78,7 +78,7 @@ def prepare(
 
     hmac_key = load_private_key(run_folder)
     kept, origins, num_shorter = [], [], 0
-    documents = [document for _, document in loaded.pairs]
+    documents = [document for _, document in given.pairs]
     with console.progress("tokenise", len(documents), "documents") as advance:
         tokenized = tokenize_documents(
             documents,
@@ -88,7 +88,7 @@ def prepare(
             setting="data",
             progress=lambda done: advance(done, ""),
         )
-        for (origin, document), tokens in zip(loaded.pairs, tokenized, strict=True):
+        for (origin, document), tokens in zip(given.pairs, tokenized, strict=True):
             if len(tokens.input_ids) < config.data.min_document_tokens:
                 num_shorter += 1
                 continue
@@ -134,7 +134,7 @@ def prepare(
     _check_auditable(config, int((auditable & (roles == "trained")).sum()), kept)
     is_control = roles == "control"
     is_trained = (roles == "trained") | (roles == "background")
-    num_also_forgotten = loaded.num_same_text + _count_left_out(origins, clusters.cluster)
+    num_also_forgotten = given.num_same_text + _count_left_out(origins, clusters.cluster)
     if num_also_forgotten:
         console.info(
             f"documents: {num_also_forgotten:,} of 'data.train' stand in 'data.forget' too, or a "
@@ -150,7 +150,7 @@ def prepare(
     prepared_canaries = prepare_canaries(
         config,
         tokenizer,
-        texts_sha256=_hash_training_texts(loaded.pairs, digests),
+        texts_sha256=hash_training_texts(given.pairs, digests),
         # Removed ones count too: with and without a mitigation the same secrets are drawn.
         num_trained=int((is_trained | (roles == "removed")).sum()),
         console=console,
@@ -163,17 +163,17 @@ def prepare(
             prepared_canaries, int(clusters.cluster.max()) + 1
         )
     ]
-    _check_canary_ids(canaries, loaded.pairs)
+    _check_canary_ids(canaries, given.pairs)
     entries = [each.enter(hmac_key) for each in (*placed, *canaries)]
     summary = PreparedSummary(
         key=key,
         audit_key=audit_key,
-        documents_sha256=_hash_entries(entries),
+        documents_sha256=hash_entries(entries),
         sources=sorted({each.document.source for each in placed}),
         num_documents=len(placed),
-        num_empty=loaded.num_empty,
+        num_empty=given.num_empty,
         num_shorter=num_shorter,
-        num_left_out=loaded.num_same_text + len(kept) - len(placed),
+        num_left_out=given.num_same_text + len(kept) - len(placed),
         num_clusters=len({each.cluster for each in placed}),
         num_boilerplate_grams=clusters.num_boilerplate_grams,
         num_control=int(is_control.sum()),
@@ -191,12 +191,6 @@ def prepare(
     save_corpus(run_folder, summary, entries, [each.tokens for each in (*placed, *canaries)])
     console.info(f"documents: {_describe(entries)}")
     return load_corpus(run_folder)
-
-
-def find_deduplicate(config: RunConfig) -> DeduplicateConfig | None:
-    """Return the mitigation that removes copies, if the run has it."""
-    entries = (each for each in config.mitigations if isinstance(each, DeduplicateConfig))
-    return next(entries, None)
 
 
 def _remove_copies(
@@ -221,64 +215,6 @@ def _remove_copies(
             f"are {alike}. Leave it out"
         )
     return remove_copies(placements, is_copy)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Loaded:
-    pairs: list[tuple[str, Document]]
-    """(setting it came from, document)."""
-    num_empty: int
-    num_same_text: int
-    """Documents of `data.train` left out, because `data.forget` has their text."""
-
-
-def _load_all(config: RunConfig, cache_dir: Path, console: Console) -> _Loaded:
-    pairs: list[tuple[str, Document]] = []
-    num_empty = 0
-    for setting in ("train", "control", "background", "heldout", "forget"):
-        sources = [s for s in getattr(config.data, setting) if s != "remainder"]
-        if not sources:
-            continue
-        console.info(f"documents: reading {', '.join(sources)}")
-        loaded = load_documents(
-            sources,
-            setting=f"data.{setting}",
-            text_column=config.data.text_column,
-            cache_dir=cache_dir,
-        )
-        num_empty += loaded.num_empty
-        pairs += [(setting, document) for document in loaded.documents]
-    num_all = len(pairs)
-    # Before ids are compared: a list of what shall be forgotten is often cut from the documents.
-    pairs = _without_forgotten(pairs)
-    seen: dict[str, int] = {}
-    for _, document in pairs:
-        seen[document.id] = seen.get(document.id, 0) + 1
-    twice = [identifier for identifier, count in seen.items() if count > 1]
-    if twice:
-        raise DataError(
-            f"'data': {len(twice)} ids stand for more than one document "
-            f"({', '.join(twice[:5])}{', ...' if len(twice) > 5 else ''}). Give each its own 'id'."
-        )
-    return _Loaded(pairs=pairs, num_empty=num_empty, num_same_text=num_all - len(pairs))
-
-
-def _without_forgotten(pairs: list[tuple[str, Document]]) -> list[tuple[str, Document]]:
-    """Leave out documents of `data.train` whose very text is to be forgotten."""
-    texts = {hmac_text(b"", document) for name, document in pairs if name == "forget"}
-    if not texts:
-        return pairs
-    left = [
-        (name, document)
-        for name, document in pairs
-        if name != "train" or hmac_text(b"", document) not in texts
-    ]
-    if not any(name == "train" for name, _ in left):
-        raise DataError(
-            "every document of 'data.train' stands in 'data.forget' too: give documents that the "
-            "model shall retain"
-        )
-    return left
 
 
 def _count_left_out(origins: Sequence[str], cluster: NDArray[np.int64]) -> int:
@@ -353,77 +289,6 @@ def _wants_control(config: RunConfig) -> bool:
     if config.data.study is not None:
         return 0 in config.data.study.num_repetitions
     return bool(config.data.control) or config.data.control_fraction > 0
-
-
-def _content_key(
-    config: RunConfig,
-    tokenizer: Any,
-    pairs: Sequence[tuple[str, Document]],
-    digests: Sequence[str],
-) -> str:
-    """Hash everything manifest and tokens depend on: texts, tokenizer, template, settings."""
-    digest = hashlib.sha256()
-    # Without canaries, or anything to forget, as it was before there were any: what was prepared
-    # then is still right.
-    without: set[str] = set()
-    if not config.data.canaries.count:
-        without.add("canaries")
-    if not config.data.forget:
-        without |= {"forget", "forget_repetitions"}
-    settings = {
-        "data": config.data.model_dump(mode="json", exclude=without),
-        "epochs": config.train.epochs,
-        "seed": config.seed,
-        "template": getattr(tokenizer, "chat_template", None),
-    }
-    deduplicate = find_deduplicate(config)
-    if deduplicate is not None:
-        settings["deduplicate"] = deduplicate.model_dump(mode="json")
-    digest.update(json.dumps(settings, sort_keys=True).encode())
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    digest.update(
-        (backend.to_str() if backend else repr(sorted(tokenizer.get_vocab().items()))).encode()
-    )
-    for (origin, document), said in zip(pairs, digests, strict=True):
-        digest.update(f"{origin}\0{document.id}\0".encode(errors="surrogatepass"))
-        digest.update(said.encode())
-    return digest.hexdigest()
-
-
-def _hash_training_texts(pairs: Sequence[tuple[str, Document]], digests: Sequence[str]) -> str:
-    digest = hashlib.sha256()
-    for (origin, _), said in zip(pairs, digests, strict=True):
-        if origin in ("train", "background"):
-            digest.update(said.encode())
-    return digest.hexdigest()
-
-
-def _audit_key(config: RunConfig) -> str:
-    lengths = {"suite", "continuation_tokens", "prefix_tokens", "min_prefix_tokens"}
-    return json.dumps(config.audit.model_dump(mode="json", include=lengths), sort_keys=True)
-
-
-def load_private_key(run_folder: Path) -> bytes:
-    """Return the run's own key, made at the first call.
-
-    Without it neither the texts behind hashes nor the noise of dp_sgd can be guessed at.
-    """
-    path = run_folder / "audit" / "private" / "hmac.key"
-    if not path.exists():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.parent.chmod(0o700)
-        write_atomically(path, secrets.token_hex(32).encode(), mode=0o600)
-    return bytes.fromhex(path.read_text().strip())
-
-
-def _hash_entries(entries: Sequence[ManifestEntry]) -> str:
-    digest = hashlib.sha256()
-    for entry in entries:
-        # What a mitigation takes out of training was given all the same.
-        bucket = "trained" if entry.role == "removed" else entry.bucket
-        line = f"{entry.id}\0{bucket}\0{entry.tokens_sha256}\n"
-        digest.update(line.encode(errors="surrogatepass"))
-    return digest.hexdigest()
 
 
 def _describe(entries: Sequence[ManifestEntry]) -> str:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from memguard.config import RunConfig
 from memguard.data.documents import Document, load_documents, name_ids
-from memguard.data.prepare import load_private_key
+from memguard.data.private_key import load_private_key
 from memguard.data.tokenization import hmac_text
 from memguard.errors import DataError
 from memguard.records import ManifestEntry

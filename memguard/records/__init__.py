@@ -3,7 +3,8 @@
     record.py      what every record is, and how it is written and read back
     manifest.py    one line a document: planned and realised
     watched.py     what audits during training found
-    audit.py       document scores, the report's table, its verdict
+    scores.py      what each probe found: of a document, of a bucket, of a canary
+    audit.py       the report: findings, verdict, and the scores they rest on
     comparison.py  settings side by side, and paired
 
 Everything memguard writes for others to read is one of these models; a missing number is null and
@@ -11,28 +12,12 @@ counted, never NaN and never 0. `schema` names change when a reader of the old f
 """
 
 from memguard.records.audit import (
-    AttackCostBucket,
-    AttackCostScores,
-    AttackedBucket,
     AuditReport,
     Banner,
-    BucketScores,
-    CanaryScore,
-    CanaryScores,
     DataIdentity,
-    DocumentScore,
-    DoseTrend,
-    ExtractedCopies,
     Finding,
-    Interval,
-    MaskChange,
-    Measure,
-    MeasuredBucket,
-    MembershipScores,
     Method,
     ModelIdentity,
-    ModelScores,
-    Rate,
     TrainingSummary,
     Verdict,
 )
@@ -59,6 +44,24 @@ from memguard.records.manifest import (
     save_manifest,
 )
 from memguard.records.record import Record, load_record, save_record, write_atomically
+from memguard.records.scores import (
+    AttackCostBucket,
+    AttackCostScores,
+    AttackedBucket,
+    BucketScores,
+    CanaryScore,
+    CanaryScores,
+    DocumentScore,
+    DoseTrend,
+    ExtractedCopies,
+    Interval,
+    MaskChange,
+    Measure,
+    MeasuredBucket,
+    MembershipScores,
+    ModelScores,
+    Rate,
+)
 from memguard.records.watched import Budget, WatchedBucket, WatchedStep
 
 __all__ = [

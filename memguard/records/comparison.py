@@ -4,13 +4,8 @@ from typing import Any, Literal, Self
 
 from pydantic import ConfigDict, Field, model_validator
 
-from memguard.records.audit import (
-    AttackCostScores,
-    AttackedBucket,
-    Interval,
-    MembershipScores,
-)
 from memguard.records.record import Record
+from memguard.records.scores import AttackCostScores, AttackedBucket, Interval, MembershipScores
 
 RiskName = Literal["verbatim", "near_verbatim", "attack_cost"]
 """What a setting's risk may be judged on."""

@@ -8,6 +8,7 @@
     simulation.py       the same step without peers and memory: what it takes and sends
     optim.py            AdamW, its parameter groups and the learning rate of a step
     checkpoint.py       save and resume, bit for bit; committed by rename
+    resumption.py       what a run has done so far, saved and taken up again
     heldout.py          mean loss on documents that are never trained
     reference.py        what the starting model says of every trained token
     watch.py            audits during training, and what a risk budget makes of them

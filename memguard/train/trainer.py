@@ -8,8 +8,7 @@ What one step does is in `step`.
 """
 
 import time
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Literal
 
@@ -24,14 +23,6 @@ from memguard.errors import ConfigError, Interrupted, RecordError
 from memguard.mitigation.ladder import Ladder
 from memguard.parallel.vocab import VocabLayer
 from memguard.runtime import Advance, Console, Runtime, peak_memory_bytes
-from memguard.train.checkpoint import (
-    CheckpointManifest,
-    TrainState,
-    check_belongs,
-    find_checkpoint,
-    load_checkpoint,
-    save_checkpoint,
-)
 from memguard.train.dp_sgd import RowClipping, compute_privacy
 from memguard.train.heldout import measure_heldout
 from memguard.train.metrics import (
@@ -43,6 +34,7 @@ from memguard.train.metrics import (
 )
 from memguard.train.optim import learning_rate
 from memguard.train.reference import find_reference
+from memguard.train.resumption import Checkpoints, Totals
 from memguard.train.step import TrainStep
 from memguard.train.stop_request import StopRequest
 from memguard.train.watch import Watch
@@ -50,17 +42,6 @@ from memguard.train.watch import Watch
 _HELDOUT_BATCH_TOKENS = 4096
 _MIN_LABELS_FOR_DROP_CHECK = 10_000
 _DROP_RATE_TOLERANCE = 0.1
-
-
-@dataclass(slots=True)
-class _Totals:
-    """What the run has done so far; part of every checkpoint."""
-
-    step: int = 0
-    num_supervised_tokens: int = 0
-    num_kept_tokens: int = 0
-    num_rows: int = 0
-    train_s: float = 0.0
 
 
 class Trainer:
@@ -126,10 +107,19 @@ class Trainer:
             runtime=runtime,
             row_clipping=row_clipping,
         )
-        self.totals = _Totals()
+        self.totals = Totals()
+        self.checkpoints = Checkpoints(
+            run_folder / "checkpoints",
+            step=self.step,
+            loader=loader,
+            watch=watch,
+            run_key=run_key,
+            keep=train.keep_checkpoints,
+            runtime=runtime,
+            console=console,
+        )
         self._reference_nll: NDArray[np.float32] | None = None
         self.stop_request = StopRequest(console)
-        self._saved_step: int | None = None
         self._stopped_by: Literal["budget", "ngram_penalty"] | None = None
 
     def run(self) -> None:
@@ -252,7 +242,7 @@ class Trainer:
         if not watch.stops:
             return
         if not found.over_limit:
-            self._save()
+            self.checkpoints.save(self.totals)
             return
         last_good_step = watch.last_good_step
         if not last_good_step:
@@ -260,14 +250,15 @@ class Trainer:
                 f"'train.audit_every_steps' must be below {step}: by then {found.over_limit[0]} "
                 "was over the limit of 'budget', and no weights within it had been kept"
             )
-        if not self._load(last_good_step) or self.totals.step != last_good_step:
-            folder = self.folder / "checkpoints"
+        kept = self.checkpoints.load(last_good_step)
+        if kept is None or kept.step != last_good_step:
+            folder = self.checkpoints.folder
             raise RecordError(
                 f"{', '.join(found.over_limit)} went over the limit of 'budget' after step {step}, "
                 f"and the weights of step {last_good_step}, the last ones within it, are missing "
                 f"or damaged in '{folder}': bring them back, or delete that folder to begin again"
             )
-        self._stopped_by = "budget"
+        self.totals, self._stopped_by = kept, "budget"
         self.console.warn(
             f"{', '.join(found.over_limit)} went over the limit of 'budget' after step {step}: the "
             f"run ends with the weights of step {self.totals.step}"
@@ -336,77 +327,10 @@ class Trainer:
     # -- resume and interruption ---------------------------------------------------------------
 
     def _resume(self, until_step: int | None) -> None:
-        if self._load(until_step):
-            self.console.info(f"resuming after step {self.totals.step} of {self.num_steps}")
-
-    def _load(self, until_step: int | None) -> bool:
-        """Take the state of the newest checkpoint, up to a step; False where there is none."""
-        found = self.runtime.broadcast_object(
-            self.runtime.only_on_main(lambda: self._find(until_step))
-        )
-        if found is None:
-            return False
-        path, manifest = found
-        load_checkpoint(path, self._state(), runtime=self.runtime)
-        self.totals = _Totals(
-            step=manifest.step,
-            num_supervised_tokens=manifest.num_supervised_tokens,
-            num_kept_tokens=manifest.num_kept_tokens,
-            num_rows=manifest.num_rows,
-            train_s=manifest.train_s,
-        )
-        self._saved_step = manifest.step
-        return True
-
-    def _find(self, until_step: int | None) -> tuple[Path, CheckpointManifest] | None:
-        folder = self.folder / "checkpoints"
-        found = find_checkpoint(folder, console=self.console, until_step=until_step)
+        found = self.checkpoints.load(until_step)
         if found is not None:
-            check_belongs(*found, run_key=self.run_key, sample_sha256=self._sample_sha256)
-        return found
-
-    def _save(self) -> None:
-        totals = self.totals
-        save_checkpoint(
-            self.folder / "checkpoints",
-            self._state(),
-            progress=CheckpointManifest(
-                step=totals.step,
-                run_key=self.run_key,
-                sample_sha256=self._sample_sha256,
-                num_supervised_tokens=totals.num_supervised_tokens,
-                num_kept_tokens=totals.num_kept_tokens,
-                num_rows=totals.num_rows,
-                train_s=totals.train_s,
-                torch_version=torch.__version__,
-                files={},
-            ),
-            keep=self.config.keep_checkpoints,
-            keep_step=self.watch.last_good_step if self.watch and self.watch.stops else None,
-            runtime=self.runtime,
-        )
-        self._saved_step = totals.step
-
-    @property
-    def _sample_sha256(self) -> str | None:
-        return None if self.watch is None else self.watch.sample_sha256
-
-    def _state(self) -> TrainState:
-        return TrainState(
-            buffers=dict(self._stored_buffers()),
-            parameters=self.step.parameters,
-            optimizer=self.step.optimizer,
-            arrays={
-                "piece_tally": self.loader.piece_tally,
-                **({} if self.watch is None else self.watch.arrays),
-            },
-        )
-
-    def _stored_buffers(self) -> Iterator[tuple[str, torch.Tensor]]:
-        stored = self.vocab.model.state_dict(keep_vars=True)
-        for name, buffer in self.vocab.model.named_buffers():
-            if name in stored:
-                yield name, buffer
+            self.totals = found
+            self.console.info(f"resuming after step {self.totals.step} of {self.num_steps}")
 
     def _save_if_due(self) -> None:
         every = self.config.checkpoint_every_steps
@@ -414,8 +338,8 @@ class Trainer:
         asked = self.stop_request.agree(self.runtime)
         ends = step == self.num_steps or self._stopped_by == "ngram_penalty"
         due = ends or (every is not None and step % every == 0)
-        if (asked or due) and step != self._saved_step:
-            self._save()
+        if (asked or due) and step != self.checkpoints.newest_step:
+            self.checkpoints.save(self.totals)
         self._stop_if(asked)
 
     def _stop_if(self, asked: int) -> None:

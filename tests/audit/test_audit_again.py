@@ -30,8 +30,9 @@ from memguard.audit.extraction import AuditDocument, ExtractionProbe
 from memguard.audit.grid import GridProbe
 from memguard.audit.passages import Asked, Passage, TokenResult
 from memguard.audit.probes import MembershipProbe, SamplingProbe
-from memguard.audit.procedure import AuditOutcome, Workshop
+from memguard.audit.procedure import AuditOutcome
 from memguard.audit.scoring import ModelScorer
+from memguard.audit.workshop import Workshop
 from memguard.parallel.assemble import Sharding
 from memguard.parallel.mesh import build_mesh
 from memguard.parallel.mesh_shape import MeshShape

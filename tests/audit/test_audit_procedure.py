@@ -23,7 +23,8 @@ from audit_examples import (
 
 from memguard.audit.extraction import AuditDocument, ExtractionProbe
 from memguard.audit.probes import MaskConsistencyProbe, MembershipProbe
-from memguard.audit.procedure import AuditOutcome, Workshop
+from memguard.audit.procedure import AuditOutcome
+from memguard.audit.workshop import Workshop
 from memguard.errors import DataError
 from memguard.records import MaskChange
 

@@ -18,8 +18,9 @@ from memguard.audit.own_passes import (
     plan_recall,
 )
 from memguard.audit.probes import MembershipProbe
-from memguard.audit.procedure import AuditOutcome, Workshop, run_audit
+from memguard.audit.procedure import AuditOutcome, run_audit
 from memguard.audit.scoring import ModelScorer
+from memguard.audit.workshop import Workshop
 from memguard.parallel.vocab import VocabLayer
 from memguard.records import MembershipScores
 

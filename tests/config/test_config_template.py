@@ -6,9 +6,8 @@ from pathlib import Path
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memguard.config import RunConfig, dump_yaml, load_run_config, render_template
+from memguard.config import CanaryConfig, RunConfig, dump_yaml, load_run_config, render_template
 from memguard.config.mitigations import GoldfishConfig
-from memguard.config.schema import CanaryConfig
 
 PLAIN = {"name": "my-run", "model": {"path": "path/to/checkpoint"}}
 

@@ -1,0 +1,216 @@
+"""Each kind of question that a model is asked, and its answers as numbers."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from memguard.audit import attacked, writing
+from memguard.audit.cache import compute_fingerprint, compute_key
+from memguard.audit.canary_scores import SECRET, AuditCanary
+from memguard.audit.extraction import AuditDocument, Window
+from memguard.audit.membership_scores import MEMBERSHIP_SCORES
+from memguard.audit.numbers import Numbers, Shelf, collect_numbers
+from memguard.audit.one_pass import OnePass
+from memguard.audit.own_passes import choose_shots, plan_lowercase, plan_plain, plan_recall
+from memguard.audit.passages import Passage
+from memguard.audit.selection import choose_sample
+from memguard.audit.suite import Suite
+from memguard.audit.workshop import AuditedModel, Stage, Workshop
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Questions:
+    """What a suite asks of one model; what was asked before comes from the cache."""
+
+    model: AuditedModel
+    suite: Suite
+    tiny_margin: float
+    """Logits, see `TINY_MARGINS`."""
+    seed: int
+    shop: Workshop
+
+    def measure_documents(
+        self, one_pass: OnePass, windows: Sequence[Window], stage: Stage
+    ) -> Numbers:
+        """Return the numbers of one pass over each document."""
+
+        def measure(indices: Sequence[int]) -> NDArray[np.float64]:
+            asked = [windows[index] for index in indices]
+            passages = [passage for window in asked for passage in one_pass.plan(window)]
+            return one_pass.measure(asked, self.model.scorer().score(passages, one_pass.asked))
+
+        return collect_numbers(
+            one_pass.names,
+            [_key(window.document) for window in windows],
+            [len(window.document.input_ids) for window in windows],
+            measure,
+            shelf=self._shelf({"kind": "one pass", **one_pass.parameters}),
+            peers=self.shop.peers,
+            on_progress=self._at(stage),
+        )
+
+    def measure_canaries(self, canaries: Sequence[AuditCanary]) -> Numbers | None:
+        """Return the numbers of each secret after its prompt; None where none are asked for."""
+        if self.suite.canaries is None or not canaries:
+            return None
+        windows = [SECRET.window(canary.document) for canary in canaries]
+        known = [window for window in windows if window is not None]
+        assert len(known) == len(windows), "a canary has a prompt and a secret"
+        one_pass = OnePass(extraction=SECRET, tiny_margin=self.tiny_margin)
+        silent = replace(self, shop=replace(self.shop, on_progress=None))
+        return silent.measure_documents(one_pass, known, "canaries")
+
+    def measure_own_passes(
+        self, windows: Sequence[Window], *, has_reference: bool
+    ) -> dict[str, NDArray[np.float64]]:
+        """Return mean log-probabilities of a token under passes of their own, and the plain one."""
+        asked, limit = list_own_passes(self.suite), self.model.max_tokens
+        found: dict[str, NDArray[np.float64]] = {}
+        codec, membership = self.shop.codec, self.suite.membership
+        if "lowercase" in asked and codec is not None:
+            plans = [plan_lowercase(window, codec, max_tokens=limit) for window in windows]
+            found["lowercase"] = self.measure_means(plans, "lower case")
+        if "recall" in asked and membership is not None:
+            shots = choose_shots(windows, count=membership.recall_documents, seed=self.seed)
+            before = [windows[index] for index in shots]
+            plans = [
+                None if index in set(shots) else plan_recall(window, before, max_tokens=limit)
+                for index, window in enumerate(windows)
+            ]
+            found["recall"] = self.measure_means(plans, "recall")
+        if found or (has_reference and "reference" in asked):
+            plain = [plan_plain(window, max_tokens=limit) for window in windows]
+            found["plain"] = self.measure_means(plain, "plain")
+        return found
+
+    def measure_means(self, plans: Sequence[Passage | None], stage: Stage) -> NDArray[np.float64]:
+        """Return the mean log-probability of the scored tokens of each passage; NaN without one."""
+        there = [index for index, plan in enumerate(plans) if plan is not None]
+        known = [plan for plan in plans if plan is not None]
+
+        def measure(indices: Sequence[int]) -> list[list[float]]:
+            results = self.model.scorer().score([known[index] for index in indices])
+            return [[float(result.logprob.mean(dtype=np.float64))] for result in results]
+
+        numbers = collect_numbers(
+            ("mean_logprob",),
+            [compute_key(plan.input_ids, np.array([plan.first_label])) for plan in known],
+            [len(plan.input_ids) for plan in known],
+            measure,
+            shelf=self._shelf({"kind": "mean log-probability", "version": 1}),
+            peers=self.shop.peers,
+            on_progress=self._at(stage),
+        )
+        means = np.full(len(plans), np.nan)
+        means[there] = numbers["mean_logprob"]
+        return means
+
+    def measure_writing(
+        self, one_pass: Numbers, windows: Sequence[Window], stage: Stage
+    ) -> Numbers | None:
+        """Return how near what the model writes is, of a sample; NaN for the others."""
+        probe = self.suite.generation
+        if probe is None:
+            return None
+        chosen = self._choose(windows, probe.max_documents_per_bucket, "written on")
+
+        def measure(indices: Sequence[int]) -> list[list[float]]:
+            asked = [chosen[index] for index in indices]
+            part = Numbers(names=one_pass.names, rows=one_pass.rows[asked])
+            return writing.write_on(
+                probe,
+                self.model.decoder(),
+                [windows[index] for index in asked],
+                part,
+                seed=self.seed,
+                progress=lambda how: self._at(f"{stage} {how}"),
+            )
+
+        found = collect_numbers(
+            writing.name_numbers(probe),
+            [_key_of_window(windows[index]) for index in chosen],
+            [len(windows[index].input_ids) for index in chosen],
+            measure,
+            shelf=self._shelf(
+                {"kind": "written", "seed": self.seed, "probe": probe.model_dump(mode="json")}
+            ),
+            peers=self.shop.peers,
+        )
+        return _spread(found, chosen, len(windows))
+
+    def measure_attacks(self, windows: Sequence[Window]) -> Numbers | None:
+        """Return what attacks get of a sample of each bucket; NaN for the others."""
+        probe, goldfish = self.suite.attacks, self.shop.goldfish
+        if probe is None:
+            return None
+        chosen = self._choose(windows, probe.max_documents_per_bucket, "attacked")
+
+        def measure(indices: Sequence[int]) -> list[list[float]]:
+            return attacked.attack(
+                probe,
+                self.model.decoder(),
+                self.model.scorer(),
+                [windows[chosen[index]] for index in indices],
+                goldfish,
+                seed=self.seed,
+                progress=lambda how: self._at(f"attack by {how}"),
+            )
+
+        known = None
+        if goldfish is not None:
+            known = [goldfish.config.model_dump(mode="json"), goldfish.special_ids]
+        found = collect_numbers(
+            attacked.name_numbers(goldfish),
+            [_key_of_window(windows[index], windows[index].document.dose) for index in chosen],
+            [len(windows[index].input_ids) for index in chosen],
+            measure,
+            shelf=self._shelf(
+                {
+                    "kind": "attacked",
+                    "seed": self.seed,
+                    "mask": known,
+                    "probe": {"version": probe.VERSION, **probe.model_dump(mode="json")},
+                }
+            ),
+            peers=self.shop.peers,
+        )
+        return _spread(found, chosen, len(windows))
+
+    def _choose(self, windows: Sequence[Window], count: int | None, purpose: str) -> list[int]:
+        return choose_sample(windows, count, seed=self.seed, purpose=purpose)
+
+    def _shelf(self, parameters: Mapping[str, object]) -> Shelf:
+        identity = self.model.identity
+        if identity is None:
+            return Shelf(cache=None, fingerprint=None)
+        fingerprint = compute_fingerprint({"model": identity, **parameters})
+        return Shelf(cache=self.shop.cache, fingerprint=fingerprint)
+
+    def _at(self, stage: Stage) -> Callable[[int, int], None] | None:
+        show = self.shop.on_progress
+        return None if show is None else lambda done, total: show(stage, done, total)
+
+
+def list_own_passes(suite: Suite) -> list[str]:
+    """Return the membership scores that need a pass of their own."""
+    scores = () if suite.membership is None else suite.membership.scores
+    return [name for name in scores if MEMBERSHIP_SCORES[name].own_pass is not None]
+
+
+def _spread(found: Numbers, chosen: Sequence[int], count: int) -> Numbers:
+    """Return a row for each of ``count`` documents, NaN for those that were not chosen."""
+    rows = np.full((count, len(found.names)), np.nan)
+    rows[chosen] = found.rows
+    return Numbers(names=found.names, rows=rows)
+
+
+def _key(document: AuditDocument, *more: NDArray[np.int64]) -> bytes:
+    form = np.frombuffer(document.format.encode(), dtype=np.uint8)
+    return compute_key(document.input_ids, document.supervised, form, *more)
+
+
+def _key_of_window(window: Window, *more: int) -> bytes:
+    span = [window.start, window.prefix_tokens, window.document.first_position]
+    return _key(window.document, np.array([*span, *more]))
