@@ -18,6 +18,8 @@ from memguard.records import (
     MembershipScores,
     Rate,
     Record,
+    WatchedBucket,
+    WatchedStep,
     load_manifest,
     load_record,
     save_manifest,
@@ -175,3 +177,31 @@ def test_every_record_class_is_closed() -> None:
         assert kind.model_config["frozen"], kind
         assert kind.model_config["allow_inf_nan"] is False, kind
         assert kind.__doc__, kind
+
+
+@pytest.mark.parametrize(
+    ("learnt", "accuracy", "shown"),
+    [
+        ((1, 0), (0.2, 0.9), "1 of 12 documents of x4 learnt by heart, 20% of tokens right"),
+        ((0, 0), (0.5, 0.6), "0 of 12 documents of x24 learnt by heart, 60% of tokens right"),
+    ],
+    ids=["most learnt", "none learnt: the nearest to it"],
+)
+def test_the_line_of_an_audit_during_training(
+    learnt: tuple[int, int], accuracy: tuple[float, float], shown: str
+) -> None:
+    buckets = [
+        WatchedBucket(
+            bucket=name,
+            role="trained",
+            num_documents=12,
+            num_verbatim=0,
+            num_near_verbatim=num_learnt,
+            num_learnt=num_learnt,
+            mean_token_accuracy=right,
+            num_tightened=0,
+        )
+        for name, num_learnt, right in zip(("x4", "x24"), learnt, accuracy, strict=True)
+    ]
+    line = WatchedStep(step=10, buckets=buckets, audit_s=0.1).describe()
+    assert line == f"audit after step 10: {shown}"

@@ -313,7 +313,7 @@ def compare(
 ) -> None:
     """Train and audit every setting of a sweep on the same documents, then compare them.
 
-    Given folders of finished runs it trains nothing and compares these.
+    Given folders of finished runs it trains nothing and holds the others against the first.
     """
     from memguard.assets import find_asset
     from memguard.compare import load_sweep

@@ -85,9 +85,16 @@ def load_audited_run(run: FinishedRun) -> AuditedRun:
     """Read what a run's audit found.
 
     Raises:
-        RecordError: unreadable, partial, without held-out losses or one dose a bucket.
+        RecordError: not audited, unreadable, partial, without held-out losses or one dose a
+            bucket.
     """
-    report = load_record(AuditReport, run.folder / "audit" / "report.json")
+    path = run.folder / "audit" / "report.json"
+    if not path.exists():
+        raise RecordError(
+            f"{run.label} cannot be compared: there is no '{path}'. Run what made '{run.folder}' "
+            "again, it goes on to its audit; or run 'memguard audit' on it"
+        )
+    report = load_record(AuditReport, path)
     if report.status != "complete":
         raise RecordError(
             f"{run.label} cannot be compared: its audit is partial. Audit '{run.folder}' again."

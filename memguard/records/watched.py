@@ -44,9 +44,12 @@ class WatchedStep(Record):
     audit_s: float
 
     def describe(self) -> str:
-        """Return the line for a log: the bucket of which most was learnt by heart."""
+        """Return the line for a log: the bucket of which most is, or is nearly, learnt by heart."""
         trained = [bucket for bucket in self.buckets if bucket.role == "trained"]
-        worst = max(trained, key=lambda bucket: bucket.num_learnt / bucket.num_documents)
+        worst = max(
+            trained,
+            key=lambda each: (each.num_learnt / each.num_documents, each.mean_token_accuracy),
+        )
         tightened = sum(bucket.num_tightened for bucket in trained)
         return (
             f"audit after step {self.step}: {worst.num_learnt} of {worst.num_documents} documents "
