@@ -29,7 +29,7 @@ from pydantic import Field
 
 from memguard.audit.statistics import clopper_pearson
 from memguard.config.settings import PositiveInt, Settings
-from memguard.records import Rate
+from memguard.records import AttackCostScores
 
 GREEDY = -1
 """Stands for greedy decoding where a scheme's index is asked for."""
@@ -74,23 +74,6 @@ class AttackCost:
     """Samples needed, of the cheapest way; inf where no scheme can draw the continuation."""
     scheme_N: NDArray[np.int64]
     """Index of the cheapest scheme, the first where several tie; `GREEDY` or `NEVER`."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class AttackCostSummary:
-    """Attack cost over documents, log10 of the samples needed."""
-
-    num_documents: int
-    num_never: int
-    """Documents whose continuation no scheme can draw."""
-    lowest: float | None
-    """Of the cheapest document; None where there is none, or none that can be drawn."""
-    quantile_10: float | None
-    """A tenth of the documents costs at most this; None where so many cannot be drawn."""
-    median: float | None
-    quantile_90: float | None
-    within: dict[int, Rate]
-    """Documents that cost at most so many samples, for each of `QUERY_BOUNDS`."""
 
 
 def log_chance_within(log_pz: ArrayLike, num_queries: int) -> NDArray[np.float64]:
@@ -138,7 +121,7 @@ def attack_cost(
     return AttackCost(log10_queries_N=cheapest_N, scheme_N=scheme_N)
 
 
-def summarise_attack_cost(log10_queries_N: NDArray[np.float64]) -> AttackCostSummary:
+def summarise_attack_cost(log10_queries_N: NDArray[np.float64]) -> AttackCostScores:
     """Return quantiles and the shares within given numbers of samples.
 
     Quantiles are costs of documents, never between two: half of the documents cost at most the
@@ -157,7 +140,7 @@ def summarise_attack_cost(log10_queries_N: NDArray[np.float64]) -> AttackCostSum
         value = float(ordered_N[max(-(-percent * num_documents // 100), 1) - 1])
         return value if math.isfinite(value) else None
 
-    return AttackCostSummary(
+    return AttackCostScores(
         num_documents=num_documents,
         num_never=int(np.isinf(ordered_N).sum()),
         lowest=find_quantile(0),

@@ -11,9 +11,9 @@ from memguard.audit.grid import GridProbe
 from memguard.audit.measures import ProbeTable
 from memguard.audit.numbers import Numbers
 from memguard.audit.one_pass import OnePass
-from memguard.audit.probabilistic import AttackCostSummary, summarise_attack_cost
+from memguard.audit.probabilistic import summarise_attack_cost
 from memguard.audit.selection import BucketOutline
-from memguard.records import AttackCostBucket, AttackCostScores
+from memguard.records import AttackCostBucket
 
 
 def list_tables(
@@ -83,24 +83,12 @@ def build_attack_cost(
         here_N = name_N == outline.bucket
         before = None
         if theirs is not None:
-            before = _record(summarise_attack_cost(theirs.log10_queries_N[here_N]))
+            before = summarise_attack_cost(theirs.log10_queries_N[here_N])
         rows.append(
             AttackCostBucket(
                 bucket=outline.bucket,
-                model=_record(summarise_attack_cost(ours.log10_queries_N[here_N])),
+                model=summarise_attack_cost(ours.log10_queries_N[here_N]),
                 base=before,
             )
         )
     return rows
-
-
-def _record(cost: AttackCostSummary) -> AttackCostScores:
-    return AttackCostScores(
-        num_documents=cost.num_documents,
-        num_never=cost.num_never,
-        lowest=cost.lowest,
-        quantile_10=cost.quantile_10,
-        median=cost.median,
-        quantile_90=cost.quantile_90,
-        within=cost.within,
-    )

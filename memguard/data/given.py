@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from memguard.config import RunConfig
-from memguard.data.documents import Document, load_documents
+from memguard.data.documents import Document, load_documents, name_ids
 from memguard.data.tokenization import hmac_text
 from memguard.errors import DataError
 from memguard.runtime import Console
@@ -57,7 +57,7 @@ def load_given(config: RunConfig, cache_dir: Path, console: Console) -> GivenDoc
     if twice:
         raise DataError(
             f"'data': {len(twice)} ids stand for more than one document "
-            f"({', '.join(twice[:5])}{', ...' if len(twice) > 5 else ''}). Give each its own 'id'."
+            f"({name_ids(twice)}). Give each its own 'id'."
         )
     return GivenDocuments(pairs=pairs, num_empty=num_empty, num_same_text=num_all - len(pairs))
 

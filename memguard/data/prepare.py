@@ -230,8 +230,8 @@ def _check_supervised(documents: Sequence[TokenizedDocument], seq_len: int) -> N
     if without:
         raise DataError(
             f"'data': {len(without)} of {len(documents)} documents have no supervised token "
-            f"({', '.join(without[:5])}{', ...' if len(without) > 5 else ''}). Are completions or "
-            f"assistant turns empty, or cut off by 'data.max_document_tokens'?"
+            f"({name_ids(without)}). Are completions or assistant turns empty, or cut off by "
+            "'data.max_document_tokens'?"
         )
 
 
