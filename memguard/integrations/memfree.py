@@ -21,7 +21,7 @@ from transformers import LogitsProcessor
 
 from memguard.data.corpus import load_corpus
 from memguard.errors import ConfigError
-from memguard.mitigation.goldfish import hash_before
+from memguard.mitigation.window_hash import WindowHash
 
 
 class MemFreeLogitsProcessor(LogitsProcessor):  # type: ignore[misc]
@@ -51,11 +51,12 @@ class MemFreeLogitsProcessor(LogitsProcessor):  # type: ignore[misc]
         if ngram_size < 2:
             raise ConfigError(f"'ngram_size' should be 2 or more; got {ngram_size}")
         self._width = ngram_size - 1
+        self._hash = WindowHash()
         keys, tokens = [np.empty(0, dtype=np.uint64)], [np.empty(0, dtype=np.int32)]
         for document in documents:
             ids = np.asarray(document, dtype=np.int64).reshape(-1)
             start = np.zeros(len(ids), dtype=np.int64)
-            keys.append(hash_before(ids, start, self._width)[self._width :])
+            keys.append(self._hash.before(ids, start, self._width)[self._width :])
             tokens.append(ids[self._width :].astype(np.int32))
         key_M, token_M = np.concatenate(keys), np.concatenate(tokens)
         order = np.lexsort((token_M, key_M))
@@ -120,10 +121,10 @@ class MemFreeLogitsProcessor(LogitsProcessor):  # type: ignore[misc]
         return scores
 
     def _hash_ends(self, ids_BW: NDArray[np.int64]) -> NDArray[np.uint64]:
-        """Hash whole rows, as `hash_before` does for what would follow them."""
+        """Hash whole rows, as `WindowHash.before` does for what would follow them."""
         size = self._width + 1
         # What would follow is not looked at: any token will do.
         rows = np.pad(ids_BW, ((0, 0), (0, 1))).reshape(-1)
         places = np.arange(rows.size)
-        hashes: NDArray[np.uint64] = hash_before(rows, places - places % size, self._width)
+        hashes = self._hash.before(rows, places - places % size, self._width)
         return hashes[self._width :: size]

@@ -1,6 +1,7 @@
 """What is done in training so that less is memorised. Pure functions of ids, labels and losses.
 
     goldfish.py       drop one label in k, the same ones each time a text is seen
+    window_hash.py    hash of the tokens before each label, in one pass
     letters.py        what a goldfish hashes where formatting shall not matter
     token_dropout.py  drop labels by chance, others each time
     ladder.py         which documents are trained with a lower k

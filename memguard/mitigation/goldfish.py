@@ -22,17 +22,16 @@ from numpy.typing import NDArray
 
 from memguard.config import GoldfishConfig
 from memguard.mitigation.letters import LETTERS_PER_TOKEN, TokenLetters
+from memguard.mitigation.window_hash import WindowHash
 
 if TYPE_CHECKING:
     from memguard.mitigation import Need, Stage
 
-# Odd, so it has an inverse modulo 2^64: 0x9E3779B97F4A7C15 is 2^64 / golden ratio.
-_BASE = 0x9E3779B97F4A7C15
-_BASE_INVERSE = pow(_BASE, -1, 1 << 64)
-_COUNT_STEP = 0xD1342543DE82EF95
-
 _TABLE_SIZE = 1_000_003
 _TABLE_SEED = 2_971_215_073
+
+# Rows are masked so many tokens at a time: what is made in between stays in a core's cache.
+_TOKENS_AT_ONCE = 8192
 
 
 class Goldfish:
@@ -58,13 +57,16 @@ class Goldfish:
         assert letters is not None or config.normalise == "none", "the text is hashed"
         self.config = config
         self.letters = letters if config.normalise == "text" else None
-        self._special_ids = np.array(sorted(set(special_ids)), dtype=np.int64)
+        # One flag for each id up to the largest that is special, and a last one for all beyond.
+        self._is_special = np.zeros(max(special_ids, default=-1) + 2, dtype=bool)
+        self._is_special[list(special_ids)] = True
+        self._hash = WindowHash()
         self._table = reference_table() if config.mode == "hash_reference" else None
 
     @property
     def special_ids(self) -> list[int]:
         """Token ids that modes ``hash`` and ``random`` never drop, sorted."""
-        ids: list[int] = self._special_ids.tolist()
+        ids: list[int] = np.flatnonzero(self._is_special).tolist()
         return ids
 
     @property
@@ -93,91 +95,61 @@ class Goldfish:
             document_ids: ``[..., T]``; a change of number starts a new document, as does a row.
             generator: used by mode ``random`` only.
         """
+        if input_ids.size == 0:
+            return np.zeros(input_ids.shape, dtype=bool)
+        num_tokens = input_ids.shape[-1]
+        ids_RT = np.ascontiguousarray(input_ids).reshape(-1, num_tokens)
+        documents_RT = None if document_ids is None else document_ids.reshape(-1, num_tokens)
+        num_rows = max(1, _TOKENS_AT_ONCE // num_tokens)
+        dropped_RT = np.empty(ids_RT.shape, dtype=bool)
+        for at in range(0, len(ids_RT), num_rows):
+            rows = slice(at, at + num_rows)
+            starts = _document_starts(
+                ids_RT[rows].shape, None if documents_RT is None else documents_RT[rows]
+            )
+            ids = ids_RT[rows].reshape(-1).astype(np.int64, copy=False)
+            dropped_RT[rows] = self._drop(ids, starts, generator).reshape(-1, num_tokens)
+        return dropped_RT.reshape(input_ids.shape)
+
+    def _drop(
+        self, ids: NDArray[np.int64], start: NDArray[np.int64], generator: np.random.Generator
+    ) -> NDArray[np.bool_]:
+        """Mask tokens ``[N]`` of documents laid end to end, which begin at ``start``, ``[N]``."""
         k, width = self.config.k, self.config.context_width
-        start = _document_starts(input_ids.shape, document_ids)
-        ids = np.ascontiguousarray(input_ids).reshape(-1).astype(np.int64, copy=False)
-        position = np.arange(ids.size) - start
+        dropped: NDArray[np.bool_]
         if self.config.mode == "hash":
-            if self.letters is None:
-                hashes = hash_before(ids, start, width)
-            else:
-                hashes = hash_letters(self.letters, ids, start, width)
-            dropped = hashes < np.uint64((1 << 64) // k)
+            dropped = self.hash_contexts(ids, start) < np.uint64((1 << 64) // k)
         elif self.config.mode == "hash_reference":
             assert self._table is not None, "the table is built with the mode"
             # A label has h-1 labels before it in the document from its second token on; the
             # published code never sees the first token as a label.
             dropped = self._table[_product_with_label(ids, width)] < np.float32(1 / k)
-            dropped &= position >= width
+            dropped &= np.arange(ids.size) - start >= width
         elif self.config.mode == "static":
+            position = np.arange(ids.size) - start
             dropped = (position >= 1) & ((position - 1) % k == 0)
         else:
             dropped = generator.random(ids.size) < 1 / k
-        if self.config.mode in ("hash", "random") and self._special_ids.size:
-            dropped &= ~np.isin(ids, self._special_ids)
-        return dropped.reshape(input_ids.shape)
+        if self.config.mode in ("hash", "random"):
+            dropped &= ~self._is_special.take(ids, mode="clip")
+        return dropped
 
+    def hash_contexts(self, ids: NDArray[np.int64], start: NDArray[np.int64]) -> NDArray[np.uint64]:
+        """Hash what decides on each label: h tokens before it, or 4h letters.
 
-def hash_before(ids: NDArray[np.int64], start: NDArray[np.int64], width: int) -> NDArray[np.uint64]:
-    """Hash the ``width`` tokens before each position; fewer at a document's start, plus how many.
+        Fewer at a document's start, and then how many they are is hashed too.
 
-    With r(id) a 64-bit mix of the id, B an odd constant and everything modulo 2^64,
-
-        prefix_t = sum_{i<t} r(x_i) B^i
-        window_t = (prefix_t - prefix_{t-n}) B^-t = sum_{j=1..n} r(x_{t-j}) B^-j,  n = min(h, t)
-        hash_t   = mix(window_t + n C)
-
-    One pass whatever the width; equal windows hash equally wherever they stand; order matters.
-
-    Args:
-        ids: ``[N]`` tokens of documents laid end to end.
-        start: ``[N]`` index at which the document of each token starts.
-        width: h.
-    """
-    places = np.arange(ids.size)
-    return _hash_windows(ids, np.maximum(start, places - width), places)
-
-
-def hash_letters(
-    letters: TokenLetters, ids: NDArray[np.int64], start: NDArray[np.int64], width: int
-) -> NDArray[np.uint64]:
-    """Hash the letters before each position, 4 ``width`` of them; fewer at a document's start.
-
-    Args:
-        letters: of the vocabulary.
-        ids: ``[N]`` tokens of documents laid end to end.
-        start: ``[N]`` index at which the document of each token starts.
-        width: h.
-    """
-    codes, begins = letters.spell(ids)
-    ends = begins[:-1]
-    first = np.maximum(ends[start], ends - LETTERS_PER_TOKEN * width)
-    return _hash_windows(codes, first, ends)
-
-
-def _hash_windows(
-    keys: NDArray[np.int64], first: NDArray[np.int64], end: NDArray[np.int64]
-) -> NDArray[np.uint64]:
-    """Hash keys ``[M]`` from ``first`` up to ``end``, ``[N]``, by the formula of `hash_before`."""
-    prefix = np.zeros(keys.size + 1, dtype=np.uint64)
-    np.cumsum(_mix(keys.astype(np.uint64)) * _powers(_BASE, keys.size), out=prefix[1:])
-    window = (prefix[end] - prefix[first]) * _powers(_BASE_INVERSE, keys.size + 1)[end]
-    return _mix(window + (end - first).astype(np.uint64) * np.uint64(_COUNT_STEP))
-
-
-def _mix(keys: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """Spread 64-bit keys (the finaliser of SplitMix64, Steele et al. 2014)."""
-    keys = keys + np.uint64(_BASE)
-    keys = (keys ^ (keys >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    keys = (keys ^ (keys >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return keys ^ (keys >> np.uint64(31))
-
-
-def _powers(base: int, count: int) -> NDArray[np.uint64]:
-    """Return base^0 ... base^(count-1) modulo 2^64."""
-    factors = np.full(count, base, dtype=np.uint64)
-    factors[:1] = 1
-    return np.cumprod(factors, dtype=np.uint64)
+        Args:
+            ids: ``[N]`` tokens of documents laid end to end.
+            start: ``[N]`` index at which the document of each token starts.
+        """
+        width = self.config.context_width
+        if self.letters is None:
+            return self._hash.before(ids, start, width)
+        codes, begins = self.letters.spell(ids)
+        ends = begins[:-1]
+        first = np.maximum(ends[start], ends - LETTERS_PER_TOKEN * width)
+        return self._hash.windows(codes, first, ends)
 
 
 def _product_with_label(ids: NDArray[np.int64], width: int) -> NDArray[np.int64]:
@@ -206,10 +178,9 @@ def _document_starts(
     shape: tuple[int, ...], document_ids: NDArray[np.integer] | None
 ) -> NDArray[np.int64]:
     """Return, for each flattened position, where its document starts."""
-    places = np.arange(int(np.prod(shape))).reshape(shape)
     begins = np.zeros(shape, dtype=bool)
     begins[..., :1] = True
     if document_ids is not None:
         begins[..., 1:] = document_ids[..., 1:] != document_ids[..., :-1]
-    starts = np.where(begins, places, 0).reshape(-1)
-    return np.maximum.accumulate(starts)
+    starts = np.flatnonzero(begins)
+    return np.repeat(starts, np.diff(starts, append=begins.size))

@@ -37,7 +37,7 @@ class TokenLetters:
 
     def count(self, ids: NDArray[np.integer]) -> NDArray[np.int64]:
         """Return how many letters each token has, in the shape of the ids."""
-        sizes: NDArray[np.int64] = np.diff(self.offsets)[ids]
+        sizes: NDArray[np.int64] = self.offsets[ids + 1] - self.offsets[ids]
         return sizes
 
     def spell(self, ids: NDArray[np.integer]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
