@@ -1,5 +1,6 @@
 """Fixtures shared by all tests: real data where it is there, tiny models where it is not."""
 
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,6 +11,9 @@ from ranks import RankPool
 # No test judges how long something takes: a busy machine would fail it.
 hypothesis.settings.register_profile("memguard", deadline=None)
 hypothesis.settings.load_profile("memguard")
+
+# A shell starts a background command with SIGINT ignored, and whatever the tests start would too.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session", autouse=True)
