@@ -65,7 +65,6 @@ def main() -> None:
     started = time.perf_counter()
     sizes = SIZES if asked.study == "catastrophic" else (None,)
     comparisons = [run_sweep(asked, size) for size in sizes]
-    minutes = (time.perf_counter() - started) / 60
     write = write_sizes if asked.study == "catastrophic" else write_settings
     tables = write(comparisons)
     if asked.another_seed is not None:
@@ -73,6 +72,7 @@ def main() -> None:
     page = STUDIES / f"{asked.study}.md"
     replace_tables(page, tables)
     print(tables)
+    minutes = (time.perf_counter() - started) / 60
     print(f"{page}: {minutes:.1f} minutes, finished runs not counted")
 
 
