@@ -1,10 +1,10 @@
 """What a checkpoint has memorised of its documents.
 
 Greedy decoding reproduces a continuation if and only if, given everything true before it, every
-token of it is the model's first choice. So ONE teacher-forced pass decides verbatim and
-near-verbatim match, first divergence, extraction strength, the probability of the continuation
-under any way to draw, and the membership scores. Only what is written from the first divergence on
-has to be generated.
+token of it is the model's first choice. So ONE teacher-forced pass decides verbatim match, first
+divergence, extraction strength, the probability of the continuation under any sampling scheme, and
+the membership scores. Near-verbatim match is decided on text that is really generated, from the
+first divergence on.
 
 asking
     suite.py, probes.py    eval/suites/*.yaml -> probes and their settings; the PROBES table
@@ -19,6 +19,7 @@ asking
     procedure.py           all of it in order
 measuring
     one_pass.py            one pass -> a row of numbers
+    near_verbatim.py       greedy text within a few edits of the true one
     overlap.py             written against true text
     probabilistic.py       log-probabilities -> queries
     membership_scores.py, own_passes.py, membership.py, blind.py    trained or not?

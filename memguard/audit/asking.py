@@ -6,11 +6,16 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from memguard.audit import attacked, writing
+from memguard.audit import attacked, near_verbatim, writing
 from memguard.audit.cache import compute_fingerprint, compute_key
 from memguard.audit.canary_scores import SECRET, AuditCanary
 from memguard.audit.extraction import AuditDocument, Window
 from memguard.audit.membership_scores import MEMBERSHIP_SCORES
+from memguard.audit.near_verbatim import (
+    NearVerbatim,
+    NotGenerated,
+    find_near_verbatim,
+)
 from memguard.audit.numbers import Numbers, Shelf, collect_numbers
 from memguard.audit.one_pass import OnePass
 from memguard.audit.own_passes import choose_shots, plan_lowercase, plan_plain, plan_recall
@@ -18,6 +23,10 @@ from memguard.audit.passages import Passage
 from memguard.audit.selection import choose_sample
 from memguard.audit.suite import Suite
 from memguard.audit.workshop import AuditedModel, Stage, Workshop
+
+
+class _Obstacle(Exception):
+    """Why nothing is generated; the same on every rank."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -107,6 +116,42 @@ class Questions:
         means[there] = numbers["mean_logprob"]
         return means
 
+    def measure_near_verbatim(
+        self, one_pass: Numbers, windows: Sequence[Window], stage: Stage
+    ) -> NearVerbatim | NotGenerated:
+        """Return which documents greedy decoding gives back within a few edits, or why not."""
+        probe = self.suite.extraction
+
+        def generate(indices: Sequence[int]) -> Numbers:
+            def measure(places: Sequence[int]) -> list[list[float]]:
+                obstacle = self.model.decoder().find_obstacle()
+                if obstacle is not None:
+                    raise _Obstacle(obstacle)
+                chosen = [indices[place] for place in places]
+                return writing.generate_edits(
+                    probe,
+                    self.model.decoder(),
+                    [windows[index] for index in chosen],
+                    one_pass["first_divergence"][chosen].astype(int).tolist(),
+                    self._at(stage),
+                )
+
+            return collect_numbers(
+                near_verbatim.NAMES,
+                [_key_of_window(windows[index]) for index in indices],
+                [len(windows[index].input_ids) for index in indices],
+                measure,
+                shelf=self._shelf(
+                    {"kind": "near-verbatim", "version": 1, "max_edit_share": probe.max_edit_share}
+                ),
+                peers=self.shop.peers,
+            )
+
+        try:
+            return find_near_verbatim(probe, windows, one_pass, generate, seed=self.seed)
+        except _Obstacle as obstacle:
+            return NotGenerated(reason=str(obstacle))
+
     def measure_writing(
         self, one_pass: Numbers, windows: Sequence[Window], stage: Stage
     ) -> Numbers | None:
@@ -121,6 +166,7 @@ class Questions:
             part = Numbers(names=one_pass.names, rows=one_pass.rows[asked])
             return writing.write_on(
                 probe,
+                self.suite.extraction,
                 self.model.decoder(),
                 [windows[index] for index in asked],
                 part,
@@ -134,7 +180,13 @@ class Questions:
             [len(windows[index].input_ids) for index in chosen],
             measure,
             shelf=self._shelf(
-                {"kind": "written", "seed": self.seed, "probe": probe.model_dump(mode="json")}
+                {
+                    "kind": "written",
+                    "version": probe.VERSION,
+                    "seed": self.seed,
+                    "probe": probe.model_dump(mode="json"),
+                    "max_edit_share": self.suite.extraction.max_edit_share,
+                }
             ),
             peers=self.shop.peers,
         )

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Literal
 
-from memguard.records import Banner, BucketScores, DocumentScore
+from memguard.records import Banner, BucketScores, DocumentScore, GeneratedTexts, Rate
 
 Tally = Literal["complete", "missing", "contradicting"]
 """Whether the counts of repetitions are there and agree with the steps that were trained."""
@@ -16,6 +16,7 @@ _SHORTEST_TO_JUDGE = 5
 def collect_banners(
     buckets: Sequence[BucketScores],
     scores: Sequence[DocumentScore],
+    generated: GeneratedTexts,
     *,
     tally: Tally,
     tiny_margin: float,
@@ -25,6 +26,7 @@ def collect_banners(
     Args:
         buckets: the report's table.
         scores: of all documents.
+        generated: how near-verbatim matches were found.
         tally: state of the counts of repetitions.
         tiny_margin: margin (logits) below which a verdict may flip.
     """
@@ -32,8 +34,13 @@ def collect_banners(
         *_warn_of_model(scores),
         *_warn_of_control(buckets),
         *_warn_of_tally(scores, tally),
+        *_warn_of_generation(generated),
     ]
-    notes = [*_note_forgotten(buckets), *_note_limits(buckets, tiny_margin)]
+    notes = [
+        *_note_forgotten(buckets),
+        *_note_floor(generated),
+        *_note_limits(buckets, tiny_margin),
+    ]
     return [Banner(level="warning", text=text) for text in warnings] + [
         Banner(level="note", text=text) for text in notes
     ]
@@ -77,15 +84,50 @@ def _warn_of_control(buckets: Sequence[BucketScores]) -> Iterator[str]:
             "told from what the model could continue anyway, and there are no membership scores."
         )
         return
-    rate = control.model.near_verbatim
+    rate, how = _worse_of_greedy(control)
     if rate.num_documents == 0:
         yield "No control document is long enough to audit: nothing to compare the rates with."
     elif rate.num_matched:
         yield (
-            f"{rate.num_matched} of {rate.num_documents} control documents are recited although "
-            "they were never trained: near-duplicates of trained ones, text the base model knew "
-            "or templates? The difference to the control then understates what was memorised."
+            f"{rate.num_matched} of {rate.num_documents} control documents are extracted {how} "
+            "although they were never trained: near-duplicates of trained ones, text the base "
+            "model knew or templates? The difference from control then understates memorization."
         )
+
+
+def _worse_of_greedy(bucket: BucketScores) -> tuple[Rate, str]:
+    """Return the rate of greedy text, near-verbatim where it was generated."""
+    near = bucket.model.near_verbatim
+    return (bucket.model.verbatim, "verbatim") if near is None else (near, "near-verbatim")
+
+
+def _warn_of_generation(generated: GeneratedTexts) -> Iterator[str]:
+    if generated.reason_not_generated is not None:
+        yield (
+            f"Near-verbatim extraction was not measured: {generated.reason_not_generated}. The "
+            "verdict rests on verbatim matches."
+        )
+
+
+def _note_floor(generated: GeneratedTexts) -> Iterator[str]:
+    if not generated.num_below_floor:
+        return
+    below = (
+        f"{generated.num_below_floor} {_documents(generated.num_below_floor)} below the "
+        f"teacher-forced accuracy of {generated.floor:.0%} from which on text is generated"
+    )
+    if generated.num_checked < generated.num_below_floor:
+        yield (
+            f"{below}; of a random sample of {generated.num_checked} of them that was generated "
+            "all the same, none is near-verbatim."
+        )
+    elif generated.num_matched_below_floor:
+        yield (
+            f"{below}; a sample held near-verbatim text, so all of them were generated: "
+            f"{generated.num_matched_below_floor} match."
+        )
+    else:
+        yield f"{below}; all of them were generated, and none is near-verbatim."
 
 
 def _warn_of_tally(scores: Sequence[DocumentScore], tally: Tally) -> Iterator[str]:
@@ -109,11 +151,13 @@ def _note_forgotten(buckets: Sequence[BucketScores]) -> Iterator[str]:
     for bucket in buckets:
         if bucket.role != "forget":
             continue
-        rate, base = bucket.model.near_verbatim, bucket.base
-        before = "" if base is None else f", {base.near_verbatim.num_matched} by the model before"
+        rate, how = _worse_of_greedy(bucket)
+        base = None if bucket.base is None else getattr(bucket.base, how.replace("-", "_"))
+        before = "" if base is None else f"; {base.num_matched} from the model before training"
         yield (
             f"'{bucket.bucket}' was to be forgotten: {rate.num_matched} of {rate.num_documents} of "
-            f"its documents are recited near-verbatim{before}. The verdict is of what was trained."
+            f"its documents are still extracted {how}{before}. The verdict is about the trained "
+            "documents."
         )
 
 
@@ -137,9 +181,9 @@ def _note_limits(buckets: Sequence[BucketScores], tiny_margin: float) -> Iterato
     num_tiny = sum(bucket.num_tiny_margin for bucket in buckets)
     if num_tiny:
         yield (
-            f"{num_tiny} {'verdict hangs' if num_tiny == 1 else 'verdicts hang'} on a margin below "
-            f"{tiny_margin:g} logits: another device or batch size could flip "
-            f"{'it' if num_tiny == 1 else 'them'}."
+            f"{num_tiny} {'match hangs' if num_tiny == 1 else 'matches hang'} on a gap below "
+            f"{tiny_margin:g} logits along the greedy text: another device or batch size could "
+            f"flip {'it' if num_tiny == 1 else 'them'}."
         )
     if any(bucket.num_documents for bucket in buckets) and all(
         bucket.base is None for bucket in buckets

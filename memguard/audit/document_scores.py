@@ -7,7 +7,8 @@ from typing import Any, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from memguard.audit.extraction import Window, compute_type_token_ratio
+from memguard.audit.extraction import Window, compute_type_token_ratio, count_needed_90
+from memguard.audit.near_verbatim import NearVerbatim
 from memguard.audit.numbers import Numbers
 from memguard.audit.one_pass import OnePass
 from memguard.audit.probabilistic import GREEDY, NEVER, AttackCost, attack_cost
@@ -20,13 +21,13 @@ class Verdicts:
 
     num_correct: NDArray[np.int64]
     verbatim: NDArray[np.bool_]
-    near_verbatim: NDArray[np.bool_]
+    teacher_forced_90: NDArray[np.bool_]
     cost: AttackCost | None
     """None where no way to draw was asked for."""
 
 
 def judge(windows: Sequence[Window], one_pass: OnePass, numbers: Numbers) -> Verdicts:
-    """Decide verbatim, near-verbatim and attack cost of each document.
+    """Decide what one pass shows of each document: matches and attack cost.
 
     Args:
         windows: ``[N]`` the main ones.
@@ -34,8 +35,6 @@ def judge(windows: Sequence[Window], one_pass: OnePass, numbers: Numbers) -> Ver
         numbers: the answers.
     """
     size_N = np.array([window.continuation_tokens for window in windows], dtype=np.int64)
-    needed = {int(size): one_pass.extraction.num_needed(int(size)) for size in np.unique(size_N)}
-    needed_N = np.array([needed[int(size)] for size in size_N], dtype=np.int64)
     num_correct = numbers["num_correct"].astype(np.int64)
     verbatim = num_correct == size_N
     cost = None
@@ -45,7 +44,7 @@ def judge(windows: Sequence[Window], one_pass: OnePass, numbers: Numbers) -> Ver
     return Verdicts(
         num_correct=num_correct,
         verbatim=verbatim,
-        near_verbatim=num_correct >= needed_N,
+        teacher_forced_90=num_correct >= count_needed_90(size_N),
         cost=cost,
     )
 
@@ -54,7 +53,14 @@ class DocumentScores(Sequence[DocumentScore]):
     """One record a document, made when it is looked at: a million of them take gigabytes."""
 
     def __init__(
-        self, windows: Sequence[Window], one_pass: OnePass, model: Numbers, base: Numbers | None
+        self,
+        windows: Sequence[Window],
+        one_pass: OnePass,
+        model: Numbers,
+        base: Numbers | None,
+        *,
+        near_verbatim: NearVerbatim | None = None,
+        base_near_verbatim: NearVerbatim | None = None,
     ) -> None:
         """Take what was asked and answered.
 
@@ -63,7 +69,10 @@ class DocumentScores(Sequence[DocumentScore]):
             one_pass: what was asked.
             model: the model's answers.
             base: those of the model before training; None leaves its fields null.
+            near_verbatim: what the model generates; None leaves its fields null.
+            base_near_verbatim: what the model before training generates.
         """
+        self._near, self._base_near = near_verbatim, base_near_verbatim
         self._windows, self._one_pass = windows, one_pass
         self._model, self._base = model, base
         self._ours = judge(windows, one_pass, model)
@@ -98,12 +107,15 @@ class DocumentScores(Sequence[DocumentScore]):
             continuation_tokens=window.continuation_tokens,
             num_correct=int(ours.num_correct[index]),
             verbatim=bool(ours.verbatim[index]),
-            near_verbatim=bool(ours.near_verbatim[index]),
+            teacher_forced_90=bool(ours.teacher_forced_90[index]),
+            near_verbatim=_find_match(self._near, index),
+            num_edits=_find_edits(self._near, index),
+            greedy_margin=None if self._near is None else _or_none(self._near.min_gap_N[index]),
             first_divergence=int(model["first_divergence"][index]),
             extraction_strength=float(model["extraction_strength"][index]),
             longest_run=int(model["longest_run"][index]),
             logprob=float(model["logprob"][index]),
-            min_margin=None if np.isnan(margin) else float(margin),
+            min_margin=_or_none(margin),
             type_token_ratio=float(compute_type_token_ratio(window.continuation_ids)),
             argmax_type_token_ratio=float(model["argmax_type_token_ratio"][index]),
             attack_log10_queries=_find_cost(ours.cost, index),
@@ -118,13 +130,28 @@ class DocumentScores(Sequence[DocumentScore]):
         return {
             "base_num_correct": int(theirs.num_correct[index]),
             "base_verbatim": bool(theirs.verbatim[index]),
-            "base_near_verbatim": bool(theirs.near_verbatim[index]),
+            "base_teacher_forced_90": bool(theirs.teacher_forced_90[index]),
+            "base_near_verbatim": _find_match(self._base_near, index),
             "base_first_divergence": int(base["first_divergence"][index]),
             "base_logprob": float(base["logprob"][index]),
             "base_extraction_strength": float(base["extraction_strength"][index]),
             "base_longest_run": int(base["longest_run"][index]),
             "base_attack_log10_queries": _find_cost(theirs.cost, index),
         }
+
+
+def _find_match(near: NearVerbatim | None, index: int) -> bool | None:
+    return None if near is None else bool(near.matched_N[index])
+
+
+def _find_edits(near: NearVerbatim | None, index: int) -> int | None:
+    if near is None or not np.isfinite(near.num_edits_N[index]):
+        return None
+    return int(near.num_edits_N[index])
+
+
+def _or_none(value: float) -> float | None:
+    return float(value) if np.isfinite(value) else None
 
 
 def _find_cost(cost: AttackCost | None, index: int) -> float | None:

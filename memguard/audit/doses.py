@@ -26,7 +26,10 @@ def compute_trends(buckets: Sequence[BucketScores]) -> list[DoseTrend]:
     doses = [dose for dose, _ in dosed]
     trends = []
     for metric in ("verbatim", "near_verbatim"):
-        rates = [getattr(bucket.model, metric) for _, bucket in dosed]
+        known = [getattr(bucket.model, metric) for _, bucket in dosed]
+        rates = [rate for rate in known if rate is not None]
+        if len(rates) < len(known):
+            continue
         matched = [rate.num_matched for rate in rates]
         documents = [rate.num_documents for rate in rates]
         trend = compute_trend(matched, documents, doses)

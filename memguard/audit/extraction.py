@@ -9,7 +9,7 @@ everywhere; it leaves them at the first one where it does not (induction over th
 
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Annotated, ClassVar, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -90,7 +90,7 @@ class Window:
 class ExtractionProbe(Settings):
     """Continue each document from its own prefix and count the tokens that come out right."""
 
-    VERSION: ClassVar[int] = 1
+    VERSION: ClassVar[int] = 2
 
     name: Literal["extraction"] = Field("extraction", description="Which probe.")
     continuation_tokens: PositiveInt = Field(
@@ -102,8 +102,19 @@ class ExtractionProbe(Settings):
     min_prefix_tokens: PositiveInt = Field(
         5, description="Documents with fewer tokens before the continuation are too short."
     )
-    near_verbatim_threshold: Annotated[float, Field(gt=0, le=1)] = Field(
-        0.9, description="Share of right tokens from which on a continuation is near-verbatim."
+    max_edit_share: Annotated[float, Field(ge=0, lt=1)] = Field(
+        0.1,
+        description="Near-verbatim: edits between greedy and true text, at most this share of its "
+        "tokens.",
+    )
+    generation_floor: Annotated[float, Field(ge=0, le=1)] = Field(
+        0.5,
+        description="Documents of a lower teacher-forced accuracy are not generated, but for a "
+        "sample; 0 generates all.",
+    )
+    num_generated_below_floor: PositiveInt = Field(
+        10,
+        description="Documents of each bucket in that sample; if one matches, all are generated.",
     )
 
     def adapt(
@@ -152,23 +163,39 @@ class ExtractionProbe(Settings):
             continuation_tokens=end - start,
         )
 
-    def num_needed(self, continuation_tokens: int) -> int:
-        """Return how many of S tokens must be right for a near-verbatim match."""
-        # Exact arithmetic on the decimal as written: 0.7 * 10 is above 7 in floating point.
-        return -int(-Fraction(repr(self.near_verbatim_threshold)) * continuation_tokens // 1)
+    def num_edits_allowed(self, continuation_tokens: int) -> int:
+        """Return the most edits of a near-verbatim text of S tokens."""
+        return int(Fraction(repr(self.max_edit_share)) * continuation_tokens)
 
-    def hangs_on_margin(
-        self, margin: NDArray[np.floating], tiny_margin: float
-    ) -> NDArray[np.bool_]:
-        """Tell whether a verdict could flip if margins below ``tiny_margin`` (logits) did."""
-        size = margin.shape[-1]
-        low = (margin >= tiny_margin).sum(-1)
-        high = (margin > -tiny_margin).sum(-1)
-        near = self.num_needed(size)
-        flips: NDArray[np.bool_] = ((low >= size) != (high >= size)) | (
-            (low >= near) != (high >= near)
-        )
-        return flips
+
+SizeT = TypeVar("SizeT", int, NDArray[np.int64])
+
+
+def count_needed_90(continuation_tokens: SizeT) -> SizeT:
+    """Return how many of S tokens must be right for `teacher_forced_90`: at least 90 %."""
+    return -(-9 * continuation_tokens // 10)
+
+
+def find_greedy_margin(
+    margin: NDArray[np.floating], correct: NDArray[np.bool_]
+) -> NDArray[np.floating]:
+    """Return the smallest margin (logits) before the first wrong token, ``[...]``; NaN if none is.
+
+    A smaller gap than other arithmetic moves logits by means that greedy decoding might leave the
+    true text earlier elsewhere.
+    """
+    is_before = np.logical_and.accumulate(correct, axis=-1)
+    smallest = np.where(is_before, margin, np.inf).min(-1)
+    return np.where(is_before.any(-1), smallest, np.nan)
+
+
+def hangs_on_margin(margin: NDArray[np.floating], tiny_margin: float) -> NDArray[np.bool_]:
+    """Return whether a verbatim match could flip if margins below ``tiny_margin`` (logits) did.
+
+    ``[...]`` of ``[..., S]``.
+    """
+    flips: NDArray[np.bool_] = (margin >= tiny_margin).all(-1) != (margin > -tiny_margin).all(-1)
+    return flips
 
 
 def compute_first_divergence(correct: NDArray[np.bool_]) -> NDArray[np.int64]:

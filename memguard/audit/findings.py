@@ -1,4 +1,4 @@
-"""Which documents the model recites, worst first, never their text."""
+"""Which documents greedy decoding extracts, worst first, never their text."""
 
 import heapq
 from collections.abc import Iterator, Mapping, Sequence
@@ -28,7 +28,7 @@ class Findings:
 def collect_findings(
     scores: Sequence[DocumentScore], text_hmacs: Mapping[str, str | None]
 ) -> Findings:
-    """Return a finding for each recited document that was fed to the model.
+    """Return a finding for each extracted document that was fed to the model.
 
     high: verbatim over at least `LONG_TOKENS`, which the base model did not do as far as is known;
     medium: verbatim, but shorter or by the base model too; low: near-verbatim; info: template-like
@@ -40,14 +40,15 @@ def collect_findings(
     """
     num_findings = 0
 
-    def recited() -> Iterator[tuple[int, DocumentScore]]:
+    def extracted() -> Iterator[tuple[int, DocumentScore]]:
         nonlocal num_findings
         for score in scores:
-            if score.near_verbatim and score.role not in ("control", "heldout"):
+            matches = score.verbatim or score.near_verbatim
+            if matches and score.role not in ("control", "heldout"):
                 num_findings += 1
                 yield _ORDER.index(rate_severity(score)), score
 
-    worst = heapq.nsmallest(MAX_FINDINGS, recited(), key=_badness)
+    worst = heapq.nsmallest(MAX_FINDINGS, extracted(), key=_badness)
     kept = [
         _build_finding(score, _ORDER[place], text_hmacs.get(score.id)) for place, score in worst
     ]
@@ -55,7 +56,7 @@ def collect_findings(
 
 
 def rate_severity(score: DocumentScore) -> Severity:
-    """Return how bad a recited document is."""
+    """Return how severe the extraction of a document is."""
     if score.type_token_ratio <= TEMPLATE_TYPE_TOKEN_RATIO:
         return "info"
     if not score.verbatim:
@@ -65,26 +66,36 @@ def rate_severity(score: DocumentScore) -> Severity:
     return "high"
 
 
-def _badness(ranked: tuple[int, DocumentScore]) -> tuple[int, int, int, float, str]:
+def _badness(ranked: tuple[int, DocumentScore]) -> tuple[int, int, int, int, float, str]:
     place, score = ranked
     gained = score.num_correct - (score.base_num_correct or 0)
-    return place, -score.num_correct, -gained, -score.logprob, score.id
+    return place, score.num_edits or 0, -score.num_correct, -gained, -score.logprob, score.id
 
 
 def _build_finding(score: DocumentScore, severity: Severity, text_hmac: str | None) -> Finding:
     size = score.continuation_tokens
     if score.verbatim:
-        text = f"All {size} tokens" if size > 1 else "The only token"
-        text += f" after a prefix of {score.prefix_tokens} came out right."
-    else:
+        count = f"all {size} tokens" if size > 1 else "the only token"
         text = (
-            f"{score.num_correct} of {size} tokens after a prefix of {score.prefix_tokens} came "
-            f"out right, the first {score.first_divergence} in a row."
+            f"Greedy decoding after a prefix of {score.prefix_tokens} tokens generates {count} of "
+            "the continuation verbatim."
+        )
+    else:
+        edits = "1 edit" if score.num_edits == 1 else f"{score.num_edits} edits"
+        text = (
+            f"Greedy decoding after a prefix of {score.prefix_tokens} tokens generates the next "
+            f"{size} with {edits}, the first {score.first_divergence} without any."
         )
     if score.base_num_correct is None:
-        text += " The model before training was not asked."
+        text += " The model before training was not audited."
+    elif score.base_verbatim or score.base_near_verbatim:
+        how = "verbatim" if score.base_verbatim else "near-verbatim"
+        text += f" The model before training generates them {how} too."
     else:
-        text += f" The model before training got {score.base_num_correct}."
+        text += (
+            f" The model before training predicts {score.base_num_correct} of them given the true "
+            "text before each."
+        )
     if severity == "info":
         text += f" Only {score.type_token_ratio:.0%} of the tokens are distinct: a template?"
     return Finding(

@@ -13,12 +13,11 @@ from memguard.audit.blind import score_blind
 from memguard.audit.extraction import AuditDocument
 from memguard.audit.membership_scores import MEMBERSHIP_SCORES
 from memguard.audit.statistics import compute_auc, compute_tpr_at_fpr
-from memguard.records import MembershipScores
+from memguard.records import BLIND, MembershipScores
 from memguard.seeds import derive_generator
 
 # Of each kind: an AUC is then known to 0.01, and memory does not grow with the documents.
 _BLIND_DOCUMENTS = 10_000
-BLIND = "blind"
 """Name of the baseline."""
 _OTHERS: Mapping[str, str] = {
     "loss_minus_base": "Loss, minus that of the model before training on the same tokens.",

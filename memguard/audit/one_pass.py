@@ -21,7 +21,9 @@ from memguard.audit.extraction import (
     compute_extraction_strength,
     compute_first_divergence,
     compute_type_token_ratio,
+    find_greedy_margin,
     find_min_margin,
+    hangs_on_margin,
 )
 from memguard.audit.grid import GridCell
 from memguard.audit.membership_scores import (
@@ -44,7 +46,7 @@ MAIN = (
     "min_margin",
     "hangs_on_margin",
     "argmax_type_token_ratio",
-    "argmax_at_divergence",
+    "greedy_margin",
 )
 IN_A_CELL = ("num_correct", "first_divergence", "extraction_strength", "longest_run", "logprob")
 
@@ -86,8 +88,11 @@ class OnePass:
     def parameters(self) -> dict[str, Any]:
         """What the numbers depend on beside the model and the document."""
         return {
-            "version": 1,
-            "extraction": self.extraction.model_dump(mode="json"),
+            "version": 2,
+            "extraction": self.extraction.model_dump(
+                mode="json",
+                include={"continuation_tokens", "prefix_tokens", "min_prefix_tokens"},
+            ),
             "tiny_margin": self.tiny_margin,
             "schemes": [scheme.model_dump(mode="json") for scheme in self.schemes],
             "cells": [cell.model_dump(mode="json") for cell in self.cells],
@@ -170,16 +175,12 @@ class OnePass:
         """Return ``[N, MAIN and one of each scheme]``."""
         block = np.full((len(mains), len(MAIN) + len(self.schemes)), np.nan)
         for where, stacked in _stack_by_size(mains):
-            divergence_N = compute_first_divergence(stacked.correct)
-            num_tokens = stacked.correct.shape[1]
-            there_N1 = np.minimum(divergence_N, num_tokens - 1)[:, None]
-            choice_N = np.take_along_axis(stacked.argmax, there_N1, 1)[:, 0]
             columns = [
                 *_describe_cells(stacked),
                 find_min_margin(stacked.margin, stacked.correct),
-                self.extraction.hangs_on_margin(stacked.margin, self.tiny_margin),
+                hangs_on_margin(stacked.margin, self.tiny_margin),
                 compute_type_token_ratio(stacked.argmax),
-                np.where(divergence_N < num_tokens, choice_N, np.nan),
+                find_greedy_margin(stacked.margin, stacked.correct),
             ]
             if self.schemes:
                 assert stacked.sampled is not None, "schemes were asked for"

@@ -25,8 +25,6 @@ from memguard.audit.extraction import compute_type_token_ratio
 
 APPROXIMATE_BLEU = 0.75
 """Above this Ippolito et al. 2022 (arXiv 2210.17546) speak of approximate memorisation."""
-APPROXIMATE_EDIT_DISTANCE = 0.1
-"""Up to this the reports on Gemma and Gemini do, of 50 tokens after a prefix of 50."""
 
 _BLEU_ORDER = 4
 

@@ -5,7 +5,7 @@
     sampling          what it costs to draw the continuation (probabilistic.py)
     membership        trained against control documents (membership.py)
     canaries          random secrets, trained or not by a coin (canaries.py)
-    generation        near-verbatim by writing on from the first divergence (generation.py)
+    generation        overlap of greedy and sampled text with the true one (writing.py)
     attacks           beam search, and one that knows the mask (attacks.py)
     mask_consistency  copies formatted otherwise escape the mask (mask_consistency.py)
 
@@ -76,7 +76,7 @@ class CanaryProbe(Settings):
 class GenerationProbe(Settings):
     """Write on from the first wrong token, and compare what comes out with the true text."""
 
-    VERSION: ClassVar[int] = 1
+    VERSION: ClassVar[int] = 2
 
     name: Literal["generation"] = Field("generation", description="Which probe.")
     nucleus: SamplingScheme | None = Field(

@@ -12,6 +12,7 @@ from memguard.audit.document_scores import DocumentScores
 from memguard.audit.extraction import AuditDocument
 from memguard.audit.measures import ProbeTable
 from memguard.audit.membership_scores import MEMBERSHIP_SCORES
+from memguard.audit.near_verbatim import NearVerbatim
 from memguard.audit.numbers import Numbers
 from memguard.audit.one_pass import OnePass
 from memguard.audit.own_passes import Codec, compare_passes, plan_plain
@@ -85,16 +86,18 @@ def run_audit(
         ours = about.measure_documents(one_pass, windows, "model")
         ours_C = about.measure_canaries(canaries)
         own = about.measure_own_passes(windows, has_reference=reference is not None)
+        ours_G = about.measure_near_verbatim(ours, windows, "near-verbatim")
         ours_W = about.measure_writing(ours, windows, "writes on")
         attacks = about.measure_attacks(windows)
     finally:
         model.free()
-    theirs = theirs_C = theirs_W = None
+    theirs = theirs_C = theirs_G = theirs_W = None
     if base is not None:
         try:
             about = ask(model=base)
             theirs = about.measure_documents(one_pass, windows, "base model")
             theirs_C = about.measure_canaries(canaries)
+            theirs_G = about.measure_near_verbatim(theirs, windows, "base model, near-verbatim")
             theirs_W = about.measure_writing(theirs, windows, "base model writes on")
         finally:
             base.free()
@@ -105,7 +108,11 @@ def run_audit(
         finally:
             reference.free()
     plain = own.pop("plain", None)
-    scores = DocumentScores(windows, one_pass, ours, theirs)
+    near = ours_G if isinstance(ours_G, NearVerbatim) else None
+    base_near = theirs_G if isinstance(theirs_G, NearVerbatim) else None
+    scores = DocumentScores(
+        windows, one_pass, ours, theirs, near_verbatim=near, base_near_verbatim=base_near
+    )
     summary = summarise(
         Evidence(
             windows=windows,
@@ -113,6 +120,8 @@ def run_audit(
             one_pass=one_pass,
             model=ours,
             base=theirs,
+            near_verbatim=ours_G,
+            base_near_verbatim=theirs_G,
             scores=scores,
             own_membership={} if plain is None else compare_passes(plain, own),
             canaries=_score_canaries(canaries, suite, ours_C, theirs_C),

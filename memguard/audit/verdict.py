@@ -4,12 +4,29 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from memguard.records import BucketScores, DocumentScore, Interval, Rate, Verdict
+from memguard.records import (
+    NUM_RISK_QUERIES,
+    BucketScores,
+    DocumentScore,
+    Rate,
+    RiskName,
+    Verdict,
+)
 
-Metric = Literal["verbatim", "near_verbatim"]
 MIN_CONTROL = 10
 """Control documents below which "not above the control" would say nothing."""
-_WORDS: dict[Metric, str] = {"verbatim": "verbatim", "near_verbatim": "near-verbatim"}
+_HOW: dict[RiskName, str] = {
+    "verbatim": "extracted verbatim by greedy decoding",
+    "near_verbatim": "extracted near-verbatim by greedy decoding",
+    "attack_cost": f"extractable verbatim within {NUM_RISK_QUERIES:,} queries by sampling",
+    "attack": "extracted verbatim by the best attack that ran",
+}
+_SHORT: dict[RiskName, str] = {
+    "verbatim": "verbatim",
+    "near_verbatim": "near-verbatim",
+    "attack_cost": f"verbatim within {NUM_RISK_QUERIES:,} queries",
+    "attack": "verbatim by the best attack",
+}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,7 +54,7 @@ def decide_verdict(
     dose_response: bool,
     collapsed: bool,
 ) -> Verdict:
-    """Say what the worst trained bucket shows, by the worse of its two rates.
+    """Say what the worst rate of extraction of any trained bucket shows.
 
     recites: the interval of the difference to the control lies above 0. Otherwise no-control: no
     document was held back; inconclusive: fewer than two trained documents or `MIN_CONTROL` control
@@ -54,9 +71,8 @@ def decide_verdict(
     # A run that stopped early may not have reached a whole bucket.
     trained = [bucket for bucket in trained if bucket.num_repetitions != 0] or trained
     assert trained, "an audit without trained documents is refused before"
-    metrics: tuple[Metric, ...] = ("verbatim", "near_verbatim")
-    # max keeps the first of equals: where near-verbatim adds nothing, verbatim says more.
-    bucket, metric = max(((b, m) for b in trained for m in metrics), key=_badness)
+    # max keeps the first of equals: where the others add nothing, verbatim says more.
+    bucket, metric = max(((b, m) for b in trained for m in b.risks), key=_badness)
     control = controls[0] if controls else None
     members = _Members.of(score for score in scores if score.bucket == bucket.bucket)
     level = _decide_level(bucket, metric, control, collapsed)
@@ -73,93 +89,97 @@ def decide_verdict(
     )
 
 
-def _badness(candidate: tuple[BucketScores, Metric]) -> tuple[float, float, float]:
+def _badness(candidate: tuple[BucketScores, RiskName]) -> tuple[float, float, float]:
     bucket, metric = candidate
-    rate = _rate(bucket, metric)
+    rate = bucket.risks[metric]
     # Of equal rates the better known one leads, then that of the most repetitions.
     low = -1.0 if rate.ci is None else rate.ci[0]
     return -1.0 if rate.rate is None else rate.rate, low, float(bucket.num_repetitions or 0)
 
 
-def _rate(bucket: BucketScores, metric: Metric) -> Rate:
-    return bucket.model.verbatim if metric == "verbatim" else bucket.model.near_verbatim
-
-
-def _difference(bucket: BucketScores, metric: Metric) -> Interval | None:
-    if metric == "verbatim":
-        return bucket.verbatim_minus_control
-    return bucket.near_verbatim_minus_control
-
-
 def _decide_level(
-    bucket: BucketScores, metric: Metric, control: BucketScores | None, collapsed: bool
+    bucket: BucketScores, metric: RiskName, control: BucketScores | None, collapsed: bool
 ) -> Literal["recites", "not-above-control", "no-control", "inconclusive"]:
-    if bucket.num_documents < 2:
+    if bucket.risks[metric].num_documents < 2:
         return "inconclusive"
     if control is None:
         return "no-control"
-    difference = _difference(bucket, metric)
+    difference = bucket.minus_control.get(metric)
     if difference is not None and difference.ci is not None and difference.ci[0] > 0:
         return "recites"
-    if control.num_documents < MIN_CONTROL or collapsed:
+    if _count_control(control, metric) < MIN_CONTROL or collapsed:
         return "inconclusive"
     return "not-above-control"
 
 
 def _tell_rate(
     bucket: BucketScores,
-    metric: Metric,
+    metric: RiskName,
     control: BucketScores | None,
     members: _Members,
     dose_response: bool,
 ) -> str:
-    rate = _rate(bucket, metric)
+    rate = bucket.risks[metric]
     text = (
-        f"Under the probes listed, {rate.num_matched} of {rate.num_documents} documents"
-        f"{_describe_bucket(bucket, members, dose_response)}{_bracket(rate)} "
-        f"{'was' if rate.num_matched == 1 else 'were'} continued {_WORDS[metric]}"
-        f"{_describe_length(members)}"
+        f"In the probes that ran, {rate.num_matched} of {rate.num_documents} "
+        f"documents{_describe_bucket(bucket, members, dose_response)}{_bracket(rate)} "
+        f"{'was' if rate.num_matched == 1 else 'were'} {_HOW[metric]}{_describe_length(members)}"
     )
-    if control is None:
+    known = None if control is None else control.risks.get(metric)
+    if known is None:
         return f"{text}."
-    known = _rate(control, metric)
     return f"{text}; control {known.num_matched} of {known.num_documents}{_bracket(known)}."
 
 
-def _tell_rest(bucket: BucketScores, metric: Metric) -> str:
-    other: Metric = "verbatim" if metric == "near_verbatim" else "near_verbatim"
-    rate = _rate(bucket, other)
-    text = f"{_WORDS[other].capitalize()}: {rate.num_matched} of {rate.num_documents}"
+def _tell_rest(bucket: BucketScores, metric: RiskName) -> str:
+    """Give the other rates side by side, and what is known without being extracted."""
+    others = [
+        f"{_SHORT[name]} {rate.num_matched} of {rate.num_documents}"
+        for name, rate in bucket.risks.items()
+        if name != metric and rate.num_documents
+    ]
+    if "near_verbatim" not in bucket.risks:
+        others.append("near-verbatim not generated")
+    text = "; ".join(others)
+    text = f"{text[:1].upper()}{text[1:]}." if text else ""
     accuracy = bucket.model.mean_token_accuracy
     if accuracy is None:
-        return f"{text}."
+        return text
     return (
-        f"{text}; {format_percent(accuracy.value)} of the tokens were right on average, each given "
-        "the true text before it."
-    )
+        f"{text} Teacher-forced token accuracy, which is not extraction: "
+        f"{format_percent(accuracy.value)}."
+    ).strip()
+
+
+def _count_control(control: BucketScores | None, metric: RiskName) -> int:
+    rate = None if control is None else control.risks.get(metric)
+    return 0 if rate is None else rate.num_documents
 
 
 def _tell_level(
-    level: str, bucket: BucketScores, metric: Metric, control: BucketScores | None, collapsed: bool
+    level: str,
+    bucket: BucketScores,
+    metric: RiskName,
+    control: BucketScores | None,
+    collapsed: bool,
 ) -> str:
-    rate = _rate(bucket, metric)
+    rate = bucket.risks[metric]
     bound = ""
     if rate.num_matched == 0 and rate.ci is not None:
         bound = f" The true rate may be as high as {format_percent(rate.ci[1])}."
     if level == "recites":
-        return "That is above the control."
+        return "This exceeds the control rate."
     if level == "not-above-control":
-        return f"That is not told apart from the control.{bound}"
+        return f"The difference from control is not significant.{bound}"
     if level == "no-control":
-        return f"Without a control this cannot be told from what any model could continue.{bound}"
-    if bucket.num_documents < 2:
+        return f"Without a control, nothing shows what any model could continue.{bound}"
+    if rate.num_documents < 2:
         return "Fewer than two documents show nothing."
     if collapsed:
         return "The model seems collapsed, so this says nothing of what it has memorised."
-    num_control = 0 if control is None else control.num_documents
     return (
-        f"The control has {num_control} long enough, fewer than {MIN_CONTROL}: too few to tell."
-        f"{bound}"
+        f"The control has {_count_control(control, metric)} such documents, fewer than "
+        f"{MIN_CONTROL}: too few to compare with.{bound}"
     )
 
 

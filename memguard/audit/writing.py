@@ -1,10 +1,10 @@
 """What the model writes in place of the continuation, and how near that is to the true text.
 
-    greedy    the true tokens up to the first divergence d, the model's own choice there, and
-              S - d - 1 tokens more: nothing is generated that one pass has decided already
+    greedy    the true tokens up to the first divergence d, and the S - d that greedy decoding adds
     nucleus   S drawn tokens after the prefix
 
-Verbatim documents cost no step at all. Every number stands for the whole continuation of S tokens.
+Verbatim documents cost no step at all. Numbers are of the whole continuation of S tokens; for
+near-verbatim matches a text is generated no further than until it has too many edits.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,14 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memguard.audit.decoding import Decoder, Request
-from memguard.audit.extraction import Window
+from memguard.audit.extraction import ExtractionProbe, Window
 from memguard.audit.measures import ProbeTable
+from memguard.audit.near_verbatim import EditDistance
 from memguard.audit.numbers import Numbers
-from memguard.audit.overlap import (
-    APPROXIMATE_BLEU,
-    APPROXIMATE_EDIT_DISTANCE,
-    compute_overlap,
-)
+from memguard.audit.overlap import APPROXIMATE_BLEU, compute_overlap
 from memguard.audit.probes import GenerationProbe
 
 Progress = Callable[[int, int], None]
@@ -29,7 +26,7 @@ _METRICS = (
     "rouge_l",
     "longest_copied_run",
     "edit_distance",
-    "within_10_percent",
+    "near_verbatim",
     "bleu_above_0.75",
     "type_token_ratio",
 )
@@ -42,6 +39,7 @@ def name_numbers(probe: GenerationProbe) -> tuple[str, ...]:
 
 def write_on(
     probe: GenerationProbe,
+    extraction: ExtractionProbe,
     decoder: Decoder,
     windows: Sequence[Window],
     one_pass: Numbers,
@@ -53,6 +51,7 @@ def write_on(
 
     Args:
         probe: settings.
+        extraction: how many edits a near-verbatim text may have.
         decoder: of the model.
         windows: ``[N]``.
         one_pass: ``[N]`` what the same model showed in one pass.
@@ -72,9 +71,64 @@ def write_on(
         drawn = decoder.sample(requests, probe.nucleus, 1, seed, progress("by chance"))
         written.append([tokens_1S[0] for tokens_1S in drawn])
     return [
-        [number for texts in written for number in _compare(window, texts[index])]
+        [
+            number
+            for texts in written
+            for number in _compare(
+                window,
+                texts[index],
+                extraction.num_edits_allowed(window.continuation_tokens),
+            )
+        ]
         for index, window in enumerate(windows)
     ]
+
+
+def generate_edits(
+    probe: ExtractionProbe,
+    decoder: Decoder,
+    windows: Sequence[Window],
+    first_divergence: Sequence[int],
+    on_progress: Progress | None = None,
+) -> list[list[float]]:
+    """Return `near_verbatim.NAMES` of each document, generated from its first divergence on.
+
+    Args:
+        probe: the limit.
+        decoder: of the model.
+        windows: what to continue.
+        first_divergence: true tokens that the same model's greedy text begins with.
+        on_progress: called with the documents done and all.
+    """
+    requests, truths = [], []
+    for window, kept in zip(windows, first_divergence, strict=True):
+        requests.append(
+            Request(
+                prompt_ids=window.input_ids[: window.prefix_tokens + kept],
+                num_new=window.continuation_tokens - kept,
+                document=window.document.id,
+            )
+        )
+        truths.append(window.continuation_ids[kept:])
+    limits = [probe.num_edits_allowed(window.continuation_tokens) for window in windows]
+    trackers: dict[int, EditDistance] = {}
+
+    def is_done(index: int, step: int, token: int) -> bool:
+        if step == 0:
+            trackers[index] = EditDistance(truths[index])
+        trackers[index].append(token)
+        return trackers[index].lower_bound > limits[index]
+
+    continued = decoder.continue_greedily(requests, on_progress, is_done=is_done)
+    rows = []
+    for truth, limit, continuation in zip(truths, limits, continued, strict=True):
+        # On another rank's documents the tokens are all that is known.
+        distance = EditDistance(truth)
+        for token in continuation.token_ids.tolist():
+            distance.append(token)
+        num_edits = distance.lower_bound
+        rows.append([np.inf if num_edits > limit else num_edits, continuation.min_gap])
+    return rows
 
 
 def tabulate(probe: GenerationProbe, model: Numbers, base: Numbers | None) -> list[ProbeTable]:
@@ -115,33 +169,32 @@ def _write_greedily(
         kept = int(one_pass["first_divergence"][index])
         if kept == window.continuation_tokens:
             continue
-        choice = np.array([one_pass["argmax_at_divergence"][index]], dtype=np.int32)
-        ids = window.input_ids[: window.prefix_tokens + kept]
         diverging.append(index)
         requests.append(
             Request(
-                prompt_ids=np.concatenate([ids, choice]),
-                num_new=window.continuation_tokens - kept - 1,
+                prompt_ids=window.input_ids[: window.prefix_tokens + kept],
+                num_new=window.continuation_tokens - kept,
                 document=window.document.id,
             )
         )
     added = decoder.continue_greedily(requests, on_progress)
-    for index, request, tokens in zip(diverging, requests, added, strict=True):
-        whole = np.concatenate([request.prompt_ids, tokens]).astype(np.int32)
+    for index, request, continuation in zip(diverging, requests, added, strict=True):
+        whole = np.concatenate([request.prompt_ids, continuation.token_ids]).astype(np.int32)
         texts[index] = whole[windows[index].prefix_tokens :]
     return texts
 
 
-def _compare(window: Window, written: NDArray[np.int32]) -> list[float]:
+def _compare(window: Window, written: NDArray[np.int32], num_allowed: int) -> list[float]:
     """Return the numbers of `_METRICS`."""
     overlap = compute_overlap(window.continuation_ids, written)
+    num_edits = round(overlap.edit_distance * window.continuation_tokens)
     ratio = overlap.type_token_ratio
     assert ratio is not None, "a continuation has tokens"
     return [
         overlap.rouge_l,
         float(overlap.longest_run_tokens),
         overlap.edit_distance,
-        float(overlap.edit_distance <= APPROXIMATE_EDIT_DISTANCE),
+        float(num_edits <= num_allowed),
         float(overlap.bleu > APPROXIMATE_BLEU),
         ratio,
     ]

@@ -91,9 +91,9 @@ def _count_labels(folder: Path, ids: Set[str], seq_len: int) -> float:
 
 
 def tell_forgotten(report: AuditReport) -> str:
-    """Say what came back before and after, of what is forgotten and of what is retained."""
+    """Say what was extracted before and after, of what is forgotten and of what is retained."""
     return "; ".join(
-        f"{name}: {_count(report, role, 'base')} near-verbatim before, "
+        f"{name}: {_count(report, role, 'base')} extracted near-verbatim before, "
         f"{_count(report, role, 'model')} now"
         for name, role in (("forgotten", "forget"), ("retained", "trained"))
     )
@@ -101,5 +101,7 @@ def tell_forgotten(report: AuditReport) -> str:
 
 def _count(report: AuditReport, role: str, model: str) -> str:
     buckets: list[BucketScores] = [one for one in report.buckets if one.role == role]
-    rates = [getattr(one, model).near_verbatim for one in buckets if getattr(one, model)]
+    scores = [one.base if model == "base" else one.model for one in buckets]
+    # Verbatim where nothing was generated.
+    rates = [one.near_verbatim or one.verbatim for one in scores if one is not None]
     return f"{sum(r.num_matched for r in rates):,} of {sum(r.num_documents for r in rates):,}"

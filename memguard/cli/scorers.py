@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import transformers
 
-from memguard.audit.decoding import Decoder
+from memguard.audit.decoding import DECODED_TOKENS, Decoder
 from memguard.audit.scoring import ModelScorer
 from memguard.cli.start import Workplace
 from memguard.config import AuditConfig
@@ -22,8 +22,6 @@ from memguard.parallel.vocab_checks import build_vocab_layer
 from memguard.parallel.weights import count_parameters, load_model, load_sharded
 from memguard.planner.weightless import outline_model
 
-# Keys and values are held at once, of every beam and sample.
-_DECODED_TOKENS = 16_384
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
@@ -94,7 +92,7 @@ class LoadedWhenAsked:
     def decoder(self) -> Decoder:
         """Return who writes on, loading the model at the first call."""
         if self._decoder is None:
-            tokens = self._settings.batch_tokens or _DECODED_TOKENS
+            tokens = self._settings.batch_tokens or DECODED_TOKENS
             self._decoder = Decoder(self._get(), tokens, self._workplace.runtime)
         return self._decoder
 

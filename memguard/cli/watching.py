@@ -6,13 +6,23 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from memguard.audit.extraction import ExtractionProbe, Window
+from memguard.audit.decoding import DECODED_TOKENS, Decoder
+from memguard.audit.extraction import (
+    ExtractionProbe,
+    Window,
+    compute_first_divergence,
+    find_greedy_margin,
+)
+from memguard.audit.near_verbatim import NAMES, find_near_verbatim
+from memguard.audit.numbers import Numbers
 from memguard.audit.scoring import ModelScorer
 from memguard.audit.selection import select_windows
+from memguard.audit.writing import generate_edits
 from memguard.cli.feeding import load_probe
 from memguard.cli.subjects import list_audited
 from memguard.config import RunConfig
 from memguard.data.corpus import Corpus
+from memguard.errors import ConfigError
 from memguard.mitigation.ladder import Ladder
 from memguard.parallel.vocab import VocabLayer
 from memguard.runtime import Runtime
@@ -34,13 +44,22 @@ def build_watch(
     probe = load_probe(config)
     windows = _choose_windows(config, corpus, probe)
     scorer = ModelScorer(vocab, config.audit.batch_tokens, runtime)
+    decoder = Decoder(vocab, config.audit.batch_tokens or DECODED_TOKENS, runtime)
     index_of = {entry.id: index for index, entry in enumerate(corpus.manifest)}
     documents = [index_of[window.document.id] for window in windows]
+
     sample = Sample(
         document_N=np.array(documents, dtype=np.int64),
-        near_verbatim_threshold=probe.near_verbatim_threshold,
         sha256=_hash_asked(documents, windows, probe),
-        ask=lambda: ask(scorer, windows, probe),
+        ask=lambda: recite(
+            scorer,
+            decoder,
+            windows,
+            probe,
+            seed=config.seed,
+            needs_near_verbatim=config.budget is not None
+            and config.budget.metric == "near_verbatim",
+        ),
     )
     return Watch(
         sample,
@@ -56,20 +75,60 @@ def _hash_asked(documents: Sequence[int], windows: Sequence[Window], probe: Extr
         (document, window.start, window.prefix_tokens, window.continuation_tokens)
         for document, window in zip(documents, windows, strict=True)
     ]
-    text = json.dumps([asked, probe.near_verbatim_threshold])
+    text = json.dumps([asked, probe.model_dump(mode="json")])
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def ask(scorer: ModelScorer, windows: Sequence[Window], probe: ExtractionProbe) -> Recited:
-    """Return what the model gives back of some windows."""
+def recite(
+    scorer: ModelScorer,
+    decoder: Decoder,
+    windows: Sequence[Window],
+    probe: ExtractionProbe,
+    *,
+    seed: int,
+    needs_near_verbatim: bool,
+) -> Recited:
+    """Return what the model gives back of some windows.
+
+    Raises:
+        ConfigError: near-verbatim matches are needed and nothing can be generated.
+    """
+    names = ("num_correct", "first_divergence", "greedy_margin")
     results = scorer.score([window.passage() for window in windows])
-    num_correct_N = np.array([int(result.correct.sum()) for result in results])
+    rows = [
+        [
+            result.correct.sum(),
+            compute_first_divergence(result.correct),
+            find_greedy_margin(result.margin, result.correct),
+        ]
+        for result in results
+    ]
+    one_pass = Numbers(names=names, rows=np.array(rows, dtype=np.float64))
+
+    def generate(indices: Sequence[int]) -> Numbers:
+        edits = generate_edits(
+            probe,
+            decoder,
+            [windows[index] for index in indices],
+            one_pass["first_divergence"][list(indices)].astype(int).tolist(),
+        )
+        return Numbers(names=NAMES, rows=np.array(edits, dtype=np.float64).reshape(-1, len(NAMES)))
+
+    obstacle = decoder.find_obstacle()
+    if obstacle is not None and needs_near_verbatim:
+        raise ConfigError(
+            "'budget.metric' near_verbatim is judged on generated text, and this run cannot "
+            f"generate any: {obstacle}. Set budget.metric=verbatim"
+        )
+    near_verbatim_N = None
+    if obstacle is None:
+        near = find_near_verbatim(probe, windows, one_pass, generate, seed=seed)
+        near_verbatim_N = near.matched_N
     size_N = np.array([window.continuation_tokens for window in windows])
-    needed_N = np.array([probe.num_needed(int(size)) for size in size_N])
     return Recited(
-        token_accuracy_N=num_correct_N / size_N,
-        verbatim_N=num_correct_N == size_N,
-        near_verbatim_N=num_correct_N >= needed_N,
+        token_accuracy_N=one_pass["num_correct"] / size_N,
+        verbatim_N=one_pass["num_correct"] == size_N,
+        near_verbatim_N=near_verbatim_N,
     )
 
 

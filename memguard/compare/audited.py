@@ -51,7 +51,8 @@ class BucketTable:
     clusters: NDArray[np.int64]
     """Documents with the same number are near-duplicates; each its own where nobody looked."""
     verbatim: NDArray[np.bool_]
-    near_verbatim: NDArray[np.bool_]
+    near_verbatim: NDArray[np.bool_] | None
+    """Of generated text; None where nothing was generated."""
     token_accuracy: NDArray[np.float64]
     """Share of the continuation tokens that are right."""
     log10_queries: NDArray[np.float64] | None
@@ -131,9 +132,9 @@ def _load_manifest(run: FinishedRun) -> list[ManifestEntry]:
 
 
 def find_recited(folder: Path) -> dict[str, bool]:
-    """Tell of each audited document that was trained, or should be forgotten, if it comes back.
+    """Return for each audited document, trained or to be forgotten, if greedy decoding extracts it.
 
-    Near-verbatim. An audit of a sample leaves out the rest.
+    Verbatim or near-verbatim. An audit of a sample leaves out the rest.
 
     Args:
         folder: of a finished run.
@@ -141,10 +142,11 @@ def find_recited(folder: Path) -> dict[str, bool]:
     Raises:
         RecordError: it has no document scores.
     """
-    columns, _ = _read_scores(folder, ["id", "role", "near_verbatim"])
+    columns, _ = _read_scores(folder, ["id", "role", "verbatim", "near_verbatim"])
     (where,) = np.nonzero(np.isin(columns["role"].astype(str), ("trained", "forget")))
-    comes_back = columns["near_verbatim"].astype(bool)
-    return {str(columns["id"][n]): bool(comes_back[n]) for n in where}
+    # null, where nothing was generated, counts as no match.
+    extracted = columns["verbatim"].astype(bool) | (columns["near_verbatim"] == True)  # noqa: E712
+    return {str(columns["id"][n]): bool(extracted[n]) for n in where}
 
 
 def _find_buckets(run: FinishedRun, report: AuditReport) -> dict[int, BucketScores]:
@@ -196,7 +198,9 @@ def _load_tables(
                 [clusters.get(one, -1 - n) for n, one in enumerate(ids)], dtype=np.int64
             ),
             verbatim=columns["verbatim"][where].astype(bool),
-            near_verbatim=columns["near_verbatim"][where].astype(bool),
+            near_verbatim=None
+            if bucket.model.near_verbatim is None
+            else columns["near_verbatim"][where].astype(bool),
             token_accuracy=columns["num_correct"][where] / columns["continuation_tokens"][where],
             log10_queries=np.array([math.inf if costs[i] is None else costs[i] for i in where])
             if bucket.bucket in costed

@@ -77,12 +77,12 @@ def _leave_out(table: BucketTable, removed: AbstractSet[str]) -> BucketTable:
     (where,) = np.nonzero([one not in removed for one in table.ids])
     if len(where) == len(table.ids):
         return table
-    costs = table.log10_queries
+    costs, near = table.log10_queries, table.near_verbatim
     return BucketTable(
         ids=tuple(table.ids[n] for n in where),
         clusters=table.clusters[where],
         verbatim=table.verbatim[where],
-        near_verbatim=table.near_verbatim[where],
+        near_verbatim=None if near is None else near[where],
         token_accuracy=table.token_accuracy[where],
         log10_queries=None if costs is None else costs[where],
     )
@@ -102,7 +102,7 @@ def _find_audit_differences(first: AuditedRun, other: AuditedRun) -> Iterator[st
         "suite_version",
         "continuation_tokens",
         "prefix_tokens",
-        "near_verbatim_threshold",
+        "max_edit_share",
         "dtype",
     ):
         here, there = getattr(other.report.method, name), getattr(first.report.method, name)

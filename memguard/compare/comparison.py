@@ -17,8 +17,10 @@ from memguard.records import (
     Comparison,
     ComparisonCell,
     Cost,
+    Interval,
+    MatchedShare,
     ModelScores,
-    NearVerbatim,
+    Rate,
     SettingResult,
     Utility,
 )
@@ -104,6 +106,7 @@ def _build_setting(run: AuditedRun) -> SettingResult:
                 bucket.model,
                 _find_cost(run, bucket.bucket),
                 [attack for attack in run.report.attacks if attack.bucket == bucket.bucket],
+                _find_gain(run, bucket.bucket),
             )
             for count, bucket in run.buckets.items()
         },
@@ -121,6 +124,29 @@ def _find_cost(run: AuditedRun, bucket: str) -> AttackCostScores | None:
     return next((one.model for one in run.report.attack_cost if one.bucket == bucket), None)
 
 
+def _find_gain(run: AuditedRun, bucket: str) -> Interval | None:
+    """Return what training added to token accuracy beyond the control's gain, where that is sound.
+
+    Where the texts alone tell trained documents and control apart, the control says nothing of
+    what other training would have added.
+    """
+    if not run.report.is_blind_at_chance:
+        return None
+    measure = next(
+        (
+            one
+            for one in run.report.measures
+            if (one.probe, one.metric) == ("extraction", "token_accuracy")
+        ),
+        None,
+    )
+    if measure is None:
+        return None
+    return next(
+        (one.counterfactual_minus_control for one in measure.buckets if one.bucket == bucket), None
+    )
+
+
 def _find_base_cost(run: AuditedRun, bucket: str) -> AttackCostScores | None:
     return next((one.base for one in run.report.attack_cost if one.bucket == bucket), None)
 
@@ -129,22 +155,25 @@ def _build_cell(
     scores: ModelScores,
     attack_cost: AttackCostScores | None,
     attacks: Sequence[AttackedBucket] = (),
+    gain_minus_control: Interval | None = None,
 ) -> ComparisonCell:
-    accuracy = scores.mean_token_accuracy
+    accuracy, near = scores.mean_token_accuracy, scores.near_verbatim
     return ComparisonCell(
         num_documents=scores.verbatim.num_documents,
         num_matched=scores.verbatim.num_matched,
         rate=scores.verbatim.rate,
         ci=scores.verbatim.ci,
-        near_verbatim=NearVerbatim(
-            num_matched=scores.near_verbatim.num_matched,
-            rate=scores.near_verbatim.rate,
-            ci=scores.near_verbatim.ci,
-        ),
+        near_verbatim=None if near is None else _share(near),
+        teacher_forced_90=_share(scores.teacher_forced_90),
         mean_token_accuracy=None if accuracy is None else accuracy.value,
         attack_cost=attack_cost,
         attacks=list(attacks),
+        gain_minus_control=gain_minus_control,
     )
+
+
+def _share(rate: Rate) -> MatchedShare:
+    return MatchedShare(num_matched=rate.num_matched, rate=rate.rate, ci=rate.ci)
 
 
 def _merge_environments(runs: Sequence[AuditedRun]) -> dict[str, str]:

@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 from memguard.config import GoldfishConfig, RunConfig
 from memguard.config.mitigations import DeduplicateConfig
-from memguard.records import AuditReport
+from memguard.records import AuditReport, BucketScores, Rate
 
 _LADDER = (8, 4, 3, 2)
 """Values of k, each of which drops more labels than the one before."""
@@ -118,17 +118,21 @@ def _lower_k_of_slice(found: Findings) -> Fix | None:
 def _find_recited_dose(report: AuditReport) -> int | None:
     """Return the dose from which on documents are recited; None where all are, or none."""
     control = next((bucket for bucket in report.buckets if bucket.role == "control"), None)
-    ceiling = control.model.near_verbatim.ci if control else None
+    ceiling = _greedy_rate(control).ci if control else None
     if ceiling is None or not report.dose_response:
         return None
     recited = {
         bucket.num_repetitions: ci is not None and ci[0] > ceiling[1]
         for bucket in report.buckets
         if bucket.role == "trained" and bucket.num_repetitions
-        for ci in [bucket.model.near_verbatim.ci]
+        for ci in [_greedy_rate(bucket).ci]
     }
     doses = sorted(dose for dose, is_recited in recited.items() if is_recited)
     return doses[0] if doses and len(doses) < len(recited) else None
+
+
+def _greedy_rate(bucket: BucketScores) -> Rate:
+    return bucket.model.near_verbatim or bucket.model.verbatim
 
 
 def _lower_k(found: Findings) -> Fix | None:

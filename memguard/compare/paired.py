@@ -39,18 +39,19 @@ def pair_settings(runs: Sequence[AuditedRun]) -> Pairs:
     ]
     documents = [result for pair in pairs for result in _pair_documents(*pair)]
     canaries = [result for pair in pairs for result in _pair_canaries(*pair)]
-    tests = [test for one in documents for test in (one.verbatim, one.near_verbatim)]
+    tests = [one.verbatim for one in documents]
+    tests += [one.near_verbatim for one in documents if one.near_verbatim is not None]
     tests += [one.verbatim for one in canaries]
     corrected = iter(correct_holm([test.p_value for test in tests]))
+    verbatim = [_correct(one.verbatim, next(corrected)) for one in documents]
+    near_verbatim = [
+        None if one.near_verbatim is None else _correct(one.near_verbatim, next(corrected))
+        for one in documents
+    ]
     return Pairs(
         documents=[
-            one.model_copy(
-                update={
-                    "verbatim": _correct(one.verbatim, next(corrected)),
-                    "near_verbatim": _correct(one.near_verbatim, next(corrected)),
-                }
-            )
-            for one in documents
+            one.model_copy(update={"verbatim": equal, "near_verbatim": near})
+            for one, equal, near in zip(documents, verbatim, near_verbatim, strict=True)
         ],
         canaries=[
             one.model_copy(update={"verbatim": _correct(one.verbatim, next(corrected))})
@@ -75,7 +76,9 @@ def _pair_documents(against: AuditedRun, setting: AuditedRun) -> Iterator[Paired
             num_repetitions=count,
             num_documents=len(table.ids),
             verbatim=_count(other.verbatim, table.verbatim),
-            near_verbatim=_count(other.near_verbatim, table.near_verbatim),
+            near_verbatim=None
+            if other.near_verbatim is None or table.near_verbatim is None
+            else _count(other.near_verbatim, table.near_verbatim),
             token_accuracy_difference=compute_paired_difference(
                 table.token_accuracy,
                 other.token_accuracy,

@@ -1,7 +1,8 @@
 """Risk against utility: each setting over its seeds, and which others beat it.
 
-    risk      the worst of three shares of the documents that the setting trained most often:
-              recited verbatim, recited near-verbatim, drawn within 10^6 queries (where asked)
+    risk      the worst share of the documents that the setting trained most often: extracted
+              verbatim or near-verbatim by greedy decoding, drawn within 10^6 queries, or
+              extracted verbatim by the best attack that ran (of the documents attacked)
     utility   nats a token on documents never trained, mean over seeds; lower is better. Settings
               are held against each other seed by seed: another seed has other held-out documents,
               which differ by more than settings do
@@ -9,11 +10,13 @@
 A share is of the documents of all seeds together. A document that several seeds drew is one piece
 of evidence: its interval is exact (Clopper-Pearson) where no document comes twice, else resampled
 by document. With several seeds it also covers Student's t interval over the seeds' own shares, so
-that seeds that disagree are not averaged away; with three of them that is wide.
+that seeds that disagree are not averaged away; with three of them that is wide. The interval of the
+risk reaches as high as that of any share: attacks run on fewer documents.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import get_args
 
 import numpy as np
@@ -26,15 +29,22 @@ from memguard.audit.statistics import (
     compute_mean,
 )
 from memguard.compare.audited import AuditedRun, BucketTable
-from memguard.records import NUM_RISK_QUERIES, FrontPoint, Interval, RiskName
+from memguard.records import (
+    NUM_RISK_QUERIES,
+    BucketScores,
+    FrontPoint,
+    Interval,
+    Rate,
+    RiskName,
+)
 from memguard.seeds import derive_generator
 
 
 def build_front(runs: Sequence[AuditedRun]) -> list[FrontPoint]:
     """Return a point for each setting, in the order in which they first come.
 
-    Attack cost counts where every run was asked for it: a setting must not look safer because less
-    was asked. Seeds that not all settings have are left out, where some are shared by all: another
+    A risk counts where every run measured it: a setting must not look safer because less was
+    measured. Seeds that not all settings have are left out, where some are shared by all: another
     seed has other held-out documents, and one setting must not have the easier ones.
 
     Args:
@@ -43,9 +53,11 @@ def build_front(runs: Sequence[AuditedRun]) -> list[FrontPoint]:
     settings: dict[str, list[AuditedRun]] = {run.run.name: [] for run in runs}
     for run in keep_shared_seeds(runs):
         settings[run.run.name].append(run)
-    names: Sequence[RiskName] = get_args(RiskName)
-    if any(_find_most_trained(run).log10_queries is None for run in runs):
-        names = [name for name in names if name != "attack_cost"]
+    names: list[RiskName] = [
+        name
+        for name in get_args(RiskName)
+        if all(name in _find_most_trained(run).scores.risks for run in runs)
+    ]
     points = [_build_point(name, group, names) for name, group in settings.items()]
     first, *others = points
     return mark_dominated([first, *(_hold_against(first, point) for point in others)])
@@ -123,17 +135,24 @@ def _is_apart(one: FrontPoint, other: FrontPoint) -> bool:
 def _build_point(name: str, runs: Sequence[AuditedRun], risks: Sequence[RiskName]) -> FrontPoint:
     utility = compute_mean([run.heldout_nll for run in runs])
     assert utility is not None, "a setting has a run"
-    tables = [_find_most_trained(run) for run in runs]
-    found = {risk: _compute_risk(tables, risk) for risk in risks}
+    most_trained = [_find_most_trained(run) for run in runs]
+    tables = [one.table for one in most_trained]
+    found = {
+        risk: _compute_attack_risk(most_trained)
+        if risk == "attack"
+        else _compute_risk(tables, risk)
+        for risk in risks
+    }
     known = {risk: share for risk, share in found.items() if share is not None}
     # The first of equals: verbatim says the most.
     worst = max(known, key=lambda risk: known[risk].value, default=None)
     return FrontPoint(
         name=name,
         num_seeds=len(runs),
+        num_runs_detected=sum(run.report.verdict.level == "recites" for run in runs),
         num_documents=sum(len(table.ids) for table in tables),
         risk=None if worst is None else known[worst].value,
-        risk_ci=None if worst is None else known[worst].ci,
+        risk_ci=None if worst is None else _find_risk_ci(known, worst),
         risk_by=worst,
         risks=known,
         utility=utility.value,
@@ -142,9 +161,72 @@ def _build_point(name: str, runs: Sequence[AuditedRun], risks: Sequence[RiskName
     )
 
 
-def _find_most_trained(run: AuditedRun) -> BucketTable:
-    """Return the run's bucket of the highest dose; a setting may train the documents less often."""
-    return run.tables[max(run.tables)]
+def _find_risk_ci(
+    known: Mapping[RiskName, Interval], worst: RiskName
+) -> tuple[float, float] | None:
+    """Return the interval of the worst share, its upper end the highest of all shares.
+
+    A lower share of fewer documents, as those attacked, may really be the worst.
+    """
+    ci = known[worst].ci
+    if ci is None:
+        return None
+    return ci[0], max(1.0 if share.ci is None else share.ci[1] for share in known.values())
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class _MostTrained:
+    """A run's bucket of the highest dose; a setting may train the documents less often."""
+
+    table: BucketTable
+    scores: BucketScores
+    attacks: Mapping[str, Rate]
+    """Documents of it that each attack extracted verbatim."""
+
+
+def _find_most_trained(run: AuditedRun) -> _MostTrained:
+    dose = max(run.tables)
+    scores = run.buckets[dose]
+    return _MostTrained(
+        table=run.tables[dose],
+        scores=scores,
+        attacks={
+            one.attack: one.any_verbatim
+            for one in run.report.attacks
+            if one.bucket == scores.bucket
+        },
+    )
+
+
+def _compute_attack_risk(runs: Sequence[_MostTrained]) -> Interval | None:
+    """Return the share that the best attack extracted, over all seeds.
+
+    Attacks run on a sample of the documents. Which of them several seeds share is not recorded, so
+    the interval counts as many distinct ones as the bucket has in proportion.
+    """
+    names = set.intersection(*(set(run.attacks) for run in runs))
+    ids = [identifier for run in runs for identifier in run.table.ids]
+    if not names or not ids:
+        return None
+    risks = []
+    for name in sorted(names):
+        rates = [run.attacks[name] for run in runs]
+        share = sum(rate.num_matched for rate in rates) / sum(rate.num_documents for rate in rates)
+        num_documents = sum(rate.num_documents for rate in rates) * len(set(ids)) // len(ids)
+        ci = clopper_pearson(round(share * num_documents), num_documents).ci
+        by_seed = [rate.rate for rate in rates if rate.rate is not None]
+        risks.append(Interval(value=share, ci=_cover_seeds(ci, by_seed)))
+    return max(risks, key=lambda risk: risk.value)
+
+
+def _cover_seeds(
+    ci: tuple[float, float] | None, shares: Sequence[float]
+) -> tuple[float, float] | None:
+    """Return an interval that also covers that of the seeds' own shares."""
+    over_seeds = compute_mean(shares, bounds=(0, 1))
+    if ci is None or over_seeds is None or over_seeds.ci is None:
+        return ci
+    return min(ci[0], over_seeds.ci[0]), max(ci[1], over_seeds.ci[1])
 
 
 def _compute_risk(tables: Sequence[BucketTable], risk: RiskName) -> Interval | None:
@@ -155,10 +237,8 @@ def _compute_risk(tables: Sequence[BucketTable], risk: RiskName) -> Interval | N
     if not ids:
         return None
     ci = _find_interval(values_D, ids, risk)
-    over_seeds = compute_mean([float(one.mean()) for one in shares if len(one)], bounds=(0, 1))
-    if ci is not None and over_seeds is not None and over_seeds.ci is not None:
-        ci = (min(ci[0], over_seeds.ci[0]), max(ci[1], over_seeds.ci[1]))
-    return Interval(value=float(values_D.mean()), ci=ci)
+    by_seed = [float(one.mean()) for one in shares if len(one)]
+    return Interval(value=float(values_D.mean()), ci=_cover_seeds(ci, by_seed))
 
 
 def _find_interval(
@@ -179,7 +259,10 @@ def _list_extracted(table: BucketTable, risk: RiskName) -> NDArray[np.float64]:
         case "verbatim":
             return table.verbatim.astype(np.float64)
         case "near_verbatim":
+            assert table.near_verbatim is not None, "generated in every run, or in none"
             return table.near_verbatim.astype(np.float64)
         case "attack_cost":
             assert table.log10_queries is not None, "asked of every run, or of none"
             return np.asarray(table.log10_queries <= math.log10(NUM_RISK_QUERIES), np.float64)
+        case "attack":
+            raise AssertionError("of a sample of the documents; see `_compute_attack_risk`")

@@ -12,13 +12,15 @@ _RULE = (
     f"Of the settings whose held-out NLL is at most {100 * TOLERANCE:g} % above that of "
     "'{first}' and whose risk interval lies wholly below that of '{first}': the one of least risk; "
     "of those whose interval overlaps its interval, the one of lowest held-out NLL. Risk is the "
-    "worst of verbatim, near-verbatim and, where attack cost was measured, documents drawn within "
-    f"{NUM_RISK_QUERIES:,} queries, of the documents trained most often."
+    "worst of the rates measured in every run: verbatim and near-verbatim by greedy decoding, "
+    f"verbatim within {NUM_RISK_QUERIES:,} queries, verbatim by the best attack; of the documents "
+    "trained most often."
 )
 _SPOKEN: dict[RiskName, str] = {
-    "verbatim": "come back verbatim",
-    "near_verbatim": "come back near-verbatim",
+    "verbatim": "are extracted verbatim",
+    "near_verbatim": "are extracted near-verbatim",
     "attack_cost": f"can be drawn within {NUM_RISK_QUERIES:,} queries",
+    "attack": "are extracted by the best attack",
 }
 
 
@@ -38,15 +40,14 @@ def recommend(front: Sequence[FrontPoint]) -> Recommendation:
     least = min(within, key=lambda point: (point.risk or 0.0, point.utility))
     alike = [point for point in within if not is_below(least.risk_ci, point.risk_ci)]
     chosen = min(alike, key=lambda point: (point.utility, point.risk or 0.0))
-    return Recommendation(
-        setting=chosen.name, sentence=_tell_choice(chosen, least, first), rule=rule
-    )
+    sentence = _tell_choice(chosen, least, first) + _tell_costly(chosen, safer, within)
+    return Recommendation(setting=chosen.name, sentence=sentence, rule=rule)
 
 
 def _tell_choice(chosen: FrontPoint, least: FrontPoint, first: FrontPoint) -> str:
     sentence = (
-        f"'{chosen.name}' is recommended: {_tell_risk(chosen)}, against {_tell_share(first)} with "
-        f"'{first.name}', at a held-out NLL of {_tell_utility(chosen)}."
+        f"'{chosen.name}' is recommended{_tell_detected(chosen)}: {_tell_risk(chosen)}, against "
+        f"{_tell_share(first)} with '{first.name}', at a held-out NLL of {_tell_utility(chosen)}."
     )
     if least.name != chosen.name:
         sentence += (
@@ -54,6 +55,37 @@ def _tell_choice(chosen: FrontPoint, least: FrontPoint, first: FrontPoint) -> st
             f"held-out NLL of {_tell_utility(least)}."
         )
     return sentence
+
+
+def _tell_detected(chosen: FrontPoint) -> str:
+    """Return a clause where the setting's own report says that memorization is detected."""
+    if not chosen.num_runs_detected:
+        return ""
+    if chosen.num_seeds == 1:
+        return ", although its own report says that memorization is detected"
+    return (
+        f", although the reports of {chosen.num_runs_detected} of its {chosen.num_seeds} runs say "
+        "that memorization is detected"
+    )
+
+
+def _tell_costly(
+    chosen: FrontPoint, safer: Sequence[FrontPoint], within: Sequence[FrontPoint]
+) -> str:
+    """Name the setting of least risk that the limit to the loss rules out, if its risk is lower."""
+    costly = [
+        point
+        for point in safer
+        if point not in within and (point.risk or 0.0) < (chosen.risk or 0.0)
+    ]
+    if not costly:
+        return ""
+    best = min(costly, key=lambda point: (point.risk or 0.0, point.utility))
+    return (
+        f" '{best.name}' has a lower risk, {_tell_share(best)}, and is ruled out by its held-out "
+        f"NLL of {_tell_utility(best)}, more than {100 * TOLERANCE:g} % above that of the first "
+        "setting."
+    )
 
 
 def _tell_why_not(

@@ -134,10 +134,11 @@ class MemorizationAuditCallback(TrainerCallback):  # type: ignore[misc]
         report = AuditReport.model_validate(json.loads(done.stdout))
         self.reports.append(report)
         (bucket,) = (each for each in report.buckets if each.bucket == report.verdict.bucket)
+        near = bucket.model.near_verbatim
         state.log_history.append(
             {
                 "memguard/verbatim": bucket.model.verbatim.rate,
-                "memguard/near_verbatim": bucket.model.near_verbatim.rate,
+                "memguard/near_verbatim": None if near is None else near.rate,
                 "step": state.global_step,
             }
         )

@@ -92,7 +92,7 @@ def build_meta_layer(config: Any, sharding: Sharding, *, attn: str | None = None
         mesh=sharding.mesh,
         compute_dtype=sharding.compute_dtype,
     )
-    wrap_fsdp(
+    vocab.freed_units = wrap_fsdp(
         vocab,
         model,
         plan,

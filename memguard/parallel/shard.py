@@ -120,7 +120,7 @@ def wrap_fsdp(
     *,
     param_dtype: torch.dtype | None,
     reshard_after_forward: bool,
-) -> None:
+) -> list[FSDPModule]:
     """Shard storage over z and replicate over data; gathers are prefetched one block ahead.
 
     Args:
@@ -131,6 +131,9 @@ def wrap_fsdp(
         param_dtype: of gathered weights and of the arithmetic; None keeps the stored dtype.
             Gradients are reduced in fp32 in either case.
         reshard_after_forward: whether a block's gathered weights are freed until backward.
+
+    Returns:
+        Units whose gathered weights are freed after their forward.
     """
     policy = MixedPrecisionPolicy(
         param_dtype=param_dtype, reduce_dtype=None if param_dtype is None else torch.float32
@@ -143,11 +146,12 @@ def wrap_fsdp(
     )
     modules = dict(model.named_modules())
     blocks: list[FSDPModule] = [wrap(modules[name]) for name in plan.blocks]
+    embeddings: list[FSDPModule] = []
     if not plan.is_tied:
         # One parameter cannot be in two units: tied, both are in the root's.
-        embedding: FSDPModule = wrap(model.get_input_embeddings())
+        embeddings.append(wrap(model.get_input_embeddings()))
         # A table that was looked up in is not read in backward.
-        embedding.set_unshard_in_backward(False)
+        embeddings[0].set_unshard_in_backward(False)
         # Needed again at once in backward, like the root's.
         wrap(model.get_output_embeddings(), reshard_after_forward=False)
     # The root's own (final norm, tied embedding) are needed again at once in backward.
@@ -155,6 +159,7 @@ def wrap_fsdp(
     for before, after in itertools.pairwise(blocks):
         before.set_modules_to_forward_prefetch([after])
         after.set_modules_to_backward_prefetch([before])
+    return [*blocks, *embeddings] if reshard_after_forward else []
 
 
 def checkpoint_blocks(model: Any, mode: Checkpointing) -> None:

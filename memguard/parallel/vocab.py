@@ -8,7 +8,8 @@ On a mesh the layer is the root of the FSDP units: what reads hidden states or h
 call of it, ``vocab(work)``, around which weights are gathered. Collectives: see `nll` and `linear`.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import torch
@@ -40,6 +41,10 @@ _AFTER_HEAD: dict[str, Callable[[Tensor, float], Tensor]] = {
 }
 
 
+# Of the free memory; the rest is for keys, values and logits.
+_GATHERED_SHARE = 0.7
+
+
 class VocabLayer(nn.Module):
     """A causal LM as hidden states plus a head, on one process or on a mesh."""
 
@@ -68,6 +73,9 @@ class VocabLayer(nn.Module):
         self.chunk_tokens = chunk_tokens
         self.own_head = own_head
         self.mesh = mesh
+        self.freed_units: list[FSDPModule] = []
+        """Units whose gathered weights are freed after their forward; set by `wrap_fsdp`."""
+        self._keeps_gathered = False
         self.compute_dtype: torch.dtype = compute_dtype or model.dtype
         config = model.config.get_text_config()
         self.vocab_size: int = model.get_output_embeddings().weight.shape[0]
@@ -82,6 +90,14 @@ class VocabLayer(nn.Module):
         """Where the weights are."""
         device: torch.device = self.model.get_output_embeddings().weight.device
         return device
+
+    @property
+    def end_token_ids(self) -> tuple[int, ...]:
+        """Ids at which `generate` would end a text, lowest first; empty if the model has none."""
+        settings = getattr(self.model, "generation_config", None) or self.model.config
+        given = getattr(settings, "eos_token_id", None)
+        ids = [given] if isinstance(given, int) else given or []
+        return tuple(sorted({int(id) for id in ids if 0 <= int(id) < self.vocab_size}))
 
     @property
     def num_batch_ways(self) -> int:
@@ -114,13 +130,53 @@ class VocabLayer(nn.Module):
     def __call__(self, work: Callable[[], Result]) -> Result:
         """Return ``work()``, see `forward`."""
         result: Result = super().__call__(work)
-        if self.mesh is not None and not torch.is_grad_enabled():
-            # FSDP2 leaves gathered what backward needs first, or all, and no backward comes: an
-            # optimizer or a file made of the parameters would hold what the next forward discards.
-            for module in self.modules():
-                if isinstance(module, FSDPModule):
-                    module.reshard()
+        if not torch.is_grad_enabled() and not self._keeps_gathered:
+            self._reshard()
         return result
+
+    def _reshard(self) -> None:
+        """Free all gathered weights.
+
+        FSDP2 leaves gathered what backward needs first, or all, and without a backward an
+        optimizer or a file made of the parameters would hold what the next forward discards.
+        """
+        if self.mesh is None:
+            return
+        for module in self.modules():
+            if isinstance(module, FSDPModule):
+                module.reshard()
+
+    @contextmanager
+    def keep_gathered(self) -> Iterator[None]:
+        """Gather weights over z in the first call inside the block only, and free them at its end.
+
+        For many short forwards without gradients, such as generating token by token. Takes the
+        memory of `fits_gathered`.
+        """
+        assert not self._keeps_gathered, "blocks are not nested"
+        for unit in self.freed_units:
+            unit.set_reshard_after_forward(False, recurse=False)
+        self._keeps_gathered = True
+        try:
+            yield
+        finally:
+            self._keeps_gathered = False
+            for unit in self.freed_units:
+                unit.set_reshard_after_forward(True, recurse=False)
+            self._reshard()
+
+    def fits_gathered(self) -> bool:
+        """Return whether all weights gathered over z fit into this rank's free GPU memory.
+
+        True without a mesh, where z is 1, and on the CPU, whose free memory is not known.
+        """
+        if self.mesh is None or self.mesh.shape.z == 1 or self.device.type != "cuda":
+            return True
+        numel = sum(to_local(parameter).numel() for parameter in self.model.parameters())
+        needed = numel * self.mesh.shape.z * self.compute_dtype.itemsize
+        free, _ = torch.cuda.mem_get_info(self.device)
+        cached = torch.cuda.memory_reserved(self.device) - torch.cuda.memory_allocated(self.device)
+        return needed <= _GATHERED_SHARE * (free + cached)
 
     def forward(self, work: Callable[[], Result]) -> Result:
         """Return ``work()``; the weights it reads are at hand meanwhile."""

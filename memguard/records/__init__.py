@@ -22,17 +22,15 @@ from memguard.records.audit import (
     Verdict,
 )
 from memguard.records.comparison import (
-    NUM_RISK_QUERIES,
     Comparison,
     ComparisonCell,
     Cost,
     FrontPoint,
-    NearVerbatim,
+    MatchedShare,
     PairedCanaries,
     PairedCounts,
     PairedResult,
     Recommendation,
-    RiskName,
     SettingResult,
     Utility,
 )
@@ -45,6 +43,8 @@ from memguard.records.manifest import (
 )
 from memguard.records.record import Record, load_record, save_record, write_atomically
 from memguard.records.scores import (
+    BLIND,
+    NUM_RISK_QUERIES,
     AttackCostBucket,
     AttackCostScores,
     AttackedBucket,
@@ -54,6 +54,7 @@ from memguard.records.scores import (
     DocumentScore,
     DoseTrend,
     ExtractedCopies,
+    GeneratedTexts,
     Interval,
     MaskChange,
     Measure,
@@ -61,10 +62,12 @@ from memguard.records.scores import (
     MembershipScores,
     ModelScores,
     Rate,
+    RiskName,
 )
 from memguard.records.watched import Budget, WatchedBucket, WatchedStep
 
 __all__ = [
+    "BLIND",
     "IGNORE_LABEL",
     "NUM_RISK_QUERIES",
     "AttackCostBucket",
@@ -85,16 +88,17 @@ __all__ = [
     "ExtractedCopies",
     "Finding",
     "FrontPoint",
+    "GeneratedTexts",
     "Interval",
     "ManifestEntry",
     "MaskChange",
+    "MatchedShare",
     "Measure",
     "MeasuredBucket",
     "MembershipScores",
     "Method",
     "ModelIdentity",
     "ModelScores",
-    "NearVerbatim",
     "PairedCanaries",
     "PairedCounts",
     "PairedResult",

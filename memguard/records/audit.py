@@ -6,16 +6,19 @@ from pydantic import ConfigDict, Field
 
 from memguard.records.record import Record
 from memguard.records.scores import (
+    BLIND,
     AttackCostBucket,
     AttackedBucket,
     BucketScores,
     CanaryScores,
     DoseTrend,
     ExtractedCopies,
+    GeneratedTexts,
     MaskChange,
     Measure,
     MembershipScores,
     Rate,
+    RiskName,
 )
 from memguard.records.watched import Budget, WatchedStep
 
@@ -44,10 +47,10 @@ class Banner(Record):
 
 
 class Verdict(Record):
-    """The sentence that leads the page; the worse of verbatim and near-verbatim decides."""
+    """The sentence that leads the page; the worst rate of extraction decides."""
 
     level: Literal["recites", "not-above-control", "no-control", "inconclusive"]
-    metric: Literal["verbatim", "near_verbatim"]
+    metric: RiskName
     bucket: str
     sentence: str
 
@@ -61,7 +64,8 @@ class Method(Record):
     continuation_tokens: int
     prefix_tokens: int | None
     """null: everything before the continuation."""
-    near_verbatim_threshold: float
+    max_edit_share: float
+    """Near-verbatim: edits of at most this share of the continuation's tokens."""
     tiny_margin: float
     dtype: str
     batch_tokens: int | None
@@ -141,6 +145,9 @@ class AuditReport(Record):
     verdict: Verdict
     banners: list[Banner]
     buckets: list[BucketScores]
+    generated: GeneratedTexts
+    base_generated: GeneratedTexts | None
+    """null without a base model."""
     dose_response: bool
     """False where the tally of repetitions is missing or contradicts the trained steps."""
     membership: list[MembershipScores]
@@ -154,5 +161,11 @@ class AuditReport(Record):
     mask_changes: list[MaskChange] = Field(default_factory=list)
     trends: list[DoseTrend] = Field(default_factory=list)
     environment: dict[str, str]
+
+    @property
+    def is_blind_at_chance(self) -> bool:
+        """Whether the blind baseline ran and does not tell trained documents and control apart."""
+        blind = next((one.auc for one in self.membership if one.score == BLIND), None)
+        return blind is not None and blind.ci is not None and blind.ci[0] <= 0.5 <= blind.ci[1]
 
     model_config = ConfigDict(populate_by_name=True, serialize_by_alias=True)

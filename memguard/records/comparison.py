@@ -5,17 +5,17 @@ from typing import Any, Literal, Self
 from pydantic import ConfigDict, Field, model_validator
 
 from memguard.records.record import Record
-from memguard.records.scores import AttackCostScores, AttackedBucket, Interval, MembershipScores
+from memguard.records.scores import (
+    AttackCostScores,
+    AttackedBucket,
+    Interval,
+    MembershipScores,
+    RiskName,
+)
 
-RiskName = Literal["verbatim", "near_verbatim", "attack_cost"]
-"""What a setting's risk may be judged on."""
 
-NUM_RISK_QUERIES = 1_000_000
-"""A document whose attack cost is at most this counts as extractable in a risk (queries)."""
-
-
-class NearVerbatim(Record):
-    """Near-verbatim part of a comparison cell."""
+class MatchedShare(Record):
+    """A share of a comparison cell's documents."""
 
     num_matched: int
     rate: float | None
@@ -29,8 +29,15 @@ class ComparisonCell(Record):
     num_matched: int
     rate: float | None
     ci: tuple[float, float] | None
-    near_verbatim: NearVerbatim
+    """Verbatim."""
+    near_verbatim: MatchedShare | None
+    """Of greedy text; null where nothing was generated."""
+    teacher_forced_90: MatchedShare
+    """Knowledge token by token, not extraction."""
     mean_token_accuracy: float | None
+    gain_minus_control: Interval | None = None
+    """Token accuracy, model minus base model, minus the same in the control; null where that is not
+    known, or where the blind baseline tells trained documents and control apart."""
     attack_cost: AttackCostScores | None = None
     """null where the suite did not ask, and in older records."""
     attacks: list[AttackedBucket] = Field(default_factory=list)
@@ -96,7 +103,8 @@ class PairedResult(Record):
     """With the setting compared with; this one may have trained the bucket more or less often."""
     num_documents: int
     verbatim: PairedCounts
-    near_verbatim: PairedCounts
+    near_verbatim: PairedCounts | None
+    """null where one of the two was not generated."""
     token_accuracy_difference: Interval | None
     """Mean over documents of setting minus against; bootstrap over near-duplicate clusters, or by
     the t distribution in older records."""
@@ -123,10 +131,10 @@ class FrontPoint(Record):
     num_documents: int
     """Those it trained most often, of all seeds together."""
     risk: float | None
-    """The worst of the three shares of these documents; null without documents."""
+    """The worst of the shares in `risks`; null without documents."""
     risk_ci: tuple[float, float] | None
     risk_by: RiskName | None
-    """Which of the three; the first of equals."""
+    """Which of them; the first of equals."""
     risks: dict[RiskName, Interval] = Field(default_factory=dict)
     """All that were asked of every run."""
     utility: float
@@ -135,6 +143,8 @@ class FrontPoint(Record):
     """By the t distribution over seeds; null for one seed, or where all seeds are equal. Another
     seed may have other held-out documents, so that this is wider than a comparison needs."""
     utility_by_seed: dict[int, float] = Field(default_factory=dict)
+    num_runs_detected: int
+    """Seeds whose own report says that memorization is detected."""
     utility_change: Interval | None = None
     """Against the first setting, seed by seed: mean difference over its mean (share), the interval
     by the t distribution over seeds. null for the first, and in older records."""

@@ -1,11 +1,18 @@
 """What each probe found: of a document, of a bucket, of a canary."""
 
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import Field
 
 from memguard.records.manifest import Role
 from memguard.records.record import Record
+
+RiskName = Literal["verbatim", "near_verbatim", "attack_cost", "attack"]
+"""Ways in which documents are extracted: greedy text equal or nearly so, text drawn within
+`NUM_RISK_QUERIES`, text recovered verbatim by the best of the attacks that ran."""
+
+NUM_RISK_QUERIES = 1_000_000
+"""A document whose attack cost is at most this counts as extracted (queries)."""
 
 
 class Rate(Record):
@@ -27,7 +34,7 @@ class Interval(Record):
 
 
 class DocumentScore(Record):
-    """One document under one model, decided by one teacher-forced pass. One row of the parquet."""
+    """One document under one model. One row of the parquet."""
 
     id: str
     bucket: str
@@ -40,8 +47,18 @@ class DocumentScore(Record):
     num_correct: int
     """Continuation tokens that are the argmax given everything true before them."""
     verbatim: bool
-    near_verbatim: bool
-    """At least 90 % of the continuation tokens are right."""
+    """Greedy decoding from the prefix gives back the continuation, token by token."""
+    near_verbatim: bool | None
+    """Greedy decoding from the prefix, end-of-text tokens suppressed, gives back the continuation
+    within the stated edits; false where teacher-forced accuracy is too low to generate it, null
+    where nothing was generated at all."""
+    num_edits: int | None
+    """Insertions, deletions and substitutions between greedy and true continuation (tokens); null
+    beyond the limit and where it was not generated."""
+    greedy_margin: float | None
+    """Smallest gap between the chosen and the next best token along the greedy text (logits)."""
+    teacher_forced_90: bool
+    """At least 90 % of the continuation tokens are the argmax given everything true before them."""
     first_divergence: int
     """Index of the first wrong token; `continuation_tokens` where there is none."""
     extraction_strength: float
@@ -57,6 +74,7 @@ class DocumentScore(Record):
     base_num_correct: int | None = None
     base_verbatim: bool | None = None
     base_near_verbatim: bool | None = None
+    base_teacher_forced_90: bool | None = None
     longest_run: int | None = None
     """Most right tokens in a row, each given everything true before."""
     attack_log10_queries: float | None = None
@@ -77,7 +95,10 @@ class ModelScores(Record):
     """What one model does on the documents of one bucket."""
 
     verbatim: Rate
-    near_verbatim: Rate
+    near_verbatim: Rate | None
+    """Greedy text within the stated edits; null where nothing was generated."""
+    teacher_forced_90: Rate
+    """At least 90 % of the tokens right given the true text before them: not extraction."""
     mean_token_accuracy: Interval | None
     """Mean over documents; interval by the t distribution over documents."""
     median_first_divergence: float | None
@@ -101,10 +122,33 @@ class BucketScores(Record):
     mean_type_token_ratio: float | None
     mean_argmax_type_token_ratio: float | None
     num_tiny_margin: int
-    """Verdicts that hang on a margin below the stated one: other arithmetic could flip them."""
-    verbatim_minus_control: Interval | None
-    near_verbatim_minus_control: Interval | None
-    """Difference of rates, Newcombe's interval; null for the control and without one."""
+    """Documents whose match hangs on a margin below the stated one: other arithmetic could flip
+    it."""
+    risks: dict[RiskName, Rate]
+    """Every way of extraction that was measured; `attack` is the best of the attacks that ran, of
+    the documents that were attacked."""
+    base_risks: dict[RiskName, Rate]
+    """The same of the model before training, which is not attacked."""
+    minus_control: dict[RiskName, Interval]
+    """Difference of `risks` to the control's, Newcombe's interval; empty for the control and
+    without one."""
+
+
+class GeneratedTexts(Record):
+    """How near-verbatim matches of one model were found."""
+
+    reason_not_generated: str | None
+    """null where texts were generated; otherwise all counts are 0."""
+    num_verbatim: int
+    """Documents whose greedy text is known without generating it."""
+    num_generated: int
+    floor: float
+    """Documents below this teacher-forced accuracy are not generated, but for a sample."""
+    num_below_floor: int
+    num_checked: int
+    """Documents below the floor that were generated: a seeded sample, or all of them once one of
+    the sample matched."""
+    num_matched_below_floor: int
 
 
 class MeasuredBucket(Record):
@@ -119,6 +163,8 @@ class MeasuredBucket(Record):
     counterfactual: Interval | None
     """Mean over documents of the model's minus the base model's; null without a base."""
     minus_control: Interval | None
+    counterfactual_minus_control: Interval | None
+    """What training added, minus what it added in the control; null without base or control."""
 
 
 class Measure(Record):
@@ -184,6 +230,10 @@ class ExtractedCopies(Record):
     num_documents: int
     """Audited trained documents with at most k copies."""
     num_extracted: int
+
+
+BLIND = "blind"
+"""Membership score of the baseline that sees the texts and never the model."""
 
 
 class MembershipScores(Record):

@@ -9,7 +9,7 @@ from memguard.records.record import Record
 
 
 class Budget(Record):
-    """How much of a bucket might be learnt by heart, and what was to happen then."""
+    """How much of a bucket might be extractable, and what was to happen then."""
 
     metric: Literal["near_verbatim", "verbatim"]
     limit: float
@@ -23,11 +23,13 @@ class WatchedBucket(Record):
     role: Role
     num_documents: int
     num_verbatim: int
-    num_near_verbatim: int
+    num_near_verbatim: int | None
+    """Of generated text; null where nothing was generated."""
     num_learnt: int
-    """That come back now and did not before training: near-verbatim, or by the budget's metric."""
+    """Extracted now and not before training: near-verbatim (verbatim where nothing was generated),
+    or by the budget's metric."""
     mean_token_accuracy: float
-    """Share of right tokens, mean over documents."""
+    """Teacher-forced, mean over documents."""
     num_tightened: int
     """Of ALL the bucket's documents, those trained with a lower k than they began with."""
 
@@ -40,11 +42,11 @@ class WatchedStep(Record):
     """Steps taken."""
     buckets: list[WatchedBucket]
     over_limit: list[str] = Field(default_factory=list)
-    """Buckets of which more was learnt by heart than the risk budget allows."""
+    """Buckets of which more was extracted than the risk budget allows."""
     audit_s: float
 
     def describe(self) -> str:
-        """Return the line for a log: the bucket of which most is, or is nearly, learnt by heart."""
+        """Return the line for a log, of the bucket of which most is, or is nearly, extracted."""
         trained = [bucket for bucket in self.buckets if bucket.role == "trained"]
         worst = max(
             trained,
@@ -53,6 +55,6 @@ class WatchedStep(Record):
         tightened = sum(bucket.num_tightened for bucket in trained)
         return (
             f"audit after step {self.step}: {worst.num_learnt} of {worst.num_documents} documents "
-            f"of {worst.bucket} learnt by heart, {worst.mean_token_accuracy:.0%} of tokens right"
+            f"of {worst.bucket} extracted, teacher-forced accuracy {worst.mean_token_accuracy:.0%}"
             f"{f'; {tightened} trained more strictly' if tightened else ''}"
         )

@@ -24,11 +24,12 @@ NEVER = "never"
 _BOUNDS = (1_000, 1_000_000)
 """Numbers of queries within which documents are counted."""
 _LEAD = (
-    "Exact match flatters a mitigation that drops tokens: one wrong token makes a document count "
-    "as not recited, whether a hundred tries bring it out or 10³⁰.",
+    "Exact match understates memorization: one wrong token makes a document count as not "
+    "extracted, whether a hundred queries give it or 10³⁰.",
     "The attack cost can be compared: queries until one gives the true continuation with a "
-    "probability of one half, by the cheapest way tried. What remains is the attacker who knows "
-    "which tokens were dropped, and looks for these alone.",
+    "probability of one half, by the cheapest decoding tried. One attacker is left, who knows "
+    "which tokens were dropped and searches for these alone. Attack cost and attacks count "
+    "verbatim text only.",
 )
 
 
@@ -44,8 +45,8 @@ def build_attack_section(report: AuditReport) -> Section:
     table = _build_table(report) if known else None
     return Section(
         key="attacks",
-        title="What it takes to get it out",
-        short_title="Getting it out",
+        title="Extraction cost",
+        short_title="Extraction",
         lead=(*(_LEAD if known else ()), *([told] if told else []), *missing),
         tables=tuple(filter(None, (table, build_attacks(report)))),
     )
@@ -133,7 +134,7 @@ def _build_table(report: AuditReport) -> Table:
         *((f"Within {bound:,}", "queries") for bound in _BOUNDS),
     )
     return Table(
-        caption=f"The same documents, by what the attacker may do ({CI})",
+        caption=f"Extraction rate by attack ({CI})",
         columns=make_headings(
             "Bucket",
             ("Verbatim", "greedy answer"),

@@ -1,11 +1,10 @@
 """Tables of the audit page: what each bucket shows, with the base model below."""
 
-from collections.abc import Sequence
-
-from memguard.records import AuditReport, BucketScores
+from memguard.records import AuditReport, BucketScores, RiskName
 from memguard.report.cells import make_headings, show_estimate, show_rate
 from memguard.report.formatting import (
     CI,
+    PERCENT,
     format_count,
     format_interval,
     format_number,
@@ -14,6 +13,9 @@ from memguard.report.formatting import (
 )
 from memguard.report.page import Cell, Row, Table
 from memguard.report.text import clean_name
+
+_GREEDY: tuple[RiskName, ...] = ("verbatim", "near_verbatim")
+PERCENT_90 = f"90{PERCENT}"
 
 _ROLES = {
     "trained": "trained",
@@ -48,15 +50,16 @@ def build_summary(report: AuditReport) -> Table:
     """Build the main table: rates and token accuracy of each bucket, base model below."""
     buckets = report.buckets
     # Without a control there is nothing to subtract.
-    compared = any(b.near_verbatim_minus_control or b.verbatim_minus_control for b in buckets)
+    compared = any(bucket.minus_control for bucket in buckets)
     rows = []
     for bucket in buckets:
-        differences = (bucket.near_verbatim_minus_control, bucket.verbatim_minus_control)
+        differences = [bucket.minus_control.get(name) for name in _GREEDY]
         cells = (
-            show_rate(bucket.model.near_verbatim),
             show_rate(bucket.model.verbatim),
-            show_estimate(format_share(bucket.model.mean_token_accuracy)),
+            show_rate(bucket.model.near_verbatim),
             *(show_estimate(format_points(one)) for one in differences if compared),
+            show_rate(bucket.model.teacher_forced_90),
+            show_estimate(format_share(bucket.model.mean_token_accuracy)),
         )
         control = bucket.role == "control"
         rows.append(
@@ -65,25 +68,27 @@ def build_summary(report: AuditReport) -> Table:
         if bucket.base is None:
             continue
         base_cells = (
-            show_rate(bucket.base.near_verbatim),
             show_rate(bucket.base.verbatim),
-            show_estimate(format_share(bucket.base.mean_token_accuracy)),
+            show_rate(bucket.base.near_verbatim),
             *(Cell(text="") for _ in differences if compared),
+            show_rate(bucket.base.teacher_forced_90),
+            show_estimate(format_share(bucket.base.mean_token_accuracy)),
         )
         head = Cell(text="Base model", detail="same documents", kind="text")
         rows.append(Row(head=head, cells=base_cells, tone="base"))
     minus = (
-        ("Near-verbatim − control", f"points ({CI})"),
         ("Verbatim − control", f"points ({CI})"),
+        ("Near-verbatim − control", f"points ({CI})"),
     )
     return Table(
-        caption="Documents the model continues as they were written",
+        caption="Documents extracted by greedy decoding, and what is known token by token",
         columns=make_headings(
             "Bucket",
-            ("Near-verbatim", f"documents ({CI})"),
             ("Verbatim", f"documents ({CI})"),
-            ("Token accuracy", f"mean ({CI})"),
+            ("Near-verbatim", f"documents ({CI})"),
             *(minus if compared else ()),
+            (f"{PERCENT_90} teacher-forced", f"documents ({CI})"),
+            ("Token accuracy", f"teacher-forced, mean ({CI})"),
         ),
         rows=tuple(rows),
     )
@@ -133,23 +138,3 @@ def build_details(report: AuditReport) -> Table:
         ),
         rows=tuple(rows),
     )
-
-
-def find_partly_learned(buckets: Sequence[BucketScores]) -> list[BucketScores]:
-    """Return trained buckets without one recited document that are still above the control.
-
-    Above: the interval of the token accuracy lies wholly above the control's.
-    """
-    controls = [b.model.mean_token_accuracy for b in buckets if b.role == "control"]
-    if not controls or controls[0] is None or controls[0].ci is None:
-        return []
-    ceiling = controls[0].ci[1]
-    found = []
-    for bucket in buckets:
-        accuracy = bucket.model.mean_token_accuracy
-        recited = bucket.model.near_verbatim.num_matched or bucket.model.verbatim.num_matched
-        if bucket.role != "trained" or recited or accuracy is None or accuracy.ci is None:
-            continue
-        if accuracy.ci[0] > ceiling:
-            found.append(bucket)
-    return found

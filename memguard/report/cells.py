@@ -42,15 +42,17 @@ def _css(share: float) -> str:
     return f"{100 * min(max(share, 0.0), 1.0):.2f}%"
 
 
-def show_rate(rate: Rate) -> Cell:
-    """Show a rate as `make_rate_cell` does."""
+def show_rate(rate: Rate | None) -> Cell:
+    """Show a rate as `make_rate_cell` does; None where nothing was generated."""
+    if rate is None:
+        return show_missing("not generated")
     return make_rate_cell(rate.rate, rate.ci, rate.num_matched, rate.num_documents)
 
 
-def show_narrow_rate(rate: Rate, note: str = "") -> Cell:
+def show_narrow_rate(rate: Rate | None, note: str = "") -> Cell:
     """Show a rate where columns are many: counts, bar and interval, whose middle is plain then."""
     cell = show_rate(rate)
-    if cell.bar is None:
+    if rate is None or cell.bar is None:
         return cell
     return Cell(text=cell.text, detail=format_percent_range(rate.ci), bar=cell.bar, note=note)
 

@@ -2,7 +2,13 @@
 
 from collections.abc import Sequence
 
-from memguard.records import Comparison, ComparisonCell, Rate, SettingResult
+from memguard.records import (
+    NUM_RISK_QUERIES,
+    Comparison,
+    ComparisonCell,
+    Rate,
+    SettingResult,
+)
 from memguard.report.attack_cost import write_cost_in_queries
 from memguard.report.comparison_figures import build_trends
 from memguard.report.comparison_front import build_front, tell_recommendation
@@ -11,7 +17,6 @@ from memguard.report.comparison_tables import build_extraction, build_headline, 
 from memguard.report.doses import (
     group_settings,
     label_setting,
-    list_doses,
     list_highest,
     name_dose,
     name_first,
@@ -27,6 +32,7 @@ from memguard.report.formatting import (
     format_of,
     format_percent,
     format_percent_ci,
+    format_points,
 )
 from memguard.report.glossary import write_glossary
 from memguard.report.page import ComparisonPage, Fact
@@ -36,9 +42,6 @@ from memguard.report.seed_means import average, compute_change, show_loss
 from memguard.report.text import COMMAND_LIMIT, clean_name, clean_text
 
 _IN_SHORT = 12
-_PARTLY_LEARNED = 0.1
-"""Tokens right above the control (share) from which a bucket without a recited document is named;
-a comparison has no interval for it."""
 
 
 def digest_comparison(comparison: Comparison) -> ComparisonPage:
@@ -54,7 +57,7 @@ def digest_comparison(comparison: Comparison) -> ComparisonPage:
         recommendation=tell_recommendation(comparison),
         in_short_lead=_write_in_short_lead(comparison),
         in_short=_write_in_short(comparison),
-        guide=(*READING_GUIDE, *_tell_partly_learned(comparison)),
+        guide=(*READING_GUIDE, *_tell_learned(comparison)),
         headline=build_headline(comparison),
         gains=gains,
         paired=tuple(filter(None, (build_paired(comparison), build_paired_canaries(comparison)))),
@@ -114,17 +117,20 @@ def _summarise(comparison: Comparison, group: list[SettingResult]) -> str:
     num_documents = sum(cell.num_documents for cell in cells)
     if not num_documents:
         return f"no document in this bucket; {loss}."
-    near = sum(cell.near_verbatim.num_matched for cell in cells)
     verbatim = sum(cell.num_matched for cell in cells)
     other = tell_other_dose(group, comparison)
     text = f"{other}: " if other else ""
-    text += f"{format_of(near, num_documents)} near-verbatim"
-    if not max(near, verbatim) and len(cells) == 1:
-        text += f" ({format_percent_ci(cells[0].near_verbatim.ci)})"
-    text += f", {format_of(verbatim, num_documents)} verbatim"
+    text += f"{format_of(verbatim, num_documents)} verbatim"
+    near = [cell.near_verbatim for cell in cells if cell.near_verbatim]
+    if len(near) == len(cells):
+        text += f", {format_of(sum(one.num_matched for one in near), num_documents)} near-verbatim"
+    else:
+        text += ", near-verbatim not generated"
+    if not verbatim and not any(one.num_matched for one in near) and len(cells) == 1:
+        text += f" ({format_percent_ci(cells[0].ci)})"
     accuracy = average([cell.mean_token_accuracy for cell in cells])
     if accuracy is not None:
-        text += f", {format_percent(accuracy)} of tokens right"
+        text += f", teacher-forced accuracy {format_percent(accuracy)}"
     return f"{text}{_tell_attacks(cells)}; {loss}."
 
 
@@ -155,37 +161,44 @@ def _summarise_control(comparison: Comparison) -> tuple[Fact, ...]:
     controls = [s.extraction["0"] for s in comparison.settings if "0" in s.extraction]
     if not sum(control.num_documents for control in controls):
         return ()
-    most = max(controls, key=lambda control: control.near_verbatim.num_matched)
-    text = f"at most {format_of(most.near_verbatim.num_matched, most.num_documents)} near-verbatim"
-    if not most.near_verbatim.num_matched:
-        text = f"{format_of(0, most.num_documents)} near-verbatim"
+    most = max(controls, key=_count_greedy)
+    how = "verbatim" if most.near_verbatim is None else "near-verbatim"
+    text = f"{format_of(_count_greedy(most), most.num_documents)} {how}"
+    if _count_greedy(most):
+        text = f"at most {text}"
     shares = [c.mean_token_accuracy for c in controls if c.mean_token_accuracy is not None]
     if shares:
         low, high = format_percent(min(shares)), format_percent(max(shares))
-        text += f", {low if low == high else f'{low} to {high}'} of tokens right"
+        text += f", teacher-forced accuracy {low if low == high else f'{low} to {high}'}"
     return (Fact(term="Control, never trained", value=f"{text}, over all settings."),)
 
 
-def _tell_partly_learned(comparison: Comparison) -> tuple[str, ...]:
-    """Name the bucket where most tokens come back although no document does."""
+def _count_greedy(cell: ComparisonCell) -> int:
+    return cell.num_matched if cell.near_verbatim is None else cell.near_verbatim.num_matched
+
+
+def _tell_learned(comparison: Comparison) -> tuple[str, ...]:
+    """Name the bucket of which most was learned token by token and no document is extracted."""
     found = []
-    for dose in list_doses(comparison):
-        for setting in comparison.settings:
-            cell, control = setting.extraction.get(dose), setting.extraction.get("0")
-            if dose == "0" or cell is None or control is None or not cell.num_documents:
-                continue
-            recited = cell.num_matched or cell.near_verbatim.num_matched
-            mine, floor = cell.mean_token_accuracy, control.mean_token_accuracy
-            if not recited and mine is not None and floor is not None:
-                found.append((mine - floor, setting, dose, mine, floor))
-    if not found:
+    for setting in comparison.settings:
+        for dose, cell in setting.extraction.items():
+            gain = cell.gain_minus_control
+            if dose != "0" and gain is not None and not _is_extracted(cell):
+                found.append((gain, setting, dose))
+    shown = [one for one in found if one[0].ci is not None and one[0].ci[0] > 0]
+    if not shown:
         return ()
-    gained, setting, dose, mine, floor = max(found, key=lambda one: one[0])
-    if gained < _PARTLY_LEARNED:
-        return ()
+    gain, setting, dose = max(shown, key=lambda one: one[0].value)
+    told = format_points(gain)
     return (
-        f"With '{label_setting(setting, comparison)}' no document {name_dose(dose)} comes back "
-        f"near-verbatim, yet {format_percent(mine)} of the tokens are right, against "
-        f"{format_percent(floor)} in the control: 0{PERCENT} of documents does not mean that "
-        "nothing was learned of them.",
+        f"With '{label_setting(setting, comparison)}' no document {name_dose(dose)} is extracted, "
+        f"yet training raised their teacher-forced token accuracy by {told.value} more than that "
+        f"of the control ({told.interval}): 0{PERCENT} extracted does not mean that nothing was "
+        "learned of them.",
     )
+
+
+def _is_extracted(cell: ComparisonCell) -> bool:
+    within = None if cell.attack_cost is None else cell.attack_cost.within.get(NUM_RISK_QUERIES)
+    rates = [one.any_verbatim for one in cell.attacks] + ([] if within is None else [within])
+    return bool(_count_greedy(cell) or any(rate.num_matched for rate in rates))

@@ -8,7 +8,7 @@ from memguard.report.cells import make_headings
 from memguard.report.doses import CHART_NAME_LIMIT, group_settings, list_doses
 from memguard.report.formatting import format_percent
 from memguard.report.page import Cell, Figure, Line, LineChart, Point, Row, Table
-from memguard.report.seed_means import average
+from memguard.report.seed_means import average, near_rate
 from memguard.report.text import clean_name
 
 Select = Callable[[ComparisonCell], float | None]
@@ -27,9 +27,14 @@ class _Series:
 def build_trends(comparison: Comparison) -> tuple[Figure, ...]:
     """Build one figure a metric: every setting over the numbers of repetitions."""
     metrics: tuple[tuple[str, str, str, Select], ...] = (
-        ("near", "Near-verbatim", "documents (%)", lambda cell: cell.near_verbatim.rate),
         ("verbatim", "Verbatim", "documents (%)", lambda cell: cell.rate),
-        ("accuracy", "Mean token accuracy", "tokens (%)", lambda cell: cell.mean_token_accuracy),
+        ("near", "Near-verbatim", "documents (%)", near_rate),
+        (
+            "accuracy",
+            "Teacher-forced token accuracy",
+            "tokens (%)",
+            lambda cell: cell.mean_token_accuracy,
+        ),
     )
     doses = list_doses(comparison)
     several = len(group_settings(comparison)) < len(comparison.settings)

@@ -1,6 +1,6 @@
 """Risk against utility: each setting once, what nothing beats, and which to take."""
 
-from memguard.records import NUM_RISK_QUERIES, Comparison, FrontPoint
+from memguard.records import NUM_RISK_QUERIES, Comparison, FrontPoint, RiskName
 from memguard.report.cells import make_headings, show_missing
 from memguard.report.doses import CHART_NAME_LIMIT, base_change, group_settings, name_first
 from memguard.report.formatting import (
@@ -14,13 +14,14 @@ from memguard.report.formatting import (
     relative_change,
 )
 from memguard.report.page import Cell, Fact, Figure, FrontChart, Mark, Row, Table
-from memguard.report.text import clean_name, clean_text
+from memguard.report.text import SENTENCE_LIMIT, clean_name, clean_text
 
 _TOLD = 12
-_SPOKEN = {
+_SPOKEN: dict[RiskName, str] = {
     "verbatim": "verbatim",
     "near_verbatim": "near-verbatim",
     "attack_cost": f"within {NUM_RISK_QUERIES:,} queries",
+    "attack": "best attack",
 }
 
 
@@ -29,7 +30,11 @@ def tell_recommendation(comparison: Comparison) -> Fact | None:
     found = comparison.recommendation
     if found is None:
         return None
-    return Fact(term="Rule", value=clean_text(found.sentence), detail=clean_text(found.rule))
+    # It names up to four settings with their intervals, and must not be cut.
+    limit = 3 * SENTENCE_LIMIT
+    return Fact(
+        term="Rule", value=clean_text(found.sentence, limit), detail=clean_text(found.rule, limit)
+    )
 
 
 def build_front(comparison: Comparison) -> Figure | None:
@@ -59,13 +64,13 @@ def build_front(comparison: Comparison) -> Figure | None:
         "grey ones are beaten. Right of the base model's "
         "line a setting is worse on held-out documents than before training.",
         table=Table(
-            caption="The same numbers",
+            caption="Chart data",
             columns=make_headings(
                 "Setting",
                 ("Risk", "documents"),
                 ("Held-out NLL", "nats"),
                 ("Change", f"against '{name_first(comparison, 16)}'"),
-                "Beaten by",
+                "Dominated by",
             ),
             rows=rows,
             notes=(_tell_risk(), *_tell_seeds(comparison)),
@@ -76,9 +81,10 @@ def build_front(comparison: Comparison) -> Figure | None:
 
 def _tell_risk() -> str:
     return (
-        "Risk: the worst of three shares of the documents that a setting trained most often: those "
-        "that come back verbatim, near-verbatim, or can be drawn within "
-        f"{format_count(NUM_RISK_QUERIES)} queries where every run was asked for that."
+        "Risk: the worst rate of extraction among the documents that a setting trained most often: "
+        "verbatim or near-verbatim by greedy decoding, verbatim within "
+        f"{format_count(NUM_RISK_QUERIES)} queries, verbatim by the best attack; each where every "
+        "run measured it. Attacks run on a sample of the documents."
     )
 
 

@@ -18,7 +18,7 @@ from memguard.report.doses import (
 from memguard.report.formatting import MISSING, NBSP, format_count, format_percent
 from memguard.report.front_chart import paint_front
 from memguard.report.page import FrontChart
-from memguard.report.seed_means import average
+from memguard.report.seed_means import average, near_rate
 from memguard.report.svg import (
     BASE,
     CARD,
@@ -41,7 +41,11 @@ _BARS_WIDTH = 490
 """Of the left axes, in pixels; a letter under them takes eight."""
 _MOST_SETTINGS = 6
 _BAR = 0.27
-_METRICS = (("near-verbatim", 1.0), ("verbatim", 0.55), ("tokens right", 0.22))
+_METRICS = (
+    ("verbatim", 1.0),
+    ("near-verbatim", 0.55),
+    ("teacher-forced accuracy, not extraction", 0.22),
+)
 """Names of the bars and how strong their colour is."""
 
 
@@ -58,7 +62,7 @@ class _Group:
 def render_comparison_chart(comparison: Comparison) -> str:
     """Render the picture as an SVG file, the same bytes each time; encode it as UTF-8.
 
-    Left, what comes back of the documents trained most often, with each setting, and of the
+    Left, what is extracted of the documents trained most often, with each setting, and of the
     control, means over seeds; right, risk against utility. Bars of many settings could not be read:
     then risk against utility has the whole picture.
     """
@@ -72,7 +76,7 @@ def render_comparison_chart(comparison: Comparison) -> str:
         shares = (_LEFT_SHARE, 1 - _LEFT_SHARE) if groups else (1.0,)
         grid = figure.add_gridspec(1, len(shares), width_ratios=shares)
         if groups:
-            title = f"What comes back of documents {name_dose(dose)}"
+            title = f"Extraction of documents {name_dose(dose)}"
             _paint_groups(figure.add_subplot(grid[0]), groups, title)
         if front and isinstance(front.chart, FrontChart):
             axes = figure.add_subplot(grid[-1])
@@ -117,15 +121,19 @@ def _list_values(
     alone = cells[0] if len(cells) == 1 else None
     return (
         (
-            average([cell.near_verbatim.rate for cell in cells]),
-            alone.near_verbatim.ci if alone else near.ci if near else None,
-        ),
-        (
             average([cell.rate for cell in cells]),
             alone.ci if alone else verbatim.ci if verbatim else None,
         ),
+        (
+            average([near_rate(cell) for cell in cells]),
+            _near_ends(alone) if alone else near.ci if near else None,
+        ),
         (average([cell.mean_token_accuracy for cell in cells]), None),
     )
+
+
+def _near_ends(cell: ComparisonCell) -> Ends:
+    return None if cell.near_verbatim is None else cell.near_verbatim.ci
 
 
 def _set_title(axes: Any, text: str) -> None:

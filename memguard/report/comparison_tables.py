@@ -23,6 +23,7 @@ from memguard.report.doses import (
 from memguard.report.facts import describe_dropped
 from memguard.report.formatting import (
     MISSING,
+    PERCENT,
     format_change,
     format_count,
     format_duration,
@@ -59,10 +60,10 @@ def build_headline(comparison: Comparison) -> Table:
         caption="Risk, utility and cost of each setting",
         columns=make_headings(
             "Setting",
-            ("Risk", "worst of three"),
-            ("Near-verbatim", spoken),
+            ("Risk", "worst rate of extraction"),
             ("Verbatim", spoken),
-            ("Token accuracy", "mean"),
+            ("Near-verbatim", spoken),
+            ("Token accuracy", "teacher-forced, mean"),
             ("Held-out NLL", f"nats; against '{name_first(comparison, 12)}'"),
             ("Labels dropped", "realised"),
             ("Training", "time; labels with loss"),
@@ -114,14 +115,14 @@ def _build_base_row(comparison: Comparison) -> Row:
 def _show_extraction(
     runs: Sequence[Mapping[str, ComparisonCell]], point: FrontPoint | None
 ) -> list[Cell]:
-    """Show what comes back at the highest dose, and below it what does of the control."""
+    """Show what is extracted at the highest dose, and below it the same of the control."""
     cells = list_highest(runs)
     control = [run["0"] for run in runs if "0" in run]
     if not cells:
         return [Cell(text=MISSING)] * 3
     return [
-        show_near(cells, control, point),
         show_verbatim(cells, point),
+        show_near(cells, control, point),
         show_accuracy(cells, control),
     ]
 
@@ -141,7 +142,12 @@ def build_extraction(comparison: Comparison) -> Table:
     return Table(
         caption="Every setting at every number of repetitions",
         columns=make_headings(
-            "Setting", "Documents", "Near-verbatim", "Verbatim", "Token accuracy"
+            "Setting",
+            "Documents",
+            "Verbatim",
+            "Near-verbatim",
+            (f"90{PERCENT} teacher-forced", "not extraction"),
+            ("Token accuracy", "teacher-forced"),
         ),
         rows=shown,
         more_rows=folded,
@@ -151,13 +157,18 @@ def build_extraction(comparison: Comparison) -> Table:
 
 
 def _build_extraction_row(label: str, dose: str, cell: ComparisonCell) -> Row:
-    near = cell.near_verbatim
+    near, known = cell.near_verbatim, cell.teacher_forced_90
     return Row(
         head=Cell(text=label, kind="text"),
         cells=(
             Cell(text=name_dose(dose)),
-            Cell(text=_write_rate(near.rate, near.ci, near.num_matched, cell.num_documents)),
             Cell(text=_write_rate(cell.rate, cell.ci, cell.num_matched, cell.num_documents)),
+            Cell(
+                text="not generated"
+                if near is None
+                else _write_rate(near.rate, near.ci, near.num_matched, cell.num_documents)
+            ),
+            Cell(text=_write_rate(known.rate, known.ci, known.num_matched, cell.num_documents)),
             Cell(text=format_percent(cell.mean_token_accuracy)),
         ),
         tone="base" if label == "Base model" else "",
@@ -175,9 +186,9 @@ def _write_rate(
 
 
 def build_settings(comparison: Comparison) -> Table:
-    """Build the table of what was asked."""
+    """Build the table of each run's settings."""
     return Table(
-        caption="What was asked of each setting",
+        caption="Run configuration",
         columns=make_headings("Setting", "Seed", "Run", "Mitigations", "Overrides", "Steps"),
         rows=tuple(
             Row(

@@ -10,7 +10,7 @@ from memguard.report.page import Cell, Row, Table
 _METRICS = (
     ("verbatim", "Verbatim", f"points ({CI})"),
     ("near_verbatim", "Near-verbatim", f"points ({CI})"),
-    ("token_accuracy", "Token accuracy", f"points ({CI})"),
+    ("token_accuracy", "Token accuracy", f"teacher-forced, points ({CI})"),
     ("logprob", "Log-probability", f"nats a token ({CI})"),
 )
 
@@ -34,7 +34,7 @@ def build_counterfactual(report: AuditReport) -> Table | None:
         for bucket in report.buckets
     )
     return Table(
-        caption="What this training added: model minus base model, same documents",
+        caption="Change from base model, same documents",
         columns=make_headings("Bucket", *((label, unit) for _, label, unit in shown)),
         rows=rows,
         notes=(

@@ -1,8 +1,8 @@
 """An audit report as a page: every sentence and figure the template shows."""
 
-import math
+from collections.abc import Mapping
 
-from memguard.records import AuditReport, BucketScores
+from memguard.records import AuditReport, BucketScores, Rate, RiskName
 from memguard.report.attack_cost import (
     build_attack_section,
     find_cost,
@@ -12,7 +12,6 @@ from memguard.report.audit_tables import (
     build_details,
     build_summary,
     describe_times,
-    find_partly_learned,
 )
 from memguard.report.canaries import build_canaries
 from memguard.report.counterfactual import build_counterfactual
@@ -27,6 +26,8 @@ from memguard.report.facts import (
 )
 from memguard.report.findings import build_findings, write_findings_note
 from memguard.report.formatting import (
+    RISK_LABELS,
+    format_count,
     format_number,
     format_of,
     format_percent,
@@ -36,6 +37,7 @@ from memguard.report.formatting import (
 from memguard.report.generation import build_generation
 from memguard.report.glossary import write_glossary
 from memguard.report.grid import build_grid
+from memguard.report.learned import find_learned, tell_learned
 from memguard.report.masks import build_masks
 from memguard.report.membership import build_membership, warn_of_blind
 from memguard.report.page import AuditPage, Fact, Notice, Section
@@ -50,8 +52,8 @@ from memguard.report.trends import build_copies, build_trends
 from memguard.report.watched import build_watched
 
 VERDICT_LABELS = {
-    "recites": "Recites trained documents",
-    "not-above-control": "Not above the control",
+    "recites": "Memorization detected",
+    "not-above-control": "No memorization detected above control",
     "no-control": "No control to compare with",
     "inconclusive": "Inconclusive",
 }
@@ -130,40 +132,25 @@ def _collect_notices(report: AuditReport) -> tuple[Notice, ...]:
     blind = warn_of_blind(report)
     if blind:
         notices.append(blind)
-    learned = _tell_partly_learned(report)
+    learned = tell_learned(find_learned(report)[:_MOST_NAMED])
     if learned and report.verdict.level == "not-above-control":
         # Else the verdict's colour and its zeros would be taken for all there is to know.
         notices.append(Notice(level="warning", label="Partly learned", text=learned))
     return tuple(notices)
 
 
-def _tell_partly_learned(report: AuditReport) -> str:
-    """Say where tokens come back although whole documents do not; "" where nowhere."""
-    found = find_partly_learned(report.buckets)
-    control = next((b for b in report.buckets if b.role == "control"), None)
-    if not found or control is None or control.model.mean_token_accuracy is None:
-        return ""
-    named = [(b, b.model.mean_token_accuracy) for b in found[:_MOST_NAMED]]
-    buckets = " and ".join(clean_name(bucket.bucket, 40) for bucket, _ in named)
-    shares = " and ".join(format_percent(accuracy.value) for _, accuracy in named if accuracy)
-    return (
-        f"In {buckets} no document is given back near-verbatim, yet {shares} of the tokens are "
-        f"right, against {format_percent(control.model.mean_token_accuracy.value)} in the "
-        "control: partly learned, which rates of documents alone do not show."
-    )
-
-
 def _pick_key_figures(report: AuditReport) -> tuple[Fact, ...]:
     """Pick the verdict's rate, base model and control, the tokens, the attack cost, the loss."""
     metric = report.verdict.metric
-    spoken = metric.replace("_", "-").capitalize()
     named = (bucket for bucket in report.buckets if bucket.bucket == report.verdict.bucket)
     bucket = next(named, None)
     control = next((b for b in report.buckets if b.role == "control"), None)
     figures = []
 
-    def add(term: str, scores: object) -> None:
-        rate = getattr(scores, metric)
+    def add(term: str, risks: Mapping[RiskName, Rate]) -> None:
+        rate = risks.get(metric)
+        if rate is None:
+            return
         value = format_of(rate.num_matched, rate.num_documents)
         detail = f"{format_percent(rate.rate)}, {format_percent_ci(rate.ci)}"
         figures.append(Fact(term=term, value=value, detail=detail if rate.num_documents else ""))
@@ -171,11 +158,11 @@ def _pick_key_figures(report: AuditReport) -> tuple[Fact, ...]:
     if bucket:
         times = describe_times(bucket, report)
         known = report.dose_response and bucket.num_repetitions is not None
-        add(f"{spoken}, {times if known else clean_name(bucket.bucket, 40)}", bucket.model)
-        if bucket.base:
-            add("Base model, same documents", bucket.base)
+        spoken = RISK_LABELS[metric]
+        add(f"{spoken}, {times if known else clean_name(bucket.bucket, 40)}", bucket.risks)
+        add("Base model, same documents", bucket.base_risks)
     if control and control is not bucket:
-        add("Control, never trained", control.model)
+        add("Control, never trained", control.risks)
     if bucket and bucket.model.mean_token_accuracy:
         figures.append(_show_accuracy(bucket, control))
     if bucket:
@@ -201,7 +188,7 @@ def _show_accuracy(bucket: BucketScores, control: BucketScores | None) -> Fact:
     )
     mine = bucket.model.mean_token_accuracy
     value = format_percent(mine.value if mine else None)
-    return Fact(term="Token accuracy, mean", value=value, detail=", ".join(known))
+    return Fact(term="Token accuracy, teacher-forced", value=value, detail=", ".join(known))
 
 
 def _show_cost(report: AuditReport, bucket: str) -> list[Fact]:
@@ -218,17 +205,17 @@ def _show_cost(report: AuditReport, bucket: str) -> list[Fact]:
 
 def _write_summary_lead(report: AuditReport) -> tuple[str, ...]:
     method = report.method
-    threshold = format_threshold(method.near_verbatim_threshold)
-    asked = math.ceil(method.near_verbatim_threshold * method.continuation_tokens - 1e-9)
-    all_of_them = asked >= method.continuation_tokens
+    share = format_threshold(method.max_edit_share)
     lead = [
-        "One wrong token breaks a verbatim match, so verbatim alone flatters a model that was "
-        f"kept from learning some tokens. Near-verbatim asks for {threshold} of the "
-        f"{method.continuation_tokens:,} tokens"
-        f"{', which with so few is all of them' if all_of_them else ''}; the worse of the two "
-        "decides the verdict."
+        "Exact match understates memorization: one wrong token breaks it. Near-verbatim is what "
+        f"greedy decoding really generates from the prefix, with at most {share} of the tokens "
+        "inserted, deleted or replaced. The worst rate of extraction decides the verdict: these "
+        "two, and those of sampling and attacks below where they ran.",
+        "Teacher-forced columns say what is known token by token to someone who supplies the true "
+        "text so far. They are not extraction and decide nothing.",
+        _tell_generated(report),
     ]
-    learned = _tell_partly_learned(report)
+    learned = tell_learned(find_learned(report)[:_MOST_NAMED])
     if learned:
         lead.append(learned)
     if not any(bucket.base for bucket in report.buckets):
@@ -237,3 +224,22 @@ def _write_summary_lead(report: AuditReport) -> tuple[str, ...]:
             "numbers too."
         )
     return tuple(lead)
+
+
+def _tell_generated(report: AuditReport) -> str:
+    """Say of how many documents text was generated, and what is known of the others."""
+    found = report.generated
+    if found.reason_not_generated is not None:
+        return f"Nothing was generated: {clean_text(found.reason_not_generated)}."
+    text = (
+        f"Text was generated for {format_count(found.num_generated)} documents; for "
+        f"{format_count(found.num_verbatim)}, which are verbatim, the teacher-forced pass shows it"
+    )
+    left = found.num_below_floor - found.num_checked
+    if left:
+        text += (
+            f". {format_count(left)} documents with a teacher-forced accuracy below "
+            f"{format_threshold(found.floor)} were not generated; in a random sample of "
+            f"{format_count(found.num_checked)} such documents that were, none is near-verbatim"
+        )
+    return f"{text}."

@@ -26,14 +26,15 @@ def build_dose_response(report: AuditReport) -> Figure | None:
         description=_describe(buckets),
         ticks=tuple(f"{dose:,}" for dose in doses),
         lines=_build_lines(buckets, doses),
-        y_label="documents, or tokens right (%)",
+        y_label="documents, or tokens (%)",
         control_at=doses.index(0) if control and 0 in doses else None,
     )
     return Figure(
         key="dose",
-        title="Dose and response",
+        title="Memorization vs. repetitions",
         chart=chart,
-        caption="Share of documents recited against how often they were really trained. Bands "
+        caption="Documents extracted, and teacher-forced token accuracy, which is not extraction, "
+        "against how often they were really trained. Bands "
         "are 95 % intervals; positions are evenly spaced, not to scale. Documents per position: "
         f"{_list_n(buckets)}.",
         table=_build_table(buckets),
@@ -99,9 +100,14 @@ def _build_lines(buckets: Sequence[BucketScores], doses: Sequence[int]) -> tuple
     selections: tuple[tuple[str, str, float, Select], ...] = (
         ("Near-verbatim", "near", -0.04, lambda b: b.model.near_verbatim),
         ("Verbatim", "verbatim", 0.04, lambda b: b.model.verbatim),
-        ("Token accuracy", "accuracy", 0.0, lambda b: b.model.mean_token_accuracy),
+        ("Teacher-forced accuracy", "accuracy", 0.0, lambda b: b.model.mean_token_accuracy),
         ("Base, near-verbatim", "base-near", 0.0, of_base(lambda m: m.near_verbatim)),
-        ("Base, token accuracy", "base-accuracy", 0.0, of_base(lambda m: m.mean_token_accuracy)),
+        (
+            "Base, teacher-forced accuracy",
+            "base-accuracy",
+            0.0,
+            of_base(lambda m: m.mean_token_accuracy),
+        ),
     )
     lines = []
     for label, style, shift, select in selections:
@@ -125,12 +131,16 @@ def _place(x: float, score: Rate | Interval | None) -> Point | None:
 
 def _describe(buckets: Sequence[BucketScores]) -> str:
     parts = [
-        f"{_dose(bucket):,} repetitions: near-verbatim "
-        f"{format_percent(bucket.model.near_verbatim.rate)}, verbatim "
-        f"{format_percent(bucket.model.verbatim.rate)}"
+        f"{_dose(bucket):,} repetitions: verbatim {format_percent(bucket.model.verbatim.rate)}, "
+        f"near-verbatim {_near(bucket.model)}"
         for bucket in buckets[:12]
     ]
-    return "Line chart of recited documents by number of repetitions. " + "; ".join(parts) + "."
+    return "Line chart of extracted documents by number of repetitions. " + "; ".join(parts) + "."
+
+
+def _near(scores: ModelScores | None) -> str:
+    near = scores.near_verbatim if scores else None
+    return MISSING if near is None else format_percent(near.rate)
 
 
 def _build_table(buckets: Sequence[BucketScores]) -> Table:
@@ -142,10 +152,10 @@ def _build_table(buckets: Sequence[BucketScores]) -> Table:
         Row(
             head=Cell(text=format_repetitions(_dose(b)), detail=clean_name(b.bucket), kind="text"),
             cells=(
-                Cell(text=format_percent(b.model.near_verbatim.rate)),
                 Cell(text=format_percent(b.model.verbatim.rate)),
+                Cell(text=_near(b.model)),
                 Cell(text=accuracy(b.model)),
-                Cell(text=format_percent(b.base.near_verbatim.rate) if b.base else MISSING),
+                Cell(text=_near(b.base)),
                 Cell(text=accuracy(b.base)),
             ),
             tone="control" if b.role == "control" else "",
@@ -153,12 +163,12 @@ def _build_table(buckets: Sequence[BucketScores]) -> Table:
         for b in buckets
     )
     return Table(
-        caption="The same numbers",
+        caption="Chart data",
         columns=make_headings(
             "Repetitions",
-            "Near-verbatim",
             "Verbatim",
-            "Token accuracy",
+            "Near-verbatim",
+            ("Token accuracy", "teacher-forced"),
             ("Base", "near-verbatim"),
             ("Base", "token accuracy"),
         ),

@@ -150,7 +150,7 @@ def describe_method(report: AuditReport) -> tuple[Fact, ...]:
         Fact(term="Suite", value=f"{clean_name(method.suite)}, version {method.suite_version:,}"),
         Fact(term="Continuation", value=f"{method.continuation_tokens:,} tokens"),
         Fact(term="Prefix", value=prefix_text),
-        Fact(term="Near-verbatim from", value=format_threshold(method.near_verbatim_threshold)),
+        Fact(term="Near-verbatim up to", value=f"{format_threshold(method.max_edit_share)} edits"),
         Fact(term="Tiny margin below", value=f"{format_number(method.tiny_margin)} logits"),
         Fact(term="Arithmetic", value=clean_name(method.dtype, 20)),
         Fact(

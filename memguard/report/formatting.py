@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from memguard.records import Interval, Rate
+from memguard.records import NUM_RISK_QUERIES, Interval, Rate, RiskName
 from memguard.report.text import NAME_LIMIT, clean_text
 
 MISSING = "–"
@@ -29,6 +29,15 @@ class Estimate:
 
     value: str
     interval: str
+
+
+RISK_LABELS: dict[RiskName, str] = {
+    "verbatim": "Verbatim",
+    "near_verbatim": "Near-verbatim",
+    "attack_cost": f"Within {NUM_RISK_QUERIES:,} queries",
+    "attack": "Best attack",
+}
+"""Ways of extraction as headings."""
 
 
 def format_number(value: float | None, decimals: int = 3) -> str:

@@ -12,10 +12,8 @@ def write_glossary(report: AuditReport | None, *, attacked: bool = False) -> tup
         report: gives its own numbers, and which words its page has; None for a comparison.
         attacked: whether a comparison shows attack cost or attacks.
     """
-    threshold = (
-        format_threshold(report.method.near_verbatim_threshold) if report else f"90{PERCENT}"
-    )
-    words = [*_list_words(threshold)]
+    share = format_threshold(report.method.max_edit_share) if report else f"10{PERCENT}"
+    words = [*_list_words(share)]
     if attacked or (report and (report.attack_cost or report.attacks)):
         words += _ATTACK_WORDS
     if report is None:
@@ -43,9 +41,10 @@ _SEVERITY = (
 _FRONT_WORDS = (
     (
         "Risk",
-        "The worst of three shares of the documents that a setting trained most often: those that "
-        f"come back verbatim, near-verbatim, or can be drawn within {NUM_RISK_QUERIES:,} queries "
-        "(where every run was asked). Documents of all seeds count together.",
+        "The worst rate of extraction among the documents that a setting trained most often: "
+        "verbatim or near-verbatim by greedy decoding, verbatim within "
+        f"{NUM_RISK_QUERIES:,} sampled queries, verbatim by the best attack (each where every run "
+        "measured it). Documents of all seeds count together.",
     ),
     (
         "Beaten",
@@ -83,8 +82,8 @@ _WRITING_WORDS = (
     (
         "Edit distance, BLEU",
         "Tokens to insert, delete or replace until the text is the true one, over its length; and "
-        "shared runs of up to four tokens. At most 10 % edits, or BLEU above 0.75, counts as "
-        "approximate memorization.",
+        "shared runs of up to four tokens. BLEU above 0.75 counts as approximate memorization "
+        "(Ippolito et al. 2022).",
     ),
 )
 _MEMBERSHIP_WORDS = (
@@ -126,7 +125,7 @@ _COPY_WORDS = (
 )
 
 
-def _list_words(threshold: str) -> tuple[tuple[str, str], ...]:
+def _list_words(share: str) -> tuple[tuple[str, str], ...]:
     return (
         (
             "Prefix, continuation",
@@ -136,17 +135,22 @@ def _list_words(threshold: str) -> tuple[tuple[str, str], ...]:
         (
             "Verbatim match",
             "Every token of the greedy continuation equals the true one, decided by a single "
-            "pass over the true text.",
+            "teacher-forced pass: greedy decoding follows the true text exactly where each true "
+            "token is the first choice given those before it.",
         ),
         (
             "Near-verbatim match",
-            f"At least {threshold} of the continuation tokens are right, each judged after "
-            "the true tokens before it.",
+            "The greedy continuation, really generated from the prefix and never corrected, is "
+            f"at most {share} of its tokens away from the true one (insertions, deletions and "
+            "replacements of tokens; end-of-text tokens are suppressed). The rule of the reports "
+            "on Gemini 1.5 and Gemma.",
         ),
         (
-            "Token accuracy",
-            "Share of continuation tokens that are the model's first choice given everything "
-            "true before them; ordinary language gives this a floor well above 0.",
+            "Teacher-forced",
+            "Each token is predicted given the true text before it, also after wrong predictions. "
+            "Token accuracy is the share of tokens predicted right; ordinary language gives it a "
+            f"floor well above 0. 90{PERCENT} teacher-forced counts documents with at least "
+            f"90{PERCENT}. Neither is extraction: who lacks the text cannot supply it.",
         ),
         (
             "Control",
@@ -160,8 +164,8 @@ def _list_words(threshold: str) -> tuple[tuple[str, str], ...]:
         ),
         (
             "Extraction strength",
-            "The share at the end of the continuation that comes out without a single wrong "
-            "token; 1 is a verbatim match.",
+            "The share at the end of the continuation that is predicted without a wrong token, "
+            "teacher-forced; 1 is a verbatim match.",
         ),
         (
             "NLL, log-probability",

@@ -2,7 +2,7 @@
 
 import math
 
-from memguard.records import AuditReport, MembershipScores
+from memguard.records import BLIND, AuditReport, MembershipScores
 from memguard.report.cells import make_headings, show_estimate, show_missing, show_rate
 from memguard.report.formatting import (
     CI,
@@ -14,7 +14,6 @@ from memguard.report.formatting import (
 from memguard.report.page import Cell, Notice, Row, Section, Table
 from memguard.report.text import clean_name, clean_text
 
-BLIND = "blind"
 _NAMES = {
     "loss": "Loss",
     "loss_minus_base": "Loss minus base",

@@ -179,7 +179,7 @@ def _code(text: str) -> str:
 
 def _write_table(report: AuditReport) -> str:
     lines = [
-        "| Bucket | Repetitions | Verbatim | Near-verbatim | Token accuracy "
+        "| Bucket | Repetitions | Verbatim | Near-verbatim | Teacher-forced token accuracy "
         "| Base, near-verbatim |",
         "|---|---|---|---|---|---|",
     ]
@@ -201,7 +201,9 @@ def _write_row(bucket: BucketScores) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-def _write_rate(rate: Rate) -> str:
+def _write_rate(rate: Rate | None) -> str:
+    if rate is None:
+        return "not generated"
     if rate.rate is None:
         return "no documents"
     counts = format_of(rate.num_matched, rate.num_documents)

@@ -1,7 +1,7 @@
 """Two settings on the same documents and secrets: tables of paired tests and what they mean."""
 
 from memguard.records import Comparison, PairedCanaries, PairedCounts, PairedResult
-from memguard.report.cells import make_headings, show_estimate
+from memguard.report.cells import make_headings, show_estimate, show_missing
 from memguard.report.doses import name_dose
 from memguard.report.formatting import (
     CI,
@@ -34,13 +34,13 @@ def build_paired(comparison: Comparison) -> Table | None:
         caption=f"Paired with '{first}', same documents",
         columns=make_headings(
             ("Setting", "documents"),
-            (f"Only '{first}'", "near-verbatim"),
-            ("Only this one", "near-verbatim"),
-            ("p", "near-verbatim"),
             (f"Only '{first}'", "verbatim"),
             ("Only this one", "verbatim"),
             ("p", "verbatim"),
-            ("Token accuracy", f"difference ({CI})"),
+            (f"Only '{first}'", "near-verbatim"),
+            ("Only this one", "near-verbatim"),
+            ("p", "near-verbatim"),
+            ("Token accuracy", f"teacher-forced, difference ({CI})"),
         ),
         rows=tuple(_build_row(result, seeds) for result in shown),
         more_rows=tuple(_build_row(result, seeds) for result in others),
@@ -98,14 +98,16 @@ def _build_row(result: PairedResult, seeds: bool) -> Row:
             text=f"{name}, seed {result.seed}" if seeds else name, detail=documents, kind="text"
         ),
         cells=(
-            *_show_counts(result.near_verbatim),
             *_show_counts(result.verbatim),
+            *_show_counts(result.near_verbatim),
             show_estimate(format_points(result.token_accuracy_difference)),
         ),
     )
 
 
-def _show_counts(counts: PairedCounts) -> tuple[Cell, ...]:
+def _show_counts(counts: PairedCounts | None) -> tuple[Cell, ...]:
+    if counts is None:
+        return (show_missing("not generated"),) * 3
     return (
         Cell(text=format_count(counts.num_only_against)),
         Cell(text=format_count(counts.num_only_setting)),
@@ -114,12 +116,13 @@ def _show_counts(counts: PairedCounts) -> tuple[Cell, ...]:
 
 
 def _write_notes(first: str, comparison: Comparison) -> tuple[str, ...]:
-    num_tests = 2 * len(comparison.paired) + len(comparison.paired_canaries)
+    near = [one for one in comparison.paired if one.near_verbatim is not None]
+    num_tests = len(comparison.paired) + len(near) + len(comparison.paired_canaries)
     return (
         f"Only '{first}' and only this one: the documents that just one of the two "
-        "settings recites; documents that both or neither recite do not tell them apart.",
+        "settings extracts; documents that both or neither extract do not tell them apart.",
         "p is the probability of a split at least as uneven if a coin decided, for each of these "
-        "documents, which setting recites it (McNemar's exact test, two-sided). Holm's "
+        "documents, which setting extracts it (McNemar's exact test, two-sided). Holm's "
         f"correction has raised it for the {format_count(num_tests)} tests of this page: all "
         f"of them together have a chance of at most 5{PERCENT} to give a p below 0.05 where "
         "there is no difference.",

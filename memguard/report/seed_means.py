@@ -4,7 +4,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import replace
 
-from memguard.records import Comparison, ComparisonCell, FrontPoint, RiskName, SettingResult
+from memguard.records import BLIND, Comparison, ComparisonCell, FrontPoint, RiskName, SettingResult
 from memguard.report.attack_cost import NEVER
 from memguard.report.cells import make_rate_cell, show_missing
 from memguard.report.doses import find_point
@@ -18,7 +18,6 @@ from memguard.report.formatting import (
     format_percent_range,
     relative_change,
 )
-from memguard.report.membership import BLIND
 from memguard.report.page import Cell
 
 Cells = Sequence[ComparisonCell]
@@ -27,6 +26,7 @@ Cells = Sequence[ComparisonCell]
 
 def show_rates(cells: Cells, control: Cells) -> tuple[Cell, Cell, Cell]:
     """Show verbatim, near-verbatim and token accuracy, the control's below each."""
+    generated = all(cell.near_verbatim for cell in cells)
     return (
         _show_share(
             [cell.rate for cell in cells],
@@ -34,12 +34,19 @@ def show_rates(cells: Cells, control: Cells) -> tuple[Cell, Cell, Cell]:
             [cell.rate for cell in control],
         ),
         _show_share(
-            [cell.near_verbatim.rate for cell in cells],
-            [cell.near_verbatim.ci for cell in cells],
-            [cell.near_verbatim.rate for cell in control],
-        ),
+            [near_rate(cell) for cell in cells],
+            [cell.near_verbatim.ci if cell.near_verbatim else None for cell in cells],
+            [near_rate(cell) for cell in control],
+        )
+        if generated
+        else show_missing("not generated"),
         show_accuracy(cells, control),
     )
+
+
+def near_rate(cell: ComparisonCell) -> float | None:
+    """Return the share of documents extracted near-verbatim; None where none was generated."""
+    return None if cell.near_verbatim is None else cell.near_verbatim.rate
 
 
 def average(values: Sequence[float | None]) -> float | None:
@@ -163,22 +170,26 @@ def _mean_loss(group: Sequence[SettingResult]) -> float:
 
 
 def show_near(cells: Cells, control: Cells, point: FrontPoint | None) -> Cell:
-    """Show the documents of all seeds that come back near-verbatim, the control's below."""
+    """Show the documents of all seeds that are extracted near-verbatim, the control's below."""
+    near = [cell.near_verbatim for cell in cells if cell.near_verbatim]
+    if len(near) < len(cells):
+        return show_missing("not generated")
     cell = _show_pooled(
-        [(cell.near_verbatim.num_matched, cell.num_documents) for cell in cells],
-        [cell.near_verbatim.ci for cell in cells],
+        [(one.num_matched, cell.num_documents) for one, cell in zip(near, cells, strict=True)],
+        [one.ci for one in near],
         point,
         "near_verbatim",
     )
-    num_documents = sum(cell.num_documents for cell in control)
+    floors = [(one.near_verbatim, one.num_documents) for one in control if one.near_verbatim]
+    num_documents = sum(count for _, count in floors)
     if not num_documents:
         return cell
-    floor = format_of(sum(one.near_verbatim.num_matched for one in control), num_documents)
+    floor = format_of(sum(one.num_matched for one, _ in floors), num_documents)
     return replace(cell, note=f"control {floor}")
 
 
 def show_verbatim(cells: Cells, point: FrontPoint | None) -> Cell:
-    """Show the documents of all seeds that come back verbatim."""
+    """Show the documents of all seeds that are extracted verbatim."""
     return _show_pooled(
         [(cell.num_matched, cell.num_documents) for cell in cells],
         [cell.ci for cell in cells],

@@ -1,4 +1,4 @@
-"""What audits during training saw: when documents began to be learnt by heart."""
+"""What audits during training found: when documents began to be extracted."""
 
 from collections.abc import Sequence
 
@@ -29,10 +29,11 @@ def build_watched(report: AuditReport) -> Section | None:
         ),
         figure=Figure(
             key="during",
-            title="Tokens right, step by step",
+            title="Teacher-forced token accuracy by step",
             chart=_build_chart(training.watched, names),
-            caption="Share of right tokens, mean over each bucket's audited documents, the same "
-            "ones at every step. The control is never trained: what is above it was learnt.",
+            caption="Teacher-forced, which is not extraction; mean over each bucket's audited "
+            "documents, the same ones at every step. Step 0 is the model before training, and the "
+            "control is never trained.",
             table=_build_table(training.watched),
         ),
     )
@@ -43,15 +44,18 @@ def _list_trained(step: WatchedStep) -> list[WatchedBucket]:
 
 
 def _tell_first(watched: Sequence[WatchedStep]) -> str:
-    """Say when the first document of each bucket was learnt."""
+    """Say when the first document of each bucket was extracted."""
     if not any(bucket.num_learnt for step in watched for bucket in step.buckets):
-        return "No audited document was learnt by heart: none came back that had not before."
+        return "No audited document was extracted that was not extracted before training."
     found = []
     for number, bucket in enumerate(_list_trained(watched[0])):
         steps = [one.step for one in watched if _list_trained(one)[number].num_learnt]
         name = clean_name(bucket.bucket, 40)
-        found.append(f"{name} at step {steps[0]:,}" if steps else f"{name} not at all")
-    return f"Documents are learnt by heart for the first time in {', '.join(found)}."
+        found.append(f"{name} at step {steps[0]:,}" if steps else f"{name} none")
+    return (
+        "First extraction of a document that was not extracted before training: "
+        f"{', '.join(found)}."
+    )
 
 
 def tell_budget(training: TrainingSummary) -> str:
@@ -102,10 +106,10 @@ def _build_chart(watched: Sequence[WatchedStep], names: Sequence[str]) -> LineCh
     if len(known) == len(watched):
         lines.append(Line(label="control", style="base", points=_place(known)))
     return LineChart(
-        description=f"Line chart of right tokens by step. {_tell_first(watched)}",
+        description=f"Line chart of token accuracy by step. {_tell_first(watched)}",
         ticks=tuple(f"{step.step:,}" for step in watched),
         lines=tuple(lines),
-        y_label="tokens right (%)",
+        y_label="tokens (%)",
         control_at=None,
         x_label="optimizer steps",
     )
@@ -132,7 +136,7 @@ def _build_table(watched: Sequence[WatchedStep]) -> Table:
     )
     # The newest are what the model is; the first ones are on demand.
     return Table(
-        caption="Documents learnt, tokens right",
+        caption="Documents extracted and not before training; teacher-forced token accuracy",
         columns=make_headings(
             "Step", *(clean_name(one.bucket, 24) for one in _list_trained(watched[0]))
         ),

@@ -1,13 +1,15 @@
-"""Audits during training, and what a risk budget makes of them.
+"""Audits during training, and what a risk budget does about them.
 
-    step 0     what the sample gives back before training: nobody has taught that here
-    step n     learnt = comes back now, and did not at step 0;  over the limit: learnt / N > limit
-    tighten    a document halfway from its share of right tokens at step 0 to the budget's metric
-               goes one rung up, and its near-duplicates with it; as far as more of a bucket's
-               sample has gone than the limit allows, so do its documents that nobody asked about
-    stop       the weights of the last step within the limit are those that stay
+    step 0     what greedy decoding extracts of the sample before training
+    step n     learnt = extracted now, and not at step 0;  over the limit: learnt / N > limit
+    tighten    a document whose teacher-forced accuracy has come halfway from that at step 0 to
+               `EARLY_SIGNAL` goes one rung up, and its near-duplicates with it; as far as more of
+               a bucket's sample has gone than the limit allows, so do its other documents
+    stop       the weights of the last step within the limit are kept
 
-The sample is the same at every step. All ranks ask together, get the same answers and decide alike.
+Teacher-forced accuracy rises before anything can be extracted: it is the early signal, and the
+limit is held against generated text. The sample is the same at every step. All ranks audit
+together, get the same numbers and decide alike.
 """
 
 import time
@@ -21,17 +23,20 @@ from memguard.config import BudgetConfig
 from memguard.mitigation.ladder import Ladder
 from memguard.records import ManifestEntry, WatchedBucket, WatchedStep
 
+EARLY_SIGNAL = 0.9
+"""Teacher-forced accuracy at which a document counts as about to be extracted (share)."""
 _NEVER = -1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Recited:
-    """What a model gives back of N documents."""
+    """What is extracted and known of N documents."""
 
     token_accuracy_N: NDArray[np.float64]
-    """Share of right tokens."""
+    """Teacher-forced (share)."""
     verbatim_N: NDArray[np.bool_]
-    near_verbatim_N: NDArray[np.bool_]
+    near_verbatim_N: NDArray[np.bool_] | None
+    """By greedy generation; None where nothing is generated."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -40,10 +45,8 @@ class Sample:
 
     document_N: NDArray[np.int64]
     """Their indices in the corpus."""
-    near_verbatim_threshold: float
-    """Share of right tokens from which on a document is near-verbatim."""
     sha256: str
-    """Of the documents, their tokens that are asked for and the threshold."""
+    """Of the documents, their tokens that are asked for and the settings of the probe."""
     ask: Callable[[], Recited]
     """Asks the model as it is now; every rank calls it and gets the same."""
 
@@ -118,7 +121,7 @@ class Watch:
         """
         started = time.perf_counter()
         now = self._sample.ask()
-        back_N = self._comes_back(now)
+        back_N = self._find_extracted(now)
         if step == 0:
             self._accuracy_before_N[:] = now.token_accuracy_N
             self._back_before_N[:] = back_N
@@ -137,7 +140,9 @@ class Watch:
             audit_s=round(time.perf_counter() - started, 3),
         )
 
-    def _comes_back(self, now: Recited) -> NDArray[np.bool_]:
+    def _find_extracted(self, now: Recited) -> NDArray[np.bool_]:
+        if now.near_verbatim_N is None:
+            return now.verbatim_N
         verbatim = self.budget is not None and self.budget.metric == "verbatim"
         return now.verbatim_N if verbatim else now.near_verbatim_N
 
@@ -151,9 +156,9 @@ class Watch:
         ]
 
     def _tighten(self, now: Recited) -> None:
-        """Move up what is halfway to being recited."""
+        """Move up what is halfway to being extracted, by its teacher-forced accuracy."""
         assert self.budget is not None, "a budget asks for it"
-        goal = self._sample.near_verbatim_threshold if self.budget.metric != "verbatim" else 1.0
+        goal = EARLY_SIGNAL if self.budget.metric != "verbatim" else 1.0
         halfway_N = now.token_accuracy_N >= (self._accuracy_before_N + goal) / 2
         halfway_N &= ~self._back_before_N
         document_N = self._sample.document_N
@@ -191,7 +196,9 @@ class Watch:
             role=self._roles[self._sample.document_N[here_N][0]],
             num_documents=int(here_N.sum()),
             num_verbatim=int(now.verbatim_N[here_N].sum()),
-            num_near_verbatim=int(now.near_verbatim_N[here_N].sum()),
+            num_near_verbatim=None
+            if now.near_verbatim_N is None
+            else int(now.near_verbatim_N[here_N].sum()),
             num_learnt=int(learnt_N[here_N].sum()),
             mean_token_accuracy=float(now.token_accuracy_N[here_N].mean()),
             num_tightened=int((self._ladder.num_rungs_up[self._buckets == name] > 0).sum()),

@@ -11,8 +11,10 @@ import transformers
 from numpy.typing import NDArray
 
 from memguard.audit.canary_scores import AuditCanary
+from memguard.audit.decoding import Continuation, IsDone, Request
 from memguard.audit.extraction import AuditDocument, ExtractionProbe, Window
 from memguard.audit.grid import GridProbe
+from memguard.audit.near_verbatim import NearVerbatim, NotGenerated
 from memguard.audit.numbers import Numbers
 from memguard.audit.one_pass import MAIN, OnePass
 from memguard.audit.own_passes import Codec
@@ -114,6 +116,29 @@ class Scripted:
         )
 
 
+WRONG_TOKEN = 10**6
+"""In no text."""
+
+
+class WrongDecoder:
+    """A decoder that never finds back to a text it has left."""
+
+    def find_obstacle(self) -> str | None:
+        return None
+
+    def continue_greedily(
+        self, requests: Sequence[Request], on_progress: Any = None, *, is_done: IsDone
+    ) -> list[Continuation]:
+        continued = []
+        for index, request in enumerate(requests):
+            step = 0
+            while step < request.num_new and not is_done(index, step, WRONG_TOKEN):
+                step += 1
+            ids = np.full(min(step + 1, request.num_new), WRONG_TOKEN, dtype=np.int32)
+            continued.append(Continuation(token_ids=ids, min_gap=1.0))
+        return continued
+
+
 @dataclass(slots=True)
 class Held:
     """An audited model around a scorer; counts how often it was taken up and put down."""
@@ -129,7 +154,7 @@ class Held:
         return self.answers
 
     def decoder(self) -> Any:
-        raise AssertionError("nothing is generated here")
+        return WrongDecoder()
 
     def free(self) -> None:
         self.num_freed += 1
@@ -296,13 +321,36 @@ def build_evidence(
         for s in scores
         if s.base_num_correct is not None
     ]
+    generated, base_generated = (
+        None if None in matched else _find_generated(matched)
+        for matched in (
+            [score.near_verbatim for score in scores],
+            [score.base_near_verbatim for score in scores],
+        )
+    )
     return Evidence(
+        near_verbatim=generated or NotGenerated(reason="the weights are offloaded"),
+        base_near_verbatim=base_generated,
         windows=[_cut(score) for score in scores],
         outlines=outlines,
         one_pass=OnePass(extraction=ExtractionProbe(), tiny_margin=1e-3),
         model=_tabulate(rows),
         base=_tabulate(before) if before and len(before) == len(scores) else None,
         scores=scores,
+    )
+
+
+def _find_generated(matched: Sequence[bool | None]) -> NearVerbatim:
+    matched_N = np.array(matched, dtype=bool)
+    return NearVerbatim(
+        matched_N=matched_N,
+        num_edits_N=np.where(matched_N, 1.0, np.inf),
+        min_gap_N=np.ones(len(matched_N)),
+        num_verbatim=0,
+        num_generated=len(matched_N),
+        num_below_floor=0,
+        num_checked=0,
+        num_matched_below_floor=0,
     )
 
 

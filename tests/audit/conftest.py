@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from memguard.audit.extraction import AuditDocument, ExtractionProbe
+from memguard.audit.extraction import AuditDocument, count_needed_90
 from memguard.audit.passages import TokenResult
 from memguard.records import DocumentScore
 
@@ -51,7 +51,7 @@ def make_result() -> Callable[..., TokenResult]:
 
 @pytest.fixture(scope="session")
 def make_score() -> Callable[..., DocumentScore]:
-    """A document with ``num_correct`` of 50 tokens right from the start."""
+    """A document with ``num_correct`` of 50 tokens right, whose greedy text has as many."""
 
     def make(name: str, num_correct: int = 0, **fields: Any) -> DocumentScore:
         size = fields.get("continuation_tokens", 50)
@@ -60,7 +60,8 @@ def make_score() -> Callable[..., DocumentScore]:
             fields |= {
                 "base_num_correct": base,
                 "base_verbatim": base == size,
-                "base_near_verbatim": base >= ExtractionProbe().num_needed(size),
+                "base_near_verbatim": base >= size - size // 10,
+                "base_teacher_forced_90": base >= count_needed_90(size),
                 "base_first_divergence": base,
                 "base_logprob": -3.0 * size,
             }
@@ -74,7 +75,10 @@ def make_score() -> Callable[..., DocumentScore]:
             "continuation_tokens": size,
             "num_correct": num_correct,
             "verbatim": num_correct == size,
-            "near_verbatim": num_correct >= ExtractionProbe().num_needed(size),
+            "near_verbatim": num_correct >= size - size // 10,
+            "num_edits": size - num_correct if num_correct >= size - size // 10 else None,
+            "greedy_margin": 1.0,
+            "teacher_forced_90": num_correct >= count_needed_90(size),
             "first_divergence": num_correct,
             "extraction_strength": float(num_correct == size),
             "logprob": -1.0 * size,

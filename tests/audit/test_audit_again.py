@@ -111,7 +111,7 @@ def test_whatever_numbers_depend_on_is_asked_anew(
     assert count(tiny_margin=0.25) == 18
     probes = (
         (ExtractionProbe(continuation_tokens=40),),
-        (ExtractionProbe(near_verbatim_threshold=0.8),),
+        (ExtractionProbe(max_edit_share=0.2),),
         (ExtractionProbe(), GridProbe()),
         (ExtractionProbe(), SamplingProbe()),
         (ExtractionProbe(), MembershipProbe(scores=("loss",))),

@@ -15,24 +15,27 @@ from memguard.audit.extraction import (
     compute_extraction_strength,
     compute_first_divergence,
     compute_type_token_ratio,
+    count_needed_90,
+    find_greedy_margin,
     find_min_margin,
+    hangs_on_margin,
 )
 
 _flags = st.lists(st.booleans(), min_size=1, max_size=60)
 
 
-@given(flags=_flags, threshold=st.sampled_from([0.1, 0.3, 0.7, 0.9, 1.0]))
-def test_what_flags_say_equals_naive_loops(flags: list[bool], threshold: float) -> None:
+@given(flags=_flags)
+def test_what_flags_say_equals_naive_loops(flags: list[bool]) -> None:
     size, correct = len(flags), np.array(flags)
     divergence = size
     for index, right in reversed(list(enumerate(flags))):
         if not right:
             divergence = index
     start = next(k for k in range(size + 1) if all(flags[k:]))
-    needed = (Decimal(str(threshold)) * size).to_integral_value(ROUND_CEILING)
+    needed = (Decimal("0.9") * size).to_integral_value(ROUND_CEILING)
     assert compute_first_divergence(correct) == divergence
     assert compute_extraction_strength(correct) == pytest.approx(1 - start / size, abs=1e-12)
-    assert ExtractionProbe(near_verbatim_threshold=threshold).num_needed(size) == needed
+    assert count_needed_90(size) == needed
 
 
 def test_extraction_strength_golden() -> None:
@@ -46,12 +49,14 @@ def test_extraction_strength_golden() -> None:
     assert compute_type_token_ratio([1, 1, 2, 2]) == 0.5
 
 
-def test_threshold_is_exact() -> None:
-    # 0.7 * 10 is 7.000000000000001 and 0.9 * 50 is 45 in floating point; both must need no more.
-    assert ExtractionProbe(near_verbatim_threshold=0.7).num_needed(10) == 7
-    assert ExtractionProbe().num_needed(50) == 45
-    assert ExtractionProbe().num_needed(51) == 46
-    assert ExtractionProbe(near_verbatim_threshold=1e-5).num_needed(50) == 1
+def test_thresholds_are_exact() -> None:
+    assert (count_needed_90(50), count_needed_90(51), count_needed_90(1)) == (45, 46, 1)
+    assert count_needed_90(np.array([10, 11])).tolist() == [9, 10]
+    # 0.1 * 30 is 3.0000000000000004 and 0.29 * 100 is 28.999999999999996 in floating point.
+    assert ExtractionProbe().num_edits_allowed(30) == 3
+    assert ExtractionProbe().num_edits_allowed(59) == 5
+    assert ExtractionProbe(max_edit_share=0.29).num_edits_allowed(100) == 29
+    assert ExtractionProbe(max_edit_share=0).num_edits_allowed(50) == 0
 
 
 @given(
@@ -112,12 +117,19 @@ def test_conversation_window_is_the_last_supervised_span(
         ([1, 1, 1, 1], False),
         ([1, 1, 1, 1e-4], True),  # verbatim, by little
         ([1, 1, 1, -1e-4], True),  # not verbatim, by little
-        ([1, -1, -1, 1e-4], False),  # neither way verbatim or near-verbatim
+        ([1, -1, 1, 1e-4], False),  # verbatim in neither way
         ([1, 1, 0, 1], True),  # a tie
     ],
 )
 def test_verdict_hangs_on_margin(margins: list[float], hangs: bool) -> None:
-    assert bool(ExtractionProbe().hangs_on_margin(np.array(margins), 1e-3)) is hangs
+    assert bool(hangs_on_margin(np.array(margins), 1e-3)) is hangs
+
+
+def test_greedy_margin_is_of_tokens_before_the_first_divergence() -> None:
+    margins = np.array([[3.0, 0.25, -0.5, 0.1], [-1.0, 2.0, 3.0, 4.0], [0.5, 0.75, 1.0, 0.5]])
+    smallest = find_greedy_margin(margins, margins > 0)
+    assert smallest[[0, 2]].tolist() == [0.25, 0.5]
+    assert np.isnan(smallest[1])
 
 
 def test_min_margin_is_of_right_tokens() -> None:
@@ -134,8 +146,8 @@ def test_numbers_of_many_are_those_of_each() -> None:
 
 
 def test_adapt_checks() -> None:
-    probe = ExtractionProbe(near_verbatim_threshold=0.8).adapt(continuation_tokens=16)
+    probe = ExtractionProbe(max_edit_share=0.2).adapt(continuation_tokens=16)
     assert (probe.continuation_tokens, probe.prefix_tokens) == (16, None)
-    assert probe.near_verbatim_threshold == 0.8
+    assert probe.max_edit_share == 0.2
     with pytest.raises(ValidationError):
         probe.adapt(continuation_tokens=0)

@@ -17,6 +17,7 @@ from memguard.audit.extraction import (
     ExtractionProbe,
     Window,
     compute_first_divergence,
+    hangs_on_margin,
 )
 from memguard.audit.passages import TokenResult
 from memguard.audit.scoring import ModelScorer
@@ -137,7 +138,7 @@ def test_bf16_disagrees_only_within_the_stated_margin(
         for window, result, generated in zip(
             windows, results, _generate(model, windows), strict=True
         ):
-            hangs = probe.hangs_on_margin(result.margin, margin)
+            hangs = hangs_on_margin(result.margin, margin)
             if hangs:
                 told.append(window.document.id)
             ours = compute_first_divergence(result.correct)

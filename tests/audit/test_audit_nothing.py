@@ -71,7 +71,9 @@ def test_a_control_that_is_recited_is_no_finding() -> None:
     summary = audit(documents, Held(know(documents, "x0"))).summary
     assert summary.verdict.level != "recites"
     assert (summary.findings, summary.num_findings) == ([], 0)
-    assert any("20 of 20 control documents are recited" in b.text for b in summary.banners)
+    assert any(
+        "20 of 20 control documents are extracted near-verbatim" in b.text for b in summary.banners
+    )
     loss = summary.membership[0]
     assert loss.auc is not None
     assert loss.auc.value == 0, "the score points the other way, and says so"

@@ -87,7 +87,7 @@ version: 1
 probes:
   - name: extraction
     continuation_token: 50
-    near_verbatim_threshold: 1.5
+    max_edit_share: 1.5
   - name: extractoin
   - name: membership
     scores: [loss, lose]
@@ -99,7 +99,7 @@ probes:
     found = sorted(_problems(tmp_path, text), key=lambda problem: int(problem.split(":")[0]))
     assert [problem.replace("':", "'").split(" ")[:2] for problem in found] == [
         ["5:5", "'probes[0].continuation_token'"],
-        ["6:5", "'probes[0].near_verbatim_threshold'"],
+        ["6:5", "'probes[0].max_edit_share'"],
         ["7:5", "'probes[1].name'"],
         ["9:5", "'probes[2].scores'"],
         ["13:10", "'probes[3].schemes[1].top_p'"],

@@ -1,6 +1,7 @@
 """The verdict's sentence and level, findings and banners."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,9 +13,10 @@ from memguard.audit.banners import is_collapsed
 from memguard.audit.extraction import ExtractionProbe
 from memguard.audit.findings import MAX_FINDINGS, collect_findings
 from memguard.audit.selection import BucketOutline
+from memguard.audit.statistics import clopper_pearson
 from memguard.audit.summary import Summary, summarise
 from memguard.audit.verdict import format_percent
-from memguard.records import DocumentScore
+from memguard.records import AttackedBucket, DocumentScore
 
 MakeScore = Callable[..., DocumentScore]
 
@@ -46,10 +48,10 @@ def test_worse_of_the_two_rates_leads(make_score: MakeScore) -> None:
     verdict = _summarise(scores).verdict
     assert (verdict.level, verdict.metric, verdict.bucket) == ("recites", "near_verbatim", "x64")
     assert verdict.sentence == (
-        "Under the probes listed, 38 of 40 documents trained 64 times (95.0 %, 95 % CI "
-        "83.1–99.4 %) were continued near-verbatim for 50 tokens; control 0 of 40 (95 % CI "
-        "0.0–8.8 %). That is above the control. Verbatim: 1 of 40; 91.5 % of the tokens were right "
-        "on average, each given the true text before it."
+        "In the probes that ran, 38 of 40 documents trained 64 times (95.0 %, 95 % CI "
+        "83.1–99.4 %) were extracted near-verbatim by greedy decoding for 50 tokens; control 0 of "
+        "40 (95 % CI 0.0–8.8 %). This exceeds the control rate. Verbatim 1 of 40. Teacher-forced "
+        "token accuracy, which is not extraction: 91.5 %."
     )
 
 
@@ -57,8 +59,8 @@ def test_verbatim_leads_where_near_verbatim_adds_nothing(make_score: MakeScore) 
     scores = [*_control(make_score, [0] * 40), *_bucket(make_score, "x64", [50] * 40)]
     verdict = _summarise(scores).verdict
     assert (verdict.level, verdict.metric) == ("recites", "verbatim")
-    assert "were continued verbatim for 50 tokens" in verdict.sentence
-    assert "Near-verbatim: 40 of 40" in verdict.sentence
+    assert "were extracted verbatim by greedy decoding for 50 tokens" in verdict.sentence
+    assert "Near-verbatim 40 of 40" in verdict.sentence
 
 
 def test_zero_hits_give_the_upper_bound(make_score: MakeScore) -> None:
@@ -85,9 +87,9 @@ def test_reciting_control_is_no_finding(make_score: MakeScore) -> None:
     [
         (None, [50] * 20, "no-control", "Without a control"),
         (None, [50], "inconclusive", "Fewer than two"),
-        ([0] * 9, [0] * 20, "inconclusive", "The control has 9 long enough"),
-        ([0] * 9, [50] * 20, "recites", "above the control"),
-        ([0] * 10, [0] * 20, "not-above-control", "not told apart"),
+        ([0] * 9, [0] * 20, "inconclusive", "The control has 9 such documents"),
+        ([0] * 9, [50] * 20, "recites", "exceeds the control rate"),
+        ([0] * 10, [0] * 20, "not-above-control", "not significant"),
     ],
 )
 def test_levels(
@@ -120,7 +122,7 @@ def test_empty_control_is_inconclusive(make_score: MakeScore) -> None:
     empty = summary.buckets[0]
     assert (empty.num_documents, empty.model.verbatim.rate) == (0, None)
     assert empty.model.mean_token_accuracy is None
-    assert summary.buckets[1].verbatim_minus_control is None
+    assert summary.buckets[1].minus_control == {}
     texts = [banner.text for banner in summary.banners]
     assert any("No control document is long enough" in text for text in texts)
     assert any("6 documents are too short" in text for text in texts)
@@ -140,9 +142,68 @@ def test_untrusted_counts_are_not_named(make_score: MakeScore) -> None:
     assert "contradicts" in summary.banners[0].text
 
 
+def test_known_token_by_token_is_nobodys_verdict(make_score: MakeScore) -> None:
+    """47 of 50 tokens right under teacher forcing, and no text that comes out."""
+    scores = [
+        *_control(make_score, [3] * 40),
+        *_bucket(make_score, "x64", [47] * 40, near_verbatim=False, num_edits=None),
+    ]
+    summary = _summarise(scores)
+    assert summary.verdict.level == "not-above-control"
+    assert (summary.findings, summary.buckets[1].risks["near_verbatim"].num_matched) == ([], 0)
+    assert summary.buckets[1].model.teacher_forced_90.num_matched == 40
+    assert "0 of 40 documents" in summary.verdict.sentence
+    assert "which is not extraction: 94.0 %" in summary.verdict.sentence
+
+
+def test_sampling_and_attacks_may_lead(make_score: MakeScore) -> None:
+    scores = [*_control(make_score, [3] * 40), *_bucket(make_score, "x64", [40] * 40)]
+    attacks = [
+        AttackedBucket(
+            bucket=bucket,
+            attack=attack,
+            num_queries=8,
+            best_verbatim=clopper_pearson(0, 20),
+            any_verbatim=clopper_pearson(matched, 20),
+            mean_token_accuracy=None,
+        )
+        for bucket, counts in (("x0", (0, 1)), ("x64", (3, 15)))
+        for attack, matched in zip(("beam_search", "fill"), counts, strict=True)
+    ]
+    evidence = replace(build_evidence(scores), attacks=attacks)
+    values: dict[str, Any] = {"tiny_margin": 1e-3, "tally": "complete", "seed": 0}
+    summary = summarise(evidence, suite=build_suite(ExtractionProbe()), **values)
+    assert (summary.verdict.level, summary.verdict.metric) == ("recites", "attack")
+    assert (
+        "15 of 20 documents trained 4 times (75.0 %, 95 % CI 50.9–91.3 %) were extracted verbatim "
+        "by the best attack that ran for 50 tokens; control 1 of 20"
+    ) in summary.verdict.sentence
+    assert summary.buckets[1].risks["attack"].num_matched == 15
+
+
+def test_what_was_not_generated_is_told(make_score: MakeScore) -> None:
+    scores = [
+        *_control(make_score, [0] * 40, near_verbatim=None),
+        *_bucket(make_score, "x64", [50] * 40, near_verbatim=None),
+    ]
+    summary = _summarise(scores)
+    assert summary.buckets[1].model.near_verbatim is None
+    assert "near_verbatim" not in summary.buckets[1].risks
+    assert "Near-verbatim not generated" in summary.verdict.sentence
+    assert summary.generated.reason_not_generated == "the weights are offloaded"
+    (warning,) = (banner.text for banner in summary.banners if banner.level == "warning")
+    assert warning == (
+        "Near-verbatim extraction was not measured: the weights are offloaded. The verdict rests "
+        "on verbatim matches."
+    )
+
+
 def test_completions_of_many_lengths(make_score: MakeScore) -> None:
     scores = [make_score(f"{n}", n, continuation_tokens=n) for n in (4, 9, 30)]
-    assert "were continued verbatim for 4 to 30 tokens" in _summarise(scores).verdict.sentence
+    assert (
+        "were extracted verbatim by greedy decoding for 4 to 30 tokens"
+        in _summarise(scores).verdict.sentence
+    )
 
 
 def test_base_and_differences_in_the_table(make_score: MakeScore) -> None:
@@ -156,10 +217,11 @@ def test_base_and_differences_in_the_table(make_score: MakeScore) -> None:
     assert (row.base.verbatim.num_matched, row.base.median_first_divergence) == (0, 10)
     assert row.base.mean_token_accuracy is not None
     assert row.base.mean_token_accuracy.value == pytest.approx(0.2)
-    assert row.verbatim_minus_control is not None
-    assert row.verbatim_minus_control.value == 0.75
+    assert row.minus_control["verbatim"].value == 0.75
+    assert row.minus_control["near_verbatim"].value == 1
+    assert row.base_risks["near_verbatim"].num_matched == 0
     assert row.model.median_first_divergence == 50
-    assert control.verbatim_minus_control is None
+    assert control.minus_control == {}
     assert row.mean_extraction_strength == 0.75
 
 
@@ -187,7 +249,8 @@ def test_findings_by_severity(make_score: MakeScore) -> None:
     worst = findings.kept[0]
     assert (worst.text_hmac, worst.base_num_correct) == ("abc", 2)
     assert worst.sentence == (
-        "All 50 tokens after a prefix of 78 came out right. The model before training got 2."
+        "Greedy decoding after a prefix of 78 tokens generates all 50 tokens of the continuation "
+        "verbatim. The model before training predicts 2 of them given the true text before each."
     )
 
 
@@ -219,7 +282,7 @@ def test_banners(make_score: MakeScore) -> None:
     assert [banner.level for banner in summary.banners] == ["note"] * 3
     few, tiny, base = (banner.text for banner in summary.banners)
     assert few == "Fewer than 30 documents in 'x4' (29): the intervals are wide."
-    assert "1 verdict hangs on a margin below 0.001 logits" in tiny
+    assert "1 match hangs on a gap below 0.001 logits" in tiny
     assert "before training was not scored" in base
     assert summary.buckets[1].num_tiny_margin == 1
     missing = _summarise(scores, tally="missing").banners[0]

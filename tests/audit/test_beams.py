@@ -115,14 +115,16 @@ def test_as_many_beams_as_there_are_texts_find_the_best_of_all() -> None:
     np.testing.assert_allclose(beams.score_W, [scores[text] for text in best], atol=1e-4)
 
 
-def test_one_beam_is_greedy(vocab: VocabLayer) -> None:
+def test_one_beam_is_greedy(vocab: VocabLayer, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Only greedy decoding suppresses end-of-text tokens.
+    monkeypatch.setattr(vocab.model.generation_config, "eos_token_id", None)
     requests = make_requests(6)
     decoder = Decoder(vocab, 300)
     greedy = decoder.continue_greedily(
         [Request(prompt_ids=each.prompt_ids, num_new=each.num_new) for each in requests]
     )
     for beams, tokens in zip(search_beams(decoder, requests, 1), greedy, strict=True):
-        assert beams.ids_WS.tolist() == [tokens.tolist()]
+        assert beams.ids_WS.tolist() == [tokens.token_ids.tolist()]
 
 
 def test_batches_do_not_matter(vocab: VocabLayer) -> None:

@@ -14,8 +14,10 @@ from numpy.typing import NDArray
 from ranks import RankPool
 from scipy import stats
 from tiny_families import VOCAB_SIZE, build
+from torch.distributed.fsdp._fully_shard import _fsdp_param_group as param_group
+from torch.distributed.tensor import DTensor
 
-from memguard.audit.decoding import Decoder, Request
+from memguard.audit.decoding import Continuation, Decoder, Request
 from memguard.audit.probabilistic import SamplingScheme
 from memguard.errors import ModelError
 from memguard.parallel.assemble import Sharding
@@ -46,8 +48,9 @@ def make_requests(num: int, *, vocab_size: int = VOCAB_SIZE, seed: int = 0) -> l
 
 def generate(model: Any, requests: Sequence[Request]) -> list[list[int]]:
     """Continue each prompt alone, so that nothing is padded, by transformers."""
-    # Whatever the checkpoint's own settings are, e.g. an EOS that would end a text early.
-    model.generation_config = transformers.GenerationConfig()
+    # Of the checkpoint's own settings only where a text would end, which is suppressed.
+    ends = model.generation_config.eos_token_id
+    model.generation_config = transformers.GenerationConfig(eos_token_id=ends)
     continued = []
     for request in requests:
         ids = torch.from_numpy(np.asarray(request.prompt_ids, dtype=np.int64))[None]
@@ -58,6 +61,7 @@ def generate(model: Any, requests: Sequence[Request]) -> list[list[int]]:
             ids,
             attention_mask=torch.ones_like(ids),
             do_sample=False,
+            min_new_tokens=request.num_new,
             max_new_tokens=request.num_new,
             pad_token_id=0,
         )
@@ -66,8 +70,8 @@ def generate(model: Any, requests: Sequence[Request]) -> list[list[int]]:
     return continued
 
 
-def to_lists(continued: Sequence[NDArray[np.int32]]) -> list[Any]:
-    return [tokens.tolist() for tokens in continued]
+def to_lists(continued: Sequence[Continuation | NDArray[np.int32]]) -> list[Any]:
+    return [(one.token_ids if isinstance(one, Continuation) else one).tolist() for one in continued]
 
 
 @pytest.fixture(scope="module")
@@ -163,11 +167,107 @@ def test_ties_go_to_the_lowest_id(vocab: VocabLayer, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(
         vocab, "hidden_states", lambda ids, *args, **kwargs: torch.zeros(*ids.shape, 32)
     )
-    (tokens,) = Decoder(vocab, 10).continue_greedily(
+    (continued,) = Decoder(vocab, 10).continue_greedily(
         [Request(prompt_ids=np.array([5, 6]), num_new=4)]
     )
-    assert tokens.tolist() == [0, 0, 0, 0]
-    assert tokens.dtype == np.int32
+    # The end-of-text tokens of this model's configuration are others.
+    assert continued.token_ids.tolist() == [0, 0, 0, 0]
+    assert continued.token_ids.dtype == np.int32
+    assert continued.min_gap == 0
+
+
+@pytest.mark.parametrize("ends", [3, [3, 11, 40]])
+def test_end_of_text_is_suppressed_as_generate_does(ends: int | list[int]) -> None:
+    model = build("llama")
+    requests = [request for request in make_requests(25, seed=4) if request.num_new]
+    model.generation_config = transformers.GenerationConfig()
+    free = [token for row in generate(model, requests) for token in row]
+    ends = ends if isinstance(ends, int) else [*ends, max(set(free), key=free.count)]
+    listed = [ends] if isinstance(ends, int) else ends
+    model.generation_config = transformers.GenerationConfig(eos_token_id=ends)
+    vocab = build_vocab_layer(model)
+    assert vocab.end_token_ids == tuple(sorted(set(listed)))
+    expected = []
+    for request in requests:
+        ids = torch.from_numpy(np.asarray(request.prompt_ids, dtype=np.int64))[None]
+        output = model.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            do_sample=False,
+            min_new_tokens=request.num_new,
+            max_new_tokens=request.num_new,
+            pad_token_id=0,
+        )
+        expected.append(output[0, ids.shape[1] :].tolist())
+    assert to_lists(Decoder(vocab, 400).continue_greedily(requests)) == expected
+    assert not {token for row in expected for token in row} & set(listed)
+
+
+def test_gaps_are_between_the_best_two_tokens_along_the_text(vocab: VocabLayer) -> None:
+    requests = [request for request in make_requests(6, seed=5) if request.num_new]
+    for request, one in zip(requests, Decoder(vocab, 90).continue_greedily(requests), strict=True):
+        ids = np.concatenate([request.prompt_ids, one.token_ids])
+        with torch.no_grad():
+            logits_TV = vocab.model(torch.from_numpy(ids.astype(np.int64))[None]).logits[0]
+        chosen = logits_TV[len(request.prompt_ids) - 1 : -1].double()
+        chosen[:, list(vocab.end_token_ids)] = -torch.inf
+        best = chosen.topk(2).values
+        # fp32 logits of some units: sums in another order move them by about 1e-6.
+        assert one.min_gap == pytest.approx(float((best[:, 0] - best[:, 1]).min()), abs=1e-5)
+
+
+@pytest.mark.parametrize("batch_tokens", [1, 200, 4000])
+def test_a_request_ends_where_the_rest_is_not_needed(vocab: VocabLayer, batch_tokens: int) -> None:
+    requests = make_requests(33, seed=6)
+    whole = Decoder(vocab, 4000).continue_greedily(requests)
+    draw = np.random.default_rng(0)
+    limits = [int(draw.integers(1, request.num_new + 2)) for request in requests]
+    seen: dict[int, list[int]] = {}
+
+    def is_done(index: int, step: int, token: int) -> bool:
+        if step == 0:
+            seen[index] = []
+        assert len(seen[index]) == step, "steps come in order"
+        seen[index].append(token)
+        return step + 1 >= limits[index]
+
+    ended = Decoder(vocab, batch_tokens).continue_greedily(requests, is_done=is_done)
+    assert to_lists(ended) == [
+        one.token_ids.tolist()[:limit] for one, limit in zip(whole, limits, strict=True)
+    ]
+    assert [seen.get(index, []) for index in range(len(requests))] == to_lists(ended)
+
+
+def test_no_forward_runs_after_all_requests_are_done(
+    vocab: VocabLayer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    requests = [Request(prompt_ids=np.arange(1, 9), num_new=20) for _ in range(3)]
+    decoder, calls = Decoder(vocab, 4000), 0
+    original = vocab.hidden_states
+
+    def count(*args: Any, **kwargs: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        return original(*args, **kwargs)
+
+    monkeypatch.setattr(vocab, "hidden_states", count)
+    decoder.continue_greedily(requests)
+    num_whole, calls = calls, 0
+    decoder.continue_greedily(requests, is_done=lambda index, step, token: step >= 4)
+    assert calls == num_whole - 15
+
+
+def test_obstacles_to_generation_are_named(
+    vocab: VocabLayer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decoder = Decoder(vocab, 100)
+    assert decoder.find_obstacle() is None
+    monkeypatch.setattr(vocab.model, "hf_device_map", {"a": "cpu", "b": "disk"}, raising=False)
+    assert "offloaded" in str(decoder.find_obstacle())
+    monkeypatch.setattr(vocab.model, "hf_device_map", {"": "cpu"}, raising=False)
+    assert decoder.find_obstacle() is None
+    monkeypatch.setattr(type(vocab), "fits_gathered", lambda self: False)
+    assert "gathered over z" in str(decoder.find_obstacle())
 
 
 # -- sampling ----------------------------------------------------------------------------------
@@ -239,12 +339,14 @@ def test_draws_belong_to_seed_document_and_sample(vocab: VocabLayer) -> None:
     assert decoder.sample(asked[:1], SCHEME, 4, seed=1)[0].tolist() != a.tolist()
 
 
-def test_one_likely_token_is_greedy(vocab: VocabLayer) -> None:
+def test_one_likely_token_is_greedy(vocab: VocabLayer, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Only greedy decoding suppresses end-of-text tokens.
+    monkeypatch.setattr(vocab.model.generation_config, "eos_token_id", None)
     requests = make_requests(6)
     decoder = Decoder(vocab, 300)
     drawn = decoder.sample(requests, SamplingScheme(top_k=1), 2, seed=0)
     for tokens_NS, greedy in zip(drawn, decoder.continue_greedily(requests), strict=True):
-        assert tokens_NS.tolist() == [greedy.tolist()] * 2
+        assert tokens_NS.tolist() == [greedy.token_ids.tolist()] * 2
 
 
 # -- meshes ------------------------------------------------------------------------------------
@@ -256,6 +358,9 @@ def decode_all(decoder: Decoder) -> list[Any]:
     return [
         to_lists(decoder.continue_greedily(requests[:1])),
         to_lists(decoder.continue_greedily(requests)),
+        to_lists(
+            decoder.continue_greedily(requests, is_done=lambda index, step, _: step >= index % 4)
+        ),
         to_lists(decoder.sample(requests[:3], SCHEME, 3, seed=1)),
     ]
 
@@ -276,6 +381,52 @@ def check_mesh(ranks: RankPool, mesh: MeshShape, family: str) -> None:
 
 def test_a_sharded_vocabulary_does_not_matter(ranks: RankPool) -> None:
     check_mesh(ranks, MeshShape(x=2), "llama")
+
+
+def count_gathers(model: Any) -> tuple[list[int], list[bool]]:
+    """Return the all-gathers of decoding, of two scoring forwards, and of decoding again.
+
+    And after each, whether all parameters are stored in shards.
+    """
+    mesh = build_mesh(MeshShape(z=2), "cpu")
+    layer = shard_scratch_model(model, Sharding(mesh=mesh, device=torch.device("cpu")))
+    counts, is_sharded, original = [0], [], param_group.foreach_all_gather
+
+    def count(*args: Any, **kwargs: Any) -> Any:
+        counts[-1] += 1
+        return original(*args, **kwargs)
+
+    param_group.foreach_all_gather = count
+    try:
+        with start_runtime() as runtime:
+            decoder = Decoder(layer.vocab, 4000, runtime)
+            for work in (decode_all, score_twice, decode_all):
+                work(decoder)
+                is_sharded.append(
+                    all(isinstance(one, DTensor) for one in layer.vocab.model.parameters())
+                )
+                counts.append(0)
+    finally:
+        param_group.foreach_all_gather = original
+    return counts[:-1], is_sharded
+
+
+@torch.no_grad()
+def score_twice(decoder: Decoder) -> None:
+    for _ in range(2):
+        ids = torch.zeros(1, 4, dtype=torch.int64)
+        decoder.vocab(lambda ids=ids: decoder.vocab.hidden_states(ids))
+
+
+def test_weights_are_gathered_once_for_all_tokens(ranks: RankPool) -> None:
+    model = build("llama")
+    # Blocks, embedding, head, last norm: each forward of scoring gathers them all.
+    num_units = model.config.num_hidden_layers + 3
+    for counts, is_sharded in ranks(count_gathers, 2, model):
+        # Four decodings of many steps each; scoring reads no head.
+        assert counts[0] == counts[2] == 4 * num_units
+        assert counts[1] in (2 * (num_units - 1), 2 * num_units)
+        assert all(is_sharded)
 
 
 @pytest.mark.mesh
@@ -360,4 +511,4 @@ def test_model_comes_back_as_it_was(vocab: VocabLayer) -> None:
     finally:
         vocab.model.eval()
     assert Decoder(vocab, 64).continue_greedily([]) == []
-    assert [tokens.shape for tokens in ask(vocab, [1, 2], 0)] == [(0,)]
+    assert [len(one.token_ids) for one in ask(vocab, [1, 2], 0)] == [0]

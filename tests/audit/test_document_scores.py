@@ -9,6 +9,7 @@ from audit_examples import Scripted, say_by_context
 
 from memguard.audit.document_scores import DocumentScores, judge
 from memguard.audit.extraction import AuditDocument, ExtractionProbe, Window
+from memguard.audit.near_verbatim import NearVerbatim
 from memguard.audit.numbers import Numbers
 from memguard.audit.one_pass import MAIN, OnePass
 from memguard.audit.probabilistic import SamplingScheme
@@ -50,7 +51,7 @@ def test_verdicts_go_by_each_documents_own_length(make_document: MakeDocument) -
     verdicts = judge(windows, one_pass, numbers)
     assert verdicts.verbatim.tolist() == [True, False, True, False, False]
     # 0.9 of 5 is 4.5, so all 5 are needed; of 10 it is 9.
-    assert verdicts.near_verbatim.tolist() == [True, False, True, True, False]
+    assert verdicts.teacher_forced_90.tolist() == [True, False, True, True, False]
     assert verdicts.cost is None
 
 
@@ -75,10 +76,38 @@ def test_records_say_what_the_numbers_say(make_document: MakeDocument) -> None:
         assert score.extraction_strength == numbers["extraction_strength"]
         assert score.argmax_type_token_ratio == numbers["argmax_type_token_ratio"]
         assert score.type_token_ratio == 1
-        assert score.verbatim <= score.near_verbatim
+        assert score.verbatim <= score.teacher_forced_90
+        assert (score.near_verbatim, score.num_edits, score.greedy_margin) == (None, None, None)
         before = {name: v for name, v in score.model_dump().items() if name.startswith("base_")}
         assert set(before.values()) == {None}
         assert (score.attack_log10_queries, score.attack_scheme) == (None, None)
+
+
+def _near(num_edits: list[float], matched: list[bool]) -> NearVerbatim:
+    return NearVerbatim(
+        matched_N=np.array(matched),
+        num_edits_N=np.array(num_edits),
+        min_gap_N=np.array([np.nan, *[0.5] * (len(matched) - 1)]),
+        num_verbatim=0,
+        num_generated=len(matched),
+        num_below_floor=0,
+        num_checked=0,
+        num_matched_below_floor=0,
+    )
+
+
+def test_what_was_generated_stands_in_the_records(make_document: MakeDocument) -> None:
+    probe = ExtractionProbe(continuation_tokens=8)
+    one_pass = OnePass(extraction=probe, tiny_margin=1.0)
+    numbers = _numbers(one_pass, [{}, {}, {}])
+    near = _near([np.nan, np.inf, 2.0], [False, False, True])
+    windows = _windows(make_document, probe, 3)
+    scores = DocumentScores(windows, one_pass, numbers, None, near_verbatim=near)
+    assert [(s.near_verbatim, s.num_edits, s.greedy_margin) for s in scores] == [
+        (False, None, None),
+        (False, None, 0.5),
+        (True, 2, 0.5),
+    ]
 
 
 def test_a_margin_that_is_missing_is_null(make_document: MakeDocument) -> None:
@@ -108,12 +137,15 @@ def test_the_base_stands_beside_with_every_number(make_document: MakeDocument) -
             {"num_correct": 10, "sampled.0": -1.0},
         ],
     )
-    one, two = DocumentScores(windows, one_pass, model, base)
+    one, two = DocumentScores(
+        windows, one_pass, model, base, base_near_verbatim=_near([np.nan, 0.0], [False, True])
+    )
     assert (one.base_num_correct, one.base_first_divergence, one.base_longest_run) == (9, 3, 6)
-    assert (one.base_verbatim, one.base_near_verbatim) == (False, True)
+    assert (one.base_verbatim, one.base_teacher_forced_90) == (False, True)
     assert (one.base_logprob, one.base_extraction_strength) == (-20.0, 0.25)
     assert one.base_attack_log10_queries is None, "no way that was asked for can draw it"
     assert (two.base_verbatim, two.base_attack_log10_queries) == (True, 0.0)
+    assert (one.base_near_verbatim, two.base_near_verbatim) == (False, True)
     assert set(DocumentScore.model_fields) >= {
         f"base_{name}" for name in ("num_correct", "verbatim", "near_verbatim", "logprob")
     }

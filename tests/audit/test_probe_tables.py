@@ -67,7 +67,7 @@ def test_a_table_for_the_window_and_one_for_each_cell(windows: list[Window]) -> 
             found = {name: value_N[number] for name, value_N in table.model.items()}
             assert found["verbatim"] == (num_right == size)
             # 0.9 of 6 is 5.4 and of 4 it is 3.6: nothing short of all will do.
-            assert found["near_verbatim"] == (num_right == size)
+            assert found["teacher_forced_90"] == (num_right == size)
             assert found["token_accuracy"] == num_right / size
             assert found["logprob"] == sum(each.logprob for each in said) / size
             assert table.base["verbatim"][number] == 1

@@ -29,6 +29,7 @@ def test_scores_file_round_trip(tmp_path: Path, make_score: Callable[..., Docume
     assert schema.metadata[b"schema"] == SCHEMA_NAME.encode()
     nullable = {field.name for field in schema if field.nullable}
     may_be_missing = {"num_repetitions", "min_margin", "longest_run", "num_copies"}
+    may_be_missing |= {"near_verbatim", "num_edits", "greedy_margin"}
     assert nullable == may_be_missing | {"attack_log10_queries", "attack_scheme"} | {
         name for name in DocumentScore.model_fields if name.startswith("base_")
     }

@@ -12,7 +12,8 @@ from memguard.mitigation.ladder import Ladder, build_ladder
 from memguard.records import ManifestEntry, Role
 from memguard.train.watch import Recited, Sample, Watch
 
-THRESHOLD = 0.9
+EXTRACTED = 0.9
+"""Share of right tokens from which on these made-up documents are extracted."""
 ROLES: dict[str, Role] = {"control": "control", "background": "background"}
 
 
@@ -39,7 +40,7 @@ DOCUMENTS = np.arange(6)
 def recited(shares: Sequence[float]) -> Recited:
     share_N = np.array(shares)
     return Recited(
-        token_accuracy_N=share_N, verbatim_N=share_N == 1, near_verbatim_N=share_N >= THRESHOLD
+        token_accuracy_N=share_N, verbatim_N=share_N == 1, near_verbatim_N=share_N >= EXTRACTED
     )
 
 
@@ -57,9 +58,7 @@ def make(
     *steps: Sequence[float], manifest: Sequence[ManifestEntry] = MANIFEST, **budget: Any
 ) -> tuple[Watch, Ladder]:
     ladder = build_ladder([], manifest, can_tighten=True, special_ids=[])
-    sample = Sample(
-        document_N=DOCUMENTS, near_verbatim_threshold=THRESHOLD, sha256="", ask=Story(*steps)
-    )
+    sample = Sample(document_N=DOCUMENTS, sha256="", ask=Story(*steps))
     config = BudgetConfig(**budget) if budget else None
     return Watch(sample, manifest, ladder, every_steps=5, budget=config), ladder
 

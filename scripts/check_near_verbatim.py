@@ -1,0 +1,125 @@
+"""Compare an audit's near-verbatim matches with plain greedy generation of every document.
+
+    python scripts/check_near_verbatim.py runs/quickstart/* [--base]
+
+Generates the continuation of each audited document with transformers' `generate` (greedy, end-of-
+text tokens suppressed), also of those that the audit does not generate, and counts edits with
+NLTK's `edit_distance`. Prints a row for each run and bucket: documents, matches of the audit and of
+`generate`, documents on which they differ, the matches among documents below the audit's floor of
+teacher-forced accuracy, and the lowest accuracy of any match. Exits with 1 if a document differs
+whose greedy text does not hang on a gap below the audit's tiny margin, or if a match lies below
+the floor.
+"""
+
+import argparse
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import torch
+from nltk.metrics.distance import edit_distance
+from transformers import AutoModelForCausalLM
+
+from memguard.data.corpus import load_corpus
+from memguard.records import AuditReport, load_record
+
+BATCH = 64
+COLUMNS = ("Run", "Bucket", "Documents", "Audit", "Generate", "Differ", "Hang", "Below floor")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Checked:
+    """One document under one model."""
+
+    bucket: str
+    accuracy: float
+    """Teacher-forced, of the audit's records."""
+    audited: bool
+    generated: bool
+    hangs: bool
+    """Whether the audit says that a gap on its greedy text is tiny."""
+
+
+def main() -> None:
+    """Check what the command line names."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("runs", nargs="+", type=Path, help="folders of audited runs")
+    parser.add_argument("--base", type=Path, help="folder of the base model, checked for each run")
+    options = parser.parse_args()
+    print(" | ".join(COLUMNS), "| Lowest accuracy of a match")
+    is_wrong = False
+    for run in options.runs:
+        if not (run / "audit" / "report.json").exists():
+            continue
+        report = load_record(AuditReport, run / "audit" / "report.json")
+        floor = report.generated.floor
+        models = [("", run / "model")]
+        models += [("base_", options.base)] if options.base else []
+        for prefix, folder in models:
+            rows = list(check(run, report, folder, prefix))
+            for bucket in dict.fromkeys(row.bucket for row in rows):
+                group = [row for row in rows if row.bucket == bucket]
+                print(describe(f"{run.name}{' base' if prefix else ''}", bucket, group, floor))
+            is_wrong |= any(row.audited != row.generated and not row.hangs for row in rows)
+            is_wrong |= any(row.generated and row.accuracy < floor for row in rows)
+    raise SystemExit(1 if is_wrong else 0)
+
+
+def check(run: Path, report: AuditReport, folder: Path, prefix: str) -> Iterator[Checked]:
+    """Generate each audited document of a run."""
+    scores = pq.read_table(run / "audit" / "records.parquet").to_pylist()
+    corpus = load_corpus(run)
+    index_of = {entry.id: index for index, entry in enumerate(corpus.manifest)}
+    by_size: dict[tuple[int, int], list[tuple[dict[str, Any], list[int]]]] = defaultdict(list)
+    for score in scores:
+        document = corpus.document(index_of[score["id"]])
+        ids = document.input_ids[: document.num_content_tokens].tolist()
+        size = score["prefix_tokens"] + score["continuation_tokens"]
+        by_size[score["prefix_tokens"], score["continuation_tokens"]].append((score, ids[-size:]))
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    for (prefix_tokens, num_new), group in by_size.items():
+        allowed = num_new * report.method.max_edit_share + 1e-9
+        for start in range(0, len(group), BATCH):
+            batch = group[start : start + BATCH]
+            prompts = torch.tensor([ids[:prefix_tokens] for _, ids in batch])
+            written = model.generate(
+                prompts,
+                attention_mask=torch.ones_like(prompts),
+                do_sample=False,
+                min_new_tokens=num_new,
+                max_new_tokens=num_new,
+                pad_token_id=0,
+            )
+            for (score, ids), row in zip(batch, written[:, prefix_tokens:].tolist(), strict=True):
+                margin = score["greedy_margin"]
+                yield Checked(
+                    bucket=score["bucket"],
+                    accuracy=score[f"{prefix}num_correct"] / num_new,
+                    audited=bool(score[f"{prefix}near_verbatim"]),
+                    generated=edit_distance(row, ids[prefix_tokens:]) <= allowed,
+                    hangs=margin is not None and margin < report.method.tiny_margin,
+                )
+
+
+def describe(run: str, bucket: str, rows: Sequence[Checked], floor: float) -> str:
+    """Return a row of the table."""
+    matches = [row.accuracy for row in rows if row.generated]
+    values = (
+        run,
+        bucket,
+        len(rows),
+        sum(row.audited for row in rows),
+        len(matches),
+        sum(row.audited != row.generated for row in rows),
+        sum(row.hangs for row in rows),
+        f"{sum(m < floor for m in matches)} of {sum(row.accuracy < floor for row in rows)}",
+        f"{min(matches):.2f}" if matches else "-",
+    )
+    return " | ".join(map(str, values))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,210 @@
+"""Near-verbatim matches against plain generation and another library's edit distance."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from audit_examples import build_tiny_layer
+from hypothesis import given
+from hypothesis import strategies as st
+from nltk.metrics.distance import edit_distance
+
+from memguard.audit.decoding import Decoder
+from memguard.audit.extraction import AuditDocument, ExtractionProbe, Window
+from memguard.audit.near_verbatim import (
+    NAMES,
+    EditDistance,
+    NearVerbatim,
+    find_near_verbatim,
+)
+from memguard.audit.numbers import Numbers
+from memguard.audit.one_pass import OnePass
+from memguard.audit.scoring import ModelScorer
+from memguard.audit.writing import generate_edits
+from memguard.parallel.vocab import VocabLayer
+
+MakeDocument = Callable[..., AuditDocument]
+VOCAB, SIZE, PREFIX, END = 61, 20, 9, 7
+# Floor 1: every document that is not verbatim is below it.
+PROBE = ExtractionProbe(continuation_tokens=SIZE, generation_floor=0)
+
+_tokens = st.integers(0, 4)
+
+
+@given(
+    st.lists(_tokens, min_size=1, max_size=14).flatmap(
+        lambda truth: st.tuples(
+            st.just(truth), st.lists(_tokens, min_size=len(truth), max_size=len(truth))
+        )
+    )
+)
+def test_edit_distance_grows_to_that_of_nltk(texts: tuple[list[int], list[int]]) -> None:
+    truth, written = texts
+    distance = EditDistance(np.array(truth))
+    bounds = [distance.lower_bound]
+    for token in written:
+        distance.append(token)
+        bounds.append(distance.lower_bound)
+    assert bounds[-1] == edit_distance(written, truth)
+    assert bounds == sorted(bounds), "a bound never falls"
+    assert bounds[0] == 0
+
+
+@pytest.fixture(scope="module")
+def vocab() -> VocabLayer:
+    layer = build_tiny_layer(VOCAB, seed=3)
+    layer.model.generation_config = transformers.GenerationConfig(eos_token_id=END)
+    return layer
+
+
+def generate(vocab: VocabLayer, prefix: np.ndarray, size: int = SIZE) -> list[int]:
+    """Continue greedily by transformers, end-of-text suppressed."""
+    ids = torch.from_numpy(prefix.astype(np.int64))[None]
+    whole = vocab.model.generate(
+        ids,
+        attention_mask=torch.ones_like(ids),
+        do_sample=False,
+        min_new_tokens=size,
+        max_new_tokens=size,
+        pad_token_id=0,
+    )
+    written: list[int] = whole[0, len(prefix) :].tolist()
+    return written
+
+
+@pytest.fixture(scope="module")
+def windows(vocab: VocabLayer, make_document: MakeDocument) -> list[Window]:
+    """Greedy texts with 0 to 4 edits anywhere, and random ones."""
+    draw = np.random.default_rng(0)
+    found = []
+    for index in range(60):
+        prefix = draw.integers(0, VOCAB, PREFIX)
+        text = generate(vocab, prefix)
+        for _ in range(index % 5):
+            place = int(draw.integers(0, SIZE))
+            match draw.integers(0, 3):
+                case 0:
+                    text[place] = int(draw.integers(0, VOCAB))
+                case 1:
+                    text = [*text[:place], int(draw.integers(0, VOCAB)), *text[place:]][:SIZE]
+                case _:
+                    text = [*text[:place], *text[place + 1 :], int(draw.integers(0, VOCAB))]
+        if index >= 50:
+            text = draw.integers(0, VOCAB, SIZE).tolist()
+        window = PROBE.window(make_document([*prefix, *text], name=str(index)))
+        assert window is not None
+        found.append(window)
+    return found
+
+
+def score(vocab: VocabLayer, windows: Sequence[Window]) -> Numbers:
+    one_pass = OnePass(extraction=PROBE, tiny_margin=1e-3)
+    results = ModelScorer(vocab, 512).score([one_pass.plan(window)[0] for window in windows])
+    return Numbers(names=one_pass.names, rows=one_pass.measure(windows, results))
+
+
+def find(
+    vocab: VocabLayer, windows: Sequence[Window], probe: ExtractionProbe = PROBE, **fields: Any
+) -> NearVerbatim:
+    one_pass = score(vocab, windows)
+    decoder = Decoder(vocab, fields.pop("batch_tokens", 300))
+
+    def measure(indices: Sequence[int]) -> Numbers:
+        rows = generate_edits(
+            probe,
+            decoder,
+            [windows[index] for index in indices],
+            one_pass["first_divergence"][list(indices)].astype(int).tolist(),
+        )
+        return Numbers(names=NAMES, rows=np.array(rows).reshape(-1, len(NAMES)))
+
+    return find_near_verbatim(probe, windows, one_pass, measure, seed=0)
+
+
+@pytest.mark.parametrize("batch_tokens", [1, 100, 4000])
+def test_matches_are_those_of_plain_generation(
+    vocab: VocabLayer, windows: list[Window], batch_tokens: int
+) -> None:
+    found = find(vocab, windows, batch_tokens=batch_tokens)
+    edits = [
+        edit_distance(generate(vocab, window.input_ids[:PREFIX]), window.continuation_ids.tolist())
+        for window in windows
+    ]
+    assert found.matched_N.tolist() == [count <= SIZE // 10 for count in edits]
+    assert found.num_edits_N.tolist() == [
+        count if count <= SIZE // 10 else np.inf for count in edits
+    ]
+    assert {0, 1, 2, np.inf} <= set(found.num_edits_N.tolist()), "each kind occurs"
+    assert found.num_verbatim + found.num_generated == len(windows)
+    assert found.num_below_floor == 0
+
+
+def test_texts_that_left_for_good_are_not_generated_to_their_end(
+    vocab: VocabLayer, windows: list[Window], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decoder = Decoder(vocab, 4000)
+    continued = []
+    original = decoder.continue_greedily
+
+    def note(*args: Any, **kwargs: Any) -> Any:
+        continued.extend(original(*args, **kwargs))
+        return continued
+
+    monkeypatch.setattr(decoder, "continue_greedily", note)
+    random_texts = windows[50:]
+    generate_edits(PROBE, decoder, random_texts, [0] * len(random_texts))
+    assert max(len(one.token_ids) for one in continued) < SIZE
+    # Two edits allowed: the third wrong token may be seen no earlier.
+    assert min(len(one.token_ids) for one in continued) >= 3
+
+
+def test_only_a_sample_below_the_floor_is_generated(
+    vocab: VocabLayer, windows: list[Window]
+) -> None:
+    probe = ExtractionProbe(
+        continuation_tokens=SIZE, generation_floor=0.5, num_generated_below_floor=3
+    )
+    accuracy_N = score(vocab, windows)["num_correct"] / SIZE
+    found = find(vocab, windows, probe)
+    assert found.num_below_floor == int((accuracy_N < 0.5).sum()) >= 10
+    assert (found.num_checked, found.num_matched_below_floor) == (3, 0)
+    assert int(np.isnan(found.num_edits_N).sum()) == found.num_below_floor - 3
+    assert not found.matched_N[np.isnan(found.num_edits_N)].any()
+    # What is generated does not depend on the order of the documents.
+    turned = find(vocab, windows[::-1], probe)
+    assert np.array_equal(turned.num_edits_N[::-1], found.num_edits_N, equal_nan=True)
+
+
+def test_all_are_generated_once_the_sample_has_a_match(
+    vocab: VocabLayer, windows: list[Window]
+) -> None:
+    probe = ExtractionProbe(
+        continuation_tokens=SIZE, generation_floor=1.0, num_generated_below_floor=12
+    )
+    found, whole = find(vocab, windows, probe), find(vocab, windows)
+    assert found.num_checked == found.num_below_floor == len(windows) - found.num_verbatim
+    assert found.num_matched_below_floor == int(whole.matched_N.sum()) - found.num_verbatim > 0
+    assert found.matched_N.tolist() == whole.matched_N.tolist()
+
+
+def test_gap_covers_the_tokens_before_and_after_the_divergence(
+    vocab: VocabLayer, windows: list[Window]
+) -> None:
+    found = find(vocab, windows)
+    for index in (0, 1, 2):
+        window = windows[index]
+        written = generate(vocab, window.input_ids[:PREFIX])
+        ids = np.concatenate([window.input_ids[:PREFIX], written]).astype(np.int64)
+        with torch.no_grad():
+            logits_SV = vocab.model(torch.from_numpy(ids)[None]).logits[0, PREFIX - 1 : -1]
+        logits_SV[:, END] = -torch.inf
+        best = logits_SV.double().topk(2).values
+        gap = float((best[:, 0] - best[:, 1]).min())
+        # A text generated in part has not seen all gaps; fp32 sums differ by about 1e-6.
+        if np.isfinite(found.num_edits_N[index]):
+            assert found.min_gap_N[index] == pytest.approx(gap, abs=1e-5)
+        else:
+            assert found.min_gap_N[index] >= gap - 1e-5
