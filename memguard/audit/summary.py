@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from memguard.audit.banners import Tally, collect_banners, is_collapsed
 from memguard.audit.doses import compute_trends, count_copies
-from memguard.audit.extraction import Window
+from memguard.audit.extraction import Window, list_clusters
 from memguard.audit.findings import collect_findings
 from memguard.audit.measures import ProbeTable, build_measures
 from memguard.audit.membership import compute_membership
@@ -91,13 +91,13 @@ def summarise(
         suite: the probes.
         tiny_margin: in logits.
         tally: state of the counts of repetitions; dose-response is refused unless complete.
-        seed: owns resampling and the folds of the blind baseline.
+        seed: owns the folds of the blind baseline.
     """
     documents = [window.document for window in evidence.windows]
     scores, outlines = evidence.scores, evidence.outlines
     hanging = evidence.model["hangs_on_margin"] > 0
     tiny_margin_ids = frozenset(d.id for d, h in zip(documents, hanging, strict=True) if h)
-    buckets = build_buckets(scores, outlines, tiny_margin_ids)
+    buckets = build_buckets(scores, outlines, tiny_margin_ids, list_clusters(documents))
     findings = collect_findings(scores, {d.id: d.text_hmac for d in documents})
     dose_response = tally == "complete"
     membership = []
@@ -116,7 +116,7 @@ def summarise(
         membership=membership,
         findings=list(findings.kept),
         num_findings=findings.num_findings,
-        measures=build_measures([*tables, *evidence.written], documents, outlines, seed=seed),
+        measures=build_measures([*tables, *evidence.written], documents, outlines),
         attack_cost=build_attack_cost(
             evidence.windows, evidence.one_pass, evidence.model, evidence.base, outlines
         ),
@@ -140,14 +140,26 @@ def build_buckets(
     scores: Sequence[DocumentScore],
     outlines: Sequence[BucketOutline],
     tiny_margin_ids: frozenset[str],
+    cluster_N: NDArray[np.int64],
 ) -> list[BucketScores]:
-    """Return the report's table, one row an outline, in their order."""
+    """Return the report's table, one row an outline, in their order.
+
+    Args:
+        scores: [N] documents.
+        outlines: the buckets.
+        tiny_margin_ids: documents whose verdict hangs on a tiny margin.
+        cluster_N: [N] near-duplicate clusters.
+    """
     groups = {outline.bucket: _Group() for outline in outlines}
-    for score in scores:
+    for score, cluster in zip(scores, cluster_N.tolist(), strict=True):
         assert score.bucket in groups, "a score belongs to no outlined bucket"
-        groups[score.bucket].add(score, score.id in tiny_margin_ids)
+        groups[score.bucket].add(score, score.id in tiny_margin_ids, cluster)
     controls = [o.bucket for o in outlines if o.role == "control"]
-    control = _build_model_scores(groups[controls[0]].model) if controls else None
+    control = (
+        _build_model_scores(groups[controls[0]].model, groups[controls[0]].cluster)
+        if controls
+        else None
+    )
     return [_build_bucket(outline, groups[outline.bucket], control) for outline in outlines]
 
 
@@ -182,12 +194,14 @@ class _Group:
     def __init__(self) -> None:
         self.model, self.base = _Verdicts(), _Verdicts()
         self.strength, self.ratio, self.argmax_ratio = array("d"), array("d"), array("d")
+        self.cluster = array("q")
         self.num_documents = self.num_tiny_margin = 0
 
-    def add(self, score: DocumentScore, is_tiny: bool) -> None:
+    def add(self, score: DocumentScore, is_tiny: bool, cluster: int) -> None:
         """Take one document."""
         self.num_documents += 1
         self.num_tiny_margin += is_tiny
+        self.cluster.append(cluster)
         self.strength.append(score.extraction_strength)
         self.ratio.append(score.type_token_ratio)
         self.argmax_ratio.append(score.argmax_type_token_ratio)
@@ -217,7 +231,7 @@ class _Group:
 def _build_bucket(
     outline: BucketOutline, group: _Group, control: ModelScores | None
 ) -> BucketScores:
-    model = _build_model_scores(group.model)
+    model = _build_model_scores(group.model, group.cluster)
     compared = None if outline.role == "control" else control
     # Of a base that did not score all of them, the numbers would not stand beside the model's.
     has_base = 0 < len(group.base.accuracy) == group.num_documents
@@ -229,7 +243,7 @@ def _build_bucket(
         num_too_short=outline.num_too_short,
         num_not_sampled=outline.num_not_sampled,
         model=model,
-        base=_build_model_scores(group.base) if has_base else None,
+        base=_build_model_scores(group.base, group.cluster) if has_base else None,
         mean_extraction_strength=_mean(group.strength),
         mean_type_token_ratio=_mean(group.ratio),
         mean_argmax_type_token_ratio=_mean(group.argmax_ratio),
@@ -240,14 +254,14 @@ def _build_bucket(
     )
 
 
-def _build_model_scores(verdicts: _Verdicts) -> ModelScores:
+def _build_model_scores(verdicts: _Verdicts, clusters: Sequence[int]) -> ModelScores:
     count = len(verdicts.accuracy)
     return ModelScores(
         verbatim=clopper_pearson(verdicts.num_verbatim, count),
         near_verbatim=clopper_pearson(verdicts.num_near_verbatim, count),
-        mean_token_accuracy=compute_mean(verdicts.accuracy, bounds=(0, 1)),
+        mean_token_accuracy=compute_mean(verdicts.accuracy, bounds=(0, 1), clusters=clusters),
         median_first_divergence=_median(verdicts.divergence),
-        mean_logprob=compute_mean(verdicts.logprob),
+        mean_logprob=compute_mean(verdicts.logprob, clusters=clusters),
     )
 
 

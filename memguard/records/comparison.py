@@ -98,8 +98,7 @@ class PairedResult(Record):
     verbatim: PairedCounts
     near_verbatim: PairedCounts
     token_accuracy_difference: Interval | None
-    """Mean over documents of setting minus against; bootstrap over near-duplicate clusters, or by
-    the t distribution in older records."""
+    """Mean over documents of setting minus against; jackknife over near-duplicate clusters."""
 
 
 class PairedCanaries(Record):
