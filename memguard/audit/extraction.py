@@ -57,7 +57,7 @@ class AuditDocument:
 
 
 def list_clusters(documents: Sequence[AuditDocument]) -> NDArray[np.int64]:
-    """Return the near-duplicate cluster of each, ``[N]``; its own, a negative number, if not known."""
+    """Return near-duplicate clusters, ``[N]``: of one not known, a negative number of its own."""
     known = [-1 - i if d.cluster is None else d.cluster for i, d in enumerate(documents)]
     return np.array(known, dtype=np.int64)
 

@@ -8,8 +8,8 @@
 
 A share is of the documents of all seeds together. A document that several seeds drew is one piece
 of evidence: its interval is exact (Clopper-Pearson) where no document comes twice, else a jackknife
-over documents. With several seeds it also covers Student's t interval over the seeds' own shares, so
-that seeds that disagree are not averaged away; with three of them that is wide.
+over documents. With several seeds it also covers Student's t interval over the seeds' own shares,
+so that seeds that disagree are not averaged away; with three of them that is wide.
 """
 
 import math

@@ -36,8 +36,9 @@ _BLIND_NOTE = (
     "documents differ as texts, and the scores above prove nothing about the model."
 )
 _RATE_NOTE = (
-    "The interval of a TPR includes the error of its threshold, which the control documents set. With "
-    f"fewer of them than 3.7 / FPR (37 at 10{PERCENT}, 368 at 1{PERCENT}) it begins at 0."
+    "The interval of a TPR includes the error of its threshold, which the control documents set. "
+    f"With fewer of them than about 3.7 / FPR (36 at 10{PERCENT}, 368 at 1{PERCENT}) it begins "
+    "at 0."
 )
 _MOST_SCORES = 40
 _MOST_RATES = 6

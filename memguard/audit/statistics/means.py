@@ -10,8 +10,8 @@ clusters of size c) is its error:
 
 The variance is a weighted sum of squares, a cluster's weight growing with c^2, so that few large
 clusters have few degrees of freedom; without clusters they are D - 1, and the interval of g = mean
-is Student's. Of a mean between bounds, g is the logit of where it lies between them, and the ends
-are taken back: they cannot leave the bounds, and lie further from the nearer one's far side.
+is Student's. Of a mean between bounds, g is the logit of where it lies between them: the ends,
+taken back from there, cannot leave the bounds, and the one towards the middle is the further one.
 
 Coverage of nominal 95 %, shares of 50 tokens, beta-binomial with a + b = 2, 20,000 samples each;
 "in clusters": half the documents in clusters of four with one rate (correlation 0.96).
@@ -48,8 +48,7 @@ class _Jackknife:
 
     def compute_variance(self) -> float:
         """Return the squared standard error of the mean, 0 where no cluster changes it."""
-        deviation_C = self.without_C - self.mean
-        return _compute_variance(deviation_C)
+        return _compute_variance(self.without_C - self.mean)
 
 
 def compute_mean(
@@ -63,8 +62,8 @@ def compute_mean(
     the largest outweighs all others (degrees of freedom below 1), and where none changes the mean
     when it is left out. So a mean at a bound, which only equal values have, never has one.
 
-    Where all other clusters lie at a bound, the interval reaches to it: a single cluster cannot tell
-    how rare its kind is. What it adds to the error is then that of the logit's tangent.
+    Where all clusters but one lie at a bound, the interval reaches to it: a single cluster cannot
+    tell how rare its kind is. What it adds to the error is then that of the logit's tangent.
 
     Args:
         values: ``[num_documents]`` one for each.
@@ -100,11 +99,11 @@ def compute_mean_difference(
 
         degrees of freedom = (v1 + v2)^2 / (v1^2 / f1 + v2^2 / f2)
 
-    Coverage as simulated for `compute_mean`: .91 to .98 of nominal 95 % for 16 or 40 documents of
-    either kind and means .1 to .9, less where both lie near opposite bounds, and above where clusters
-    leave few degrees of freedom. The two are independent, so no cluster should lie in both. None
-    without documents of either kind; no interval where one kind has none by `compute_mean`, unless
-    only because its values are all equal: then all error is the other's. See
+    Covers .91 to 1.00 of nominal 95 % in the settings of this file's table (16 or 40 documents of
+    either kind, means .1 to .95), lowest for .9 against .1; a percentile bootstrap .84 to .95. The
+    two are taken as independent, so no cluster should lie in both. None without documents of either
+    kind; no interval where one kind has none by `compute_mean`, unless only because leaving a
+    cluster out does not change its mean: then all error is the other's. See
     `compute_paired_difference` for the same documents under two settings.
 
     Args:

@@ -45,18 +45,18 @@ def compute_tpr_at_fpr(members: ArrayLike, nonmembers: ArrayLike, fpr: float) ->
     counts, so ties never help. None where there are fewer than 1/fpr nonmembers: no threshold of
     theirs could show such an FPR.
 
-    The interval is for the share above the threshold of all nonmembers, of which these are a sample.
-    Of N, the number B above that threshold is binomial (N, ``fpr``), so that it lies, 95 % of the
-    time, between two of the N scores (order statistics, whatever the distribution). By how much the
-    rate differs at these two is the threshold's error; it is joined with the exact interval of the
-    members at the threshold used, end by end, as the root of the sum of squares (MOVER, Zou &
-    Donner 2008). Where B may be 0 (P > 2.5 %: below 368 nonmembers at an FPR of 1 %) all of these may
-    lie below the threshold, and the interval begins at 0.
+    The interval is for the threshold of all nonmembers, of which these are a sample. Of N, the
+    number above that threshold is binomial (N, ``fpr``), so that it lies, 95 % of the time, between
+    two of the N scores (order statistics, whatever the distribution). By how much the rate differs
+    at these two is the threshold's error. It is joined with the exact interval of the members at
+    the threshold used, end by end, as the root of the sum of squares (MOVER, Zou & Donner 2008).
+    Where that binomial is 0 with P > 2.5 % (fewer than 368 nonmembers at an FPR of 1 %), all of
+    these may lie below the threshold, and the interval begins at 0.
 
-    Coverage of nominal 95 %: .95 to 1.00 in 54 settings (100, 200 and 1,000 of either kind; FPR .01,
-    .05 and .1; normal and t(3) scores, 0, 1 and 2.5 apart; 2,000 samples each). The exact interval
-    alone, which takes the threshold for known, covers .34 to .90; a bootstrap of both kinds .74 to
-    .98.
+    Coverage of nominal 95 %: .95 to 1.00 in 54 settings (100, 200 and 1,000 of either kind; FPR
+    .01, .05 and .1; normal and t(3) scores, 0, 1 and 2.5 apart; 2,000 samples each). The exact
+    interval alone, which takes the threshold for known, covers .34 to .90; a bootstrap of both
+    kinds .74 to .98.
 
     Args:
         members: scores of trained documents.
