@@ -52,6 +52,7 @@ def describe_checkpoint(request: AuditRequest, console: Console) -> Subject:
     seq_len = limits[0] or _DEFAULT_SEQ_LEN
     tokenizer = load_tokenizer(request.model)
     sides = list(_read_sides(request, console))
+    console.info("documents: looking for near-duplicates")
     cluster_N, overlap = _find_copies(sides)
     documents: list[AuditDocument] = []
     digest = hashlib.sha256()
