@@ -145,7 +145,7 @@ def _leave_clusters_out(
     if clusters is not None:
         cluster_D = np.unique(np.asarray(clusters), return_inverse=True)[1]
         assert cluster_D.shape == (count,), "each document needs one cluster"
-        sum_C = np.bincount(cluster_D, weights=values_D)
+        sum_C = np.bincount(cluster_D, weights=values_D).astype(np.float64)
         size_C = np.bincount(cluster_D).astype(np.float64)
     if len(sum_C) < 2:
         return None
