@@ -19,7 +19,7 @@ from memguard.audit.attacks import (
     attack_by_sampling,
 )
 from memguard.audit.decoding import Decoder
-from memguard.audit.extraction import Window
+from memguard.audit.extraction import Window, list_clusters
 from memguard.audit.numbers import Numbers
 from memguard.audit.probes import AttackProbe
 from memguard.audit.rounds import Progress
@@ -95,6 +95,7 @@ def tabulate(
     """
     name_N = np.array([window.document.bucket for window in windows], dtype=object)
     size_N = np.array([window.continuation_tokens for window in windows])
+    cluster_N = list_clusters([window.document for window in windows])
     attacked_N = ~np.isnan(numbers["beam_search.best"])
     rows = []
     for name in _list_attacks(goldfish):
@@ -117,7 +118,9 @@ def tabulate(
                         int(numbers[f"{name}.best"][here_N].sum()), count
                     ),
                     any_verbatim=clopper_pearson(int(numbers[f"{name}.any"][here_N].sum()), count),
-                    mean_token_accuracy=compute_mean(share, bounds=(0, 1)),
+                    mean_token_accuracy=compute_mean(
+                        share, bounds=(0, 1), clusters=cluster_N[here_N]
+                    ),
                     note=note,
                 )
             )

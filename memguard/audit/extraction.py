@@ -7,6 +7,7 @@ Greedy decoding from the prefix yields the S true tokens exactly where argmax eq
 everywhere; it leaves them at the first one where it does not (induction over the tokens).
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Annotated, ClassVar, Literal, Self, TypeVar
@@ -53,6 +54,12 @@ class AuditDocument:
 
     def __post_init__(self) -> None:
         assert self.input_ids.shape == self.supervised.shape, f"{self.id}: one flag for each token"
+
+
+def list_clusters(documents: Sequence[AuditDocument]) -> NDArray[np.int64]:
+    """Return near-duplicate clusters, ``[N]``: of one not known, a negative number of its own."""
+    known = [-1 - i if d.cluster is None else d.cluster for i, d in enumerate(documents)]
+    return np.array(known, dtype=np.int64)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

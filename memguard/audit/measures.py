@@ -2,7 +2,7 @@
 
 The counterfactual is there for every number: fine-tuned minus base on the same documents, which is
 what this training added (after Zhang et al. 2021, with the base model for one that did not see the
-document). Its interval is a bootstrap over near-duplicate clusters.
+document). Intervals of means take a cluster of near-duplicates as one piece of evidence.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,18 +12,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from memguard.audit.extraction import AuditDocument
+from memguard.audit.extraction import AuditDocument, list_clusters
 from memguard.audit.selection import BucketOutline
 from memguard.audit.statistics import (
-    Sample,
     clopper_pearson,
-    compute_bootstrap_difference,
     compute_difference,
     compute_mean,
+    compute_mean_difference,
     compute_paired_difference,
 )
 from memguard.records import Interval, Measure, MeasuredBucket, Rate
-from memguard.seeds import derive_generator
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,7 +32,7 @@ class Metric:
     unit: str
     is_rate: bool = False
     """A document has it or not: 1 or 0."""
-    bounds: tuple[float, float] = (-np.inf, np.inf)
+    bounds: tuple[float, float] | None = None
     higher_is_better: bool = False
 
 
@@ -111,8 +109,6 @@ def build_measures(
     tables: Sequence[ProbeTable],
     documents: Sequence[AuditDocument],
     outlines: Sequence[BucketOutline],
-    *,
-    seed: int,
 ) -> list[Measure]:
     """Return a record for each number of each table, buckets in the report's order.
 
@@ -120,19 +116,15 @@ def build_measures(
         tables: of all probes.
         documents: N, in the tables' order.
         outlines: the buckets.
-        seed: owns the resampling.
     """
     name_N = np.array([document.bucket for document in documents], dtype=object)
-    cluster_N = np.array(
-        [-1 - i if d.cluster is None else d.cluster for i, d in enumerate(documents)]
-    )
+    cluster_N = list_clusters(documents)
     controls = [outline.bucket for outline in outlines if outline.role == "control"]
     control_N = name_N == controls[0] if controls else None
     measures = []
     for table in tables:
         for metric, value_N in table.model.items():
             base_N = None if table.base is None else table.base[metric]
-            purpose = f"{table.probe} {sorted(table.parameters.items())} {metric}"
             kind = METRICS[metric]
             buckets = [
                 _measure(
@@ -143,7 +135,6 @@ def build_measures(
                     name_N == outline.bucket,
                     None if outline.role == "control" else control_N,
                     cluster_N,
-                    derive_generator(seed, f"bootstrap {purpose} {outline.bucket}"),
                 )
                 for outline in outlines
             ]
@@ -170,26 +161,25 @@ def _measure(
     here_N: NDArray[np.bool_],
     control_N: NDArray[np.bool_] | None,
     cluster_N: NDArray[np.int64],
-    generator: np.random.Generator,
 ) -> MeasuredBucket:
     known_N = here_N & ~np.isnan(value_N)
     both_N = known_N if base_N is None else known_N & ~np.isnan(base_N)
     counterfactual = excess = None
     if base_N is not None and both_N.any():
         counterfactual = compute_paired_difference(
-            value_N[both_N], base_N[both_N], generator=generator, clusters=cluster_N[both_N]
+            value_N[both_N], base_N[both_N], clusters=cluster_N[both_N]
         )
         gain_N = value_N - base_N
         # Gains of shares and rates are no rates themselves.
-        excess = _subtract_control(gain_N, both_N, control_N, cluster_N, generator)
+        excess = _subtract_control(gain_N, both_N, control_N, cluster_N)
     return MeasuredBucket(
         bucket=outline.bucket,
         num_documents=int(known_N.sum()),
         num_missing=int(here_N.sum() - known_N.sum()),
-        model=_estimate(kind, value_N[known_N]),
-        base=None if base_N is None else _estimate(kind, base_N[both_N]),
+        model=_estimate(kind, value_N, known_N, cluster_N),
+        base=None if base_N is None else _estimate(kind, base_N, both_N, cluster_N),
         counterfactual=counterfactual,
-        minus_control=_compare(kind, value_N, known_N, control_N, cluster_N, generator),
+        minus_control=_compare(kind, value_N, known_N, control_N, cluster_N),
         counterfactual_minus_control=excess,
     )
 
@@ -200,16 +190,15 @@ def _compare(
     known_N: NDArray[np.bool_],
     control_N: NDArray[np.bool_] | None,
     cluster_N: NDArray[np.int64],
-    generator: np.random.Generator,
 ) -> Interval | None:
     if not kind.is_rate:
-        return _subtract_control(value_N, known_N, control_N, cluster_N, generator)
+        return _subtract_control(value_N, known_N, control_N, cluster_N)
     if control_N is None:
         return None
     other_N = control_N & ~np.isnan(value_N)
     if not known_N.any() or not other_N.any():
         return None
-    ours, theirs = (_estimate(kind, value_N[where]) for where in (known_N, other_N))
+    ours, theirs = (_estimate(kind, value_N, where, cluster_N) for where in (known_N, other_N))
     assert isinstance(ours, Rate), "a rate"
     assert isinstance(theirs, Rate), "a rate"
     return compute_difference(ours, theirs)
@@ -220,7 +209,6 @@ def _subtract_control(
     known_N: NDArray[np.bool_],
     control_N: NDArray[np.bool_] | None,
     cluster_N: NDArray[np.int64],
-    generator: np.random.Generator,
 ) -> Interval | None:
     """Return the difference of two means; None without a control or documents in both."""
     if control_N is None:
@@ -228,13 +216,20 @@ def _subtract_control(
     other_N = control_N & ~np.isnan(value_N)
     if not known_N.any() or not other_N.any():
         return None
-    ours_S, theirs_S = (
-        Sample(values=value_N[where], clusters=cluster_N[where]) for where in (known_N, other_N)
+    return compute_mean_difference(
+        value_N[known_N],
+        value_N[other_N],
+        first_clusters=cluster_N[known_N],
+        second_clusters=cluster_N[other_N],
     )
-    return compute_bootstrap_difference(ours_S, theirs_S, generator=generator)
 
 
-def _estimate(kind: Metric, values: NDArray[np.float64]) -> Rate | Interval | None:
+def _estimate(
+    kind: Metric,
+    value_N: NDArray[np.float64],
+    where_N: NDArray[np.bool_],
+    cluster_N: NDArray[np.int64],
+) -> Rate | Interval | None:
     if kind.is_rate:
-        return clopper_pearson(int(values.sum()), len(values))
-    return compute_mean(values.tolist(), bounds=kind.bounds)
+        return clopper_pearson(int(value_N[where_N].sum()), int(where_N.sum()))
+    return compute_mean(value_N[where_N], bounds=kind.bounds, clusters=cluster_N[where_N])

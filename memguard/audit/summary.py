@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from memguard.audit.banners import Tally, collect_banners, is_collapsed
 from memguard.audit.doses import compute_trends, count_copies
-from memguard.audit.extraction import ExtractionProbe, Window
+from memguard.audit.extraction import ExtractionProbe, Window, list_clusters
 from memguard.audit.findings import collect_findings
 from memguard.audit.measures import ProbeTable, build_measures
 from memguard.audit.membership import compute_membership
@@ -102,7 +102,7 @@ def summarise(
         suite: the probes.
         tiny_margin: in logits.
         tally: state of the counts of repetitions; dose-response is refused unless complete.
-        seed: owns resampling and the folds of the blind baseline.
+        seed: owns the folds of the blind baseline.
     """
     documents = [window.document for window in evidence.windows]
     scores, outlines = evidence.scores, evidence.outlines
@@ -114,7 +114,12 @@ def summarise(
         evidence.windows, evidence.one_pass, evidence.model, evidence.base, outlines
     )
     buckets = build_buckets(
-        scores, outlines, tiny_margin_ids, attack_cost=attack_cost, attacks=evidence.attacks
+        scores,
+        outlines,
+        tiny_margin_ids,
+        list_clusters(documents),
+        attack_cost=attack_cost,
+        attacks=evidence.attacks,
     )
     findings = collect_findings(scores, {d.id: d.text_hmac for d in documents})
     generated = describe_generated(suite.extraction, evidence.near_verbatim, evidence.model)
@@ -146,7 +151,7 @@ def summarise(
         membership=membership,
         findings=list(findings.kept),
         num_findings=findings.num_findings,
-        measures=build_measures([*tables, *evidence.written], documents, outlines, seed=seed),
+        measures=build_measures([*tables, *evidence.written], documents, outlines),
         attack_cost=attack_cost,
         attacks=list(evidence.attacks),
         extracted_copies=count_copies(scores),
@@ -199,15 +204,25 @@ def build_buckets(
     scores: Sequence[DocumentScore],
     outlines: Sequence[BucketOutline],
     tiny_margin_ids: frozenset[str],
+    cluster_N: NDArray[np.int64],
     *,
     attack_cost: Sequence[AttackCostBucket] = (),
     attacks: Sequence[AttackedBucket] = (),
 ) -> list[BucketScores]:
-    """Return the report's table, one row an outline, in their order."""
+    """Return the report's table, one row an outline, in their order.
+
+    Args:
+        scores: [N] documents.
+        outlines: the buckets.
+        tiny_margin_ids: documents whose verdict hangs on a tiny margin.
+        cluster_N: [N] near-duplicate clusters.
+        attack_cost: of each bucket; empty where it was not measured.
+        attacks: those that ran.
+    """
     groups = {outline.bucket: _Group() for outline in outlines}
-    for score in scores:
+    for score, cluster in zip(scores, cluster_N.tolist(), strict=True):
         assert score.bucket in groups, "a score belongs to no outlined bucket"
-        groups[score.bucket].add(score, score.id in tiny_margin_ids)
+        groups[score.bucket].add(score, score.id in tiny_margin_ids, cluster)
     costs = {cost.bucket: cost for cost in attack_cost}
     rows = []
     for outline in outlines:
@@ -279,12 +294,14 @@ class _Group:
     def __init__(self) -> None:
         self.model, self.base = _Verdicts(), _Verdicts()
         self.strength, self.ratio, self.argmax_ratio = array("d"), array("d"), array("d")
+        self.cluster = array("q")
         self.num_documents = self.num_tiny_margin = 0
 
-    def add(self, score: DocumentScore, is_tiny: bool) -> None:
+    def add(self, score: DocumentScore, is_tiny: bool, cluster: int) -> None:
         """Take one document."""
         self.num_documents += 1
         self.num_tiny_margin += is_tiny
+        self.cluster.append(cluster)
         self.strength.append(score.extraction_strength)
         self.ratio.append(score.type_token_ratio)
         self.argmax_ratio.append(score.argmax_type_token_ratio)
@@ -320,10 +337,10 @@ def _build_bucket(
     base_within: Rate | None,
     best_attack: Rate | None,
 ) -> BucketScores:
-    model = _build_model_scores(group.model)
+    model = _build_model_scores(group.model, group.cluster)
     # Of a base that did not score all of them, the numbers would not stand beside the model's.
     has_base = 0 < len(group.base.accuracy) == group.num_documents
-    base = _build_model_scores(group.base) if has_base else None
+    base = _build_model_scores(group.base, group.cluster) if has_base else None
     return BucketScores(
         bucket=outline.bucket,
         role=outline.role,
@@ -355,16 +372,16 @@ def _list_risks(
     return {name: rate for name, rate in risks.items() if rate is not None}
 
 
-def _build_model_scores(verdicts: _Verdicts) -> ModelScores:
+def _build_model_scores(verdicts: _Verdicts, clusters: Sequence[int]) -> ModelScores:
     count = len(verdicts.accuracy)
     near = clopper_pearson(verdicts.num_near_verbatim, count) if verdicts.is_generated else None
     return ModelScores(
         verbatim=clopper_pearson(verdicts.num_verbatim, count),
         near_verbatim=near,
         teacher_forced_90=clopper_pearson(verdicts.num_teacher_forced_90, count),
-        mean_token_accuracy=compute_mean(verdicts.accuracy, bounds=(0, 1)),
+        mean_token_accuracy=compute_mean(verdicts.accuracy, bounds=(0, 1), clusters=clusters),
         median_first_divergence=_median(verdicts.divergence),
-        mean_logprob=compute_mean(verdicts.logprob),
+        mean_logprob=compute_mean(verdicts.logprob, clusters=clusters),
     )
 
 

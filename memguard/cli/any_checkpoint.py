@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from memguard.audit.extraction import AuditDocument
 from memguard.audit.statistics import clopper_pearson
@@ -51,6 +52,8 @@ def describe_checkpoint(request: AuditRequest, console: Console) -> Subject:
     seq_len = limits[0] or _DEFAULT_SEQ_LEN
     tokenizer = load_tokenizer(request.model)
     sides = list(_read_sides(request, console))
+    console.info("documents: looking for near-duplicates")
+    cluster_N, overlap = _find_copies(sides)
     documents: list[AuditDocument] = []
     digest = hashlib.sha256()
     for side in sides:
@@ -71,9 +74,9 @@ def describe_checkpoint(request: AuditRequest, console: Console) -> Subject:
                     bucket=side.name,
                     role=side.role,
                     source=tokens.source,
+                    cluster=int(cluster_N[len(documents)]),
                 )
             )
-    overlap = _measure_overlap(sides)
     if overlap is not None and overlap.num_matched:
         console.warn(
             f"{overlap.num_matched} of {overlap.num_documents} non-members share a run of "
@@ -94,9 +97,9 @@ def describe_checkpoint(request: AuditRequest, console: Console) -> Subject:
             ),
             documents_sha256=digest.hexdigest(),
             num_documents=len(documents),
-            num_clusters=None,
+            num_clusters=len(np.unique(cluster_N)),
             overlap_with_control=overlap,
-            near_duplicate_words=None if overlap is None else _NEAR_DUPLICATE_WORDS,
+            near_duplicate_words=_NEAR_DUPLICATE_WORDS,
         ),
         training=None,
         tally="missing",
@@ -124,17 +127,23 @@ def _read_sides(request: AuditRequest, console: Console) -> Iterator[_Side]:
         yield _Side(name=name, role=role, documents=loaded.documents)
 
 
-def _measure_overlap(sides: Sequence[_Side]) -> Rate | None:
-    """Return how many non-members share a run of words with a member; None without non-members."""
+def _find_copies(sides: Sequence[_Side]) -> tuple[NDArray[np.int64], Rate | None]:
+    """Return each document's near-duplicate cluster, and how many non-members a member overlaps.
+
+    The clusters serve the intervals. How many trained documents hold a text is not counted: members
+    may be a sample of what was trained, and the count would be too low.
+
+    Returns:
+        ``[num_documents]``, sides in their order; and the rate, None without non-members.
+    """
+    documents = [document for side in sides for document in side.documents]
+    grams = WordGrams(map(document_text, documents), num_words=_NEAR_DUPLICATE_WORDS)
+    cluster_N = grams.cluster().cluster
     if len(sides) < 2:
-        return None
-    members, nonmembers = (side.documents for side in sides)
-    grams = WordGrams(
-        (document_text(document) for document in (*members, *nonmembers)),
-        num_words=_NEAR_DUPLICATE_WORDS,
-    )
-    is_member = np.arange(len(members) + len(nonmembers)) < len(members)
-    return clopper_pearson(grams.count_overlap(~is_member, is_member), len(nonmembers))
+        return cluster_N, None
+    num_nonmembers = len(sides[1].documents)
+    is_member = np.arange(len(documents)) < len(documents) - num_nonmembers
+    return cluster_N, clopper_pearson(grams.count_overlap(~is_member, is_member), num_nonmembers)
 
 
 def _last_tokens(tokens: TokenizedDocument, seq_len: int) -> CorpusDocument:

@@ -9,7 +9,6 @@ from numpy.typing import NDArray
 from memguard.audit.statistics import compute_mcnemar, compute_paired_difference, correct_holm
 from memguard.compare.audited import AuditedRun
 from memguard.records import CanaryScore, PairedCanaries, PairedCounts, PairedResult
-from memguard.seeds import derive_generator
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -83,7 +82,6 @@ def _pair_documents(against: AuditedRun, setting: AuditedRun) -> Iterator[Paired
                 table.token_accuracy,
                 other.token_accuracy,
                 clusters=table.clusters,
-                generator=derive_generator(setting.run.seed, f"paired {setting.run.name}", count),
             ),
         )
 
@@ -106,11 +104,7 @@ def _pair_canaries(against: AuditedRun, setting: AuditedRun) -> Iterator[PairedC
         ),
         exposure_bits_difference=None
         if bits[0] is None or bits[1] is None
-        else compute_paired_difference(
-            bits[0],
-            bits[1],
-            generator=derive_generator(setting.run.seed, f"paired canaries {setting.run.name}"),
-        ),
+        else compute_paired_difference(bits[0], bits[1]),
     )
 
 

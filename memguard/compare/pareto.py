@@ -8,10 +8,10 @@
               which differ by more than settings do
 
 A share is of the documents of all seeds together. A document that several seeds drew is one piece
-of evidence: its interval is exact (Clopper-Pearson) where no document comes twice, else resampled
-by document. With several seeds it also covers Student's t interval over the seeds' own shares, so
-that seeds that disagree are not averaged away; with three of them that is wide. The interval of the
-risk reaches as high as that of any share: attacks run on fewer documents.
+of evidence: its interval is exact (Clopper-Pearson) where no document comes twice, else a jackknife
+over documents. With several seeds it also covers Student's t interval over the seeds' own shares,
+so that seeds that disagree are not averaged away; with three of them that is wide. The interval of
+the risk reaches as high as that of any share: attacks run on fewer documents.
 """
 
 import math
@@ -22,12 +22,7 @@ from typing import get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from memguard.audit.statistics import (
-    Sample,
-    clopper_pearson,
-    compute_bootstrap_mean,
-    compute_mean,
-)
+from memguard.audit.statistics import clopper_pearson, compute_mean
 from memguard.compare.audited import AuditedRun, BucketTable
 from memguard.records import (
     NUM_RISK_QUERIES,
@@ -37,7 +32,6 @@ from memguard.records import (
     Rate,
     RiskName,
 )
-from memguard.seeds import derive_generator
 
 
 def build_front(runs: Sequence[AuditedRun]) -> list[FrontPoint]:
@@ -223,10 +217,10 @@ def _cover_seeds(
     ci: tuple[float, float] | None, shares: Sequence[float]
 ) -> tuple[float, float] | None:
     """Return an interval that also covers that of the seeds' own shares."""
-    over_seeds = compute_mean(shares, bounds=(0, 1))
+    over_seeds = compute_mean(shares)
     if ci is None or over_seeds is None or over_seeds.ci is None:
         return ci
-    return min(ci[0], over_seeds.ci[0]), max(ci[1], over_seeds.ci[1])
+    return max(0.0, min(ci[0], over_seeds.ci[0])), min(1.0, max(ci[1], over_seeds.ci[1]))
 
 
 def _compute_risk(tables: Sequence[BucketTable], risk: RiskName) -> Interval | None:
@@ -236,21 +230,18 @@ def _compute_risk(tables: Sequence[BucketTable], risk: RiskName) -> Interval | N
     ids = [identifier for table in tables for identifier in table.ids]
     if not ids:
         return None
-    ci = _find_interval(values_D, ids, risk)
+    ci = _find_interval(values_D, ids)
     by_seed = [float(one.mean()) for one in shares if len(one)]
     return Interval(value=float(values_D.mean()), ci=_cover_seeds(ci, by_seed))
 
 
-def _find_interval(
-    values_D: NDArray[np.float64], ids: Sequence[str], risk: RiskName
-) -> tuple[float, float] | None:
+def _find_interval(values_D: NDArray[np.float64], ids: Sequence[str]) -> tuple[float, float] | None:
     num_distinct = len(set(ids))
     if num_distinct < len(ids):
-        sample = Sample(values=values_D, clusters=np.array(ids))
-        resampled = compute_bootstrap_mean(sample, generator=derive_generator(0, f"front {risk}"))
-        if resampled is not None and resampled.ci is not None:
-            return resampled.ci
-    # Each document once; all of them alike, where resampling has nothing to say.
+        share = compute_mean(values_D, bounds=(0, 1), clusters=np.array(ids))
+        if share is not None and share.ci is not None:
+            return share.ci
+    # Each document once; all of them alike, where the jackknife has nothing to say.
     return clopper_pearson(round(float(values_D.mean()) * num_distinct), num_distinct).ci
 
 

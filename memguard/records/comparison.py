@@ -106,8 +106,7 @@ class PairedResult(Record):
     near_verbatim: PairedCounts | None
     """null where one of the two was not generated."""
     token_accuracy_difference: Interval | None
-    """Mean over documents of setting minus against; bootstrap over near-duplicate clusters, or by
-    the t distribution in older records."""
+    """Mean over documents of setting minus against; jackknife over near-duplicate clusters."""
 
 
 class PairedCanaries(Record):

@@ -16,7 +16,7 @@ NUM_RISK_QUERIES = 1_000_000
 
 
 class Rate(Record):
-    """A share of documents with its counts and Clopper-Pearson 95 % interval."""
+    """A share of documents with its counts and 95 % interval (Clopper-Pearson unless stated)."""
 
     num_documents: int
     num_matched: int
@@ -100,7 +100,7 @@ class ModelScores(Record):
     teacher_forced_90: Rate
     """At least 90 % of the tokens right given the true text before them: not extraction."""
     mean_token_accuracy: Interval | None
-    """Mean over documents; interval by the t distribution over documents."""
+    """Mean over documents; interval by a jackknife over near-duplicate clusters, logit scale."""
     median_first_divergence: float | None
     mean_logprob: Interval | None
     """Mean over documents of the mean log-probability of a continuation token (nats)."""
@@ -248,7 +248,8 @@ class MembershipScores(Record):
     higher_is_better: bool = False
     definition: str = ""
     tpr_at_fpr: dict[str, Rate | None] = Field(default_factory=dict)
-    """Members above a threshold that this share of nonmembers passes; null below 1/FPR of them."""
+    """Members above a threshold that this share of nonmembers passes; null below 1/FPR of them. The
+    interval includes the error of the threshold."""
     num_missing: int = 0
     """Members and nonmembers without this score."""
 

@@ -40,7 +40,7 @@ def build_counterfactual(report: AuditReport) -> Table | None:
         notes=(
             "Counterfactual: the base model stands for a model that never saw the document. In "
             "the control the difference is what training teaches of the kind of text; what goes "
-            "beyond it was learned of the documents. Intervals: bootstrap over clusters of "
+            "beyond it was learned of the documents. Intervals: jackknife over clusters of "
             "near-duplicates.",
         ),
     )

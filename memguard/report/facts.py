@@ -124,7 +124,9 @@ def describe_data(report: AuditReport) -> tuple[Fact, ...]:
         Fact(term="Documents", value=format_count(data.num_documents)),
     ]
     if data.num_clusters is not None:
-        detail = "Control and buckets are drawn over clusters, not over single documents."
+        detail = "Intervals of means take a cluster as one piece of evidence."
+        if report.training is not None:
+            detail = f"Control and buckets are drawn over clusters. {detail}"
         clusters = format_count(data.num_clusters)
         facts.append(Fact(term="Clusters of near-duplicates", value=clusters, detail=detail))
     return (

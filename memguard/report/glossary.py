@@ -160,7 +160,7 @@ def _list_words(share: str) -> tuple[tuple[str, str], ...]:
         (
             f"95{PERCENT} CI",
             "Clopper-Pearson interval for rates, Newcombe's for differences of rates, "
-            "DeLong's for AUC, Student's t over documents for means.",
+            "DeLong's for AUC; for means a jackknife over clusters of near-duplicates.",
         ),
         (
             "Extraction strength",

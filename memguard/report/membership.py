@@ -34,6 +34,11 @@ _BLIND_NOTE = (
     "Cross-fitted on the words alone. Where this interval lies above 0.5, trained and control "
     "documents differ as texts, and the scores above prove nothing about the model."
 )
+_RATE_NOTE = (
+    "The interval of a TPR includes the error of its threshold, which the control documents set. "
+    f"With fewer of them than about 3.7 / FPR (36 at 10{PERCENT}, 368 at 1{PERCENT}) it begins "
+    "at 0."
+)
 _MOST_SCORES = 40
 _MOST_RATES = 6
 
@@ -45,7 +50,7 @@ def build_membership(report: AuditReport) -> Section:
     tables = []
     if scores:
         caption = "Telling trained documents from never-trained ones"
-        tables.append(_build_table(caption, scores, _write_needed(scores)))
+        tables.append(_build_table(caption, scores, _write_notes(scores)))
     if blind:
         tables.append(_build_table("The same without asking the model", blind, (_BLIND_NOTE,)))
     return Section(
@@ -138,13 +143,15 @@ def _is_shown(rate: str, scores: list[MembershipScores]) -> bool:
     return any(one.tpr_at_fpr.get(rate) for one in scores)
 
 
-def _write_needed(scores: list[MembershipScores]) -> tuple[str, ...]:
-    rates = [rate for rate in _list_rates(scores) if not _is_shown(rate, scores)]
+def _write_notes(scores: list[MembershipScores]) -> tuple[str, ...]:
+    written = _list_rates(scores)
+    rates = [rate for rate in written if not _is_shown(rate, scores)]
+    notes = (_RATE_NOTE,) if len(rates) < len(written) else ()
     needed = "; ".join(
         f"TPR at {_name_rate(rate)} FPR needs ≥ {_count_needed(rate):,} control documents"
         for rate in rates
     )
-    return (f"Not shown: {needed}.",) if needed else ()
+    return (*notes, f"Not shown: {needed}.") if needed else notes
 
 
 def _show_rate_at(score: MembershipScores, rate: str) -> Cell:

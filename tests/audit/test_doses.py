@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -31,7 +32,7 @@ def _buckets(
         for name, role, count, rights in kinds
         for number, right in enumerate(rights)
     ]
-    return build_buckets(scores, outlines, frozenset())
+    return build_buckets(scores, outlines, frozenset(), np.arange(len(scores)))
 
 
 def test_a_rate_that_rises_with_the_dose(make_score: MakeScore) -> None:

@@ -183,6 +183,30 @@ def test_nonmembers_that_are_members_are_told(folder: Path) -> None:
     assert report.data.overlap_with_control.num_matched == 60
 
 
+def test_copies_among_the_members_are_one_piece_of_evidence(folder: Path) -> None:
+    texts = make_texts(20, words=40)
+    given = {"alone": texts, "copied": [text for text in texts for _ in range(4)]}
+    found = {}
+    for name, members in given.items():
+        path = write_jsonl(
+            folder / f"{name}.jsonl", ({"id": f"{n}", "text": t} for n, t in enumerate(members))
+        )
+        others = write_texts(folder / "others.jsonl", 20, seed=1)
+        arguments = ("--members", path, "--nonmembers", others, *LENGTH)
+        found[name] = audit(folder / "model", folder / name, *arguments)
+    for name, report in found.items():
+        assert report.data.num_documents == len(given[name]) + 20
+        assert (report.data.num_clusters, report.data.near_duplicate_words) == (40, 13)
+        # Members may be a part of what was trained: no document is said to have k copies.
+        assert report.extracted_copies == []
+        assert {row["num_copies"] for row in rows(folder / name)} == {None}
+    alone, copied = (bucket(found[name], "trained").model.mean_logprob for name in given)
+    assert alone is not None
+    assert copied is not None
+    # The same evidence, but for the last bits of batches of another shape.
+    assert copied.ci == pytest.approx(alone.ci, abs=1e-5)
+
+
 def test_the_same_command_gives_the_same_bytes(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,7 +11,7 @@ import pytest
 from nltk import edit_distance
 from nltk.translate import bleu_score
 from rouge_score import rouge_scorer
-from scipy import stats
+from scipy import special, stats
 
 METRICS = Path(__file__).parents[2] / "eval" / "metrics"
 Load = Callable[[str], Any]
@@ -38,9 +38,15 @@ def written() -> dict[str, list[list[int]]]:
     return {"predictions": predictions, "references": references}
 
 
-def t_interval(values: list[float]) -> tuple[float, float]:
-    error = stats.sem(values)
-    return stats.t.interval(0.95, len(values) - 1, np.mean(values), error)
+def jackknife_interval(values: list[float], most: float = 1.0) -> tuple[float, float]:
+    """Leave each document out; t interval on the logit scale."""
+    shares = [value / most for value in values]
+    centre = special.logit(np.mean(shares))
+    others = [np.mean(shares[:n] + shares[n + 1 :]) for n in range(len(shares))]
+    count = len(shares)
+    error = ((count - 1) / count * sum((special.logit(o) - centre) ** 2 for o in others)) ** 0.5
+    low, high = stats.t.interval(0.95, count - 1, centre, error)
+    return most * special.expit(low), most * special.expit(high)
 
 
 def type_token_ratio(rows: list[list[int]]) -> float:
@@ -112,8 +118,8 @@ def test_extraction_strength_by_hand(load: Load) -> None:
     # Nothing right at the end is 0, where a search of k below S gives 1/20.
     assert result["extraction_strengths"] == [1, 0.95, 0.25, 0, 0]
     assert result["extraction_strength"] == pytest.approx(2.2 / 5)
-    low, high = t_interval([1, 0.95, 0.25, 0, 0])
-    assert result["extraction_strength_ci"] == pytest.approx((max(low, 0), min(high, 1)))
+    expected = jackknife_interval([1, 0.95, 0.25, 0, 0])
+    assert result["extraction_strength_ci"] == pytest.approx(expected)
 
 
 def test_rouge_l_equals_rouge_score(load: Load, written: Any) -> None:
@@ -125,8 +131,7 @@ def test_rouge_l_equals_rouge_score(load: Load, written: Any) -> None:
     ]
     assert result["rouge_ls"] == pytest.approx(expected)
     assert result["rouge_l"] == pytest.approx(np.mean(expected))
-    low, high = t_interval(expected)
-    assert result["rouge_l_ci"] == pytest.approx((low, min(high, 1)))
+    assert result["rouge_l_ci"] == pytest.approx(jackknife_interval(expected))
     assert result["mean_type_token_ratio"] == pytest.approx(
         type_token_ratio(written["predictions"])
     )
@@ -141,8 +146,7 @@ def test_longest_contiguous_run_equals_difflib(load: Load, written: Any) -> None
     assert result["runs_tokens"] == expected
     assert result["longest_run_tokens"] == pytest.approx(np.mean(expected))
     assert result["max_run_tokens"] == 40
-    low, high = t_interval(expected)
-    assert result["longest_run_tokens_ci"] == pytest.approx((low, min(high, 40)))
+    assert result["longest_run_tokens_ci"] == pytest.approx(jackknife_interval(expected, 40))
     assert result["mean_type_token_ratio"] == pytest.approx(
         type_token_ratio(written["predictions"])
     )

@@ -35,6 +35,9 @@ def test_scores_stand_with_rates_counts_and_definitions() -> None:
     assert scores.rows[0].head.detail == "Mean log-probability of a token (Yeom et al. 2018)."
     assert texts(scores, 3) == ["0.791", "75 of 116", "116", "40", "4"]
     assert scores.notes == (
+        "The interval of a TPR includes the error of its threshold, which the control documents "
+        "set. With fewer of them than about 3.7 / FPR (36 at 10\u00a0%, 368 at 1\u00a0%) it begins "
+        "at 0.",
         "Not shown: TPR at 0.1\u00a0% FPR needs ≥ 1,000 control documents; TPR at 1\u00a0% FPR "
         "needs ≥ 100 control documents.",
     )
@@ -89,5 +92,5 @@ def test_rates_that_are_none_are_left_out() -> None:
     report = evidence.make_full_report()
     table = build_membership(change(report, "loss", tpr_at_fpr=wild)).tables[0]
     assert len(table.columns) == 6
-    assert "needs ≥ 1,000,000,000 control documents" in table.notes[0]
+    assert "needs ≥ 1,000,000,000 control documents" in table.notes[-1]
     check_page(render_report(change(report, "loss", tpr_at_fpr=wild)))

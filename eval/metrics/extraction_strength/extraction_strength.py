@@ -19,7 +19,7 @@ Args:
         BEFORE IT (one teacher-forced pass); what a model writes freely is something else.
     references: list of lists of token ids, the true continuations; as long as the predictions.
 Returns:
-    extraction_strength: mean; extraction_strength_ci: its 95 % interval (Student's t), null below
+    extraction_strength: mean; extraction_strength_ci: its 95 % interval (jackknife), null below
     two documents and where all are equal; extraction_strengths: of each; num_documents.
 """
 

@@ -17,7 +17,7 @@ Args:
     predictions: list of lists of token ids, as the model wrote them.
     references: list of lists of token ids, the true continuations; the lengths may differ.
 Returns:
-    longest_run_tokens: mean; longest_run_tokens_ci: its 95 % interval (Student's t), null below two
+    longest_run_tokens: mean; longest_run_tokens_ci: its 95 % interval (jackknife), null below two
     documents and where all are equal; max_run_tokens; runs_tokens: of each; mean_type_token_ratio
     of what was written, null where nothing was; num_documents.
 """

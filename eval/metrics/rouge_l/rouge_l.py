@@ -18,7 +18,7 @@ Args:
     predictions: list of lists of token ids, as the model wrote them.
     references: list of lists of token ids, the true continuations; the lengths may differ.
 Returns:
-    rouge_l: mean; rouge_l_ci: its 95 % interval (Student's t), null below two documents and where
+    rouge_l: mean; rouge_l_ci: its 95 % interval (jackknife), null below two documents and where
     all are equal; rouge_ls: of each; mean_type_token_ratio of what was written, null where nothing
     was; num_documents.
 """

@@ -1,8 +1,7 @@
 """Numbers from documents, each with what they cannot show. No torch.
 
     rates.py        shares of documents, their difference, and how many documents show a rate
-    means.py        means over documents by the t distribution
-    bootstrap.py    means resampled by cluster within strata, where documents are not independent
+    means.py        means over documents and their difference, by a jackknife over clusters
     ranking.py      members above nonmembers: AUC, and TPR at a fixed FPR
     paired.py       two settings on the same documents
     trend.py        rates against the dose: trend test, non-decreasing fit
@@ -14,12 +13,7 @@ is none, and an estimate at the edge of its range (0 of n, AUC 1, all values equ
 of zero width. What cannot be estimated is None.
 """
 
-from memguard.audit.statistics.bootstrap import (
-    Sample,
-    compute_bootstrap_difference,
-    compute_bootstrap_mean,
-)
-from memguard.audit.statistics.means import compute_mean
+from memguard.audit.statistics.means import compute_mean, compute_mean_difference
 from memguard.audit.statistics.multiple import correct_holm
 from memguard.audit.statistics.paired import compute_mcnemar, compute_paired_difference
 from memguard.audit.statistics.ranking import compute_auc, compute_tpr_at_fpr
@@ -37,16 +31,14 @@ from memguard.audit.statistics.skew_normal import (
 from memguard.audit.statistics.trend import Trend, compute_trend, fit_dose_response
 
 __all__ = [
-    "Sample",
     "SkewNormal",
     "Trend",
     "clopper_pearson",
     "compute_auc",
-    "compute_bootstrap_difference",
-    "compute_bootstrap_mean",
     "compute_difference",
     "compute_mcnemar",
     "compute_mean",
+    "compute_mean_difference",
     "compute_paired_difference",
     "compute_skew_normal_logcdf",
     "compute_tpr_at_fpr",

@@ -4,11 +4,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy import special
 
-from memguard.audit.statistics.bootstrap import (
-    NUM_RESAMPLES,
-    Sample,
-    compute_bootstrap_mean,
-)
+from memguard.audit.statistics.means import compute_mean
 from memguard.records import Interval
 
 
@@ -25,28 +21,18 @@ def compute_mcnemar(num_only_first: int, num_only_second: int) -> float:
 
 
 def compute_paired_difference(
-    first: ArrayLike,
-    second: ArrayLike,
-    *,
-    generator: np.random.Generator,
-    strata: ArrayLike | None = None,
-    clusters: ArrayLike | None = None,
-    num_resamples: int = NUM_RESAMPLES,
+    first: ArrayLike, second: ArrayLike, *, clusters: ArrayLike | None = None
 ) -> Interval | None:
-    """Return the mean of first minus second over documents, with a bootstrap interval.
+    """Return the mean of first minus second over documents, with its jackknife interval.
 
-    Documents are resampled with both their values, so what makes a document easy for either
-    setting cancels. See `compute_bootstrap_mean` for what has no interval.
+    What makes a document easy for either setting cancels. See `compute_mean` for what has no
+    interval.
 
     Args:
         first: ``[num_documents]`` one value a document under one setting.
         second: ``[num_documents]`` the same documents, in the same order, under the other.
-        generator: where the resamples come from.
-        strata: ``[num_documents]`` see `Sample`.
-        clusters: ``[num_documents]`` see `Sample`.
-        num_resamples: how often the documents are drawn again.
+        clusters: ``[num_documents]`` as for `compute_mean`.
     """
     values_D, others_D = np.asarray(first, dtype=np.float64), np.asarray(second, dtype=np.float64)
     assert values_D.shape == others_D.shape, "pairs need two values a document"
-    sample = Sample(values=values_D - others_D, strata=strata, clusters=clusters)
-    return compute_bootstrap_mean(sample, generator=generator, num_resamples=num_resamples)
+    return compute_mean(values_D - others_D, clusters=clusters)
