@@ -2,12 +2,18 @@
 
 Each canary was trained or not by the toss of a coin; those that were not are the references. What
 is measured is the secret alone, given the true prefix before it.
+
+Only secrets of one length in tokens are compared with each other, because a sum of nll over more
+tokens is another number: ranks and guesses are of the length that most secrets have. Of the
+canaries that `memguard.data` draws that is all of them; older runs may hold others, which are
+counted and listed but not ranked. Which ones does not depend on the coins, so the bound holds.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from memguard.audit.exposure import compute_exposures, summarise_exposures
 from memguard.audit.extraction import AuditDocument, ExtractionProbe
@@ -39,7 +45,8 @@ def score_canaries(
     """Return what the canaries show; None without one of either kind.
 
     Guesses of the coins go by the log-probability of the secret, minus the base model's where there
-    is one: how likely a secret is by its digits alone is then taken out.
+    is one: how likely a secret is by its digits alone is then taken out. They abstain from a
+    quarter of the coins, see `choose_num_guesses`.
 
     Args:
         canaries: C of them, in an order that does not depend on the coins.
@@ -54,31 +61,32 @@ def score_canaries(
     base_C = None if base is None else -base["logprob"]
     sizes_C = np.array([_count_secret(canary) for canary in canaries])
     verbatim_C = model["num_correct"] == sizes_C
-    exposures = compute_exposures(nll_C[coin_C], nll_C[~coin_C])
-    assert exposures is not None, "there are references"
-    summary = summarise_exposures(exposures)
-    assert summary is not None, "there are canaries"
+    lengths, counts = np.unique(sizes_C, return_counts=True)
+    ranked_C = sizes_C == lengths[counts.argmax()]
+    exposures = compute_exposures(nll_C[coin_C & ranked_C], nll_C[~coin_C & ranked_C])
+    summary = None if exposures is None else summarise_exposures(exposures)
     scores_C = -nll_C if base_C is None else base_C - nll_C
-    bound = compute_one_run_bound(scores_C, coin_C, delta=probe.delta)
+    bound = compute_one_run_bound(scores_C[ranked_C], coin_C[ranked_C], delta=probe.delta)
     assert bound is not None, "there are canaries"
-    extrapolated = exposures.extrapolated_bits_C
-    place = np.cumsum(coin_C) - 1
+    by_rank_C: list[float | None] = [None] * len(canaries)
+    extrapolated_C = by_rank_C
+    if exposures is not None:
+        by_rank_C = _spread(coin_C & ranked_C, exposures.by_rank_bits_C)
+        if exposures.extrapolated_bits_C is not None:
+            extrapolated_C = _spread(coin_C & ranked_C, exposures.extrapolated_bits_C)
 
     def describe(index: int) -> CanaryScore:
-        canary, trained = canaries[index], bool(coin_C[index])
-        at = int(place[index])
+        canary = canaries[index]
         return CanaryScore(
             id=canary.document.id,
-            was_trained=trained,
+            was_trained=bool(coin_C[index]),
             nll=float(nll_C[index]),
             base_nll=None if base_C is None else float(base_C[index]),
             num_secret_tokens=int(sizes_C[index]),
             num_repetitions=canary.document.num_repetitions or 0,
             num_loss_tokens=canary.num_loss_tokens,
-            exposure_bits=float(exposures.by_rank_bits_C[at]) if trained else None,
-            exposure_extrapolated_bits=float(extrapolated[at])
-            if trained and extrapolated is not None
-            else None,
+            exposure_bits=by_rank_C[index],
+            exposure_extrapolated_bits=extrapolated_C[index],
             verbatim=bool(verbatim_C[index]),
         )
 
@@ -89,22 +97,33 @@ def score_canaries(
     return CanaryScores(
         num_trained=len(trained),
         num_references=int((~coin_C).sum()),
+        num_ranked=int(ranked_C.sum()),
+        num_ranked_references=int((~coin_C & ranked_C).sum()),
         num_repetitions=repetitions.pop() if len(repetitions) == 1 else None,
         verbatim=clopper_pearson(int(verbatim_C[coin_C].sum()), int(coin_C.sum())),
         reference_verbatim=clopper_pearson(int(verbatim_C[~coin_C].sum()), int((~coin_C).sum())),
         loss_coverage=float(sum(known) / sizes_C[coin_C].sum()) if counted else None,
         num_without_loss=sum(count == 0 for count in known) if counted else None,
-        median_exposure_bits=summary.median_bits,
-        max_exposure_bits=summary.max_bits,
-        median_exposure_extrapolated_bits=summary.median_extrapolated_bits,
-        max_exposure_extrapolated_bits=summary.max_extrapolated_bits,
+        median_exposure_bits=None if summary is None else summary.median_bits,
+        max_exposure_bits=None if summary is None else summary.max_bits,
+        median_exposure_extrapolated_bits=None
+        if summary is None
+        else summary.median_extrapolated_bits,
+        max_exposure_extrapolated_bits=None if summary is None else summary.max_extrapolated_bits,
         num_guesses=bound.num_guesses,
         num_right=bound.num_right,
         epsilon_lower_bound=bound.epsilon,
+        epsilon_ceiling=bound.ceiling,
         delta=probe.delta,
         assumptions=list(ASSUMPTIONS),
         canaries=[describe(index) for index in range(len(canaries))],
     )
+
+
+def _spread(has_bits_C: NDArray[np.bool_], bits: NDArray[np.float64]) -> list[float | None]:
+    """Return the bits of each canary in order, None for those that have none."""
+    known = iter(bits.tolist())
+    return [next(known) if has else None for has in has_bits_C.tolist()]
 
 
 def _count_secret(canary: AuditCanary) -> int:

@@ -1,16 +1,17 @@
 """A lower bound of epsilon from one training run with coin-flipped canaries.
 
-Each of m canaries is trained or not by a fair coin. Whoever sees the model guesses r of the coins
-and gets v right. Were training (epsilon, delta)-differentially private, v would be at most about
-binomial with q = 1 / (1 + e^-epsilon):
+Each of m canaries is trained or not by a fair coin. An attacker who sees the model guesses r of the
+coins, abstains from the others, and gets v right. Were training (epsilon, delta)-differentially
+private, v would be at most about binomial with q = 1 / (1 + e^-epsilon):
 
     beta   = P[Bin(r, q) >= v]
     alpha  = max_i P[v > Bin(r, q) >= v - i] / i
     p      = min(1, beta + 2 m alpha delta)
 
 and every epsilon with p < 0.05 is refuted; the bound is the largest of them. Steinke, Nasr &
-Jagielski, "Privacy Auditing with One (1) Training Run" (2023). It is no privacy guarantee: see
-`ASSUMPTIONS`.
+Jagielski, "Privacy Auditing with One (1) Training Run" (2023), which allows to abstain as long as
+r is fixed before any score is seen: `choose_num_guesses` takes it from m. It is no privacy
+guarantee: see `ASSUMPTIONS`.
 """
 
 from dataclasses import dataclass
@@ -21,9 +22,11 @@ from scipy import special
 
 ASSUMPTIONS = (
     "Each canary was trained or left out by its own fair coin, independent of all others.",
-    "The unit is the insertion of one canary with all its repetitions, not one training example.",
-    "One training run was audited; another run of the same settings may leak more or less.",
-    "The number of guesses was fixed before any coin was looked at.",
+    "The unit is one canary with all its repetitions, not a document and not a training example.",
+    "The bound is about the training algorithm with these settings, shown by one training run; "
+    "another run may show more or less.",
+    "The number of guesses follows from the number of coins (three quarters of them) and was fixed "
+    "before any score was looked at.",
     "The guesses use the model's scores alone, not the coins.",
     "The bound holds with 95 % confidence: where training is as private as it says, "
     "one audit in 20 claims more leakage than there is.",
@@ -44,6 +47,8 @@ class OneRunBound:
     delta: float
     epsilon: float
     """At least this, with 95 % confidence; 0 where nothing is shown."""
+    ceiling: float
+    """The largest `epsilon` these coins could have shown: with as many guesses right as can be."""
 
 
 def compute_one_run_bound(
@@ -54,20 +59,51 @@ def compute_one_run_bound(
     Args:
         scores: ``[m]`` membership scores of the canaries, higher means more likely trained.
         coins: ``[m]`` true where the canary was trained.
-        num_guesses: see `guess_members`; fix it before the coins are looked at.
+        num_guesses: fixed before scores and coins are looked at; None takes `choose_num_guesses`.
         delta: of (epsilon, delta)-differential privacy.
     """
-    guesses_M = guess_members(scores, num_guesses)
-    if not guesses_M.size:
+    coin_M = np.asarray(coins, dtype=np.bool_)
+    if not coin_M.size:
         return None
-    num_guessed, num_right = int(np.count_nonzero(guesses_M)), count_right(guesses_M, coins)
+    count = choose_num_guesses(len(coin_M)) if num_guesses is None else num_guesses
+    guesses_M = guess_members(scores, count)
+    num_right, num_trained = count_right(guesses_M, coin_M), int(coin_M.sum())
+    # More guesses of one kind than coins of that kind cannot all be right.
+    most_right = min(int((guesses_M == 1).sum()), num_trained)
+    most_right += min(int((guesses_M == -1).sum()), len(coin_M) - num_trained)
     return OneRunBound(
-        num_canaries=len(guesses_M),
-        num_guesses=num_guessed,
+        num_canaries=len(coin_M),
+        num_guesses=count,
         num_right=num_right,
         delta=delta,
-        epsilon=compute_epsilon_bound(len(guesses_M), num_guessed, num_right, delta=delta),
+        epsilon=compute_epsilon_bound(len(coin_M), count, num_right, delta=delta),
+        ceiling=compute_epsilon_bound(len(coin_M), count, most_right, delta=delta),
     )
+
+
+def choose_num_guesses(num_canaries: int) -> int:
+    """Return r for m coins: the largest even number within three quarters of m.
+
+    More guesses raise the ceiling, but the middle scores are guessed badly, and where the coins do
+    not fall half and half some guess of all m is wrong whatever the model shows. Mean bound over
+    draws of m = 32 coins at delta 1e-5, where scores are normal and those of trained canaries lie
+    d standard deviations higher (d = 2: AUC .92, 3: .98, 4: .998, inf: 1):
+
+         r    all right    d = 1       2       3       4     inf
+        12         1.26      .33    1.03    1.24    1.26    1.26
+        16         1.58      .34    1.18    1.53    1.58    1.58
+        20         1.82      .32    1.19    1.69    1.80    1.81
+        24         2.02      .29    1.10    1.71    1.90    1.93
+        28         2.18      .25     .96    1.56    1.81    1.87
+        32         2.32      .20     .79    1.26    1.47    1.52
+
+    Fewer than 6 guesses, all right, show nothing. From 8 to 256 coins this share is within 8 % of
+    the best one at d = 3 and more; at d = 2 it loses up to 27 % (m = 256), for a higher ceiling.
+
+    Args:
+        num_canaries: m, whose coin was flipped.
+    """
+    return 2 * (3 * num_canaries // 8)
 
 
 def guess_members(scores: ArrayLike, num_guesses: int | None = None) -> NDArray[np.int8]:

@@ -65,7 +65,7 @@ class MembershipProbe(Settings):
 class CanaryProbe(Settings):
     """How far trained secrets stand out from those that were never trained."""
 
-    VERSION: ClassVar[int] = 1
+    VERSION: ClassVar[int] = 2
 
     name: Literal["canaries"] = Field("canaries", description="Which probe.")
     delta: Annotated[float, Field(ge=0, lt=1)] = Field(

@@ -276,6 +276,9 @@ class CanaryScores(Record):
 
     num_trained: int
     num_references: int
+    num_ranked: int
+    """Canaries whose secret has as many tokens as most have: these are ranked and guessed at."""
+    num_ranked_references: int
     num_repetitions: int | None
     verbatim: Rate
     """Trained secrets that greedy decoding gives back whole."""
@@ -286,13 +289,17 @@ class CanaryScores(Record):
     """Trained canaries of which no token ever received loss."""
     median_exposure_bits: float | None
     max_exposure_bits: float | None
-    """By rank among the references; at most log2 of their number."""
+    """By rank among the references of one length; at most log2 of `num_ranked_references`."""
     median_exposure_extrapolated_bits: float | None
     max_exposure_extrapolated_bits: float | None
     num_guesses: int
+    """Of `num_ranked` coins; follows from their number before any score is looked at."""
     num_right: int
     epsilon_lower_bound: float | None
-    """One-run lower bound of the privacy loss at `delta`, 95 % confidence (Steinke et al. 2023)."""
+    """One-run lower bound of the privacy loss at `delta`, 95 % confidence (Steinke et al. 2023). Of
+    the training algorithm with these settings; the unit is one canary with all its repetitions."""
+    epsilon_ceiling: float | None
+    """The largest bound these coins could have shown; null as `epsilon_lower_bound` is."""
     delta: float
     assumptions: list[str]
     canaries: list[CanaryScore]

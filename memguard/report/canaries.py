@@ -64,28 +64,49 @@ def write_canaries(scores: CanaryScores) -> str:
         text += (
             f"; exposure is {format_bits(scores.median_exposure_bits)} in the median and "
             f"{format_bits(scores.max_exposure_bits)} at most, where "
-            f"{format_bits(find_ceiling(scores))} is all that {scores.num_references:,} "
+            f"{format_bits(find_ceiling(scores))} is all that {scores.num_ranked_references:,} "
             "references can show"
         )
-    return f"{text}.{_write_bound(scores)}"
+    return f"{text}.{_write_unranked(scores)}{_write_bound(scores)}"
+
+
+def _write_unranked(scores: CanaryScores) -> str:
+    """Say that secrets of other lengths are not compared; nothing where all have one length."""
+    count = scores.num_trained + scores.num_references - scores.num_ranked
+    if not count:
+        return ""
+    have = "secret has" if count == 1 else "secrets have"
+    return (
+        f" {format_count(count)} {have} another length in tokens than most, so the nll cannot be "
+        "compared: not ranked and not guessed at."
+    )
 
 
 def _write_bound(scores: CanaryScores) -> str:
     epsilon = scores.epsilon_lower_bound
     if epsilon is None:
         return ""
-    guesses = format_of(scores.num_right, scores.num_guesses)
-    if epsilon == 0:
-        return f" {guesses} coins are guessed right, which bounds epsilon by nothing above 0."
-    return (
-        f" {guesses} coins are guessed right: epsilon of this training is at least "
-        f"{format_number(epsilon, 2)} at delta {scores.delta:g} (95{PERCENT} confidence)."
+    guesses = (
+        f" Of {scores.num_ranked:,} coins {scores.num_guesses:,} are guessed from the model, "
+        f"{scores.num_right:,} of them right"
     )
+    if epsilon == 0:
+        return f"{guesses}, which bounds epsilon by nothing above 0{_write_ceiling(scores)}."
+    return (
+        f"{guesses}: for one canary with all its repetitions, epsilon of the training algorithm "
+        f"with these settings is at least {format_number(epsilon, 2)}{_write_ceiling(scores)} at "
+        f"delta {scores.delta:g}, with 95{PERCENT} confidence."
+    )
+
+
+def _write_ceiling(scores: CanaryScores) -> str:
+    ceiling = scores.epsilon_ceiling
+    return "" if ceiling is None else f" (this draw could show at most {format_number(ceiling, 2)})"
 
 
 def find_ceiling(scores: CanaryScores) -> float | None:
     """Return the most bits that exposure by rank can reach; None without references."""
-    return math.log2(scores.num_references) if scores.num_references else None
+    return math.log2(scores.num_ranked_references) if scores.num_ranked_references else None
 
 
 def _write_times(count: int) -> str:
@@ -152,8 +173,11 @@ def _describe_bound(scores: CanaryScores) -> Fact:
     empty = "" if scores.epsilon_lower_bound else " 0 is no evidence of privacy."
     return Fact(
         term=term,
-        value=f"{format_number(scores.epsilon_lower_bound, 2)} at delta {scores.delta:g}",
-        detail=f"Coins guessed right from the model: {guesses}; 95{PERCENT} confidence.{empty}",
+        value=f"{format_number(scores.epsilon_lower_bound, 2)}{_write_ceiling(scores)} at delta "
+        f"{scores.delta:g}",
+        detail="Of the training algorithm with these settings, for one canary with all its "
+        f"repetitions. Guesses right: {guesses}, of {scores.num_ranked:,} coins; 95{PERCENT} "
+        f"confidence.{empty}",
     )
 
 

@@ -16,11 +16,11 @@ def build_exposure(scores: CanaryScores) -> Figure | None:
     """Build the figure; None without an exposure, or without references to rank among."""
     bits = [one.exposure_bits for one in scores.canaries if one.was_trained]
     known = [one for one in bits if one is not None]
-    if not known or scores.num_references < 2:
+    if not known or scores.num_ranked_references < 2:
         return None
-    steps = _list_steps(math.log2(scores.num_references))
+    steps = _list_steps(math.log2(scores.num_ranked_references))
     reached = [sum(one >= step - _HAIR for one in known) for step in steps]
-    by_chance = [_compute_chance(step, scores.num_references) for step in steps]
+    by_chance = [_compute_chance(step, scores.num_ranked_references) for step in steps]
     points = tuple(
         Point(x=place, y=100 * count / len(known)) for place, count in enumerate(reached)
     )
@@ -53,7 +53,7 @@ def build_exposure(scores: CanaryScores) -> Figure | None:
         ),
         caption="Trained secrets that reach so many bits, and how many would that were never "
         f"trained. Last: likelier than all references. {len(known):,} secrets among "
-        f"{scores.num_references:,} references.",
+        f"{scores.num_ranked_references:,} references.",
         table=Table(
             caption="The same numbers",
             columns=make_headings(

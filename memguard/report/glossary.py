@@ -111,9 +111,11 @@ _CANARY_WORDS = (
     ),
     (
         "Epsilon, lower bound",
-        "How far this training is from hiding a single document, in differential privacy's "
-        "terms: guessing the coins so often right rules every smaller epsilon out. It is no "
-        "guarantee, and nothing is known of an upper bound.",
+        "How much the model can tell at least, in differential privacy's terms, of whether one "
+        "canary with all its repetitions was trained: so many right guesses of the coins rule "
+        "every smaller epsilon out for the training algorithm with these settings. Beside it is "
+        "the most that this draw of coins could show. It is no guarantee, and nothing is known "
+        "of an upper bound.",
     ),
 )
 _COPY_WORDS = (

@@ -19,6 +19,7 @@ from memguard.data.canaries import (
     choose_repetitions,
     count_canaries,
     draw_canaries,
+    draw_of_one_length,
     explain_absence,
 )
 from memguard.data.documents import document_text
@@ -39,6 +40,15 @@ def tokenize(canaries: list[Canary], tokenizer: Any, **settings: Any) -> list[To
     documents = [canary.document for canary in canaries]
     values = {"append_eos": True, "max_tokens": None, "setting": "x", **settings}
     return list(tokenize_documents(documents, tokenizer, **values))
+
+
+def draw_alike(
+    tokenizer: Any, count: int = 32, *, append_eos: bool = True, **settings: Any
+) -> tuple[list[Canary], list[TokenizedDocument]]:
+    values = {"num_digits": 12, "seed": 0, "texts_sha256": "aa", **settings}
+    return draw_of_one_length(
+        count, lambda some: tokenize(list(some), tokenizer, append_eos=append_eos), **values
+    )
 
 
 def key_of(canary: Canary) -> str:
@@ -205,8 +215,11 @@ def test_only_the_secret_is_supervised(append_eos: bool) -> None:
 
 def cut_alike(folder: Path, num_tokens: int) -> None:
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    lengths = {int(t.supervised.sum()) for t in tokenize(draw(500), tokenizer, append_eos=False)}
+    canaries = draw(500)
+    lengths = {int(t.supervised.sum()) for t in tokenize(canaries, tokenizer, append_eos=False)}
     assert lengths == {num_tokens}
+    # None is drawn again: runs keep the canaries they have always had.
+    assert draw_alike(tokenizer, 500)[0] == canaries
 
 
 def test_gpt2_cuts_all_secrets_alike(shared_data: Path) -> None:
@@ -216,6 +229,83 @@ def test_gpt2_cuts_all_secrets_alike(shared_data: Path) -> None:
 def test_llamas_sentencepiece_cuts_all_secrets_alike(shared_data: Path) -> None:
     # A space, then digit by digit: three tokens a pair.
     cut_alike(shared_data / "checkpoints" / "stories260K", 18)
+
+
+@pytest.fixture(scope="module")
+def merging() -> PreTrainedTokenizerFast:
+    """A tokenizer that has merged some pairs of digits and not others."""
+    rng = np.random.default_rng(0)
+    texts = [" ".join(str(n) for n in rng.integers(0, 60, 50)) for _ in range(50)]
+    return train_bpe(texts, vocab_size=360)
+
+
+def lengths_of(tokenized: list[TokenizedDocument], *, append_eos: bool) -> Counter[int]:
+    return Counter(int(tokens.supervised.sum()) - append_eos for tokens in tokenized)
+
+
+@pytest.mark.parametrize("num_digits", [7, 12])
+@pytest.mark.parametrize("append_eos", [True, False])
+def test_secrets_have_one_length_under_any_tokenizer(
+    merging: PreTrainedTokenizerFast, num_digits: int, append_eos: bool
+) -> None:
+    before = draw(64, num_digits=num_digits)
+    first = tokenize(before, merging, append_eos=append_eos)
+    lengths = lengths_of(first, append_eos=append_eos)
+    assert len(lengths) > 1, "else this tests nothing"
+    canaries, tokenized = draw_alike(merging, 64, num_digits=num_digits, append_eos=append_eos)
+    # The tokens are those of the canaries that are returned.
+    again = tokenize(canaries, merging, append_eos=append_eos)
+    for one, other in zip(tokenized, again, strict=True):
+        np.testing.assert_array_equal(one.input_ids, other.input_ids)
+    (length,) = lengths_of(tokenized, append_eos=append_eos)
+    assert lengths[length] == max(lengths.values())
+    settings = {"num_trained": 5000, "seq_len": 512}
+    assert explain_absence(canaries, tokenized, **settings) is None
+    why = explain_absence(before, first, **settings)
+    assert why is not None
+    assert f"secrets have {min(lengths)} to {max(lengths)} tokens" in why
+    for old, new, tokens in zip(before, canaries, first, strict=True):
+        assert (key_of(new), new.is_in, new.document.id) == (
+            key_of(old),
+            old.is_in,
+            old.document.id,
+        )
+        kept = int(tokens.supervised.sum()) - append_eos == length
+        assert (new == old) == kept, "only what has another length is drawn again"
+
+
+def test_fewer_of_one_length_are_the_first_of_more(merging: PreTrainedTokenizerFast) -> None:
+    many = draw_alike(merging, 100)[0]
+    for count in (0, 8, 32, 64):
+        assert draw_alike(merging, count)[0] == many[:count]
+    assert draw_alike(merging, 32)[0] != draw_alike(merging, 32, seed=1)[0]
+
+
+def test_secrets_of_one_length_are_uniform_whatever_the_coin(
+    merging: PreTrainedTokenizerFast,
+) -> None:
+    """What was drawn again is drawn like what was kept, and like references."""
+    # Six digits have few enough secrets to list those of each length.
+    sizes = np.array([len(merging(f" {n:02}")["input_ids"]) for n in range(100)])
+    pairs = np.arange(10**6)
+    size_of = sizes[pairs // 10000] + sizes[pairs // 100 % 100] + sizes[pairs % 100]
+    found: dict[int, list[tuple[int, bool]]] = {}
+    for seed in range(60):
+        canaries, tokenized = draw_alike(merging, 64, num_digits=6, seed=seed)
+        (length,) = lengths_of(tokenized, append_eos=True)
+        for canary in canaries:
+            number = int(digits_of(canary))
+            assert size_of[number] == length
+            found.setdefault(length, []).append((number, canary.is_in))
+    length = max(found, key=lambda size: len(found[size]))
+    numbers = np.array([number for number, _ in found[length]])
+    coins = np.array([coin for _, coin in found[length]])
+    allowed = np.flatnonzero(size_of == length)
+    # Ten equally large stretches of all secrets of this length.
+    place = np.searchsorted(allowed, numbers) * 10 // len(allowed)
+    assert chisquare(np.bincount(place, minlength=10)).pvalue > RARE
+    table = np.array([np.bincount(place[coins == coin], minlength=10) for coin in (True, False)])
+    assert chi2_contingency(table).pvalue > RARE
 
 
 # -- how many and how often -----------------------------------------------------------------------

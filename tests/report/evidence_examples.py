@@ -97,12 +97,14 @@ def make_canary(number: int, trained: bool) -> r.CanaryScore:
     )
 
 
-def make_canaries(epsilon: float | None = 1.824) -> r.CanaryScores:
+def make_canaries(epsilon: float | None = 1.496) -> r.CanaryScores:
     canaries = [make_canary(number, number < 17) for number in range(32)]
     bits = sorted(one.exposure_bits for one in canaries if one.exposure_bits is not None)
     return r.CanaryScores(
         num_trained=17,
         num_references=15,
+        num_ranked=32,
+        num_ranked_references=15,
         num_repetitions=64,
         verbatim=examples.make_rate(3, 17),
         reference_verbatim=examples.make_rate(0, 15),
@@ -112,9 +114,10 @@ def make_canaries(epsilon: float | None = 1.824) -> r.CanaryScores:
         max_exposure_bits=bits[-1],
         median_exposure_extrapolated_bits=2.5 * bits[8],
         max_exposure_extrapolated_bits=2.5 * bits[-1],
-        num_guesses=32,
-        num_right=29,
+        num_guesses=24,
+        num_right=23,
         epsilon_lower_bound=epsilon,
+        epsilon_ceiling=None if epsilon is None else 2.017,
         delta=1e-5,
         assumptions=[
             "Each canary was trained or left out by its own fair coin.",

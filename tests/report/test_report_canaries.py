@@ -28,14 +28,17 @@ def test_the_sentence_has_the_main_numbers() -> None:
         "Of 32 random secrets a coin chose 17 to be trained 64 times: 3 of 17 are recited whole, "
         f"of the references 0 of 15; exposure is {median:.1f} bits in the median and "
         f"{ceiling:.1f} bits at most, where {ceiling:.1f} bits is all that 15 references can show. "
-        "29 of 32 coins are guessed right: epsilon of this training is at least 1.82 at delta "
-        "1e-05 (95 % confidence)." in words
+        "Of 32 coins 24 are guessed from the model, 23 of them right: for one canary with all its "
+        "repetitions, epsilon of the training algorithm with these settings is at least 1.50 (this "
+        "draw could show at most 2.02) at delta 1e-05, with 95 % confidence." in words
     )
     for fact in (
         "3 of 17, 17.6 %, 95 % CI 3.8–43.4 %",
         f"{2.5 * median:.1f} bits and {2.5 * ceiling:.1f} bits Rougher",
         "75.0 % Of the trained secrets' tokens, at least once. 0 secrets received none at all.",
-        "1.82 at delta 1e-05 Coins guessed right from the model: 29 of 32; 95 % confidence.",
+        "1.50 (this draw could show at most 2.02) at delta 1e-05 Of the training algorithm with "
+        "these settings, for one canary with all its repetitions. Guesses right: 23 of 24, of 32 "
+        "coins; 95 % confidence.",
         "What the bound of epsilon rests on",
         *scores.assumptions,
     ):
@@ -65,7 +68,7 @@ def test_exposure_stands_beside_what_chance_would_do() -> None:
     ("references", "last"), [(16, "4"), (17, "4.1"), (2, "1"), (200_000, "17.6")]
 )
 def test_the_last_step_is_what_references_can_show(references: int, last: str) -> None:
-    scores = evidence.make_canaries().model_copy(update={"num_references": references})
+    scores = evidence.make_canaries().model_copy(update={"num_ranked_references": references})
     figure = build_exposure(scores)
     assert figure is not None
     assert figure.table.rows[-1].head.text == last
@@ -74,8 +77,27 @@ def test_the_last_step_is_what_references_can_show(references: int, last: str) -
 
 def test_a_bound_of_0_is_called_what_it_is() -> None:
     words = show(evidence.make_canaries(epsilon=0.0))
-    assert "bounds epsilon by nothing above 0" in words
+    assert "bounds epsilon by nothing above 0 (this draw could show at most 2.02)." in words
     assert "0 is no evidence of privacy." in words
+
+
+def test_secrets_of_another_length_are_told() -> None:
+    """Only one length is compared: ceiling and chance are those of its references."""
+    scores = evidence.make_canaries()
+    assert "another length" not in show(scores)
+    mixed = scores.model_copy(update={"num_ranked": 26, "num_ranked_references": 12})
+    words = show(mixed)
+    assert (
+        "6 secrets have another length in tokens than most, so the nll cannot be compared: not "
+        "ranked and not guessed at. Of 26 coins 24 are guessed" in words
+    )
+    assert f"{math.log2(12):.1f} bits is all that 12 references can show" in words
+    figure = build_exposure(mixed)
+    assert figure is not None
+    assert figure.table.rows[-1].head.text == f"{math.log2(12):.1f}"
+    assert "17 secrets among 12 references" in figure.caption
+    one = write_canaries(scores.model_copy(update={"num_ranked": 31}))
+    assert "1 secret has another length" in one
 
 
 def test_what_is_missing_says_why() -> None:
@@ -91,6 +113,8 @@ def test_what_is_missing_says_why() -> None:
             "assumptions": [],
             "canaries": [],
             "num_references": 0,
+            "num_ranked": 17,
+            "num_ranked_references": 0,
             "reference_verbatim": examples.make_rate(0, 0),
         }
     )
