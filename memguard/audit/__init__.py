@@ -30,6 +30,7 @@ saying
     probe_tables.py, measures.py, doses.py   numbers -> tables, with base and control
     statistics/            rates, means, trends and their intervals
     summary.py, verdict.py, findings.py, banners.py    what leads the page
+    probe_runs.py          which probes ran, on how many documents, and why the others did not
 
 A model is asked for through protocols (`Scorer`, `AuditedModel`); who loads it, and on how many
 processes it runs, is the caller's matter. Import from the modules: only `scoring`, `decoding`,

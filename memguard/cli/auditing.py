@@ -38,6 +38,7 @@ from memguard.records import (
     write_atomically,
 )
 from memguard.report import render_report
+from memguard.report.probes import write_not_run, write_ran
 from memguard.runtime import (
     Console,
     Runtime,
@@ -172,8 +173,13 @@ def _audit(
         return report
 
     written = runtime.only_on_main(finish)
+    report = runtime.broadcast_object(written)
+    console.info(f"audit: probes that ran: {write_ran(report)}")
+    not_run = write_not_run(report)
+    if not_run:
+        console.info(f"audit: not run: {not_run}")
     console.info(f"audit: report in {subject.out / 'report.html'}")
-    return runtime.broadcast_object(written)
+    return report
 
 
 def _check_writable(folder: Path) -> None:
@@ -209,6 +215,7 @@ def _describe(
         data=subject.data,
         training=subject.training,
         method=_method(suite, settings, subject.seed, command, wall_s),
+        probe_runs=summary.probe_runs,
         verdict=summary.verdict,
         banners=summary.banners,
         buckets=summary.buckets,

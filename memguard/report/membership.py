@@ -11,6 +11,7 @@ from memguard.report.formatting import (
     format_interval,
     format_threshold,
 )
+from memguard.report.measured import explain_absence
 from memguard.report.page import Cell, Notice, Row, Section, Table
 from memguard.report.text import clean_name, clean_text
 
@@ -162,9 +163,10 @@ def _show_rate_at(score: MembershipScores, rate: str) -> Cell:
 def write_membership_note(report: AuditReport) -> str:
     """Say what the scores mean, or why there are none."""
     if not report.membership:
+        why = explain_absence(report, "membership", "computes no membership scores")
         return (
-            "No membership score: it needs documents that were never trained. Where there are "
-            "some, it says how well one can tell which documents were trained."
+            f"{why} They say how well trained documents can be told from documents that were "
+            "never trained."
         )
     text = (
         "AUC is the chance that a trained document scores higher than a never-trained one: 0.5 is "

@@ -12,7 +12,8 @@ from memguard.report.formatting import (
     relative_change,
 )
 from memguard.report.page import Fact
-from memguard.report.text import clean_name, clean_text
+from memguard.report.probes import write_not_run, write_ran
+from memguard.report.text import clean_text
 
 CONFIDENTIALITY = (
     "Contains no excerpts: documents appear by id and hash only. Ids, names and paths can tell "
@@ -40,16 +41,14 @@ def write_limits(report: AuditReport) -> tuple[str, ...]:
         if method.prefix_tokens is None
         else f"the {method.prefix_tokens} true tokens before the continuation"
     )
-    probes = ", ".join(
-        clean_name(str(probe.get("name", "unnamed"))) for probe in method.probes[:20]
-    )
+    not_run = write_not_run(report)
     return (
         _write_coverage(report),
         f"The attacker is assumed to know the prefix: each document is prompted with {prefix}. "
         "Someone without that text may get less out of the model.",
         _write_bound(report),
-        f"Only these probes were run: {probes or 'none'}. They say nothing about facts or personal "
-        "data repeated in other words.",
+        f"Only these probes ran: {write_ran(report)}. They say nothing about facts or personal "
+        f"data repeated in other words.{f' Not run: {not_run}.' if not_run else ''}",
         _write_arithmetic(report),
     )
 
