@@ -22,6 +22,7 @@ measuring
     overlap.py             written against true text
     probabilistic.py       log-probabilities -> queries
     membership_scores.py, own_passes.py, membership.py, blind.py    trained or not?
+    kinds.py               are members and nonmembers one kind of text? before a model is loaded
     canary_scores.py, exposure.py, privacy.py                       random secrets
     writing.py, attacks.py what is written, and what an attacker gets
     mask_consistency.py, reformatting.py     do copies escape the mask?

@@ -15,7 +15,7 @@ from memguard.audit.numbers import Numbers
 from memguard.audit.suite import Suite
 from memguard.records import AttackedBucket, CanaryScores, MembershipScores, ProbeRun
 
-_UNITS = {"canaries": "canaries", "mask_consistency": "texts"}
+_COUNTED = {"canaries": "canaries", "mask_consistency": "texts"}
 """What a probe's number counts, where that is not documents."""
 _MIN_OF_EACH = 2
 """Members, and control documents, below which there is no membership score."""
@@ -66,7 +66,7 @@ def list_probe_runs(
                     "name": probe.name,
                     "version": probe.VERSION,
                     "num_documents": number or None,
-                    "unit": _UNITS.get(probe.name, "documents"),
+                    "counted": _COUNTED.get(probe.name, "documents"),
                     "reason_not_run": None if number else why_not.get(probe.name, reason),
                 }
             )

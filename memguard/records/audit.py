@@ -59,7 +59,7 @@ class ProbeRun(Record):
     version: int
     num_documents: int | None
     """With a result; null where it did not run, never 0."""
-    unit: Literal["documents", "canaries", "texts"] = "documents"
+    counted: Literal["documents", "canaries", "texts"] = "documents"
     """What `num_documents` counts."""
     reason_not_run: str | None
     """null where it ran."""

@@ -65,7 +65,12 @@ def name_score(score: str) -> str:
 
 
 def warn_of_blind(report: AuditReport) -> Notice | None:
-    """Warn where a baseline that never asks the model tells members from nonmembers."""
+    """Warn where a baseline that never asks the model tells members from nonmembers.
+
+    Of a model that memguard did not train the audit has said so in a banner, with more beside it.
+    """
+    if report.run is None:
+        return None
     blind = next((one for one in report.membership if one.score == BLIND), None)
     if blind is None or blind.auc is None or blind.auc.ci is None or blind.auc.ci[0] <= 0.5:
         return None

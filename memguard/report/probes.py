@@ -60,7 +60,7 @@ def find_run(report: AuditReport, probe: str) -> ProbeRun | None:
 def count_documents(run: ProbeRun) -> str:
     """Write what a probe that ran has a result for: ``80 documents``."""
     assert run.num_documents is not None, "it ran"
-    unit = run.unit.removesuffix("s") if run.num_documents == 1 else run.unit
+    unit = run.counted.removesuffix("s") if run.num_documents == 1 else run.counted
     return f"{format_count(run.num_documents)} {unit}"
 
 

@@ -63,11 +63,11 @@ def make_bucket(
     )
 
 
-def make_probe_run(name: str, documents: int | None, unit: Any = "documents") -> r.ProbeRun:
+def make_probe_run(name: str, documents: int | None, counted: Any = "documents") -> r.ProbeRun:
     """Return a probe that ran on so many documents; None: it did not."""
     reason = None if documents else "there was nothing to run it on"
     return r.ProbeRun(
-        name=name, version=1, num_documents=documents, unit=unit, reason_not_run=reason
+        name=name, version=1, num_documents=documents, counted=counted, reason_not_run=reason
     )
 
 
