@@ -326,9 +326,6 @@ def compare(
 
     Given folders of finished runs it trains nothing and holds the others against the first.
     """
-    from memguard.assets import find_asset
-    from memguard.compare import load_sweep
-
     if keep_weights and not fix:
         raise ConfigError("--keep-weights belongs to --fix")
     if nproc > 1 and not fix:
@@ -358,6 +355,9 @@ def compare(
             raise ConfigError("--fix belongs to a finished RUN; a sweep names its own settings")
         if out is not None:
             raise ConfigError("--out belongs to RUNs; a sweep has 'output_dir' in its YAML")
+        from memguard.assets import find_asset
+        from memguard.compare import load_sweep
+
         loaded = load_sweep(find_asset("configs", sweep, setting="SWEEP"), others or ())
         for each in loaded.in_order:
             # With 'pretrain' the settings start from a model that this command trains first.
