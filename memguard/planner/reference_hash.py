@@ -49,12 +49,17 @@ def remark_on_reference_hash(
     share = num_zero / num_windows
     text = (
         f"Mode hash_reference multiplies the {config.context_width} token ids of a window, and "
-        f"{num_zero:,} of {num_windows:,} windows ({share:.1%}) have the product 0: token id 0, "
-        f"{token}, occurs {num_ids:,} times. {_tell_fate(config)}"
+        f"{num_zero:,} of {num_windows:,} windows ({_format_share(share)}) have the product 0: "
+        + (f"token id 0, {token}, occurs {num_ids:,} times. " if num_ids else "it overflows. ")
+        + _tell_fate(config)
     )
     if share < _MANY:
         return [note("goldfish", text)]
     return [warn("goldfish", f"{text} Mode 'hash' tells all windows apart.")]
+
+
+def _format_share(share: float) -> str:
+    return "<0.1%" if share < 0.0005 else f"{share:.1%}"
 
 
 def _tell_fate(config: GoldfishConfig) -> str:

@@ -17,7 +17,8 @@ def describe_probes(report: AuditReport) -> tuple[Fact, ...]:
         Fact(
             term=clean_name(run.name),
             value=count_documents(run),
-            detail=_describe_settings(run, settings.get(run.name, {})),
+            detail=_describe_settings(run, settings.get(run.name, {}))
+            + (_name_missing_scores(report) if run.name == "membership" else ""),
         )
         for run in list_ran(report)
     )
@@ -67,6 +68,16 @@ def count_documents(run: ProbeRun) -> str:
 def explain(run: ProbeRun) -> str:
     """Say why a probe did not run."""
     return clean_text(run.reason_not_run or "")
+
+
+def _name_missing_scores(report: AuditReport) -> str:
+    """Name the membership scores of the suite that could not be computed; "" for none."""
+    probe = next((one for one in report.method.probes if one.get("name") == "membership"), {})
+    asked = probe.get("scores")
+    known = {one.score for one in report.membership if one.auc is not None}
+    missing = [str(one) for one in asked if one not in known] if isinstance(asked, list) else []
+    names = ", ".join(clean_name(one, 40) for one in missing[:_MOST_PROBES])
+    return f"; not computed: {names}" if names else ""
 
 
 def _describe_settings(run: ProbeRun, probe: dict[str, Any]) -> str:

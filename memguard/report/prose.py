@@ -34,7 +34,7 @@ READING_GUIDE = (
 
 
 def write_limits(report: AuditReport) -> tuple[str, ...]:
-    """Say in five sentences what this audit can and cannot tell."""
+    """Say what this audit can and cannot tell, and which probes did not run."""
     method = report.method
     prefix = (
         f"everything before its last {method.continuation_tokens} tokens"
@@ -48,7 +48,8 @@ def write_limits(report: AuditReport) -> tuple[str, ...]:
         "Someone without that text may get less out of the model.",
         _write_bound(report),
         f"Only these probes ran: {write_ran(report)}. They say nothing about facts or personal "
-        f"data repeated in other words.{f' Not run: {not_run}.' if not_run else ''}",
+        "data repeated in other words.",
+        *([f"Not run: {not_run}."] if not_run else []),
         _write_arithmetic(report),
     )
 

@@ -87,7 +87,7 @@ def test_many_factors_of_two_are_a_zero_as_well() -> None:
     corpus = dataclasses.replace(corpus, input_ids=np.full(200, 64, dtype=np.int32))
     (remark,) = remarks(corpus)  # 2^(6 * 13) is a multiple of 2^64
     assert "187 of 187 windows (100.0%)" in remark.text
-    assert "'!', occurs 0 times" in remark.text
+    assert "have the product 0: it overflows. All labels" in remark.text
 
 
 def test_rare_or_no_zeros_are_a_note_and_documents_that_are_not_trained_do_not_count() -> None:

@@ -47,6 +47,19 @@ def test_a_probe_that_ran_has_its_documents_version_and_settings() -> None:
     assert [fact.value for fact in describe_probes(one)] == ["1 document"]
 
 
+def test_a_score_that_was_not_computed_is_named() -> None:
+    """'reference' needs another model; the probe ran without it."""
+    report = evidence.make_full_report()
+    known = report.membership[0].score
+    probes = [{"name": "membership", "scores": [known, "reference"]}]
+    method = report.method.model_copy(update={"probes": probes})
+    facts = {f.term: f for f in describe_probes(report.model_copy(update={"method": method}))}
+    assert facts["membership"].detail.endswith("; not computed: reference")
+    method = report.method.model_copy(update={"probes": [{**probes[0], "scores": [known]}]})
+    facts = {f.term: f for f in describe_probes(report.model_copy(update={"method": method}))}
+    assert "not computed" not in facts["membership"].detail
+
+
 def test_a_probe_that_did_not_run_is_listed_apart_with_its_reason() -> None:
     report = make_foreign_report()
     ran = [fact.term for fact in describe_probes(report)]
