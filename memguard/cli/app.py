@@ -137,7 +137,7 @@ def plan(
     run = None if config is None else _load_run(config, overrides)
     if run is not None and documents:
         _check_paths(run)
-    _say("plan: loading torch and transformers")
+        _say("plan: loading torch and transformers")
     from memguard.cli.plan_command import run_plan
 
     run_plan(request, run, with_documents=documents, as_json=as_json)
