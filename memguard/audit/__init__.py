@@ -23,6 +23,7 @@ measuring
     overlap.py             written against true text
     probabilistic.py       log-probabilities -> queries
     membership_scores.py, own_passes.py, membership.py, blind.py    trained or not?
+    kinds.py               are members and nonmembers one kind of text? before a model is loaded
     canary_scores.py, exposure.py, privacy.py                       random secrets
     writing.py, attacks.py what is written, and what an attacker gets
     mask_consistency.py, reformatting.py     do copies escape the mask?
@@ -31,6 +32,7 @@ saying
     probe_tables.py, measures.py, doses.py   numbers -> tables, with base and control
     statistics/            rates, means, trends and their intervals
     summary.py, verdict.py, findings.py, banners.py    what leads the page
+    probe_runs.py          which probes ran, on how many documents, and why the others did not
 
 A model is asked for through protocols (`Scorer`, `AuditedModel`); who loads it, and on how many
 processes it runs, is the caller's matter. Import from the modules: only `scoring`, `decoding`,

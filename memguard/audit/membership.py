@@ -49,7 +49,7 @@ def compute_membership(
     control_N = np.array([document.role == "control" for document in documents], dtype=bool)
     if min(member_N.sum(), control_N.sum()) < 2:
         return []
-    blind_N = _score_blind(documents, member_N, control_N, seed)
+    blind_N = score_blind_documents(documents, member_N, control_N, seed)
     everything = dict(scores) | ({} if blind_N is None else {BLIND: blind_N})
     return [
         _compare(name, score_N, member_N, control_N, fpr) for name, score_N in everything.items()
@@ -81,12 +81,23 @@ def _compare(
     )
 
 
-def _score_blind(
+def score_blind_documents(
     documents: Sequence[AuditDocument],
     member_N: NDArray[np.bool_],
     control_N: NDArray[np.bool_],
     seed: int,
 ) -> NDArray[np.float64] | None:
+    """Return the blind baseline's scores ``[N]``, NaN where a document was not asked of.
+
+    Args:
+        documents: N of all roles.
+        member_N: which are members.
+        control_N: which are nonmembers.
+        seed: decides the sample of each kind, and the folds.
+
+    Returns:
+        None where there are too few of either kind, see `score_blind`.
+    """
     kinds = [
         derive_generator(seed, f"blind sample {index}").permutation(np.flatnonzero(kind_N))
         for index, kind_N in enumerate((member_N, control_N))

@@ -108,6 +108,7 @@ def run_audit(
         finally:
             reference.free()
     plain = own.pop("plain", None)
+    mask_changes, num_mask_texts = _compare_masks(selection, suite, shop)
     near = ours_G if isinstance(ours_G, NearVerbatim) else None
     base_near = theirs_G if isinstance(theirs_G, NearVerbatim) else None
     scores = DocumentScores(
@@ -125,7 +126,9 @@ def run_audit(
             scores=scores,
             own_membership={} if plain is None else compare_passes(plain, own),
             canaries=_score_canaries(canaries, suite, ours_C, theirs_C),
-            mask_changes=_compare_masks(selection, suite, shop),
+            mask_changes=mask_changes,
+            num_mask_texts=num_mask_texts,
+            why_not={**_explain_canaries(canaries), **shop.why_not},
             written=_tabulate_written(suite, ours_W, theirs_W),
             attacks=_tabulate_attacks(selection, suite, attacks, shop),
         ),
@@ -150,6 +153,14 @@ def plan_one_pass(suite: Suite, *, tiny_margin: float, codec: Codec | None) -> O
         else tuple(name for name in membership.scores if MEMBERSHIP_SCORES[name].own_pass is None),
         decode=None if codec is None else codec.decode,
     )
+
+
+def _explain_canaries(canaries: Sequence[AuditCanary]) -> dict[str, str]:
+    """Say why there would be no score of them: it takes trained ones and references."""
+    if not canaries:
+        return {"canaries": "no canaries were given"}
+    trained = "all" if canaries[0].was_trained else "none"
+    return {"canaries": f"the coin chose {trained} of the {len(canaries)} canaries for training"}
 
 
 def _score_canaries(
@@ -183,10 +194,13 @@ def _tabulate_attacks(
     )
 
 
-def _compare_masks(selection: Selection, suite: Suite, shop: Workshop) -> list[MaskChange]:
+def _compare_masks(
+    selection: Selection, suite: Suite, shop: Workshop
+) -> tuple[list[MaskChange], int]:
+    """Return what copies do to the mask, and of how many texts that is known."""
     probe = suite.mask_consistency
     if probe is None or shop.compare_masks is None or shop.codec is None:
-        return []
+        return [], 0
     decode = shop.codec.decode
     trained = [
         window.document
@@ -203,4 +217,6 @@ def _compare_masks(selection: Selection, suite: Suite, shop: Workshop) -> list[M
         (decode(one.input_ids), decode(other.input_ids))
         for one, other in pairs[: probe.max_passages]
     ]
-    return shop.compare_masks(texts, copies)
+    if not texts:
+        return [], 0
+    return shop.compare_masks(texts, copies), len(texts)

@@ -17,6 +17,7 @@ from memguard.audit.membership import compute_membership
 from memguard.audit.near_verbatim import NearVerbatim, NotGenerated
 from memguard.audit.numbers import Numbers
 from memguard.audit.one_pass import OnePass
+from memguard.audit.probe_runs import list_probe_runs
 from memguard.audit.probe_tables import build_attack_cost, list_tables
 from memguard.audit.selection import BucketOutline
 from memguard.audit.statistics import clopper_pearson, compute_difference, compute_mean
@@ -39,6 +40,7 @@ from memguard.records import (
     Measure,
     MembershipScores,
     ModelScores,
+    ProbeRun,
     Rate,
     RiskName,
     Verdict,
@@ -68,6 +70,10 @@ class Evidence:
     written: Sequence[ProbeTable] = ()
     """What was generated."""
     attacks: Sequence[AttackedBucket] = ()
+    num_mask_texts: int = 0
+    """Texts whose masks were compared with those of their copies."""
+    why_not: Mapping[str, str] = field(default_factory=dict)
+    """By a probe's name, why the audit had nothing to run it on."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -90,6 +96,7 @@ class Summary:
     canaries: CanaryScores | None
     mask_changes: list[MaskChange]
     trends: list[DoseTrend]
+    probe_runs: list[ProbeRun]
 
 
 def summarise(
@@ -158,6 +165,17 @@ def summarise(
         canaries=evidence.canaries,
         mask_changes=list(evidence.mask_changes),
         trends=compute_trends(buckets) if dose_response else [],
+        probe_runs=list_probe_runs(
+            suite,
+            windows=evidence.windows,
+            model=evidence.model,
+            membership=membership,
+            canaries=evidence.canaries,
+            written=evidence.written,
+            attacks=evidence.attacks,
+            num_mask_texts=evidence.num_mask_texts,
+            why_not=evidence.why_not,
+        ),
     )
 
 

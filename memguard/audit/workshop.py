@@ -1,6 +1,6 @@
 """What an audit works with: models that are loaded when asked, tokenizer, cache, ranks."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -60,5 +60,7 @@ class Workshop:
     compare_masks: CompareMasks | None = None
     goldfish: Goldfish | None = None
     """That of the training, which an attacker may know; None where it dropped no labels."""
+    why_not: Mapping[str, str] = field(default_factory=dict)
+    """By a probe's name, why there is nothing to run it on; told where it did not run."""
     num_tightened: int = 0
     """Documents of which a risk budget dropped more labels than it, while they were trained."""

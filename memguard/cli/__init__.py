@@ -14,6 +14,7 @@
     auditing.py      one audit: model and base in turn, report and records out
     scorers.py       a model that is loaded when asked and freed after
     audit_request.py what `memguard audit` was asked
+    given_paths.py   every path that was given: told before anything is loaded
     plan_request.py  what `memguard plan` was asked
     planning.py      one plan: which meshes hold a step, and what would make one fit
     plan_screen.py   a plan on the screen

@@ -135,6 +135,9 @@ def plan(
     )
     request.check()
     run = None if config is None else _load_run(config, overrides)
+    if run is not None and documents:
+        _check_paths(run)
+        _say("plan: loading torch and transformers")
     from memguard.cli.plan_command import run_plan
 
     run_plan(request, run, with_documents=documents, as_json=as_json)
@@ -144,6 +147,8 @@ def plan(
 def prepare(config: _Config, overrides: _Overrides = None, as_json: _Json = False) -> None:
     """Read, tokenise and place the documents of a run; train nothing."""
     run = _load_run(config, overrides)
+    _check_paths(run)
+    _say("prepare: loading torch and transformers")
     from memguard.cli.training import prepare_run
 
     corpus = prepare_run(run).corpus
@@ -159,7 +164,9 @@ def train(
 ) -> None:
     """Train a run and audit it; the same command goes on where it was interrupted."""
     run = _load_run(config, overrides)
+    _check_paths(run)
     run_on_processes(nproc)
+    _say("train: loading torch and transformers")
     from memguard.cli.training import train_run
 
     outcome = train_run(run)
@@ -266,7 +273,11 @@ def audit(
         seed=seed,
     )
     settings = request.check()
+    from memguard.cli.given_paths import check_audit_paths
+
+    check_audit_paths(request)
     run_on_processes(nproc)
+    _say("audit: loading torch and transformers")
     from memguard.cli.auditing import audit_request
 
     folder, report = audit_request(request, settings)
@@ -315,9 +326,6 @@ def compare(
 
     Given folders of finished runs it trains nothing and holds the others against the first.
     """
-    from memguard.assets import find_asset
-    from memguard.compare import load_sweep
-
     if keep_weights and not fix:
         raise ConfigError("--keep-weights belongs to --fix")
     if nproc > 1 and not fix:
@@ -330,21 +338,30 @@ def compare(
                 raise ConfigError(f"--fix takes one RUN; got {1 + len(others)}")
             if keep_weights and out is not None:
                 raise ConfigError("--out is a comparison's; with --keep-weights there is none")
+            _say(f"compare: reading {sweep}")
             from memguard.cli.fixing import fix_run
 
             fixed = fix_run(Path(sweep), out, keep_weights=keep_weights, num_processes=nproc)
             page, result = (Path(sweep), None) if fixed is None else fixed
             _print(as_json, result and result.model_dump(mode="json", by_alias=True), page)
             return
+        folders = [sweep, *(others or ())]
+        _say(f"compare: reading {len(folders)} {'run' if len(folders) == 1 else 'runs'}")
         from memguard.cli.comparing import compare_folders
 
-        folder, comparison = compare_folders([sweep, *(others or ())], out)
+        folder, comparison = compare_folders(folders, out)
     else:
         if fix:
             raise ConfigError("--fix belongs to a finished RUN; a sweep names its own settings")
         if out is not None:
             raise ConfigError("--out belongs to RUNs; a sweep has 'output_dir' in its YAML")
+        from memguard.assets import find_asset
+        from memguard.compare import load_sweep
+
         loaded = load_sweep(find_asset("configs", sweep, setting="SWEEP"), others or ())
+        for each in loaded.in_order:
+            # With 'pretrain' the settings start from a model that this command trains first.
+            _check_paths(each.config, has_model=each is loaded.pretrain or not loaded.pretrain)
         from memguard.cli.sweeping import run_sweep
 
         folder, comparison = run_sweep(loaded, num_jobs=jobs or 1)
@@ -368,6 +385,18 @@ def _load_run(config: str, overrides: list[str] | None) -> Any:
     from memguard.config import load_run_config
 
     return load_run_config(find_asset("configs", config, setting="CONFIG"), overrides or ())
+
+
+def _check_paths(run: Any, *, has_model: bool = True) -> None:
+    from memguard.cli.given_paths import check_run_paths
+
+    check_run_paths(run, has_model=has_model)
+
+
+def _say(text: str) -> None:
+    """Print what is being done before a wait; on standard error, by rank 0."""
+    if own_rank() == 0:
+        typer.echo(text, err=True)
 
 
 def _run_folder(run: Any) -> Path:

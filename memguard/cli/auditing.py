@@ -6,7 +6,7 @@ import shlex
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,9 +14,11 @@ from typing import Any
 
 import memguard
 from memguard.audit.extraction import TINY_MARGINS
+from memguard.audit.kinds import compare_kinds
 from memguard.audit.probes import Probe
 from memguard.audit.procedure import AuditOutcome, run_audit
 from memguard.audit.scores_file import save_scores
+from memguard.audit.selection import select_windows
 from memguard.audit.suite import Suite, load_suite
 from memguard.audit.workshop import Stage
 from memguard.cli.any_checkpoint import describe_checkpoint
@@ -31,6 +33,7 @@ from memguard.parallel.checkpoint_folder import hash_weights, load_config, load_
 from memguard.parallel.mesh_shape import ModelSizes, resolve_mesh
 from memguard.records import (
     AuditReport,
+    Banner,
     Method,
     ModelIdentity,
     load_record,
@@ -38,6 +41,7 @@ from memguard.records import (
     write_atomically,
 )
 from memguard.report import render_report
+from memguard.report.probes import write_not_run, write_ran
 from memguard.runtime import (
     Console,
     Runtime,
@@ -127,6 +131,7 @@ def _audit(
             f"{runtime.world_size}, which split it over their mesh. Leave one of the two out."
         )
     runtime.only_on_main(lambda: _check_writable(subject.out))
+    banners = _compare_kinds(subject, settings, suite, console)
     hashes = runtime.broadcast_object(
         {
             path: _hash_if_folder(path)
@@ -166,14 +171,43 @@ def _audit(
 
     def finish() -> AuditReport:
         report = _describe(
-            subject, settings, suite, outcome, model, hashes, command, wall_s, runtime
+            subject, settings, suite, outcome, model, hashes, command, wall_s, runtime, banners
         )
         _write(subject, settings, outcome, report)
         return report
 
     written = runtime.only_on_main(finish)
+    report = runtime.broadcast_object(written)
+    console.info(f"audit: probes that ran: {write_ran(report)}")
+    not_run = write_not_run(report)
+    if not_run:
+        console.info(f"audit: not run: {not_run}")
     console.info(f"audit: report in {subject.out / 'report.html'}")
-    return runtime.broadcast_object(written)
+    return report
+
+
+def _compare_kinds(
+    subject: Subject, settings: AuditConfig, suite: Suite, console: Console
+) -> list[Banner]:
+    """Warn where members and nonmembers are different kinds of text; before weights are read.
+
+    Raises:
+        DataError: see `select_windows`.
+    """
+    if subject.run is not None:
+        return []  # A run draws its control from the documents that it trains.
+    selection = select_windows(
+        subject.documents,
+        suite.extraction,
+        seed=subject.seed,
+        min_documents=settings.min_documents,
+        max_documents_per_bucket=settings.max_documents_per_bucket,
+    )
+    told = compare_kinds([window.document for window in selection.windows], seed=subject.seed)
+    if not told:
+        return []
+    console.warn(told)
+    return [Banner(level="warning", text=told)]
 
 
 def _check_writable(folder: Path) -> None:
@@ -192,6 +226,7 @@ def _describe(
     command: str,
     wall_s: float,
     runtime: Runtime,
+    banners: Sequence[Banner],
 ) -> AuditReport:
     summary = outcome.summary
     return AuditReport(
@@ -209,8 +244,9 @@ def _describe(
         data=subject.data,
         training=subject.training,
         method=_method(suite, settings, subject.seed, command, wall_s),
+        probe_runs=summary.probe_runs,
         verdict=summary.verdict,
-        banners=summary.banners,
+        banners=[*banners, *summary.banners],
         buckets=summary.buckets,
         generated=summary.generated,
         base_generated=summary.base_generated,

@@ -39,6 +39,7 @@ def compare_folders(folders: Sequence[str], out: Path | None) -> tuple[Path, Com
         raise ConfigError("a run is given twice; name each once")
     console = Console()
     runs = list(_name_settings(folders))
+    console.info("compare: testing the settings against the first, document by document")
     comparison = compare_runs(
         runs, name=", ".join(run.name for run in runs[:3]), command=make_command()
     )
@@ -54,6 +55,7 @@ def make_command() -> str:
 
 def publish(comparison: Comparison, folder: Path, console: Console) -> None:
     """Write the record, its page and chart, and show the rows that lead."""
+    console.info("compare: drawing the page and its charts")
     folder.mkdir(parents=True, exist_ok=True)
     save_record(comparison, folder / "comparison.json")
     page = folder / "comparison.html"

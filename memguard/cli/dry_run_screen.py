@@ -54,7 +54,7 @@ def render_dry_run(result: DryRunResult, out: rich.console.Console) -> None:
     )
     _print_title(out, "Training")
     _print_facts(out, _describe_training(record))
-    _print_remarks(out, record.remarks, ["rows", "steps"])
+    _print_remarks(out, record.remarks, ["rows", "steps", "goldfish"])
     _print_title(out, "Disk")
     _print_facts(out, _describe_disk(record))
     _print_remarks(out, record.remarks, ["disk"])

@@ -36,6 +36,7 @@ from memguard.planner.dry_run import (
     warn,
 )
 from memguard.planner.first_row import FirstRow, read_first_row
+from memguard.planner.reference_hash import remark_on_reference_hash
 from memguard.planner.run_length import count_labels, measure_length, remark_on_rows
 from memguard.planner.tokenizer_lint import lint_tokenizer
 from memguard.planner.weightless import Outline, may_share_rows, outline_model
@@ -97,6 +98,7 @@ def dry_run(config: RunConfig, console: Console) -> DryRunResult:
             entry.role in ("trained", "forget") and count == 0
             for entry, count in zip(corpus.manifest, counts, strict=True)
         )
+        remarks += remark_on_reference_hash(corpus, tokenizer, config.mitigations)
         remarks += remark_on_rows(length, labels, trained, num_unreached=num_unreached)
         disk = _measure_disk(config, folder, aside, outline, feed.loader, length)
         remarks += remark_on_disk(disk)

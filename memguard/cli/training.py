@@ -31,6 +31,7 @@ from memguard.errors import ConfigError
 from memguard.parallel.checkpoint_folder import check_positions
 from memguard.parallel.vocab_checks import keeps_documents_apart
 from memguard.parallel.weights import count_parameters
+from memguard.planner.reference_hash import remark_on_reference_hash
 from memguard.records import AuditReport, ManifestEntry, save_manifest, write_atomically
 from memguard.report import render_model_card
 from memguard.runtime import (
@@ -160,6 +161,10 @@ def _train(
     environment = describe_environment(runtime.device, runtime.world_size)
     written = json.dumps(environment, indent=2).encode()
     runtime.only_on_main(lambda: write_atomically(folder / "environment.json", written))
+    for remark in remark_on_reference_hash(corpus, tokenizer, config.mitigations):
+        if remark.level == "warning":
+            console.warn(f"'mitigations': goldfish: {remark.text}")
+    console.info(f"model: loading {config.model.path or 'random weights'}")
     started = start_model(config, tokenizer, workplace)
     vocab, model = started.vocab, started.vocab.model
     check_positions(model, config.data.seq_len, "data.seq_len")

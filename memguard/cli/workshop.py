@@ -17,7 +17,7 @@ from memguard.config import AuditConfig, GoldfishConfig
 from memguard.data.chat import find_special_ids
 from memguard.data.tokenization import list_token_texts
 from memguard.errors import ModelError
-from memguard.mitigation import Goldfish, build_goldfish, build_mitigations
+from memguard.mitigation import Goldfish, build_goldfish, build_mitigations, drops_labels
 from memguard.parallel.checkpoint_folder import load_tokenizer
 from memguard.records import MaskChange
 from memguard.runtime import Runtime, default_cache_dir
@@ -41,21 +41,43 @@ def open_workshop(
     tokenizer = load_tokenizer(subject.model)
     if subject.reference is not None:
         _check_same_vocabulary(tokenizer, subject.reference)
-    probe = suite.mask_consistency
+    why_not = _explain_what_is_missing(subject, tokenizer)
     masks: CompareMasks | None = None
-    # Without a mitigation nothing is masked, and copies cannot escape.
-    if probe is not None and subject.mitigations and tokenizer.is_fast:
+    if suite.mask_consistency is not None and "mask_consistency" not in why_not:
         masks = functools.partial(_compare_masks, tokenizer=tokenizer, subject=subject)
-
     return Workshop(
         codec=_build_codec(tokenizer),
         cache=RecordCache(default_cache_dir() / "scores") if settings.cache else None,
         peers=runtime,
         on_progress=on_progress,
         compare_masks=masks,
+        why_not=why_not,
         goldfish=_build_goldfish(subject, tokenizer),
         num_tightened=_count_tightened(subject),
     )
+
+
+def _explain_what_is_missing(subject: Subject, tokenizer: Any) -> dict[str, str]:
+    """Say, by the probe's name, why there is nothing to run a probe on."""
+    why_not = {}
+    if not subject.canaries:
+        why_not["canaries"] = (
+            "the model was not trained by memguard, so no canaries are known to be in it"
+            if subject.run is None
+            else "the run has none: 'data.canaries.count' is 0, or too few documents are trained"
+        )
+    # Without such a mitigation nothing is masked, and copies cannot escape.
+    if subject.run is None:
+        why_not["mask_consistency"] = (
+            "the model was not trained by memguard, so it is not known what training dropped"
+        )
+    elif not any(drops_labels(config) for config in subject.mitigations):
+        why_not["mask_consistency"] = "no mitigation of the run drops labels"
+    elif not tokenizer.is_fast:
+        why_not["mask_consistency"] = (
+            "the tokenizer has no tokenizer.json, which would say where tokens lie in the text"
+        )
+    return why_not
 
 
 def _build_goldfish(subject: Subject, tokenizer: Any) -> Goldfish | None:

@@ -70,10 +70,23 @@ def read_source(source: str, *, setting: str, text_column: str, cache_dir: Path)
         raise DataError(
             f"'{setting}': '{source}' is of no known kind; known are {', '.join(_KNOWN_SUFFIXES)}."
         )
-    elif suffix in _KNOWN_SUFFIXES or not _HUB_ID.fullmatch(source):
+    elif is_missing(source):
         raise DataError(f"'{setting}': there is no file or folder '{source}'. Correct the path.")
     else:
         yield _read_hub(source, setting)
+
+
+def is_missing(source: str) -> bool:
+    """Tell whether a source is a path where nothing is; hub ids and ``docstrings:`` pass."""
+    if source.startswith(_DOCSTRINGS):
+        return False
+    path = Path(os.path.expanduser(source))
+    try:
+        if source and path.exists():
+            return False
+    except OSError:
+        return False  # It cannot be looked at: reading it will say why.
+    return path.suffix.lower() in _KNOWN_SUFFIXES or not _HUB_ID.fullmatch(source)
 
 
 def _read_folder(folder: NamedFile, setting: str, text_column: str) -> Iterator[Table]:

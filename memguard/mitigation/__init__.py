@@ -159,6 +159,12 @@ a label's loss is, then what it is worth, then where it ends, then what is due b
 to be forgotten it is another one altogether."""
 
 
+def drops_labels(config: MitigationConfig) -> bool:
+    """Tell whether a setting leaves labels out of the loss."""
+    built = MITIGATIONS.get(config.name)
+    return built is not None and built.stage == "labels"
+
+
 class Mitigations:
     """The settings of a run, labels masked in their order, losses changed in the table's."""
 

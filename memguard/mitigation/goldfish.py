@@ -163,6 +163,29 @@ def _product_with_label(ids: NDArray[np.int64], width: int) -> NDArray[np.int64]
     return product % _TABLE_SIZE
 
 
+def find_zero_products(
+    ids: NDArray[np.integer], start: NDArray[np.int64], width: int
+) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    """Return where mode ``hash_reference`` has a window at all, and where its product is 0.
+
+    One id 0 makes the product of a window 0, and so do 64 factors of 2, by overflow. All these
+    windows have one key: their labels are dropped together or kept together, see `drops_zero`.
+
+    Args:
+        ids: ``[N]`` tokens of documents laid end to end.
+        start: ``[N]`` index at which the document of each token starts.
+        width: h.
+    """
+    keys = ids.astype(np.int64)
+    is_window = np.arange(keys.size) - start >= width
+    return is_window, is_window & (_product_with_label(keys, width) == 0)
+
+
+def drops_zero(k: int) -> bool:
+    """Tell whether mode ``hash_reference`` drops the labels of windows whose product is 0."""
+    return bool(reference_table()[0] < np.float32(1 / k))
+
+
 def reference_table() -> NDArray[np.float32]:
     """Return the published table of 1,000,003 uniform numbers, the same on every device.
 

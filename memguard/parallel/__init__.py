@@ -1,5 +1,6 @@
 """From a checkpoint folder to hidden states and per-token losses, on one process or on a mesh.
 
+    checkpoint_files.py   is there a checkpoint at all? by the names in its folder; no torch
     checkpoint_folder.py  what a checkpoint says before its weights are read
     weights.py            the only place where a folder becomes a module
     scratch.py            models that start from nothing

@@ -4,7 +4,6 @@ Remote code is never run, whoever made the folder.
 """
 
 import hashlib
-import json
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ import huggingface_hub
 import transformers
 
 from memguard.errors import ModelError
+from memguard.parallel.checkpoint_files import check_folder
 
 _HASH_BLOCK_BYTES = 1 << 22
 _MAX_REASON = 300
@@ -108,34 +108,6 @@ def get_folder(path: str, revision: str | None) -> Path:
         raise ModelError(
             f"model '{path}' cannot be got from the hub: {say_in_one_line(error)}"
         ) from error
-
-
-def check_folder(path: str) -> None:
-    """Refuse a folder that holds no checkpoint; a hub id passes.
-
-    Raises:
-        ModelError: no such folder, no configuration, or no safetensors.
-    """
-    folder = Path(path)
-    if not folder.exists():
-        if path.count("/") > 1 or path.startswith((".", "/", "~")):
-            raise ModelError(f"there is no folder '{path}'; correct the path of the model")
-        return
-    if not folder.is_dir():
-        raise ModelError(f"model '{path}' must be a folder with config.json; it is a file")
-    if not (folder / "config.json").is_file():
-        raise ModelError(f"model '{path}' has no config.json")
-    try:
-        json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ModelError(f"model '{path}': config.json is not JSON") from error
-    if not any(folder.glob("*.safetensors")):
-        pickled = any(folder.glob("*.bin")) or any(folder.glob("*.pt*"))
-        why = "only pickled ones, which are never read" if pickled else "none at all"
-        raise ModelError(
-            f"model '{path}' must hold its weights as safetensors; it has {why}. Convert it "
-            "with save_pretrained in an environment you trust."
-        )
 
 
 def say_in_one_line(error: BaseException) -> str:

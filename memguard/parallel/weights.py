@@ -21,11 +21,8 @@ from memguard.parallel.assemble import (
     check_layer,
     fill_layer,
 )
-from memguard.parallel.checkpoint_folder import (
-    check_folder,
-    get_folder,
-    say_in_one_line,
-)
+from memguard.parallel.checkpoint_files import check_folder
+from memguard.parallel.checkpoint_folder import get_folder, say_in_one_line
 from memguard.parallel.mesh_rules import COMPARED_FAMILIES
 from memguard.parallel.slices import (
     FolderWeights,

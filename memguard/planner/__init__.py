@@ -9,6 +9,7 @@
     weightless.py      what a model is like, without its weights
     run_length.py      steps, rows and tokens of a run
     first_row.py       the first row that will be trained, token by token
+    reference_hash.py  windows that the published goldfish hash cannot tell apart
     tokenizer_lint.py  what a tokenizer does to these documents that its user may not expect
     disk.py            what a run writes, against what is free
     dry_run.py         all of these, as they are written down

@@ -1,5 +1,6 @@
 """What a run will do, told before any weight is loaded: the record of it.
 
+reference_hash.py  windows that the published goldfish hash cannot tell apart
 tokenizer_lint.py  remarks on tokenizer, template and documents
 run_length.py      steps, rows, tokens, labels
 disk.py            checkpoints and export against free disk
@@ -22,6 +23,7 @@ Topic = Literal[
     "lengths",
     "rows",
     "steps",
+    "goldfish",
     "disk",
     "audit",
     "run",

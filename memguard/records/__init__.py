@@ -18,6 +18,7 @@ from memguard.records.audit import (
     Finding,
     Method,
     ModelIdentity,
+    ProbeRun,
     TrainingSummary,
     Verdict,
 )
@@ -102,6 +103,7 @@ __all__ = [
     "PairedCanaries",
     "PairedCounts",
     "PairedResult",
+    "ProbeRun",
     "Rate",
     "Recommendation",
     "Record",

@@ -1,8 +1,8 @@
 """What an audit says: the report, its findings and its verdict."""
 
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
-from pydantic import ConfigDict, Field
+from pydantic import ConfigDict, Field, model_validator
 
 from memguard.records.record import Record
 from memguard.records.scores import (
@@ -53,6 +53,27 @@ class Verdict(Record):
     metric: RiskName
     bucket: str
     sentence: str
+
+
+class ProbeRun(Record):
+    """One probe of the suite: what it ran on, or why it did not run."""
+
+    name: str
+    version: int
+    num_documents: int | None
+    """With a result; null where it did not run, never 0."""
+    counted: Literal["documents", "canaries", "texts"] = "documents"
+    """What `num_documents` counts."""
+    reason_not_run: str | None
+    """null where it ran."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if (self.num_documents is None) == (self.reason_not_run is None):
+            raise ValueError("a probe has either documents or a reason why it did not run")
+        if self.num_documents is not None and self.num_documents < 1:
+            raise ValueError("a probe without a document did not run: give the reason")
+        return self
 
 
 class Method(Record):
@@ -142,6 +163,8 @@ class AuditReport(Record):
     data: DataIdentity
     training: TrainingSummary | None
     method: Method
+    probe_runs: list[ProbeRun]
+    """One for each probe of the suite, in its order; `method.probes` has their settings."""
     verdict: Verdict
     banners: list[Banner]
     buckets: list[BucketScores]

@@ -8,7 +8,7 @@
                       grid, generation, measured  │                               front_chart ─┘
                       membership, masks           │
                       canaries, exposure, watched │
-                      findings, facts             │
+                      findings, facts, probes     │
                       prose, glossary             │
     comparison ─┬► comparison_digest ────────────┘
                 │     comparison_front, comparison_figures

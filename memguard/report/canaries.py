@@ -228,16 +228,7 @@ def _write_base(nll: float | None) -> str:
 
 
 def _explain_none(report: AuditReport) -> str:
-    asked = any(one.get("name") == "canaries" for one in report.method.probes)
-    if not asked:
-        why = explain_absence(report, "canaries", "does not ask for canaries")
-    elif report.training is None:
-        why = "No canaries: memguard did not train this model, so no secret is known to be in it."
-    else:
-        why = (
-            "No canaries: none were inserted ('data.canaries.count'), there were too few trained "
-            "documents for them, or the coin fell on one side only."
-        )
+    why = explain_absence(report, "canaries", "does not ask for canaries")
     return (
         f"{why} Then nothing here says how far training stands out by itself, on texts that exist "
         "nowhere else, and the loss of privacy has no lower bound."

@@ -21,7 +21,6 @@ from memguard.report.facts import (
     describe_environment,
     describe_identity,
     describe_method,
-    describe_probes,
     describe_training,
 )
 from memguard.report.findings import build_findings, write_findings_note
@@ -41,6 +40,7 @@ from memguard.report.learned import find_learned, tell_learned
 from memguard.report.masks import build_masks
 from memguard.report.membership import build_membership, warn_of_blind
 from memguard.report.page import AuditPage, Fact, Notice, Section
+from memguard.report.probes import describe_not_run, describe_probes
 from memguard.report.prose import (
     CONFIDENTIALITY,
     describe_loss_change,
@@ -102,6 +102,7 @@ def digest_report(report: AuditReport) -> AuditPage:
         data=describe_data(report),
         method=describe_method(report),
         probes=describe_probes(report),
+        probes_not_run=describe_not_run(report),
         command=clean_text(report.method.command, COMMAND_LIMIT),
         environment=describe_environment(report.environment),
         glossary=write_glossary(report),

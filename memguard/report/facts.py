@@ -180,21 +180,3 @@ def describe_environment(environment: Mapping[str, str]) -> tuple[Fact, ...]:
         Fact(term=clean_name(name), value=clean_text(value, 200), code=True)
         for name, value in sorted(environment.items())[:200]
     )
-
-
-def describe_probes(report: AuditReport) -> tuple[Fact, ...]:
-    """List the probes with their versions and settings."""
-    facts = []
-    for probe in report.method.probes[:50]:
-        version = probe.get("version")
-        settings = {key: value for key, value in probe.items() if key not in ("name", "version")}
-        facts.append(
-            Fact(
-                term=clean_name(str(probe.get("name", "unnamed"))),
-                value="version not recorded"
-                if version is None
-                else f"version {clean_text(str(version), 20)}",
-                detail=format_settings(settings) if settings else "",
-            )
-        )
-    return tuple(facts)

@@ -76,7 +76,7 @@ def _build_row(finding: Finding, has_base: bool, has_hash: bool) -> Row:
 def write_findings_note(report: AuditReport) -> str:
     """Say how many findings there are, and how a document can be found again."""
     if not report.num_findings:
-        return "No document met the rule for a finding under the probes listed."
+        return "No document met the rule for a finding in the probes that ran."
     shown = min(len(report.findings), MOST_FINDINGS)
     found = format_count(report.num_findings)
     if report.num_findings == 1:

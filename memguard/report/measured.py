@@ -9,6 +9,7 @@ from memguard.records import AuditReport, Interval, Measure, MeasuredBucket, Rat
 from memguard.report.cells import show_estimate, show_missing, show_rate
 from memguard.report.formatting import format_interval, format_share
 from memguard.report.page import Cell
+from memguard.report.probes import explain, find_run
 from memguard.report.text import clean_name
 
 PLAIN = "plain"
@@ -87,8 +88,11 @@ def explain_absence(report: AuditReport, probe: str, what: str) -> str:
         probe: its name in suites.
         what: what a suite without it does not do, a verb first: ``attacks nothing``.
     """
-    if any(one.get("name") == probe for one in report.method.probes):
-        return f"Probe '{probe}' was asked for, but this report holds no number of it."
+    run = find_run(report, probe)
+    if run is not None and run.reason_not_run is not None:
+        return f"Probe '{probe}' did not run: {explain(run)}."
+    if run is not None:
+        return f"Probe '{probe}' ran, but this report holds no number of it."
     suite, version = clean_name(report.method.suite), report.method.suite_version
     other = "" if suite == "full" else "; '--suite full' does"
     return f"Suite '{suite}' (version {version:,}) {what}{other}."

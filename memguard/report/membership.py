@@ -11,6 +11,7 @@ from memguard.report.formatting import (
     format_interval,
     format_threshold,
 )
+from memguard.report.measured import explain_absence
 from memguard.report.page import Cell, Notice, Row, Section, Table
 from memguard.report.text import clean_name, clean_text
 
@@ -68,7 +69,12 @@ def name_score(score: str) -> str:
 
 
 def warn_of_blind(report: AuditReport) -> Notice | None:
-    """Warn where a baseline that never asks the model tells members from nonmembers."""
+    """Warn where a baseline that never asks the model tells members from nonmembers.
+
+    Of a model that memguard did not train the audit has said so in a banner, with more beside it.
+    """
+    if report.run is None:
+        return None
     blind = next((one for one in report.membership if one.score == BLIND), None)
     if blind is None or blind.auc is None or blind.auc.ci is None or blind.auc.ci[0] <= 0.5:
         return None
@@ -168,9 +174,10 @@ def _show_rate_at(score: MembershipScores, rate: str) -> Cell:
 def write_membership_note(report: AuditReport) -> str:
     """Say what the scores mean, or why there are none."""
     if not report.membership:
+        why = explain_absence(report, "membership", "computes no membership scores")
         return (
-            "No membership score: it needs documents that were never trained. Where there are "
-            "some, it says how well one can tell which documents were trained."
+            f"{why} They say how well trained documents can be told from documents that were "
+            "never trained."
         )
     text = (
         "AUC is the chance that a trained document scores higher than a never-trained one: 0.5 is "

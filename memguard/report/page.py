@@ -196,6 +196,8 @@ class AuditPage:
     data: tuple[Fact, ...]
     method: tuple[Fact, ...]
     probes: tuple[Fact, ...]
+    """Those that ran."""
+    probes_not_run: tuple[Fact, ...]
     command: str
     environment: tuple[Fact, ...]
     glossary: tuple[Fact, ...]

@@ -12,7 +12,8 @@ from memguard.report.formatting import (
     relative_change,
 )
 from memguard.report.page import Fact
-from memguard.report.text import clean_name, clean_text
+from memguard.report.probes import write_not_run, write_ran
+from memguard.report.text import clean_text
 
 CONFIDENTIALITY = (
     "Contains no excerpts: documents appear by id and hash only. Ids, names and paths can tell "
@@ -33,23 +34,22 @@ READING_GUIDE = (
 
 
 def write_limits(report: AuditReport) -> tuple[str, ...]:
-    """Say in five sentences what this audit can and cannot tell."""
+    """Say what this audit can and cannot tell, and which probes did not run."""
     method = report.method
     prefix = (
         f"everything before its last {method.continuation_tokens} tokens"
         if method.prefix_tokens is None
         else f"the {method.prefix_tokens} true tokens before the continuation"
     )
-    probes = ", ".join(
-        clean_name(str(probe.get("name", "unnamed"))) for probe in method.probes[:20]
-    )
+    not_run = write_not_run(report)
     return (
         _write_coverage(report),
         f"The attacker is assumed to know the prefix: each document is prompted with {prefix}. "
         "Someone without that text may get less out of the model.",
         _write_bound(report),
-        f"Only these probes were run: {probes or 'none'}. They say nothing about facts or personal "
+        f"Only these probes ran: {write_ran(report)}. They say nothing about facts or personal "
         "data repeated in other words.",
+        *([f"Not run: {not_run}."] if not_run else []),
         _write_arithmetic(report),
     )
 

@@ -24,7 +24,7 @@ from memguard.mitigation.ladder import Ladder
 from memguard.parallel.vocab import VocabLayer
 from memguard.runtime import Advance, Console, Runtime, peak_memory_bytes
 from memguard.train.dp_sgd import RowClipping, compute_privacy
-from memguard.train.heldout import measure_heldout
+from memguard.train.heldout import choose_heldout, measure_heldout
 from memguard.train.metrics import (
     EndMetrics,
     MetricsLog,
@@ -218,6 +218,11 @@ class Trainer:
         )
 
     def _measure_heldout(self, log: MetricsLog) -> None:
+        bucket, documents = choose_heldout(self.corpus)
+        if documents:
+            self.console.info(
+                f"held-out loss: measuring on {len(documents):,} documents ({bucket})"
+            )
         line = measure_heldout(
             self.vocab,
             self.corpus,

@@ -12,6 +12,7 @@ import transformers
 from cli_examples import make_texts, read_json, run_cli, write_jsonl, write_run, write_texts
 
 from memguard.cli import auditing
+from memguard.errors import ModelError
 from memguard.records import AuditReport, BucketScores, load_record
 
 LENGTH = ("--continuation-tokens", 6)
@@ -205,6 +206,54 @@ def test_copies_among_the_members_are_one_piece_of_evidence(folder: Path) -> Non
     assert copied is not None
     # The same evidence, but for the last bits of batches of another shape.
     assert copied.ci == pytest.approx(alone.ci, abs=1e-5)
+
+
+def test_nonmembers_of_another_kind_are_told_before_the_model_is_loaded(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    digits = ["".join(str(n * m % 10) for m in range(60)) for n in range(1, 31)]
+    others = write_jsonl(folder / "digits.jsonl", [{"text": text} for text in digits])
+    arguments = ("--members", folder / "documents.jsonl", "--nonmembers", others, *LENGTH)
+    report = audit(folder / "model", folder / "out", *arguments)
+    banner = report.banners[0]
+    assert banner.level == "warning"
+    assert "Members and nonmembers are not the same kind of text: a bag of words" in banner.text
+    page = (folder / "out" / "report.html").read_text()
+    assert page.count("a bag of words that never asks the model tells them apart") == 1
+    assert "Membership scores prove nothing here" not in page
+
+    def load(*_: Any, **__: Any) -> Any:
+        raise ModelError("weights are read")
+
+    monkeypatch.setattr(auditing, "hash_weights", load)
+    outcome = run_cli("audit", "--model", folder / "model", "--out", folder / "new", *arguments)
+    assert (outcome.code, outcome.err.splitlines()[-1]) == (3, "memguard: weights are read")
+    assert f"warning: {banner.text}" in outcome.err
+    # The first 60 are the members.
+    same = write_jsonl(folder / "same.jsonl", [{"text": text} for text in make_texts(90)[60:]])
+    arguments = ("--members", folder / "documents.jsonl", "--nonmembers", same, *LENGTH)
+    outcome = run_cli("audit", "--model", folder / "model", "--out", folder / "new", *arguments)
+    assert "kind of text" not in outcome.err
+
+
+def test_a_foreign_model_lists_only_probes_that_ran(folder: Path) -> None:
+    arguments = ("--members", folder / "documents.jsonl", *LENGTH)
+    out = folder / "out"
+    outcome = run_cli("audit", "--model", folder / "model", "--out", out, *arguments)
+    report = load_record(AuditReport, out / "report.json")
+    runs = {run.name: run.num_documents for run in report.probe_runs}
+    assert runs == {
+        "extraction": 60,
+        "sampling": 60,
+        "membership": None,
+        "canaries": None,
+        "mask_consistency": None,
+    }
+    ran = "probes that ran: extraction (60 documents), sampling (60 documents)\n"
+    assert f"audit: {ran}" in outcome.err
+    assert "audit: not run: membership (no control documents); canaries (the model was" in (
+        outcome.err
+    )
 
 
 def test_the_same_command_gives_the_same_bytes(

@@ -66,7 +66,7 @@ def test_a_run_that_recites_is_trained_again_and_compared(run: Path) -> None:
 def test_what_has_no_finished_audit(run: Path) -> None:
     say(run, status="partial")
     partial = run_cli("compare", run, "--fix")
-    assert (partial.code, partial.err.count("\n")) == (3, 1)
+    assert (partial.code, partial.err.count("\n")) == (3, 2)
     assert "is partial; audit it again: memguard audit " in partial.err
     say(run)
 
@@ -79,7 +79,7 @@ def test_an_audit_of_another_kind_is_told_before_anything_is_trained(run: Path) 
     report["method"]["dtype"] = "bf16"
     path.write_text(json.dumps(report))
     refused = run_cli("compare", run, "--fix")
-    assert (refused.code, refused.err.count("\n")) == (3, 1)
+    assert (refused.code, refused.err.count("\n")) == (3, 2)
     assert "is not the one that its config.yaml asks for; audit it again" in refused.err
     path.write_text(before)
 
@@ -133,7 +133,7 @@ def test_what_ended_a_run_early_is_told_before_anything_is_trained(run: Path) ->
     )
     refused = run_cli("compare", run, "--fix")
     path.write_text(before)
-    assert (refused.code, refused.err.count("\n")) == (2, 2)
+    assert (refused.code, refused.err.count("\n")) == (2, 3)
     assert "may have been ended early by 'budget.action: stop'" in refused.err
 
 

@@ -167,6 +167,13 @@ def make_full_report(goldfish: bool = True) -> r.AuditReport:
     return report.model_copy(
         update={
             "method": report.method.model_copy(update={"suite": "full", "probes": probes}),
+            "probe_runs": [
+                *(examples.make_probe_run(n, 160) for n in ("extraction", "grid", "sampling")),
+                examples.make_probe_run("membership", 160),
+                examples.make_probe_run("canaries", 32, "canaries"),
+                *(examples.make_probe_run(n, 80) for n in ("generation", "attacks")),
+                examples.make_probe_run("mask_consistency", 40, "texts"),
+            ],
             "membership": make_membership(),
             "measures": make_all_measures(names),
             "attack_cost": [

@@ -1,6 +1,7 @@
 """Records as a real study leaves them, made up: for tests of pages and cards."""
 
 import math
+from typing import Any
 
 from scipy.stats import beta
 
@@ -59,6 +60,14 @@ def make_bucket(
         near_verbatim_minus_control=None
         if control
         else make_interval(near / documents, 0.091, -1, 1),
+    )
+
+
+def make_probe_run(name: str, documents: int | None, counted: Any = "documents") -> r.ProbeRun:
+    """Return a probe that ran on so many documents; None: it did not."""
+    reason = None if documents else "there was nothing to run it on"
+    return r.ProbeRun(
+        name=name, version=1, num_documents=documents, counted=counted, reason_not_run=reason
     )
 
 
@@ -137,6 +146,10 @@ def make_report(goldfish: bool = False) -> r.AuditReport:
             command="memguard audit runs/quickstart/k4 --suite extraction",
             wall_s=7.31,
         ),
+        probe_runs=[
+            make_probe_run("extraction", 160),
+            make_probe_run("membership", 160),
+        ],
         verdict=r.Verdict(
             level="recites",
             metric="near_verbatim",

@@ -134,9 +134,7 @@ def test_a_report_without_attacks_says_why() -> None:
 def test_what_was_asked_for_and_is_not_there_is_told() -> None:
     report = evidence.make_full_report().model_copy(update={"attacks": []})
     section = build_attack_section(report)
-    assert (
-        section.lead[-1] == "Probe 'attacks' was asked for, but this report holds no number of it."
-    )
+    assert section.lead[-1] == "Probe 'attacks' ran, but this report holds no number of it."
     assert len(section.tables) == 1
     assert [column.text for column in section.tables[0].columns][-1] == "Within 1,000,000"
 

@@ -87,6 +87,7 @@ def test_a_bare_record_renders() -> None:
             "buckets": [bucket],
             "dose_response": False,
             "membership": [],
+            "probe_runs": [],
             "findings": [],
             "num_findings": 0,
             "banners": [],
@@ -101,7 +102,8 @@ def test_a_bare_record_renders() -> None:
     )
     words = words_of(check_page(render_report(report)))
     assert "No chart is shown: memguard did not train this model" in words
-    assert "No membership score" in words
+    assert "computes no membership scores" in words
+    assert "Only these probes ran: none." in words
     assert "No base model was scored" in words
     assert "memguard did not train this model" in words
     assert "This audit ended before all documents were scored" in words

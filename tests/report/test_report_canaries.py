@@ -144,11 +144,13 @@ def test_the_most_exposed_secrets_are_listed_first() -> None:
 
 def test_without_canaries_the_page_says_what_is_not_known() -> None:
     report = evidence.make_full_report().model_copy(update={"canaries": None})
-    asked = words_of(check_page(render_report(report)))
-    assert "No canaries: none were inserted ('data.canaries.count')" in asked
-    assert "the loss of privacy has no lower bound" in asked
-    foreign = words_of(check_page(render_report(report.model_copy(update={"training": None}))))
-    assert "No canaries: memguard did not train this model" in foreign
+    why = r.ProbeRun(
+        name="canaries", version=1, num_documents=None, reason_not_run="the run has none"
+    )
+    runs = [why if run.name == "canaries" else run for run in report.probe_runs]
+    words = words_of(check_page(render_report(report.model_copy(update={"probe_runs": runs}))))
+    assert "Probe 'canaries' did not run: the run has none." in words
+    assert "the loss of privacy has no lower bound" in words
     old = words_of(check_page(render_report(examples.make_report())))
     assert "Suite 'extraction' (version 1) does not ask for canaries" in old
 

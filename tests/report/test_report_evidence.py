@@ -9,7 +9,6 @@ from page_checks import check_page, words_of
 from memguard import records as r
 from memguard.report import render_report
 from memguard.report.counterfactual import build_counterfactual
-from memguard.report.facts import describe_probes
 from memguard.report.generation import build_generation
 from memguard.report.grid import build_grid
 from memguard.report.masks import build_masks
@@ -202,16 +201,6 @@ def test_few_copies() -> None:
     assert table is not None
     assert texts(table.rows[0]) == ["n/a", "n/a"]
     assert build_copies(examples.make_report()) is None
-
-
-def test_probes_are_listed_with_their_versions() -> None:
-    report = evidence.make_full_report()
-    facts = {fact.term: fact for fact in describe_probes(report)}
-    assert facts["membership"].value == "version 2"
-    assert facts["sampling"].detail == "schemes [(temperature 1), (temperature 1, top_k 40)]"
-    old = describe_probes(examples.make_report())
-    assert old[0].value == "version not recorded"
-    assert old[0].detail == "decoding greedy, continuation_tokens 50"
 
 
 def test_links_lead_to_the_sections_that_are_there() -> None:

@@ -1,0 +1,99 @@
+"""Windows that goldfish mode ``hash_reference`` cannot tell apart, counted in a run's documents.
+
+The published code hashes a window by the product of its token ids. Where an id is 0 ('!' in the
+vocabulary of GPT-2, <unk> in Llama's, whatever comes first in others) the product is 0, and all
+these windows are dropped together or kept together, whatever they say.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from memguard.config import GoldfishConfig, MitigationConfig
+from memguard.data.corpus import Corpus
+from memguard.mitigation.goldfish import drops_zero, find_zero_products
+from memguard.planner.dry_run import Remark, note, warn
+
+_MANY = 0.01
+"""A share of the windows below which there is nothing to do about it."""
+_TOKENS_AT_ONCE = 1 << 20
+
+
+def remark_on_reference_hash(
+    corpus: Corpus, tokenizer: Any, mitigations: Sequence[MitigationConfig]
+) -> list[Remark]:
+    """Say how many windows of the trained documents have the product 0; nothing in other modes.
+
+    Documents longer than a row are taken whole: training cuts them, and has a few windows less.
+
+    Args:
+        corpus: all prepared documents.
+        tokenizer: names the token with id 0.
+        mitigations: of the run.
+    """
+    config = next((each for each in mitigations if isinstance(each, GoldfishConfig)), None)
+    if config is None or config.mode != "hash_reference":
+        return []
+    num_windows = num_zero = num_ids = 0
+    for ids, start in _read_trained(corpus):
+        is_window, is_zero = find_zero_products(ids, start, config.context_width)
+        num_windows += int(is_window.sum())
+        num_zero += int(is_zero.sum())
+        num_ids += int((ids == 0).sum())
+    token = f"'{tokenizer.convert_ids_to_tokens(0)}'"
+    if not num_zero:
+        text = f"No window of mode hash_reference has the product 0; token id 0 is {token}."
+        return [note("goldfish", text)]
+    share = num_zero / num_windows
+    text = (
+        f"Mode hash_reference multiplies the {config.context_width} token ids of a window, and "
+        f"{num_zero:,} of {num_windows:,} windows ({_format_share(share)}) have the product 0: "
+        + (f"token id 0, {token}, occurs {num_ids:,} times. " if num_ids else "it overflows. ")
+        + _tell_fate(config)
+    )
+    if share < _MANY:
+        return [note("goldfish", text)]
+    return [warn("goldfish", f"{text} Mode 'hash' tells all windows apart.")]
+
+
+def _format_share(share: float) -> str:
+    return "<0.1%" if share < 0.0005 else f"{share:.1%}"
+
+
+def _tell_fate(config: GoldfishConfig) -> str:
+    """Say what becomes of the labels of these windows."""
+    ks = [config.k, *config.k_by_dose.values()]
+    dropped = [k for k in ks if drops_zero(k)]
+    if len(dropped) == len(ks):
+        return "All labels of these windows are left out of the loss, whatever they say."
+    if not dropped:
+        return "All labels of these windows receive loss: none of them is protected."
+    return (
+        f"With k up to {max(dropped)} all labels of these windows are left out of the loss; with a "
+        "larger k all of them receive loss."
+    )
+
+
+def _read_trained(corpus: Corpus) -> Iterator[tuple[NDArray[np.int32], NDArray[np.int64]]]:
+    """Yield tokens ``[N]`` of trained documents, a million at a time, and where each starts."""
+    held: list[NDArray[np.int32]] = []
+    size = 0
+    for index, entry in enumerate(corpus.manifest):
+        if not entry.planned_repetitions:
+            continue
+        held.append(corpus.document(index).input_ids)
+        size += len(held[-1])
+        if size >= _TOKENS_AT_ONCE:
+            yield _lay_end_to_end(held)
+            held, size = [], 0
+    if held:
+        yield _lay_end_to_end(held)
+
+
+def _lay_end_to_end(
+    documents: Sequence[NDArray[np.int32]],
+) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+    sizes = np.array([len(ids) for ids in documents])
+    return np.concatenate(documents), np.repeat(np.cumsum(sizes) - sizes, sizes)
