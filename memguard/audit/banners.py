@@ -4,7 +4,8 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Literal
 
-from memguard.records import Banner, BucketScores, DocumentScore
+from memguard.audit.parts import tell_cut
+from memguard.records import Banner, BucketScores, CutDocuments, DocumentScore
 
 Tally = Literal["complete", "missing", "contradicting"]
 """Whether the counts of repetitions are there and agree with the steps that were trained."""
@@ -19,6 +20,7 @@ def collect_banners(
     *,
     tally: Tally,
     tiny_margin: float,
+    cut: CutDocuments | None = None,
 ) -> list[Banner]:
     """Return warnings, then notes.
 
@@ -27,13 +29,19 @@ def collect_banners(
         scores: of all documents.
         tally: state of the counts of repetitions.
         tiny_margin: margin (logits) below which a verdict may flip.
+        cut: documents of which only a part was audited.
     """
     warnings = [
         *_warn_of_model(scores),
         *_warn_of_control(buckets),
         *_warn_of_tally(scores, tally),
     ]
-    notes = [*_note_forgotten(buckets), *_note_limits(buckets, tiny_margin)]
+    notes = [
+        *([] if cut is None else [tell_cut(cut)]),
+        *_note_forgotten(buckets),
+        *_note_not_audited(buckets),
+        *_note_limits(buckets, tiny_margin),
+    ]
     return [Banner(level="warning", text=text) for text in warnings] + [
         Banner(level="note", text=text) for text in notes
     ]
@@ -117,6 +125,24 @@ def _note_forgotten(buckets: Sequence[BucketScores]) -> Iterator[str]:
         )
 
 
+def _note_not_audited(buckets: Sequence[BucketScores]) -> Iterator[str]:
+    reasons = {
+        "too short to audit": sum(b.num_too_short for b in buckets),
+        "cut into parts of which none is long enough to audit": sum(
+            b.num_cut_too_short for b in buckets
+        ),
+        "without a token that receives loss, special ones aside": sum(
+            b.num_nothing_supervised for b in buckets
+        ),
+    }
+    for reason, count in reasons.items():
+        if count:
+            yield (
+                f"{count} {_documents(count)} {reason}: trained or held back as planned, but in "
+                "none of the rates."
+            )
+
+
 def _note_limits(buckets: Sequence[BucketScores], tiny_margin: float) -> Iterator[str]:
     few = [
         f"'{bucket.bucket}' ({bucket.num_documents})"
@@ -125,12 +151,6 @@ def _note_limits(buckets: Sequence[BucketScores], tiny_margin: float) -> Iterato
     ]
     if few:
         yield f"Fewer than {FEW_DOCUMENTS} documents in {', '.join(few)}: the intervals are wide."
-    num_short = sum(bucket.num_too_short for bucket in buckets)
-    if num_short:
-        yield (
-            f"{num_short} {_documents(num_short)} too short to audit: trained or held back as "
-            "planned, but in none of the rates."
-        )
     num_left = sum(bucket.num_not_sampled for bucket in buckets)
     if num_left:
         yield f"{num_left} {_documents(num_left)} not in the sample that was scored."

@@ -27,6 +27,7 @@ from memguard.records import (
     Banner,
     BucketScores,
     CanaryScores,
+    CutDocuments,
     DocumentScore,
     DoseTrend,
     ExtractedCopies,
@@ -59,6 +60,7 @@ class Evidence:
     written: Sequence[ProbeTable] = ()
     """What was generated."""
     attacks: Sequence[AttackedBucket] = ()
+    cut: CutDocuments | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -72,6 +74,7 @@ class Summary:
     membership: list[MembershipScores]
     findings: list[Finding]
     num_findings: int
+    cut: CutDocuments | None
     measures: list[Measure]
     attack_cost: list[AttackCostBucket]
     attacks: list[AttackedBucket]
@@ -110,12 +113,15 @@ def summarise(
         verdict=decide_verdict(
             buckets, scores, dose_response=dose_response, collapsed=is_collapsed(scores)
         ),
-        banners=collect_banners(buckets, scores, tally=tally, tiny_margin=tiny_margin),
+        banners=collect_banners(
+            buckets, scores, tally=tally, tiny_margin=tiny_margin, cut=evidence.cut
+        ),
         buckets=buckets,
         dose_response=dose_response,
         membership=membership,
         findings=list(findings.kept),
         num_findings=findings.num_findings,
+        cut=evidence.cut,
         measures=build_measures([*tables, *evidence.written], documents, outlines, seed=seed),
         attack_cost=build_attack_cost(
             evidence.windows, evidence.one_pass, evidence.model, evidence.base, outlines
@@ -227,6 +233,8 @@ def _build_bucket(
         num_repetitions=outline.num_repetitions,
         num_documents=group.num_documents,
         num_too_short=outline.num_too_short,
+        num_cut_too_short=outline.num_cut_too_short,
+        num_nothing_supervised=outline.num_nothing_supervised,
         num_not_sampled=outline.num_not_sampled,
         model=model,
         base=_build_model_scores(group.base) if has_base else None,

@@ -8,13 +8,14 @@ from pathlib import Path
 import numpy as np
 
 from memguard.audit.extraction import AuditDocument
+from memguard.audit.parts import Identity, choose_part, list_contexts
 from memguard.audit.statistics import clopper_pearson
 from memguard.cli.audit_request import AuditRequest
-from memguard.cli.subjects import Subject, to_audit_document
-from memguard.data.corpus import CorpusDocument
+from memguard.cli.subjects import Subject, load_probe
+from memguard.config import AuditConfig
 from memguard.data.documents import Document, document_text, load_documents
 from memguard.data.duplicates import WordGrams
-from memguard.data.tokenization import TokenizedDocument, hash_tokens, tokenize_documents
+from memguard.data.tokenization import hash_tokens, tokenize_documents
 from memguard.parallel.checkpoint_folder import load_tokenizer, max_positions
 from memguard.records import DataIdentity, Rate, Role
 from memguard.runtime import Console, default_cache_dir
@@ -37,7 +38,7 @@ class _Side:
         return id if self.role == "trained" else f"{self.name}:{id}"
 
 
-def describe_checkpoint(request: AuditRequest, console: Console) -> Subject:
+def describe_checkpoint(request: AuditRequest, settings: AuditConfig, console: Console) -> Subject:
     """Say what the audit of a model memguard did not train measures.
 
     Raises:
@@ -50,6 +51,7 @@ def describe_checkpoint(request: AuditRequest, console: Console) -> Subject:
     limits = [max_positions(path) for path in (request.model, request.base) if path is not None]
     seq_len = limits[0] or _DEFAULT_SEQ_LEN
     tokenizer = load_tokenizer(request.model)
+    probe = load_probe(settings)
     sides = list(_read_sides(request, console))
     documents: list[AuditDocument] = []
     digest = hashlib.sha256()
@@ -64,13 +66,14 @@ def describe_checkpoint(request: AuditRequest, console: Console) -> Subject:
             id = side.name_document(tokens.id)
             digest.update(f"{id}\0{side.name}\0{hash_tokens(tokens.input_ids)}\n".encode())
             documents.append(
-                to_audit_document(
-                    _last_tokens(tokens, seq_len),
-                    seq_len=seq_len,
-                    id=id,
-                    bucket=side.name,
-                    role=side.role,
-                    source=tokens.source,
+                # How it was cut in training is not known.
+                choose_part(
+                    tokens,
+                    list_contexts(tokens, seq_len),
+                    Identity(id=id, bucket=side.name, role=side.role, source=tokens.source),
+                    kind="context",
+                    probe=probe,
+                    window=settings.window,
                 )
             )
     overlap = _measure_overlap(sides)
@@ -135,14 +138,3 @@ def _measure_overlap(sides: Sequence[_Side]) -> Rate | None:
     )
     is_member = np.arange(len(members) + len(nonmembers)) < len(members)
     return clopper_pearson(grams.count_overlap(~is_member, is_member), len(nonmembers))
-
-
-def _last_tokens(tokens: TokenizedDocument, seq_len: int) -> CorpusDocument:
-    """Keep the last ``seq_len`` content tokens: how it was cut in training is not known."""
-    cut = slice(max(0, tokens.num_content_tokens - seq_len), tokens.num_content_tokens)
-    return CorpusDocument(
-        input_ids=tokens.input_ids[cut],
-        supervised=tokens.supervised[cut],
-        num_content_tokens=cut.stop - cut.start,
-        format=tokens.format,
-    )

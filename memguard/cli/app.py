@@ -203,6 +203,10 @@ def audit(
     min_prefix_tokens: Annotated[
         int | None, typer.Option(min=1, help="Shorter prefixes are too short to audit (tokens).")
     ] = None,
+    window: Annotated[
+        str | None,
+        typer.Option(help="Part audited of documents longer than a row or context: last or first."),
+    ] = None,
     min_documents: Annotated[
         int | None, typer.Option(min=1, help="Refuse below this many members (documents).")
     ] = None,
@@ -243,6 +247,7 @@ def audit(
         "continuation_tokens": continuation_tokens,
         "prefix_tokens": prefix_tokens,
         "min_prefix_tokens": min_prefix_tokens,
+        "window": window,
         "min_documents": min_documents,
         "max_documents_per_bucket": max_documents,
         "reference": reference,

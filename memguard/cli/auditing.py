@@ -14,6 +14,7 @@ from typing import Any
 
 import memguard
 from memguard.audit.extraction import TINY_MARGINS
+from memguard.audit.parts import describe_cut, tell_cut
 from memguard.audit.probes import Probe
 from memguard.audit.procedure import AuditOutcome, run_audit
 from memguard.audit.scores_file import save_scores
@@ -23,7 +24,7 @@ from memguard.cli.any_checkpoint import describe_checkpoint
 from memguard.cli.audit_request import AuditRequest
 from memguard.cli.scorers import LoadedWhenAsked
 from memguard.cli.start import Workplace, open_workplace
-from memguard.cli.subjects import Subject, describe_run
+from memguard.cli.subjects import Subject, describe_run, load_probe
 from memguard.cli.workshop import open_workshop
 from memguard.config import AuditConfig, ParallelConfig, RunConfig, load_run_config
 from memguard.errors import ConfigError, RecordError
@@ -31,6 +32,7 @@ from memguard.parallel.checkpoint_folder import hash_weights, load_config, load_
 from memguard.parallel.mesh_shape import ModelSizes, resolve_mesh
 from memguard.records import (
     AuditReport,
+    Banner,
     Method,
     ModelIdentity,
     load_record,
@@ -59,7 +61,7 @@ def audit_request(request: AuditRequest, settings: AuditConfig) -> tuple[Path, A
         if request.run is not None:
             subject = describe_run(request.run, request.load_run(), settings, request.out)
         else:
-            subject = describe_checkpoint(request, console)
+            subject = describe_checkpoint(request, settings, console)
         report = _audit(subject, settings, workplace, console, command)
     console.info(report.verdict.sentence)
     return subject.out, report
@@ -107,6 +109,7 @@ def find_current_report(folder: Path, config: RunConfig) -> AuditReport | None:
         method.probes == [describe_probe(each) for each in suite.probes],
         method.dtype == config.audit.dtype,
         method.sample_size == config.audit.max_documents_per_bucket,
+        method.window == config.audit.window,
         (report.model.base is not None) == (config.audit.base and config.model.path is not None),
     )
     return report if all(same) else None
@@ -145,6 +148,8 @@ def _audit(
             workplace=workplace,
         )
 
+    if cut := describe_cut(subject.documents, (), window=settings.window):
+        console.warn(tell_cut(cut))
     model = open_model(subject.model)
     started = time.perf_counter()
     with _shown_progress(console) as show:
@@ -158,6 +163,7 @@ def _audit(
             tally=subject.tally,
             tiny_margin=TINY_MARGINS[settings.dtype],
             seed=subject.seed,
+            window=settings.window,
             min_documents=settings.min_documents,
             max_documents_per_bucket=settings.max_documents_per_bucket,
             workshop=open_workshop(subject, suite, settings, runtime, show),
@@ -210,12 +216,16 @@ def _describe(
         training=subject.training,
         method=_method(suite, settings, subject.seed, command, wall_s),
         verdict=summary.verdict,
-        banners=summary.banners,
+        banners=[
+            *summary.banners,
+            *(Banner(level="note", text=text) for text in subject.notes),
+        ],
         buckets=summary.buckets,
         dose_response=summary.dose_response,
         membership=summary.membership,
         findings=summary.findings,
         num_findings=summary.num_findings,
+        cut=summary.cut,
         measures=summary.measures,
         attack_cost=summary.attack_cost,
         attacks=summary.attacks,
@@ -240,11 +250,7 @@ def _write(
 def _final_suite(settings: AuditConfig) -> Suite:
     """Return the suite with the values put in that the audit's settings give."""
     suite = load_suite(settings.suite)
-    probe = suite.extraction.adapt(
-        continuation_tokens=settings.continuation_tokens,
-        prefix_tokens=settings.prefix_tokens,
-        min_prefix_tokens=settings.min_prefix_tokens,
-    )
+    probe = load_probe(settings)
     probes = tuple(probe if each is suite.extraction else each for each in suite.probes)
     return suite.model_copy(update={"probes": probes})
 
@@ -262,6 +268,7 @@ def _method(suite: Suite, settings: AuditConfig, seed: int, command: str, wall_s
         probes=[describe_probe(each) for each in suite.probes],
         continuation_tokens=probe.continuation_tokens,
         prefix_tokens=probe.prefix_tokens,
+        window=settings.window,
         near_verbatim_threshold=probe.near_verbatim_threshold,
         tiny_margin=TINY_MARGINS[settings.dtype],
         dtype=settings.dtype,
@@ -319,6 +326,7 @@ def _write_excerpts(subject: Subject, outcome: AuditOutcome, tokenizer: Any) -> 
     scores = {score.id: score for score in outcome.scores}
     parts = []
     for finding in outcome.summary.findings:
+        # Of a document, or of its part, the continuation is the end.
         ids = documents[finding.id].input_ids
         split = len(ids) - scores[finding.id].continuation_tokens
         prefix, continuation = tokenizer.decode(ids[:split]), tokenizer.decode(ids[split:])

@@ -6,9 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from memguard.audit.banners import Tally
-from memguard.audit.canary_scores import AuditCanary
-from memguard.audit.extraction import AuditDocument
+from memguard.audit.canary_scores import SECRET, AuditCanary
+from memguard.audit.extraction import AuditDocument, ExtractionProbe
+from memguard.audit.parts import Identity, WhichWindow, choose_part, list_pieces
 from memguard.audit.statistics import clopper_pearson
+from memguard.audit.suite import load_suite
 from memguard.config import AuditConfig, MitigationConfig, RunConfig
 from memguard.data.corpus import Corpus, CorpusDocument, load_corpus
 from memguard.data.packing import split_points
@@ -20,7 +22,6 @@ from memguard.records import (
     Budget,
     DataIdentity,
     ManifestEntry,
-    Role,
     TrainingSummary,
     WatchedStep,
 )
@@ -47,42 +48,42 @@ class Subject:
     run: str | None
     seed: int
     out: Path
+    notes: Sequence[str] = ()
+    """What a reader must know before the numbers, beside what these show."""
 
 
-def to_audit_document(
+def load_probe(settings: AuditConfig) -> ExtractionProbe:
+    """Return the probe that decides what is continued of each document.
+
+    Raises:
+        ConfigError: see `load_suite`.
+    """
+    return load_suite(settings.suite).extraction.adapt(
+        continuation_tokens=settings.continuation_tokens,
+        prefix_tokens=settings.prefix_tokens,
+        min_prefix_tokens=settings.min_prefix_tokens,
+    )
+
+
+def choose_piece(
     tokens: CorpusDocument | TokenizedDocument,
+    identity: Identity,
     *,
     seq_len: int,
-    id: str = "",
-    bucket: str = "trained",
-    role: Role = "trained",
-    source: str = "",
-    num_repetitions: int | None = None,
-    text_hmac: str | None = None,
-    cluster: int | None = None,
-    num_copies: int | None = None,
-    dose: int = 0,
+    probe: ExtractionProbe,
+    window: WhichWindow,
 ) -> AuditDocument:
-    """Return the last piece of a document, as the model saw it in training, without its EOS."""
-    ends = split_points(len(tokens.input_ids), seq_len)
-    start = ends[-2] if len(ends) > 1 else 0
-    cut = slice(start, max(start, tokens.num_content_tokens))
-    return AuditDocument(
-        id=id,
-        bucket=bucket,
-        role=role,
-        source=source,
-        num_repetitions=num_repetitions,
-        input_ids=tokens.input_ids[cut],
-        supervised=tokens.supervised[cut],
-        format=tokens.format,
-        num_tokens=len(tokens.input_ids),
-        text_hmac=text_hmac,
-        first_position=start,
-        cluster=cluster,
-        num_copies=num_copies,
-        dose=dose,
-    )
+    """Return the piece of a document that is audited, as the model saw it in training.
+
+    Args:
+        tokens: of the whole document.
+        identity: of the document.
+        seq_len: length of a row (tokens).
+        probe: decides whether a piece can be audited.
+        window: which of the pieces that can be audited is taken.
+    """
+    pieces = list_pieces(split_points(len(tokens.input_ids), seq_len))
+    return choose_part(tokens, pieces, identity, kind="piece", probe=probe, window=window)
 
 
 def name_buckets(manifest: Sequence[ManifestEntry], counts: Sequence[int | None]) -> list[str]:
@@ -104,7 +105,12 @@ def name_buckets(manifest: Sequence[ManifestEntry], counts: Sequence[int | None]
 
 
 def list_audited(
-    corpus: Corpus, counts: Sequence[int | None], *, seq_len: int
+    corpus: Corpus,
+    counts: Sequence[int | None],
+    *,
+    seq_len: int,
+    probe: ExtractionProbe,
+    window: WhichWindow,
 ) -> list[AuditDocument]:
     """Return the documents that an audit may ask for: trained, control, and to be forgotten.
 
@@ -112,6 +118,8 @@ def list_audited(
         corpus: of the run.
         counts: times each document was, or will be, trained.
         seq_len: length of a row (tokens).
+        probe: decides what is continued of each.
+        window: which piece of a document is audited that was trained in several.
     """
     names = name_buckets(corpus.manifest, counts)
     copies = Counter(
@@ -122,18 +130,22 @@ def list_audited(
     # As training had them: a run that ended early masked labels by what was planned.
     doses = compute_doses(corpus.manifest).tolist()
     return [
-        to_audit_document(
+        choose_piece(
             corpus.document(index),
+            Identity(
+                id=entry.id,
+                bucket=name,
+                role=entry.role,
+                source=entry.source,
+                num_repetitions=0 if entry.role == "control" else count,
+                text_hmac=entry.text_hmac,
+                cluster=entry.cluster,
+                num_copies=copies[entry.cluster],
+                dose=dose,
+            ),
             seq_len=seq_len,
-            id=entry.id,
-            bucket=name,
-            role=entry.role,
-            source=entry.source,
-            num_repetitions=0 if entry.role == "control" else count,
-            text_hmac=entry.text_hmac,
-            cluster=entry.cluster,
-            num_copies=copies[entry.cluster],
-            dose=dose,
+            probe=probe,
+            window=window,
         )
         for index, (entry, name, count, dose) in enumerate(
             zip(corpus.manifest, names, counts, doses, strict=True)
@@ -148,15 +160,19 @@ def list_canaries(corpus: Corpus, *, seq_len: int) -> list[AuditCanary]:
     """Return the run's canaries in the order of their drawing, which no coin decides."""
     return [
         AuditCanary(
-            document=to_audit_document(
+            document=choose_piece(
                 corpus.document(index),
+                Identity(
+                    id=entry.id,
+                    bucket=entry.bucket,
+                    role=entry.role,
+                    source=entry.source,
+                    num_repetitions=entry.num_repetitions,
+                    text_hmac=entry.text_hmac,
+                ),
                 seq_len=seq_len,
-                id=entry.id,
-                bucket=entry.bucket,
-                role=entry.role,
-                source=entry.source,
-                num_repetitions=entry.num_repetitions,
-                text_hmac=entry.text_hmac,
+                probe=SECRET,
+                window="last",
             ),
             was_trained=entry.planned_repetitions > 0,
             num_loss_tokens=entry.num_loss_tokens,
@@ -183,7 +199,13 @@ def describe_run(
             raise ModelError(f"the model before training: {error}; or use --no-base") from error
     corpus = load_corpus(folder)
     counts = [entry.num_repetitions for entry in corpus.manifest]
-    documents = list_audited(corpus, counts, seq_len=config.data.seq_len)
+    documents = list_audited(
+        corpus,
+        counts,
+        seq_len=config.data.seq_len,
+        probe=load_probe(settings),
+        window=settings.window,
+    )
     num_trained = sum(document.role == "trained" for document in documents)
     if config.train.max_steps is not None and num_trained < settings.min_documents:
         raise DataError(
@@ -216,6 +238,18 @@ def describe_run(
         run=config.name,
         seed=config.seed,
         out=out or folder / "audit",
+        notes=_note_not_reached(corpus.manifest),
+    )
+
+
+def _note_not_reached(manifest: Sequence[ManifestEntry]) -> tuple[str, ...]:
+    trained = [entry for entry in manifest if entry.role == "trained"]
+    num = sum(entry.num_repetitions == 0 for entry in trained)
+    if not num:
+        return ()
+    return (
+        f"{num:,} of {len(trained):,} documents {'was' if num == 1 else 'were'} not trained whole "
+        "when the run ended, and not audited.",
     )
 
 

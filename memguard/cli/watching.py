@@ -9,8 +9,7 @@ import numpy as np
 from memguard.audit.extraction import ExtractionProbe, Window
 from memguard.audit.scoring import ModelScorer
 from memguard.audit.selection import select_windows
-from memguard.cli.feeding import load_probe
-from memguard.cli.subjects import list_audited
+from memguard.cli.subjects import list_audited, load_probe
 from memguard.config import RunConfig
 from memguard.data.corpus import Corpus
 from memguard.mitigation.ladder import Ladder
@@ -31,7 +30,7 @@ def build_watch(
     """
     if config.train.audit_every_steps is None:
         return None
-    probe = load_probe(config)
+    probe = load_probe(config.audit)
     windows = _choose_windows(config, corpus, probe)
     scorer = ModelScorer(vocab, config.audit.batch_tokens, runtime)
     index_of = {entry.id: index for index, entry in enumerate(corpus.manifest)}
@@ -78,7 +77,13 @@ def _choose_windows(
 ) -> tuple[Window, ...]:
     planned = [entry.planned_repetitions for entry in corpus.manifest]
     selection = select_windows(
-        list_audited(corpus, planned, seq_len=config.data.seq_len),
+        list_audited(
+            corpus,
+            planned,
+            seq_len=config.data.seq_len,
+            probe=probe,
+            window=config.audit.window,
+        ),
         probe,
         seed=config.seed,
         min_documents=config.audit.min_documents,
