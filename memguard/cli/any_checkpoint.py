@@ -13,10 +13,11 @@ from memguard.audit.statistics import clopper_pearson
 from memguard.cli.audit_request import AuditRequest
 from memguard.cli.subjects import Subject, load_probe
 from memguard.config import AuditConfig
-from memguard.data.documents import Document, document_text, load_documents
+from memguard.data.documents import Decode, Document, document_text, load_documents
 from memguard.data.duplicates import WordGrams
-from memguard.data.tokenization import hash_tokens, tokenize_documents
-from memguard.parallel.checkpoint_folder import load_tokenizer, max_positions
+from memguard.data.tokenization import build_decoder, hash_tokens, tokenize_documents
+from memguard.errors import ModelError
+from memguard.parallel.checkpoint_folder import load_config, load_tokenizer, max_positions
 from memguard.records import DataIdentity, Rate, Role
 from memguard.runtime import Console, default_cache_dir
 
@@ -50,9 +51,18 @@ def describe_checkpoint(request: AuditRequest, settings: AuditConfig, console: C
     # Asked for even where it is not needed: a base that is not there is told before any reading.
     limits = [max_positions(path) for path in (request.model, request.base) if path is not None]
     seq_len = limits[0] or _DEFAULT_SEQ_LEN
-    tokenizer = load_tokenizer(request.model)
+    tokenizer, missing = None, None
+    try:
+        tokenizer = load_tokenizer(request.model)
+    except ModelError as error:
+        missing = error
     probe = load_probe(settings)
     sides = list(_read_sides(request, console))
+    if missing is not None:
+        if any(document.input_ids is None for side in sides for document in side.documents):
+            raise missing
+        console.warn(f"{missing}: token ids are audited without it, scores that need text are not")
+    vocab_size = getattr(load_config(request.model).get_text_config(), "vocab_size", None)
     documents: list[AuditDocument] = []
     digest = hashlib.sha256()
     for side in sides:
@@ -62,6 +72,7 @@ def describe_checkpoint(request: AuditRequest, settings: AuditConfig, console: C
             append_eos=False,
             max_tokens=None,
             setting=f"--{side.name}",
+            vocab_size=vocab_size,
         ):
             id = side.name_document(tokens.id)
             digest.update(f"{id}\0{side.name}\0{hash_tokens(tokens.input_ids)}\n".encode())
@@ -76,7 +87,7 @@ def describe_checkpoint(request: AuditRequest, settings: AuditConfig, console: C
                     window=settings.window,
                 )
             )
-    overlap = _measure_overlap(sides)
+    overlap = _measure_overlap(sides, None if tokenizer is None else build_decoder(tokenizer))
     if overlap is not None and overlap.num_matched:
         console.warn(
             f"{overlap.num_matched} of {overlap.num_documents} non-members share a run of "
@@ -106,6 +117,7 @@ def describe_checkpoint(request: AuditRequest, settings: AuditConfig, console: C
         run=None,
         seed=request.seed,
         out=request.out,
+        has_tokenizer=tokenizer is not None,
     )
 
 
@@ -127,13 +139,13 @@ def _read_sides(request: AuditRequest, console: Console) -> Iterator[_Side]:
         yield _Side(name=name, role=role, documents=loaded.documents)
 
 
-def _measure_overlap(sides: Sequence[_Side]) -> Rate | None:
+def _measure_overlap(sides: Sequence[_Side], decode: Decode | None) -> Rate | None:
     """Return how many non-members share a run of words with a member; None without non-members."""
     if len(sides) < 2:
         return None
     members, nonmembers = (side.documents for side in sides)
     grams = WordGrams(
-        (document_text(document) for document in (*members, *nonmembers)),
+        (document_text(document, decode) for document in (*members, *nonmembers)),
         num_words=_NEAR_DUPLICATE_WORDS,
     )
     is_member = np.arange(len(members) + len(nonmembers)) < len(members)

@@ -175,7 +175,10 @@ def audit(
         str | None, typer.Option(help="Folder or hub id of a model memguard did not train.")
     ] = None,
     base: Annotated[
-        str | None, typer.Option(help="The model it was fine-tuned from, for comparison.")
+        str | None,
+        typer.Option(
+            help="The model it was fine-tuned from, for comparison; of a RUN, where it is now."
+        ),
     ] = None,
     no_base: Annotated[
         bool, typer.Option("--no-base", help="Leave out the model a RUN was trained from.")

@@ -6,7 +6,7 @@ import shlex
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -27,7 +27,7 @@ from memguard.cli.start import Workplace, open_workplace
 from memguard.cli.subjects import Subject, describe_run, load_probe
 from memguard.cli.workshop import open_workshop
 from memguard.config import AuditConfig, ParallelConfig, RunConfig, load_run_config
-from memguard.errors import ConfigError, RecordError
+from memguard.errors import ConfigError, ModelError, RecordError
 from memguard.parallel.checkpoint_folder import hash_weights, load_config, load_tokenizer
 from memguard.parallel.mesh_shape import ModelSizes, resolve_mesh
 from memguard.records import (
@@ -59,7 +59,9 @@ def audit_request(request: AuditRequest, settings: AuditConfig) -> tuple[Path, A
     parallel, sizes = choose_audit_mesh(request, world_size)
     with open_workplace(parallel, sizes) as workplace:
         if request.run is not None:
-            subject = describe_run(request.run, request.load_run(), settings, request.out)
+            subject = describe_run(
+                request.run, request.load_run(), settings, request.out, base=request.base
+            )
         else:
             subject = describe_checkpoint(request, settings, console)
         report = _audit(subject, settings, workplace, console, command)
@@ -138,6 +140,8 @@ def _audit(
         }
     )
 
+    _check_base(subject, hashes)
+
     def open_model(path: str, revision: str | None = None) -> LoadedWhenAsked:
         return LoadedWhenAsked(
             path=path,
@@ -180,6 +184,19 @@ def _audit(
     written = runtime.only_on_main(finish)
     console.info(f"audit: report in {subject.out / 'report.html'}")
     return runtime.broadcast_object(written)
+
+
+def _check_base(subject: Subject, hashes: Mapping[str, str | None]) -> None:
+    """Refuse another base than the one that an earlier report of this model names by its hash."""
+    known = subject.known_base
+    if subject.base is None or known is None or known.model_sha256 != hashes[subject.model]:
+        return
+    if hashes[subject.base] not in (None, known.base_sha256):
+        raise ModelError(
+            f"the model before training: '{subject.base}' has other weights than the run was "
+            f"audited with before (sha256 {hashes[subject.base]}, not {known.base_sha256}). Name "
+            "the right one with --base DIR, or leave it out with --no-base"
+        )
 
 
 def _check_writable(folder: Path) -> None:
@@ -244,7 +261,7 @@ def _write(
     save_record(report, subject.out / "report.json")
     write_atomically(subject.out / "report.html", render_report(report).encode())
     if settings.excerpts:
-        _write_excerpts(subject, outcome, load_tokenizer(subject.model))
+        _write_excerpts(subject, outcome)
 
 
 def _final_suite(settings: AuditConfig) -> Suite:
@@ -320,8 +337,11 @@ def _shown_progress(console: Console) -> Iterator[Any]:
         yield show
 
 
-def _write_excerpts(subject: Subject, outcome: AuditOutcome, tokenizer: Any) -> None:
-    """Write the findings' text where only this user can read it."""
+def _write_excerpts(subject: Subject, outcome: AuditOutcome) -> None:
+    """Write the findings' text, or ids without a tokenizer, where only this user can read it."""
+    decode: Callable[[Any], str] = str
+    if subject.has_tokenizer:
+        decode = load_tokenizer(subject.model).decode
     documents = {document.id: document for document in subject.documents}
     scores = {score.id: score for score in outcome.scores}
     parts = []
@@ -329,7 +349,7 @@ def _write_excerpts(subject: Subject, outcome: AuditOutcome, tokenizer: Any) -> 
         # Of a document, or of its part, the continuation is the end.
         ids = documents[finding.id].input_ids
         split = len(ids) - scores[finding.id].continuation_tokens
-        prefix, continuation = tokenizer.decode(ids[:split]), tokenizer.decode(ids[split:])
+        prefix, continuation = decode(ids[:split].tolist()), decode(ids[split:].tolist())
         parts.append(
             f"== {finding.id}: {finding.sentence}\n-- prefix\n{prefix}\n-- continuation\n"
             f"{continuation}\n"

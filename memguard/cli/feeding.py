@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from memguard.audit.parts import Identity
-from memguard.cli.start import load_known_tokenizer, train_tokenizer
+from memguard.cli.start import load_known_tokenizer, read_model_config, train_tokenizer
 from memguard.cli.subjects import choose_piece, load_probe
 from memguard.config import RunConfig, dump_yaml
 from memguard.config.mitigations import DpSgdConfig
@@ -84,10 +84,18 @@ def prepare(config: RunConfig, folder: Path, console: Console) -> PreparedRun:
         folder,
         load_tokenizer=tokenizer_for,
         is_auditable=is_auditable,
+        vocab_size=_count_vocabulary(config, known),
         cache_dir=default_cache_dir(),
         console=console,
     )
     return PreparedRun(folder=folder, corpus=corpus, tokenizer=tokenizers[0])
+
+
+def _count_vocabulary(config: RunConfig, tokenizer: Any) -> int | None:
+    """Return the rows of the model's embedding; None where they follow from the documents."""
+    if config.model.scratch is not None and tokenizer is None:
+        return None
+    return int(read_model_config(config, tokenizer).get_text_config().vocab_size)
 
 
 def check_token_ids(corpus: Corpus, vocab_size: int) -> None:

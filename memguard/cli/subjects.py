@@ -1,5 +1,7 @@
 """What the audit of a run measures: its documents and model."""
 
+import contextlib
+import os
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,17 +17,27 @@ from memguard.config import AuditConfig, MitigationConfig, RunConfig
 from memguard.data.corpus import Corpus, CorpusDocument, load_corpus
 from memguard.data.packing import split_points
 from memguard.data.tokenization import TokenizedDocument
-from memguard.errors import DataError, ModelError
+from memguard.errors import DataError, ModelError, RecordError
 from memguard.mitigation.ladder import compute_doses
 from memguard.parallel.checkpoint_folder import max_positions
 from memguard.records import (
+    AuditReport,
     Budget,
     DataIdentity,
     ManifestEntry,
     TrainingSummary,
     WatchedStep,
+    load_record,
 )
 from memguard.train.metrics import EndMetrics, HeldoutMetrics, hash_tally, read_metrics
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class KnownBase:
+    """Weights that an earlier report of a run names."""
+
+    model_sha256: str
+    base_sha256: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,6 +60,10 @@ class Subject:
     run: str | None
     seed: int
     out: Path
+    has_tokenizer: bool = True
+    """False: the model's folder has none, and the documents are token ids."""
+    known_base: KnownBase | None = None
+    """None where no earlier report names a base by its hash."""
     notes: Sequence[str] = ()
     """What a reader must know before the numbers, beside what these show."""
 
@@ -183,20 +199,85 @@ def list_canaries(corpus: Corpus, *, seq_len: int) -> list[AuditCanary]:
     ]
 
 
+def find_base(folder: Path, config: RunConfig, named: str | None = None) -> str | None:
+    """Return the model that a run started from; None where it started from random weights.
+
+    It is looked for where the settings say, then where it lies as seen from the run's folder, which
+    may have been moved together with it, as a sweep is.
+
+    Args:
+        folder: of the run, where it is now.
+        config: of the run.
+        named: where it is, as the user says; nothing else is looked for.
+
+    Raises:
+        ModelError: it is nowhere.
+    """
+    path = config.model.path
+    if path is None:
+        if named is not None:
+            raise ModelError(
+                f"--base '{named}': this run started from random weights ('model.scratch'). Leave "
+                "it out"
+            )
+        return None
+    if named is not None:
+        max_positions(named)  # is it there?
+        return named
+    before = Path(config.output_dir) / config.name
+    if not Path(path).exists() and Path(path).is_absolute() == before.is_absolute():
+        moved = Path(os.path.normpath(folder.resolve() / os.path.relpath(path, before)))
+        if (moved / "config.json").is_file():
+            return str(moved)
+    try:
+        max_positions(path, revision=config.model.revision)
+    except ModelError as error:
+        raise ModelError(
+            f"the model before training: {error}. Name it with --base DIR, or leave it out with "
+            "--no-base"
+        ) from error
+    return path
+
+
+def _read_known_base(folder: Path) -> KnownBase | None:
+    path = folder / "audit" / "report.json"
+    if not path.is_file():
+        return None
+    with contextlib.suppress(RecordError):
+        model = load_record(AuditReport, path).model
+        if model.base_weights_sha256 is not None:
+            return KnownBase(
+                model_sha256=model.weights_sha256, base_sha256=model.base_weights_sha256
+            )
+    return None
+
+
 def describe_run(
-    folder: Path, config: RunConfig, settings: AuditConfig, out: Path | None
+    folder: Path,
+    config: RunConfig,
+    settings: AuditConfig,
+    out: Path | None,
+    *,
+    base: str | None = None,
 ) -> Subject:
-    """Say what a run's audit measures: its trained and control documents, and its model."""
+    """Say what a run's audit measures: its trained and control documents, and its model.
+
+    Args:
+        folder: of the run.
+        config: of the run.
+        settings: of the audit.
+        out: where the report goes; None: `audit/` of the run.
+        base: where the model before training is; None looks for it.
+
+    Raises:
+        DataError: too few documents were trained whole.
+        ModelError: the run is not finished, or the model before training is not there.
+    """
     if not (folder / "model" / "config.json").is_file():
         raise ModelError(
             f"'{folder}' has no model/ yet: finish it with memguard train {folder}/config.yaml"
         )
-    base = config.model.path if settings.base else None
-    if base is not None:
-        try:
-            max_positions(base, revision=config.model.revision)  # is it still there?
-        except ModelError as error:
-            raise ModelError(f"the model before training: {error}; or use --no-base") from error
+    found = find_base(folder, config, base) if settings.base else None
     corpus = load_corpus(folder)
     counts = [entry.num_repetitions for entry in corpus.manifest]
     documents = list_audited(
@@ -219,8 +300,8 @@ def describe_run(
         canaries=list_canaries(corpus, seq_len=config.data.seq_len),
         mitigations=config.mitigations,
         model=str(folder / "model"),
-        base=base,
-        base_revision=config.model.revision,
+        base=found,
+        base_revision=config.model.revision if found == config.model.path else None,
         reference=settings.reference,
         attn=config.model.attn_implementation,
         data=DataIdentity(
@@ -238,6 +319,7 @@ def describe_run(
         run=config.name,
         seed=config.seed,
         out=out or folder / "audit",
+        known_base=_read_known_base(folder),
         notes=_note_not_reached(corpus.manifest),
     )
 
