@@ -37,9 +37,9 @@ def prepare(
     *,
     load_tokenizer: Callable[[Sequence[Document]], Any],
     is_auditable: Callable[[TokenizedDocument], bool],
-    vocab_size: int | None,
     cache_dir: Path,
     console: Console,
+    vocab_size: int | None = None,
 ) -> Corpus:
     """Load, tokenise, cluster and place the documents; write manifest and tokens.
 
@@ -50,10 +50,10 @@ def prepare(
         run_folder: where `prepared/`, `manifest.jsonl` and the HMAC key go.
         load_tokenizer: given the documents of `data.train`, returns the tokenizer.
         is_auditable: whether a document is long enough for the audit.
-        vocab_size: given token ids must be below it (rows of the model's embedding); None where the
-            tokenizer is trained on the documents.
         cache_dir: for derived sources.
         console: says what is done.
+        vocab_size: given token ids must be below it (rows of the model's embedding); None checks
+            none, as where the tokenizer is trained on the documents.
 
     Raises:
         ConfigError: a library that a setting needs is not installed.
