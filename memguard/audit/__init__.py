@@ -10,6 +10,7 @@ asking
     suite.py, probes.py    eval/suites/*.yaml -> probes and their settings; the PROBES table
     selection.py           documents -> windows: long enough, sampled in each bucket, or refused
     extraction.py, grid.py which tokens are continued
+    parts.py               which part of a long document is audited
     passages.py            what is fed to a model, and what it says of each token
     scoring.py             passages -> token results, by a model
     decoding.py, beams.py  prompts -> what a model writes (rounds.py: in batches, on any mesh)

@@ -4,7 +4,15 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Literal
 
-from memguard.records import Banner, BucketScores, DocumentScore, GeneratedTexts, Rate
+from memguard.audit.parts import tell_cut
+from memguard.records import (
+    Banner,
+    BucketScores,
+    CutDocuments,
+    DocumentScore,
+    GeneratedTexts,
+    Rate,
+)
 
 Tally = Literal["complete", "missing", "contradicting"]
 """Whether the counts of repetitions are there and agree with the steps that were trained."""
@@ -20,6 +28,7 @@ def collect_banners(
     *,
     tally: Tally,
     tiny_margin: float,
+    cut: CutDocuments | None = None,
 ) -> list[Banner]:
     """Return warnings, then notes.
 
@@ -29,6 +38,7 @@ def collect_banners(
         generated: how near-verbatim matches were found.
         tally: state of the counts of repetitions.
         tiny_margin: margin (logits) below which a verdict may flip.
+        cut: documents of which only a part was audited.
     """
     warnings = [
         *_warn_of_model(scores),
@@ -37,7 +47,9 @@ def collect_banners(
         *_warn_of_generation(generated),
     ]
     notes = [
+        *([] if cut is None else [tell_cut(cut)]),
         *_note_forgotten(buckets),
+        *_note_not_audited(buckets),
         *_note_floor(generated),
         *_note_limits(buckets, tiny_margin),
     ]
@@ -161,6 +173,24 @@ def _note_forgotten(buckets: Sequence[BucketScores]) -> Iterator[str]:
         )
 
 
+def _note_not_audited(buckets: Sequence[BucketScores]) -> Iterator[str]:
+    reasons = {
+        "too short to audit": sum(b.num_too_short for b in buckets),
+        "cut into parts of which none is long enough to audit": sum(
+            b.num_cut_too_short for b in buckets
+        ),
+        "without a token that receives loss, special ones aside": sum(
+            b.num_nothing_supervised for b in buckets
+        ),
+    }
+    for reason, count in reasons.items():
+        if count:
+            yield (
+                f"{count} {_documents(count)} {reason}: trained or held back as planned, but in "
+                "none of the rates."
+            )
+
+
 def _note_limits(buckets: Sequence[BucketScores], tiny_margin: float) -> Iterator[str]:
     few = [
         f"'{bucket.bucket}' ({bucket.num_documents})"
@@ -169,12 +199,6 @@ def _note_limits(buckets: Sequence[BucketScores], tiny_margin: float) -> Iterato
     ]
     if few:
         yield f"Fewer than {FEW_DOCUMENTS} documents in {', '.join(few)}: the intervals are wide."
-    num_short = sum(bucket.num_too_short for bucket in buckets)
-    if num_short:
-        yield (
-            f"{num_short} {_documents(num_short)} too short to audit: trained or held back as "
-            "planned, but in none of the rates."
-        )
     num_left = sum(bucket.num_not_sampled for bucket in buckets)
     if num_left:
         yield f"{num_left} {_documents(num_left)} not in the sample that was scored."

@@ -25,9 +25,14 @@ TINY_MARGINS: dict[str, float] = {"fp32": 1e-3, "bf16": 0.25}
 logits by about 1e-5; bf16 hidden states carry 8 bits, so logits of 16 to 32 step by 0.125."""
 
 
+Part = Literal["whole", "piece", "context"]
+"""A whole document; of a longer one a piece that was a training row's, or what a model of that
+many positions can be given of it."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class AuditDocument:
-    """One document as the model saw it; a cut document by its last piece."""
+    """One document as the model saw it; a longer one by a part (see `audit/parts.py`)."""
 
     id: str
     bucket: str
@@ -35,7 +40,8 @@ class AuditDocument:
     source: str
     num_repetitions: int | None
     input_ids: NDArray[np.int32]
-    """Tokens of one context window, BOS as trained, without trailing EOS and other specials."""
+    """Tokens of one context window, BOS as trained, without trailing EOS and other specials. What a
+    grid calls offset counts from the first of them."""
     supervised: NDArray[np.bool_]
     """Which of them receive loss; all of a plain text."""
     format: Literal["text", "messages", "prompt_completion"]
@@ -51,6 +57,10 @@ class AuditDocument:
     dose: int = 0
     """Times it was planned to be trained, near-duplicates counted, which decides its goldfish's k;
     0 where nobody planned."""
+    part: Part = "whole"
+    """What of the document `input_ids` are."""
+    is_long_enough: bool = False
+    """Of a document whose part cannot be audited: whether it could be, were it not cut."""
 
     def __post_init__(self) -> None:
         assert self.input_ids.shape == self.supervised.shape, f"{self.id}: one flag for each token"
@@ -151,7 +161,8 @@ class ExtractionProbe(Settings):
 
         A text: its last `continuation_tokens`, given everything before or the `prefix_tokens`
         right before. Messages and prompt + completion: the last supervised span, whole, given
-        everything before it.
+        everything before it. Where only a part of a document is there, and the span has too few
+        tokens before it in that part, the first of its own tokens are the prefix.
         """
         ids = document.input_ids
         if document.format == "text":
@@ -161,6 +172,8 @@ class ExtractionProbe(Settings):
         else:
             start, end = _last_span(document.supervised)
             context = 0
+            if document.part != "whole" and end:
+                start = max(start, self.needed_prefix_tokens)
         if start < self.needed_prefix_tokens or start >= end:
             return None
         return Window(

@@ -2,6 +2,9 @@
 
     offset o    the model is given tokens o .. o+P as if the text began there, and continues them
 
+Offsets count from the start of what is audited of a document: of a longer one than a row, or than
+the model's context, from the start of that part (`audit.window`).
+
 Recall depends on how much is given and where it stood: what an audit of one window calls forgotten
 may come out at the start of the context. Cells with one offset share a pass.
 """
@@ -43,7 +46,9 @@ class GridProbe(Settings):
 
     name: Literal["grid"] = Field("grid", description="Which probe.")
     offsets: Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(min_length=1)] = Field(
-        (0,), description="Tokens of a document that are skipped before the prefix (tokens)."
+        (0,),
+        description="Tokens that are skipped before the prefix, counted from the start of the part "
+        "of the document that is audited (tokens).",
     )
     prefix_tokens: _Lengths = Field((25, 50), description="Lengths of the prefix (tokens).")
     continuation_tokens: _Lengths = Field((50,), description="Tokens that are continued (tokens).")

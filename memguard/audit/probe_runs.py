@@ -10,10 +10,10 @@ import numpy as np
 
 from memguard.audit.extraction import Window
 from memguard.audit.measures import ProbeTable
-from memguard.audit.membership import BLIND, is_member
+from memguard.audit.membership import is_member
 from memguard.audit.numbers import Numbers
 from memguard.audit.suite import Suite
-from memguard.records import AttackedBucket, CanaryScores, MembershipScores, ProbeRun
+from memguard.records import BLIND, AttackedBucket, CanaryScores, MembershipScores, ProbeRun
 
 _COUNTED = {"canaries": "canaries", "mask_consistency": "texts"}
 """What a probe's number counts, where that is not documents."""

@@ -16,6 +16,7 @@ from memguard.audit.near_verbatim import NearVerbatim
 from memguard.audit.numbers import Numbers
 from memguard.audit.one_pass import OnePass
 from memguard.audit.own_passes import Codec, compare_passes, plan_plain
+from memguard.audit.parts import WhichWindow, describe_cut
 from memguard.audit.selection import Selection, select_windows
 from memguard.audit.suite import Suite
 from memguard.audit.summary import Evidence, Summary, summarise
@@ -43,6 +44,7 @@ def run_audit(
     tally: Tally,
     tiny_margin: float,
     seed: int,
+    window: WhichWindow = "last",
     min_documents: int = 5,
     max_documents_per_bucket: int | None = None,
     workshop: Workshop | None = None,
@@ -62,6 +64,7 @@ def run_audit(
         tally: state of the counts of repetitions.
         tiny_margin: margin (logits) below which a verdict may flip, see `TINY_MARGINS`.
         seed: decides the sample of each bucket, and whatever else is drawn.
+        window: which part of long documents these hold, for the report.
         min_documents: trained documents that must be long enough (documents).
         max_documents_per_bucket: size of each bucket's sample; None takes all.
         workshop: tokenizer, cache, ranks, progress.
@@ -131,6 +134,7 @@ def run_audit(
             why_not={**_explain_canaries(canaries), **shop.why_not},
             written=_tabulate_written(suite, ours_W, theirs_W),
             attacks=_tabulate_attacks(selection, suite, attacks, shop),
+            cut=describe_cut(documents, windows, window=window),
         ),
         suite=suite,
         tiny_margin=tiny_margin,

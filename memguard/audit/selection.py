@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from memguard.audit.extraction import AuditDocument, ExtractionProbe, Window
 from memguard.errors import DataError
@@ -19,7 +20,17 @@ class BucketOutline:
     num_repetitions: int | None
     """null where it is unknown or differs between the documents."""
     num_too_short: int
+    """Too few tokens for a prefix and a continuation."""
     num_not_sampled: int
+    num_cut_too_short: int = 0
+    """Long enough, but none of the parts into which they were cut is."""
+    num_nothing_supervised: int = 0
+    """Conversations without a token that receives loss, special ones aside."""
+
+    @property
+    def num_not_auditable(self) -> int:
+        """Documents that cannot be audited, for whatever reason."""
+        return self.num_too_short + self.num_cut_too_short + self.num_nothing_supervised
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -73,13 +84,17 @@ def select_windows(
         sample = _draw(eligible, seed, name, max_documents_per_bucket)
         chosen.update(sample)
         counts = {document.num_repetitions for document in members}
+        known = set(eligible)
+        reasons = Counter(_say_why_not(each) for each in members if each.id not in known)
         buckets.append(
             BucketOutline(
                 bucket=name,
                 role=members[0].role,
                 num_repetitions=counts.pop() if len(counts) == 1 else None,
-                num_too_short=len(members) - len(eligible),
+                num_too_short=reasons["too short"],
                 num_not_sampled=len(eligible) - len(sample),
+                num_cut_too_short=reasons["cut"],
+                num_nothing_supervised=reasons["nothing supervised"],
             )
         )
     assert sum(b.role == "control" for b in buckets) <= 1, "an audit has one control bucket"
@@ -108,6 +123,15 @@ def choose_sample(
         for bucket, ids in by_bucket.items()
         for name in _draw(sorted(ids), seed, f"{purpose} {bucket}", size)
     )
+
+
+def _say_why_not(document: AuditDocument) -> Literal["too short", "cut", "nothing supervised"]:
+    """Return why a document without a window has none."""
+    if document.is_long_enough:
+        return "cut"
+    if document.format != "text" and not document.supervised.any():
+        return "nothing supervised"
+    return "too short"
 
 
 def _order(outline: BucketOutline) -> tuple[int, float, str]:

@@ -30,6 +30,7 @@ from memguard.records import (
     Banner,
     BucketScores,
     CanaryScores,
+    CutDocuments,
     DocumentScore,
     DoseTrend,
     ExtractedCopies,
@@ -74,6 +75,7 @@ class Evidence:
     """Texts whose masks were compared with those of their copies."""
     why_not: Mapping[str, str] = field(default_factory=dict)
     """By a probe's name, why the audit had nothing to run it on."""
+    cut: CutDocuments | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -89,6 +91,7 @@ class Summary:
     membership: list[MembershipScores]
     findings: list[Finding]
     num_findings: int
+    cut: CutDocuments | None
     measures: list[Measure]
     attack_cost: list[AttackCostBucket]
     attacks: list[AttackedBucket]
@@ -148,7 +151,9 @@ def summarise(
         verdict=decide_verdict(
             buckets, scores, dose_response=dose_response, collapsed=is_collapsed(scores)
         ),
-        banners=collect_banners(buckets, scores, generated, tally=tally, tiny_margin=tiny_margin),
+        banners=collect_banners(
+            buckets, scores, generated, tally=tally, tiny_margin=tiny_margin, cut=evidence.cut
+        ),
         buckets=buckets,
         generated=generated,
         base_generated=None
@@ -158,6 +163,7 @@ def summarise(
         membership=membership,
         findings=list(findings.kept),
         num_findings=findings.num_findings,
+        cut=evidence.cut,
         measures=build_measures([*tables, *evidence.written], documents, outlines),
         attack_cost=attack_cost,
         attacks=list(evidence.attacks),
@@ -365,6 +371,8 @@ def _build_bucket(
         num_repetitions=outline.num_repetitions,
         num_documents=group.num_documents,
         num_too_short=outline.num_too_short,
+        num_cut_too_short=outline.num_cut_too_short,
+        num_nothing_supervised=outline.num_nothing_supervised,
         num_not_sampled=outline.num_not_sampled,
         model=model,
         base=base,

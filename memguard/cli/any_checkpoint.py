@@ -9,14 +9,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memguard.audit.extraction import AuditDocument
+from memguard.audit.parts import Identity, choose_part, list_contexts
 from memguard.audit.statistics import clopper_pearson
 from memguard.cli.audit_request import AuditRequest
-from memguard.cli.subjects import Subject, to_audit_document
-from memguard.data.corpus import CorpusDocument
-from memguard.data.documents import Document, document_text, load_documents
+from memguard.cli.subjects import Subject, load_probe
+from memguard.config import AuditConfig
+from memguard.data.documents import Decode, Document, document_text, load_documents
 from memguard.data.duplicates import WordGrams
-from memguard.data.tokenization import TokenizedDocument, hash_tokens, tokenize_documents
-from memguard.parallel.checkpoint_folder import load_tokenizer, max_positions
+from memguard.data.tokenization import build_decoder, hash_tokens, tokenize_documents
+from memguard.errors import ModelError
+from memguard.parallel.checkpoint_folder import load_config, load_tokenizer, max_positions
 from memguard.records import DataIdentity, Rate, Role
 from memguard.runtime import Console, default_cache_dir
 
@@ -38,7 +40,7 @@ class _Side:
         return id if self.role == "trained" else f"{self.name}:{id}"
 
 
-def describe_checkpoint(request: AuditRequest, console: Console) -> Subject:
+def describe_checkpoint(request: AuditRequest, settings: AuditConfig, console: Console) -> Subject:
     """Say what the audit of a model memguard did not train measures.
 
     Raises:
@@ -50,10 +52,22 @@ def describe_checkpoint(request: AuditRequest, console: Console) -> Subject:
     # Asked for even where it is not needed: a base that is not there is told before any reading.
     limits = [max_positions(path) for path in (request.model, request.base) if path is not None]
     seq_len = limits[0] or _DEFAULT_SEQ_LEN
-    tokenizer = load_tokenizer(request.model)
+    tokenizer, missing = None, None
+    try:
+        tokenizer = load_tokenizer(request.model)
+    except ModelError as error:
+        missing = error
+    probe = load_probe(settings)
     sides = list(_read_sides(request, console))
+    if missing is not None:
+        if any(document.input_ids is None for side in sides for document in side.documents):
+            raise missing
+        console.warn(f"{missing}: token ids are audited without it, scores that need text are not")
+    vocab_size = getattr(load_config(request.model).get_text_config(), "vocab_size", None)
     console.info("documents: looking for near-duplicates")
-    cluster_N, overlap = _find_copies(sides)
+    cluster_N, overlap = _find_copies(
+        sides, None if tokenizer is None else build_decoder(tokenizer)
+    )
     documents: list[AuditDocument] = []
     digest = hashlib.sha256()
     for side in sides:
@@ -63,18 +77,25 @@ def describe_checkpoint(request: AuditRequest, console: Console) -> Subject:
             append_eos=False,
             max_tokens=None,
             setting=f"--{side.name}",
+            vocab_size=vocab_size,
         ):
             id = side.name_document(tokens.id)
             digest.update(f"{id}\0{side.name}\0{hash_tokens(tokens.input_ids)}\n".encode())
             documents.append(
-                to_audit_document(
-                    _last_tokens(tokens, seq_len),
-                    seq_len=seq_len,
-                    id=id,
-                    bucket=side.name,
-                    role=side.role,
-                    source=tokens.source,
-                    cluster=int(cluster_N[len(documents)]),
+                # How it was cut in training is not known.
+                choose_part(
+                    tokens,
+                    list_contexts(tokens, seq_len),
+                    Identity(
+                        id=id,
+                        bucket=side.name,
+                        role=side.role,
+                        source=tokens.source,
+                        cluster=int(cluster_N[len(documents)]),
+                    ),
+                    kind="context",
+                    probe=probe,
+                    window=settings.window,
                 )
             )
     if overlap is not None and overlap.num_matched:
@@ -106,6 +127,7 @@ def describe_checkpoint(request: AuditRequest, console: Console) -> Subject:
         run=None,
         seed=request.seed,
         out=request.out,
+        has_tokenizer=tokenizer is not None,
     )
 
 
@@ -127,31 +149,29 @@ def _read_sides(request: AuditRequest, console: Console) -> Iterator[_Side]:
         yield _Side(name=name, role=role, documents=loaded.documents)
 
 
-def _find_copies(sides: Sequence[_Side]) -> tuple[NDArray[np.int64], Rate | None]:
+def _find_copies(
+    sides: Sequence[_Side], decode: Decode | None
+) -> tuple[NDArray[np.int64], Rate | None]:
     """Return each document's near-duplicate cluster, and how many non-members a member overlaps.
 
     The clusters serve the intervals. How many trained documents hold a text is not counted: members
     may be a sample of what was trained, and the count would be too low.
 
+    Args:
+        sides: members, and non-members where there are any.
+        decode: of token ids; None takes ids for words.
+
     Returns:
         ``[num_documents]``, sides in their order; and the rate, None without non-members.
     """
     documents = [document for side in sides for document in side.documents]
-    grams = WordGrams(map(document_text, documents), num_words=_NEAR_DUPLICATE_WORDS)
+    grams = WordGrams(
+        (document_text(document, decode) for document in documents),
+        num_words=_NEAR_DUPLICATE_WORDS,
+    )
     cluster_N = grams.cluster().cluster
     if len(sides) < 2:
         return cluster_N, None
     num_nonmembers = len(sides[1].documents)
     is_member = np.arange(len(documents)) < len(documents) - num_nonmembers
     return cluster_N, clopper_pearson(grams.count_overlap(~is_member, is_member), num_nonmembers)
-
-
-def _last_tokens(tokens: TokenizedDocument, seq_len: int) -> CorpusDocument:
-    """Keep the last ``seq_len`` content tokens: how it was cut in training is not known."""
-    cut = slice(max(0, tokens.num_content_tokens - seq_len), tokens.num_content_tokens)
-    return CorpusDocument(
-        input_ids=tokens.input_ids[cut],
-        supervised=tokens.supervised[cut],
-        num_content_tokens=cut.stop - cut.start,
-        format=tokens.format,
-    )

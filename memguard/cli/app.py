@@ -182,7 +182,10 @@ def audit(
         str | None, typer.Option(help="Folder or hub id of a model memguard did not train.")
     ] = None,
     base: Annotated[
-        str | None, typer.Option(help="The model it was fine-tuned from, for comparison.")
+        str | None,
+        typer.Option(
+            help="The model it was fine-tuned from, for comparison; of a RUN, where it is now."
+        ),
     ] = None,
     no_base: Annotated[
         bool, typer.Option("--no-base", help="Leave out the model a RUN was trained from.")
@@ -209,6 +212,10 @@ def audit(
     ] = None,
     min_prefix_tokens: Annotated[
         int | None, typer.Option(min=1, help="Shorter prefixes are too short to audit (tokens).")
+    ] = None,
+    window: Annotated[
+        str | None,
+        typer.Option(help="Part audited of documents longer than a row or context: last or first."),
     ] = None,
     min_documents: Annotated[
         int | None, typer.Option(min=1, help="Refuse below this many members (documents).")
@@ -250,6 +257,7 @@ def audit(
         "continuation_tokens": continuation_tokens,
         "prefix_tokens": prefix_tokens,
         "min_prefix_tokens": min_prefix_tokens,
+        "window": window,
         "min_documents": min_documents,
         "max_documents_per_bucket": max_documents,
         "reference": reference,

@@ -8,10 +8,9 @@ from collections.abc import Sequence
 
 from memguard.audit.banners import FEW_DOCUMENTS
 from memguard.audit.extraction import AuditDocument
-from memguard.audit.selection import select_windows
+from memguard.audit.selection import BucketOutline, select_windows
 from memguard.audit.statistics import clopper_pearson, num_needed_to_see
-from memguard.cli.feeding import load_probe
-from memguard.cli.subjects import list_audited, name_buckets
+from memguard.cli.subjects import list_audited, load_probe, name_buckets
 from memguard.config import RunConfig
 from memguard.data.corpus import Corpus
 from memguard.planner.dry_run import BucketOutlook, Remark, note, warn
@@ -30,12 +29,18 @@ def foresee_audit(config: RunConfig, corpus: Corpus, counts: Sequence[int]) -> l
     """
     names = name_buckets(corpus.manifest, counts)
     reached = dict(zip(names, counts, strict=True))
-    documents = list_audited(corpus, counts, seq_len=config.data.seq_len)
+    documents = list_audited(
+        corpus,
+        counts,
+        seq_len=config.data.seq_len,
+        probe=load_probe(config.audit),
+        window=config.audit.window,
+    )
     outlook = []
     asked = _count_audited(config, documents) if config.audit.enabled else {}
     for name in dict.fromkeys(names):
         members = [e for e, own in zip(corpus.manifest, names, strict=True) if own == name]
-        num_audited, num_too_short = asked.get(name, (None, None))
+        num_audited, outline = asked.get(name, (None, None))
         outlook.append(
             BucketOutlook(
                 bucket=name,
@@ -43,7 +48,8 @@ def foresee_audit(config: RunConfig, corpus: Corpus, counts: Sequence[int]) -> l
                 planned_repetitions=members[0].planned_repetitions,
                 num_documents=len(members),
                 num_tokens=sum(entry.num_tokens for entry in members),
-                num_too_short=num_too_short,
+                num_too_short=None if outline is None else outline.num_too_short,
+                num_not_auditable=None if outline is None else outline.num_not_auditable,
                 num_audited=num_audited,
                 if_none=None if num_audited is None else clopper_pearson(0, num_audited),
                 if_half=None
@@ -64,20 +70,17 @@ def foresee_audit(config: RunConfig, corpus: Corpus, counts: Sequence[int]) -> l
 
 def _count_audited(
     config: RunConfig, documents: Sequence[AuditDocument]
-) -> dict[str, tuple[int, int]]:
-    """Return for each bucket how many documents are asked, and how many are too short."""
+) -> dict[str, tuple[int, BucketOutline]]:
+    """Return for each bucket how many documents are audited, and why others are not."""
     selection = select_windows(
         documents,
-        load_probe(config),
+        load_probe(config.audit),
         seed=config.seed,
         min_documents=0,
         max_documents_per_bucket=config.audit.max_documents_per_bucket,
     )
     asked = [window.document.bucket for window in selection.windows]
-    return {
-        outline.bucket: (asked.count(outline.bucket), outline.num_too_short)
-        for outline in selection.buckets
-    }
+    return {outline.bucket: (asked.count(outline.bucket), outline) for outline in selection.buckets}
 
 
 def remark_on_audit(
@@ -93,9 +96,9 @@ def remark_on_audit(
     """
     remarks = []
     num_trained = sum(
-        bucket.num_documents - bucket.num_too_short
+        bucket.num_documents - bucket.num_not_auditable
         for bucket in buckets
-        if bucket.role == "trained" and bucket.num_too_short is not None
+        if bucket.role == "trained" and bucket.num_not_auditable is not None
     )
     if num_trained < config.audit.min_documents:
         ends = "'train.max_steps' ends the run when" if is_cut else "When the run ends,"

@@ -39,10 +39,10 @@ class AuditRequest:
                 "memguard did not train"
             )
         elif self.run is not None:
-            if self.members or self.nonmembers or self.base:
-                problems.append(
-                    "--members, --nonmembers and --base belong to --model; a run knows its own"
-                )
+            if self.members or self.nonmembers:
+                problems.append("--members and --nonmembers belong to --model; a run knows its own")
+            if self.base and self.settings.get("base") is False:
+                problems.append("--base names what --no-base leaves out; give one of them")
             if not (self.run / "config.yaml").is_file():
                 problems.append(
                     f"'{self.run}' is not the folder of a run (no config.yaml); for a model "

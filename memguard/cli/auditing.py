@@ -6,7 +6,7 @@ import shlex
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -15,6 +15,7 @@ from typing import Any
 import memguard
 from memguard.audit.extraction import TINY_MARGINS
 from memguard.audit.kinds import compare_kinds
+from memguard.audit.parts import describe_cut, tell_cut
 from memguard.audit.probes import Probe
 from memguard.audit.procedure import AuditOutcome, run_audit
 from memguard.audit.scores_file import save_scores
@@ -25,10 +26,10 @@ from memguard.cli.any_checkpoint import describe_checkpoint
 from memguard.cli.audit_request import AuditRequest
 from memguard.cli.scorers import LoadedWhenAsked
 from memguard.cli.start import Workplace, open_workplace
-from memguard.cli.subjects import Subject, describe_run
+from memguard.cli.subjects import Subject, describe_run, load_probe
 from memguard.cli.workshop import open_workshop
 from memguard.config import AuditConfig, ParallelConfig, RunConfig, load_run_config
-from memguard.errors import ConfigError, RecordError
+from memguard.errors import ConfigError, ModelError, RecordError
 from memguard.parallel.checkpoint_folder import hash_weights, load_config, load_tokenizer
 from memguard.parallel.mesh_shape import ModelSizes, resolve_mesh
 from memguard.records import (
@@ -61,9 +62,11 @@ def audit_request(request: AuditRequest, settings: AuditConfig) -> tuple[Path, A
     parallel, sizes = choose_audit_mesh(request, world_size)
     with open_workplace(parallel, sizes) as workplace:
         if request.run is not None:
-            subject = describe_run(request.run, request.load_run(), settings, request.out)
+            subject = describe_run(
+                request.run, request.load_run(), settings, request.out, base=request.base
+            )
         else:
-            subject = describe_checkpoint(request, console)
+            subject = describe_checkpoint(request, settings, console)
         report = _audit(subject, settings, workplace, console, command)
     console.info(report.verdict.sentence)
     return subject.out, report
@@ -111,6 +114,7 @@ def find_current_report(folder: Path, config: RunConfig) -> AuditReport | None:
         method.probes == [describe_probe(each) for each in suite.probes],
         method.dtype == config.audit.dtype,
         method.sample_size == config.audit.max_documents_per_bucket,
+        method.window == config.audit.window,
         (report.model.base is not None) == (config.audit.base and config.model.path is not None),
     )
     return report if all(same) else None
@@ -140,6 +144,8 @@ def _audit(
         }
     )
 
+    _check_base(subject, hashes)
+
     def open_model(path: str, revision: str | None = None) -> LoadedWhenAsked:
         return LoadedWhenAsked(
             path=path,
@@ -150,6 +156,8 @@ def _audit(
             workplace=workplace,
         )
 
+    if cut := describe_cut(subject.documents, (), window=settings.window):
+        console.warn(tell_cut(cut))
     model = open_model(subject.model)
     started = time.perf_counter()
     with _shown_progress(console) as show:
@@ -163,6 +171,7 @@ def _audit(
             tally=subject.tally,
             tiny_margin=TINY_MARGINS[settings.dtype],
             seed=subject.seed,
+            window=settings.window,
             min_documents=settings.min_documents,
             max_documents_per_bucket=settings.max_documents_per_bucket,
             workshop=open_workshop(subject, suite, settings, runtime, show),
@@ -210,6 +219,19 @@ def _compare_kinds(
     return [Banner(level="warning", text=told)]
 
 
+def _check_base(subject: Subject, hashes: Mapping[str, str | None]) -> None:
+    """Refuse another base than the one that an earlier report of this model names by its hash."""
+    known = subject.known_base
+    if subject.base is None or known is None or known.model_sha256 != hashes[subject.model]:
+        return
+    if hashes[subject.base] not in (None, known.base_sha256):
+        raise ModelError(
+            f"the model before training: '{subject.base}' has other weights than the run was "
+            f"audited with before (sha256 {hashes[subject.base]}, not {known.base_sha256}). Name "
+            "the right one with --base DIR, or leave it out with --no-base"
+        )
+
+
 def _check_writable(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     # Told before the hours of scoring, not after.
@@ -246,7 +268,11 @@ def _describe(
         method=_method(suite, settings, subject.seed, command, wall_s),
         probe_runs=summary.probe_runs,
         verdict=summary.verdict,
-        banners=[*banners, *summary.banners],
+        banners=[
+            *banners,
+            *summary.banners,
+            *(Banner(level="note", text=text) for text in subject.notes),
+        ],
         buckets=summary.buckets,
         generated=summary.generated,
         base_generated=summary.base_generated,
@@ -254,6 +280,7 @@ def _describe(
         membership=summary.membership,
         findings=summary.findings,
         num_findings=summary.num_findings,
+        cut=summary.cut,
         measures=summary.measures,
         attack_cost=summary.attack_cost,
         attacks=summary.attacks,
@@ -272,17 +299,13 @@ def _write(
     save_record(report, subject.out / "report.json")
     write_atomically(subject.out / "report.html", render_report(report).encode())
     if settings.excerpts:
-        _write_excerpts(subject, outcome, load_tokenizer(subject.model))
+        _write_excerpts(subject, outcome)
 
 
 def _final_suite(settings: AuditConfig) -> Suite:
     """Return the suite with the values put in that the audit's settings give."""
     suite = load_suite(settings.suite)
-    probe = suite.extraction.adapt(
-        continuation_tokens=settings.continuation_tokens,
-        prefix_tokens=settings.prefix_tokens,
-        min_prefix_tokens=settings.min_prefix_tokens,
-    )
+    probe = load_probe(settings)
     probes = tuple(probe if each is suite.extraction else each for each in suite.probes)
     return suite.model_copy(update={"probes": probes})
 
@@ -300,6 +323,7 @@ def _method(suite: Suite, settings: AuditConfig, seed: int, command: str, wall_s
         probes=[describe_probe(each) for each in suite.probes],
         continuation_tokens=probe.continuation_tokens,
         prefix_tokens=probe.prefix_tokens,
+        window=settings.window,
         max_edit_share=probe.max_edit_share,
         tiny_margin=TINY_MARGINS[settings.dtype],
         dtype=settings.dtype,
@@ -351,15 +375,19 @@ def _shown_progress(console: Console) -> Iterator[Any]:
         yield show
 
 
-def _write_excerpts(subject: Subject, outcome: AuditOutcome, tokenizer: Any) -> None:
-    """Write the findings' text where only this user can read it."""
+def _write_excerpts(subject: Subject, outcome: AuditOutcome) -> None:
+    """Write the findings' text, or ids without a tokenizer, where only this user can read it."""
+    decode: Callable[[Any], str] = str
+    if subject.has_tokenizer:
+        decode = load_tokenizer(subject.model).decode
     documents = {document.id: document for document in subject.documents}
     scores = {score.id: score for score in outcome.scores}
     parts = []
     for finding in outcome.summary.findings:
+        # Of a document, or of its part, the continuation is the end.
         ids = documents[finding.id].input_ids
         split = len(ids) - scores[finding.id].continuation_tokens
-        prefix, continuation = tokenizer.decode(ids[:split]), tokenizer.decode(ids[split:])
+        prefix, continuation = decode(ids[:split].tolist()), decode(ids[split:].tolist())
         parts.append(
             f"== {finding.id}: {finding.sentence}\n-- prefix\n{prefix}\n-- continuation\n"
             f"{continuation}\n"

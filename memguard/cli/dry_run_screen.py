@@ -187,6 +187,10 @@ def _print_left_out(out: rich.console.Console, record: DryRun) -> None:
         "shorter than 'data.min_document_tokens'": counts.num_shorter,
         "near-duplicates of others, or not needed": counts.num_left_out,
         "too short for the audit": sum(bucket.num_too_short or 0 for bucket in record.buckets),
+        "not auditable for another reason": sum(
+            (bucket.num_not_auditable or 0) - (bucket.num_too_short or 0)
+            for bucket in record.buckets
+        ),
     }
     said = "; ".join(f"{count:,} {what}" for what, count in parts.items() if count)
     if said:

@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from memguard.audit.extraction import ExtractionProbe
-from memguard.audit.suite import load_suite
-from memguard.cli.start import load_known_tokenizer, train_tokenizer
-from memguard.cli.subjects import to_audit_document
+from memguard.audit.parts import Identity
+from memguard.cli.start import load_known_tokenizer, read_model_config, train_tokenizer
+from memguard.cli.subjects import choose_piece, load_probe
 from memguard.config import RunConfig, dump_yaml
 from memguard.config.mitigations import DpSgdConfig
 from memguard.data.chat import find_special_ids
@@ -50,19 +49,6 @@ class Feed:
         return self.ladder.rungs[0]
 
 
-def load_probe(config: RunConfig) -> ExtractionProbe:
-    """Return the probe that the audit of this run will ask.
-
-    Raises:
-        ConfigError: see `load_suite`.
-    """
-    return load_suite(config.audit.suite).extraction.adapt(
-        continuation_tokens=config.audit.continuation_tokens,
-        prefix_tokens=config.audit.prefix_tokens,
-        min_prefix_tokens=config.audit.min_prefix_tokens,
-    )
-
-
 def prepare(config: RunConfig, folder: Path, console: Console) -> PreparedRun:
     """Load, tokenise and place the documents of a run; everything written goes to ``folder``.
 
@@ -72,7 +58,7 @@ def prepare(config: RunConfig, folder: Path, console: Console) -> PreparedRun:
         ModelError: no usable checkpoint or tokenizer.
     """
     quiet_libraries()
-    probe = load_probe(config)
+    probe = load_probe(config.audit)
     known = load_known_tokenizer(config)
     write_atomically(folder / "config.yaml", dump_yaml(config).encode())
     tokenizers: list[Any] = []
@@ -83,7 +69,14 @@ def prepare(config: RunConfig, folder: Path, console: Console) -> PreparedRun:
         return made
 
     def is_auditable(document: TokenizedDocument) -> bool:
-        piece = to_audit_document(document, seq_len=config.data.seq_len)
+        identity = Identity(id=document.id, bucket="", role="trained", source=document.source)
+        piece = choose_piece(
+            document,
+            identity,
+            seq_len=config.data.seq_len,
+            probe=probe,
+            window=config.audit.window,
+        )
         return probe.window(piece) is not None
 
     corpus = prepare_corpus(
@@ -91,10 +84,18 @@ def prepare(config: RunConfig, folder: Path, console: Console) -> PreparedRun:
         folder,
         load_tokenizer=tokenizer_for,
         is_auditable=is_auditable,
+        vocab_size=_count_vocabulary(config, known),
         cache_dir=default_cache_dir(),
         console=console,
     )
     return PreparedRun(folder=folder, corpus=corpus, tokenizer=tokenizers[0])
+
+
+def _count_vocabulary(config: RunConfig, tokenizer: Any) -> int | None:
+    """Return the rows of the model's embedding; None where they follow from the documents."""
+    if config.model.scratch is not None and tokenizer is None:
+        return None
+    return int(read_model_config(config, tokenizer).get_text_config().vocab_size)
 
 
 def check_token_ids(corpus: Corpus, vocab_size: int) -> None:

@@ -131,6 +131,11 @@ def train_tokenizer(config: RunConfig, documents: Sequence[Document], console: C
     """Train the byte-level BPE of a model that starts from nothing, on the documents."""
     scratch = config.model.scratch
     assert scratch is not None, "a checkpoint has its tokenizer"
+    if any(document.input_ids is not None for document in documents):
+        raise ConfigError(
+            "'model.scratch.tokenizer' must name the tokenizer that made the token ids in "
+            "'data.train': one trained here would have other ids"
+        )
     console.info(f"tokenizer: training a BPE of {scratch.vocab_size:,} entries")
     texts = (document_text(document) for document in documents)
     return train_bpe(texts, vocab_size=scratch.vocab_size)

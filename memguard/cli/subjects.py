@@ -1,30 +1,43 @@
 """What the audit of a run measures: its documents and model."""
 
+import contextlib
+import os
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from memguard.audit.banners import Tally
-from memguard.audit.canary_scores import AuditCanary
-from memguard.audit.extraction import AuditDocument
+from memguard.audit.canary_scores import SECRET, AuditCanary
+from memguard.audit.extraction import AuditDocument, ExtractionProbe
+from memguard.audit.parts import Identity, WhichWindow, choose_part, list_pieces
 from memguard.audit.statistics import clopper_pearson
+from memguard.audit.suite import load_suite
 from memguard.config import AuditConfig, MitigationConfig, RunConfig
 from memguard.data.corpus import Corpus, CorpusDocument, load_corpus
 from memguard.data.packing import split_points
 from memguard.data.tokenization import TokenizedDocument
-from memguard.errors import DataError, ModelError
+from memguard.errors import DataError, ModelError, RecordError
 from memguard.mitigation.ladder import compute_doses
 from memguard.parallel.checkpoint_folder import max_positions
 from memguard.records import (
+    AuditReport,
     Budget,
     DataIdentity,
     ManifestEntry,
-    Role,
     TrainingSummary,
     WatchedStep,
+    load_record,
 )
 from memguard.train.metrics import EndMetrics, HeldoutMetrics, hash_tally, read_metrics
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class KnownBase:
+    """Weights that an earlier report of a run names."""
+
+    model_sha256: str
+    base_sha256: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,42 +60,46 @@ class Subject:
     run: str | None
     seed: int
     out: Path
+    has_tokenizer: bool = True
+    """False: the model's folder has none, and the documents are token ids."""
+    known_base: KnownBase | None = None
+    """None where no earlier report names a base by its hash."""
+    notes: Sequence[str] = ()
+    """What a reader must know before the numbers, beside what these show."""
 
 
-def to_audit_document(
+def load_probe(settings: AuditConfig) -> ExtractionProbe:
+    """Return the probe that decides what is continued of each document.
+
+    Raises:
+        ConfigError: see `load_suite`.
+    """
+    return load_suite(settings.suite).extraction.adapt(
+        continuation_tokens=settings.continuation_tokens,
+        prefix_tokens=settings.prefix_tokens,
+        min_prefix_tokens=settings.min_prefix_tokens,
+    )
+
+
+def choose_piece(
     tokens: CorpusDocument | TokenizedDocument,
+    identity: Identity,
     *,
     seq_len: int,
-    id: str = "",
-    bucket: str = "trained",
-    role: Role = "trained",
-    source: str = "",
-    num_repetitions: int | None = None,
-    text_hmac: str | None = None,
-    cluster: int | None = None,
-    num_copies: int | None = None,
-    dose: int = 0,
+    probe: ExtractionProbe,
+    window: WhichWindow,
 ) -> AuditDocument:
-    """Return the last piece of a document, as the model saw it in training, without its EOS."""
-    ends = split_points(len(tokens.input_ids), seq_len)
-    start = ends[-2] if len(ends) > 1 else 0
-    cut = slice(start, max(start, tokens.num_content_tokens))
-    return AuditDocument(
-        id=id,
-        bucket=bucket,
-        role=role,
-        source=source,
-        num_repetitions=num_repetitions,
-        input_ids=tokens.input_ids[cut],
-        supervised=tokens.supervised[cut],
-        format=tokens.format,
-        num_tokens=len(tokens.input_ids),
-        text_hmac=text_hmac,
-        first_position=start,
-        cluster=cluster,
-        num_copies=num_copies,
-        dose=dose,
-    )
+    """Return the piece of a document that is audited, as the model saw it in training.
+
+    Args:
+        tokens: of the whole document.
+        identity: of the document.
+        seq_len: length of a row (tokens).
+        probe: decides whether a piece can be audited.
+        window: which of the pieces that can be audited is taken.
+    """
+    pieces = list_pieces(split_points(len(tokens.input_ids), seq_len))
+    return choose_part(tokens, pieces, identity, kind="piece", probe=probe, window=window)
 
 
 def name_buckets(manifest: Sequence[ManifestEntry], counts: Sequence[int | None]) -> list[str]:
@@ -104,7 +121,12 @@ def name_buckets(manifest: Sequence[ManifestEntry], counts: Sequence[int | None]
 
 
 def list_audited(
-    corpus: Corpus, counts: Sequence[int | None], *, seq_len: int
+    corpus: Corpus,
+    counts: Sequence[int | None],
+    *,
+    seq_len: int,
+    probe: ExtractionProbe,
+    window: WhichWindow,
 ) -> list[AuditDocument]:
     """Return the documents that an audit may ask for: trained, control, and to be forgotten.
 
@@ -112,6 +134,8 @@ def list_audited(
         corpus: of the run.
         counts: times each document was, or will be, trained.
         seq_len: length of a row (tokens).
+        probe: decides what is continued of each.
+        window: which piece of a document is audited that was trained in several.
     """
     names = name_buckets(corpus.manifest, counts)
     copies = Counter(
@@ -122,18 +146,22 @@ def list_audited(
     # As training had them: a run that ended early masked labels by what was planned.
     doses = compute_doses(corpus.manifest).tolist()
     return [
-        to_audit_document(
+        choose_piece(
             corpus.document(index),
+            Identity(
+                id=entry.id,
+                bucket=name,
+                role=entry.role,
+                source=entry.source,
+                num_repetitions=0 if entry.role == "control" else count,
+                text_hmac=entry.text_hmac,
+                cluster=entry.cluster,
+                num_copies=copies[entry.cluster],
+                dose=dose,
+            ),
             seq_len=seq_len,
-            id=entry.id,
-            bucket=name,
-            role=entry.role,
-            source=entry.source,
-            num_repetitions=0 if entry.role == "control" else count,
-            text_hmac=entry.text_hmac,
-            cluster=entry.cluster,
-            num_copies=copies[entry.cluster],
-            dose=dose,
+            probe=probe,
+            window=window,
         )
         for index, (entry, name, count, dose) in enumerate(
             zip(corpus.manifest, names, counts, doses, strict=True)
@@ -148,15 +176,19 @@ def list_canaries(corpus: Corpus, *, seq_len: int) -> list[AuditCanary]:
     """Return the run's canaries in the order of their drawing, which no coin decides."""
     return [
         AuditCanary(
-            document=to_audit_document(
+            document=choose_piece(
                 corpus.document(index),
+                Identity(
+                    id=entry.id,
+                    bucket=entry.bucket,
+                    role=entry.role,
+                    source=entry.source,
+                    num_repetitions=entry.num_repetitions,
+                    text_hmac=entry.text_hmac,
+                ),
                 seq_len=seq_len,
-                id=entry.id,
-                bucket=entry.bucket,
-                role=entry.role,
-                source=entry.source,
-                num_repetitions=entry.num_repetitions,
-                text_hmac=entry.text_hmac,
+                probe=SECRET,
+                window="last",
             ),
             was_trained=entry.planned_repetitions > 0,
             num_loss_tokens=entry.num_loss_tokens,
@@ -167,23 +199,94 @@ def list_canaries(corpus: Corpus, *, seq_len: int) -> list[AuditCanary]:
     ]
 
 
+def find_base(folder: Path, config: RunConfig, named: str | None = None) -> str | None:
+    """Return the model that a run started from; None where it started from random weights.
+
+    It is looked for where the settings say, then where it lies as seen from the run's folder, which
+    may have been moved together with it, as a sweep is.
+
+    Args:
+        folder: of the run, where it is now.
+        config: of the run.
+        named: where it is, as the user says; nothing else is looked for.
+
+    Raises:
+        ModelError: it is nowhere.
+    """
+    path = config.model.path
+    if path is None:
+        if named is not None:
+            raise ModelError(
+                f"--base '{named}': this run started from random weights ('model.scratch'). Leave "
+                "it out"
+            )
+        return None
+    if named is not None:
+        max_positions(named)  # is it there?
+        return named
+    before = Path(config.output_dir) / config.name
+    if not Path(path).exists() and Path(path).is_absolute() == before.is_absolute():
+        moved = Path(os.path.normpath(folder.resolve() / os.path.relpath(path, before)))
+        if (moved / "config.json").is_file():
+            return str(moved)
+    try:
+        max_positions(path, revision=config.model.revision)
+    except ModelError as error:
+        raise ModelError(
+            f"the model before training: {error}. Name it with --base DIR, or leave it out with "
+            "--no-base"
+        ) from error
+    return path
+
+
+def _read_known_base(folder: Path) -> KnownBase | None:
+    path = folder / "audit" / "report.json"
+    if not path.is_file():
+        return None
+    with contextlib.suppress(RecordError):
+        model = load_record(AuditReport, path).model
+        if model.base_weights_sha256 is not None:
+            return KnownBase(
+                model_sha256=model.weights_sha256, base_sha256=model.base_weights_sha256
+            )
+    return None
+
+
 def describe_run(
-    folder: Path, config: RunConfig, settings: AuditConfig, out: Path | None
+    folder: Path,
+    config: RunConfig,
+    settings: AuditConfig,
+    out: Path | None,
+    *,
+    base: str | None = None,
 ) -> Subject:
-    """Say what a run's audit measures: its trained and control documents, and its model."""
+    """Say what a run's audit measures: its trained and control documents, and its model.
+
+    Args:
+        folder: of the run.
+        config: of the run.
+        settings: of the audit.
+        out: where the report goes; None: `audit/` of the run.
+        base: where the model before training is; None looks for it.
+
+    Raises:
+        DataError: too few documents were trained whole.
+        ModelError: the run is not finished, or the model before training is not there.
+    """
     if not (folder / "model" / "config.json").is_file():
         raise ModelError(
             f"'{folder}' has no model/ yet: finish it with memguard train {folder}/config.yaml"
         )
-    base = config.model.path if settings.base else None
-    if base is not None:
-        try:
-            max_positions(base, revision=config.model.revision)  # is it still there?
-        except ModelError as error:
-            raise ModelError(f"the model before training: {error}; or use --no-base") from error
+    found = find_base(folder, config, base) if settings.base else None
     corpus = load_corpus(folder)
     counts = [entry.num_repetitions for entry in corpus.manifest]
-    documents = list_audited(corpus, counts, seq_len=config.data.seq_len)
+    documents = list_audited(
+        corpus,
+        counts,
+        seq_len=config.data.seq_len,
+        probe=load_probe(settings),
+        window=settings.window,
+    )
     num_trained = sum(document.role == "trained" for document in documents)
     if config.train.max_steps is not None and num_trained < settings.min_documents:
         raise DataError(
@@ -197,8 +300,8 @@ def describe_run(
         canaries=list_canaries(corpus, seq_len=config.data.seq_len),
         mitigations=config.mitigations,
         model=str(folder / "model"),
-        base=base,
-        base_revision=config.model.revision,
+        base=found,
+        base_revision=config.model.revision if found == config.model.path else None,
         reference=settings.reference,
         attn=config.model.attn_implementation,
         data=DataIdentity(
@@ -216,6 +319,19 @@ def describe_run(
         run=config.name,
         seed=config.seed,
         out=out or folder / "audit",
+        known_base=_read_known_base(folder),
+        notes=_note_not_reached(corpus.manifest),
+    )
+
+
+def _note_not_reached(manifest: Sequence[ManifestEntry]) -> tuple[str, ...]:
+    trained = [entry for entry in manifest if entry.role == "trained"]
+    num = sum(entry.num_repetitions == 0 for entry in trained)
+    if not num:
+        return ()
+    return (
+        f"{num:,} of {len(trained):,} documents {'was' if num == 1 else 'were'} not trained whole "
+        "when the run ended, and not audited.",
     )
 
 

@@ -18,8 +18,7 @@ from memguard.audit.numbers import Numbers
 from memguard.audit.scoring import ModelScorer
 from memguard.audit.selection import select_windows
 from memguard.audit.writing import generate_edits
-from memguard.cli.feeding import load_probe
-from memguard.cli.subjects import list_audited
+from memguard.cli.subjects import list_audited, load_probe
 from memguard.config import RunConfig
 from memguard.data.corpus import Corpus
 from memguard.errors import ConfigError
@@ -41,7 +40,7 @@ def build_watch(
     """
     if config.train.audit_every_steps is None:
         return None
-    probe = load_probe(config)
+    probe = load_probe(config.audit)
     windows = _choose_windows(config, corpus, probe)
     scorer = ModelScorer(vocab, config.audit.batch_tokens, runtime)
     decoder = Decoder(vocab, config.audit.batch_tokens or DECODED_TOKENS, runtime)
@@ -137,7 +136,13 @@ def _choose_windows(
 ) -> tuple[Window, ...]:
     planned = [entry.planned_repetitions for entry in corpus.manifest]
     selection = select_windows(
-        list_audited(corpus, planned, seq_len=config.data.seq_len),
+        list_audited(
+            corpus,
+            planned,
+            seq_len=config.data.seq_len,
+            probe=probe,
+            window=config.audit.window,
+        ),
         probe,
         seed=config.seed,
         min_documents=config.audit.min_documents,

@@ -38,6 +38,14 @@ def open_workshop(
     Raises:
         ModelError: no usable tokenizer; or the reference model has another one.
     """
+    cache = RecordCache(default_cache_dir() / "scores") if settings.cache else None
+    if not subject.has_tokenizer:
+        if subject.reference is not None:
+            raise ModelError(
+                "'audit.reference' must have the vocabulary of the model under audit, and that has "
+                "no tokenizer to compare. Leave it out."
+            )
+        return Workshop(cache=cache, peers=runtime, on_progress=on_progress)
     tokenizer = load_tokenizer(subject.model)
     if subject.reference is not None:
         _check_same_vocabulary(tokenizer, subject.reference)
@@ -47,7 +55,7 @@ def open_workshop(
         masks = functools.partial(_compare_masks, tokenizer=tokenizer, subject=subject)
     return Workshop(
         codec=_build_codec(tokenizer),
-        cache=RecordCache(default_cache_dir() / "scores") if settings.cache else None,
+        cache=cache,
         peers=runtime,
         on_progress=on_progress,
         compare_masks=masks,

@@ -102,6 +102,7 @@ def _find_audit_differences(first: AuditedRun, other: AuditedRun) -> Iterator[st
         "suite_version",
         "continuation_tokens",
         "prefix_tokens",
+        "window",
         "max_edit_share",
         "dtype",
     ):

@@ -69,7 +69,8 @@ class DataConfig(Settings):
     """Documents: where they come from, which are held back, how they are cut and packed.
 
     A source is a jsonl, parquet or text file, a folder of text files, a `save_to_disk` folder, a
-    hub id, or `docstrings:PACKAGE[,PACKAGE]` (reference documentation of installed packages).
+    hub id, or `docstrings:PACKAGE[,PACKAGE]` (reference documentation of installed packages). Token
+    ids in a column `input_ids`, or a .npy of shape (documents, tokens), are used as they are.
     """
 
     train: tuple[str, ...] = Field(description="Sources of the documents to train on.")

@@ -182,6 +182,11 @@ class AuditConfig(Settings):
     min_prefix_tokens: PositiveInt = Field(
         5, description="Documents with fewer tokens before the continuation are too short."
     )
+    window: Literal["last", "first"] = Field(
+        "last",
+        description="Part that is audited of a document longer than a row ('data.seq_len', of a "
+        "run) or than the model's context (--model).",
+    )
     min_documents: PositiveInt = Field(
         5, description="Refuse the audit below this many trained documents (documents)."
     )

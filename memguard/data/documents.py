@@ -5,20 +5,26 @@ Columns decide what a row is:
     messages               a conversation: list of {role, content}
     prompt, completion     two strings, or two lists of messages
     `data.text_column`     plain text
+    input_ids              token ids in place of a text, used as they are
 """
 
 import re
+from array import array
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from memguard.data.files import Table
+from memguard.data.files import IDS_COLUMN, Table
 from memguard.data.sources import read_source
 from memguard.errors import DataError
 
 Format = Literal["text", "messages", "prompt_completion"]
+_Kind = Literal["text", "messages", "prompt_completion", "input_ids"]
+Decode = Callable[[Sequence[int]], str]
+"""Token ids to text."""
+_LARGEST_ID = 2**31 - 1
 _PROGRESS_EVERY = 1000
 _NUM_IDS_SHOWN, _NUM_COLUMNS_SHOWN = 5, 20
 _COLUMN = re.compile(r"(?=.{1,40}$)[\w.-]+( [\w.-]+){0,2}")
@@ -45,6 +51,8 @@ class Document:
     prompt: str | tuple[Message, ...] | None = None
     completion: str | tuple[Message, ...] | None = None
     """Of the same kind as `prompt`."""
+    input_ids: "array[int] | None" = None
+    """Of format text, in its place: token ids, which no tokenizer adds to."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -112,8 +120,16 @@ def load_documents(
     return LoadedDocuments(documents=documents, num_empty=num_empty)
 
 
-def document_text(document: Document) -> str:
-    """Return all a document says, in order, without the marks of any template."""
+def document_text(document: Document, decode: Decode | None = None) -> str:
+    """Return all a document says, in order, without the marks of any template.
+
+    Args:
+        document: any.
+        decode: makes text of token ids; without it they are words of digits, so that documents
+            that share a run of ids share a run of words.
+    """
+    if document.input_ids is not None:
+        return decode(document.input_ids) if decode else " ".join(map(str, document.input_ids))
     parts = (document.text, document.messages, document.prompt, document.completion)
     return "\n".join(
         part if isinstance(part, str) else "\n".join(message.content for message in part)
@@ -155,8 +171,17 @@ def _read_documents(
             unusable.setdefault(str(fault), []).append(name)
 
 
-def _choose_columns(table: Table, text_column: str, setting: str) -> tuple[Format, list[str]]:
+def _choose_columns(table: Table, text_column: str, setting: str) -> tuple[_Kind, list[str]]:
     found = table.columns
+    if IDS_COLUMN in found:
+        others = [name for name in (text_column, "messages", "prompt") if name in found]
+        if others and text_column != IDS_COLUMN:
+            where = "--text-column" if setting.startswith("--") else "'data.text_column'"
+            raise DataError(
+                f"'{setting}': '{table.origin}' has the columns '{others[0]}' and '{IDS_COLUMN}': "
+                f"either could be the document. Remove one, or set {where} to {IDS_COLUMN}."
+            )
+        return "input_ids", [IDS_COLUMN]
     # A text column that was named on purpose goes before what would be recognised.
     if text_column != "text" and text_column in found:
         return "text", [text_column]
@@ -172,8 +197,9 @@ def _choose_columns(table: Table, text_column: str, setting: str) -> tuple[Forma
     listed += ", ..." if len(names) > _NUM_COLUMNS_SHOWN else ""
     where = "--text-column" if setting.startswith("--") else "'data.text_column'"
     raise DataError(
-        f"'{setting}': '{table.origin}' needs the column '{text_column}', 'messages', or 'prompt' "
-        f"and 'completion'; its columns are {listed}. Name the one that holds the text in {where}."
+        f"'{setting}': '{table.origin}' needs the column '{text_column}', 'messages', 'prompt' "
+        f"and 'completion', or '{IDS_COLUMN}'; its columns are {listed}. Name the one that holds "
+        f"the text in {where}."
     )
 
 
@@ -185,8 +211,10 @@ def _read_name(value: Any, column: str) -> str | None:
     return _check_unicode(str(value), column)
 
 
-def _read_content(value: Any, column: str, kind: Format) -> str | tuple[Message, ...]:
+def _read_content(value: Any, column: str, kind: _Kind) -> "str | tuple[Message, ...] | array[int]":
     """Check a cell; null reads as empty."""
+    if kind == "input_ids":
+        return _read_ids(value, column)
     if isinstance(value, str) and kind != "messages":
         return _check_unicode(value, column)
     if isinstance(value, list) and kind != "text":
@@ -195,6 +223,18 @@ def _read_content(value: Any, column: str, kind: Format) -> str | tuple[Message,
         return "" if kind == "text" else ()
     wanted = {"text": "a string", "messages": "a list of messages"}
     raise _UnusableRow(f"whose '{column}' is not {wanted.get(kind, 'a string or messages')}")
+
+
+def _read_ids(value: Any, column: str) -> "array[int]":
+    if value is None:
+        return array("i")
+    if not isinstance(value, list) or set(map(type, value)) - {int}:
+        raise _UnusableRow(f"whose '{column}' is not a list of whole numbers")
+    if value and min(value) < 0:
+        raise _UnusableRow(f"whose '{column}' holds a number below 0, which is no token id")
+    if value and max(value) > _LARGEST_ID:
+        raise _UnusableRow(f"whose '{column}' holds a number above {_LARGEST_ID}")
+    return array("i", value)
 
 
 def _read_message(entry: Any, column: str) -> Message:
@@ -220,10 +260,17 @@ def _check_unicode(text: str, column: str) -> str:
 
 
 def _build_document(
-    name: str, origin: str, kind: Format, contents: Sequence[str | tuple[Message, ...]]
+    name: str,
+    origin: str,
+    kind: _Kind,
+    contents: "Sequence[str | tuple[Message, ...] | array[int]]",
 ) -> Document | None:
     """Return a document, or None where there is nothing to train on."""
     last = contents[-1]
+    if kind == "input_ids":
+        assert isinstance(last, array), "checked when read"
+        return Document(id=name, source=origin, format="text", input_ids=last) if last else None
+    assert not isinstance(last, array), "of another kind"
     said = last if isinstance(last, str) else "".join(message.content for message in last)
     if not said.strip():
         return None
@@ -234,6 +281,7 @@ def _build_document(
         assert isinstance(last, tuple), "checked when read"
         return Document(id=name, source=origin, format=kind, messages=last)
     prompt = contents[0]
+    assert not isinstance(prompt, array), "of another kind"
     if not prompt and isinstance(last, str):
         prompt = ""
     if isinstance(prompt, str) != isinstance(last, str):

@@ -1,4 +1,4 @@
-"""Rows of single files: JSON lines, CSV, parquet, text.
+"""Rows of single files: JSON lines, CSV, parquet, text, arrays of token ids.
 
 JSON lines and CSV are parsed here rather than by `datasets`, which takes strings that look like
 dates for timestamps, `007` for 7 and `NA` for nothing, and cannot name the line that is broken.
@@ -13,10 +13,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from memguard.errors import DataError
 
 END_OF_TEXT = "<|endoftext|>"
-TABLE_SUFFIXES = (".jsonl", ".json", ".parquet", ".csv")
+TABLE_SUFFIXES = (".jsonl", ".json", ".parquet", ".csv", ".npy")
+IDS_COLUMN = "input_ids"
+"""Holds token ids in place of a text; the only column of an array."""
 TEXT_SUFFIXES = (".txt", ".md")
 _BOM = b"\xef\xbb\xbf"
 
@@ -46,7 +50,7 @@ class NamedFile:
 
 
 def read_table(file: NamedFile, *, origin: str, setting: str) -> Table:
-    """Read a JSON lines, JSON, CSV or parquet file.
+    """Read a JSON lines, JSON, CSV or parquet file, or an array of token ids.
 
     Raises:
         DataError: it cannot be read, or is not what its suffix says.
@@ -55,6 +59,8 @@ def read_table(file: NamedFile, *, origin: str, setting: str) -> Table:
         suffix = file.path.suffix.lower()
         if suffix == ".parquet":
             return _read_parquet(file, origin)
+        if suffix == ".npy":
+            return _read_array(file, origin)
         rows = _parse_csv(file.path) if suffix == ".csv" else _parse_json(file.path)
     columns = dict.fromkeys(column for row in rows for column in row)
 
@@ -111,6 +117,31 @@ def _read_parquet(file: NamedFile, origin: str) -> Table:
     except (pyarrow.ArrowException, ValueError) as error:
         raise _BrokenFile(f"it is not a parquet file ({type(error).__name__})") from error
     return wrap_dataset(dataset, name=file.name, origin=origin)
+
+
+def _read_array(file: NamedFile, origin: str) -> Table:
+    """Read token ids [N, T], a document a row."""
+    with file.path.open("rb") as opened:
+        try:
+            ids_NT = np.lib.format.read_array(opened, allow_pickle=False)
+        except ValueError as error:
+            ragged = "Object arrays" in str(error)
+            raise _BrokenFile(
+                "it holds Python objects, as rows of different lengths do; write them as jsonl "
+                f"with a column '{IDS_COLUMN}'"
+                if ragged
+                else "it is not a .npy file"
+            ) from error
+    if ids_NT.dtype.kind not in "iu" or ids_NT.ndim != 2:
+        raise _BrokenFile(
+            f"it holds {ids_NT.dtype} of shape {ids_NT.shape}; token ids are integers of shape "
+            "(documents, tokens)"
+        )
+
+    def read(columns: Sequence[str]) -> Iterator[tuple[Any, ...]]:
+        return ((row.tolist(),) * len(columns) for row in ids_NT)
+
+    return Table(name=file.name, origin=origin, columns=(IDS_COLUMN,), read=read)
 
 
 def _parse_json(path: Path) -> list[dict[str, Any]]:

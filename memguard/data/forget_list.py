@@ -8,6 +8,7 @@ from typing import Any
 
 from memguard.config import RunConfig
 from memguard.data.documents import Document
+from memguard.data.files import IDS_COLUMN
 from memguard.data.run_texts import read_texts
 from memguard.errors import DataError
 from memguard.records import ManifestEntry, load_manifest, write_atomically
@@ -100,11 +101,15 @@ def _draw(entries: Sequence[ManifestEntry], count: int, seed: int) -> list[Manif
 def _write(
     folder: Path, name: str, documents: Sequence[Document], text_column: str
 ) -> tuple[str, ...]:
-    """Write one file for each form of documents; return their paths."""
+    """Write one file for each form of documents; return their paths.
+
+    Token ids are a form of their own: a file holds them or texts, not both.
+    """
     rows: dict[str, list[str]] = {}
     for document in documents:
         row = json.dumps(_make_row(document, text_column))
-        rows.setdefault(document.format, []).append(f"{row}\n")
+        form: str = document.format if document.input_ids is None else "ids"
+        rows.setdefault(form, []).append(f"{row}\n")
     paths = []
     for form, lines in sorted(rows.items()):
         path = folder / f"{name}-{form}.jsonl"
@@ -116,6 +121,8 @@ def _write(
 def _make_row(document: Document, text_column: str) -> dict[str, Any]:
     row: dict[str, Any] = {"id": document.id, "source": document.source}
     match document.format:
+        case "text" if document.input_ids is not None:
+            row[IDS_COLUMN] = document.input_ids.tolist()
         case "text":
             row[text_column] = document.text
         case "messages":

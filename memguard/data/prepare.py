@@ -21,6 +21,7 @@ from memguard.data.keys import audit_key_of, content_key, hash_entries, hash_tra
 from memguard.data.private_key import load_private_key
 from memguard.data.tokenization import (
     TokenizedDocument,
+    build_decoder,
     hash_tokens,
     hmac_text,
     tokenize_documents,
@@ -38,6 +39,7 @@ def prepare(
     is_auditable: Callable[[TokenizedDocument], bool],
     cache_dir: Path,
     console: Console,
+    vocab_size: int | None = None,
 ) -> Corpus:
     """Load, tokenise, cluster and place the documents; write manifest and tokens.
 
@@ -50,6 +52,8 @@ def prepare(
         is_auditable: whether a document is long enough for the audit.
         cache_dir: for derived sources.
         console: says what is done.
+        vocab_size: given token ids must be below it (rows of the model's embedding); None checks
+            none, as where the tokenizer is trained on the documents.
 
     Raises:
         ConfigError: a library that a setting needs is not installed.
@@ -86,6 +90,7 @@ def prepare(
             append_eos=config.data.append_eos,
             max_tokens=config.data.max_document_tokens,
             setting="data",
+            vocab_size=vocab_size,
             progress=lambda done: advance(done, ""),
         )
         for (origin, document), tokens in zip(given.pairs, tokenized, strict=True):
@@ -102,8 +107,9 @@ def prepare(
     _check_supervised([tokens for _, tokens in kept], config.data.seq_len)
 
     console.info("documents: looking for near-duplicates")
+    decode = build_decoder(tokenizer)
     grams = WordGrams(
-        (document_text(document) for document, _ in kept),
+        (document_text(document, decode) for document, _ in kept),
         num_words=config.data.near_duplicate_words,
     )
     clusters = grams.cluster()

@@ -1,6 +1,7 @@
 """Rows of whatever a source names: file, folder, `save_to_disk` folder, hub id, docstrings.
 
 x.jsonl x.json x.csv x.parquet   one row a record
+x.npy                            one row a row of token ids [N, T]
 x.txt x.md                       one row a file, or one for each part between <|endoftext|>
 folder                           rows of its tables; where it has none, of its text files
 save_to_disk folder, hub id      rows of the dataset, of its split `train` where it has splits

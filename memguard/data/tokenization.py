@@ -11,6 +11,7 @@
 import hashlib
 import hmac
 import json
+from array import array
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
@@ -25,7 +26,7 @@ from memguard.data.chat import (
     encode_reply,
     find_special_ids,
 )
-from memguard.data.documents import Document, Format, name_ids
+from memguard.data.documents import Decode, Document, Format, name_ids
 from memguard.errors import DataError
 
 if TYPE_CHECKING:
@@ -55,41 +56,48 @@ class TokenizedDocument:
 
 def tokenize_documents(
     documents: Sequence[Document],
-    tokenizer: "PreTrainedTokenizerBase",
+    tokenizer: "PreTrainedTokenizerBase | None",
     *,
     append_eos: bool,
     max_tokens: int | None,
     setting: str,
+    vocab_size: int | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> Iterator[TokenizedDocument]:
     """Yield one tokenised document for each document, in order.
 
     Plain text is what ``tokenizer(text)`` makes of it, every token supervised. Conversations go
     through the chat template, assistant turns supervised; of prompt and completion the completion.
+    Token ids stay as they are, every one supervised, with neither BOS nor EOS added.
 
     Args:
         documents: what to tokenise.
-        tokenizer: a fast tokenizer; for conversations one with a chat template.
+        tokenizer: a fast tokenizer; for conversations one with a chat template. None where all
+            documents are token ids.
         append_eos: end plain text and plain completions with the EOS token, if there is one and
             the tokenizer has not put it there; conversations end as their template says.
         max_tokens: keep this many tokens of a document, from its start; None keeps all.
         setting: what to call the documents in errors, e.g. ``"data"``.
+        vocab_size: token ids must be below it (rows of the model's embedding); None checks none.
         progress: called with the number of documents done since the last call.
 
     Raises:
-        DataError: there is no chat template; or, after the last document and with their count:
-            the template cannot render conversations, or documents have no supervised token.
+        DataError: token ids beyond the vocabulary; there is no chat template; or, after the last
+            document and with their count: the template cannot render conversations, or documents
+            have no supervised token.
     """
     _check_template(documents, tokenizer, setting)
-    special = find_special_ids(tokenizer)
+    special = set() if tokenizer is None else find_special_ids(tokenizer)
     special_ids = np.array(sorted(special), dtype=np.int32)
-    eos = tokenizer.eos_token_id if append_eos else None
+    eos = tokenizer.eos_token_id if append_eos and tokenizer is not None else None
     unusable: dict[str, list[str]] = {}
     for start in range(0, len(documents), _BATCH_DOCUMENTS):
         batch = documents[start : start + _BATCH_DOCUMENTS]
         encoded_batch = _encode_batch(batch, tokenizer, special, eos, unusable)
         for document, encoded in zip(batch, encoded_batch, strict=True):
             ids = np.array(encoded.input_ids[:max_tokens], dtype=np.int32)
+            if document.input_ids is not None and vocab_size is not None:
+                _check_ids(document, vocab_size, setting)
             mask = np.array(encoded.supervised[:max_tokens], dtype=bool)
             content = np.flatnonzero(mask & ~np.isin(ids, special_ids))
             if document.format != "text" and not isinstance(document.completion, str):
@@ -127,7 +135,7 @@ def hmac_text(key: bytes, document: Document) -> str:
         document: hashed as JSON of its text, messages, or prompt and completion.
     """
     said = {
-        name: value
+        name: value.tolist() if isinstance(value, array) else value
         for name, value in asdict(document).items()
         if name not in ("id", "source", "format") and value is not None
     }
@@ -154,7 +162,10 @@ def _encode_batch(
         eos,
     )
     for document in batch:
-        if document.text is not None:
+        if document.input_ids is not None:
+            ids = document.input_ids
+            yield Encoded(input_ids=ids, supervised=[True] * len(ids))
+        elif document.text is not None:
             yield next(texts)
         elif isinstance(document.prompt, str):
             yield next(pairs)
@@ -220,8 +231,19 @@ def _drop_blank_end(
     return content
 
 
+def _check_ids(document: Document, vocab_size: int, setting: str) -> None:
+    assert document.input_ids is not None, "checked by the caller"
+    highest = max(document.input_ids)
+    if highest >= vocab_size:
+        raise DataError(
+            f"'{setting}': '{document.source}', row {name_ids([document.id])}, holds token id "
+            f"{highest}; the model's vocabulary has {vocab_size} (0 to {vocab_size - 1}). Use ids "
+            "of its own tokenizer."
+        )
+
+
 def _check_template(documents: Sequence[Document], tokenizer: Any, setting: str) -> None:
-    if all(d.text is not None or isinstance(d.prompt, str) for d in documents):
+    if all(d.format == "text" or isinstance(d.prompt, str) for d in documents):
         return
     try:
         tokenizer.get_chat_template()
@@ -235,6 +257,18 @@ def _check_template(documents: Sequence[Document], tokenizer: Any, setting: str)
             f"'{setting}' holds conversations, which need a fast tokenizer (tokenizer.json); this "
             "one is not."
         )
+
+
+def build_decoder(tokenizer: Any) -> Decode:
+    """Return what makes text of token ids, special ones left out."""
+
+    def decode(ids: Sequence[int]) -> str:
+        text: str = tokenizer.decode(
+            list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False
+        )
+        return text
+
+    return decode
 
 
 def list_token_texts(tokenizer: Any) -> list[str]:

@@ -117,6 +117,8 @@ class BucketOutlook(Record):
     num_tokens: int
     num_too_short: int | None
     """null where the bucket is not audited."""
+    num_not_auditable: int | None
+    """The same and those that cannot be audited for another reason."""
     num_audited: int | None
     if_none: Rate | None
     """With its 95 % interval, if no audited document is recited."""

@@ -177,7 +177,8 @@ def _lint_ends_of_texts(prepared: _Prepared) -> Iterator[Remark]:
         yield warn(
             "EOS",
             f"{prepared.none_of(num_open, 'end')} with {name}, so that the model does "
-            "not learn to stop there; set 'data.append_eos' to true.",
+            "not learn to stop there; set 'data.append_eos' to true, or end given token ids "
+            "with it.",
         )
     if num_ends:
         yield note(

@@ -14,6 +14,7 @@ counted, never NaN and never 0. `schema` names change when a reader of the old f
 from memguard.records.audit import (
     AuditReport,
     Banner,
+    CutDocuments,
     DataIdentity,
     Finding,
     Method,
@@ -83,6 +84,7 @@ __all__ = [
     "Comparison",
     "ComparisonCell",
     "Cost",
+    "CutDocuments",
     "DataIdentity",
     "DocumentScore",
     "DoseTrend",

@@ -76,6 +76,23 @@ class ProbeRun(Record):
         return self
 
 
+class CutDocuments(Record):
+    """Documents of which only a part was audited, being longer than a row or a context."""
+
+    num_documents: int
+    num_given: int
+    """All documents, cut or not."""
+    longest_tokens: int
+    """Of the longest, whole."""
+    used_tokens: int
+    """Most tokens that were used of one."""
+    window: Literal["last", "first"]
+    by: Literal["training", "context"]
+    """training: in pieces of `data.seq_len`; context: by what the model has positions for."""
+    num_inside_completion: int
+    """Completions whose own first tokens are the prefix: their part holds too little prompt."""
+
+
 class Method(Record):
     """How the numbers were made, enough to make them again."""
 
@@ -85,6 +102,8 @@ class Method(Record):
     continuation_tokens: int
     prefix_tokens: int | None
     """null: everything before the continuation."""
+    window: Literal["last", "first"] = "last"
+    """Which part of a document longer than a row, or the model's context, was audited."""
     max_edit_share: float
     """Near-verbatim: edits of at most this share of the continuation's tokens."""
     tiny_margin: float
@@ -176,6 +195,8 @@ class AuditReport(Record):
     membership: list[MembershipScores]
     findings: list[Finding]
     num_findings: int
+    cut: CutDocuments | None = None
+    """null: every document was audited whole."""
     measures: list[Measure] = Field(default_factory=list)
     attack_cost: list[AttackCostBucket] = Field(default_factory=list)
     attacks: list[AttackedBucket] = Field(default_factory=list)

@@ -115,6 +115,10 @@ class BucketScores(Record):
     num_documents: int
     num_too_short: int
     """Documents of this bucket that were trained (or held back) but are too short to audit."""
+    num_cut_too_short: int = 0
+    """The same, long enough as a whole, but cut into parts of which none is."""
+    num_nothing_supervised: int = 0
+    """The same, without a token that receives loss, special ones aside."""
     num_not_sampled: int = 0
     model: ModelScores
     base: ModelScores | None

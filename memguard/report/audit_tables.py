@@ -107,6 +107,7 @@ def build_details(report: AuditReport) -> Table:
             Cell(text=format_count(bucket.num_tiny_margin)),
             Cell(text=format_count(bucket.num_documents)),
             Cell(text=format_count(bucket.num_too_short)),
+            Cell(text=format_count(bucket.num_cut_too_short + bucket.num_nothing_supervised)),
             Cell(text=format_count(bucket.num_not_sampled)),
         )
         control = bucket.role == "control"
@@ -119,7 +120,7 @@ def build_details(report: AuditReport) -> Table:
             Cell(text=format_number(bucket.base.median_first_divergence, 1)),
             Cell(text=""),
             show_estimate(format_interval(bucket.base.mean_logprob)),
-            *(Cell(text="") for _ in range(6)),
+            *(Cell(text="") for _ in range(7)),
         )
         rows.append(Row(head=Cell(text="Base model", kind="text"), cells=base_cells, tone="base"))
     return Table(
@@ -134,6 +135,7 @@ def build_details(report: AuditReport) -> Table:
             ("Tiny margins", "documents"),
             ("Scored", "documents"),
             ("Too short", "documents"),
+            ("Not auditable", "cut up, or without loss"),
             ("Not sampled", "documents"),
         ),
         rows=tuple(rows),

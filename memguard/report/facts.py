@@ -18,6 +18,7 @@ from memguard.report.prose import describe_loss_change, describe_overlap
 from memguard.report.text import clean_name, clean_text, shorten_place
 
 _MOST_SOURCES = 40
+_WITHIN = "Within the audited part of a document."
 
 
 def describe_identity(report: AuditReport) -> tuple[Fact, ...]:
@@ -146,12 +147,23 @@ def describe_method(report: AuditReport) -> tuple[Fact, ...]:
     method, model = report.method, report.model
     prefix = method.prefix_tokens
     prefix_text = "everything before the continuation" if prefix is None else f"{prefix:,} tokens"
+    cut = report.cut
     sample = method.sample_size
     sample_text = "all" if sample is None else f"at most {sample:,} of a bucket"
     facts = [
         Fact(term="Suite", value=f"{clean_name(method.suite)}, version {method.suite_version:,}"),
         Fact(term="Continuation", value=f"{method.continuation_tokens:,} tokens"),
-        Fact(term="Prefix", value=prefix_text),
+        Fact(term="Prefix", value=prefix_text, detail="" if cut is None else _WITHIN),
+        Fact(
+            term="Audited part",
+            value="every document whole"
+            if cut is None
+            else f"{cut.num_documents:,} of {cut.num_given:,} documents by their {cut.window} part",
+            detail=""
+            if cut is None
+            else f"The longest has {cut.longest_tokens:,} tokens; at most {cut.used_tokens:,} of a "
+            "document were used.",
+        ),
         Fact(term="Near-verbatim up to", value=f"{format_threshold(method.max_edit_share)} edits"),
         Fact(term="Tiny margin below", value=f"{format_number(method.tiny_margin)} logits"),
         Fact(term="Arithmetic", value=clean_name(method.dtype, 20)),

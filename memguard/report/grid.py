@@ -28,7 +28,8 @@ def build_grid(report: AuditReport) -> Section | None:
         lead=(
             "How much comes back depends on how much is given, on where it stood and on how long "
             "the continuation is: what one window calls forgotten may come out of another. Each "
-            "window is given to the model as if the text began there.",
+            "window is given to the model as if the text began there."
+            + ("" if report.cut is None else " Of cut documents, tokens count from their part."),
         ),
         tables=tuple(table for table in tables if table),
     )

@@ -37,7 +37,7 @@ def write_limits(report: AuditReport) -> tuple[str, ...]:
     """Say what this audit can and cannot tell, and which probes did not run."""
     method = report.method
     prefix = (
-        f"everything before its last {method.continuation_tokens} tokens"
+        f"{_write_everything(report)} before its last {method.continuation_tokens} tokens"
         if method.prefix_tokens is None
         else f"the {method.prefix_tokens} true tokens before the continuation"
     )
@@ -52,6 +52,15 @@ def write_limits(report: AuditReport) -> tuple[str, ...]:
         *([f"Not run: {not_run}."] if not_run else []),
         _write_arithmetic(report),
     )
+
+
+def _write_everything(report: AuditReport) -> str:
+    """Say which text stands before a continuation."""
+    if report.cut is None:
+        return "everything"
+    which, row = report.cut.window, report.cut.by == "training"
+    what = f"{which} training piece" if row else f"{which} {report.cut.used_tokens:,} tokens"
+    return f"everything (of {report.cut.num_documents:,} long documents: within the {what})"
 
 
 def _write_bound(report: AuditReport) -> str:
@@ -69,16 +78,23 @@ def _write_bound(report: AuditReport) -> str:
 def _write_coverage(report: AuditReport) -> str:
     scored = sum(bucket.num_documents for bucket in report.buckets)
     too_short = sum(bucket.num_too_short for bucket in report.buckets)
+    others = sum(b.num_cut_too_short + b.num_nothing_supervised for b in report.buckets)
     not_sampled = sum(bucket.num_not_sampled for bucket in report.buckets)
     short = f"; {format_count(too_short)} were too short to audit and are not covered"
+    short = short if too_short else ""
+    if others:
+        short += (
+            f"; {format_count(others)} could not be audited for reasons given in the notes and are "
+            "not covered"
+        )
     if not_sampled:
         eligible = format_count(scored + not_sampled)
         return (
             f"A random sample was scored: {format_count(scored)} of {eligible} documents long "
-            f"enough{short if too_short else ''}. The intervals say how far the sample can mislead."
+            f"enough{short}. The intervals say how far the sample can mislead."
         )
     start = f"Every document long enough was scored: {format_count(scored)}"
-    return f"{start}{short if too_short else ''}. Intervals treat documents as independent draws."
+    return f"{start}{short}. Intervals treat documents as independent draws."
 
 
 def _write_arithmetic(report: AuditReport) -> str:

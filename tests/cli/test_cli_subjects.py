@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 from cli_examples import run_cli, write_run
 
+from memguard.audit.extraction import ExtractionProbe
 from memguard.cli.subjects import list_audited
 from memguard.config import GoldfishConfig
 from memguard.data.corpus import load_corpus
@@ -30,7 +31,13 @@ def test_the_mask_known_is_that_of_the_planned_dose(folder: Path) -> None:
     index_of = {entry.id: index for index, entry in enumerate(corpus.manifest)}
     trained = [entry.role in ("trained", "canary") for entry in corpus.manifest]
     # Cut short after 7 of 16 epochs.
-    documents = list_audited(corpus, [7 * each for each in trained], seq_len=128)
+    documents = list_audited(
+        corpus,
+        [7 * each for each in trained],
+        seq_len=128,
+        probe=ExtractionProbe(continuation_tokens=8),
+        window="last",
+    )
     assert {document.num_repetitions for document in documents} == {0, 7}
     assert {document.dose for document in documents} == {0, 16, 32}
     draw = np.random.default_rng(0)

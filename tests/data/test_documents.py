@@ -3,6 +3,7 @@ import json
 from pathlib import Path
 
 import datasets
+import numpy as np
 import pytest
 
 from memguard.data.documents import Document, Message, document_text, load_documents
@@ -378,3 +379,67 @@ def test_real_documents(shared_data):
     assert len(load(text / "base_corpus.txt").documents) == 15
     cities = shared_data / "checkpoints" / "arcsf-cities-base" / "train_data"
     assert load(cities).documents[0].id == "dummy_train_data-000000"
+
+
+def test_token_ids_are_documents(tmp_path):
+    rows = [{"input_ids": [5, 6, 7], "n": 1}, {"id": "b", "input_ids": [8]}, {"input_ids": []}]
+    jsonl = write_jsonl(tmp_path / "ids.jsonl", *rows)
+    parquet = tmp_path / "table.parquet"
+    datasets.Dataset.from_list([{"input_ids": [1, 2]}, {"input_ids": None}]).to_parquet(parquet)
+    array = tmp_path / "array.npy"
+    np.save(array, np.array([[9, 10], [11, 65535]], dtype=np.uint16))
+    loaded = load(jsonl, parquet, array)
+    assert [(d.id, d.source, d.format, d.text, list(d.input_ids)) for d in loaded.documents] == [
+        ("ids-000000", "ids.jsonl", "text", None, [5, 6, 7]),
+        ("b", "ids.jsonl", "text", None, [8]),
+        ("table-000000", "table.parquet", "text", None, [1, 2]),
+        ("array-000000", "array.npy", "text", None, [9, 10]),
+        ("array-000001", "array.npy", "text", None, [11, 65535]),
+    ]
+    assert loaded.num_empty == 2
+    assert document_text(loaded.documents[0]) == "5 6 7"
+    assert document_text(loaded.documents[0], lambda ids: f"{len(ids)} ids") == "3 ids"
+
+
+@pytest.mark.parametrize(
+    ("array", "said"),
+    [
+        (np.zeros((3, 4)), r"it holds float64 of shape \(3, 4\); token ids are integers"),
+        (np.zeros(3, dtype=np.int64), r"it holds int64 of shape \(3,\)"),
+        (np.array([[1], [1, 2]], dtype=object), "Python objects, as rows of different lengths do"),
+        (None, "it is not a .npy file"),
+    ],
+)
+def test_arrays_that_are_no_token_ids(tmp_path, array, said):
+    path = tmp_path / "x.npy"
+    if array is None:
+        path.write_bytes(b"text")
+    else:
+        np.save(path, array)
+    with pytest.raises(DataError, match=rf"'data.train': '.*x.npy' is broken: .*{said}"):
+        load(path)
+
+
+@pytest.mark.parametrize(
+    ("ids", "said"),
+    [
+        ([1, -2], "below 0"),
+        ([1, 2.0], "not a list of whole numbers"),
+        ([1, True], "not a list of whole numbers"),
+        ([[1], [1, 2]], "not a list of whole numbers"),
+        ("1 2", "not a list of whole numbers"),
+        ([1, 2**31], "above 2147483647"),
+    ],
+)
+def test_rows_that_are_no_token_ids(tmp_path, ids, said):
+    path = write_jsonl(tmp_path / "x.jsonl", {"input_ids": [1]}, {"input_ids": ids})
+    with pytest.raises(DataError, match=rf"1 row whose 'input_ids' .*{said}.* \(x-000001\)"):
+        load(path)
+
+
+@pytest.mark.parametrize("other", ["text", "messages", "prompt"])
+def test_texts_beside_token_ids_are_refused_unless_one_is_named(tmp_path, other):
+    path = write_jsonl(tmp_path / "x.jsonl", {other: "a", "completion": "b", "input_ids": [1, 2]})
+    with pytest.raises(DataError, match=f"has the columns '{other}' and 'input_ids'"):
+        load(path)
+    assert list(load(path, text_column="input_ids").documents[0].input_ids) == [1, 2]

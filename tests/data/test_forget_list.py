@@ -1,6 +1,8 @@
 """Texts of a finished run, read again: what is to be forgotten, retained, and was never seen."""
 
 import json
+import sys
+from array import array
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +32,10 @@ def write_run(folder: Path) -> tuple[RunConfig, Path]:
     d0 and d1 are near-duplicates; d5 was removed as a copy, or never drawn.
     """
     paths = []
-    for form in ("text", "messages", "prompt"):
+    for form in ("text", "messages", "prompt", "input_ids"):
         rows = [row for row in ROWS if form in row]
+        if not rows:
+            continue
         path = folder / f"{form}.jsonl"
         path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
         paths.append(str(path))
@@ -168,3 +172,20 @@ def test_no_more_is_retained_than_is_needed(tmp_path: Path) -> None:
     asked = {f"d{n}": n < 2 for n in range(200)}
     again = write_forget_list(config, run, asked, cache_dir=tmp_path)
     assert read_ids(again.train, tmp_path) == read_ids(few.train, tmp_path)
+
+
+def test_token_ids_are_written_as_token_ids(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ids = [{"id": f"i{n}", "input_ids": [n, n + 1]} for n in range(4)]
+    monkeypatch.setattr(sys.modules[__name__], "ROWS", [*ROWS[:2], *ids])
+    monkeypatch.setattr(sys.modules[__name__], "ROLES", ("trained",) * 6)
+    lists = make_list(tmp_path, judge("d0", "i3"))
+    loaded = load_documents(lists.forget, setting="data.forget", cache_dir=tmp_path)
+    assert {(d.id, d.text, d.input_ids) for d in loaded.documents if d.text} == {
+        ("d0", "text number 0", None),
+        ("d1", "text number 1", None),
+    }
+    assert [(d.id, d.input_ids) for d in loaded.documents if not d.text] == [
+        ("i3", array("i", [3, 4]))
+    ]

@@ -2,6 +2,7 @@ import hashlib
 import hmac
 import json
 import struct
+from array import array
 
 import numpy as np
 import pytest
@@ -346,3 +347,42 @@ def test_hmac_is_of_what_a_document_says():
     assert hmac_text(b"key", document("é", "two")) == expected
     said = [document("é"), document(turns("é")), pair("é", ""), pair("", "é"), document("e")]
     assert len({hmac_text(b"key", d) for d in said} | {hmac_text(b"", said[0])}) == 6
+
+
+def ids_document(*ids, name="d"):
+    return Document(id=name, source="x.npy", format="text", input_ids=array("i", ids))
+
+
+def test_token_ids_stay_as_they_are():
+    tokenizer = build_tokenizer(post_processor="<s> $A </s>")
+    text, given, ended = tokenize(
+        [document("the cat"), ids_document(7, 8, 9), ids_document(7, 8, 1)], tokenizer
+    )
+    assert text.input_ids[0] == 0
+    assert given.input_ids.tolist() == [7, 8, 9]
+    assert given.input_ids.dtype == np.int32
+    assert given.supervised.all()
+    assert (given.num_content_tokens, ended.num_content_tokens) == (3, 2)
+    [cut] = tokenize([ids_document(7, 8, 9)], tokenizer, max_tokens=2)
+    assert cut.input_ids.tolist() == [7, 8]
+
+
+def test_token_ids_need_no_tokenizer():
+    [given] = tokenize([ids_document(7, 8, 9)], None)
+    assert (given.input_ids.tolist(), given.num_content_tokens) == ([7, 8, 9], 3)
+
+
+def test_token_ids_beyond_the_vocabulary():
+    documents = [ids_document(7, 299), ids_document(3, 300, name="x-000001")]
+    with pytest.raises(DataError) as caught:
+        tokenize(documents, build_tokenizer(), vocab_size=300)
+    assert str(caught.value) == (
+        "'data': 'x.npy', row x-000001, holds token id 300; the model's vocabulary has 300 (0 to "
+        "299). Use ids of its own tokenizer."
+    )
+
+
+def test_hmac_of_token_ids_is_theirs():
+    key = b"k"
+    one, same = ids_document(1, 2), ids_document(1, 2, name="other")
+    assert hmac_text(key, one) == hmac_text(key, same) != hmac_text(key, ids_document(1, 3))

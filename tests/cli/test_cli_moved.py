@@ -1,0 +1,64 @@
+"""`memguard audit RUN` of a folder that was moved: where the model before training is found."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+from cli_examples import read_json, run_cli, save_tiny_model, write_run
+
+
+@pytest.fixture
+def sweep(tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A run and the model it started from, side by side as in a sweep, by relative paths."""
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(tiny_folder / "model", "runs/sweep/base/model")
+    settings = write_run(
+        tmp_path,
+        output_dir="runs/sweep",
+        model={"path": "runs/sweep/base/model"},
+        data={"train": str(tiny_folder / "documents.jsonl")},
+        train={"max_steps": 6},
+    )
+    outcome = run_cli("train", settings)
+    assert outcome.code == 0, outcome.err
+    return tmp_path / "runs" / "sweep"
+
+
+def test_a_sweep_that_was_moved_finds_its_base(sweep: Path, tmp_path: Path) -> None:
+    before = read_json(sweep / "run" / "audit" / "report.json")
+    (tmp_path / "elsewhere").mkdir()
+    moved = sweep.rename(tmp_path / "elsewhere" / "kept")
+    outcome = run_cli("audit", moved / "run", "--out", tmp_path / "out")
+    assert outcome.code == 0, outcome.err
+    after = read_json(tmp_path / "out" / "report.json")
+    assert after["model"]["base_weights_sha256"] == before["model"]["base_weights_sha256"]
+    assert after["buckets"] == before["buckets"]
+
+
+def test_a_run_that_was_moved_alone_says_how_to_name_its_base(sweep: Path, tmp_path: Path) -> None:
+    before = read_json(sweep / "run" / "audit" / "report.json")
+    run = (sweep / "run").rename(tmp_path / "alone")
+    base = (sweep / "base").rename(tmp_path / "other")
+    # Told before anything is read: there are no documents to read.
+    (run / "prepared").rename(tmp_path / "prepared")
+    outcome = run_cli("audit", run, "--out", tmp_path / "out")
+    assert outcome.code == 3
+    assert "the model before training: there is no folder 'runs/sweep/base/model'" in outcome.err
+    assert "Name it with --base DIR, or leave it out with --no-base" in outcome.err
+    (tmp_path / "prepared").rename(run / "prepared")
+
+    outcome = run_cli("audit", run, "--out", tmp_path / "out", "--base", base / "model")
+    assert outcome.code == 0, outcome.err
+    after = read_json(tmp_path / "out" / "report.json")
+    assert after["buckets"] == before["buckets"]
+
+
+def test_another_base_is_refused(sweep: Path, tmp_path: Path) -> None:
+    other = save_tiny_model(tmp_path / "other", num_hidden_layers=1)
+    arguments = ("--out", tmp_path / "out", "--base", other)
+    outcome = run_cli("audit", sweep / "run", *arguments)
+    assert outcome.code == 3
+    assert "has other weights than the run was audited with before" in outcome.err
+    outcome = run_cli("audit", sweep / "run", *arguments, "--no-base")
+    assert outcome.code == 2
+    assert "--base names what --no-base leaves out" in outcome.err
