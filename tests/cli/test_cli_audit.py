@@ -399,4 +399,4 @@ def test_json_is_the_report(folder: Path) -> None:
     arguments = ("--members", folder / "documents.jsonl", "--json", *LENGTH)
     outcome = run_cli("audit", "--model", folder / "model", "--out", folder / "out", *arguments)
     assert json.loads(outcome.out) == read_json(folder / "out" / "report.json")
-    assert "Under the probes listed" in outcome.err
+    assert "In the probes that ran" in outcome.err
