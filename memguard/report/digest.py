@@ -232,10 +232,12 @@ def _tell_generated(report: AuditReport) -> str:
     found = report.generated
     if found.reason_not_generated is not None:
         return f"Nothing was generated: {clean_text(found.reason_not_generated)}."
-    text = (
-        f"Text was generated for {format_count(found.num_generated)} documents; for "
-        f"{format_count(found.num_verbatim)}, which are verbatim, the teacher-forced pass shows it"
-    )
+    text = f"Text was generated for {format_count(found.num_generated)} documents"
+    if found.num_verbatim:
+        text += (
+            f"; that of {format_count(found.num_verbatim)} others, which are verbatim, follows from "
+            "the teacher-forced pass"
+        )
     left = found.num_below_floor - found.num_checked
     if left:
         text += (

@@ -94,7 +94,7 @@ def _write_coverage(report: AuditReport) -> str:
             f"enough{short}. The intervals say how far the sample can mislead."
         )
     start = f"Every document long enough was scored: {format_count(scored)}"
-    return f"{start}{short}. Intervals treat documents as independent draws."
+    return f"{start}{short}. Intervals of rates treat documents as independent draws."
 
 
 def _write_arithmetic(report: AuditReport) -> str:

@@ -105,7 +105,7 @@ def test_weights_that_are_kept_are_made_to_forget(run: Path) -> None:
     pq.write_table(before, scores)
     assert done.code == 0, done.err
     assert "to be forgotten: 3 documents" in done.err
-    assert "forgotten: 0 of 3 near-verbatim before, 0 of 3 now; retained: " in done.err
+    assert "forgotten: 0 of 3 extracted near-verbatim before, 0 of 3 now; retained: " in done.err
     again = load_run_config(run.with_name("run-forget") / "config.yaml")
     assert again.model.path == str(run / "model")
     assert [one.name for one in again.mitigations] == ["goldfish", "npo"]
