@@ -93,7 +93,7 @@ def test_it_forgets_and_keeps_the_rest(
     assert {tuple(trend.doses) for trend in report.trends} == {(0, 5)}
     (told,) = (banner.text for banner in report.banners if "was to be forgotten" in banner.text)
     assert f"of {_NUM_FORGOTTEN} of its documents" in told
-    assert f"{_NUM_FORGOTTEN} by the model before" in told
+    assert f"{_NUM_FORGOTTEN} from the model before training" in told
     assert "to be forgotten" in (run_folder(config) / "audit" / "report.html").read_text()
 
 
