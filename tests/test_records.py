@@ -69,18 +69,19 @@ def test_a_score_that_could_not_be_asked_has_no_auc() -> None:
     assert MembershipScores.model_validate_json(score.model_dump_json()) == score
 
 
-def test_cells_of_older_comparisons_are_read() -> None:
+def test_cells_of_audits_that_did_less_are_read() -> None:
     cell = ComparisonCell.model_validate(
         {
             "num_documents": 2,
             "num_matched": 0,
             "rate": 0.0,
             "ci": (0.0, 0.84),
-            "near_verbatim": {"num_matched": 0, "rate": 0.0, "ci": (0.0, 0.84)},
+            "near_verbatim": None,
+            "teacher_forced_90": {"num_matched": 0, "rate": 0.0, "ci": (0.0, 0.84)},
             "mean_token_accuracy": 0.1,
         }
     )
-    assert (cell.attack_cost, cell.attacks) == (None, [])
+    assert (cell.attack_cost, cell.attacks, cell.gain_minus_control) == (None, [], None)
 
 
 def test_records_are_frozen_and_closed() -> None:
@@ -182,8 +183,8 @@ def test_every_record_class_is_closed() -> None:
 @pytest.mark.parametrize(
     ("learnt", "accuracy", "shown"),
     [
-        ((1, 0), (0.2, 0.9), "1 of 12 documents of x4 learnt by heart, 20% of tokens right"),
-        ((0, 0), (0.5, 0.6), "0 of 12 documents of x24 learnt by heart, 60% of tokens right"),
+        ((1, 0), (0.2, 0.9), "1 of 12 documents of x4 extracted, teacher-forced accuracy 20%"),
+        ((0, 0), (0.5, 0.6), "0 of 12 documents of x24 extracted, teacher-forced accuracy 60%"),
     ],
     ids=["most learnt", "none learnt: the nearest to it"],
 )

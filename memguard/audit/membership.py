@@ -18,7 +18,6 @@ from memguard.seeds import derive_generator
 
 # Of each kind: an AUC is then known to 0.01, and memory does not grow with the documents.
 _BLIND_DOCUMENTS = 10_000
-"""Name of the baseline."""
 _OTHERS: Mapping[str, str] = {
     "loss_minus_base": "Loss, minus that of the model before training on the same tokens.",
     BLIND: "Bag of words, cross-fitted: never asks the model. What it tells, the texts tell.",

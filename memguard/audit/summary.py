@@ -248,6 +248,14 @@ def build_buckets(
         assert score.bucket in groups, "a score belongs to no outlined bucket"
         groups[score.bucket].add(score, score.id in tiny_margin_ids, cluster)
     costs = {cost.bucket: cost for cost in attack_cost}
+    # A bucket without documents cannot tell.
+    generated, base_generated = (
+        any(one.accuracy and one.is_generated for one in verdicts)
+        for verdicts in (
+            [group.model for group in groups.values()],
+            [group.base for group in groups.values()],
+        )
+    )
     rows = []
     for outline in outlines:
         cost = costs.get(outline.bucket)
@@ -259,6 +267,8 @@ def build_buckets(
                 None if cost is None else cost.model.within[NUM_RISK_QUERIES],
                 None if cost is None or cost.base is None else cost.base.within[NUM_RISK_QUERIES],
                 max(best, key=lambda rate: rate.rate or 0.0, default=None),
+                generated=generated,
+                base_generated=base_generated,
             )
         )
     control = next((row for row in rows if row.role == "control"), None)
@@ -360,11 +370,14 @@ def _build_bucket(
     within: Rate | None,
     base_within: Rate | None,
     best_attack: Rate | None,
+    *,
+    generated: bool,
+    base_generated: bool,
 ) -> BucketScores:
-    model = _build_model_scores(group.model, group.cluster)
+    model = _build_model_scores(group.model, group.cluster, generated)
     # Of a base that did not score all of them, the numbers would not stand beside the model's.
     has_base = 0 < len(group.base.accuracy) == group.num_documents
-    base = _build_model_scores(group.base, group.cluster) if has_base else None
+    base = _build_model_scores(group.base, group.cluster, base_generated) if has_base else None
     return BucketScores(
         bucket=outline.bucket,
         role=outline.role,
@@ -398,9 +411,11 @@ def _list_risks(
     return {name: rate for name, rate in risks.items() if rate is not None}
 
 
-def _build_model_scores(verdicts: _Verdicts, clusters: Sequence[int]) -> ModelScores:
+def _build_model_scores(
+    verdicts: _Verdicts, clusters: Sequence[int], generated: bool
+) -> ModelScores:
     count = len(verdicts.accuracy)
-    near = clopper_pearson(verdicts.num_near_verbatim, count) if verdicts.is_generated else None
+    near = clopper_pearson(verdicts.num_near_verbatim, count) if generated else None
     return ModelScores(
         verbatim=clopper_pearson(verdicts.num_verbatim, count),
         near_verbatim=near,

@@ -134,7 +134,7 @@ def remark_on_audit(
     needed = num_needed_to_see(_RARE)
     if needed is not None and 0 < most < needed:
         text = (
-            f"Of documents of which {_RARE:.0%} are recited, {most:,} show one with probability "
+            f"Of documents of which {_RARE:.0%} are extracted, {most:,} show one with probability "
             f"{1 - (1 - _RARE) ** most:.0%}; it takes {needed:,} in a bucket for 95 %."
         )
         remarks.append(note("audit", text))

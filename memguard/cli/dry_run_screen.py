@@ -174,7 +174,7 @@ def _print_buckets(out: rich.console.Console, buckets: Sequence[BucketOutlook]) 
     out.print(Padding(table, (0, 0, 0, 2), expand=False), highlight=False)
     if any(bucket.num_audited for bucket in buckets):
         text = (
-            "if none, if half: 95 % interval of the share recited, should none or half of the "
+            "if none, if half: 95 % interval of the share extracted, should none or half of the "
             "audited documents be."
         )
         out.print(Padding(Text(text, style="dim"), (0, 0, 0, 2), expand=False))

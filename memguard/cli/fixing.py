@@ -143,7 +143,7 @@ def _own_output() -> Iterator[None]:
 
 def _tell_nothing_to_do(report: AuditReport) -> str:
     if report.verdict.level == "not-above-control":
-        return "nothing to fix: documents come back no more often than in the control"
+        return "nothing to fix: documents are extracted no more often than in the control"
     return (
         "nothing is changed: the report cannot tell whether this training is what made them known"
     )

@@ -40,7 +40,7 @@ def make_forgetting_run(folder: Path, config: RunConfig, console: Console) -> Ru
     """
     recited = find_recited(folder)
     if not any(recited.values()):
-        console.info("nothing to forget: no trained document comes back near-verbatim")
+        console.info("nothing to forget: no trained document is extracted near-verbatim")
         return None
     lists = write_forget_list(config, folder, recited, cache_dir=default_cache_dir())
     console.info(

@@ -128,7 +128,8 @@ def _find_gain(run: AuditedRun, bucket: str) -> Interval | None:
     """Return what training added to token accuracy beyond the control's gain, where that is sound.
 
     Where the texts alone tell trained documents and control apart, the control says nothing of
-    what other training would have added.
+    what other training would have added; and where accuracy did not rise, the control's fall is no
+    gain.
     """
     if not run.report.is_blind_at_chance:
         return None
@@ -142,9 +143,10 @@ def _find_gain(run: AuditedRun, bucket: str) -> Interval | None:
     )
     if measure is None:
         return None
-    return next(
-        (one.counterfactual_minus_control for one in measure.buckets if one.bucket == bucket), None
-    )
+    found = next((one for one in measure.buckets if one.bucket == bucket), None)
+    if found is None or found.counterfactual is None or found.counterfactual.ci is None:
+        return None
+    return found.counterfactual_minus_control if found.counterfactual.ci[0] > 0 else None
 
 
 def _find_base_cost(run: AuditedRun, bucket: str) -> AttackCostScores | None:

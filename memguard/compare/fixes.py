@@ -111,7 +111,7 @@ def _lower_k_of_slice(found: Findings) -> Fix | None:
         settings={"mitigations": [one.model_dump(mode="json") for one in after]},
         change=f"goldfish k of documents trained {dose} times or more: "
         f"{'none' if is_new else now} -> {lower[0]}{f', of others {_GENTLE_K}' if is_new else ''}",
-        why="from that dose on documents come back beyond the control, below it they do not",
+        why="from that dose on documents are extracted beyond the control, below it they are not",
     )
 
 
@@ -140,7 +140,7 @@ def _lower_k(found: Findings) -> Fix | None:
         return None  # that slice is at its lowest, and what is not recited has nothing to gain
     before, goldfish = found.config.mitigations, _find_goldfish(found.config)
     if goldfish is None:
-        k, was, why = _FIRST_K, "none", "a label that is never learnt breaks recitation off"
+        k, was, why = _FIRST_K, "none", "a label that is never learned interrupts the greedy text"
         after = [*before, GoldfishConfig(name="goldfish", k=k)]
     else:
         lower = [k for k in _LADDER if k < goldfish.k]

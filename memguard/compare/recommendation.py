@@ -17,10 +17,10 @@ _RULE = (
     "trained most often."
 )
 _SPOKEN: dict[RiskName, str] = {
-    "verbatim": "are extracted verbatim",
-    "near_verbatim": "are extracted near-verbatim",
-    "attack_cost": f"can be drawn within {NUM_RISK_QUERIES:,} queries",
-    "attack": "are extracted by the best attack",
+    "verbatim": "verbatim",
+    "near_verbatim": "near-verbatim",
+    "attack_cost": f"within {NUM_RISK_QUERIES:,} queries",
+    "attack": "by the best attack",
 }
 
 
@@ -116,7 +116,7 @@ def _tell_risk(point: FrontPoint) -> str:
     ways = [point.risk_by] if point.risk else list(point.risks) or [point.risk_by]
     *others, last = (_SPOKEN[way] for way in ways)
     told = f"{', '.join(others)} or {last}" if others else last
-    return f"{_tell_share(point)} of the documents trained most often {told}"
+    return f"{_tell_share(point)} of the documents trained most often are extracted {told}"
 
 
 def _tell_share(point: FrontPoint) -> str:

@@ -37,7 +37,8 @@ class ComparisonCell(Record):
     mean_token_accuracy: float | None
     gain_minus_control: Interval | None = None
     """Token accuracy, model minus base model, minus the same in the control; null where that is not
-    known, or where the blind baseline tells trained documents and control apart."""
+    known, where accuracy did not rise for certain, or where the blind baseline tells trained
+    documents and control apart."""
     attack_cost: AttackCostScores | None = None
     """null where the suite did not ask, and in older records."""
     attacks: list[AttackedBucket] = Field(default_factory=list)
@@ -132,6 +133,8 @@ class FrontPoint(Record):
     risk: float | None
     """The worst of the shares in `risks`; null without documents."""
     risk_ci: tuple[float, float] | None
+    """Of the worst share; its upper end is the highest of all shares, some being of fewer
+    documents."""
     risk_by: RiskName | None
     """Which of them; the first of equals."""
     risks: dict[RiskName, Interval] = Field(default_factory=dict)

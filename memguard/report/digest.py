@@ -235,8 +235,8 @@ def _tell_generated(report: AuditReport) -> str:
     text = f"Text was generated for {format_count(found.num_generated)} documents"
     if found.num_verbatim:
         text += (
-            f"; that of {format_count(found.num_verbatim)} others, which are verbatim, follows from "
-            "the teacher-forced pass"
+            f"; that of {format_count(found.num_verbatim)} others, which are verbatim, is known "
+            "from the teacher-forced pass"
         )
     left = found.num_below_floor - found.num_checked
     if left:

@@ -26,7 +26,7 @@ def build_grid(report: AuditReport) -> Section | None:
         title="Elsewhere in the documents",
         short_title="Other windows",
         lead=(
-            "How much comes back depends on how much is given, on where it stood and on how long "
+            "How much is extracted depends on how much is given, on where it is and on how long "
             "the continuation is: what one window calls forgotten may come out of another. Each "
             "window is given to the model as if the text began there."
             + ("" if report.cut is None else " Of cut documents, tokens count from their part."),

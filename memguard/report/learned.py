@@ -1,8 +1,8 @@
 """What training taught token by token where greedy decoding extracts no document.
 
-Said of a bucket only where training did it: teacher-forced token accuracy rose more than the
-control's did, both against the base model on the same documents, by more than the interval; and the
-blind baseline does not tell trained documents and control apart by their words alone.
+Said of a bucket only where training did it: teacher-forced token accuracy rose, and rose more than
+the control's did, both against the base model on the same documents and by more than the interval;
+and the blind baseline does not tell trained documents and control apart by their words alone.
 """
 
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ class Learned:
 
     bucket: BucketScores
     gain: Interval
-    """Of token accuracy: model minus base model."""
+    """Of token accuracy: model minus base model; its interval lies above 0."""
     gain_minus_control: Interval
     """The same minus that of the control; its interval lies above 0."""
 
@@ -34,14 +34,18 @@ def find_learned(report: AuditReport) -> list[Learned]:
         if bucket.role != "trained" or any(rate.num_matched for rate in bucket.risks.values()):
             continue
         measured = find_measured(groups[0], "token_accuracy", bucket.bucket)
-        if measured is None or measured.counterfactual is None:
+        if measured is None:
             continue
-        gain = measured.counterfactual_minus_control
-        if gain is not None and gain.ci is not None and gain.ci[0] > 0:
-            found.append(
-                Learned(bucket=bucket, gain=measured.counterfactual, gain_minus_control=gain)
-            )
+        gain, excess = measured.counterfactual, measured.counterfactual_minus_control
+        if gain is None or excess is None or not _is_above_zero(gain):
+            continue
+        if _is_above_zero(excess):
+            found.append(Learned(bucket=bucket, gain=gain, gain_minus_control=excess))
     return found
+
+
+def _is_above_zero(interval: Interval) -> bool:
+    return interval.ci is not None and interval.ci[0] > 0
 
 
 def tell_learned(found: list[Learned]) -> str:

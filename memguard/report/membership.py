@@ -181,7 +181,7 @@ def write_membership_note(report: AuditReport) -> str:
         )
     text = (
         "AUC is the chance that a trained document scores higher than a never-trained one: 0.5 is "
-        "a coin toss, 1 tells every document apart, recited or not. An interval that holds 0.5 "
+        "a coin toss, 1 tells every document apart, extracted or not. An interval that holds 0.5 "
         "shows no signal with this many documents."
     )
     unasked = [name_score(one.score) for one in report.membership if one.auc is None]

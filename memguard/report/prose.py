@@ -25,11 +25,11 @@ COMPARISON_CONFIDENTIALITY = (
 )
 
 READING_GUIDE = (
-    "Lower is better on both axes: fewer documents recited, and a lower loss on documents that "
+    "Lower is better on both axes: fewer documents extracted, and a lower loss on documents that "
     "were never trained.",
-    "One dropped token breaks a verbatim match, so a setting that drops labels can reach 0 % "
-    "verbatim while most tokens are still right: read verbatim only together with near-verbatim "
-    "and mean token accuracy.",
+    "One wrong token breaks an exact match, so a setting that drops labels can reach 0 % verbatim "
+    "while nearly all of a text is generated: near-verbatim counts that. Teacher-forced accuracy "
+    "says what is known token by token to someone who has the true text, and is not extraction.",
 )
 
 
@@ -132,22 +132,22 @@ def write_next_steps(report: AuditReport) -> tuple[str, ...]:
             steps.append(
                 "Train again with 'mitigations: [{name: goldfish, k: 4}]' on the same documents "
                 "and seed, and put both side by side: 'memguard compare RUN --fix' does both, with "
-                "a lower k for the doses that are recited alone where there are several."
+                "a lower k for the extracted doses alone where there are several."
             )
         elif has_goldfish:
             steps.append(
-                "Goldfish loss was on and the model still recites: try a smaller k (more labels "
-                "dropped), and compare near-verbatim and held-out NLL with this run: "
+                "Goldfish loss was on and documents are still extracted: try a smaller k (more "
+                "labels dropped), and compare risk and held-out NLL with this run: "
                 "'memguard compare RUN --fix' does both."
             )
         steps.append(
             "Train documents fewer times: remove near-duplicates with the mitigation "
-            "'deduplicate' ('--fix' does so first where copies are what comes back), lower the "
-            "number of epochs, or set a 'budget' that trains documents on their way to being "
-            "recited more strictly."
+            "'deduplicate' ('--fix' does so first where copies are what is extracted), lower the "
+            "number of epochs, or set a 'budget' that withholds labels of documents before they "
+            "can be extracted."
         )
         steps.append(
-            "If these weights have to be kept, train them on until they forget what came back: "
+            "If these weights have to be kept, train them on until they forget what is extracted: "
             "'memguard compare RUN --fix --keep-weights', or name documents in 'data.forget' "
             "beside the mitigation 'npo'; then audit again."
         )

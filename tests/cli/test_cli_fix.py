@@ -36,7 +36,7 @@ def test_nothing_to_fix_is_said_and_nothing_trained(run: Path) -> None:
     say(run, level="not-above-control")
     done = run_cli("compare", run, "--fix", "--json")
     assert (done.code, json.loads(done.out)) == (0, None)
-    assert "nothing to fix: documents come back no more often than in the control" in done.err
+    assert "nothing to fix: documents are extracted no more often than in the control" in done.err
     say(run, level="no-control")
     assert "the report cannot tell" in run_cli("compare", run, "--fix").err
     assert not run.with_name("run-fix").exists()

@@ -7,6 +7,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from memguard.audit.scores_file import build_schema
 from memguard.compare import FinishedRun
 from memguard.records import (
     AuditReport,
@@ -17,7 +18,9 @@ from memguard.records import (
 )
 
 TOKENS = 50
-NEAR = 0.9
+KNOWN, NEAR = 45, 46
+"""Right tokens from which on a document counts as 90 % teacher-forced, and near-verbatim: of the
+former some are not extracted."""
 
 CORRECT: Mapping[int, Sequence[int]] = {
     0: [3, 5, 2, 8, 4],
@@ -37,6 +40,8 @@ def write_run(
     ids: str = "doc",
     reverse_rows: bool = False,
     costs: Mapping[int, Sequence[float | None]] | None = None,
+    attacks: Mapping[int, Mapping[str, tuple[int, int]]] | None = None,
+    generated: bool = True,
 ) -> FinishedRun:
     """Write ``audit/report.json`` and ``audit/records.parquet``.
 
@@ -49,17 +54,35 @@ def write_run(
         ids: how ids of documents begin.
         reverse_rows: write the scores in another order.
         costs: log10 of the queries for each document, by number of repetitions; None: not asked.
+        attacks: documents that each attack extracted and attacked, by number of repetitions.
+        generated: whether text was generated; else near-verbatim is not known.
     """
     scores = [
         make_score(f"{ids}-{count}-{number}", count, right).model_copy(
-            update={"attack_log10_queries": costs[count][number] if costs else None}
+            update={
+                "attack_log10_queries": costs[count][number] if costs else None,
+                "near_verbatim": right >= NEAR if generated else None,
+            }
         )
         for count, all_right in correct.items()
         for number, right in enumerate(all_right)
     ]
-    values = make_report(correct)
+    values = make_report(correct, generated=generated)
+    rows = {bucket["bucket"]: bucket for bucket in values["buckets"]}
     if costs:
         values["attack_cost"] = [make_cost(count, queries) for count, queries in costs.items()]
+        for count, queries in costs.items():
+            drawn = sum(cost is not None and cost <= 6 for cost in queries)
+            rows[bucket_name(count)]["risks"]["attack_cost"] = make_rate(drawn, len(queries))
+    if attacks:
+        values["attacks"] = [
+            make_attacked(count, attack, *found)
+            for count, tried in attacks.items()
+            for attack, found in tried.items()
+        ]
+        for count, tried in attacks.items():
+            best = max(tried.values(), key=lambda found: found[0] / found[1])
+            rows[bucket_name(count)]["risks"]["attack"] = make_rate(*best)
     for dotted, value in (changes or {}).items():
         *above, last = dotted.split(".")
         here: Any = values
@@ -67,8 +90,10 @@ def write_run(
             here = here[int(key) if key.isdigit() else key]
         here[last] = value
     save_record(AuditReport.model_validate(values), folder / "audit" / "report.json")
-    rows = [score.model_dump() for score in (reversed(scores) if reverse_rows else scores)]
-    pq.write_table(pa.Table.from_pylist(rows), folder / "audit" / "records.parquet")
+    dumped = [score.model_dump() for score in (reversed(scores) if reverse_rows else scores)]
+    pq.write_table(
+        pa.Table.from_pylist(dumped, schema=build_schema()), folder / "audit" / "records.parquet"
+    )
     return FinishedRun(name=name, seed=seed, folder=folder, overrides={})
 
 
@@ -152,7 +177,10 @@ def make_score(identifier: str, count: int, right: int) -> DocumentScore:
         continuation_tokens=TOKENS,
         num_correct=right,
         verbatim=right == TOKENS,
-        near_verbatim=right >= NEAR * TOKENS,
+        near_verbatim=right >= NEAR,
+        num_edits=TOKENS - right if right >= NEAR else None,
+        greedy_margin=0.5,
+        teacher_forced_90=right >= KNOWN,
         first_divergence=right,
         extraction_strength=right / TOKENS,
         logprob=-1.0,
@@ -175,41 +203,74 @@ def make_cost(count: int, log10_queries: Sequence[float | None]) -> dict[str, An
     return {"bucket": bucket_name(count), "model": scores, "base": None}
 
 
-def make_models_scores(right: Sequence[int]) -> dict[str, Any]:
-    def rate(matched: int) -> dict[str, Any]:
-        share = matched / len(right)
-        ci = [max(0.0, share - 0.1), min(1.0, share + 0.1)]
-        return {"num_documents": len(right), "num_matched": matched, "rate": share, "ci": ci}
+def make_rate(matched: int, documents: int) -> dict[str, Any]:
+    share = matched / documents
+    ci = [max(0.0, share - 0.1), min(1.0, share + 0.1)]
+    return {"num_documents": documents, "num_matched": matched, "rate": share, "ci": ci}
 
+
+def make_attacked(count: int, attack: str, matched: int, documents: int) -> dict[str, Any]:
     return {
-        "verbatim": rate(sum(r == TOKENS for r in right)),
-        "near_verbatim": rate(sum(r >= NEAR * TOKENS for r in right)),
+        "bucket": bucket_name(count),
+        "attack": attack,
+        "num_queries": 16,
+        "best_verbatim": make_rate(0, documents),
+        "any_verbatim": make_rate(matched, documents),
+        "mean_token_accuracy": None,
+    }
+
+
+def make_models_scores(right: Sequence[int], *, generated: bool) -> dict[str, Any]:
+    near = make_rate(sum(r >= NEAR for r in right), len(right))
+    return {
+        "verbatim": make_rate(sum(r == TOKENS for r in right), len(right)),
+        "near_verbatim": near if generated else None,
+        "teacher_forced_90": make_rate(sum(r >= KNOWN for r in right), len(right)),
         "mean_token_accuracy": {"value": sum(right) / len(right) / TOKENS, "ci": None},
         "median_first_divergence": 1.0,
         "mean_logprob": None,
     }
 
 
-def make_bucket(count: int, right: Sequence[int]) -> dict[str, Any]:
+def make_bucket(count: int, right: Sequence[int], *, generated: bool = True) -> dict[str, Any]:
+    model = make_models_scores(right, generated=generated)
+    base = make_models_scores([r // 10 for r in right], generated=generated)
+    greedy = ("verbatim", "near_verbatim") if generated else ("verbatim",)
     return {
         "bucket": bucket_name(count),
         "role": "trained" if count else "control",
         "num_repetitions": count,
         "num_documents": len(right),
         "num_too_short": 0,
-        "model": make_models_scores(right),
-        "base": make_models_scores([r // 10 for r in right]),
+        "model": model,
+        "base": base,
         "mean_extraction_strength": 0.1,
         "mean_type_token_ratio": 0.8,
         "mean_argmax_type_token_ratio": 0.8,
         "num_tiny_margin": 0,
-        "verbatim_minus_control": None,
-        "near_verbatim_minus_control": None,
+        "risks": {name: model[name] for name in greedy},
+        "base_risks": {name: base[name] for name in greedy},
+        "minus_control": {},
     }
 
 
-def make_report(correct: Mapping[int, Sequence[int]]) -> dict[str, Any]:
-    background = make_bucket(1, [1, 2]) | {"bucket": "background", "role": "background"}
+def make_generated(generated: bool) -> dict[str, Any]:
+    return {
+        "reason_not_generated": None if generated else "the cache does not fit",
+        "num_verbatim": 0,
+        "num_generated": 0,
+        "floor": 0.5,
+        "num_below_floor": 0,
+        "num_checked": 0,
+        "num_matched_below_floor": 0,
+    }
+
+
+def make_report(correct: Mapping[int, Sequence[int]], *, generated: bool = True) -> dict[str, Any]:
+    background = make_bucket(1, [1, 2], generated=generated) | {
+        "bucket": "background",
+        "role": "background",
+    }
     return {
         "schema": "memguard.report/1",
         "status": "complete",
@@ -249,7 +310,7 @@ def make_report(correct: Mapping[int, Sequence[int]]) -> dict[str, Any]:
             "probes": [{"name": "extraction"}],
             "continuation_tokens": TOKENS,
             "prefix_tokens": None,
-            "near_verbatim_threshold": NEAR,
+            "max_edit_share": 0.1,
             "tiny_margin": 0.001,
             "dtype": "fp32",
             "batch_tokens": 1024,
@@ -264,8 +325,16 @@ def make_report(correct: Mapping[int, Sequence[int]]) -> dict[str, Any]:
             "sentence": "It recites.",
         },
         "banners": [],
-        "buckets": [*(make_bucket(count, right) for count, right in correct.items()), background],
+        "buckets": [
+            *(make_bucket(count, right, generated=generated) for count, right in correct.items()),
+            background,
+        ],
+        "generated": make_generated(generated),
+        "base_generated": make_generated(generated),
         "dose_response": True,
+        "probe_runs": [
+            {"name": "extraction", "version": 2, "num_documents": 100, "reason_not_run": None}
+        ],
         "membership": [],
         "findings": [],
         "num_findings": 0,

@@ -13,12 +13,14 @@ from memguard.compare import (
     FinishedRun,
     build_comparison,
     compare_runs,
+    find_recited,
     load_sweep,
     mark_finished,
     prepare_folder,
 )
 from memguard.errors import RecordError
-from memguard.records import Comparison, load_record, save_record
+from memguard.records import Comparison, Interval, load_record, save_record
+from memguard.report import render_comparison, render_comparison_chart
 
 LESS = {0: [3, 5, 2, 8, 4], 4: [9, 9, 9, 9, 9], 16: [45, 44, 20, 20, 20]}
 
@@ -52,6 +54,15 @@ def test_the_record_holds_what_a_reader_needs(tmp_path: Path) -> None:
     assert (cell["num_documents"], cell["num_matched"], cell["rate"]) == (5, 3, 0.6)
     assert cell["ci"] == [0.5, 0.7]
     assert cell["near_verbatim"] == {"num_matched": 4, "rate": 0.8, "ci": [0.7000000000000001, 0.9]}
+    # Of the other run's documents one is known to 90 %, token by token, and none is extracted.
+    cell = other["extraction"]["16"]
+    assert cell["near_verbatim"] == {"num_matched": 0, "rate": 0.0, "ci": [0.0, 0.1]}
+    assert cell["teacher_forced_90"] == {
+        "num_matched": 1,
+        "rate": 0.2,
+        "ci": [0.1, 0.30000000000000004],
+    }
+    cell = one["extraction"]["16"]
     assert cell["mean_token_accuracy"] == pytest.approx(sum(CORRECT[16]) / 250)
     assert values["base_extraction"]["16"]["num_matched"] == 0
     assert values["base_extraction"]["0"]["num_documents"] == 5
@@ -111,6 +122,107 @@ def test_attacks_and_membership_come_along(tmp_path: Path) -> None:
     assert (other.extraction["16"].attack_cost, other.membership) == (None, [])
 
 
+def give_membership(auc: float, half: float) -> dict[str, Any]:
+    interval = {"value": auc, "ci": (auc - half, auc + half)}
+    return {"score": "blind", "num_members": 10, "num_nonmembers": 5, "auc": interval}
+
+
+def give_measure(
+    probe: str = "extraction", metric: str = "token_accuracy", low: float = 0.3
+) -> dict[str, Any]:
+    """Return gains over the base model, known from ``low`` on, and those beyond the control's."""
+    gains = {"control": None, "x4": (0.02, (-0.01, 0.05)), "x16": (0.5, (0.4, 0.6))}
+    raised = {"value": 0.6, "ci": (low, 0.9)}
+    return {
+        "probe": probe,
+        "version": 2,
+        "parameters": {},
+        "metric": metric,
+        "meaning": "",
+        "unit": "share",
+        "higher_is_better": False,
+        "buckets": [
+            {
+                "bucket": name,
+                "num_documents": 5,
+                "num_missing": 0,
+                "model": None,
+                "base": None,
+                "counterfactual": raised,
+                "minus_control": None,
+                "counterfactual_minus_control": gain and {"value": gain[0], "ci": gain[1]},
+            }
+            for name, gain in gains.items()
+        ],
+    }
+
+
+@pytest.mark.parametrize(
+    ("membership", "measures", "known"),
+    [
+        ([give_membership(0.5, 0.1)], [give_measure("grid"), give_measure()], True),
+        # The texts alone tell the two apart, in either direction; or nobody knows.
+        ([give_membership(0.7, 0.1)], [give_measure()], False),
+        ([give_membership(0.3, 0.1)], [give_measure()], False),
+        ([{**give_membership(0.5, 0.1), "auc": None}], [give_measure()], False),
+        ([{**give_membership(0.5, 0.1), "score": "loss"}], [give_measure()], False),
+        ([], [give_measure()], False),
+        ([give_membership(0.5, 0.1)], [give_measure("grid")], False),
+        ([give_membership(0.5, 0.1)], [give_measure(metric="logprob")], False),
+        ([give_membership(0.5, 0.1)], [], False),
+        # It may not have risen at all; the control fell.
+        ([give_membership(0.5, 0.1)], [give_measure(low=-0.1)], False),
+    ],
+)
+def test_what_training_added_beyond_the_control_is_known_where_the_texts_are_alike(
+    tmp_path: Path,
+    membership: list[dict[str, Any]],
+    measures: list[dict[str, Any]],
+    known: bool,
+) -> None:
+    changes = {"membership": membership, "measures": measures}
+    comparison = compare(write_run(tmp_path / "a", changes=changes))
+    (setting,) = comparison.settings
+    gains = {dose: cell.gain_minus_control for dose, cell in setting.extraction.items()}
+    assert gains["0"] is None
+    assert (gains["16"] is not None) == (gains["4"] is not None) == known
+    if known:
+        assert gains["16"] == Interval(value=0.5, ci=(0.4, 0.6))
+    assert all(cell.gain_minus_control is None for cell in comparison.base_extraction.values())
+
+
+def test_near_verbatim_that_was_not_generated_is_null_all_the_way(tmp_path: Path) -> None:
+    plain = write_run(tmp_path / "plain")
+    other = write_run(tmp_path / "other", name="other", correct=LESS, generated=False)
+    comparison = compare(plain, other)
+    save_record(comparison, tmp_path / "comparison.json")
+    assert load_record(Comparison, tmp_path / "comparison.json") == comparison
+    one, missing = comparison.settings
+    assert all(cell.near_verbatim is not None for cell in one.extraction.values())
+    assert all(cell.near_verbatim is None for cell in missing.extraction.values())
+    assert missing.extraction["16"].teacher_forced_90.num_matched == 1
+    assert [pair.near_verbatim for pair in comparison.paired] == [None, None]
+    # Two tests, not four: Holm raises the smaller p by no more.
+    low = min(pair.verbatim.p_value for pair in comparison.paired)
+    assert min(pair.verbatim.p_holm for pair in comparison.paired) == pytest.approx(2 * low)
+    alone = compare(other)
+    assert all(cell.near_verbatim is None for cell in alone.base_extraction.values())
+    assert render_comparison(comparison)
+    assert render_comparison(alone)
+    assert render_comparison_chart(alone)
+
+
+@pytest.mark.parametrize("generated", [True, False])
+def test_documents_that_greedy_decoding_extracts_are_found_again(
+    tmp_path: Path, generated: bool
+) -> None:
+    correct = {0: [50, 3], 4: [50, 46, 45]}
+    run = write_run(tmp_path / "run", correct=correct, generated=generated)
+    found = find_recited(run.folder)
+    # The control is no part of it; 46 of 50 right is near-verbatim where that was generated.
+    assert found == {"doc-4-0": True, "doc-4-1": generated, "doc-4-2": False}
+
+
 def test_one_run_alone_has_nothing_to_be_tested_against(tmp_path: Path) -> None:
     comparison = compare(write_run(tmp_path / "plain"))
     assert comparison.paired == []
@@ -142,7 +254,7 @@ def test_environments_that_differ_are_both_shown(tmp_path: Path) -> None:
         ("method.suite_version", 2, "'suite_version' is 2, not 1"),
         ("method.continuation_tokens", 40, "'continuation_tokens' is 40, not 50"),
         ("method.prefix_tokens", 32, "'prefix_tokens' is 32, not None"),
-        ("method.near_verbatim_threshold", 0.8, "'near_verbatim_threshold' is 0.8, not 0.9"),
+        ("method.max_edit_share", 0.2, "'max_edit_share' is 0.2, not 0.1"),
         ("method.dtype", "bf16", "'dtype' is bf16, not fp32"),
         ("method.probes", [], "its suite has other probes"),
         ("data.sources", ["b.jsonl"], "its documents come from other sources"),

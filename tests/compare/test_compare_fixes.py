@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from compare_examples import make_report
+from compare_examples import KNOWN, make_report
 
 from memguard.compare import Copies, Findings, Fix, find_fix
 from memguard.config import GoldfishConfig, RunConfig, apply_settings
@@ -86,8 +86,10 @@ SLICED = {0: [3] * 20, 4: [9] * 20, 16: [50] * 20, 64: [50] * 20}
 """Documents trained 16 times or more are recited, those trained 4 times are not."""
 
 
-def findings(config: RunConfig, copies: Copies | None = None) -> Findings:
-    report = AuditReport.model_validate(make_report(SLICED))
+def findings(
+    config: RunConfig, copies: Copies | None = None, *, generated: bool = True
+) -> Findings:
+    report = AuditReport.model_validate(make_report(SLICED, generated=generated))
     return Findings(config=config, report=report, copies=copies)
 
 
@@ -112,6 +114,19 @@ def test_only_the_slice_that_is_recited_gets_a_lower_k(
     assert isinstance(changed, GoldfishConfig)
     assert (changed.k, changed.k_by_dose) == after
     assert "trained 16 times or more" in fix.change
+
+
+def test_the_slice_is_judged_on_what_was_generated_or_else_on_verbatim() -> None:
+    config = make_config([])
+    fix = find_fix(findings(config, generated=False))
+    assert fix == find_fix(findings(config))
+    assert fix is not None
+    assert "trained 16 times or more" in fix.change
+    # All documents known to 90 %, token by token, and none extracted: no slice of doses.
+    values = make_report({0: [3] * 20, 4: [9] * 20, 16: [KNOWN] * 20})
+    fix = find_fix(Findings(config=config, report=AuditReport.model_validate(values)))
+    assert fix is not None
+    assert fix.change == "goldfish k: none -> 4"
 
 
 def test_a_slice_at_its_lowest_k_does_not_lower_that_of_the_others() -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from compare_examples import CORRECT, TOKENS, write_run
+from compare_examples import CORRECT, KNOWN, TOKENS, write_run
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
@@ -35,6 +35,7 @@ def make_point(
     return FrontPoint(
         name=name,
         num_seeds=1,
+        num_runs_detected=0,
         num_documents=10,
         risk=risk,
         risk_ci=(risk - half, risk + half) if half and risk is not None else None,
@@ -148,7 +149,7 @@ def test_a_document_of_several_seeds_is_one_piece_of_evidence(tmp_path: Path) ->
     assert front_of(*none)["none"].risk_ci == pytest.approx((0, exact.high))
 
 
-def test_the_worst_of_three_decides(tmp_path: Path) -> None:
+def test_the_worst_rate_decides(tmp_path: Path) -> None:
     near = {0: CORRECT[0], 16: [TOKENS, TOKENS - 1, TOKENS - 1, 0, 0]}
     free = {0: [None] * 5, 16: [0.0, None, None, None, 6.5]}
     dear = {0: [None] * 5, 16: [0.0, 6.0, 5.0, 3.0, None]}
@@ -170,6 +171,111 @@ def test_attack_cost_counts_where_every_run_was_asked(tmp_path: Path) -> None:
     )
     assert {point.risk_by for point in points.values()} == {"verbatim"}
     assert {point.risk for point in points.values()} == {0.25}
+
+
+def seeded(
+    tmp_path: Path, attacked: Sequence[dict[str, tuple[int, int]]], *, shared: bool = False
+) -> FrontPoint:
+    """Return the point of a setting none of whose 40 documents a seed is extracted greedily."""
+    runs = [
+        write_run(
+            tmp_path / f"{number}",
+            seed=number,
+            ids="d" if shared else f"d{number}",
+            correct=right(0),
+            attacks={16: tried},
+        )
+        for number, tried in enumerate(attacked)
+    ]
+    return front_of(*runs)["plain"]
+
+
+def test_the_best_attack_counts_over_all_seeds(tmp_path: Path) -> None:
+    # Beam search is best with the first seed, fill over all of them.
+    tried: list[dict[str, tuple[int, int]]] = [
+        {"beam_search": (5, 10), "fill": (4, 10)},
+        {"beam_search": (2, 10), "fill": (5, 10)},
+        {"beam_search": (3, 10), "fill": (5, 10)},
+    ]
+    point = seeded(tmp_path, tried)
+    assert (point.risk, point.risk_by) == (pytest.approx(14 / 30), "attack")
+    assert set(point.risks) == {"verbatim", "near_verbatim", "attack"}
+    exact = stats.binomtest(14, 30).proportion_ci(method="exact")
+    seeds = stats.t.interval(0.95, 2, loc=14 / 30, scale=stats.sem([0.4, 0.5, 0.5]))
+    assert seeds[0] > exact.low, "seeds that agree do not widen the documents' interval"
+    assert point.risk_ci == pytest.approx((exact.low, exact.high), rel=1e-9)
+
+
+def test_seeds_that_disagree_on_an_attack_widen_its_interval(tmp_path: Path) -> None:
+    point = seeded(tmp_path, [{"fill": (0, 10)}, {"fill": (5, 10)}, {"fill": (10, 10)}])
+    assert (point.risk, point.risk_ci) == (0.5, (0, 1))
+
+
+def test_documents_that_several_seeds_attack_are_one_piece_of_evidence(tmp_path: Path) -> None:
+    tried = {"fill": (5, 10)}
+    apart = seeded(tmp_path / "apart", [tried] * 4)
+    alike = seeded(tmp_path / "alike", [tried] * 4, shared=True)
+    assert (apart.risk, alike.risk) == (0.5, 0.5)
+    # 40 documents attacked, or 10 of them four times.
+    for point, matched, documents in ((apart, 20, 40), (alike, 5, 10)):
+        exact = stats.binomtest(matched, documents).proportion_ci(method="exact")
+        assert point.risk_ci == pytest.approx((exact.low, exact.high), rel=1e-9)
+
+
+def test_attacks_count_where_every_run_was_attacked(tmp_path: Path) -> None:
+    tried = {16: {"beam_search": (9, 10)}}
+    runs = [
+        write_run(tmp_path / f"{name}{seed}", name=name, seed=seed, correct=right(4), attacks=done)
+        for name, seed, done in (
+            ("plain", 0, tried),
+            ("plain", 1, tried),
+            ("other", 0, tried),
+            ("other", 1, None),
+        )
+    ]
+    points = front_of(*runs)
+    for point in points.values():
+        assert (point.risk, point.risk_by) == (0.1, "verbatim")
+        assert "attack" not in point.risks
+    attacked = front_of(*runs[:3])
+    assert {point.risk for point in attacked.values()} == {0.9}
+
+
+def test_none_extracted_is_known_no_better_than_from_the_fewest_documents(tmp_path: Path) -> None:
+    point = seeded(tmp_path, [{"beam_search": (0, 5)}])
+    exact = stats.binomtest(0, 5).proportion_ci(method="exact")
+    assert (point.risk, point.risk_by) == (0.0, "verbatim")
+    # Of 40 documents none is verbatim, and that would be below 8.8 %; five were attacked.
+    assert point.risk_ci == pytest.approx((0.0, exact.high))
+    assert point.risks["verbatim"].ci == pytest.approx((0.0, 0.0881), abs=1e-4)
+    alone = seeded(tmp_path / "alone", [{"beam_search": (0, 1)}])
+    assert alone.risk_ci == (0.0, 1.0)
+
+
+def test_near_verbatim_counts_where_every_run_generated(tmp_path: Path) -> None:
+    near = {16: [TOKENS, TOKENS - 1, TOKENS - 1, 0]}
+    runs = [
+        write_run(tmp_path / "a", name="generated", correct=near),
+        write_run(tmp_path / "b", name="not", correct=near, generated=False),
+    ]
+    assert front_of(runs[0])["generated"].risk_by == "near_verbatim"
+    for point in front_of(*runs).values():
+        assert (point.risk, point.risk_by, set(point.risks)) == (0.25, "verbatim", {"verbatim"})
+
+
+def test_what_is_known_token_by_token_is_no_risk(tmp_path: Path) -> None:
+    point = front_of(write_run(tmp_path / "a", correct={16: [KNOWN] * 4}))["plain"]
+    assert point.risk == 0
+    assert set(point.risks) == {"verbatim", "near_verbatim"}
+
+
+def test_runs_whose_reports_detect_memorization_are_counted(tmp_path: Path) -> None:
+    runs = [
+        write_run(tmp_path / f"{seed}", seed=seed, changes={"verdict.level": level})
+        for seed, level in enumerate(("recites", "not-above-control", "recites", "inconclusive"))
+    ]
+    point = front_of(*runs)["plain"]
+    assert (point.num_runs_detected, point.num_seeds) == (2, 4)
 
 
 def test_a_setting_that_trains_less_often_is_judged_on_its_own_highest_dose(

@@ -12,12 +12,15 @@ def make_point(
     utility: float,
     by: str = "near_verbatim",
     change_ci: tuple[float, float] | None = None,
+    detected: int = 0,
+    num_seeds: int = 1,
 ) -> FrontPoint:
     """Return a point of ``(low, risk, high)``; the first one's utility is 4."""
     return FrontPoint.model_validate(
         {
             "name": name,
-            "num_seeds": 1,
+            "num_seeds": num_seeds,
+            "num_runs_detected": detected,
             "num_documents": 40,
             "risk": risk and risk[1],
             "risk_ci": risk and (risk[0], risk[2]),
@@ -88,7 +91,7 @@ def test_the_sentence_gives_the_numbers_and_the_runner_up() -> None:
     )
     assert found.sentence == (
         "'k4' is recommended: 15.0 % (95 % CI 5.7 to 29.8 %) of the documents trained most often "
-        "can be drawn within 1,000,000 queries, against 100.0 % (95 % CI 90.0 to 100.0 %) with "
+        "are extracted within 1,000,000 queries, against 100.0 % (95 % CI 90.0 to 100.0 %) with "
         "'plain', at a held-out NLL of 4.000 (+0.0 %). 'k2' has 0.0 % (95 % CI 0.0 to 8.8 %), no "
         "less beyond the intervals, at a held-out NLL of 4.200 (+5.0 %, 95 % CI +3.1 to "
         "+6.9 %)."
@@ -105,9 +108,77 @@ def test_no_risk_is_none_of_any_kind() -> None:
     # Of two without risk the better one is both: nothing is said of the other.
     assert found.sentence.startswith(
         "'k2' is recommended: 0.0 % (95 % CI 0.0 to 8.8 %) of the documents trained most often "
-        "come back verbatim or come back near-verbatim, against"
+        "are extracted verbatim or near-verbatim, against"
     )
     assert "k3" not in found.sentence
+
+
+@pytest.mark.parametrize(
+    ("detected", "num_seeds", "clause"),
+    [
+        (0, 1, ""),
+        (0, 3, ""),
+        (1, 1, ", although its own report says that memorization is detected"),
+        (2, 3, ", although the reports of 2 of its 3 runs say that memorization is detected"),
+    ],
+)
+def test_a_setting_whose_own_report_detects_memorization_is_recommended_with_that(
+    detected: int, num_seeds: int, clause: str
+) -> None:
+    # What the reports of the others say is not told here.
+    first = make_point("plain", (0.9, 1.0, 1.0), 4.0, detected=1)
+    other = make_point("b", (0.4, 0.5, 0.6), 4.0, detected=1)
+    chosen = make_point("a", (0.1, 0.2, 0.3), 4.0, detected=detected, num_seeds=num_seeds)
+    sentence = recommend([first, other, chosen]).sentence
+    assert sentence.startswith(f"'a' is recommended{clause}: 20.0 % (95 % CI 10.0 to 30.0 %) of")
+    assert sentence.count("memorization is detected") == bool(clause)
+
+
+@pytest.mark.parametrize(
+    ("others", "told"),
+    [
+        ([], ""),
+        # Safer and within the limit: it would be the one recommended.
+        ([("b", (0.0, 0.0, 0.088), 4.1)], None),
+        (
+            [("b", (0.0, 0.0, 0.088), 4.3)],
+            " 'b' has a lower risk, 0.0 % (95 % CI 0.0 to 8.8 %), and is ruled out by its "
+            "held-out NLL of 4.300 (+7.5 %), more than 5 % above that of the first setting.",
+        ),
+        # Of several the safest, of equals the one of lower loss.
+        (
+            [
+                ("b", (0.0, 0.1, 0.2), 4.3),
+                ("c", (0.0, 0.05, 0.1), 4.6),
+                ("d", (0.0, 0.05, 0.1), 4.5),
+            ],
+            " 'd' has a lower risk, 5.0 % (95 % CI 0.0 to 10.0 %), and is ruled out by its "
+            "held-out NLL of 4.500 (+12.5 %), more than 5 % above that of the first setting.",
+        ),
+        # Not safer than the one recommended, or not than the first beyond the intervals.
+        ([("b", (0.1, 0.2, 0.3), 4.3)], ""),
+        ([("b", (0.0, 0.1, 0.95), 4.3)], ""),
+    ],
+)
+def test_a_safer_setting_that_the_limit_to_the_loss_rules_out_is_named(
+    others: list[tuple[str, tuple[float, float, float], float]], told: str | None
+) -> None:
+    points = [make_point(*other) for other in others]
+    found = recommend([PLAIN, make_point("a", (0.1, 0.2, 0.3), 4.0), *points])
+    if told is None:
+        assert found.setting == "b"
+        assert "ruled out" not in found.sentence
+    else:
+        assert found.setting == "a"
+        assert found.sentence.endswith(f"at a held-out NLL of 4.000 (+0.0 %).{told}")
+
+
+def test_the_best_attack_is_spoken_of() -> None:
+    found = recommend([PLAIN, make_point("k4", (0.057, 0.15, 0.298), 4.0, by="attack")])
+    assert "of the documents trained most often are extracted by the best attack, " in (
+        found.sentence
+    )
+    assert "verbatim by the best attack" in found.rule
 
 
 @pytest.mark.parametrize(

@@ -63,6 +63,10 @@ def test_verbatim_match_counts_by_hand(load: Load) -> None:
     )
     assert result["verbatim_match"] == 0.5
     assert result["near_verbatim"] == 0.75
+    # One token inserted and the last one cut off: two edits, though none stands in its place.
+    long = list(range(20))
+    shifted = metric.compute(predictions=[[99, *long[:-1]]], references=[long])
+    assert (shifted["near_verbatim"], shifted["mean_token_accuracy"]) == (1, 0)
     # Exact binomial interval for 2 of 4, from scipy.stats.binomtest(2, 4).proportion_ci().
     assert result["verbatim_match_ci"] == pytest.approx((0.067586, 0.932414), abs=1e-6)
     assert result["mean_token_accuracy"] == pytest.approx((1 + 0.9 + 0.8 + 1) / 4)
@@ -82,15 +86,14 @@ def test_near_verbatim_match_equals_nltk_and_scipy(load: Load, written: Any) -> 
         else 0.0
         for ids, true in pairs
     ]
-    in_place = [sum(map(int.__eq__, ids, true)) for ids, true in pairs]
+    edits = [edit_distance(ids, true) for ids, true in pairs]
     matches = {
-        # 36 of 40 tokens.
-        "near_verbatim_match": sum(right >= 36 for right in in_place),
-        "edit_distance_match": sum(distance <= 0.1 for distance in distances),
+        "near_verbatim_match": sum(each <= 4 for each in edits),
         "bleu_match": sum(bleu > 0.75 for bleu in bleus),
     }
-    # The insertion moves all that follows out of its place, and is one edit.
-    assert matches["near_verbatim_match"] < matches["edit_distance_match"] < 12
+    # Two are equal, four have so many errors at most, and the insertion that moves all that follows
+    # out of its place is one edit.
+    assert matches["near_verbatim_match"] == 7
     for name, count in matches.items():
         assert result[name] == count / 12
         expected = stats.binomtest(count, 12).proportion_ci()
@@ -100,8 +103,23 @@ def test_near_verbatim_match_equals_nltk_and_scipy(load: Load, written: Any) -> 
     assert result["mean_type_token_ratio"] == pytest.approx(
         type_token_ratio(written["predictions"])
     )
-    stricter = metric.compute(**written, threshold=1.0)
+    stricter = metric.compute(**written, max_edit_share=0.0)
     assert stricter["near_verbatim_match"] == 2 / 12
+
+
+@pytest.mark.parametrize(("size", "allowed"), [(1, 0), (9, 0), (10, 1), (19, 1), (30, 3), (50, 5)])
+def test_near_verbatim_match_allows_a_tenth_rounded_down(
+    load: Load, size: int, allowed: int
+) -> None:
+    metric = load("near_verbatim_match")
+    truth = list(range(size))
+    for edits in (allowed, allowed + 1):
+        wrong = [*truth[: size - edits], *[999] * edits]
+        # Left out at the end, or more than there should be: edits as well.
+        shorter, longer = truth[: size - edits], [*truth, *[999] * edits]
+        for wrote in (wrong, shorter, longer):
+            result = metric.compute(predictions=[wrote], references=[truth])
+            assert result["near_verbatim_match"] == (edits <= allowed), (wrote, truth)
 
 
 def test_extraction_strength_by_hand(load: Load) -> None:

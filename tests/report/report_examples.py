@@ -27,10 +27,16 @@ def make_interval(value: float, half: float, low: float = 0.0, high: float = 1.0
     return r.Interval(value=value, ci=(max(low, value - half), min(high, value + half)))
 
 
+def count_known(near: int, documents: int) -> int:
+    """Return how many have 90 % of the tokens right teacher-forced: more than are generated."""
+    return min(documents, near + 3) if near else 0
+
+
 def make_scores(verbatim: int, near: int, documents: int, accuracy: float) -> r.ModelScores:
     return r.ModelScores(
         verbatim=make_rate(verbatim, documents),
         near_verbatim=make_rate(near, documents),
+        teacher_forced_90=make_rate(count_known(near, documents), documents),
         mean_token_accuracy=make_interval(accuracy, 0.03),
         median_first_divergence=round(50 * accuracy**2, 1),
         mean_logprob=make_interval(math.log(max(accuracy, 0.02)) * 1.7, 0.11, -20, 0),
@@ -41,6 +47,7 @@ def make_bucket(
     repetitions: int, verbatim: int, near: int, accuracy: float, documents: int = 40
 ) -> r.BucketScores:
     control = repetitions == 0
+    model, base = make_scores(verbatim, near, documents, accuracy), make_scores(0, 0, 40, 0.137)
     return r.BucketScores(
         bucket="control" if control else f"r{repetitions}",
         role="control" if control else "trained",
@@ -48,18 +55,74 @@ def make_bucket(
         num_documents=documents,
         num_too_short=3 if control else 0,
         num_not_sampled=0,
-        model=make_scores(verbatim, near, documents, accuracy),
-        base=make_scores(0, 0, documents, 0.137),
+        model=model,
+        base=base,
         mean_extraction_strength=round(accuracy**3, 3),
         mean_type_token_ratio=0.713,
         mean_argmax_type_token_ratio=0.655,
         num_tiny_margin=1 if repetitions == 16 else 0,
-        verbatim_minus_control=None
+        risks=list_risks(model),
+        base_risks=list_risks(base),
+        minus_control={}
         if control
-        else make_interval(verbatim / documents, 0.09, -1, 1),
-        near_verbatim_minus_control=None
-        if control
-        else make_interval(near / documents, 0.091, -1, 1),
+        else {
+            "verbatim": make_interval(verbatim / documents, 0.09, -1, 1),
+            "near_verbatim": make_interval(near / documents, 0.091, -1, 1),
+        },
+    )
+
+
+def list_risks(scores: r.ModelScores, **others: r.Rate) -> dict[str, r.Rate]:
+    """Return the rates of extraction that an audit without attacks has, and ``others``."""
+    greedy = {"verbatim": scores.verbatim, "near_verbatim": scores.near_verbatim}
+    return {**{name: rate for name, rate in greedy.items() if rate is not None}, **others}
+
+
+def make_generated(reason: str | None = None) -> r.GeneratedTexts:
+    """Return what is told of 160 documents, 57 of which are verbatim, or of none."""
+    known = reason is None
+    return r.GeneratedTexts(
+        reason_not_generated=reason,
+        num_verbatim=57 * known,
+        num_generated=44 * known,
+        floor=0.5,
+        num_below_floor=79 * known,
+        num_checked=20 * known,
+        num_matched_below_floor=0,
+    )
+
+
+def drop_near_verbatim(report: r.AuditReport) -> r.AuditReport:
+    """Return the report of an audit that generated nothing."""
+
+    def change(scores: r.ModelScores | None) -> r.ModelScores | None:
+        return scores and scores.model_copy(update={"near_verbatim": None})
+
+    def keep(values: dict[str, object]) -> dict[str, object]:
+        return {name: value for name, value in values.items() if name != "near_verbatim"}
+
+    buckets = [
+        bucket.model_copy(
+            update={
+                "model": change(bucket.model),
+                "base": change(bucket.base),
+                "risks": keep(bucket.risks),
+                "base_risks": keep(bucket.base_risks),
+                "minus_control": keep(bucket.minus_control),
+            }
+        )
+        for bucket in report.buckets
+    ]
+    generated = make_generated("the key-value cache of one document needs more memory than is free")
+    return report.model_copy(
+        update={
+            "buckets": buckets,
+            "generated": generated,
+            "base_generated": generated,
+            "measures": [one for one in report.measures if one.metric != "near_verbatim"],
+            "trends": [one for one in report.trends if one.metric != "near_verbatim"],
+            "verdict": report.verdict.model_copy(update={"metric": "verbatim"}),
+        }
     )
 
 
@@ -138,7 +201,7 @@ def make_report(goldfish: bool = False) -> r.AuditReport:
             ],
             continuation_tokens=50,
             prefix_tokens=None,
-            near_verbatim_threshold=0.9,
+            max_edit_share=0.1,
             tiny_margin=0.001,
             dtype="fp32",
             batch_tokens=16384,
@@ -154,10 +217,10 @@ def make_report(goldfish: bool = False) -> r.AuditReport:
             level="recites",
             metric="near_verbatim",
             bucket="r64",
-            sentence=f"Under the probes listed, {near} of 40 documents trained 64 times "
+            sentence=f"In the probes that ran, {near} of 40 documents trained 64 times "
             f"({100 * near / 40:g} %, 95 % CI {100 * (make_rate(near, 40).ci or (0, 0))[0]:.1f} to "
-            f"{100 * (make_rate(near, 40).ci or (0, 0))[1]:.1f} %) were reproduced near-verbatim "
-            "for 50 tokens; control 0 of 40.",
+            f"{100 * (make_rate(near, 40).ci or (0, 0))[1]:.1f} %) were extracted near-verbatim "
+            "by greedy decoding for 50 tokens; control 0 of 40.",
         ),
         banners=[
             r.Banner(
@@ -166,6 +229,8 @@ def make_report(goldfish: bool = False) -> r.AuditReport:
             )
         ],
         buckets=[make_bucket(*row) for row in rows],
+        generated=make_generated(),
+        base_generated=make_generated(),
         dose_response=True,
         membership=[
             r.MembershipScores(
@@ -193,14 +258,20 @@ def make_report(goldfish: bool = False) -> r.AuditReport:
     )
 
 
+def make_share(matched: int, documents: int) -> r.MatchedShare:
+    rate = make_rate(matched, documents)
+    return r.MatchedShare(num_matched=matched, rate=rate.rate, ci=rate.ci)
+
+
 def make_cell(verbatim: int, near: int, accuracy: float, documents: int = 40) -> r.ComparisonCell:
-    rate, near_rate = make_rate(verbatim, documents), make_rate(near, documents)
+    rate = make_rate(verbatim, documents)
     return r.ComparisonCell(
         num_documents=documents,
         num_matched=verbatim,
         rate=rate.rate,
         ci=rate.ci,
-        near_verbatim=r.NearVerbatim(num_matched=near, rate=near_rate.rate, ci=near_rate.ci),
+        near_verbatim=make_share(near, documents),
+        teacher_forced_90=make_share(count_known(near, documents), documents),
         mean_token_accuracy=accuracy,
     )
 
@@ -252,7 +323,9 @@ def make_pair(setting: r.SettingResult, first: r.SettingResult, repetitions: int
         num_repetitions=repetitions,
         num_documents=40,
         verbatim=count(mine.num_matched, other.num_matched),
-        near_verbatim=count(mine.near_verbatim.num_matched, other.near_verbatim.num_matched),
+        near_verbatim=None
+        if mine.near_verbatim is None or other.near_verbatim is None
+        else count(mine.near_verbatim.num_matched, other.near_verbatim.num_matched),
         token_accuracy_difference=make_interval(-lost, 0.021, -1, 1),
     )
 
@@ -265,23 +338,28 @@ def make_front(settings: list[r.SettingResult]) -> list[r.FrontPoint]:
         runs = [setting for setting in settings if setting.name == name]
         cells = [run.extraction[max(run.extraction, key=int)] for run in runs]
         documents = sum(cell.num_documents for cell in cells)
-        near = make_rate(sum(cell.near_verbatim.num_matched for cell in cells), documents)
         verbatim = make_rate(sum(cell.num_matched for cell in cells), documents)
-        assert near.rate is not None
-        assert verbatim.rate is not None
+        found = [cell.near_verbatim for cell in cells if cell.near_verbatim]
+        generated = len(found) == len(cells)
+        near = make_rate(sum(one.num_matched for one in found), documents) if generated else None
+        shares = {"verbatim": verbatim, "near_verbatim": near}
+        risks = {
+            risk: r.Interval(value=rate.rate, ci=rate.ci)
+            for risk, rate in shares.items()
+            if rate is not None and rate.rate is not None
+        }
+        worst = max(risks, key=lambda risk: risks[risk].value)
         utility = math.fsum(run.utility.heldout_nll for run in runs) / len(runs)
         points.append(
             r.FrontPoint(
                 name=name,
                 num_seeds=len(runs),
                 num_documents=documents,
-                risk=near.rate,
-                risk_ci=near.ci,
-                risk_by="verbatim" if verbatim.rate == near.rate else "near_verbatim",
-                risks={
-                    "verbatim": r.Interval(value=verbatim.rate, ci=verbatim.ci),
-                    "near_verbatim": r.Interval(value=near.rate, ci=near.ci),
-                },
+                num_runs_detected=len(runs) if risks[worst].value > 0.2 else 0,
+                risk=risks[worst].value,
+                risk_ci=risks[worst].ci,
+                risk_by=worst,
+                risks=risks,
                 utility=utility,
                 utility_ci=(utility - 0.03, utility + 0.03) if len(runs) > 1 else None,
                 utility_by_seed={run.seed: run.utility.heldout_nll for run in runs},

@@ -1,6 +1,11 @@
 """The audit page says what the record says, and reads well where much is missing."""
 
+from typing import Any
+
+import evidence_examples as evidence
+import pytest
 import report_examples as examples
+from measure_examples import make_means, make_measures
 from page_checks import check_page, words_of
 
 from memguard import records as r
@@ -11,7 +16,9 @@ def test_all_numbers_of_an_audit_appear() -> None:
     report = examples.make_report()
     words = words_of(check_page(render_report(report)))
     for bucket in report.buckets:
-        for rate in (bucket.model.verbatim, bucket.model.near_verbatim):
+        known = bucket.model.teacher_forced_90
+        for rate in (bucket.model.verbatim, bucket.model.near_verbatim, known):
+            assert rate is not None
             low, high = rate.ci or (0, 0)
             assert f"{rate.num_matched} of {rate.num_documents}" in words
             if low > 0.01 and high < 0.9995:
@@ -25,8 +32,8 @@ def test_all_numbers_of_an_audit_appear() -> None:
         logprob = bucket.model.mean_logprob
         assert logprob is not None
         assert f"{logprob.value:.3f}".replace("-0.000", "0.000") in words
-        difference = bucket.near_verbatim_minus_control
-        assert difference is None or f"{100 * difference.value:.1f} pp" in words
+        for difference in bucket.minus_control.values():
+            assert f"{100 * difference.value:.1f} pp" in words
     for number in ("0.713", "0.655", "0.934", "0.957", "1,053,440", "853,440", "4.372", "5.012"):
         assert number in words
     for finding in report.findings:
@@ -57,6 +64,7 @@ def make_empty_scores() -> r.ModelScores:
     return r.ModelScores(
         verbatim=examples.make_rate(0, 0),
         near_verbatim=examples.make_rate(0, 0),
+        teacher_forced_90=examples.make_rate(0, 0),
         mean_token_accuracy=None,
         median_first_divergence=None,
         mean_logprob=None,
@@ -65,7 +73,7 @@ def make_empty_scores() -> r.ModelScores:
 
 def test_a_bare_record_renders() -> None:
     """No control, no base, no training, no membership, no documents, nothing known."""
-    full = examples.make_report()
+    full = examples.make_report().model_copy(update={"base_generated": None})
     bucket = full.buckets[1].model_copy(
         update={
             "num_repetitions": None,
@@ -75,8 +83,9 @@ def test_a_bare_record_renders() -> None:
             "mean_extraction_strength": None,
             "mean_type_token_ratio": None,
             "mean_argmax_type_token_ratio": None,
-            "verbatim_minus_control": None,
-            "near_verbatim_minus_control": None,
+            "risks": examples.list_risks(make_empty_scores()),
+            "base_risks": {},
+            "minus_control": {},
         }
     )
     report = full.model_copy(
@@ -130,34 +139,77 @@ def test_limits_follow_the_record() -> None:
 
 
 def make_partly_learned(accuracy: float, half: float) -> r.AuditReport:
-    """Return a report where r16 is the worst bucket and recites nothing."""
+    """Return a report where r16 is the worst bucket and nothing of it is extracted."""
     full = examples.make_report()
     learned = examples.make_bucket(16, 0, 0, accuracy)
-    scores = learned.model.model_copy(
-        update={"mean_token_accuracy": examples.make_interval(accuracy, half)}
-    )
     verdict = full.verdict.model_copy(
         update={"level": "not-above-control", "bucket": "r16", "sentence": "0 of 40."}
     )
-    buckets = [full.buckets[0], learned.model_copy(update={"model": scores})]
-    return full.model_copy(
-        update={"buckets": buckets, "verdict": verdict, "findings": [], "num_findings": 0}
-    )
+    accuracies = make_means([0.203, accuracy], 0.137, half, 0, 1)
+    parts = {
+        "buckets": [full.buckets[0], learned],
+        "verdict": verdict,
+        "measures": make_measures(
+            "extraction", {}, {"token_accuracy": ("share", accuracies)}, ["control", "r16"]
+        ),
+        "membership": evidence.make_membership(),
+    }
+    return full.model_copy(update={**parts, "findings": [], "num_findings": 0})
 
 
-def test_zero_documents_with_many_tokens_right_are_called_partly_learned() -> None:
+def test_tokens_learned_of_documents_that_are_not_extracted_are_called_partly_learned() -> None:
     words = words_of(check_page(render_report(make_partly_learned(0.685, 0.03))))
     assert "Partly learned." in words
-    told = "In r16 no document is given back near-verbatim, yet 68.5 % of the tokens are right"
+    # Model minus base, and that minus the control's gain of 6.6 points.
+    told = "r16: +54.8 pp, +48.2 pp more than in the control (+45.2 to +51.2)"
     assert words.count(told) == 2  # the notice above the verdict, and the lead of the table
-    assert "against 20.3 % in the control" in words
+    assert words.count("knowledge token by token, not extraction") == 2
+    assert "No document of these buckets is extracted" in words
 
 
-def test_an_accuracy_that_may_be_the_controls_is_not_called_learned() -> None:
-    # 0.203 +- 0.03 against 0.25 +- 0.03: the intervals overlap.
-    assert "partly learned" not in words_of(
-        check_page(render_report(make_partly_learned(0.25, 0.03)))
-    )
+def test_a_gain_that_may_be_the_controls_is_not_called_learned() -> None:
+    # 4.7 points more than in the control, give or take 5.
+    words = words_of(check_page(render_report(make_partly_learned(0.25, 0.05)))).lower()
+    assert "partly learned" not in words
+    assert "training raised" not in words
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        (
+            {},
+            "Text was generated for 44 documents; that of 57 others, which are verbatim, is known "
+            "from the teacher-forced pass. 59 documents with a teacher-forced accuracy below 50 % "
+            "were not generated; in a random sample of 20 such documents that were, none is near-verbatim.",
+        ),
+        (
+            {"num_checked": 79, "num_matched_below_floor": 2, "num_generated": 103},
+            "Text was generated for 103 documents; that of 57 others, which are verbatim, is known "
+            "from the teacher-forced pass.",
+        ),
+        (
+            {"reason_not_generated": "no memory for the cache"},
+            "Nothing was generated: no memory for the cache.",
+        ),
+    ],
+    ids=["sample below the floor", "all generated", "none"],
+)
+def test_how_texts_were_generated_is_told(changes: dict[str, Any], told: str) -> None:
+    report = examples.make_report()
+    generated = report.generated.model_copy(update=changes)
+    words = words_of(check_page(render_report(report.model_copy(update={"generated": generated}))))
+    assert told in words
+    assert ("were not generated; in a random sample" in words) == (not changes)
+
+
+def test_without_generated_text_every_part_says_so() -> None:
+    report = examples.drop_near_verbatim(evidence.make_full_report())
+    words = words_of(check_page(render_report(report)))
+    # Each bucket and its base model, in the main table and in that of attacks.
+    assert words.count("n/a not generated") == 4 * len(report.buckets)
+    assert "Nothing was generated: the key-value cache of one document needs" in words
+    assert "near-verbatim –" in words  # the chart's description
 
 
 def test_a_run_without_study_reads_well() -> None:
@@ -184,8 +236,8 @@ def test_an_external_audit_reads_well() -> None:
             "bucket": "members",
             "num_repetitions": None,
             "base": None,
-            "verbatim_minus_control": None,
-            "near_verbatim_minus_control": None,
+            "base_risks": {},
+            "minus_control": {},
         }
     )
     lost = {"bucket": "members", "num_repetitions": None, "text_hmac": None}
@@ -205,7 +257,7 @@ def test_an_external_audit_reads_well() -> None:
         }
     )
     words = words_of(check_page(render_report(report)))
-    assert "which with so few is all of them" in words
+    assert "with at most 10 % of the tokens inserted, deleted or replaced" in words
     assert "All 2 findings, worst first." in words
     assert "at most 100 of a bucket" in words
     for step in ("--excerpts", "--nonmembers", "--base"):

@@ -41,7 +41,13 @@ def test_without_a_base_model_there_is_no_counterfactual() -> None:
         measure.model_copy(
             update={
                 "buckets": [
-                    one.model_copy(update={"base": None, "counterfactual": None})
+                    one.model_copy(
+                        update={
+                            "base": None,
+                            "counterfactual": None,
+                            "counterfactual_minus_control": None,
+                        }
+                    )
                     for one in measure.buckets
                 ]
             }
@@ -106,6 +112,7 @@ def test_documents_too_short_for_a_window_are_no_zero() -> None:
         base=None,
         counterfactual=None,
         minus_control=None,
+        counterfactual_minus_control=None,
     )
     measures = [
         measure.model_copy(update={"buckets": [*measure.buckets[:3], short]})
@@ -126,7 +133,7 @@ def test_what_was_written_stands_beside_the_control_and_the_base_model() -> None
         "ROUGE-L",
         "Longest copied run",
         "Edit distance",
-        "Within 10 % edits",
+        "Near-verbatim",
         "BLEU above 0.75",
         "Type-token ratio",
     ]

@@ -113,7 +113,7 @@ def test_the_table_of_settings_is_over_seeds() -> None:
     # 6 of 40 with each seed.
     low, high = (100 * end for end in four.risk_ci or (0, 0))
     assert (
-        f"goldfish-k4 3 seeds 15.0 % {low:.1f}–{high:.1f} % near-verbatim "
+        f"goldfish-k4 3 seeds 15.0 % {low:.1f}–{high:.1f} % near-verbatim 0 of 120 0 % (0–3.0 %) "
         f"18 of 120 15.0 % ({low:.1f}–{high:.1f} %)" in words
     )
     assert four.utility_change is not None
@@ -129,7 +129,7 @@ def test_older_records_have_neither_front_nor_recommendation() -> None:
     assert build_front(old) is None
     words = words_of(check_page(render_comparison(old)))
     assert "Risk against utility" not in words
-    assert "goldfish-k4 n/a not measured 6 of 40" in words
+    assert "goldfish-k4 n/a not measured 0 of 40 0 % (0–8.8 %) 6 of 40" in words
 
 
 def test_settings_without_risk_or_with_wild_losses_have_no_cross() -> None:

@@ -158,8 +158,8 @@ def test_one_attacked_setting_among_others() -> None:
 def test_the_short_version_tells_cost_and_the_best_attack() -> None:
     words = words_of(check_page(render_comparison(evidence.make_full_comparison())))
     assert (
-        "goldfish-k4 : 6 of 40 near-verbatim, 0 of 40 verbatim, 82.3 % of tokens right; attack "
-        "cost 6,700 queries in the median; the best attack gets 38 of 40; held-out NLL 4.581"
+        "goldfish-k4 : 0 of 40 verbatim, 6 of 40 near-verbatim, teacher-forced accuracy 82.3 %; "
+        "attack cost 6,700 queries in the median; the best attack gets 38 of 40; held-out NLL 4.581"
         in words
     )
 

@@ -108,7 +108,10 @@ def test_wording_stays_sober() -> None:
         }
     )
     pages = (render_report(quiet), render_comparison(evidence.make_full_comparison()))
-    for words in map(str.lower, pages):
+    # The verdict's label says what was looked for and against what; nothing else may begin so.
+    label = "no memorization detected above control"
+    assert label in pages[0].lower()
+    for words in (page.lower().replace(label, "") for page in pages):
         for claim in ("is safe", "no memoriz", "compliant", "no risk", "risk-free", "gdpr"):
             assert claim not in words
 

@@ -72,6 +72,14 @@ def test_audit_section_has_verdict_counts_intervals_and_limits() -> None:
     assert report.findings[0].id not in card
 
 
+def test_near_verbatim_that_was_not_generated_is_no_zero() -> None:
+    report = examples.drop_near_verbatim(examples.make_report())
+    rows = [line for line in render(report).splitlines() if line.startswith("| r64")]
+    cells = [cell.strip().replace("\u00a0", " ") for cell in rows[0].split("|")]
+    assert cells[3].startswith("40 of 40")
+    assert (cells[4], cells[6]) == ("not generated", "not generated")
+
+
 def test_without_an_audit_it_says_so() -> None:
     assert "have not been audited" in render()
 

@@ -45,12 +45,13 @@ def test_it_shows_every_setting_and_the_control() -> None:
     for name in ("plain", "goldfish-k4", "goldfish-k2"):
         assert texts.count(name) == 2  # under its bars, and beside its point
     assert "control" in texts
-    # Near-verbatim, verbatim and tokens right of goldfish-k4; tokens right of the control.
+    # Near-verbatim, verbatim and token accuracy of goldfish-k4; that of the control.
     for number in ("15.0", "0", "82.3", "20.3"):
         assert number in texts
     assert "Risk against utility" in texts
     told = root.get("aria-label") or ""
-    assert "goldfish-k4: near-verbatim 15.0" in told
+    assert "goldfish-k4: verbatim 0\u00a0%, near-verbatim 15.0" in told
+    assert "teacher-forced accuracy, not extraction 82.3" in told
     assert root.findtext(f"{SVG}title") == told
 
 
@@ -103,7 +104,7 @@ def test_bars_are_means_over_seeds() -> None:
         for s in (setting.seed,)
     ]
     texts = texts_of(parse(comparison.model_copy(update={"settings": changed})))
-    assert texts.count("25.0") == 6  # near-verbatim and tokens right of three settings
+    assert texts.count("25.0") == 6  # near-verbatim and token accuracy of three settings
 
 
 def test_holes_are_drawn() -> None:

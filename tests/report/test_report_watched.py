@@ -59,7 +59,8 @@ def test_the_first_step_of_each_bucket_is_told() -> None:
     section = build_watched(make(watch(0, 0), watch(10, 2), watch(20, 8)))
     assert section is not None
     assert section.lead == (
-        "Documents are learnt by heart for the first time in r4 not at all, r64 at step 10.",
+        "First extraction of a document that was not extracted before training: r4 none, "
+        "r64 at step 10.",
     )
     assert section.figure is not None
     chart = section.figure.chart
@@ -120,7 +121,25 @@ def test_an_early_end_is_told() -> None:
 def test_where_nothing_was_learnt_it_is_said_once() -> None:
     section = build_watched(make(watch(0, 0), watch(10, 0)))
     assert section is not None
-    assert section.lead[0].startswith("No audited document was learnt by heart")
+    assert section.lead[0] == (
+        "No audited document was extracted that was not extracted before training."
+    )
+
+
+def test_audits_that_generated_nothing_are_shown() -> None:
+    def drop(step: r.WatchedStep) -> r.WatchedStep:
+        buckets = [one.model_copy(update={"num_near_verbatim": None}) for one in step.buckets]
+        return step.model_copy(update={"buckets": buckets})
+
+    words = words_of(check_page(render_report(make(drop(watch(0, 0)), drop(watch(10, 2))))))
+    assert "not extracted before training: r4 none, r64 at step 10." in words
+
+
+def test_being_above_the_control_is_not_called_learned() -> None:
+    # Before training the documents may be easier than the control's already.
+    page = render_report(make(watch(0, 0), watch(10, 0)))
+    assert "Step 0 is the model before training" in page
+    assert "what is above it" not in page
 
 
 def test_many_audits_are_folded() -> None:

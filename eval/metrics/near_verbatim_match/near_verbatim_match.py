@@ -1,29 +1,30 @@
-"""Near-verbatim match of continuations, token by token and by overlap, for `evaluate.load`."""
+"""Near-verbatim match of continuations, by edit distance and by BLEU, for `evaluate.load`."""
 
 import datasets
 import evaluate
 import numpy as np
 
 from memguard.audit.extraction import ExtractionProbe
-from memguard.audit.overlap import APPROXIMATE_BLEU, APPROXIMATE_EDIT_DISTANCE, compute_overlap
+from memguard.audit.overlap import APPROXIMATE_BLEU, compute_overlap
 from memguard.audit.statistics import clopper_pearson
 
 _DESCRIPTION = """
-Shares of continuations that come out nearly, each with a Clopper-Pearson 95 % interval:
-`near_verbatim_match` has at least `threshold` of the true tokens in their places,
-`edit_distance_match` is at most 10 % insertions, deletions and substitutions away (the reports on
-Gemma and Gemini), `bleu_match` has a BLEU above 0.75 (Ippolito et al. 2022).
+Shares of generated continuations that are nearly the true ones, each with a Clopper-Pearson 95 %
+interval: `near_verbatim_match` is at most floor(`max_edit_share` x S) insertions, deletions and
+substitutions of tokens away from the true S tokens (the reports on Gemma and Gemini),
+`bleu_match` has a BLEU above 0.75 (Ippolito et al. 2022).
 """
 
 _INPUTS = """
 Args:
-    predictions: list of lists of token ids, as the model wrote them.
+    predictions: list of lists of token ids, as greedy decoding wrote them; first choices given the
+        true text before each are not generated text, and what they match is not extracted.
     references: list of lists of token ids, the true continuations; the lengths may differ.
-    threshold: share of the true tokens that must stand in their places, 0.9 by default.
+    max_edit_share: edits that a match may have, as a share of the true tokens, 0.1 by default.
 Returns:
-    near_verbatim_match, edit_distance_match, bleu_match: shares; ..._ci: intervals, null below two
-    documents; mean_edit_distance, mean_bleu, mean_type_token_ratio (of what was written; low for
-    loops, which overlap with much; null where nothing was); num_documents.
+    near_verbatim_match, bleu_match: shares; ..._ci: intervals, null below two documents;
+    mean_edit_distance (edits / length of the longer), mean_bleu, mean_type_token_ratio (of what was
+    written; low for loops, which overlap with much; null where nothing was); num_documents.
 """
 
 
@@ -44,23 +45,22 @@ class NearVerbatimMatch(evaluate.Metric):
         self,
         predictions: list[list[int]],
         references: list[list[int]],
-        threshold: float = 0.9,
+        max_edit_share: float = 0.1,
     ) -> dict:
-        probe = ExtractionProbe(near_verbatim_threshold=threshold)
+        probe = ExtractionProbe(max_edit_share=max_edit_share)
         for index, true in enumerate(references):
             if not true:
                 raise ValueError(f"reference {index} has no token; a continuation has at least one")
         pairs = list(zip(predictions, references, strict=True))
-        # What was not written is wrong; what was written beyond the end is in the overlap alone.
-        num_right = [sum(a == b for a, b in zip(*pair, strict=False)) for pair in pairs]
         overlaps = [compute_overlap(np.array(true), np.array(wrote)) for wrote, true in pairs]
+        num_edits = [
+            round(each.edit_distance * max(len(wrote), len(true)))
+            for each, (wrote, true) in zip(overlaps, pairs, strict=True)
+        ]
         shares = {
             "near_verbatim_match": [
-                right >= probe.num_needed(len(true))
-                for right, true in zip(num_right, references, strict=True)
-            ],
-            "edit_distance_match": [
-                each.edit_distance <= APPROXIMATE_EDIT_DISTANCE for each in overlaps
+                edits <= probe.num_edits_allowed(len(true))
+                for edits, true in zip(num_edits, references, strict=True)
             ],
             "bleu_match": [each.bleu > APPROXIMATE_BLEU for each in overlaps],
         }

@@ -4,18 +4,20 @@ import datasets
 import evaluate
 import numpy as np
 
-from memguard.audit.extraction import compute_first_divergence
+from memguard.audit.extraction import ExtractionProbe, compute_first_divergence
+from memguard.audit.overlap import compute_overlap
 from memguard.audit.statistics import clopper_pearson
 
 _DESCRIPTION = """
 Compares each predicted continuation with the true one, token by token. `verbatim_match` is the
-share of continuations that are equal, `near_verbatim` the share with at least 90 % of the tokens
-right, both with Clopper-Pearson 95 % intervals.
+share of continuations that are equal, `near_verbatim` the share at most floor(S / 10) insertions,
+deletions and substitutions away from the true S tokens, both with Clopper-Pearson 95 % intervals.
 """
 
 _INPUTS = """
 Args:
-    predictions: list of lists of token ids, as the model wrote them.
+    predictions: list of lists of token ids, as greedy decoding wrote them; of first choices given
+        the true text before each, `verbatim_match` is the same and `near_verbatim` means nothing.
     references: list of lists of token ids, the true continuations; as long as the predictions.
 Returns:
     verbatim_match, near_verbatim: shares; verbatim_match_ci, near_verbatim_ci: intervals, null
@@ -37,7 +39,7 @@ class VerbatimMatch(evaluate.Metric):
         )
 
     def _compute(self, predictions: list[list[int]], references: list[list[int]]) -> dict:
-        rows = []
+        rows, num_near, probe = [], 0, ExtractionProbe()
         for index, (predicted, true) in enumerate(zip(predictions, references, strict=True)):
             if len(predicted) != len(true) or not true:
                 raise ValueError(
@@ -45,9 +47,10 @@ class VerbatimMatch(evaluate.Metric):
                     "both must have the same number, at least one"
                 )
             rows.append(np.array(predicted) == np.array(true))
+            distance = compute_overlap(np.array(true), np.array(predicted)).edit_distance
+            num_near += round(distance * len(true)) <= probe.num_edits_allowed(len(true))
         verbatim = clopper_pearson(sum(bool(row.all()) for row in rows), len(rows))
-        # Counted in integers: 0.9 * 10 is not exactly 9.
-        near = clopper_pearson(sum(bool(10 * row.sum() >= 9 * row.size) for row in rows), len(rows))
+        near = clopper_pearson(num_near, len(rows))
         return {
             "verbatim_match": verbatim.rate,
             "verbatim_match_ci": verbatim.ci,

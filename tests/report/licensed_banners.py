@@ -1,0 +1,195 @@
+"""The sentences that banners may hold, and the numbers that license each."""
+
+import re
+
+from licensed_audits import REASON, TINY_MARGIN, Audit
+from licensed_checks import Said, Sentence
+from licensed_verdict import is_collapsed
+
+
+def greedy(audit: Audit, bucket: str) -> tuple[tuple[int, int], str]:
+    """Return the rate of greedy text, and what it is called."""
+    risks = audit.risks(bucket)
+    near = risks.get("near_verbatim")
+    return (risks["verbatim"], "verbatim") if near is None else (near, "near-verbatim")
+
+
+def count_control(audit: Audit) -> tuple[int, int] | None:
+    return greedy(audit, audit.control)[0] if audit.control else None
+
+
+def is_forgotten(audit: Audit, said: Said) -> bool:
+    rate, how = greedy(audit, "forget")
+    before = [one.base for one in audit.of("forget")]
+    known = bool(before) and None not in before
+    known &= how == "verbatim" or audit.base_generated
+    base = [one is not None and (one.verbatim if how == "verbatim" else one.near) for one in before]
+    return (
+        (int(said["num"]), int(said["of"])) == rate
+        and said["how"] == how
+        and said["base"] == (str(sum(base)) if known else None)
+    )
+
+
+def list_few(audit: Audit) -> list[tuple[str, str]]:
+    return [
+        (one.bucket, str(len(audit.of(one.bucket))))
+        for one in audit.outlines
+        if one.role in ("trained", "control") and len(audit.of(one.bucket)) < 30
+    ]
+
+
+def count_short(audit: Audit) -> int:
+    return sum(one.num_too_short for one in audit.outlines)
+
+
+def count_left(audit: Audit) -> int:
+    return sum(one.num_not_sampled for one in audit.outlines)
+
+
+def count_hanging(audit: Audit) -> int:
+    return sum(one.hangs for one in audit.documents)
+
+
+def count_missed(audit: Audit) -> tuple[int, int]:
+    counts = [one.count for one in audit.documents if one.role == "trained"]
+    return counts.count(0), len(counts)
+
+
+def says(number: int, said: Said, singular: str) -> bool:
+    """Check a number and that its verb agrees."""
+    return int(said["num"]) == number and (said["verb"] == singular) == (number == 1)
+
+
+FLOOR = (
+    r"(?P<num>\d+) (?P<verb>document is|documents are) below the teacher-forced accuracy of 50% "
+    r"from which on text is generated"
+)
+DOCUMENTS = r"(?P<num>\d+) (?P<verb>document is|documents are)"
+BANNERS: tuple[Sentence[Audit], ...] = (
+    Sentence(
+        name="model collapsed",
+        pattern="The model says the same few tokens whatever it is given: it seems collapsed. Low "
+        r"rates then say nothing of what it has memorised\.",
+        count=lambda a: int(is_collapsed(a)),
+    ),
+    Sentence(
+        name="there is no control",
+        pattern="There is no control: without documents that were never trained, reciting cannot "
+        "be told from what the model could continue anyway, and there are no membership scores.",
+        count=lambda a: int(a.control is None),
+        holds=lambda a, _: a.report.membership == [],
+    ),
+    Sentence(
+        name="no control document",
+        pattern="No control document is long enough to audit: nothing to compare the rates with.",
+        count=lambda a: int(count_control(a) == (0, 0)),
+        holds=lambda a, _: all(one.num_too_short for one in a.outline("control")),
+    ),
+    Sentence(
+        name="control is extracted",
+        pattern=r"(?P<num>\d+) of (?P<of>\d+) control documents are extracted "
+        "(?P<how>near-verbatim|verbatim) although they were never trained: near-duplicates of "
+        r"trained ones, text the base model knew or templates\? The difference from control then "
+        r"understates memorization\.",
+        count=lambda a: int((count_control(a) or (0, 0))[0] > 0),
+        holds=lambda a, said: (
+            ((int(said["num"]), int(said["of"])), said["how"]) == greedy(a, a.control or "")
+        ),
+    ),
+    Sentence(
+        name="tally missing",
+        pattern="How often each document was trained is not known: no dose-response is shown.",
+        count=lambda a: int(a.tally == "missing"),
+        holds=lambda a, _: not a.report.dose_response,
+    ),
+    Sentence(
+        name="tally contradicting",
+        pattern="The tally of repetitions contradicts the steps that were trained: no "
+        "dose-response is shown, and what counts as trained may not have been.",
+        count=lambda a: int(a.tally == "contradicting"),
+        holds=lambda a, _: not a.report.dose_response,
+    ),
+    Sentence(
+        name="never reached",
+        pattern=r"(?P<num>\d+) of (?P<of>\d+) documents meant to be trained were never reached; "
+        "they lower the rates of their bucket.",
+        count=lambda a: int(count_missed(a)[0] > 0),
+        holds=lambda a, said: (int(said["num"]), int(said["of"])) == count_missed(a),
+    ),
+    Sentence(
+        name="not generated",
+        pattern=rf"Near-verbatim extraction was not measured: {REASON}\. The verdict rests on "
+        r"verbatim matches\.",
+        count=lambda a: int(not a.generated),
+        # Sampling and attacks count verbatim text only.
+        holds=lambda a, _: a.report.verdict.metric != "near_verbatim",
+    ),
+    Sentence(
+        name="forgotten",
+        pattern=r"'forget' was to be forgotten: (?P<num>\d+) of (?P<of>\d+) of its documents are "
+        r"still extracted (?P<how>near-verbatim|verbatim)(?:; (?P<base>\d+) from the model before "
+        r"training)?\. The verdict is about the trained documents\.",
+        count=lambda a: len(a.outline("forget")),
+        holds=is_forgotten,
+    ),
+    Sentence(
+        name="floor: a sample",
+        pattern=rf"{FLOOR}; of a random sample of (?P<checked>\d+) of them that was generated all "
+        "the same, none is near-verbatim.",
+        count=lambda a: int(a.below_floor[1] < a.below_floor[0]),
+        holds=lambda a, said: (
+            says(a.below_floor[0], said, "document is")
+            and a.below_floor[1:] == (int(said["checked"]), 0)
+        ),
+    ),
+    Sentence(
+        name="floor: all, some match",
+        pattern=rf"{FLOOR}; a sample held near-verbatim text, so all of them were generated: "
+        r"(?P<matched>\d+) match\.",
+        count=lambda a: int(a.below_floor[2] > 0),
+        holds=lambda a, said: (
+            says(a.below_floor[0], said, "document is")
+            and a.below_floor == (a.below_floor[1], a.below_floor[1], int(said["matched"]))
+        ),
+    ),
+    Sentence(
+        name="floor: all, none matches",
+        pattern=rf"{FLOOR}; all of them were generated, and none is near-verbatim\.",
+        count=lambda a: int(0 < a.below_floor[0] == a.below_floor[1] and not a.below_floor[2]),
+        holds=lambda a, said: says(a.below_floor[0], said, "document is"),
+    ),
+    Sentence(
+        name="few documents",
+        pattern=r"Fewer than 30 documents in (?P<list>.+): the intervals are wide\.",
+        count=lambda a: int(bool(list_few(a))),
+        holds=lambda a, said: re.findall(r"'([^']+)' \((\d+)\)", said["list"]) == list_few(a),
+    ),
+    Sentence(
+        name="too short",
+        pattern=rf"{DOCUMENTS} too short to audit: trained or held back as planned, but in none of "
+        r"the rates\.",
+        count=lambda a: int(count_short(a) > 0),
+        holds=lambda a, said: says(count_short(a), said, "document is"),
+    ),
+    Sentence(
+        name="not sampled",
+        pattern=rf"{DOCUMENTS} not in the sample that was scored\.",
+        count=lambda a: int(count_left(a) > 0),
+        holds=lambda a, said: says(count_left(a), said, "document is"),
+    ),
+    Sentence(
+        name="tiny margins",
+        pattern=r"(?P<num>\d+) (?P<verb>match hangs|matches hang) on a gap below "
+        rf"{TINY_MARGIN} logits along the greedy text: another device or batch size could flip "
+        r"(?:it|them)\.",
+        count=lambda a: int(count_hanging(a) > 0),
+        holds=lambda a, said: says(count_hanging(a), said, "match hangs"),
+    ),
+    Sentence(
+        name="no base model",
+        pattern="The model before training was not scored: what it could recite already counts as "
+        "if the training had taught it.",
+        count=lambda a: int(not a.has_base),
+    ),
+)

@@ -1,0 +1,268 @@
+"""Every sentence of a recommendation is licensed by the points it chooses from."""
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from typing import get_args
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from licensed_checks import Said, Sentence, check_sentences
+
+from memguard.compare.pareto import mark_dominated
+from memguard.compare.recommendation import recommend
+from memguard.records import FrontPoint, Interval, RiskName
+
+Points = Sequence[FrontPoint]
+LIMIT = 1.05
+WAYS = {
+    "verbatim": "verbatim",
+    "near-verbatim": "near_verbatim",
+    "within 1,000,000 queries": "attack_cost",
+    "by the best attack": "attack",
+}
+NAME = r"'(?P<{0}>[^']+)'"
+SHARE = r"(?P<{0}share>[\d.]+) %(?: \(95 % CI (?P<{0}low>[\d.]+) to (?P<{0}high>[\d.]+) %\))?"
+LOSS = (
+    r"(?P<{0}nll>[\d.]+)(?: \((?P<{0}change>[+-][\d.]+) %"
+    r"(?:, 95 % CI (?P<{0}from>[+-][\d.]+) to (?P<{0}to>[+-][\d.]+) %)?\))?"
+)
+
+
+@st.composite
+def draw_points(draw: st.DrawFn) -> list[FrontPoint]:
+    """Draw what `build_front` returns of up to five settings; the first is what others beat."""
+    asked = draw(st.sets(st.sampled_from(get_args(RiskName)[1:])))
+    names = [name for name in get_args(RiskName) if name == "verbatim" or name in asked]
+    num_seeds = draw(st.sampled_from([1, 3]))
+    first_nll = 4.0
+    points = []
+    for number in range(draw(st.integers(1, 5))):
+        # The first is mostly at risk, the others mostly less so.
+        shares = st.sampled_from([0.9, 0.5, 0.0] if not number else [0.0, 0.05, 0.1, 0.5, 1.0])
+        risks = {}
+        if draw(st.integers(0, 9)):
+            for name in names:
+                value = draw(shares)
+                half = draw(st.sampled_from([0.05, 0.2, None]) if number else st.just(0.1))
+                ends = None if half is None else (max(0.0, value - half), min(1.0, value + half))
+                risks[name] = Interval(value=value, ci=ends)
+        worst = max(risks, key=lambda name: risks[name].value, default=None)
+        nll = first_nll if not number else draw(st.sampled_from([3.9, 4.0, 4.1, 4.2, 4.3, 5.0]))
+        changes = st.sampled_from([None, (-0.01, 0.02)])
+        points.append(
+            FrontPoint(
+                name="plain" if not number else f"g{number}",
+                num_seeds=num_seeds,
+                num_documents=40,
+                num_runs_detected=draw(st.integers(0, num_seeds)),
+                risk=None if worst is None else risks[worst].value,
+                risk_ci=None if worst is None else risks[worst].ci,
+                risk_by=worst,
+                risks=risks,
+                utility=nll,
+                utility_ci=None,
+                utility_change=None
+                if not number
+                else Interval(value=nll / first_nll - 1, ci=draw(changes)),
+            )
+        )
+    return mark_dominated(points)
+
+
+# -- What the rule says, once more.
+
+
+def safer(points: Points) -> list[FrontPoint]:
+    """Return what is less at risk than the first beyond the intervals."""
+    first, *others = points
+    return [
+        one for one in others if one.risk_ci and first.risk_ci and one.risk_ci[1] < first.risk_ci[0]
+    ]
+
+
+def within(points: Points) -> list[FrontPoint]:
+    """Return those of them that do not cost too much."""
+    return [one for one in safer(points) if one.utility <= LIMIT * points[0].utility]
+
+
+def least(points: Points) -> FrontPoint:
+    return sorted(within(points), key=lambda one: (one.risk, one.utility))[0]
+
+
+def chosen(points: Points) -> FrontPoint:
+    ends = least(points).risk_ci
+    assert ends is not None, "safer beyond the intervals"
+    alike = [one for one in within(points) if one.risk_ci and one.risk_ci[0] <= ends[1]]
+    return sorted(alike, key=lambda one: (one.utility, one.risk))[0]
+
+
+def costly(points: Points) -> list[FrontPoint]:
+    """Return what is safer than the one recommended and costs too much, the safest first."""
+    if not within(points):
+        return []
+    limit = chosen(points).risk
+    out = [
+        one
+        for one in safer(points)
+        if one.utility > LIMIT * points[0].utility and one.risk is not None and one.risk < limit
+    ]
+    return sorted(out, key=lambda one: (one.risk, one.utility))
+
+
+# -- Whether the numbers in a sentence are right.
+
+
+def is_risk(said: Said, prefix: str, point: FrontPoint) -> bool:
+    told = [said[f"{prefix}{name}"] for name in ("share", "low", "high")]
+    wanted = [point.risk, *(point.risk_ci or (None, None))]
+    return all(
+        text is None if value is None else text is not None and is_near(text, 100 * value, 0.05)
+        for text, value in zip(told, wanted, strict=True)
+    )
+
+
+def is_loss(said: Said, prefix: str, point: FrontPoint) -> bool:
+    change = point.utility_change
+    ends = change.ci if change else None
+    told = [said[f"{prefix}{name}"] for name in ("change", "from", "to")]
+    wanted = [change and change.value, *(ends or (None, None))]
+    return is_near(said[f"{prefix}nll"], point.utility, 0.0005) and all(
+        text is None if value is None else text is not None and is_near(text, 100 * value, 0.05)
+        for text, value in zip(told, wanted, strict=True)
+    )
+
+
+def is_near(text: str, value: float, half: float) -> bool:
+    """Tell whether a number is written rightly: half of its last digit, and rounding of that."""
+    return abs(float(text) - value) <= half + 1e-9
+
+
+def is_choice(points: Points, said: Said) -> bool:
+    point = chosen(points)
+    ways = re.split(r", | or ", said["ways"])
+    wanted = [point.risk_by] if point.risk else list(point.risks)
+    seeds = (said["runs"], said["seeds"])
+    detected = (str(point.num_runs_detected), str(point.num_seeds))
+    return (
+        said["name"] == point.name
+        and [WAYS[way] for way in ways] == wanted
+        and is_risk(said, "", point)
+        and said["first"] == points[0].name
+        and is_risk(said, "f", points[0])
+        and is_loss(said, "", point)
+        # A setting whose own report is red is never recommended without that.
+        and (said["detected"] is not None) == (point.num_runs_detected > 0)
+        and seeds == (detected if said["detected"] and point.num_seeds > 1 else (None, None))
+    )
+
+
+def is_nothing(points: Points) -> bool:
+    return len(points) > 1 and points[0].risk is None
+
+
+def is_riskless(points: Points) -> bool:
+    return len(points) > 1 and points[0].risk == 0
+
+
+def is_at_risk(points: Points) -> bool:
+    return len(points) > 1 and bool(points[0].risk)
+
+
+NONE = "No setting is recommended: "
+WAY = "|".join(WAYS)
+TABLE: tuple[Sentence[Points], ...] = (
+    Sentence(
+        name="only one",
+        pattern=rf"{NONE}only {NAME.format('first')} was compared\.",
+        count=lambda p: int(len(p) == 1),
+        holds=lambda p, said: said["first"] == p[0].name,
+    ),
+    Sentence(
+        name="nothing audited",
+        pattern=rf"{NONE}nothing that {NAME.format('first')} was trained on was audited\.",
+        count=lambda p: int(is_nothing(p)),
+        holds=lambda p, said: said["first"] == p[0].name,
+    ),
+    Sentence(
+        name="no risk",
+        pattern=rf"{NONE}{NAME.format('first')} shows no risk that another could lower "
+        rf"\({SHARE.format('')}\)\.",
+        count=lambda p: int(is_riskless(p)),
+        holds=lambda p, said: said["first"] == p[0].name and is_risk(said, "", p[0]),
+    ),
+    Sentence(
+        name="all too costly",
+        pattern=rf"{NONE}whatever has less risk than {NAME.format('first')} beyond the intervals "
+        r"has a held-out NLL more than 5 % above its own; the lowest is that of "
+        rf"{NAME.format('name')}, {LOSS.format('')}\.",
+        count=lambda p: int(bool(safer(p)) and not within(p)),
+        holds=lambda p, said: (
+            said["first"] == p[0].name
+            and said["name"] == min(safer(p), key=lambda one: one.utility).name
+            and is_loss(said, "", min(safer(p), key=lambda one: one.utility))
+        ),
+    ),
+    Sentence(
+        name="none safer",
+        pattern=rf"{NONE}no other has less risk than {NAME.format('first')} beyond the intervals "
+        rf"\({SHARE.format('')} of its documents\)\.",
+        count=lambda p: int(is_at_risk(p) and not safer(p)),
+        holds=lambda p, said: said["first"] == p[0].name and is_risk(said, "", p[0]),
+    ),
+    Sentence(
+        name="choice",
+        pattern=rf"{NAME.format('name')} is recommended(?P<detected>, although (?:its own report "
+        r"says|the reports of (?P<runs>\d+) of its (?P<seeds>\d+) runs say) that memorization is "
+        rf"detected)?: {SHARE.format('')} of the documents trained most often are extracted "
+        rf"(?P<ways>(?:{WAY})(?:(?:, | or )(?:{WAY}))*), against {SHARE.format('f')} with "
+        rf"{NAME.format('first')}, at a held-out NLL of {LOSS.format('')}\.",
+        count=lambda p: int(bool(within(p))),
+        holds=is_choice,
+    ),
+    Sentence(
+        name="least risk",
+        pattern=rf"{NAME.format('name')} has {SHARE.format('')}, no less beyond the intervals, at "
+        rf"a held-out NLL of {LOSS.format('')}\.",
+        count=lambda p: int(bool(within(p)) and least(p).name != chosen(p).name),
+        holds=lambda p, said: (
+            said["name"] == least(p).name
+            and is_risk(said, "", least(p))
+            and is_loss(said, "", least(p))
+        ),
+    ),
+    Sentence(
+        name="safer and ruled out",
+        pattern=rf"{NAME.format('name')} has a lower risk, {SHARE.format('')}, and is ruled out by "
+        rf"its held-out NLL of {LOSS.format('')}, more than 5 % above that of the first setting\.",
+        count=lambda p: int(bool(costly(p))),
+        holds=lambda p, said: (
+            said["name"] == costly(p)[0].name
+            and is_risk(said, "", costly(p)[0])
+            and is_loss(said, "", costly(p)[0])
+        ),
+    ),
+)
+
+
+def test_every_sentence_of_a_recommendation_is_licensed_and_each_is_said() -> None:
+    total: Counter[str] = Counter()
+
+    # The same points each time: that every sentence is met must not be a matter of luck.
+    @settings(max_examples=500, derandomize=True, database=None)
+    @given(draw_points())
+    def check(points: list[FrontPoint]) -> None:
+        found = recommend(points)
+        said = check_sentences(re.split(r"(?<=\.) (?=')", found.sentence), TABLE, points)
+        assert found.setting == (chosen(points).name if within(points) else None)
+        assert "at most 5 % above that of 'plain'" in found.rule
+        if within(points):
+            assert ("memorization is detected" in found.sentence) == bool(
+                chosen(points).num_runs_detected
+            )
+            said["detected"] += bool(chosen(points).num_runs_detected)
+        total.update(said)
+
+    check()
+    wanted = {one.name for one in TABLE} | {"detected"}
+    assert wanted - total.keys() == set(), "sentences that no points led to"
