@@ -181,7 +181,8 @@ def test_a_gain_that_may_be_the_controls_is_not_called_learned() -> None:
             {},
             "Text was generated for 44 documents; that of 57 others, which are verbatim, is known "
             "from the teacher-forced pass. 59 documents with a teacher-forced accuracy below 50 % "
-            "were not generated; in a random sample of 20 such documents that were, none is near-verbatim.",
+            "were not generated; in a random sample of 20 such documents that were, none is "
+            "near-verbatim.",
         ),
         (
             {"num_checked": 79, "num_matched_below_floor": 2, "num_generated": 103},

@@ -98,15 +98,18 @@ def draw(means: Sequence[float], seed: int = 0, *, num_tokens: int = 50) -> NDAr
 
 
 def test_a_gain_beyond_the_controls_is_said_with_its_numbers() -> None:
-    # A seed whose means lie at no half of the last digit.
-    model, base = draw([0.3, 0.7]), draw([0.2, 0.2], 3)
+    model, base = draw([0.3, 0.7]), draw([0.2, 0.2], 1)
     (found,) = find_learned(make_report(measure(model, base), make_blind(CHANCE)))
     gains = (model - base).reshape(2, NUM_DOCUMENTS).mean(1)
     assert found.bucket.bucket == "r16"
     assert found.gain.value == pytest.approx(gains[1])
     assert found.gain_minus_control.value == pytest.approx(gains[1] - gains[0])
     told = tell_learned([found]).replace("\u00a0", " ")
-    assert f"r16: +{100 * gains[1]:.1f} pp, +{100 * (gains[1] - gains[0]):.1f} pp more than" in told
+    numbers = re.search(r"r16: \+([\d.]+) pp, \+([\d.]+) pp more than", told)
+    assert numbers is not None
+    expected = (100 * gains[1], 100 * (gains[1] - gains[0]))
+    # Half of the last digit: a mean of 40 shares of 50 tokens may lie just there.
+    assert tuple(map(float, numbers.groups())) == pytest.approx(expected, abs=0.0501)
     assert "knowledge token by token, not extraction" in told
     assert tell_learned([]) == ""
 
