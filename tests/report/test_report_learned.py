@@ -1,5 +1,6 @@
 """Learned token by token: said only of what training added beyond the control."""
 
+import re
 from collections.abc import Callable, Sequence
 
 import evidence_examples as evidence
