@@ -30,6 +30,7 @@ measuring
     mask_consistency.py, reformatting.py     do copies escape the mask?
 saying
     document_scores.py     numbers -> a record a document; scores_file.py: <-> records.parquet
+    bucket_table.py        records -> the main table; every rate of extraction of each bucket
     probe_tables.py, measures.py, doses.py   numbers -> tables, with base and control
     statistics/            rates, means, trends and their intervals
     summary.py, verdict.py, findings.py, banners.py    what leads the page

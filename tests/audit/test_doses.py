@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from memguard.audit.bucket_table import build_buckets
 from memguard.audit.doses import COPIES, compute_trends, count_copies
 from memguard.audit.selection import BucketOutline
 from memguard.audit.statistics import compute_trend
-from memguard.audit.summary import build_buckets
 from memguard.records import BucketScores, DocumentScore
 
 MakeScore = Callable[..., DocumentScore]
