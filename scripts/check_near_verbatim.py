@@ -100,7 +100,8 @@ def check(run: Path, report: AuditReport, folder: Path, prefix: str) -> Iterator
                     accuracy=score[f"{prefix}num_correct"] / num_new,
                     audited=bool(score[f"{prefix}near_verbatim"]),
                     generated=edit_distance(row, ids[prefix_tokens:]) <= allowed,
-                    hangs=margin is not None and margin < report.method.tiny_margin,
+                    # The base model's gaps are not recorded.
+                    hangs=not prefix and margin is not None and margin < report.method.tiny_margin,
                 )
 
 
