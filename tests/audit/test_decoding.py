@@ -187,18 +187,7 @@ def test_end_of_text_is_suppressed_as_generate_does(ends: int | list[int]) -> No
     model.generation_config = transformers.GenerationConfig(eos_token_id=ends)
     vocab = build_vocab_layer(model)
     assert vocab.end_token_ids == tuple(sorted(set(listed)))
-    expected = []
-    for request in requests:
-        ids = torch.from_numpy(np.asarray(request.prompt_ids, dtype=np.int64))[None]
-        output = model.generate(
-            ids,
-            attention_mask=torch.ones_like(ids),
-            do_sample=False,
-            min_new_tokens=request.num_new,
-            max_new_tokens=request.num_new,
-            pad_token_id=0,
-        )
-        expected.append(output[0, ids.shape[1] :].tolist())
+    expected = generate(model, requests)
     assert to_lists(Decoder(vocab, 400).continue_greedily(requests)) == expected
     assert not {token for row in expected for token in row} & set(listed)
 
