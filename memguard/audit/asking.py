@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -260,7 +261,10 @@ def _spread(found: Numbers, chosen: Sequence[int], count: int) -> Numbers:
 
 def _key(document: AuditDocument, *more: NDArray[np.int64]) -> bytes:
     form = np.frombuffer(document.format.encode(), dtype=np.uint8)
-    return compute_key(document.input_ids, document.supervised, form, *more)
+    whole: list[NDArray[Any]] = []
+    if document.whole_ids is not None:
+        whole = [document.whole_ids, np.array([document.first_position])]
+    return compute_key(document.input_ids, document.supervised, form, *more, *whole)
 
 
 def _key_of_window(window: Window, *more: int) -> bytes:

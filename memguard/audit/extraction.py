@@ -41,7 +41,7 @@ class AuditDocument:
     num_repetitions: int | None
     input_ids: NDArray[np.int32]
     """Tokens of one context window, BOS as trained, without trailing EOS and other specials. What a
-    grid calls offset counts from the first of them."""
+    grid calls offset counts from the first of `grid_ids`."""
     supervised: NDArray[np.bool_]
     """Which of them receive loss; all of a plain text."""
     format: Literal["text", "messages", "prompt_completion"]
@@ -61,9 +61,17 @@ class AuditDocument:
     """What of the document `input_ids` are."""
     is_long_enough: bool = False
     """Of a document whose part cannot be audited: whether it could be, were it not cut."""
+    whole_ids: NDArray[np.int32] | None = None
+    """All tokens of a text of which `input_ids` are a context, for windows elsewhere in it; None
+    where these are all, or where a model was not trained on them together."""
 
     def __post_init__(self) -> None:
         assert self.input_ids.shape == self.supervised.shape, f"{self.id}: one flag for each token"
+
+    @property
+    def grid_ids(self) -> NDArray[np.int32]:
+        """Tokens in which the grid places its windows."""
+        return self.input_ids if self.whole_ids is None else self.whole_ids
 
 
 def list_clusters(documents: Sequence[AuditDocument]) -> NDArray[np.int64]:

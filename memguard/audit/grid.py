@@ -2,15 +2,18 @@
 
     offset o    the model is given tokens o .. o+P as if the text began there, and continues them
 
-Offsets count from the start of what is audited of a document: of a longer one than a row, or than
-the model's context, from the start of that part (`audit.window`).
+Offsets count from the start of a document, so that several windows of a text longer than the
+model's context can be audited; of a document that was trained in pieces they count from the start
+of the audited piece (`audit.window`), as no window reaches over two.
 
 Recall depends on how much is given and where it stood: what an audit of one window calls forgotten
 may come out at the start of the context. Cells with one offset share a pass.
 """
 
+from dataclasses import replace
 from typing import Annotated, ClassVar, Literal
 
+import numpy as np
 from pydantic import Field
 
 from memguard.audit.extraction import AuditDocument, Window
@@ -27,10 +30,18 @@ class GridCell(Settings):
     continuation_tokens: int
 
     def window(self, document: AuditDocument) -> Window | None:
-        """Return the window; None for conversations and in documents that are too short."""
-        end = self.offset + self.prefix_tokens + self.continuation_tokens
-        if document.format != "text" or end > len(document.input_ids):
+        """Return the window; None for conversations and in documents that are too short.
+
+        Nor where it is longer than the model's context.
+        """
+        size = self.prefix_tokens + self.continuation_tokens
+        ids = document.grid_ids
+        is_within = self.offset + size <= len(ids) and size <= len(document.input_ids)
+        if document.format != "text" or not is_within:
             return None
+        if ids is not document.input_ids:
+            supervised = np.ones(len(ids), dtype=bool)
+            document = replace(document, input_ids=ids, supervised=supervised)
         return Window(
             document=document,
             start=self.offset,
@@ -47,8 +58,8 @@ class GridProbe(Settings):
     name: Literal["grid"] = Field("grid", description="Which probe.")
     offsets: Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(min_length=1)] = Field(
         (0,),
-        description="Tokens that are skipped before the prefix, counted from the start of the part "
-        "of the document that is audited (tokens).",
+        description="Tokens that are skipped before the prefix, counted from the start of the "
+        "document, or of the piece of it that is audited (tokens).",
     )
     prefix_tokens: _Lengths = Field((25, 50), description="Lengths of the prefix (tokens).")
     continuation_tokens: _Lengths = Field((50,), description="Tokens that are continued (tokens).")

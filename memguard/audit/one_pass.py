@@ -106,14 +106,14 @@ class OnePass:
         for start, cells in self._group(window).items():
             choices = [cell.prefix_tokens for cell in cells]
             ends = [cell.prefix_tokens + cell.continuation_tokens for cell in cells]
-            is_main = start == window.start
+            is_main = start == _place(window)
             if is_main:
                 choices.append(window.prefix_tokens)
                 ends.append(window.prefix_tokens + window.continuation_tokens)
             first_choice = min(choices)
             passages.append(
                 Passage(
-                    input_ids=window.document.input_ids[start : start + max(ends)],
+                    input_ids=window.document.grid_ids[start : start + max(ends)],
                     first_label=1 if is_main and self.membership else first_choice,
                     first_choice=first_choice,
                 )
@@ -132,13 +132,13 @@ class OnePass:
         answered = iter(results)
         answers = [self._sort(window, answered) for window in windows]
         mains = [
-            answer.cut(window.start, window.prefix_tokens, window.continuation_tokens)
+            answer.cut(_place(window), window.prefix_tokens, window.continuation_tokens)
             for window, answer in zip(windows, answers, strict=True)
         ]
         blocks = [self._measure_mains(mains)]
         if self.membership:
             wholes = [
-                answer.results[window.start]
+                answer.results[_place(window)]
                 for window, answer in zip(windows, answers, strict=True)
             ]
             blocks.append(self._measure_membership(windows, wholes))
@@ -154,7 +154,7 @@ class OnePass:
 
     def _group(self, window: Window) -> dict[int, list[GridCell]]:
         """Return the cells that the document is long enough for, by where they start."""
-        groups: dict[int, list[GridCell]] = {window.start: []}
+        groups: dict[int, list[GridCell]] = {_place(window): []}
         for cell in self.cells:
             if cell.window(window.document) is not None:
                 groups.setdefault(cell.offset, []).append(cell)
@@ -238,6 +238,12 @@ class _Answer:
         """Return the tokens of a continuation."""
         first = prefix_tokens - self.first_choices[start]
         return self.results[start].cut(first, first + size)
+
+
+def _place(window: Window) -> int:
+    """Return where a main window starts in the document's `grid_ids`."""
+    document = window.document
+    return window.start + (0 if document.whole_ids is None else document.first_position)
 
 
 def _stack_by_size(

@@ -101,6 +101,8 @@ def choose_part(
     parts = []
     for begin, end in order:
         part = _cut(tokens, begin, end, identity, kind)
+        if kind == "context" and tokens.format == "text":
+            part = replace(part, whole_ids=tokens.input_ids[: tokens.num_content_tokens])
         if probe.window(part) is not None:
             return part
         parts.append(part)
@@ -190,8 +192,8 @@ def tell_cut(cut: CutDocuments) -> str:
         text = (
             f"{subject}{cut.used_tokens:,} tokens, the most that the model is given at once: the "
             f"audit uses the {which} {cut.used_tokens:,} of each (the longest has "
-            f"{cut.longest_tokens:,}) and says nothing of the rest. '--window {other}' audits the "
-            f"{other} {cut.used_tokens:,}."
+            f"{cut.longest_tokens:,}) and says nothing of the rest, except in windows of the probe "
+            f"'grid'. '--window {other}' audits the {other} {cut.used_tokens:,}."
         )
     inside = cut.num_inside_completion
     if inside:

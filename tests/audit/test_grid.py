@@ -29,6 +29,48 @@ def test_wrong_grids_are_refused(fields: dict) -> None:
         GridProbe(**fields)
 
 
+def test_cells_reach_the_whole_of_a_text_longer_than_the_context(
+    make_document: MakeDocument,
+) -> None:
+    """The main window is that of the last context; cells lie anywhere, alone or in its pass."""
+    layer = build_tiny_layer()
+    ids = np.random.default_rng(0).integers(0, 61, 200).astype(np.int32)
+    part = make_document(
+        ids[-64:], first_position=136, whole_ids=ids, part="context", num_tokens=200
+    )
+    probe = ExtractionProbe(continuation_tokens=10)
+    grid = GridProbe(offsets=(0, 136, 170, 195), prefix_tokens=(8, 60), continuation_tokens=(4,))
+    one_pass = OnePass(extraction=probe, tiny_margin=1e-3, cells=grid.cells)
+    window = probe.window(part)
+    assert window is not None
+    scorer = ModelScorer(layer, 512)
+    (row,) = one_pass.measure([window], scorer.score(one_pass.plan(window)))
+    found = dict(zip(one_pass.names, row, strict=True))
+    # The passes start at 0, at 136 with the main window's, and at 170.
+    assert len(one_pass.plan(window)) == 3
+    alone = OnePass(extraction=probe, tiny_margin=1e-3)
+    (main,) = alone.measure([window], scorer.score(alone.plan(window)))
+    # fp32 sums in batches of another shape.
+    np.testing.assert_allclose(row[: len(main)], main, atol=1e-4)
+    for index, cell in enumerate(grid.cells):
+        end = cell.offset + cell.prefix_tokens + cell.continuation_tokens
+        if end > 200:
+            assert np.isnan(found[f"grid.{index}.logprob"])
+            assert cell.window(part) is None
+            continue
+        text = make_document(ids[cell.offset : end])
+        ask = ExtractionProbe(continuation_tokens=4, min_prefix_tokens=1)
+        alone = OnePass(extraction=ask, tiny_margin=1e-3)
+        cut = ask.window(text)
+        assert cut is not None
+        (numbers,) = alone.measure([cut], scorer.score(alone.plan(cut)))
+        expected = dict(zip(alone.names, numbers, strict=True))
+        for name in IN_A_CELL:
+            assert found[f"grid.{index}.{name}"] == pytest.approx(expected[name], abs=1e-4)
+    longer = GridCell(offset=0, prefix_tokens=60, continuation_tokens=5)
+    assert longer.window(part) is None, "65 tokens are more than the context"
+
+
 def test_a_cell_fits_or_is_left_out(make_document: MakeDocument) -> None:
     cell = GridCell(offset=3, prefix_tokens=4, continuation_tokens=5)
     window = cell.window(make_document(np.arange(12)))

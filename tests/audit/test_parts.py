@@ -207,7 +207,8 @@ def test_what_was_cut_is_told(make_document: Callable[..., AuditDocument]) -> No
     assert cut is not None
     assert tell_cut(cut) == (
         "1 of 2 documents is longer than 256 tokens, the most that the model is given at once: the "
-        "audit uses the last 256 of each (the longest has 6,001) and says nothing of the rest. "
+        "audit uses the last 256 of each (the longest has 6,001) and says nothing of the rest, "
+        "except in windows of the probe 'grid'. "
         "'--window first' audits the first 256."
     )
     chat = _choose(_build("prompt_completion", [70, 90], closed=True), 128)
