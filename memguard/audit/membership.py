@@ -86,7 +86,7 @@ def score_blind_documents(
     control_N: NDArray[np.bool_],
     seed: int,
 ) -> NDArray[np.float64] | None:
-    """Return the blind baseline's scores ``[N]``, NaN where a document was not asked of.
+    """Return the blind baseline's scores ``[N]``, NaN where a document was not scored.
 
     Args:
         documents: N of all roles.

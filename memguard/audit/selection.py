@@ -25,7 +25,7 @@ class BucketOutline:
     num_cut_too_short: int = 0
     """Long enough, but none of the parts into which they were cut is."""
     num_nothing_supervised: int = 0
-    """Conversations without a token that receives loss, special ones aside."""
+    """Conversations without a token that receives loss, special tokens not counted."""
 
     @property
     def num_not_auditable(self) -> int:

@@ -3,7 +3,7 @@
     documents   --members, --nonmembers, data.train, data.control, ...
     models      --model, --base, --reference, model.path, ...
 
-All that are missing are told in one message. Hub ids pass: whether the hub has them is told when
+One message lists all missing paths. Hub ids pass: whether the hub has them is told when
 they are fetched. No torch is imported here.
 """
 

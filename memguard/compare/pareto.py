@@ -241,7 +241,7 @@ def _find_interval(values_D: NDArray[np.float64], ids: Sequence[str]) -> tuple[f
         share = compute_mean(values_D, bounds=(0, 1), clusters=np.array(ids))
         if share is not None and share.ci is not None:
             return share.ci
-    # Each document once; all of them alike, where the jackknife has nothing to say.
+    # Each document once, or all values equal, which gives the jackknife no variance.
     return clopper_pearson(round(float(values_D.mean()) * num_distinct), num_distinct).ci
 
 

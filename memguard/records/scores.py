@@ -118,7 +118,7 @@ class BucketScores(Record):
     num_cut_too_short: int = 0
     """The same, long enough as a whole, but cut into parts of which none is."""
     num_nothing_supervised: int = 0
-    """The same, without a token that receives loss, special ones aside."""
+    """The same, without a token that receives loss, special tokens not counted."""
     num_not_sampled: int = 0
     model: ModelScores
     base: ModelScores | None
