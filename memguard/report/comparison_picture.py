@@ -67,6 +67,7 @@ def render_comparison_chart(comparison: Comparison) -> str:
     then risk against utility has the whole picture.
     """
     dose = pick_highest(comparison)
+    shown = "no trained bucket" if dose is None else f"documents {name_dose(dose)}"
     front = build_front(comparison)
     num_settings = len(group_settings(comparison))
     groups = _list_groups(comparison) if front is None or num_settings <= _MOST_SETTINGS else []
@@ -76,7 +77,7 @@ def render_comparison_chart(comparison: Comparison) -> str:
         shares = (_LEFT_SHARE, 1 - _LEFT_SHARE) if groups else (1.0,)
         grid = figure.add_gridspec(1, len(shares), width_ratios=shares)
         if groups:
-            title = f"Extraction of documents {name_dose(dose)}"
+            title = f"Extraction{':' if dose is None else ' of'} {shown}"
             _paint_groups(figure.add_subplot(grid[0]), groups, title)
         if front and isinstance(front.chart, FrontChart):
             axes = figure.add_subplot(grid[-1])
@@ -87,7 +88,7 @@ def render_comparison_chart(comparison: Comparison) -> str:
         footer = _write_footer(comparison, bars=bool(groups))
         figure.supxlabel(footer, fontsize=10.5, color=INK, x=0.02, ha="left")
 
-    return draw_svg_file(_SIZE, _describe(comparison, groups, name_dose(dose)), paint)
+    return draw_svg_file(_SIZE, _describe(comparison, groups, shown), paint)
 
 
 def _list_groups(comparison: Comparison) -> list[_Group]:
@@ -197,7 +198,7 @@ def _write_footer(comparison: Comparison, *, bars: bool) -> str:
     return " ".join([f"Continuation of {tokens} tokens.", *parts])
 
 
-def _describe(comparison: Comparison, groups: list[_Group], spoken: str) -> str:
+def _describe(comparison: Comparison, groups: list[_Group], shown: str) -> str:
     told = []
     for group in groups:
         values = [format_percent(value) for value, _ in group.values]
@@ -205,6 +206,6 @@ def _describe(comparison: Comparison, groups: list[_Group], spoken: str) -> str:
             named = zip(_METRICS, values, strict=True)
             told.append(f"{group.label}: {', '.join(f'{name} {v}' for (name, _), v in named)}.")
     if told:
-        return f"Bar chart of documents {spoken}, and risk against utility. {' '.join(told)}"
+        return f"Bar chart of {shown}, and risk against utility. {' '.join(told)}"
     front = build_front(comparison)
-    return front.chart.description if front else f"Documents {spoken}: nothing was measured."
+    return front.chart.description if front else f"{shown.capitalize()}: nothing was measured."

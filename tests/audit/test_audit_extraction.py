@@ -119,6 +119,9 @@ def test_conversation_window_is_the_last_supervised_span(
         ([1, 1, 1, -1e-4], True),  # not verbatim, by little
         ([1, -1, 1, 1e-4], False),  # verbatim in neither way
         ([1, 1, 0, 1], True),  # a tie
+        # At the margin is not below it: bf16 logits step by .125, so that this is common.
+        ([1, 1, 1, 1e-3], False),
+        ([1, 1, 1, -1e-3], False),
     ],
 )
 def test_verdict_hangs_on_margin(margins: list[float], hangs: bool) -> None:

@@ -111,21 +111,42 @@ def test_suggestion_works(
         ),
     ]
     probe = ExtractionProbe(prefix_tokens=prefix)
-    try:
-        select_windows(documents, probe, seed=0, min_documents=minimum)
+
+    def suffices(min_documents: int, **fields: int | None) -> bool:
+        changed = ExtractionProbe(**{**probe.model_dump(), **fields})
+        try:
+            select_windows(documents, changed, seed=0, min_documents=min_documents)
+        except DataError:
+            return False
+        return True
+
+    if suffices(minimum):
         return
-    except DataError as error:
-        message = str(error)
+    with pytest.raises(DataError) as caught:
+        select_windows(documents, probe, seed=0, min_documents=minimum)
+    message = str(caught.value).lower()
+    fewer = re.search(r"set 'audit.min_documents' to (\d+)", message)
     size = re.search(r"--continuation-tokens (\d+)", message)
-    fewer = re.search(r"set 'audit.min_documents' to (\d+)", message, re.IGNORECASE)
-    fields = probe.model_dump()
+    needed = int(fewer[1]) if fewer else minimum
+    # It is lowered only where there are too few documents, whatever their lengths.
+    assert (fewer is not None) == (0 < len(documents) < minimum)
+    changes: dict[str, int | None] = {}
     if size:
-        fields["continuation_tokens"] = int(size[1])
+        changes["continuation_tokens"] = int(size[1])
     if "leave out --prefix-tokens" in message:
-        fields["prefix_tokens"] = None
-    if fewer:
-        minimum = int(fewer[1])
-    if size or (fewer and message.endswith("or add documents.")):
-        select_windows(documents, ExtractionProbe(**fields), seed=0, min_documents=minimum)
+        changes["prefix_tokens"] = None
+        # Only where no length would do with the prefix.
+        assert not any(suffices(needed, continuation_tokens=each) for each in range(1, 91))
+    if size or message.endswith("or add documents."):
+        assert suffices(needed, **changes)
+        return
+    # Nothing else is said only where no length would do, with the prefix or without.
+    assert not any(
+        suffices(needed, continuation_tokens=each, prefix_tokens=given)
+        for each in range(1, 91)
+        for given in (prefix, None)
+    )
+    if not documents:
+        assert message.endswith(". add documents.")
     else:
-        assert "add documents" in message.lower() or "lower 'audit.min_prefix" in message.lower()
+        assert "lower 'audit.min_prefix_tokens'" in message

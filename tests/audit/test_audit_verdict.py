@@ -156,6 +156,20 @@ def test_known_token_by_token_is_nobodys_verdict(make_score: MakeScore) -> None:
     assert "which is not extraction: 94.0 %" in summary.verdict.sentence
 
 
+def test_a_bucket_that_training_never_reached_does_not_lead(make_score: MakeScore) -> None:
+    scores = [
+        *_control(make_score, [3] * 40),
+        *_bucket(make_score, "x4", [50] * 20 + [3] * 20, num_repetitions=4),
+        *_bucket(make_score, "x64", [50] * 40, num_repetitions=0),
+    ]
+    verdict = _summarise(scores).verdict
+    assert (verdict.level, verdict.bucket) == ("recites", "x4")
+    assert "20 of 40 documents trained 4 times" in verdict.sentence
+    # Where it reached none, they are all there is.
+    unreached = _summarise([score for score in scores if score.bucket != "x4"]).verdict
+    assert (unreached.level, unreached.bucket) == ("recites", "x64")
+
+
 def test_sampling_and_attacks_may_lead(make_score: MakeScore) -> None:
     scores = [*_control(make_score, [3] * 40), *_bucket(make_score, "x64", [40] * 40)]
     attacks = [

@@ -258,12 +258,13 @@ def test_large_clusters_are_as_likely_in_every_bucket() -> None:
 # -- canaries --------------------------------------------------------------------------------------
 
 
-def test_canaries_go_where_their_coins_fell() -> None:
-    placed = place_canaries([True, False, True], repetitions=4)
+@pytest.mark.parametrize("repetitions", [1, 4, 16, 1000])
+def test_canaries_go_where_their_coins_fell(repetitions: int) -> None:
+    placed = place_canaries([True, False, True], repetitions=repetitions)
     assert [(p.bucket, p.repetitions) for p in placed] == [
-        ("canary-in", 4),
+        ("canary-in", repetitions),
         ("canary-out", 0),
-        ("canary-in", 4),
+        ("canary-in", repetitions),
     ]
     assert {p.role for p in placed} == {"canary"}
 

@@ -128,8 +128,15 @@ def test_unusable_generation_settings_do_not_cost_the_trained_weights(
 ) -> None:
     # Real checkpoints have them; transformers refuses to write them in some versions.
     (folder / "generation_config.json").write_text('{"temperature": 0.6, "top_p": 0.9}')
-    export(load_model(str(folder)), tokenizer, tmp_path / "out")
-    load_model(str(tmp_path / "out"))
+    model = load_model(str(folder))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 0.5
+    export(model, tokenizer, tmp_path / "out")
+    plain = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    assert plain.state_dict().keys() == model.state_dict().keys()
+    for name, weight in model.state_dict().items():
+        assert torch.equal(plain.state_dict()[name], weight), name
 
 
 # -- hashes and counts  -----------------------------------------------------------------------

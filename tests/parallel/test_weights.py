@@ -285,16 +285,39 @@ def test_configurations_that_describe_no_model(
     assert len(str(caught.value)) < 500
 
 
+def _turns_more_slowly(model: Any) -> bool:
+    expected = 500.0 ** (-torch.arange(0, 8, 2) / 8)
+    return torch.allclose(model.model.rotary_emb.inv_freq, expected)
+
+
 @pytest.mark.parametrize(
-    "fields",
+    ("fields", "is_taken"),
     [
-        {"rope_theta": 500.0, "rope_scaling": None},
-        {"partial_rotary_factor": 0.5},
-        {"architectures": ["LlamaForCausalLM"], "transformers_version": "4.40", "left_over": 1},
-        {"model_type": "qwen3_moe", "head_dim": 8, "num_experts": 4, "moe_intermediate_size": 16},
+        ({"rope_theta": 500.0, "rope_scaling": None}, _turns_more_slowly),
+        (
+            {"partial_rotary_factor": 0.5},
+            lambda model: model.config.rope_parameters["partial_rotary_factor"] == 0.5,
+        ),
+        (
+            {"architectures": ["LlamaForCausalLM"], "transformers_version": "4.40", "left_over": 1},
+            lambda model: model.config.left_over == 1,
+        ),
+        (
+            {
+                "model_type": "qwen3_moe",
+                "head_dim": 8,
+                "num_experts": 4,
+                "moe_intermediate_size": 16,
+            },
+            lambda model: (
+                model.model.layers[0].self_attn.q_norm.weight.shape == (8,)
+                and model.model.layers[0].mlp.experts.down_proj.shape == (4, 32, 16)
+            ),
+        ),
     ],
+    ids=["rope_theta", "partial_rotary_factor", "left over", "experts"],
 )
 def test_fields_of_published_configurations_are_taken(
-    tokenizer: Any, fields: dict[str, Any]
+    tokenizer: Any, fields: dict[str, Any], is_taken: Callable[[Any], bool]
 ) -> None:
-    scratch(tokenizer, **fields)
+    assert is_taken(scratch(tokenizer, **fields))

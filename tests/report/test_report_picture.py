@@ -108,11 +108,34 @@ def test_bars_are_means_over_seeds() -> None:
 
 
 def test_holes_are_drawn() -> None:
+    """What was not measured has its name and no number; what was stays."""
     comparison = examples.make_comparison()
+    names = ["plain", "goldfish-k4", "goldfish-k2"]
     empty = [s.model_copy(update={"extraction": {}}) for s in comparison.settings]
     update = {"settings": empty, "base_extraction": {}, "paired": []}
-    parse(comparison.model_copy(update=update))
-    parse(comparison.model_copy(update={**update, "front": [], "recommendation": None}))
+
+    def draw(**changes: object) -> tuple[list[str], str]:
+        root = parse(comparison.model_copy(update={**update, **changes}))
+        return texts_of(root), root.get("aria-label") or ""
+
+    # No bars: under the axis of bars every name stands once, beside its point once more.
+    texts, told = draw()
+    assert [texts.count(name) for name in names] == [2, 2, 2]
+    assert "control" not in texts
+    assert "82.3" not in texts
+    assert told.startswith("Risk against utility")
+    texts, told = draw(front=[], recommendation=None)
+    assert [texts.count(name) for name in names] == [1, 1, 1]
+    assert "Extraction: no trained bucket" in texts
+    assert "Risk against utility" not in texts
+    assert told == "No trained bucket: nothing was measured."
+    # The control alone has its bars.
     control = {"0": examples.make_cell(0, 0, 0.2)}
-    only = [s.model_copy(update={"extraction": control}) for s in comparison.settings]
-    parse(comparison.model_copy(update={"settings": only, "base_extraction": {}, "paired": []}))
+    texts, told = draw(
+        settings=[s.model_copy(update={"extraction": control}) for s in comparison.settings]
+    )
+    bars = texts[: texts.index("Extraction: no trained bucket")]
+    axis = bars.index("documents, or tokens (%)")
+    assert bars[:4] == [*names, "control"]
+    assert bars[axis + 1 :] == ["0", "0", "20.0"]
+    assert told.startswith("Bar chart of no trained bucket, and risk against utility. control: ")

@@ -52,6 +52,8 @@ def test_an_empty_name_is_visible() -> None:
         "../secret/x",
         "./secret",
         "C:\\Users\\alice\\secret",
+        "c:\\users\\alice\\secret",
+        "d:/data/secret",
         "file:///srv/secret",
         "\\\\server\\secret",
         "~alice/secret",

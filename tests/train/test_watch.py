@@ -93,6 +93,25 @@ def test_documents_halfway_there_go_up_a_rung_each_time() -> None:
     assert found.buckets[1].num_tightened == 1
 
 
+@pytest.mark.parametrize(
+    ("metric", "before", "after"),
+    [
+        ("near_verbatim", 0.5, 0.7),
+        ("verbatim", 0.5, 0.75),
+        # Exactly halfway to 90 % in tokens, of 50 and of 20, but not in floating point.
+        ("near_verbatim", 13 / 50, 29 / 50),
+        ("near_verbatim", 16 / 20, 17 / 20),
+    ],
+)
+def test_exactly_halfway_goes_up(metric: str, before: float, after: float) -> None:
+    # One token of a thousand less does not.
+    shares = [after, after - 0.001, before, before]
+    watch, ladder = make([before] * 4, shares, metric=metric, limit=0.5, action="tighten")
+    watch.look(0)
+    watch.look(5)
+    assert rungs(ladder) == [0, 0, 1, *[0] * 7]
+
+
 def test_halfway_is_to_the_metric_of_the_budget() -> None:
     # Near-verbatim before training, and nothing has changed; from 0.2, halfway to 1 is 0.6.
     before, after = [0.96, 0.2, 0.2, 0.2], [0.96, 0.58, 0.62, 0.2]
