@@ -38,8 +38,8 @@ MODES = st.sampled_from(["hash", "hash_reference", "static"])
     first=st.integers(0, 20),
     seed=st.integers(0, 1000),
 )
-# Where one known token more or fewer decides: the first label whose tokens are all known was dropped,
-# and in mode hash the one before it would seem so.
+# Where one known token more or fewer decides: the first label whose tokens are all known was
+# dropped, and in mode hash the one before it would seem so.
 @example(mode="hash", k=2, width=4, num_tokens=9, first=3, seed=10)
 @example(mode="hash_reference", k=2, width=4, num_tokens=9, first=3, seed=0)
 def test_it_is_the_mask_of_training_or_false_where_that_depends_on_unknown_tokens(

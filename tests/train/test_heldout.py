@@ -12,6 +12,7 @@ from memguard.parallel.assemble import Sharding, build_meta_layer, fill_layer
 from memguard.parallel.mesh import build_mesh
 from memguard.parallel.mesh_shape import MeshShape
 from memguard.parallel.slices import ModuleWeights
+from memguard.parallel.vocab import VocabLayer
 from memguard.parallel.vocab_checks import build_vocab_layer
 from memguard.records import ManifestEntry
 from memguard.runtime import Runtime
@@ -55,9 +56,9 @@ def make_corpus() -> Corpus:
     )
 
 
-def measure(vocab: object, runtime: Runtime) -> HeldoutMetrics:
+def measure(vocab: VocabLayer, runtime: Runtime) -> HeldoutMetrics:
     found = measure_heldout(
-        vocab,  # type: ignore[arg-type]
+        vocab,
         make_corpus(),
         seq_len=max(SIZES),
         batch_tokens=BATCH_TOKENS,
