@@ -173,7 +173,6 @@ class AuditReport(Record):
     """`audit/report.json`."""
 
     schema_name: Literal["memguard.report/1"] = Field("memguard.report/1", alias="schema")
-    status: Literal["complete", "partial"]
     tool_version: str
     created: str
     """UTC, ISO 8601."""
