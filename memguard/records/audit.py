@@ -166,7 +166,6 @@ class TrainingSummary(Record):
     """Audits during training; empty where there were none, and in older records."""
     budget: Budget | None = None
     stopped_by_budget: bool = False
-    stopped_by_ngram_penalty: bool = False
 
 
 class AuditReport(Record):
