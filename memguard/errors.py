@@ -5,7 +5,6 @@
     ├── DataError            3  documents missing, empty or unusable
     ├── ModelError           3  checkpoint missing or incompatible
     ├── RecordError          3  a run or report cannot be read, or cannot be compared
-    ├── PartialAudit        12  the audit ended before all documents were scored
     ├── Interrupted    130/143  stopped by a signal after saving; run again to resume
     └── OtherRankFailed      *  another rank has ended with that code, and says why
 
@@ -47,12 +46,6 @@ class RecordError(MemguardError):
     """A run folder or report cannot be read, or does not belong with the others."""
 
     exit_code = 3
-
-
-class PartialAudit(MemguardError):
-    """The audit ended before all documents were scored."""
-
-    exit_code = 12
 
 
 class Interrupted(MemguardError):

@@ -39,6 +39,9 @@ def reduce_plainly(
             loss_N = torch.where(loss_N < floor, torch.full_like(loss_N, floor), loss_N)
         if ceiling is not None:
             loss_N = torch.where(loss_N > ceiling, torch.full_like(loss_N, ceiling), loss_N)
+    if "flooding" in settings:
+        level = settings["flooding"].level
+        loss_N = (loss_N - level).abs() + level
     if "ngram_penalty" in settings:
         assert reference_nll_N is not None
         assert piece_N is not None
@@ -65,11 +68,7 @@ def reduce_plainly(
         total = loss_N[~forget_N[is_kept_N]].sum() - nll_N[is_climbed_N].sum()
         total = total - settings["gradient_ascent"].ceiling * is_left_N.double().sum()
         return total / len(loss_N)
-    flooding = settings.get("flooding")
-    if flooding is not None and flooding.per == "label":
-        return ((loss_N - flooding.level).abs() + flooding.level).mean()
-    loss = loss_N.mean()
-    return loss if flooding is None else (loss - flooding.level).abs() + flooding.level
+    return loss_N.mean()
 
 
 def _penalise(gain_N: Tensor, piece_N: Sequence[int], config: Any) -> Tensor:

@@ -58,7 +58,6 @@ def test_the_package_itself_imports_nothing() -> None:
         (errors.DataError("x"), 3),
         (errors.ModelError("x"), 3),
         (errors.RecordError("x"), 3),
-        (errors.PartialAudit("x"), 12),
         (errors.Interrupted(signal.SIGINT, "x"), 130),
         (errors.Interrupted(signal.SIGTERM, "x"), 143),
     ],

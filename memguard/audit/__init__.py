@@ -29,7 +29,7 @@ measuring
     writing.py, attacks.py what is written, and what an attacker gets
     mask_consistency.py, reformatting.py     do copies escape the mask?
 saying
-    document_scores.py     numbers -> a record a document; scores_file.py: <-> records.parquet
+    document_scores.py     numbers -> a record a document; scores_file.py: -> records.parquet
     bucket_table.py        records -> the main table; every rate of extraction of each bucket
     probe_tables.py, measures.py, doses.py   numbers -> tables, with base and control
     statistics/            rates, means, trends and their intervals

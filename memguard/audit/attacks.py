@@ -58,8 +58,6 @@ _USUAL_GUESS_COST, _LEAST_GUESS_COST = 0.1, 1e-3
 class AttackResult:
     """What one attack got of one document."""
 
-    document_index: int
-    """Place among the documents that were attacked."""
     attack: str
     num_queries: int
     """Answers the attacker may submit."""
@@ -115,8 +113,8 @@ def attack_by_sampling(
         for ids_NS in drawn
     ]
     return [
-        _judge("sampling", index, window, answers[index], probe.samples)
-        for index, window in enumerate(windows)
+        _judge("sampling", window, mine, probe.samples)
+        for window, mine in zip(windows, answers, strict=True)
     ]
 
 
@@ -229,8 +227,8 @@ def _submit_beams(
         decoder, requests, probe.width, candidates=candidates, on_progress=on_progress
     )
     return [
-        _judge(attack, index, window, beams.ids_WS, probe.width, note)
-        for index, (window, beams) in enumerate(zip(windows, found, strict=True))
+        _judge(attack, window, beams.ids_WS, probe.width, note)
+        for window, beams in zip(windows, found, strict=True)
     ]
 
 
@@ -241,7 +239,6 @@ def _know_mask(goldfish: Goldfish, window: Window) -> IsFree:
 
 def _judge(
     attack: str,
-    index: int,
     window: Window,
     answers_WS: NDArray[np.integer],
     num_queries: int,
@@ -249,7 +246,6 @@ def _judge(
 ) -> AttackResult:
     right_WS = answers_WS == window.continuation_ids
     return AttackResult(
-        document_index=index,
         attack=attack,
         num_queries=num_queries,
         best_verbatim=bool(right_WS[0].all()),

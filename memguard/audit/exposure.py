@@ -47,14 +47,8 @@ class Exposures:
 class ExposureSummary:
     """What a report says of a group of canaries."""
 
-    num_canaries: int
-    num_references: int
     median_bits: float
     max_bits: float
-    ceiling_bits: float
-    """No exposure by rank exceeds this."""
-    num_at_ceiling: int
-    """Canaries below every reference: their exposure is at least the ceiling."""
     median_extrapolated_bits: float | None
     max_extrapolated_bits: float | None
 
@@ -89,12 +83,8 @@ def summarise_exposures(exposures: Exposures) -> ExposureSummary | None:
     median = None if extrapolated_C is None else float(np.median(extrapolated_C))
     highest = None if extrapolated_C is None else float(extrapolated_C.max())
     return ExposureSummary(
-        num_canaries=len(bits_C),
-        num_references=exposures.num_references,
         median_bits=float(np.median(bits_C)),
         max_bits=float(bits_C.max()),
-        ceiling_bits=exposures.ceiling_bits,
-        num_at_ceiling=int((exposures.rank_C == 1).sum()),
         median_extrapolated_bits=median,
         max_extrapolated_bits=highest,
     )

@@ -39,11 +39,6 @@ class Passage:
         """L."""
         return len(self.input_ids) - self.first_label
 
-    @property
-    def num_choices(self) -> int:
-        """C."""
-        return len(self.input_ids) - self.first_choice
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Asked:

@@ -5,10 +5,10 @@
     P_n = 1 - (1 - p_z)^n                          that one of n independent samples is s
     n   = log(1 - P) / log(1 - p_z)                samples until that has probability P
 
-(n, p)-discoverable extraction, Hayes et al. (arXiv 2410.19482). With h(l) = log(-log(1 - e^l)) both
-are differences:
+(n, p)-discoverable extraction, Hayes et al. (arXiv 2410.19482). With h(l) = log(-log(1 - e^l)) its
+logarithm is a difference:
 
-    h(log P_n) = log n + h(log p_z)                log n = h(log P) - h(log p_z)
+    log n = h(log P) - h(log p_z)
 
 so probabilities like e^-5000 and counts like 2^62 are never formed.
 
@@ -74,17 +74,6 @@ class AttackCost:
     """Samples needed, of the cheapest way; inf where no scheme can draw the continuation."""
     scheme_N: NDArray[np.int64]
     """Index of the cheapest scheme, the first where several tie; `GREEDY` or `NEVER`."""
-
-
-def log_chance_within(log_pz: ArrayLike, num_queries: int) -> NDArray[np.float64]:
-    """Return log P_n, the log-probability that one of n samples is the continuation.
-
-    Args:
-        log_pz: log-probability of the continuation (nats), any shape; -inf is never.
-        num_queries: n, at least 1, however large.
-    """
-    assert num_queries >= 1, "at least one sample"
-    return _from_log_hazard(math.log(num_queries) + _log_hazard(log_pz))
 
 
 def log10_queries(log_pz: ArrayLike, probability: float = 0.5) -> NDArray[np.float64]:
@@ -164,14 +153,6 @@ def _log_hazard(log_p: ArrayLike) -> NDArray[np.float64]:
     safe = np.where(tiny, -1.0, values)
     with np.errstate(divide="ignore"):
         return np.where(tiny, values, np.log(-_log_one_minus_exp(safe)))
-
-
-def _from_log_hazard(hazard: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return h^-1: log(1 - exp(-e^x))."""
-    tiny = hazard < _TINY
-    safe = np.where(tiny, 0.0, hazard)
-    with np.errstate(over="ignore"):
-        return np.where(tiny, hazard, _log_one_minus_exp(-np.exp(safe)))
 
 
 def _log_one_minus_exp(values: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -1,16 +1,13 @@
-"""Document scores to records.parquet and back."""
+"""Document scores to records.parquet."""
 
 import io
 import typing
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pyarrow
 from pyarrow import parquet
-from pydantic import ValidationError
 
-from memguard.errors import RecordError
 from memguard.records import DocumentScore, write_atomically
 
 SCHEMA_NAME = "memguard.scores/1"
@@ -43,28 +40,3 @@ def save_scores(scores: Sequence[DocumentScore], path: Path) -> None:
             rows = [score.model_dump() for score in scores[first : first + _ROWS_AT_ONCE]]
             writer.write_table(pyarrow.Table.from_pylist(rows, schema=schema))
     write_atomically(path, buffer.getvalue())
-
-
-def load_scores(path: Path) -> list[DocumentScore]:
-    """Read document scores back.
-
-    Raises:
-        RecordError: missing, not parquet, or not of this schema.
-    """
-    try:
-        table = parquet.read_table(io.BytesIO(path.read_bytes()))
-    except OSError as error:
-        reason = error.strerror or "not a parquet file"
-        raise RecordError(f"'{path}' cannot be read: {reason}") from error
-    except pyarrow.ArrowException as error:
-        raise RecordError(f"'{path}' cannot be read: not a parquet file") from error
-    rows: list[dict[str, Any]] = table.to_pylist()
-    try:
-        return [DocumentScore.model_validate(row) for row in rows]
-    except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(str(part) for part in first["loc"])
-        raise RecordError(
-            f"'{path}' holds no document scores this version reads ({place}: {first['msg']}). "
-            "Audit again, or use the version that wrote it."
-        ) from error

@@ -252,7 +252,6 @@ def _describe(
 ) -> AuditReport:
     summary = outcome.summary
     return AuditReport(
-        status="complete",
         tool_version=memguard.__version__,
         created=_now(),
         run=subject.run,

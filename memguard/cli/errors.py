@@ -13,14 +13,12 @@ from typing import NoReturn
 import typer
 
 from memguard.cli.last_words import LastWords, own_rank, tell
-from memguard.errors import ConfigError, Interrupted, MemguardError, OtherRankFailed, PartialAudit
+from memguard.errors import ConfigError, Interrupted, MemguardError, OtherRankFailed
 
 _INTERRUPTED = 130
 _NOT_ALLOWED = (errno.EACCES, errno.EPERM, errno.EROFS)
 _NO_PLACE = (errno.ENOENT, errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG)
 _FULL = (errno.ENOSPC, errno.EDQUOT)
-# Ways to end that all ranks have agreed on.
-_AGREED = (Interrupted, PartialAudit)
 _LOST_PEER_KINDS = ("DistBackendError", "DistNetworkError", "DistStoreError")
 # typer carries its own copy of click from 0.20 on, and names only this child of its usage errors.
 _UsageError: type[Exception] = typer.BadParameter.__mro__[1]
@@ -29,8 +27,7 @@ _UsageError: type[Exception] = typer.BadParameter.__mro__[1]
 def run_app() -> NoReturn:
     """Run the command line and exit with the code that says how it ended.
 
-    0 pass, 1 internal, 2 usage or configuration, 3 data or model, 10 gate failed, 11 inconclusive,
-    12 partial, 130/143 interrupted.
+    0 done, 1 internal, 2 usage or configuration, 3 data or model, 130/143 interrupted.
     """
     warnings.showwarning = _show_warning
     if isinstance(sys.stdout, io.TextIOWrapper):
@@ -131,7 +128,8 @@ def _words(error: BaseException, code: int, line: str, shown_above: str = "") ->
         text=f"memguard: {line}",
         traceback=shown_above,
         follows=isinstance(error, OtherRankFailed) or _is_lost_peer(error),
-        agreed=isinstance(error, _AGREED),
+        # All ranks have agreed to stop after the same step.
+        agreed=isinstance(error, Interrupted),
     )
 
 

@@ -54,16 +54,12 @@ def fix_run(
         ConfigError: the run's settings cannot be read or may have ended it early, or the new run is
             another one.
         DataError: the run's documents have changed since.
-        RecordError: the run has no complete audit, or one that its settings did not ask for.
+        RecordError: the run has no audit, or one that its settings did not ask for.
     """
     console = Console()
     document = load_yaml(folder / "config.yaml")
     config = validate(RunConfig, document.values, document)
     report = load_record(AuditReport, folder / "audit" / "report.json")
-    if report.status != "complete":
-        raise RecordError(
-            f"the audit of '{folder}' is partial; audit it again: memguard audit {folder}"
-        )
     if find_current_report(folder, config) is None:
         # The new run is audited as its settings say: what was found must be of that kind too.
         raise RecordError(

@@ -30,7 +30,6 @@ _OFF: Mapping[str, Mapping[str, Any]] = {
     "data": {"forget": [], "forget_repetitions": None},
     "train": {"dropout": None, "audit_every_steps": None},
     "goldfish": {"normalise": "none", "k_by_dose": {}},
-    "ngram_penalty": {"stop_share": None},
 }
 
 _WRITTEN_ASIDE = ("model", "prepared")

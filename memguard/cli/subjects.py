@@ -365,7 +365,6 @@ def _summarise_training(
         watched=[line for line in lines if isinstance(line, WatchedStep)],
         budget=None if config.budget is None else Budget(**config.budget.model_dump()),
         stopped_by_budget=end.stopped_by_budget,
-        stopped_by_ngram_penalty=end.stopped_by_ngram_penalty,
     )
 
 

@@ -86,8 +86,7 @@ def load_audited_run(run: FinishedRun) -> AuditedRun:
     """Read what a run's audit found.
 
     Raises:
-        RecordError: not audited, unreadable, partial, without held-out losses or one dose a
-            bucket.
+        RecordError: not audited, unreadable, without held-out losses or one dose a bucket.
     """
     path = run.folder / "audit" / "report.json"
     if not path.exists():
@@ -96,10 +95,6 @@ def load_audited_run(run: FinishedRun) -> AuditedRun:
             "again, it goes on to its audit; or run 'memguard audit' on it"
         )
     report = load_record(AuditReport, path)
-    if report.status != "complete":
-        raise RecordError(
-            f"{run.label} cannot be compared: its audit is partial. Audit '{run.folder}' again."
-        )
     training = report.training
     if training is None or training.heldout_nll is None or training.base_heldout_nll is None:
         raise RecordError(

@@ -9,7 +9,6 @@ further apart. Goldfish's authors compare so too (more rows a step); adding back
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 from memguard.config import (
     Document,
@@ -19,31 +18,12 @@ from memguard.config import (
     TokenDropoutConfig,
 )
 
-SUFFIX = "-equal-tokens"
 
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Variant:
-    """A setting of the sweep's file as it is trained."""
-
-    index: int
-    """Position in 'settings'."""
-    name: str
-    kept_share: float
-    """Of the labels; background makes up for the rest. 1: trained as the file says."""
-
-
-def list_variants(config: SweepConfig) -> list[Variant]:
-    """Return what is trained, in order; with 'equal: both' a variant follows its setting."""
-    variants = []
-    for index, setting in enumerate(config.settings):
-        share = compute_kept_share(setting.mitigations)
-        if config.equal != "supervised_tokens" or share == 1:
-            variants.append(Variant(index=index, name=setting.name, kept_share=1.0))
-        if config.equal != "steps" and share < 1:
-            name = setting.name + (SUFFIX if config.equal == "both" else "")
-            variants.append(Variant(index=index, name=name, kept_share=share))
-    return variants
+def list_kept_shares(config: SweepConfig) -> list[float]:
+    """Return for each setting the share of labels that more background makes up for; 1 for none."""
+    if config.equal == "steps":
+        return [1.0] * len(config.settings)
+    return [compute_kept_share(setting.mitigations) for setting in config.settings]
 
 
 def compute_kept_share(mitigations: Sequence[MitigationConfig]) -> float:
@@ -87,8 +67,3 @@ def check_equal(config: SweepConfig, document: Document) -> Iterator[str]:
             )
     if all(compute_kept_share(setting.mitigations) == 1 for setting in config.settings):
         yield f"{asked}: no setting drops labels (goldfish, token_dropout), so it would do nothing"
-    if config.equal == "both":
-        names = {setting.name for setting in config.settings}
-        for variant in list_variants(config):
-            if variant.kept_share < 1 and variant.name in names:
-                yield f"{asked}: 'settings' has a '{variant.name}' of its own"

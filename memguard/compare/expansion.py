@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from memguard.compare.equal_tokens import Variant, check_equal, raise_background_ratio
+from memguard.compare.equal_tokens import check_equal, raise_background_ratio
 from memguard.config import (
     Document,
     RunConfig,
@@ -15,7 +15,6 @@ from memguard.config import (
     validate,
 )
 from memguard.config.messages import KeyPath, format_key
-from memguard.config.mitigations import NgramPenaltyConfig
 from memguard.errors import ConfigError
 
 BASE = "base"
@@ -94,23 +93,29 @@ def build_base(config: SweepConfig, document: Document, folder: Path) -> RunConf
 
 
 def build_setting(
-    config: SweepConfig, document: Document, folder: Path, *, variant: Variant, number: int
+    config: SweepConfig,
+    document: Document,
+    folder: Path,
+    *,
+    index: int,
+    number: int,
+    kept_share: float,
 ) -> RunConfig:
-    """Put a setting and seed ``number`` into the common run.
+    """Put a setting and a seed into the common run.
 
     Args:
         config: the sweep.
         document: its file.
         folder: the sweep's folder.
-        variant: which setting, and how it is trained.
+        index: position in 'settings'.
         number: position in 'seeds'.
+        kept_share: of the labels; background makes up for the rest. 1: as the file says.
 
     Raises:
         ConfigError: with every problem found, placed in the setting where that is what is wrong.
     """
-    index, seed = variant.index, config.seeds[number]
-    setting = config.settings[index]
-    name = f"{variant.name}-seed{seed}" if len(config.seeds) > 1 else variant.name
+    setting, seed = config.settings[index], config.seeds[number]
+    name = f"{setting.name}-seed{seed}" if len(config.seeds) > 1 else setting.name
     decided = {"name": name, "output_dir": str(folder), "seed": seed}
     values = {**config.run, **decided, "mitigations": setting.mitigations}
     model = config.run.get("model")
@@ -147,22 +152,18 @@ def build_setting(
         )
     if problems:
         raise ConfigError(*problems)
-    return _equalise(checked, variant, document)
+    return _equalise(checked, kept_share, document)
 
 
 def find_early_end(config: RunConfig) -> str:
     """Name what may end a run before its documents have had their doses; "" for nothing."""
-    if config.budget is not None and config.budget.action == "stop":
-        return "budget.action: stop"
-    for entry in config.mitigations:
-        if isinstance(entry, NgramPenaltyConfig) and entry.stop_share is not None:
-            return "ngram_penalty.stop_share"
-    return ""
+    stops = config.budget is not None and config.budget.action == "stop"
+    return "budget.action: stop" if stops else ""
 
 
-def _equalise(checked: RunConfig, variant: Variant, document: Document) -> RunConfig:
+def _equalise(checked: RunConfig, kept_share: float, document: Document) -> RunConfig:
     """Add the background that makes up for dropped labels."""
-    if variant.kept_share == 1:
+    if kept_share == 1:
         return checked
     place = document.locate(("equal",))
     if checked.train.max_steps is not None:
@@ -175,7 +176,7 @@ def _equalise(checked: RunConfig, variant: Variant, document: Document) -> RunCo
             f"{place} 'equal' cannot add background beside 'budget', which may drop more labels, "
             "or end a run, while it is trained"
         )
-    ratio = raise_background_ratio(checked.data.background_ratio, variant.kept_share)
+    ratio = raise_background_ratio(checked.data.background_ratio, kept_share)
     values = apply_settings(checked.model_dump(mode="json"), {"data.background_ratio": ratio})
     document = document.place(("run", "data", "background_ratio"), place)
     return validate(RunConfig, values, document, prefix=("run",))

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
-from memguard.compare.equal_tokens import list_variants
+from memguard.compare.equal_tokens import list_kept_shares
 from memguard.compare.expansion import BASE, build_base, build_setting, check_sweep
 from memguard.compare.keys import compute_key, hash_inputs
 from memguard.config import (
@@ -107,8 +107,16 @@ def _build_configs(config: SweepConfig, document: Document, problems: list[str])
     folder = _find_folder(config)
     problems.extend(check_sweep(config, document))
     builds = [
-        partial(build_setting, config, document, folder, variant=variant, number=number)
-        for variant in list_variants(config)
+        partial(
+            build_setting,
+            config,
+            document,
+            folder,
+            index=index,
+            number=number,
+            kept_share=kept_share,
+        )
+        for index, kept_share in enumerate(list_kept_shares(config))
         for number in range(len(config.seeds))
     ]
     if config.pretrain is not None:
@@ -126,15 +134,16 @@ def _assemble(config: SweepConfig, configs: list[RunConfig]) -> Sweep:
         key = compute_key(base, hash_inputs(base))
         pretrain = _make_run(folder, base, key, BASE, {})
     inputs = hash_inputs(configs[0])  # of all: no setting changes the files that are read
-    variants = list_variants(config)
+    kept_shares = list_kept_shares(config)
     runs = []
     for number, run in enumerate(configs):
-        variant = variants[number // len(config.seeds)]
-        overrides = dict(config.settings[variant.index].overrides)
-        if variant.kept_share < 1:
+        index = number // len(config.seeds)
+        setting = config.settings[index]
+        overrides = dict(setting.overrides)
+        if kept_shares[index] < 1:
             overrides["data.background_ratio"] = run.data.background_ratio
         key = compute_key(run, inputs, pretrain.key if pretrain else None)
-        runs.append(_make_run(folder, run, key, variant.name, overrides))
+        runs.append(_make_run(folder, run, key, setting.name, overrides))
     return Sweep(
         name=config.name, folder=folder, config=config, pretrain=pretrain, runs=tuple(runs)
     )

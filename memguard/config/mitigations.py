@@ -102,13 +102,10 @@ class LossClippingConfig(Settings):
 
 
 class FloodingConfig(Settings):
-    """The loss is kept from falling below a level: where it has, the step climbs."""
+    """A label's loss is kept from falling below a level: where it has, its gradient turns round."""
 
     name: Literal["flooding"] = Field(description="Which mitigation.")
     level: Positive = Field(1.0, description="b of |loss - b| + b (nats a label).")
-    per: Literal["step", "label"] = Field(
-        "step", description="Whether the mean over a step or each label's own loss is kept up."
-    )
 
 
 class NgramPenaltyConfig(Settings):
@@ -125,11 +122,6 @@ class NgramPenaltyConfig(Settings):
         1.0,
         description="Gain over the starting model that is left alone (nats a label, the run's "
         "mean).",
-    )
-    stop_share: _Share | None = Field(
-        None,
-        description="Training ends once this share of the runs was beyond the margin, as a mean "
-        "over the last 10 steps; null trains to the end.",
     )
 
 
@@ -219,7 +211,6 @@ MitigationConfig = Annotated[
 FORGETTING = ("npo", "gradient_ascent")
 """Settings for the documents of 'data.forget' alone."""
 
-_TURNED = "a step that climbs would learn what is to be forgotten"
 _APART: Sequence[tuple[frozenset[str], str]] = (
     (
         frozenset({"label_smoothing", "focal"}),
@@ -230,15 +221,9 @@ _APART: Sequence[tuple[frozenset[str], str]] = (
         "both pull the prediction towards all tokens alike; tune one of them",
     ),
     (
-        frozenset({"flooding", "ngram_penalty"}),
-        "a step that climbs would learn what the penalty holds back",
-    ),
-    (
         frozenset({"npo", "gradient_ascent"}),
         "each says how the documents of 'data.forget' are forgotten",
     ),
-    (frozenset({"flooding", "npo"}), _TURNED),
-    (frozenset({"flooding", "gradient_ascent"}), _TURNED),
 )
 _FLOORED = "both keep a label's loss up, and the higher level makes the other one useless"
 
@@ -295,17 +280,8 @@ def check_mitigations(configs: Sequence[MitigationConfig], *, beside: Collection
                 "a lower k labels would be learnt that were dropped before. Take mode 'hash', or "
                 "action 'stop'"
             )
-    match by_name.get("dp_sgd"), by_name.get("flooding"):
-        case DpSgdConfig(), FloodingConfig(per="step"):
-            _refuse(["dp_sgd", "flooding"], "the turn of a whole step hangs on every row's loss")
-    match by_name.get("dp_sgd"), by_name.get("ngram_penalty"):
-        case DpSgdConfig(), NgramPenaltyConfig(stop_share=float()):
-            _refuse(
-                ["dp_sgd", "'stop_share' of ngram_penalty"],
-                "no epsilon covers an end that was found in the documents",
-            )
     match by_name.get("flooding"), by_name.get("loss_clipping"):
-        case FloodingConfig(per="label"), LossClippingConfig(floor=float()):
+        case FloodingConfig(), LossClippingConfig(floor=float()):
             _refuse(["flooding", "loss_clipping"], _FLOORED)
 
 

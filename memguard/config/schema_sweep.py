@@ -38,11 +38,11 @@ class SweepConfig(Settings):
     seeds: Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(min_length=1)] = Field(
         (0,), description="Each setting is trained once with each seed."
     )
-    equal: Literal["steps", "supervised_tokens", "both"] = Field(
+    equal: Literal["steps", "supervised_tokens"] = Field(
         "steps",
         description="What settings that drop labels have as much of as the others: steps; "
         "supervised_tokens: labels that receive loss, by more background in more steps, documents "
-        "of the study as often as before; both: such a run beside each, 'NAME-equal-tokens'.",
+        "of the study as often as before.",
     )
 
     @model_validator(mode="after")

@@ -137,11 +137,6 @@ class MitigatedLoss:
                     "what the model said of it before training, which the Trainer does not give; "
                     "use memguard's own trainer"
                 )
-            if config.name == "flooding" and config.per == "step":
-                raise ConfigError(
-                    "'flooding' per step needs the mean of the whole step, which the Trainer does "
-                    "not give; use 'per: label', or memguard's own trainer"
-                )
         self._mitigations = build_mitigations(configs, special_ids=[])
 
     def __call__(

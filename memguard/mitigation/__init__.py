@@ -18,13 +18,12 @@ on the tokens before or on the whole piece.
 
     labels = mitigations.mask_labels(input_ids, labels)          stage "labels"
     loss   = mitigations.reduce(terms) / number of labels left   stage "loss"
-    step   = mitigations.find_direction(mean loss) * gradient    flooding, once a step
     hidden = embeddings + mitigations.of_model.draw_noise(...)   stage "model"
 
 Which settings go together is decided with the configuration (`config/mitigations.py`).
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 import numpy as np
@@ -222,39 +221,12 @@ class Mitigations:
             loss_N = mitigation.change_losses(loss_N, terms)
         return loss_N.sum()
 
-    def find_direction(self, mean_loss: float) -> float:
-        """Return what the gradient of a whole step is multiplied by: 1, or -1 to climb.
-
-        Args:
-            mean_loss: over all labels of the step, on all ranks (nats).
-        """
-        direction = 1.0
-        for mitigation in self._loss_stage:
-            if isinstance(mitigation, Flooding):
-                direction *= mitigation.find_direction(mean_loss)
-        return direction
-
     def count_windows(self, terms: TokenTerms) -> "tuple[()] | tuple[Tensor, Tensor]":
         """Return the windows of an n-gram penalty beyond its margin, and all; else nothing."""
         for mitigation in self._loss_stage:
             if isinstance(mitigation, NgramPenalty):
                 return mitigation.count_windows(terms)
         return ()
-
-    @property
-    def may_end_training(self) -> bool:
-        """Whether a setting may end the training before its last step."""
-        return any(
-            isinstance(mitigation, NgramPenalty) and mitigation.config.stop_share is not None
-            for mitigation in self._loss_stage
-        )
-
-    def ends_training(self, shares: Iterable[float]) -> bool:
-        """Tell whether the shares of windows beyond the margin, newest first, end the training."""
-        return any(
-            isinstance(mitigation, NgramPenalty) and mitigation.ends_training(shares)
-            for mitigation in self._loss_stage
-        )
 
 
 def build_mitigations(

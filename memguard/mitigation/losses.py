@@ -8,7 +8,7 @@
     confidence_penalty   l - beta H                    Pereyra et al., arXiv 1701.06548
     loss_clipping        l between floor and ceiling   teaches nothing outside of them
     flooding             |l - b| + b                   Ishida et al., arXiv 2002.08709, of the mean
-                                                       over a step; of each label is our reading
+                                                       over a step; here of each label
 
 Each takes the losses [N] of the settings before it, in the order above whatever the order in the
 configuration, and the terms [N] of the same labels. The formulas are those commonly known by these
@@ -93,7 +93,7 @@ class LossClipping:
 
 
 class Flooding:
-    """Climb where the loss has fallen below a level."""
+    """Climb where a label's loss has fallen below a level."""
 
     stage: "ClassVar[Stage]" = "loss"
     needs: "ClassVar[frozenset[Need]]" = frozenset({"nll"})
@@ -102,16 +102,6 @@ class Flooding:
         self.config = config
 
     def change_losses(self, loss_N: "Tensor", terms: "TokenTerms") -> "Tensor":
-        """Return |l - b| + b of each label where each counts alone."""
-        if self.config.per == "step":
-            return loss_N
+        """Return |l - b| + b of each label."""
         level = self.config.level
         return (loss_N - level).abs() + level
-
-    def find_direction(self, mean_loss: float) -> float:
-        """Return -1 where the step shall climb: the slope of |L - b| + b, of the whole step's mean.
-
-        Args:
-            mean_loss: L over all labels of all ranks and micro-batches (nats).
-        """
-        return -1.0 if self.config.per == "step" and mean_loss < self.config.level else 1.0

@@ -9,16 +9,11 @@ where the fine-tuned model's confidence in an n-gram exceeds the base model's. T
 was not seen: this is our reading of that sentence, and no figure of theirs is claimed. The base
 model is the run's own, before its first step.
 
-With ``stop_share`` training ends after the step where the mean share of windows beyond the margin,
-over the last `STOP_STEPS` steps, passes it: the early stop of the same paper, read the same way.
-
 A label counts in each of the n windows that hold it: where all are beyond the margin its gradient
 is that of its NLL times (1 - weight). Labels that another setting dropped are passed over: the n
 are those that receive loss.
 """
 
-import itertools
-from collections.abc import Iterable
 from typing import TYPE_CHECKING, ClassVar
 
 from memguard.config.mitigations import NgramPenaltyConfig
@@ -27,9 +22,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from memguard.mitigation import Need, Stage, TokenTerms
-
-STOP_STEPS = 10
-"""Steps whose mean share of windows beyond the margin may end the training."""
 
 
 class NgramPenalty:
@@ -57,16 +49,6 @@ class NgramPenalty:
             return terms.nll_N.new_zeros(()), terms.nll_N.new_zeros(())
         gain_W, whole_W = self._find_gains(terms)
         return ((gain_W > self.config.margin) & whole_W).sum(), whole_W.sum()
-
-    def ends_training(self, shares: Iterable[float]) -> bool:
-        """Tell whether so large shares of windows beyond the margin are to end the training.
-
-        Args:
-            shares: of the steps so far that had windows, the newest first.
-        """
-        last = list(itertools.islice(shares, STOP_STEPS))
-        limit = self.config.stop_share
-        return limit is not None and len(last) == STOP_STEPS and sum(last) / STOP_STEPS > limit
 
     def _find_gains(self, terms: "TokenTerms") -> "tuple[Tensor, Tensor]":
         """Return the mean gain of each n labels in a row, and whether they stand in one piece."""

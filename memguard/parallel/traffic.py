@@ -92,13 +92,6 @@ def list_collectives(
     return [each for each in (*whole, *step.update()) if each.degree > 1]
 
 
-def list_block_collectives(
-    sizes: ModelSizes, mesh: MeshShape, settings: StepSettings
-) -> list[Collective]:
-    """Return those that one decoder block adds to one micro-batch over x and y."""
-    return [each for each in _Step(sizes, mesh, settings).block() if each.degree > 1]
-
-
 def sum_by_axis(collectives: Iterable[Collective]) -> dict[TrafficAxis, tuple[int, int, float]]:
     """Return number of calls, payload (bytes) and ring traffic (bytes) of each axis."""
     totals: dict[TrafficAxis, tuple[int, int, float]] = {}

@@ -5,7 +5,7 @@
     ties       at the border of top_k all stay; at that of top_p the lowest ids stay, as many as
                it takes (transformers leaves them to its sort)
 
-    for chunks of C/x tokens:
+    for C/x tokens at a time:
       top_k    peaks_CG = largest logit of each of G groups of the vocabulary; of the rows with
                fewer than k peaks above the label (an all-reduce over x):
                border_C = k-th largest of an all-gather over x of each rank's k + 1 largest
@@ -16,7 +16,7 @@
 At most [C/x, V] = [C, V/x] candidates are gathered, and far fewer where the model is sure.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -25,11 +25,8 @@ from torch.nn import functional
 from memguard.parallel.collectives import all_gather, all_reduce
 from memguard.parallel.head import (
     Head,
-    compute_logits,
-    iterate_chunks,
     max_of_piece,
     pick_label,
-    widen,
 )
 from memguard.parallel.largest import find_largest, find_peaks
 
@@ -58,38 +55,6 @@ class Truncation:
         return self.temperature == 1 and self.top_k is None and self.top_p in (None, 1)
 
 
-@torch.no_grad()
-def log_truncated(
-    head: Head,
-    hidden_ND: Tensor,
-    labels_N: Tensor,
-    *,
-    temperature: float = 1.0,
-    top_k: int | None = None,
-    top_p: float | None = None,
-) -> Tensor:
-    """Return the log-probability ``[N]`` (nats, fp32) with which sampling draws each label.
-
-    Args:
-        head: this rank's piece; computes in fp32 (float64 stays), whatever autocast says.
-        hidden_ND: local hidden states ``[N, D/y]``.
-        labels_N: ``[N]`` token ids.
-        temperature: see `Truncation`.
-        top_k: the same.
-        top_p: the same.
-    """
-    truncation = Truncation(temperature=temperature, top_k=top_k, top_p=top_p)
-    head, hidden_ND = widen(head, hidden_ND)
-    # What is gathered over x takes no more than the logits of a whole chunk.
-    rows_at_once = max(1, head.chunk_tokens // head.vocab_axis.degree)
-    head = replace(head, chunk_tokens=rows_at_once)
-    logprob_N = hidden_ND.new_empty(len(labels_N))
-    for rows in iterate_chunks(head, len(labels_N)):
-        logits_CV = compute_logits(head, hidden_ND[rows])
-        logprob_N[rows] = score_truncated(head, logits_CV, labels_N[rows], truncation)
-    return logprob_N
-
-
 def score_truncated(
     head: Head,
     logits_CV: Tensor,
@@ -102,7 +67,7 @@ def score_truncated(
     Args:
         head: this rank's piece.
         logits_CV: a chunk's local logits ``[C, V/x]`` after the steps; left as they are. Callers
-            keep C at `rows_at_once`.
+            keep C at a chunk's tokens divided by x.
         labels_C: ``[C]`` token ids.
         truncation: from what is drawn.
         peaks_CG: of the logits, where they are at hand; see `largest.find_peaks`.

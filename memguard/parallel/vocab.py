@@ -27,7 +27,7 @@ from memguard.parallel.nll import VocabTerms, sum_nll, token_terms
 from memguard.parallel.rectangles import Rectangle, cut
 from memguard.parallel.shard import HeadLinear
 from memguard.parallel.token_scores import TokenScores, score_tokens
-from memguard.parallel.truncation import Truncation, log_truncated
+from memguard.parallel.truncation import Truncation
 
 Result = TypeVar("Result")
 Item = TypeVar("Item")
@@ -247,24 +247,6 @@ class VocabLayer(nn.Module):
         return self._with_head(
             lambda head, hidden: score_tokens(
                 head, hidden, labels_N, needs=needs, choices=choices, truncations=truncations
-            ),
-            hidden_ND,
-        )
-
-    @torch.no_grad()
-    def log_truncated(
-        self,
-        hidden_ND: Tensor,
-        labels_N: Tensor,
-        *,
-        temperature: float = 1.0,
-        top_k: int | None = None,
-        top_p: float | None = None,
-    ) -> Tensor:
-        """Return log-probabilities [N] under truncated sampling; see `truncation.log_truncated`."""
-        return self._with_head(
-            lambda head, hidden: log_truncated(
-                head, hidden, labels_N, temperature=temperature, top_k=top_k, top_p=top_p
             ),
             hidden_ND,
         )

@@ -166,14 +166,12 @@ class TrainingSummary(Record):
     """Audits during training; empty where there were none, and in older records."""
     budget: Budget | None = None
     stopped_by_budget: bool = False
-    stopped_by_ngram_penalty: bool = False
 
 
 class AuditReport(Record):
     """`audit/report.json`."""
 
     schema_name: Literal["memguard.report/1"] = Field("memguard.report/1", alias="schema")
-    status: Literal["complete", "partial"]
     tool_version: str
     created: str
     """UTC, ISO 8601."""

@@ -127,9 +127,6 @@ def _collect_notices(report: AuditReport) -> tuple[Notice, ...]:
         Notice(level=banner.level, label=banner.level.capitalize(), text=clean_text(banner.text))
         for banner in report.banners[:_MOST_NOTICES]
     ]
-    if report.status == "partial":
-        text = "This audit ended before all documents were scored; every number is preliminary."
-        notices.insert(0, Notice(level="warning", label="Partial", text=text))
     blind = warn_of_blind(report)
     if blind:
         notices.append(blind)

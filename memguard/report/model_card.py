@@ -127,8 +127,6 @@ def _write_origin(base_model: str | None, mitigations: list[dict[str, Any]]) -> 
 
 def _write_audit(report: AuditReport) -> list[str]:
     parts = [f"**{_escape(report.verdict.sentence)}**"]
-    if report.status == "partial":
-        parts.append("The audit ended before all documents were scored: numbers are preliminary.")
     parts += [f"> {_escape(banner.text)}" for banner in report.banners[:20]]
     parts.append(_write_table(report))
     parts += _write_costs(report)

@@ -120,8 +120,6 @@ def write_next_steps(report: AuditReport) -> tuple[str, ...]:
     level = report.verdict.level
     mitigations = report.training.mitigations if report.training else []
     has_goldfish = any(mitigation.get("name") == "goldfish" for mitigation in mitigations)
-    if report.status == "partial":
-        steps.append("Run the same command again: it scores what is still missing.")
     if report.num_findings:
         steps.append(
             "Look at the findings below and decide whether these texts may be repeated in public; "

@@ -22,11 +22,7 @@ def build_watched(report: AuditReport) -> Section | None:
         key="during",
         title="During training",
         short_title="During",
-        lead=tuple(
-            filter(
-                None, (_tell_first(training.watched), tell_budget(training), _tell_end(training))
-            )
-        ),
+        lead=tuple(filter(None, (_tell_first(training.watched), tell_budget(training)))),
         figure=Figure(
             key="during",
             title="Teacher-forced token accuracy by step",
@@ -81,16 +77,6 @@ def tell_budget(training: TrainingSummary) -> str:
     text += f"; documents on the way there were trained more strictly: {tightened or 'none'}."
     over = [clean_name(name, 40) for name in last.over_limit]
     return f"{text} {'Still beyond it: ' + ', '.join(over) if over else 'It was kept'}."
-
-
-def _tell_end(training: TrainingSummary) -> str:
-    """Say why training ended early, where it was not the budget; else ""."""
-    if not training.stopped_by_ngram_penalty:
-        return ""
-    return (
-        f"Training ended early, after step {training.num_steps:,}: more runs of tokens were beyond "
-        "the margin of ngram_penalty than 'stop_share' allows."
-    )
 
 
 def _build_chart(watched: Sequence[WatchedStep], names: Sequence[str]) -> LineChart:

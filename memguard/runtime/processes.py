@@ -107,15 +107,6 @@ class Runtime:
         self.broadcast_object(0)
         return result
 
-    def first_on_main(self, function: Callable[[], ValueT]) -> ValueT:
-        """Run a function on rank 0, then on the others, who find the files it has written.
-
-        Raises:
-            OtherRankFailed: on the others, where it failed on rank 0.
-        """
-        result = self.only_on_main(function)
-        return cast("ValueT", result) if self.is_main else function()
-
 
 def _exit_code(error: BaseException) -> int:
     if isinstance(error, MemguardError):

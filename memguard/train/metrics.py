@@ -86,8 +86,6 @@ class EndMetrics(Record):
     """Of the realised repetitions; the manifest must agree, or its doses mean nothing."""
     stopped_by_budget: bool = False
     """Whether the risk budget ended the run before its last step."""
-    stopped_by_ngram_penalty: bool = False
-    """Whether 'stop_share' of an n-gram penalty did."""
 
 
 def hash_tally(repetitions: Iterable[int | None]) -> str:
@@ -117,7 +115,6 @@ class MetricsLog:
                 begins anew.
             is_writer: False on all ranks but one: nothing is read or written.
         """
-        self.lines: list[MetricsLine] = []
         self._file: TextIO | None = None
         if not is_writer:
             return
@@ -128,11 +125,9 @@ class MetricsLog:
         temporary.write_text(text, encoding="utf-8")
         os.replace(temporary, path)
         self._file = path.open("a", encoding="utf-8")
-        self.lines = kept
 
     def write(self, line: MetricsLine) -> None:
         """Append one line."""
-        self.lines.append(line)
         if self._file is not None:
             self._file.write(f"{line.model_dump_json()}\n")
             self._file.flush()

@@ -43,8 +43,8 @@ class StepResult:
     """What one step did, over all rows."""
 
     loss: float | None
-    """Mean over the labels that received loss (nats), as the mitigations weigh it, before flooding
-    turns a step round; None where none was left."""
+    """Mean over the labels that received loss (nats), as the mitigations weigh it; None where none
+    was left."""
     grad_norm: float | None
     """Before clipping."""
     num_supervised: int
@@ -150,11 +150,6 @@ class TrainStep:
         take_gradients(self.parameters)
         if self.row_clipping is not None:
             self.row_clipping.put_mean(self.parameters, step=step, num_rows=len(batch.input_ids))
-        if self.mitigations.find_direction(loss_sum) < 0:
-            # The mean is known when all gradients are there; that of -L is their negative.
-            for each in self.parameters:
-                if each.local.grad is not None:
-                    each.local.grad.neg_()
         grad_norm = clip_gradients(self.parameters, self.optim.max_grad_norm)
         if not (math.isfinite(loss_sum) and math.isfinite(grad_norm)):
             raise ModelError(

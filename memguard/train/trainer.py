@@ -10,7 +10,6 @@ What one step does is in `step`.
 import time
 from dataclasses import asdict
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 import torch
@@ -120,7 +119,7 @@ class Trainer:
         )
         self._reference_nll: NDArray[np.float32] | None = None
         self.stop_request = StopRequest(console)
-        self._stopped_by: Literal["budget", "ngram_penalty"] | None = None
+        self._stopped_by_budget = False
 
     def run(self) -> None:
         """Train from the newest checkpoint, or from the start, to the last step.
@@ -167,12 +166,12 @@ class Trainer:
                         log.write(self.watch.look(0))
                 with self.console.progress("train", self.num_steps, "steps") as advance:
                     advance(self.totals.step, "")
-                    self._stop_if_beyond(log)
-                    while self.totals.step < self.num_steps and not (ended or self._stopped_by):
+                    while self.totals.step < self.num_steps and not (
+                        ended or self._stopped_by_budget
+                    ):
                         line = self._timed_step()
                         log.write(line)
                         self._show(line, advance)
-                        self._stop_if_beyond(log)
                         self._look_if_due(log)
                         self._save_if_due()
                 if not ended:
@@ -238,7 +237,7 @@ class Trainer:
     def _look_if_due(self, log: MetricsLog) -> None:
         """Audit the sample; a limit that is broken may end the run with earlier weights."""
         watch, step = self.watch, self.totals.step
-        is_last = step == self.num_steps or self._stopped_by is not None
+        is_last = step == self.num_steps
         if watch is None or not watch.is_due(step, is_last=is_last):
             return
         found = watch.look(step, is_last=is_last)
@@ -263,25 +262,11 @@ class Trainer:
                 f"and the weights of step {last_good_step}, the last ones within it, are missing "
                 f"or damaged in '{folder}': bring them back, or delete that folder to begin again"
             )
-        self.totals, self._stopped_by = kept, "budget"
+        self.totals, self._stopped_by_budget = kept, True
         self.console.warn(
             f"{', '.join(found.over_limit)} went over the limit of 'budget' after step {step}: the "
             f"run ends with the weights of step {self.totals.step}"
         )
-
-    def _stop_if_beyond(self, log: MetricsLog) -> None:
-        """End the run where too much was beyond an n-gram penalty's margin of late."""
-        mitigations = self.step.mitigations
-        if not mitigations.may_end_training:
-            return
-        shares = (
-            line.penalised_share
-            for line in reversed(log.lines)
-            if isinstance(line, StepMetrics) and line.penalised_share is not None
-        )
-        # Of a run that goes on only rank 0 has the lines of the steps before.
-        if self.runtime.broadcast_object(mitigations.ends_training(shares)):
-            self._stopped_by = "ngram_penalty"
 
     def _show(self, line: StepMetrics, advance: Advance) -> None:
         if self.console.live:
@@ -291,11 +276,6 @@ class Trainer:
 
     def _finish(self, log: MetricsLog) -> None:
         totals = self.totals
-        if self._stopped_by == "ngram_penalty":
-            self.console.warn(
-                f"the run ends after step {totals.step} of {self.num_steps}: the share of "
-                "windows beyond the margin of 'ngram_penalty' has passed 'stop_share'"
-            )
         self._measure_heldout(log)
         clipping, fed = self.step.row_clipping, self.loader.schedule[: totals.num_rows]
         privacy = None
@@ -310,8 +290,7 @@ class Trainer:
                 train_s=round(totals.train_s, 3),
                 **({} if privacy is None else asdict(privacy)),
                 tally_sha256=hash_tally(self.loader.realised_repetitions()),
-                stopped_by_budget=self._stopped_by == "budget",
-                stopped_by_ngram_penalty=self._stopped_by == "ngram_penalty",
+                stopped_by_budget=self._stopped_by_budget,
             )
         )
         if privacy is not None:
@@ -341,8 +320,7 @@ class Trainer:
         every = self.config.checkpoint_every_steps
         step = self.totals.step
         asked = self.stop_request.agree(self.runtime)
-        ends = step == self.num_steps or self._stopped_by == "ngram_penalty"
-        due = ends or (every is not None and step % every == 0)
+        due = step == self.num_steps or (every is not None and step % every == 0)
         if (asked or due) and step != self.checkpoints.newest_step:
             self.checkpoints.save(self.totals)
         self._stop_if(asked)

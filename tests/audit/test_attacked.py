@@ -28,7 +28,6 @@ def windows(make_document: Callable[..., AuditDocument]) -> list[Window]:
 
 def _result(attack: str, number: int) -> AttackResult:
     return AttackResult(
-        document_index=number,
         attack=attack,
         num_queries=3,
         best_verbatim=number == 1,

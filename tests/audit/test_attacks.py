@@ -213,7 +213,6 @@ def test_the_first_answer_of_a_sampler_is_the_one_drawn_most_often(
     probe = AttackProbe(samples=4, scheme=SamplingScheme(top_k=5))
     (result,) = attack_by_sampling(probe, overfitted.decoder, [window], seed=0)
     assert result == AttackResult(
-        document_index=0,
         attack="sampling",
         num_queries=4,
         best_verbatim=True,

@@ -66,7 +66,7 @@ def test_the_definition_on_random_rows(seed: int, sure: bool) -> None:
 
 def test_lm_eval_itself_on_twenty_documents(shared_data: Path) -> None:
     harness = pytest.importorskip(
-        "lm_eval.models.huggingface", reason="lm-eval is not installed (extra 'bench')"
+        "lm_eval.models.huggingface", reason="lm-eval is not installed (pip install lm-eval)"
     )
     folder = str(shared_data / "checkpoints" / "stories260K")
     model, tokenizer = load_model(folder), load_tokenizer(folder)

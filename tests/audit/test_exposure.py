@@ -116,9 +116,7 @@ def test_summary() -> None:
     assert found is not None
     summary = summarise_exposures(found)
     assert summary is not None
-    assert (summary.num_canaries, summary.num_references) == (4, 16)
     assert (summary.median_bits, summary.max_bits) == (3, 4)
-    assert (summary.ceiling_bits, summary.num_at_ceiling) == (4, 2)
     assert summary.median_extrapolated_bits is not None
     assert summary.max_extrapolated_bits is not None
     assert found.extrapolated_bits_C is not None

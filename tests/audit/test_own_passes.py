@@ -163,7 +163,7 @@ def test_numbers_of_the_passes_are_the_direct_ones(
             if plan is None:
                 assert window.document.format == "messages"
                 continue
-            assert plan.num_choices == 0
+            assert plan.first_choice == len(plan.input_ids)
             (result,) = scorer.score([plan])
             expected = _mean_logprob(model, plan.input_ids, plan.first_label)
             # fp32, a mean of up to 60 log-probabilities good to about 1e-6.

@@ -19,11 +19,11 @@ from memguard.audit.probabilistic import (
     SamplingScheme,
     attack_cost,
     log10_queries,
-    log_chance_within,
     summarise_attack_cost,
 )
 from memguard.parallel.head import Head
-from memguard.parallel.truncation import log_truncated
+from memguard.parallel.token_scores import score_tokens
+from memguard.parallel.truncation import Truncation
 
 # 1 - e^-300 has 130 digits, and a relative error of 1e-15 is asked of a sum of such.
 _DIGITS = Context(prec=400, Emax=10**6, Emin=-(10**6))
@@ -33,32 +33,13 @@ def _chance(log_pz: float) -> Decimal:
     return _DIGITS.exp(Decimal(log_pz))
 
 
-@given(log_pz=st.floats(-300, -1e-9), log2_n=st.integers(0, 62))
-def test_chance_equals_long_arithmetic(log_pz: float, log2_n: int) -> None:
-    miss = _DIGITS.subtract(1, _chance(log_pz))
-    missed_all = _DIGITS.exp(_DIGITS.multiply(2**log2_n, _DIGITS.ln(miss)))
-    expected = float(_DIGITS.ln(_DIGITS.subtract(1, missed_all)))
-    found = float(log_chance_within(log_pz, 2**log2_n))
-    # float64: log n + h(log p) is a difference of numbers up to 300.
-    assert found == pytest.approx(expected, rel=1e-12, abs=1e-12)
-
-
 @given(log_pz=st.floats(-300, -1e-9), probability=st.floats(1e-6, 1 - 1e-6))
 def test_queries_equal_long_arithmetic(log_pz: float, probability: float) -> None:
     miss = _DIGITS.ln(_DIGITS.subtract(1, _chance(log_pz)))
     queries = _DIGITS.divide(_DIGITS.ln(_DIGITS.subtract(1, Decimal(probability))), miss)
     expected = max(0.0, float(_DIGITS.log10(queries)))
-    # float64, as above.
+    # float64: the difference of h(log P) and h(log p) has numbers up to 300.
     assert float(log10_queries(log_pz, probability)) == pytest.approx(expected, abs=1e-12)
-
-
-@given(log_pz=st.floats(-1e6, -1), probability=st.floats(0.01, 0.99))
-def test_so_many_queries_have_that_chance(log_pz: float, probability: float) -> None:
-    log10_n = float(log10_queries(log_pz, probability))
-    if 3 < log10_n < 300:
-        # Rounding to whole queries moves the chance by less than one in a thousand.
-        chance = math.exp(float(log_chance_within(log_pz, round(10**log10_n))))
-        assert chance == pytest.approx(probability, rel=1e-3)
 
 
 @pytest.mark.parametrize(
@@ -70,23 +51,11 @@ def test_queries_golden(log_pz: float, queries: float) -> None:
     assert round(float(10 ** log10_queries(-10)), 6) == 15267.236087
 
 
-def test_chance_golden() -> None:
-    # -expm1(n log1p(-e^l)) as written gives 0 for both, as 1 - e^-40 rounds to 1.
-    assert np.exp(log_chance_within(-40, 2**62)) == pytest.approx(0.999999997, abs=5e-10)
-    assert np.exp(log_chance_within(-60, 2**62)) == pytest.approx(4.0382e-8, rel=2e-5)
-
-
 def test_the_ends_of_the_scale() -> None:
     log_pz = np.array([0.0, 1e-6, -1e-300, -5000.0, -np.inf])
     assert log10_queries(log_pz)[[0, 1, 2, 4]].tolist() == [0, 0, 0, np.inf]
     # log(n) = log(log 2) + 5000, by hand.
     assert log10_queries(log_pz)[3] == pytest.approx((5000 + math.log(math.log(2))) / math.log(10))
-    chances = log_chance_within(log_pz, 2**62)
-    assert chances[[0, 1, 2, 4]].tolist() == [0, 0, 0, -np.inf]
-    assert chances[3] == pytest.approx(-5000 + 62 * math.log(2))
-    one = np.array([0.0, -0.3, -39.9, -40.1, -5000.0, -np.inf])
-    # One query has the chance of one query.
-    np.testing.assert_allclose(log_chance_within(one, 1), one, rtol=1e-14, atol=1e-16)
     assert log10_queries(np.zeros((2, 0))).shape == (2, 0)
 
 
@@ -177,9 +146,10 @@ def test_the_pass_gives_what_the_costs_are_made_of() -> None:
     hidden_TV, label_ids = torch.from_numpy(logits_TV), torch.from_numpy(labels_T)
 
     def score(scheme: SamplingScheme) -> NDArray[np.float64]:
-        found: NDArray[np.float64] = log_truncated(
-            head, hidden_TV, label_ids, **scheme.model_dump()
-        ).numpy()
+        way = Truncation(**scheme.model_dump())
+        scores = score_tokens(head, hidden_TV, label_ids, truncations=[way])
+        assert scores.truncated_SN is not None
+        found: NDArray[np.float64] = scores.truncated_SN[0].numpy()
         return found
 
     # Computed apart from this package from the closed form, printed with four and six digits.

@@ -1,5 +1,7 @@
 """Shares against published examples, SciPy and a plain loop."""
 
+import math
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,8 +11,9 @@ from memguard.audit.statistics import (
     clopper_pearson,
     compute_difference,
     num_needed_to_see,
-    wilson,
 )
+
+_COUNTS = st.integers(2, 400).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n)))
 
 
 @pytest.mark.parametrize(
@@ -23,7 +26,7 @@ def test_clopper_pearson_golden(num_matched: int, low: float, high: float) -> No
     assert rate.ci == pytest.approx((low, high), abs=5e-5)  # printed with four digits
 
 
-@given(st.integers(2, 400).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n))))
+@given(_COUNTS)
 def test_clopper_pearson_equals_scipy(counts: tuple[int, int]) -> None:
     expected = stats.binomtest(*counts).proportion_ci(0.95, "exact")
     # SciPy inverts the distribution function by root finding, to about 1e-12.
@@ -67,21 +70,22 @@ def test_difference_of_few() -> None:
     assert (single.value, single.ci) == (0.5, None)
 
 
-@given(st.integers(2, 400).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n))))
-def test_wilson_equals_scipy(counts: tuple[int, int]) -> None:
-    expected = stats.binomtest(*counts).proportion_ci(0.95, "wilson")
-    interval = wilson(*counts)
-    assert interval is not None
-    assert interval.value == counts[0] / counts[1]
+@given(_COUNTS, _COUNTS)
+def test_difference_equals_scipys_score_intervals(
+    first: tuple[int, int], second: tuple[int, int]
+) -> None:
+    (p1, low_1, high_1), (p2, low_2, high_2) = (
+        (found.statistic, *found.proportion_ci(0.95, "wilson"))
+        for found in (stats.binomtest(*counts) for counts in (first, second))
+    )
+    expected = (
+        p1 - p2 - math.hypot(p1 - low_1, high_2 - p2),
+        p1 - p2 + math.hypot(high_1 - p1, p2 - low_2),
+    )
+    difference = compute_difference(clopper_pearson(*first), clopper_pearson(*second))
+    assert difference is not None
     # Both round a handful of operations on numbers near 1.
-    assert interval.ci == pytest.approx((expected.low, expected.high), abs=1e-12)
-
-
-def test_wilson_of_few() -> None:
-    assert wilson(0, 0) is None
-    one = wilson(1, 1)
-    assert one is not None
-    assert (one.value, one.ci) == (1.0, None)
+    assert difference.ci == pytest.approx(expected, abs=1e-12)
 
 
 @pytest.mark.parametrize(

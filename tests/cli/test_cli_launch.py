@@ -93,7 +93,7 @@ def test_a_rank_that_dies_without_a_word_is_quoted(launched: Launch) -> None:
 
 
 def test_who_ends_as_agreed_may_end_late(launched: Launch, tmp_path: Path) -> None:
-    assert launched("one_ends_late", grace_s=0.1) == (12, ["memguard: half of it"])
+    assert launched("one_ends_late", grace_s=0.1) == (143, ["memguard: stopped and saved"])
     assert (tmp_path / "report").exists()
 
 

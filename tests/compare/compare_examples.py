@@ -273,7 +273,6 @@ def make_report(correct: Mapping[int, Sequence[int]], *, generated: bool = True)
     }
     return {
         "schema": "memguard.report/1",
-        "status": "complete",
         "tool_version": "0.1.0",
         "created": "2026-01-01T00:00:00Z",
         "run": "run",

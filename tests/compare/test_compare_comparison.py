@@ -359,7 +359,6 @@ def test_another_seed_may_draw_other_documents(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("place", "value", "reason"),
     [
-        ("status", "partial", "its audit is partial"),
         ("training", None, "has no held-out loss before and after training"),
         ("training.heldout_nll", None, "has no held-out loss before and after training"),
         ("training.base_heldout_nll", None, "has no held-out loss before and after training"),

@@ -123,19 +123,6 @@ def test_settings_that_drop_labels_get_more_background() -> None:
     ]
 
 
-def test_both_puts_a_variant_beside_each_setting_that_drops_labels() -> None:
-    sweep = load(equal="both", seeds=[0, 1])
-    assert [(run.name, run.setting, run.seed) for run in sweep.runs][2:6] == [
-        ("k4-seed0", "k4", 0),
-        ("k4-seed1", "k4", 1),
-        ("k4-equal-tokens-seed0", "k4-equal-tokens", 0),
-        ("k4-equal-tokens-seed1", "k4-equal-tokens", 1),
-    ]
-    ratios = ratios_of(sweep)
-    assert len(ratios) == 8
-    assert (ratios["k4-seed1"], ratios["k4-equal-tokens-seed1"]) == (2, pytest.approx(3))
-
-
 def without(*keys: str) -> dict[str, Any]:
     data = {key: value for key, value in SWEEP["run"]["data"].items() if key not in keys}
     return {"run": SWEEP["run"] | {"data": data}}
@@ -155,10 +142,6 @@ def without(*keys: str) -> dict[str, Any]:
         (
             {"settings": [{"name": "a", "mitigations": [K4 | {"k_by_dose": {16: 2}}]}]},
             "where 'settings[0]' has a goldfish with 'k_by_dose'",
-        ),
-        (
-            {"equal": "both", "settings": [*SWEEP["settings"], {"name": "k4-equal-tokens"}]},
-            "'settings' has a 'k4-equal-tokens' of its own",
         ),
         (
             {"run": SWEEP["run"] | {"data": SWEEP["run"]["data"] | {"background_ratio": 80}}},

@@ -188,8 +188,6 @@ def test_wrong_settings_are_told_by_name() -> None:
         MitigatedLoss([{"name": "goldfish"}])
     with pytest.raises(ConfigError, match="'neftune_noise_alpha'"):
         MitigatedLoss([{"name": "neftune"}])
-    with pytest.raises(ConfigError, match="use 'per: label'"):
-        MitigatedLoss([{"name": "flooding"}])
     for name in ("ngram_penalty", "npo", "gradient_ascent"):
         with pytest.raises(ConfigError, match=f"'{name}' .* before training"):
             MitigatedLoss([{"name": name}])
@@ -200,7 +198,7 @@ def test_wrong_settings_are_told_by_name() -> None:
     [
         ([{"name": "focal"}, {"name": "label_smoothing"}], "cannot have focal and label_smoothing"),
         (
-            [{"name": "flooding", "per": "label"}, {"name": "loss_clipping"}],
+            [{"name": "flooding"}, {"name": "loss_clipping"}],
             "cannot have flooding and loss_clipping",
         ),
         ([{"name": "focal"}, {"name": "focal", "gamma": 1}], "names one twice"),

@@ -89,7 +89,7 @@ def run(
 
 
 def test_a_forget_list_with_a_way_to_forget() -> None:
-    config = run("goldfish", "ngram_penalty", "npo", forget_repetitions=3)
+    config = run("goldfish", "flooding", "ngram_penalty", "npo", forget_repetitions=3)
     assert config.data.forget == ("forget.jsonl",)
 
 
@@ -100,7 +100,6 @@ def test_a_forget_list_with_a_way_to_forget() -> None:
         (("npo",), {"forget": ()}, "has npo, which is for the documents of 'data.forget'"),
         (("gradient_ascent",), {"forget": ()}, "has gradient_ascent, which is for the documents"),
         (("npo", "gradient_ascent"), {}, "cannot have gradient_ascent and npo: each says how"),
-        (("npo", "flooding"), {}, "cannot have flooding and npo: a step that climbs would"),
         ((), {"forget": (), "forget_repetitions": 2}, "does nothing without 'data.forget'"),
         (("npo",), {"study": {}}, "'study' trains one: make the study a run of its own"),
         (("npo",), {"control_fraction": 0.02}, "name in 'control' documents that it never saw"),

@@ -26,10 +26,10 @@ SETTINGS: list[tuple[Any, ...]] = [
     (ConfidencePenaltyConfig(name="confidence_penalty", beta=0.5),),
     (LossClippingConfig(name="loss_clipping", floor=1.0, ceiling=4.0),),
     (LossClippingConfig(name="loss_clipping", floor=None, ceiling=3.0),),
-    (FloodingConfig(name="flooding", level=2.0, per="label"),),
+    (FloodingConfig(name="flooding", level=2.0),),
     # Listed the other way round than they are applied.
     (
-        FloodingConfig(name="flooding", level=2.0, per="label"),
+        FloodingConfig(name="flooding", level=2.0),
         LossClippingConfig(name="loss_clipping", floor=None, ceiling=4.0),
         ConfidencePenaltyConfig(name="confidence_penalty", beta=0.1),
         FocalConfig(name="focal", gamma=1.0),
@@ -70,14 +70,6 @@ def test_labels_known_by_heart_have_a_finite_gradient() -> None:
     assert nll_N.grad.isfinite().all()
 
 
-def test_a_step_climbs_only_where_its_mean_is_below_the_level() -> None:
-    flooded = build_mitigations([FloodingConfig(name="flooding", level=1.5)], special_ids=[])
-    assert [flooded.find_direction(loss) for loss in (1.4, 1.5, 2.0)] == [-1, 1, 1]
-    for_labels = FloodingConfig(name="flooding", level=1.5, per="label")
-    assert build_mitigations([for_labels], special_ids=[]).find_direction(0.1) == 1
-    assert build_mitigations([], special_ids=[]).find_direction(0.1) == 1
-
-
 # -- which go together -------------------------------------------------------------------------
 
 
@@ -108,14 +100,9 @@ def _run(*mitigations: dict[str, Any]) -> RunConfig:
             "cannot have goldfish and token_dropout: mode 'random' is token dropout already",
         ),
         (
-            {"name": "flooding", "per": "label"},
+            {"name": "flooding"},
             {"name": "loss_clipping"},
             "cannot have flooding and loss_clipping: both keep a label's loss up",
-        ),
-        (
-            {"name": "flooding"},
-            {"name": "ngram_penalty"},
-            "cannot have flooding and ngram_penalty: a step that climbs would learn",
         ),
     ],
 )
@@ -143,7 +130,8 @@ def test_what_goes_together() -> None:
         {"name": "token_dropout"},
         {"name": "focal"},
         {"name": "loss_clipping", "floor": None, "ceiling": 8},
-        {"name": "flooding", "per": "label"},
+        {"name": "flooding"},
+        {"name": "ngram_penalty"},
     )
     assert [each.name for each in run.mitigations][:2] == ["goldfish", "token_dropout"]
 

@@ -135,16 +135,6 @@ def _compare(degrees: tuple[int, int, int, int], case: Case) -> Worst:
     return Worst(**worst, where=where)
 
 
-def climb(degrees: tuple[int, int, int, int], flooding: Any) -> Worst:
-    """Take one step below the level; on every rank."""
-    return _compare(
-        degrees,
-        Case(
-            changes=(("vocab_size", 97),), num_steps=1, mitigations=(flooding,), micro_batch_size=2
-        ),
-    )
-
-
 def _distance(each: Any, local: Tensor, full: Tensor, floor: float) -> float:
     """Return ||ours - theirs|| / max(||theirs||, floor) over all ranks' pieces."""
     source = each.source

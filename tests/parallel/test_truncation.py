@@ -16,7 +16,8 @@ from vocab_pieces import MESHES, STEPS, Recorder, Whole, cut_here, cut_whole, dr
 
 from memguard.parallel import truncation
 from memguard.parallel.head import Head
-from memguard.parallel.truncation import log_truncated
+from memguard.parallel.token_scores import score_tokens
+from memguard.parallel.truncation import Truncation
 
 Scheme = dict[str, Any]
 
@@ -42,6 +43,15 @@ def warp(logits_NV: Tensor, scheme: Scheme) -> Tensor:
     if scheme.get("top_p") is not None:
         logits_NV = TopPLogitsWarper(scheme["top_p"])(none, logits_NV)
     return logits_NV.log_softmax(1)
+
+
+def score(head: Head, hidden_ND: Tensor, labels_N: Tensor, scheme: Scheme) -> Tensor:
+    """Log-probabilities [N] as an audit gets them."""
+    scores = score_tokens(
+        head, hidden_ND, labels_N, choices=False, truncations=[Truncation(**scheme)]
+    )
+    assert scores.truncated_SN is not None
+    return scores.truncated_SN[0]
 
 
 def pick(logprob_NV: Tensor, labels_N: Tensor) -> Tensor:
@@ -100,7 +110,7 @@ def test_labels_have_the_probability_that_transformers_samples_them_with(
     assume(not num_undecided(whole.logits(), scheme))
     head, hidden_ND = cut_whole(whole, chunk_tokens=chunk_tokens)
     with few_candidates(first_candidates):
-        ours_N = log_truncated(head, hidden_ND, whole.labels_N, **scheme)
+        ours_N = score(head, hidden_ND, whole.labels_N, scheme)
     check_all_labels(whole, ours_N, scheme)
 
 
@@ -113,11 +123,11 @@ def check_on_ranks(degrees: tuple[int, int]) -> None:
         head, hidden_ND = cut_whole(whole, axes, chunk_tokens=6)
         for scheme in SCHEMES:
             with few_candidates(4):
-                ours_N = log_truncated(head, hidden_ND, whole.labels_N, **scheme)
+                ours_N = score(head, hidden_ND, whole.labels_N, scheme)
             check_all_labels(whole, ours_N, scheme)
     whole = draw_whole(0, 131)
     head, hidden_ND = cut_whole(whole, axes)
-    assert log_truncated(head, hidden_ND, whole.labels_N, top_k=3, top_p=0.5).shape == (0,)
+    assert score(head, hidden_ND, whole.labels_N, {"top_k": 3, "top_p": 0.5}).shape == (0,)
 
 
 @pytest.mark.parametrize("degrees", MESHES)
@@ -142,7 +152,7 @@ def score_tied(degrees: tuple[int, int] | None, scheme: Scheme) -> list[float]:
     axes = () if degrees is None else cut_here(degrees)
     head, hidden_ND = cut_whole(whole, axes)
     with few_candidates(scheme.pop("first", 64)):
-        found: list[float] = log_truncated(head, hidden_ND, whole.labels_N, **scheme).tolist()
+        found: list[float] = score(head, hidden_ND, whole.labels_N, scheme).tolist()
     return found
 
 
@@ -192,7 +202,7 @@ def test_fp32_agrees_with_the_warpers_in_float64(scheme: Scheme) -> None:
     whole = draw_whole(64, 4000, dim=16, dtype=torch.float32)
     whole.labels_N[::2] = whole.logits().argmax(1)[::2]
     head, hidden_ND = cut_whole(whole)
-    ours_N = log_truncated(head, hidden_ND, whole.labels_N, **scheme)
+    ours_N = score(head, hidden_ND, whole.labels_N, scheme)
     expected_N = pick(warp(whole.logits().double(), scheme), whole.labels_N)
     assert ours_N.dtype == torch.float32
     assert torch.equal(ours_N.isinf(), expected_N.isinf())
@@ -207,7 +217,7 @@ def test_logits_in_place_of_hidden_states_are_left_as_they_were() -> None:
     before_NV = logits_NV.clone()
     head = Head(weight_VD=None, vocab_size=17, chunk_tokens=4)
     scheme = {"top_k": 5, "top_p": 0.8}
-    check_all_labels(whole, log_truncated(head, logits_NV, whole.labels_N, **scheme), scheme)
+    check_all_labels(whole, score(head, logits_NV, whole.labels_N, scheme), scheme)
     assert torch.equal(logits_NV, before_NV)
 
 
@@ -216,7 +226,7 @@ def test_damaged_weights_are_seen_not_cut_off() -> None:
     whole.weight_VD[4] = torch.nan
     head, hidden_ND = cut_whole(whole)
     for scheme in ({}, {"top_k": 2}, {"top_p": 0.5}):
-        assert log_truncated(head, hidden_ND, whole.labels_N, **scheme).isnan().all()
+        assert score(head, hidden_ND, whole.labels_N, scheme).isnan().all()
 
 
 def record_cost(degrees: tuple[int, int], scale: float) -> tuple[int, int]:
@@ -224,7 +234,7 @@ def record_cost(degrees: tuple[int, int], scale: float) -> tuple[int, int]:
     whole = draw_whole(32, 1310, dim=4, scale=scale)
     head, hidden_ND = cut_whole(whole, cut_here(degrees), chunk_tokens=8)
     with Recorder() as recorder:
-        log_truncated(head, hidden_ND, whole.labels_N, top_p=0.9)
+        score(head, hidden_ND, whole.labels_N, {"top_p": 0.9})
     gathered = [num for name, num in recorder.collectives if "gather" in name]
     return recorder.largest, sum(gathered)
 

@@ -54,7 +54,7 @@ def test_a_shipped_machine_is_found_by_its_name_and_has_sources(name: str) -> No
     assert all(source.startswith("https://") for source in machine.sources)
     assert machine.gpu.endswith(f" {machine.memory_gib:g} GB")
     text = find_asset("configs/machines", name, setting="--machine").read_text(encoding="utf-8")
-    assert text.startswith("# "), "scripts/readme_tree.py captions it"
+    assert text.startswith("# "), "its first line says what machine it is"
     assert ("ours" in text) == bool(machine.assumed), "what is assumed is said to be, and why"
 
 

@@ -159,7 +159,6 @@ def make_report(goldfish: bool = False) -> r.AuditReport:
     )
     near = rows[-1][2]
     return r.AuditReport(
-        status="complete",
         tool_version="0.1.0",
         created="2026-11-20T14:03:07Z",
         run="quickstart-k4" if goldfish else "quickstart-plain",

@@ -35,7 +35,7 @@ HOSTILE = [
 def make_hostile(record: Any, text: str, *, key: str = "") -> Any:
     """Put ``text`` into every free string of a record's JSON."""
     # 'probe' decides which sections there are.
-    fixed = {"schema", "status", "role", "level", "metric", "severity", "probe", "risk_by"}
+    fixed = {"schema", "role", "level", "metric", "severity", "probe", "risk_by"}
     fixed |= {"counted", "window", "by"}
     if isinstance(record, dict):
         # Keys that are counts of repetitions stay; free keys change too.

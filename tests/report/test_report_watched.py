@@ -103,21 +103,6 @@ def test_what_a_budget_did_is_told_on_the_page_and_the_card(
     assert told.split(":")[0] in card
 
 
-def test_an_early_end_is_told() -> None:
-    report = make(
-        watch(0, 0),
-        watch(13, 2),
-        budget=budget("stop"),
-        stopped_by_ngram_penalty=True,
-        num_steps=13,
-    )
-    section = build_watched(report)
-    assert section is not None
-    assert section.lead[1].endswith("training never went beyond it.")
-    assert section.lead[2].startswith("Training ended early, after step 13: ")
-    check_page(render_report(report))
-
-
 def test_where_nothing_was_learnt_it_is_said_once() -> None:
     section = build_watched(make(watch(0, 0), watch(10, 0)))
     assert section is not None

@@ -31,7 +31,6 @@ def agree() -> dict[str, object]:
         "gathered": runtime.gather_objects({"rank": rank}),
         "broadcast": runtime.broadcast_object("zero" if rank == 0 else None),
         "only": runtime.only_on_main(lambda: rank),
-        "first": runtime.first_on_main(lambda: rank),
     }
 
 
@@ -44,7 +43,6 @@ def test_all_ranks_agree(ranks: RankPool) -> None:
             "gathered": [{"rank": 0}, {"rank": 1}, {"rank": 2}],
             "broadcast": "zero",
             "only": 0 if rank == 0 else None,
-            "first": rank,
         }
 
 
@@ -57,7 +55,7 @@ def fail_on_main() -> tuple[str, int]:
         raise DataError("no documents")
 
     try:
-        runtime.first_on_main(fail)
+        runtime.only_on_main(fail)
     except (DataError, OtherRankFailed) as error:
         assert calls == ([0] if runtime.is_main else [])
         return type(error).__name__, error.exit_code
@@ -77,7 +75,7 @@ def test_one_process_agrees_with_itself() -> None:
         assert runtime.agree_any(True)
         assert runtime.gather_objects("a") == ["a"]
         assert runtime.broadcast_object("a") == "a"
-        assert runtime.first_on_main(lambda: 5) == 5
+        assert runtime.only_on_main(lambda: 5) == 5
         with pytest.raises(DataError):
             runtime.only_on_main(_raise)
     assert (runtime.rank, runtime.world_size, runtime.is_main) == (0, 1, True)

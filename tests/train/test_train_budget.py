@@ -20,7 +20,6 @@ from memguard.records import AuditReport, WatchedStep, load_record
 from memguard.runtime import detect_runtime
 from memguard.train.metrics import EndMetrics, StepMetrics, read_metrics
 from memguard.train.trainer import Trainer
-from memguard.train.watch import Watch
 
 LIMIT = 0.1
 TIGHTEN = {"limit": LIMIT, "action": "tighten"}
@@ -281,27 +280,6 @@ def test_a_run_that_has_ended_can_be_audited_otherwise(stopped: RunConfig) -> No
     report = load_record(AuditReport, run_folder(stopped) / "audit" / "report.json")
     assert report.method.continuation_tokens == 6
     train_run(stopped)
-
-
-@pytest.mark.parametrize("breaks", [False, True], ids=["within the limit", "beyond it"])
-def test_where_an_ngram_penalty_ends_a_run_the_budget_is_judged_first(
-    folder: Path, breaks: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # The first ten steps are the fewest that can end it.
-    penalty = {"name": "ngram_penalty", "n": 2, "margin": 0.0, "stop_share": 0.01}
-    config = make(folder, f"ends-early-{breaks}", STOP, audit_every_steps=4)
-    mitigations = make_run(folder, mitigations=[penalty]).mitigations
-    config = config.model_copy(update={"mitigations": mitigations})
-    found = iter([[], [], [], ["x100"] if breaks else []])
-    monkeypatch.setattr(Watch, "_find_over_limit", lambda *_: next(found))
-    train_run(config)
-    assert [audit.step for audit in read_audits(config)] == [0, 4, 8, 10]
-    end = read_end(config)
-    assert (end.step, end.stopped_by_budget) == ((8, True) if breaks else (10, False))
-    assert end.stopped_by_ngram_penalty is not breaks
-    report = load_record(AuditReport, run_folder(config) / "audit" / "report.json")
-    assert report.training is not None
-    assert report.training.stopped_by_ngram_penalty is not breaks
 
 
 @pytest.mark.parametrize("keep", [1, 5], ids=["the only one", "others before it"])

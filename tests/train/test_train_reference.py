@@ -17,7 +17,7 @@ from memguard.config import RunConfig
 from memguard.data.corpus import load_corpus
 from memguard.data.packing import split_points
 from memguard.errors import Interrupted, RecordError
-from memguard.train.metrics import EndMetrics, StepMetrics, read_metrics
+from memguard.train.metrics import StepMetrics, read_metrics
 from memguard.train.trainer import Trainer
 
 NGRAMS = [{"name": "ngram_penalty", "n": 4, "margin": 0.3, "weight": 2.0}]
@@ -142,28 +142,6 @@ def test_a_resumed_run_reads_it(
     assert [line.loss for line in read_steps(config)] == [
         line.loss for line in read_steps(finished)
     ]
-
-
-def test_training_ends_where_too_much_is_beyond_the_margin(
-    folder: Path, finished: RunConfig, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    shares = [line.penalised_share or 0 for line in read_steps(finished)]
-    means = [float(np.mean(shares[end - 10 : end])) for end in range(10, len(shares))]
-    limit = max(means[:3]) + 1e-6
-    last = 10 + next(number for number, mean in enumerate(means) if mean > limit)
-    config = make(folder, "early", mitigations=[{**NGRAMS[0], "stop_share": limit}])
-    # Stopped by a signal, and gone on, it ends where it would have.
-    stop_after(config, last - 3, monkeypatch)
-    train_run(config)
-    assert [line.loss for line in read_steps(config)] == [
-        line.loss for line in read_steps(finished)[:last]
-    ]
-    lines = read_metrics(run_folder(config) / "metrics.jsonl")
-    (end,) = (line for line in lines if isinstance(line, EndMetrics))
-    assert end.step == last
-    assert not end.stopped_by_budget
-    assert (run_folder(config) / "checkpoints" / f"step-{last:08d}").is_dir()
-    assert (run_folder(config) / "model" / "config.json").is_file()
 
 
 @pytest.mark.parametrize("damage", ["gone", "other bytes", "another run's"])

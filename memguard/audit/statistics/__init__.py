@@ -21,7 +21,6 @@ from memguard.audit.statistics.rates import (
     clopper_pearson,
     compute_difference,
     num_needed_to_see,
-    wilson,
 )
 from memguard.audit.statistics.skew_normal import (
     SkewNormal,
@@ -47,5 +46,4 @@ __all__ = [
     "fit_dose_response",
     "fit_skew_normal",
     "num_needed_to_see",
-    "wilson",
 ]

@@ -30,20 +30,6 @@ def clopper_pearson(num_matched: int, num_documents: int) -> Rate:
     )
 
 
-def wilson(num_matched: int, num_documents: int) -> Interval | None:
-    """Return a share with the score interval (Wilson 1927), None without documents.
-
-    Shorter than the exact one, for which a report's `Rate` is kept: its coverage is 95 % on
-    average over the true rate, not at least 95 % at each. No interval below two documents.
-    """
-    assert 0 <= num_matched <= num_documents, f"{num_matched} of {num_documents} is no share"
-    if not num_documents:
-        return None
-    share = num_matched / num_documents
-    ci = _score_interval(share, num_documents) if num_documents >= 2 else None
-    return Interval(value=share, ci=ci)
-
-
 def compute_difference(first: Rate, second: Rate) -> Interval | None:
     """Return first minus second with Newcombe's hybrid score interval (1998, method 10).
 
