@@ -39,18 +39,18 @@ import torch
 import transformers
 from rapidfuzz.distance import Levenshtein
 
+from memguard.audit.cache import Numbers
 from memguard.audit.decoding import Decoder
 from memguard.audit.extraction import TINY_MARGINS, AuditDocument, ExtractionProbe, Window
+from memguard.audit.generation import generate_edits
+from memguard.audit.membership_scores import Codec
 from memguard.audit.near_verbatim import NAMES, find_near_verbatim
-from memguard.audit.numbers import Numbers
-from memguard.audit.one_pass import OnePass
-from memguard.audit.own_passes import Codec
 from memguard.audit.passages import Asked, Passage
-from memguard.audit.procedure import plan_one_pass
+from memguard.audit.run import plan_one_pass
 from memguard.audit.scoring import ModelScorer
 from memguard.audit.suite import load_suite
-from memguard.audit.writing import generate_edits
-from memguard.parallel.vocab_checks import build_vocab_layer
+from memguard.audit.teacher_forcing import OnePass
+from memguard.model.checks import build_vocab_layer
 
 CONTINUATION_TOKENS = 50
 # Of the same two sides: what the bars ask for.

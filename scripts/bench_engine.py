@@ -41,7 +41,7 @@ PRELOADED = [
     "transformers.integrations.tensor_parallel",
     "transformers.models.llama.modeling_llama",
     "memguard.train.step",
-    "memguard.parallel.weights",
+    "memguard.hf.load",
 ]
 MIN_SPEED, MIN_GOLDFISH_SPEED, MAX_MEMORY = 1.0, 1.25, 0.8
 LR, BETAS, EPS, MAX_GRAD_NORM = 1e-3, (0.9, 0.95), 1e-8, 1.0
@@ -226,12 +226,12 @@ def run_memguard(case: Case, turns: Turns) -> float | None:
     import torch
 
     from memguard.config import OptimConfig, TrainConfig
+    from memguard.hf.load import load_model, load_sharded
+    from memguard.hf.sharded import Sharding
     from memguard.mitigation import build_mitigations
-    from memguard.parallel.assemble import Sharding
+    from memguard.model.checks import build_vocab_layer
     from memguard.parallel.mesh import build_mesh
     from memguard.parallel.mesh_shape import MeshShape
-    from memguard.parallel.vocab_checks import build_vocab_layer
-    from memguard.parallel.weights import load_model, load_sharded
     from memguard.runtime import Runtime
     from memguard.train.step import TrainStep
 

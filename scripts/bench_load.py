@@ -41,7 +41,7 @@ PRELOADED = [
     "transformers.integrations.tensor_parallel",
     "transformers.models.llama.modeling_llama",
     "accelerate.utils.fsdp_utils",
-    "memguard.parallel.weights",
+    "memguard.hf.load",
 ]
 
 
@@ -52,10 +52,10 @@ def load_memguard(folder: str) -> int:
     """`load_sharded` at (z=4) without the forward that checks the model: no peer runs one."""
     import torch
 
-    from memguard.parallel.assemble import Sharding
+    from memguard.hf.load import load_sharded
+    from memguard.hf.sharded import Sharding
     from memguard.parallel.mesh import build_mesh
     from memguard.parallel.mesh_shape import MeshShape
-    from memguard.parallel.weights import load_sharded
 
     mesh = build_mesh(MeshShape(z=NUM_RANKS), "cpu")
     layer = load_sharded(folder, Sharding(mesh=mesh, device=torch.device("cpu")), check=False)

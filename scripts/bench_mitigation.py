@@ -28,9 +28,8 @@ import transformers
 from memguard.config import GoldfishConfig, OptimConfig, TrainConfig
 from memguard.data.loader import Batch
 from memguard.mitigation import Goldfish, build_mitigations
-from memguard.mitigation.goldfish import reference_table
-from memguard.mitigation.letters import TokenLetters
-from memguard.parallel.vocab_checks import build_vocab_layer
+from memguard.mitigation.goldfish import TokenLetters, reference_table
+from memguard.model.checks import build_vocab_layer
 from memguard.runtime import Runtime
 from memguard.train.step import TrainStep
 

@@ -47,7 +47,7 @@ PRELOADED = [
     "torch.testing._internal.distributed.fake_pg",
     "transformers.models.llama.modeling_llama",
     "transformers.models.qwen3.modeling_qwen3",
-    "memguard.train.simulation",
+    "memguard.simulation.step",
 ]
 MAX_STORED_ERROR, MAX_PEAK_ERROR = 0.05, 0.15
 NUM_STEPS = 3
@@ -200,7 +200,7 @@ def predict_needed(case: Case) -> int:
 
 def simulate(case: Case) -> Memory:
     """Return what the engine's own step takes on fake tensors."""
-    from memguard.train.simulation import simulate_step
+    from memguard.simulation.step import simulate_step
 
     step = simulate_step(
         build_config(case), build_shape(case), train=build_train(case), seq_len=case.seq_len
@@ -237,7 +237,7 @@ def build_train(case: Case) -> Any:
 
 def build_settings(case: Case) -> Any:
     """Return what the planner takes of them."""
-    from memguard.parallel.traffic import StepSettings
+    from memguard.planner.traffic import StepSettings
 
     train = build_train(case)
     return StepSettings(
@@ -394,8 +394,8 @@ def build_step(case: Case, mesh: Any) -> Callable[[int], None]:
     import torch
 
     from memguard.config import OptimConfig
+    from memguard.hf.sharded import Sharding, allocate, build_meta_layer
     from memguard.mitigation import build_mitigations
-    from memguard.parallel.assemble import Sharding, allocate, build_meta_layer
     from memguard.parallel.linear import to_local
     from memguard.runtime import Runtime
     from memguard.seeds import derive_generator

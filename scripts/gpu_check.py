@@ -235,13 +235,13 @@ BESIDE = {
 def build_step(sizes: Sizes, setting: Setting, device: torch.device, **optim: Any) -> Any:
     """Make memguard's step on a fresh model, as a run makes it."""
     from memguard.config import OptimConfig, TrainConfig
+    from memguard.hf.safetensors import ModuleWeights
+    from memguard.hf.sharded import Sharding, build_meta_layer, fill_layer
     from memguard.mitigation import build_mitigations
-    from memguard.parallel.assemble import Sharding, build_meta_layer, fill_layer
+    from memguard.model.checks import build_vocab_layer
     from memguard.parallel.mesh import build_mesh
     from memguard.parallel.mesh_shape import MeshShape
     from memguard.parallel.shard import checkpoint_blocks, compile_blocks
-    from memguard.parallel.slices import ModuleWeights
-    from memguard.parallel.vocab_checks import build_vocab_layer
     from memguard.runtime import Runtime
     from memguard.train.step import TrainStep
 

@@ -36,14 +36,14 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import torch
 import transformers
 
-from memguard.cli.mesh_option import read_mesh
 from memguard.config import ParallelConfig, TrainConfig
 from memguard.errors import ConfigError, MemguardError
 from memguard.parallel.mesh_shape import MeshShape, ModelSizes, resolve_mesh
-from memguard.parallel.simulated import Calls
-from memguard.parallel.traffic import StepSettings, list_collectives
 from memguard.planner.memory import MemoryEstimate, estimate_memory
-from memguard.train.simulation import SimulatedStep, simulate_step
+from memguard.planner.traffic import StepSettings, list_collectives
+from memguard.simulation.fake_mesh import Calls
+from memguard.simulation.step import SimulatedStep, simulate_step
+from memguard.workflows.requests import read_mesh
 
 STATE_TOLERANCE, PEAK_TOLERANCE = 0.05, 0.15
 MANY, MOST_Z = 512, 128

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import hypothesis
 import pytest
+from cli_examples import save_tiny_model, write_texts
 from ranks import RankPool
 
 # No test judges how long something takes: a busy machine would fail it.
@@ -38,3 +39,20 @@ def shared_data() -> Path:
 def ranks(session_cache: Path) -> RankPool:
     """Runs a function on several ranks; the processes are forks of one that has torch already."""
     return RankPool()
+
+
+@pytest.fixture(scope="session")
+def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder with `model/` (random weights) and `documents.jsonl` (60 texts); do not write here."""
+    folder = tmp_path_factory.mktemp("tiny")
+    save_tiny_model(folder / "model")
+    write_texts(folder / "documents.jsonl")
+    return folder
+
+
+@pytest.fixture
+def folder(tiny_folder: Path, tmp_path: Path) -> Path:
+    """The same for one test, which may write there."""
+    (tmp_path / "model").symlink_to(tiny_folder / "model")
+    (tmp_path / "documents.jsonl").symlink_to(tiny_folder / "documents.jsonl")
+    return tmp_path

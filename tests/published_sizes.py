@@ -1,6 +1,6 @@
 """Sizes of published models."""
 
-from memguard.parallel.mesh_rules import ModelSizes
+from memguard.parallel.mesh_shape import ModelSizes
 
 # From the config.json published with meta-llama/Llama-3.1-405B.
 LLAMA_405B = ModelSizes(

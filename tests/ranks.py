@@ -22,7 +22,7 @@ _PRELOADED = [
     "pytest",
     "torch.distributed.fsdp",
     "transformers.models.llama.modeling_llama",
-    "memguard.parallel.assemble",
+    "memguard.hf.sharded",
     "memguard.train.trainer",
 ]
 _ENVIRONMENT = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "CUDA_VISIBLE_DEVICES": ""}

@@ -1,42 +1,42 @@
 """What a checkpoint has memorised of its documents.
 
-Greedy decoding reproduces a continuation if and only if, given everything true before it, every
+Greedy decoding reproduces a continuation if and only if, given the true tokens before it, every
 token of it is the model's first choice. So ONE teacher-forced pass decides verbatim match, first
 divergence, extraction strength, the probability of the continuation under any sampling scheme, and
 the membership scores. Near-verbatim match is decided on text that is really generated, from the
 first divergence on.
 
-asking
+running the probes
     suite.py, probes.py    eval/suites/*.yaml -> probes and their settings; the PROBES table
     selection.py           documents -> windows: long enough, sampled in each bucket, or refused
-    extraction.py, grid.py which tokens are continued
+    extraction.py          which tokens are the prefix and which the continuation
     parts.py               which part of a long document is audited
-    passages.py            what is fed to a model, and what it says of each token
+    passages.py            one model input, and the model's results for its tokens
     scoring.py             passages -> token results, by a model
-    decoding.py, beams.py  prompts -> what a model writes (rounds.py: in batches, on any mesh)
-    numbers.py, cache.py   rows of numbers, from the shelf where they were made before
-    workshop.py            the models, tokenizer, cache and ranks that are worked with
-    asking.py              each kind of question that one model is asked
-    procedure.py           all of it in order
+    decoding.py, beams.py  prompts -> generated tokens (batching.py: in batches, on any mesh)
+    cache.py               rows of numbers, kept on disk and computed once
+    context.py             the models, tokenizer, cache and process group of an audit
+    run.py                 each probe run on one model, then on the base model
 measuring
-    one_pass.py            one pass -> a row of numbers
-    near_verbatim.py       greedy text within a few edits of the true one
-    overlap.py             written against true text
-    probabilistic.py       log-probabilities -> queries
-    membership_scores.py, own_passes.py, membership.py, blind.py    trained or not?
-    kinds.py               are members and nonmembers one kind of text? before a model is loaded
-    canary_scores.py, exposure.py, privacy.py                       random secrets
-    writing.py, attacks.py what is written, and what an attacker gets
-    mask_consistency.py, reformatting.py     do copies escape the mask?
-saying
-    document_scores.py     numbers -> a record a document; scores_file.py: -> records.parquet
-    bucket_table.py        records -> the main table; every rate of extraction of each bucket
-    probe_tables.py, measures.py, doses.py   numbers -> tables, with base and control
+    teacher_forcing.py     one pass -> a row of numbers
+    near_verbatim.py       generated text within a few edits of the true one
+    overlap.py             overlap of generated and true text
+    probabilistic.py       log-probabilities -> number of queries
+    membership_scores.py, membership.py    was this text trained on? with a baseline of words alone
+    kinds.py               are members and nonmembers one kind of text? checked before a model loads
+    canaries.py            random secrets: exposure, and a lower bound on epsilon
+    generation.py          generated continuations and their overlap with the true ones
+    attacks.py             what an attacker with many queries, or with the mask, extracts
+    mask_consistency.py    do near-copies and reformatted copies escape the mask?
+results
+    document_scores.py     numbers -> a record a document <-> records.parquet
+    bucket_table.py        the main table: every rate of extraction of each bucket
+    tables.py              the other tables, with base model and control
     statistics/            rates, means, trends and their intervals
-    summary.py, verdict.py, findings.py, banners.py    what leads the page
+    summary.py, verdict.py, warnings.py    the dose-response, the verdict, and what limits it
     probe_runs.py          which probes ran, on how many documents, and why the others did not
 
-A model is asked for through protocols (`Scorer`, `AuditedModel`); who loads it, and on how many
-processes it runs, is the caller's matter. Import from the modules: only `scoring`, `decoding`,
-`beams`, `attacks` and `rounds` bring torch along.
+Models come in through protocols (`Scorer`, `AuditedModel`); who loads them, and on how many
+processes they run, is decided by the caller. Import from the modules: only `scoring`, `decoding`,
+`beams`, `attacks` and `batching` import torch.
 """

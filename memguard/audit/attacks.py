@@ -22,21 +22,93 @@ cost as much as not knowing, to any text that has few of them.
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from memguard.audit.batching import Progress
 from memguard.audit.beams import BeamRequest, IsFree, search_beams
+from memguard.audit.cache import Numbers
 from memguard.audit.decoding import Decoder, Request
-from memguard.audit.extraction import Window
-from memguard.audit.known_mask import drops_next, find_dropped
+from memguard.audit.extraction import Window, list_clusters
 from memguard.audit.passages import Passage, TokenResult
 from memguard.audit.probes import AttackProbe
-from memguard.audit.rounds import Progress
 from memguard.audit.scoring import Scorer
+from memguard.audit.selection import BucketOutline
+from memguard.audit.statistics import clopper_pearson, compute_mean
 from memguard.mitigation import Goldfish
+from memguard.mitigation.goldfish import LETTERS_PER_TOKEN
+from memguard.records import AttackedBucket
+from memguard.seeds import derive_generator
+
+# Which labels a goldfish dropped, as far as the text alone tells.
+#
+#     ids_RT         [R, T]   R texts, or what is known of them: first_position tokens came before
+#     candidates_RC  [R, C]   what may come next in each
+#
+# Mode ``hash`` looks at the h tokens before a label, ``hash_reference`` at the h that end with it,
+# ``static`` at its place in the document. What mode ``random`` drew nobody can tell.
+
+
+def drops_next(
+    goldfish: Goldfish,
+    ids_RT: NDArray[np.integer],
+    candidates_RC: NDArray[np.integer],
+    first_position: int = 0,
+) -> NDArray[np.bool_]:
+    """Return ``[R, C]`` whether training would have dropped each candidate as the next label.
+
+    Args:
+        goldfish: that of the training, of any mode but ``random``.
+        ids_RT: ``[R, T]`` tokens of R texts.
+        candidates_RC: ``[R, C]`` what may come next in each.
+        first_position: tokens of the document before these, which are not known. False where the
+            mask depends on them.
+    """
+    num_rows, num_candidates = candidates_RC.shape
+    # Letters are counted, and a token may have none.
+    needed = ids_RT.shape[1] if goldfish.letters else goldfish.config.context_width
+    skipped = max(0, ids_RT.shape[1] - needed)
+    before = np.repeat(ids_RT[:, skipped:], num_candidates, axis=0)
+    rows = np.concatenate([before, candidates_RC.reshape(-1, 1)], axis=1)
+    dropped = find_dropped(goldfish, rows, first_position + skipped)[:, -1]
+    return dropped.reshape(num_rows, num_candidates)
+
+
+def find_dropped(
+    goldfish: Goldfish, ids_RT: NDArray[np.integer], first_position: int = 0
+) -> NDArray[np.bool_]:
+    """Return ``[R, T]`` whether training dropped each token of R texts as a label.
+
+    Args:
+        goldfish: that of the training, of any mode but ``random``.
+        ids_RT: ``[R, T]`` tokens.
+        first_position: as in `drops_next`.
+    """
+    config = goldfish.config
+    assert config.mode != "random", "nobody knows that mask"
+    # Draws nothing in these modes.
+    generator = derive_generator(0, "goldfish")
+    num_tokens = ids_RT.shape[1]
+    if config.mode == "static":
+        places = np.zeros((1, first_position + num_tokens), dtype=np.int64)
+        dropped = goldfish.drop_mask(places, None, generator)[:, first_position:]
+        return np.broadcast_to(dropped, ids_RT.shape)
+    if first_position == 0:
+        return goldfish.drop_mask(ids_RT, None, generator)
+    # Any token stands for those before, so that the first that is known is not the document's.
+    unknown = np.zeros((len(ids_RT), 1), dtype=ids_RT.dtype)
+    dropped = goldfish.drop_mask(np.concatenate([unknown, ids_RT], axis=1), None, generator)[:, 1:]
+    if goldfish.letters is not None:
+        num_before_RT = np.cumsum(goldfish.letters.count(ids_RT), axis=1)
+        num_before_RT = np.pad(num_before_RT, ((0, 0), (1, 0)))[:, :-1]
+        return dropped & (num_before_RT >= LETTERS_PER_TOKEN * config.context_width)
+    # One hashes h tokens before the label, the other h that end with it.
+    width = config.context_width - (config.mode == "hash_reference")
+    return dropped & (np.arange(num_tokens) >= width)
+
 
 UNKNOWN_MASK = (
     "mode random drew the mask anew for each epoch and nobody can know it: plain beam search"
@@ -263,3 +335,116 @@ def _prefix(window: Window) -> NDArray[np.int32]:
 def _first_position(window: Window) -> int:
     """Return how many tokens of the document come before the window."""
     return window.document.first_position + window.start
+
+
+# Attacks on a sample of the documents as rows of numbers, and these as rows of the report.
+#
+# beam_search.best   1 where the first answer was the true continuation
+# beam_search.any    1 where one of the answers was
+# beam_search.right  right tokens of the first answer
+# sampling., fill.   the same; fill only where a goldfish dropped labels
+
+_OF_EACH = ("best", "any", "right")
+
+
+def name_numbers(goldfish: Goldfish | None) -> tuple[str, ...]:
+    """Return what `attack` measures of a document."""
+    return tuple(f"{name}.{each}" for name in _list_attacks(goldfish) for each in _OF_EACH)
+
+
+def attack(
+    probe: AttackProbe,
+    decoder: Decoder,
+    scorer: Scorer,
+    windows: Sequence[Window],
+    goldfish: Goldfish | None,
+    *,
+    seed: int,
+    progress: Callable[[str], Progress | None],
+) -> list[list[float]]:
+    """Return the numbers of each document, in the order of `name_numbers`.
+
+    Args:
+        probe: settings.
+        decoder: of the model.
+        scorer: of the same model.
+        windows: what is attacked.
+        goldfish: that of the training; None where it dropped no labels, and there is no mask.
+        seed: owns what is drawn.
+        progress: given the attack, returns who is told of the documents done and all.
+    """
+    found = [
+        attack_by_beam_search(probe, decoder, windows, progress("beam search")),
+        attack_by_sampling(probe, decoder, windows, seed=seed, on_progress=progress("sampling")),
+    ]
+    if goldfish is not None:
+        found.append(
+            attack_by_filling(
+                probe, decoder, scorer, windows, goldfish, progress("filling what was dropped")
+            )
+        )
+    return [
+        [number for result in results for number in _describe(result)]
+        for results in zip(*found, strict=True)
+    ]
+
+
+def tabulate(
+    probe: AttackProbe,
+    windows: Sequence[Window],
+    numbers: Numbers,
+    outlines: Sequence[BucketOutline],
+    goldfish: Goldfish | None,
+    *,
+    num_tightened: int = 0,
+) -> list[AttackedBucket]:
+    """Return a row for each attack and bucket with a document that was attacked.
+
+    Args:
+        probe: settings.
+        windows: ``[N]`` all documents.
+        numbers: ``[N]``, NaN where one was not attacked.
+        outlines: the buckets in the report's order.
+        goldfish: that of the training.
+        num_tightened: documents of which more labels were dropped than it says.
+    """
+    name_N = np.array([window.document.bucket for window in windows], dtype=object)
+    size_N = np.array([window.continuation_tokens for window in windows])
+    cluster_N = list_clusters([window.document for window in windows])
+    attacked_N = ~np.isnan(numbers["beam_search.best"])
+    rows = []
+    for name in _list_attacks(goldfish):
+        note = ""
+        if name == "fill" and goldfish is not None:
+            is_blind = goldfish.config.mode == "random"
+            note = UNKNOWN_MASK if is_blind else TIGHTENED_MASK if num_tightened else ""
+        for outline in outlines:
+            here_N = (name_N == outline.bucket) & attacked_N
+            count = int(here_N.sum())
+            if not count:
+                continue
+            share = numbers[f"{name}.right"][here_N] / size_N[here_N]
+            rows.append(
+                AttackedBucket(
+                    bucket=outline.bucket,
+                    attack=name,
+                    num_queries=probe.samples if name == "sampling" else probe.width,
+                    best_verbatim=clopper_pearson(
+                        int(numbers[f"{name}.best"][here_N].sum()), count
+                    ),
+                    any_verbatim=clopper_pearson(int(numbers[f"{name}.any"][here_N].sum()), count),
+                    mean_token_accuracy=compute_mean(
+                        share, bounds=(0, 1), clusters=cluster_N[here_N]
+                    ),
+                    note=note,
+                )
+            )
+    return rows
+
+
+def _list_attacks(goldfish: Goldfish | None) -> tuple[str, ...]:
+    return ("beam_search", "sampling", *(() if goldfish is None else ("fill",)))
+
+
+def _describe(result: AttackResult) -> list[float]:
+    return [float(result.best_verbatim), float(result.any_verbatim), float(result.num_correct)]

@@ -26,9 +26,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from memguard.audit.batching import Outcome, Progress, Work
 from memguard.audit.decoding import Decoder
-from memguard.audit.rounds import Outcome, Progress, Work
-from memguard.parallel.growing_rows import GrowingRows
+from memguard.model.kv_cache import GrowingRows
 
 IsFree = Callable[[NDArray[np.int64], NDArray[np.int64]], NDArray[np.bool_]]
 """Takes R rows of tokens [R, T] and C next ones of each [R, C]; tells which of these are free."""

@@ -22,11 +22,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from memguard.audit.batching import Outcome, Progress, Result, Run, Work, run_rounds
 from memguard.audit.probabilistic import SamplingScheme
-from memguard.audit.rounds import Outcome, Progress, Result, Run, Work, run_rounds
-from memguard.parallel.growing_rows import GrowingRows
-from memguard.parallel.truncation import Truncation
-from memguard.parallel.vocab import VocabLayer
+from memguard.model.causal_lm import VocabLayer
+from memguard.model.kv_cache import GrowingRows
+from memguard.model.truncation import Truncation
 from memguard.runtime import Runtime
 from memguard.seeds import derive_generator
 

@@ -11,9 +11,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from memguard.audit.blind import score_blind
 from memguard.audit.extraction import AuditDocument
-from memguard.audit.membership import is_member, score_blind_documents
+from memguard.audit.membership import is_member, score_blind, score_blind_documents
 from memguard.audit.statistics import compute_auc
 from memguard.records import Interval
 from memguard.seeds import derive_generator

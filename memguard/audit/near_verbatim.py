@@ -22,8 +22,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from memguard.audit.cache import Numbers
 from memguard.audit.extraction import ExtractionProbe, Window
-from memguard.audit.numbers import Numbers
 from memguard.audit.selection import choose_sample
 
 NAMES = ("num_edits", "min_gap")

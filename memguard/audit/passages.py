@@ -9,7 +9,7 @@ All windows that start at one token of a document share one passage: what a mode
 depends on what stands before it and on nothing else.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -17,6 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memguard.audit.probabilistic import SamplingScheme
+
+Decode = Callable[[NDArray[np.int32]], str]
+"""Token ids to text."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

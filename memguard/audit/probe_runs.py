@@ -8,11 +8,11 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from memguard.audit.cache import Numbers
 from memguard.audit.extraction import Window
-from memguard.audit.measures import ProbeTable
 from memguard.audit.membership import is_member
-from memguard.audit.numbers import Numbers
 from memguard.audit.suite import Suite
+from memguard.audit.tables import ProbeTable
 from memguard.records import BLIND, AttackedBucket, CanaryScores, MembershipScores, ProbeRun
 
 _COUNTED = {"canaries": "canaries", "mask_consistency": "texts"}

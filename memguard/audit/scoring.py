@@ -22,9 +22,9 @@ from torch import Tensor
 
 from memguard.audit.passages import Asked, Passage, TokenResult
 from memguard.errors import ModelError
-from memguard.parallel.token_scores import TokenScores
-from memguard.parallel.truncation import Truncation
-from memguard.parallel.vocab import VocabLayer
+from memguard.model.causal_lm import VocabLayer
+from memguard.model.token_scores import TokenScores
+from memguard.model.truncation import Truncation
 from memguard.runtime import Runtime
 
 # Of the memory that is free after a first window; the rest is for what is cut unluckily.

@@ -7,12 +7,12 @@ from pydantic import Field
 
 from memguard.assets import find_asset
 from memguard.audit.extraction import ExtractionProbe
-from memguard.audit.grid import GridProbe
 from memguard.audit.probes import (
     PROBES,
     AttackProbe,
     CanaryProbe,
     GenerationProbe,
+    GridProbe,
     MaskConsistencyProbe,
     MembershipProbe,
     Probe,

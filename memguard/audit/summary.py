@@ -1,26 +1,25 @@
 """Evidence into the report's tables, verdict and findings."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
-from memguard.audit.banners import Tally, collect_banners, is_collapsed
 from memguard.audit.bucket_table import build_buckets
-from memguard.audit.doses import compute_trends, count_copies
+from memguard.audit.cache import Numbers
 from memguard.audit.extraction import ExtractionProbe, Window, list_clusters
-from memguard.audit.findings import collect_findings
-from memguard.audit.measures import ProbeTable, build_measures
 from memguard.audit.membership import compute_membership
 from memguard.audit.near_verbatim import NearVerbatim, NotGenerated
-from memguard.audit.numbers import Numbers
-from memguard.audit.one_pass import OnePass
 from memguard.audit.probe_runs import list_probe_runs
-from memguard.audit.probe_tables import build_attack_cost, list_tables
 from memguard.audit.selection import BucketOutline
+from memguard.audit.statistics import compute_trend, fit_dose_response
 from memguard.audit.suite import Suite
-from memguard.audit.verdict import decide_verdict
+from memguard.audit.tables import ProbeTable, build_attack_cost, build_measures, list_tables
+from memguard.audit.teacher_forcing import OnePass
+from memguard.audit.verdict import collect_findings, decide_verdict
+from memguard.audit.warnings import Tally, collect_banners, is_collapsed
 from memguard.records import (
     AttackCostBucket,
     AttackedBucket,
@@ -39,6 +38,78 @@ from memguard.records import (
     ProbeRun,
     Verdict,
 )
+
+# Rates against the number of repetitions and of copies: trend, monotone fit, k-eidetic counts.
+
+COPIES = (1, 2, 5, 10)
+"""The k of k-eidetic memorisation that are counted."""
+
+
+def compute_trends(buckets: Sequence[BucketScores]) -> list[DoseTrend]:
+    """Return one trend for each rate, over the control and the trained buckets of one dose each."""
+    dosed = sorted(
+        (
+            (0 if bucket.role == "control" else bucket.num_repetitions or 0, bucket)
+            for bucket in buckets
+            if bucket.num_documents
+            and (bucket.role == "control" or (bucket.role == "trained" and bucket.num_repetitions))
+        ),
+        key=lambda pair: pair[0],
+    )
+    if len(dosed) < 2:
+        return []
+    doses = [dose for dose, _ in dosed]
+    trends = []
+    for metric in ("verbatim", "near_verbatim"):
+        known = [getattr(bucket.model, metric) for _, bucket in dosed]
+        rates = [rate for rate in known if rate is not None]
+        if len(rates) < len(known):
+            continue
+        matched = [rate.num_matched for rate in rates]
+        documents = [rate.num_documents for rate in rates]
+        trend = compute_trend(matched, documents, doses)
+        fitted = fit_dose_response(matched, documents)
+        trends.append(
+            DoseTrend(
+                metric=metric,
+                doses=doses,
+                fitted=[rate for rate in fitted if rate is not None],
+                z=None if trend is None else trend.z,
+                p_value=None if trend is None else trend.p_value,
+            )
+        )
+    return trends
+
+
+def count_copies(scores: Sequence[DocumentScore]) -> list[ExtractedCopies]:
+    """Return how many documents were recited verbatim though at most k trained ones hold them.
+
+    k-eidetic memorisation, Carlini et al. 2021, with the manifest's clusters of near-duplicates for
+    what holds a text. Empty where clusters are not known.
+    """
+    held: Counter[tuple[int | None, bool]] = Counter(
+        (score.num_copies, score.verbatim)
+        for score in scores
+        if score.role == "trained" and score.num_repetitions != 0
+    )
+    if not held or any(not copies for copies, _ in held):
+        return []
+
+    def count(k: int, *, verbatim_only: bool) -> int:
+        return sum(
+            number
+            for (copies, verbatim), number in held.items()
+            if copies is not None and copies <= k and (verbatim or not verbatim_only)
+        )
+
+    return [
+        ExtractedCopies(
+            k=k,
+            num_documents=count(k, verbatim_only=False),
+            num_extracted=count(k, verbatim_only=True),
+        )
+        for k in COPIES
+    ]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

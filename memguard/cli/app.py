@@ -6,9 +6,8 @@ from typing import Annotated, Any
 import typer
 
 import memguard
-from memguard.cli.last_words import own_rank
-from memguard.cli.launching import run_on_processes
 from memguard.errors import ConfigError
+from memguard.workflows.launch import own_rank, run_on_processes
 
 app = typer.Typer(
     name="memguard",
@@ -119,7 +118,7 @@ def plan(
     as_json: _Json = False,
 ) -> None:
     """Tell which meshes fit, and what a run would do, before anything is started."""
-    from memguard.cli.plan_request import PlanRequest
+    from memguard.workflows.requests import PlanRequest
 
     request = PlanRequest(
         config=config,
@@ -149,7 +148,7 @@ def prepare(config: _Config, overrides: _Overrides = None, as_json: _Json = Fals
     run = _load_run(config, overrides)
     _check_paths(run)
     _say("prepare: loading torch and transformers")
-    from memguard.cli.training import prepare_run
+    from memguard.workflows.train import prepare_run
 
     corpus = prepare_run(run).corpus
     _print(as_json, corpus.summary.model_dump(mode="json"), _run_folder(run) / "manifest.jsonl")
@@ -167,7 +166,7 @@ def train(
     _check_paths(run)
     run_on_processes(nproc)
     _say("train: loading torch and transformers")
-    from memguard.cli.training import train_run
+    from memguard.workflows.train import train_run
 
     outcome = train_run(run)
     _print(as_json, outcome, _run_folder(run))
@@ -250,7 +249,7 @@ def audit(
     as_json: _Json = False,
 ) -> None:
     """Measure what a model recites of its training documents."""
-    from memguard.cli.audit_request import AuditRequest
+    from memguard.workflows.requests import AuditRequest
 
     given: dict[str, Any] = {
         "suite": suite,
@@ -286,7 +285,7 @@ def audit(
     check_audit_paths(request)
     run_on_processes(nproc)
     _say("audit: loading torch and transformers")
-    from memguard.cli.auditing import audit_request
+    from memguard.workflows.audit import audit_request
 
     folder, report = audit_request(request, settings)
     _print(as_json, report.model_dump(mode="json", by_alias=True), folder / "report.html")
@@ -347,7 +346,7 @@ def compare(
             if keep_weights and out is not None:
                 raise ConfigError("--out is a comparison's; with --keep-weights there is none")
             _say(f"compare: reading {sweep}")
-            from memguard.cli.fixing import fix_run
+            from memguard.workflows.fix import fix_run
 
             fixed = fix_run(Path(sweep), out, keep_weights=keep_weights, num_processes=nproc)
             page, result = (Path(sweep), None) if fixed is None else fixed
@@ -355,7 +354,7 @@ def compare(
             return
         folders = [sweep, *(others or ())]
         _say(f"compare: reading {len(folders)} {'run' if len(folders) == 1 else 'runs'}")
-        from memguard.cli.comparing import compare_folders
+        from memguard.workflows.compare import compare_folders
 
         folder, comparison = compare_folders(folders, out)
     else:
@@ -370,7 +369,7 @@ def compare(
         for each in loaded.in_order:
             # With 'pretrain' the settings start from a model that this command trains first.
             _check_paths(each.config, has_model=each is loaded.pretrain or not loaded.pretrain)
-        from memguard.cli.sweeping import run_sweep
+        from memguard.workflows.sweep import run_sweep
 
         folder, comparison = run_sweep(loaded, num_jobs=jobs or 1)
     _print(as_json, comparison.model_dump(mode="json", by_alias=True), folder / "comparison.html")
@@ -383,7 +382,7 @@ def report(
     ],
 ) -> None:
     """Render report.html or comparison.html again from the JSON beside it."""
-    from memguard.cli.rendering import render_folder
+    from memguard.workflows.compare import render_folder
 
     typer.echo(render_folder(folder))
 

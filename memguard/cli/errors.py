@@ -12,8 +12,8 @@ from typing import NoReturn
 
 import typer
 
-from memguard.cli.last_words import LastWords, own_rank, tell
 from memguard.errors import ConfigError, Interrupted, MemguardError, OtherRankFailed
+from memguard.workflows.launch import LastWords, own_rank, tell
 
 _INTERRUPTED = 130
 _NOT_ALLOWED = (errno.EACCES, errno.EPERM, errno.EROFS)

@@ -9,11 +9,11 @@ they are fetched. No torch is imported here.
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from memguard.cli.audit_request import AuditRequest
 from memguard.config import RunConfig
 from memguard.data import sources
 from memguard.errors import DataError, ModelError
-from memguard.parallel import checkpoint_files
+from memguard.hf import checkpoint_files
+from memguard.workflows.requests import AuditRequest
 
 _DOCUMENTS = ("train", "control", "background", "heldout", "forget")
 

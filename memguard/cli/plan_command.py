@@ -6,18 +6,13 @@ from typing import Any
 
 import rich.console
 
-from memguard.cli.plan_request import (
-    PlanRequest,
-    ask_about_model,
-    ask_about_run,
-    read_model_file,
-)
-from memguard.cli.plan_screen import render_plan
-from memguard.cli.planning import make_plan, refuse_misfit
+from memguard.cli.screens import render_plan
 from memguard.config import RunConfig
 from memguard.errors import ModelError
-from memguard.parallel.mesh_rules import COMPARED_FAMILIES, ModelSizes
+from memguard.parallel.mesh_shape import COMPARED_FAMILIES, ModelSizes
 from memguard.planner.plan import Plan
+from memguard.workflows.plan import make_plan, refuse_misfit
+from memguard.workflows.requests import PlanRequest, ask_about_model, ask_about_run, read_model_file
 
 
 def run_plan(
@@ -58,9 +53,9 @@ def run_plan(
             render_plan(plan, out)
     if run is not None and with_documents:
         # Here, because a model alone is answered without loading torch.
-        from memguard.cli.dry_run_screen import render_dry_run
-        from memguard.cli.dry_running import dry_run
+        from memguard.cli.screens import render_dry_run
         from memguard.runtime import Console
+        from memguard.workflows.dry_run import dry_run
 
         result = dry_run(run, Console())
         printed["dry_run"] = result.record.model_dump(mode="json")
@@ -82,7 +77,7 @@ def _read_known_sizes(run: RunConfig) -> ModelSizes | None:
     """Return the sizes of a run's model; None where what it takes is not known."""
     if run.model.attn_implementation == "eager":
         return None  # It keeps scores of all pairs of tokens.
-    from memguard.cli.start import read_model_config
+    from memguard.workflows.setup import read_model_config
 
     config = read_model_config(run)
     if config.get_text_config().model_type not in COMPARED_FAMILIES:

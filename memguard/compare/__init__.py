@@ -1,23 +1,19 @@
 """Settings side by side: which runs a sweep needs, and what they found. No torch.
 
-    SWEEP.yaml -> sweep.py -> runs -> (cli trains them) -> comparison.py -> comparison.json
+    SWEEP.yaml -> sweep.py -> runs -> (workflows: train) -> comparison.py -> comparison.json
 
-    sweep.py          a sweep's settings as runs, checked before the first one starts
-    expansion.py      its blocks into checked run configurations
-    equal_tokens.py   settings that drop labels, with background added to make up for it
-    keys.py           a run's content hash: everything that decides its outcome
+    sweep.py          a sweep's settings as runs, each with the hash of all that decides its outcome
+    expansion.py      its blocks into checked run configurations, of equal tokens where requested
     state.py          which runs of a sweep are finished, and which go on
-    audited.py        a run's report and document scores, read back
-    comparability.py  what runs must share to stand side by side
-    comparison.py     finished runs into one comparison record
-    paired.py         paired tests: two settings on the same documents
-    pareto.py         risk against utility: each setting over its seeds, and what beats it
-    recommendation.py which setting to take, and the rule that chose it
+    audited.py        a run's report and document scores, and what runs must share
+    comparison.py     finished runs into one comparison record, with paired tests
+    front.py          risk against utility over seeds, and which setting is recommended
     fixes.py          from an audit's verdict to other settings: a table of rules
 
-Training itself is not imported: `cli` starts each run as a child process and `report` renders the
-record. A run is finished when it says so under the content hash of everything that went into it, so
-a sweep that was stopped, or whose settings were edited, trains only what is missing.
+Training itself is not imported: `workflows` starts each run as a child process and `report`
+renders the record. A run is
+finished when its record has the content hash of everything that went into it, so a sweep that was
+stopped, or whose settings were edited, trains only what is missing.
 """
 
 from memguard.compare.audited import FinishedRun, find_recited

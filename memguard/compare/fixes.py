@@ -8,7 +8,7 @@
 
 The first rule that applies is taken, one change at a time: what a report found can be told from
 what one change did about it. Nothing is changed where the audit found no more than in the control.
-Weights that must be kept can forget instead: see `memguard.cli.forgetting`.
+Weights that must be kept can forget instead: see `memguard.workflows.fix`.
 """
 
 from collections.abc import Callable, Mapping

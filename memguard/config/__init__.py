@@ -1,19 +1,15 @@
-"""What was asked: the settings of a run, checked before anything is read.
+"""The settings of a run, checked before anything is read.
 
     settings.py      what all settings have in common
-    schema.py        the settings of a run: one sentence, a unit and a default each
-    data.py          those of its documents
-    budget.py        the risk budget
-    mitigations.py   those of each mitigation, and which do not go together
-    schema_sweep.py  the settings of a sweep
-    loading.py       YAML + dotted overrides -> RunConfig; all problems together, with line, column
-    messages.py      what pydantic found wrong, as sentences a user can act on
+    schema.py        the settings of a run and of a sweep: one sentence, a unit, a default each
+    data.py          the settings of its documents
+    mitigations.py   the settings of each mitigation, and which of them conflict
+    loading.py       YAML + dotted overrides -> RunConfig; all problems at once, with line, column
     template.py      RunConfig -> commented YAML (`memguard init`)
 
-A wrong setting is told in under two seconds: nothing here imports torch.
+A wrong setting is refused in under two seconds: nothing here imports torch.
 """
 
-from memguard.config.budget import BudgetConfig
 from memguard.config.data import CanaryConfig, DataConfig, StudyConfig
 from memguard.config.loading import (
     Document,
@@ -28,14 +24,16 @@ from memguard.config.mitigations import GoldfishConfig, MitigationConfig, TokenD
 from memguard.config.schema import (
     AuditConfig,
     AxisName,
+    BudgetConfig,
     ModelConfig,
     OptimConfig,
     ParallelConfig,
     RunConfig,
     ScratchConfig,
+    SweepConfig,
+    SweepSetting,
     TrainConfig,
 )
-from memguard.config.schema_sweep import SweepConfig, SweepSetting
 from memguard.config.template import dump_yaml, render_template
 
 __all__ = [

@@ -4,10 +4,31 @@ from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import AfterValidator, Field, model_validator
 
-from memguard.config.budget import BudgetConfig
 from memguard.config.data import DataConfig
 from memguard.config.mitigations import MitigationConfig, check_forgetting, check_mitigations
 from memguard.config.settings import Fraction, Name, PositiveInt, Settings
+
+# The risk budget: how much may become extractable before training reacts.
+
+
+class BudgetConfig(Settings):
+    """How much of each trained bucket may be extracted, and what happens before more is.
+
+    Judged by the audits during training, on text that greedy decoding generates. Documents that
+    were extracted before training do not count.
+    """
+
+    metric: Literal["near_verbatim", "verbatim"] = Field(
+        "near_verbatim", description="What counts as extracted."
+    )
+    limit: Fraction = Field(0.1, description="Share of a bucket's audited documents that may.")
+    action: Literal["tighten", "stop"] = Field(
+        "tighten",
+        description="tighten: documents whose teacher-forced accuracy is halfway to 90 % are "
+        "trained with goldfish loss of a lower k, in the end without loss; stop: training ends "
+        "with the weights of the last audit within the limit.",
+    )
+
 
 AxisName = Literal["data", "z", "y", "x"]
 
@@ -286,4 +307,52 @@ class RunConfig(Settings):
                 "'data.forget' needs a trained model in 'model.path'; random weights of "
                 "'model.scratch' have nothing to forget"
             )
+        return self
+
+
+# The settings of a sweep: runs that differ in few settings, trained and compared.
+
+
+class SweepSetting(Settings):
+    """One setting of a sweep: what differs from the common run."""
+
+    name: Name = Field(description="Name of the setting in tables and charts.")
+    overrides: dict[str, Any] = Field(
+        {}, description="Settings that differ, e.g. {optim.lr: 1e-4}; not the data, model or audit."
+    )
+    mitigations: tuple[MitigationConfig, ...] = Field(
+        (), description="Mitigations of this setting; [] is the plain loss."
+    )
+
+
+class SweepConfig(Settings):
+    """Settings trained and audited on the same documents, steps and seeds, then compared."""
+
+    name: Name = Field(description="Name of the sweep; its folder is 'output_dir'/'name'.")
+    output_dir: str = Field("runs", description="Where the sweep's folder is made.")
+    pretrain: dict[str, Any] | None = Field(
+        None, description="A run trained first; its model is what every setting starts from."
+    )
+    run: dict[str, Any] = Field(
+        description="What all settings share: a run without 'name', 'seed', 'mitigations' and "
+        "'output_dir'; without 'model' where there is 'pretrain'."
+    )
+    settings: Annotated[tuple[SweepSetting, ...], Field(min_length=1)] = Field(
+        description="The settings to compare; the first is what the others are compared with."
+    )
+    seeds: Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(min_length=1)] = Field(
+        (0,), description="Each setting is trained once with each seed."
+    )
+    equal: Literal["steps", "supervised_tokens"] = Field(
+        "steps",
+        description="What settings that drop labels have as much of as the others: steps; "
+        "supervised_tokens: labels that receive loss, by more background in more steps, documents "
+        "of the study as often as before.",
+    )
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        names = [setting.name for setting in self.settings]
+        if len(set(names)) != len(names):
+            raise ValueError(f"'settings' has a name twice: {', '.join(names)}")
         return self

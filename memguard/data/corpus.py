@@ -1,6 +1,7 @@
 """Prepared documents on disk: token arrays beside the manifest."""
 
 import os
+import secrets
 import shutil
 import tempfile
 from collections.abc import Sequence
@@ -21,6 +22,7 @@ from memguard.records import (
     load_record,
     save_manifest,
     save_record,
+    write_atomically,
 )
 
 _ARRAYS = ("input_ids", "supervised", "offsets", "content_tokens", "format")
@@ -162,3 +164,19 @@ def save_corpus(
     except BaseException:
         shutil.rmtree(aside, ignore_errors=True)
         raise
+
+
+# A run's own secret: behind the hashes of its texts, and the noise of dp_sgd.
+
+
+def load_private_key(run_folder: Path) -> bytes:
+    """Return the run's own key, made at the first call.
+
+    Without it neither the texts behind hashes nor the noise of dp_sgd can be guessed at.
+    """
+    path = run_folder / "audit" / "private" / "hmac.key"
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.parent.chmod(0o700)
+        write_atomically(path, secrets.token_hex(32).encode(), mode=0o600)
+    return bytes.fromhex(path.read_text().strip())

@@ -16,8 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from memguard.data.files import IDS_COLUMN, Table
-from memguard.data.sources import read_source
+from memguard.data.sources import IDS_COLUMN, Table, read_source
 from memguard.errors import DataError
 
 Format = Literal["text", "messages", "prompt_completion"]

@@ -1,5 +1,7 @@
 """Documents into a run folder: manifest and tokens, so that every later stage reads the same."""
 
+import hashlib
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,13 +14,9 @@ from memguard.config import RunConfig
 from memguard.config.mitigations import DeduplicateConfig
 from memguard.data.buckets import Placement, place_for_study, place_for_training, remove_copies
 from memguard.data.canaries import prepare_canaries
-from memguard.data.corpus import Corpus, PreparedSummary, load_corpus, save_corpus
-from memguard.data.deduplication import find_copies, find_deduplicate, load_rensa
-from memguard.data.documents import Document, document_text, name_ids
-from memguard.data.duplicates import WordGrams
-from memguard.data.given import load_given
-from memguard.data.keys import audit_key_of, content_key, hash_entries, hash_training_texts
-from memguard.data.private_key import load_private_key
+from memguard.data.corpus import Corpus, PreparedSummary, load_corpus, load_private_key, save_corpus
+from memguard.data.documents import Document, document_text, load_documents, name_ids
+from memguard.data.duplicates import WordGrams, find_copies, find_deduplicate, load_rensa
 from memguard.data.tokenization import (
     TokenizedDocument,
     build_decoder,
@@ -29,6 +27,142 @@ from memguard.data.tokenization import (
 from memguard.errors import DataError
 from memguard.records import ManifestEntry
 from memguard.runtime import Console
+
+# Every document that a run's settings name, and which of them it shall forget.
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GivenDocuments:
+    """Documents as the settings name them, before anything is decided about them."""
+
+    pairs: list[tuple[str, Document]]
+    """(setting it came from, document)."""
+    num_empty: int
+    num_same_text: int
+    """Documents of `data.train` left out, because `data.forget` has their text."""
+
+
+def load_given(config: RunConfig, cache_dir: Path, console: Console) -> GivenDocuments:
+    """Load every source of a run.
+
+    Args:
+        config: the run's settings.
+        cache_dir: for derived sources.
+        console: says what is read.
+
+    Raises:
+        DataError: no documents, ids given twice, or nothing left to train on.
+    """
+    pairs: list[tuple[str, Document]] = []
+    num_empty = 0
+    for setting in ("train", "control", "background", "heldout", "forget"):
+        sources = [s for s in getattr(config.data, setting) if s != "remainder"]
+        if not sources:
+            continue
+        console.info(f"documents: reading {', '.join(sources)}")
+        loaded = load_documents(
+            sources,
+            setting=f"data.{setting}",
+            text_column=config.data.text_column,
+            cache_dir=cache_dir,
+        )
+        num_empty += loaded.num_empty
+        pairs += [(setting, document) for document in loaded.documents]
+    num_all = len(pairs)
+    # Before ids are compared: a list of what shall be forgotten is often cut from the documents.
+    pairs = _without_forgotten(pairs)
+    seen: dict[str, int] = {}
+    for _, document in pairs:
+        seen[document.id] = seen.get(document.id, 0) + 1
+    twice = [identifier for identifier, count in seen.items() if count > 1]
+    if twice:
+        raise DataError(
+            f"'data': {len(twice)} ids stand for more than one document "
+            f"({name_ids(twice)}). Give each its own 'id'."
+        )
+    return GivenDocuments(pairs=pairs, num_empty=num_empty, num_same_text=num_all - len(pairs))
+
+
+def _without_forgotten(pairs: list[tuple[str, Document]]) -> list[tuple[str, Document]]:
+    """Leave out documents of `data.train` whose very text is to be forgotten."""
+    texts = {hmac_text(b"", document) for name, document in pairs if name == "forget"}
+    if not texts:
+        return pairs
+    left = [
+        (name, document)
+        for name, document in pairs
+        if name != "train" or hmac_text(b"", document) not in texts
+    ]
+    if not any(name == "train" for name, _ in left):
+        raise DataError(
+            "every document of 'data.train' stands in 'data.forget' too: give documents that the "
+            "model shall retain"
+        )
+    return left
+
+
+# What prepared documents depend on, as hashes: whether what lies there is still right.
+
+
+def content_key(
+    config: RunConfig,
+    tokenizer: Any,
+    pairs: Sequence[tuple[str, Document]],
+    digests: Sequence[str],
+) -> str:
+    """Hash everything manifest and tokens depend on: texts, tokenizer, template, settings."""
+    digest = hashlib.sha256()
+    # Without canaries, or anything to forget, as it was before there were any: what was prepared
+    # then is still right.
+    without: set[str] = set()
+    if not config.data.canaries.count:
+        without.add("canaries")
+    if not config.data.forget:
+        without |= {"forget", "forget_repetitions"}
+    settings = {
+        "data": config.data.model_dump(mode="json", exclude=without),
+        "epochs": config.train.epochs,
+        "seed": config.seed,
+        "template": getattr(tokenizer, "chat_template", None),
+    }
+    deduplicate = find_deduplicate(config)
+    if deduplicate is not None:
+        settings["deduplicate"] = deduplicate.model_dump(mode="json")
+    digest.update(json.dumps(settings, sort_keys=True).encode())
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    digest.update(
+        (backend.to_str() if backend else repr(sorted(tokenizer.get_vocab().items()))).encode()
+    )
+    for (origin, document), said in zip(pairs, digests, strict=True):
+        digest.update(f"{origin}\0{document.id}\0".encode(errors="surrogatepass"))
+        digest.update(said.encode())
+    return digest.hexdigest()
+
+
+def hash_training_texts(pairs: Sequence[tuple[str, Document]], digests: Sequence[str]) -> str:
+    """Hash the texts of ``data.train`` and ``data.background``, of which ``digests`` are."""
+    digest = hashlib.sha256()
+    for (origin, _), said in zip(pairs, digests, strict=True):
+        if origin in ("train", "background"):
+            digest.update(said.encode())
+    return digest.hexdigest()
+
+
+def audit_key_of(config: RunConfig) -> str:
+    """Return the settings that decide which documents are long enough for the audit."""
+    lengths = {"suite", "continuation_tokens", "prefix_tokens", "min_prefix_tokens"}
+    return json.dumps(config.audit.model_dump(mode="json", include=lengths), sort_keys=True)
+
+
+def hash_entries(entries: Sequence[ManifestEntry]) -> str:
+    """Hash which documents there are, in which buckets; the same with and without a mitigation."""
+    digest = hashlib.sha256()
+    for entry in entries:
+        # What a mitigation takes out of training was given all the same.
+        bucket = "trained" if entry.role == "removed" else entry.bucket
+        line = f"{entry.id}\0{bucket}\0{entry.tokens_sha256}\n"
+        digest.update(line.encode(errors="surrogatepass"))
+    return digest.hexdigest()
 
 
 def prepare(

@@ -32,6 +32,11 @@ from memguard.errors import DataError
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+from collections.abc import Iterable
+
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
+
 _BATCH_DOCUMENTS = 1000
 _UNSUPERVISED = (
     "without a supervised token (the assistant says nothing, or 'data.max_document_tokens' cuts it "
@@ -280,3 +285,37 @@ def list_token_texts(tokenizer: Any) -> list[str]:
     return [
         "" if id in special_ids else text.replace("\ufffd", "") for id, text in enumerate(decoded)
     ]
+
+
+# A byte-level BPE tokenizer trained on the documents.
+
+END_OF_TEXT = "<|endoftext|>"
+
+
+def train_bpe(texts: Iterable[str], *, vocab_size: int) -> Any:
+    """Train a byte-level BPE on ``texts`` and return it as a transformers tokenizer.
+
+    Every string can be encoded (all 256 bytes are in the vocabulary). BOS, EOS and padding are the
+    same token, which the tokenizer never adds by itself.
+
+    Args:
+        texts: what to learn the merges from.
+        vocab_size: entries of the vocabulary (tokens), the 256 bytes and the special one included.
+    """
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=[END_OF_TEXT],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        bos_token=END_OF_TEXT,
+        eos_token=END_OF_TEXT,
+        pad_token=END_OF_TEXT,
+        clean_up_tokenization_spaces=False,
+    )

@@ -21,7 +21,7 @@ from transformers import LogitsProcessor
 
 from memguard.data.corpus import load_corpus
 from memguard.errors import ConfigError
-from memguard.mitigation.window_hash import WindowHash
+from memguard.mitigation.goldfish import WindowHash
 
 
 class MemFreeLogitsProcessor(LogitsProcessor):  # type: ignore[misc]

@@ -27,8 +27,8 @@ from memguard.errors import ConfigError
 from memguard.integrations.memfree import MemFreeLogitsProcessor
 from memguard.integrations.trainer_audit import MemorizationAuditCallback
 from memguard.mitigation import build_mitigations
-from memguard.parallel.head import Head
-from memguard.parallel.nll import token_terms
+from memguard.model.lm_head import Head
+from memguard.model.loss import token_terms
 from memguard.records import IGNORE_LABEL
 from memguard.seeds import derive_generator
 

@@ -1,13 +1,10 @@
 """What is done in training so that less is memorised. Pure functions of ids, labels and losses.
 
-    goldfish.py       drop one label in k, the same ones each time a text is seen
-    window_hash.py    hash of the tokens before each label, in one pass
-    letters.py        what a goldfish hashes where formatting shall not matter
-    token_dropout.py  drop labels by chance, others each time
-    ladder.py         which documents are trained with a lower k
-    losses.py         smoothing, focal, confidence penalty, clipping, flooding
-    forgetting.py     NPO and gradient ascent on documents that are to be forgotten
-    ngrams.py         a penalty on runs of labels known far better than before
+    goldfish.py       drop one label in k by a hash of the tokens before it
+    token_dropout.py  drop labels at random, different ones each time
+    k_schedule.py     which documents are trained with a lower k
+    losses.py         smoothing, focal, confidence penalty, clipping, flooding, n-gram penalty,
+                      and the losses that forget: NPO and gradient ascent
     neftune.py        noise on the embeddings, which is no defence
 
 A mitigation has a *stage* (where it acts) and *needs* (which per-token terms must be there: the
@@ -30,18 +27,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memguard.config import GoldfishConfig, MitigationConfig
-from memguard.mitigation.forgetting import GradientAscent, Npo
-from memguard.mitigation.goldfish import Goldfish
-from memguard.mitigation.letters import TokenLetters
+from memguard.mitigation.goldfish import Goldfish, TokenLetters
 from memguard.mitigation.losses import (
     ConfidencePenalty,
     Flooding,
     Focal,
+    GradientAscent,
     LabelSmoothing,
     LossClipping,
+    NgramPenalty,
+    Npo,
 )
 from memguard.mitigation.neftune import Neftune
-from memguard.mitigation.ngrams import NgramPenalty
 from memguard.mitigation.token_dropout import TokenDropout
 from memguard.records import IGNORE_LABEL
 

@@ -30,6 +30,24 @@ if TYPE_CHECKING:
 
     from memguard.mitigation import Need, Stage, TokenTerms
 
+from typing import TYPE_CHECKING
+
+from memguard.config.mitigations import GradientAscentConfig, NpoConfig
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from memguard.mitigation import Need, Stage, TokenTerms
+
+from typing import TYPE_CHECKING
+
+from memguard.config.mitigations import NgramPenaltyConfig
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from memguard.mitigation import Need, Stage, TokenTerms
+
 
 class LabelSmoothing:
     """Spread a part of each target over the vocabulary."""
@@ -105,3 +123,113 @@ class Flooding:
         """Return |l - b| + b of each label."""
         level = self.config.level
         return (loss_N - level).abs() + level
+
+
+# Post-hoc forgetting: documents of the forget list become less likely, all others are trained.
+#
+#     npo               (2 / beta) log(1 + (p(y) / p_0(y))^beta)    of each piece y of a document
+#     gradient_ascent   -min(nll_t, ceiling)                        of each of its labels
+#
+# p(y) is the probability of a piece, the product over its labels; p_0 that of the starting model.
+# NPO is Zhang et al. 2024, "Negative Preference Optimization", as it is commonly written,
+# -(2 / beta) log sigmoid(-beta log(p / p_0)); the paper was not read for this, and no figure of it
+# is
+# claimed. Its gradient is that of gradient ascent times 2 p^beta / (p^beta + p_0^beta): 1 at the
+# start, and nearly 0 once the piece has lost a few times 1 / beta nats, whatever its length. So it
+# comes to rest; plain ascent would not, and has a ceiling here.
+#
+# Both take the place of whatever loss the settings before them have made of these labels.
+
+
+class Npo:
+    """Make pieces less likely than they were, the less so the further they have fallen."""
+
+    stage: "ClassVar[Stage]" = "loss"
+    needs: "ClassVar[frozenset[Need]]" = frozenset({"nll", "reference_nll"})
+
+    def __init__(self, config: NpoConfig) -> None:
+        self.config = config
+
+    def change_losses(self, loss_N: "Tensor", terms: "TokenTerms") -> "Tensor":
+        """Return the losses, those to be forgotten an equal share of their piece's."""
+        assert terms.reference_nll_N is not None, "it was asked for"
+        assert terms.piece_N is not None, "whoever hands in the reference knows the pieces"
+        assert terms.forget_N is not None, "a run without documents to forget is refused"
+        beta, piece_N = self.config.beta, terms.piece_N
+        ratio_N = terms.reference_nll_N - terms.nll_N
+        # At most as many pieces as labels: to count them would wait for the GPU.
+        zeros_P = ratio_N.new_zeros(len(ratio_N))
+        ratio_P = zeros_P.index_add(0, piece_N, ratio_N)
+        num_labels_P = zeros_P.index_add(0, piece_N, zeros_P + 1)
+        loss_P = 2 / beta * (beta * ratio_P).logaddexp(zeros_P)
+        share_N = (loss_P / num_labels_P.clamp_min(1)).index_select(0, piece_N)
+        return share_N.where(terms.forget_N, loss_N)
+
+
+class GradientAscent:
+    """Climb each label's loss up to a ceiling."""
+
+    stage: "ClassVar[Stage]" = "loss"
+    needs: "ClassVar[frozenset[Need]]" = frozenset({"nll"})
+
+    def __init__(self, config: GradientAscentConfig) -> None:
+        self.config = config
+
+    def change_losses(self, loss_N: "Tensor", terms: "TokenTerms") -> "Tensor":
+        """Return the losses, those to be forgotten negative; at the ceiling without a gradient."""
+        assert terms.forget_N is not None, "a run without documents to forget is refused"
+        return (-terms.nll_N.clamp_max(self.config.ceiling)).where(terms.forget_N, loss_N)
+
+
+# N-gram penalty: runs of labels that the model knows far better than before cost more.
+#
+#     gain_t    = reference_nll_t - nll_t                 what training has added (nats)
+#     G_t       = mean of gain over the n labels up to t
+#     loss_t   <- loss_t + weight max(0, G_t - margin)    where all n stand in one piece
+#
+# After Slack & Al Moubayed, TACL 2025 (arXiv 2510.11372): cross-entropy plus a multiple of a
+# penalty
+# where the fine-tuned model's confidence in an n-gram exceeds the base model's. The paper's formula
+# was not seen: this is our reading of that sentence, and no figure of theirs is claimed. The base
+# model is the run's own, before its first step.
+#
+# A label counts in each of the n windows that hold it: where all are beyond the margin its gradient
+# is that of its NLL times (1 - weight). Labels that another setting dropped are passed over: the n
+# are those that receive loss.
+
+
+class NgramPenalty:
+    """Penalise what n labels in a row have gained beyond a margin."""
+
+    stage: "ClassVar[Stage]" = "loss"
+    needs: "ClassVar[frozenset[Need]]" = frozenset({"nll", "reference_nll"})
+
+    def __init__(self, config: NgramPenaltyConfig) -> None:
+        self.config = config
+
+    def change_losses(self, loss_N: "Tensor", terms: "TokenTerms") -> "Tensor":
+        """Return the losses with each window's penalty added at its last label."""
+        n = self.config.n
+        if len(loss_N) < n:
+            return loss_N
+        gain_W, whole_W = self._find_gains(terms)
+        loss_N = loss_N.clone()
+        loss_N[n - 1 :] += self.config.weight * (gain_W - self.config.margin).relu() * whole_W
+        return loss_N
+
+    def count_windows(self, terms: "TokenTerms") -> "tuple[Tensor, Tensor]":
+        """Return how many windows are beyond the margin, and how many there are."""
+        if len(terms.nll_N) < self.config.n:
+            return terms.nll_N.new_zeros(()), terms.nll_N.new_zeros(())
+        gain_W, whole_W = self._find_gains(terms)
+        return ((gain_W > self.config.margin) & whole_W).sum(), whole_W.sum()
+
+    def _find_gains(self, terms: "TokenTerms") -> "tuple[Tensor, Tensor]":
+        """Return the mean gain of each n labels in a row, and whether they stand in one piece."""
+        assert terms.reference_nll_N is not None, "it was asked for"
+        assert terms.piece_N is not None, "whoever hands in the reference knows the pieces"
+        n = self.config.n
+        gain_N = terms.reference_nll_N - terms.nll_N
+        # Pieces are numbered in the order of labels: where first and last agree, so do all between.
+        whole_W = terms.piece_N[: len(gain_N) - n + 1] == terms.piece_N[n - 1 :]
+        return gain_N.unfold(0, n, 1).mean(1), whole_W

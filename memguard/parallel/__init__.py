@@ -1,43 +1,18 @@
-"""From a checkpoint folder to hidden states and per-token losses, on one process or on a mesh.
+"""The 4D parallel algorithm: modules over the axes data, z, y and x, and nothing else.
 
-    checkpoint_files.py   is there a checkpoint at all? by the names in its folder; no torch
-    checkpoint_folder.py  what a checkpoint says before its weights are read
-    weights.py            the only place where a folder becomes a module
-    scratch.py            models that start from nothing
-    assemble.py           a sharded model: configuration -> meta -> shards -> storage -> weights
-    hf_plan.py            which role each module of a Hugging Face model plays
-    shard.py              roles applied; what is computed again; units of storage (FSDP2)
-
+    hf_plan.py            the role of each module of a Hugging Face model
+    shard.py              roles applied; activation checkpointing; units of storage (FSDP2)
     linear.py             linear layers over y and x
     embedding.py          token embedding over y and x
     norm.py               norms over sharded features
-    attention.py          attention of packed rows without the pairs that nobody sees
-    masks.py              one attention mask for all decoder blocks
-    vocab.py              the vocabulary layer: hidden states, and a head for chosen tokens only
-    vocab_checks.py       is this a causal LM as we understand it? asked of the model
-    head.py               one rank's piece of the LM head
-    nll.py                losses over a sharded vocabulary, few logits at a time
-    token_scores.py       log-probability, argmax and margin of single tokens
-    truncation.py         probability of a label under top-k and top-p sampling
-
-    mesh_shape.py         which mesh runs, or the nearest that would do; no torch
-    mesh_rules.py         what a model and a batch demand of it
+    attention.py          attention of packed rows, without pairs of different documents
+    mesh_shape.py         which mesh runs, or the nearest that would; no torch
     mesh.py               the groups of processes
     collectives.py        collectives over one axis and their gradients
-    units.py              which parameters are stored and sent together; no torch
-    traffic.py            the formula below; no torch
-    simulated.py          one rank of any mesh, without the others and without memory
-    allocations.py        how much memory tensors take, operation by operation
-
-    rectangles.py         which rectangle of each full tensor a rank stores
-    slices.py             reads rectangles from a folder or from memory
-    gather.py             a sharded tensor put together on one rank
-    safetensors_files.py  files of bounded size, written one tensor at a time
-    export.py             writes a Hugging Face folder
+    layout.py             which rectangle of each full tensor a rank stores
     local_parameters.py   parameters as the optimizer sees them: plain local tensors
 
-One process uses Hugging Face's plain modules. Everything above this package asks for hidden
-states of packed rows and for numbers per token, never for logits, so that sharding stays in here.
+One process uses Hugging Face's plain modules.
 
     ranks = data x z x y x x
     x      heads, FFN width, vocabulary             out-features of q, k, v, gate, up, head

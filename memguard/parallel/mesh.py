@@ -14,7 +14,8 @@ import torch
 from torch import distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
-from memguard.parallel.mesh_shape import AXES, AxisName, MeshShape
+from memguard.config import AxisName
+from memguard.parallel.mesh_shape import AXES, MeshShape
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

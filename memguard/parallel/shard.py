@@ -22,10 +22,10 @@ from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint
 
 from memguard.parallel.embedding import Embedding4D
 from memguard.parallel.hf_plan import PLACEMENTS, ShardingPlan, find_blocks
+from memguard.parallel.layout import find_rectangle
 from memguard.parallel.linear import Linear4D, LinearGroup4D
 from memguard.parallel.mesh import Mesh4D
 from memguard.parallel.norm import Norm4D, measure_norm
-from memguard.parallel.rectangles import find_rectangle
 
 Checkpointing = Literal["none", "full", "selective"]
 

@@ -25,14 +25,14 @@ import math
 from dataclasses import dataclass
 
 from memguard.parallel.mesh_shape import MeshShape, ModelSizes
-from memguard.parallel.traffic import (
+from memguard.planner.machine import Machine
+from memguard.planner.traffic import (
     Collective,
     StepSettings,
     TrafficAxis,
     list_collectives,
     sum_by_axis,
 )
-from memguard.planner.machine import Machine
 
 ATTAINABLE_FRACTION = 0.5
 """Share of the nominal peak that matmuls of a training step reach. An assumption."""

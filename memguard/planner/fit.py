@@ -15,11 +15,10 @@ from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 from memguard.parallel.mesh_shape import MeshShape, ModelSizes, list_meshes
-from memguard.parallel.traffic import StepSettings
-from memguard.parallel.units import block_unit, other_units
 from memguard.planner.cost import StepEstimate, estimate_step
 from memguard.planner.machine import Machine
 from memguard.planner.memory import MemoryEstimate, estimate_memory
+from memguard.planner.traffic import StepSettings, block_unit, other_units
 
 Checkpointing = Literal["none", "selective", "full"]
 _MODES: tuple[Checkpointing, ...] = get_args(Checkpointing)

@@ -26,8 +26,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, fields
 
 from memguard.parallel.mesh_shape import MeshShape, ModelSizes
-from memguard.parallel.traffic import StepSettings
-from memguard.parallel.units import Unit, block_unit, other_units
+from memguard.planner.traffic import StepSettings, Unit, block_unit, other_units
 
 _STORED_BYTES = 4
 _MOMENTS_BYTES = 8

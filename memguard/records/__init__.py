@@ -1,10 +1,9 @@
-"""What was found. No torch.
+"""Results as data. No torch.
 
     record.py      what every record is, and how it is written and read back
     manifest.py    one line a document: planned and realised
-    watched.py     what audits during training found
     scores.py      what each probe found: of a document, of a bucket, of a canary
-    audit.py       the report: findings, verdict, and the scores they rest on
+    audit.py       the report: findings, verdict and their scores; audits during training
     comparison.py  settings side by side, and paired
 
 Everything memguard writes for others to read is one of these models; a missing number is null and
@@ -14,6 +13,7 @@ counted, never NaN and never 0. `schema` names change when a reader of the old f
 from memguard.records.audit import (
     AuditReport,
     Banner,
+    Budget,
     CutDocuments,
     DataIdentity,
     Finding,
@@ -22,6 +22,8 @@ from memguard.records.audit import (
     ProbeRun,
     TrainingSummary,
     Verdict,
+    WatchedBucket,
+    WatchedStep,
 )
 from memguard.records.comparison import (
     Comparison,
@@ -66,7 +68,6 @@ from memguard.records.scores import (
     Rate,
     RiskName,
 )
-from memguard.records.watched import Budget, WatchedBucket, WatchedStep
 
 __all__ = [
     "BLIND",

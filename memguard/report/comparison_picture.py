@@ -5,20 +5,21 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from memguard.records import Comparison, ComparisonCell, FrontPoint
+from memguard.report.charts import paint_front
 from memguard.report.comparison_front import build_front
-from memguard.report.doses import (
+from memguard.report.formatting import MISSING, NBSP, clean_name, format_count, format_percent
+from memguard.report.page import FrontChart
+from memguard.report.seed_means import (
     CHART_NAME_LIMIT,
+    average,
     find_point,
     group_settings,
     list_highest,
     name_dose,
     name_first,
+    near_rate,
     pick_highest,
 )
-from memguard.report.formatting import MISSING, NBSP, format_count, format_percent
-from memguard.report.front_chart import paint_front
-from memguard.report.page import FrontChart
-from memguard.report.seed_means import average, near_rate
 from memguard.report.svg import (
     BASE,
     CARD,
@@ -28,7 +29,6 @@ from memguard.report.svg import (
     draw_svg_file,
     set_percent_axis,
 )
-from memguard.report.text import clean_name
 
 Ends = tuple[float, float] | None
 """Of an interval."""

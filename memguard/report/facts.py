@@ -5,6 +5,8 @@ from collections.abc import Mapping
 from memguard.records import AuditReport, Budget, TrainingSummary
 from memguard.report.formatting import (
     MISSING,
+    clean_name,
+    clean_text,
     format_count,
     format_duration,
     format_hash,
@@ -12,10 +14,10 @@ from memguard.report.formatting import (
     format_percent,
     format_settings,
     format_threshold,
+    shorten_place,
 )
 from memguard.report.page import Fact
-from memguard.report.prose import describe_loss_change, describe_overlap
-from memguard.report.text import clean_name, clean_text, shorten_place
+from memguard.report.texts import describe_loss_change, describe_overlap
 
 _MOST_SOURCES = 40
 _WITHIN = "Within the audited part of a document."

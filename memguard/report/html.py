@@ -13,11 +13,11 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from memguard.records import AuditReport, Comparison
+from memguard.report.audit_page import digest_report
 from memguard.report.charts import draw_chart
-from memguard.report.comparison_digest import digest_comparison
-from memguard.report.digest import digest_report
+from memguard.report.comparison_page import digest_comparison
+from memguard.report.formatting import COMMAND_LIMIT, clean_text
 from memguard.report.page import AuditPage, ComparisonPage, Figure
-from memguard.report.text import COMMAND_LIMIT, clean_text
 
 _TEMPLATES = Path(__file__).parent / "templates"
 # Cleaning spells a character out in up to ten; what the digest cut stays whole here.

@@ -8,9 +8,8 @@ and the blind baseline does not tell trained documents and control apart by thei
 from dataclasses import dataclass
 
 from memguard.records import AuditReport, BucketScores, Interval
-from memguard.report.formatting import format_points
-from memguard.report.measured import find_measured, group_measures
-from memguard.report.text import clean_name
+from memguard.report.audit_probes import find_measured, group_measures
+from memguard.report.formatting import clean_name, format_points
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

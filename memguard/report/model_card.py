@@ -11,11 +11,14 @@ from typing import Any
 import yaml
 
 from memguard.records import AuditReport, BucketScores, Rate
-from memguard.report.attack_cost import find_cost, write_cost
-from memguard.report.canaries import write_canaries
+from memguard.report.audit_attacks import find_cost, write_cost
+from memguard.report.audit_canaries import write_canaries
+from memguard.report.audit_doses import tell_budget
 from memguard.report.facts import describe_privacy
 from memguard.report.formatting import (
     MISSING,
+    clean_name,
+    clean_text,
     format_count,
     format_hash,
     format_number,
@@ -24,10 +27,10 @@ from memguard.report.formatting import (
     format_percent_ci,
     format_repetitions,
     format_settings,
+    hide_paths,
+    is_hub_id,
 )
-from memguard.report.prose import describe_loss_change, write_limits
-from memguard.report.text import clean_name, clean_text, hide_paths, is_hub_id
-from memguard.report.watched import tell_budget
+from memguard.report.texts import describe_loss_change, write_limits
 
 _MARKDOWN = re.compile(r"([\\`*_{}\[\]<>|#~$!&])")
 _LONGEST_CONFIG = 20_000

@@ -5,13 +5,12 @@
     dropout.py          set wherever the model's family has it
     embedding_noise.py  noise on the embeddings of one forward pass, where a mitigation asks
     dp_sgd.py           gradients clipped row by row, noise on their sum, and the privacy spent
-    simulation.py       the same step without peers and memory: what it takes and sends
     optim.py            AdamW, its parameter groups and the learning rate of a step
     checkpoint.py       save and resume, bit for bit; committed by rename
-    resumption.py       what a run has done so far, saved and taken up again
+    resume.py           what a run has done so far, saved and restored
     heldout.py          mean loss on documents that are never trained
-    reference.py        what the starting model says of every trained token
-    watch.py            audits during training, and what a risk budget makes of them
+    base_nll.py         NLL of every trained token under the starting model
+    audit_callback.py   audits during training, and the decisions of a risk budget
     metrics.py          metrics.jsonl and the line on the screen
 
 A step's state is (weights, AdamW's moments, step number, tally of rows fed, and with a budget what

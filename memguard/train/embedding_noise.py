@@ -16,8 +16,8 @@ from torch import Tensor
 
 from memguard.data.loader import Batch
 from memguard.mitigation import ModelMitigation
-from memguard.parallel.rectangles import Rectangle, cut
-from memguard.parallel.vocab import VocabLayer
+from memguard.model.causal_lm import VocabLayer
+from memguard.parallel.layout import Rectangle, cut
 from memguard.seeds import derive_generator
 
 

@@ -9,7 +9,7 @@ import torch
 from memguard.data.corpus import Corpus
 from memguard.data.packing import split_points
 from memguard.errors import ModelError
-from memguard.parallel.vocab import VocabLayer
+from memguard.model.causal_lm import VocabLayer
 from memguard.records import IGNORE_LABEL
 from memguard.runtime import Runtime
 from memguard.train.metrics import HeldoutMetrics

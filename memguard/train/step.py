@@ -23,13 +23,13 @@ from memguard.config import OptimConfig, TrainConfig
 from memguard.data.loader import Batch
 from memguard.errors import ModelError
 from memguard.mitigation import Mitigations
+from memguard.model.causal_lm import VocabLayer
 from memguard.parallel.local_parameters import (
     clear_gradients,
     clip_gradients,
     find_local_parameters,
     take_gradients,
 )
-from memguard.parallel.vocab import VocabLayer
 from memguard.records import IGNORE_LABEL
 from memguard.runtime import Runtime
 from memguard.seeds import derive_seed

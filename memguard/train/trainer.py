@@ -19,9 +19,11 @@ from memguard.config import OptimConfig, TrainConfig
 from memguard.data.corpus import Corpus
 from memguard.data.loader import Loader
 from memguard.errors import ConfigError, Interrupted, RecordError
-from memguard.mitigation.ladder import Ladder
-from memguard.parallel.vocab import VocabLayer
+from memguard.mitigation.k_schedule import Ladder
+from memguard.model.causal_lm import VocabLayer
 from memguard.runtime import Advance, Console, Runtime, peak_memory_bytes
+from memguard.train.audit_callback import Watch
+from memguard.train.base_nll import find_reference
 from memguard.train.dp_sgd import RowClipping, compute_privacy
 from memguard.train.heldout import choose_heldout, measure_heldout
 from memguard.train.metrics import (
@@ -32,11 +34,9 @@ from memguard.train.metrics import (
     hash_tally,
 )
 from memguard.train.optim import learning_rate
-from memguard.train.reference import find_reference
-from memguard.train.resumption import Checkpoints, Totals
+from memguard.train.resume import Checkpoints, Totals
 from memguard.train.step import TrainStep
 from memguard.train.stop_request import StopRequest
-from memguard.train.watch import Watch
 
 _HELDOUT_BATCH_TOKENS = 4096
 _MIN_LABELS_FOR_DROP_CHECK = 10_000

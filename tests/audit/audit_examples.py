@@ -10,22 +10,21 @@ import torch
 import transformers
 from numpy.typing import NDArray
 
-from memguard.audit.canary_scores import AuditCanary
+from memguard.audit.cache import Numbers
+from memguard.audit.canaries import AuditCanary
 from memguard.audit.decoding import Continuation, IsDone, Request
 from memguard.audit.extraction import AuditDocument, ExtractionProbe, Window
-from memguard.audit.grid import GridProbe
+from memguard.audit.membership_scores import Codec
 from memguard.audit.near_verbatim import NearVerbatim, NotGenerated
-from memguard.audit.numbers import Numbers
-from memguard.audit.one_pass import MAIN, OnePass
-from memguard.audit.own_passes import Codec
 from memguard.audit.passages import Asked, Passage, TokenResult
-from memguard.audit.probes import CanaryProbe, MembershipProbe, SamplingProbe
-from memguard.audit.procedure import AuditOutcome, run_audit
+from memguard.audit.probes import CanaryProbe, GridProbe, MembershipProbe, SamplingProbe
+from memguard.audit.run import AuditOutcome, run_audit
 from memguard.audit.selection import BucketOutline
 from memguard.audit.suite import Suite, load_suite
 from memguard.audit.summary import Evidence
-from memguard.parallel.vocab import VocabLayer
-from memguard.parallel.vocab_checks import build_vocab_layer
+from memguard.audit.teacher_forcing import MAIN, OnePass
+from memguard.model.causal_lm import VocabLayer
+from memguard.model.checks import build_vocab_layer
 from memguard.records import DocumentScore
 
 _FIRST_CHARACTER = 32

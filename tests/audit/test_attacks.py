@@ -26,7 +26,7 @@ from memguard.audit.probes import AttackProbe
 from memguard.audit.scoring import ModelScorer
 from memguard.config import GoldfishConfig
 from memguard.mitigation import Goldfish
-from memguard.parallel.vocab_checks import build_vocab_layer
+from memguard.model.checks import build_vocab_layer
 
 VOCAB, NUM_TRAINED, NUM_CONTROL, PREFIX, SIZE = 24, 12, 6, 23, 9
 PROBE = AttackProbe(width=64, candidates=VOCAB, samples=64)

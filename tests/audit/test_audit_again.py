@@ -24,19 +24,18 @@ from audit_examples import (
 )
 from ranks import RankPool
 
-from memguard.audit import numbers
+from memguard.audit import cache
 from memguard.audit.cache import RecordCache
+from memguard.audit.context import Workshop
 from memguard.audit.extraction import AuditDocument, ExtractionProbe
-from memguard.audit.grid import GridProbe
 from memguard.audit.passages import Asked, Passage, TokenResult
-from memguard.audit.probes import MembershipProbe, SamplingProbe
-from memguard.audit.procedure import AuditOutcome
+from memguard.audit.probes import GridProbe, MembershipProbe, SamplingProbe
+from memguard.audit.run import AuditOutcome
 from memguard.audit.scoring import ModelScorer
-from memguard.audit.workshop import Workshop
-from memguard.parallel.assemble import Sharding
+from memguard.hf.load import shard_scratch_model
+from memguard.hf.sharded import Sharding
 from memguard.parallel.mesh import build_mesh
 from memguard.parallel.mesh_shape import MeshShape
-from memguard.parallel.scratch import shard_scratch_model
 from memguard.records import DocumentScore
 from memguard.runtime import start_runtime
 
@@ -127,7 +126,7 @@ def test_whatever_numbers_depend_on_is_asked_anew(
 def test_an_interrupted_audit_goes_on_with_the_rest(
     small: list[AuditDocument], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(numbers, "_SHARD_DOCUMENTS", 5)
+    monkeypatch.setattr(cache, "_SHARD_DOCUMENTS", 5)
     suite = build_suite(ExtractionProbe(), SamplingProbe())
 
     class Stopped(Scripted):

@@ -21,9 +21,9 @@ from memguard.audit.extraction import (
 )
 from memguard.audit.passages import TokenResult
 from memguard.audit.scoring import ModelScorer
-from memguard.parallel.checkpoint_folder import load_tokenizer
-from memguard.parallel.vocab_checks import build_vocab_layer
-from memguard.parallel.weights import load_model
+from memguard.hf.checkpoint import load_tokenizer
+from memguard.hf.load import load_model
+from memguard.model.checks import build_vocab_layer
 
 MakeDocument = Callable[..., AuditDocument]
 

@@ -19,9 +19,9 @@ from hypothesis import strategies as st
 
 from memguard.audit.passages import Passage
 from memguard.audit.scoring import ModelScorer
-from memguard.parallel.checkpoint_folder import load_tokenizer
-from memguard.parallel.vocab_checks import build_vocab_layer
-from memguard.parallel.weights import load_model
+from memguard.hf.checkpoint import load_tokenizer
+from memguard.hf.load import load_model
+from memguard.model.checks import build_vocab_layer
 
 
 def _ask_us(model: Any, rows: list[tuple[list[int], list[int]]]) -> list[tuple[float, bool]]:

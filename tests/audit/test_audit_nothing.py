@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 
 from memguard.audit.extraction import ExtractionProbe
 from memguard.audit.probes import MembershipProbe
-from memguard.audit.procedure import AuditOutcome
+from memguard.audit.run import AuditOutcome
 from memguard.audit.scoring import ModelScorer
 from memguard.errors import ModelError
-from memguard.parallel.vocab_checks import build_vocab_layer
+from memguard.model.checks import build_vocab_layer
 
 
 def _check_nothing_is_found(outcome: AuditOutcome) -> None:

@@ -16,11 +16,11 @@ from memguard.audit.passages import Asked, Passage, TokenResult
 from memguard.audit.probabilistic import SamplingScheme
 from memguard.audit.scoring import ModelScorer
 from memguard.errors import ModelError
-from memguard.parallel.assemble import Sharding
+from memguard.hf.load import shard_scratch_model
+from memguard.hf.sharded import Sharding
+from memguard.model.causal_lm import VocabLayer
 from memguard.parallel.mesh import build_mesh
 from memguard.parallel.mesh_shape import MeshShape
-from memguard.parallel.scratch import shard_scratch_model
-from memguard.parallel.vocab import VocabLayer
 from memguard.runtime import start_runtime
 
 VOCAB = 61

@@ -5,13 +5,13 @@ from pathlib import Path
 import pytest
 
 from memguard.audit.extraction import ExtractionProbe
-from memguard.audit.grid import GridProbe
 from memguard.audit.membership_scores import MEMBERSHIP_SCORES
 from memguard.audit.probes import (
     PROBES,
     AttackProbe,
     CanaryProbe,
     GenerationProbe,
+    GridProbe,
     MaskConsistencyProbe,
     MembershipProbe,
     SamplingProbe,

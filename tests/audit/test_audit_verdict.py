@@ -9,13 +9,12 @@ from audit_examples import build_evidence, build_suite
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memguard.audit.banners import is_collapsed
 from memguard.audit.extraction import ExtractionProbe
-from memguard.audit.findings import MAX_FINDINGS, collect_findings
 from memguard.audit.selection import BucketOutline
 from memguard.audit.statistics import clopper_pearson
 from memguard.audit.summary import Summary, summarise
-from memguard.audit.verdict import format_percent
+from memguard.audit.verdict import MAX_FINDINGS, collect_findings, format_percent
+from memguard.audit.warnings import is_collapsed
 from memguard.records import AttackedBucket, DocumentScore
 
 MakeScore = Callable[..., DocumentScore]

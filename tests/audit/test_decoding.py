@@ -20,14 +20,13 @@ from torch.distributed.tensor import DTensor
 from memguard.audit.decoding import Continuation, Decoder, Request
 from memguard.audit.probabilistic import SamplingScheme
 from memguard.errors import ModelError
-from memguard.parallel.assemble import Sharding
-from memguard.parallel.checkpoint_folder import load_tokenizer
+from memguard.hf.checkpoint import load_tokenizer
+from memguard.hf.load import load_model, shard_scratch_model
+from memguard.hf.sharded import Sharding
+from memguard.model.causal_lm import VocabLayer
+from memguard.model.checks import build_vocab_layer
 from memguard.parallel.mesh import build_mesh
 from memguard.parallel.mesh_shape import MeshShape
-from memguard.parallel.scratch import shard_scratch_model
-from memguard.parallel.vocab import VocabLayer
-from memguard.parallel.vocab_checks import build_vocab_layer
-from memguard.parallel.weights import load_model
 from memguard.runtime import start_runtime
 
 SCHEME = SamplingScheme(temperature=0.8, top_k=12, top_p=0.9)

@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 from audit_examples import Scripted, say_by_context
 
+from memguard.audit.cache import Numbers
 from memguard.audit.document_scores import DocumentScores, judge
 from memguard.audit.extraction import AuditDocument, ExtractionProbe, Window
 from memguard.audit.near_verbatim import NearVerbatim
-from memguard.audit.numbers import Numbers
-from memguard.audit.one_pass import MAIN, OnePass
 from memguard.audit.probabilistic import SamplingScheme
+from memguard.audit.teacher_forcing import MAIN, OnePass
 from memguard.records import DocumentScore
 
 MakeDocument = Callable[..., AuditDocument]

@@ -14,14 +14,15 @@ from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
 from memguard.audit.mask_consistency import (
+    REWRITINGS,
     MaskComparison,
     MaskedText,
     compare_masks,
+    fold_text,
     measure_mask_consistency,
 )
-from memguard.audit.reformatting import REWRITINGS, fold_text
 from memguard.config import GoldfishConfig
-from memguard.data.bpe import train_bpe
+from memguard.data.tokenization import train_bpe
 from memguard.errors import ModelError
 from memguard.mitigation import Mitigations, build_mitigations
 

@@ -21,8 +21,8 @@ from memguard.audit.membership_scores import (
     compute_reference,
     compute_zlib,
 )
-from memguard.parallel.head import Head
-from memguard.parallel.token_scores import EXTRA_SCORES, TokenScores, score_tokens
+from memguard.model.lm_head import Head
+from memguard.model.token_scores import EXTRA_SCORES, TokenScores, score_tokens
 
 _logprobs = st.lists(st.floats(-40, 0), min_size=1, max_size=40)
 

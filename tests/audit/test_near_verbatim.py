@@ -12,19 +12,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 from nltk.metrics.distance import edit_distance
 
+from memguard.audit.cache import Numbers
 from memguard.audit.decoding import Decoder
 from memguard.audit.extraction import AuditDocument, ExtractionProbe, Window
+from memguard.audit.generation import generate_edits
 from memguard.audit.near_verbatim import (
     NAMES,
     EditDistance,
     NearVerbatim,
     find_near_verbatim,
 )
-from memguard.audit.numbers import Numbers
-from memguard.audit.one_pass import OnePass
 from memguard.audit.scoring import ModelScorer
-from memguard.audit.writing import generate_edits
-from memguard.parallel.vocab import VocabLayer
+from memguard.audit.teacher_forcing import OnePass
+from memguard.model.causal_lm import VocabLayer
 
 MakeDocument = Callable[..., AuditDocument]
 VOCAB, SIZE, PREFIX, END = 61, 20, 9, 7

@@ -21,9 +21,9 @@ from memguard.audit.probabilistic import (
     log10_queries,
     summarise_attack_cost,
 )
-from memguard.parallel.head import Head
-from memguard.parallel.token_scores import score_tokens
-from memguard.parallel.truncation import Truncation
+from memguard.model.lm_head import Head
+from memguard.model.token_scores import score_tokens
+from memguard.model.truncation import Truncation
 
 # 1 - e^-300 has 130 digits, and a relative error of 1e-15 is asked of a sum of such.
 _DIGITS = Context(prec=400, Emax=10**6, Emin=-(10**6))

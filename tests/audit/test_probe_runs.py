@@ -18,10 +18,9 @@ from audit_examples import (
     say_by_context,
 )
 
+from memguard.audit.context import Workshop
 from memguard.audit.extraction import ExtractionProbe
-from memguard.audit.grid import GridProbe
-from memguard.audit.probes import CanaryProbe, MaskConsistencyProbe, MembershipProbe
-from memguard.audit.workshop import Workshop
+from memguard.audit.probes import CanaryProbe, GridProbe, MaskConsistencyProbe, MembershipProbe
 from memguard.records import MaskChange, ProbeRun
 
 

@@ -11,9 +11,9 @@ import pytest
 import transformers
 from cli_examples import make_texts, read_json, run_cli, write_jsonl, write_run, write_texts
 
-from memguard.cli import auditing
 from memguard.errors import ModelError
 from memguard.records import AuditReport, BucketScores, load_record
+from memguard.workflows import audit as audit_module
 
 LENGTH = ("--continuation-tokens", 6)
 # Of the same form as the training sentences, none of them among those.
@@ -225,7 +225,7 @@ def test_nonmembers_of_another_kind_are_told_before_the_model_is_loaded(
     def load(*_: Any, **__: Any) -> Any:
         raise ModelError("weights are read")
 
-    monkeypatch.setattr(auditing, "hash_weights", load)
+    monkeypatch.setattr(audit_module, "hash_weights", load)
     outcome = run_cli("audit", "--model", folder / "model", "--out", folder / "new", *arguments)
     assert (outcome.code, outcome.err.splitlines()[-1]) == (3, "memguard: weights are read")
     assert f"warning: {banner.text}" in outcome.err
@@ -261,7 +261,7 @@ def test_the_same_command_gives_the_same_bytes(
 ) -> None:
     monkeypatch.setenv("SOURCE_DATE_EPOCH", "1700000000")
     # All that is left to differ is how long it took.
-    monkeypatch.setattr(auditing.time, "perf_counter", lambda: 0.0)
+    monkeypatch.setattr(audit_module.time, "perf_counter", lambda: 0.0)
     written = []
     for _ in range(2):
         audit(folder / "model", folder / "out", "--members", folder / "documents.jsonl", *LENGTH)

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 from cli_examples import run_cli, save_tiny_model, write_run, write_texts
 
-from memguard.cli.subjects import list_canaries
-from memguard.cli.workshop import _build_codec
 from memguard.data.corpus import load_corpus
-from memguard.parallel.checkpoint_folder import load_tokenizer
+from memguard.hf.checkpoint import load_tokenizer
 from memguard.records import AuditReport, load_record
+from memguard.workflows.audit_context import _build_codec
+from memguard.workflows.audit_inputs import list_canaries
 
 SUITE = {
     "name": "mine",

@@ -12,15 +12,15 @@ import rich.console
 from cli_examples import make_texts, read_json, run_cli, write_jsonl, write_run, write_texts
 from rich.cells import cell_len
 
-from memguard.cli import dry_running
-from memguard.cli.dry_run_screen import SHOWN_TOKENS, render_dry_run
-from memguard.cli.dry_running import DryRunResult, dry_run
-from memguard.cli.training import prepare_run
+from memguard.cli.screens import SHOWN_TOKENS, render_dry_run
 from memguard.config import load_run_config
 from memguard.errors import DataError, ModelError
 from memguard.records import load_manifest
 from memguard.runtime import Console
 from memguard.train.metrics import EndMetrics, read_metrics
+from memguard.workflows import dry_run as dry_run_module
+from memguard.workflows.dry_run import DryRunResult, dry_run
+from memguard.workflows.train import prepare_run
 
 GOLDFISH = [{"name": "goldfish", "k": 3}]
 
@@ -182,7 +182,7 @@ def test_interrupted_it_leaves_nothing_behind(
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(dry_running, "may_share_rows", interrupt)
+    monkeypatch.setattr(dry_run_module, "may_share_rows", interrupt)
     with pytest.raises(KeyboardInterrupt):
         rehearse(write_run(folder))
     assert not list(asides.iterdir())
@@ -260,8 +260,8 @@ def test_weak_audits_are_told(folder: Path) -> None:
 
 
 def test_a_disk_too_small_is_told(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    usage = dry_running.shutil.disk_usage(folder)._replace(free=999)
-    monkeypatch.setattr(dry_running.shutil, "disk_usage", lambda _: usage)
+    usage = dry_run_module.shutil.disk_usage(folder)._replace(free=999)
+    monkeypatch.setattr(dry_run_module.shutil, "disk_usage", lambda _: usage)
     result, _ = rehearse(write_run(folder))
     assert "999 B are free" in say(result, "disk")
     assert "warning: The run needs" in show(result)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from cli_examples import run_cli, write_jsonl, write_run
 
-from memguard.cli import start, training
+from memguard.workflows import setup, train
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -277,7 +277,7 @@ def test_a_full_disk(folder: Path, monkeypatch: pytest.MonkeyPatch, error: Excep
     def fail(*_: object, **__: object) -> None:
         raise error
 
-    monkeypatch.setattr(start, "export_model", fail)
+    monkeypatch.setattr(setup, "export_model", fail)
     path = write_run(folder, train={"max_steps": 1}, audit={"enabled": False})
     assert "the disk is full; what was saved before is whole" in fails(1, "train", path)
 
@@ -286,7 +286,7 @@ def test_out_of_memory(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object, **__: object) -> None:
         raise MemoryError
 
-    monkeypatch.setattr(start, "build_vocab_layer", fail)
+    monkeypatch.setattr(setup, "build_vocab_layer", fail)
     assert "lower 'train.micro_batch_size'" in fails(1, "train", write_run(folder))
 
 
@@ -294,7 +294,7 @@ def test_mistakes_of_ours_show_where(folder: Path, monkeypatch: pytest.MonkeyPat
     def fail(*_: object, **__: object) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(training, "prepare", fail)
+    monkeypatch.setattr(train, "prepare", fail)
     outcome = run_cli("train", write_run(folder))
     assert outcome.code == 1
     assert "Traceback" in outcome.err
@@ -307,7 +307,7 @@ def test_interrupted_while_preparing(folder: Path, monkeypatch: pytest.MonkeyPat
 
     path = write_run(folder, train={"max_steps": 1}, audit={"enabled": False})
     with monkeypatch.context() as patched:
-        patched.setattr(training, "prepare", interrupt)
+        patched.setattr(train, "prepare", interrupt)
         assert "run the same command again to go on" in fails(130, "train", path)
     assert run_cli("train", path).code == 0
 
@@ -341,7 +341,7 @@ def test_asked_to_stop_outside_the_steps(
 
 
 def test_two_processes_in_one_folder(folder: Path) -> None:
-    from memguard.cli.run_folder import locked
+    from memguard.workflows.run_folder import locked
 
     path = write_run(folder)
     with locked(folder / "runs" / "run"):

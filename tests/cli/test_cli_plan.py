@@ -14,7 +14,7 @@ import rich.console
 from cli_examples import Outcome, run_cli, write_run
 from tiny_llama import TINY_LLAMA
 
-from memguard.cli.plan_screen import render_plan
+from memguard.cli.screens import render_plan
 from memguard.planner.disk import format_bytes
 from memguard.planner.plan import Plan
 

@@ -10,7 +10,7 @@ from cli_examples import read_json, run_cli, write_run, write_texts
 
 from memguard.data.corpus import load_corpus
 from memguard.data.loader import Loader
-from memguard.data.schedule import plan_rows
+from memguard.data.packing import plan_rows
 from memguard.records import AuditReport, ManifestEntry, load_record
 from memguard.train.metrics import EndMetrics, HeldoutMetrics, read_metrics
 

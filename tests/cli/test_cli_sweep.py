@@ -17,9 +17,9 @@ import pytest
 import yaml
 from cli_examples import TINY_LLAMA, Outcome, read_json, run_cli, write_texts
 
-from memguard.cli import children
 from memguard.records import Comparison, load_manifest, load_record
 from memguard.train.metrics import StepMetrics, read_metrics
+from memguard.workflows import sweep as sweep_module
 
 Child = subprocess.Popen[Any]
 
@@ -89,7 +89,7 @@ def watched(run: Path, steps: int, act: Callable[[Child], None]) -> Iterator[Non
             time.sleep(0.025)
 
     watcher = threading.Thread(target=watch)
-    with mock.patch.object(children.subprocess, "Popen", remember):
+    with mock.patch.object(sweep_module.subprocess, "Popen", remember):
         watcher.start()
         yield
         watcher.join()
@@ -180,7 +180,7 @@ def test_comparison_json_holds_what_was_promised(sweep: Sweep) -> None:
 
 def test_a_second_call_trains_nothing(sweep: Sweep) -> None:
     before = (sweep.folder / "comparison.json").read_text()
-    with mock.patch.object(children.subprocess, "Popen", side_effect=AssertionError("a child")):
+    with mock.patch.object(sweep_module.subprocess, "Popen", side_effect=AssertionError("a child")):
         again = run_cli("compare", sweep.file, "--json")
     assert again.code == 0, again.err
     assert "3 of 3 runs finished before: base, none, k2" in again.err
@@ -201,7 +201,7 @@ def test_pages_are_rendered_again_from_their_json(sweep: Sweep) -> None:
 
 
 def test_other_settings_start_afresh_beside_the_old_ones(sweep: Sweep) -> None:
-    with mock.patch.object(children.subprocess, "Popen", side_effect=KeyboardInterrupt):
+    with mock.patch.object(sweep_module.subprocess, "Popen", side_effect=KeyboardInterrupt):
         outcome = run_cli("compare", sweep.file, "settings[1].mitigations[0].k=4")
     assert outcome.code == 130
     assert "2 of 3 runs finished before: base, none" in outcome.err

@@ -7,7 +7,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from memguard.audit.scores_file import build_schema
+from memguard.audit.document_scores import build_schema
 from memguard.compare import FinishedRun
 from memguard.records import (
     AuditReport,

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from compare_examples import CORRECT, write_run
 
-from memguard.cli.comparing import compare_folders
 from memguard.config import RunConfig, dump_yaml
 from memguard.errors import ConfigError, RecordError
 from memguard.records import Comparison, load_record
+from memguard.workflows.compare import compare_folders
 
 
 def write(folder: Path, name: str, *, seed: int = 0, better: bool = False, **changes: Any) -> str:

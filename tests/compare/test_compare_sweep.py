@@ -274,7 +274,7 @@ def test_keys_follow_what_decides_the_outcome(monkeypatch: pytest.MonkeyPatch) -
     assert key != key_of(SWEEP, "settings[0].mitigations=[{name: goldfish}]")
     assert key != key_of(SWEEP, "seeds=[1]")
     assert len({run.key for run in load(SWEEP | {"seeds": [0, 1]}).runs}) == 4
-    monkeypatch.setattr("memguard.compare.keys.__version__", "9")
+    monkeypatch.setattr("memguard.compare.sweep.__version__", "9")
     assert key != key_of(SWEEP)
 
 
@@ -304,7 +304,7 @@ def test_an_unreadable_source(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: Any, **__: Any) -> None:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr("memguard.compare.keys.hashlib.file_digest", refuse)
+    monkeypatch.setattr("memguard.compare.sweep.hashlib.file_digest", refuse)
     with pytest.raises(DataError, match=r"'a\.jsonl' cannot be read: Permission denied"):
         load(load_values)
 

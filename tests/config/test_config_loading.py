@@ -17,7 +17,7 @@ from memguard.config import (
     load_yaml,
     parse_key,
 )
-from memguard.config.messages import format_key
+from memguard.config.loading import format_key
 from memguard.errors import ConfigError
 
 MINIMAL = """\

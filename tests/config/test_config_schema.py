@@ -7,19 +7,13 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from memguard.config import (
-    CanaryConfig,
-    ParallelConfig,
-    RunConfig,
-    SweepConfig,
-    schema,
-    schema_sweep,
-)
-from memguard.config.messages import describe_field
+from memguard.config import CanaryConfig, ParallelConfig, RunConfig, SweepConfig, schema
+from memguard.config import schema as schema_module
+from memguard.config.loading import describe_field
 
 SETTINGS = [
     kind
-    for kind in {**vars(schema), **vars(schema_sweep)}.values()
+    for kind in {**vars(schema), **vars(schema_module)}.values()
     if isinstance(kind, type) and issubclass(kind, schema.Settings)
 ]
 RUN: dict[str, Any] = {"name": "x", "model": {"path": "m"}, "data": {"train": "a.jsonl"}}

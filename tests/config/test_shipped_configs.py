@@ -14,9 +14,9 @@ from torch.distributed.tensor import DTensor
 from memguard.assets import find_asset, list_assets
 from memguard.compare import load_sweep
 from memguard.config import CanaryConfig, RunConfig, load_run_config
-from memguard.parallel.assemble import Sharding, build_meta_layer, count_sharded_parameters
+from memguard.hf.sharded import Sharding, build_meta_layer, count_sharded_parameters
 from memguard.parallel.mesh_shape import MeshShape, ModelSizes, check_mesh, resolve_mesh
-from memguard.parallel.simulated import simulated_mesh
+from memguard.simulation.fake_mesh import simulated_mesh
 
 ROOT = Path(__file__).resolve().parents[2]
 SWEEPS = ("quickstart",)

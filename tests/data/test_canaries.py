@@ -13,7 +13,6 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from memguard.config import RunConfig
-from memguard.data.bpe import train_bpe
 from memguard.data.canaries import (
     Canary,
     choose_repetitions,
@@ -24,7 +23,7 @@ from memguard.data.canaries import (
 )
 from memguard.data.documents import document_text
 from memguard.data.duplicates import WordGrams
-from memguard.data.tokenization import TokenizedDocument, tokenize_documents
+from memguard.data.tokenization import TokenizedDocument, tokenize_documents, train_bpe
 
 # All draws here have fixed seeds: a p-value below this would be found once, and then always.
 RARE = 1e-3

@@ -9,10 +9,9 @@ from typing import Any
 import pytest
 
 from memguard.config import RunConfig
+from memguard.data.corpus import load_private_key
 from memguard.data.documents import load_documents
-from memguard.data.forget_list import ForgetList, write_forget_list
-from memguard.data.private_key import load_private_key
-from memguard.data.run_texts import read_texts
+from memguard.data.forget_list import ForgetList, read_texts, write_forget_list
 from memguard.data.tokenization import hmac_text
 from memguard.errors import DataError
 from memguard.records import ManifestEntry, load_manifest, save_manifest

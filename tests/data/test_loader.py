@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 from memguard.config import GoldfishConfig
 from memguard.data.corpus import Corpus
 from memguard.data.loader import Batch, Loader
-from memguard.data.packing import Rows, pack
-from memguard.data.schedule import plan_rows
+from memguard.data.packing import Rows, pack, plan_rows
 from memguard.mitigation import build_mitigations
 from memguard.records import IGNORE_LABEL
 

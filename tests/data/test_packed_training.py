@@ -15,8 +15,8 @@ from memguard.data.corpus import Corpus
 from memguard.data.loader import Loader
 from memguard.data.packing import pack
 from memguard.mitigation import build_mitigations
-from memguard.parallel.vocab import VocabLayer
-from memguard.parallel.vocab_checks import build_vocab_layer
+from memguard.model.causal_lm import VocabLayer
+from memguard.model.checks import build_vocab_layer
 from memguard.records import IGNORE_LABEL
 
 VOCAB_SIZE = 53

@@ -12,9 +12,9 @@ import pytest
 import rich.console
 
 from memguard.config import RunConfig
-from memguard.data.bpe import train_bpe
 from memguard.data.corpus import Corpus
 from memguard.data.prepare import prepare
+from memguard.data.tokenization import train_bpe
 from memguard.errors import DataError
 from memguard.runtime import Console
 

@@ -25,7 +25,7 @@ from memguard.integrations.transformers import (
     goldfish_loss_func,
 )
 from memguard.mitigation import build_mitigations
-from memguard.parallel.vocab_checks import build_vocab_layer
+from memguard.model.checks import build_vocab_layer
 from memguard.records import IGNORE_LABEL
 from memguard.runtime import Runtime
 from memguard.train.step import TrainStep

@@ -16,8 +16,8 @@ from memguard.config.mitigations import (
     LossClippingConfig,
 )
 from memguard.mitigation import build_mitigations
-from memguard.parallel.head import Head
-from memguard.parallel.nll import VocabTerms, token_terms
+from memguard.model.lm_head import Head
+from memguard.model.loss import VocabTerms, token_terms
 
 SETTINGS: list[tuple[Any, ...]] = [
     (LabelSmoothingConfig(name="label_smoothing"),),

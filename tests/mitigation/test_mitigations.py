@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from memguard.config import GoldfishConfig, MitigationConfig
 from memguard.config.mitigations import TokenDropoutConfig
 from memguard.mitigation import DONE_ELSEWHERE, MITIGATIONS, build_mitigations
-from memguard.parallel.nll import VocabTerms
+from memguard.model.loss import VocabTerms
 from memguard.records import IGNORE_LABEL
 
 

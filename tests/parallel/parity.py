@@ -20,12 +20,12 @@ from torch.nn import functional
 
 from memguard.config import GoldfishConfig, OptimConfig, TrainConfig
 from memguard.data.loader import Batch
+from memguard.hf.safetensors import ModuleWeights
+from memguard.hf.sharded import Sharding, build_meta_layer, check_layer, fill_layer
 from memguard.mitigation import Mitigations, build_mitigations
-from memguard.parallel.assemble import Sharding, build_meta_layer, check_layer, fill_layer
+from memguard.model.checks import keeps_documents_apart
 from memguard.parallel.mesh import Mesh4D, build_mesh
 from memguard.parallel.mesh_shape import MeshShape
-from memguard.parallel.slices import ModuleWeights
-from memguard.parallel.vocab_checks import keeps_documents_apart
 from memguard.records import IGNORE_LABEL
 from memguard.runtime import Runtime
 from memguard.seeds import derive_generator

@@ -10,7 +10,7 @@ from tiny_families import FAMILIES, build
 from torch import nn
 
 from memguard.errors import ModelError
-from memguard.parallel.assemble import Sharding, build_meta_layer
+from memguard.hf.sharded import Sharding, build_meta_layer
 from memguard.parallel.hf_plan import find_blocks, plan_sharding
 from memguard.parallel.mesh import build_mesh
 from memguard.parallel.mesh_shape import MeshShape

@@ -13,7 +13,8 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.placement_types import Replicate, Shard
 
-from memguard.parallel.assemble import Sharding, build_meta_layer, fill_layer
+from memguard.hf.safetensors import ModuleWeights
+from memguard.hf.sharded import Sharding, build_meta_layer, fill_layer
 from memguard.parallel.local_parameters import (
     LocalParameter,
     clear_gradients,
@@ -23,7 +24,6 @@ from memguard.parallel.local_parameters import (
 )
 from memguard.parallel.mesh import build_mesh
 from memguard.parallel.mesh_shape import MeshShape
-from memguard.parallel.slices import ModuleWeights
 
 # Sums of squares of some dozen float64 numbers, in another order.
 EXACT = {"rtol": 1e-14, "atol": 0.0}

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from memguard.config import ParallelConfig
 from memguard.errors import ConfigError
-from memguard.parallel.mesh_rules import ModelSizes
 from memguard.parallel.mesh_shape import (
     AXES,
     MeshShape,
+    ModelSizes,
     check_mesh,
     list_meshes,
     nearest_meshes,

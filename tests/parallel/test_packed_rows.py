@@ -8,8 +8,8 @@ import torch
 from tiny_families import FAMILIES, LEAKING, VOCAB_SIZE, build
 from torch import Tensor
 
-from memguard.parallel.vocab import VocabLayer
-from memguard.parallel.vocab_checks import build_vocab_layer, keeps_documents_apart
+from memguard.model.causal_lm import VocabLayer
+from memguard.model.checks import build_vocab_layer, keeps_documents_apart
 
 # Rows of documents by their lengths; a document of one token, and padding where a row ends early.
 ROWS = [[7, 5, 1, 4], [9, 8], [12]]

@@ -15,11 +15,11 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 from torch.nn import functional
 
-from memguard.parallel.assemble import ShardedLayer, Sharding, build_meta_layer, fill_layer
+from memguard.hf.safetensors import ModuleWeights
+from memguard.hf.sharded import ShardedLayer, Sharding, build_meta_layer, fill_layer
 from memguard.parallel.mesh import build_mesh
 from memguard.parallel.mesh_shape import MeshShape
 from memguard.parallel.shard import checkpoint_blocks
-from memguard.parallel.slices import ModuleWeights
 
 CPU = torch.device("cpu")
 # fp32: some hundred operations deep, on gradients of about 1.

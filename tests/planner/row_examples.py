@@ -7,7 +7,7 @@ import numpy as np
 from memguard.config import GoldfishConfig
 from memguard.data.corpus import Corpus, PreparedSummary
 from memguard.data.loader import Loader
-from memguard.data.schedule import plan_rows
+from memguard.data.packing import plan_rows
 from memguard.mitigation import build_mitigations
 from memguard.records import ManifestEntry
 

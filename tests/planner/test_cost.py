@@ -13,7 +13,6 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from memguard.parallel.mesh_shape import MeshShape, ModelSizes, list_meshes
 from memguard.parallel.shard import checkpoint_blocks
-from memguard.parallel.traffic import StepSettings, TrafficAxis, list_collectives, sum_by_axis
 from memguard.planner.cost import (
     ATTAINABLE_FRACTION,
     CALL_S,
@@ -24,6 +23,7 @@ from memguard.planner.cost import (
     estimate_step,
 )
 from memguard.planner.machine import Machine, load_machine
+from memguard.planner.traffic import StepSettings, TrafficAxis, list_collectives, sum_by_axis
 
 NUM_PARAMETERS_405B = 405_853_388_800
 SEQ_LEN = 2048

@@ -15,11 +15,10 @@ from ranks import RankPool
 
 from memguard.config import TrainConfig
 from memguard.parallel.mesh_shape import MeshShape, ModelSizes
-from memguard.parallel.traffic import StepSettings
-from memguard.parallel.units import block_unit, other_units
 from memguard.planner.fit import count_parameters
 from memguard.planner.memory import MemoryEstimate, estimate_memory
-from memguard.train.simulation import SimulatedStep, simulate_step
+from memguard.planner.traffic import StepSettings, block_unit, other_units
+from memguard.simulation.step import SimulatedStep, simulate_step
 
 # Measured: 5 % at most, on these cases and some hundred others. What the estimate leaves out, and
 # what at sizes as small as these is not yet lost beside the rest: statistics of norms, losses token
@@ -391,9 +390,9 @@ def test_planning_loads_no_torch() -> None:
         "memguard.planner.memory",
         "memguard.planner.fit",
         "memguard.planner.plan",
-        "memguard.cli.plan_request",
-        "memguard.cli.planning",
-        "memguard.cli.plan_screen",
+        "memguard.workflows.requests",
+        "memguard.workflows.plan",
+        "memguard.cli.screens",
         "memguard.cli.plan_command",
     ]
     code = f"import sys, {', '.join(modules)}; print('torch' in sys.modules)"

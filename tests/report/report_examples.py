@@ -6,8 +6,7 @@ from typing import Any
 from scipy.stats import beta
 
 from memguard import records as r
-from memguard.compare.pareto import mark_dominated
-from memguard.compare.recommendation import recommend
+from memguard.compare.front import mark_dominated, recommend
 
 
 def make_rate(matched: int, documents: int) -> r.Rate:

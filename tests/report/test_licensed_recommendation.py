@@ -9,8 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from licensed_checks import Said, Sentence, check_sentences
 
-from memguard.compare.pareto import mark_dominated
-from memguard.compare.recommendation import recommend
+from memguard.compare.front import mark_dominated, recommend
 from memguard.records import FrontPoint, Interval, RiskName
 
 Points = Sequence[FrontPoint]

@@ -11,7 +11,7 @@ from licensed_checks import Said, Sentence, check_sentences
 from licensed_verdict import HOW, VERDICT, list_exceeding
 
 from memguard import records as r
-from memguard.report.digest import VERDICT_LABELS, digest_report
+from memguard.report.audit_page import VERDICT_LABELS, digest_report
 
 
 def gain(documents: list[Document]) -> float:

@@ -9,9 +9,8 @@ from page_checks import check_page, words_of
 
 from memguard import records as r
 from memguard.report import render_model_card, render_report
-from memguard.report.canaries import build_canaries, write_canaries
+from memguard.report.audit_canaries import build_canaries, build_exposure, write_canaries
 from memguard.report.charts import draw_chart
-from memguard.report.exposure import build_exposure
 
 
 def show(canaries: r.CanaryScores | None) -> str:

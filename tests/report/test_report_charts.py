@@ -7,10 +7,9 @@ import matplotlib
 import pytest
 import report_examples as examples
 
+from memguard.report.audit_doses import build_dose_response
 from memguard.report.charts import draw_chart
-from memguard.report.comparison_figures import build_trends
-from memguard.report.comparison_front import build_front
-from memguard.report.dose_response import build_dose_response
+from memguard.report.comparison_front import build_front, build_trends
 from memguard.report.page import Figure, FrontChart, Line, LineChart, Mark, Point
 from memguard.report.svg import COLOURS
 

@@ -6,10 +6,10 @@ import report_examples as examples
 from page_checks import check_page, words_of
 
 from memguard import records as r
-from memguard.compare.recommendation import recommend
+from memguard.compare.front import recommend
 from memguard.report import render_comparison, render_comparison_chart
-from memguard.report.comparison_figures import build_trends
-from memguard.report.comparison_gains import build_gains
+from memguard.report.comparison_front import build_trends
+from memguard.report.comparison_tables import build_gains
 from memguard.report.page import LineChart
 
 

@@ -8,12 +8,10 @@ from page_checks import check_page, words_of
 
 from memguard import records as r
 from memguard.report import render_report
-from memguard.report.counterfactual import build_counterfactual
-from memguard.report.generation import build_generation
-from memguard.report.grid import build_grid
-from memguard.report.masks import build_masks
+from memguard.report.audit_doses import build_copies, build_trends
+from memguard.report.audit_membership import build_counterfactual, build_masks
+from memguard.report.audit_probes import build_generation, build_grid
 from memguard.report.page import Row
-from memguard.report.trends import build_copies, build_trends
 
 
 def texts(row: Row) -> list[str]:

@@ -12,9 +12,8 @@ from page_checks import check_page, words_of
 
 from memguard import records as r
 from memguard.report import render_comparison
-from memguard.report.charts import draw_chart
+from memguard.report.charts import draw_chart, spread_evenly
 from memguard.report.comparison_front import build_front, name_dominators, show_risk
-from memguard.report.front_chart import spread_evenly
 from memguard.report.page import FrontChart
 
 

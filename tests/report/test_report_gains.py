@@ -8,7 +8,7 @@ from page_checks import check_page, words_of
 
 from memguard import records as r
 from memguard.report import render_comparison
-from memguard.report.comparison_gains import build_gains
+from memguard.report.comparison_tables import build_gains
 from memguard.report.page import Row, Table
 from memguard.report.seed_means import show_cost, show_loss
 

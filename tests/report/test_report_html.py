@@ -17,7 +17,7 @@ from page_checks import check_page, words_of
 
 from memguard import records as r
 from memguard.report import render_comparison, render_report
-from memguard.report.text import clean_text
+from memguard.report.formatting import clean_text
 
 ROOT = Path(__file__).resolve().parents[2]
 HOSTILE = [

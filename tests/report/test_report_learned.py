@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from memguard import records as r
 from memguard.audit.extraction import AuditDocument
-from memguard.audit.measures import ProbeTable, build_measures
 from memguard.audit.selection import BucketOutline
+from memguard.audit.tables import ProbeTable, build_measures
 from memguard.report.learned import find_learned, tell_learned
 
 NUM_DOCUMENTS = 40

@@ -6,7 +6,7 @@ from page_checks import check_page, words_of
 
 from memguard import records as r
 from memguard.report import render_report
-from memguard.report.membership import build_membership, warn_of_blind
+from memguard.report.audit_membership import build_membership, warn_of_blind
 from memguard.report.page import Table
 
 

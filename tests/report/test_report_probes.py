@@ -8,10 +8,10 @@ from pydantic import ValidationError
 
 from memguard import records as r
 from memguard.report import render_model_card, render_report
-from memguard.report.attack_cost import build_attack_section
-from memguard.report.canaries import build_canaries
-from memguard.report.membership import write_membership_note
-from memguard.report.probes import describe_not_run, describe_probes, write_not_run, write_ran
+from memguard.report.audit_attacks import build_attack_section
+from memguard.report.audit_canaries import build_canaries
+from memguard.report.audit_membership import write_membership_note
+from memguard.report.audit_probes import describe_not_run, describe_probes, write_not_run, write_ran
 
 WHY = {
     "membership": "no control documents",

@@ -6,8 +6,8 @@ from page_checks import check_page, words_of
 
 from memguard import records as r
 from memguard.report import render_model_card, render_report
+from memguard.report.audit_doses import build_watched
 from memguard.report.page import LineChart
-from memguard.report.watched import build_watched
 
 STEPS = (0, 10, 20)
 

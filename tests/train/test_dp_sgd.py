@@ -13,21 +13,21 @@ from tiny_families import build
 from torch import nn
 from torch.nn import functional
 
-from memguard.cli import training
-from memguard.cli.training import train_run
 from memguard.config import OptimConfig, RunConfig, TrainConfig
 from memguard.config.mitigations import DpSgdConfig
 from memguard.data.loader import Batch
 from memguard.errors import ConfigError
 from memguard.mitigation import build_mitigations
+from memguard.model.checks import build_vocab_layer
 from memguard.parallel.local_parameters import LocalParameter
-from memguard.parallel.vocab_checks import build_vocab_layer
 from memguard.records import AuditReport, load_manifest, load_record
 from memguard.runtime import Runtime
 from memguard.seeds import derive_secret_generator
 from memguard.train.dp_sgd import RowClipping, compute_privacy
 from memguard.train.metrics import EndMetrics, read_metrics
 from memguard.train.step import TrainStep
+from memguard.workflows import train
+from memguard.workflows.train import train_run
 
 X = -100
 
@@ -243,7 +243,7 @@ def test_where_it_cannot_be_it_is_refused(tmp_path: Path, monkeypatch: pytest.Mo
         )
     run: RunConfig = make_run(tmp_path, mitigations=[dp_sgd])
     mesh: Any = SimpleNamespace(mesh=SimpleNamespace(shape="(data=1, z=2, y=1, x=1)"))
-    monkeypatch.setattr(training, "load_accountant", lambda: None)
+    monkeypatch.setattr(train, "load_accountant", lambda: None)
     with pytest.raises(ConfigError, match="dp_sgd clips row by row on one process"):
-        training._check_privacy(run, mesh)
-    training._check_privacy(run, SimpleNamespace(mesh=None))  # type: ignore[arg-type]
+        train._check_privacy(run, mesh)
+    train._check_privacy(run, SimpleNamespace(mesh=None))  # type: ignore[arg-type]

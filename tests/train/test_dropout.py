@@ -10,11 +10,11 @@ from run_examples import make_run
 from tiny_llama import TINY_LLAMA
 from transformers.models.falcon import modeling_falcon
 
-from memguard.cli.start import check_dropout
-from memguard.cli.training import train_run
 from memguard.errors import ConfigError, ModelError
 from memguard.train.dropout import set_dropout
 from memguard.train.metrics import HeldoutMetrics, StepMetrics, read_metrics
+from memguard.workflows.setup import check_dropout
+from memguard.workflows.train import train_run
 
 FALCON = {
     "model_type": "falcon",

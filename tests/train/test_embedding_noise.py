@@ -12,8 +12,8 @@ from tiny_families import build
 from memguard.config.mitigations import NeftuneConfig
 from memguard.data.loader import Batch
 from memguard.mitigation.neftune import Neftune
+from memguard.model.checks import build_vocab_layer
 from memguard.parallel.mesh import Axis
-from memguard.parallel.vocab_checks import build_vocab_layer
 from memguard.train.embedding_noise import added_to_embeddings, draw_noise
 
 LENGTHS = [7, 3, 5, 0]

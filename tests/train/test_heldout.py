@@ -8,12 +8,12 @@ from tiny_families import VOCAB_SIZE, build
 from torch import distributed as dist
 
 from memguard.data.corpus import Corpus, PreparedSummary
-from memguard.parallel.assemble import Sharding, build_meta_layer, fill_layer
+from memguard.hf.safetensors import ModuleWeights
+from memguard.hf.sharded import Sharding, build_meta_layer, fill_layer
+from memguard.model.causal_lm import VocabLayer
+from memguard.model.checks import build_vocab_layer
 from memguard.parallel.mesh import build_mesh
 from memguard.parallel.mesh_shape import MeshShape
-from memguard.parallel.slices import ModuleWeights
-from memguard.parallel.vocab import VocabLayer
-from memguard.parallel.vocab_checks import build_vocab_layer
 from memguard.records import ManifestEntry
 from memguard.runtime import Runtime
 from memguard.train.heldout import measure_heldout

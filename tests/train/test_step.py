@@ -13,7 +13,7 @@ from memguard.config import OptimConfig, TrainConfig
 from memguard.config.mitigations import NgramPenaltyConfig, NpoConfig
 from memguard.data.loader import Batch
 from memguard.mitigation import build_mitigations
-from memguard.parallel.vocab_checks import build_vocab_layer
+from memguard.model.checks import build_vocab_layer
 from memguard.records import IGNORE_LABEL
 from memguard.runtime import Runtime
 from memguard.train.step import TrainStep

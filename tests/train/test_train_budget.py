@@ -11,15 +11,15 @@ from run_examples import make_run, write_documents
 from safetensors.torch import load_file
 
 from memguard.audit.suite import load_suite
-from memguard.cli.subjects import describe_run
-from memguard.cli.training import train_run
-from memguard.cli.workshop import open_workshop
 from memguard.config import RunConfig
 from memguard.errors import ConfigError, Interrupted, RecordError
 from memguard.records import AuditReport, WatchedStep, load_record
 from memguard.runtime import detect_runtime
 from memguard.train.metrics import EndMetrics, StepMetrics, read_metrics
 from memguard.train.trainer import Trainer
+from memguard.workflows.audit_context import open_workshop
+from memguard.workflows.audit_inputs import describe_run
+from memguard.workflows.train import train_run
 
 LIMIT = 0.1
 TIGHTEN = {"limit": LIMIT, "action": "tighten"}
@@ -245,7 +245,7 @@ def test_a_stopped_run_killed_before_its_export_keeps_its_weights(
         raise Killed
 
     with monkeypatch.context() as patch:
-        patch.setattr("memguard.cli.training.save_manifest", die)
+        patch.setattr("memguard.workflows.train.save_manifest", die)
         with pytest.raises(Killed):
             train_run(config)
     assert (run_folder(config) / "checkpoints" / f"step-{newer:08d}").is_dir()

@@ -8,12 +8,12 @@ import pytest
 import yaml
 from run_examples import make_run, write_documents
 
-from memguard.cli.training import train_run
 from memguard.config import RunConfig, dump_yaml
 from memguard.errors import ConfigError
 from memguard.records import AuditReport, ManifestEntry, load_manifest, load_record
 from memguard.train.metrics import EndMetrics, StepMetrics, read_metrics
 from memguard.train.trainer import Trainer
+from memguard.workflows.train import train_run
 
 GOLDFISH = {"name": "goldfish", "k": 3, "context_width": 3}
 

@@ -7,12 +7,12 @@ import pytest
 import yaml
 from run_examples import make_run, write_documents
 
-from memguard.cli.dry_running import dry_run
-from memguard.cli.training import train_run
 from memguard.config import RunConfig, load_yaml
 from memguard.records import AuditReport, BucketScores, load_record
 from memguard.runtime import Console
 from memguard.train.metrics import HeldoutMetrics, read_metrics
+from memguard.workflows.dry_run import dry_run
+from memguard.workflows.train import train_run
 
 _NUM_FORGOTTEN = 8
 WAYS: list[dict[str, Any]] = [{"name": "npo", "beta": 0.02}, {"name": "gradient_ascent"}]

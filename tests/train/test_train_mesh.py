@@ -10,14 +10,14 @@ import pytest
 from ranks import RankPool
 from run_examples import make_run
 
-from memguard.cli.audit_request import AuditRequest
-from memguard.cli.auditing import audit_request
-from memguard.cli.training import train_run
 from memguard.config import RunConfig
 from memguard.errors import Interrupted
 from memguard.records import AuditReport, load_record
 from memguard.train.metrics import HeldoutMetrics, StepMetrics, read_metrics
 from memguard.train.trainer import Trainer
+from memguard.workflows.audit import audit_request
+from memguard.workflows.requests import AuditRequest
+from memguard.workflows.train import train_run
 
 GOLDFISH = [{"name": "goldfish", "k": 3, "context_width": 3}]
 

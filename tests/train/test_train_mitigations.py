@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from run_examples import make_run, write_documents
 
-from memguard.cli.training import train_run
 from memguard.config import RunConfig
 from memguard.records import AuditReport, load_manifest, load_record
 from memguard.train.metrics import EndMetrics, StepMetrics, read_metrics
+from memguard.workflows.train import train_run
 
 LOSSES: list[dict[str, Any]] = [
     {"name": "label_smoothing"},

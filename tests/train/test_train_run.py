@@ -16,10 +16,9 @@ import transformers
 from run_examples import make_run
 from safetensors.torch import load_file
 
-from memguard.cli.training import prepare_run, train_run
 from memguard.config import RunConfig, dump_yaml
 from memguard.data.corpus import load_corpus
-from memguard.data.schedule import plan_rows
+from memguard.data.packing import plan_rows
 from memguard.errors import ConfigError, DataError, RecordError
 from memguard.parallel.local_parameters import find_local_parameters
 from memguard.records import AuditReport, load_manifest, load_record
@@ -27,6 +26,7 @@ from memguard.runtime import Runtime
 from memguard.train.checkpoint import TrainState, load_checkpoint
 from memguard.train.metrics import EndMetrics, HeldoutMetrics, StepMetrics, read_metrics
 from memguard.train.optim import build_optimizer
+from memguard.workflows.train import prepare_run, train_run
 
 GOLDFISH = [{"name": "goldfish", "k": 3, "context_width": 3}]
 

@@ -1,0 +1,433 @@
+"""What random secrets show: exposure, recitation, and a lower bound of the privacy loss.
+
+Each canary was trained or not by the toss of a coin; those that were not are the references. What
+is measured is the secret alone, given the true prefix before it.
+
+Only secrets of one length in tokens are compared with each other, because a sum of nll over more
+tokens is another number: ranks and guesses are of the length that most secrets have. Of the
+canaries that `memguard.data` draws that is all of them; older runs may hold others, which are
+counted and listed but not ranked. Which ones does not depend on the coins, so the bound holds.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy import special
+
+from memguard.audit.cache import Numbers
+from memguard.audit.extraction import AuditDocument, ExtractionProbe
+from memguard.audit.probes import CanaryProbe
+from memguard.audit.statistics import clopper_pearson, compute_skew_normal_logcdf, fit_skew_normal
+from memguard.records import CanaryScore, CanaryScores
+
+# Canary exposure in bits: by rank among references, and extrapolated.
+#
+#     by rank         log2(num_references) - log2(rank),  rank = 1 + references at or below the
+# canary
+#     extrapolated    -log2 P(a reference's nll <= the canary's), skew normal fitted to references
+#
+# Carlini et al., "The Secret Sharer" (2019). A canary is a random secret that was trained;
+# references have the same form and were never inserted. A canary that left no trace is a reference
+# like any other: its exposure has a median of about 1 bit and reaches b bits with a probability of
+# at most 2^-b. The rank cannot say more than log2(num_references) bits; beyond it only the
+# extrapolation can, and that is the word of a fitted curve, not of a reference.
+#
+# Ties count against exposure, so a model that gives every string one nll exposes nothing (slightly
+# less than 0 bits).
+
+MIN_REFERENCES_TO_EXTRAPOLATE = 8
+"""Below, the fit says nothing of the tail: from 8 references, 20 true bits read as 11 to 39."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Exposures:
+    """C canaries among references of the same form."""
+
+    num_references: int
+    rank_C: NDArray[np.int64]
+    """1 is below every reference, num_references + 1 above all."""
+    by_rank_bits_C: NDArray[np.float64]
+    """At most `ceiling_bits`."""
+    extrapolated_bits_C: NDArray[np.float64] | None
+    """None with fewer than 8 references, or where all have one nll."""
+
+    @property
+    def ceiling_bits(self) -> float:
+        """What rank 1 is worth."""
+        return math.log2(self.num_references)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ExposureSummary:
+    """What a report says of a group of canaries."""
+
+    median_bits: float
+    max_bits: float
+    median_extrapolated_bits: float | None
+    max_extrapolated_bits: float | None
+
+
+def compute_exposures(canary_nll: ArrayLike, reference_nll: ArrayLike) -> Exposures | None:
+    """Return the exposure of each canary; None without references.
+
+    All must have one form and be scored alike: same number of tokens, same prefix. Where canaries
+    come in several forms, call this once for each.
+
+    Args:
+        canary_nll: ``[C]`` nats; lower means more memorised.
+        reference_nll: ``[num_references]`` nats, any order.
+    """
+    canary_C, reference_R = _as_nll(canary_nll), np.sort(_as_nll(reference_nll))
+    if not reference_R.size:
+        return None
+    rank_C = 1 + np.searchsorted(reference_R, canary_C, side="right").astype(np.int64)
+    return Exposures(
+        num_references=len(reference_R),
+        rank_C=rank_C,
+        by_rank_bits_C=math.log2(len(reference_R)) - np.log2(rank_C),
+        extrapolated_bits_C=_extrapolate(canary_C, reference_R),
+    )
+
+
+def summarise_exposures(exposures: Exposures) -> ExposureSummary | None:
+    """Return median and maximum over canaries; None without any."""
+    bits_C, extrapolated_C = exposures.by_rank_bits_C, exposures.extrapolated_bits_C
+    if not bits_C.size:
+        return None
+    median = None if extrapolated_C is None else float(np.median(extrapolated_C))
+    highest = None if extrapolated_C is None else float(extrapolated_C.max())
+    return ExposureSummary(
+        median_bits=float(np.median(bits_C)),
+        max_bits=float(bits_C.max()),
+        median_extrapolated_bits=median,
+        max_extrapolated_bits=highest,
+    )
+
+
+def _extrapolate(
+    canary_C: NDArray[np.float64], reference_R: NDArray[np.float64]
+) -> NDArray[np.float64] | None:
+    if len(reference_R) < MIN_REFERENCES_TO_EXTRAPOLATE:
+        return None
+    fit = fit_skew_normal(reference_R)
+    if fit is None:
+        return None
+    # Adding 0 turns the -0.0 of a certain event into 0.
+    return -compute_skew_normal_logcdf(canary_C, fit) / math.log(2) + 0.0
+
+
+def _as_nll(values: ArrayLike) -> NDArray[np.float64]:
+    nll = np.asarray(values, dtype=np.float64)
+    assert nll.ndim == 1, f"one nll a string is one-dimensional, not {nll.shape}"
+    assert np.isfinite(nll).all(), "a missing nll has no rank"
+    return nll
+
+
+# A lower bound of epsilon from one training run with coin-flipped canaries.
+#
+# Each of m canaries is trained or not by a fair coin. An attacker who sees the model guesses r of
+# the
+# coins, abstains from the others, and gets v right. Were training (epsilon, delta)-differentially
+# private, v would be at most about binomial with q = 1 / (1 + e^-epsilon):
+#
+#     beta   = P[Bin(r, q) >= v]
+#     alpha  = max_i P[v > Bin(r, q) >= v - i] / i
+#     p      = min(1, beta + 2 m alpha delta)
+#
+# and every epsilon with p < 0.05 is refuted; the bound is the largest of them. Steinke, Nasr &
+# Jagielski, "Privacy Auditing with One (1) Training Run" (2023), which allows to abstain as long as
+# r is fixed before any score is seen: `choose_num_guesses` takes it from m. It is no privacy
+# guarantee: see `ASSUMPTIONS`.
+
+ASSUMPTIONS = (
+    "Each canary was trained or left out by its own fair coin, independent of all others.",
+    "The unit is one canary with all its repetitions, not a document and not a training example.",
+    "The bound is about the training algorithm with these settings, shown by one training run; "
+    "another run may show more or less.",
+    "The number of guesses follows from the number of coins (three quarters of them) and was fixed "
+    "before any score was looked at.",
+    "The guesses use the model's scores alone, not the coins.",
+    "The bound holds with 95 % confidence: where training is as private as it says, "
+    "one audit in 20 claims more leakage than there is.",
+    "It is a lower bound and says nothing of an upper one: a better attack may show more, "
+    "and a bound of 0 is no evidence of privacy.",
+)
+"""What the bound rests on, in sentences a report can print."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OneRunBound:
+    """What one run shows of epsilon."""
+
+    num_canaries: int
+    """Whose coin was flipped, guessed or not."""
+    num_guesses: int
+    num_right: int
+    delta: float
+    epsilon: float
+    """At least this, with 95 % confidence; 0 where nothing is shown."""
+    ceiling: float
+    """The largest `epsilon` these coins could have shown: with as many guesses right as can be."""
+
+
+def compute_one_run_bound(
+    scores: ArrayLike, coins: ArrayLike, *, num_guesses: int | None = None, delta: float = 0.0
+) -> OneRunBound | None:
+    """Guess from scores, count what is right and bound epsilon; None without canaries.
+
+    Args:
+        scores: ``[m]`` membership scores of the canaries, higher means more likely trained.
+        coins: ``[m]`` true where the canary was trained.
+        num_guesses: fixed before scores and coins are looked at; None takes `choose_num_guesses`.
+        delta: of (epsilon, delta)-differential privacy.
+    """
+    coin_M = np.asarray(coins, dtype=np.bool_)
+    if not coin_M.size:
+        return None
+    count = choose_num_guesses(len(coin_M)) if num_guesses is None else num_guesses
+    guesses_M = guess_members(scores, count)
+    num_right, num_trained = count_right(guesses_M, coin_M), int(coin_M.sum())
+    # More guesses of one kind than coins of that kind cannot all be right.
+    most_right = min(int((guesses_M == 1).sum()), num_trained)
+    most_right += min(int((guesses_M == -1).sum()), len(coin_M) - num_trained)
+    return OneRunBound(
+        num_canaries=len(coin_M),
+        num_guesses=count,
+        num_right=num_right,
+        delta=delta,
+        epsilon=compute_epsilon_bound(len(coin_M), count, num_right, delta=delta),
+        ceiling=compute_epsilon_bound(len(coin_M), count, most_right, delta=delta),
+    )
+
+
+def choose_num_guesses(num_canaries: int) -> int:
+    """Return r for m coins: the largest even number within three quarters of m.
+
+    More guesses raise the ceiling, but the middle scores are guessed badly, and where the coins do
+    not fall half and half some guess of all m is wrong whatever the model shows. Mean bound over
+    draws of m = 32 coins at delta 1e-5, where scores are normal and those of trained canaries lie
+    d standard deviations higher (d = 2: AUC .92, 3: .98, 4: .998, inf: 1):
+
+         r    all right    d = 1       2       3       4     inf
+        12         1.26      .33    1.03    1.24    1.26    1.26
+        16         1.58      .34    1.18    1.53    1.58    1.58
+        20         1.82      .32    1.19    1.69    1.80    1.81
+        24         2.02      .29    1.10    1.71    1.90    1.93
+        28         2.18      .25     .96    1.56    1.81    1.87
+        32         2.32      .20     .79    1.26    1.47    1.52
+
+    Fewer than 6 guesses, all right, show nothing. From 8 to 256 coins this share is within 8 % of
+    the best one at d = 3 and more; at d = 2 it loses up to 27 % (m = 256), for a higher ceiling.
+
+    Args:
+        num_canaries: m, whose coin was flipped.
+    """
+    return 2 * (3 * num_canaries // 8)
+
+
+def guess_members(scores: ArrayLike, num_guesses: int | None = None) -> NDArray[np.int8]:
+    """Return ``[m]`` guesses: 1 for trained, -1 for left out, 0 for none.
+
+    The top half of the guesses goes to the highest scores, the other half to the lowest; of an odd
+    number the odd one is a guess that the canary was trained. Equal scores are ranked by position,
+    the first as the highest, so positions must not depend on the coins: never list the trained
+    canaries first.
+
+    Args:
+        scores: ``[m]`` higher means more likely trained.
+        num_guesses: how many canaries to guess at; None guesses at all.
+    """
+    score_M = np.asarray(scores, dtype=np.float64)
+    assert not np.isnan(score_M).any(), "a missing score allows no guess"
+    count = len(score_M) if num_guesses is None else num_guesses
+    assert 0 <= count <= len(score_M), f"{count} guesses at {len(score_M)} canaries"
+    falling = np.argsort(-score_M, kind="stable")
+    num_out = count // 2
+    guesses_M = np.zeros(len(score_M), dtype=np.int8)
+    guesses_M[falling[: count - num_out]] = 1
+    guesses_M[falling[len(falling) - num_out :]] = -1
+    return guesses_M
+
+
+def count_right(guesses: ArrayLike, coins: ArrayLike) -> int:
+    """Return how many guesses agree with the coins; a 0 is no guess.
+
+    Args:
+        guesses: ``[m]`` of `guess_members`.
+        coins: ``[m]`` true where the canary was trained.
+    """
+    guess_M, coin_M = np.asarray(guesses), np.asarray(coins, dtype=np.bool_)
+    assert guess_M.shape == coin_M.shape, "each canary needs one guess and one coin"
+    return int((guess_M == np.where(coin_M, 1, -1)).sum())
+
+
+def compute_epsilon_bound(
+    num_canaries: int,
+    num_guesses: int,
+    num_right: int,
+    *,
+    delta: float = 0.0,
+    p_value: float = 0.05,
+) -> float:
+    """Return the largest epsilon that the guesses refute; 0 where they refute none.
+
+    Args:
+        num_canaries: m, whose coin was flipped.
+        num_guesses: r, at most m.
+        num_right: v, at most r.
+        delta: 0 tests pure differential privacy.
+        p_value: 1 minus the confidence.
+    """
+    assert 0 <= num_right <= num_guesses <= num_canaries, (
+        f"{num_right} right of {num_guesses} guesses at {num_canaries} canaries"
+    )
+    assert 0 <= delta <= 1, f"delta is a probability, not {delta}"
+    assert 0 < p_value < 1, f"no bound holds at p = {p_value}"
+
+    def is_refuted(epsilon: float) -> bool:
+        return compute_p_value(epsilon, num_canaries, num_guesses, num_right, delta) < p_value
+
+    if not is_refuted(0.0):
+        return 0.0
+    low, high = 0.0, 1.0
+    while is_refuted(high):
+        low, high = high, 2 * high
+    # p rises with epsilon (a test walks it), so what is refuted is one stretch that starts at 0.
+    while high - low > 1e-9:
+        middle = (low + high) / 2
+        low, high = (middle, high) if is_refuted(middle) else (low, middle)
+    return low
+
+
+def compute_p_value(
+    epsilon: float, num_canaries: int, num_guesses: int, num_right: int, delta: float
+) -> float:
+    """Return p of the module's formula: how likely so many right guesses are at this epsilon."""
+    if num_right == 0:
+        return 1.0
+    q = special.expit(epsilon)
+    beta = float(special.betainc(num_right, num_guesses - num_right + 1, q))
+    if delta == 0:
+        return beta
+    # From v - 1 downwards, so that a running sum is P[v > Bin >= v - i].
+    count_I = np.arange(num_right - 1, -1, -1)
+    log_share_I = (
+        special.xlogy(count_I, q)
+        + special.xlog1py(num_guesses - count_I, -q)
+        - special.betaln(count_I + 1, num_guesses - count_I + 1)
+        - np.log(num_guesses + 1)
+    )
+    alpha = float((np.cumsum(np.exp(log_share_I)) / np.arange(1, num_right + 1)).max())
+    return min(1.0, beta + 2 * num_canaries * alpha * delta)
+
+
+SECRET = ExtractionProbe(min_prefix_tokens=1)
+"""Cuts the window of a canary: its completion, given its prompt."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AuditCanary:
+    """One canary and what its training is known to have done."""
+
+    document: AuditDocument
+    was_trained: bool
+    num_loss_tokens: int | None
+    """Tokens of the secret that received loss at least once; None where nobody counted."""
+    num_losses: int | None
+    """How often any of them did."""
+
+
+def score_canaries(
+    canaries: Sequence[AuditCanary], probe: CanaryProbe, model: Numbers, base: Numbers | None
+) -> CanaryScores | None:
+    """Return what the canaries show; None without one of either kind.
+
+    Guesses of the coins go by the log-probability of the secret, minus the base model's where there
+    is one: how likely a secret is by its digits alone is then taken out. They abstain from a
+    quarter of the coins, see `choose_num_guesses`.
+
+    Args:
+        canaries: C of them, in an order that does not depend on the coins.
+        probe: settings.
+        model: of each canary's window, see `OnePass`.
+        base: the same of the model before training.
+    """
+    coin_C = np.array([canary.was_trained for canary in canaries], dtype=bool)
+    if not coin_C.any() or coin_C.all():
+        return None
+    nll_C = -model["logprob"]
+    base_C = None if base is None else -base["logprob"]
+    sizes_C = np.array([_count_secret(canary) for canary in canaries])
+    verbatim_C = model["num_correct"] == sizes_C
+    lengths, counts = np.unique(sizes_C, return_counts=True)
+    ranked_C = sizes_C == lengths[counts.argmax()]
+    exposures = compute_exposures(nll_C[coin_C & ranked_C], nll_C[~coin_C & ranked_C])
+    summary = None if exposures is None else summarise_exposures(exposures)
+    scores_C = -nll_C if base_C is None else base_C - nll_C
+    bound = compute_one_run_bound(scores_C[ranked_C], coin_C[ranked_C], delta=probe.delta)
+    assert bound is not None, "there are canaries"
+    by_rank_C: list[float | None] = [None] * len(canaries)
+    extrapolated_C = by_rank_C
+    if exposures is not None:
+        by_rank_C = _spread(coin_C & ranked_C, exposures.by_rank_bits_C)
+        if exposures.extrapolated_bits_C is not None:
+            extrapolated_C = _spread(coin_C & ranked_C, exposures.extrapolated_bits_C)
+
+    def describe(index: int) -> CanaryScore:
+        canary = canaries[index]
+        return CanaryScore(
+            id=canary.document.id,
+            was_trained=bool(coin_C[index]),
+            nll=float(nll_C[index]),
+            base_nll=None if base_C is None else float(base_C[index]),
+            num_secret_tokens=int(sizes_C[index]),
+            num_repetitions=canary.document.num_repetitions or 0,
+            num_loss_tokens=canary.num_loss_tokens,
+            exposure_bits=by_rank_C[index],
+            exposure_extrapolated_bits=extrapolated_C[index],
+            verbatim=bool(verbatim_C[index]),
+        )
+
+    trained = [canary for canary in canaries if canary.was_trained]
+    known = [c.num_loss_tokens for c in trained if c.num_loss_tokens is not None]
+    counted = len(known) == len(trained)
+    repetitions = {canary.document.num_repetitions for canary in trained}
+    return CanaryScores(
+        num_trained=len(trained),
+        num_references=int((~coin_C).sum()),
+        num_ranked=int(ranked_C.sum()),
+        num_ranked_references=int((~coin_C & ranked_C).sum()),
+        num_repetitions=repetitions.pop() if len(repetitions) == 1 else None,
+        verbatim=clopper_pearson(int(verbatim_C[coin_C].sum()), int(coin_C.sum())),
+        reference_verbatim=clopper_pearson(int(verbatim_C[~coin_C].sum()), int((~coin_C).sum())),
+        loss_coverage=float(sum(known) / sizes_C[coin_C].sum()) if counted else None,
+        num_without_loss=sum(count == 0 for count in known) if counted else None,
+        median_exposure_bits=None if summary is None else summary.median_bits,
+        max_exposure_bits=None if summary is None else summary.max_bits,
+        median_exposure_extrapolated_bits=None
+        if summary is None
+        else summary.median_extrapolated_bits,
+        max_exposure_extrapolated_bits=None if summary is None else summary.max_extrapolated_bits,
+        num_guesses=bound.num_guesses,
+        num_right=bound.num_right,
+        epsilon_lower_bound=bound.epsilon,
+        epsilon_ceiling=bound.ceiling,
+        delta=probe.delta,
+        assumptions=list(ASSUMPTIONS),
+        canaries=[describe(index) for index in range(len(canaries))],
+    )
+
+
+def _spread(has_bits_C: NDArray[np.bool_], bits: NDArray[np.float64]) -> list[float | None]:
+    """Return the bits of each canary in order, None for those that have none."""
+    known = iter(bits.tolist())
+    return [next(known) if has else None for has in has_bits_C.tolist()]
+
+
+def _count_secret(canary: AuditCanary) -> int:
+    window = SECRET.window(canary.document)
+    assert window is not None, "a canary has a prompt and a secret"
+    return window.continuation_tokens

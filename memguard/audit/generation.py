@@ -1,0 +1,200 @@
+"""What the model writes in place of the continuation, and how near that is to the true text.
+
+    greedy    the true tokens up to the first divergence d, and the S - d that greedy decoding adds
+    nucleus   S drawn tokens after the prefix
+
+Verbatim documents cost no step at all. Numbers are of the whole continuation of S tokens; for
+near-verbatim matches a text is generated no further than until it has too many edits.
+"""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from memguard.audit.cache import Numbers
+from memguard.audit.decoding import Decoder, Request
+from memguard.audit.extraction import ExtractionProbe, Window
+from memguard.audit.near_verbatim import EditDistance
+from memguard.audit.overlap import APPROXIMATE_BLEU, compute_overlap
+from memguard.audit.probes import GenerationProbe
+from memguard.audit.tables import ProbeTable
+
+Progress = Callable[[int, int], None]
+
+_METRICS = (
+    "rouge_l",
+    "longest_copied_run",
+    "edit_distance",
+    "near_verbatim",
+    "bleu_above_0.75",
+    "type_token_ratio",
+)
+
+
+def name_numbers(probe: GenerationProbe) -> tuple[str, ...]:
+    """Return what `write_on` measures of a document."""
+    return tuple(f"{decoding}.{name}" for decoding in _list_decodings(probe) for name in _METRICS)
+
+
+def write_on(
+    probe: GenerationProbe,
+    extraction: ExtractionProbe,
+    decoder: Decoder,
+    windows: Sequence[Window],
+    one_pass: Numbers,
+    *,
+    seed: int,
+    progress: Callable[[str], Progress | None],
+) -> list[list[float]]:
+    """Return the numbers of each document, in the order of `name_numbers`.
+
+    Args:
+        probe: settings.
+        extraction: how many edits a near-verbatim text may have.
+        decoder: of the model.
+        windows: ``[N]``.
+        one_pass: ``[N]`` what the same model showed in one pass.
+        seed: owns what is drawn.
+        progress: given what is being done, returns who is told of the documents done and all.
+    """
+    written = [_write_greedily(decoder, windows, one_pass, progress("greedily"))]
+    if probe.nucleus is not None:
+        requests = [
+            Request(
+                prompt_ids=window.input_ids[: window.prefix_tokens],
+                num_new=window.continuation_tokens,
+                document=window.document.id,
+            )
+            for window in windows
+        ]
+        drawn = decoder.sample(requests, probe.nucleus, 1, seed, progress("by chance"))
+        written.append([tokens_1S[0] for tokens_1S in drawn])
+    return [
+        [
+            number
+            for texts in written
+            for number in _compare(
+                window,
+                texts[index],
+                extraction.num_edits_allowed(window.continuation_tokens),
+            )
+        ]
+        for index, window in enumerate(windows)
+    ]
+
+
+def generate_edits(
+    probe: ExtractionProbe,
+    decoder: Decoder,
+    windows: Sequence[Window],
+    first_divergence: Sequence[int],
+    on_progress: Progress | None = None,
+) -> list[list[float]]:
+    """Return `near_verbatim.NAMES` of each document, generated from its first divergence on.
+
+    Args:
+        probe: the limit.
+        decoder: of the model.
+        windows: what to continue.
+        first_divergence: true tokens that the same model's greedy text begins with.
+        on_progress: called with the documents done and all.
+    """
+    requests, truths = [], []
+    for window, kept in zip(windows, first_divergence, strict=True):
+        requests.append(
+            Request(
+                prompt_ids=window.input_ids[: window.prefix_tokens + kept],
+                num_new=window.continuation_tokens - kept,
+                document=window.document.id,
+            )
+        )
+        truths.append(window.continuation_ids[kept:])
+    limits = [probe.num_edits_allowed(window.continuation_tokens) for window in windows]
+    trackers: dict[int, EditDistance] = {}
+
+    def is_done(index: int, step: int, token: int) -> bool:
+        if step == 0:
+            trackers[index] = EditDistance(truths[index])
+        trackers[index].append(token)
+        return trackers[index].lower_bound > limits[index]
+
+    continued = decoder.continue_greedily(requests, on_progress, is_done=is_done)
+    rows = []
+    for truth, limit, continuation in zip(truths, limits, continued, strict=True):
+        # On another rank's documents the tokens are all that is known.
+        distance = EditDistance(truth)
+        for token in continuation.token_ids.tolist():
+            distance.append(token)
+        num_edits = distance.lower_bound
+        rows.append([np.inf if num_edits > limit else num_edits, continuation.min_gap])
+    return rows
+
+
+def tabulate(probe: GenerationProbe, model: Numbers, base: Numbers | None) -> list[ProbeTable]:
+    """Return a table for each way to decode.
+
+    Args:
+        probe: settings.
+        model: ``[N]`` all documents, NaN where one was not written on.
+        base: the same of the model before training.
+    """
+    return [
+        ProbeTable(
+            probe=probe.name,
+            version=probe.VERSION,
+            parameters={"decoding": label},
+            model={name: model[f"{decoding}.{name}"] for name in _METRICS},
+            base=None if base is None else {name: base[f"{decoding}.{name}"] for name in _METRICS},
+        )
+        for decoding, label in _list_decodings(probe).items()
+    ]
+
+
+def _list_decodings(probe: GenerationProbe) -> dict[str, str]:
+    """Return the ways to decode and what they are called."""
+    nucleus = {} if probe.nucleus is None else {"nucleus": probe.nucleus.label}
+    return {"greedy": "greedy", **nucleus}
+
+
+def _write_greedily(
+    decoder: Decoder,
+    windows: Sequence[Window],
+    one_pass: Numbers,
+    on_progress: Progress | None,
+) -> list[NDArray[np.int32]]:
+    texts: list[NDArray[np.int32]] = [window.continuation_ids for window in windows]
+    diverging, requests = [], []
+    for index, window in enumerate(windows):
+        kept = int(one_pass["first_divergence"][index])
+        if kept == window.continuation_tokens:
+            continue
+        diverging.append(index)
+        requests.append(
+            Request(
+                prompt_ids=window.input_ids[: window.prefix_tokens + kept],
+                num_new=window.continuation_tokens - kept,
+                document=window.document.id,
+            )
+        )
+    added = decoder.continue_greedily(requests, on_progress)
+    for index, request, continuation in zip(diverging, requests, added, strict=True):
+        whole = np.concatenate([request.prompt_ids, continuation.token_ids]).astype(np.int32)
+        texts[index] = whole[windows[index].prefix_tokens :]
+    return texts
+
+
+def _compare(window: Window, written: NDArray[np.int32], num_allowed: int) -> list[float]:
+    """Return the numbers of `_METRICS`."""
+    overlap = compute_overlap(window.continuation_ids, written)
+    num_edits = round(overlap.edit_distance * window.continuation_tokens)
+    ratio = overlap.type_token_ratio
+    assert ratio is not None, "a continuation has tokens"
+    return [
+        overlap.rouge_l,
+        float(overlap.longest_run_tokens),
+        overlap.edit_distance,
+        float(num_edits <= num_allowed),
+        float(overlap.bleu > APPROXIMATE_BLEU),
+        ratio,
+    ]

@@ -1,0 +1,136 @@
+"""Two settings on the same documents."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy import optimize, special
+
+from memguard.audit.statistics.intervals import compute_mean
+from memguard.records import Interval
+
+
+def compute_mcnemar(num_only_first: int, num_only_second: int) -> float:
+    """Return McNemar's exact two-sided p-value.
+
+    Under the null a document on which two settings differ is as likely to be matched by either, so
+    the count is binomial with probability 1/2. Source: McNemar 1947, exact form; 1 where the
+    settings nowhere differ.
+    """
+    differing = num_only_first + num_only_second
+    tail = special.bdtr(min(num_only_first, num_only_second), differing, 0.5)
+    return min(1.0, 2.0 * float(tail))
+
+
+def compute_paired_difference(
+    first: ArrayLike, second: ArrayLike, *, clusters: ArrayLike | None = None
+) -> Interval | None:
+    """Return the mean of first minus second over documents, with its jackknife interval.
+
+    What makes a document easy for either setting cancels. See `compute_mean` for what has no
+    interval.
+
+    Args:
+        first: ``[num_documents]`` one value a document under one setting.
+        second: ``[num_documents]`` the same documents, in the same order, under the other.
+        clusters: ``[num_documents]`` as for `compute_mean`.
+    """
+    values_D, others_D = np.asarray(first, dtype=np.float64), np.asarray(second, dtype=np.float64)
+    assert values_D.shape == others_D.shape, "pairs need two values a document"
+    return compute_mean(values_D - others_D, clusters=clusters)
+
+
+# Many tests on one page.
+
+
+def correct_holm(p_values: Sequence[float]) -> list[float]:
+    """Return Holm's step-down adjusted p-values, in the order given. Source: Holm 1979.
+
+    All of them together have a chance of at most 5 % to give one below 0.05 where nothing differs,
+    however the tests depend on each other.
+    """
+    adjusted = [1.0] * len(p_values)
+    largest = 0.0
+    for rank, index in enumerate(sorted(range(len(p_values)), key=p_values.__getitem__)):
+        largest = max(largest, min(1.0, (len(p_values) - rank) * p_values[index]))
+        adjusted[index] = largest
+    return adjusted
+
+
+# Rates against the dose: trend test and non-decreasing fit.
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Trend:
+    """Whether documents trained more often are matched more often."""
+
+    z: float
+    """Standard deviations from no trend; above 0 where the rate rises with the dose."""
+    p_value: float
+    """Two-sided, by the normal distribution."""
+
+
+def compute_trend(
+    num_matched: Sequence[int], num_documents: Sequence[int], doses: Sequence[float]
+) -> Trend | None:
+    """Test for a linear trend of rates over the dose (Cochran 1954, Armitage 1955).
+
+    With p the rate of all N documents, x matched of n at dose d:
+
+        z = sum d (x - n p) / sqrt(p (1 - p) (sum n d^2 - (sum n d)^2 / N))
+
+    The variance is that of independent draws (N, not N - 1). The p-value is a normal
+    approximation: with fewer than about five matched documents expected in all, read it loosely.
+    Doses count by their spacing: pass log(1 + num_repetitions) where each doubling should weigh the
+    same. Adding a constant to the doses or scaling them changes nothing.
+
+    Args:
+        num_matched: of each bucket.
+        num_documents: of each bucket.
+        doses: of each bucket, in any order.
+
+    Returns:
+        None where nothing can be told: no documents, none or all matched, or a single dose.
+    """
+    matched_B, documents_B, dose_B = _as_buckets(num_matched, num_documents, doses)
+    total, hits = float(documents_B.sum()), float(matched_B.sum())
+    if not 0 < hits < total or np.ptp(dose_B[documents_B > 0]) == 0:
+        return None
+    # Centred first, so that doses that are large beside their differences do not cancel.
+    centred_B = dose_B - float(documents_B @ dose_B) / total
+    rate = hits / total
+    variance = rate * (1 - rate) * float(documents_B @ centred_B**2)
+    z = float(centred_B @ matched_B) / math.sqrt(variance)
+    return Trend(z=z, p_value=min(1.0, 2 * float(special.ndtr(-abs(z)))))
+
+
+def fit_dose_response(
+    num_matched: Sequence[int], num_documents: Sequence[int]
+) -> list[float | None]:
+    """Return the non-decreasing rates closest to the observed ones, buckets by rising dose.
+
+    Pool-adjacent-violators, each bucket weighted by its documents: the maximum-likelihood rates if
+    more repetitions never make a document harder to extract (Ayer et al. 1955). A bucket without
+    documents has None.
+    """
+    matched_B, documents_B = _as_buckets(num_matched, num_documents)
+    known_B = documents_B > 0
+    rates: list[float | None] = [None] * len(documents_B)
+    if known_B.any():
+        observed = matched_B[known_B] / documents_B[known_B]
+        fitted = optimize.isotonic_regression(observed, weights=documents_B[known_B]).x
+        for index, rate in zip(np.flatnonzero(known_B), fitted, strict=True):
+            rates[index] = float(rate)
+    return rates
+
+
+def _as_buckets(*columns: Sequence[float]) -> list[NDArray[np.float64]]:
+    arrays = [np.asarray(column, dtype=np.float64) for column in columns]
+    matched_B, documents_B = arrays[:2]
+    assert len({array.shape for array in arrays}) == 1, "each bucket needs all of its numbers"
+    assert ((matched_B >= 0) & (matched_B <= documents_B)).all(), (
+        "a count is no share of its bucket"
+    )
+    return arrays

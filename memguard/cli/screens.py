@@ -1,0 +1,371 @@
+"""A plan and a dry run as text: coloured on a terminal, plain lines elsewhere.
+
+The first row is shown on a terminal only: it is text of the documents, and a log is read by others.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+import rich.console
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from memguard.parallel.mesh_shape import AXES
+from memguard.planner.disk import format_bytes
+from memguard.planner.dry_run import BucketOutlook, DryRun, Remark, Topic
+from memguard.planner.first_row import FirstRow, RowPiece, RowToken, State
+from memguard.planner.plan import MeshPlan, Plan
+from memguard.report.formatting import (
+    MISSING,
+    clean_name,
+    clean_text,
+    format_percent,
+    format_percent_range,
+)
+
+if TYPE_CHECKING:
+    from memguard.workflows.dry_run import DryRunResult  # imports torch
+
+SHOWN_TOKENS = 400
+"""Of the first row (tokens)."""
+_TOKEN_CHARACTERS = 40
+# Two shades each, so that neighbours can be told apart; strike and dim remain without colours.
+_STYLES: dict[State, tuple[str, str]] = {
+    "supervised": ("bright_white on color(22)", "bright_white on color(28)"),
+    "dropped": ("strike bright_white on color(88)", "strike bright_white on color(124)"),
+    "ignored": ("dim", "dim"),
+    "padding": ("dim", "dim"),
+}
+_MEANINGS: dict[State, str] = {
+    "supervised": "receives loss",
+    "dropped": "left out by a mitigation",
+    "ignored": "prompt, or first token",
+    "padding": "fills the row",
+}
+_VISIBLE = str.maketrans({"\n": "↵", "\r": "↵", "\t": "→"})
+
+
+def render_dry_run(result: "DryRunResult", out: rich.console.Console) -> None:
+    """Print a dry run.
+
+    Args:
+        result: of `dry_run`.
+        out: standard output; the first row is left out where that is no terminal.
+    """
+    record = result.record
+    _print_remarks(out, record.remarks, ["run"])
+    _print_first_row(out, result.first_row)
+    _print_title(out, "Tokenizer")
+    _print_remarks(
+        out,
+        [*record.tokenizer, *record.remarks],
+        ["BOS", "EOS", "padding", "template", "unknown", "vocabulary", "lengths"],
+    )
+    _print_title(out, "Training")
+    _print_facts(out, _describe_training(record))
+    _print_remarks(out, record.remarks, ["rows", "steps", "goldfish"])
+    _print_title(out, "Disk")
+    _print_facts(out, _describe_disk(record))
+    _print_remarks(out, record.remarks, ["disk"])
+    _print_title(out, "Documents and audit")
+    _print_buckets(out, record.buckets)
+    _print_left_out(out, record)
+    _print_remarks(out, record.remarks, ["audit"])
+
+
+def _print_title(out: rich.console.Console, title: str) -> None:
+    out.print()
+    out.print(title, style="bold", highlight=False)
+
+
+def _print_remarks(
+    out: rich.console.Console, remarks: Iterable[Remark], topics: Sequence[Topic]
+) -> None:
+    shown = sorted(
+        (remark for remark in remarks if remark.topic in topics),
+        key=lambda remark: topics.index(remark.topic),
+    )
+    lines = []
+    for remark in shown:
+        is_warning = remark.level == "warning"
+        text = Text("warning: " if is_warning else "", style="yellow" if is_warning else "")
+        lines.append((remark.topic, text.append(clean_text(remark.text))))
+    _print_facts(out, lines)
+
+
+def _print_facts(out: rich.console.Console, facts: Iterable[tuple[str, str | Text]]) -> None:
+    table = Table.grid(padding=(0, 2, 0, 0))
+    table.add_column(min_width=11, no_wrap=True)
+    table.add_column()
+    before = ""
+    for name, value in facts:
+        # Several of one kind stand under one name.
+        table.add_row(
+            Text("" if name == before else name), Text(value) if isinstance(value, str) else value
+        )
+        before = name
+    if table.row_count:
+        out.print(Padding(table, (0, 0, 0, 2), expand=False), highlight=False)
+
+
+def _describe_training(record: DryRun) -> list[tuple[str, str]]:
+    length, labels = record.length, record.labels
+    epochs = length.epochs
+    passes = "" if epochs is None else f", {epochs:,} epoch{'' if epochs == 1 else 's'}"
+    fed = length.num_tokens + length.num_padding_tokens
+    supervised = labels.num_supervised / max(1, labels.num_tokens)
+    dropped = 1 - labels.num_kept / max(1, labels.num_supervised)
+    lost = f"{format_percent(dropped)} of these dropped" if dropped else "none of these dropped"
+    over = (
+        "all rows"
+        if labels.num_rows == length.num_rows
+        else f"the first {labels.num_rows:,} of {length.num_rows:,} rows"
+    )
+    about = "" if labels.num_rows == length.num_rows else "about "
+    num_labels = round(length.num_tokens * labels.num_kept / max(1, labels.num_tokens))
+    return [
+        ("steps", f"{length.num_steps:,} of {length.batch_size:,} rows{passes}"),
+        (
+            "rows",
+            f"{length.num_rows:,} fed, {length.num_packed_rows:,} different, of up to "
+            f"{length.seq_len:,} tokens",
+        ),
+        (
+            "tokens",
+            f"{length.num_tokens:,} fed; "
+            f"{format_percent(length.num_padding_tokens / fed)} of the positions are padding",
+        ),
+        (
+            "labels",
+            f"{about}{num_labels:,} receive loss: {format_percent(supervised)} of the tokens are "
+            f"supervised, {lost} by mitigations (counted over {over})",
+        ),
+    ]
+
+
+def _describe_disk(record: DryRun) -> list[tuple[str, str]]:
+    disk = record.disk
+    times = f"at most {disk.num_checkpoints}" if disk.num_checkpoints > 1 else "one"
+    present = f", {format_bytes(disk.present_bytes)} of it there" if disk.present_bytes else ""
+    return [
+        (
+            "checkpoints",
+            f"{format_bytes(disk.checkpoint_bytes)} each, {times} at a time "
+            f"({disk.num_parameters:,} parameters)",
+        ),
+        ("model/", format_bytes(disk.export_bytes)),
+        ("documents", format_bytes(disk.prepared_bytes)),
+        (
+            "at most",
+            f"{format_bytes(disk.peak_bytes)}{present}; {format_bytes(disk.free_bytes)} free",
+        ),
+    ]
+
+
+def _print_buckets(out: rich.console.Console, buckets: Sequence[BucketOutlook]) -> None:
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="")
+    table.add_column("bucket", overflow="fold")
+    for name in ("documents", "tokens", "repeated", "audited", "if none", "if half"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for each in buckets:
+        none, half = each.if_none, each.if_half
+        table.add_row(
+            Text(clean_name(each.bucket)),
+            f"{each.num_documents:,}",
+            f"{each.num_tokens:,}",
+            f"{each.planned_repetitions:,}"
+            if each.role in ("trained", "control", "forget", "canary")
+            else MISSING,
+            MISSING if each.num_audited is None else f"{each.num_audited:,}",
+            f"≤ {format_percent(none.ci[1])}" if none and none.ci else MISSING,
+            format_percent_range(half.ci) if half and half.ci else MISSING,
+        )
+    out.print(Padding(table, (0, 0, 0, 2), expand=False), highlight=False)
+    if any(bucket.num_audited for bucket in buckets):
+        text = (
+            "if none, if half: 95 % interval of the share extracted, should none or half of the "
+            "audited documents be."
+        )
+        out.print(Padding(Text(text, style="dim"), (0, 0, 0, 2), expand=False))
+
+
+def _print_left_out(out: rich.console.Console, record: DryRun) -> None:
+    counts = record.documents
+    parts = {
+        "empty": counts.num_empty,
+        "shorter than 'data.min_document_tokens'": counts.num_shorter,
+        "near-duplicates of others, or not needed": counts.num_left_out,
+        "too short for the audit": sum(bucket.num_too_short or 0 for bucket in record.buckets),
+        "not auditable for another reason": sum(
+            (bucket.num_not_auditable or 0) - (bucket.num_too_short or 0)
+            for bucket in record.buckets
+        ),
+    }
+    said = "; ".join(f"{count:,} {what}" for what, count in parts.items() if count)
+    if said:
+        _print_facts(out, [("left out", said)])
+
+
+# -- the first row ---------------------------------------------------------------------------
+
+
+def _print_first_row(out: rich.console.Console, row: FirstRow) -> None:
+    _print_title(out, "First row")
+    # Not `is_terminal`, which FORCE_COLOR sets for files too.
+    if not out.file.isatty():
+        line = "not shown: it is text of your documents, for a terminal only"
+        _print_facts(out, [(f"{sum(len(p.tokens) for p in row.pieces):,} tokens", line)])
+        return
+    _print_facts(out, _describe_states(row))
+    left = SHOWN_TOKENS
+    for number, piece in enumerate(row.pieces):
+        if left <= 0:
+            break
+        out.print()
+        out.print(
+            Padding(_name_piece(piece, number, row), (0, 0, 0, 2), expand=False), highlight=False
+        )
+        text = _paint(piece.tokens[:left])
+        out.print(Padding(text, (0, 0, 0, 2), expand=False), highlight=False)
+        left -= len(piece.tokens)
+    hidden = sum(len(piece.tokens) for piece in row.pieces) - SHOWN_TOKENS
+    if hidden > 0:
+        out.print(
+            Padding(
+                Text(f"... and {hidden:,} more tokens", style="dim"), (0, 0, 0, 2), expand=False
+            )
+        )
+
+
+def _describe_states(row: FirstRow) -> Iterable[tuple[str, Text]]:
+    for state, meaning in _MEANINGS.items():
+        count = row.count(state)
+        if count:
+            sample = Text(f" {state} ", style=_STYLES[state][0])
+            yield f"{count:,}", sample.append(f"  {meaning}", style="not strike default on default")
+
+
+def _name_piece(piece: RowPiece, number: int, row: FirstRow) -> Text:
+    which = f" {number + 1} of {len(row.pieces)}" if len(row.pieces) > 1 else ""
+    name = f"document{which} '{clean_name(piece.id)}'"
+    text = Text(f"{name}, bucket {clean_name(piece.bucket)}", style="bold")
+    if len(piece.tokens) < piece.num_document_tokens:
+        end = piece.start + len(piece.tokens)
+        text.append(f", tokens {piece.start:,}-{end:,} of {piece.num_document_tokens:,}")
+    return text
+
+
+def _paint(tokens: Sequence[RowToken]) -> Text:
+    text = Text(overflow="fold")
+    for number, token in enumerate(tokens):
+        shown = clean_text(token.text.translate(_VISIBLE), _TOKEN_CHARACTERS) or "·"
+        text.append(shown, style=_STYLES[token.state][number % 2])
+    return text
+
+
+# A plan on the screen: the meshes that fit, and where the memory of the first goes.
+
+_NUM_SHOWN = 8
+_KINDS = {
+    "weights": "weights, fp32",
+    "optimizer": "AdamW's moments, fp32",
+    "gradients": "gradients, fp32",
+    "activations": "activations",
+    "nll_chunk": "logits and the head's gradient",
+    "buffers": "gathered weights, gradients under way",
+    "allowance": "allowance for fragments",
+}
+
+
+def render_plan(plan: Plan, out: rich.console.Console) -> None:
+    """Print a plan."""
+    out.print(_headline(plan), highlight=False)
+    out.print(_step(plan), style="dim", highlight=False)
+    shown = list(plan.meshes[:_NUM_SHOWN])
+    if plan.asked is not None:
+        shown = [plan.asked, *(m for m in shown if m.describe() != plan.asked.describe())]
+    out.print()
+    out.print(_count(plan), highlight=False)
+    out.print(Padding(_table(shown, plan), (0, 0, 0, 2), expand=False), highlight=False)
+    first = plan.asked or (plan.enough.mesh if plan.enough else plan.meshes[0])
+    out.print()
+    out.print(_title(first, plan), highlight=False)
+    out.print(f"of a rank at its peak, during {first.memory.moment}", style="dim", highlight=False)
+    out.print(Padding(_kinds(first), (0, 0, 0, 2), expand=False), highlight=False)
+    out.print()
+    out.print("Estimates. " + "; ".join(plan.assumptions) + ".", style="dim", highlight=False)
+
+
+def _headline(plan: Plan) -> Text:
+    parameters = f"{plan.num_parameters / 1e9:,.1f} B"
+    if plan.num_parameters < 1e9:
+        parameters = f"{plan.num_parameters / 1e6:,.1f} M"
+    text = Text(plan.model, style="bold")
+    text.append(f"  {parameters} parameters on {plan.num_gpus:,} × {plan.gpu}", style="not bold")
+    return text
+
+
+def _step(plan: Plan) -> str:
+    rows = (
+        "one row on each rank that splits the batch"
+        if plan.batch_size is None
+        else f"{plan.batch_size:,} row{'' if plan.batch_size == 1 else 's'}"
+    )
+    return f"a step of {rows}, {plan.seq_len:,} tokens a row, {plan.precision}"
+
+
+def _count(plan: Plan) -> str:
+    """Say how many meshes fit, and in which order they are shown."""
+    if plan.num_meshes == 1:
+        return "the only mesh fits" if plan.num_fitting else "the only mesh does not fit"
+    order = "the fastest" if plan.num_fitting else "the nearest to fitting"
+    first = f"; yours, then {order}" if plan.asked is not None else f"; {order} first"
+    number = f"{plan.num_fitting:,}" if plan.num_fitting else "none"
+    verb = "fits" if plan.num_fitting < 2 else "fit"
+    return f"{number} of {plan.num_meshes:,} meshes {verb}{first}"
+
+
+def _title(mesh: MeshPlan, plan: Plan) -> str:
+    """Name the mesh whose memory is shown kind by kind."""
+    if plan.enough is not None and mesh is plan.enough.mesh:
+        return f"{plan.enough.num_gpus:,} GPUs would do, as {mesh.describe()}"
+    return f"memory of {mesh.describe()}"
+
+
+def _table(meshes: list[MeshPlan], plan: Plan) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
+    names = [*AXES, "recompute", "micro-batch", "needs", "left"]
+    if any(mesh.speed is not None for mesh in meshes):
+        names.append("tokens/s")
+    for name in names:
+        table.add_column(name, justify="left" if name == "recompute" else "right", no_wrap=True)
+    for mesh in meshes:
+        left = mesh.headroom_bytes
+        cells: list[str | Text] = [
+            *(f"{getattr(mesh, axis):,}" for axis in AXES),
+            mesh.activation_checkpointing,
+            f"{mesh.micro_batch_size:,}",
+            format_bytes(mesh.memory.needed),
+            Text(
+                format_bytes(left) if left >= 0 else f"-{format_bytes(-left)}",
+                style="green" if left >= 0 else "red",
+            ),
+            "" if mesh.speed is None else f"{mesh.speed.tokens_per_s:,.0f}",
+        ]
+        table.add_row(*cells[: len(names)])
+    return table
+
+
+def _kinds(mesh: MeshPlan) -> Table:
+    table = Table.grid(padding=(0, 2, 0, 0))
+    table.add_column()
+    table.add_column(justify="right")
+    for kind, name in _KINDS.items():
+        num_bytes = getattr(mesh.memory, kind)
+        if num_bytes:
+            table.add_row(name, format_bytes(num_bytes))
+    usable = format_bytes(mesh.memory.usable)
+    table.add_row(Text("needed", style="bold"), format_bytes(mesh.memory.needed))
+    table.add_row("a rank has", usable)
+    return table

@@ -1,0 +1,394 @@
+"""Risk against utility: each setting over its seeds, and which others beat it.
+
+    risk      the worst share of the documents that the setting trained most often: extracted
+              verbatim or near-verbatim by greedy decoding, drawn within 10^6 queries, or
+              extracted verbatim by the best attack that ran (of the documents attacked)
+    utility   nats a token on documents never trained, mean over seeds; lower is better. Settings
+              are held against each other seed by seed: another seed has other held-out documents,
+              which differ by more than settings do
+
+A share is of the documents of all seeds together. A document that several seeds drew is one piece
+of evidence: its interval is exact (Clopper-Pearson) where no document comes twice, else a jackknife
+over documents. With several seeds it also covers Student's t interval over the seeds' own shares,
+so that seeds that disagree are not averaged away; with three of them that is wide. The interval of
+the risk reaches as high as that of any share: attacks run on fewer documents.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from memguard.audit.statistics import clopper_pearson, compute_mean
+from memguard.compare.audited import AuditedRun, BucketTable
+from memguard.records import (
+    NUM_RISK_QUERIES,
+    BucketScores,
+    FrontPoint,
+    Interval,
+    Rate,
+    Recommendation,
+    RiskName,
+)
+
+
+def build_front(runs: Sequence[AuditedRun]) -> list[FrontPoint]:
+    """Return a point for each setting, in the order in which they first come.
+
+    A risk counts where every run measured it: a setting must not look safer because less was
+    measured. Seeds that not all settings have are left out, where some are shared by all: another
+    seed has other held-out documents, and one setting must not have the easier ones.
+
+    Args:
+        runs: comparable runs (see `check_comparable`).
+    """
+    settings: dict[str, list[AuditedRun]] = {run.run.name: [] for run in runs}
+    for run in keep_shared_seeds(runs):
+        settings[run.run.name].append(run)
+    names: list[RiskName] = [
+        name
+        for name in get_args(RiskName)
+        if all(name in _find_most_trained(run).scores.risks for run in runs)
+    ]
+    points = [_build_point(name, group, names) for name, group in settings.items()]
+    first, *others = points
+    return mark_dominated([first, *(_hold_against(first, point) for point in others)])
+
+
+def _hold_against(first: FrontPoint, point: FrontPoint) -> FrontPoint:
+    """Add the change of utility."""
+    difference = _subtract(point, first)
+    if difference is None or first.utility <= 0:
+        return point
+    ci = difference.ci
+    change = Interval(
+        value=difference.value / first.utility,
+        ci=ci and (ci[0] / first.utility, ci[1] / first.utility),
+    )
+    return point.model_copy(update={"utility_change": change})
+
+
+def _subtract(one: FrontPoint, other: FrontPoint) -> Interval | None:
+    """Return one utility minus the other, mean over the seeds; None where these differ."""
+    if one.utility_by_seed.keys() != other.utility_by_seed.keys():
+        return None
+    return compute_mean([nll - other.utility_by_seed[s] for s, nll in one.utility_by_seed.items()])
+
+
+def keep_shared_seeds(runs: Sequence[AuditedRun]) -> list[AuditedRun]:
+    """Return the runs with the seeds that every setting has; all runs where there is none."""
+    seeds: dict[str, set[int]] = {}
+    for run in runs:
+        seeds.setdefault(run.run.name, set()).add(run.run.seed)
+    shared = set.intersection(*seeds.values())
+    return [run for run in runs if not shared or run.run.seed in shared]
+
+
+def mark_dominated(points: Sequence[FrontPoint]) -> list[FrontPoint]:
+    """Return the points, each with the names of those that are no worse in both and better in one.
+
+    Beyond the intervals a point dominates another if, besides, in risk the two are equal or their
+    intervals apart, and in utility equal or apart seed by seed. A point without documents neither
+    dominates nor is dominated.
+    """
+    marked = []
+    for point in points:
+        above = [other for other in points if _dominates(other, point)]
+        update = {
+            "is_dominated": bool(above),
+            "dominated_by": [other.name for other in above],
+            "dominated_beyond_ci_by": [other.name for other in above if _is_apart(other, point)],
+        }
+        marked.append(point.model_copy(update=update))
+    return marked
+
+
+def is_below(one: tuple[float, float] | None, other: tuple[float, float] | None) -> bool:
+    """Tell whether the first interval lies wholly below the second; not without both."""
+    return one is not None and other is not None and one[1] < other[0]
+
+
+def _dominates(one: FrontPoint, other: FrontPoint) -> bool:
+    if one.risk is None or other.risk is None:
+        return False
+    mine, theirs = (one.risk, one.utility), (other.risk, other.utility)
+    return mine != theirs and all(a <= b for a, b in zip(mine, theirs, strict=True))
+
+
+def _is_apart(one: FrontPoint, other: FrontPoint) -> bool:
+    """Tell whether a point that dominates does so by more than the intervals."""
+    risk = one.risk == other.risk or is_below(one.risk_ci, other.risk_ci)
+    if one.utility == other.utility:
+        return risk
+    difference = _subtract(one, other)
+    return risk and difference is not None and difference.ci is not None and difference.ci[1] < 0
+
+
+def _build_point(name: str, runs: Sequence[AuditedRun], risks: Sequence[RiskName]) -> FrontPoint:
+    utility = compute_mean([run.heldout_nll for run in runs])
+    assert utility is not None, "a setting has a run"
+    most_trained = [_find_most_trained(run) for run in runs]
+    tables = [one.table for one in most_trained]
+    found = {
+        risk: _compute_attack_risk(most_trained)
+        if risk == "attack"
+        else _compute_risk(tables, risk)
+        for risk in risks
+    }
+    known = {risk: share for risk, share in found.items() if share is not None}
+    # The first of equals: verbatim says the most.
+    worst = max(known, key=lambda risk: known[risk].value, default=None)
+    return FrontPoint(
+        name=name,
+        num_seeds=len(runs),
+        num_runs_detected=sum(run.report.verdict.level == "recites" for run in runs),
+        num_documents=sum(len(table.ids) for table in tables),
+        risk=None if worst is None else known[worst].value,
+        risk_ci=None if worst is None else _find_risk_ci(known, worst),
+        risk_by=worst,
+        risks=known,
+        utility=utility.value,
+        utility_ci=utility.ci,
+        utility_by_seed={run.run.seed: run.heldout_nll for run in runs},
+    )
+
+
+def _find_risk_ci(
+    known: Mapping[RiskName, Interval], worst: RiskName
+) -> tuple[float, float] | None:
+    """Return the interval of the worst share, its upper end the highest of all shares.
+
+    A lower share of fewer documents, as those attacked, may really be the worst.
+    """
+    ci = known[worst].ci
+    if ci is None:
+        return None
+    return ci[0], max(1.0 if share.ci is None else share.ci[1] for share in known.values())
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class _MostTrained:
+    """A run's bucket of the highest dose; a setting may train the documents less often."""
+
+    table: BucketTable
+    scores: BucketScores
+    attacks: Mapping[str, Rate]
+    """Documents of it that each attack extracted verbatim."""
+
+
+def _find_most_trained(run: AuditedRun) -> _MostTrained:
+    dose = max(run.tables)
+    scores = run.buckets[dose]
+    return _MostTrained(
+        table=run.tables[dose],
+        scores=scores,
+        attacks={
+            one.attack: one.any_verbatim
+            for one in run.report.attacks
+            if one.bucket == scores.bucket
+        },
+    )
+
+
+def _compute_attack_risk(runs: Sequence[_MostTrained]) -> Interval | None:
+    """Return the share that the best attack extracted, over all seeds.
+
+    Attacks run on a sample of the documents. Which of them several seeds share is not recorded, so
+    the interval counts as many distinct ones as the bucket has in proportion.
+    """
+    names = set.intersection(*(set(run.attacks) for run in runs))
+    ids = [identifier for run in runs for identifier in run.table.ids]
+    if not names or not ids:
+        return None
+    risks = []
+    for name in sorted(names):
+        rates = [run.attacks[name] for run in runs]
+        share = sum(rate.num_matched for rate in rates) / sum(rate.num_documents for rate in rates)
+        num_documents = sum(rate.num_documents for rate in rates) * len(set(ids)) // len(ids)
+        ci = clopper_pearson(round(share * num_documents), num_documents).ci
+        by_seed = [rate.rate for rate in rates if rate.rate is not None]
+        risks.append(Interval(value=share, ci=_cover_seeds(ci, by_seed)))
+    return max(risks, key=lambda risk: risk.value)
+
+
+def _cover_seeds(
+    ci: tuple[float, float] | None, shares: Sequence[float]
+) -> tuple[float, float] | None:
+    """Return an interval that also covers that of the seeds' own shares."""
+    over_seeds = compute_mean(shares)
+    if ci is None or over_seeds is None or over_seeds.ci is None:
+        return ci
+    return max(0.0, min(ci[0], over_seeds.ci[0])), min(1.0, max(ci[1], over_seeds.ci[1]))
+
+
+def _compute_risk(tables: Sequence[BucketTable], risk: RiskName) -> Interval | None:
+    """Return the share of the documents of all seeds; None without documents."""
+    shares = [_list_extracted(table, risk) for table in tables]
+    values_D = np.concatenate(shares)
+    ids = [identifier for table in tables for identifier in table.ids]
+    if not ids:
+        return None
+    ci = _find_interval(values_D, ids)
+    by_seed = [float(one.mean()) for one in shares if len(one)]
+    return Interval(value=float(values_D.mean()), ci=_cover_seeds(ci, by_seed))
+
+
+def _find_interval(values_D: NDArray[np.float64], ids: Sequence[str]) -> tuple[float, float] | None:
+    num_distinct = len(set(ids))
+    if num_distinct < len(ids):
+        share = compute_mean(values_D, bounds=(0, 1), clusters=np.array(ids))
+        if share is not None and share.ci is not None:
+            return share.ci
+    # Each document once, or all values equal, which gives the jackknife no variance.
+    return clopper_pearson(round(float(values_D.mean()) * num_distinct), num_distinct).ci
+
+
+def _list_extracted(table: BucketTable, risk: RiskName) -> NDArray[np.float64]:
+    match risk:
+        case "verbatim":
+            return table.verbatim.astype(np.float64)
+        case "near_verbatim":
+            assert table.near_verbatim is not None, "generated in every run, or in none"
+            return table.near_verbatim.astype(np.float64)
+        case "attack_cost":
+            assert table.log10_queries is not None, "asked of every run, or of none"
+            return np.asarray(table.log10_queries <= math.log10(NUM_RISK_QUERIES), np.float64)
+        case "attack":
+            raise AssertionError("of a sample of the documents; see `_compute_attack_risk`")
+
+
+# Which setting to take: one rule, and the sentence it leads to.
+
+TOLERANCE = 0.05
+"""What less risk may cost: held-out NLL above that of the first setting (share)."""
+
+_RULE = (
+    f"Of the settings whose held-out NLL is at most {100 * TOLERANCE:g} % above that of "
+    "'{first}' and whose risk interval lies wholly below that of '{first}': the one of least risk; "
+    "of those whose interval overlaps its interval, the one of lowest held-out NLL. Risk is the "
+    "worst of the rates measured in every run: verbatim and near-verbatim by greedy decoding, "
+    f"verbatim within {NUM_RISK_QUERIES:,} queries, verbatim by the best attack; of the documents "
+    "trained most often."
+)
+_SPOKEN: dict[RiskName, str] = {
+    "verbatim": "verbatim",
+    "near_verbatim": "near-verbatim",
+    "attack_cost": f"within {NUM_RISK_QUERIES:,} queries",
+    "attack": "by the best attack",
+}
+
+
+def recommend(front: Sequence[FrontPoint]) -> Recommendation:
+    """Choose a setting, or say why none is chosen.
+
+    Args:
+        front: at least one point; the first is what the others must beat.
+    """
+    first, *others = front
+    safer = [point for point in others if is_below(point.risk_ci, first.risk_ci)]
+    within = [point for point in safer if point.utility <= (1 + TOLERANCE) * first.utility]
+    rule = _RULE.format(first=first.name)
+    if not within:
+        why = _tell_why_not(others, safer, first)
+        return Recommendation(setting=None, sentence=f"No setting is recommended: {why}", rule=rule)
+    least = min(within, key=lambda point: (point.risk or 0.0, point.utility))
+    alike = [point for point in within if not is_below(least.risk_ci, point.risk_ci)]
+    chosen = min(alike, key=lambda point: (point.utility, point.risk or 0.0))
+    sentence = _tell_choice(chosen, least, first) + _tell_costly(chosen, safer, within)
+    return Recommendation(setting=chosen.name, sentence=sentence, rule=rule)
+
+
+def _tell_choice(chosen: FrontPoint, least: FrontPoint, first: FrontPoint) -> str:
+    sentence = (
+        f"'{chosen.name}' is recommended{_tell_detected(chosen)}: {_tell_risk(chosen)}, against "
+        f"{_tell_share(first)} with '{first.name}', at a held-out NLL of {_tell_utility(chosen)}."
+    )
+    if least.name != chosen.name:
+        sentence += (
+            f" '{least.name}' has {_tell_share(least)}, no less beyond the intervals, at a "
+            f"held-out NLL of {_tell_utility(least)}."
+        )
+    return sentence
+
+
+def _tell_detected(chosen: FrontPoint) -> str:
+    """Return a clause where the setting's own report says that memorization is detected."""
+    if not chosen.num_runs_detected:
+        return ""
+    if chosen.num_seeds == 1:
+        return ", although its own report says that memorization is detected"
+    return (
+        f", although the reports of {chosen.num_runs_detected} of its {chosen.num_seeds} runs say "
+        "that memorization is detected"
+    )
+
+
+def _tell_costly(
+    chosen: FrontPoint, safer: Sequence[FrontPoint], within: Sequence[FrontPoint]
+) -> str:
+    """Name the setting of least risk that the limit to the loss rules out, if its risk is lower."""
+    costly = [
+        point
+        for point in safer
+        if point not in within and (point.risk or 0.0) < (chosen.risk or 0.0)
+    ]
+    if not costly:
+        return ""
+    best = min(costly, key=lambda point: (point.risk or 0.0, point.utility))
+    return (
+        f" '{best.name}' has a lower risk, {_tell_share(best)}, and is ruled out by its held-out "
+        f"NLL of {_tell_utility(best)}, more than {100 * TOLERANCE:g} % above that of the first "
+        "setting."
+    )
+
+
+def _tell_why_not(
+    others: Sequence[FrontPoint], safer: Sequence[FrontPoint], first: FrontPoint
+) -> str:
+    if not others:
+        return f"only '{first.name}' was compared."
+    if first.risk is None:
+        return f"nothing that '{first.name}' was trained on was audited."
+    if not first.risk:
+        return f"'{first.name}' shows no risk that another could lower ({_tell_share(first)})."
+    if safer:
+        cheapest = min(safer, key=lambda point: point.utility)
+        return (
+            f"whatever has less risk than '{first.name}' beyond the intervals has a held-out NLL "
+            f"more than {100 * TOLERANCE:g} % above its own; the lowest is that of "
+            f"'{cheapest.name}', {_tell_utility(cheapest)}."
+        )
+    return (
+        f"no other has less risk than '{first.name}' beyond the intervals ({_tell_share(first)} "
+        "of its documents)."
+    )
+
+
+def _tell_risk(point: FrontPoint) -> str:
+    assert point.risk_by is not None, "a point with an interval has a risk"
+    # None at all: in none of the ways that were asked about.
+    ways = [point.risk_by] if point.risk else list(point.risks) or [point.risk_by]
+    *others, last = (_SPOKEN[way] for way in ways)
+    told = f"{', '.join(others)} or {last}" if others else last
+    return f"{_tell_share(point)} of the documents trained most often are extracted {told}"
+
+
+def _tell_share(point: FrontPoint) -> str:
+    assert point.risk is not None, "asked only where there are documents"
+    if point.risk_ci is None:
+        return f"{100 * point.risk:.1f} %"
+    low, high = (100 * end for end in point.risk_ci)
+    return f"{100 * point.risk:.1f} % (95 % CI {low:.1f} to {high:.1f} %)"
+
+
+def _tell_utility(point: FrontPoint) -> str:
+    change = point.utility_change
+    if change is None:
+        return f"{point.utility:.3f}"
+    told = f"{100 * change.value:+.1f} %"
+    if change.ci is not None:
+        told += f", 95 % CI {100 * change.ci[0]:+.1f} to {100 * change.ci[1]:+.1f} %"
+    return f"{point.utility:.3f} ({told})"

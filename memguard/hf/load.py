@@ -1,0 +1,287 @@
+"""The only place where a folder becomes a module: plain, or sharded over a mesh.
+
+Weights are read from safetensors only and remote code is never run, whoever made the folder.
+"""
+
+import contextlib
+import difflib
+import warnings
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+import transformers
+from accelerate import infer_auto_device_map, init_empty_weights
+from accelerate.utils import get_max_memory
+from torch import distributed as dist
+from torch import nn
+
+from memguard.errors import MemguardError, ModelError
+from memguard.hf.checkpoint import get_folder, say_in_one_line
+from memguard.hf.checkpoint_files import check_folder
+from memguard.hf.safetensors import (
+    FolderWeights,
+    ModuleWeights,
+    refuse_weights,
+    stores_different,
+    warn_unexpected,
+)
+from memguard.hf.sharded import ShardedLayer, Sharding, build_meta_layer, check_layer, fill_layer
+from memguard.parallel.mesh_shape import COMPARED_FAMILIES
+
+
+def load_model(
+    path: str,
+    *,
+    revision: str | None = None,
+    dtype: torch.dtype = torch.float32,
+    attn_implementation: str | None = None,
+    devices: Mapping[str, int | str] | None = None,
+    offload_folder: str | None = None,
+) -> Any:
+    """Load a causal language model from a folder or hub id, in ``dtype``.
+
+    Args:
+        path: folder or hub id.
+        revision: of a hub id.
+        dtype: of the weights.
+        attn_implementation: None takes what transformers chooses.
+        devices: of each module, see `dispatch.plan_devices`; None puts all on the CPU.
+        offload_folder: for weights whose device is ``"disk"`` and that must be written there.
+
+    Raises:
+        ModelError: no such folder or id, no safetensors, remote code needed, or weights that do
+            not fit the configuration.
+    """
+    check_folder(path)
+    with _told_in_one_line(path):
+        model, info = transformers.AutoModelForCausalLM.from_pretrained(
+            path,
+            revision=revision,
+            dtype=dtype,
+            attn_implementation=attn_implementation,
+            device_map=None if devices is None else dict(devices),
+            offload_folder=offload_folder,
+            use_safetensors=True,
+            trust_remote_code=False,
+            # Listed in `info`, and refused below with what does not fit.
+            ignore_mismatched_sizes=True,
+            output_loading_info=True,
+        )
+    wrong = [f"missing {key}" for key in sorted(info["missing_keys"])]
+    wrong += [
+        f"{key} {list(stored)} instead of {list(wanted)}"
+        for key, stored, wanted in sorted(info["mismatched_keys"])
+    ]
+    unexpected = sorted(info["unexpected_keys"])
+    if wrong:
+        refuse_weights(path, [*wrong, *(f"unexpected {key}" for key in unexpected)], len(wrong))
+    warn_unexpected(path, unexpected)
+    return model.eval()
+
+
+def load_sharded(
+    path: str,
+    sharding: Sharding,
+    *,
+    revision: str | None = None,
+    attn: str | None = None,
+    check: bool = True,
+) -> ShardedLayer:
+    """Load a causal language model onto a mesh; each rank reads only what it stores.
+
+    Args:
+        path: folder, or hub id whose files are got first.
+        sharding: mesh, device and dtypes.
+        revision: of a hub id.
+        attn: attention implementation; None takes what transformers chooses.
+        check: False leaves out the forward of `check_layer`.
+
+    Raises:
+        ModelError: as `load_model`, or a family that cannot be sharded.
+        ConfigError: a mesh that this model cannot run on.
+    """
+    check_folder(path)
+    with _told_in_one_line(path):
+        config = transformers.AutoConfig.from_pretrained(
+            path, revision=revision, trust_remote_code=False
+        )
+        source = FolderWeights(folder := get_folder(path, revision))
+        layer = build_meta_layer(config, sharding, attn=attn)
+        if layer.plan.is_tied and stores_different(source, *_embedding_and_head(layer)):
+            # As transformers does: the files are right, not the configuration.
+            config.tie_word_embeddings = False
+            layer = build_meta_layer(config, sharding, attn=attn)
+        with contextlib.suppress(OSError):  # Few checkpoints have one; it is exported again.
+            layer.vocab.model.generation_config = transformers.GenerationConfig.from_pretrained(
+                folder
+            )
+    unexpected = fill_layer(layer, source, name=path)
+    # On the CPU, whose group waits long: ranks finish reading minutes apart, and the first
+    # collective between GPUs would take that for a hang.
+    dist.all_reduce(torch.zeros(()))
+    if check:
+        check_layer(layer)
+    if dist.get_rank() == 0:
+        warn_unexpected(path, unexpected)
+        _warn_uncompared(config.get_text_config().model_type)
+    return layer
+
+
+def _warn_uncompared(family: str) -> None:
+    """Say so where a family can be sharded by its plan, but nobody has compared the numbers."""
+    if family not in COMPARED_FAMILIES:
+        warnings.warn(
+            f"family '{family}' is sharded by transformers' plan, but its numbers on a mesh have "
+            f"not been compared with one process, as those of {', '.join(COMPARED_FAMILIES)} "
+            "have: compare the first losses of a short run",
+            stacklevel=3,
+        )
+
+
+@contextlib.contextmanager
+def _told_in_one_line(path: str) -> Iterator[None]:
+    """Raise as ModelError whatever a broken folder raises in transformers."""
+    try:
+        yield
+    except MemguardError:
+        raise
+    except Exception as error:
+        raise ModelError(
+            f"model '{path}' cannot be loaded as a causal language model: {say_in_one_line(error)}"
+        ) from error
+
+
+def _embedding_and_head(layer: ShardedLayer) -> tuple[str, str]:
+    """Return the names of the two weights that may be one."""
+    model = layer.vocab.model
+    ends = (model.get_input_embeddings(), model.get_output_embeddings())
+    names = {module: name for name, module in model.named_modules() if module in ends}
+    return f"{names[ends[0]]}.weight", f"{names[ends[1]]}.weight"
+
+
+def count_parameters(model: nn.Module) -> int:
+    """Return the number of distinct parameters (tied ones once)."""
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+# A model larger than one device, on one process: its blocks where there is room for them.
+#
+#     GPUs first, then the CPU's memory, then disk; a block is brought to a GPU when its turn comes
+#
+# `accelerate` decides and moves (`device_map="auto"`). The head stays on the first device: scores
+# read its weight outside the model's forward, where nobody would bring it.
+
+
+def plan_devices(
+    config: Any, *, dtype: torch.dtype, max_memory: Mapping[str, str] | None = None
+) -> dict[str, int | str]:
+    """Return the device of each module.
+
+    Args:
+        config: a transformers configuration.
+        dtype: of the weights.
+        max_memory: by device, e.g. ``{"0": "70GiB", "cpu": "1TB"}``; None takes what is free.
+
+    Raises:
+        ModelError: the head alone does not fit on the first device.
+    """
+    with init_empty_weights():
+        model = transformers.AutoModelForCausalLM.from_config(config, dtype=dtype)
+    # Its attributes are the truth of which weights are one.
+    model.tie_weights()
+    wanted = {int(k) if k.isdigit() else k: v for k, v in (max_memory or {}).items()}
+    room: dict[int | str, int] = dict(get_max_memory(wanted or None))
+    first: int | str = next(iter(room))
+    head = model.get_output_embeddings()
+    name = next(name for name, module in model.named_modules() if module is head)
+    room[first] -= head.weight.numel() * dtype.itemsize
+    if room[first] < 0:
+        raise ModelError(
+            f"the output embedding alone does not fit into the memory of device '{first}'. Allow "
+            "more in 'audit.max_memory', or use several processes (--nproc)."
+        )
+    places: dict[str, int | str] = infer_auto_device_map(
+        model, max_memory=room, no_split_module_classes=list(model._no_split_modules), dtype=dtype
+    )
+    if "" in places:  # Everything on one device.
+        return places
+    return {**places, name: first}
+
+
+# Models that start from nothing: a configuration and a seed instead of a checkpoint.
+
+
+def build_scratch_model(
+    config: Mapping[str, Any], *, vocab_size: int, tokenizer: Any, seed: int, attn: str | None
+) -> Any:
+    """Draw a model's initial weights from a configuration (fp32, CPU).
+
+    Args:
+        config: Hugging Face configuration fields with ``model_type``.
+        vocab_size: rows of the embedding (tokens).
+        tokenizer: gives the ids of BOS, EOS and padding.
+        seed: decides the weights.
+        attn: attention implementation; None takes what transformers chooses.
+
+    Raises:
+        ModelError: an unknown ``model_type``, a misspelt field or values it does not take.
+    """
+    resolved = make_scratch_config(config, vocab_size=vocab_size, tokenizer=tokenizer)
+    try:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            model = transformers.AutoModelForCausalLM.from_config(
+                resolved, attn_implementation=attn, dtype=torch.float32
+            )
+    except Exception as error:  # Each family checks its fields in its own way.
+        raise ModelError(
+            f"'model.scratch.config' does not describe a model: {say_in_one_line(error)}"
+        ) from error
+    return model.eval()
+
+
+def make_scratch_config(config: Mapping[str, Any], *, vocab_size: int, tokenizer: Any) -> Any:
+    """Return the transformers configuration of a model that starts from nothing.
+
+    Args:
+        config: Hugging Face configuration fields with ``model_type``.
+        vocab_size: rows of the embedding (tokens).
+        tokenizer: gives the ids of BOS, EOS and padding; None where only sizes matter.
+
+    Raises:
+        ModelError: an unknown ``model_type``, a misspelt field or values it does not take.
+    """
+    names = ("bos_token_id", "eos_token_id", "pad_token_id")
+    ids = {} if tokenizer is None else {name: getattr(tokenizer, name) for name in names}
+    try:
+        resolved = transformers.AutoConfig.for_model(**{**ids, **config, "vocab_size": vocab_size})
+        _refuse_misspelt(config, resolved)
+    except Exception as error:  # Each family checks its fields in its own way.
+        raise ModelError(
+            f"'model.scratch.config' does not describe a model: {say_in_one_line(error)}"
+        ) from error
+    return resolved
+
+
+def shard_scratch_model(model: Any, sharding: Sharding, *, attn: str | None = None) -> ShardedLayer:
+    """Put a model drawn by `build_scratch_model` onto a mesh; every rank has drawn the same."""
+    layer = build_meta_layer(model.config, sharding, attn=attn)
+    fill_layer(layer, ModuleWeights(model), name="model.scratch")
+    check_layer(layer)
+    return layer
+
+
+def _refuse_misspelt(config: Mapping[str, Any], resolved: Any) -> None:
+    """Raise ValueError for a field that transformers keeps, but only another spelling of is read.
+
+    Not for every unknown field: published configurations hold leftovers, and some families read
+    fields that their configuration class does not list.
+    """
+    default = type(resolved)()
+    known = [*default.to_dict(), *type(default).attribute_map]
+    for name in config:
+        if hasattr(resolved, name) and not hasattr(default, name):
+            near = difflib.get_close_matches(name, known, 1, cutoff=0.85)
+            if near:
+                raise ValueError(f"'{name}' is not a field of it; did you mean '{near[0]}'?")

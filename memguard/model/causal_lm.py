@@ -1,0 +1,290 @@
+"""The vocabulary layer: a causal LM as hidden states plus a head applied to chosen tokens only.
+
+hidden_BTD [B, T, D/y]   last hidden states of B packed rows of T tokens
+hidden_ND  [N, D/y]      the rows that count: positions whose label is ignored never get here
+labels_N   [N]           the token that follows each of them
+
+On a mesh the layer is the root of the FSDP units: what reads hidden states or head runs inside one
+call of it, ``vocab(work)``, around which weights are gathered. Collectives: see `nll` and `linear`.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
+
+from memguard.model.lm_head import Head, Step, apply_steps
+from memguard.model.loss import VocabTerms, sum_nll, token_terms
+from memguard.model.next_token import BestTokens, DrawnTokens, draw_tokens, find_best
+from memguard.model.token_scores import TokenScores, score_tokens
+from memguard.model.truncation import Truncation
+from memguard.parallel.attention import share_masks, use_pieces
+from memguard.parallel.layout import Rectangle, cut
+from memguard.parallel.linear import to_local
+from memguard.parallel.mesh import Axis, Mesh4D
+from memguard.parallel.shard import HeadLinear
+
+Result = TypeVar("Result")
+Item = TypeVar("Item")
+
+# What some families do between the head and the loss, by the configuration field that says so.
+# Gemma 2/3 cap the logits, Cohere multiplies, Granite divides.
+_AFTER_HEAD: dict[str, Callable[[Tensor, float], Tensor]] = {
+    "final_logit_softcapping": lambda logits, cap: torch.tanh(logits / cap) * cap,
+    "logit_scale": lambda logits, scale: logits * scale,
+    "logits_scaling": lambda logits, scale: logits / scale,
+}
+
+
+# Of the free memory; the rest is for keys, values and logits.
+_GATHERED_SHARE = 0.7
+
+
+class VocabLayer(nn.Module):
+    """A causal LM as hidden states plus a head, on one process or on a mesh."""
+
+    def __init__(
+        self,
+        model: Any,
+        *,
+        chunk_tokens: int = 1024,
+        own_head: bool = True,
+        mesh: Mesh4D | None = None,
+        compute_dtype: torch.dtype | None = None,
+    ) -> None:
+        """Wrap ``model``; use `build_vocab_layer`, which checks that the result is right.
+
+        Args:
+            model: a Hugging Face causal LM, plain or sharded.
+            chunk_tokens: tokens whose logits exist at a time.
+            own_head: False runs the model's own forward and treats its logits as hidden states.
+            mesh: the ranks it is sharded over; None where it is plain.
+            compute_dtype: of its matmuls; None takes the weights' dtype.
+        """
+        super().__init__()
+        self.model = model
+        share_masks(model)
+        use_pieces(model)
+        self.chunk_tokens = chunk_tokens
+        self.own_head = own_head
+        self.mesh = mesh
+        self.freed_units: list[FSDPModule] = []
+        """Units whose gathered weights are freed after their forward; set by `wrap_fsdp`."""
+        self._keeps_gathered = False
+        self.compute_dtype: torch.dtype = compute_dtype or model.dtype
+        config = model.config.get_text_config()
+        self.vocab_size: int = model.get_output_embeddings().weight.shape[0]
+        self._steps: tuple[Step, ...] = tuple(
+            (step, float(getattr(config, field)))
+            for field, step in _AFTER_HEAD.items()
+            if getattr(config, field, None) is not None
+        )
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        device: torch.device = self.model.get_output_embeddings().weight.device
+        return device
+
+    @property
+    def end_token_ids(self) -> tuple[int, ...]:
+        """Ids at which `generate` would end a text, lowest first; empty if the model has none."""
+        settings = getattr(self.model, "generation_config", None) or self.model.config
+        given = getattr(settings, "eos_token_id", None)
+        ids = [given] if isinstance(given, int) else given or []
+        return tuple(sorted({int(id) for id in ids if 0 <= int(id) < self.vocab_size}))
+
+    @property
+    def num_batch_ways(self) -> int:
+        """Parts into which the rows of a batch are split."""
+        return 1 if self.mesh is None else self.mesh.shape.num_batch_ways
+
+    @property
+    def batch_rank(self) -> int:
+        """Which of these parts is this rank's."""
+        return 0 if self.mesh is None else self.mesh.batch_rank
+
+    def deal(self, items: Sequence[Item]) -> list[Item | None]:
+        """Return this rank's items; None where it has none while another rank still has one.
+
+        Whoever shares a part of the model is dealt the same items, and every rank as many.
+        """
+        ways = self.num_batch_ways
+        mine = range(self.batch_rank, -(-len(items) // ways) * ways, ways)
+        return [items[index] if index < len(items) else None for index in mine]
+
+    def set_last_micro_batch(self, is_last: bool) -> None:
+        """Say whether gradients are complete after the next backward.
+
+        Until then they are reduced over z, where no rank could hold them whole, but not over data.
+        """
+        if self.mesh is not None and self.mesh.shape.data > 1:
+            assert isinstance(self, FSDPModule), "a sharded layer is the root of its units"
+            self.set_requires_all_reduce(is_last)
+
+    def __call__(self, work: Callable[[], Result]) -> Result:
+        """Return ``work()``, see `forward`."""
+        result: Result = super().__call__(work)
+        if not torch.is_grad_enabled() and not self._keeps_gathered:
+            self._reshard()
+        return result
+
+    def _reshard(self) -> None:
+        """Free all gathered weights.
+
+        FSDP2 leaves gathered what backward needs first, or all, and without a backward an
+        optimizer or a file made of the parameters would hold what the next forward discards.
+        """
+        if self.mesh is None:
+            return
+        for module in self.modules():
+            if isinstance(module, FSDPModule):
+                module.reshard()
+
+    @contextmanager
+    def keep_gathered(self) -> Iterator[None]:
+        """Gather weights over z in the first call inside the block only, and free them at its end.
+
+        For many short forwards without gradients, such as generating token by token. Takes the
+        memory of `fits_gathered`.
+        """
+        assert not self._keeps_gathered, "blocks are not nested"
+        for unit in self.freed_units:
+            unit.set_reshard_after_forward(False, recurse=False)
+        self._keeps_gathered = True
+        try:
+            yield
+        finally:
+            self._keeps_gathered = False
+            for unit in self.freed_units:
+                unit.set_reshard_after_forward(True, recurse=False)
+            self._reshard()
+
+    def fits_gathered(self) -> bool:
+        """Return whether all weights gathered over z fit into this rank's free GPU memory.
+
+        True without a mesh, where z is 1, and on the CPU, whose free memory is not known.
+        """
+        if self.mesh is None or self.mesh.shape.z == 1 or self.device.type != "cuda":
+            return True
+        numel = sum(to_local(parameter).numel() for parameter in self.model.parameters())
+        needed = numel * self.mesh.shape.z * self.compute_dtype.itemsize
+        free, _ = torch.cuda.mem_get_info(self.device)
+        cached = torch.cuda.memory_reserved(self.device) - torch.cuda.memory_allocated(self.device)
+        return needed <= _GATHERED_SHARE * (free + cached)
+
+    def forward(self, work: Callable[[], Result]) -> Result:
+        """Return ``work()``; the weights it reads are at hand meanwhile."""
+        return work()
+
+    def hidden_states(
+        self,
+        input_ids_BT: Tensor,
+        position_ids_BT: Tensor | None = None,
+        *,
+        mask_BT: Tensor | None = None,
+        cache: Any = None,
+    ) -> Tensor:
+        """Return the last hidden states [B, T, D/y].
+
+        Rows go in without an attention mask and without a cache, and with positions that start
+        again at each document: the only form in which transformers keeps documents of a packed
+        row apart exactly (a mask of ones or the default cache lets them see each other).
+
+        Args:
+            input_ids_BT: tokens.
+            position_ids_BT: of each token; None counts from 0.
+            mask_BT: only beside a cache: which of its slots, and of the new ones, are seen.
+            cache: only for rows of one document each, see `growing_rows`; takes the keys and values
+                of these tokens, which see all that it holds.
+        """
+        body = self.model.base_model if self.own_head else self.model
+        output = body(
+            input_ids=input_ids_BT,
+            position_ids=position_ids_BT,
+            attention_mask=mask_BT,
+            use_cache=cache is not None,
+            **({} if cache is None else {"past_key_values": cache}),
+        )
+        hidden: Tensor = output.last_hidden_state if self.own_head else output.logits
+        # Blocks may lie on several devices; the head is on the first.
+        return hidden.to(self.device)
+
+    def logits(self, hidden_ND: Tensor) -> Tensor:
+        """Return the local logits [N, V/x] of a few tokens; callers keep N small."""
+        return self._with_head(
+            lambda head, hidden: apply_steps(head.steps, head.logits(hidden)), hidden_ND
+        )
+
+    def sum_nll(self, hidden_ND: Tensor, labels_N: Tensor) -> Tensor:
+        """Return the sum of -log p(label) (nats, fp32), differentiable; see `nll.sum_nll`."""
+        return self._with_head(lambda head, hidden: sum_nll(head, hidden, labels_N), hidden_ND)
+
+    def token_terms(
+        self, hidden_ND: Tensor, labels_N: Tensor, needs: frozenset[str] = frozenset({"nll"})
+    ) -> VocabTerms:
+        """Return differentiable terms of each label; see `nll.token_terms`."""
+        return self._with_head(
+            lambda head, hidden: token_terms(head, hidden, labels_N, needs), hidden_ND
+        )
+
+    @torch.no_grad()
+    def token_scores(
+        self,
+        hidden_ND: Tensor,
+        labels_N: Tensor,
+        needs: frozenset[str] = frozenset(),
+        *,
+        choices: bool = True,
+        truncations: Sequence[Truncation] = (),
+    ) -> TokenScores:
+        """Return what the model says of N labels, the head in fp32; see `score_tokens`."""
+        return self._with_head(
+            lambda head, hidden: score_tokens(
+                head, hidden, labels_N, needs=needs, choices=choices, truncations=truncations
+            ),
+            hidden_ND,
+        )
+
+    @torch.no_grad()
+    def best_tokens(self, hidden_ND: Tensor, num: int) -> BestTokens:
+        """Return the most likely next tokens, the head in fp32; see `best_tokens.find_best`."""
+        return self._with_head(lambda head, hidden: find_best(head, hidden, num), hidden_ND)
+
+    @torch.no_grad()
+    def draw_tokens(
+        self, hidden_ND: Tensor, uniform_N: Tensor, truncation: Truncation
+    ) -> DrawnTokens:
+        """Return drawn next tokens, the head in fp32; see `drawn_tokens.draw_tokens`."""
+        return self._with_head(
+            lambda head, hidden: draw_tokens(head, hidden, uniform_N, truncation), hidden_ND
+        )
+
+    def _with_head(self, work: Callable[[Head, Tensor], Result], hidden_ND: Tensor) -> Result:
+        linear = self.model.get_output_embeddings()
+        if isinstance(linear, HeadLinear):
+            # FSDP2 watches what goes into a module and comes out of it.
+            result: Result = linear(hidden_ND, lambda hidden: work(self._head(linear), hidden))
+            return result
+        return work(self._head(linear), hidden_ND)
+
+    def _head(self, linear: Any) -> Head:
+        if not self.own_head:
+            return Head(weight_VD=None, vocab_size=self.vocab_size, chunk_tokens=self.chunk_tokens)
+        x, y = Axis(name="x"), Axis(name="y")
+        if self.mesh is not None:
+            x, y = self.mesh.axis("x"), self.mesh.axis("y")
+        whole = Rectangle(start=(0,), shape=(self.vocab_size,))
+        return Head(
+            weight_VD=to_local(linear.weight),
+            bias_V=None if linear.bias is None else to_local(linear.bias),
+            steps=self._steps,
+            first_token=cut(whole, 0, x.rank, x.degree).start[0],
+            vocab_size=self.vocab_size,
+            vocab_axis=x,
+            feature_axis=y,
+            chunk_tokens=self.chunk_tokens,
+        )

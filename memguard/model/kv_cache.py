@@ -1,0 +1,282 @@
+"""Rows of tokens that grow at their ends, each token's keys and values computed once.
+
+    prompts, right-padded           cache of a layer [R, H, T, d]      after two more tokens
+    a b c d e                       a b c d e                          a b c d e f g
+    a b c . .                       . . a b c    rolled to the right   . . a b c d e    . is hidden
+
+The prompts run like any other text: no mask, padding behind what is read, the numbers of a scoring
+pass. Then every row of the cache is rolled so that its last token stands in the last slot: keys
+carry their own positions already, a mask of slots hides what came round, and two tokens of a row
+are as many slots apart as positions, which sliding windows count. New tokens stand at one end.
+
+A model that cannot do this (recurrent state, rotary frequencies that depend on the length of a
+text) is run over the whole rows again for each token; `can_cache` asks the model.
+
+Collectives: those of a forward. On a mesh every rank calls `start` once and `append` as often as
+the others, whatever its rows are.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn import functional
+from transformers import DynamicCache
+from transformers.cache_utils import DynamicLayer
+
+from memguard.model.causal_lm import VocabLayer
+from memguard.parallel.collectives import all_reduce
+from memguard.seeds import derive_generator
+
+# Keys and values of growing rows, in memory that is taken once.
+#
+#     buffer [R, H, room, d]    keys are its first T slots; the next token is written to slot T
+#
+# transformers' own cache makes all keys and values anew for each token, and beams that change
+# places
+# copy them once more. Here a token writes its own, and rows of the same prompts copy only what was
+# added to these.
+
+
+def build_row_cache(room: int) -> DynamicCache:
+    """Return an empty cache.
+
+    Args:
+        room: tokens that will be added to the prompts; more fit, at the price of a copy.
+    """
+    cache = DynamicCache()
+    cache.layer_class_to_replicate = partial(_Layer, room)
+    return cache
+
+
+class _Layer(DynamicLayer):  # type: ignore[misc]
+    """Keys and values of one layer."""
+
+    keys: Tensor
+    values: Tensor
+
+    def __init__(self, room: int) -> None:
+        super().__init__()
+        self._num_slots = room
+        self._buffers: dict[str, Tensor] = {}
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Add tokens ``[R, H, t, d]``; return all ``[R, H, T, d]``."""
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+            self._num_slots += key_states.shape[2]
+        self.keys = self._append("keys", self.keys, key_states)
+        self.values = self._append("values", self.values, value_states)
+        return self.keys, self.values
+
+    def take_rows(self, rows_R: Tensor, first_slot: int) -> None:
+        """Go on with these rows; all slots before ``first_slot`` are the same in both."""
+        if self.get_seq_length() == 0:
+            return
+        self.keys = _take(self.keys, rows_R, first_slot)
+        self.values = _take(self.values, rows_R, first_slot)
+
+    def _append(self, name: str, old: Tensor, new: Tensor) -> Tensor:
+        if old.numel() == 0:
+            return new  # Prompts; their rows may yet be multiplied.
+        buffer = self._buffers.get(name)
+        rows, heads, num_old, width = old.shape
+        num_slots = num_old + new.shape[2]
+        is_mine = buffer is not None and buffer.data_ptr() == old.data_ptr()
+        if buffer is None or not is_mine or num_slots > buffer.shape[2]:
+            buffer = old.new_empty(rows, heads, max(self._num_slots, num_slots), width)
+            buffer[:, :, :num_old] = old
+            self._buffers[name] = buffer
+        buffer[:, :, num_old:num_slots] = new
+        return buffer[:, :, :num_slots]
+
+
+def _take(slots: Tensor, rows_R: Tensor, first_slot: int) -> Tensor:
+    if first_slot == 0 or len(rows_R) != len(slots):
+        return slots[rows_R]
+    changing = slots[:, :, first_slot:]
+    changing.copy_(changing[rows_R])
+    return slots
+
+
+Result = TypeVar("Result")
+Read = Callable[[Tensor], Result]
+"""Takes the hidden states [R, D/y] of the rows' last tokens; runs while the weights are at hand."""
+
+_CHECKED_STEPS = 3
+# What models do that take no cache, or not this one.
+_NO_CACHE = (AttributeError, TypeError, ValueError, LookupError, NotImplementedError)
+
+
+class GrowingRows:
+    """R rows of a batch, the model in evaluation mode.
+
+    Without rows the model runs a dummy, whose weights the other ranks help gather, and what it
+    says goes nowhere.
+    """
+
+    def __init__(self, vocab: VocabLayer, *, is_cached: bool, room: int) -> None:
+        """Prepare for one batch.
+
+        Args:
+            vocab: the model.
+            is_cached: False runs whole rows again for each token; see `can_cache`.
+            room: tokens that will be added to each row.
+        """
+        self._vocab = vocab
+        self._cache = build_row_cache(room) if is_cached else None
+        self._ids_RT = torch.zeros(0, 1, dtype=torch.int64)
+        # Known without the device: nothing waits for it between two steps.
+        self._lengths_R = np.zeros(0, dtype=np.int64)
+        self._prompt_of_R = np.zeros(0, dtype=np.int64)
+        self._num_prompt_slots = 0
+
+    @torch.no_grad()
+    def start(self, prompts: Sequence[NDArray[np.integer]], read: Read[Result]) -> Result:
+        """Run the prompts, at least one token each, and return ``read`` of their last tokens."""
+        self._lengths_R = np.array([len(prompt) for prompt in prompts], dtype=np.int64)
+        longest = self._lengths_R.max(initial=1)
+        padded = np.zeros((len(prompts), longest), dtype=np.int64)
+        for row, prompt in enumerate(prompts):
+            padded[row, : len(prompt)] = prompt
+        self._ids_RT = self._put(padded)
+        self._prompt_of_R, self._num_prompt_slots = np.arange(len(prompts)), int(longest)
+        result = self._run_whole(read)
+        if self._cache is not None and (self._lengths_R < longest).any():
+            _roll(self._cache, self._put(longest - self._lengths_R))
+        return result
+
+    def take(self, rows: NDArray[np.integer]) -> None:
+        """Go on with these of the rows, in this order; one may be left out or taken many times."""
+        if np.array_equal(rows, np.arange(len(self._lengths_R))):
+            return
+        rows_R = self._put(rows.astype(np.int64))
+        self._ids_RT, self._lengths_R = self._ids_RT[rows_R], self._lengths_R[rows]
+        before_R, self._prompt_of_R = self._prompt_of_R, self._prompt_of_R[rows]
+        if self._cache is not None:
+            # Beams of a prompt change places, and its own keys and values stay where they are.
+            is_same = np.array_equal(before_R, self._prompt_of_R)
+            for layer in self._cache.layers:
+                layer.take_rows(rows_R, self._num_prompt_slots if is_same else 0)
+
+    @torch.no_grad()
+    def append(self, tokens_R: Tensor, read: Read[Result]) -> Result:
+        """Add a token to each row and return ``read`` of them."""
+        tokens_R1 = tokens_R.to(self._ids_RT)[:, None]
+        positions_R1 = self._put(self._lengths_R[:, None])
+        self._lengths_R = self._lengths_R + 1
+        if self._cache is None:
+            # Behind its row's last token, where the padding begins.
+            wider_RT = functional.pad(self._ids_RT, (0, 1)).scatter(1, positions_R1, tokens_R1)
+            # What only finished rows needed goes: no text is run longer than the longest row.
+            self._ids_RT = wider_RT[:, : self._lengths_R.max(initial=1)]
+        if self._cache is None or not len(tokens_R):
+            return self._run_whole(read)
+        num_slots = self._cache.get_seq_length() + 1
+        num_hidden_R1 = num_slots - self._lengths_R[:, None]
+        mask_RT = None
+        if num_hidden_R1.any():  # Else a mask would only keep attention from its fastest kernels.
+            mask_RT = self._put(np.arange(num_slots) >= num_hidden_R1)
+        return self._run(tokens_R1, read, position_ids_BT=positions_R1, mask_BT=mask_RT)
+
+    def _run_whole(self, read: Read[Result]) -> Result:
+        if not len(self._lengths_R):
+            dummy_11 = self._put(np.zeros((1, 1), dtype=np.int64))
+            return self._vocab(lambda: read(self._vocab.hidden_states(dummy_11)[:0, 0]))
+        return self._run(self._ids_RT, read, last=self._lengths_R - 1)
+
+    def _run(
+        self,
+        ids_RT: Tensor,
+        read: Read[Result],
+        last: NDArray[np.int64] | None = None,
+        **inputs: Tensor | None,
+    ) -> Result:
+        def work() -> Result:
+            hidden_RTD = self._vocab.hidden_states(ids_RT, cache=self._cache, **inputs)
+            if last is None:
+                return read(hidden_RTD[:, -1])
+            return read(hidden_RTD[self._put(np.arange(len(last))), self._put(last)])
+
+        return self._vocab(work)
+
+    def _put(self, array: NDArray[Any]) -> Tensor:
+        return torch.from_numpy(array).to(self._vocab.device)
+
+
+def _roll(cache: Any, shift_R: Tensor) -> None:
+    """Roll each row of all keys and values ``[R, H, T, d]`` to the right, layer by layer."""
+    for layer in cache.layers:
+        slots_T = torch.arange(layer.keys.shape[-2], device=shift_R.device)
+        from_R1T1 = ((slots_T - shift_R[:, None]) % len(slots_T))[:, None, :, None]
+        layer.keys = torch.take_along_dim(layer.keys, from_R1T1, -2)
+        layer.values = torch.take_along_dim(layer.values, from_R1T1, -2)
+
+
+@torch.no_grad()
+def can_cache(vocab: VocabLayer, shortest: int, longest: int) -> bool:
+    """Tell whether cached rows have the hidden states of rows that are run whole and alone.
+
+    Asked of the model itself, on random tokens: a short row and a long one grow together. Lengths
+    matter: a window slides, or rotary frequencies change, only in long texts.
+
+    Args:
+        vocab: the model, in evaluation mode.
+        shortest: tokens of the shortest prompt.
+        longest: tokens of the longest row that is ever run.
+    """
+    num_steps = min(_CHECKED_STEPS, longest - 1)
+    if num_steps < 1:
+        return True
+    draw = derive_generator(0, "probe tokens")
+    sizes = (min(shortest, longest - num_steps), longest - num_steps)
+    texts = [draw.integers(0, vocab.vocab_size, size + num_steps) for size in sizes]
+    rows = GrowingRows(vocab, is_cached=True, room=num_steps)
+    cached_SRD = []
+    try:
+        prompts = [text[:size] for text, size in zip(texts, sizes, strict=True)]
+        rows.start(prompts, lambda hidden_RD: None)
+        for step in range(num_steps):
+            tokens = [text[size + step] for text, size in zip(texts, sizes, strict=True)]
+            cached_SRD.append(rows.append(torch.from_numpy(np.array(tokens)), _float))
+    except _NO_CACHE:
+        return False
+    differences = []
+    for row, (text, size) in enumerate(zip(texts, sizes, strict=True)):
+        alone_SD = torch.stack(
+            [_run_alone(vocab, text[: size + step + 1]) for step in range(num_steps)]
+        )
+        cached_SD = torch.stack([hidden_RD[row] for hidden_RD in cached_SRD])
+        if cached_SD.shape != alone_SD.shape:
+            return False
+        change_S = _over_mesh(vocab, (cached_SD - alone_SD).abs().amax(-1))
+        # An expert chosen by a hair may change at single tokens, what is seen changes them all.
+        differences.append(torch.stack([change_S.median(), alone_SD.abs().nan_to_num(0).max()]))
+    change_R, scale_R = _over_mesh(vocab, torch.stack(differences)).unbind(1)
+    # Leaks change hidden states by tenths; another order of summation by the dtype's last bits.
+    is_wide = vocab.compute_dtype in (torch.float32, torch.float64)
+    return bool((change_R <= scale_R * (1e-4 if is_wide else 3e-2)).all())
+
+
+def _run_alone(vocab: VocabLayer, text: NDArray[np.integer]) -> Tensor:
+    """Return the last token's hidden states [D/y]."""
+    ids_1T = torch.from_numpy(text[None]).to(vocab.device)
+    return vocab(lambda: vocab.hidden_states(ids_1T))[0, -1].float()
+
+
+def _float(hidden_RD: Tensor) -> Tensor:
+    return hidden_RD.float()
+
+
+def _over_mesh(vocab: VocabLayer, values: Tensor) -> Tensor:
+    """Return the largest values of all ranks that hold a part of the model."""
+    if vocab.mesh is not None:
+        for name in ("x", "y"):
+            values = all_reduce(values, vocab.mesh.axis(name), "max")
+    return values

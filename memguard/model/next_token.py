@@ -1,0 +1,188 @@
+"""Tokens drawn from the most likely ones, vocabulary sharded: a number in [0, 1) decides each.
+
+    scheme     as in `truncation`: temperature, then top-k, then top-p, with its ties
+    weight_CV  exp(logits - max), 0 where a token is cut off     [C, V/x]
+
+    before_C   = sum over the ranks before of their weights, after an all-gather over x of C numbers
+    token      = first id whose weights up to and with it exceed uniform * sum of all weights
+
+Ids keep their order, so logits that round otherwise move a border by their last bits; in order of
+probability two tokens would change places. The sums are float64.
+"""
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from memguard.model.lm_head import Head, compute_logits, iterate_chunks, max_of_piece, widen
+from memguard.model.truncation import Truncation, find_largest, find_nucleus, gather_largest
+from memguard.parallel.collectives import all_gather, all_reduce
+from memguard.parallel.mesh import Axis
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DrawnTokens:
+    """One token drawn after each of N."""
+
+    ids_N: Tensor
+    logprob_N: Tensor
+    """Log-probability (nats) with which it is drawn; NaN where the logits are not finite."""
+
+
+@torch.no_grad()
+def draw_tokens(
+    head: Head, hidden_ND: Tensor, uniform_N: Tensor, truncation: Truncation
+) -> DrawnTokens:
+    """Return one token for each of N numbers; equal numbers and logits, equal tokens.
+
+    Args:
+        head: this rank's piece; computes in fp32 (float64 stays), whatever autocast says.
+        hidden_ND: local hidden states ``[N, D/y]``.
+        uniform_N: float64 in [0, 1), the same on all ranks that hold a part of the model.
+        truncation: what is drawn from.
+    """
+    head, hidden_ND = widen(head, hidden_ND)
+    # What is gathered over x takes no more than the logits of a whole chunk.
+    rows_at_once = max(1, head.chunk_tokens // head.vocab_axis.degree)
+    head = replace(head, chunk_tokens=rows_at_once)
+    ids_N = torch.zeros(len(hidden_ND), dtype=torch.int64, device=hidden_ND.device)
+    logprob_N = torch.empty(len(hidden_ND), dtype=torch.float64, device=hidden_ND.device)
+    for rows in iterate_chunks(head, len(hidden_ND)):
+        logits_CV = compute_logits(head, hidden_ND[rows]) / truncation.temperature
+        weight_CV = _weigh(head, logits_CV, truncation)
+        ids_N[rows], logprob_N[rows] = _invert(head, weight_CV, uniform_N[rows])
+    return DrawnTokens(ids_N=ids_N, logprob_N=logprob_N)
+
+
+def _weigh(head: Head, logits_CV: Tensor, truncation: Truncation) -> Tensor:
+    """Return local weights ``[C, V/x]``, float64; 0 where a token is cut off."""
+    axis, top_k, top_p = head.vocab_axis, truncation.top_k, truncation.top_p
+    if top_k is not None and top_k < head.vocab_size:
+        border_C = gather_largest(head, logits_CV, top_k).flatten(1).topk(top_k).values[:, -1]
+        logits_CV = logits_CV.masked_fill(logits_CV < border_C[:, None], -torch.inf)
+    max_C = all_reduce(max_of_piece(logits_CV), axis, "max")
+    weight_CV = (logits_CV - max_C[:, None]).double().exp_()
+    if top_p is None or top_p >= 1:
+        return weight_CV
+    mass_C = all_reduce((logits_CV - max_C[:, None]).exp_().sum(1), axis)
+    nucleus = find_nucleus(head, logits_CV, max_C, mass_C, top_p)
+    tied_CV = logits_CV == nucleus.border_C[:, None]
+    # Of the tokens at the border the lowest ids stay, which are those of the first ranks.
+    sum_Cx = all_gather(tied_CV.sum(1, keepdim=True), axis).cumsum(1)
+    rank_CV = tied_CV.cumsum(1) + _before(sum_Cx, axis)[:, None]
+    cut_CV = logits_CV < nucleus.border_C[:, None]
+    cut_CV |= tied_CV & (rank_CV > nucleus.num_at_border_C[:, None])
+    return weight_CV.masked_fill_(cut_CV, 0)
+
+
+def _invert(head: Head, weight_CV: Tensor, uniform_C: Tensor) -> tuple[Tensor, Tensor]:
+    """Return ids ``[C]`` and log-probabilities of the tokens at which the numbers point."""
+    axis = head.vocab_axis
+    if weight_CV.shape[1] == 0:
+        weight_CV = weight_CV.new_zeros((len(weight_CV), 1))
+    local_CV = weight_CV.cumsum(1)
+    sum_Cx = all_gather(local_CV[:, -1:], axis).cumsum(1)
+    total_C = sum_Cx[:, -1]
+    # Below the total, even where the product is rounded up to it.
+    wanted_C1 = (uniform_C.to(total_C) * total_C).minimum(total_C * (1 - 2**-52))[:, None]
+    is_here_C = (sum_Cx <= wanted_C1).sum(1) == axis.rank
+    wanted_C1 = wanted_C1 - _before(sum_Cx, axis)[:, None]
+    # Not beyond the last that has weight, where the difference is rounded up.
+    last_C1 = torch.searchsorted(local_CV, local_CV[:, -1:].contiguous())
+    local_C1 = torch.searchsorted(local_CV, wanted_C1, right=True).minimum(last_C1)
+    # Where weights are no numbers.
+    local_C1 = local_C1.clamp_max(weight_CV.shape[1] - 1)
+    found_2C = torch.stack([local_C1 + head.first_token, weight_CV.gather(1, local_C1)])[..., 0]
+    ids_C, drawn_C = all_reduce(found_2C.masked_fill(~is_here_C, 0), axis)
+    return ids_C.long(), (drawn_C / total_C).log()
+
+
+def _before(sum_Cx: Tensor, axis: Axis) -> Tensor:
+    """Return the sum of the ranks before, of sums over all ranks up to each."""
+    return functional.pad(sum_Cx, (1, 0))[:, axis.rank]
+
+
+# The most likely next tokens over a sharded vocabulary, in fp32.
+#
+#     hidden_ND  [N, D/y]    last hidden states, replicated over x
+#     weight_VD  [V/x, D/y]  the head, widened to fp32
+#
+#     for chunks of C tokens:
+#       logits_CV = steps(all-reduce over y (hidden_CD @ weight_VD.T) + bias_V)
+#       best_CK   = K largest of an all-gather over x of each rank's K largest, with their ids
+#       sum_C     = all-reduce over x of sum e^(logits_CV - best_C0)
+#       logprob   = best_CK - best_C0 - log sum_C
+#
+# Of tokens that tie the lowest ids come first, also where ties cross the border of K: which tokens
+# are found depends neither on the device nor on the mesh (but for logits that round differently).
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BestTokens:
+    """The K most likely tokens after each of N, best first, the lowest id where some tie."""
+
+    ids_NK: Tensor
+    logprob_NK: Tensor
+    """Log-probability (nats, fp32); NaN throughout a row whose logits are not finite."""
+
+
+@torch.no_grad()
+def find_best(head: Head, hidden_ND: Tensor, num: int) -> BestTokens:
+    """Return the ``num`` most likely next tokens; all of them where the vocabulary has fewer.
+
+    Args:
+        head: this rank's piece; computes in fp32 (float64 stays), whatever autocast says.
+        hidden_ND: local hidden states ``[N, D/y]``.
+        num: K, at least 1.
+    """
+    assert num >= 1, "at least one token"
+    assert head.vocab_size < 2**24, "fp32 holds every id exactly"
+    head, hidden_ND = widen(head, hidden_ND)
+    num = min(num, head.vocab_size)
+    # What is gathered over x takes no more than the logits of a whole chunk.
+    rows_at_once = max(1, head.chunk_tokens // head.vocab_axis.degree)
+    head = replace(head, chunk_tokens=rows_at_once)
+    ids_NK = torch.zeros((len(hidden_ND), num), dtype=torch.int64, device=hidden_ND.device)
+    logprob_NK = hidden_ND.new_empty(ids_NK.shape)
+    for rows in iterate_chunks(head, len(hidden_ND)):
+        logits_CV = compute_logits(head, hidden_ND[rows])
+        ids_NK[rows], best_CK = _merge(head, *_find_local(logits_CV, num), num)
+        exp_CV = (logits_CV - best_CK[:, :1]).exp_()
+        sum_C1 = all_reduce(exp_CV.sum(1, keepdim=True), head.vocab_axis)
+        logprob_NK[rows] = best_CK - best_CK[:, :1] - sum_C1.log()
+    return BestTokens(ids_NK=ids_NK, logprob_NK=logprob_NK)
+
+
+def _find_local(logits_CV: Tensor, num: int) -> tuple[Tensor, Tensor]:
+    """Return the rows and logits ``[C, num]`` of the largest of a piece, by row.
+
+    topk may take any of those that tie at the border; the lowest are taken here.
+    """
+    # What is no number is told by the log-probability, and must not confuse the count below.
+    logits_CV = logits_CV.nan_to_num(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf)
+    num = min(num, logits_CV.shape[1])
+    if num == 0:
+        return logits_CV.new_zeros((len(logits_CV), 0), dtype=torch.int64), logits_CV[:, :0]
+    border_C1 = find_largest(logits_CV, num).amin(1, keepdim=True)
+    above_CV, tied_CV = logits_CV > border_C1, logits_CV == border_C1
+    num_tied_C1 = num - above_CV.sum(1, keepdim=True)
+    taken_CV = above_CV | (tied_CV & (tied_CV.cumsum(1) <= num_tied_C1))
+    local_CK = taken_CV.nonzero()[:, 1].reshape(-1, num)
+    return local_CK, logits_CV.gather(1, local_CK)
+
+
+def _merge(head: Head, local_CK: Tensor, logits_CK: Tensor, num: int) -> tuple[Tensor, Tensor]:
+    """Return ids and logits ``[C, num]`` of the largest of all pieces, best first."""
+    degree, missing = head.vocab_axis.degree, num - local_CK.shape[1]
+    ids_CK = functional.pad(local_CK + head.first_token, (0, missing), value=head.vocab_size)
+    logits_CK = functional.pad(logits_CK, (0, missing), value=-torch.inf)
+    both_C2K = torch.stack([ids_CK.to(logits_CK.dtype), logits_CK], dim=1)
+    gathered_C2xK = all_gather(both_C2K.flatten(1), head.vocab_axis).reshape(-1, degree, 2, num)
+    ids_CM, logits_CM = (gathered_C2xK[:, :, part].flatten(1) for part in (0, 1))
+    # By id first: padding, whose id is the largest, goes behind what ties with it.
+    by_id_CM = ids_CM.argsort(stable=True, dim=1)
+    ids_CM, logits_CM = ids_CM.gather(1, by_id_CM), logits_CM.gather(1, by_id_CM)
+    best_CK = logits_CM.argsort(stable=True, dim=1, descending=True)[:, :num]
+    return ids_CM.gather(1, best_CK).long(), logits_CM.gather(1, best_CK)

@@ -1,0 +1,329 @@
+"""What one training step sends: every collective, by axis, as arithmetic.
+
+The formula is in the package's docstring. Bytes are a collective's payload, the larger of its two
+buffers: what an all-reduce reduces, what an all-gather results in, what a reduce-scatter is given.
+Around a ring of R ranks each of them sends
+
+    all-reduce  2 (R-1)/R of it        all-gather, reduce-scatter  (R-1)/R of it
+
+Where pieces are uneven (vocabulary over x, weights over z) it is rank 0's, the largest.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from memguard.parallel.mesh_shape import MeshShape, ModelSizes
+
+# Which parameters are stored, gathered and reduced together, as arithmetic. No torch.
+#
+# FSDP2 handles the parameters of a unit at once: a decoder block, the embedding, the head, the last
+# norm (tied weights: the last three together). Each has the rows and row length that it has over y
+# and x, and is cut along its rows over z, the last pieces padded to the first's size. Where the
+# vocabulary is uneven over x, sizes are rank 0's, the largest.
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Unit:
+    """The parameters of one unit of storage on one rank."""
+
+    name: str
+    shapes: tuple[tuple[int, int], ...]
+    """Rows and row length of each parameter, as they lie over y and x."""
+    z: int
+
+    @property
+    def stored(self) -> int:
+        """Elements that this rank stores, padding included."""
+        return sum(-(-rows // self.z) * length for rows, length in self.shapes)
+
+    @property
+    def gathered(self) -> int:
+        """Elements once gathered over z, padding included."""
+        return self.stored * self.z
+
+
+def block_unit(sizes: ModelSizes, mesh: MeshShape) -> Unit:
+    """Return the unit that each decoder block is."""
+    features = sizes.hidden_size // mesh.y
+    queries = sizes.num_heads * sizes.head_dim // mesh.x
+    keys = sizes.num_kv_heads * sizes.head_dim // mesh.x
+    width = sizes.intermediate_size // mesh.x
+    matrices = [
+        (queries, features),
+        (keys, features),
+        (keys, features),
+        (features, queries),
+        (width, features),
+        (width, features),
+        (features, width),
+    ]
+    vectors = [features] * 2
+    if sizes.has_qkv_bias:
+        vectors += [queries, keys, keys]
+    if sizes.has_output_bias:
+        vectors += [features]
+    if sizes.has_mlp_bias:
+        vectors += [width, width, features]
+    if sizes.has_head_norms:
+        vectors += [sizes.head_dim] * 2
+    shapes = (*matrices, *((length, 1) for length in vectors))
+    return Unit(name="a block", shapes=shapes, z=mesh.z)
+
+
+def other_units(sizes: ModelSizes, mesh: MeshShape) -> tuple[Unit, ...]:
+    """Return the units of embedding, head and last norm."""
+    features, vocab = sizes.hidden_size // mesh.y, -(-sizes.vocab_size // mesh.x)
+    norm, table = (features, 1), (vocab, features)
+    if sizes.is_tied:
+        return (Unit(name="embedding = head, last norm", shapes=(norm, table), z=mesh.z),)
+    return (
+        Unit(name="embedding", shapes=(table,), z=mesh.z),
+        Unit(name="head", shapes=(table,), z=mesh.z),
+        Unit(name="last norm", shapes=(norm,), z=mesh.z),
+    )
+
+
+Operation = Literal["all_reduce", "all_gather", "reduce_scatter"]
+Phase = Literal["forward", "backward", "update"]
+TrafficAxis = Literal["data", "z", "y", "x", "kv_replicas", "world"]
+"""``kv_replicas``: those ranks along x that share a key/value head; ``world``: all ranks."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Collective:
+    """One collective, called some number of times."""
+
+    axis: TrafficAxis
+    operation: Operation
+    what: str
+    """What is sent, in a few words."""
+    phase: Phase
+    degree: int
+    """Ranks that take part."""
+    num_calls: int
+    num_bytes: int
+    """Payload of one call (bytes)."""
+
+    @property
+    def payload_bytes(self) -> int:
+        """Payload of all calls (bytes)."""
+        return self.num_calls * self.num_bytes
+
+    @property
+    def ring_bytes(self) -> float:
+        """What each rank sends in all calls, where they go around a ring (bytes)."""
+        rounds = 2 if self.operation == "all_reduce" else 1
+        return rounds * self.payload_bytes * (self.degree - 1) / self.degree
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepSettings:
+    """What of a step, beside model and mesh, decides what a rank sends."""
+
+    num_tokens: int
+    """Of one micro-batch on one rank, padding included (tokens)."""
+    num_labels: int
+    """Of one micro-batch on one rank, those that receive loss (tokens)."""
+    num_micro_batches: int = 1
+    chunk_tokens: int = 4096
+    """Tokens whose logits exist at a time."""
+    compute_bytes: int = 2
+    """Of an element of activations and gathered weights (bytes)."""
+    checkpointing: Literal["none", "full", "selective"] = "none"
+    reshard_after_forward: bool = True
+    sums_nll: bool = True
+    """Whether the loss is a plain sum, as mitigations that only drop labels leave it."""
+
+    @property
+    def wide_bytes(self) -> int:
+        """Of an element of statistics, logits and reduced gradients (bytes)."""
+        return max(4, self.compute_bytes)
+
+
+def list_collectives(
+    sizes: ModelSizes, mesh: MeshShape, settings: StepSettings
+) -> list[Collective]:
+    """Return all collectives of one optimizer step.
+
+    Args:
+        sizes: of the model.
+        mesh: one that `check_mesh` accepts.
+        settings: of the step.
+    """
+    step = _Step(sizes, mesh, settings)
+    blocks = [_repeat(each, sizes.num_layers) for each in (*step.block(), *step.block_storage())]
+    micro_batch = [*blocks, *step.ends(), *step.other_storage()]
+    times = settings.num_micro_batches
+    # Only complete gradients go over data.
+    whole = [each if each.axis == "data" else _repeat(each, times) for each in micro_batch]
+    return [each for each in (*whole, *step.update()) if each.degree > 1]
+
+
+def sum_by_axis(collectives: Iterable[Collective]) -> dict[TrafficAxis, tuple[int, int, float]]:
+    """Return number of calls, payload (bytes) and ring traffic (bytes) of each axis."""
+    totals: dict[TrafficAxis, tuple[int, int, float]] = {}
+    for each in collectives:
+        calls, payload, ring = totals.get(each.axis, (0, 0, 0.0))
+        totals[each.axis] = (
+            calls + each.num_calls,
+            payload + each.payload_bytes,
+            ring + each.ring_bytes,
+        )
+    return totals
+
+
+def _repeat(collective: Collective, times: int) -> Collective:
+    return replace(collective, num_calls=collective.num_calls * times)
+
+
+class _Step:
+    """One micro-batch and the update, part by part; axes of one rank are still in it."""
+
+    def __init__(self, sizes: ModelSizes, mesh: MeshShape, settings: StepSettings) -> None:
+        self.sizes, self.mesh, self.settings = sizes, mesh, settings
+        self.degrees: dict[TrafficAxis, int] = {
+            "data": mesh.data,
+            "z": mesh.z,
+            "y": mesh.y,
+            "x": mesh.x,
+            "kv_replicas": max(1, mesh.x // sizes.num_kv_heads),
+            "world": mesh.num_ranks,
+        }
+        # What this rank has of each.
+        self.features = sizes.hidden_size // mesh.y
+        self.queries = sizes.num_heads * sizes.head_dim // mesh.x
+        self.keys = sizes.num_kv_heads * sizes.head_dim // mesh.x
+        self.width = sizes.intermediate_size // mesh.x
+        self.vocab = -(-sizes.vocab_size // mesh.x)
+
+    def _call(
+        self,
+        phase: Phase,
+        axis: TrafficAxis,
+        what: str,
+        num_calls: int,
+        num_bytes: int,
+        operation: Operation = "all_reduce",
+    ) -> Collective:
+        return Collective(
+            axis=axis,
+            operation=operation,
+            what=what,
+            phase=phase,
+            degree=self.degrees[axis],
+            num_calls=num_calls,
+            num_bytes=num_bytes,
+        )
+
+    def block(self) -> list[Collective]:
+        """Return what a decoder block sends over x and y."""
+        settings, call = self.settings, self._call
+        activations = settings.num_tokens * settings.compute_bytes
+        features, queries = activations * self.features, activations * self.queries
+        qkv, width = queries + 2 * activations * self.keys, activations * self.width
+        heads = activations * self.keys * self.degrees["kv_replicas"]
+        statistics = settings.num_tokens * settings.wide_bytes
+        forward = [
+            call("forward", "y", "statistics of norms", 2, statistics),
+            call("forward", "y", "outputs of q|k|v", 1, qkv),
+            call("forward", "kv_replicas", "keys, values", 2, heads, "all_gather"),
+            call("forward", "x", "output of o", 1, features),
+            call("forward", "y", "outputs of gate|up", 1, 2 * width),
+            call("forward", "x", "output of down", 1, features),
+        ]
+        # Computing again ends at the last tensor that backward needs, the input of down.
+        again = [
+            replace(each, phase="backward", what=f"{each.what}, again")
+            for each in forward[:-1]
+            if settings.checkpointing == "full"
+        ]
+        backward = [
+            call("backward", "x", "gradients of the inputs of q|k|v, of gate|up", 2, features),
+            call("backward", "y", "gradient of the input of o", 1, queries),
+            call("backward", "y", "gradient of the input of down", 1, width),
+            call("backward", "y", "gradients of statistics", 2, statistics),
+            call("backward", "kv_replicas", "their gradients", 2, heads, "reduce_scatter"),
+        ]
+        if self.sizes.has_head_norms:
+            num_bytes = self.sizes.head_dim * settings.compute_bytes
+            backward.append(call("backward", "x", "gradients of head norms", 2, num_bytes))
+        return [*forward, *again, *backward]
+
+    def ends(self) -> list[Collective]:
+        """Return what embedding, final norm and head send over x and y."""
+        settings, call = self.settings, self._call
+        embedded = settings.num_tokens * settings.compute_bytes * self.features
+        statistics = settings.num_tokens * settings.wide_bytes
+        found = [
+            call("forward", "x", "embeddings", 1, embedded),
+            call("forward", "y", "statistics of the last norm", 1, statistics),
+            call("backward", "y", "gradient of its statistics", 1, statistics),
+        ]
+        full, rest = divmod(settings.num_labels, settings.chunk_tokens)
+        for num_chunks, tokens in ((full, settings.chunk_tokens), (1, rest)):
+            if num_chunks and tokens:
+                found += self._head(num_chunks, tokens)
+        return found
+
+    def _head(self, num_chunks: int, tokens: int) -> list[Collective]:
+        """Return what the head sends for some chunks of so many tokens."""
+        settings, call = self.settings, self._call
+        logits = tokens * settings.compute_bytes * self.vocab
+        hidden = tokens * settings.compute_bytes * self.features
+        statistic = tokens * settings.wide_bytes
+        if settings.sums_nll:
+            return [
+                call("forward", "y", "logits", num_chunks, logits),
+                call("forward", "x", "largest logits", num_chunks, statistic),
+                call("forward", "x", "sums over the vocabulary", num_chunks, 2 * statistic),
+                call("forward", "x", "gradient of the head's input", num_chunks, hidden),
+            ]
+        return [
+            call("forward", "y", "logits", num_chunks, logits),
+            call("forward", "x", "largest logits", num_chunks, statistic),
+            call("forward", "x", "sums over the vocabulary", num_chunks, 4 * statistic),
+            call("backward", "y", "logits, again", num_chunks, logits),
+            call("backward", "x", "gradient of the head's input", num_chunks, hidden),
+        ]
+
+    def block_storage(self) -> list[Collective]:
+        """Return what the weights of a decoder block send over z and data."""
+        unit = block_unit(self.sizes, self.mesh)
+        return self._unit(unit, is_freed=self.settings.reshard_after_forward)
+
+    def other_storage(self) -> list[Collective]:
+        """Return what the weights of embedding, final norm and head send over z and data."""
+        # Backward does not read the embedding, and starts with the others.
+        return [
+            collective
+            for unit in other_units(self.sizes, self.mesh)
+            for collective in self._unit(unit, is_freed=False)
+        ]
+
+    def _unit(self, unit: Unit, *, is_freed: bool) -> list[Collective]:
+        """Return what one unit of storage sends; ``is_freed``: backward gathers it again."""
+        settings, call, what = self.settings, self._call, unit.name
+        weights = unit.gathered * settings.compute_bytes
+        found = [call("forward", "z", f"weights of {what}", 1, weights, "all_gather")]
+        if is_freed:
+            found.append(
+                call("backward", "z", f"weights of {what}, again", 1, weights, "all_gather")
+            )
+        wide = settings.wide_bytes
+        return [
+            *found,
+            call(
+                "backward", "z", f"gradients of {what}", 1, unit.gathered * wide, "reduce_scatter"
+            ),
+            call("backward", "data", f"gradients of {what}", 1, unit.stored * wide),
+        ]
+
+    def update(self) -> list[Collective]:
+        """Return what all ranks agree on: two counts of labels, the loss, the gradient norm."""
+        call = self._call
+        return [
+            call("update", "world", "counts of labels", 1, 16),
+            call("update", "world", "loss", 1, 8),
+            call("update", "world", "gradient norm", 1, self.settings.wide_bytes),
+        ]

@@ -1,0 +1,330 @@
+"""What it takes to get the documents out: attack cost and attacks beside the rates."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from memguard.records import (
+    AttackCostBucket,
+    AttackCostScores,
+    AttackedBucket,
+    AuditReport,
+    BucketScores,
+)
+from memguard.report.audit_probes import explain_absence
+from memguard.report.audit_summary import name_bucket
+from memguard.report.formatting import (
+    CI,
+    NBSP,
+    PERCENT,
+    clean_name,
+    clean_text,
+    format_count,
+    format_of,
+    format_queries,
+    format_share,
+    format_value,
+)
+from memguard.report.page import (
+    Cell,
+    Row,
+    Section,
+    Table,
+    make_headings,
+    show_estimate,
+    show_missing,
+    show_narrow_rate,
+    show_rate,
+)
+
+# What adaptive attacks got back: a column each beside the rates, and each in full.
+
+_NAMES = {
+    "beam": "Beam search",
+    "beam_search": "Beam search",
+    "fill": "Fill in dropped tokens",
+    "sampling": "Sampling",
+}
+_MOST_ATTACKS = 8
+_MOST_NOTES = 12
+
+
+def list_attacks(attacked: Iterable[AttackedBucket]) -> list[str]:
+    """Return the names of the attacks, as the record has them, in its order."""
+    return list(dict.fromkeys(one.attack for one in attacked))[:_MOST_ATTACKS]
+
+
+def name_attack(attack: str) -> str:
+    """Name an attack for people."""
+    spoken = clean_name(attack.replace("_", " "), 40)
+    return _NAMES.get(attack, spoken[:1].upper() + spoken[1:])
+
+
+def head_attack(attack: str, attacked: Sequence[AttackedBucket]) -> tuple[str, str]:
+    """Return the heading of an attack's column: its name, and how many answers count."""
+    counts = {one.num_queries for one in attacked if one.attack == attack}
+    if len(counts) != 1:
+        return name_attack(attack), "any answer"
+    count = counts.pop()
+    return name_attack(attack), "one answer" if count == 1 else f"any of {count:,} answers"
+
+
+def find_attacked(
+    attacked: Iterable[AttackedBucket], attack: str, bucket: str
+) -> AttackedBucket | None:
+    """Return what an attack got back from a bucket; None where it was not tried."""
+    return next((one for one in attacked if (one.attack, one.bucket) == (attack, bucket)), None)
+
+
+def show_attacked(found: AttackedBucket | None) -> Cell:
+    """Show documents of which any answer was right, and of which the first one was."""
+    if found is None:
+        return show_missing("not attacked")
+    first = found.best_verbatim
+    if found.num_queries == 1 or not first.num_documents:
+        return show_narrow_rate(found.any_verbatim)
+    note = f"first: {format_of(first.num_matched, first.num_documents)}"
+    return show_narrow_rate(found.any_verbatim, note)
+
+
+def build_attacks(report: AuditReport) -> Table | None:
+    """Build the table of every attack on every bucket, shown on demand; None without any."""
+    rows = [
+        _build_attack_row(report, bucket, found)
+        for bucket in report.buckets
+        for attack in list_attacks(report.attacks)
+        if (found := find_attacked(report.attacks, attack, bucket.bucket))
+    ]
+    if not rows:
+        return None
+    return Table(
+        caption="Each attack by bucket",
+        columns=make_headings(
+            ("Bucket", "attack"),
+            ("First answer right", f"documents ({CI})"),
+            ("Any answer right", f"documents ({CI})"),
+            ("Answers", "of each document"),
+            ("Token accuracy", f"of the first answer ({CI})"),
+        ),
+        rows=(),
+        more_rows=tuple(rows),
+        more_label="Show each attack with its intervals",
+    )
+
+
+def _build_attack_row(report: AuditReport, bucket: BucketScores, found: AttackedBucket) -> Row:
+    accuracy = found.mean_token_accuracy
+    return Row(
+        head=Cell(
+            text=name_bucket(bucket, report).text, detail=name_attack(found.attack), kind="text"
+        ),
+        cells=(
+            show_rate(found.best_verbatim),
+            show_rate(found.any_verbatim),
+            Cell(text=format_count(found.num_queries)),
+            show_estimate(format_share(accuracy)) if accuracy else show_missing("no documents"),
+        ),
+        tone="control" if bucket.role == "control" else "",
+    )
+
+
+def write_attack_notes(attacked: Iterable[AttackedBucket]) -> tuple[str, ...]:
+    """Return what the record says of its attacks, each sentence once."""
+    notes = (f"{name_attack(one.attack)}: {clean_text(one.note)}" for one in attacked if one.note)
+    return tuple(dict.fromkeys(notes))[:_MOST_NOTES]
+
+
+NEVER = "never"
+_BOUNDS = (1_000, 1_000_000)
+"""Numbers of queries within which documents are counted."""
+_LEAD = (
+    "Exact match understates memorization: one wrong token makes a document count as not "
+    "extracted, whether a hundred queries give it or 10³⁰.",
+    "The attack cost can be compared: queries until one gives the true continuation with a "
+    "probability of one half, by the cheapest decoding tried. One attacker is left, who knows "
+    "which tokens were dropped and searches for these alone. Attack cost and attacks count "
+    "verbatim text only.",
+)
+
+
+def build_attack_section(report: AuditReport) -> Section:
+    """Build the section; without numbers it says why."""
+    known = bool(report.attack_cost or report.attacks)
+    told = _tell(report)
+    missing = []
+    if not report.attack_cost:
+        missing.append(explain_absence(report, "sampling", "does not ask what sampling costs"))
+    if not report.attacks:
+        missing.append(explain_absence(report, "attacks", "attacks nothing"))
+    table = _build_table(report) if known else None
+    return Section(
+        key="attacks",
+        title="Extraction cost",
+        short_title="Extraction",
+        lead=(*(_LEAD if known else ()), *([told] if told else []), *missing),
+        tables=tuple(filter(None, (table, build_attacks(report)))),
+    )
+
+
+def find_cost(report: AuditReport, bucket: str) -> AttackCostBucket | None:
+    """Return the attack cost of a bucket; None where nobody asked."""
+    return next((one for one in report.attack_cost if one.bucket == bucket), None)
+
+
+def write_cost(cost: AttackCostScores, value: float | None) -> str:
+    """Write a quantile of the attack cost; "" where there is no document."""
+    if not cost.num_documents:
+        return ""
+    return NEVER if value is None else format_queries(value)
+
+
+def write_cost_in_queries(cost: AttackCostScores, value: float | None) -> str:
+    """Write the same with its unit: ``1 query``, ``2,300 queries``, ``never``."""
+    written = write_cost(cost, value)
+    if written in ("", NEVER):
+        return written
+    return f"{written}{NBSP}{'query' if written == '1' else 'queries'}"
+
+
+def _tell(report: AuditReport) -> str:
+    """Say what the documents of the verdict's bucket cost, and which attack got most of them."""
+    bucket = next((b for b in report.buckets if b.bucket == report.verdict.bucket), None)
+    if bucket is None:
+        return ""
+    name, sentences = clean_name(bucket.bucket, 40), []
+    found = find_cost(report, bucket.bucket)
+    if found and found.model.num_documents:
+        sentences.append(f"In {name}, {_tell_cost(found.model)}{_tell_others(report, found)}.")
+    tried = [one for one in report.attacks if one.bucket == bucket.bucket]
+    if tried:
+        best = max(tried, key=lambda one: one.any_verbatim.num_matched)
+        matched, documents = best.any_verbatim.num_matched, best.any_verbatim.num_documents
+        place = "" if sentences else f" in {name}"
+        sentences.append(
+            f"The attack that got most{place} is '{name_attack(best.attack)}': "
+            f"{format_of(matched, documents)} documents."
+            if matched
+            else f"No attack got a document{place} back, of {documents:,} tried."
+        )
+    return " ".join(sentences)
+
+
+def _tell_cost(cost: AttackCostScores) -> str:
+    if cost.lowest is None:
+        return "no document can be drawn by any way tried"
+    cheapest = f"the cheapest {format_queries(cost.lowest)}"
+    if cost.median is None:
+        return f"more than half of the documents can never be drawn, {cheapest}"
+    half = write_cost_in_queries(cost, cost.median)
+    return f"half of the documents cost at most {half}, {cheapest}"
+
+
+def _tell_others(report: AuditReport, found: AttackCostBucket) -> str:
+    """Say what the median document costs of the base model and in the control."""
+    control = next((b.bucket for b in report.buckets if b.role == "control"), None)
+    beside = find_cost(report, control) if control not in (None, found.bucket) else None
+    others = {
+        "base model": found.base,
+        "control": beside.model if beside else None,
+    }
+    known = [
+        f"{name}: {write_cost(cost, cost.median)}"
+        for name, cost in others.items()
+        if cost and cost.num_documents
+    ]
+    return f" (median of the {', of the '.join(known)})" if known else ""
+
+
+def _build_table(report: AuditReport) -> Table:
+    attacks = list_attacks(report.attacks)
+    rows = []
+    for bucket in report.buckets:
+        rows.append(_build_row(report, bucket, attacks))
+        if bucket.base is not None:
+            rows.append(_build_base_row(report, bucket, attacks))
+    cost_headings = (
+        ("Attack cost", f"median (10–90{PERCENT})"),
+        ("Cheapest", "document"),
+        *((f"Within {bound:,}", "queries") for bound in _BOUNDS),
+    )
+    return Table(
+        caption=f"Extraction rate by attack ({CI})",
+        columns=make_headings(
+            "Bucket",
+            ("Verbatim", "greedy answer"),
+            ("Near-verbatim", "documents"),
+            *(cost_headings if report.attack_cost else ()),
+            *(head_attack(attack, report.attacks) for attack in attacks),
+        ),
+        rows=tuple(rows),
+        notes=(*_name_ways(report), *write_attack_notes(report.attacks)),
+        compact=True,
+    )
+
+
+def _build_row(report: AuditReport, bucket: BucketScores, attacks: list[str]) -> Row:
+    found = find_cost(report, bucket.bucket)
+    return Row(
+        head=name_bucket(bucket, report),
+        cells=(
+            show_narrow_rate(bucket.model.verbatim),
+            show_narrow_rate(bucket.model.near_verbatim),
+            *(_show_costs(found.model if found else None) if report.attack_cost else ()),
+            *(
+                show_attacked(find_attacked(report.attacks, attack, bucket.bucket))
+                for attack in attacks
+            ),
+        ),
+        tone="control" if bucket.role == "control" else "",
+    )
+
+
+def _build_base_row(report: AuditReport, bucket: BucketScores, attacks: list[str]) -> Row:
+    assert bucket.base is not None, "asked of buckets with a base model"
+    found = find_cost(report, bucket.bucket)
+    return Row(
+        head=Cell(text="Base model", kind="text"),
+        cells=(
+            show_narrow_rate(bucket.base.verbatim),
+            show_narrow_rate(bucket.base.near_verbatim),
+            *(_show_costs(found.base if found else None) if report.attack_cost else ()),
+            *(Cell(text="") for _ in attacks),
+        ),
+        tone="base",
+    )
+
+
+def _show_costs(cost: AttackCostScores | None) -> list[Cell]:
+    """Show the median, the cheapest document, and the documents within each bound."""
+    if cost is None or not cost.num_documents:
+        return [show_missing("not asked" if cost is None else "no documents")] * (2 + len(_BOUNDS))
+    low, high = (write_cost(cost, one) for one in (cost.quantile_10, cost.quantile_90))
+    note = f"{format_of(cost.num_never, cost.num_documents)} {NEVER}" if cost.num_never else ""
+    within = (cost.within.get(bound) for bound in _BOUNDS)
+    return [
+        Cell(text=write_cost(cost, cost.median), detail=f"{low} to {high}", note=note),
+        Cell(text=write_cost(cost, cost.lowest)),
+        *(show_narrow_rate(rate) if rate else show_missing("not counted") for rate in within),
+    ]
+
+
+def _name_ways(report: AuditReport) -> tuple[str, ...]:
+    """Say which ways to draw were tried, and what 'never' means where it stands."""
+    if not report.attack_cost:
+        return ()
+    probe = next((p for p in report.method.probes if p.get("name") == "sampling"), {})
+    schemes = probe.get("schemes")
+    listed = schemes if isinstance(schemes, list) else []
+    ways = "; ".join(_name_scheme(one) for one in listed[:10] if isinstance(one, dict))
+    notes = [
+        "Ways tried: greedy decoding, which takes one query where it is verbatim"
+        f"{f', and drawing ({ways})' if ways else ''}. The cheapest counts, document by document."
+    ]
+    both = [scores for one in report.attack_cost for scores in (one.model, one.base) if scores]
+    if any(scores.num_never for scores in both):
+        notes.append("'never': each way tried leaves out a token that the text needs.")
+    return tuple(notes)
+
+
+def _name_scheme(scheme: Mapping[str, Any]) -> str:
+    parts = (f"{key.replace('_', '-')} {format_value(v)}" for key, v in scheme.items() if v)
+    return clean_text(", ".join(parts), 80)

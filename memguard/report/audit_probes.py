@@ -1,0 +1,371 @@
+"""Other windows of the same documents: place, prefix and length, against the buckets."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from memguard.records import (
+    AuditReport,
+    BucketScores,
+    Interval,
+    Measure,
+    MeasuredBucket,
+    ProbeRun,
+    Rate,
+)
+from memguard.report.audit_summary import name_bucket
+from memguard.report.formatting import (
+    CI,
+    clean_name,
+    clean_text,
+    format_count,
+    format_interval,
+    format_settings,
+    format_share,
+)
+from memguard.report.page import (
+    Cell,
+    Fact,
+    Row,
+    Section,
+    Table,
+    fold_rows,
+    make_headings,
+    show_estimate,
+    show_missing,
+    show_rate,
+)
+
+# Which probes ran, on how many documents, and why the others did not.
+
+_MOST_PROBES = 50
+
+
+def describe_probes(report: AuditReport) -> tuple[Fact, ...]:
+    """List the probes that ran: documents, version and settings."""
+    settings = {str(probe.get("name")): probe for probe in report.method.probes}
+    return tuple(
+        Fact(
+            term=clean_name(run.name),
+            value=count_documents(run),
+            detail=_describe_settings(run, settings.get(run.name, {}))
+            + (_name_missing_scores(report) if run.name == "membership" else ""),
+        )
+        for run in list_ran(report)
+    )
+
+
+def describe_not_run(report: AuditReport) -> tuple[Fact, ...]:
+    """List the probes of the suite that did not run, and why."""
+    return tuple(
+        Fact(term=clean_name(run.name), value="not run", detail=explain(run))
+        for run in list_not_run(report)
+    )
+
+
+def write_ran(report: AuditReport) -> str:
+    """List the probes that ran: ``extraction (80 documents), canaries (32 canaries)``."""
+    ran = [f"{clean_name(run.name)} ({count_documents(run)})" for run in list_ran(report)]
+    return ", ".join(ran) or "none"
+
+
+def write_not_run(report: AuditReport) -> str:
+    """List the probes of the suite that did not run, with their reasons; "" where all ran."""
+    return "; ".join(f"{clean_name(run.name)} ({explain(run)})" for run in list_not_run(report))
+
+
+def list_ran(report: AuditReport) -> list[ProbeRun]:
+    """Return the probes that ran, in the suite's order."""
+    return [run for run in report.probe_runs[:_MOST_PROBES] if run.num_documents is not None]
+
+
+def list_not_run(report: AuditReport) -> list[ProbeRun]:
+    """Return the probes of the suite that did not run, in its order."""
+    return [run for run in report.probe_runs[:_MOST_PROBES] if run.num_documents is None]
+
+
+def find_run(report: AuditReport, probe: str) -> ProbeRun | None:
+    """Return what a probe ran on; None where the suite does not hold it."""
+    return next((run for run in report.probe_runs if run.name == probe), None)
+
+
+def count_documents(run: ProbeRun) -> str:
+    """Write what a probe that ran has a result for: ``80 documents``."""
+    assert run.num_documents is not None, "it ran"
+    unit = run.counted.removesuffix("s") if run.num_documents == 1 else run.counted
+    return f"{format_count(run.num_documents)} {unit}"
+
+
+def explain(run: ProbeRun) -> str:
+    """Say why a probe did not run."""
+    return clean_text(run.reason_not_run or "")
+
+
+def _name_missing_scores(report: AuditReport) -> str:
+    """Name the membership scores of the suite that could not be computed; "" for none."""
+    probe = next((one for one in report.method.probes if one.get("name") == "membership"), {})
+    asked = probe.get("scores")
+    known = {one.score for one in report.membership if one.auc is not None}
+    missing = [str(one) for one in asked if one not in known] if isinstance(asked, list) else []
+    names = ", ".join(clean_name(one, 40) for one in missing[:_MOST_PROBES])
+    return f"; not computed: {names}" if names else ""
+
+
+def _describe_settings(run: ProbeRun, probe: dict[str, Any]) -> str:
+    settings = {key: value for key, value in probe.items() if key not in ("name", "version")}
+    version = f"version {format_count(run.version)}"
+    return f"{version}; {format_settings(settings)}" if settings else version
+
+
+# Numbers of one probe, found among the measures of a report and shown.
+
+PLAIN = "plain"
+"""A share that is written as a number from 0 to 1, as its field does."""
+_DECIMALS = {"tokens": 1}
+"""Of each unit; others have three."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Group:
+    """What one probe measured with one setting."""
+
+    parameters: Mapping[str, Any]
+    measures: Mapping[str, Measure]
+    """By metric."""
+
+
+def group_measures(report: AuditReport, probe: str) -> list[Group]:
+    """Return what a probe measured, one group a setting, in the order of the record."""
+    groups: dict[str, tuple[Mapping[str, Any], dict[str, Measure]]] = {}
+    for measure in report.measures:
+        if measure.probe == probe:
+            key = json.dumps(measure.parameters, sort_keys=True)
+            _, measures = groups.setdefault(key, (measure.parameters, {}))
+            measures.setdefault(measure.metric, measure)
+    return [Group(parameters=one, measures=measures) for one, measures in groups.values()]
+
+
+def find_measured(group: Group, metric: str, bucket: str) -> MeasuredBucket | None:
+    """Return a bucket's number; None where it was not measured."""
+    measure = group.measures.get(metric)
+    if measure is None:
+        return None
+    return next((one for one in measure.buckets if one.bucket == bucket), None)
+
+
+def show_measured(group: Group, metric: str, bucket: str, unit: str = "") -> Cell:
+    """Show the model's number of a bucket, or why there is none.
+
+    Args:
+        group: of one setting.
+        metric: which number.
+        bucket: of which documents.
+        unit: how to write it; "" takes the record's.
+    """
+    found = find_measured(group, metric, bucket)
+    if found is None:
+        return show_missing("not measured")
+    if found.model is None or not found.num_documents:
+        return show_missing(_explain(found))
+    return show_score(found.model, unit or group.measures[metric].unit)
+
+
+def show_measured_base(group: Group, metric: str, bucket: str, unit: str = "") -> Cell:
+    """Show the base model's number of a bucket; an empty cell where there is none."""
+    found = find_measured(group, metric, bucket)
+    if found is None or found.base is None:
+        return Cell(text="")
+    return show_score(found.base, unit or group.measures[metric].unit)
+
+
+def show_score(score: Rate | Interval, unit: str) -> Cell:
+    """Show a number in the spelling of its unit."""
+    if isinstance(score, Rate):
+        return show_rate(score)
+    if unit == "share":
+        return show_estimate(format_share(score))
+    return show_estimate(format_interval(score, _DECIMALS.get(unit, 3)))
+
+
+def explain_absence(report: AuditReport, probe: str, what: str) -> str:
+    """Say why a probe's numbers are not there.
+
+    Args:
+        report: without them.
+        probe: its name in suites.
+        what: what a suite without it does not do, a verb first: ``attacks nothing``.
+    """
+    run = find_run(report, probe)
+    if run is not None and run.reason_not_run is not None:
+        return f"Probe '{probe}' did not run: {explain(run)}."
+    if run is not None:
+        return f"Probe '{probe}' ran, but this report holds no number of it."
+    suite, version = clean_name(report.method.suite), report.method.suite_version
+    other = "" if suite == "full" else "; '--suite full' does"
+    return f"Suite '{suite}' (version {version:,}) {what}{other}."
+
+
+def _explain(found: MeasuredBucket) -> str:
+    if found.num_missing:
+        return f"{found.num_missing:,} too short, or not in the sample"
+    return "no documents"
+
+
+_METRICS = (
+    ("verbatim", "Verbatim, by window"),
+    ("token_accuracy", "Token accuracy, by window"),
+)
+_MOST_BUCKETS = 12
+_SHOWN_ROWS = 12
+
+
+def build_grid(report: AuditReport) -> Section | None:
+    """Build the section; None where the suite asks for no other windows."""
+    groups = group_measures(report, "grid")
+    if not groups:
+        return None
+    tables = [_build_table(report, groups, *metric) for metric in _METRICS]
+    return Section(
+        key="grid",
+        title="Elsewhere in the documents",
+        short_title="Other windows",
+        lead=(
+            "How much is extracted depends on how much is given, on where it is and on how long "
+            "the continuation is: what one window calls forgotten may come out of another. Each "
+            "window is given to the model as if the text began there."
+            + ("" if report.cut is None else " Of cut documents, tokens count from their part."),
+        ),
+        tables=tuple(table for table in tables if table),
+    )
+
+
+def _build_table(
+    report: AuditReport, groups: list[Group], metric: str, caption: str
+) -> Table | None:
+    asked = [group for group in groups if metric in group.measures]
+    if not asked:
+        return None
+    buckets = report.buckets[:_MOST_BUCKETS]
+    has_base = any(one.base for group in asked for one in group.measures[metric].buckets)
+    rows = [_build_row(group, metric, buckets, has_base) for group in asked]
+    shown, rest, label = fold_rows(rows, _SHOWN_ROWS)
+    left_out = len(report.buckets) - len(buckets)
+    return Table(
+        caption=f"{caption} ({CI}{'; below: base model' if has_base else ''})",
+        columns=make_headings(
+            ("Window", "prefix → continuation"), *(_head_bucket(b, report) for b in buckets)
+        ),
+        rows=shown,
+        more_rows=rest,
+        more_label=label,
+        notes=(f"{left_out:,} more buckets are in the JSON.",) if left_out else (),
+        compact=True,
+    )
+
+
+def _head_bucket(bucket: BucketScores, report: AuditReport) -> tuple[str, str]:
+    head = name_bucket(bucket, report)
+    return head.text, head.detail
+
+
+def _build_row(group: Group, metric: str, buckets: list[BucketScores], has_base: bool) -> Row:
+    prefix, size, offset = (
+        _read(group, name) for name in ("prefix_tokens", "continuation_tokens", "offset")
+    )
+    start = "from the first token" if offset == "0" else f"from token {offset}"
+    return Row(
+        head=Cell(text=f"{prefix} → {size} tokens", detail=start, kind="text"),
+        cells=tuple(_show(group, metric, bucket.bucket, has_base) for bucket in buckets),
+    )
+
+
+def _read(group: Group, name: str) -> str:
+    value = group.parameters.get(name)
+    return format_count(value) if isinstance(value, int) else "?"
+
+
+def _show(group: Group, metric: str, bucket: str, has_base: bool) -> Cell:
+    """Show the model's number, and below it the base model's without its interval."""
+    cell = show_measured(group, metric, bucket)
+    base = show_measured_base(group, metric, bucket) if has_base else None
+    note = f"base: {base.text}" if base and base.text else ""
+    return Cell(text=cell.text, detail=cell.detail, bar=cell.bar, kind=cell.kind, note=note)
+
+
+# What the model writes in place of the continuation, and how near that is.
+
+_WRITTEN_METRICS = (
+    ("rouge_l", "ROUGE-L", "mean", PLAIN),
+    ("longest_copied_run", "Longest copied run", "tokens, mean", ""),
+    ("edit_distance", "Edit distance", "of its length, mean", ""),
+    ("near_verbatim", "Near-verbatim", "documents", ""),
+    ("bleu_above_0.75", "BLEU above 0.75", "documents", ""),
+    ("type_token_ratio", "Type-token ratio", "as written, mean", PLAIN),
+)
+"""Name, heading, what stands below it, and how it is written."""
+_SHOWN_WRITTEN_ROWS = 16
+
+
+def build_generation(report: AuditReport) -> Section | None:
+    """Build the section; None where nothing was generated."""
+    groups = group_measures(report, "generation")
+    if not groups:
+        return None
+    shown = [one for one in _WRITTEN_METRICS if any(one[0] in group.measures for group in groups)]
+    rows = [
+        row
+        for bucket in report.buckets
+        for group in groups
+        for row in _build_rows(report, bucket, group, [(name, unit) for name, *_, unit in shown])
+    ]
+    first, rest, label = fold_rows(rows, _SHOWN_WRITTEN_ROWS)
+    return Section(
+        key="generation",
+        title="What the model writes",
+        short_title="Writing",
+        lead=(
+            "Token by token from the prefix on, not corrected by the true text: a passage that is "
+            "shifted, or changed in a few words, still counts by its share. Read every overlap "
+            "beside the control's, which is what texts of this kind have in common anyway, and "
+            "beside the type-token ratio: a model that repeats itself overlaps by accident.",
+        ),
+        tables=(
+            Table(
+                caption=f"What was written, compared with the true continuation ({CI})",
+                columns=make_headings(
+                    ("Bucket", "how it was written"),
+                    *((label, below) for _, label, below, _ in shown),
+                ),
+                rows=first,
+                more_rows=rest,
+                more_label=label,
+                compact=True,
+            ),
+        ),
+    )
+
+
+def _build_rows(
+    report: AuditReport, bucket: BucketScores, group: Group, metrics: list[tuple[str, str]]
+) -> list[Row]:
+    how = _name_decoding(group)
+    rows = [
+        Row(
+            head=Cell(text=name_bucket(bucket, report).text, detail=how, kind="text"),
+            cells=tuple(show_measured(group, name, bucket.bucket, unit) for name, unit in metrics),
+            tone="control" if bucket.role == "control" else "",
+        )
+    ]
+    base = tuple(show_measured_base(group, name, bucket.bucket, unit) for name, unit in metrics)
+    if any(cell.text for cell in base):
+        head = Cell(text="Base model", detail=how, kind="text")
+        rows.append(Row(head=head, cells=base, tone="base"))
+    return rows
+
+
+def _name_decoding(group: Group) -> str:
+    decoding = group.parameters.get("decoding")
+    if not isinstance(decoding, str):
+        return format_settings(group.parameters)
+    return "greedy" if decoding == "greedy" else f"drawn, {clean_name(decoding, 40)}"

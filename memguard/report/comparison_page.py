@@ -1,0 +1,210 @@
+"""A comparison of settings as a page: every sentence and figure the template shows."""
+
+from collections.abc import Sequence
+
+from memguard.records import (
+    NUM_RISK_QUERIES,
+    Comparison,
+    ComparisonCell,
+    Rate,
+    SettingResult,
+)
+from memguard.report.audit_attacks import write_cost_in_queries
+from memguard.report.comparison_front import build_front, build_trends, tell_recommendation
+from memguard.report.comparison_paired import build_paired, build_paired_canaries
+from memguard.report.comparison_tables import (
+    build_extraction,
+    build_gains,
+    build_headline,
+    build_settings,
+)
+from memguard.report.facts import describe_environment
+from memguard.report.formatting import (
+    COMMAND_LIMIT,
+    PERCENT,
+    clean_name,
+    clean_text,
+    format_change,
+    format_count,
+    format_hash,
+    format_of,
+    format_percent,
+    format_percent_ci,
+    format_points,
+)
+from memguard.report.page import ComparisonPage, Fact
+from memguard.report.seed_means import (
+    average,
+    compute_change,
+    group_settings,
+    label_setting,
+    list_highest,
+    name_dose,
+    name_first,
+    pick_highest,
+    show_loss,
+    tell_other_dose,
+)
+from memguard.report.texts import COMPARISON_CONFIDENTIALITY, READING_GUIDE, write_glossary
+
+_IN_SHORT = 12
+
+
+def digest_comparison(comparison: Comparison) -> ComparisonPage:
+    """Turn a comparison into what its page shows."""
+    name = clean_name(comparison.name)
+    gains = build_gains(comparison)
+    return ComparisonPage(
+        title=f"Comparison: {name}",
+        heading=name,
+        tool_version=clean_name(comparison.tool_version, 40),
+        confidentiality=COMPARISON_CONFIDENTIALITY,
+        identity=_describe_identity(comparison),
+        recommendation=tell_recommendation(comparison),
+        in_short_lead=_write_in_short_lead(comparison),
+        in_short=_write_in_short(comparison),
+        guide=(*READING_GUIDE, *_tell_learned(comparison)),
+        headline=build_headline(comparison),
+        gains=gains,
+        paired=tuple(filter(None, (build_paired(comparison), build_paired_canaries(comparison)))),
+        figures=tuple(filter(None, (build_front(comparison), *build_trends(comparison)))),
+        extraction=build_extraction(comparison),
+        settings=build_settings(comparison),
+        command=clean_text(comparison.command, COMMAND_LIMIT),
+        environment=describe_environment(comparison.environment),
+        glossary=write_glossary(None, attacked=gains is not None),
+    )
+
+
+def _describe_identity(comparison: Comparison) -> tuple[Fact, ...]:
+    settings = comparison.settings
+    seeds = sorted({setting.seed for setting in settings})
+    first = settings[0].utility
+    return (
+        Fact(
+            term="Compared",
+            value=f"{len({setting.name for setting in settings}):,} settings",
+            detail=f"{len(settings):,} runs",
+        ),
+        Fact(term="Seeds", value=", ".join(map(str, seeds[:12]))),
+        Fact(term="Documents", value=format_hash(comparison.documents_sha256), code=True),
+        Fact(term="Continuation", value=f"{comparison.continuation_tokens:,} tokens"),
+        Fact(
+            term="Held-out NLL on",
+            value=f"{format_count(first.num_documents)} documents",
+            detail=f"{format_count(first.num_tokens)} tokens",
+        ),
+        Fact(term="Made with", value=f"memguard {clean_name(comparison.tool_version, 40)}"),
+    )
+
+
+def _write_in_short_lead(comparison: Comparison) -> str:
+    dose = pick_highest(comparison)
+    if dose is None:
+        return "No trained bucket was measured; what is left is the loss on held-out documents."
+    return f"Documents {name_dose(dose)}, continued for {comparison.continuation_tokens:,} tokens:"
+
+
+def _write_in_short(comparison: Comparison) -> tuple[Fact, ...]:
+    """Say each setting's risk and cost in one sentence, and what the control shows."""
+    sentences = [
+        Fact(term=clean_name(name), value=_summarise(comparison, group))
+        for name, group in list(group_settings(comparison).items())[:_IN_SHORT]
+    ]
+    return (*sentences, *_summarise_control(comparison))
+
+
+def _summarise(comparison: Comparison, group: list[SettingResult]) -> str:
+    loss = f"held-out NLL {show_loss(comparison, group).text}"
+    change = compute_change(comparison, group)
+    if group[0].name != comparison.settings[0].name and change is not None:
+        loss += f" ({format_change(change)} against '{name_first(comparison)}')"
+    cells = list_highest(one.extraction for one in group)
+    num_documents = sum(cell.num_documents for cell in cells)
+    if not num_documents:
+        return f"no document in this bucket; {loss}."
+    verbatim = sum(cell.num_matched for cell in cells)
+    other = tell_other_dose(group, comparison)
+    text = f"{other}: " if other else ""
+    text += f"{format_of(verbatim, num_documents)} verbatim"
+    near = [cell.near_verbatim for cell in cells if cell.near_verbatim]
+    if len(near) == len(cells):
+        text += f", {format_of(sum(one.num_matched for one in near), num_documents)} near-verbatim"
+    else:
+        text += ", near-verbatim not generated"
+    if not verbatim and not any(one.num_matched for one in near) and len(cells) == 1:
+        text += f" ({format_percent_ci(cells[0].ci)})"
+    accuracy = average([cell.mean_token_accuracy for cell in cells])
+    if accuracy is not None:
+        text += f", teacher-forced accuracy {format_percent(accuracy)}"
+    return f"{text}{_tell_attacks(cells)}; {loss}."
+
+
+def _tell_attacks(cells: Sequence[ComparisonCell]) -> str:
+    """Say what drawing costs and which attack got most, over seeds; "" where nobody asked."""
+    text = ""
+    costs = [cell.attack_cost for cell in cells if cell.attack_cost]
+    costs = [cost for cost in costs if cost.num_documents]
+    if costs:
+        # One of them endless: so is the mean.
+        medians = [cost.median for cost in costs]
+        mean = None if None in medians else average(medians)
+        text += f"; attack cost {write_cost_in_queries(costs[0], mean)} in the median"
+    got: dict[str, list[Rate]] = {}
+    for attack in (attack for cell in cells for attack in cell.attacks):
+        got.setdefault(attack.attack, []).append(attack.any_verbatim)
+    if got:
+        best = max(got.values(), key=lambda rates: sum(rate.num_matched for rate in rates))
+        num_matched, num_documents = (
+            sum(rate.num_matched for rate in best),
+            sum(rate.num_documents for rate in best),
+        )
+        text += f"; the best attack gets {format_of(num_matched, num_documents)}"
+    return text
+
+
+def _summarise_control(comparison: Comparison) -> tuple[Fact, ...]:
+    controls = [s.extraction["0"] for s in comparison.settings if "0" in s.extraction]
+    if not sum(control.num_documents for control in controls):
+        return ()
+    most = max(controls, key=_count_greedy)
+    how = "verbatim" if most.near_verbatim is None else "near-verbatim"
+    text = f"{format_of(_count_greedy(most), most.num_documents)} {how}"
+    if _count_greedy(most):
+        text = f"at most {text}"
+    shares = [c.mean_token_accuracy for c in controls if c.mean_token_accuracy is not None]
+    if shares:
+        low, high = format_percent(min(shares)), format_percent(max(shares))
+        text += f", teacher-forced accuracy {low if low == high else f'{low} to {high}'}"
+    return (Fact(term="Control, never trained", value=f"{text}, over all settings."),)
+
+
+def _count_greedy(cell: ComparisonCell) -> int:
+    return cell.num_matched if cell.near_verbatim is None else cell.near_verbatim.num_matched
+
+
+def _tell_learned(comparison: Comparison) -> tuple[str, ...]:
+    """Name the bucket of which most was learned token by token and no document is extracted."""
+    found = []
+    for setting in comparison.settings:
+        for dose, cell in setting.extraction.items():
+            gain = cell.gain_minus_control
+            if dose != "0" and gain is not None and not _is_extracted(cell):
+                found.append((gain, setting, dose))
+    shown = [one for one in found if one[0].ci is not None and one[0].ci[0] > 0]
+    if not shown:
+        return ()
+    gain, setting, dose = max(shown, key=lambda one: one[0].value)
+    told = format_points(gain)
+    return (
+        f"With '{label_setting(setting, comparison)}' no document {name_dose(dose)} is extracted, "
+        f"yet training raised their teacher-forced token accuracy by {told.value} more than that "
+        f"of the control ({told.interval}): 0{PERCENT} extracted does not mean that nothing was "
+        "learned of them.",
+    )
+
+
+def _is_extracted(cell: ComparisonCell) -> bool:
+    within = None if cell.attack_cost is None else cell.attack_cost.within.get(NUM_RISK_QUERIES)
+    rates = [one.any_verbatim for one in cell.attacks] + ([] if within is None else [within])
+    return bool(_count_greedy(cell) or any(rate.num_matched for rate in rates))

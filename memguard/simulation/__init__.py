@@ -1,0 +1,5 @@
+"""One training step without peers and without memory: what it takes and what it sends.
+
+step.py       a step of the engine on fake tensors, recorded
+fake_mesh.py  one rank of any mesh; the memory of its tensors, operation by operation
+"""

@@ -1,0 +1,219 @@
+"""One rank of a mesh of any size, without the others and without memory.
+
+    with simulated_mesh(MeshShape(data=8, z=128, y=2, x=8), rank=5) as mesh:
+        layer = build_meta_layer(config, Sharding(mesh=mesh, ...))
+        sent, memory = SentCollectives(mesh, config), Allocations()
+        with observe(sent, memory):
+            allocate(layer)
+            ...                                     the engine's own forward, backward, update
+    sent.calls, memory.peak_bytes
+
+The process group is torch's fake one: nothing is sent, nothing waits. Tensors are fake: they have
+shapes and no values, and whoever reads a number gets 1.
+"""
+
+import weakref
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any, Protocol
+from unittest import mock
+
+import torch
+from torch import distributed as dist
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.distributed.tensor import DTensor
+from torch.testing._internal.distributed.fake_pg import FakeStore
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from memguard.parallel.mesh import Mesh4D, build_mesh
+from memguard.parallel.mesh_shape import AXES, MeshShape, ModelSizes
+
+Calls = Counter[tuple[str, str, str, int]]
+"""Number of calls by phase, axis, operation and payload (bytes), as `traffic` counts them."""
+
+_OPERATIONS = {
+    "allreduce_": "all_reduce",
+    "all_reduce": "all_reduce",
+    "_allgather_base_": "all_gather",
+    "all_gather_into_tensor": "all_gather",
+    "_reduce_scatter_base_": "reduce_scatter",
+    "reduce_scatter_tensor": "reduce_scatter",
+}
+
+
+@contextmanager
+def simulated_mesh(shape: MeshShape, rank: int = 0) -> Iterator[Mesh4D]:
+    """Be one rank of a mesh whose other ranks do not exist; ends a group that there is."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    dist.init_process_group("fake", rank=rank, world_size=shape.num_ranks, store=FakeStore())
+    try:
+        yield build_mesh(shape, "cpu")
+    finally:
+        dist.destroy_process_group()
+
+
+class Observer(Protocol):
+    """Is told of every operation."""
+
+    def see(self, operation: Any, given: list[Any], result: Any) -> None:
+        """Take an operation, its arguments and what it returned."""
+
+
+@contextmanager
+def observe(*observers: Observer) -> Iterator[None]:
+    """Make tensors fake meanwhile, and tell what is done with them."""
+    with ExitStack() as stack:
+        stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
+        stack.enter_context(_Watch(observers))
+        yield
+
+
+class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Passes operations on, and answers what a fake tensor cannot."""
+
+    def __init__(self, observers: tuple[Observer, ...]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._observers = observers
+
+    def __torch_dispatch__(
+        self, operation: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        if operation is torch.ops.prim.device.default and isinstance(args[0], FakeTensor):
+            return args[0].fake_device  # Asked at every turn: the long way doubles the time.
+        if operation is torch.ops.aten._local_scalar_dense.default:
+            return 1.0 if args[0].is_floating_point() else 1
+        if operation is torch.ops._c10d_functional.wait_tensor.default:
+            return args[0]  # The same tensor, as of real ones; a fake one would be another.
+        result = operation(*args, **(kwargs or {}))
+        given = [*args, *kwargs.values()] if kwargs else args
+        for observer in self._observers:
+            observer.see(operation, given, result)
+        return result
+
+
+class SentCollectives:
+    """Counts collectives. Those over an axis of one rank are counted like others."""
+
+    def __init__(self, mesh: Mesh4D | None, hf_config: Any) -> None:
+        """Take the mesh (None: one process, which sends nothing) and the model's configuration."""
+        self.calls: Calls = Counter()
+        self._axes: dict[str, str] = {}
+        if mesh is not None:
+            self._axes = _name_groups(mesh, ModelSizes.from_config(hf_config).num_kv_heads)
+
+    def see(self, operation: Any, given: list[Any], result: Any) -> None:
+        """Count it if it is one."""
+        if operation.namespace in ("c10d", "_c10d_functional"):
+            self._record(operation._schema.name.split("::")[1], given, result)
+
+    def _record(self, name: str, given: list[Any], result: Any) -> None:
+        (axis,) = {self._axes[group] for each in given for group in self._groups(each)}
+        num_bytes = max(t.numel() * t.element_size() for t in find_tensors([*given, result]))
+        # What is computed again for backward runs inside it.
+        in_backward = torch._C._current_graph_task_id() != -1
+        phase = "update" if axis == "world" else "backward" if in_backward else "forward"
+        self.calls[phase, axis, _OPERATIONS[name], num_bytes] += 1
+
+    def _groups(self, value: Any) -> Iterator[str]:
+        if isinstance(value, str) and value in self._axes:
+            yield value
+        elif isinstance(value, torch.ScriptObject):
+            try:
+                group = dist.ProcessGroup.unbox(value)
+            except RuntimeError:  # Another object, such as the kind of reduction.
+                return
+            yield group.group_name
+
+
+def find_tensors(value: Any) -> Iterator[torch.Tensor]:
+    """Yield the tensors in nested lists and tuples."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, list | tuple):
+        for each in value:
+            yield from find_tensors(each)
+
+
+def _name_groups(mesh: Mesh4D, num_kv_heads: int) -> dict[str, str]:
+    """Return the axis of each group of a mesh by the group's name."""
+    axes = [mesh.axis(name) for name in AXES]
+    replicas = mesh.kv_replicas(num_kv_heads)
+    axes += [replicas] if replicas.degree > 1 else []
+    world: Any = dist.group.WORLD
+    return {world.group_name: "world"} | {axis.group_name: axis.name for axis in axes}
+
+
+# How much memory tensors take while something runs, operation by operation.
+#
+#     memory = Allocations()
+#     with memory.following_resizes(), observe(memory):
+#         ...
+#     memory.current_bytes, memory.peak_bytes
+#
+# Counts the storage of every tensor that an operation returns until it is freed; of a fake tensor,
+# what it would take. Not counted: what a kernel takes for itself, what an allocator rounds up.
+
+
+class Allocations:
+    """Follows the memory of tensors; an observer of `observe`."""
+
+    def __init__(self) -> None:
+        self.current_bytes = 0
+        self.peak_bytes = 0
+        self.peak_origins: Counter[str] = Counter()
+        """Bytes at the peak, by the operation that made the storage."""
+        self._sizes: dict[int, int] = {}
+        self._origin_of: dict[int, str] = {}
+        self._origins: Counter[str] = Counter()
+
+    def see(self, operation: Any, given: list[Any], result: Any) -> None:
+        """Count what an operation has made."""
+        if not operation.is_view:  # Which shares the storage of what it shows.
+            for tensor in find_tensors(result):
+                self.add(tensor, operation._schema.name)
+
+    def add(self, tensor: torch.Tensor, origin: str) -> None:
+        """Count a tensor's storage, once."""
+        local = tensor._local_tensor if isinstance(tensor, DTensor) else tensor
+        storage = local.untyped_storage()
+        key = storage._cdata
+        if key not in self._sizes:
+            weakref.finalize(storage, self._forget, key)
+            self._sizes[key] = 0
+            self._origin_of[key] = origin
+        self._resize(key, storage.nbytes())
+
+    def reset_peak(self) -> None:
+        """Begin anew to look for the peak, from what is there."""
+        self.peak_bytes = self.current_bytes
+        self.peak_origins = self._origins.copy()
+
+    @contextmanager
+    def following_resizes(self) -> Iterator[None]:
+        """Notice storages that are resized in place, as FSDP2's are: no operation shows it."""
+        inner = torch.UntypedStorage.resize_
+
+        def resize(storage: torch.UntypedStorage, size: int) -> Any:
+            result = inner(storage, size)
+            if storage._cdata in self._sizes:
+                self._resize(storage._cdata, size)
+            return result
+
+        with mock.patch.object(torch.UntypedStorage, "resize_", resize):
+            yield
+
+    def _resize(self, key: int, size: int) -> None:
+        change = size - self._sizes[key]
+        if change:
+            self._sizes[key] = size
+            self.current_bytes += change
+            self._origins[self._origin_of[key]] += change
+            if self.current_bytes > self.peak_bytes:
+                self.peak_bytes = self.current_bytes
+                self.peak_origins = self._origins.copy()
+
+    def _forget(self, key: int) -> None:
+        self._resize(key, 0)
+        del self._sizes[key], self._origin_of[key]

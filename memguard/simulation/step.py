@@ -1,0 +1,237 @@
+"""One training step of one rank, without its peers and without memory: what it takes and sends.
+
+    build_meta_layer -> allocate -> TrainStep.run        the engine's own code, all of it
+
+on fake tensors and a fake process group. AdamW's moments are there before the step, as in every
+step but the first; attention is given the mask of packed rows and, like on GPUs, long pieces.
+"""
+
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import torch
+import transformers
+from accelerate import init_empty_weights
+from torch import Tensor
+from torch.distributed.fsdp import FSDPModule
+
+from memguard.config import OptimConfig, TrainConfig
+from memguard.data.loader import Batch
+from memguard.hf.sharded import Sharding, allocate, build_meta_layer
+from memguard.mitigation import build_mitigations
+from memguard.model.causal_lm import VocabLayer
+from memguard.parallel.attention import MIN_PIECE
+from memguard.parallel.mesh import Mesh4D
+from memguard.parallel.mesh_shape import MeshShape
+from memguard.parallel.shard import checkpoint_blocks
+from memguard.runtime import Runtime
+from memguard.simulation.fake_mesh import (
+    Allocations,
+    Calls,
+    SentCollectives,
+    observe,
+    simulated_mesh,
+)
+from memguard.train.step import TrainStep
+
+_CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SimulatedStep:
+    """What one step of one rank took and sent."""
+
+    num_parameters: int
+    """Of the whole model."""
+    num_stored: int
+    """Elements of parameters that this rank stores."""
+    weight_bytes: int
+    gradient_bytes: int
+    optimizer_bytes: int
+    peak_bytes: int
+    """Most that all tensors took together."""
+    peak_origins: dict[str, int]
+    """Bytes at the peak by the operation that made the tensor."""
+    calls: Calls
+    """Every collective; see `SentCollectives`."""
+    stages_s: dict[str, float]
+    """How long the simulation took (seconds)."""
+
+
+def simulate_step(
+    hf_config: Any,
+    shape: MeshShape,
+    *,
+    train: TrainConfig,
+    seq_len: int,
+    rank: int = 0,
+    reshard_after_forward: bool = True,
+) -> SimulatedStep:
+    """Take one training step of one rank of a mesh, on fake tensors.
+
+    Ends a process group that there is.
+
+    Args:
+        hf_config: a transformers configuration.
+        shape: the mesh; one rank runs plain modules, as training does.
+        train: rows of the whole step and of a micro-batch, precision, what is computed again.
+        seq_len: length of a row (tokens).
+        rank: whose view.
+        reshard_after_forward: whether a block's gathered weights are freed until backward.
+
+    Raises:
+        ModelError: a family that cannot be sharded.
+        ConfigError: a mesh that this model cannot run on.
+    """
+    stages = _Stages()
+    runtime = Runtime(device=_CPU, rank=rank, world_size=shape.num_ranks)
+    batch = _make_batch(-(-train.batch_size // shape.num_batch_ways), seq_len)
+    with mock.patch.dict(MIN_PIECE, clear=True):
+        if shape.num_ranks == 1:
+            vocab, fill = _build_plain(hf_config, train)
+            stages.end("model on meta")
+            return _take_step(vocab, fill, batch, train, runtime, stages)
+        with simulated_mesh(shape, rank) as mesh:
+            stages.end("process groups")
+            vocab, fill = _build_sharded(hf_config, mesh, train, reshard_after_forward)
+            stages.end("model on meta, sharded")
+            return _take_step(vocab, fill, batch, train, runtime, stages)
+
+
+_Built = tuple[VocabLayer, Callable[[], None]]
+"""A model on the meta device, and what gives it storage."""
+
+
+def _build_sharded(hf_config: Any, mesh: Mesh4D, train: TrainConfig, reshard: bool) -> _Built:
+    sharding = Sharding(
+        mesh=mesh,
+        device=_CPU,
+        compute_dtype=torch.bfloat16 if train.precision == "bf16" else None,
+        chunk_tokens=train.nll_chunk_tokens,
+        reshard_after_forward=reshard,
+        checkpointing=train.activation_checkpointing,
+    )
+    layer = build_meta_layer(hf_config, sharding)
+
+    def fill() -> None:
+        allocate(layer)
+        for module in layer.vocab.modules():
+            if isinstance(module, FSDPModule):
+                for group in module._get_fsdp_state()._fsdp_param_groups:
+                    # `allocate` has padded uneven shards. At the first forward FSDP2 looks whether
+                    # it has, by addresses; fake tensors have none, and it would pad copies.
+                    group._reset_sharded_params = True
+
+    return layer.vocab, fill
+
+
+def _build_plain(hf_config: Any, train: TrainConfig) -> _Built:
+    with init_empty_weights(include_buffers=False):
+        model = transformers.AutoModelForCausalLM.from_config(hf_config, dtype=torch.float32)
+    model.tie_weights()
+    vocab = VocabLayer(model, chunk_tokens=train.nll_chunk_tokens)
+    checkpoint_blocks(model, train.activation_checkpointing)
+
+    def fill() -> None:
+        model._apply(lambda t: torch.empty_like(t, device=_CPU) if t.is_meta else t)
+        model.tie_weights()
+
+    return vocab, fill
+
+
+def _take_step(
+    vocab: VocabLayer,
+    fill: Callable[[], None],
+    batch: Batch,
+    train: TrainConfig,
+    runtime: Runtime,
+    stages: "_Stages",
+) -> SimulatedStep:
+    sent, memory = SentCollectives(vocab.mesh, vocab.model.config), Allocations()
+    gradient_bytes = 0
+    with memory.following_resizes(), observe(sent, memory):
+        fill()
+        vocab.model.train()
+        step = TrainStep(
+            vocab=vocab,
+            mitigations=build_mitigations((), special_ids=[]),
+            train=train,
+            optim=OptimConfig(),
+            seed=0,
+            runtime=runtime,
+        )
+        stored = [each.local for each in step.parameters]
+        _make_moments(step)
+        stages.end("weights and moments")
+
+        def see_gradients(*_: Any) -> None:
+            nonlocal gradient_bytes
+            gradient_bytes = _count_bytes(each.grad for each in stored)
+            stages.end("forward and backward")
+
+        step.optimizer.register_step_pre_hook(see_gradients)
+        sent.calls.clear()
+        memory.reset_peak()
+        step.run(batch, lr=1e-4, step=1, first_sample=0)
+        stages.end("update")
+    moments = [
+        value
+        for state in step.optimizer.state.values()
+        for value in state.values()
+        if isinstance(value, Tensor)
+    ]
+    return SimulatedStep(
+        num_parameters=sum(parameter.numel() for parameter in vocab.model.parameters()),
+        num_stored=sum(each.numel() for each in stored),
+        weight_bytes=_count_bytes(stored),
+        gradient_bytes=gradient_bytes,
+        optimizer_bytes=_count_bytes(moments),
+        peak_bytes=memory.peak_bytes,
+        peak_origins=dict(memory.peak_origins),
+        calls=sent.calls,
+        stages_s=stages.seconds,
+    )
+
+
+def _make_moments(step: TrainStep) -> None:
+    """Let AdamW make its state, as its first step does."""
+    for each in step.parameters:
+        each.local.grad = torch.zeros_like(each.local)
+    step.optimizer.step()
+    for each in step.parameters:
+        each.local.grad = None
+
+
+def _make_batch(num_rows: int, seq_len: int) -> Batch:
+    """Return rows of which every token but the first receives loss."""
+    shape = (num_rows, seq_len)
+    ids = np.ones(shape, dtype=np.int64)
+    return Batch(
+        input_ids=ids,
+        labels=ids,
+        position_ids=np.tile(np.arange(seq_len), (num_rows, 1)),
+        document_ids=np.zeros(shape, dtype=np.int64),
+        num_supervised=num_rows * (seq_len - 1),
+        num_kept=num_rows * (seq_len - 1),
+    )
+
+
+def _count_bytes(tensors: Iterable[Tensor | None]) -> int:
+    return sum(t.numel() * t.element_size() for t in tensors if t is not None)
+
+
+class _Stages:
+    """A stopwatch that is read at the end of each stage."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self._last_s = time.perf_counter()
+
+    def end(self, name: str) -> None:
+        now_s = time.perf_counter()
+        self.seconds[name] = now_s - self._last_s
+        self._last_s = now_s

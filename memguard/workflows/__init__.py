@@ -1,0 +1,19 @@
+"""One function per command, each reading top to bottom. The command line calls nothing else.
+
+train.py           prepare, train, export, audit: a run
+setup.py           process group, device, model and mesh of a run
+data.py            documents and rows of a run, for training and for the dry run
+run_folder.py      one run, one folder: locked, and kept to its settings
+audit.py           one audit: model and base model in turn; report and records written
+audit_inputs.py    what the audit of a run measures, read from the run folder
+any_model.py       the same for a model memguard did not train
+audit_context.py   the models of an audit, loaded when first used and freed after
+audit_callback.py  audits during training: which documents, and how they are scored
+sweep.py           a sweep: its unfinished runs in child processes, then the comparison
+compare.py         finished runs compared; pages rendered from their JSON
+fix.py             a finished run again, changed by what its audit found
+plan.py            which meshes hold a training step
+dry_run.py         what a run will do and what its audit can say, without weights
+launch.py          --nproc: one command on several processes, and their errors
+requests.py        the arguments of `audit` and `plan`, checked
+"""

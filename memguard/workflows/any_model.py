@@ -1,0 +1,177 @@
+"""What the audit of a model memguard did not train measures."""
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from memguard.audit.extraction import AuditDocument
+from memguard.audit.parts import Identity, choose_part, list_contexts
+from memguard.audit.statistics import clopper_pearson
+from memguard.config import AuditConfig
+from memguard.data.documents import Decode, Document, document_text, load_documents
+from memguard.data.duplicates import WordGrams
+from memguard.data.tokenization import build_decoder, hash_tokens, tokenize_documents
+from memguard.errors import ModelError
+from memguard.hf.checkpoint import load_config, load_tokenizer, max_positions
+from memguard.records import DataIdentity, Rate, Role
+from memguard.runtime import Console, default_cache_dir
+from memguard.workflows.audit_inputs import Subject, load_probe
+from memguard.workflows.requests import AuditRequest
+
+# Without a stated limit a model is asked no more than this at once.
+_DEFAULT_SEQ_LEN = 4096
+_NEAR_DUPLICATE_WORDS = 13
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Side:
+    """Members or non-members, as read."""
+
+    name: str
+    role: Role
+    documents: Sequence[Document]
+
+    def name_document(self, id: str) -> str:
+        """Return an id that is unique in the audit: both sides may number their rows."""
+        return id if self.role == "trained" else f"{self.name}:{id}"
+
+
+def describe_checkpoint(request: AuditRequest, settings: AuditConfig, console: Console) -> Subject:
+    """Say what the audit of a model memguard did not train measures.
+
+    Raises:
+        DataError: no documents, or unusable ones.
+        ModelError: no usable checkpoint, base or tokenizer.
+    """
+    assert request.model is not None, "checked: there is a model"
+    assert request.out is not None, "checked: there is a folder for the report"
+    # Asked for even where it is not needed: a base that is not there is told before any reading.
+    limits = [max_positions(path) for path in (request.model, request.base) if path is not None]
+    seq_len = limits[0] or _DEFAULT_SEQ_LEN
+    tokenizer, missing = None, None
+    try:
+        tokenizer = load_tokenizer(request.model)
+    except ModelError as error:
+        missing = error
+    probe = load_probe(settings)
+    sides = list(_read_sides(request, console))
+    if missing is not None:
+        if any(document.input_ids is None for side in sides for document in side.documents):
+            raise missing
+        console.warn(f"{missing}: token ids are audited without it, scores that need text are not")
+    vocab_size = getattr(load_config(request.model).get_text_config(), "vocab_size", None)
+    console.info("documents: looking for near-duplicates")
+    cluster_N, overlap = _find_copies(
+        sides, None if tokenizer is None else build_decoder(tokenizer)
+    )
+    documents: list[AuditDocument] = []
+    digest = hashlib.sha256()
+    for side in sides:
+        for tokens in tokenize_documents(
+            side.documents,
+            tokenizer,
+            append_eos=False,
+            max_tokens=None,
+            setting=f"--{side.name}",
+            vocab_size=vocab_size,
+        ):
+            id = side.name_document(tokens.id)
+            digest.update(f"{id}\0{side.name}\0{hash_tokens(tokens.input_ids)}\n".encode())
+            documents.append(
+                # How it was cut in training is not known.
+                choose_part(
+                    tokens,
+                    list_contexts(tokens, seq_len),
+                    Identity(
+                        id=id,
+                        bucket=side.name,
+                        role=side.role,
+                        source=tokens.source,
+                        cluster=int(cluster_N[len(documents)]),
+                    ),
+                    kind="context",
+                    probe=probe,
+                    window=settings.window,
+                )
+            )
+    if overlap is not None and overlap.num_matched:
+        console.warn(
+            f"{overlap.num_matched} of {overlap.num_documents} non-members share a run of "
+            f"{_NEAR_DUPLICATE_WORDS} words with a member: the model may know them from there"
+        )
+    return Subject(
+        documents=documents,
+        canaries=(),
+        mitigations=(),
+        model=request.model,
+        base=request.base,
+        base_revision=None,
+        reference=request.settings.get("reference"),
+        attn=None,
+        data=DataIdentity(
+            sources=list(
+                dict.fromkeys(Path(path).name for path in (*request.members, *request.nonmembers))
+            ),
+            documents_sha256=digest.hexdigest(),
+            num_documents=len(documents),
+            num_clusters=len(np.unique(cluster_N)),
+            overlap_with_control=overlap,
+            near_duplicate_words=_NEAR_DUPLICATE_WORDS,
+        ),
+        training=None,
+        tally="missing",
+        run=None,
+        seed=request.seed,
+        out=request.out,
+        has_tokenizer=tokenizer is not None,
+    )
+
+
+def _read_sides(request: AuditRequest, console: Console) -> Iterator[_Side]:
+    sides: tuple[tuple[str, Role, tuple[str, ...]], ...] = (
+        ("members", "trained", request.members),
+        ("nonmembers", "control", request.nonmembers),
+    )
+    for name, role, given in sides:
+        if not given:
+            continue
+        console.info(f"{name}: reading {', '.join(given)}")
+        loaded = load_documents(
+            given,
+            setting=f"--{name}",
+            text_column=request.text_column,
+            cache_dir=default_cache_dir(),
+        )
+        yield _Side(name=name, role=role, documents=loaded.documents)
+
+
+def _find_copies(
+    sides: Sequence[_Side], decode: Decode | None
+) -> tuple[NDArray[np.int64], Rate | None]:
+    """Return each document's near-duplicate cluster, and how many non-members a member overlaps.
+
+    The clusters serve the intervals. How many trained documents hold a text is not counted: members
+    may be a sample of what was trained, and the count would be too low.
+
+    Args:
+        sides: members, and non-members where there are any.
+        decode: of token ids; None takes ids for words.
+
+    Returns:
+        ``[num_documents]``, sides in their order; and the rate, None without non-members.
+    """
+    documents = [document for side in sides for document in side.documents]
+    grams = WordGrams(
+        (document_text(document, decode) for document in documents),
+        num_words=_NEAR_DUPLICATE_WORDS,
+    )
+    cluster_N = grams.cluster().cluster
+    if len(sides) < 2:
+        return cluster_N, None
+    num_nonmembers = len(sides[1].documents)
+    is_member = np.arange(len(documents)) < len(documents) - num_nonmembers
+    return cluster_N, clopper_pearson(grams.count_overlap(~is_member, is_member), num_nonmembers)

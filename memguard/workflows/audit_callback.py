@@ -1,0 +1,153 @@
+"""Audits inside training: which documents a run asks for, and how it asks the model in hand."""
+
+import hashlib
+import json
+from collections.abc import Sequence
+
+import numpy as np
+
+from memguard.audit.cache import Numbers
+from memguard.audit.decoding import DECODED_TOKENS, Decoder
+from memguard.audit.extraction import (
+    ExtractionProbe,
+    Window,
+    compute_first_divergence,
+    find_greedy_margin,
+)
+from memguard.audit.generation import generate_edits
+from memguard.audit.near_verbatim import NAMES, find_near_verbatim
+from memguard.audit.scoring import ModelScorer
+from memguard.audit.selection import select_windows
+from memguard.config import RunConfig
+from memguard.data.corpus import Corpus
+from memguard.errors import ConfigError
+from memguard.mitigation.k_schedule import Ladder
+from memguard.model.causal_lm import VocabLayer
+from memguard.runtime import Runtime
+from memguard.train.audit_callback import Recited, Sample, Watch
+from memguard.workflows.audit_inputs import list_audited, load_probe
+
+
+def build_watch(
+    config: RunConfig, corpus: Corpus, vocab: VocabLayer, ladder: Ladder, runtime: Runtime
+) -> Watch | None:
+    """Return what audits the model while it is trained; None where nobody asked for it.
+
+    It asks what the audit at the end will ask of its main probe, of a seeded sample of each bucket.
+
+    Raises:
+        DataError: too few trained documents are long enough.
+    """
+    if config.train.audit_every_steps is None:
+        return None
+    probe = load_probe(config.audit)
+    windows = _choose_windows(config, corpus, probe)
+    scorer = ModelScorer(vocab, config.audit.batch_tokens, runtime)
+    decoder = Decoder(vocab, config.audit.batch_tokens or DECODED_TOKENS, runtime)
+    index_of = {entry.id: index for index, entry in enumerate(corpus.manifest)}
+    documents = [index_of[window.document.id] for window in windows]
+
+    sample = Sample(
+        document_N=np.array(documents, dtype=np.int64),
+        sha256=_hash_asked(documents, windows, probe),
+        ask=lambda: recite(
+            scorer,
+            decoder,
+            windows,
+            probe,
+            seed=config.seed,
+            needs_near_verbatim=config.budget is not None
+            and config.budget.metric == "near_verbatim",
+        ),
+    )
+    return Watch(
+        sample,
+        corpus.manifest,
+        ladder,
+        every_steps=config.train.audit_every_steps,
+        budget=config.budget,
+    )
+
+
+def _hash_asked(documents: Sequence[int], windows: Sequence[Window], probe: ExtractionProbe) -> str:
+    asked = [
+        (document, window.start, window.prefix_tokens, window.continuation_tokens)
+        for document, window in zip(documents, windows, strict=True)
+    ]
+    text = json.dumps([asked, probe.model_dump(mode="json")])
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def recite(
+    scorer: ModelScorer,
+    decoder: Decoder,
+    windows: Sequence[Window],
+    probe: ExtractionProbe,
+    *,
+    seed: int,
+    needs_near_verbatim: bool,
+) -> Recited:
+    """Return what the model gives back of some windows.
+
+    Raises:
+        ConfigError: near-verbatim matches are needed and nothing can be generated.
+    """
+    names = ("num_correct", "first_divergence", "greedy_margin")
+    results = scorer.score([window.passage() for window in windows])
+    rows = [
+        [
+            result.correct.sum(),
+            compute_first_divergence(result.correct),
+            find_greedy_margin(result.margin, result.correct),
+        ]
+        for result in results
+    ]
+    one_pass = Numbers(names=names, rows=np.array(rows, dtype=np.float64))
+
+    def generate(indices: Sequence[int]) -> Numbers:
+        edits = generate_edits(
+            probe,
+            decoder,
+            [windows[index] for index in indices],
+            one_pass["first_divergence"][list(indices)].astype(int).tolist(),
+        )
+        return Numbers(names=NAMES, rows=np.array(edits, dtype=np.float64).reshape(-1, len(NAMES)))
+
+    obstacle = decoder.find_obstacle()
+    if obstacle is not None and needs_near_verbatim:
+        raise ConfigError(
+            "'budget.metric' near_verbatim is judged on generated text, and this run cannot "
+            f"generate any: {obstacle}. Set budget.metric=verbatim"
+        )
+    near_verbatim_N = None
+    if obstacle is None:
+        near = find_near_verbatim(probe, windows, one_pass, generate, seed=seed)
+        near_verbatim_N = near.matched_N
+    size_N = np.array([window.continuation_tokens for window in windows])
+    return Recited(
+        token_accuracy_N=one_pass["num_correct"] / size_N,
+        verbatim_N=one_pass["num_correct"] == size_N,
+        near_verbatim_N=near_verbatim_N,
+    )
+
+
+def _choose_windows(
+    config: RunConfig, corpus: Corpus, probe: ExtractionProbe
+) -> tuple[Window, ...]:
+    planned = [entry.planned_repetitions for entry in corpus.manifest]
+    selection = select_windows(
+        list_audited(
+            corpus,
+            planned,
+            seq_len=config.data.seq_len,
+            probe=probe,
+            window=config.audit.window,
+        ),
+        probe,
+        seed=config.seed,
+        min_documents=config.audit.min_documents,
+        max_documents_per_bucket=config.train.audit_documents,
+    )
+    # In the order in which the audit at the end shows its buckets.
+    place = {outline.bucket: number for number, outline in enumerate(selection.buckets)}
+    return tuple(sorted(selection.windows, key=lambda window: place[window.document.bucket]))

@@ -1,0 +1,379 @@
+"""What the audit of a run measures: its documents and model."""
+
+import contextlib
+import os
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from memguard.audit.canaries import SECRET, AuditCanary
+from memguard.audit.extraction import AuditDocument, ExtractionProbe
+from memguard.audit.parts import Identity, WhichWindow, choose_part, list_pieces
+from memguard.audit.statistics import clopper_pearson
+from memguard.audit.suite import load_suite
+from memguard.audit.warnings import Tally
+from memguard.config import AuditConfig, MitigationConfig, RunConfig
+from memguard.data.corpus import Corpus, CorpusDocument, load_corpus
+from memguard.data.packing import split_points
+from memguard.data.tokenization import TokenizedDocument
+from memguard.errors import DataError, ModelError, RecordError
+from memguard.hf.checkpoint import max_positions
+from memguard.mitigation.k_schedule import compute_doses
+from memguard.records import (
+    AuditReport,
+    Budget,
+    DataIdentity,
+    ManifestEntry,
+    TrainingSummary,
+    WatchedStep,
+    load_record,
+)
+from memguard.train.metrics import EndMetrics, HeldoutMetrics, hash_tally, read_metrics
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class KnownBase:
+    """Weights that an earlier report of a run names."""
+
+    model_sha256: str
+    base_sha256: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Subject:
+    """Everything an audit needs to know of what it measures."""
+
+    documents: Sequence[AuditDocument]
+    canaries: Sequence[AuditCanary]
+    mitigations: Sequence[MitigationConfig]
+    """Of the training, where memguard did it."""
+    model: str
+    base: str | None
+    base_revision: str | None
+    reference: str | None
+    """Another model of the same vocabulary."""
+    attn: str | None
+    data: DataIdentity
+    training: TrainingSummary | None
+    tally: Tally
+    run: str | None
+    seed: int
+    out: Path
+    has_tokenizer: bool = True
+    """False: the model's folder has none, and the documents are token ids."""
+    known_base: KnownBase | None = None
+    """None where no earlier report names a base by its hash."""
+    notes: Sequence[str] = ()
+    """What a reader must know before the numbers, beside what these show."""
+
+
+def load_probe(settings: AuditConfig) -> ExtractionProbe:
+    """Return the probe that decides what is continued of each document.
+
+    Raises:
+        ConfigError: see `load_suite`.
+    """
+    return load_suite(settings.suite).extraction.adapt(
+        continuation_tokens=settings.continuation_tokens,
+        prefix_tokens=settings.prefix_tokens,
+        min_prefix_tokens=settings.min_prefix_tokens,
+    )
+
+
+def choose_piece(
+    tokens: CorpusDocument | TokenizedDocument,
+    identity: Identity,
+    *,
+    seq_len: int,
+    probe: ExtractionProbe,
+    window: WhichWindow,
+) -> AuditDocument:
+    """Return the piece of a document that is audited, as the model saw it in training.
+
+    Args:
+        tokens: of the whole document.
+        identity: of the document.
+        seq_len: length of a row (tokens).
+        probe: decides whether a piece can be audited.
+        window: which of the pieces that can be audited is taken.
+    """
+    pieces = list_pieces(split_points(len(tokens.input_ids), seq_len))
+    return choose_part(tokens, pieces, identity, kind="piece", probe=probe, window=window)
+
+
+def name_buckets(manifest: Sequence[ManifestEntry], counts: Sequence[int | None]) -> list[str]:
+    """Name each document's bucket; those that a run cut short trained unequally are divided.
+
+    Args:
+        manifest: the documents.
+        counts: times each was, or will be, trained.
+    """
+    doses: dict[str, set[int | None]] = {}
+    for entry, count in zip(manifest, counts, strict=True):
+        doses.setdefault(entry.bucket, set()).add(count)
+    return [
+        f"{entry.bucket}, {count} times"
+        if entry.role in ("trained", "forget") and len(doses[entry.bucket]) > 1
+        else entry.bucket
+        for entry, count in zip(manifest, counts, strict=True)
+    ]
+
+
+def list_audited(
+    corpus: Corpus,
+    counts: Sequence[int | None],
+    *,
+    seq_len: int,
+    probe: ExtractionProbe,
+    window: WhichWindow,
+) -> list[AuditDocument]:
+    """Return the documents that an audit may ask for: trained, control, and to be forgotten.
+
+    Args:
+        corpus: of the run.
+        counts: times each document was, or will be, trained.
+        seq_len: length of a row (tokens).
+        probe: decides what is continued of each.
+        window: which piece of a document is audited that was trained in several.
+    """
+    names = name_buckets(corpus.manifest, counts)
+    copies = Counter(
+        entry.cluster
+        for entry, count in zip(corpus.manifest, counts, strict=True)
+        if entry.role in ("trained", "background") and count != 0
+    )
+    # As training had them: a run that ended early masked labels by what was planned.
+    doses = compute_doses(corpus.manifest).tolist()
+    return [
+        choose_piece(
+            corpus.document(index),
+            Identity(
+                id=entry.id,
+                bucket=name,
+                role=entry.role,
+                source=entry.source,
+                num_repetitions=0 if entry.role == "control" else count,
+                text_hmac=entry.text_hmac,
+                cluster=entry.cluster,
+                num_copies=copies[entry.cluster],
+                dose=dose,
+            ),
+            seq_len=seq_len,
+            probe=probe,
+            window=window,
+        )
+        for index, (entry, name, count, dose) in enumerate(
+            zip(corpus.manifest, names, counts, doses, strict=True)
+        )
+        # A run that was ended early never reached some: neither trained nor a fair control. What it
+        # should have forgotten is asked for all the same.
+        if entry.role in ("control", "forget") or (entry.role == "trained" and count != 0)
+    ]
+
+
+def list_canaries(corpus: Corpus, *, seq_len: int) -> list[AuditCanary]:
+    """Return the run's canaries in the order of their drawing, which no coin decides."""
+    return [
+        AuditCanary(
+            document=choose_piece(
+                corpus.document(index),
+                Identity(
+                    id=entry.id,
+                    bucket=entry.bucket,
+                    role=entry.role,
+                    source=entry.source,
+                    num_repetitions=entry.num_repetitions,
+                    text_hmac=entry.text_hmac,
+                ),
+                seq_len=seq_len,
+                probe=SECRET,
+                window="last",
+            ),
+            was_trained=entry.planned_repetitions > 0,
+            num_loss_tokens=entry.num_loss_tokens,
+            num_losses=entry.num_losses,
+        )
+        for index, entry in sorted(enumerate(corpus.manifest), key=lambda pair: pair[1].id)
+        if entry.role == "canary"
+    ]
+
+
+def find_base(folder: Path, config: RunConfig, named: str | None = None) -> str | None:
+    """Return the model that a run started from; None where it started from random weights.
+
+    It is looked for where the settings say, then where it lies as seen from the run's folder, which
+    may have been moved together with it, as a sweep is.
+
+    Args:
+        folder: of the run, where it is now.
+        config: of the run.
+        named: where it is, as the user says; nothing else is looked for.
+
+    Raises:
+        ModelError: it is nowhere.
+    """
+    path = config.model.path
+    if path is None:
+        if named is not None:
+            raise ModelError(
+                f"--base '{named}': this run started from random weights ('model.scratch'). Leave "
+                "it out"
+            )
+        return None
+    if named is not None:
+        max_positions(named)  # is it there?
+        return named
+    before = Path(config.output_dir) / config.name
+    if not Path(path).exists() and Path(path).is_absolute() == before.is_absolute():
+        moved = Path(os.path.normpath(folder.resolve() / os.path.relpath(path, before)))
+        if (moved / "config.json").is_file():
+            return str(moved)
+    try:
+        max_positions(path, revision=config.model.revision)
+    except ModelError as error:
+        raise ModelError(
+            f"the model before training: {error}. Name it with --base DIR, or leave it out with "
+            "--no-base"
+        ) from error
+    return path
+
+
+def _read_known_base(folder: Path) -> KnownBase | None:
+    path = folder / "audit" / "report.json"
+    if not path.is_file():
+        return None
+    with contextlib.suppress(RecordError):
+        model = load_record(AuditReport, path).model
+        if model.base_weights_sha256 is not None:
+            return KnownBase(
+                model_sha256=model.weights_sha256, base_sha256=model.base_weights_sha256
+            )
+    return None
+
+
+def describe_run(
+    folder: Path,
+    config: RunConfig,
+    settings: AuditConfig,
+    out: Path | None,
+    *,
+    base: str | None = None,
+) -> Subject:
+    """Say what a run's audit measures: its trained and control documents, and its model.
+
+    Args:
+        folder: of the run.
+        config: of the run.
+        settings: of the audit.
+        out: where the report goes; None: `audit/` of the run.
+        base: where the model before training is; None looks for it.
+
+    Raises:
+        DataError: too few documents were trained whole.
+        ModelError: the run is not finished, or the model before training is not there.
+    """
+    if not (folder / "model" / "config.json").is_file():
+        raise ModelError(
+            f"'{folder}' has no model/ yet: finish it with memguard train {folder}/config.yaml"
+        )
+    found = find_base(folder, config, base) if settings.base else None
+    corpus = load_corpus(folder)
+    counts = [entry.num_repetitions for entry in corpus.manifest]
+    documents = list_audited(
+        corpus,
+        counts,
+        seq_len=config.data.seq_len,
+        probe=load_probe(settings),
+        window=settings.window,
+    )
+    num_trained = sum(document.role == "trained" for document in documents)
+    if config.train.max_steps is not None and num_trained < settings.min_documents:
+        raise DataError(
+            f"'train.max_steps' = {config.train.max_steps} ended the run when {num_trained} "
+            f"documents had been trained whole; 'audit.min_documents' is {settings.min_documents}. "
+            "Train longer under another 'name', or set audit.enabled=false"
+        )
+    summary = corpus.summary
+    return Subject(
+        documents=documents,
+        canaries=list_canaries(corpus, seq_len=config.data.seq_len),
+        mitigations=config.mitigations,
+        model=str(folder / "model"),
+        base=found,
+        base_revision=config.model.revision if found == config.model.path else None,
+        reference=settings.reference,
+        attn=config.model.attn_implementation,
+        data=DataIdentity(
+            sources=summary.sources,
+            documents_sha256=summary.documents_sha256,
+            num_documents=summary.num_documents,
+            num_clusters=summary.num_clusters,
+            overlap_with_control=clopper_pearson(
+                summary.num_control_overlapping, summary.num_control
+            ),
+            near_duplicate_words=config.data.near_duplicate_words,
+        ),
+        training=_summarise_training(folder, config, summary.num_removed),
+        tally=_check_tally(folder, corpus),
+        run=config.name,
+        seed=config.seed,
+        out=out or folder / "audit",
+        known_base=_read_known_base(folder),
+        notes=_note_not_reached(corpus.manifest),
+    )
+
+
+def _note_not_reached(manifest: Sequence[ManifestEntry]) -> tuple[str, ...]:
+    trained = [entry for entry in manifest if entry.role == "trained"]
+    num = sum(entry.num_repetitions == 0 for entry in trained)
+    if not num:
+        return ()
+    return (
+        f"{num:,} of {len(trained):,} documents {'was' if num == 1 else 'were'} not trained whole "
+        "when the run ended, and not audited.",
+    )
+
+
+def _summarise_training(
+    folder: Path, config: RunConfig, num_removed: int | None
+) -> TrainingSummary | None:
+    lines = list(read_metrics(folder / "metrics.jsonl"))
+    end = next((line for line in lines if isinstance(line, EndMetrics)), None)
+    if end is None:
+        return None
+    heldout = [line for line in lines if isinstance(line, HeldoutMetrics)]
+    before = next((line for line in heldout if line.step == 0), None)
+    after = next((line for line in heldout if line.step == end.step), None)
+    dropped = 1 - end.num_kept_tokens / max(1, end.num_supervised_tokens)
+    drops = bool(config.mitigations) or end.num_kept_tokens < end.num_supervised_tokens
+    return TrainingSummary(
+        num_steps=end.step,
+        num_supervised_tokens=end.num_kept_tokens,
+        dropped_fraction=dropped if drops else None,
+        mitigations=[each.model_dump(mode="json") for each in config.mitigations],
+        num_removed=num_removed,
+        epsilon=end.epsilon,
+        epsilon_if_sampled=end.epsilon_if_sampled,
+        delta=end.delta,
+        train_s=end.train_s,
+        heldout_nll=after and after.nll,
+        base_heldout_nll=before and before.nll,
+        heldout_bucket=after and after.bucket,
+        heldout_num_documents=after.num_documents if after else 0,
+        heldout_num_tokens=after.num_tokens if after else 0,
+        watched=[line for line in lines if isinstance(line, WatchedStep)],
+        budget=None if config.budget is None else Budget(**config.budget.model_dump()),
+        stopped_by_budget=end.stopped_by_budget,
+    )
+
+
+def _check_tally(folder: Path, corpus: Corpus) -> Tally:
+    """Compare the manifest's counts with what training recorded when it ended."""
+    counts = [entry.num_repetitions for entry in corpus.manifest]
+    if any(count is None for count in counts):
+        return "missing"
+    lines = read_metrics(folder / "metrics.jsonl")
+    end = next((line for line in lines if isinstance(line, EndMetrics)), None)
+    agrees = end is not None and end.tally_sha256 == hash_tally(counts)
+    return "complete" if agrees else "contradicting"

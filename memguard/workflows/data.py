@@ -1,0 +1,154 @@
+"""What a run feeds: its documents prepared, its rows planned, its labels masked.
+
+The same for training and for the dry run, which must show what training does.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from memguard.audit.parts import Identity
+from memguard.config import RunConfig, dump_yaml
+from memguard.config.mitigations import DpSgdConfig
+from memguard.data.chat import find_special_ids
+from memguard.data.corpus import Corpus
+from memguard.data.documents import Document
+from memguard.data.loader import Loader
+from memguard.data.packing import plan_rows
+from memguard.data.prepare import prepare as prepare_corpus
+from memguard.data.tokenization import TokenizedDocument, list_token_texts
+from memguard.errors import ModelError
+from memguard.mitigation import Mitigations
+from memguard.mitigation.k_schedule import Ladder, build_ladder
+from memguard.records import write_atomically
+from memguard.runtime import Console, default_cache_dir, quiet_libraries
+from memguard.workflows.audit_inputs import choose_piece, load_probe
+from memguard.workflows.setup import load_known_tokenizer, read_model_config, train_tokenizer
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PreparedRun:
+    """A run whose documents are ready."""
+
+    folder: Path
+    corpus: Corpus
+    tokenizer: Any
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Feed:
+    """The rows of a run in their order, and what is left out of their loss."""
+
+    loader: Loader
+    ladder: Ladder
+
+    @property
+    def mitigations(self) -> Mitigations:
+        """How losses are reduced, which is the same for all documents."""
+        return self.ladder.rungs[0]
+
+
+def prepare(config: RunConfig, folder: Path, console: Console) -> PreparedRun:
+    """Load, tokenise and place the documents of a run; everything written goes to ``folder``.
+
+    Raises:
+        ConfigError: no such suite.
+        DataError: see `data.prepare`.
+        ModelError: no usable checkpoint or tokenizer.
+    """
+    quiet_libraries()
+    probe = load_probe(config.audit)
+    known = load_known_tokenizer(config)
+    write_atomically(folder / "config.yaml", dump_yaml(config).encode())
+    tokenizers: list[Any] = []
+
+    def tokenizer_for(documents: Sequence[Document]) -> Any:
+        made = train_tokenizer(config, documents, console) if known is None else known
+        tokenizers.append(made)
+        return made
+
+    def is_auditable(document: TokenizedDocument) -> bool:
+        identity = Identity(id=document.id, bucket="", role="trained", source=document.source)
+        piece = choose_piece(
+            document,
+            identity,
+            seq_len=config.data.seq_len,
+            probe=probe,
+            window=config.audit.window,
+        )
+        return probe.window(piece) is not None
+
+    corpus = prepare_corpus(
+        config,
+        folder,
+        load_tokenizer=tokenizer_for,
+        is_auditable=is_auditable,
+        vocab_size=_count_vocabulary(config, known),
+        cache_dir=default_cache_dir(),
+        console=console,
+    )
+    return PreparedRun(folder=folder, corpus=corpus, tokenizer=tokenizers[0])
+
+
+def _count_vocabulary(config: RunConfig, tokenizer: Any) -> int | None:
+    """Return the rows of the model's embedding; None where they follow from the documents."""
+    if config.model.scratch is not None and tokenizer is None:
+        return None
+    return int(read_model_config(config, tokenizer).get_text_config().vocab_size)
+
+
+def check_token_ids(corpus: Corpus, vocab_size: int) -> None:
+    """Refuse tokens that the model has no embedding for.
+
+    Raises:
+        ModelError: an id is not below ``vocab_size`` (rows of the embedding).
+    """
+    highest = int(corpus.input_ids.max())
+    if highest >= vocab_size:
+        raise ModelError(
+            f"the tokenizer gives ids up to {highest}, the model has {vocab_size} "
+            "embeddings; they do not belong together"
+        )
+
+
+def find_dp_sgd(config: RunConfig) -> DpSgdConfig | None:
+    """Return the mitigation that makes gradients private, if the run has it."""
+    return next((each for each in config.mitigations if isinstance(each, DpSgdConfig)), None)
+
+
+def build_feed(config: RunConfig, prepared: PreparedRun, *, share_rows: bool) -> Feed:
+    """Pack the documents into rows, say when each is trained, and mask their labels.
+
+    Args:
+        config: the run's settings.
+        prepared: its documents and tokenizer.
+        share_rows: whether the model keeps documents of one row apart.
+    """
+    corpus, tokenizer = prepared.corpus, prepared.tokenizer
+    # What dp_sgd protects is a row: it must not hold parts of several documents.
+    share_rows = share_rows and find_dp_sgd(config) is None
+    rows, schedule = plan_rows(
+        corpus.manifest,
+        seq_len=config.data.seq_len,
+        background_ratio=config.data.background_ratio,
+        seed=config.seed,
+        share_rows=share_rows,
+    )
+    ladder = build_ladder(
+        config.mitigations,
+        corpus.manifest,
+        can_tighten=config.budget is not None and config.budget.action == "tighten",
+        special_ids=sorted(find_special_ids(tokenizer)),
+        token_texts=lambda: list_token_texts(tokenizer),
+    )
+    loader = Loader(
+        corpus,
+        rows,
+        schedule,
+        batch_size=config.train.batch_size,
+        pad_id=tokenizer.pad_token_id or tokenizer.eos_token_id or 0,
+        mask_labels=ladder.mask_labels,
+        seed=config.seed,
+    )
+    return Feed(loader=loader, ladder=ladder)

@@ -1,0 +1,354 @@
+"""The dry run of a training configuration: what it will feed, save and be able to measure.
+
+Documents are prepared as training prepares them, but aside: the run's folder is read, never
+written. No weights are loaded.
+"""
+
+import shutil
+import signal
+import tempfile
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from memguard.audit.extraction import AuditDocument
+from memguard.audit.selection import BucketOutline, select_windows
+from memguard.audit.statistics import clopper_pearson, num_needed_to_see
+from memguard.audit.warnings import FEW_DOCUMENTS
+from memguard.config import RunConfig
+from memguard.data.corpus import Corpus
+from memguard.data.loader import Loader
+from memguard.errors import ConfigError, DataError, RecordError
+from memguard.planner.disk import (
+    count_bytes,
+    find_existing_parent,
+    measure_disk,
+    remark_on_disk,
+)
+from memguard.planner.dry_run import (
+    BucketOutlook,
+    DiskNeed,
+    DocumentCounts,
+    DryRun,
+    Remark,
+    RunLength,
+    note,
+    warn,
+)
+from memguard.planner.first_row import FirstRow, read_first_row
+from memguard.planner.meta_model import Outline, may_share_rows, outline_model
+from memguard.planner.reference_hash import remark_on_reference_hash
+from memguard.planner.run_length import count_labels, measure_length, remark_on_rows
+from memguard.planner.tokenizer_lint import lint_tokenizer
+from memguard.runtime import Console
+from memguard.workflows.audit_inputs import list_audited, load_probe, name_buckets
+from memguard.workflows.data import build_feed, check_token_ids, prepare
+from memguard.workflows.run_folder import check_same_settings
+from memguard.workflows.setup import read_model_config
+
+# What the audit of a run will be able to show, before the run is trained.
+#
+# An interval is as wide as its number of documents makes it: if none of n is recited, and if half
+# of them are, both are known beforehand.
+
+_RARE = 0.01
+"""A share of recited documents that few of them would not show."""
+
+
+def foresee_audit(config: RunConfig, corpus: Corpus, counts: Sequence[int]) -> list[BucketOutlook]:
+    """Say which documents the audit will ask of each bucket, and how sure that makes it.
+
+    Args:
+        config: the run's settings.
+        corpus: its documents.
+        counts: times each document will have been fed whole.
+    """
+    names = name_buckets(corpus.manifest, counts)
+    reached = dict(zip(names, counts, strict=True))
+    documents = list_audited(
+        corpus,
+        counts,
+        seq_len=config.data.seq_len,
+        probe=load_probe(config.audit),
+        window=config.audit.window,
+    )
+    outlook = []
+    asked = _count_audited(config, documents) if config.audit.enabled else {}
+    for name in dict.fromkeys(names):
+        members = [e for e, own in zip(corpus.manifest, names, strict=True) if own == name]
+        num_audited, outline = asked.get(name, (None, None))
+        outlook.append(
+            BucketOutlook(
+                bucket=name,
+                role=members[0].role,
+                planned_repetitions=members[0].planned_repetitions,
+                num_documents=len(members),
+                num_tokens=sum(entry.num_tokens for entry in members),
+                num_too_short=None if outline is None else outline.num_too_short,
+                num_not_auditable=None if outline is None else outline.num_not_auditable,
+                num_audited=num_audited,
+                if_none=None if num_audited is None else clopper_pearson(0, num_audited),
+                if_half=None
+                if num_audited is None
+                else clopper_pearson(num_audited // 2, num_audited),
+            )
+        )
+    order = ("control", "trained", "forget", "background", "heldout", "canary", "removed")
+    return sorted(
+        outlook,
+        key=lambda each: (
+            order.index(each.role),
+            each.planned_repetitions,
+            reached[each.bucket],
+        ),
+    )
+
+
+def _count_audited(
+    config: RunConfig, documents: Sequence[AuditDocument]
+) -> dict[str, tuple[int, BucketOutline]]:
+    """Return for each bucket how many documents are audited, and why others are not."""
+    selection = select_windows(
+        documents,
+        load_probe(config.audit),
+        seed=config.seed,
+        min_documents=0,
+        max_documents_per_bucket=config.audit.max_documents_per_bucket,
+    )
+    asked = [window.document.bucket for window in selection.windows]
+    return {outline.bucket: (asked.count(outline.bucket), outline) for outline in selection.buckets}
+
+
+def remark_on_audit(
+    config: RunConfig, corpus: Corpus, buckets: Sequence[BucketOutlook], *, is_cut: bool
+) -> list[Remark]:
+    """Warn where the audit will be refused, or show little.
+
+    Args:
+        config: of the run.
+        corpus: its documents.
+        buckets: what is foreseen of them.
+        is_cut: whether 'train.max_steps' ends the run early.
+    """
+    remarks = []
+    num_trained = sum(
+        bucket.num_documents - bucket.num_not_auditable
+        for bucket in buckets
+        if bucket.role == "trained" and bucket.num_not_auditable is not None
+    )
+    if num_trained < config.audit.min_documents:
+        ends = "'train.max_steps' ends the run when" if is_cut else "When the run ends,"
+        text = (
+            f"{ends} {num_trained} documents that are long enough for the audit have been trained "
+            f"whole; 'audit.min_documents' is {config.audit.min_documents}: the audit will refuse."
+        )
+        remarks.append(warn("audit", text))
+    control = next((bucket for bucket in buckets if bucket.role == "control"), None)
+    if control is None:
+        text = (
+            "There is no control: without documents that are never trained, reciting cannot be "
+            "told from what the model could continue anyway."
+        )
+        remarks.append(warn("audit", text))
+    elif (control.num_audited or 0) < FEW_DOCUMENTS:
+        text = (
+            f"Only {control.num_audited or 0} control documents can be asked, below "
+            f"{FEW_DOCUMENTS}: give documents of your own in 'data.control', more in 'data.train', "
+            "or lower 'audit.continuation_tokens'."
+        )
+        remarks.append(warn("audit", text))
+    few = [b for b in buckets if b.role == "trained" and 0 < (b.num_audited or 0) < FEW_DOCUMENTS]
+    if few:
+        names = ", ".join(f"'{bucket.bucket}' ({bucket.num_audited})" for bucket in few[:4])
+        others = f" and {len(few) - 4} more" if len(few) > 4 else ""
+        text = (
+            f"Intervals are wide below {FEW_DOCUMENTS} documents, as in {names}{others}; more "
+            "documents, or more steps, make them narrower."
+        )
+        remarks.append(warn("audit", text))
+    most = max((b.num_audited or 0 for b in buckets if b.role == "trained"), default=0)
+    needed = num_needed_to_see(_RARE)
+    if needed is not None and 0 < most < needed:
+        text = (
+            f"Of documents of which {_RARE:.0%} are extracted, {most:,} show one with probability "
+            f"{1 - (1 - _RARE) ** most:.0%}; it takes {needed:,} in a bucket for 95 %."
+        )
+        remarks.append(note("audit", text))
+    overlapping = corpus.summary.num_control_overlapping
+    if overlapping:
+        text = (
+            f"{overlapping:,} of {corpus.summary.num_control:,} control documents share a run of "
+            f"{config.data.near_duplicate_words} words with a trained one."
+        )
+        remarks.append(note("audit", text))
+    return remarks
+
+
+_BORROWED = ("manifest.jsonl", "metrics.jsonl")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DryRunResult:
+    """A dry run: what may be written down, and what is for the user's own screen."""
+
+    record: DryRun
+    first_row: FirstRow
+    """Holds text of documents."""
+
+
+def dry_run(config: RunConfig, console: Console) -> DryRunResult:
+    """Do everything of a training run that needs no weights, and leave no folder behind.
+
+    Raises:
+        ConfigError: no such suite.
+        DataError: as training: no documents, no supervised token, too few for the buckets.
+        ModelError: as training: no usable checkpoint or tokenizer, ids beyond the embeddings.
+    """
+    folder = Path(config.output_dir) / config.name
+    remarks = []
+    try:
+        check_same_settings(config, folder)
+        borrowed = folder
+    except ConfigError as error:
+        remarks.append(warn("run", f"Training will refuse this: {error}"))
+        borrowed = None
+    with _prepare_aside(folder, borrowed) as aside:
+        prepared = prepare(config, aside, console)
+        corpus, tokenizer = prepared.corpus, prepared.tokenizer
+        model = read_model_config(config, tokenizer)
+        name = config.model.path or "model.scratch"
+        outline = outline_model(model, name=name)
+        check_token_ids(corpus, outline.vocab_size)
+        shared = may_share_rows(model, config.model.attn_implementation)
+        feed = build_feed(config, prepared, share_rows=shared is not False)
+        length = measure_length(
+            feed.loader,
+            max_steps=config.train.max_steps,
+            seq_len=config.data.seq_len,
+            epochs=None if config.data.study else config.train.epochs,
+            shared=shared,
+        )
+        labels = count_labels(feed.loader, length.num_rows, eos_id=tokenizer.eos_token_id)
+        trained = [
+            entry.num_tokens
+            for entry in corpus.manifest
+            if entry.role in ("trained", "background", "forget")
+        ]
+        feed.loader.record(range(length.num_rows))
+        counts = feed.loader.realised_repetitions().tolist()
+        num_unreached = sum(
+            entry.role in ("trained", "forget") and count == 0
+            for entry, count in zip(corpus.manifest, counts, strict=True)
+        )
+        remarks += remark_on_reference_hash(corpus, tokenizer, config.mitigations)
+        remarks += remark_on_rows(length, labels, trained, num_unreached=num_unreached)
+        disk = _measure_disk(config, folder, aside, outline, feed.loader, length)
+        remarks += remark_on_disk(disk)
+        buckets = foresee_audit(config, corpus, counts)
+        if config.audit.enabled:
+            is_cut = length.num_steps < length.num_scheduled_steps
+            remarks += remark_on_audit(config, corpus, buckets, is_cut=is_cut)
+        summary, given = corpus.summary, corpus.without_canaries()
+        record = DryRun(
+            documents=DocumentCounts(
+                num_documents=summary.num_documents,
+                num_tokens=len(given.input_ids),
+                num_empty=summary.num_empty,
+                num_shorter=summary.num_shorter,
+                num_left_out=summary.num_left_out,
+                num_canaries=summary.num_canaries,
+            ),
+            length=length,
+            labels=labels,
+            disk=disk,
+            buckets=tuple(buckets),
+            tokenizer=tuple(
+                lint_tokenizer(
+                    given,
+                    tokenizer,
+                    data=config.data,
+                    vocab_size=outline.vocab_size,
+                    stop_ids=_list_stop_ids(model),
+                )
+            ),
+            remarks=tuple(remarks),
+        )
+        return DryRunResult(record=record, first_row=read_first_row(feed.loader, tokenizer))
+
+
+@contextmanager
+def _prepare_aside(folder: Path, borrowed: Path | None) -> Iterator[Path]:
+    """Give a folder to prepare in that is gone afterwards.
+
+    What a run has prepared before lies in it as links, so that it is read if it is still right;
+    to prepare again replaces the links and leaves what they point at.
+    """
+    with (
+        tempfile.TemporaryDirectory(prefix="memguard-dry-run-") as name,
+        _raising_on_sigterm(),
+    ):
+        aside = Path(name)
+        if borrowed is not None and (borrowed / "prepared" / "summary.json").is_file():
+            (aside / "prepared").mkdir()
+            files = [f"prepared/{path.name}" for path in (borrowed / "prepared").iterdir()]
+            for file in (*files, *_BORROWED):
+                if (borrowed / file).exists():
+                    (aside / file).symlink_to((borrowed / file).absolute())
+        try:
+            yield aside
+        except (DataError, RecordError) as error:
+            # The user knows the run's folder, not this one.
+            told = str(error).replace(str(aside), str(folder))
+            if told == str(error):
+                raise
+            raise type(error)(told) from error
+
+
+@contextmanager
+def _raising_on_sigterm() -> Iterator[None]:
+    """Let SIGTERM unwind, so that folders are removed, instead of ending the process at once."""
+
+    def stop(number: int, _frame: FrameType | None) -> None:
+        # No Exception: libraries catch those of what they call.
+        raise SystemExit(128 + number)
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _list_stop_ids(model: Any) -> list[int]:
+    """Return the ids that end a text by the model's configuration; some have several."""
+    named = getattr(model.get_text_config(), "eos_token_id", None)
+    return [named] if isinstance(named, int) else list(named or ())
+
+
+def _measure_disk(
+    config: RunConfig,
+    folder: Path,
+    aside: Path,
+    outline: Outline,
+    loader: Loader,
+    length: RunLength,
+) -> DiskNeed:
+    return measure_disk(
+        num_parameters=outline.num_parameters,
+        num_tensors=outline.num_tensors,
+        num_pieces=len(loader.rows.document),
+        num_steps=length.num_steps,
+        every_steps=config.train.checkpoint_every_steps,
+        keep=config.train.keep_checkpoints,
+        export_bytes_per_parameter=2 if config.train.precision == "bf16" else 4,
+        prepared_bytes=count_bytes(aside, ["prepared"]),
+        present_bytes=count_bytes(folder, ["checkpoints", "model", "prepared"]),
+        free_bytes=shutil.disk_usage(find_existing_parent(folder)).free,
+    )

@@ -1,0 +1,286 @@
+"""A finished run again, changed by what its audit found, and the two side by side."""
+
+import math
+import os
+import sys
+from collections.abc import Iterator, Set
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from statistics import fmean
+from typing import Any, Literal
+
+from memguard.compare import Copies, Findings, find_early_end, find_fix, find_recited
+from memguard.config import (
+    GoldfishConfig,
+    RunConfig,
+    apply_settings,
+    dump_yaml,
+    load_yaml,
+    validate,
+)
+from memguard.config.mitigations import DeduplicateConfig
+from memguard.data.corpus import load_corpus
+from memguard.data.documents import document_text
+from memguard.data.duplicates import find_copies, find_deduplicate
+from memguard.data.forget_list import ForgetList, read_texts, write_forget_list
+from memguard.errors import ConfigError, DataError, RecordError
+from memguard.records import (
+    AuditReport,
+    BucketScores,
+    Comparison,
+    load_manifest,
+    load_record,
+    write_atomically,
+)
+from memguard.runtime import Console, default_cache_dir
+from memguard.workflows.audit import find_current_report
+from memguard.workflows.compare import compare_folders
+from memguard.workflows.launch import launch
+from memguard.workflows.run_folder import check_same_settings
+from memguard.workflows.train import train_run
+
+# A run that trains a finished one's model on until it forgets what its audit found.
+
+_EPOCHS = 5
+_FORGOTTEN_TIMES = 6
+"""The list once more than what is retained: the last word is its own."""
+_LR_SHARE = 0.3
+"""Of the learning rate that taught it: what is retained was learnt already."""
+_NATS_A_LABEL = 0.5
+"""A piece that has lost so much on average counts as forgotten; see NpoConfig.beta."""
+
+
+def make_forgetting_run(folder: Path, config: RunConfig, console: Console) -> RunConfig | None:
+    """Return a run, NAME-forget, that goes on with 'npo' against what the model recites.
+
+    The lists of documents lie in the old run's private folder.
+
+    Args:
+        folder: of a finished run.
+        config: its settings.
+        console: told what is forgotten.
+
+    Returns:
+        The run's settings; None where no trained document comes back.
+
+    Raises:
+        DataError: documents have changed since, or none is left to be retained.
+    """
+    recited = find_recited(folder)
+    if not any(recited.values()):
+        console.info("nothing to forget: no trained document is extracted near-verbatim")
+        return None
+    lists = write_forget_list(config, folder, recited, cache_dir=default_cache_dir())
+    console.info(
+        f"to be forgotten: {len(lists.forgotten):,} documents, recited or near-duplicates of such; "
+        f"retained: {lists.num_retained:,}"
+    )
+    return _make_run(config, folder, lists)
+
+
+def _make_run(config: RunConfig, folder: Path, lists: ForgetList) -> RunConfig:
+    goldfish = [one for one in config.mitigations if isinstance(one, GoldfishConfig)]
+    labels = _count_labels(folder, lists.forgotten, config.data.seq_len)
+    npo = {"name": "npo", "beta": float(f"{1 / (_NATS_A_LABEL * labels):.2g}")}
+    settings: dict[str, Any] = {
+        "name": f"{config.name}-forget",
+        "output_dir": str(folder.resolve().parent),
+        "model": {"path": str(folder / "model")},
+        "mitigations": [*(one.model_dump(mode="json") for one in goldfish), npo],
+        "budget": None,
+        "optim.lr": float(f"{_LR_SHARE * config.optim.lr:.2g}"),
+        "train.epochs": _EPOCHS,
+        "train.max_steps": None,
+        "data.train": list(lists.train),
+        "data.forget": list(lists.forget),
+        "data.forget_repetitions": _FORGOTTEN_TIMES,
+        "data.control": list(lists.control),
+        "data.control_fraction": 0,
+        "data.heldout": list(lists.heldout),
+        "data.heldout_documents": 0,
+        "data.study": None,
+        "data.background": [],
+        "data.canaries": {"count": 0},
+        "audit.base": True,
+        "audit.enabled": True,
+    }
+    return RunConfig.model_validate(apply_settings(config.model_dump(mode="json"), settings))
+
+
+def _count_labels(folder: Path, ids: Set[str], seq_len: int) -> float:
+    """Return the mean number of labels of a piece of these documents, prompts left out."""
+    corpus = load_corpus(folder)
+    counts = [
+        int(corpus.document(index).supervised.sum()) / math.ceil(entry.num_tokens / seq_len)
+        for index, entry in enumerate(corpus.manifest)
+        if entry.id in ids
+    ]
+    return max(1.0, fmean(counts))
+
+
+def tell_forgotten(report: AuditReport) -> str:
+    """Say what was extracted before and after, of what is forgotten and of what is retained."""
+    return "; ".join(
+        f"{name}: {_count(report, role, 'base')} extracted near-verbatim before, "
+        f"{_count(report, role, 'model')} now"
+        for name, role in (("forgotten", "forget"), ("retained", "trained"))
+    )
+
+
+def _count(report: AuditReport, role: str, model: str) -> str:
+    buckets: list[BucketScores] = [one for one in report.buckets if one.role == role]
+    scores = [one.base if model == "base" else one.model for one in buckets]
+    # Verbatim where nothing was generated.
+    rates = [one.near_verbatim or one.verbatim for one in scores if one is not None]
+    return f"{sum(r.num_matched for r in rates):,} of {sum(r.num_documents for r in rates):,}"
+
+
+def fix_run(
+    folder: Path, out: Path | None, *, keep_weights: bool, num_processes: int
+) -> tuple[Path, Comparison | AuditReport] | None:
+    """Train a run once more with what its report asks for and audit it.
+
+    The new run, NAME-fix, and its settings, NAME-fix.yaml, lie beside the old one. The same command
+    goes on where it was interrupted.
+
+    Args:
+        folder: of a finished run.
+        out: where the comparison goes; None: ``comparison`` beside the run.
+        keep_weights: train its model on until it forgets, instead of training again. There is then
+            nothing to compare: the new run's report has the model before beside it.
+        num_processes: to train on, as for a run.
+
+    Returns:
+        The page, with the comparison or the new run's report; None where there was nothing to
+        change, and nothing was done.
+
+    Raises:
+        ConfigError: the run's settings cannot be read or may have ended it early, or the new run is
+            another one.
+        DataError: the run's documents have changed since.
+        RecordError: the run has no audit, or one that its settings did not ask for.
+    """
+    console = Console()
+    document = load_yaml(folder / "config.yaml")
+    config = validate(RunConfig, document.values, document)
+    report = load_record(AuditReport, folder / "audit" / "report.json")
+    if find_current_report(folder, config) is None:
+        # The new run is audited as its settings say: what was found must be of that kind too.
+        raise RecordError(
+            f"the audit of '{folder}' is not the one that its config.yaml asks for; audit it again "
+            f"as it says: memguard audit {folder}"
+        )
+    console.info(f"found: {report.verdict.sentence}")
+    if report.verdict.level != "recites":
+        console.info(_tell_nothing_to_do(report))
+        return None
+    if keep_weights:
+        again = make_forgetting_run(folder, config, console)
+        if again is None:
+            return None
+        _train(again, num_processes, console)
+        audit = Path(again.output_dir) / again.name / "audit"
+        after = load_record(AuditReport, audit / "report.json")
+        console.info(tell_forgotten(after))
+        return audit / "report.html", after
+    if ends_early := find_early_end(config):
+        raise ConfigError(
+            f"'{folder}' may have been ended early by '{ends_early}': a change would give its "
+            "documents other doses, and the two could not be compared. Train again without it, or "
+            "take --keep-weights"
+        )
+    copies = _count_copies(folder, config, report, console)
+    fix = find_fix(Findings(config=config, report=report, copies=copies))
+    if fix is None:
+        console.info(
+            "no rule is left: goldfish drops every second label, and no epoch can be spared; "
+            "--keep-weights makes the model forget"
+        )
+        return None
+    fixed, beside = f"{config.name}-fix", folder.resolve().parent
+    place = {"name": fixed, "output_dir": str(beside), "audit.enabled": True}
+    values = apply_settings(document.values, {**place, **fix.settings})
+    again = validate(RunConfig, values, document)
+    console.info(f"changed: {fix.change} ({fix.why})")
+    _train(again, num_processes, console)
+    compared, comparison = compare_folders([str(folder), str(beside / fixed)], out)
+    return compared / "comparison.html", comparison
+
+
+def _train(config: RunConfig, num_processes: int, console: Console) -> None:
+    """Write a run's settings beside its folder and train it.
+
+    Raises:
+        ConfigError: the folder holds another run; nothing is written then.
+        SystemExit: it did not end well on its processes, which have said why.
+    """
+    folder = Path(config.output_dir) / config.name
+    check_same_settings(config, folder)
+    path = folder.with_name(f"{config.name}.yaml")
+    write_atomically(path, dump_yaml(config).encode())
+    console.info(f"trained: {folder}, by {path}")
+    if num_processes == 1:
+        train_run(config)
+        return
+    with _own_output():
+        code = launch([sys.executable, "-m", "memguard", "train", str(path)], num_processes)
+    if code:
+        raise SystemExit(code)
+
+
+@contextmanager
+def _own_output() -> Iterator[None]:
+    """Let what other processes print go to standard error: the output is this command's."""
+    sys.stdout.flush()
+    before = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        yield
+    finally:
+        os.dup2(before, 1)
+        os.close(before)
+
+
+def _tell_nothing_to_do(report: AuditReport) -> str:
+    if report.verdict.level == "not-above-control":
+        return "nothing to fix: documents are extracted no more often than in the control"
+    return (
+        "nothing is changed: the report cannot tell whether this training is what made them known"
+    )
+
+
+def _count_copies(
+    folder: Path, config: RunConfig, report: AuditReport, console: Console
+) -> Copies | None:
+    """Look for copies among what was trained; None where 'deduplicate' was on, or cannot be.
+
+    Fewer documents would end at another step, and a sample of them would be another one.
+    """
+    if config.data.study is not None or find_deduplicate(config) is not None:
+        return None
+    if config.train.max_steps is not None or report.method.sample_size is not None:
+        return None
+    manifest = load_manifest(folder / "manifest.jsonl")
+    trained = [entry for entry in manifest if entry.role == "trained"]
+    try:
+        texts = read_texts(config, folder, trained, cache_dir=default_cache_dir())
+    except DataError as error:
+        console.warn(f"no copies are looked for: {error}")
+        return None
+    similarity: float | Literal["exact"] = 0.8
+    if find_spec("rensa") is None:
+        console.info("copies: only the same texts are looked for; pip install 'memguard[dedup]'")
+        similarity = "exact"
+    is_copy = find_copies(
+        [document_text(texts[entry.id]) for entry in trained],
+        DeduplicateConfig(name="deduplicate", similarity=similarity),
+    )
+    copied = {entry.cluster for entry, copy in zip(trained, is_copy, strict=True) if copy}
+    recited = {name for name, comes_back in find_recited(folder).items() if comes_back}
+    return Copies(
+        similarity=similarity,
+        num_copies=int(is_copy.sum()),
+        num_recited=len(recited),
+        num_recited_with_copy=sum(e.id in recited and e.cluster in copied for e in trained),
+    )

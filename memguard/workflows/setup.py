@@ -1,0 +1,210 @@
+"""What a run starts from: its processes, then a checkpoint or random weights."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from memguard.config import ParallelConfig, RunConfig, TrainConfig
+from memguard.data.documents import Document, document_text
+from memguard.data.tokenization import train_bpe
+from memguard.errors import ConfigError, ModelError
+from memguard.hf.checkpoint import load_config, load_tokenizer, max_positions
+from memguard.hf.export import export_model, export_sharded
+from memguard.hf.load import (
+    build_scratch_model,
+    load_model,
+    load_sharded,
+    make_scratch_config,
+    shard_scratch_model,
+)
+from memguard.hf.sharded import ShardedLayer, Sharding
+from memguard.model.causal_lm import VocabLayer
+from memguard.model.checks import build_vocab_layer
+from memguard.parallel.mesh import Mesh4D, build_mesh
+from memguard.parallel.mesh_shape import ModelSizes, resolve_mesh
+from memguard.parallel.shard import checkpoint_blocks, compile_blocks
+from memguard.runtime import Console, Runtime, detect_runtime, start_runtime
+from memguard.seeds import derive_seed
+from memguard.train.dropout import set_dropout
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Workplace:
+    """This process, and the mesh it is part of."""
+
+    runtime: Runtime
+    mesh: Mesh4D | None
+    """None on one process, which uses plain modules."""
+    parallel: ParallelConfig
+
+
+@contextmanager
+def open_workplace(
+    parallel: ParallelConfig, sizes: ModelSizes | None, *, batch_size: int | None = None
+) -> Iterator[Workplace]:
+    """Check the mesh, then let the processes meet.
+
+    Args:
+        parallel: the mesh asked for.
+        sizes: of the model; None where one process is enough for any.
+        batch_size: rows of an optimizer step; None where nothing is trained.
+
+    Raises:
+        ConfigError: no such mesh on these processes, or not for this model.
+    """
+    world_size = detect_runtime().world_size
+    if world_size == 1:
+        sizes = batch_size = None
+    shape = resolve_mesh(parallel, world_size, sizes, batch_size=batch_size)
+    with start_runtime() as runtime:
+        mesh = build_mesh(shape, runtime.device.type) if world_size > 1 else None
+        if mesh is not None and runtime.device.type == "cuda":
+            mesh.connect(runtime.device)
+        yield Workplace(runtime=runtime, mesh=mesh, parallel=parallel)
+
+
+def read_sizes(config: RunConfig) -> ModelSizes | None:
+    """Return the sizes of a run's model; None on one process, where they do not matter."""
+    if detect_runtime().world_size == 1:
+        return None
+    return ModelSizes.from_config(read_model_config(config))
+
+
+def read_model_config(config: RunConfig, tokenizer: Any = None) -> Any:
+    """Return the transformers configuration of a run's model.
+
+    Args:
+        config: the run's.
+        tokenizer: of a model that starts from nothing; None where it is not trained yet.
+
+    Raises:
+        ModelError: no such checkpoint, or fields that describe no model.
+    """
+    scratch = config.model.scratch
+    if scratch is None:
+        return load_config(_path(config), revision=config.model.revision)
+    if tokenizer is None and scratch.tokenizer is not None:
+        tokenizer = load_tokenizer(scratch.tokenizer)
+    vocab_size = scratch.vocab_size if tokenizer is None else len(tokenizer)
+    return make_scratch_config(scratch.config, vocab_size=vocab_size, tokenizer=tokenizer)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StartedModel:
+    """A model with its weights in place."""
+
+    vocab: VocabLayer
+    sharded: ShardedLayer | None
+    """How it lies on the mesh; None where it is plain."""
+
+    def export(self, tokenizer: Any, folder: Path, *, dtype: torch.dtype, card: str) -> None:
+        """Write it as a Hugging Face folder; every rank calls this."""
+        if self.sharded is None:
+            export_model(self.vocab.model, tokenizer, folder, dtype=dtype, card=card)
+        else:
+            export_sharded(self.sharded, tokenizer, folder, dtype=dtype, card=card)
+
+
+def load_known_tokenizer(config: RunConfig) -> Any:
+    """Return the tokenizer of the checkpoint or of `model.scratch`; None where it is to be trained.
+
+    Called before the documents are read: what is wrong with the checkpoint is told in seconds.
+
+    Raises:
+        ModelError: no usable checkpoint or tokenizer, or rows longer than it has positions for.
+    """
+    model, scratch = config.model, config.model.scratch
+    if scratch is None:
+        limit = max_positions(_path(config), revision=model.revision)
+        tokenizer = load_tokenizer(_path(config), revision=model.revision)
+    else:
+        limit = scratch.config.get("max_position_embeddings")
+        tokenizer = None if scratch.tokenizer is None else load_tokenizer(scratch.tokenizer)
+    if isinstance(limit, int) and config.data.seq_len > limit:
+        raise ModelError(
+            f"'data.seq_len' must be at most {limit}, the model's max_position_embeddings; "
+            f"got {config.data.seq_len}"
+        )
+    return tokenizer
+
+
+def train_tokenizer(config: RunConfig, documents: Sequence[Document], console: Console) -> Any:
+    """Train the byte-level BPE of a model that starts from nothing, on the documents."""
+    scratch = config.model.scratch
+    assert scratch is not None, "a checkpoint has its tokenizer"
+    if any(document.input_ids is not None for document in documents):
+        raise ConfigError(
+            "'model.scratch.tokenizer' must name the tokenizer that made the token ids in "
+            "'data.train': one trained here would have other ids"
+        )
+    console.info(f"tokenizer: training a BPE of {scratch.vocab_size:,} entries")
+    texts = (document_text(document) for document in documents)
+    return train_bpe(texts, vocab_size=scratch.vocab_size)
+
+
+def start_model(config: RunConfig, tokenizer: Any, workplace: Workplace) -> StartedModel:
+    """Return the checkpoint's model, or one with random weights of the run's seed."""
+    model, scratch, train = config.model, config.model.scratch, config.train
+    check_dropout(train, world_size=workplace.runtime.world_size)
+    attn = model.attn_implementation
+    drawn = None
+    if scratch is not None:
+        drawn = build_scratch_model(
+            scratch.config,
+            vocab_size=len(tokenizer),
+            tokenizer=tokenizer,
+            seed=derive_seed(config.seed, "initial weights"),
+            attn=attn,
+        )
+    if workplace.mesh is not None:
+        sharding = shard_for_training(train, workplace, workplace.mesh)
+        if drawn is not None:
+            layer = shard_scratch_model(drawn, sharding, attn=attn)
+        else:
+            layer = load_sharded(_path(config), sharding, revision=model.revision, attn=attn)
+        return StartedModel(vocab=layer.vocab, sharded=layer)
+    if drawn is None:
+        drawn = load_model(_path(config), revision=model.revision, attn_implementation=attn)
+    drawn = drawn.to(workplace.runtime.device)
+    vocab = build_vocab_layer(drawn, chunk_tokens=train.nll_chunk_tokens)
+    if train.dropout is not None:
+        set_dropout(drawn, train.dropout)
+    checkpoint_blocks(drawn, train.activation_checkpointing)
+    if train.compile:
+        compile_blocks(drawn)
+    return StartedModel(vocab=vocab, sharded=None)
+
+
+def check_dropout(train: TrainConfig, *, world_size: int) -> None:
+    """Refuse dropout where ranks that share activations would drop different ones.
+
+    Raises:
+        ConfigError: with the way out.
+    """
+    if train.dropout and world_size > 1:
+        raise ConfigError(
+            f"'train.dropout' is for one process; got {train.dropout:g} on {world_size}. Leave it "
+            "out, or train on one"
+        )
+
+
+def shard_for_training(train: TrainConfig, workplace: Workplace, mesh: Mesh4D) -> Sharding:
+    """Say how a model is put on a mesh to be trained."""
+    return Sharding(
+        mesh=mesh,
+        device=workplace.runtime.device,
+        compute_dtype=torch.bfloat16 if train.precision == "bf16" else None,
+        chunk_tokens=train.nll_chunk_tokens,
+        reshard_after_forward=workplace.parallel.reshard_after_forward,
+        checkpointing=train.activation_checkpointing,
+        compile=train.compile,
+    )
+
+
+def _path(config: RunConfig) -> str:
+    assert config.model.path is not None, "one of 'path' and 'scratch' is set"
+    return config.model.path

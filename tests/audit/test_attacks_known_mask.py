@@ -1,0 +1,122 @@
+"""What an attacker knows of a goldfish's mask: that which training applied, or nothing."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from memguard.audit.attacks import drops_next, find_dropped
+from memguard.config import GoldfishConfig
+from memguard.mitigation import Goldfish
+from memguard.mitigation.goldfish import TokenLetters
+
+SPECIAL = (0, 3)
+
+
+def make_goldfish(mode: Any, k: int = 3, width: int = 4) -> Goldfish:
+    config = GoldfishConfig(name="goldfish", k=k, context_width=width, mode=mode)
+    return Goldfish(config, special_ids=SPECIAL)
+
+
+def in_training(goldfish: Goldfish, ids: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """The mask of one whole document."""
+    return goldfish.drop_mask(ids, None, np.random.default_rng(0))
+
+
+MODES = st.sampled_from(["hash", "hash_reference", "static"])
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    mode=MODES,
+    k=st.integers(2, 5),
+    width=st.integers(1, 8),
+    num_tokens=st.integers(1, 30),
+    first=st.integers(0, 20),
+    seed=st.integers(0, 1000),
+)
+# Where one known token more or fewer decides: the first label whose tokens are all known was
+# dropped, and in mode hash the one before it would seem so.
+@example(mode="hash", k=2, width=4, num_tokens=9, first=3, seed=10)
+@example(mode="hash_reference", k=2, width=4, num_tokens=9, first=3, seed=0)
+def test_it_is_the_mask_of_training_or_false_where_that_depends_on_unknown_tokens(
+    mode: str, k: int, width: int, num_tokens: int, first: int, seed: int
+) -> None:
+    goldfish = make_goldfish(mode, k, width)
+    document = np.random.default_rng(seed).integers(0, 50, first + num_tokens)
+    truth = in_training(goldfish, document)[first:]
+    found = find_dropped(goldfish, document[None, first:], first)[0]
+    needed = {"hash": width, "hash_reference": width - 1, "static": 0}[mode] if first else 0
+    assert found[needed:].tolist() == truth[needed:].tolist()
+    assert not found[:needed].any()
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    mode=MODES,
+    k=st.integers(2, 5),
+    width=st.integers(1, 8),
+    num_tokens=st.integers(1, 20),
+    first=st.integers(0, 20),
+    seed=st.integers(0, 1000),
+)
+# Where the text before is cut to one token less than is hashed, candidates are dropped otherwise.
+@example(mode="hash", k=2, width=4, num_tokens=9, first=3, seed=1)
+def test_each_candidate_is_told_as_if_it_stood_there(
+    mode: str, k: int, width: int, num_tokens: int, first: int, seed: int
+) -> None:
+    goldfish = make_goldfish(mode, k, width)
+    draw = np.random.default_rng(seed)
+    texts_RT = draw.integers(0, 50, (3, num_tokens))
+    candidates_RC = draw.integers(0, 50, (3, 7))
+    found_RC = drops_next(goldfish, texts_RT, candidates_RC, first)
+    for text, candidates, found in zip(texts_RT, candidates_RC, found_RC, strict=True):
+        for candidate, dropped in zip(candidates, found, strict=True):
+            whole = np.append(text, candidate)[None]
+            assert dropped == find_dropped(goldfish, whole, first)[0, -1]
+
+
+def test_special_tokens_are_known_to_be_kept_and_the_label_counts_where_it_is_hashed() -> None:
+    draw = np.random.default_rng(0)
+    texts_RT, every_RC = draw.integers(0, 50, (200, 9)), np.tile(np.arange(50), (200, 1))
+    by_hash = drops_next(make_goldfish("hash"), texts_RT, every_RC)
+    others = [token for token in range(50) if token not in SPECIAL]
+    assert not by_hash[:, SPECIAL].any()
+    assert (by_hash[:, others] == by_hash[:, others[:1]]).all()
+    # One in three of 200 texts: within four standard deviations (.033).
+    assert 0.2 < by_hash[:, others].mean() < 0.47
+    by_reference = drops_next(make_goldfish("hash_reference"), texts_RT, every_RC)
+    assert (by_reference[:, others] != by_reference[:, others[:1]]).any()
+
+
+def test_a_mask_that_was_drawn_is_nobodys_knowledge() -> None:
+    ids = np.zeros((1, 4), dtype=np.int64)
+    with pytest.raises(AssertionError, match="nobody knows"):
+        drops_next(make_goldfish("random"), ids, ids)
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    num_tokens=st.integers(1, 30),
+    first=st.integers(0, 20),
+    width=st.integers(1, 3),
+    seed=st.integers(0, 999),
+)
+def test_a_mask_of_letters_is_known_as_far_as_the_letters_are(
+    num_tokens: int, first: int, width: int, seed: int
+) -> None:
+    letters = TokenLetters.of(["", "a", "bc", " ", "def", "ghijk", "!"])
+    config = GoldfishConfig(name="goldfish", k=3, context_width=width, normalise="text")
+    goldfish = Goldfish(config, letters=letters)
+    document = np.random.default_rng(seed).integers(0, 7, first + num_tokens)
+    truth = in_training(goldfish, document)[first:]
+    found = find_dropped(goldfish, document[None, first:], first)[0]
+    before = np.concatenate([[0], np.cumsum(letters.count(document[first:]))])[:-1]
+    known = (before >= 4 * width) | (first == 0)
+    assert found[known].tolist() == truth[known].tolist()
+    assert not found[~known].any()
+    (last,) = drops_next(goldfish, document[None, first:-1], document[None, -1:], first)
+    assert last.tolist() == found[-1:].tolist()

@@ -1,0 +1,237 @@
+"""Random secrets: known ones stand out, unknown ones do not, and nothing is read from the order."""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import ArrayLike
+
+from memguard.audit.cache import Numbers
+from memguard.audit.canaries import SECRET, AuditCanary, score_canaries
+from memguard.audit.extraction import AuditDocument
+from memguard.audit.probes import CanaryProbe
+from memguard.records import CanaryScores
+
+MakeDocument = Callable[..., AuditDocument]
+SIZE = 12
+
+
+def _canaries(
+    make_document: MakeDocument,
+    coins: Sequence[bool],
+    sizes: Sequence[int] | None = None,
+    **fields: Any,
+) -> list[AuditCanary]:
+    sizes = [SIZE] * len(coins) if sizes is None else sizes
+    return [
+        AuditCanary(
+            document=make_document(
+                np.arange(sizes[number] + 8) + number,
+                name=f"canary-{number:03}",
+                role="canary",
+                bucket="canaries",
+                supervised=np.arange(sizes[number] + 8) >= 8,
+                format="prompt_completion",
+                num_repetitions=4 if coin else 0,
+            ),
+            was_trained=bool(coin),
+            **{"num_loss_tokens": None, "num_losses": None, **fields},
+        )
+        for number, coin in enumerate(coins)
+    ]
+
+
+def _numbers(nll: ArrayLike, num_correct: ArrayLike | int = 0) -> Numbers:
+    nll_C = np.asarray(nll, dtype=np.float64)
+    right_C = np.broadcast_to(np.asarray(num_correct, dtype=np.float64), nll_C.shape)
+    return Numbers(names=("logprob", "num_correct"), rows=np.column_stack([-nll_C, right_C]))
+
+
+def _score(
+    canaries: Sequence[AuditCanary], model: Numbers, base: Numbers | None = None
+) -> CanaryScores:
+    found = score_canaries(canaries, CanaryProbe(), model, base)
+    assert found is not None
+    return found
+
+
+def test_known_secrets_are_exposed_to_the_ceiling(make_document: MakeDocument) -> None:
+    draw = np.random.default_rng(0)
+    coins = draw.random(64) < 0.5
+    num_references = int((~coins).sum())
+    nll = np.where(coins, 0.01, draw.normal(28, 2, 64))
+    found = _score(_canaries(make_document, coins), _numbers(nll, np.where(coins, SIZE, 1)))
+    assert (found.num_trained, found.num_references) == (64 - num_references, num_references)
+    assert found.median_exposure_bits == found.max_exposure_bits == math.log2(num_references)
+    # Beyond the references only the fitted curve speaks.
+    assert found.median_exposure_extrapolated_bits is not None
+    assert found.median_exposure_extrapolated_bits > math.log2(num_references)
+    assert (found.verbatim.rate, found.reference_verbatim.rate) == (1, 0)
+    # All 48 guesses of 64 coins right at delta 1e-5: what the draw can show.
+    assert found.epsilon_lower_bound is not None
+    assert found.epsilon_lower_bound > 2.5
+    assert found.epsilon_lower_bound == found.epsilon_ceiling
+    assert found.delta == 1e-5
+    assert found.num_repetitions == 4
+    # Half of the guesses say "trained", whatever came up: enough coins of either kind did.
+    assert min(num_references, 64 - num_references) >= 24
+    assert (found.num_guesses, found.num_right) == (48, 48)
+    assert (found.num_ranked, found.num_ranked_references) == (64, num_references)
+    for canary, coin in zip(found.canaries, coins, strict=True):
+        assert canary.was_trained == coin
+        assert (canary.exposure_bits is not None) == coin
+        assert (canary.exposure_extrapolated_bits is not None) == coin
+        assert canary.num_secret_tokens == SIZE
+        assert canary.verbatim == coin
+    assert [canary.id for canary in found.canaries] == sorted(c.id for c in found.canaries)
+
+
+def test_secrets_that_left_no_trace_are_seldom_above_zero(make_document: MakeDocument) -> None:
+    """95 % confidence: of 200 runs without leakage about ten may claim some."""
+    above, exposures = 0, []
+    for seed in range(200):
+        draw = np.random.default_rng(seed)
+        coins = draw.random(32) < 0.5
+        found = _score(_canaries(make_document, coins), _numbers(draw.normal(28, 2, 32)))
+        above += bool(found.epsilon_lower_bound)
+        exposures.append(found.median_exposure_bits)
+    assert above <= 16, "at 5 % this many have a probability below 3 %"
+    # A reference like any other: rank in the middle, about one bit.
+    assert 0.7 < np.median(exposures) < 1.4
+
+
+@settings(deadline=None, max_examples=30)
+@given(seed=st.integers(0, 2**32))
+def test_a_model_that_says_one_thing_of_all_exposes_nothing(
+    make_document: MakeDocument, seed: int
+) -> None:
+    """Ties are broken by position, which no coin decides; ranks count them against exposure."""
+    coins = np.random.default_rng(seed).random(40) < 0.5
+    if coins.all() or not coins.any():
+        return
+    found = _score(_canaries(make_document, coins), _numbers(np.full(40, 27.6)))
+    assert found.max_exposure_bits is not None
+    assert found.max_exposure_bits <= 0
+    assert found.max_exposure_extrapolated_bits is None, "nothing varies to be fitted"
+    # Of 40 the first 15 are guessed as trained, the last 15 as not, the others not at all.
+    assert found.num_guesses == 30
+    assert found.num_right == coins[:15].sum() + (~coins[25:]).sum()
+
+
+def test_other_coins_other_guesses_but_the_same_order(make_document: MakeDocument) -> None:
+    nll = np.random.default_rng(1).normal(28, 2, 20)
+    coins = np.arange(20) % 2 == 0
+    one = _score(_canaries(make_document, coins), _numbers(nll))
+    other = _score(_canaries(make_document, ~coins), _numbers(nll))
+    assert [canary.id for canary in one.canaries] == [canary.id for canary in other.canaries]
+    assert [canary.nll for canary in one.canaries] == nll.tolist()
+    # The guesses are made before the coins are looked at: what is right turns round.
+    assert one.num_right + other.num_right == one.num_guesses == 14
+
+
+def test_the_base_takes_out_what_digits_say_by_themselves(make_document: MakeDocument) -> None:
+    draw = np.random.default_rng(2)
+    coins = np.arange(40) % 2 == 0
+    easy = draw.normal(28, 6, 40)
+    # Half a nat is nothing beside how much secrets differ, but the base knows how they differ.
+    nll = easy - np.where(coins, 0.5, 0.0)
+    canaries = _canaries(make_document, coins)
+    alone, beside = _score(canaries, _numbers(nll)), _score(canaries, _numbers(nll), _numbers(easy))
+    assert (alone.num_guesses, beside.num_guesses) == (30, 30)
+    assert alone.num_right < 24
+    assert beside.num_right == 30
+    assert alone.epsilon_lower_bound == 0
+    assert beside.epsilon_lower_bound is not None
+    assert beside.epsilon_lower_bound > 1.5
+    assert [canary.base_nll for canary in beside.canaries] == pytest.approx(easy.tolist())
+    assert all(canary.base_nll is None for canary in alone.canaries)
+
+
+def test_loss_coverage_is_of_trained_secrets(make_document: MakeDocument) -> None:
+    coins = [True, False, True, True]
+    counted = [12, 0, 6, 0]
+    canaries = [
+        AuditCanary(
+            document=canary.document,
+            was_trained=canary.was_trained,
+            num_loss_tokens=number,
+            num_losses=number,
+        )
+        for canary, number in zip(_canaries(make_document, coins), counted, strict=True)
+    ]
+    found = _score(canaries, _numbers([1.0, 2.0, 3.0, 4.0]))
+    assert found.loss_coverage == 0.5
+    assert found.num_without_loss == 1
+    assert [canary.num_loss_tokens for canary in found.canaries] == counted
+    unknown = _score(_canaries(make_document, coins), _numbers([1.0, 2.0, 3.0, 4.0]))
+    assert (unknown.loss_coverage, unknown.num_without_loss) == (None, None)
+    assert unknown.median_exposure_extrapolated_bits is None, "one reference is no curve"
+
+
+def test_only_secrets_of_the_commonest_length_are_compared(make_document: MakeDocument) -> None:
+    """Shorter and longer ones are measured by themselves, and are as if absent elsewhere."""
+    draw = np.random.default_rng(3)
+    coins = draw.random(48) < 0.5
+    sizes = draw.choice([SIZE - 1, SIZE, SIZE + 1], 48, p=[0.2, 0.6, 0.2])
+    # A token more is a digit more, which outweighs what training did.
+    nll, base = 2.3 * sizes - coins + draw.normal(0, 0.3, 48), 2.3 * sizes
+    same = sizes == SIZE
+    found = _score(_canaries(make_document, coins, sizes.tolist()), _numbers(nll), _numbers(base))
+    alone = _score(_canaries(make_document, coins[same]), _numbers(nll[same]), _numbers(base[same]))
+    assert 20 < found.num_ranked == same.sum() < 48
+    assert found.num_ranked_references == (same & ~coins).sum()
+    assert (found.num_trained, found.num_references) == (coins.sum(), (~coins).sum())
+    for name in (
+        "num_ranked",
+        "num_ranked_references",
+        "median_exposure_bits",
+        "max_exposure_bits",
+        "median_exposure_extrapolated_bits",
+        "max_exposure_extrapolated_bits",
+        "num_guesses",
+        "num_right",
+        "epsilon_lower_bound",
+        "epsilon_ceiling",
+    ):
+        assert getattr(found, name) == getattr(alone, name), name
+    bits = [canary.exposure_bits for canary in found.canaries]
+    assert [one is not None for one in bits] == (coins & same).tolist()
+    known = [one.exposure_bits for one in alone.canaries if one.was_trained]
+    assert [one for one in bits if one is not None] == known
+    assert [canary.num_secret_tokens for canary in found.canaries] == sizes.tolist()
+
+
+def test_no_reference_of_the_same_length_is_no_exposure(make_document: MakeDocument) -> None:
+    coins = np.arange(10) < 8
+    canaries = _canaries(make_document, coins, [SIZE] * 8 + [SIZE + 1] * 2)
+    found = _score(canaries, _numbers(np.arange(10.0)))
+    assert (found.num_ranked, found.num_ranked_references) == (8, 0)
+    assert (found.median_exposure_bits, found.max_exposure_bits) == (None, None)
+    assert found.median_exposure_extrapolated_bits is None
+    assert {canary.exposure_bits for canary in found.canaries} == {None}
+    # Of 6 guesses 3 are "left out", and none was.
+    assert (found.num_guesses, found.num_right) == (6, 3)
+    assert (found.epsilon_lower_bound, found.epsilon_ceiling) == (0, 0)
+    # The other way round there are references, but nothing to rank.
+    other = _canaries(make_document, ~coins, [SIZE] * 8 + [SIZE + 1] * 2)
+    unranked = _score(other, _numbers(np.arange(10.0)))
+    assert (unranked.num_ranked, unranked.num_ranked_references) == (8, 8)
+    assert unranked.max_exposure_bits is None
+    assert {canary.exposure_bits for canary in unranked.canaries} == {None}
+
+
+@pytest.mark.parametrize("coin", [True, False])
+def test_nothing_without_one_of_either_kind(make_document: MakeDocument, coin: bool) -> None:
+    canaries = _canaries(make_document, [coin] * 9)
+    assert score_canaries(canaries, CanaryProbe(), _numbers(np.ones(9)), None) is None
+
+
+def test_the_window_is_the_secret_given_its_prompt(make_document: MakeDocument) -> None:
+    (canary,) = _canaries(make_document, [True])
+    window = SECRET.window(canary.document)
+    assert window is not None
+    assert (window.prefix_tokens, window.continuation_tokens) == (8, SIZE)

@@ -1,0 +1,146 @@
+"""What is written from the first divergence on is what generate writes from the prefix."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+from memguard.audit.cache import Numbers
+from memguard.audit.decoding import Decoder
+from memguard.audit.extraction import AuditDocument, ExtractionProbe, Window
+from memguard.audit.generation import name_numbers, tabulate, write_on
+from memguard.audit.overlap import compute_overlap
+from memguard.audit.probes import GenerationProbe
+from memguard.audit.scoring import ModelScorer
+from memguard.audit.tables import METRICS
+from memguard.audit.teacher_forcing import OnePass
+from memguard.model.causal_lm import VocabLayer
+from memguard.model.checks import build_vocab_layer
+
+VOCAB, SIZE = 53, 12
+PROBE = GenerationProbe(nucleus=None)
+EXTRACTION = ExtractionProbe(continuation_tokens=SIZE)
+
+
+@pytest.fixture(scope="module")
+def vocab() -> VocabLayer:
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        vocab_size=VOCAB,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        max_position_embeddings=64,
+        bos_token_id=None,
+        eos_token_id=None,
+    )
+    return build_vocab_layer(transformers.LlamaForCausalLM(config).eval())
+
+
+def _generate(vocab: VocabLayer, ids: np.ndarray) -> np.ndarray:
+    with torch.no_grad():
+        whole = vocab.model.generate(
+            torch.from_numpy(ids.astype(np.int64))[None],
+            attention_mask=torch.ones(1, len(ids), dtype=torch.long),
+            max_new_tokens=SIZE,
+            min_new_tokens=SIZE,
+            do_sample=False,
+            pad_token_id=0,
+        )
+    written: np.ndarray = whole[0, len(ids) :].numpy().astype(np.int32)
+    return written
+
+
+@pytest.fixture(scope="module")
+def windows(vocab: VocabLayer, make_document: Callable[..., AuditDocument]) -> list[Window]:
+    """Texts that greedy decoding leaves at once, late, or never."""
+    draw, probe = np.random.default_rng(2), ExtractionProbe(continuation_tokens=SIZE)
+    found = []
+    for index, prefix in enumerate((6, 9, 20, 13, 7)):
+        start = draw.integers(0, VOCAB, prefix).astype(np.int32)
+        text = _generate(vocab, start)
+        kept = (0, 5, SIZE - 1, SIZE, 1)[index]
+        if kept < SIZE:
+            text[kept] = (text[kept] + 1) % VOCAB
+            text[kept + 1 :] = draw.integers(0, VOCAB, SIZE - kept - 1)
+        window = probe.window(make_document(np.concatenate([start, text]), name=str(index)))
+        assert window is not None
+        found.append(window)
+    return found
+
+
+def _one_pass(vocab: VocabLayer, windows: list[Window]) -> Numbers:
+    one_pass = OnePass(extraction=ExtractionProbe(continuation_tokens=SIZE), tiny_margin=1e-3)
+    results = ModelScorer(vocab, 256).score([one_pass.plan(window)[0] for window in windows])
+    return Numbers(names=one_pass.names, rows=one_pass.measure(windows, results))
+
+
+@pytest.mark.parametrize("batch_tokens", [40, 4096])
+def test_numbers_are_those_of_what_generate_writes(
+    vocab: VocabLayer, windows: list[Window], batch_tokens: int
+) -> None:
+    one_pass = _one_pass(vocab, windows)
+    assert one_pass["first_divergence"].tolist() == [0, 5, SIZE - 1, SIZE, 1]
+    rows = write_on(
+        PROBE,
+        EXTRACTION,
+        Decoder(vocab, batch_tokens),
+        windows,
+        one_pass,
+        seed=0,
+        progress=lambda how: None,
+    )
+    names = name_numbers(PROBE)
+    for window, row in zip(windows, rows, strict=True):
+        written = _generate(vocab, window.input_ids[: window.prefix_tokens])
+        expected = compute_overlap(window.continuation_ids, written)
+        found = dict(zip(names, row, strict=True))
+        # The same tokens: exact.
+        assert found["greedy.rouge_l"] == expected.rouge_l
+        assert found["greedy.longest_copied_run"] == expected.longest_run_tokens
+        assert found["greedy.edit_distance"] == expected.edit_distance
+        assert found["greedy.near_verbatim"] == (expected.edit_distance * SIZE <= SIZE // 10)
+        assert found["greedy.bleu_above_0.75"] == (expected.bleu > 0.75)
+        assert found["greedy.type_token_ratio"] == expected.type_token_ratio
+
+
+def test_what_is_verbatim_costs_no_step(
+    vocab: VocabLayer, windows: list[Window], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = [windows[3]]
+    one_pass = _one_pass(vocab, known)
+    monkeypatch.setattr(vocab, "hidden_states", lambda *_, **__: pytest.fail("a forward"))
+    (row,) = write_on(
+        PROBE, EXTRACTION, Decoder(vocab, 256), known, one_pass, seed=0, progress=lambda how: None
+    )
+    assert dict(zip(name_numbers(PROBE), row, strict=True))["greedy.edit_distance"] == 0
+
+
+def test_draws_do_not_depend_on_the_batch_and_each_number_has_a_meaning(
+    vocab: VocabLayer, windows: list[Window]
+) -> None:
+    probe = GenerationProbe()
+    one_pass = _one_pass(vocab, windows)
+    together, alone = (
+        write_on(
+            probe,
+            EXTRACTION,
+            Decoder(vocab, tokens),
+            windows,
+            one_pass,
+            seed=1,
+            progress=lambda how: None,
+        )
+        for tokens in (4096, 1)
+    )
+    assert together == alone
+    numbers = Numbers(names=name_numbers(probe), rows=np.array(together))
+    greedy, nucleus = tabulate(probe, numbers, None)
+    assert (greedy.parameters, nucleus.parameters) == (
+        {"decoding": "greedy"},
+        {"decoding": "T=1, top-p 0.95"},
+    )
+    assert set(greedy.model) <= set(METRICS)

@@ -1,0 +1,162 @@
+"""The blind baseline against scikit-learn's naive Bayes, and against leaks between folds."""
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from sklearn.naive_bayes import MultinomialNB
+
+from memguard.audit import membership
+from memguard.audit.membership import NUM_FOLDS, score_blind
+from memguard.audit.statistics import compute_auc
+from memguard.seeds import derive_generator
+
+
+def _draw_documents(
+    draw: np.random.Generator, count: int, *, shift: float = 0.0, num_ids: int = 300
+) -> list[NDArray[np.int64]]:
+    """Documents of 20 to 80 tokens; ``shift`` makes the first ids more frequent."""
+    weights = 1.0 / np.arange(1, num_ids + 1)
+    weights[:20] *= 1 + shift
+    weights /= weights.sum()
+    return [draw.choice(num_ids, size=draw.integers(20, 81), p=weights) for _ in range(count)]
+
+
+def _generator() -> np.random.Generator:
+    return derive_generator(0, "blind baseline")
+
+
+def test_scores_are_scikit_learns() -> None:
+    draw = np.random.default_rng(0)
+    documents = [*_draw_documents(draw, 30, shift=1), *_draw_documents(draw, 20)]
+    documents[3] = 50_000 + 7 * documents[3]  # Ids need not be dense.
+    member = np.arange(50) < 30
+    scores = score_blind(documents, member, generator=_generator())
+    assert scores is not None
+    fold = membership._assign_folds(member, None, _generator())
+    assert fold is not None
+    ids = np.unique(np.concatenate(documents))
+    counts = np.array([[(tokens == i).sum() for i in ids] for tokens in documents])
+    for held in range(NUM_FOLDS):
+        model = MultinomialNB(alpha=1.0, fit_prior=False)
+        model.fit(counts[fold != held], member[fold != held])
+        log_proba = model.predict_joint_log_proba(counts[fold == held])
+        # Sums of 80 terms of about 5; the order of the sums differs.
+        np.testing.assert_allclose(
+            scores[fold == held], log_proba[:, 1] - log_proba[:, 0], atol=1e-9, rtol=0
+        )
+
+
+def test_folds_hold_alike_shares_of_either_kind() -> None:
+    member = np.arange(53) < 21
+    fold = membership._assign_folds(member, None, _generator())
+    assert fold is not None
+    for kind in (member, ~member):
+        sizes = np.bincount(fold[kind], minlength=NUM_FOLDS)
+        assert sizes.max() - sizes.min() <= 1
+
+
+def test_clusters_stay_in_one_fold() -> None:
+    draw = np.random.default_rng(0)
+    clusters = draw.integers(0, 40, size=150)
+    member = clusters % 3 == 0
+    fold = membership._assign_folds(member, clusters, _generator())
+    assert fold is not None
+    assert all(len(np.unique(fold[clusters == name])) == 1 for name in np.unique(clusters))
+    for kind in (member, ~member):
+        sizes = np.bincount(fold[kind], minlength=NUM_FOLDS)
+        # A cluster has about four documents.
+        assert sizes.max() - sizes.min() <= 8
+
+
+def test_copies_are_not_recognised() -> None:
+    """Forty texts, five copies each, every other a member: only the copies could tell."""
+    draw = np.random.default_rng(0)
+    texts = _draw_documents(draw, 40, num_ids=2000)
+    clusters = np.repeat(np.arange(40), 5)
+    documents = [texts[c] for c in clusters]
+    member = clusters % 2 == 0
+    aware = score_blind(documents, member, generator=_generator(), clusters=clusters)
+    unaware = score_blind(documents, member, generator=_generator())
+    assert aware is not None
+    assert unaware is not None
+    assert compute_auc(unaware[member], unaware[~member]).value > 0.95
+    # 40 texts are all there is: the AUC of chance varies by 0.09.
+    assert 0.2 < compute_auc(aware[member], aware[~member]).value < 0.8
+
+
+def test_one_kind_of_document_cannot_be_told_apart() -> None:
+    """Out of fold: scored by a model that had seen the document, these would reach 0.9."""
+    draw = np.random.default_rng(0)
+    aucs = []
+    for _ in range(40):
+        documents = _draw_documents(draw, 60)
+        member = draw.permutation(60) < 30
+        scores = score_blind(documents, member, generator=draw)
+        assert scores is not None
+        aucs.append(compute_auc(scores[member], scores[~member]).value)
+    # One AUC varies by 0.075, their mean by 0.012.
+    assert np.mean(aucs) == pytest.approx(0.5, abs=0.05)
+
+
+def test_documents_that_differ_are_told_apart() -> None:
+    draw = np.random.default_rng(0)
+    documents = [*_draw_documents(draw, 60, shift=2), *_draw_documents(draw, 60)]
+    member = np.arange(120) < 60
+    scores = score_blind(documents, member, generator=_generator())
+    swapped = score_blind(documents, ~member, generator=_generator())
+    assert scores is not None
+    assert swapped is not None
+    # Higher means member, whichever kind that is.
+    assert compute_auc(scores[member], scores[~member]).value > 0.85
+    assert compute_auc(swapped[~member], swapped[member]).value > 0.85
+
+
+def test_same_generator_same_scores() -> None:
+    documents = _draw_documents(np.random.default_rng(0), 40)
+    member = np.arange(40) % 2 == 0
+    first, second = (score_blind(documents, member, generator=_generator()) for _ in range(2))
+    assert first is not None
+    assert second is not None
+    assert first.tobytes() == second.tobytes()
+
+
+def test_too_few_documents() -> None:
+    documents = _draw_documents(np.random.default_rng(0), 20)
+
+    def score(num_members: int, count: int, clusters: object = None) -> object:
+        member = np.arange(count) < num_members
+        return score_blind(documents[:count], member, generator=_generator(), clusters=clusters)
+
+    assert score(0, 0) is None
+    assert score(4, 20) is None
+    assert score(16, 20) is None
+    assert score(5, 10) is not None
+    # Twenty documents, but only four texts of members.
+    assert score(10, 20, [*np.arange(10) % 4, *range(10, 20)]) is None
+    assert score(10, 20, [*np.arange(10) % 5, *range(10, 20)]) is not None
+    # Five clusters hold both kinds.
+    assert score(10, 20, np.arange(20) % 5) is not None
+
+
+def test_documents_without_tokens() -> None:
+    empty = np.array([], dtype=np.int32)
+    member = np.arange(12) % 2 == 0
+    scores = score_blind([empty] * 12, member, generator=_generator())
+    assert scores is not None
+    assert scores.tolist() == [0.0] * 12
+    documents = [empty, *_draw_documents(np.random.default_rng(0), 11)]
+    scores = score_blind(documents, member, generator=_generator())
+    assert scores is not None
+    assert scores[0] == 0
+    assert np.isfinite(scores).all()
+
+
+def test_what_does_not_fit_together_is_refused() -> None:
+    documents = _draw_documents(np.random.default_rng(0), 12)
+    member = np.arange(12) % 2 == 0
+    with pytest.raises(AssertionError, match="its tokens and its kind"):
+        score_blind(documents[:11], member, generator=_generator())
+    with pytest.raises(AssertionError, match="one cluster"):
+        score_blind(documents, member, generator=_generator(), clusters=[1, 2])
+    with pytest.raises(AssertionError, match="negative"):
+        score_blind([-1 - d for d in documents], member, generator=_generator())

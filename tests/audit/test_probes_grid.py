@@ -1,0 +1,109 @@
+"""Cells of the grid: their order, what they leave out, and that sharing a pass changes nothing."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from audit_examples import build_tiny_layer
+from pydantic import ValidationError
+
+from memguard.audit.extraction import AuditDocument, ExtractionProbe
+from memguard.audit.probes import GridCell, GridProbe
+from memguard.audit.scoring import ModelScorer
+from memguard.audit.teacher_forcing import IN_A_CELL, OnePass
+
+MakeDocument = Callable[..., AuditDocument]
+
+
+def test_cells_are_all_combinations_offsets_outermost() -> None:
+    probe = GridProbe(offsets=(0, 7), prefix_tokens=(1, 2), continuation_tokens=(3, 4))
+    found = [(c.offset, c.prefix_tokens, c.continuation_tokens) for c in probe.cells]
+    assert found == [(o, p, s) for o in (0, 7) for p in (1, 2) for s in (3, 4)]
+
+
+@pytest.mark.parametrize(
+    "fields", [{"offsets": (-1,)}, {"offsets": ()}, {"prefix_tokens": (0,)}, {"prefix_tokens": ()}]
+)
+def test_wrong_grids_are_refused(fields: dict) -> None:
+    with pytest.raises(ValidationError):
+        GridProbe(**fields)
+
+
+def test_cells_reach_the_whole_of_a_text_longer_than_the_context(
+    make_document: MakeDocument,
+) -> None:
+    """The main window is that of the last context; cells lie anywhere, alone or in its pass."""
+    layer = build_tiny_layer()
+    ids = np.random.default_rng(0).integers(0, 61, 200).astype(np.int32)
+    part = make_document(
+        ids[-64:], first_position=136, whole_ids=ids, part="context", num_tokens=200
+    )
+    probe = ExtractionProbe(continuation_tokens=10)
+    grid = GridProbe(offsets=(0, 136, 170, 195), prefix_tokens=(8, 60), continuation_tokens=(4,))
+    one_pass = OnePass(extraction=probe, tiny_margin=1e-3, cells=grid.cells)
+    window = probe.window(part)
+    assert window is not None
+    scorer = ModelScorer(layer, 512)
+    (row,) = one_pass.measure([window], scorer.score(one_pass.plan(window)))
+    found = dict(zip(one_pass.names, row, strict=True))
+    # The passes start at 0, at 136 with the main window's, and at 170.
+    assert len(one_pass.plan(window)) == 3
+    alone = OnePass(extraction=probe, tiny_margin=1e-3)
+    (main,) = alone.measure([window], scorer.score(alone.plan(window)))
+    # fp32 sums in batches of another shape.
+    np.testing.assert_allclose(row[: len(main)], main, atol=1e-4)
+    for index, cell in enumerate(grid.cells):
+        end = cell.offset + cell.prefix_tokens + cell.continuation_tokens
+        if end > 200:
+            assert np.isnan(found[f"grid.{index}.logprob"])
+            assert cell.window(part) is None
+            continue
+        text = make_document(ids[cell.offset : end])
+        ask = ExtractionProbe(continuation_tokens=4, min_prefix_tokens=1)
+        alone = OnePass(extraction=ask, tiny_margin=1e-3)
+        cut = ask.window(text)
+        assert cut is not None
+        (numbers,) = alone.measure([cut], scorer.score(alone.plan(cut)))
+        expected = dict(zip(alone.names, numbers, strict=True))
+        for name in IN_A_CELL:
+            assert found[f"grid.{index}.{name}"] == pytest.approx(expected[name], abs=1e-4)
+    longer = GridCell(offset=0, prefix_tokens=60, continuation_tokens=5)
+    assert longer.window(part) is None, "65 tokens are more than the context"
+
+
+def test_a_cell_fits_or_is_left_out(make_document: MakeDocument) -> None:
+    cell = GridCell(offset=3, prefix_tokens=4, continuation_tokens=5)
+    window = cell.window(make_document(np.arange(12)))
+    assert window is not None
+    assert window.input_ids.tolist() == list(range(3, 12))
+    assert window.continuation_ids.tolist() == list(range(7, 12))
+    assert cell.window(make_document(np.arange(11))) is None
+    # Where a conversation's answer begins is not for a grid to say.
+    assert cell.window(make_document(np.arange(12), format="messages")) is None
+
+
+def test_sharing_a_pass_changes_nothing(make_document: MakeDocument) -> None:
+    """Each cell as its own audit's window, against all of them in one."""
+    draw = np.random.default_rng(3)
+    documents = [make_document(draw.integers(0, 61, size)) for size in (64, 40, 33)]
+    grid = GridProbe(offsets=(0, 9), prefix_tokens=(5, 16), continuation_tokens=(4, 15))
+    scorer = ModelScorer(build_tiny_layer(), 256)
+    together = OnePass(
+        extraction=ExtractionProbe(continuation_tokens=8), tiny_margin=1e-3, cells=grid.cells
+    )
+    for document in documents:
+        window = together.extraction.window(document)
+        assert window is not None
+        (row,) = together.measure([window], scorer.score(together.plan(window), together.asked))
+        found = dict(zip(together.names, row, strict=True))
+        for index, cell in enumerate(grid.cells):
+            own = cell.window(document)
+            if own is None:
+                assert all(np.isnan(found[f"grid.{index}.{name}"]) for name in IN_A_CELL)
+                continue
+            alone = OnePass(extraction=ExtractionProbe(), tiny_margin=1e-3)
+            (numbers,) = alone.measure([own], scorer.score([own.passage()]))
+            for name, expected in zip(alone.names, numbers, strict=True):
+                if name in IN_A_CELL:
+                    # Sums of 15 fp32 log-probabilities, each good to about 1e-6.
+                    assert found[f"grid.{index}.{name}"] == pytest.approx(expected, abs=1e-4)

@@ -1,0 +1,224 @@
+"""Rows of the report for any probe: what is counted, and what each is compared with."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from scipy import stats
+
+from memguard.audit.extraction import AuditDocument
+from memguard.audit.selection import BucketOutline
+from memguard.audit.tables import METRICS, ProbeTable, build_measures
+from memguard.records import Interval, Measure, Rate
+
+MakeDocument = Callable[..., AuditDocument]
+NAN = np.nan
+
+
+def _outline(bucket: str, role: Any) -> BucketOutline:
+    return BucketOutline(
+        bucket=bucket, role=role, num_repetitions=None, num_too_short=0, num_not_sampled=0
+    )
+
+
+OUTLINES = (_outline("x0", "control"), _outline("x4", "trained"))
+
+
+def _measure(
+    make_document: MakeDocument,
+    metric: str,
+    control: list[float],
+    trained: list[float],
+    base: list[float] | None = None,
+    **fields: Any,
+) -> Measure:
+    documents = [
+        make_document(np.arange(5), name=f"{number}", bucket=bucket, role=role)
+        for number, (bucket, role) in enumerate(
+            [("x0", "control")] * len(control) + [("x4", "trained")] * len(trained)
+        )
+    ]
+    table = ProbeTable(
+        probe="grid",
+        version=3,
+        parameters={"offset": 1},
+        model={metric: np.array(control + trained, dtype=np.float64)},
+        base=None if base is None else {metric: np.array(base, dtype=np.float64)},
+    )
+    (measure,) = build_measures(
+        [table],
+        fields.get("documents", documents),
+        fields.get("outlines", OUTLINES),
+    )
+    return measure
+
+
+def test_counterfactual_is_model_minus_base_of_the_same_documents(
+    make_document: MakeDocument,
+) -> None:
+    draw = np.random.default_rng(0)
+    trained = draw.random(12)
+    base = np.concatenate([np.full(8, 0.25), trained - np.linspace(0.1, 0.6, 12)])
+    measure = _measure(make_document, "token_accuracy", [0.25] * 8, trained.tolist(), base.tolist())
+    assert (measure.probe, measure.version, measure.parameters) == ("grid", 3, {"offset": 1})
+    assert (measure.unit, measure.higher_is_better) == ("share", False)
+    control, row = measure.buckets
+    assert (control.bucket, row.bucket) == ("x0", "x4")
+    assert isinstance(row.model, Interval)
+    assert isinstance(row.base, Interval)
+    assert row.counterfactual is not None
+    assert row.counterfactual.value == pytest.approx(0.35)
+    assert row.counterfactual.value == pytest.approx(row.model.value - row.base.value)
+    assert row.counterfactual.ci is not None
+    expected = stats.t.interval(0.95, 11, 0.35, np.linspace(0.1, 0.6, 12).std(ddof=1) / np.sqrt(12))
+    assert row.counterfactual.ci == pytest.approx(expected)
+    assert control.counterfactual is not None
+    assert control.counterfactual.value == 0
+    assert control.minus_control is None
+    assert row.minus_control is not None
+    assert row.minus_control.value == pytest.approx(trained.mean() - 0.25)
+
+
+def test_rates_are_counted(make_document: MakeDocument) -> None:
+    measure = _measure(
+        make_document, "verbatim", [0] * 20, [1] * 15 + [0] * 5, [0] * 20 + [1] * 5 + [0] * 15
+    )
+    control, row = measure.buckets
+    assert isinstance(row.model, Rate)
+    assert isinstance(row.base, Rate)
+    assert (row.model.num_matched, row.model.num_documents) == (15, 20)
+    assert (row.base.num_matched, row.base.num_documents) == (5, 20)
+    assert row.counterfactual is not None
+    assert row.counterfactual.value == 0.5
+    assert row.minus_control is not None
+    assert row.minus_control.value == 0.75
+    assert row.minus_control.ci is not None
+    assert row.minus_control.ci[0] > 0
+    assert isinstance(control.model, Rate)
+    assert control.model.rate == 0
+
+
+def test_missing_numbers_are_counted_and_left_out(make_document: MakeDocument) -> None:
+    measure = _measure(
+        make_document,
+        "extraction_strength",
+        [NAN, 0.5, 0.25],
+        [0.5, NAN, 1.0, 0.75],
+        # Where one of the two is missing there is no difference.
+        [NAN, NAN, 0.25, 0.5, 0.5, NAN, 0.25],
+    )
+    control, row = measure.buckets
+    assert (control.num_documents, control.num_missing) == (2, 1)
+    assert (row.num_documents, row.num_missing) == (3, 1)
+    assert isinstance(row.model, Interval)
+    assert row.model.value == 0.75
+    assert row.counterfactual is not None
+    assert row.counterfactual.value == 0.25
+    assert row.minus_control is not None
+    assert row.minus_control.value == 0.375
+
+
+def test_without_numbers_everything_is_null(make_document: MakeDocument) -> None:
+    measure = _measure(make_document, "longest_run", [NAN] * 3, [NAN] * 3, [NAN] * 6)
+    for row in measure.buckets:
+        assert (row.num_documents, row.num_missing) == (0, 3)
+        assert row.model is row.base is row.counterfactual is row.minus_control is None
+    rate = _measure(make_document, "verbatim", [NAN] * 3, [NAN] * 3).buckets[1].model
+    assert isinstance(rate, Rate)
+    assert (rate.num_documents, rate.rate) == (0, None)
+
+
+def test_without_base_or_control_there_is_nothing_to_compare_with(
+    make_document: MakeDocument,
+) -> None:
+    measure = _measure(make_document, "logprob", [], [-1.0, -2.0], outlines=OUTLINES[1:])
+    (row,) = measure.buckets
+    assert row.model is not None
+    assert row.base is row.counterfactual is row.minus_control is None
+    # A control bucket of which nothing is long enough is no control.
+    empty = _measure(make_document, "logprob", [], [-1.0, -2.0]).buckets[1]
+    assert empty.minus_control is None
+
+
+def test_copies_count_as_one_piece_of_evidence(make_document: MakeDocument) -> None:
+    """The same numbers, once as 40 texts and once as four of ten copies each."""
+    value_N = np.repeat([0.2, 0.4, 0.6, 0.8], 10)
+
+    def build(num_clusters: int) -> tuple[Interval, Interval]:
+        documents = [
+            make_document(np.arange(5), name=f"{n}", bucket="x4", cluster=n * num_clusters // 40)
+            for n in range(40)
+        ]
+        measure = _measure(
+            make_document,
+            "token_accuracy",
+            [],
+            value_N.tolist(),
+            np.zeros(40).tolist(),
+            documents=documents,
+            outlines=OUTLINES[1:],
+        )
+        (row,) = measure.buckets
+        assert isinstance(row.model, Interval)
+        assert row.counterfactual is not None
+        return row.model, row.counterfactual
+
+    def width(interval: Interval) -> float:
+        assert interval.ci is not None
+        return interval.ci[1] - interval.ci[0]
+
+    for alone, copied in zip(build(40), build(4), strict=True):
+        assert alone.value == pytest.approx(0.5)
+        assert copied.value == pytest.approx(0.5)
+        assert width(copied) > 2 * width(alone)
+
+
+def test_order_and_other_tables_do_not_matter(make_document: MakeDocument) -> None:
+    draw = np.random.default_rng(0)
+    documents = [
+        make_document(np.arange(5), name=f"{n}", bucket="x4" if n < 9 else "x0") for n in range(18)
+    ]
+
+    def table(probe: str, value_N: NDArray[np.float64]) -> ProbeTable:
+        return ProbeTable(
+            probe=probe,
+            version=1,
+            parameters={},
+            model={"token_accuracy": value_N},
+            base={"token_accuracy": value_N / 2},
+        )
+
+    one, other = table("extraction", draw.random(18)), table("grid", draw.random(18))
+    alone = build_measures([one], documents, OUTLINES)
+    both = build_measures([other, one], documents, OUTLINES)
+    assert both[1:] == alone
+
+
+@settings(deadline=None, max_examples=20)
+@given(seed=st.integers(0, 2**32), metric=st.sampled_from(sorted(METRICS)))
+def test_numbers_stay_within_their_bounds(
+    make_document: MakeDocument, seed: int, metric: str
+) -> None:
+    draw, kind = np.random.default_rng(seed), METRICS[metric]
+    values = draw.integers(0, 2, 30).astype(float)
+    if not kind.is_rate:
+        values = draw.beta(0.2, 0.2, 30)
+    measure = _measure(make_document, metric, values[:10].tolist(), values[10:].tolist())
+    for row, part in zip(measure.buckets, (values[:10], values[10:]), strict=True):
+        value = row.model.rate if isinstance(row.model, Rate) else row.model and row.model.value
+        assert value == pytest.approx(part.mean())
+        assert row.model is not None
+        if row.model.ci is not None:
+            low, high = (0, 1) if kind.is_rate else kind.bounds or (-np.inf, np.inf)
+            assert low <= row.model.ci[0] <= value <= row.model.ci[1] <= high
+
+
+def test_every_metric_says_what_it_is() -> None:
+    for name, metric in METRICS.items():
+        assert metric.meaning.endswith("."), name
+        assert metric.unit in ("documents", "share", "tokens", "nats"), name
+        assert metric.is_rate == (metric.unit == "documents"), name

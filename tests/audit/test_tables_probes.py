@@ -1,0 +1,109 @@
+"""Tables of the extraction probe and of the grid, against the windows asked one by one."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from audit_examples import Scripted, say_by_context, say_known
+
+from memguard.audit.cache import Numbers
+from memguard.audit.extraction import AuditDocument, ExtractionProbe, Window
+from memguard.audit.probabilistic import QUERY_BOUNDS, SamplingScheme
+from memguard.audit.probes import GridProbe
+from memguard.audit.selection import BucketOutline
+from memguard.audit.tables import METRICS, build_attack_cost, list_tables
+from memguard.audit.teacher_forcing import OnePass
+
+MakeDocument = Callable[..., AuditDocument]
+
+
+def _ask(scorer: Scripted, one_pass: OnePass, windows: list[Window]) -> Numbers:
+    passages = [passage for window in windows for passage in one_pass.plan(window)]
+    rows = one_pass.measure(windows, scorer.score(passages, one_pass.asked))
+    return Numbers(names=one_pass.names, rows=rows)
+
+
+@pytest.fixture
+def windows(make_document: MakeDocument) -> list[Window]:
+    draw = np.random.default_rng(0)
+    probe = ExtractionProbe(continuation_tokens=6)
+    cut = [
+        probe.window(
+            make_document(draw.integers(0, 90, size), name=f"d{size}", bucket=f"x{size % 2}")
+        )
+        for size in range(14, 26)
+    ]
+    return [window for window in cut if window is not None]
+
+
+def test_a_table_for_the_window_and_one_for_each_cell(windows: list[Window]) -> None:
+    grid = GridProbe(offsets=(0, 4), prefix_tokens=(3, 8), continuation_tokens=(4,))
+    one_pass = OnePass(
+        extraction=ExtractionProbe(continuation_tokens=6), tiny_margin=1.0, cells=grid.cells
+    )
+    model = _ask(Scripted(say_by_context), one_pass, windows)
+    base = _ask(Scripted(say_known(lambda ids: True)), one_pass, windows)
+    tables = list_tables(windows, one_pass, model, base)
+    assert [table.probe for table in tables] == ["extraction", *["grid"] * 4]
+    assert tables[0].parameters["continuation_tokens"] == 6
+    assert "name" not in tables[0].parameters
+    assert [table.parameters for table in tables[1:]] == [
+        {"offset": o, "prefix_tokens": p, "continuation_tokens": 4} for o in (0, 4) for p in (3, 8)
+    ]
+    for index, table in enumerate(tables):
+        assert set(table.model) <= set(METRICS)
+        assert table.base is not None
+        assert set(table.base) == set(table.model)
+        size = 6 if index == 0 else 4
+        for number, window in enumerate(windows):
+            asked = window if index == 0 else grid.cells[index - 1].window(window.document)
+            if asked is None:
+                assert all(np.isnan(value_N[number]) for value_N in table.model.values())
+                continue
+            ids = asked.input_ids
+            said = [say_by_context(ids[: place + 1]) for place in range(len(ids))][-size:]
+            num_right = sum(each.right for each in said)
+            found = {name: value_N[number] for name, value_N in table.model.items()}
+            assert found["verbatim"] == (num_right == size)
+            # 0.9 of 6 is 5.4 and of 4 it is 3.6: nothing short of all will do.
+            assert found["teacher_forced_90"] == (num_right == size)
+            assert found["token_accuracy"] == num_right / size
+            assert found["logprob"] == sum(each.logprob for each in said) / size
+            assert table.base["verbatim"][number] == 1
+            assert table.base["logprob"][number] == -0.125
+    assert list_tables(windows, one_pass, model, None)[0].base is None
+
+
+def test_attack_cost_of_each_bucket(windows: list[Window]) -> None:
+    one_pass = OnePass(
+        extraction=ExtractionProbe(continuation_tokens=6),
+        tiny_margin=1.0,
+        schemes=(SamplingScheme(), SamplingScheme(top_k=40)),
+    )
+    outlines = [
+        BucketOutline(
+            bucket=name, role="trained", num_repetitions=1, num_too_short=0, num_not_sampled=0
+        )
+        for name in ("x0", "x1", "empty")
+    ]
+    odd = {tuple(w.input_ids.tolist()) for w in windows if w.document.bucket == "x1"}
+    knows = say_known(lambda ids: any(row[: len(ids)] == ids for row in odd))
+    model = _ask(Scripted(knows), one_pass, windows)
+    base = _ask(Scripted(say_known(lambda ids: False)), one_pass, windows)
+    even, known, empty = build_attack_cost(windows, one_pass, model, base, outlines)
+    assert (even.bucket, known.bucket, empty.bucket) == ("x0", "x1", "empty")
+    assert (even.model.num_documents, even.model.num_never, even.model.median) == (6, 6, None)
+    assert (known.model.num_documents, known.model.num_never, known.model.median) == (6, 0, 0.0)
+    assert known.base is not None
+    assert known.base.num_never == 6
+    assert tuple(known.model.within) == QUERY_BOUNDS
+    assert known.model.within[1].num_matched == 6
+    assert even.model.within[QUERY_BOUNDS[-1]].num_matched == 0
+    assert (empty.model.num_documents, empty.model.lowest) == (0, None)
+    assert build_attack_cost(windows, one_pass, model, None, outlines)[0].base is None
+
+
+def test_no_attack_cost_where_no_way_to_draw_was_asked_for(windows: list[Window]) -> None:
+    one_pass = OnePass(extraction=ExtractionProbe(continuation_tokens=6), tiny_margin=1.0)
+    model = _ask(Scripted(say_by_context), one_pass, windows)
+    assert build_attack_cost(windows, one_pass, model, None, []) == []

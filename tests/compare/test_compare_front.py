@@ -1,0 +1,357 @@
+"""Risk over seeds is the worst of what was asked, and the front holds what nothing beats."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from compare_examples import CORRECT, KNOWN, TOKENS, write_run
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+
+from memguard.compare import compare_runs
+from memguard.compare.front import mark_dominated
+from memguard.records import FrontPoint
+
+
+def front_of(*runs: Any) -> dict[str, FrontPoint]:
+    comparison = compare_runs(runs, name="sweep", command="")
+    return {point.name: point for point in comparison.front}
+
+
+def right(num_verbatim: int, num_documents: int = 40) -> dict[int, list[int]]:
+    return {16: [TOKENS] * num_verbatim + [0] * (num_documents - num_verbatim)}
+
+
+def make_point(
+    name: str,
+    risk: float | None,
+    utility: float,
+    half: float = 0.0,
+    shifts: Sequence[float] = (0.0,),
+) -> FrontPoint:
+    """Return a point whose risk is known to ``half``, and whose utility each seed shifts."""
+    return FrontPoint(
+        name=name,
+        num_seeds=1,
+        num_runs_detected=0,
+        num_documents=10,
+        risk=risk,
+        risk_ci=(risk - half, risk + half) if half and risk is not None else None,
+        risk_by=None,
+        utility=utility,
+        utility_ci=None,
+        utility_by_seed={seed: utility + shift for seed, shift in enumerate(shifts)},
+    )
+
+
+def test_one_seed_has_the_exact_interval_and_none_of_utility(tmp_path: Path) -> None:
+    point = front_of(write_run(tmp_path / "a", correct=right(6)))["plain"]
+    exact = stats.binomtest(6, 40).proportion_ci(method="exact")
+    assert (point.num_seeds, point.num_documents, point.risk) == (1, 40, 0.15)
+    # Both solve the same equation, ours in closed form by the beta distribution.
+    assert point.risk_ci == pytest.approx((exact.low, exact.high), rel=1e-9)
+    assert (point.utility, point.utility_ci) == (2.0, None)
+
+
+def test_other_documents_with_each_seed_are_put_together(tmp_path: Path) -> None:
+    found, nlls = (6, 8, 7), (2.0, 2.1, 2.4)
+    runs = [
+        write_run(
+            tmp_path / f"{seed}",
+            seed=seed,
+            ids=f"d{seed}",
+            correct=right(found[seed]),
+            changes={"training.heldout_nll": nlls[seed]},
+        )
+        for seed in range(3)
+    ]
+    point = front_of(*runs)["plain"]
+    assert (point.num_seeds, point.num_documents, point.risk) == (3, 120, pytest.approx(21 / 120))
+    exact = stats.binomtest(21, 120).proportion_ci(method="exact")
+    rates = [num / 40 for num in found]
+    seeds = stats.t.interval(0.95, 2, loc=21 / 120, scale=stats.sem(rates))
+    assert seeds[0] > exact.low, "seeds that agree do not widen the documents' interval"
+    assert point.risk_ci == pytest.approx((exact.low, exact.high), rel=1e-9)
+    losses = stats.t.interval(0.95, 2, loc=6.5 / 3, scale=stats.sem(nlls))
+    assert point.utility == pytest.approx(6.5 / 3)
+    assert point.utility_ci == pytest.approx(losses, rel=1e-9)
+
+
+def test_utility_is_held_against_the_first_seed_by_seed(tmp_path: Path) -> None:
+    plain, other = (2.0, 3.1, 4.4), (2.1, 3.3, 4.5)
+    runs = [
+        write_run(
+            tmp_path / f"{name}{seed}",
+            name=name,
+            seed=seed,
+            changes={"training.heldout_nll": nlls[seed]},
+        )
+        for name, nlls in (("plain", plain), ("other", other))
+        for seed in range(3)
+    ]
+    points = front_of(*runs)
+    assert points["plain"].utility_change is None or points["plain"].utility_change.value == 0
+    change = points["other"].utility_change
+    assert change is not None
+    assert change.value == pytest.approx(sum(other) / sum(plain) - 1)
+    paired = stats.ttest_rel(other, plain).confidence_interval(0.95)
+    mean = sum(plain) / 3
+    # Both solve the same equation; only the order of the sums differs.
+    assert change.ci == pytest.approx((paired.low / mean, paired.high / mean), rel=1e-9)
+    # Other documents with each seed: the losses themselves say next to nothing.
+    assert points["other"].utility_ci is not None
+    assert points["other"].utility_ci[0] < points["plain"].utility
+
+
+def test_a_seed_that_one_setting_lacks_counts_for_none(tmp_path: Path) -> None:
+    runs = [
+        write_run(
+            tmp_path / f"{name}{seed}",
+            name=name,
+            seed=seed,
+            changes={"training.heldout_nll": 2.0 + seed},
+        )
+        for name, seed in (("plain", 0), ("plain", 1), ("plain", 2), ("other", 2))
+    ]
+    points = front_of(*runs)
+    assert {point.num_seeds for point in points.values()} == {1}
+    assert {point.utility for point in points.values()} == {4.0}
+    assert points["other"].utility_change is not None
+    assert points["other"].utility_change.value == 0
+
+
+def test_seeds_that_disagree_widen_the_interval(tmp_path: Path) -> None:
+    found = (2, 20, 38)
+    runs = [
+        write_run(tmp_path / f"{seed}", seed=seed, ids=f"d{seed}", correct=right(found[seed]))
+        for seed in range(3)
+    ]
+    point = front_of(*runs)["plain"]
+    assert point.risk == 0.5
+    assert point.risk_ci == (0, 1)
+
+
+def test_a_document_of_several_seeds_is_one_piece_of_evidence(tmp_path: Path) -> None:
+    runs = [write_run(tmp_path / f"{n}", seed=n, correct=right(20)) for n in range(4)]
+    point = front_of(*runs)["plain"]
+    assert point.num_documents == 160
+    assert point.risk_ci is not None
+    low, high = point.risk_ci
+    # That of 40 documents, by the normal distribution; of 160 it would be 0.155 wide. With t(39),
+    # and taken back from the logit, it is at most 4 % from that.
+    assert high - low == pytest.approx(2 * 1.96 * (0.25 / 40) ** 0.5, rel=0.05)
+    none = [
+        write_run(tmp_path / f"none-{n}", name="none", seed=n, correct=right(0)) for n in range(4)
+    ]
+    exact = stats.binomtest(0, 40).proportion_ci(method="exact")
+    assert front_of(*none)["none"].risk_ci == pytest.approx((0, exact.high))
+
+
+def test_the_worst_rate_decides(tmp_path: Path) -> None:
+    near = {0: CORRECT[0], 16: [TOKENS, TOKENS - 1, TOKENS - 1, 0, 0]}
+    free = {0: [None] * 5, 16: [0.0, None, None, None, 6.5]}
+    dear = {0: [None] * 5, 16: [0.0, 6.0, 5.0, 3.0, None]}
+    points = front_of(
+        write_run(tmp_path / "a", name="near", correct=near, costs=free),
+        write_run(tmp_path / "b", name="drawn", correct=near, costs=dear),
+        write_run(tmp_path / "c", name="alike", correct={**near, 16: [TOKENS] * 5}, costs=dear),
+    )
+    assert (points["near"].risk, points["near"].risk_by) == (0.6, "near_verbatim")
+    # 10^6 queries are within the bound, 10^6.5 are not.
+    assert (points["drawn"].risk, points["drawn"].risk_by) == (0.8, "attack_cost")
+    assert (points["alike"].risk, points["alike"].risk_by) == (1.0, "verbatim")
+
+
+def test_attack_cost_counts_where_every_run_was_asked(tmp_path: Path) -> None:
+    points = front_of(
+        write_run(tmp_path / "a", name="asked", correct=right(1, 4), costs={16: [0.0] * 4}),
+        write_run(tmp_path / "b", name="not asked", correct=right(1, 4)),
+    )
+    assert {point.risk_by for point in points.values()} == {"verbatim"}
+    assert {point.risk for point in points.values()} == {0.25}
+
+
+def seeded(
+    tmp_path: Path, attacked: Sequence[dict[str, tuple[int, int]]], *, shared: bool = False
+) -> FrontPoint:
+    """Return the point of a setting none of whose 40 documents a seed is extracted greedily."""
+    runs = [
+        write_run(
+            tmp_path / f"{number}",
+            seed=number,
+            ids="d" if shared else f"d{number}",
+            correct=right(0),
+            attacks={16: tried},
+        )
+        for number, tried in enumerate(attacked)
+    ]
+    return front_of(*runs)["plain"]
+
+
+def test_the_best_attack_counts_over_all_seeds(tmp_path: Path) -> None:
+    # Beam search is best with the first seed, fill over all of them.
+    tried: list[dict[str, tuple[int, int]]] = [
+        {"beam_search": (5, 10), "fill": (4, 10)},
+        {"beam_search": (2, 10), "fill": (5, 10)},
+        {"beam_search": (3, 10), "fill": (5, 10)},
+    ]
+    point = seeded(tmp_path, tried)
+    assert (point.risk, point.risk_by) == (pytest.approx(14 / 30), "attack")
+    assert set(point.risks) == {"verbatim", "near_verbatim", "attack"}
+    exact = stats.binomtest(14, 30).proportion_ci(method="exact")
+    seeds = stats.t.interval(0.95, 2, loc=14 / 30, scale=stats.sem([0.4, 0.5, 0.5]))
+    assert seeds[0] > exact.low, "seeds that agree do not widen the documents' interval"
+    assert point.risk_ci == pytest.approx((exact.low, exact.high), rel=1e-9)
+
+
+def test_seeds_that_disagree_on_an_attack_widen_its_interval(tmp_path: Path) -> None:
+    point = seeded(tmp_path, [{"fill": (0, 10)}, {"fill": (5, 10)}, {"fill": (10, 10)}])
+    assert (point.risk, point.risk_ci) == (0.5, (0, 1))
+
+
+def test_documents_that_several_seeds_attack_are_one_piece_of_evidence(tmp_path: Path) -> None:
+    tried = {"fill": (5, 10)}
+    apart = seeded(tmp_path / "apart", [tried] * 4)
+    alike = seeded(tmp_path / "alike", [tried] * 4, shared=True)
+    assert (apart.risk, alike.risk) == (0.5, 0.5)
+    # 40 documents attacked, or 10 of them four times.
+    for point, matched, documents in ((apart, 20, 40), (alike, 5, 10)):
+        exact = stats.binomtest(matched, documents).proportion_ci(method="exact")
+        assert point.risk_ci == pytest.approx((exact.low, exact.high), rel=1e-9)
+
+
+def test_attacks_count_where_every_run_was_attacked(tmp_path: Path) -> None:
+    tried = {16: {"beam_search": (9, 10)}}
+    runs = [
+        write_run(tmp_path / f"{name}{seed}", name=name, seed=seed, correct=right(4), attacks=done)
+        for name, seed, done in (
+            ("plain", 0, tried),
+            ("plain", 1, tried),
+            ("other", 0, tried),
+            ("other", 1, None),
+        )
+    ]
+    points = front_of(*runs)
+    for point in points.values():
+        assert (point.risk, point.risk_by) == (0.1, "verbatim")
+        assert "attack" not in point.risks
+    attacked = front_of(*runs[:3])
+    assert {point.risk for point in attacked.values()} == {0.9}
+
+
+def test_none_extracted_is_known_no_better_than_from_the_fewest_documents(tmp_path: Path) -> None:
+    point = seeded(tmp_path, [{"beam_search": (0, 5)}])
+    exact = stats.binomtest(0, 5).proportion_ci(method="exact")
+    assert (point.risk, point.risk_by) == (0.0, "verbatim")
+    # Of 40 documents none is verbatim, and that would be below 8.8 %; five were attacked.
+    assert point.risk_ci == pytest.approx((0.0, exact.high))
+    assert point.risks["verbatim"].ci == pytest.approx((0.0, 0.0881), abs=1e-4)
+    alone = seeded(tmp_path / "alone", [{"beam_search": (0, 1)}])
+    assert alone.risk_ci == (0.0, 1.0)
+
+
+def test_near_verbatim_counts_where_every_run_generated(tmp_path: Path) -> None:
+    near = {16: [TOKENS, TOKENS - 1, TOKENS - 1, 0]}
+    runs = [
+        write_run(tmp_path / "a", name="generated", correct=near),
+        write_run(tmp_path / "b", name="not", correct=near, generated=False),
+    ]
+    assert front_of(runs[0])["generated"].risk_by == "near_verbatim"
+    for point in front_of(*runs).values():
+        assert (point.risk, point.risk_by, set(point.risks)) == (0.25, "verbatim", {"verbatim"})
+
+
+def test_what_is_known_token_by_token_is_no_risk(tmp_path: Path) -> None:
+    point = front_of(write_run(tmp_path / "a", correct={16: [KNOWN] * 4}))["plain"]
+    assert point.risk == 0
+    assert set(point.risks) == {"verbatim", "near_verbatim"}
+
+
+def test_runs_whose_reports_detect_memorization_are_counted(tmp_path: Path) -> None:
+    runs = [
+        write_run(tmp_path / f"{seed}", seed=seed, changes={"verdict.level": level})
+        for seed, level in enumerate(("recites", "not-above-control", "recites", "inconclusive"))
+    ]
+    point = front_of(*runs)["plain"]
+    assert (point.num_runs_detected, point.num_seeds) == (2, 4)
+
+
+def test_a_setting_that_trains_less_often_is_judged_on_its_own_highest_dose(
+    tmp_path: Path,
+) -> None:
+    fewer = {"buckets.2.num_repetitions": 8}
+    correct = {**CORRECT, 16: [TOKENS, 0, 0, 0, 0]}
+    points = front_of(
+        write_run(tmp_path / "a"),
+        write_run(tmp_path / "b", name="fewer", correct=correct, changes=fewer),
+    )
+    assert points["plain"].risk == 0.8
+    assert points["fewer"].risk == 0.2
+
+
+def find_front(points: Sequence[FrontPoint]) -> set[str]:
+    """Return what nothing beats: in order of utility, each that lowers the least risk so far."""
+    front: set[str] = set()
+    least = float("inf")
+    for utility in sorted({point.utility for point in points}):
+        level = [point for point in points if point.utility == utility and point.risk is not None]
+        risk = min((point.risk for point in level if point.risk is not None), default=least)
+        if risk < least:
+            least = risk
+            front |= {point.name for point in level if point.risk == risk}
+    return front
+
+
+@given(st.lists(st.tuples(st.none() | st.integers(0, 5), st.integers(0, 5)), max_size=12))
+def test_the_front_is_what_nothing_beats(values: list[tuple[int | None, int]]) -> None:
+    points = mark_dominated(
+        [make_point(f"p{n}", risk, float(utility)) for n, (risk, utility) in enumerate(values)]
+    )
+    front = find_front(points)
+    for point in points:
+        assert point.is_dominated == bool(point.dominated_by)
+        assert point.name not in point.dominated_by
+        if point.risk is None:
+            assert not point.is_dominated
+        else:
+            assert point.is_dominated == (point.name not in front)
+        # Whoever is beaten is beaten by somebody on the front.
+        assert not point.is_dominated or front & set(point.dominated_by)
+        # Of one seed nothing says how far the losses may be off; equal ones need not be known.
+        losses = {other.name: other.utility for other in points}
+        assert all(losses[name] == point.utility for name in point.dominated_beyond_ci_by)
+        assert not point.dominated_beyond_ci_by
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "half", "spread", "beyond"),
+    [
+        # With three seeds the interval of a difference reaches 4.303 / sqrt(3) spreads.
+        ((0.2, 2.0), (0.5, 2.5), 0.1, 0.2, True),
+        ((0.2, 2.0), (0.5, 2.5), 0.2, 0.2, False),  # the intervals of risk overlap
+        ((0.2, 2.0), (0.5, 2.5), 0.1, 0.21, False),  # that of utility holds 0
+        ((0.2, 2.0), (0.2, 2.5), 0.1, 0.2, True),  # equal in one, apart in the other
+        ((0.2, 2.0), (0.5, 2.0), 0.1, 0.2, True),
+        ((0.2, 2.0), (0.5, 2.5), 0.0, 0.2, False),  # no intervals
+        ((0.2, 2.0), (0.5, 2.5), 0.1, 0.0, False),  # all seeds alike: nothing is known
+    ],
+)
+def test_beyond_the_intervals(
+    one: tuple[float, float],
+    other: tuple[float, float],
+    half: float,
+    spread: float,
+    beyond: bool,
+) -> None:
+    # What a seed does to both, however much, is no part of their difference.
+    better, worse = mark_dominated(
+        [
+            make_point("a", *one, half, shifts=(1, 0, -1)),
+            make_point("b", *other, half, shifts=(1 + spread, 0, -1 - spread)),
+        ]
+    )
+    assert not better.is_dominated
+    assert worse.dominated_by == ["a"]
+    assert worse.dominated_beyond_ci_by == (["a"] if beyond else [])

@@ -1,0 +1,181 @@
+"""Modules into folders: bit-equal in plain transformers, whole, and nothing twice."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file
+from tiny_families import FAMILIES, VOCAB_SIZE, build
+
+from memguard.data.tokenization import train_bpe
+from memguard.errors import ModelError
+from memguard.hf.checkpoint import hash_weights, load_tokenizer
+from memguard.hf.export import export_model
+from memguard.hf.load import count_parameters, load_model
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Any:
+    return train_bpe(["a cat and a dog"], vocab_size=300)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A good checkpoint folder, to be changed."""
+    build("llama").save_pretrained(tmp_path / "original")
+    return tmp_path / "original"
+
+
+def export(model: Any, tokenizer: Any, folder: Path, dtype: torch.dtype = torch.float32) -> None:
+    export_model(model, tokenizer, folder, dtype=dtype, card="# card, naïve\n")
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("tied", [False, True])
+def test_an_exported_model_loads_bit_equal_in_plain_transformers(
+    tmp_path: Path, tokenizer: Any, family: str, tied: bool
+) -> None:
+    model = build(family, tie_word_embeddings=tied)
+    export(model, tokenizer, tmp_path / "model")
+    plain = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "model")
+    read, written = plain.state_dict(), model.state_dict()
+    assert read.keys() == written.keys()
+    for name, weight in written.items():
+        assert torch.equal(read[name], weight), name
+    head, embedding = plain.get_output_embeddings(), plain.get_input_embeddings()
+    assert (head.weight is embedding.weight) is tied
+    ids = torch.arange(3, 12)[None]
+    with torch.no_grad():
+        ours = model(input_ids=ids, use_cache=False).logits
+        assert torch.equal(ours, plain(input_ids=ids, use_cache=False).logits)
+
+
+def test_the_folder_holds_everything_and_no_weight_twice(tmp_path: Path, tokenizer: Any) -> None:
+    model = build("gpt2", tie_word_embeddings=True)
+    export(model, tokenizer, tmp_path / "runs" / "model")
+    folder = tmp_path / "runs" / "model"
+    assert [path.name for path in folder.parent.iterdir()] == ["model"]
+    assert (folder / "README.md").read_text(encoding="utf-8") == "# card, naïve\n"
+    assert load_tokenizer(str(folder))("a cat")["input_ids"] == tokenizer("a cat")["input_ids"]
+    stored = sum(tensor.numel() for tensor in load_file(folder / "model.safetensors").values())
+    assert stored == count_parameters(model)
+    # Others may read it, as any folder made by save_pretrained.
+    assert folder.stat().st_mode & 0o777 == 0o755
+
+
+def test_a_trained_model_is_exported_with_its_trained_weights(
+    tmp_path: Path, tokenizer: Any
+) -> None:
+    model = build("llama", tie_word_embeddings=True).train()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    ids = torch.arange(3, 12)[None]
+    model(input_ids=ids, labels=ids).loss.backward()
+    optimizer.step()
+    export(model, tokenizer, tmp_path / "model")
+    plain = load_model(str(tmp_path / "model"))
+    for name, weight in model.state_dict().items():
+        assert torch.equal(plain.state_dict()[name], weight), name
+    assert model.training
+
+
+def test_a_bf16_export_is_the_rounded_model_and_leaves_the_module_alone(
+    tmp_path: Path, tokenizer: Any
+) -> None:
+    model = build("llama", tie_word_embeddings=True)
+    before = {name: weight.clone() for name, weight in model.state_dict().items()}
+    export(model, tokenizer, tmp_path / "model", torch.bfloat16)
+    assert model.dtype == model.config.dtype == torch.float32
+    assert json.loads((tmp_path / "model" / "config.json").read_text())["dtype"] == "bfloat16"
+    # "auto" is what transformers takes by default: the stored type.
+    plain = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "model", dtype="auto")
+    assert plain.dtype == torch.bfloat16
+    stored = sum(w.numel() for w in load_file(tmp_path / "model" / "model.safetensors").values())
+    assert stored == count_parameters(model), "tied weights are stored once, also when cast"
+    for name, weight in before.items():
+        assert torch.equal(model.state_dict()[name], weight)
+        assert torch.equal(plain.state_dict()[name], weight.bfloat16())
+
+
+def test_an_older_folder_is_replaced_whole(tmp_path: Path, tokenizer: Any) -> None:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "model-00001-of-00002.safetensors").write_bytes(b"old")
+    export(build("llama"), tokenizer, folder)
+    load_model(str(folder))
+    assert not list(folder.glob("model-0*"))
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+def test_a_failed_export_leaves_the_older_folder_and_nothing_else(tmp_path: Path) -> None:
+    class Broken:
+        def save_pretrained(self, folder: Path) -> None:
+            raise OSError("disk full")
+
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "old").touch()
+    with pytest.raises(OSError, match="disk full"):
+        export(build("llama"), Broken(), folder)
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+    assert (folder / "old").exists()
+
+
+def test_unusable_generation_settings_do_not_cost_the_trained_weights(
+    folder: Path, tmp_path: Path, tokenizer: Any
+) -> None:
+    # Real checkpoints have them; transformers refuses to write them in some versions.
+    (folder / "generation_config.json").write_text('{"temperature": 0.6, "top_p": 0.9}')
+    model = load_model(str(folder))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 0.5
+    export(model, tokenizer, tmp_path / "out")
+    plain = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    assert plain.state_dict().keys() == model.state_dict().keys()
+    for name, weight in model.state_dict().items():
+        assert torch.equal(plain.state_dict()[name], weight), name
+
+
+# -- hashes and counts  -----------------------------------------------------------------------
+
+
+def test_the_hash_of_the_weights_changes_with_a_bit_and_with_nothing_else(folder: Path) -> None:
+    before = hash_weights(folder)
+    assert hash_weights(str(folder)) == before
+    assert len(before) == 64
+    (folder / "config.json").write_text("{}")
+    assert hash_weights(folder) == before
+    file = folder / "model.safetensors"
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1
+    file.write_bytes(content)
+    assert hash_weights(folder) != before
+    content[-1] ^= 1
+    file.write_bytes(content)
+    assert hash_weights(folder) == before
+    file.rename(folder / "other.safetensors")
+    assert hash_weights(folder) != before
+
+
+def test_a_folder_without_weights_has_no_hash(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="no safetensors files"):
+        hash_weights(tmp_path)
+
+
+def test_a_real_checkpoint_survives_load_and_export(shared_data: Path, tmp_path: Path) -> None:
+    source = shared_data / "checkpoints" / "stories260K"
+    model = load_model(str(source))
+    export(model, load_tokenizer(str(source)), tmp_path / "model")
+    again = load_model(str(tmp_path / "model"))
+    for name, weight in model.state_dict().items():
+        assert torch.equal(again.state_dict()[name], weight), name
+
+
+def test_parameters_are_counted_once_where_they_are_tied() -> None:
+    tied, untied = (
+        count_parameters(build("llama", tie_word_embeddings=tie)) for tie in (True, False)
+    )
+    assert untied - tied == VOCAB_SIZE * 32

@@ -1,0 +1,322 @@
+"""Folders and configurations into modules: exact, or refused with a reason in one line."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+from tiny_families import build
+
+from memguard.data.tokenization import train_bpe
+from memguard.errors import ModelError
+from memguard.hf.checkpoint import check_positions, load_tokenizer, max_positions
+from memguard.hf.load import build_scratch_model, load_model
+
+
+@pytest.fixture(autouse=True)
+def offline(monkeypatch: pytest.MonkeyPatch) -> None:
+    # A name that is no folder must not be looked for on the network.
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Any:
+    return train_bpe(["a cat and a dog"], vocab_size=300)
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("original")
+    build("llama").save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def folder(original: Path, tmp_path: Path) -> Path:
+    """A good checkpoint folder, to be damaged."""
+    return Path(shutil.copytree(original, tmp_path / "model"))
+
+
+def change_config(folder: Path, **fields: Any) -> None:
+    file = folder / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **fields}))
+
+
+# -- loading -----------------------------------------------------------------------------------
+
+
+def test_a_folder_is_loaded_as_it_was_saved(folder: Path) -> None:
+    model = load_model(str(folder))
+    assert not model.training
+    assert model.dtype == torch.float32
+    for (name, ours), theirs in zip(
+        model.state_dict().items(), build("llama").state_dict().values(), strict=True
+    ):
+        assert torch.equal(ours, theirs), name
+    assert load_model(str(folder), dtype=torch.bfloat16).dtype == torch.bfloat16
+    assert (
+        load_model(str(folder), attn_implementation="eager").config._attn_implementation == "eager"
+    )
+
+
+def test_a_family_without_sdpa_is_loaded_with_eager_attention(tmp_path: Path) -> None:
+    build("gemma2").save_pretrained(tmp_path)
+    assert load_model(str(tmp_path)).config._attn_implementation == "eager"
+
+
+def break_weights(folder: Path, content: Callable[[bytes], bytes]) -> None:
+    file = folder / "model.safetensors"
+    file.write_bytes(content(file.read_bytes()))
+
+
+def drop_weights(folder: Path, *parts: str) -> None:
+    file = folder / "model.safetensors"
+    state = load_file(file)
+    save_file(
+        {k: v for k, v in state.items() if not any(p in k for p in parts)}, file, {"format": "pt"}
+    )
+
+
+DAMAGES: dict[str, tuple[Callable[[Path], Any], str]] = {
+    "no folder": (shutil.rmtree, r"there is no folder"),
+    "no config": (lambda f: (f / "config.json").unlink(), r"has no config\.json"),
+    "config cut off": (
+        lambda f: (f / "config.json").write_text('{"model_type": "lla'),
+        r"config\.json is not JSON",
+    ),
+    "config not text": (
+        lambda f: (f / "config.json").write_bytes(b"\xff\xfe\x00"),
+        r"config\.json is not JSON",
+    ),
+    "config a list": (lambda f: (f / "config.json").write_text("[]"), r"cannot be loaded"),
+    "config a number": (lambda f: (f / "config.json").write_text("3"), r"cannot be loaded"),
+    "no model type": (lambda f: (f / "config.json").write_text("{}"), r"model_type"),
+    "unknown model type": (lambda f: change_config(f, model_type="foo"), r"cannot be loaded.*foo"),
+    "not a causal model": (lambda f: change_config(f, model_type="t5"), r"cannot be loaded.*T5"),
+    "a field of the wrong kind": (
+        lambda f: change_config(f, hidden_size="wide"),
+        r"'hidden_size'.*expected int, got str",
+    ),
+    "a field that divides by zero": (
+        lambda f: change_config(f, num_attention_heads=0),
+        r"cannot be loaded",
+    ),
+    "remote code": (
+        lambda f: change_config(
+            f, model_type="foo", auto_map={"AutoConfig": "c.C", "AutoModelForCausalLM": "m.M"}
+        ),
+        r"it needs code of its own, and remote code is never run",
+    ),
+    "no weights": (
+        lambda f: (f / "model.safetensors").unlink(),
+        r"safetensors; it has none at all",
+    ),
+    "pickled only": (
+        lambda f: (f / "model.safetensors").rename(f / "pytorch_model.bin"),
+        r"only pickled ones, which are never read.*save_pretrained",
+    ),
+    "weights cut off": (
+        lambda f: break_weights(f, lambda content: content[: len(content) // 2]),
+        r"cannot be loaded.*incomplete metadata",
+    ),
+    "weights of a few bytes": (
+        lambda f: break_weights(f, lambda content: content[:4]),
+        r"cannot be loaded.*header",
+    ),
+    "weights that are something else": (
+        lambda f: break_weights(f, lambda _: b"version https://git-lfs.github.com/spec/v1\n"),
+        r"cannot be loaded.*header",
+    ),
+    "a weight missing": (
+        lambda f: drop_weights(f, "layers.1.mlp.up"),
+        r"1 weights are not .*model\.layers\.1\.mlp\.up_proj\.weight.*would be random",
+    ),
+    "many weights missing": (
+        lambda f: change_config(f, num_hidden_layers=4),
+        r"18 weights are not .* and 10 more",
+    ),
+    "weights of another size": (
+        lambda f: change_config(f, intermediate_size=64),
+        r"mlp\.down_proj\.weight \[32, 48\] instead of \[32, 64\]",
+    ),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_what_cannot_be_loaded_is_refused_in_one_line(folder: Path, damage: str) -> None:
+    break_it, message = DAMAGES[damage]
+    break_it(folder)
+    with pytest.raises(ModelError, match=message) as caught:
+        load_model(str(folder))
+    assert str(folder) in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 1000
+
+
+def test_remote_code_is_not_run(folder: Path) -> None:
+    witness = folder / "witness"
+    for name in ("c", "m"):
+        (folder / f"{name}.py").write_text(f"open({str(witness)!r}, 'w')\nclass C: pass\nM = C\n")
+    change_config(folder, auto_map={"AutoConfig": "c.C", "AutoModelForCausalLM": "m.M"})
+    # A family that transformers knows is loaded with transformers' own code ...
+    assert isinstance(load_model(str(folder)), transformers.LlamaForCausalLM)
+    # ... another one not at all.
+    change_config(folder, model_type="foo")
+    for load in (load_model, max_positions, load_tokenizer):
+        with pytest.raises(ModelError):
+            load(str(folder))
+    assert not witness.exists()
+
+
+def test_a_file_is_not_a_folder(folder: Path) -> None:
+    with pytest.raises(ModelError, match=r"must be a folder with config\.json; it is a file"):
+        load_model(str(folder / "config.json"))
+
+
+@pytest.mark.parametrize("name", ["nobody/has-this-model", "has-this-model"])
+def test_an_unknown_hub_id_is_named(name: str) -> None:
+    with pytest.raises(ModelError, match=name):
+        load_model(name)
+
+
+def test_a_tokenizer_that_is_missing_or_broken(folder: Path, tokenizer: Any) -> None:
+    with pytest.raises(ModelError, match="no usable tokenizer in"):
+        load_tokenizer(str(folder))
+    tokenizer.save_pretrained(folder)
+    assert load_tokenizer(str(folder))("a cat")["input_ids"] == tokenizer("a cat")["input_ids"]
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        kept = (folder / name).read_text()
+        (folder / name).write_text(kept[:100])
+        with pytest.raises(ModelError, match="no usable tokenizer in"):
+            load_tokenizer(str(folder))
+        (folder / name).write_text(kept)
+
+
+# -- positions ---------------------------------------------------------------------------------
+
+
+def test_max_positions_comes_from_the_configuration(folder: Path) -> None:
+    assert max_positions(str(folder)) == 64
+    change_config(folder, model_type="gpt2", n_positions=128)
+    assert max_positions(str(folder)) == 64, "gpt2 calls it n_positions; the later name wins"
+    change_config(folder, model_type="bloom", max_position_embeddings=None)
+    assert max_positions(str(folder)) is None
+    (folder / "config.json").write_text("3")
+    with pytest.raises(ModelError, match="no usable configuration"):
+        max_positions(str(folder))
+
+
+def test_rows_longer_than_the_models_positions_are_refused() -> None:
+    model = build("gpt2")
+    check_positions(model, 64, "data.seq_len")
+    with pytest.raises(ModelError, match=r"'data.seq_len' must be at most 64.*got 65"):
+        check_positions(model, 65, "data.seq_len")
+
+
+def test_families_without_such_a_limit_take_any_length() -> None:
+    check_positions(build("bloom"), 10**6, "data.seq_len")
+
+
+# -- from scratch ------------------------------------------------------------------------------
+
+TINY = {
+    "model_type": "llama",
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 4,
+}
+
+
+def scratch(tokenizer: Any, seed: int = 0, **fields: Any) -> Any:
+    return build_scratch_model(
+        {**TINY, **fields}, vocab_size=300, tokenizer=tokenizer, seed=seed, attn="sdpa"
+    )
+
+
+def test_initial_weights_are_decided_by_the_seed_alone(tokenizer: Any) -> None:
+    torch.manual_seed(1)
+    state = torch.random.get_rng_state()
+    one = scratch(tokenizer)
+    assert torch.equal(torch.random.get_rng_state(), state)
+    torch.manual_seed(2)
+    again, other = scratch(tokenizer), scratch(tokenizer, seed=1)
+    for name, weight in one.state_dict().items():
+        assert torch.equal(weight, again.state_dict()[name])
+    assert not torch.equal(one.lm_head.weight, other.lm_head.weight)
+
+
+def test_a_scratch_model_takes_size_and_ids_from_the_tokenizer(tokenizer: Any) -> None:
+    model = scratch(tokenizer, vocab_size=5)
+    assert model.config.vocab_size == 300
+    assert model.get_input_embeddings().weight.shape == (300, 32)
+    assert model.config.eos_token_id == tokenizer.eos_token_id
+    assert model.config.pad_token_id == tokenizer.pad_token_id
+    assert model.dtype == torch.float32
+    assert not model.training
+    assert scratch(tokenizer, pad_token_id=7).config.pad_token_id == 7, "what is said is kept"
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"model_type": "llamma"}, r"llamma"),
+        ({"model_type": "t5"}, r"T5Config"),
+        ({"hidden_size": "wide"}, r"'hidden_size' expected int, got str"),
+        ({"hidden_size": 30}, r"hidden size \(30\) is not a multiple"),
+        ({"hiden_size": 64}, r"'hiden_size' is not a field of it; did you mean 'hidden_size'"),
+        ({"num_attention_heads": 0}, r"does not describe a model"),
+        ({"hidden_act": "geluu"}, r"geluu"),
+    ],
+)
+def test_configurations_that_describe_no_model(
+    tokenizer: Any, fields: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ModelError, match=message) as caught:
+        scratch(tokenizer, **fields)
+    assert str(caught.value).startswith("'model.scratch.config' does not describe a model: ")
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 500
+
+
+def _turns_more_slowly(model: Any) -> bool:
+    expected = 500.0 ** (-torch.arange(0, 8, 2) / 8)
+    return torch.allclose(model.model.rotary_emb.inv_freq, expected)
+
+
+@pytest.mark.parametrize(
+    ("fields", "is_taken"),
+    [
+        ({"rope_theta": 500.0, "rope_scaling": None}, _turns_more_slowly),
+        (
+            {"partial_rotary_factor": 0.5},
+            lambda model: model.config.rope_parameters["partial_rotary_factor"] == 0.5,
+        ),
+        (
+            {"architectures": ["LlamaForCausalLM"], "transformers_version": "4.40", "left_over": 1},
+            lambda model: model.config.left_over == 1,
+        ),
+        (
+            {
+                "model_type": "qwen3_moe",
+                "head_dim": 8,
+                "num_experts": 4,
+                "moe_intermediate_size": 16,
+            },
+            lambda model: (
+                model.model.layers[0].self_attn.q_norm.weight.shape == (8,)
+                and model.model.layers[0].mlp.experts.down_proj.shape == (4, 32, 16)
+            ),
+        ),
+    ],
+    ids=["rope_theta", "partial_rotary_factor", "left over", "experts"],
+)
+def test_fields_of_published_configurations_are_taken(
+    tokenizer: Any, fields: dict[str, Any], is_taken: Callable[[Any], bool]
+) -> None:
+    assert is_taken(scratch(tokenizer, **fields))

@@ -1,0 +1,156 @@
+"""What is refused before it is built, what is built without storage, and what is stored when."""
+
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from ranks import RankPool
+from tiny_families import build
+from torch.distributed.tensor import DTensor
+
+from memguard.errors import ConfigError, MemguardError, ModelError
+from memguard.hf.safetensors import ModuleWeights
+from memguard.hf.sharded import (
+    Sharding,
+    allocate,
+    build_meta_layer,
+    count_sharded_parameters,
+    fill_layer,
+)
+from memguard.parallel.mesh import build_mesh
+from memguard.parallel.mesh_shape import MeshShape
+
+CPU = torch.device("cpu")
+
+
+def fields(**changes: Any) -> Any:
+    return build("llama").config.to_dict() | changes
+
+
+def refuse_all(shape: MeshShape, all_fields: list[dict[str, Any]]) -> list[MemguardError]:
+    """On a rank: how each configuration is refused, where building anything is an error."""
+
+    def build_nothing(*_: Any, **__: Any) -> None:
+        raise AssertionError("a model was built")
+
+    transformers.AutoModelForCausalLM.from_config = build_nothing
+    mesh = build_mesh(shape, "cpu")
+    found: list[MemguardError] = []
+    for each in all_fields:
+        config = transformers.LlamaConfig(**each)
+        try:
+            build_meta_layer(config, Sharding(mesh=mesh, device=CPU))
+        except MemguardError as error:
+            found.append(error)
+    return found
+
+
+def test_a_mesh_that_does_not_fit_is_refused_before_anything_is_built(ranks: RankPool) -> None:
+    configurations = [
+        fields(num_attention_heads=6, num_key_value_heads=6, hidden_size=48),
+        fields(intermediate_size=50),
+        # 2 + 2 + 1: the fourth rank would have no row of the vocabulary.
+        fields(vocab_size=5, pad_token_id=0),
+    ]
+    for found in ranks(refuse_all, 4, MeshShape(x=4), configurations):
+        heads, width, vocabulary = found
+        for error in found:
+            assert isinstance(error, ConfigError)
+            assert "'parallel.x'" in str(error)
+        assert "6 attention heads" in str(heads)
+        assert "FFN width of 50" in str(width)
+        assert "some of the model's 5 vocabulary entries" in str(vocabulary)
+
+
+def refuse_dropout() -> str:
+    mesh = build_mesh(MeshShape(), "cpu")
+    config = transformers.LlamaConfig(**fields(attention_dropout=0.1))
+    with pytest.raises(ModelError) as caught:
+        build_meta_layer(config, Sharding(mesh=mesh, device=CPU))
+    return str(caught.value)
+
+
+def test_dropout_is_refused_by_its_field(ranks: RankPool) -> None:
+    # Even where no rank shares an activation: the same configuration runs on every mesh.
+    (message,) = ranks(refuse_dropout, 1)
+    assert "dropout must be 0 on a mesh" in message
+    assert "attention_dropout=0.1" in message
+    assert "\n" not in message
+
+
+def list_storage(shape: MeshShape, is_tied: bool) -> dict[str, Any]:
+    """On a rank: where parameters are after each step, and how they are placed."""
+    mesh = build_mesh(shape, "cpu")
+    plain = build("llama", tie_word_embeddings=is_tied)
+    layer = build_meta_layer(plain.config, Sharding(mesh=mesh, device=CPU, dtype=torch.bfloat16))
+    vocab, model = layer.vocab, layer.vocab.model
+    found: dict[str, Any] = {"count": count_sharded_parameters(layer)}
+    found["meta"] = all(p.is_meta for p in model.parameters())
+    found["buffers"] = all(not b.is_meta for b in model.buffers())
+    allocate(layer)
+    found["allocated"] = all(not p.is_meta for p in model.parameters())
+    found["tied"] = model.lm_head.weight is model.model.embed_tokens.weight
+    fill_layer(layer, ModuleWeights(plain), name="test")
+    found["filled"] = stored(model)
+    found["dtypes"] = {p.dtype for p in model.parameters()}
+    ids = torch.ones(1, 4, dtype=torch.long)
+
+    def work() -> torch.Tensor:
+        return vocab.sum_nll(vocab.hidden_states(ids).flatten(0, 1), ids.flatten())
+
+    with torch.no_grad():
+        vocab(work)
+    found["after a forward without gradients"] = stored(model)
+    vocab(work)
+    found["after a forward with gradients"] = stored(model)
+    with torch.no_grad():
+        vocab(work)
+    found["and after one without again"] = stored(model)
+    vocab(work).backward()
+    found["after backward"] = stored(model)
+    return found
+
+
+def stored(model: Any) -> bool:
+    """Whether every parameter is this rank's shard over z, y and x."""
+    return all(
+        isinstance(p, DTensor) and p.device_mesh.mesh_dim_names == ("z", "y", "x")
+        for p in model.parameters()
+    )
+
+
+@pytest.mark.parametrize("is_tied", [False, True])
+def test_storage_and_when_parameters_are_gathered(ranks: RankPool, is_tied: bool) -> None:
+    plain = build("llama", tie_word_embeddings=is_tied)
+    expected = {
+        "count": sum(p.numel() for p in plain.parameters()),
+        "meta": True,
+        "buffers": True,
+        "allocated": True,
+        "tied": is_tied,
+        "filled": True,
+        "dtypes": {torch.bfloat16},
+        "after a forward without gradients": True,
+        # The last norm and the head wait for backward.
+        "after a forward with gradients": False,
+        "and after one without again": True,
+        "after backward": True,
+    }
+    assert ranks(list_storage, 2, MeshShape(z=2), is_tied) == [expected] * 2
+
+
+def fill_with_holes() -> str:
+    mesh = build_mesh(MeshShape(x=2), "cpu")
+    plain = build("llama")
+    layer = build_meta_layer(plain.config, Sharding(mesh=mesh, device=CPU))
+    del plain.model.layers[1].mlp.up_proj.weight
+    with pytest.raises(ModelError) as caught:
+        fill_layer(layer, ModuleWeights(plain), name="holey")
+    return str(caught.value)
+
+
+def test_missing_weights_are_named(ranks: RankPool) -> None:
+    for message in ranks(fill_with_holes, 2):
+        assert "holey" in message
+        assert "model.layers.1.mlp.up_proj.weight" in message

@@ -1,0 +1,185 @@
+"""What it takes to get documents out: costs a person can read, attacks, and why there are none."""
+
+import math
+
+import evidence_examples as evidence
+import pytest
+import report_examples as examples
+from hypothesis import given
+from hypothesis import strategies as st
+from page_checks import check_page, words_of
+
+from memguard import records as r
+from memguard.report import render_report
+from memguard.report.audit_attacks import build_attack_section
+from memguard.report.formatting import format_queries
+from memguard.report.page import Cell, Table
+
+
+@pytest.mark.parametrize(
+    ("log10_queries", "written"),
+    [
+        (0.0, "1"),
+        (math.log10(2), "2"),  # 10 ** log10(2) is a hair above 2
+        (0.31, "3"),  # 2.04: two are not enough
+        (1.6, "40"),
+        (2.0, "100"),
+        (3.0899, "1,200"),
+        (5.9, "790,000"),
+        (5.9999, "1,000,000"),
+        (6.0, "10⁶"),
+        (12.4, "10¹²"),
+        (73.77, "10⁷⁴"),
+        (1e300, ">\u00a010⁹⁹⁹⁹⁹"),
+    ],
+)
+def test_queries_as_a_person_reads_them(log10_queries: float, written: str) -> None:
+    assert format_queries(log10_queries) == written
+
+
+@given(st.floats(0, 5.99))
+def test_written_counts_are_near_the_cost(log10_queries: float) -> None:
+    count = int(format_queries(log10_queries).replace(",", ""))
+    # Rounded up to whole queries below 100, to two digits above.
+    queries = 10**log10_queries
+    assert queries * 0.95 <= count <= max(queries + 1, queries * 1.05)
+
+
+def read(table: Table, head: str) -> list[tuple[str, str, str]]:
+    """Return text, detail and note of the cells of the first row of this name."""
+    row = next(row for row in (*table.rows, *table.more_rows) if row.head.text == head)
+    return [plain(cell) for cell in row.cells]
+
+
+def plain(cell: Cell) -> tuple[str, str, str]:
+    text, detail, note = (one.replace("\u00a0", " ") for one in (cell.text, cell.detail, cell.note))
+    return text, detail, note
+
+
+def test_the_table_says_what_the_attacker_may_do_and_gets() -> None:
+    table = build_attack_section(evidence.make_full_report()).tables[0]
+    assert [column.text for column in table.columns] == [
+        "Bucket",
+        "Verbatim",
+        "Near-verbatim",
+        "Attack cost",
+        "Cheapest",
+        "Within 1,000",
+        "Within 1,000,000",
+        "Sampling",
+        "Beam search",
+        "Fill in dropped tokens",
+    ]
+    assert table.columns[-1].detail == "any of 16 answers"
+    verbatim, near, cost, cheapest, few, many, *attacks = read(table, "r16")
+    assert verbatim == ("0 of 40", "0–8.8 %", "")
+    assert near[0] == "0 of 40"
+    # 10^5.13, 10^3.43 to 10^8.43; the cheapest 10^2.53.
+    assert cost == ("130,000", "2,700 to 10⁸", "")
+    assert cheapest[0] == "340"
+    assert few[:2] == ("1 of 40", "0.06–13.2 %")
+    assert many[0] == "28 of 40"
+    assert attacks == [
+        ("3 of 40", "1.6–20.4 %", "first: 1 of 40"),
+        ("6 of 40", "5.7–29.8 %", "first: 2 of 40"),
+        ("19 of 40", "31.5–63.9 %", "first: 11 of 40"),
+    ]
+    # The control's median cannot be drawn at all.
+    assert read(table, "control")[2] == ("never", "10⁵² to never", "25 of 40 never")
+    assert [row.tone for row in table.rows] == ["control", "base", *["", "base"] * 3]
+    base = table.rows[-1]
+    assert [cell.text for cell in base.cells[-3:]] == ["", "", ""]
+
+
+def test_the_lead_tells_the_verdicts_bucket_and_the_best_attack() -> None:
+    report = evidence.make_full_report()
+    words = words_of(check_page(render_report(report)))
+    assert (
+        "In r64, half of the documents cost at most 40 queries, the cheapest 2 (median of the "
+        "base model: never, of the control: never). The attack that got most is 'Fill in dropped "
+        "tokens': 38 of 40 documents." in words
+    )
+    assert "Fill in dropped tokens: Knows which tokens the mitigation drops" in words
+    assert "drawing (temperature 1; temperature 1, top-k 40)" in words
+    assert "'never': each way tried leaves out a token that the text needs." in words
+    # The key figures lead with it, too.
+    assert "Attack cost, median queries 40 cheapest 2, base model never" in words
+
+
+def test_each_attack_in_full_is_there_on_demand() -> None:
+    section = build_attack_section(evidence.make_full_report())
+    table = section.tables[1]
+    assert table.rows == ()
+    assert len(table.more_rows) == 12
+    row = table.more_rows[-1]
+    assert (row.head.text, row.head.detail) == ("r64", "Fill in dropped tokens")
+    first, any_answer, answers, accuracy = (plain(cell) for cell in row.cells)
+    assert first[:2] == ("24 of 40", "60.0 % (43.3–75.1 %)")
+    assert any_answer[:2] == ("38 of 40", "95.0 % (83.1–99.4 %)")
+    assert answers[0] == "16"
+    assert accuracy[0] == "70.0 %"
+
+
+def test_a_report_without_attacks_says_why() -> None:
+    report = examples.make_report()
+    section = build_attack_section(report)
+    assert section.tables == ()
+    assert section.lead == (
+        "Suite 'extraction' (version 1) does not ask what sampling costs; '--suite full' does.",
+        "Suite 'extraction' (version 1) attacks nothing; '--suite full' does.",
+    )
+    assert "Attack cost, median queries" not in words_of(check_page(render_report(report)))
+
+
+def test_what_was_asked_for_and_is_not_there_is_told() -> None:
+    report = evidence.make_full_report().model_copy(update={"attacks": []})
+    section = build_attack_section(report)
+    assert section.lead[-1] == "Probe 'attacks' ran, but this report holds no number of it."
+    assert len(section.tables) == 1
+    assert [column.text for column in section.tables[0].columns][-1] == "Within 1,000,000"
+
+
+def test_missing_costs_are_named_and_never_0() -> None:
+    report = evidence.make_full_report()
+    empty = r.AttackCostScores(
+        num_documents=0,
+        num_never=0,
+        lowest=None,
+        quantile_10=None,
+        median=None,
+        quantile_90=None,
+        within={},
+    )
+    uncounted = evidence.make_cost(3.0).model_copy(update={"within": {}})
+    costs = [
+        r.AttackCostBucket(bucket="r4", model=empty, base=None),
+        r.AttackCostBucket(bucket="r64", model=uncounted, base=None),
+    ]
+    changed = report.model_copy(update={"attack_cost": costs, "attacks": report.attacks[:1]})
+    table = build_attack_section(changed).tables[0]
+    assert read(table, "r4")[2:6] == [("n/a", "no documents", "")] * 4
+    assert read(table, "r16")[2:6] == [("n/a", "not asked", "")] * 4
+    assert read(table, "r64")[4:6] == [("n/a", "not counted", "")] * 2
+    assert read(table, "r64")[6] == ("n/a", "not attacked", "")
+    words_of(check_page(render_report(changed)))
+
+
+def test_unknown_attacks_are_shown_by_the_name_they_have() -> None:
+    report = evidence.make_full_report()
+    odd = [
+        one.model_copy(update={"attack": "<b>new_idea</b>", "num_queries": count})
+        for one, count in zip(report.attacks[-2:], (1, 3), strict=True)
+    ]
+    page = render_report(report.model_copy(update={"attacks": odd}))
+    words = words_of(check_page(page))
+    assert "<b>new idea</b> any answer" in words
+    assert "<b>" not in page
+
+
+def test_an_attacker_who_got_nothing() -> None:
+    report = evidence.make_full_report()
+    none = [
+        one.model_copy(update={"any_verbatim": examples.make_rate(0, 40)}) for one in report.attacks
+    ]
+    words = words_of(check_page(render_report(report.model_copy(update={"attacks": none}))))
+    assert "No attack got a document back, of 40 tried." in words

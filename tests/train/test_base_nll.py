@@ -1,0 +1,180 @@
+"""What the starting model said: measured once, the same on every mesh, kept for a resumed run."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from numpy.typing import NDArray
+from ranks import RankPool
+from run_examples import make_run, write_documents
+
+from memguard.config import RunConfig
+from memguard.data.corpus import load_corpus
+from memguard.data.packing import split_points
+from memguard.errors import Interrupted, RecordError
+from memguard.train.metrics import StepMetrics, read_metrics
+from memguard.train.trainer import Trainer
+from memguard.workflows.train import train_run
+
+NGRAMS = [{"name": "ngram_penalty", "n": 4, "margin": 0.3, "weight": 2.0}]
+SEQ_LEN = 64
+
+
+def make(folder: Path, name: str, **changes: Any) -> RunConfig:
+    return make_run(
+        folder,
+        name=name,
+        **{
+            "mitigations": NGRAMS,
+            "data": {"train": str(folder / "documents.jsonl"), "seq_len": SEQ_LEN},
+            "train": {"epochs": 4, "checkpoint_every_steps": 5},
+            "audit": {"enabled": False},
+            **changes,
+        },
+    )
+
+
+def run_folder(config: RunConfig) -> Path:
+    return Path(config.output_dir) / config.name
+
+
+def read_reference(config: RunConfig) -> NDArray[np.float32]:
+    reference: NDArray[np.float32] = np.load(run_folder(config) / "reference_nll.npy")
+    return reference
+
+
+def read_steps(config: RunConfig) -> list[StepMetrics]:
+    lines = read_metrics(run_folder(config) / "metrics.jsonl")
+    return [line for line in lines if isinstance(line, StepMetrics)]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("reference")
+    # Up to two pieces each.
+    write_documents(folder / "documents.jsonl", 40, words=30)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def finished(folder: Path) -> RunConfig:
+    config = make(folder, "finished")
+    train_run(config)
+    return config
+
+
+def test_it_equals_transformers_on_each_piece(folder: Path, finished: RunConfig) -> None:
+    start = make(folder, "start", train={"max_steps": 1}, optim={"lr": 1e-30}, mitigations=[])
+    train_run(start)
+    model = transformers.AutoModelForCausalLM.from_pretrained(run_folder(start) / "model")
+    corpus, reference = load_corpus(run_folder(finished)), read_reference(finished)
+    assert reference.dtype == np.float32
+    assert len(reference) == len(corpus.input_ids)
+    num_cut = 0
+    for index, entry in enumerate(corpus.manifest):
+        ids = torch.tensor(corpus.document(index).input_ids.astype(np.int64))
+        ours = reference[corpus.offsets[index] : corpus.offsets[index + 1]]
+        if not entry.planned_repetitions:
+            assert np.isnan(ours).all(), "never trained, never asked"
+            continue
+        begin = 0
+        ends = split_points(len(ids), SEQ_LEN)
+        num_cut += len(ends) > 1
+        for end in ends:
+            piece = ids[None, begin:end]
+            with torch.no_grad():
+                logits = model(piece).logits[0, :-1]
+            theirs = torch.nn.functional.cross_entropy(logits, piece[0, 1:], reduction="none")
+            assert np.isnan(ours[begin])
+            # fp32, rows packed otherwise.
+            np.testing.assert_allclose(ours[begin + 1 : end], theirs, atol=1e-4)
+            begin = end
+    assert num_cut > 3
+
+
+def test_steps_tell_how_much_is_beyond_the_margin(finished: RunConfig) -> None:
+    shares = [line.penalised_share for line in read_steps(finished)]
+    assert None not in shares
+    # Nothing is gained before the first step; what is learnt later is.
+    assert shares[0] == 0
+    assert (shares[-1] or 0) > 0.3
+
+
+def test_what_is_gained_stays_nearer_to_the_margin(folder: Path, finished: RunConfig) -> None:
+    config = make(folder, "plain", mitigations=[])
+    train_run(config)
+    assert not (run_folder(config) / "reference_nll.npy").exists()
+    plain, held = read_steps(config), read_steps(finished)
+    assert {line.penalised_share for line in plain} == {None}
+    assert held[0].loss == plain[0].loss
+    # Its loss counts the penalty as well.
+    assert (held[-1].loss or 0) > (plain[-1].loss or 0) + 0.3
+
+
+def stop_after(config: RunConfig, step: int, patch: pytest.MonkeyPatch) -> None:
+    original = Trainer._timed_step
+
+    def timed_step(self: Trainer) -> StepMetrics:
+        line = original(self)
+        if line.step == step:
+            self.stop_request.signal_number = 15
+        return line
+
+    with patch.context() as patched:
+        patched.setattr(Trainer, "_timed_step", timed_step)
+        with pytest.raises(Interrupted):
+            train_run(config)
+
+
+def test_a_resumed_run_reads_it(
+    folder: Path, finished: RunConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = make(folder, "resumed")
+    stop_after(config, 7, monkeypatch)
+    path = run_folder(config) / "reference_nll.npy"
+    before = path.stat().st_mtime_ns
+    train_run(config)
+    assert path.stat().st_mtime_ns == before
+    assert [line.loss for line in read_steps(config)] == [
+        line.loss for line in read_steps(finished)
+    ]
+
+
+@pytest.mark.parametrize("damage", ["gone", "other bytes", "another run's"])
+def test_without_it_a_run_does_not_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: str
+) -> None:
+    config = make_run(
+        tmp_path, mitigations=NGRAMS, train={"max_steps": 4}, audit={"enabled": False}
+    )
+    stop_after(config, 2, monkeypatch)
+    path = run_folder(config) / "reference_nll.npy"
+    if damage == "gone":
+        path.unlink()
+    elif damage == "other bytes":
+        path.write_bytes(path.read_bytes()[:-1] + b"\1")
+    else:
+        record = path.with_suffix(".json")
+        record.write_text(json.dumps(json.loads(record.read_text()) | {"run_key": "another"}))
+    with pytest.raises(RecordError, match=r"reference_nll.npy'.* delete '.*checkpoints'"):
+        train_run(config)
+
+
+def test_every_mesh_measures_the_same(folder: Path, finished: RunConfig, ranks: RankPool) -> None:
+    config = make(folder, "sharded", parallel={"z": 2, "x": 2})
+    ranks(train_until, 4, config, 7)
+    # fp32: sums in another order.
+    np.testing.assert_allclose(read_reference(config), read_reference(finished), atol=1e-4)
+    # It goes on on one process, with what the mesh has measured.
+    train_run(make(folder, "sharded"))
+    ours, theirs = ([line.loss for line in read_steps(each)] for each in (config, finished))
+    np.testing.assert_allclose(np.array(ours), np.array(theirs), rtol=2e-3)
+
+
+def train_until(config: RunConfig, step: int) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        stop_after(config, step, patch)

@@ -1,0 +1,303 @@
+"""`--nproc`: ranks end as one, in one line, and have time to save; Slurm files."""
+
+import fcntl
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+import termios
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cli_examples import run_cli, write_run
+
+from memguard.workflows import launch as launch_module
+
+PROGRAM = Path(__file__).with_name("launched.py")
+ROOT = PROGRAM.parents[2]
+SLURM = sorted((ROOT / "scripts" / "slurm").glob("*.sh"))
+
+
+@pytest.fixture(autouse=True)
+def _paths(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+
+
+Launch = Callable[..., tuple[int, list[str]]]
+
+
+@pytest.fixture
+def launched(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> Launch:
+    """Runs work on ranks from this process; returns exit code and lines on standard error."""
+
+    def run(work: str, count: int = 2, *, grace_s: float = 0.3) -> tuple[int, list[str]]:
+        monkeypatch.setattr(launch_module, "_GRACE_S", grace_s)
+        command = [sys.executable, str(PROGRAM), work, str(tmp_path)]
+        code = launch_module.launch(command, count)
+        return code, capfd.readouterr().err.splitlines()
+
+    return run
+
+
+# -- one line, one code ---------------------------------------------------------------------------
+
+
+def test_the_same_error_on_all_ranks_is_told_once(launched: Launch) -> None:
+    problems = ["run.yaml:1:1 'a' is wrong", "run.yaml:2:1 'b' is wrong"]
+    assert launched("same_error", grace_s=5) == (2, problems)
+
+
+def test_ranks_meet_and_rank_0_alone_prints(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert launch_module.launch([sys.executable, str(PROGRAM), "gather", str(tmp_path)], 2) == 0
+    ended = capfd.readouterr()
+    assert json.loads(ended.out) == [[0, "1"], [1, "1"]]
+    assert ended.err == ""
+
+
+def test_an_error_beside_a_barrier_ends_all(launched: Launch) -> None:
+    started = time.monotonic()
+    code, lines = launched("raise_beside_a_barrier", grace_s=5)
+    assert (code, lines) == (3, ["rank 1: memguard: no layer 7"])
+    # Those who wait see their peer go; importing torch takes most of the time.
+    assert time.monotonic() - started < 30
+
+
+def test_a_rank_that_hears_nothing_is_ended(launched: Launch) -> None:
+    started = time.monotonic()
+    code, lines = launched("mistake_beside_a_deaf_rank")
+    assert code == 1
+    assert lines[0].startswith("Traceback")
+    assert "ZeroDivisionError" in lines[-2]
+    assert lines[-1].startswith("rank 1: memguard: this is a mistake in memguard")
+    assert time.monotonic() - started < 20
+
+
+def test_a_killed_rank_is_named_even_where_its_peer_spoke_first(launched: Launch) -> None:
+    line = "memguard: rank 1 was killed by SIGKILL (out of memory?); the system's log says why"
+    assert launched("killed") == (1, [line])
+
+
+def test_a_rank_that_dies_without_a_word_is_quoted(launched: Launch) -> None:
+    line = "memguard: rank 1 ended with code 77: cannot open libx.so"
+    assert launched("silent") == (77, [line])
+
+
+def test_who_ends_as_agreed_may_end_late(launched: Launch, tmp_path: Path) -> None:
+    assert launched("one_ends_late", grace_s=0.1) == (143, ["memguard: stopped and saved"])
+    assert (tmp_path / "report").exists()
+
+
+# -- signals --------------------------------------------------------------------------------------
+
+
+Start = Callable[..., "subprocess.Popen[str]"]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    """Starts a launcher with two ranks and waits until both are at work."""
+    launchers: list[subprocess.Popen[str]] = []
+
+    def run(work: str, **how: Any) -> "subprocess.Popen[str]":
+        command = [sys.executable, str(PROGRAM), "launch", str(tmp_path), work]
+        how = {"stderr": subprocess.PIPE, "text": True, **how}
+        launchers.append(subprocess.Popen(command, **how))
+        wait_for(lambda: all((tmp_path / f"ready-{rank}").exists() for rank in (0, 1)))
+        return launchers[-1]
+
+    yield run
+    for launcher in launchers:
+        launcher.kill()  # its ranks end with it
+        launcher.communicate()
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline, "it never came"
+        time.sleep(0.02)
+
+
+def signals_of(folder: Path, rank: int) -> list[int]:
+    return [int(line) for line in (folder / f"signals-{rank}").read_text().split()]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_ranks_save_when_the_launcher_is_signalled(
+    start: Start, tmp_path: Path, number: signal.Signals
+) -> None:
+    launcher = start("save_when_asked")
+    launcher.send_signal(number)
+    _, err = launcher.communicate(timeout=30)
+    assert (launcher.returncode, err) == (
+        128 + number,
+        "memguard: stopped after step 3 and saved\n",
+    )
+    for rank in (0, 1):
+        assert (tmp_path / f"saved-{rank}").exists()
+        # Rank 1 ends 1.5 s before rank 0: nobody is hurried by that.
+        assert signals_of(tmp_path, rank) == [number]
+
+
+def test_a_terminals_ctrl_c_reaches_each_rank_once(start: Start, tmp_path: Path) -> None:
+    terminal, inside = pty.openpty()
+    launcher = start(
+        "save_when_asked",
+        stdin=inside,
+        stderr=inside,
+        start_new_session=True,
+        preexec_fn=lambda: fcntl.ioctl(inside, termios.TIOCSCTTY, 0),
+    )
+    os.close(inside)
+    os.write(terminal, b"\x03")
+    assert launcher.wait(timeout=30) == 130
+    said = os.read(terminal, 10_000).decode()
+    os.close(terminal)
+    assert "stopped after step 3 and saved" in said
+    assert [signals_of(tmp_path, rank) for rank in (0, 1)] == [[2], [2]]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_ranks_with_nothing_to_save_are_interrupted(start: Start, number: int) -> None:
+    launcher = start("sleep")
+    launcher.send_signal(number)
+    _, err = launcher.communicate(timeout=30)
+    assert launcher.returncode == 128 + number
+    assert err == "memguard: interrupted; run the same command again to go on\n"
+
+
+def test_a_second_signal_ends_ranks_that_do_not(start: Start) -> None:
+    launcher = start("deaf")
+    launcher.send_signal(signal.SIGINT)
+    with pytest.raises(subprocess.TimeoutExpired):
+        launcher.wait(timeout=1.2)
+    launcher.send_signal(signal.SIGINT)
+    _, err = launcher.communicate(timeout=30)
+    assert launcher.returncode == 130
+    assert err == "memguard: interrupted; run the same command again to go on\n"
+
+
+def test_ranks_save_when_the_launcher_is_killed(start: Start, tmp_path: Path) -> None:
+    launcher = start("save_when_asked", stderr=subprocess.DEVNULL)
+    launcher.kill()
+    launcher.wait()
+    wait_for(lambda: all((tmp_path / f"saved-{rank}").exists() for rank in (0, 1)))
+
+
+# -- torchrun and the command line ----------------------------------------------------------------
+
+
+def test_under_torchrun_each_rank_speaks_for_itself(tmp_path: Path) -> None:
+    ended = subprocess.run(
+        [
+            *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
+            *("--nproc-per-node", "2", str(PROGRAM), "raise_beside_a_barrier", str(tmp_path)),
+        ],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert ended.returncode != 0
+    assert "[rank 1] memguard: no layer 7\n" in ended.stderr
+    assert "this is a mistake" not in ended.stderr
+
+
+def test_processes_are_started_by_one_of_them(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_run(folder)
+    started: list[tuple[list[str], int]] = []
+
+    def launch(command: list[str], count: int) -> int:
+        started.append((command, count))
+        return 12
+
+    monkeypatch.setattr(launch_module, "launch", launch)
+    assert run_cli("train", path, "--nproc", 3, "optim.lr=1e-4").code == 12
+    command = [
+        sys.executable,
+        "-m",
+        "memguard",
+        "train",
+        str(path),
+        "--nproc",
+        "3",
+        "optim.lr=1e-4",
+    ]
+    assert started == [(command, 3)]
+    arguments = ("--members", folder / "documents.jsonl", "--out", folder / "out")
+    assert run_cli("audit", "--model", "m", *arguments, "--nproc=2").code == 12
+    assert started[1][1] == 2
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    outcome = run_cli("train", path, "--nproc", 2)
+    assert outcome.code == 2
+    assert "leave it out under torchrun" in outcome.err
+
+
+# -- Slurm ----------------------------------------------------------------------------------------
+
+STUBS = {
+    "scontrol": 'echo "scontrol $*" >> "$LOG"; [ "$1" != show ] || printf "n1\\nn2\\n"',
+    "scancel": 'echo "scancel $*" >> "$LOG"; kill -TERM "$(cat "$LOG.srun")"',
+    "srun": 'echo "srun $*" >> "$LOG"; echo $$ > "$LOG.srun"; trap "sleep 0.5; exit 1" TERM; '
+    'if [ -n "${RUNS:-}" ]; then while :; do sleep 0.05; done; fi',
+}
+
+
+@pytest.mark.parametrize("file", SLURM, ids=lambda file: file.stem)
+@pytest.mark.parametrize("is_stopped", [False, True], ids=["ends", "out of time"])
+def test_slurm_files(tmp_path: Path, file: Path, is_stopped: bool) -> None:
+    for name, text in STUBS.items():
+        (tmp_path / name).write_text(f"#!/bin/bash\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+    (tmp_path / ".venv" / "bin").mkdir(parents=True)
+    (tmp_path / ".venv" / "bin" / "activate").touch()
+    log = tmp_path / "log"
+    job = subprocess.Popen(
+        ["bash", str(file), "optim.lr=1e-5", "name=a b"],
+        cwd=tmp_path,
+        env={
+            "PATH": f"{tmp_path}:{os.environ['PATH']}",
+            "HOME": str(tmp_path),
+            "LOG": str(log),
+            "SLURM_JOB_ID": "7",
+            "SLURM_NNODES": "2",
+            "SLURM_JOB_NODELIST": "n[1-2]",
+            "SLURM_CPUS_PER_TASK": "32",
+            "RUNS": "yes" if is_stopped else "",
+        },
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    if is_stopped:
+        wait_for(lambda: log.with_name("log.srun").exists())
+        time.sleep(0.1)
+        job.send_signal(signal.SIGTERM)
+    _, err = job.communicate(timeout=30)
+    assert (job.returncode, err) == (1 if is_stopped else 0, "")
+    shown, run, *rest = log.read_text().splitlines()
+    assert shown == "scontrol show hostnames n[1-2]"
+    gpus = "4" if file.stem == "perlmutter" else "8"
+    assert run.startswith("srun --cpus-per-task=32 torchrun --nnodes=2 ")
+    assert f"--nproc-per-node={gpus} " in run
+    assert "--rdzv-backend=c10d --rdzv-endpoint=n1:29500 --rdzv-id=7" in run
+    assert run.endswith("-m memguard train configs/stories260k.yaml optim.lr=1e-5 name=a b")
+    assert rest == (["scancel --signal=TERM 7", "scontrol requeue 7"] if is_stopped else [])
+    text = file.read_text()
+    assert f"#SBATCH --gpus-per-node={gpus}\n" in text
+    assert "#SBATCH --signal=B:TERM@300\n" in text
+
+
+def test_there_is_a_slurm_file_for_each_kind_of_node() -> None:
+    assert [file.stem for file in SLURM] == ["frontier", "h100", "perlmutter"]
