@@ -50,14 +50,9 @@ class Exposures:
     rank_C: NDArray[np.int64]
     """1 is below every reference, num_references + 1 above all."""
     by_rank_bits_C: NDArray[np.float64]
-    """At most `ceiling_bits`."""
+    """At most log2(num_references)."""
     extrapolated_bits_C: NDArray[np.float64] | None
     """None with fewer than 8 references, or where all have one nll."""
-
-    @property
-    def ceiling_bits(self) -> float:
-        """What rank 1 is worth."""
-        return math.log2(self.num_references)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

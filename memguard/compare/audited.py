@@ -24,8 +24,15 @@ from memguard.records import (
     load_record,
 )
 
-_COST = "attack_log10_queries"
-_COLUMNS = ["id", "bucket", "num_correct", "continuation_tokens", "verbatim", "near_verbatim"]
+_COLUMNS = [
+    "id",
+    "bucket",
+    "num_correct",
+    "continuation_tokens",
+    "verbatim",
+    "near_verbatim",
+    "attack_log10_queries",
+]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -139,7 +146,7 @@ def find_recited(folder: Path) -> dict[str, bool]:
     Raises:
         RecordError: it has no document scores.
     """
-    columns, _ = _read_scores(folder, ["id", "role", "verbatim", "near_verbatim"])
+    columns = _read_scores(folder, ["id", "role", "verbatim", "near_verbatim"])
     (where,) = np.nonzero(np.isin(columns["role"].astype(str), ("trained", "forget")))
     # null, where nothing was generated, counts as no match.
     extracted = columns["verbatim"].astype(bool) | (columns["near_verbatim"] == True)  # noqa: E712
@@ -176,7 +183,9 @@ def _load_tables(
     clusters: Mapping[str, int],
 ) -> dict[int, BucketTable]:
     path = run.folder / "audit" / "records.parquet"
-    columns, costs = _read_scores(run.folder, _COLUMNS, costed=bool(costed))
+    columns = _read_scores(run.folder, _COLUMNS)
+    # null: no way can draw it, or nobody asked.
+    log10_queries = np.nan_to_num(columns["attack_log10_queries"], nan=math.inf, posinf=math.inf)
     tables = {}
     for count, bucket in buckets.items():
         (where,) = np.nonzero(columns["bucket"] == bucket.bucket)
@@ -199,24 +208,17 @@ def _load_tables(
             if bucket.model.near_verbatim is None
             else columns["near_verbatim"][where].astype(bool),
             token_accuracy=columns["num_correct"][where] / columns["continuation_tokens"][where],
-            log10_queries=np.array([math.inf if costs[i] is None else costs[i] for i in where])
-            if bucket.bucket in costed
-            else None,
+            log10_queries=log10_queries[where] if bucket.bucket in costed else None,
         )
     return tables
 
 
-def _read_scores(
-    folder: Path, names: Sequence[str], *, costed: bool = False
-) -> tuple[dict[str, NDArray[Any]], list[Any]]:
-    """Return columns by name, and what drawing each document costs; empty unless asked."""
+def _read_scores(folder: Path, names: Sequence[str]) -> dict[str, NDArray[Any]]:
+    """Return columns by name."""
     path = folder / "audit" / "records.parquet"
-    # Older records have no such column.
-    wanted = [*names, _COST] if costed else [*names]
     try:
-        rows = pq.read_table(pa.BufferReader(path.read_bytes()), columns=wanted)
-        columns = {name: rows.column(name).to_numpy() for name in names}
-        return columns, rows.column(_COST).to_pylist() if costed else []
+        rows = pq.read_table(pa.BufferReader(path.read_bytes()), columns=[*names])
+        return {name: rows.column(name).to_numpy() for name in names}
     except OSError as error:
         raise RecordError(
             f"'{path}' cannot be read: {error.strerror or 'not a parquet file'}"

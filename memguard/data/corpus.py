@@ -53,8 +53,8 @@ class PreparedSummary(Record):
     """Control documents that still share a run of words with a trained one."""
     num_removed: int | None = None
     """Copies that a mitigation took out of training; null where none was asked to."""
-    num_canaries: int = 0
-    """Trained or not; 0 in what was prepared before there were any."""
+    num_canaries: int
+    """Trained or not."""
     num_also_forgotten: int = 0
     """Of `data.train`, left out: their text stands in `data.forget`, or a near-duplicate does."""
 

@@ -217,7 +217,7 @@ class TrainingSummary(Record):
     heldout_num_documents: int
     heldout_num_tokens: int
     watched: list[WatchedStep] = Field(default_factory=list)
-    """Audits during training; empty where there were none, and in older records."""
+    """Audits during training; empty where there were none."""
     budget: Budget | None = None
     stopped_by_budget: bool = False
 

@@ -40,7 +40,7 @@ class ComparisonCell(Record):
     known, where accuracy did not rise for certain, or where the blind baseline tells trained
     documents and control apart."""
     attack_cost: AttackCostScores | None = None
-    """null where the suite did not ask, and in older records."""
+    """null where the suite did not ask."""
     attacks: list[AttackedBucket] = Field(default_factory=list)
     """What adaptive attacks got back; empty where none was tried, and of the base model."""
 
@@ -149,7 +149,7 @@ class FrontPoint(Record):
     """Seeds whose own report says that memorization is detected."""
     utility_change: Interval | None = None
     """Against the first setting, seed by seed: mean difference over its mean (share), the interval
-    by the t distribution over seeds. null for the first, and in older records."""
+    by the t distribution over seeds. null for the first."""
     is_dominated: bool = False
     """Another setting is no worse in both and better in one."""
     dominated_by: list[str] = Field(default_factory=list)
@@ -181,14 +181,13 @@ class Comparison(Record):
     paired: list[PairedResult] = Field(default_factory=list)
     """Every setting against the first one, for each seed and number of repetitions above 0."""
     paired_canaries: list[PairedCanaries] = Field(default_factory=list)
-    """The same on random secrets; empty without any, and in older records."""
+    """The same on random secrets; empty without any."""
     num_removed: int = 0
     """Documents that 'deduplicate' removed in one run or another, seeds added up: `paired` and
     `front` leave them out of all."""
-    front: list[FrontPoint] = Field(default_factory=list)
-    """One for each setting; empty in older records."""
-    recommendation: Recommendation | None = None
-    """null in older records."""
+    front: list[FrontPoint]
+    """One for each setting."""
+    recommendation: Recommendation
     environment: dict[str, str]
 
     model_config = ConfigDict(populate_by_name=True, serialize_by_alias=True)

@@ -31,7 +31,7 @@ class ManifestEntry(Record):
     tokens_sha256: str
     cluster: int
     """Documents with the same number share a run of words."""
-    # Counted for canaries when training has ended; null elsewhere, and in older manifests.
+    # Counted for canaries when training has ended; null elsewhere.
     num_supervised_tokens: int | None = None
     """Tokens that are meant to be learnt; of a canary its secret, without EOS."""
     num_loss_tokens: int | None = None

@@ -50,11 +50,9 @@ _SPOKEN: dict[RiskName, str] = {
 }
 
 
-def tell_recommendation(comparison: Comparison) -> Fact | None:
-    """Return the sentence and its rule; None in an older record."""
+def tell_recommendation(comparison: Comparison) -> Fact:
+    """Return the sentence and its rule."""
     found = comparison.recommendation
-    if found is None:
-        return None
     # It names up to four settings with their intervals, and must not be cut.
     limit = 3 * SENTENCE_LIMIT
     return Fact(
@@ -123,9 +121,9 @@ def _tell_seeds(comparison: Comparison) -> tuple[str, ...]:
     return (f"Over the seeds that every setting has: {', '.join(map(str, sorted(shared)))}.",)
 
 
-def show_risk(point: FrontPoint | None) -> Cell:
+def show_risk(point: FrontPoint) -> Cell:
     """Show a setting's risk, its interval and what it was judged on."""
-    if point is None or point.risk is None or point.risk_by is None:
+    if point.risk is None or point.risk_by is None:
         return show_missing("not measured")
     return Cell(
         text=format_percent(point.risk),
@@ -134,9 +132,9 @@ def show_risk(point: FrontPoint | None) -> Cell:
     )
 
 
-def name_dominators(point: FrontPoint | None) -> str:
+def name_dominators(point: FrontPoint) -> str:
     """Name one setting that beats this one, if possible beyond the intervals; "" for none."""
-    if point is None or not point.dominated_by:
+    if not point.dominated_by:
         return ""
     first = (point.dominated_beyond_ci_by or point.dominated_by)[0]
     more = len(point.dominated_by) - 1

@@ -223,7 +223,7 @@ class ComparisonPage:
     tool_version: str
     confidentiality: str
     identity: tuple[Fact, ...]
-    recommendation: Fact | None
+    recommendation: Fact
     """The sentence, and the rule that made it."""
     in_short_lead: str
     in_short: tuple[Fact, ...]

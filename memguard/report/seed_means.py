@@ -101,9 +101,9 @@ def group_settings(comparison: Comparison) -> dict[str, list[SettingResult]]:
     return groups
 
 
-def find_point(name: str, comparison: Comparison) -> FrontPoint | None:
-    """Return a setting's risk and utility; None in an older record."""
-    return next((point for point in comparison.front if point.name == name), None)
+def find_point(name: str, comparison: Comparison) -> FrontPoint:
+    """Return a setting's risk and utility."""
+    return next(point for point in comparison.front if point.name == name)
 
 
 def mean_base_nll(comparison: Comparison) -> float:
@@ -120,7 +120,7 @@ def base_change(comparison: Comparison) -> float | None:
 def _list_first(comparison: Comparison) -> list[SettingResult]:
     """Return the first setting's runs, of the seeds that settings are judged on."""
     first = [one for one in comparison.settings if one.name == comparison.settings[0].name]
-    judged = comparison.front[0].utility_by_seed if comparison.front else {}
+    judged = comparison.front[0].utility_by_seed
     return [one for one in first if one.seed in judged] or first
 
 
@@ -258,17 +258,16 @@ def show_membership(group: list[SettingResult], score: str) -> Cell:
 def show_loss(comparison: Comparison, group: list[SettingResult]) -> Cell:
     """Show the mean loss, its change from the first setting's and the interval of that."""
     point = find_point(group[0].name, comparison)
-    interval = format_change_range(point.utility_change if point else None)
+    interval = format_change_range(point.utility_change)
     is_first = group[0].name == comparison.settings[0].name
     change = "reference" if is_first else format_change(compute_change(comparison, group))
-    loss = _mean_loss(group) if point is None else point.utility
-    return Cell(text=format_number(loss), detail=change, note=interval)
+    return Cell(text=format_number(point.utility), detail=change, note=interval)
 
 
 def compute_change(comparison: Comparison, group: list[SettingResult]) -> float | None:
     """Return the relative change of the mean loss from the first setting's over the same seeds."""
     point = find_point(group[0].name, comparison)
-    if point is not None and point.utility_change is not None:
+    if point.utility_change is not None:
         return point.utility_change.value
     seeds = {setting.seed for setting in group}
     first = [s for s in comparison.settings if s.name == comparison.settings[0].name]

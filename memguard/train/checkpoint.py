@@ -51,8 +51,8 @@ class CheckpointManifest(Record):
     step: int
     run_key: str
     """Of the settings and documents it was trained with."""
-    sample_sha256: str | None = None
-    """Of what audits during training ask for; null without any, and in older checkpoints."""
+    sample_sha256: str | None
+    """Of what audits during training ask for; null without any."""
     num_supervised_tokens: int
     num_kept_tokens: int
     num_rows: int
@@ -267,7 +267,7 @@ def check_belongs(
             f"'{path}' is of a run with other settings or documents, or of another version: "
             f"delete '{path.parent}' to begin again, or choose another 'name'"
         )
-    if manifest.sample_sha256 not in (None, sample_sha256):
+    if manifest.sample_sha256 != sample_sha256:
         raise ConfigError(
             "'audit.suite' and the lengths in 'audit' decide what audits during training ask "
             f"for, and must stay what they were when '{path.parent.parent}' was begun, until it "

@@ -34,8 +34,7 @@ class StepMetrics(Record):
     peak_memory_bytes: int
     elapsed_s: float
     penalised_share: float | None = None
-    """Of the windows of an n-gram penalty, those beyond its margin; null without one, and in older
-    runs."""
+    """Of the windows of an n-gram penalty, those beyond its margin; null without one."""
 
     def describe(self) -> str:
         """Return the line for a log."""

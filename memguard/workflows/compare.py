@@ -136,8 +136,7 @@ def _headline(comparison: Comparison) -> list[str]:
         if run.name == first.name and run.seed in first.utility_by_seed
     )
     lines.append(f"{'(base model)':<{width}} {base_nll:>12.3f}")
-    told = comparison.recommendation
-    return [*lines, told.sentence] if told else lines
+    return [*lines, comparison.recommendation.sentence]
 
 
 # Pages made again from the JSON beside them.

@@ -5,7 +5,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -23,15 +23,6 @@ _FREE_IN_TRAIN = (
     "keep_checkpoints",
     "log_every_steps",
 )
-# Younger settings, by section, and their values that train what was trained before them: a run from
-# then goes on.
-_OFF: Mapping[str, Mapping[str, Any]] = {
-    "run": {"budget": None},
-    "data": {"forget": [], "forget_repetitions": None},
-    "train": {"dropout": None, "audit_every_steps": None},
-    "goldfish": {"normalise": "none", "k_by_dose": {}},
-}
-
 _WRITTEN_ASIDE = ("model", "prepared")
 
 
@@ -71,23 +62,10 @@ def compute_run_key(config: RunConfig, corpus: Corpus) -> str:
 
 
 def _binding(values: dict[str, Any]) -> dict[str, Any]:
-    """Return the settings that decide what is trained, younger ones where they are in use."""
+    """Return the settings that decide what is trained."""
     kept = {key: value for key, value in values.items() if key not in _FREE}
-    # A checkpoint holds what audits during training have seen, of the documents they ask.
-    asks = kept["train"].get("audit_every_steps") is not None
-    free = _FREE_IN_TRAIN if asks else (*_FREE_IN_TRAIN, "audit_documents")
-    kept["train"] = {k: v for k, v in kept["train"].items() if k not in free}
-    # Turned off, canaries train what was trained before there were any.
-    if not (kept["data"].get("canaries") or {}).get("count"):
-        kept["data"] = {k: v for k, v in kept["data"].items() if k != "canaries"}
-    kept |= {section: _drop_unused(section, kept[section]) for section in ("data", "train")}
-    kept["mitigations"] = [_drop_unused(each["name"], each) for each in kept["mitigations"]]
-    return _drop_unused("run", kept)
-
-
-def _drop_unused(section: str, values: Mapping[str, Any]) -> dict[str, Any]:
-    off = _OFF.get(section, {})
-    return {key: value for key, value in values.items() if key not in off or value != off[key]}
+    kept["train"] = {k: v for k, v in kept["train"].items() if k not in _FREE_IN_TRAIN}
+    return kept
 
 
 def check_same_settings(config: RunConfig, folder: Path) -> None:
@@ -100,13 +78,10 @@ def check_same_settings(config: RunConfig, folder: Path) -> None:
     differences = _differences(old, new)
     if differences:
         differing = [f"{key} ({_short(a)} there, {_short(b)} here)" for key, a, b in differences]
-        goes_on = ""
-        if [(key, a) for key, a, _ in differences] == [("data.canaries", None)]:
-            goes_on = "It has no canaries: data.canaries.count=0 goes on with it. Otherwise choose"
         raise ConfigError(
             f"'{folder}' holds a run with other settings: {'; '.join(differing[:4])}"
             f"{f' and {len(differing) - 4} more' if len(differing) > 4 else ''}. "
-            f"{goes_on or 'Choose'} another 'name', or delete that folder."
+            "Choose another 'name', or delete that folder."
         )
 
 

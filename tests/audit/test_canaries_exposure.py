@@ -23,7 +23,6 @@ def test_by_rank_golden() -> None:
     assert found is not None
     assert found.rank_C.tolist() == [1, 1, 17, 4]
     assert found.by_rank_bits_C == pytest.approx([4, 4, -0.087463, 2], abs=5e-7)  # six digits
-    assert found.ceiling_bits == 4
 
 
 @given(_nlls, _nlls)

@@ -27,7 +27,6 @@ def get_chart(comparison: r.Comparison) -> FrontChart:
 def test_the_recommendation_leads_with_its_rule() -> None:
     comparison = examples.make_comparison()
     told = comparison.recommendation
-    assert told is not None
     words = words_of(check_page(render_comparison(comparison)))
     start = words.index("In short")
     assert words.index(told.sentence) < words.index(f"Rule : {told.rule}".replace(" :", ":"))
@@ -120,15 +119,6 @@ def test_the_table_of_settings_is_over_seeds() -> None:
     low, high = (100 * end for end in four.utility_change.ci)
     assert f"{four.utility:.3f} +4.8 % {low:+.1f} to {high:+.1f} %" in words
     assert "Documents of all seeds are counted together" in words
-
-
-def test_older_records_have_neither_front_nor_recommendation() -> None:
-    comparison = examples.make_comparison()
-    old = comparison.model_copy(update={"front": [], "recommendation": None})
-    assert build_front(old) is None
-    words = words_of(check_page(render_comparison(old)))
-    assert "Risk against utility" not in words
-    assert "goldfish-k4 n/a not measured 0 of 40 0 % (0–8.8 %) 6 of 40" in words
 
 
 def test_settings_without_risk_or_with_wild_losses_have_no_cross() -> None:

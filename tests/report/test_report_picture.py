@@ -124,11 +124,6 @@ def test_holes_are_drawn() -> None:
     assert "control" not in texts
     assert "82.3" not in texts
     assert told.startswith("Risk against utility")
-    texts, told = draw(front=[], recommendation=None)
-    assert [texts.count(name) for name in names] == [1, 1, 1]
-    assert "Extraction: no trained bucket" in texts
-    assert "Risk against utility" not in texts
-    assert told == "No trained bucket: nothing was measured."
     # The control alone has its bars.
     control = {"0": examples.make_cell(0, 0, 0.2)}
     texts, told = draw(

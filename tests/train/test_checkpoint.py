@@ -35,6 +35,7 @@ def save(folder: Path, step: int, state: TrainState) -> Path:
     progress = CheckpointManifest(
         step=step,
         run_key="",
+        sample_sha256=None,
         num_supervised_tokens=0,
         num_kept_tokens=0,
         num_rows=0,

@@ -5,11 +5,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from run_examples import make_run, write_documents
 
-from memguard.config import RunConfig, dump_yaml
-from memguard.errors import ConfigError
+from memguard.config import RunConfig
 from memguard.records import AuditReport, ManifestEntry, load_manifest, load_record
 from memguard.train.metrics import EndMetrics, StepMetrics, read_metrics
 from memguard.train.trainer import Trainer
@@ -135,25 +133,12 @@ def test_a_run_cut_short_shows_who_was_reached(folder: Path) -> None:
         assert entry.num_loss_tokens == entry.num_supervised_tokens * (entry.num_repetitions > 0)
 
 
-def test_a_run_begun_before_there_were_canaries_goes_on_without(folder: Path) -> None:
-    off = make(folder, "old", data={"canaries": {"count": 0}}, train={"max_steps": 2})
-    train_run(off)
-    run = Path(off.output_dir) / "old"
-    # As a version without canaries left it: begun, and without the setting.
-    values = yaml.safe_load(dump_yaml(off))
-    del values["data"]["canaries"]
-    (run / "config.yaml").write_text(yaml.safe_dump(values))
-    shutil.rmtree(run / "model")
-    default = make(folder, "old", train={"max_steps": 2})
-    with pytest.raises(
-        ConfigError, match=r"data\.canaries \(null there.*data\.canaries\.count=0 goes on with it"
-    ):
-        train_run(default)
-    other = make(folder, "old", train={"max_steps": 3})
-    with pytest.raises(ConfigError, match=r"1 here|3 here") as told:
-        train_run(other)
-    assert "goes on" not in str(told.value), "it would not: more than canaries differs"
+def test_an_export_that_is_gone_is_written_again_without_a_step(folder: Path) -> None:
+    config = make(folder, "export", train={"max_steps": 2})
+    train_run(config)
+    run = Path(config.output_dir) / "export"
     before = (run / "metrics.jsonl").read_text()
-    train_run(off)
+    shutil.rmtree(run / "model")
+    train_run(config)
     assert (run / "model" / "config.json").exists()
-    assert (run / "metrics.jsonl").read_text() == before, "no step was taken again"
+    assert (run / "metrics.jsonl").read_text() == before
