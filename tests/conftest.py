@@ -9,6 +9,8 @@ import pytest
 from cli_examples import save_tiny_model, write_texts
 from ranks import RankPool
 
+pytest_plugins = ["case_sample"]
+
 # No test judges how long something takes: a busy machine would fail it.
 hypothesis.settings.register_profile("memguard", deadline=None)
 hypothesis.settings.load_profile("memguard")
@@ -37,7 +39,10 @@ def shared_data() -> Path:
 
 @pytest.fixture(scope="session")
 def ranks(session_cache: Path) -> RankPool:
-    """Runs a function on several ranks; the processes are forks of one that has torch already."""
+    """Runs a function on several ranks; the processes are forks of one that has torch already.
+
+    Where pytest-xdist runs the tests in several workers, each has its own.
+    """
     return RankPool()
 
 

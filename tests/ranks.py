@@ -15,6 +15,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from multiprocessing import connection, forkserver
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +23,11 @@ _PRELOADED = [
     "pytest",
     "torch.distributed.fsdp",
     "transformers.models.llama.modeling_llama",
-    "memguard.hf.sharded",
-    "memguard.train.trainer",
+    # What a whole run imports, and the largest of what it imports when needed: a second a rank.
+    "memguard.workflows.train",
+    "memguard.workflows.audit",
+    "datasets",
+    "matplotlib.figure",
 ]
 _ENVIRONMENT = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "CUDA_VISIBLE_DEVICES": ""}
 
@@ -79,6 +83,15 @@ class RankPool:
                 for process in processes:
                     process.kill()
                     process.join()
+
+    def start(self, function: Callable[..., Any], *args: Any) -> BaseProcess:
+        """Call ``function(*args)`` in a process of its own, without a group; the caller waits.
+
+        Its exit code is what `sys.exit` was given, 1 after an exception, or a negative signal.
+        """
+        process = self._context.Process(target=function, args=args, daemon=True)
+        process.start()
+        return process
 
 
 def _collect(receivers: Sequence[connection.Connection], deadline: float) -> list[Any]:

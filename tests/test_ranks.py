@@ -1,7 +1,9 @@
 """The pool of processes that distributed tests run on."""
 
 import os
+import sys
 import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -84,6 +86,15 @@ def test_an_exception_that_cannot_be_sent_arrives_as_text(ranks: RankPool) -> No
 def test_a_rank_that_dies_is_named(ranks: RankPool) -> None:
     with pytest.raises(RankFailure, match="rank 0 died"):
         ranks(die, 1)
+
+
+@pytest.mark.parametrize(("function", "code"), [(die, 3), (sys.exit, 0), (fail_unpicklably, 1)])
+def test_a_process_of_its_own_ends_with_its_code(
+    ranks: RankPool, function: Callable[[], Any], code: int
+) -> None:
+    process = ranks.start(function)
+    process.join(timeout=60)
+    assert process.exitcode == code
 
 
 def test_ranks_that_take_too_long_are_named_and_killed(ranks: RankPool) -> None:

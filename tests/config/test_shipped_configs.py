@@ -166,8 +166,8 @@ def shard_first_and_last(fields: dict[str, Any], shape: MeshShape) -> list[Shard
 @pytest.mark.parametrize(
     ("name", "num_parameters"),
     [
-        ("llama31-8b", 8_030_261_248),
-        ("llama31-70b", 70_553_706_496),
+        pytest.param("llama31-8b", 8_030_261_248, marks=pytest.mark.slow),
+        pytest.param("llama31-70b", 70_553_706_496, marks=pytest.mark.slow),
         ("llama31-405b", 405_853_388_800),
     ],
 )

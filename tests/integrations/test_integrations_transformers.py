@@ -1,6 +1,7 @@
 """Collator and losses in transformers' Trainer against memguard's own step, on the same rows."""
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -14,6 +15,8 @@ import torch
 import trainer_program as program
 import transformers
 from plain_losses import reduce_plainly
+from ranks import RankPool
+from torch import distributed
 
 from memguard.config import TrainConfig
 from memguard.config.mitigations import FocalConfig, GoldfishConfig
@@ -97,17 +100,37 @@ def test_the_trainer_has_our_losses(
 @pytest.mark.filterwarnings("ignore:`compute_loss_func` is deprecated:FutureWarning")
 @pytest.mark.parametrize(
     ("loss", "micro_batch", "accumulation"),
-    [("model", 8, 1), ("model", 2, 4), ("function", 8, 1), ("function", 2, 4)],
+    [
+        pytest.param("model", 8, 1, marks=pytest.mark.slow),
+        pytest.param("model", 2, 4, marks=pytest.mark.slow),
+        pytest.param("function", 8, 1, marks=pytest.mark.slow),
+        ("function", 2, 4),
+    ],
 )
 def test_trl_has_our_losses(tmp_path: Path, loss: str, micro_batch: int, accumulation: int) -> None:
     theirs = program.train_by_trl(tmp_path, micro_batch, accumulation, loss)
     assert theirs == pytest.approx(train_ourselves(), rel=_SAME)
 
 
-@pytest.mark.parametrize(
-    ("micro_batch", "accumulation"), [pytest.param(4, 1, marks=pytest.mark.slow), (1, 4)]
-)
-def test_two_processes_have_our_losses(tmp_path: Path, micro_batch: int, accumulation: int) -> None:
+def train_on_a_rank(output: Path, micro_batch: int, accumulation: int) -> list[float]:
+    """Train as one of the processes that torchrun starts, by what it leaves in the environment."""
+    rank, size = str(distributed.get_rank()), str(distributed.get_world_size())
+    os.environ.update(
+        {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size}
+    )
+    return program.train(output, micro_batch, accumulation, "function")
+
+
+def test_two_processes_have_our_losses(tmp_path: Path, ranks: RankPool) -> None:
+    theirs = ranks(train_on_a_rank, 2, tmp_path, 1, 4)
+    assert theirs[0] == theirs[1] == pytest.approx(train_ourselves(), rel=_SAME)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("micro_batch", "accumulation"), [(4, 1), (1, 4)])
+def test_two_processes_of_torchrun_have_our_losses(
+    tmp_path: Path, micro_batch: int, accumulation: int
+) -> None:
     result = tmp_path / "losses.json"
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     asked = [program.__file__, str(result), str(micro_batch), str(accumulation), "function"]
@@ -245,14 +268,13 @@ def test_a_batch_without_labels_teaches_nothing() -> None:
 # -- what users copy ---------------------------------------------------------------------------
 
 
-def test_the_readmes_example_runs(shared_data: Path, tmp_path: Path) -> None:
+def test_the_readmes_example_runs(
+    shared_data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     (code,) = (each for each in re.findall(r"```python\n(.*?)```", text, re.S) if "Trainer" in each)
     assert len(code.splitlines()) <= 20
     checkpoint = shared_data / "checkpoints" / "stories260K"
     code = code.replace("path/to/checkpoint", str(checkpoint)).replace('"out"', f'"{tmp_path}"')
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    assert "'train_loss'" in done.stdout
+    exec(code, {"__name__": "__main__"})
+    assert "'train_loss'" in capsys.readouterr().out

@@ -2,6 +2,9 @@
 
 import json
 import logging
+import os
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,8 +13,11 @@ import numpy as np
 import pytest
 import trainer_program as program
 import transformers
+from ranks import RankPool
 
+from memguard.cli import main
 from memguard.errors import ConfigError
+from memguard.integrations import trainer_audit
 from memguard.integrations.transformers import MemorizationAuditCallback
 from memguard.records import AuditReport, load_record
 
@@ -53,9 +59,36 @@ def train(tmp_path: Path, members: Path, callback: MemorizationAuditCallback) ->
     return trainer
 
 
+def run_memguard(command: list[str], written: Path) -> None:
+    os.dup2(os.open(written, os.O_WRONLY | os.O_CREAT), sys.stdout.fileno())
+    sys.argv = command[2:]
+    main()
+
+
+def fork_instead(ranks: RankPool, folder: Path) -> Any:
+    """Stand in for `subprocess.run`: the command in a process that has imported torch before."""
+
+    def run(command: list[str], **_: Any) -> subprocess.CompletedProcess[str]:
+        assert command[:3] == [sys.executable, "-m", "memguard"]
+        written = folder / "written.json"
+        child = ranks.start(run_memguard, command, written)
+        child.join()
+        assert child.exitcode is not None
+        return subprocess.CompletedProcess(command, child.exitcode, stdout=written.read_text())
+
+    return run
+
+
+@pytest.mark.parametrize("is_forked", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_the_report_is_that_of_the_command_line(
-    tmp_path: Path, documents: tuple[Path, Path]
+    tmp_path: Path,
+    documents: tuple[Path, Path],
+    ranks: RankPool,
+    is_forked: bool,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    if is_forked:
+        monkeypatch.setattr(trainer_audit.subprocess, "run", fork_instead(ranks, tmp_path))
     members, unseen = documents
     callback = MemorizationAuditCallback(
         members=members, nonmembers=[unseen], out=tmp_path / "audits", arguments=ARGUMENTS
@@ -81,7 +114,7 @@ def test_an_audit_that_fails_is_told_and_ends_nothing(
     tmp_path: Path, documents: tuple[Path, Path], caplog: pytest.LogCaptureFixture
 ) -> None:
     callback = MemorizationAuditCallback(
-        members=documents[0], out=tmp_path / "audits", arguments=["--suite", "nonsense"]
+        members=documents[0], out=tmp_path / "audits", arguments=["--nonsense"]
     )
     state = SimpleNamespace(global_step=7, is_world_process_zero=True, log_history=[])
     with caplog.at_level(logging.ERROR):

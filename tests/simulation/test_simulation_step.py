@@ -72,9 +72,12 @@ def check_step(step: SimulatedStep) -> None:
     "case",
     [
         Case(),
-        Case(is_tied=True),
-        Case(family="qwen3", train={"precision": "bf16", "activation_checkpointing": "full"}),
-        Case(mesh=(1, 1, 1, 2)),
+        pytest.param(Case(is_tied=True), marks=pytest.mark.slow),
+        pytest.param(
+            Case(family="qwen3", train={"precision": "bf16", "activation_checkpointing": "full"}),
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(Case(mesh=(1, 1, 1, 2)), marks=pytest.mark.slow),
         Case(mesh=(2, 3, 2, 2), family="qwen2", is_tied=True),
     ],
     ids=["one process", "tied", "qwen3", "x", "qwen2 on every axis"],

@@ -164,13 +164,19 @@ def test_without_it_a_run_does_not_go_on(
         train_run(config)
 
 
-def test_every_mesh_measures_the_same(folder: Path, finished: RunConfig, ranks: RankPool) -> None:
-    config = make(folder, "sharded", parallel={"z": 2, "x": 2})
-    ranks(train_until, 4, config, 7)
+@pytest.mark.parametrize(
+    "mesh", [{"x": 2}, pytest.param({"z": 2, "x": 2}, marks=pytest.mark.mesh)], ids=str
+)
+def test_every_mesh_measures_the_same(
+    folder: Path, finished: RunConfig, ranks: RankPool, mesh: dict[str, int]
+) -> None:
+    name = "-".join(["sharded", *mesh])
+    config = make(folder, name, parallel=mesh)
+    ranks(train_until, 2 ** len(mesh), config, 7)
     # fp32: sums in another order.
     np.testing.assert_allclose(read_reference(config), read_reference(finished), atol=1e-4)
     # It goes on on one process, with what the mesh has measured.
-    train_run(make(folder, "sharded"))
+    train_run(make(folder, name))
     ours, theirs = ([line.loss for line in read_steps(each)] for each in (config, finished))
     np.testing.assert_allclose(np.array(ours), np.array(theirs), rtol=2e-3)
 

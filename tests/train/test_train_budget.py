@@ -33,7 +33,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def make(folder: Path, name: str, budget: dict[str, Any] | None, **train: Any) -> RunConfig:
+def make(
+    folder: Path,
+    name: str,
+    budget: dict[str, Any] | None,
+    *,
+    audit_at_end: bool = True,
+    **train: Any,
+) -> RunConfig:
     return make_run(
         folder,
         name=name,
@@ -46,6 +53,7 @@ def make(folder: Path, name: str, budget: dict[str, Any] | None, **train: Any) -
         },
         optim={"lr": 1e-2},
         train={"epochs": 1, "audit_every_steps": 10, "checkpoint_every_steps": None, **train},
+        audit={"enabled": audit_at_end},
         budget=budget,
     )
 
@@ -102,7 +110,7 @@ def stopped(folder: Path) -> RunConfig:
 
 
 def test_looking_changes_nothing(folder: Path, watched: RunConfig) -> None:
-    config = make(folder, "unwatched", None, audit_every_steps=None)
+    config = make(folder, "unwatched", None, audit_at_end=False, audit_every_steps=None)
     train_run(config)
     assert_same_weights(config, watched)
     assert not read_audits(config)
@@ -180,7 +188,9 @@ def interrupt_after(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Trainer, "_timed_step", timed_step)
 
 
-@pytest.mark.parametrize("budget", [TIGHTEN, STOP], ids=["tighten", "stop"])
+@pytest.mark.parametrize(
+    "budget", [TIGHTEN, pytest.param(STOP, marks=pytest.mark.slow)], ids=["tighten", "stop"]
+)
 def test_an_interrupted_run_decides_the_same(
     folder: Path,
     tightened: RunConfig,
@@ -188,7 +198,8 @@ def test_an_interrupted_run_decides_the_same(
     budget: dict[str, Any],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    config = make(folder, f"interrupted-{budget['action']}", budget, keep_checkpoints=1)
+    name = f"interrupted-{budget['action']}"
+    config = make(folder, name, budget, audit_at_end=False, keep_checkpoints=1)
     whole = tightened if budget is TIGHTEN else stopped
     # After the first documents have gone up, and between two audits.
     step = read_end(stopped).step + 3
@@ -218,10 +229,11 @@ class Killed(Exception):
     pass
 
 
+@pytest.mark.slow
 def test_a_run_killed_before_its_first_checkpoint_begins_again(
     folder: Path, tightened: RunConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = make(folder, "killed-early", TIGHTEN)
+    config = make(folder, "killed-early", TIGHTEN, audit_at_end=False)
     with monkeypatch.context() as patch:
         kill_after(13, patch)
         with pytest.raises(Killed):
@@ -282,7 +294,11 @@ def test_a_run_that_has_ended_can_be_audited_otherwise(stopped: RunConfig) -> No
     train_run(stopped)
 
 
-@pytest.mark.parametrize("keep", [1, 5], ids=["the only one", "others before it"])
+@pytest.mark.parametrize(
+    "keep",
+    [1, pytest.param(5, marks=pytest.mark.slow)],
+    ids=["the only one", "others before it"],
+)
 def test_a_stopped_run_whose_weights_are_damaged_says_so(
     folder: Path, stopped: RunConfig, keep: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

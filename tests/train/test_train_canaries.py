@@ -69,7 +69,7 @@ def test_the_audit_of_documents_leaves_canaries_out(plain: RunConfig) -> None:
     assert report.dose_response, "the tally is complete"
 
 
-@pytest.mark.parametrize("mode", ["hash", "static", "random"])
+@pytest.mark.parametrize("mode", ["hash", pytest.param("static", marks=pytest.mark.slow), "random"])
 def test_the_record_shows_what_a_mitigation_dropped(folder: Path, mode: str) -> None:
     config = make(
         folder,

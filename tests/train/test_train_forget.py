@@ -59,7 +59,11 @@ def reciting(folder: Path) -> RunConfig:
     return config
 
 
-@pytest.mark.parametrize("way", WAYS, ids=lambda way: str(way["name"]))
+@pytest.mark.parametrize(
+    "way",
+    [WAYS[0], pytest.param(WAYS[1], marks=pytest.mark.slow)],
+    ids=lambda way: str(way["name"]),
+)
 def test_it_forgets_and_keeps_the_rest(
     folder: Path, reciting: RunConfig, way: dict[str, Any]
 ) -> None:

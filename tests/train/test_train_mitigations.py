@@ -12,11 +12,11 @@ from memguard.records import AuditReport, load_manifest, load_record
 from memguard.train.metrics import EndMetrics, StepMetrics, read_metrics
 from memguard.workflows.train import train_run
 
-LOSSES: list[dict[str, Any]] = [
+LOSSES: list[Any] = [
     {"name": "label_smoothing"},
-    {"name": "focal"},
-    {"name": "confidence_penalty"},
-    {"name": "loss_clipping", "floor": 5.3},
+    pytest.param({"name": "focal"}, marks=pytest.mark.slow),
+    pytest.param({"name": "confidence_penalty"}, marks=pytest.mark.slow),
+    pytest.param({"name": "loss_clipping", "floor": 5.3}, marks=pytest.mark.slow),
     {"name": "flooding", "level": 5.3},
     {"name": "neftune"},
 ]

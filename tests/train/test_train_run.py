@@ -4,7 +4,6 @@ import fcntl
 import json
 import os
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -13,9 +12,11 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from ranks import RankPool
 from run_examples import make_run
 from safetensors.torch import load_file
 
+from memguard.cli import main
 from memguard.config import RunConfig, dump_yaml
 from memguard.data.corpus import load_corpus
 from memguard.data.packing import plan_rows
@@ -26,6 +27,7 @@ from memguard.runtime import Runtime
 from memguard.train.checkpoint import TrainState, load_checkpoint
 from memguard.train.metrics import EndMetrics, HeldoutMetrics, StepMetrics, read_metrics
 from memguard.train.optim import build_optimizer
+from memguard.train.trainer import Trainer
 from memguard.workflows.train import prepare_run, train_run
 
 GOLDFISH = [{"name": "goldfish", "k": 3, "context_width": 3}]
@@ -205,35 +207,72 @@ def test_heldout_loss_equals_transformers_own(finished: RunConfig) -> None:
 
 # -- interruption ---------------------------------------------------------------------------------
 
+_STOP_STEP = 17
+"""Between two checkpoints, before the last."""
 
-def start_child(config: RunConfig) -> subprocess.Popen[bytes]:
-    requested = Path(config.output_dir) / f"{config.name}.yaml"
+
+def train_until_stopped(requested: Path, message: Path) -> None:
+    """`memguard train` in a process of its own: it waits in mid-run until it is sent a signal."""
+    os.dup2(os.open(message, os.O_WRONLY | os.O_CREAT), sys.stderr.fileno())
+    original = Trainer._timed_step
+
+    def timed_step(self: Trainer) -> StepMetrics:
+        line = original(self)
+        while line.step == _STOP_STEP and self.stop_request.signal_number is None:
+            time.sleep(0.01)
+        return line
+
+    # For this process only, which ends with the test.
+    Trainer._timed_step = timed_step  # type: ignore[method-assign]
+    sys.argv = ["memguard", "train", str(requested)]
+    main()
+
+
+def stop_in_mid_run(ranks: RankPool, config: RunConfig, number: signal.Signals) -> tuple[int, str]:
+    """Send a signal to a process that trains; return its exit code and what it has said."""
+    run = Path(config.output_dir) / config.name
+    requested, message = run.with_suffix(".yaml"), run.with_suffix(".txt")
     requested.parent.mkdir(parents=True, exist_ok=True)
     requested.write_text(dump_yaml(config))
-    return subprocess.Popen(
-        [sys.executable, "-m", "memguard", "train", str(requested)],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        env={**os.environ, "OMP_NUM_THREADS": str(torch.get_num_threads())},
-    )
-
-
-def wait_for_steps(config: RunConfig, count: int, child: subprocess.Popen[bytes]) -> None:
-    path = Path(config.output_dir) / config.name / "metrics.jsonl"
-    for _ in range(1200):
-        if path.exists() and path.read_text().count('"event":"step"') >= count:
-            return
-        assert child.poll() is None, child.stderr and child.stderr.read().decode()
+    child = ranks.start(train_until_stopped, requested, message)
+    metrics = run / "metrics.jsonl"
+    while not metrics.exists() or metrics.read_text().count('"event":"step"') < _STOP_STEP - 1:
+        assert child.is_alive(), message.read_text()
         time.sleep(0.05)
-    raise AssertionError("the child took no steps")
+    assert child.pid is not None
+    os.kill(child.pid, number)
+    child.join(timeout=60)
+    assert child.exitcode is not None
+    return child.exitcode, message.read_text()
+
+
+class Killed(Exception):
+    pass
+
+
+def kill_after(step: int, config: RunConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Train in this process, and end as SIGKILL does: after that step nothing is saved."""
+    original = Trainer._timed_step
+
+    def timed_step(self: Trainer) -> StepMetrics:
+        line = original(self)
+        if line.step == step:
+            raise Killed
+        return line
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "_timed_step", timed_step)
+        with pytest.raises(Killed):
+            train_run(config)
 
 
 def long_run(folder: Path, name: str) -> RunConfig:
+    """27 steps, checkpoints after 7, 14, 21 and the last."""
     return make_run(
         folder,
         name=name,
         mitigations=[{"name": "goldfish", "k": 3, "mode": "random"}],
-        train={"epochs": 30, "checkpoint_every_steps": 7, "keep_checkpoints": 2},
+        train={"epochs": 4, "checkpoint_every_steps": 7, "keep_checkpoints": 2},
         audit={"enabled": False},
     )
 
@@ -251,47 +290,48 @@ def uninterrupted(folder: Path) -> RunConfig:
     ids=lambda value: getattr(value, "name", str(value)),
 )
 def test_stopped_and_resumed_ends_with_the_same_bits(
-    folder: Path, uninterrupted: RunConfig, number: signal.Signals, code: int
+    folder: Path, uninterrupted: RunConfig, ranks: RankPool, number: signal.Signals, code: int
 ) -> None:
     config = long_run(folder, f"stopped-by-{number.name}")
-    child = start_child(config)
-    wait_for_steps(config, 20, child)
-    child.send_signal(number)
-    message = child.communicate(timeout=60)[1].decode()
-    assert child.returncode == code, message
+    returned, message = stop_in_mid_run(ranks, config, number)
+    assert returned == code, message
     run = Path(config.output_dir) / config.name
     assert not (run / "model").exists(), "stopped in mid-run"
     if number != signal.SIGKILL:
         assert "run the same command again to go on" in message
     train_run(config)
-    assert_same_weights(config, uninterrupted)
-    lines = list(read_metrics(run / "metrics.jsonl"))
-    steps = [line.step for line in lines if isinstance(line, StepMetrics)]
-    assert steps == list(range(1, len(steps) + 1)), "each step once"
-    other = read_metrics(Path(uninterrupted.output_dir) / uninterrupted.name / "metrics.jsonl")
-    assert [m.loss for m in lines if isinstance(m, StepMetrics)] == [
-        m.loss for m in other if isinstance(m, StepMetrics)
-    ]
+    assert_same_steps_and_weights(config, uninterrupted)
     assert len(list((run / "checkpoints").iterdir())) <= 2
 
 
+def assert_same_steps_and_weights(config: RunConfig, uninterrupted: RunConfig) -> None:
+    ours, theirs = (
+        [line for line in read_metrics(run / "metrics.jsonl") if isinstance(line, StepMetrics)]
+        for run in (Path(each.output_dir) / each.name for each in (config, uninterrupted))
+    )
+    assert [line.step for line in ours] == list(range(1, len(theirs) + 1)), "each step once"
+    assert [line.loss for line in ours] == [line.loss for line in theirs]
+    assert_same_weights(config, uninterrupted)
+
+
 def test_a_damaged_checkpoint_is_passed_over(
-    folder: Path, uninterrupted: RunConfig, capsys: pytest.CaptureFixture[str]
+    folder: Path,
+    uninterrupted: RunConfig,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     config = long_run(folder, "damaged")
-    child = start_child(config)
-    wait_for_steps(config, 20, child)
-    child.kill()
-    child.communicate()
+    kill_after(_STOP_STEP, config, monkeypatch)
     run = Path(config.output_dir) / config.name
     newest = max((run / "checkpoints").glob("step-*"))
+    assert newest.name == "step-00000014"
     shard = next(newest.glob("*.distcp"))
     content = bytearray(shard.read_bytes())
     content[len(content) // 2] ^= 1
     shard.write_bytes(content)
     train_run(config)
     assert f"{newest.name} is passed over" in capsys.readouterr().err.replace("\n", " ")
-    assert_same_weights(config, uninterrupted)
+    assert_same_steps_and_weights(config, uninterrupted)
 
 
 def test_a_full_disk_leaves_the_checkpoint_before(
