@@ -1,13 +1,18 @@
 """Fixtures shared by all tests: real data where it is there, tiny models where it is not."""
 
+import gc
 import signal
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import hypothesis
+import jinja2
 import pytest
 from cli_examples import save_tiny_model, write_texts
 from ranks import RankPool
+
+from memguard.report import html
 
 pytest_plugins = ["case_sample"]
 
@@ -44,6 +49,35 @@ def ranks(session_cache: Path) -> RankPool:
     Where pytest-xdist runs the tests in several workers, each has its own.
     """
     return RankPool()
+
+
+class _KeptTemplates(jinja2.BytecodeCache):
+    """The compiled templates of pages, which take more time than all else of a page."""
+
+    def __init__(self) -> None:
+        self.codes: dict[str, bytes] = {}
+
+    def load_bytecode(self, bucket: jinja2.bccache.Bucket) -> None:
+        if bucket.key in self.codes:
+            bucket.bytecode_from_string(self.codes[bucket.key])
+
+    def dump_bytecode(self, bucket: jinja2.bccache.Bucket) -> None:
+        self.codes[bucket.key] = bucket.bytecode_to_string()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _kept_templates() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        kept = partial(jinja2.Environment, bytecode_cache=_KeptTemplates())
+        patch.setattr(html, "Environment", kept)
+        yield
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _frozen() -> None:
+    """Leave what is imported by now out of the garbage collections that an audit begins with."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 _PRELOADED = [
+    "hypothesis",
     "pytest",
     "torch.distributed.fsdp",
     "transformers.models.llama.modeling_llama",

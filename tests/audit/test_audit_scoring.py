@@ -126,8 +126,18 @@ def score_on_mesh(
         return found, steps
 
 
-@pytest.mark.parametrize("num_passages", [1, 33])
-@pytest.mark.parametrize("mesh", [MeshShape(data=2, z=2), MeshShape(z=3), MeshShape(y=2, x=2)])
+@pytest.mark.parametrize(
+    ("mesh", "num_passages"),
+    [
+        (MeshShape(data=2, z=2), 1),
+        (MeshShape(y=2, x=2), 33),
+        pytest.param(MeshShape(data=2, z=2), 33, marks=pytest.mark.mesh),
+        pytest.param(MeshShape(z=3), 1, marks=pytest.mark.mesh),
+        pytest.param(MeshShape(z=3), 33, marks=pytest.mark.mesh),
+        pytest.param(MeshShape(y=2, x=2), 1, marks=pytest.mark.mesh),
+    ],
+    ids=str,
+)
 def test_meshes_do_not_matter_even_where_a_rank_has_nothing_to_do(
     vocab: VocabLayer,
     passages: list[Passage],

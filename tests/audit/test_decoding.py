@@ -78,7 +78,13 @@ def vocab() -> VocabLayer:
     return build_vocab_layer(build("llama"))
 
 
-@pytest.mark.parametrize("family", ["llama", "gpt2", "qwen2", "mistral", "gemma2", "mamba"])
+@pytest.mark.parametrize(
+    "family",
+    [
+        *("llama", "gpt2", "gemma2", "mamba"),
+        *(pytest.param(each, marks=pytest.mark.slow) for each in ("qwen2", "mistral")),
+    ],
+)
 def test_greedy_is_what_generate_gives(family: str) -> None:
     model = build(family)
     requests = make_requests(7 if family == "mamba" else 25)
@@ -87,6 +93,7 @@ def test_greedy_is_what_generate_gives(family: str) -> None:
     assert len({tuple(tokens) for tokens in to_lists(continued)}) > 5, "these say something"
 
 
+@pytest.mark.slow
 def test_greedy_is_what_generate_gives_on_real_text(shared_data: Path) -> None:
     folder = str(shared_data / "checkpoints" / "stories260K")
     model, tokenizer = load_model(folder), load_tokenizer(folder)

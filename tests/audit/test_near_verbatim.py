@@ -124,7 +124,10 @@ def find(
     return find_near_verbatim(probe, windows, one_pass, measure, seed=0)
 
 
-@pytest.mark.parametrize("batch_tokens", [1, 100, 4000])
+@pytest.mark.parametrize(
+    "batch_tokens",
+    [100, *(pytest.param(each, marks=pytest.mark.slow) for each in (1, 4000))],
+)
 def test_matches_are_those_of_plain_generation(
     vocab: VocabLayer, windows: list[Window], batch_tokens: int
 ) -> None:

@@ -5,7 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from cli_examples import write_run
+import pytest
+from cli_examples import run_cli, write_run
 from safetensors.torch import load_file
 
 from memguard.records import AuditReport, load_record
@@ -17,7 +18,7 @@ def run(*arguments: object) -> subprocess.CompletedProcess[str]:
 
 
 def test_nproc_trains_and_audits(folder: Path) -> None:
-    path = write_run(folder, parallel={"x": 2})
+    path = write_run(folder, parallel={"x": 2}, train={"max_steps": 2})
     done = run("-m", "memguard", "train", path, "--nproc", 2, "--json")
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
@@ -27,6 +28,7 @@ def test_nproc_trains_and_audits(folder: Path) -> None:
     assert done.stderr.count("audit: report in") == 1, "rank 0 alone speaks"
 
 
+@pytest.mark.slow
 def test_torchrun_does_too(folder: Path) -> None:
     # Next to nothing is trained: what comes out is what went in, through shards and back.
     path = write_run(
@@ -43,19 +45,36 @@ def test_torchrun_does_too(folder: Path) -> None:
         assert float((tensor - before[name]).abs().max()) < 1e-20, name
 
 
-def test_a_mesh_that_does_not_fit_is_told_once(folder: Path) -> None:
-    settings = ("parallel.z=2", "train.batch_size=5")
-    done = run("-m", "memguard", "train", write_run(folder), "--nproc", 2, *settings)
-    assert done.returncode == 2, done.stderr
-    assert "train.batch_size" in done.stderr
-    assert "Traceback" not in done.stderr
-    lines = done.stderr.splitlines()
+MISFIT = ("parallel.z=2", "train.batch_size=5")
+
+
+def check_misfit(folder: Path, code: int, err: str) -> None:
+    assert code == 2, err
+    assert "train.batch_size" in err
+    assert "Traceback" not in err
+    lines = err.splitlines()
     assert len(lines) == len(set(lines)), "said once"
     assert not (folder / "runs").exists()
 
 
+@pytest.mark.parametrize("rank", ["0", "1"])
+def test_a_mesh_that_does_not_fit_is_told_before_ranks_meet(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, rank: str
+) -> None:
+    for name, value in (("RANK", rank), ("LOCAL_RANK", rank), ("WORLD_SIZE", "2")):
+        monkeypatch.setenv(name, value)
+    told = run_cli("train", write_run(folder), *MISFIT)
+    check_misfit(folder, told.code, told.err)
+
+
+@pytest.mark.slow
+def test_a_mesh_that_does_not_fit_is_told_once(folder: Path) -> None:
+    done = run("-m", "memguard", "train", write_run(folder), "--nproc", 2, *MISFIT)
+    check_misfit(folder, done.returncode, done.stderr)
+
+
 def test_one_process_is_not_enough_for_a_mesh(folder: Path) -> None:
-    done = run("-m", "memguard", "train", write_run(folder), "parallel.x=2")
-    assert done.returncode == 2
-    assert "parallel.x" in done.stderr
-    assert "--nproc" in done.stderr
+    told = run_cli("train", write_run(folder), "parallel.x=2")
+    assert told.code == 2
+    assert "parallel.x" in told.err
+    assert "--nproc" in told.err

@@ -16,12 +16,14 @@ from unittest import mock
 import pytest
 import yaml
 from cli_examples import TINY_LLAMA, Outcome, read_json, run_cli, write_texts
+from preloaded import PreloadedChild
+from ranks import RankPool
 
 from memguard.records import Comparison, load_manifest, load_record
 from memguard.train.metrics import StepMetrics, read_metrics
 from memguard.workflows import sweep as sweep_module
 
-Child = subprocess.Popen[Any]
+Child = subprocess.Popen[Any] | PreloadedChild
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -72,10 +74,11 @@ def count_steps(run: Path) -> int:
 
 
 @contextmanager
-def watched(run: Path, steps: int, act: Callable[[Child], None]) -> Iterator[None]:
+def watched(
+    run: Path, steps: int, act: Callable[[Child], None], start: Callable[..., Child]
+) -> Iterator[None]:
     """Let ``act`` happen to the child process as soon as the run has taken so many steps."""
     started: list[Child] = []
-    start = subprocess.Popen
 
     def remember(*arguments: Any, **how: Any) -> Child:
         started.append(start(*arguments, **how))
@@ -101,16 +104,30 @@ def interrupt(child: Child) -> None:
     os.kill(os.getpid(), signal.SIGINT)
 
 
-@pytest.fixture(scope="module")
-def sweep(tmp_path_factory: pytest.TempPathFactory) -> Sweep:
+def kill(child: Child) -> None:
+    child.kill()
+
+
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param(PreloadedChild, id="forks"),
+        pytest.param(subprocess.Popen, id="processes", marks=pytest.mark.slow),
+    ],
+)
+def sweep(
+    request: pytest.FixtureRequest, ranks: RankPool, tmp_path_factory: pytest.TempPathFactory
+) -> Sweep:
+    start: Callable[..., Child] = request.param
     folder = tmp_path_factory.mktemp("sweep")
     file, none = write_sweep(folder), folder / "small" / "none"
-    with watched(none, 20, Child.kill):
+    with watched(none, 20, kill, start):
         killed = run_cli("compare", file)
     assert count_steps(none) >= 20
-    with watched(none, count_steps(none) + 20, interrupt):
+    with watched(none, count_steps(none) + 20, interrupt, start):
         interrupted = run_cli("compare", file)
-    finished = run_cli("compare", file)
+    with mock.patch.object(sweep_module.subprocess, "Popen", start):
+        finished = run_cli("compare", file)
     assert finished.code == 0, finished.err
     assert finished.out.strip() == str(folder / "small" / "comparison.html")
     assert "1 of 3 runs finished before: base" in finished.err

@@ -1,5 +1,8 @@
 import json
+import shutil
 import sys
+import sysconfig
+from pathlib import Path
 
 import pytest
 
@@ -84,7 +87,7 @@ def test_built_once_and_named_for_its_content(package, tmp_path, monkeypatch):
     assert list(tmp_path.glob(".*")) == []
 
 
-def test_topics_and_standard_library(tmp_path):
+def check_topics_and_standard_library(tmp_path):
     rows = read(build_docstring_file([" topics", "stdlib "], tmp_path))
     ids = [row["id"] for row in rows]
     assert len(set(ids)) == len(ids)
@@ -92,6 +95,25 @@ def test_topics_and_standard_library(tmp_path):
     assert not any(id_.startswith(("test.", "idlelib.", "lib2to3.")) for id_ in ids)
     assert len({row["text"] for row in rows}) == len(rows)
     assert min(len(row["text"]) for row in rows) >= 200
+    return rows
+
+
+def test_topics_and_a_part_of_the_standard_library(tmp_path, monkeypatch):
+    whole, part = Path(sysconfig.get_path("stdlib")), tmp_path / "lib"
+    part.mkdir()
+    for name in ("textwrap.py", "argparse.py"):
+        shutil.copy(whole / name, part)
+    # A module found twice, under names of which one is left out.
+    for name in ("json", "test", "idlelib"):
+        shutil.copytree(whole / "json", part / name)
+    monkeypatch.setattr(sysconfig, "get_path", {"stdlib": str(part)}.get)
+    rows = check_topics_and_standard_library(tmp_path / "cache")
+    assert sum(row["id"].startswith("json") for row in rows) > 3
+
+
+@pytest.mark.slow
+def test_topics_and_the_whole_standard_library(tmp_path):
+    rows = check_topics_and_standard_library(tmp_path)
     assert sum(len(row["text"]) for row in rows) > 1e6
 
 

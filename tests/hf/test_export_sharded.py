@@ -1,5 +1,6 @@
 """A mesh into a folder: the one that a single process writes, and no rank holds the model."""
 
+import itertools
 import json
 import os
 import resource
@@ -23,6 +24,8 @@ from memguard.hf.sharded import ShardedLayer
 
 CARD = "# card, naïve\n"
 NUM_RANKS = {(1, 1, 1, 1): 1, (1, 2, 1, 1): 2, (2, 1, 1, 2): 4, (1, 1, 1, 4): 4, (1, 2, 2, 2): 8}
+# Tied or not; the others with `-m mesh`.
+BY_DEFAULT = [((1, 1, 1, 1), True), ((2, 1, 1, 2), False), ((1, 2, 2, 2), True)]
 
 
 @pytest.fixture(scope="module")
@@ -52,8 +55,13 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
-@pytest.mark.parametrize("tied", [False, True])
-@pytest.mark.parametrize("degrees", NUM_RANKS)
+@pytest.mark.parametrize(
+    ("degrees", "tied"),
+    [
+        case if case in BY_DEFAULT else pytest.param(*case, marks=pytest.mark.mesh)
+        for case in itertools.product(NUM_RANKS, (False, True))
+    ],
+)
 def test_the_folder_is_the_one_that_a_single_process_writes(
     ranks: Any, tmp_path: Path, tokenizer_folder: str, degrees: Any, tied: bool
 ) -> None:
@@ -71,7 +79,10 @@ def test_the_folder_is_the_one_that_a_single_process_writes(
     assert ours.stat().st_mode & 0o777 == 0o755
 
 
-@pytest.mark.parametrize("family", ["mistral", "qwen2", "qwen3"])
+@pytest.mark.parametrize(
+    "family",
+    ["qwen3", *(pytest.param(each, marks=pytest.mark.mesh) for each in ("mistral", "qwen2"))],
+)
 def test_other_families(ranks: Any, tmp_path: Path, tokenizer_folder: str, family: str) -> None:
     source, ours = tmp_path / "source", tmp_path / "ours"
     build(family).save_pretrained(source)
@@ -80,7 +91,7 @@ def test_other_families(ranks: Any, tmp_path: Path, tokenizer_folder: str, famil
         assert (ours / name).read_bytes() == content, name
 
 
-@pytest.mark.parametrize("max_file_bytes", [1, 20_000])
+@pytest.mark.parametrize("max_file_bytes", [pytest.param(1, marks=pytest.mark.mesh), 20_000])
 def test_files_and_index_are_those_of_save_pretrained(
     ranks: Any, tmp_path: Path, tokenizer_folder: str, max_file_bytes: int
 ) -> None:

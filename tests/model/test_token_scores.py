@@ -136,7 +136,7 @@ def score_ties(degrees: tuple[int, int]) -> tuple[list[int], list[float]]:
     return scores.argmax_N.tolist(), scores.margin_N.tolist()
 
 
-@pytest.mark.parametrize("degrees", [(1, 2), (1, 4), (2, 2)])
+@pytest.mark.parametrize("degrees", MESHES)
 def test_ties_across_ranks_go_to_the_lowest_id_with_margin_zero(
     ranks: RankPool, degrees: tuple[int, int]
 ) -> None:
@@ -264,7 +264,7 @@ def check_truncated_on_ranks(degrees: tuple[int, int]) -> None:
         torch.testing.assert_close(found_N, alone.truncated_SN[0], rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("degrees", [(1, 1), (1, 2), (2, 2)])
+@pytest.mark.parametrize("degrees", [(1, 1), pytest.param((1, 2), marks=pytest.mark.mesh), (2, 2)])
 def test_ways_to_draw_are_scored_in_the_same_pass(
     ranks: RankPool, degrees: tuple[int, int]
 ) -> None:

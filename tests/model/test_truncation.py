@@ -177,7 +177,10 @@ TIES: list[tuple[Scheme, list[int]]] = [
 ]
 
 
-@pytest.mark.parametrize("degrees", [None, (1, 2), (1, 3), (2, 2)])
+@pytest.mark.parametrize(
+    "degrees",
+    [None, (2, 2), *(pytest.param(each, marks=pytest.mark.mesh) for each in ((1, 2), (1, 3)))],
+)
 def test_ties_at_the_border(ranks: RankPool, degrees: tuple[int, int] | None) -> None:
     found = (
         [score_all_ties(None)]

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -19,8 +20,13 @@ def soft_cap(logits: Tensor, cap: float) -> Tensor:
 
 STEPS: tuple[Step, ...] = ((soft_cap, 3.0),)
 
-# Degrees (y, x) of the meshes that these tests run on, 2 to 4 ranks.
-MESHES = [(1, 2), (2, 1), (1, 3), (1, 4), (2, 2)]
+# Degrees (y, x) of the meshes that these tests run on, 2 to 4 ranks: with a rank that has no row of
+# the vocabulary, with both axes, and with `-m mesh` the others.
+MESHES = [
+    (1, 4),
+    (2, 2),
+    *(pytest.param(degrees, marks=pytest.mark.mesh) for degrees in ((1, 2), (2, 1), (1, 3))),
+]
 
 # The last ranks hold fewer rows of the vocabulary than the first, or, of 5 over 4, none.
 VOCAB_SIZES = [131, 5]

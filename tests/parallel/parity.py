@@ -124,29 +124,37 @@ def _compare(degrees: tuple[int, int, int, int], case: Case) -> Worst:
         worst["loss"] = max(worst["loss"], abs(result.loss / expected.loss - 1))
         worst["norm"] = max(worst["norm"], abs(result.grad_norm / expected.grad_norm - 1))
         clipped_norm = min(expected.grad_norm, OPTIM.max_grad_norm or np.inf)
-        for each in step.parameters:
-            floor = 1e-3 * clipped_norm
-            error = _distance(each, gradients[each.name], expected.gradients[each.name], floor)
+        floor = 1e-3 * clipped_norm
+        for name, error in _distances(step.parameters, gradients, expected.gradients, floor):
             if error > worst["gradient"]:
-                worst["gradient"], where = error, each.name
-            weights = dict(model.named_parameters())[each.name].detach()
-            error = _distance(each, each.local.detach(), weights, 0.0)
+                worst["gradient"], where = error, name
+        ours = {each.name: each.local.detach() for each in step.parameters}
+        weights = {name: weight.detach() for name, weight in model.named_parameters()}
+        for _, error in _distances(step.parameters, ours, weights, 0.0):
             worst["weight"] = max(worst["weight"], error)
     return Worst(**worst, where=where)
 
 
-def _distance(each: Any, local: Tensor, full: Tensor, floor: float) -> float:
-    """Return ||ours - theirs|| / max(||theirs||, floor) over all ranks' pieces."""
-    source = each.source
-    # torch's own account of what this rank stores; ours is what the loader went by.
-    shape, offset = compute_local_shape_and_global_offset(
-        source.shape, source.device_mesh, source.placements
-    )
-    assert tuple(shape) == tuple(local.shape), each.name
-    theirs = full[tuple(slice(a, a + n) for a, n in zip(offset, shape, strict=True))]
-    squares = ((local - theirs).double().pow(2).sum() / each.num_copies).reshape(1)
-    dist.all_reduce(squares)
-    return float(squares.sqrt()) / max(float(full.double().norm()), floor)
+def _distances(
+    parameters: Any, local: dict[str, Tensor], full: dict[str, Tensor], floor: float
+) -> list[tuple[str, float]]:
+    """Return name and ||ours - theirs|| / max(||theirs||, floor), over all ranks' pieces."""
+    squares = []
+    for each in parameters:
+        source, ours, theirs = each.source, local[each.name], full[each.name]
+        # torch's own account of what this rank stores; ours is what the loader went by.
+        shape, offset = compute_local_shape_and_global_offset(
+            source.shape, source.device_mesh, source.placements
+        )
+        assert tuple(shape) == tuple(ours.shape), each.name
+        theirs = theirs[tuple(slice(a, a + n) for a, n in zip(offset, shape, strict=True))]
+        squares.append((ours - theirs).double().pow(2).sum() / each.num_copies)
+    sums = torch.stack(squares)
+    dist.all_reduce(sums)
+    return [
+        (each.name, square**0.5 / max(float(full[each.name].double().norm()), floor))
+        for each, square in zip(parameters, sums.tolist(), strict=True)
+    ]
 
 
 def _share(batch: Batch, mesh: Mesh4D) -> Batch:

@@ -113,7 +113,9 @@ def shapes_of_fsdp(degrees: tuple[int, ...], fields: dict[str, Any]) -> list[tup
     return rows
 
 
-@pytest.mark.parametrize("degrees", [(1, 4, 1, 1), (1, 2, 1, 2)])
+@pytest.mark.parametrize(
+    "degrees", [pytest.param((1, 4, 1, 1), marks=pytest.mark.mesh), (1, 2, 1, 2)]
+)
 def test_fsdp_stores_rectangles_of_these_shapes(ranks: Any, degrees: tuple[int, ...]) -> None:
     # 97 tokens and 2 key/value heads of 8: neither is a multiple of what cuts it.
     num_ranks = torch.Size(degrees).numel()

@@ -108,16 +108,16 @@ QUICK = [
     Case(mesh=(1, 2, 1, 1)),
     *(Case(mesh=_WHOLE, checkpointing=mode) for mode in _MODES),
     # With x = 4 two ranks share a key/value head.
-    *(Case(mesh=(1, 1, 2, 4), checkpointing=mode) for mode in _MODES),
-    Case(mesh=(1, 1, 1, 32), **_MANY),
+    Case(mesh=(1, 1, 2, 4), checkpointing="full"),
     Case(mesh=(2, 3, 2, 16), checkpointing="full", **_MANY),
     Case(mesh=_WHOLE, family="qwen2", fields=FAMILIES["qwen2"]),
     Case(mesh=_WHOLE, family="qwen3", fields=FAMILIES["qwen3"], checkpointing="full"),
     Case(mesh=_WHOLE, is_tied=True, reshard=False),
     Case(mesh=_WHOLE, sums_nll=False),
-    *(Case(mesh=(1, 1, 4, 8), checkpointing=mode, **_405B) for mode in _MODES),
+    Case(mesh=(1, 1, 4, 8), **_405B),
 ]
 MORE = [
+    *(Case(mesh=(1, 1, 2, 4), checkpointing=mode) for mode in _MODES),
     *(
         Case(mesh=mesh, checkpointing=mode)
         for mode in _MODES
@@ -140,7 +140,7 @@ MORE = [
     *(
         Case(mesh=mesh, checkpointing=mode, **_405B)
         for mode in _MODES
-        for mesh in ((1, 1, 1, 8), (1, 1, 1, 32), (1, 16, 2, 8))
+        for mesh in ((1, 1, 1, 8), (1, 1, 1, 32), (1, 1, 4, 8), (1, 16, 2, 8))
     ),
 ]
 
@@ -207,7 +207,7 @@ def test_the_formula_gives_every_collective(quick: dict[str, Calls], case: Case)
 
 
 def test_selective_recomputation_sends_nothing_twice(quick: dict[str, Calls]) -> None:
-    assert check_selective(QUICK, quick) == 3
+    assert check_selective(QUICK, quick) == 1
 
 
 @pytest.mark.mesh

@@ -4,6 +4,7 @@ import re
 from collections import Counter
 
 import numpy as np
+import pytest
 from hypothesis import HealthCheck, given, settings
 from licensed_audits import Audit, Document, draw_audits
 from licensed_banners import BANNERS
@@ -156,12 +157,13 @@ def check_audit(audit: Audit) -> Counter[str]:
     return said
 
 
-def test_every_sentence_is_licensed_and_each_of_the_table_is_said() -> None:
+def check_audits(num_audits: int) -> Counter[str]:
+    """Hold the sentences of so many audits against their numbers; return what was said."""
     total: Counter[str] = Counter()
 
     # The same audits each time: that every sentence is met must not be a matter of luck.
     @settings(
-        max_examples=300,
+        max_examples=num_audits,
         derandomize=True,
         database=None,
         suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
@@ -171,7 +173,21 @@ def test_every_sentence_is_licensed_and_each_of_the_table_is_said() -> None:
         total.update(check_audit(audit))
 
     check()
+    return total
+
+
+def list_unsaid(said: Counter[str]) -> set[str]:
     wanted = {one.name for one in (*VERDICT, *NOTICES)}
     wanted |= {f"verdict by {metric}" for metric in HOW.values()}
     wanted |= {"learned in the lead", "base model is the model"}
-    assert wanted - total.keys() == set(), "sentences that no audit led to"
+    return wanted - said.keys()
+
+
+def test_every_sentence_is_licensed() -> None:
+    # Of 36 sentences some are rare: all of them take more audits than these.
+    assert len(list_unsaid(check_audits(80))) <= 6
+
+
+@pytest.mark.slow
+def test_every_sentence_is_licensed_and_each_of_the_table_is_said() -> None:
+    assert list_unsaid(check_audits(300)) == set(), "sentences that no audit led to"

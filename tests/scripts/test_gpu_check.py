@@ -1,6 +1,5 @@
 """The GPU check runs dry, says what is missing, and counts arithmetic as a model is built."""
 
-import importlib.util
 import os
 import subprocess
 import sys
@@ -9,6 +8,8 @@ from types import ModuleType
 
 import pytest
 import torch
+from ranks import RankPool
+from script_calls import load_script, run_script
 
 ROOT = Path(__file__).parents[2]
 
@@ -33,13 +34,7 @@ def run(*arguments: str, path: str = "") -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture(scope="module")
 def script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("gpu_check", ROOT / "scripts" / "gpu_check.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    # Its dataclasses look their module up.
-    sys.modules["gpu_check"] = module
-    spec.loader.exec_module(module)
+    module: ModuleType = load_script("gpu_check")
     return module
 
 
@@ -58,16 +53,30 @@ def test_a_dry_run_fills_every_row(script: ModuleType) -> None:
 def test_what_is_missing_is_named(tmp_path: Path) -> None:
     (tmp_path / "accelerate.py").write_text("raise ImportError('none here')")
     (tmp_path / "transformers.py").write_text("__version__ = '5.16.3'")
+    # What takes seconds to import, and is not looked into before the script itself begins.
+    (tmp_path / "torch.py").write_text("__version__ = '2.11.0'")
+    (tmp_path / "datasets.py").touch()
     done = run("--dry-run", path=str(tmp_path))
     assert done.returncode == 3
     assert "accelerate (none here)" in done.stderr
     assert "transformers >= 5.17, not 5.16.3" in done.stderr
+    assert "torch" not in done.stderr
 
 
-def test_without_a_gpu_it_says_so() -> None:
+NO_GPU = "gpu_check: torch sees no GPU"
+
+
+def test_without_a_gpu_it_says_so(ranks: RankPool) -> None:
+    done = run_script(ranks, "gpu_check")
+    assert done.code == 3
+    assert done.err.splitlines()[-1].startswith(NO_GPU)
+
+
+@pytest.mark.slow
+def test_without_a_gpu_the_shell_says_so() -> None:
     done = run()
     assert done.returncode == 3
-    assert done.stderr.splitlines()[-1].startswith("gpu_check: torch sees no GPU")
+    assert done.stderr.splitlines()[-1].startswith(NO_GPU)
 
 
 def test_the_arithmetic_of_a_token_is_that_of_the_matmuls(script: ModuleType) -> None:

@@ -64,6 +64,7 @@ def test_ranks_meet_and_rank_0_alone_prints(
     assert ended.err == ""
 
 
+@pytest.mark.slow
 def test_an_error_beside_a_barrier_ends_all(launched: Launch) -> None:
     started = time.monotonic()
     code, lines = launched("raise_beside_a_barrier", grace_s=5)
