@@ -152,7 +152,7 @@ def attack_by_beam_search(
     """Submit the ``probe.width`` most likely continuations of each window.
 
     Raises:
-        ModelError: see `rounds.run_rounds`.
+        ModelError: see `Batching.run`.
     """
     return _submit_beams("beam_search", probe, decoder, windows, on_progress=on_progress)
 
@@ -168,7 +168,7 @@ def attack_by_sampling(
     """Submit ``probe.samples`` drawn continuations of each window, the most frequent one first.
 
     Raises:
-        ModelError: see `rounds.run_rounds`.
+        ModelError: see `Batching.run`.
     """
     requests = [
         Request(
@@ -206,10 +206,10 @@ def attack_by_filling(
         scorer: of the same model; asked for the prefixes.
         windows: what is attacked.
         goldfish: that of the training; in mode ``random`` this is plain beam search, and says so.
-        on_progress: see `rounds.Progress`.
+        on_progress: see `batching.Progress`.
 
     Raises:
-        ModelError: see `rounds.run_rounds`.
+        ModelError: see `Batching.run`.
     """
     if goldfish.config.mode == "random":
         return _submit_beams(

@@ -17,7 +17,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow
@@ -25,6 +25,9 @@ from numpy.typing import ArrayLike, NDArray
 from pyarrow import parquet
 
 from memguard.records import write_atomically
+
+if TYPE_CHECKING:
+    from memguard.runtime import Runtime
 
 KEY_BYTES = 16
 
@@ -111,31 +114,6 @@ def _name_part(content: bytes) -> str:
 
 _SHARD_DOCUMENTS = 2048
 
-ValueT = TypeVar("ValueT")
-
-
-class Peers(Protocol):
-    """The ranks of an audit, as far as it must know; a `Runtime` is one."""
-
-    @property
-    def is_main(self) -> bool:
-        """Whether this is rank 0, which reads and writes files."""
-        ...
-
-    def broadcast_object(self, value: ValueT | None) -> ValueT:
-        """Return rank 0's value on every rank."""
-        ...
-
-
-class Alone:
-    """One process; needs no torch."""
-
-    is_main = True
-
-    def broadcast_object(self, value: ValueT | None) -> ValueT:
-        """Return the value."""
-        return cast("ValueT", value)
-
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Numbers:
@@ -170,7 +148,7 @@ def collect_numbers(
     measure: Callable[[Sequence[int]], ArrayLike],
     *,
     shelf: Shelf,
-    peers: Peers,
+    peers: "Runtime",
     on_progress: Callable[[int, int], None] | None = None,
 ) -> Numbers:
     """Return the numbers of all documents, measuring only those that are not on the shelf.

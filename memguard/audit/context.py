@@ -4,12 +4,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from memguard.audit.cache import Alone, Peers, RecordCache
+from memguard.audit.cache import RecordCache
 from memguard.audit.decoding import Decoder
 from memguard.audit.membership_scores import Codec
 from memguard.audit.scoring import Scorer
 from memguard.mitigation import Goldfish
 from memguard.records import MaskChange
+from memguard.runtime import Runtime
 
 Stage = str
 """What is being asked, for people: ``model``, ``base model``, ``canaries``, ..."""
@@ -54,7 +55,7 @@ class Workshop:
     codec: Codec | None = None
     """The tokenizer; scores that need the text are missing without it."""
     cache: RecordCache | None = None
-    peers: Peers = field(default_factory=Alone)
+    peers: Runtime = field(default_factory=Runtime)
     on_progress: OnProgress | None = None
     compare_masks: CompareMasks | None = None
     goldfish: Goldfish | None = None

@@ -20,7 +20,7 @@ from pydantic import Field, field_validator
 
 from memguard.audit.extraction import AuditDocument, ExtractionProbe, Window
 from memguard.audit.membership_scores import MEMBERSHIP_SCORES
-from memguard.audit.probabilistic import SamplingScheme
+from memguard.config.sampling import SamplingScheme
 from memguard.config.settings import PositiveInt, Settings
 
 # Windows elsewhere in a document: prefix length x offset x continuation length.

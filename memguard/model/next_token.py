@@ -16,8 +16,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from memguard.config.sampling import SamplingScheme
 from memguard.model.lm_head import Head, compute_logits, iterate_chunks, max_of_piece, widen
-from memguard.model.truncation import Truncation, find_largest, find_nucleus, gather_largest
+from memguard.model.truncation import find_largest, find_nucleus, gather_largest
 from memguard.parallel.collectives import all_gather, all_reduce
 from memguard.parallel.mesh import Axis
 
@@ -33,7 +34,7 @@ class DrawnTokens:
 
 @torch.no_grad()
 def draw_tokens(
-    head: Head, hidden_ND: Tensor, uniform_N: Tensor, truncation: Truncation
+    head: Head, hidden_ND: Tensor, uniform_N: Tensor, scheme: SamplingScheme
 ) -> DrawnTokens:
     """Return one token for each of N numbers; equal numbers and logits, equal tokens.
 
@@ -41,7 +42,7 @@ def draw_tokens(
         head: this rank's piece; computes in fp32 (float64 stays), whatever autocast says.
         hidden_ND: local hidden states ``[N, D/y]``.
         uniform_N: float64 in [0, 1), the same on all ranks that hold a part of the model.
-        truncation: what is drawn from.
+        scheme: how it is drawn.
     """
     head, hidden_ND = widen(head, hidden_ND)
     # What is gathered over x takes no more than the logits of a whole chunk.
@@ -50,15 +51,15 @@ def draw_tokens(
     ids_N = torch.zeros(len(hidden_ND), dtype=torch.int64, device=hidden_ND.device)
     logprob_N = torch.empty(len(hidden_ND), dtype=torch.float64, device=hidden_ND.device)
     for rows in iterate_chunks(head, len(hidden_ND)):
-        logits_CV = compute_logits(head, hidden_ND[rows]) / truncation.temperature
-        weight_CV = _weigh(head, logits_CV, truncation)
+        logits_CV = compute_logits(head, hidden_ND[rows]) / scheme.temperature
+        weight_CV = _weigh(head, logits_CV, scheme)
         ids_N[rows], logprob_N[rows] = _invert(head, weight_CV, uniform_N[rows])
     return DrawnTokens(ids_N=ids_N, logprob_N=logprob_N)
 
 
-def _weigh(head: Head, logits_CV: Tensor, truncation: Truncation) -> Tensor:
+def _weigh(head: Head, logits_CV: Tensor, scheme: SamplingScheme) -> Tensor:
     """Return local weights ``[C, V/x]``, float64; 0 where a token is cut off."""
-    axis, top_k, top_p = head.vocab_axis, truncation.top_k, truncation.top_p
+    axis, top_k, top_p = head.vocab_axis, scheme.top_k, scheme.top_p
     if top_k is not None and top_k < head.vocab_size:
         border_C = gather_largest(head, logits_CV, top_k).flatten(1).topk(top_k).values[:, -1]
         logits_CV = logits_CV.masked_fill(logits_CV < border_C[:, None], -torch.inf)

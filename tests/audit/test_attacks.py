@@ -21,10 +21,10 @@ from memguard.audit.attacks import (
 )
 from memguard.audit.decoding import Decoder
 from memguard.audit.extraction import AuditDocument, Window
-from memguard.audit.probabilistic import SamplingScheme
 from memguard.audit.probes import AttackProbe
 from memguard.audit.scoring import ModelScorer
 from memguard.config import GoldfishConfig
+from memguard.config.sampling import SamplingScheme
 from memguard.mitigation import Goldfish
 from memguard.model.checks import build_vocab_layer
 
