@@ -1,6 +1,7 @@
-"""Numbers of documents that were scored before, so that an audit goes on and is not repeated.
+"""Numbers of documents, kept on disk: an audit that was interrupted or repeated goes on.
 
     scores/FINGERPRINT/PART.parquet     key (16 bytes) | one float64 column a number
+    rows [N, len(names)]                of N documents under one model; NaN where one is missing
 
 The fingerprint names everything the numbers depend on but the document: weights, arithmetic,
 device, versions, probe and parameters. The key is a hash of the document's tokens. No text and no
@@ -30,6 +31,9 @@ if TYPE_CHECKING:
     from memguard.runtime import Runtime
 
 KEY_BYTES = 16
+# Documents measured at a time: token results of more are never held, and each part is stored before
+# the next begins.
+_SHARD_DOCUMENTS = 2048
 
 
 def compute_fingerprint(parts: Mapping[str, Any]) -> str:
@@ -102,17 +106,6 @@ class RecordCache:
 
 def _name_part(content: bytes) -> str:
     return f"{hashlib.sha256(content).hexdigest()[:16]}.parquet"
-
-
-# Numbers of N documents under one model, by name; scored before, or by asking it now.
-#
-#     rows [N, len(names)]   float64, NaN where a number is missing
-#
-# Who scores is asked for `_SHARD_DOCUMENTS` at a time: token results of more are never held, and
-# what
-# is done is stored before the next begin.
-
-_SHARD_DOCUMENTS = 2048
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

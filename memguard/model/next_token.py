@@ -1,10 +1,25 @@
-"""Tokens drawn from the most likely ones, vocabulary sharded: a number in [0, 1) decides each.
+"""The most likely or a drawn next token, vocabulary sharded, logits in fp32.
 
-    scheme     as in `truncation`: temperature, then top-k, then top-p, with its ties
-    weight_CV  exp(logits - max), 0 where a token is cut off     [C, V/x]
+    hidden_ND  [N, D/y]    last hidden states, replicated over x
+    weight_VD  [V/x, D/y]  the head, widened to fp32
 
-    before_C   = sum over the ranks before of their weights, after an all-gather over x of C numbers
-    token      = first id whose weights up to and with it exceed uniform * sum of all weights
+    for chunks of C tokens:
+      logits_CV = steps(all-reduce over y (hidden_CD @ weight_VD.T) + bias_V)
+
+most likely (`find_best`)
+
+      best_CK   = K largest of an all-gather over x of each rank's K largest, with their ids
+      sum_C     = all-reduce over x of sum e^(logits_CV - best_C0)
+      logprob   = best_CK - best_C0 - log sum_C
+
+Of tokens that tie the lowest ids come first, also where ties cross the border of K: which tokens
+are found depends neither on the device nor on the mesh (but for logits that round differently).
+
+drawn (`draw_tokens`): a number in [0, 1) decides each, under a scheme as in `truncation`
+
+      weight_CV = exp(logits - max), 0 where a token is cut off     [C, V/x]
+      before_C  = sum over the ranks before of their weights, after an all-gather over x
+      token     = first id whose weights up to and with it exceed uniform * sum of all weights
 
 Ids keep their order, so logits that round otherwise move a border by their last bits; in order of
 probability two tokens would change places. The sums are float64.
@@ -105,21 +120,6 @@ def _before(sum_Cx: Tensor, axis: Axis) -> Tensor:
     return functional.pad(sum_Cx, (1, 0))[:, axis.rank]
 
 
-# The most likely next tokens over a sharded vocabulary, in fp32.
-#
-#     hidden_ND  [N, D/y]    last hidden states, replicated over x
-#     weight_VD  [V/x, D/y]  the head, widened to fp32
-#
-#     for chunks of C tokens:
-#       logits_CV = steps(all-reduce over y (hidden_CD @ weight_VD.T) + bias_V)
-#       best_CK   = K largest of an all-gather over x of each rank's K largest, with their ids
-#       sum_C     = all-reduce over x of sum e^(logits_CV - best_C0)
-#       logprob   = best_CK - best_C0 - log sum_C
-#
-# Of tokens that tie the lowest ids come first, also where ties cross the border of K: which tokens
-# are found depends neither on the device nor on the mesh (but for logits that round differently).
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BestTokens:
     """The K most likely tokens after each of N, best first, the lowest id where some tie."""
@@ -161,7 +161,7 @@ def _find_local(logits_CV: Tensor, num: int) -> tuple[Tensor, Tensor]:
 
     topk may take any of those that tie at the border; the lowest are taken here.
     """
-    # What is no number is told by the log-probability, and must not confuse the count below.
+    # NaN shows in the log-probability, and must not confuse the count below.
     logits_CV = logits_CV.nan_to_num(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf)
     num = min(num, logits_CV.shape[1])
     if num == 0:

@@ -14,6 +14,11 @@
       logprob_C = label_C - max_C - log(probability mass that stays)     -inf where it is cut off
 
 At most [C/x, V] = [C, V/x] candidates are gathered, and far fewer where the model is sure.
+
+Group g of a chunk's local logits has tokens g, g + G, g + 2G, ..., and the last few, which fill no
+whole row of groups, are groups of their own. One pass over the logits gives the peaks, and these
+answer what would take a pass each: where the largest is, how many tokens at least are above a
+label, which tokens may be among the largest.
 """
 
 from dataclasses import dataclass
@@ -27,17 +32,9 @@ from memguard.config.sampling import SamplingScheme
 from memguard.model.lm_head import Head, max_of_piece, pick_label
 from memguard.parallel.collectives import all_gather, all_reduce
 
-# The largest logits of each row, found by groups.
-#
-#     logits_CV  [C, V/x]   a chunk's local logits
-#     peaks_CG   [C, G]     largest logit of each group; group g has g, g + G, g + 2G, ..., and the
-#                           last few, which make no whole row of groups, are groups of their own
-#
-# One pass over the logits gives the peaks, and these answer what would take a pass each: where the
-# largest is, how many tokens at least are above a label, which tokens may be among the num largest.
-
-# Of a group, whose largest stands for all: what the groups save and what they cost are equal here.
+# Of a group: with fewer there are more peaks to read, with more there are more candidates.
 _GROUP_TOKENS = 16
+_FIRST_CANDIDATES = 64
 
 
 def find_peaks(logits_CV: Tensor) -> Tensor:
@@ -54,13 +51,13 @@ def find_peaks(logits_CV: Tensor) -> Tensor:
 
 
 def raise_peaks(peaks_CG: Tensor, width: int, places_C1: Tensor, logits_C1: Tensor) -> None:
-    """Let the peaks know of one more logit in each row.
+    """Update the peaks for one more logit in each row.
 
     Args:
         peaks_CG: changed.
         width: V/x.
-        places_C1: where the logits stand.
-        logits_C1: what they are; -inf changes nothing.
+        places_C1: indices of the logits.
+        logits_C1: the logits; -inf changes nothing.
     """
     num_groups = width // _GROUP_TOKENS
     size = num_groups * _GROUP_TOKENS
@@ -144,9 +141,6 @@ def _argmax(values_CM: Tensor) -> Tensor:
         # Ten times as fast as torch's there.
         return torch.from_numpy(values_CM.numpy().argmax(1))
     return values_CM.argmax(1)
-
-
-_FIRST_CANDIDATES = 64
 
 
 def score_truncated(
