@@ -7,11 +7,11 @@
                       and the losses that forget: NPO and gradient ascent
     neftune.py        noise on the embeddings, which is no defence
 
-A mitigation has a *stage* (where it acts) and *needs* (which per-token terms must be there: the
+A mitigation has a *stage* (where it acts) and *needs* (which of the `TokenTerms` must be there: the
 vocabulary layer computes them, but for ``reference_nll``, which is measured before the first step).
-None of them knows the mesh, the packing or the optimizer: labels are masked
-document by document before packing, and losses are reduced token by token, some of them with an eye
-on the tokens before or on the whole piece.
+None of them knows the mesh, the packing or the optimizer: labels are masked document by document
+before packing, and losses are reduced token by token, some with the tokens before or the whole
+piece.
 
     labels = mitigations.mask_labels(input_ids, labels)          stage "labels"
     loss   = mitigations.reduce(terms) / number of labels left   stage "loss"
