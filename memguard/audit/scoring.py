@@ -1,13 +1,13 @@
-"""What a model says of each scored token.
+"""Scores of each wanted token of a passage, by a model.
 
     input_ids_BT [B, T]   B passages without their last token, right-padded to the longest, T
     hidden_ND    [N, D]   last hidden states of the rows before scored tokens: first those whose
                           choice is wanted, of all passages in turn, then the others
     labels_N     [N]      the tokens that follow them
 
-Padding stands behind everything that is read, where a causal model cannot look; so no attention
-mask is needed, and what a document scores does not depend on the others in its batch (but for the
-last bits: other shapes sum in another order).
+Padding comes after everything that is read, where a causal model cannot look; so no attention mask
+is needed, and a document's scores do not depend on the others in its batch (but for the last bits:
+other shapes sum in another order).
 """
 
 from collections.abc import Sequence
@@ -29,7 +29,7 @@ _MOST_CPU_TOKENS, _MOST_GPU_TOKENS = 16_384, 1 << 20
 
 
 class Scorer(Protocol):
-    """A model that can be asked; the audit knows no more of it."""
+    """A model as the probes see it."""
 
     def score(
         self,
@@ -87,7 +87,7 @@ class ModelScorer:
 
         Args:
             vocab: the model as hidden states plus head; put into evaluation mode while scoring.
-            batch_tokens: tokens of one forward pass, padding included; one passage always goes.
+            batch_tokens: tokens of one forward pass, padding included; one passage always runs.
                 None: on a GPU what fits, measured on the first passage; elsewhere 16,384.
             runtime: this rank; None for one process.
         """

@@ -1,8 +1,8 @@
 """What one training step sends: every collective, by axis, as arithmetic.
 
-The formula is in the docstring of `memguard.parallel`. Bytes are a collective's payload, the larger of its two
-buffers: what an all-reduce reduces, what an all-gather results in, what a reduce-scatter is given.
-Around a ring of R ranks each of them sends
+The formula is in the docstring of `memguard.parallel`. Bytes are a collective's payload, the larger
+of its two buffers: what an all-reduce reduces, what an all-gather results in, what a reduce-scatter
+is given. Around a ring of R ranks each of them sends
 
     all-reduce  2 (R-1)/R of it        all-gather, reduce-scatter  (R-1)/R of it
 
