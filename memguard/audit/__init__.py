@@ -12,8 +12,9 @@ running the probes
     extraction.py          which tokens are the prefix and which the continuation
     parts.py               which part of a long document is audited
     passages.py            one model input, and the model's results for its tokens
+    batching.py            jobs of scorer and decoder in batches, on any mesh
     scoring.py             passages -> token results, by a model
-    decoding.py, beams.py  prompts -> generated tokens (batching.py: in batches, on any mesh)
+    decoding.py, beams.py  prompts -> generated tokens
     cache.py               rows of numbers, kept on disk and computed once
     context.py             the models, tokenizer, cache and process group of an audit
     run.py                 each probe run on one model, then on the base model
@@ -36,7 +37,7 @@ results
     summary.py, verdict.py, warnings.py    the dose-response, the verdict, and what limits it
     probe_runs.py          which probes ran, on how many documents, and why the others did not
 
-Models come in through protocols (`Scorer`, `AuditedModel`); who loads them, and on how many
-processes they run, is decided by the caller. Import from the modules: only `scoring`, `decoding`,
-`beams`, `attacks` and `batching` import torch.
+Models come in through protocols (`Scorer`, `AuditedModel`); the caller decides how they are loaded,
+and on how many processes they run. Import from the modules: suites, probes, canaries, membership
+and statistics do so without torch.
 """

@@ -1,24 +1,27 @@
-"""What an attacker gets who may submit several answers, and one who knows the mask.
+"""What an attacker extracts who may submit several answers, and one who knows the mask.
 
     beam_search   the W most likely continuations
     sampling      N draws; the first answer is the one drawn most often
-    fill          beam search that knows which labels a goldfish dropped: there it tries many tokens
-                  and lets the tokens decide that were learned after them
+    fill          beam search that knows which labels a goldfish dropped: at those it tries many
+                  tokens, and the learned tokens after them decide
 
-A goldfish's mask is a function of the text, and of nothing else that is secret: who knows k, h and
-mode can tell for every text, and so for every guess, which tokens had no loss. A wrong guess is
-found out twice: the tokens after it are less likely, and the mask of the next h tokens is another
-one. This is our reading of an adaptive attack; Hans et al. (arXiv 2406.10209) try beam search that
-does not know the mask.
+    windows -> answers -> rows of numbers (`attack`) -> rows of the report (`tabulate`)
+
+A goldfish's mask is a function of the text and of no secret: whoever knows k, h and mode can tell
+for every text, and so for every guess, which tokens had no loss. A wrong guess shows in two ways:
+the tokens after it are less likely, and the mask of the next h tokens changes. Mode ``hash`` looks
+at the h tokens before a label, ``hash_reference`` at the h that end with it, ``static`` at its
+index in the document; the mask of mode ``random`` cannot be known. This is our reading of an
+adaptive attack; Hans et al. (arXiv 2406.10209) try beam search that does not know the mask.
 
 What a guess costs (see `beams`) is set by each document's own prefix, which the attacker has, its
-first tokens left out. It lies between what a learned token costs and what the model's own choice
+first tokens left out. It is between what a learned token costs and what the model's own choice
 costs where nothing was learned:
 
     guess_cost = sqrt(mean -log p(learned token) * mean -log p(first choice at a dropped one))
 
 Guesses that cost less than learned tokens lead the search from one guess to the next; guesses that
-cost as much as not knowing, to any text that has few of them.
+cost as much as not knowing lead it to any text that has few of them.
 """
 
 from collections import Counter
@@ -43,13 +46,21 @@ from memguard.mitigation.goldfish import LETTERS_PER_TOKEN
 from memguard.records import AttackedBucket
 from memguard.seeds import derive_generator
 
-# Which labels a goldfish dropped, as far as the text alone tells.
-#
-#     ids_RT         [R, T]   R texts, or what is known of them: first_position tokens came before
-#     candidates_RC  [R, C]   what may come next in each
-#
-# Mode ``hash`` looks at the h tokens before a label, ``hash_reference`` at the h that end with it,
-# ``static`` at its place in the document. What mode ``random`` drew nobody can tell.
+UNKNOWN_MASK = (
+    "mode random drew the mask anew for each epoch and nobody can know it: plain beam search"
+)
+"""Note of a fill attack without a known mask."""
+TIGHTENED_MASK = (
+    "the mask known is that of the k each document began with; a risk budget lowered it for some "
+    "while they were trained"
+)
+"""Note of a fill attack that takes some labels for learned that were not, or not for long."""
+
+# The probabilities of a prefix's first tokens say little of what was memorised.
+_SHORT_CONTEXT_TOKENS = 8
+# Of a prefix that has no dropped or no learned token; and the least, below which guesses are free.
+_USUAL_GUESS_COST, _LEAST_GUESS_COST = 0.1, 1e-3
+_NUMBERS_OF_EACH = ("best", "any", "right")
 
 
 def drops_next(
@@ -88,7 +99,7 @@ def find_dropped(
         first_position: as in `drops_next`.
     """
     config = goldfish.config
-    assert config.mode != "random", "nobody knows that mask"
+    assert config.mode != "random", "that mask cannot be known"
     # Draws nothing in these modes.
     generator = derive_generator(0, "goldfish")
     num_tokens = ids_RT.shape[1]
@@ -110,37 +121,16 @@ def find_dropped(
     return dropped & (np.arange(num_tokens) >= width)
 
 
-UNKNOWN_MASK = (
-    "mode random drew the mask anew for each epoch and nobody can know it: plain beam search"
-)
-"""Note of a fill attack that had nothing to go by."""
-TIGHTENED_MASK = (
-    "the mask known is that of the k each document began with; a risk budget lowered it for some "
-    "while they were trained"
-)
-"""Note of a fill attack that takes some labels for learned that were not, or not for long."""
-
-# What stands before them says little of the first tokens of a prefix, memorised or not.
-_SHORT_CONTEXT_TOKENS = 8
-# Of a prefix that has no dropped or no learned token; and the least, below which guesses are free.
-_USUAL_GUESS_COST, _LEAST_GUESS_COST = 0.1, 1e-3
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AttackResult:
-    """What one attack got of one document."""
+    """What one attack extracted of one document."""
 
-    attack: str
-    num_queries: int
-    """Answers the attacker may submit."""
     best_verbatim: bool
-    """Whether the first of them is the true continuation."""
+    """Whether the first answer is the true continuation."""
     any_verbatim: bool
-    """Whether one of them is."""
+    """Whether one of the answers is."""
     num_correct: int
-    """Right tokens of the first, compared place by place."""
-    continuation_tokens: int
-    note: str = ""
+    """Right tokens of the first answer, compared index by index."""
 
 
 def attack_by_beam_search(
@@ -152,9 +142,9 @@ def attack_by_beam_search(
     """Submit the ``probe.width`` most likely continuations of each window.
 
     Raises:
-        ModelError: see `rounds.run_rounds`.
+        ModelError: see `Batching.run`.
     """
-    return _submit_beams("beam_search", probe, decoder, windows, on_progress=on_progress)
+    return _submit_beams(probe, decoder, windows, on_progress=on_progress)
 
 
 def attack_by_sampling(
@@ -168,7 +158,7 @@ def attack_by_sampling(
     """Submit ``probe.samples`` drawn continuations of each window, the most frequent one first.
 
     Raises:
-        ModelError: see `rounds.run_rounds`.
+        ModelError: see `Batching.run`.
     """
     requests = [
         Request(
@@ -184,10 +174,7 @@ def attack_by_sampling(
         np.array([text for text, _ in Counter(map(tuple, ids_NS.tolist())).most_common()])
         for ids_NS in drawn
     ]
-    return [
-        _judge("sampling", window, mine, probe.samples)
-        for window, mine in zip(windows, answers, strict=True)
-    ]
+    return [_judge(*pair) for pair in zip(windows, answers, strict=True)]
 
 
 def attack_by_filling(
@@ -203,21 +190,19 @@ def attack_by_filling(
     Args:
         probe: width, and candidates for each guess.
         decoder: of the model.
-        scorer: of the same model; asked for the prefixes.
+        scorer: of the same model; scores the prefixes.
         windows: what is attacked.
-        goldfish: that of the training; in mode ``random`` this is plain beam search, and says so.
-        on_progress: see `rounds.Progress`.
+        goldfish: that of the training; in mode ``random`` this is plain beam search.
+        on_progress: see `batching.Progress`.
 
     Raises:
-        ModelError: see `rounds.run_rounds`.
+        ModelError: see `Batching.run`.
     """
     if goldfish.config.mode == "random":
-        return _submit_beams(
-            "fill", probe, decoder, windows, note=UNKNOWN_MASK, on_progress=on_progress
-        )
+        return _submit_beams(probe, decoder, windows, on_progress=on_progress)
     costs = _measure_guess_costs(scorer, windows, goldfish)
     return _submit_beams(
-        "fill", probe, decoder, windows, goldfish=goldfish, costs=costs, on_progress=on_progress
+        probe, decoder, windows, goldfish=goldfish, costs=costs, on_progress=on_progress
     )
 
 
@@ -244,7 +229,7 @@ def measure_guess_cost(
 def _measure_guess_costs(
     scorer: Scorer, windows: Sequence[Window], goldfish: Goldfish
 ) -> list[float]:
-    """Return one cost for each window, of prefixes long enough to be asked."""
+    """Return one cost for each window, measured where the prefix is long enough."""
     asked = [i for i, window in enumerate(windows) if window.prefix_tokens > _SHORT_CONTEXT_TOKENS]
     passages = [
         Passage(
@@ -275,14 +260,12 @@ def _read_guess_cost(window: Window, result: TokenResult, goldfish: Goldfish) ->
 
 
 def _submit_beams(
-    attack: str,
     probe: AttackProbe,
     decoder: Decoder,
     windows: Sequence[Window],
     *,
     goldfish: Goldfish | None = None,
     costs: Sequence[float] = (),
-    note: str = "",
     on_progress: Progress | None = None,
 ) -> list[AttackResult]:
     requests = [
@@ -298,10 +281,7 @@ def _submit_beams(
     found = search_beams(
         decoder, requests, probe.width, candidates=candidates, on_progress=on_progress
     )
-    return [
-        _judge(attack, window, beams.ids_WS, probe.width, note)
-        for window, beams in zip(windows, found, strict=True)
-    ]
+    return [_judge(window, beams.ids_WS) for window, beams in zip(windows, found, strict=True)]
 
 
 def _know_mask(goldfish: Goldfish, window: Window) -> IsFree:
@@ -309,22 +289,12 @@ def _know_mask(goldfish: Goldfish, window: Window) -> IsFree:
     return lambda ids_RT, candidates_RC: drops_next(known, ids_RT, candidates_RC, first)
 
 
-def _judge(
-    attack: str,
-    window: Window,
-    answers_WS: NDArray[np.integer],
-    num_queries: int,
-    note: str = "",
-) -> AttackResult:
+def _judge(window: Window, answers_WS: NDArray[np.integer]) -> AttackResult:
     right_WS = answers_WS == window.continuation_ids
     return AttackResult(
-        attack=attack,
-        num_queries=num_queries,
         best_verbatim=bool(right_WS[0].all()),
         any_verbatim=bool(right_WS.all(axis=1).any()),
         num_correct=int(right_WS[0].sum()),
-        continuation_tokens=window.continuation_tokens,
-        note=note,
     )
 
 
@@ -337,19 +307,13 @@ def _first_position(window: Window) -> int:
     return window.document.first_position + window.start
 
 
-# Attacks on a sample of the documents as rows of numbers, and these as rows of the report.
-#
-# beam_search.best   1 where the first answer was the true continuation
-# beam_search.any    1 where one of the answers was
-# beam_search.right  right tokens of the first answer
-# sampling., fill.   the same; fill only where a goldfish dropped labels
-
-_OF_EACH = ("best", "any", "right")
-
-
 def name_numbers(goldfish: Goldfish | None) -> tuple[str, ...]:
-    """Return what `attack` measures of a document."""
-    return tuple(f"{name}.{each}" for name in _list_attacks(goldfish) for each in _OF_EACH)
+    """Return the names of what `attack` measures of a document, e.g. ``beam_search.best``.
+
+    ``best`` and ``any`` are 1 where the first answer, or one of the answers, was the true
+    continuation; ``right`` counts right tokens of the first; ``fill`` needs a mask.
+    """
+    return tuple(f"{name}.{each}" for name in _list_attacks(goldfish) for each in _NUMBERS_OF_EACH)
 
 
 def attack(
@@ -371,7 +335,7 @@ def attack(
         windows: what is attacked.
         goldfish: that of the training; None where it dropped no labels, and there is no mask.
         seed: owns what is drawn.
-        progress: given the attack, returns who is told of the documents done and all.
+        progress: given the attack, returns the callback for the documents done and all.
     """
     found = [
         attack_by_beam_search(probe, decoder, windows, progress("beam search")),
@@ -384,7 +348,11 @@ def attack(
             )
         )
     return [
-        [number for result in results for number in _describe(result)]
+        [
+            float(number)
+            for result in results
+            for number in (result.best_verbatim, result.any_verbatim, result.num_correct)
+        ]
         for results in zip(*found, strict=True)
     ]
 
@@ -444,7 +412,3 @@ def tabulate(
 
 def _list_attacks(goldfish: Goldfish | None) -> tuple[str, ...]:
     return ("beam_search", "sampling", *(() if goldfish is None else ("fill",)))
-
-
-def _describe(result: AttackResult) -> list[float]:
-    return [float(result.best_verbatim), float(result.any_verbatim), float(result.num_correct)]

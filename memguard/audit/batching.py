@@ -1,11 +1,11 @@
-"""Which continuations run together, on which rank, and how many at once.
+"""Which texts run together, on which rank, and how many at once: for scoring and for decoding.
 
-    works, longest first       0 1 2 | 3 4 | 5 6 7 | 8         batches of at most batch_tokens
+    jobs, longest first        0 1 2 | 3 4 | 5 6 7 | 8         batches of at most batch_tokens
     2 ranks split the batch    rank 0: 0 1 2     rank 1: 3 4   round 1
                                rank 0: 5 6 7     rank 1: 8     round 2
 
-Every rank knows the sizes of all works, so all take the same rounds, and as many steps in each as
-its longest continuation needs; a rank without a batch of its own runs a dummy along.
+Every rank knows the sizes of all jobs, so all ranks run the same rounds, and as many steps in each
+as its longest continuation needs; a rank without a batch of its own runs a dummy.
 """
 
 import logging
@@ -19,194 +19,220 @@ from numpy.typing import NDArray
 
 from memguard.errors import ModelError
 from memguard.model.causal_lm import VocabLayer
-from memguard.model.kv_cache import can_cache
 from memguard.runtime import Runtime
 
 Result = TypeVar("Result")
 Progress = Callable[[int, int], None]
-"""Called with the number of works done and of all works."""
+"""Called with the number of jobs done and of all jobs."""
+
+# Of the memory that is free after a first job; the rest is for fragmentation.
+_MEMORY_SHARE = 0.8
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Work:
-    """A prompt, and what it grows to."""
+class Job:
+    """Tokens that are run, and the size that they grow to."""
 
-    prompt_ids: NDArray[np.integer]
+    input_ids: NDArray[np.integer]
     """[P], at least one token."""
-    num_new: int
-    """Tokens that are added, at least 1."""
+    num_new: int = 0
+    """Tokens that are added to each row; 0 where the text is only scored."""
     num_rows: int = 1
-    """Rows it takes in the end."""
+    """Rows at the end."""
 
     def __post_init__(self) -> None:
-        assert len(self.prompt_ids) >= 1, "a prompt needs a token"
-        assert self.num_new >= 1, "nothing to do"
+        assert len(self.input_ids) >= 1, "a model input needs a token"
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of one row at the end."""
+        return len(self.input_ids) + self.num_new
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Outcome(Generic[Result]):
-    """What a batch came to."""
+class BatchResult(Generic[Result]):
+    """The results of one batch."""
 
     results: Sequence[Result]
-    """One for each work, picklable."""
-    is_finite: bool
-    """Whether all logits were numbers."""
+    """One for each job, picklable."""
+    num_bad: int
+    """Tokens whose logits are not finite."""
+    num_tokens: int
+    """Tokens whose logits were computed."""
 
 
-Run = Callable[[Sequence[int], int, bool], Outcome[Result]]
-"""Runs the works of a batch, given by their indices (maybe none), for so many steps, whether cached
-or not: it calls the model as often on every rank."""
+RunBatch = Callable[[Sequence[int], int], BatchResult[Result]]
+"""Runs the jobs of a batch, given by their indices (maybe none), for so many steps: it calls the
+model as often on every rank."""
 
 
-def run_rounds(
-    vocab: VocabLayer,
-    runtime: Runtime,
-    batch_tokens: int,
-    works: Sequence[Work],
-    run: Run[Result],
-    on_progress: Progress | None = None,
-) -> list[Result]:
-    """Return the result of each work, in their order, on every rank.
+class Batching:
+    """Runs jobs in batches of limited size; on a mesh every rank calls it with the same jobs."""
 
-    On one process a batch that does not fit into GPU memory is halved, and so are all that follow.
+    def __init__(
+        self,
+        vocab: VocabLayer,
+        batch_tokens: int,
+        runtime: Runtime | None = None,
+        *,
+        measures_memory: bool = False,
+    ) -> None:
+        """Take a model.
 
-    Args:
-        vocab: the model; in evaluation mode meanwhile.
-        runtime: this rank.
-        batch_tokens: of all rows of a batch in the end, padding included; one work always goes.
-        works: the same on every rank.
-        run: see `Run`.
-        on_progress: see `Progress`.
+        Args:
+            vocab: put into evaluation mode during a run.
+            batch_tokens: of all rows of a batch at the end, padding included; one job always runs.
+            runtime: this rank; None for one process.
+            measures_memory: whether one job runs first on each rank, and the memory it took limits
+                the batches after it. Measured once: later runs must not have longer jobs.
+        """
+        assert batch_tokens >= 1, "a batch needs a token"
+        self.runtime = runtime or Runtime(device=vocab.device)
+        self._vocab = vocab
+        self._batch_tokens = batch_tokens
+        self._measures_memory = measures_memory
 
-    Raises:
-        ModelError: a token outside the vocabulary, a row longer than the model has positions for,
-            a work that does not fit into memory alone, or logits that are not finite.
-    """
-    assert batch_tokens >= 1, "a batch needs a token"
-    _check(vocab, works)
-    mine: dict[int, Result] = {}
-    # Longest first: what does not fit into memory shows at once, not after an hour.
-    waiting = sorted(range(len(works)), key=lambda i: -_count_tokens([works[i]]))
-    model: Any = vocab.model
-    training = model.training
-    model.eval()
-    try:
-        is_cached = _agree_on_cache(vocab, runtime, works)
-        while waiting:
-            taken = _take_round(vocab.num_batch_ways, waiting, works, batch_tokens)
-            num_steps = max(works[index].num_new for batch in taken for index in batch)
-            batch = vocab.deal(taken)[0] or []
-            try:
-                outcome = run(batch, num_steps, is_cached)
-            except torch.OutOfMemoryError:
-                if vocab.mesh is not None:
-                    # The others wait in a collective, and nobody could tell them.
-                    raise
-                batch_tokens = _halve([works[index] for index in batch])
-                continue
-            # On all ranks at once, or some would wait for the others.
-            if runtime.agree_any(not outcome.is_finite):
-                raise ModelError(
-                    "the model's logits are not finite: its weights are damaged or its dtype is "
-                    "too narrow. Try 'audit.dtype' fp32."
-                )
-            mine.update(zip(batch, outcome.results, strict=True))
-            waiting = waiting[sum(map(len, taken)) :]
-            if on_progress is not None:
-                on_progress(len(works) - len(waiting), len(works))
-    finally:
-        model.train(training)
-    everyone: dict[int, Result] = {}
-    for part in runtime.gather_objects(mine):
-        everyone.update(part)
-    return [everyone[index] for index in range(len(works))]
+    def run(
+        self,
+        jobs: Sequence[Job],
+        run_batch: RunBatch[Result],
+        on_progress: Progress | None = None,
+    ) -> list[Result]:
+        """Return the result of each job, in their order, on every rank.
+
+        On one process a batch that does not fit into GPU memory is halved, and so are all that
+        follow. On a mesh a rank that ran out of memory leaves the others waiting in a collective.
+
+        Raises:
+            ModelError: a token outside the vocabulary, a row longer than the model has positions
+                for, a job that does not fit into memory alone, or logits that are not finite.
+        """
+        self._check(jobs)
+        mine: dict[int, Result] = {}
+        # Longest first: what does not fit into memory shows at once, not after an hour.
+        waiting = sorted(range(len(jobs)), key=lambda index: -_count_tokens([jobs[index]]))
+        model: Any = self._vocab.model
+        training = model.training
+        model.eval()
+        try:
+            while waiting:
+                batches = self._take_round(waiting, jobs)
+                num_steps = max(jobs[index].num_new for batch in batches for index in batch)
+                batch = self._vocab.deal(batches)[0] or []
+                if self._measures_memory:
+                    torch.cuda.reset_peak_memory_stats(self._vocab.device)
+                done = self._try_batch(run_batch, batch, num_steps)
+                if done is None:
+                    self._halve([jobs[index] for index in batch])
+                    continue
+                if self._measures_memory:
+                    self._batch_tokens = self._agree_on_budget(_count_tokens([jobs[waiting[0]]]))
+                    self._measures_memory = False
+                self._check_finite(done)
+                mine.update(zip(batch, done.results, strict=True))
+                waiting = waiting[sum(map(len, batches)) :]
+                if on_progress is not None:
+                    on_progress(len(jobs) - len(waiting), len(jobs))
+        finally:
+            model.train(training)
+        everyone: dict[int, Result] = {}
+        for part in self.runtime.gather_objects(mine):
+            everyone.update(part)
+        return [everyone[index] for index in range(len(jobs))]
+
+    def _take_round(self, waiting: Sequence[int], jobs: Sequence[Job]) -> list[list[int]]:
+        """Return the next batches, at most one for each rank that splits the batch."""
+        budget = 1 if self._measures_memory else self._batch_tokens
+        batches: list[list[int]] = []
+        first = 0
+        while first < len(waiting) and len(batches) < self._vocab.num_batch_ways:
+            num_old = num_new = num_rows = 0
+            batch: list[int] = []
+            for place in range(first, len(waiting)):
+                job = jobs[waiting[place]]
+                num_old, num_new = max(num_old, len(job.input_ids)), max(num_new, job.num_new)
+                num_rows += job.num_rows
+                if batch and (num_old + num_new) * num_rows > budget:
+                    break
+                batch.append(waiting[place])
+            batches.append(batch)
+            first += len(batch)
+        return batches
+
+    def _try_batch(
+        self, run_batch: RunBatch[Result], batch: Sequence[int], num_steps: int
+    ) -> BatchResult[Result] | None:
+        """Return None where memory ran out; the tensors are freed with the exception."""
+        try:
+            return run_batch(batch, num_steps)
+        except torch.OutOfMemoryError:
+            if self._vocab.mesh is not None:
+                raise
+            return None
+
+    def _halve(self, batch: Sequence[Job]) -> None:
+        """Take a smaller budget (tokens) after a batch did not fit."""
+        if len(batch) == 1:
+            raise ModelError(
+                f"one document, {batch[0].num_rows} row(s) of {batch[0].num_tokens} tokens, does "
+                "not fit into GPU memory beside the model. Set 'audit.prefix_tokens' to shorten "
+                "it, or 'audit.dtype' to bf16."
+            )
+        torch.cuda.empty_cache()
+        self._batch_tokens = _count_tokens(batch) // 2
+        logger.warning("out of GPU memory: going on with %d tokens a batch", self._batch_tokens)
+
+    def _agree_on_budget(self, num_tokens: int) -> int:
+        """Return how many tokens fit on every rank, after a job of ``num_tokens`` did."""
+        device = self._vocab.device
+        free, _ = torch.cuda.mem_get_info(device)
+        cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        used = torch.cuda.max_memory_allocated(device) - torch.cuda.memory_allocated(device)
+        fits = int(_MEMORY_SHARE * (free + cached) / max(used, 1) * num_tokens)
+        smallest = -self.runtime.agree_max(-max(fits, num_tokens))
+        return min(self._batch_tokens, smallest)
+
+    def _check_finite(self, done: BatchResult[Any]) -> None:
+        """Refuse damaged numbers on all ranks at once, or some would wait for the others."""
+        copies = self.runtime.world_size // self._vocab.num_batch_ways
+        counts = self.runtime.agree_sum([done.num_bad, done.num_tokens])
+        num_bad, num_tokens = (int(count) // copies for count in counts)
+        if num_bad:
+            raise ModelError(
+                f"the model's logits are not finite for {num_bad} of {num_tokens} tokens: its "
+                "weights are damaged or its dtype is too narrow. Try 'audit.dtype' fp32."
+            )
+
+    def _check(self, jobs: Sequence[Job]) -> None:
+        if not jobs:
+            return
+        largest = max(int(job.input_ids.max()) for job in jobs)
+        smallest = min(int(job.input_ids.min()) for job in jobs)
+        size = self._vocab.vocab_size
+        if largest >= size or smallest < 0:
+            raise ModelError(
+                f"the documents hold token {largest if largest >= size else smallest}, but the "
+                f"model has {size} (0 to {size - 1}): a tokenizer that does not fit the model. "
+                "Use the one the model was trained with."
+            )
+        longest = find_longest_run(jobs)
+        config = self._vocab.model.config.get_text_config()
+        limit = getattr(config, "max_position_embeddings", None)
+        if isinstance(limit, int) and 0 < limit < longest:
+            raise ModelError(
+                f"a document has {longest + 1} tokens with its continuation, but the model's "
+                f"'max_position_embeddings' is {limit}. Set 'audit.prefix_tokens' to shorten it."
+            )
 
 
-def _take_round(
-    num_ways: int, waiting: Sequence[int], works: Sequence[Work], batch_tokens: int
-) -> list[list[int]]:
-    """Return the next batches, at most one for each rank that splits the batch."""
-    taken: list[list[int]] = []
-    rest = list(waiting)
-    while rest and len(taken) < num_ways:
-        size = 1
-        while size < len(rest):
-            batch = [works[index] for index in rest[: size + 1]]
-            if _count_tokens(batch) > batch_tokens:
-                break
-            size += 1
-        taken.append(rest[:size])
-        rest = rest[size:]
-    return taken
+def find_longest_run(jobs: Sequence[Job]) -> int:
+    """Return the tokens of the longest row that is run; the last token is only read or written."""
+    return max(job.num_tokens for job in jobs) - 1
 
 
-def _count_tokens(batch: Sequence[Work]) -> int:
-    """Return the tokens of all rows in the end: as long as the longest prompt and continuation."""
-    longest = max(len(work.prompt_ids) for work in batch) + max(work.num_new for work in batch)
-    return longest * sum(work.num_rows for work in batch)
-
-
-def _agree_on_cache(vocab: VocabLayer, runtime: Runtime, works: Sequence[Work]) -> bool:
-    """Return whether keys and values can be kept; a rank that saw it otherwise would wait."""
-    if not works:
-        return True
-    shortest = min(len(work.prompt_ids) for work in works)
-    try:
-        is_cached = can_cache(vocab, shortest, _longest_run(works))
-    except torch.OutOfMemoryError:
-        if vocab.mesh is not None:
-            raise
-        # The check takes two rows, what follows goes with one.
-        is_cached = False
-    if not runtime.agree_any(not is_cached):
-        return True
-    if runtime.is_main:
-        logger.warning(
-            "%s is run over the whole text again for each new token, which is slow: it keeps no "
-            "keys and values, or none that fit longer texts",
-            type(vocab.model).__name__,
-        )
-    return False
-
-
-def _longest_run(works: Sequence[Work]) -> int:
-    """Return the tokens of the longest row that is run; the last token never is."""
-    return max(len(work.prompt_ids) + work.num_new for work in works) - 1
-
-
-def _halve(batch: Sequence[Work]) -> int:
-    """Return a smaller budget (tokens) after a batch did not fit."""
-    if len(batch) == 1:
-        longest = len(batch[0].prompt_ids) + batch[0].num_new
-        raise ModelError(
-            f"{batch[0].num_rows} continuation(s) of one document, of {longest} tokens each, do "
-            "not fit into GPU memory beside the model. Set 'audit.prefix_tokens' to shorten it, or "
-            "'audit.dtype' to bf16."
-        )
-    torch.cuda.empty_cache()
-    budget = _count_tokens(batch) // 2
-    logger.warning("out of GPU memory: going on with %d tokens a batch", budget)
-    return budget
-
-
-def _check(vocab: VocabLayer, works: Sequence[Work]) -> None:
-    if not works:
-        return
-    ids = [int(work.prompt_ids.max()) for work in works]
-    ids += [int(work.prompt_ids.min()) for work in works]
-    size = vocab.vocab_size
-    if max(ids) >= size or min(ids) < 0:
-        raise ModelError(
-            f"the prompts hold token {max(ids) if max(ids) >= size else min(ids)}, but the model "
-            f"has {size} (0 to {size - 1}): a tokenizer that does not fit the model. Use the one "
-            "the model was trained with."
-        )
-    limit = getattr(vocab.model.config.get_text_config(), "max_position_embeddings", None)
-    longest = _longest_run(works)
-    if isinstance(limit, int) and 0 < limit < longest:
-        raise ModelError(
-            f"a document has {longest + 1} tokens with its continuation, but the model's "
-            f"'max_position_embeddings' is {limit}. Set 'audit.prefix_tokens' to shorten it."
-        )
+def _count_tokens(batch: Sequence[Job]) -> int:
+    """Return the tokens of all rows at the end: as long as the longest prompt and continuation."""
+    longest = max(len(job.input_ids) for job in batch) + max(job.num_new for job in batch)
+    return longest * sum(job.num_rows for job in batch)

@@ -26,7 +26,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from memguard.audit.batching import Outcome, Progress, Work
+from memguard.audit.batching import BatchResult, Job, Progress
 from memguard.audit.decoding import Decoder
 from memguard.model.kv_cache import GrowingRows
 
@@ -74,14 +74,14 @@ def search_beams(
         width: W, beams that go on after each step.
         candidates: C, tokens that each beam proposes; None is W, beyond which nothing changes but
             for guesses.
-        on_progress: see `rounds.Progress`.
+        on_progress: see `batching.Progress`.
 
     Raises:
-        ModelError: see `rounds.run_rounds`.
+        ModelError: see `Batching.run`.
     """
     assert width >= 1, "at least one beam"
-    works = [
-        Work(prompt_ids=each.prompt_ids, num_new=each.num_new, num_rows=width) for each in requests
+    jobs = [
+        Job(input_ids=each.prompt_ids, num_new=each.num_new, num_rows=width) for each in requests
     ]
 
     def propose(hidden_RD: Tensor) -> "_Proposals":
@@ -90,11 +90,11 @@ def search_beams(
             ids_RC=best.ids_NK.cpu().numpy(), logprob_RC=best.logprob_NK.double().cpu().numpy()
         )
 
-    def run(batch: Sequence[int], num_steps: int, is_cached: bool) -> Outcome[Beams]:
+    def run(batch: Sequence[int], num_steps: int, is_cached: bool) -> BatchResult[Beams]:
         growing = GrowingRows(decoder.vocab, is_cached=is_cached, room=num_steps)
         states = [_Growth(requests[index]) for index in batch]
         proposed = growing.start([each.request.prompt_ids for each in states], propose)
-        going, is_finite = states, proposed.is_finite
+        going, num_bad, num_tokens = states, proposed.num_bad, len(states)
         for step in range(num_steps):
             first, rows, tokens = 0, [_NONE], [_NONE]
             for state in going:
@@ -109,10 +109,13 @@ def search_beams(
             going = [state for state in going if not state.is_done]
             growing.take(np.concatenate(rows))
             proposed = growing.append(torch.from_numpy(np.concatenate(tokens)), propose)
-            is_finite = is_finite and proposed.is_finite
-        return Outcome(results=[state.beams() for state in states], is_finite=is_finite)
+            num_bad += proposed.num_bad
+            num_tokens += len(proposed.ids_RC)
+        return BatchResult(
+            results=[state.beams() for state in states], num_bad=num_bad, num_tokens=num_tokens
+        )
 
-    return decoder.run(works, run, on_progress)
+    return decoder.run(jobs, run, on_progress)
 
 
 _NONE = np.zeros(0, dtype=np.int64)
@@ -126,9 +129,9 @@ class _Proposals:
     logprob_RC: NDArray[np.float64]
 
     @property
-    def is_finite(self) -> bool:
+    def num_bad(self) -> int:
         # Other tokens may be ruled out.
-        return bool(np.isfinite(self.logprob_RC[:, 0]).all())
+        return int((~np.isfinite(self.logprob_RC[:, 0])).sum())
 
     def take(self, rows: slice) -> "_Proposals":
         return _Proposals(ids_RC=self.ids_RC[rows], logprob_RC=self.logprob_RC[rows])

@@ -1,6 +1,7 @@
-"""Numbers of documents that were scored before, so that an audit goes on and is not repeated.
+"""Numbers of documents, kept on disk: an audit that was interrupted or repeated goes on.
 
     scores/FINGERPRINT/PART.parquet     key (16 bytes) | one float64 column a number
+    rows [N, len(names)]                of N documents under one model; NaN where one is missing
 
 The fingerprint names everything the numbers depend on but the document: weights, arithmetic,
 device, versions, probe and parameters. The key is a hash of the document's tokens. No text and no
@@ -17,7 +18,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow
@@ -26,7 +27,13 @@ from pyarrow import parquet
 
 from memguard.records import write_atomically
 
+if TYPE_CHECKING:
+    from memguard.runtime import Runtime
+
 KEY_BYTES = 16
+# Documents measured at a time: token results of more are never held, and each part is stored before
+# the next begins.
+_SHARD_DOCUMENTS = 2048
 
 
 def compute_fingerprint(parts: Mapping[str, Any]) -> str:
@@ -101,42 +108,6 @@ def _name_part(content: bytes) -> str:
     return f"{hashlib.sha256(content).hexdigest()[:16]}.parquet"
 
 
-# Numbers of N documents under one model, by name; scored before, or by asking it now.
-#
-#     rows [N, len(names)]   float64, NaN where a number is missing
-#
-# Who scores is asked for `_SHARD_DOCUMENTS` at a time: token results of more are never held, and
-# what
-# is done is stored before the next begin.
-
-_SHARD_DOCUMENTS = 2048
-
-ValueT = TypeVar("ValueT")
-
-
-class Peers(Protocol):
-    """The ranks of an audit, as far as it must know; a `Runtime` is one."""
-
-    @property
-    def is_main(self) -> bool:
-        """Whether this is rank 0, which reads and writes files."""
-        ...
-
-    def broadcast_object(self, value: ValueT | None) -> ValueT:
-        """Return rank 0's value on every rank."""
-        ...
-
-
-class Alone:
-    """One process; needs no torch."""
-
-    is_main = True
-
-    def broadcast_object(self, value: ValueT | None) -> ValueT:
-        """Return the value."""
-        return cast("ValueT", value)
-
-
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Numbers:
     """One row a document."""
@@ -170,7 +141,7 @@ def collect_numbers(
     measure: Callable[[Sequence[int]], ArrayLike],
     *,
     shelf: Shelf,
-    peers: Peers,
+    peers: "Runtime",
     on_progress: Callable[[int, int], None] | None = None,
 ) -> Numbers:
     """Return the numbers of all documents, measuring only those that are not on the shelf.

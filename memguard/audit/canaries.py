@@ -3,10 +3,32 @@
 Each canary was trained or not by the toss of a coin; those that were not are the references. What
 is measured is the secret alone, given the true prefix before it.
 
+    exposure by rank   log2(num_references) - log2(rank),  rank = 1 + references at or below it
+    extrapolated       -log2 P(a reference's nll <= the canary's), skew normal fitted to references
+
+Carlini et al., "The Secret Sharer" (2019). A canary that left no trace is a reference like any
+other: its exposure has a median of about 1 bit and reaches b bits with a probability of at most
+2^-b. The rank cannot show more than log2(num_references) bits; beyond it there is only the fitted
+curve. Ties count against exposure, so a model that gives every string one nll exposes nothing
+(slightly less than 0 bits).
+
+Epsilon: an attacker who sees the model guesses r of m coins, abstains from the others, and gets v
+right. Were training (epsilon, delta)-differentially private, v would be at most about binomial with
+q = 1 / (1 + e^-epsilon):
+
+    beta   = P[Bin(r, q) >= v]
+    alpha  = max_i P[v > Bin(r, q) >= v - i] / i
+    p      = min(1, beta + 2 m alpha delta)
+
+and every epsilon with p < 0.05 is refuted; the bound is the largest of them. Steinke, Nasr &
+Jagielski, "Privacy Auditing with One (1) Training Run" (2023), which allows to abstain as long as
+r is fixed before any score is seen: `choose_num_guesses` takes it from m. It is no privacy
+guarantee: see `ASSUMPTIONS`.
+
 Only secrets of one length in tokens are compared with each other, because a sum of nll over more
 tokens is another number: ranks and guesses are of the length that most secrets have. Of the
-canaries that `memguard.data` draws that is all of them; older runs may hold others, which are
-counted and listed but not ranked. Which ones does not depend on the coins, so the bound holds.
+canaries that `memguard.data` draws that is all of them; others are counted and listed but not
+ranked. Which ones does not depend on the coins, so the bound holds.
 """
 
 import math
@@ -23,23 +45,24 @@ from memguard.audit.probes import CanaryProbe
 from memguard.audit.statistics import clopper_pearson, compute_skew_normal_logcdf, fit_skew_normal
 from memguard.records import CanaryScore, CanaryScores
 
-# Canary exposure in bits: by rank among references, and extrapolated.
-#
-#     by rank         log2(num_references) - log2(rank),  rank = 1 + references at or below the
-# canary
-#     extrapolated    -log2 P(a reference's nll <= the canary's), skew normal fitted to references
-#
-# Carlini et al., "The Secret Sharer" (2019). A canary is a random secret that was trained;
-# references have the same form and were never inserted. A canary that left no trace is a reference
-# like any other: its exposure has a median of about 1 bit and reaches b bits with a probability of
-# at most 2^-b. The rank cannot say more than log2(num_references) bits; beyond it only the
-# extrapolation can, and that is the word of a fitted curve, not of a reference.
-#
-# Ties count against exposure, so a model that gives every string one nll exposes nothing (slightly
-# less than 0 bits).
-
 MIN_REFERENCES_TO_EXTRAPOLATE = 8
 """Below, the fit says nothing of the tail: from 8 references, 20 true bits read as 11 to 39."""
+ASSUMPTIONS = (
+    "Each canary was trained or left out by its own fair coin, independent of all others.",
+    "The unit is one canary with all its repetitions, not a document and not a training example.",
+    "The bound is about the training algorithm with these settings, shown by one training run; "
+    "another run may show more or less.",
+    "The number of guesses follows from the number of coins (three quarters of them) and was fixed "
+    "before any score was looked at.",
+    "The guesses use the model's scores alone, not the coins.",
+    "The bound holds with 95 % confidence: where training is as private as it says, "
+    "one audit in 20 claims more leakage than there is.",
+    "It is a lower bound and says nothing of an upper one: a better attack may show more, "
+    "and a bound of 0 is no evidence of privacy.",
+)
+"""What the bound rests on, in sentences a report can print."""
+SECRET = ExtractionProbe(min_prefix_tokens=1)
+"""Cuts the window of a canary: its completion, given its prompt."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -119,38 +142,6 @@ def _as_nll(values: ArrayLike) -> NDArray[np.float64]:
     assert nll.ndim == 1, f"one nll a string is one-dimensional, not {nll.shape}"
     assert np.isfinite(nll).all(), "a missing nll has no rank"
     return nll
-
-
-# A lower bound of epsilon from one training run with coin-flipped canaries.
-#
-# Each of m canaries is trained or not by a fair coin. An attacker who sees the model guesses r of
-# the
-# coins, abstains from the others, and gets v right. Were training (epsilon, delta)-differentially
-# private, v would be at most about binomial with q = 1 / (1 + e^-epsilon):
-#
-#     beta   = P[Bin(r, q) >= v]
-#     alpha  = max_i P[v > Bin(r, q) >= v - i] / i
-#     p      = min(1, beta + 2 m alpha delta)
-#
-# and every epsilon with p < 0.05 is refuted; the bound is the largest of them. Steinke, Nasr &
-# Jagielski, "Privacy Auditing with One (1) Training Run" (2023), which allows to abstain as long as
-# r is fixed before any score is seen: `choose_num_guesses` takes it from m. It is no privacy
-# guarantee: see `ASSUMPTIONS`.
-
-ASSUMPTIONS = (
-    "Each canary was trained or left out by its own fair coin, independent of all others.",
-    "The unit is one canary with all its repetitions, not a document and not a training example.",
-    "The bound is about the training algorithm with these settings, shown by one training run; "
-    "another run may show more or less.",
-    "The number of guesses follows from the number of coins (three quarters of them) and was fixed "
-    "before any score was looked at.",
-    "The guesses use the model's scores alone, not the coins.",
-    "The bound holds with 95 % confidence: where training is as private as it says, "
-    "one audit in 20 claims more leakage than there is.",
-    "It is a lower bound and says nothing of an upper one: a better attack may show more, "
-    "and a bound of 0 is no evidence of privacy.",
-)
-"""What the bound rests on, in sentences a report can print."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -319,10 +310,6 @@ def compute_p_value(
     return min(1.0, beta + 2 * num_canaries * alpha * delta)
 
 
-SECRET = ExtractionProbe(min_prefix_tokens=1)
-"""Cuts the window of a canary: its completion, given its prompt."""
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AuditCanary:
     """One canary and what its training is known to have done."""
@@ -330,7 +317,7 @@ class AuditCanary:
     document: AuditDocument
     was_trained: bool
     num_loss_tokens: int | None
-    """Tokens of the secret that received loss at least once; None where nobody counted."""
+    """Tokens of the secret that received loss at least once; None if not recorded."""
     num_losses: int | None
     """How often any of them did."""
 

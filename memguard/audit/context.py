@@ -1,28 +1,27 @@
-"""What an audit works with: models that are loaded when asked, tokenizer, cache, ranks."""
+"""What an audit works with: models that are loaded when first used, tokenizer, cache, ranks."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from memguard.audit.cache import Alone, Peers, RecordCache
+from memguard.audit.cache import RecordCache
 from memguard.audit.decoding import Decoder
 from memguard.audit.membership_scores import Codec
 from memguard.audit.scoring import Scorer
 from memguard.mitigation import Goldfish
 from memguard.records import MaskChange
+from memguard.runtime import Runtime
 
 Stage = str
-"""What is being asked, for people: ``model``, ``base model``, ``canaries``, ..."""
+"""What is measured, in words: ``model``, ``base model``, ``canaries``, ..."""
 OnProgress = Callable[[Stage, int, int], None]
 """Called with the stage, the documents done and all documents."""
-
-
 CompareMasks = Callable[[Sequence[str], Sequence[tuple[str, str]]], list[MaskChange]]
-"""Given texts and near-duplicate pairs, says what a copy does to the mitigation's mask."""
+"""Given texts and near-duplicate pairs, returns how a copy changes the mitigation's mask."""
 
 
 class AuditedModel(Protocol):
-    """A model that is loaded when it is first asked, and freed when it has answered."""
+    """A model that is loaded when first used, and freed after its last probe."""
 
     @property
     def identity(self) -> str | None:
@@ -35,15 +34,15 @@ class AuditedModel(Protocol):
         ...
 
     def scorer(self) -> Scorer:
-        """Return who answers; the same one until it is freed."""
+        """Return its scorer; the same one until it is freed."""
         ...
 
     def decoder(self) -> Decoder:
-        """Return who writes on, likewise."""
+        """Return its decoder, likewise."""
         ...
 
     def free(self) -> None:
-        """Give its memory back."""
+        """Free its memory."""
         ...
 
 
@@ -54,7 +53,7 @@ class Workshop:
     codec: Codec | None = None
     """The tokenizer; scores that need the text are missing without it."""
     cache: RecordCache | None = None
-    peers: Peers = field(default_factory=Alone)
+    peers: Runtime = field(default_factory=Runtime)
     on_progress: OnProgress | None = None
     compare_masks: CompareMasks | None = None
     goldfish: Goldfish | None = None

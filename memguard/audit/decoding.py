@@ -9,24 +9,32 @@ it are generated, for documents that diverge. Greedy decoding suppresses the end
 draws them like any other token.
 
 One loop serves one process and meshes: prompts run once, their keys and values are kept (see
-`parallel/growing_rows.py`), each step runs one token a row and the LM head, in fp32, on it. The
+`model/kv_cache.py`), each step runs one token a row and the LM head, in fp32, on it. The
 weights are gathered over z once for each batch (see `VocabLayer.keep_gathered`).
 """
 
+import logging
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from memguard.audit.batching import Outcome, Progress, Result, Run, Work, run_rounds
-from memguard.audit.probabilistic import SamplingScheme
+from memguard.audit.batching import (
+    Batching,
+    BatchResult,
+    Job,
+    Progress,
+    Result,
+    find_longest_run,
+)
+from memguard.config.sampling import SamplingScheme
 from memguard.model.causal_lm import VocabLayer
-from memguard.model.kv_cache import GrowingRows
-from memguard.model.truncation import Truncation
+from memguard.model.kv_cache import GrowingRows, can_cache
 from memguard.runtime import Runtime
 from memguard.seeds import derive_generator
 
@@ -48,10 +56,14 @@ IsDone = Callable[[int, int, int], bool]
 """Takes a request's index, the number of the step from 0 and the token chosen there; returns
 whether the tokens after it are not needed. Steps of a request come in order; after a batch did not
 fit into memory they begin again at 0."""
+RunCached = Callable[[Sequence[int], int, bool], BatchResult[Result]]
+"""As `batching.RunBatch`, and takes whether keys and values are kept."""
 DECODED_TOKENS = 16_384
 """Tokens of a batch where no setting gives another number: keys and values are held at once."""
 # Removing rows copies all keys and values; rows that are done run along until so many are.
 _LIVE_SHARE = 0.75
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -81,10 +93,7 @@ _NOTHING = Continuation(token_ids=np.zeros(0, dtype=np.int32), min_gap=float("na
 
 
 class Decoder:
-    """Continues prompts with a vocabulary layer, longest first, in batches of limited size.
-
-    On a mesh every rank calls it with the same requests and gets all continuations.
-    """
+    """Continues prompts with a vocabulary layer; on a mesh every rank calls it and gets all."""
 
     def __init__(
         self, vocab: VocabLayer, batch_tokens: int, runtime: Runtime | None = None
@@ -98,18 +107,46 @@ class Decoder:
             runtime: this rank; None for one process.
         """
         self.vocab = vocab
-        self._batch_tokens = batch_tokens
-        self._runtime = runtime or Runtime(device=vocab.device)
+        self._batching = Batching(vocab, batch_tokens, runtime)
+        self._runtime = self._batching.runtime
 
     def run(
-        self, works: Sequence[Work], run: Run[Result], on_progress: Progress | None = None
+        self,
+        jobs: Sequence[Job],
+        run_batch: RunCached[Result],
+        on_progress: Progress | None = None,
     ) -> list[Result]:
-        """Return what ``run`` makes of the works, in their order; see `rounds.run_rounds`."""
+        """Return what ``run_batch`` makes of the jobs, in their order; see `Batching.run`."""
+        assert all(job.num_new >= 1 for job in jobs), "a continuation has a token"
+        # Found out in the first batch: on all ranks, and after the jobs were checked.
+        is_cached = cache(lambda: self._agree_on_cache(jobs))
         fits = not self._runtime.agree_any(not self.vocab.fits_gathered())
         with self.vocab.keep_gathered() if fits else nullcontext():
-            return run_rounds(
-                self.vocab, self._runtime, self._batch_tokens, works, run, on_progress
+            return self._batching.run(
+                jobs,
+                lambda batch, num_steps: run_batch(batch, num_steps, is_cached()),
+                on_progress,
             )
+
+    def _agree_on_cache(self, jobs: Sequence[Job]) -> bool:
+        """Return whether keys and values can be kept; a rank that saw it otherwise would wait."""
+        shortest = min(len(job.input_ids) for job in jobs)
+        try:
+            is_cached = can_cache(self.vocab, shortest, find_longest_run(jobs))
+        except torch.OutOfMemoryError:
+            if self.vocab.mesh is not None:
+                raise
+            # The check takes two rows, what follows goes with one.
+            is_cached = False
+        if not self._runtime.agree_any(not is_cached):
+            return True
+        if self._runtime.is_main:
+            logger.warning(
+                "%s is run over the whole text again for each new token, which is slow: it keeps "
+                "no keys and values, or none that fit longer texts",
+                type(self.vocab.model).__name__,
+            )
+        return False
 
     def find_obstacle(self) -> str | None:
         """Return why generating token by token would take unreasonably long; None if nothing does.
@@ -146,7 +183,7 @@ class Decoder:
                 each rank that runs the request, and must return the same there.
 
         Raises:
-            ModelError: see `rounds.run_rounds`.
+            ModelError: see `Batching.run`.
         """
         end_ids = self.vocab.end_token_ids
 
@@ -182,12 +219,9 @@ class Decoder:
         more samples the first are the same.
 
         Raises:
-            ModelError: see `rounds.run_rounds`.
+            ModelError: see `Batching.run`.
         """
         assert num_samples >= 1, "at least one sample"
-        truncation = Truncation(
-            temperature=scheme.temperature, top_k=scheme.top_k, top_p=scheme.top_p
-        )
 
         def prepare(rows: Sequence[tuple[int, int]]) -> Choose:
             uniform = [_draw_uniform(requests[index], sample, seed) for index, sample in rows]
@@ -195,7 +229,7 @@ class Decoder:
             def choose(hidden_RD: Tensor, rows: Sequence[int], step: int) -> Choice:
                 numbers = [uniform[row][step] for row in rows]
                 uniform_R = torch.tensor(numbers, dtype=torch.float64, device=hidden_RD.device)
-                drawn = self.vocab.draw_tokens(hidden_RD, uniform_R, truncation)
+                drawn = self.vocab.draw_tokens(hidden_RD, uniform_R, scheme)
                 return Choice(token_R=drawn.ids_N, logprob_R=drawn.logprob_N)
 
             return choose
@@ -217,17 +251,17 @@ class Decoder:
             for index, request in enumerate(requests)
             for sample in range(num_samples if request.num_new else 0)
         ]
-        works = [
-            Work(prompt_ids=requests[index].prompt_ids, num_new=requests[index].num_new)
+        jobs = [
+            Job(input_ids=requests[index].prompt_ids, num_new=requests[index].num_new)
             for index, _ in asked
         ]
 
-        def run(batch: Sequence[int], num_steps: int, cached: bool) -> Outcome[Continuation]:
+        def run(batch: Sequence[int], num_steps: int, cached: bool) -> BatchResult[Continuation]:
             rows = [asked[index] for index in batch]
             # Samples of one document share its prompt.
             distinct = list(dict.fromkeys(index for index, _ in rows))
             growth = _Growth(
-                sizes=[works[index].num_new for index in batch],
+                sizes=[jobs[index].num_new for index in batch],
                 num_steps=num_steps,
                 choose=prepare(rows),
                 is_done=None
@@ -241,7 +275,7 @@ class Decoder:
                 copies=[distinct.index(index) for index, _ in rows],
             )
 
-        found = self.run(works, run, on_progress)
+        found = self.run(jobs, run, on_progress)
         by_request = dict(zip(asked, found, strict=True))
         return [
             [by_request.get((index, sample), _NOTHING) for sample in range(num_samples)]
@@ -268,7 +302,7 @@ class _Growth:
         prompts: Sequence[NDArray[np.integer]],
         *,
         copies: Sequence[int],
-    ) -> Outcome[Continuation]:
+    ) -> BatchResult[Continuation]:
         """Return the new tokens.
 
         Args:
@@ -301,10 +335,11 @@ class _Growth:
             steps.append((rows, choice))
         else:
             self._finish(rows, choice, self.num_steps - 1, remaining)
-        is_finite = torch.stack([choice.logprob_R.isfinite().all() for _, choice in steps]).all()
-        return Outcome(
+        num_bad = torch.stack([(~choice.logprob_R.isfinite()).sum() for _, choice in steps]).sum()
+        return BatchResult(
             results=_collect(steps, remaining),
-            is_finite=bool(is_finite),
+            num_bad=int(num_bad),
+            num_tokens=sum(len(rows) for rows, _ in steps),
         )
 
     def _finish(self, rows: Sequence[int], choice: Choice, step: int, remaining: list[int]) -> None:

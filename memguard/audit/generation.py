@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from memguard.audit.batching import Progress
 from memguard.audit.cache import Numbers
 from memguard.audit.decoding import Decoder, Request
 from memguard.audit.extraction import ExtractionProbe, Window
@@ -19,8 +20,6 @@ from memguard.audit.near_verbatim import EditDistance
 from memguard.audit.overlap import APPROXIMATE_BLEU, compute_overlap
 from memguard.audit.probes import GenerationProbe
 from memguard.audit.tables import ProbeTable
-
-Progress = Callable[[int, int], None]
 
 _METRICS = (
     "rouge_l",

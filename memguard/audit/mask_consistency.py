@@ -12,6 +12,26 @@ one's own documents can be counted before training, without a model.
 Tokens of the two are matched by their characters that are no white space, whatever their case and
 the shape of quotation marks, in runs that are no accident. Counted are tokens that a mask decides
 on: no special ones, none of white space only, never the first, which no model predicts.
+
+The same words are formatted otherwise as copies of a text are; no rewriting draws anything:
+
+    a text                  A “fine” day. It rained.
+
+    leading_space           ␣A “fine” day. It rained.
+    windows_lines           lines end with carriage return and line feed
+    wrapped_60              paragraphs broken at 60 columns
+    single_line             every run of white space one space
+    indented                four spaces before each line
+    quoted                  "> " before each line
+    double_spaces           two spaces after full stops, ! and ?
+    single_spaces           one space where there were several
+    curly_quotes            typographic quotation marks and apostrophes
+    straight_quotes         A "fine" day. It rained.
+    lower_case              a “fine” day. it rained.
+    lower_case_first        a “fine” day. It rained.
+
+All of them keep what `fold_text` keeps: everything but white space, case and the shape of quotation
+marks; `quoted` adds its marks.
 """
 
 import re
@@ -35,27 +55,6 @@ from memguard.seeds import derive_generator
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-
-# The same words formatted otherwise, as copies of a text are.
-#
-#     a text                  A “fine” day. It rained.
-#
-#     leading_space           ␣A “fine” day. It rained.
-#     windows_lines           lines end with carriage return and line feed
-#     wrapped_60              paragraphs broken at 60 columns
-#     single_line             every run of white space one space
-#     indented                four spaces before each line
-#     quoted                  "> " before each line
-#     double_spaces           two spaces after full stops, ! and ?
-#     single_spaces           one space where there were several
-#     curly_quotes            typographic quotation marks and apostrophes
-#     straight_quotes         A "fine" day. It rained.
-#     lower_case              a “fine” day. it rained.
-#     lower_case_first        a “fine” day. It rained.
-#
-# No rewriting draws anything. What all of them keep is `fold_text`: everything but white space,
-# case
-# and the shape of quotation marks; `quoted` adds its marks.
 
 _COLUMNS = 60
 _PARAGRAPHS = re.compile(r"\n\s*\n")

@@ -12,6 +12,10 @@ l_t is the log-probability of token t given all true tokens before it (T tokens,
 of -l_t, LL the mean of l_t. Higher means more likely trained, always: where a paper's score points
 the other way (zlib), it is turned here and says so. A score is worth what its AUC against the
 control is worth; alone it says nothing.
+
+The last three take a second pass: over the text in lower case, encoded again; over the same tokens
+by another model with the same vocabulary; over the same tokens after control documents in the row.
+Each gives the mean log-probability of a token, or nothing where the pass is not possible.
 """
 
 import zlib
@@ -36,6 +40,20 @@ MIN_K_SHARE = 0.2
 # fp32 tells no probability from 1 that is closer than this: no mean NLL means less.
 _NLL_FLOOR = 2.0**-24
 _VARIANCE_FLOOR = 1e-6
+# First tokens of a control document that are put before a text, and the fewest of all together.
+_SHOT_TOKENS, _FEWEST_SHOT_TOKENS = 128, 16
+
+
+Encode = Callable[[str], Sequence[int]]
+"""Text to token ids, as training encodes a plain text."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Codec:
+    """The tokenizer, as far as an audit needs it."""
+
+    decode: Decode
+    encode: Encode
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -202,30 +220,6 @@ def _checked(values_T: NDArray[np.floating]) -> NDArray[np.float64]:
     assert values_T.shape[-1:] > (0,), "a document has a token"
     assert np.isfinite(values_T).all(), "scores of damaged weights end in the scorer"
     return values_T.astype(np.float64)
-
-
-# Membership scores that take a pass of their own: lower case, a reference model, ReCaLL.
-#
-#     lowercase   the text in lower case, encoded anew
-#     reference   the same tokens, by another model with the same vocabulary
-#     recall      the same tokens, after control documents that stand before them in the row
-#
-# Each gives the mean log-probability of a token; documents it cannot be asked of have none.
-
-_SHOT_TOKENS = 128
-"""Of a control document that is put before a text; the first of it."""
-_FEWEST_SHOT_TOKENS = 16
-
-Encode = Callable[[str], Sequence[int]]
-"""Text to token ids, as training encodes a plain text."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Codec:
-    """The tokenizer, as far as an audit needs it."""
-
-    decode: Decode
-    encode: Encode
 
 
 def plan_plain(window: Window, *, max_tokens: int | None) -> Passage | None:

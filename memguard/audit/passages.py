@@ -1,12 +1,12 @@
-"""What is fed to a model, and what it says of each token.
+"""The input of a model, and its results for each token.
 
     input_ids [T]   a passage: some tokens of a document, alone in its row
     logprob   [L]   of its last L tokens, each given all before it          first_label = T - L
     argmax    [C]   the model's first choices for the last C <= L of them   first_choice = T - C
     sampled   [S, C]  log-probability of each under S ways to draw
 
-All windows that start at one token of a document share one passage: what a model says of a token
-depends on what stands before it and on nothing else.
+All windows that start at one token of a document share one passage: a token's results depend on the
+tokens before it and on nothing else.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from memguard.audit.probabilistic import SamplingScheme
+from memguard.config.sampling import SamplingScheme
 
 Decode = Callable[[NDArray[np.int32]], str]
 """Token ids to text."""
@@ -55,7 +55,7 @@ class Asked:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class TokenResult:
-    """What a model says of the tokens of a passage, each given all true ones before."""
+    """A model's results for the tokens of a passage, each given all true ones before."""
 
     logprob: NDArray[np.float32]
     """[L] of the true token (nats)."""

@@ -21,14 +21,11 @@ knows one was dropped, may be cheaper.
 
 import math
 from dataclasses import dataclass
-from typing import Annotated
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from pydantic import Field
 
 from memguard.audit.statistics import clopper_pearson
-from memguard.config.settings import PositiveInt, Settings
 from memguard.records import AttackCostScores
 
 GREEDY = -1
@@ -40,30 +37,6 @@ QUERY_BOUNDS = (1, 10, 1_000, 1_000_000)
 
 # Below this log-probability 1 - e^-p and p differ by less than float64 tells.
 _TINY = -40.0
-
-
-class SamplingScheme(Settings):
-    """How tokens are drawn: temperature, then top-k, then top-p, in the order of transformers."""
-
-    temperature: Annotated[float, Field(gt=0)] = Field(1.0, description="Divides the logits.")
-    top_k: PositiveInt | None = Field(
-        None, description="Draw from this many most likely tokens; null draws from all."
-    )
-    top_p: Annotated[float, Field(gt=0, le=1)] | None = Field(
-        None,
-        description="Draw from the fewest most likely tokens that reach this probability; null "
-        "draws from all.",
-    )
-
-    @property
-    def label(self) -> str:
-        """Short name, e.g. ``T=1, top-k 40``; different schemes have different ones."""
-        parts = [f"T={_write(self.temperature)}"]
-        if self.top_k is not None:
-            parts.append(f"top-k {self.top_k}")
-        if self.top_p is not None:
-            parts.append(f"top-p {_write(self.top_p)}")
-        return ", ".join(parts)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -164,7 +137,3 @@ def _log_one_minus_exp(values: NDArray[np.float64]) -> NDArray[np.float64]:
             np.log(-np.expm1(np.where(near_zero, values, -1.0))),
             np.log1p(-np.exp(np.where(near_zero, -1.0, values))),
         )
-
-
-def _write(number: float) -> str:
-    return repr(number).removesuffix(".0")

@@ -1,11 +1,11 @@
 """Settings of the probes, and the table of all by the names that suites use.
 
     extraction        the documents' own continuation, by one pass (extraction.py)
-    grid              other windows of the same documents (grid.py)
+    grid              other windows of the same documents (here)
     sampling          what it costs to draw the continuation (probabilistic.py)
     membership        trained against control documents (membership.py)
     canaries          random secrets, trained or not by a coin (canaries.py)
-    generation        overlap of greedy and sampled text with the true one (writing.py)
+    generation        overlap of greedy and sampled text with the true one (generation.py)
     attacks           beam search, and one that knows the mask (attacks.py)
     mask_consistency  copies formatted otherwise escape the mask (mask_consistency.py)
 
@@ -20,20 +20,8 @@ from pydantic import Field, field_validator
 
 from memguard.audit.extraction import AuditDocument, ExtractionProbe, Window
 from memguard.audit.membership_scores import MEMBERSHIP_SCORES
-from memguard.audit.probabilistic import SamplingScheme
+from memguard.config.sampling import SamplingScheme
 from memguard.config.settings import PositiveInt, Settings
-
-# Windows elsewhere in a document: prefix length x offset x continuation length.
-#
-#     offset o    the model is given tokens o .. o+P as if the text began there, and continues them
-#
-# Offsets count from the start of a document, so that several windows of a text longer than the
-# model's context can be audited; of a document that was trained in pieces they count from the start
-# of the audited piece (`audit.window`), as no window reaches over two.
-#
-# Recall depends on how much is given and where it stood: what an audit of one window calls
-# forgotten
-# may come out at the start of the context. Cells with one offset share a pass.
 
 _Lengths = Annotated[tuple[PositiveInt, ...], Field(min_length=1)]
 
@@ -67,7 +55,16 @@ class GridCell(Settings):
 
 
 class GridProbe(Settings):
-    """Continue each document from several places, with several prefixes, for several lengths."""
+    """Windows elsewhere in a document: prefix length x offset x continuation length.
+
+    At offset o the model is given tokens o .. o+P as if the text began there, and continues them.
+    Offsets count from the start of a document, so that several windows of a text longer than the
+    model's context can be audited; of a document that was trained in pieces they count from the
+    start of the audited piece (`audit.window`), as no window reaches over two.
+
+    Recall depends on the length and the position of the prefix: what an audit of one window calls
+    forgotten may be recited at the start of the context. Cells with one offset share a pass.
+    """
 
     VERSION: ClassVar[int] = 1
 

@@ -3,6 +3,7 @@
     settings.py      what all settings have in common
     schema.py        the settings of a run and of a sweep: one sentence, a unit, a default each
     data.py          the settings of its documents
+    sampling.py      how the next token is drawn: temperature, top-k, top-p
     mitigations.py   the settings of each mitigation, and which of them conflict
     loading.py       YAML + dotted overrides -> RunConfig; all problems at once, with line, column
     template.py      RunConfig -> commented YAML (`memguard init`)

@@ -2,7 +2,7 @@
 
 checkpoint_files.py  is there a checkpoint at all? by the names in its folder; no torch
 checkpoint.py        configuration and identity of a checkpoint, before its weights are read
-load.py              a folder, or random weights, into a model on one process
+load.py              a folder, or random weights, into a model: plain, over devices, or sharded
 sharded.py           a sharded model: configuration -> meta -> shards -> storage -> weights
 safetensors.py       rectangles of tensors read; files of bounded size written
 export.py            a trained model, gathered tensor by tensor, into a folder

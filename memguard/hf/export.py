@@ -1,11 +1,13 @@
 """Writes a model as a Hugging Face folder that appears under its name only when complete.
 
     plain   `export_model`     through save_pretrained, which renames some families' weights back
-    mesh    `export_sharded`   tensor by tensor: pieces [N/z/.., K/..] -> one rank -> its file
+    mesh    `export_sharded`   tensor by tensor: shards [N/(y z), K/x] -> full [N, K] -> file
 
-On a mesh all ranks of data replica 0 send their pieces, in the written dtype and on the CPU, to the
-rank that writes the file at hand; files go round the ranks. No rank holds more than its shard and
-one tensor. After every file all ranks agree that it is written: a full disk on one ends them all.
+On a mesh all ranks of data replica 0 send their shards, in the written dtype and on the CPU, to the
+rank that writes the present file; files go round the ranks. Each rectangle comes from the first
+rank that has it, point-to-point over the default group, whose CPU side is gloo. No rank holds more
+than its shard and one tensor. After every file all ranks agree that it is written: a full disk on
+one ends them all.
 """
 
 import copy
@@ -30,13 +32,6 @@ from memguard.parallel.hf_plan import PLACEMENTS
 from memguard.parallel.layout import Rectangle, all_rectangles
 from memguard.parallel.linear import to_local
 from memguard.parallel.mesh import Mesh4D
-
-# Puts a sharded tensor together on one rank, without a copy of the model anywhere.
-#
-#     shard [N/(y z), K/x]   of each rank of data replica 0, cast, on the CPU
-#     full  [N, K]           on one rank: each rectangle is received from the first rank that has it
-#
-# Point-to-point over the default group, whose CPU side is gloo; other replicas do not take part.
 
 
 def list_replica_ranks(mesh: Mesh4D) -> list[int]:

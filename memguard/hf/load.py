@@ -1,4 +1,10 @@
-"""The only place where a folder becomes a module: plain, or sharded over a mesh.
+"""A model from a folder or from random weights: plain, over several devices, or sharded.
+
+    plain      on the CPU, or with `plan_devices` where there is room for each block: on GPUs first,
+               then in the CPU's memory, then on disk. `accelerate` decides and moves them
+               (``device_map="auto"``), and brings each block to a GPU for its forward.
+    sharded    over a mesh, each rank its own rectangles
+    scratch    from a configuration and a seed in place of a checkpoint
 
 Weights are read from safetensors only and remote code is never run, whoever made the folder.
 """
@@ -46,7 +52,7 @@ def load_model(
         revision: of a hub id.
         dtype: of the weights.
         attn_implementation: None takes what transformers chooses.
-        devices: of each module, see `dispatch.plan_devices`; None puts all on the CPU.
+        devices: of each module, see `plan_devices`; None puts all on the CPU.
         offload_folder: for weights whose device is ``"disk"`` and that must be written there.
 
     Raises:
@@ -54,7 +60,7 @@ def load_model(
             not fit the configuration.
     """
     check_folder(path)
-    with _told_in_one_line(path):
+    with _raised_in_one_line(path):
         model, info = transformers.AutoModelForCausalLM.from_pretrained(
             path,
             revision=revision,
@@ -102,7 +108,7 @@ def load_sharded(
         ConfigError: a mesh that this model cannot run on.
     """
     check_folder(path)
-    with _told_in_one_line(path):
+    with _raised_in_one_line(path):
         config = transformers.AutoConfig.from_pretrained(
             path, revision=revision, trust_remote_code=False
         )
@@ -129,7 +135,7 @@ def load_sharded(
 
 
 def _warn_uncompared(family: str) -> None:
-    """Say so where a family can be sharded by its plan, but nobody has compared the numbers."""
+    """Say so where a family can be sharded by its plan, but its numbers were never compared."""
     if family not in COMPARED_FAMILIES:
         warnings.warn(
             f"family '{family}' is sharded by transformers' plan, but its numbers on a mesh have "
@@ -140,7 +146,7 @@ def _warn_uncompared(family: str) -> None:
 
 
 @contextlib.contextmanager
-def _told_in_one_line(path: str) -> Iterator[None]:
+def _raised_in_one_line(path: str) -> Iterator[None]:
     """Raise as ModelError whatever a broken folder raises in transformers."""
     try:
         yield
@@ -165,18 +171,13 @@ def count_parameters(model: nn.Module) -> int:
     return sum(parameter.numel() for parameter in model.parameters())
 
 
-# A model larger than one device, on one process: its blocks where there is room for them.
-#
-#     GPUs first, then the CPU's memory, then disk; a block is brought to a GPU when its turn comes
-#
-# `accelerate` decides and moves (`device_map="auto"`). The head stays on the first device: scores
-# read its weight outside the model's forward, where nobody would bring it.
-
-
 def plan_devices(
     config: Any, *, dtype: torch.dtype, max_memory: Mapping[str, str] | None = None
 ) -> dict[str, int | str]:
-    """Return the device of each module.
+    """Return the device of each module of a model larger than one device.
+
+    The head stays on the first one: scores read its weight outside the model's forward, where no
+    hook would bring it.
 
     Args:
         config: a transformers configuration.
@@ -209,9 +210,6 @@ def plan_devices(
     return {**places, name: first}
 
 
-# Models that start from nothing: a configuration and a seed instead of a checkpoint.
-
-
 def build_scratch_model(
     config: Mapping[str, Any], *, vocab_size: int, tokenizer: Any, seed: int, attn: str | None
 ) -> Any:
@@ -242,7 +240,7 @@ def build_scratch_model(
 
 
 def make_scratch_config(config: Mapping[str, Any], *, vocab_size: int, tokenizer: Any) -> Any:
-    """Return the transformers configuration of a model that starts from nothing.
+    """Return the transformers configuration of a model with random weights.
 
     Args:
         config: Hugging Face configuration fields with ``model_type``.

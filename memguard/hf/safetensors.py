@@ -1,7 +1,15 @@
-"""Reads rectangles of tensors from where weights are: a folder of safetensors, or memory.
+"""Rectangles of tensors read from a folder of safetensors or from memory; files written.
 
-names and shapes  ->  compared with what the model wants, all differences in one table
-rectangle         ->  read straight into the shard; no rank ever holds a full tensor
+reading
+    names and shapes  ->  compared with what the model needs, all differences in one table
+    rectangle         ->  read straight into the shard; no rank ever holds a full tensor
+
+writing: files of bounded size, byte for byte what safetensors' own writer writes, which needs all
+tensors of a file at once; here a writer holds one
+
+    8 bytes   length of the header, little-endian
+    header    JSON: name -> dtype, shape, first and last byte; padded with spaces to 8 bytes
+    data      the tensors, C order, without gaps, by name
 """
 
 import json
@@ -29,6 +37,16 @@ _PLAIN_DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 _RECOMPUTED = ("rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias")
 _NUM_SHOWN = 8
 _BLOCK_ROWS = 1024
+_DTYPE_NAMES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
 
 
 class WeightSource(Protocol):
@@ -237,28 +255,6 @@ def copy_rectangle(source: WeightSource, name: str, rectangle: Rectangle, target
     if rectangle.num_elements:
         with torch.no_grad():
             target.copy_(source.read(name, rectangle))
-
-
-# Lays tensors out in safetensors files of bounded size and writes them one at a time.
-#
-#     8 bytes   length of the header, little-endian
-#     header    JSON: name -> dtype, shape, first and last byte; padded with spaces to 8 bytes
-#     data      the tensors, C order, without gaps, by name
-#
-# safetensors' own writer wants all tensors of a file at once; here a writer holds one. The bytes
-# are
-# the same.
-
-_DTYPE_NAMES = {
-    torch.float64: "F64",
-    torch.float32: "F32",
-    torch.float16: "F16",
-    torch.bfloat16: "BF16",
-    torch.int64: "I64",
-    torch.int32: "I32",
-    torch.uint8: "U8",
-    torch.bool: "BOOL",
-}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -7,11 +7,11 @@
                       and the losses that forget: NPO and gradient ascent
     neftune.py        noise on the embeddings, which is no defence
 
-A mitigation has a *stage* (where it acts) and *needs* (which per-token terms must be there: the
+A mitigation has a *stage* (where it acts) and *needs* (which of the `TokenTerms` must be there: the
 vocabulary layer computes them, but for ``reference_nll``, which is measured before the first step).
-None of them knows the mesh, the packing or the optimizer: labels are masked
-document by document before packing, and losses are reduced token by token, some of them with an eye
-on the tokens before or on the whole piece.
+None of them knows the mesh, the packing or the optimizer: labels are masked document by document
+before packing, and losses are reduced token by token, some with the tokens before or the whole
+piece.
 
     labels = mitigations.mask_labels(input_ids, labels)          stage "labels"
     loss   = mitigations.reduce(terms) / number of labels left   stage "loss"
@@ -21,6 +21,7 @@ Which settings go together is decided with the configuration (`config/mitigation
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 import numpy as np
@@ -61,38 +62,23 @@ Need = Literal["nll", "entropy", "mean_logprob", "reference_nll"]
 _ALWAYS_NEEDED: frozenset[Need] = frozenset({"nll"})
 
 
-class TokenTerms(Protocol):
-    """Per-token terms of N labels that are left; what the vocabulary layer's `VocabTerms` holds."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TokenTerms:
+    """What a loss may be made of, for N labels that are left, in fp32; None where not needed."""
 
-    @property
-    def nll_N(self) -> "Tensor":
-        """Negative log-likelihood (nats)."""
-        ...
-
-    @property
-    def entropy_N(self) -> "Tensor | None":
-        """Of the prediction (nats); None where no setting needs it."""
-        ...
-
-    @property
-    def mean_logprob_N(self) -> "Tensor | None":
-        """Mean over the vocabulary of log p(v) (nats); None where no setting needs it."""
-        ...
-
-    @property
-    def reference_nll_N(self) -> "Tensor | None":
-        """Of the same labels under the starting model (nats); None where no setting needs it."""
-        ...
-
-    @property
-    def piece_N(self) -> "Tensor | None":
-        """Piece of a document, numbered from 0 in the order of labels; None where not known."""
-        ...
-
-    @property
-    def forget_N(self) -> "Tensor | None":
-        """Whether the label's document is to be forgotten; None where none is."""
-        ...
+    nll_N: "Tensor"
+    """-log p(label) (nats)."""
+    entropy_N: "Tensor | None" = None
+    """-sum_v p(v) log p(v) (nats)."""
+    mean_logprob_N: "Tensor | None" = None
+    """Mean over the vocabulary of log p(v) (nats)."""
+    # The trainer adds the following; the vocabulary layer does not know them.
+    reference_nll_N: "Tensor | None" = None
+    """nll_N under the starting model (nats)."""
+    piece_N: "Tensor | None" = None
+    """Index of the piece of a document that holds the label, from 0 in the order of labels."""
+    forget_N: "Tensor | None" = None
+    """Whether the label's document is to be forgotten."""
 
 
 class LabelMitigation(Protocol):

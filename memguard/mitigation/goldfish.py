@@ -10,8 +10,8 @@ defines it.
 Where we differ from the published code (ahans30/goldfish-loss): its window ends at and includes the
 label, its product of ids ignores order and becomes 0 when one id is 0 or, for wide windows, by
 overflow, and it runs on across documents. Mode ``hash_reference`` reproduces it bit for bit inside
-one document; the others are ours. With ``normalise: text`` the hash is one of letters (see
-`letters`): reformatting a text is a known way around a mask that hashes tokens.
+one document; the others are ours. With ``normalise: text`` letters are hashed (see `TokenLetters`):
+reformatting a text is a known way around a mask that hashes tokens.
 """
 
 from collections.abc import Sequence
@@ -26,23 +26,31 @@ from memguard.config import GoldfishConfig
 if TYPE_CHECKING:
     from memguard.mitigation import Need, Stage
 
-
-# Text as a goldfish hashes it where formatting shall not matter: letters and digits alone.
-#
-#     tokens    "▁Hello"  ","  "\n"  "▁World"        letters  hello       world
-#     ends [N]  where in the stream of letters each token begins:  0  5  5  5
-#
-# White space, punctuation and case are left out, so that a copy with other line breaks, indentation
-# or quotation marks has the same letters before each word; and it does not matter how they were cut
-# into tokens.
-
 LETTERS_PER_TOKEN = 4
 """About what a token of English text has; a context width in tokens counts so many each."""
+
+# Odd, so it has an inverse modulo 2^64: 0x9E3779B97F4A7C15 is 2^64 / golden ratio.
+_BASE = 0x9E3779B97F4A7C15
+_BASE_INVERSE = pow(_BASE, -1, 1 << 64)
+_COUNT_STEP = 0xD1342543DE82EF95
+_TABLE_SIZE = 1_000_003
+_TABLE_SEED = 2_971_215_073
+
+# Tokens masked at a time: intermediate arrays stay in a core's cache.
+_TOKENS_AT_ONCE = 8192
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class TokenLetters:
-    """The letters of each token of a vocabulary."""
+    r"""The letters of each token of a vocabulary: a text as ``normalise: text`` hashes it.
+
+        tokens    "▁Hello"  ","  "\n"  "▁World"        letters  hello       world
+        ends [N]  index in the stream of letters at which each token begins:  0  5  5  5
+
+    White space, punctuation and case are left out, so that a copy with other line breaks,
+    indentation or quotation marks has the same letters before each word, however these were cut
+    into tokens.
+    """
 
     codes: NDArray[np.int64]
     """Code points, of one token after the other."""
@@ -71,26 +79,18 @@ class TokenLetters:
         return self.codes[places], begins
 
 
-# Hash of what stands before each token: one pass, however many tokens it looks back.
-#
-# With r(key) a 64-bit mix of a key, B an odd constant and everything modulo 2^64,
-#
-#     prefix_t = sum_{i<t} r(x_i) B^i
-#     window_t = (prefix_t - prefix_{t-n}) B^-t = sum_{j=1..n} r(x_{t-j}) B^-j,  n = min(h, t)
-#     hash_t   = mix(window_t + n C)
-#
-# Equal windows hash equally wherever they stand; order matters; a short window at a document's
-# start
-# differs from a longer one of the same keys.
-
-# Odd, so it has an inverse modulo 2^64: 0x9E3779B97F4A7C15 is 2^64 / golden ratio.
-_BASE = 0x9E3779B97F4A7C15
-_BASE_INVERSE = pow(_BASE, -1, 1 << 64)
-_COUNT_STEP = 0xD1342543DE82EF95
-
-
 class WindowHash:
-    """Hashes windows of keys; holds the powers of B, as many as were needed so far."""
+    """Hashes the keys before each token in one pass, however many tokens it looks back.
+
+    With r(key) a 64-bit mix of a key, B an odd constant and everything modulo 2^64,
+
+        prefix_t = sum_{i<t} r(x_i) B^i
+        window_t = (prefix_t - prefix_{t-n}) B^-t = sum_{j=1..n} r(x_{t-j}) B^-j,  n = min(h, t)
+        hash_t   = mix(window_t + n C)
+
+    Equal windows hash equally wherever they are; order matters; a short window at a document's
+    start differs from a longer one of the same keys. Holds the powers of B needed so far.
+    """
 
     def __init__(self) -> None:
         """Hold no powers yet."""
@@ -148,13 +148,6 @@ def _powers(base: int, count: int) -> NDArray[np.uint64]:
     factors = np.full(count, base, dtype=np.uint64)
     factors[:1] = 1
     return np.cumprod(factors, dtype=np.uint64)
-
-
-_TABLE_SIZE = 1_000_003
-_TABLE_SEED = 2_971_215_073
-
-# Rows are masked so many tokens at a time: what is made in between stays in a core's cache.
-_TOKENS_AT_ONCE = 8192
 
 
 class Goldfish:

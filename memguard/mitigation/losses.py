@@ -9,6 +9,9 @@
     loss_clipping        l between floor and ceiling   teaches nothing outside of them
     flooding             |l - b| + b                   Ishida et al., arXiv 2002.08709, of the mean
                                                        over a step; here of each label
+    ngram_penalty        l + weight max(0, G - margin) G: mean gain of the n labels up to this one
+    npo                  (2/beta) log(1 + (p(y)/p_0(y))^beta)    of each piece y to be forgotten
+    gradient_ascent      -min(l, ceiling)                        of each label to be forgotten
 
 Each takes the losses [N] of the settings before it, in the order above whatever the order in the
 configuration, and the terms [N] of the same labels. The formulas are those commonly known by these
@@ -45,7 +48,7 @@ class LabelSmoothing:
 
     def change_losses(self, loss_N: "Tensor", terms: "TokenTerms") -> "Tensor":
         """Return the cross-entropy with the smoothed target; torch's ``label_smoothing``."""
-        assert terms.mean_logprob_N is not None, "it was asked for"
+        assert terms.mean_logprob_N is not None, "listed in needs"
         epsilon = self.config.epsilon
         return (1 - epsilon) * loss_N - epsilon * terms.mean_logprob_N
 
@@ -77,7 +80,7 @@ class ConfidencePenalty:
 
     def change_losses(self, loss_N: "Tensor", terms: "TokenTerms") -> "Tensor":
         """Return the losses minus beta entropies; may be negative."""
-        assert terms.entropy_N is not None, "it was asked for"
+        assert terms.entropy_N is not None, "listed in needs"
         return loss_N - self.config.beta * terms.entropy_N
 
 
@@ -110,24 +113,15 @@ class Flooding:
         return (loss_N - level).abs() + level
 
 
-# Post-hoc forgetting: documents of the forget list become less likely, all others are trained.
-#
-#     npo               (2 / beta) log(1 + (p(y) / p_0(y))^beta)    of each piece y of a document
-#     gradient_ascent   -min(nll_t, ceiling)                        of each of its labels
-#
-# p(y) is the probability of a piece, the product over its labels; p_0 that of the starting model.
-# NPO is Zhang et al. 2024, "Negative Preference Optimization", as it is commonly written,
-# -(2 / beta) log sigmoid(-beta log(p / p_0)); the paper was not read for this, and no figure of it
-# is
-# claimed. Its gradient is that of gradient ascent times 2 p^beta / (p^beta + p_0^beta): 1 at the
-# start, and nearly 0 once the piece has lost a few times 1 / beta nats, whatever its length. So it
-# comes to rest; plain ascent would not, and has a ceiling here.
-#
-# Both take the place of whatever loss the settings before them have made of these labels.
-
-
 class Npo:
-    """Make pieces less likely than they were, the less so the further they have fallen."""
+    """Make pieces to be forgotten less likely, the less so the further they have fallen.
+
+    Zhang et al. 2024, "Negative Preference Optimization": -(2/beta) log sigmoid(-beta log(p/p_0)),
+    p(y) the product over the labels of a piece, p_0 that of the starting model. The gradient is
+    that of gradient ascent times 2 p^beta / (p^beta + p_0^beta): 1 at the start, and nearly 0 once
+    the piece has lost a few times 1/beta nats, whatever its length. Plain ascent would not stop.
+    Replaces what the settings before it have made of these labels.
+    """
 
     stage: "ClassVar[Stage]" = "loss"
     needs: "ClassVar[frozenset[Need]]" = frozenset({"nll", "reference_nll"})
@@ -137,8 +131,8 @@ class Npo:
 
     def change_losses(self, loss_N: "Tensor", terms: "TokenTerms") -> "Tensor":
         """Return the losses, those to be forgotten an equal share of their piece's."""
-        assert terms.reference_nll_N is not None, "it was asked for"
-        assert terms.piece_N is not None, "whoever hands in the reference knows the pieces"
+        assert terms.reference_nll_N is not None, "listed in needs"
+        assert terms.piece_N is not None, "the trainer adds pieces with the reference"
         assert terms.forget_N is not None, "a run without documents to forget is refused"
         beta, piece_N = self.config.beta, terms.piece_N
         ratio_N = terms.reference_nll_N - terms.nll_N
@@ -152,7 +146,7 @@ class Npo:
 
 
 class GradientAscent:
-    """Climb each label's loss up to a ceiling."""
+    """Climb the loss of each label to be forgotten up to a ceiling, in place of its loss so far."""
 
     stage: "ClassVar[Stage]" = "loss"
     needs: "ClassVar[frozenset[Need]]" = frozenset({"nll"})
@@ -166,25 +160,22 @@ class GradientAscent:
         return (-terms.nll_N.clamp_max(self.config.ceiling)).where(terms.forget_N, loss_N)
 
 
-# N-gram penalty: runs of labels that the model knows far better than before cost more.
-#
-#     gain_t    = reference_nll_t - nll_t                 what training has added (nats)
-#     G_t       = mean of gain over the n labels up to t
-#     loss_t   <- loss_t + weight max(0, G_t - margin)    where all n stand in one piece
-#
-# After Slack & Al Moubayed, TACL 2025 (arXiv 2510.11372): cross-entropy plus a multiple of a
-# penalty
-# where the fine-tuned model's confidence in an n-gram exceeds the base model's. The paper's formula
-# was not seen: this is our reading of that sentence, and no figure of theirs is claimed. The base
-# model is the run's own, before its first step.
-#
-# A label counts in each of the n windows that hold it: where all are beyond the margin its gradient
-# is that of its NLL times (1 - weight). Labels that another setting dropped are passed over: the n
-# are those that receive loss.
-
-
 class NgramPenalty:
-    """Penalise what n labels in a row have gained beyond a margin."""
+    """Penalise runs of labels that the model knows far better than before training.
+
+        gain_t    = reference_nll_t - nll_t                 what training has added (nats)
+        G_t       = mean of gain over the n labels up to t
+        loss_t   <- loss_t + weight max(0, G_t - margin)    where all n are in one piece
+
+    After Slack & Al Moubayed, TACL 2025 (arXiv 2510.11372): cross-entropy plus a multiple of a
+    penalty where the fine-tuned model's confidence in an n-gram exceeds the base model's. The
+    paper's formula was not seen: this is our reading of that sentence. The base model is the run's
+    own, before its first step.
+
+    A label counts in each of the n windows that hold it: where all are beyond the margin its
+    gradient is that of its NLL times (1 - weight). Labels that another setting dropped are passed
+    over: the n are those that receive loss.
+    """
 
     stage: "ClassVar[Stage]" = "loss"
     needs: "ClassVar[frozenset[Need]]" = frozenset({"nll", "reference_nll"})
@@ -210,9 +201,9 @@ class NgramPenalty:
         return ((gain_W > self.config.margin) & whole_W).sum(), whole_W.sum()
 
     def _find_gains(self, terms: "TokenTerms") -> "tuple[Tensor, Tensor]":
-        """Return the mean gain of each n labels in a row, and whether they stand in one piece."""
-        assert terms.reference_nll_N is not None, "it was asked for"
-        assert terms.piece_N is not None, "whoever hands in the reference knows the pieces"
+        """Return the mean gain of each n labels in a row, and whether they are in one piece."""
+        assert terms.reference_nll_N is not None, "listed in needs"
+        assert terms.piece_N is not None, "the trainer adds pieces with the reference"
         n = self.config.n
         gain_N = terms.reference_nll_N - terms.nll_N
         # Pieces are numbered in the order of labels: where first and last agree, so do all between.

@@ -5,9 +5,9 @@
     lm_head.py        one rank's shard of the LM head
     loss.py           losses over a sharded vocabulary, few logits at a time
     token_scores.py   log-probability, argmax and margin of single tokens
-    truncation.py     probability of a label under top-k and top-p sampling
-    next_token.py     the most likely or a sampled next token
-    kv_cache.py       keys and values of rows that grow token by token
+    truncation.py     probability of a label under top-k and top-p; the largest logits of a row
+    next_token.py     the most likely or a drawn next token
+    kv_cache.py       rows that grow token by token; their keys and values are computed once
 
 What is above this package requests hidden states and numbers per token, never logits, so a sharded
 vocabulary is known only here and in `parallel`.

@@ -5,7 +5,7 @@ hidden_ND  [N, D/y]      the rows that count: positions whose label is ignored n
 labels_N   [N]           the token that follows each of them
 
 On a mesh the layer is the root of the FSDP units: what reads hidden states or head runs inside one
-call of it, ``vocab(work)``, around which weights are gathered. Collectives: see `nll` and `linear`.
+call of it, ``vocab(work)``, around which weights are gathered. Collectives: see `loss`, `linear`.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -16,11 +16,12 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 
+from memguard.config.sampling import SamplingScheme
+from memguard.mitigation import TokenTerms
 from memguard.model.lm_head import Head, Step, apply_steps
-from memguard.model.loss import VocabTerms, sum_nll, token_terms
+from memguard.model.loss import sum_nll, token_terms
 from memguard.model.next_token import BestTokens, DrawnTokens, draw_tokens, find_best
 from memguard.model.token_scores import TokenScores, score_tokens
-from memguard.model.truncation import Truncation
 from memguard.parallel.attention import share_masks, use_pieces
 from memguard.parallel.layout import Rectangle, cut
 from memguard.parallel.linear import to_local
@@ -198,7 +199,7 @@ class VocabLayer(nn.Module):
             input_ids_BT: tokens.
             position_ids_BT: of each token; None counts from 0.
             mask_BT: only beside a cache: which of its slots, and of the new ones, are seen.
-            cache: only for rows of one document each, see `growing_rows`; takes the keys and values
+            cache: only for rows of one document each, see `kv_cache`; takes the keys and values
                 of these tokens, which see all that it holds.
         """
         body = self.model.base_model if self.own_head else self.model
@@ -220,13 +221,13 @@ class VocabLayer(nn.Module):
         )
 
     def sum_nll(self, hidden_ND: Tensor, labels_N: Tensor) -> Tensor:
-        """Return the sum of -log p(label) (nats, fp32), differentiable; see `nll.sum_nll`."""
+        """Return the sum of -log p(label) (nats, fp32), differentiable; see `loss.sum_nll`."""
         return self._with_head(lambda head, hidden: sum_nll(head, hidden, labels_N), hidden_ND)
 
     def token_terms(
         self, hidden_ND: Tensor, labels_N: Tensor, needs: frozenset[str] = frozenset({"nll"})
-    ) -> VocabTerms:
-        """Return differentiable terms of each label; see `nll.token_terms`."""
+    ) -> TokenTerms:
+        """Return differentiable terms of each label; see `loss.token_terms`."""
         return self._with_head(
             lambda head, hidden: token_terms(head, hidden, labels_N, needs), hidden_ND
         )
@@ -239,28 +240,28 @@ class VocabLayer(nn.Module):
         needs: frozenset[str] = frozenset(),
         *,
         choices: bool = True,
-        truncations: Sequence[Truncation] = (),
+        schemes: Sequence[SamplingScheme] = (),
     ) -> TokenScores:
         """Return what the model says of N labels, the head in fp32; see `score_tokens`."""
         return self._with_head(
             lambda head, hidden: score_tokens(
-                head, hidden, labels_N, needs=needs, choices=choices, truncations=truncations
+                head, hidden, labels_N, needs=needs, choices=choices, schemes=schemes
             ),
             hidden_ND,
         )
 
     @torch.no_grad()
     def best_tokens(self, hidden_ND: Tensor, num: int) -> BestTokens:
-        """Return the most likely next tokens, the head in fp32; see `best_tokens.find_best`."""
+        """Return the most likely next tokens, the head in fp32; see `next_token.find_best`."""
         return self._with_head(lambda head, hidden: find_best(head, hidden, num), hidden_ND)
 
     @torch.no_grad()
     def draw_tokens(
-        self, hidden_ND: Tensor, uniform_N: Tensor, truncation: Truncation
+        self, hidden_ND: Tensor, uniform_N: Tensor, scheme: SamplingScheme
     ) -> DrawnTokens:
-        """Return drawn next tokens, the head in fp32; see `drawn_tokens.draw_tokens`."""
+        """Return drawn next tokens, the head in fp32; see `next_token.draw_tokens`."""
         return self._with_head(
-            lambda head, hidden: draw_tokens(head, hidden, uniform_N, truncation), hidden_ND
+            lambda head, hidden: draw_tokens(head, hidden, uniform_N, scheme), hidden_ND
         )
 
     def _with_head(self, work: Callable[[Head, Tensor], Result], hidden_ND: Tensor) -> Result:

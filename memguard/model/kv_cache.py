@@ -5,9 +5,9 @@
     a b c . .                       . . a b c    rolled to the right   . . a b c d e    . is hidden
 
 The prompts run like any other text: no mask, padding behind what is read, the numbers of a scoring
-pass. Then every row of the cache is rolled so that its last token stands in the last slot: keys
+pass. Then every row of the cache is rolled so that its last token is in the last slot: keys
 carry their own positions already, a mask of slots hides what came round, and two tokens of a row
-are as many slots apart as positions, which sliding windows count. New tokens stand at one end.
+are as many slots apart as positions, which sliding windows count. New tokens are at one end.
 
 A model that cannot do this (recurrent state, rotary frequencies that depend on the length of a
 text) is run over the whole rows again for each token; `can_cache` asks the model.
@@ -32,14 +32,13 @@ from memguard.model.causal_lm import VocabLayer
 from memguard.parallel.collectives import all_reduce
 from memguard.seeds import derive_generator
 
-# Keys and values of growing rows, in memory that is taken once.
-#
-#     buffer [R, H, room, d]    keys are its first T slots; the next token is written to slot T
-#
-# transformers' own cache makes all keys and values anew for each token, and beams that change
-# places
-# copy them once more. Here a token writes its own, and rows of the same prompts copy only what was
-# added to these.
+Result = TypeVar("Result")
+Read = Callable[[Tensor], Result]
+"""Takes the hidden states [R, D/y] of the rows' last tokens; runs while weights are gathered."""
+
+_CHECKED_STEPS = 3
+# What models do that take no cache, or not this one.
+_NO_CACHE = (AttributeError, TypeError, ValueError, LookupError, NotImplementedError)
 
 
 def build_row_cache(room: int) -> DynamicCache:
@@ -54,7 +53,14 @@ def build_row_cache(room: int) -> DynamicCache:
 
 
 class _Layer(DynamicLayer):  # type: ignore[misc]
-    """Keys and values of one layer."""
+    """Keys and values of one layer, in memory that is allocated once.
+
+        buffer [R, H, room, d]    keys are its first T slots; the next token is written to slot T
+
+    transformers' own cache concatenates all keys and values for each token, and beams that change
+    places copy them once more. Here a token writes only its own, and rows of the same prompts copy
+    only the slots after these.
+    """
 
     keys: Tensor
     values: Tensor
@@ -103,15 +109,6 @@ def _take(slots: Tensor, rows_R: Tensor, first_slot: int) -> Tensor:
     changing = slots[:, :, first_slot:]
     changing.copy_(changing[rows_R])
     return slots
-
-
-Result = TypeVar("Result")
-Read = Callable[[Tensor], Result]
-"""Takes the hidden states [R, D/y] of the rows' last tokens; runs while the weights are at hand."""
-
-_CHECKED_STEPS = 3
-# What models do that take no cache, or not this one.
-_NO_CACHE = (AttributeError, TypeError, ValueError, LookupError, NotImplementedError)
 
 
 class GrowingRows:
@@ -223,7 +220,7 @@ def _roll(cache: Any, shift_R: Tensor) -> None:
 def can_cache(vocab: VocabLayer, shortest: int, longest: int) -> bool:
     """Tell whether cached rows have the hidden states of rows that are run whole and alone.
 
-    Asked of the model itself, on random tokens: a short row and a long one grow together. Lengths
+    The model itself is run on random tokens: a short row and a long one grow together. Lengths
     matter: a window slides, or rotary frequencies change, only in long texts.
 
     Args:

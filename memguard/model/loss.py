@@ -23,27 +23,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from memguard.mitigation import TokenTerms
 from memguard.model.lm_head import Head, apply_steps, iterate_chunks, max_of_piece, pick_label
 from memguard.parallel.collectives import all_reduce, start_all_reduce, wait
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class VocabTerms:
-    """What a loss may be made of, for N tokens, in fp32; None where it was not asked for."""
-
-    nll_N: Tensor
-    """-log p(label) (nats)."""
-    entropy_N: Tensor | None = None
-    """-sum_v p(v) log p(v) (nats)."""
-    mean_logprob_N: Tensor | None = None
-    """Mean over the vocabulary of log p(v) (nats)."""
-    # Known before: whoever trains adds them, `token_terms` does not.
-    reference_nll_N: Tensor | None = None
-    """nll_N as the model said before it was trained (nats)."""
-    piece_N: Tensor | None = None
-    """Which piece of a document the label stands in, numbered from 0 in their order."""
-    forget_N: Tensor | None = None
-    """Whether the document is to be forgotten."""
 
 
 def sum_nll(head: Head, hidden_ND: Tensor, labels_N: Tensor) -> Tensor:
@@ -58,7 +40,7 @@ def token_terms(
     hidden_ND: Tensor,
     labels_N: Tensor,
     needs: frozenset[str] = frozenset({"nll"}),
-) -> VocabTerms:
+) -> TokenTerms:
     """Return per-token terms, each differentiable in hidden states and head.
 
     Args:
@@ -69,10 +51,10 @@ def token_terms(
     """
     unknown = needs - {"nll", "entropy", "mean_logprob"}
     assert not unknown, f"the vocabulary layer does not compute {sorted(unknown)}"
-    nll_N, entropy_N, mean_logprob_N = _TokenTerms.apply(
+    nll_N, entropy_N, mean_logprob_N = _ComputeTerms.apply(
         hidden_ND, head.weight_VD, head.bias_V, labels_N, head
     )  # type: ignore[no-untyped-call]
-    return VocabTerms(
+    return TokenTerms(
         nll_N=nll_N,
         entropy_N=entropy_N if "entropy" in needs else None,
         mean_logprob_N=mean_logprob_N if "mean_logprob" in needs else None,
@@ -272,7 +254,7 @@ class _SumNll(torch.autograd.Function):
         return (*gradients, None, None, None)
 
 
-class _TokenTerms(torch.autograd.Function):
+class _ComputeTerms(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,

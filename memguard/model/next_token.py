@@ -1,10 +1,25 @@
-"""Tokens drawn from the most likely ones, vocabulary sharded: a number in [0, 1) decides each.
+"""The most likely or a drawn next token, vocabulary sharded, logits in fp32.
 
-    scheme     as in `truncation`: temperature, then top-k, then top-p, with its ties
-    weight_CV  exp(logits - max), 0 where a token is cut off     [C, V/x]
+    hidden_ND  [N, D/y]    last hidden states, replicated over x
+    weight_VD  [V/x, D/y]  the head, widened to fp32
 
-    before_C   = sum over the ranks before of their weights, after an all-gather over x of C numbers
-    token      = first id whose weights up to and with it exceed uniform * sum of all weights
+    for chunks of C tokens:
+      logits_CV = steps(all-reduce over y (hidden_CD @ weight_VD.T) + bias_V)
+
+most likely (`find_best`)
+
+      best_CK   = K largest of an all-gather over x of each rank's K largest, with their ids
+      sum_C     = all-reduce over x of sum e^(logits_CV - best_C0)
+      logprob   = best_CK - best_C0 - log sum_C
+
+Of tokens that tie the lowest ids come first, also where ties cross the border of K: which tokens
+are found depends neither on the device nor on the mesh (but for logits that round differently).
+
+drawn (`draw_tokens`): a number in [0, 1) decides each, under a scheme as in `truncation`
+
+      weight_CV = exp(logits - max), 0 where a token is cut off     [C, V/x]
+      before_C  = sum over the ranks before of their weights, after an all-gather over x
+      token     = first id whose weights up to and with it exceed uniform * sum of all weights
 
 Ids keep their order, so logits that round otherwise move a border by their last bits; in order of
 probability two tokens would change places. The sums are float64.
@@ -16,8 +31,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from memguard.config.sampling import SamplingScheme
 from memguard.model.lm_head import Head, compute_logits, iterate_chunks, max_of_piece, widen
-from memguard.model.truncation import Truncation, find_largest, find_nucleus, gather_largest
+from memguard.model.truncation import find_largest, find_nucleus, gather_largest
 from memguard.parallel.collectives import all_gather, all_reduce
 from memguard.parallel.mesh import Axis
 
@@ -33,7 +49,7 @@ class DrawnTokens:
 
 @torch.no_grad()
 def draw_tokens(
-    head: Head, hidden_ND: Tensor, uniform_N: Tensor, truncation: Truncation
+    head: Head, hidden_ND: Tensor, uniform_N: Tensor, scheme: SamplingScheme
 ) -> DrawnTokens:
     """Return one token for each of N numbers; equal numbers and logits, equal tokens.
 
@@ -41,7 +57,7 @@ def draw_tokens(
         head: this rank's piece; computes in fp32 (float64 stays), whatever autocast says.
         hidden_ND: local hidden states ``[N, D/y]``.
         uniform_N: float64 in [0, 1), the same on all ranks that hold a part of the model.
-        truncation: what is drawn from.
+        scheme: how it is drawn.
     """
     head, hidden_ND = widen(head, hidden_ND)
     # What is gathered over x takes no more than the logits of a whole chunk.
@@ -50,15 +66,15 @@ def draw_tokens(
     ids_N = torch.zeros(len(hidden_ND), dtype=torch.int64, device=hidden_ND.device)
     logprob_N = torch.empty(len(hidden_ND), dtype=torch.float64, device=hidden_ND.device)
     for rows in iterate_chunks(head, len(hidden_ND)):
-        logits_CV = compute_logits(head, hidden_ND[rows]) / truncation.temperature
-        weight_CV = _weigh(head, logits_CV, truncation)
+        logits_CV = compute_logits(head, hidden_ND[rows]) / scheme.temperature
+        weight_CV = _weigh(head, logits_CV, scheme)
         ids_N[rows], logprob_N[rows] = _invert(head, weight_CV, uniform_N[rows])
     return DrawnTokens(ids_N=ids_N, logprob_N=logprob_N)
 
 
-def _weigh(head: Head, logits_CV: Tensor, truncation: Truncation) -> Tensor:
+def _weigh(head: Head, logits_CV: Tensor, scheme: SamplingScheme) -> Tensor:
     """Return local weights ``[C, V/x]``, float64; 0 where a token is cut off."""
-    axis, top_k, top_p = head.vocab_axis, truncation.top_k, truncation.top_p
+    axis, top_k, top_p = head.vocab_axis, scheme.top_k, scheme.top_p
     if top_k is not None and top_k < head.vocab_size:
         border_C = gather_largest(head, logits_CV, top_k).flatten(1).topk(top_k).values[:, -1]
         logits_CV = logits_CV.masked_fill(logits_CV < border_C[:, None], -torch.inf)
@@ -104,21 +120,6 @@ def _before(sum_Cx: Tensor, axis: Axis) -> Tensor:
     return functional.pad(sum_Cx, (1, 0))[:, axis.rank]
 
 
-# The most likely next tokens over a sharded vocabulary, in fp32.
-#
-#     hidden_ND  [N, D/y]    last hidden states, replicated over x
-#     weight_VD  [V/x, D/y]  the head, widened to fp32
-#
-#     for chunks of C tokens:
-#       logits_CV = steps(all-reduce over y (hidden_CD @ weight_VD.T) + bias_V)
-#       best_CK   = K largest of an all-gather over x of each rank's K largest, with their ids
-#       sum_C     = all-reduce over x of sum e^(logits_CV - best_C0)
-#       logprob   = best_CK - best_C0 - log sum_C
-#
-# Of tokens that tie the lowest ids come first, also where ties cross the border of K: which tokens
-# are found depends neither on the device nor on the mesh (but for logits that round differently).
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BestTokens:
     """The K most likely tokens after each of N, best first, the lowest id where some tie."""
@@ -160,7 +161,7 @@ def _find_local(logits_CV: Tensor, num: int) -> tuple[Tensor, Tensor]:
 
     topk may take any of those that tie at the border; the lowest are taken here.
     """
-    # What is no number is told by the log-probability, and must not confuse the count below.
+    # NaN shows in the log-probability, and must not confuse the count below.
     logits_CV = logits_CV.nan_to_num(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf)
     num = min(num, logits_CV.shape[1])
     if num == 0:

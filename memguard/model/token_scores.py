@@ -21,6 +21,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from memguard.config.sampling import SamplingScheme
 from memguard.model.lm_head import (
     Head,
     compute_logits,
@@ -30,7 +31,6 @@ from memguard.model.lm_head import (
     widen,
 )
 from memguard.model.truncation import (
-    Truncation,
     find_first,
     find_peaks,
     raise_peaks,
@@ -61,7 +61,7 @@ class TokenScores:
     """Mean over the vocabulary of log p(v) (nats)."""
     variance_logprob_N: Tensor | None = None
     """Variance of log p(v) where v is drawn from p (nats squared); its mean is -entropy."""
-    truncated_SN: Tensor | None = None
+    sampled_SN: Tensor | None = None
     """Log-probability of the label under each of S ways to draw; -inf where it is cut off."""
 
 
@@ -73,7 +73,7 @@ def score_tokens(
     *,
     needs: frozenset[str] = frozenset(),
     choices: bool = True,
-    truncations: Sequence[Truncation] = (),
+    schemes: Sequence[SamplingScheme] = (),
 ) -> TokenScores:
     """Return log-probability, argmax and margin of N labels, and what else is needed.
 
@@ -83,16 +83,16 @@ def score_tokens(
         labels_N: ``[N]`` token ids.
         needs: any of `EXTRA_SCORES`.
         choices: whether argmax and margin are wanted.
-        truncations: ways to draw, see `truncation.score_truncated`.
+        schemes: ways to draw, see `truncation.score_truncated`.
     """
     unknown = needs - EXTRA_SCORES
     assert not unknown, f"the vocabulary layer does not compute {sorted(unknown)}"
     assert head.vocab_size < 2**24, "fp32 holds every id exactly"
     head, hidden_ND = widen(head, hidden_ND)
-    head = replace(head, chunk_tokens=_choose_chunk(head, hidden_ND.device, bool(truncations)))
+    head = replace(head, chunk_tokens=_choose_chunk(head, hidden_ND.device, bool(schemes)))
     names = ("logprob", *(("margin",) if choices else ()), *sorted(needs))
     scores_SN = hidden_ND.new_empty((len(names), len(labels_N)))
-    truncated_SN = hidden_ND.new_empty((len(truncations), len(labels_N)))
+    sampled_SN = hidden_ND.new_empty((len(schemes), len(labels_N)))
     argmax_N = labels_N.new_empty(len(labels_N), dtype=torch.int64)
     # One for all chunks: to get so much anew from the system takes as long as a sum over it.
     num_rows = min(head.chunk_tokens, len(labels_N))
@@ -106,20 +106,20 @@ def score_tokens(
             best_C, argmax_N[rows], other_C, peaks_CG = _find_best(head, logits_CV, labels_C)
         else:
             best_C = all_reduce(max_of_piece(logits_CV), head.vocab_axis, "max")
-        for number, truncation in enumerate(truncations):
-            if not truncation.is_plain:
-                truncated_SN[number, rows] = score_truncated(
-                    head, logits_CV, labels_C, truncation, peaks_CG
+        for number, scheme in enumerate(schemes):
+            if not scheme.is_plain:
+                sampled_SN[number, rows] = score_truncated(
+                    head, logits_CV, labels_C, scheme, peaks_CG
                 )
         found = _sum_up(head, logits_CV, labels_C, best_C, other_C, needs)
         scores_SN[:, rows] = torch.stack([found[name] for name in names])
-        for number, truncation in enumerate(truncations):
-            if truncation.is_plain:
-                truncated_SN[number, rows] = found["logprob"]
+        for number, scheme in enumerate(schemes):
+            if scheme.is_plain:
+                sampled_SN[number, rows] = found["logprob"]
     fields = {f"{name}_N": score_N for name, score_N in zip(names, scores_SN, strict=True)}
     return TokenScores(
         argmax_N=argmax_N if choices else None,
-        truncated_SN=truncated_SN if truncations else None,
+        sampled_SN=sampled_SN if schemes else None,
         **fields,
     )
 

@@ -14,6 +14,11 @@
       logprob_C = label_C - max_C - log(probability mass that stays)     -inf where it is cut off
 
 At most [C/x, V] = [C, V/x] candidates are gathered, and far fewer where the model is sure.
+
+Group g of a chunk's local logits has tokens g, g + G, g + 2G, ..., and the last few, which fill no
+whole row of groups, are groups of their own. One pass over the logits gives the peaks, and these
+answer what would take a pass each: where the largest is, how many tokens at least are above a
+label, which tokens may be among the largest.
 """
 
 from dataclasses import dataclass
@@ -23,20 +28,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from memguard.config.sampling import SamplingScheme
 from memguard.model.lm_head import Head, max_of_piece, pick_label
 from memguard.parallel.collectives import all_gather, all_reduce
 
-# The largest logits of each row, found by groups.
-#
-#     logits_CV  [C, V/x]   a chunk's local logits
-#     peaks_CG   [C, G]     largest logit of each group; group g has g, g + G, g + 2G, ..., and the
-#                           last few, which make no whole row of groups, are groups of their own
-#
-# One pass over the logits gives the peaks, and these answer what would take a pass each: where the
-# largest is, how many tokens at least are above a label, which tokens may be among the num largest.
-
-# Of a group, whose largest stands for all: what the groups save and what they cost are equal here.
+# Of a group: with fewer there are more peaks to read, with more there are more candidates.
 _GROUP_TOKENS = 16
+_FIRST_CANDIDATES = 64
 
 
 def find_peaks(logits_CV: Tensor) -> Tensor:
@@ -53,13 +51,13 @@ def find_peaks(logits_CV: Tensor) -> Tensor:
 
 
 def raise_peaks(peaks_CG: Tensor, width: int, places_C1: Tensor, logits_C1: Tensor) -> None:
-    """Let the peaks know of one more logit in each row.
+    """Update the peaks for one more logit in each row.
 
     Args:
         peaks_CG: changed.
         width: V/x.
-        places_C1: where the logits stand.
-        logits_C1: what they are; -inf changes nothing.
+        places_C1: indices of the logits.
+        logits_C1: the logits; -inf changes nothing.
     """
     num_groups = width // _GROUP_TOKENS
     size = num_groups * _GROUP_TOKENS
@@ -145,36 +143,11 @@ def _argmax(values_CM: Tensor) -> Tensor:
     return values_CM.argmax(1)
 
 
-_FIRST_CANDIDATES = 64
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Truncation:
-    """A way to draw the next token."""
-
-    temperature: float = 1.0
-    """Divides the logits."""
-    top_k: int | None = None
-    """Tokens to draw from; None or the vocabulary's size is all."""
-    top_p: float | None = None
-    """Probability of the tokens to draw from; None or 1 is all."""
-
-    def __post_init__(self) -> None:
-        assert self.temperature > 0, "temperature 0 is the argmax, which token_scores has"
-        assert self.top_k is None or self.top_k >= 1, "at least one token stays"
-        assert self.top_p is None or 0 <= self.top_p <= 1, "a probability"
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether tokens are drawn with the model's own probabilities."""
-        return self.temperature == 1 and self.top_k is None and self.top_p in (None, 1)
-
-
 def score_truncated(
     head: Head,
     logits_CV: Tensor,
     labels_C: Tensor,
-    truncation: Truncation,
+    scheme: SamplingScheme,
     peaks_CG: Tensor | None = None,
 ) -> Tensor:
     """Return the log-probability ``[C]`` (nats) with which sampling draws each label of a chunk.
@@ -184,12 +157,12 @@ def score_truncated(
         logits_CV: a chunk's local logits ``[C, V/x]`` after the steps; left as they are. Callers
             keep C at a chunk's tokens divided by x.
         labels_C: ``[C]`` token ids.
-        truncation: from what is drawn.
-        peaks_CG: of the logits, where they are at hand; see `largest.find_peaks`.
+        scheme: how tokens are drawn.
+        peaks_CG: of the logits, where they are at hand; see `find_peaks`.
     """
-    if truncation.temperature != 1:
-        logits_CV, peaks_CG = logits_CV / truncation.temperature, None
-    axis, top_k, top_p = head.vocab_axis, truncation.top_k, truncation.top_p
+    if scheme.temperature != 1:
+        logits_CV, peaks_CG = logits_CV / scheme.temperature, None
+    axis, top_k, top_p = head.vocab_axis, scheme.top_k, scheme.top_p
     local_C, here_C = head.local_labels(labels_C)
     label_C = all_reduce(pick_label(logits_CV, local_C, here_C), axis)
     if top_k is None or top_k >= head.vocab_size:
@@ -307,7 +280,7 @@ def gather_largest(
         head: this rank's piece.
         logits_CV: a chunk's local logits.
         num: of each rank.
-        peaks_CG: see `largest.find_largest`.
+        peaks_CG: see `find_largest`.
         rows_N: the same.
     """
     num, degree = min(num, _widest_piece(head)), head.vocab_axis.degree

@@ -1,4 +1,4 @@
-"""Causal attention of packed rows in pieces, without the pairs that nobody sees.
+"""Causal attention of packed rows in pieces, without the pairs that are masked anyway.
 
     scores of T queries and T keys      k k . .      Q_THd, K_THd, V_THd, bias_TT
     in n pieces of C = T/n queries      k k . .      . = -inf for every query of the piece
@@ -27,8 +27,10 @@ _MAX_PIECES = 8
 # Below these lengths, starting another kernel costs more than the pairs it leaves out.
 MIN_PIECE = {"cpu": 128}
 _MIN_PIECE_ELSEWHERE = 512
-# What an attention may be asked for besides, and no piece would know of.
+# Other arguments of an attention, which pieces do not support.
 _WHOLE_ONLY = ("position_bias", "cache", "softcap")
+
+Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
 
 def attend_in_pieces(
@@ -110,19 +112,15 @@ def use_pieces(model: Any) -> None:
         model.config._attn_implementation = NAME
 
 
-# One attention mask for all decoder blocks, in the form in which attention keeps it.
-#
-#     mask_B1TT   bool, True where a token is seen     from transformers, the same for all blocks
-#     bias_B1TT   0 there, -inf elsewhere              what scaled_dot_product_attention adds
-#
-# torch turns a mask into a bias at every call and keeps each for backward: T^2 numbers a row and
-# block. A bias made once is shared by all blocks; the numbers are the same.
-
-Arguments = tuple[tuple[Any, ...], dict[str, Any]]
-
-
 class SharedBias:
-    """A hook that gives every block the bias made of the mask it was passed."""
+    """A hook that gives every block the bias made of the mask it was passed.
+
+        mask_B1TT   bool, True where a token is seen     from transformers, the same for all blocks
+        bias_B1TT   0 there, -inf elsewhere              what scaled_dot_product_attention adds
+
+    torch turns a mask into a bias at every call and keeps each for backward: T^2 numbers a row and
+    block. Here one bias is shared by all blocks; the numbers are the same.
+    """
 
     def __init__(self, first: nn.Module) -> None:
         """Take the first block, at which a forward begins."""

@@ -1,9 +1,19 @@
-"""Which mesh runs: asked for, checked against the model, or the nearest that would do.
+"""Which mesh runs: the one in the settings, checked against the model, or the nearest that works.
 
     ranks = data x z x y x x     one degree may be left open and takes the rest
 
-All of it is arithmetic, done before any process group and without torch; what each degree must
-divide is in mesh_rules.py.
+What each degree splits, and so must divide:
+
+    data x z   rows of an optimizer step                        batch_size
+    y          residual stream: in-features of q, k, v, gate,   hidden_size
+               up and the head, out-features of o and down
+    x          heads and FFN width                              num_heads, intermediate_size
+    x          key/value heads: whole ones a rank, or equal     num_kv_heads % x == 0, or
+               parts of one, gathered over x/num_kv_heads       x % num_kv_heads == 0 and
+               ranks in forward                                 num_kv_heads * head_dim % x == 0
+
+Weights stored over z and the vocabulary over x may be split unevenly; of the vocabulary every rank
+must have a part. All of it is arithmetic, done before any process group and without torch.
 """
 
 import math
@@ -15,24 +25,12 @@ from typing import Any
 from memguard.config import AxisName, ParallelConfig
 from memguard.errors import ConfigError, ModelError
 
-# What a model and a batch demand of the mesh: a table of rules, one an axis or two. No torch.
-#
-# What each degree splits, and so must divide:
-#
-# data x z   rows of an optimizer step                        batch_size
-# y          residual stream: in-features of q, k, v, gate,   hidden_size
-#            up and the head, out-features of o and down
-# x          heads and FFN width                              num_heads, intermediate_size
-# x          key/value heads: whole ones a rank, or equal     num_kv_heads % x == 0, or
-#            parts of one, gathered over x/num_kv_heads       x % num_kv_heads == 0 and
-#            ranks in forward                                 num_kv_heads * head_dim % x == 0
-#
-# Weights stored over z and the vocabulary over x may fall into uneven pieces; of the vocabulary
-# none may be empty.
+AXES: tuple[AxisName, ...] = ("data", "z", "y", "x")
 
 # Families whose every gradient is compared with one process's, mesh by mesh (tests/parallel).
 COMPARED_FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 
+_NUM_SHOWN = 3
 _MUST_SAY = {
     "mistral": ("num_key_value_heads",),
     "qwen2": ("num_key_value_heads",),
@@ -207,11 +205,6 @@ def format_product(degrees: Mapping[AxisName, int]) -> str:
     """Write degrees with their product: ``3 × 2 = 6``."""
     factors = " × ".join(map(str, degrees.values()))
     return factors if len(degrees) == 1 else f"{factors} = {math.prod(degrees.values())}"
-
-
-AXES: tuple[AxisName, ...] = ("data", "z", "y", "x")
-
-_NUM_SHOWN = 3
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,12 +1,12 @@
 """What one training step sends: every collective, by axis, as arithmetic.
 
-The formula is in the package's docstring. Bytes are a collective's payload, the larger of its two
-buffers: what an all-reduce reduces, what an all-gather results in, what a reduce-scatter is given.
-Around a ring of R ranks each of them sends
+The formula is in the docstring of `memguard.parallel`. Bytes are a collective's payload, the larger
+of its two buffers: what an all-reduce reduces, what an all-gather results in, what a reduce-scatter
+is given. Around a ring of R ranks each of them sends
 
     all-reduce  2 (R-1)/R of it        all-gather, reduce-scatter  (R-1)/R of it
 
-Where pieces are uneven (vocabulary over x, weights over z) it is rank 0's, the largest.
+Where shards are uneven (vocabulary over x, weights over z) sizes are rank 0's, the largest.
 """
 
 from collections.abc import Iterable
@@ -15,17 +15,20 @@ from typing import Literal
 
 from memguard.parallel.mesh_shape import MeshShape, ModelSizes
 
-# Which parameters are stored, gathered and reduced together, as arithmetic. No torch.
-#
-# FSDP2 handles the parameters of a unit at once: a decoder block, the embedding, the head, the last
-# norm (tied weights: the last three together). Each has the rows and row length that it has over y
-# and x, and is cut along its rows over z, the last pieces padded to the first's size. Where the
-# vocabulary is uneven over x, sizes are rank 0's, the largest.
+Operation = Literal["all_reduce", "all_gather", "reduce_scatter"]
+Phase = Literal["forward", "backward", "update"]
+TrafficAxis = Literal["data", "z", "y", "x", "kv_replicas", "world"]
+"""``kv_replicas``: those ranks along x that share a key/value head; ``world``: all ranks."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Unit:
-    """The parameters of one unit of storage on one rank."""
+    """The parameters of one unit of storage on one rank: FSDP2 gathers and reduces them at once.
+
+    A decoder block, the embedding, the head, the last norm (tied weights: the last three together).
+    Each parameter has the rows and row length that it has over y and x, and is cut along its rows
+    over z, the last pieces padded to the first's size.
+    """
 
     name: str
     shapes: tuple[tuple[int, int], ...]
@@ -82,12 +85,6 @@ def other_units(sizes: ModelSizes, mesh: MeshShape) -> tuple[Unit, ...]:
         Unit(name="head", shapes=(table,), z=mesh.z),
         Unit(name="last norm", shapes=(norm,), z=mesh.z),
     )
-
-
-Operation = Literal["all_reduce", "all_gather", "reduce_scatter"]
-Phase = Literal["forward", "backward", "update"]
-TrafficAxis = Literal["data", "z", "y", "x", "kv_replicas", "world"]
-"""``kv_replicas``: those ranks along x that share a key/value head; ``world``: all ranks."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

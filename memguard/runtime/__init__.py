@@ -1,6 +1,6 @@
 """Where a run runs and how it speaks.
 
-processes.py     this process among its peers: device, rank, what all ranks agree on
+processes.py     this process among all ranks: device, rank, what all agree on
 console.py       one voice for all ranks
 environment.py   peak memory, folders, versions for the records, silenced libraries
 """

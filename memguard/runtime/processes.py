@@ -25,16 +25,18 @@ ValueT = TypeVar("ValueT")
 _FOREVER = timedelta(days=30)
 # The launcher's listening socket: the port is taken before any rank starts.
 _STORE_FD = "MEMGUARD_STORE_FD"
+_CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Runtime:
-    """This process among its peers. On one process every method returns at once.
+    """This process among its peers; by default the only one, on the CPU.
 
-    On several, all ranks call the same methods in the same order.
+    On one process every method returns at once; on several, all ranks call the same methods in the
+    same order.
     """
 
-    device: torch.device
+    device: torch.device = _CPU
     rank: int = 0
     world_size: int = 1
     local_rank: int = 0
@@ -122,7 +124,7 @@ def detect_runtime() -> Runtime:
     """
     rank, local_rank, world_size = _read_ranks()
     if not torch.cuda.is_available():
-        device = torch.device("cpu")
+        device = _CPU
     elif local_rank < torch.cuda.device_count():
         device = torch.device("cuda", local_rank)
     else:

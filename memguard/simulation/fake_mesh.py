@@ -55,7 +55,7 @@ def simulated_mesh(shape: MeshShape, rank: int = 0) -> Iterator[Mesh4D]:
 
 
 class Observer(Protocol):
-    """Is told of every operation."""
+    """Sees every operation."""
 
     def see(self, operation: Any, given: list[Any], result: Any) -> None:
         """Take an operation, its arguments and what it returned."""
@@ -63,7 +63,7 @@ class Observer(Protocol):
 
 @contextmanager
 def observe(*observers: Observer) -> Iterator[None]:
-    """Make tensors fake meanwhile, and tell what is done with them."""
+    """Make tensors fake inside the block, and report each operation to the observers."""
     with ExitStack() as stack:
         stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
         stack.enter_context(_Watch(observers))
@@ -81,7 +81,7 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self, operation: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         if operation is torch.ops.prim.device.default and isinstance(args[0], FakeTensor):
-            return args[0].fake_device  # Asked at every turn: the long way doubles the time.
+            return args[0].fake_device  # Read very often: the long way doubles the time.
         if operation is torch.ops.aten._local_scalar_dense.default:
             return 1.0 if args[0].is_floating_point() else 1
         if operation is torch.ops._c10d_functional.wait_tensor.default:
@@ -145,19 +145,17 @@ def _name_groups(mesh: Mesh4D, num_kv_heads: int) -> dict[str, str]:
     return {world.group_name: "world"} | {axis.group_name: axis.name for axis in axes}
 
 
-# How much memory tensors take while something runs, operation by operation.
-#
-#     memory = Allocations()
-#     with memory.following_resizes(), observe(memory):
-#         ...
-#     memory.current_bytes, memory.peak_bytes
-#
-# Counts the storage of every tensor that an operation returns until it is freed; of a fake tensor,
-# what it would take. Not counted: what a kernel takes for itself, what an allocator rounds up.
-
-
 class Allocations:
-    """Follows the memory of tensors; an observer of `observe`."""
+    """Follows the memory of tensors, operation by operation; an observer of `observe`.
+
+        with memory.following_resizes(), observe(memory):
+            ...
+        memory.current_bytes, memory.peak_bytes
+
+    Counts the storage of every tensor that an operation returns until it is freed; of a fake
+    tensor, what it would take. Not counted: what a kernel takes for itself, what an allocator
+    rounds up.
+    """
 
     def __init__(self) -> None:
         self.current_bytes = 0
@@ -186,7 +184,7 @@ class Allocations:
         self._resize(key, storage.nbytes())
 
     def reset_peak(self) -> None:
-        """Begin anew to look for the peak, from what is there."""
+        """Restart the search for the peak from the present state."""
         self.peak_bytes = self.current_bytes
         self.peak_origins = self._origins.copy()
 

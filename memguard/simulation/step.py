@@ -1,9 +1,9 @@
-"""One training step of one rank, without its peers and without memory: what it takes and sends.
+"""One training step of one rank on fake tensors: the memory it takes and what it sends.
 
     build_meta_layer -> allocate -> TrainStep.run        the engine's own code, all of it
 
-on fake tensors and a fake process group. AdamW's moments are there before the step, as in every
-step but the first; attention is given the mask of packed rows and, like on GPUs, long pieces.
+The process group is fake as well. AdamW's moments exist before the step, as in every step but the
+first; attention is given the mask of packed rows and, like on GPUs, long pieces.
 """
 
 import time
@@ -73,7 +73,7 @@ def simulate_step(
 ) -> SimulatedStep:
     """Take one training step of one rank of a mesh, on fake tensors.
 
-    Ends a process group that there is.
+    An existing process group is destroyed.
 
     Args:
         hf_config: a transformers configuration.

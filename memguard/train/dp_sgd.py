@@ -4,8 +4,8 @@
     step  (sum over rows of g_r min(1, C / |g_r|)  +  N(0, (sigma C)^2)) / rows of the step
 
 Abadi et al., arXiv 1607.00133, as commonly known; the paper was not read for this. One backward a
-row: opacus takes per-sample gradients by hooks on modules, and the head here is not called as one,
-its weight is lent to `vocab`, which makes logits of chosen tokens only, in chunks. So a step takes
+row: opacus takes per-sample gradients by hooks on modules, and the head here is not called as one:
+`causal_lm` reads its weight and computes logits of chosen tokens only, in chunks. So a step takes
 as many passes as it has rows; it is exact, and meant for small models. epsilon is opacus' (RDP).
 
 What is protected is a ROW, one piece of one document, against being replaced by an empty one:

@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 from torch.nn import functional
 
 from memguard.audit.attacks import (
-    UNKNOWN_MASK,
     AttackResult,
     attack_by_beam_search,
     attack_by_filling,
@@ -21,10 +20,10 @@ from memguard.audit.attacks import (
 )
 from memguard.audit.decoding import Decoder
 from memguard.audit.extraction import AuditDocument, Window
-from memguard.audit.probabilistic import SamplingScheme
 from memguard.audit.probes import AttackProbe
 from memguard.audit.scoring import ModelScorer
 from memguard.config import GoldfishConfig
+from memguard.config.sampling import SamplingScheme
 from memguard.mitigation import Goldfish
 from memguard.model.checks import build_vocab_layer
 
@@ -112,7 +111,7 @@ def num_any(results: Sequence[AttackResult]) -> int:
 
 
 def accuracy(results: Sequence[AttackResult]) -> float:
-    return sum(r.num_correct for r in results) / sum(r.continuation_tokens for r in results)
+    return sum(result.num_correct for result in results) / (SIZE * len(results))
 
 
 def test_who_knows_the_mask_gets_what_beam_search_and_sampling_do_not(
@@ -134,7 +133,6 @@ def test_who_knows_the_mask_gets_what_beam_search_and_sampling_do_not(
     for result in filled:
         assert (result.num_correct == SIZE) == result.best_verbatim
         assert result.any_verbatim >= result.best_verbatim
-    assert {result.num_queries for result in [*beams, *drawn, *filled]} == {64}
 
     assert num_any(fill(overfitted, overfitted.control)) == 0
     # Chance is one in 24; a model that has learned nothing of them is not far above.
@@ -144,7 +142,6 @@ def test_who_knows_the_mask_gets_what_beam_search_and_sampling_do_not(
 def test_a_wider_search_gets_more(overfitted: Overfitted) -> None:
     narrow = fill(overfitted, overfitted.trained, width=8)
     assert num_any(narrow) < num_any(fill(overfitted, overfitted.trained))
-    assert {result.num_queries for result in narrow} == {8}
 
 
 def test_free_guesses_lead_from_one_guess_to_the_next(
@@ -168,15 +165,13 @@ def test_other_masks_are_known_as_well(
     assert num_any(fill(subject, subject.control)) == 0
 
 
-def test_a_mask_that_was_drawn_leaves_beam_search_and_says_so(overfitted: Overfitted) -> None:
+def test_a_mask_that_was_drawn_leaves_beam_search(overfitted: Overfitted) -> None:
     drawn = Goldfish(GoldfishConfig(name="goldfish", k=3, mode="random"))
     found = attack_by_filling(
         PROBE, overfitted.decoder, overfitted.scorer, overfitted.trained, drawn
     )
     beams = attack_by_beam_search(PROBE, overfitted.decoder, overfitted.trained)
-    assert {(each.attack, each.note) for each in found} == {("fill", UNKNOWN_MASK)}
-    assert {(each.attack, each.note) for each in beams} == {("beam_search", "")}
-    assert [each.num_correct for each in found] == [each.num_correct for each in beams]
+    assert found == beams
 
 
 def test_a_window_inside_a_document_is_masked_by_its_place_there(
@@ -212,14 +207,7 @@ def test_the_first_answer_of_a_sampler_is_the_one_drawn_most_often(
     monkeypatch.setattr(overfitted.decoder, "sample", lambda *args: draws)
     probe = AttackProbe(samples=4, scheme=SamplingScheme(top_k=5))
     (result,) = attack_by_sampling(probe, overfitted.decoder, [window], seed=0)
-    assert result == AttackResult(
-        attack="sampling",
-        num_queries=4,
-        best_verbatim=True,
-        any_verbatim=True,
-        num_correct=SIZE,
-        continuation_tokens=SIZE,
-    )
+    assert result == AttackResult(best_verbatim=True, any_verbatim=True, num_correct=SIZE)
     # Of texts drawn equally often the first one.
     draws[0] = np.stack([other, truth, third, third, truth, other])
     (result,) = attack_by_sampling(probe, overfitted.decoder, [window], seed=0)

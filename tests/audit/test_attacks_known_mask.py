@@ -94,7 +94,7 @@ def test_special_tokens_are_known_to_be_kept_and_the_label_counts_where_it_is_ha
 
 def test_a_mask_that_was_drawn_is_nobodys_knowledge() -> None:
     ids = np.zeros((1, 4), dtype=np.int64)
-    with pytest.raises(AssertionError, match="nobody knows"):
+    with pytest.raises(AssertionError, match="cannot be known"):
         drops_next(make_goldfish("random"), ids, ids)
 
 

@@ -13,8 +13,8 @@ from ranks import RankPool
 
 from memguard.audit.extraction import AuditDocument, ExtractionProbe
 from memguard.audit.passages import Asked, Passage, TokenResult
-from memguard.audit.probabilistic import SamplingScheme
 from memguard.audit.scoring import ModelScorer
+from memguard.config.sampling import SamplingScheme
 from memguard.errors import ModelError
 from memguard.hf.load import shard_scratch_model
 from memguard.hf.sharded import Sharding

@@ -9,8 +9,8 @@ import pytest
 from ranks import RankPool
 
 from memguard.audit import cache as cache_module
-from memguard.audit.cache import Alone, Numbers, RecordCache, Shelf, collect_numbers, compute_key
-from memguard.runtime import start_runtime
+from memguard.audit.cache import Numbers, RecordCache, Shelf, collect_numbers, compute_key
+from memguard.runtime import Runtime, start_runtime
 
 NAMES = ("square", "missing")
 
@@ -36,7 +36,7 @@ def collect(values: Sequence[int], measure: Measure, folder: Path | None, **fiel
         [compute_key(np.array([value])) for value in values],
         values,
         measure,
-        **{"shelf": Shelf(cache=cache, fingerprint="f"), "peers": Alone(), **fields},
+        **{"shelf": Shelf(cache=cache, fingerprint="f"), "peers": Runtime(), **fields},
     )
 
 

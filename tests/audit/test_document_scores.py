@@ -11,8 +11,8 @@ from memguard.audit.cache import Numbers
 from memguard.audit.document_scores import DocumentScores, judge
 from memguard.audit.extraction import AuditDocument, ExtractionProbe, Window
 from memguard.audit.near_verbatim import NearVerbatim
-from memguard.audit.probabilistic import SamplingScheme
 from memguard.audit.teacher_forcing import MAIN, OnePass
+from memguard.config.sampling import SamplingScheme
 from memguard.records import DocumentScore
 
 MakeDocument = Callable[..., AuditDocument]

@@ -10,20 +10,18 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from pydantic import ValidationError
 
 from memguard.audit.probabilistic import (
     GREEDY,
     NEVER,
     QUERY_BOUNDS,
-    SamplingScheme,
     attack_cost,
     log10_queries,
     summarise_attack_cost,
 )
+from memguard.config.sampling import SamplingScheme
 from memguard.model.lm_head import Head
 from memguard.model.token_scores import score_tokens
-from memguard.model.truncation import Truncation
 
 # 1 - e^-300 has 130 digits, and a relative error of 1e-15 is asked of a sum of such.
 _DIGITS = Context(prec=400, Emax=10**6, Emin=-(10**6))
@@ -112,28 +110,6 @@ def test_summary_of_none() -> None:
     assert _summarised([math.inf]) == [None] * 4
 
 
-# -- schemes -----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("scheme", "label"),
-    [
-        (SamplingScheme(), "T=1"),
-        (SamplingScheme(top_k=40), "T=1, top-k 40"),
-        (SamplingScheme(temperature=0.7, top_p=0.95), "T=0.7, top-p 0.95"),
-        (SamplingScheme(temperature=2, top_k=5, top_p=1), "T=2, top-k 5, top-p 1"),
-    ],
-)
-def test_labels(scheme: SamplingScheme, label: str) -> None:
-    assert scheme.label == label
-
-
-@pytest.mark.parametrize("field", ["temperature", "top_k", "top_p"])
-def test_nothing_is_drawn_from_nothing(field: str) -> None:
-    with pytest.raises(ValidationError):
-        SamplingScheme.model_validate({field: 0})
-
-
 def _toy() -> tuple[NDArray[np.float64], NDArray[np.int64]]:
     """Logits [9, 11] and labels, in closed form."""
     t, v = np.arange(9)[:, None], np.arange(11)[None]
@@ -146,10 +122,9 @@ def test_the_pass_gives_what_the_costs_are_made_of() -> None:
     hidden_TV, label_ids = torch.from_numpy(logits_TV), torch.from_numpy(labels_T)
 
     def score(scheme: SamplingScheme) -> NDArray[np.float64]:
-        way = Truncation(**scheme.model_dump())
-        scores = score_tokens(head, hidden_TV, label_ids, truncations=[way])
-        assert scores.truncated_SN is not None
-        found: NDArray[np.float64] = scores.truncated_SN[0].numpy()
+        scores = score_tokens(head, hidden_TV, label_ids, schemes=[scheme])
+        assert scores.sampled_SN is not None
+        found: NDArray[np.float64] = scores.sampled_SN[0].numpy()
         return found
 
     # Computed apart from this package from the closed form, printed with four and six digits.

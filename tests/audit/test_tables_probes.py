@@ -8,11 +8,12 @@ from audit_examples import Scripted, say_by_context, say_known
 
 from memguard.audit.cache import Numbers
 from memguard.audit.extraction import AuditDocument, ExtractionProbe, Window
-from memguard.audit.probabilistic import QUERY_BOUNDS, SamplingScheme
+from memguard.audit.probabilistic import QUERY_BOUNDS
 from memguard.audit.probes import GridProbe
 from memguard.audit.selection import BucketOutline
 from memguard.audit.tables import METRICS, build_attack_cost, list_tables
 from memguard.audit.teacher_forcing import OnePass
+from memguard.config.sampling import SamplingScheme
 
 MakeDocument = Callable[..., AuditDocument]
 

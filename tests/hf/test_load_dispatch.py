@@ -8,8 +8,8 @@ import torch
 import transformers
 
 from memguard.audit.passages import Asked, Passage
-from memguard.audit.probabilistic import SamplingScheme
 from memguard.audit.scoring import ModelScorer
+from memguard.config.sampling import SamplingScheme
 from memguard.errors import ModelError
 from memguard.hf.load import load_model, plan_devices
 from memguard.model.checks import build_vocab_layer

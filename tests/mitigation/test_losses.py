@@ -15,9 +15,9 @@ from memguard.config.mitigations import (
     LabelSmoothingConfig,
     LossClippingConfig,
 )
-from memguard.mitigation import build_mitigations
+from memguard.mitigation import TokenTerms, build_mitigations
 from memguard.model.lm_head import Head
-from memguard.model.loss import VocabTerms, token_terms
+from memguard.model.loss import token_terms
 
 SETTINGS: list[tuple[Any, ...]] = [
     (LabelSmoothingConfig(name="label_smoothing"),),
@@ -65,7 +65,7 @@ def test_labels_known_by_heart_have_a_finite_gradient() -> None:
     """A probability that rounds to 1: (1 - p)^.5 has no slope there."""
     nll_N = torch.zeros(3, requires_grad=True)
     focal = build_mitigations([FocalConfig(name="focal", gamma=0.5)], special_ids=[])
-    focal.reduce(VocabTerms(nll_N=nll_N)).backward()
+    focal.reduce(TokenTerms(nll_N=nll_N)).backward()
     assert nll_N.grad is not None
     assert nll_N.grad.isfinite().all()
 

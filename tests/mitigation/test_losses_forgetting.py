@@ -9,14 +9,13 @@ from torch.nn import functional
 
 from memguard.config import RunConfig
 from memguard.config.mitigations import GradientAscentConfig, NpoConfig
-from memguard.mitigation import build_mitigations
-from memguard.model.loss import VocabTerms
+from memguard.mitigation import TokenTerms, build_mitigations
 
 
 def terms(
     nll: list[float], reference: list[float], pieces: list[int], forget: list[int]
-) -> VocabTerms:
-    return VocabTerms(
+) -> TokenTerms:
+    return TokenTerms(
         nll_N=torch.tensor(nll, dtype=torch.float64, requires_grad=True),
         reference_nll_N=torch.tensor(reference, dtype=torch.float64),
         piece_N=torch.tensor(pieces, dtype=torch.int64),
@@ -24,7 +23,7 @@ def terms(
     )
 
 
-def gradient(given: VocabTerms) -> torch.Tensor:
+def gradient(given: TokenTerms) -> torch.Tensor:
     assert given.nll_N.grad is not None
     return given.nll_N.grad
 

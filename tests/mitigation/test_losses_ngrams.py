@@ -5,8 +5,7 @@ import torch
 from torch import Tensor
 
 from memguard.config.mitigations import FloodingConfig, NgramPenaltyConfig
-from memguard.mitigation import Mitigations, build_mitigations
-from memguard.model.loss import VocabTerms
+from memguard.mitigation import Mitigations, TokenTerms, build_mitigations
 
 
 def penalty(**settings: float) -> Mitigations:
@@ -14,8 +13,8 @@ def penalty(**settings: float) -> Mitigations:
     return build_mitigations([config], special_ids=[])
 
 
-def terms(nll: list[float], reference: list[float], pieces: list[int]) -> VocabTerms:
-    return VocabTerms(
+def terms(nll: list[float], reference: list[float], pieces: list[int]) -> TokenTerms:
+    return TokenTerms(
         nll_N=torch.tensor(nll, requires_grad=True),
         reference_nll_N=torch.tensor(reference),
         piece_N=torch.tensor(pieces, dtype=torch.int64),

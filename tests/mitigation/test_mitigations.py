@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from memguard.config import GoldfishConfig, MitigationConfig
 from memguard.config.mitigations import TokenDropoutConfig
-from memguard.mitigation import DONE_ELSEWHERE, MITIGATIONS, build_mitigations
-from memguard.model.loss import VocabTerms
+from memguard.mitigation import DONE_ELSEWHERE, MITIGATIONS, TokenTerms, build_mitigations
 from memguard.records import IGNORE_LABEL
 
 
@@ -80,7 +79,7 @@ def test_drop_rates_of_several_settings_combine_as_independent() -> None:
 def test_reduce_adds_what_is_left_and_leaves_the_division_to_the_caller() -> None:
     mitigations = build_mitigations([config()], special_ids=[])
     nll_N = torch.tensor([1.0, 2.5], requires_grad=True)
-    loss = mitigations.reduce(VocabTerms(nll_N=nll_N))
+    loss = mitigations.reduce(TokenTerms(nll_N=nll_N))
     assert loss.item() == 3.5
     loss.backward()
     assert nll_N.grad is not None

@@ -19,9 +19,9 @@ from vocab_pieces import (
     draw_whole,
 )
 
+from memguard.config.sampling import SamplingScheme
 from memguard.model.lm_head import Head
 from memguard.model.token_scores import EXTRA_SCORES, TokenScores, score_tokens
-from memguard.model.truncation import Truncation
 
 NAMES = ("logprob", "margin", "entropy", "mean_logprob", "variance_logprob")
 
@@ -251,17 +251,17 @@ def check_truncated_on_ranks(degrees: tuple[int, int]) -> None:
     whole.labels_N[::2] = whole.logits().argmax(1)[::2]
     head, hidden_ND = cut_whole(whole, cut_here(degrees), chunk_tokens=4)
     ways = [
-        Truncation(),
-        Truncation(top_k=5),
-        Truncation(temperature=0.5, top_k=9, top_p=0.8),
+        SamplingScheme(),
+        SamplingScheme(top_k=5),
+        SamplingScheme(temperature=0.5, top_k=9, top_p=0.8),
     ]
-    scores = score_tokens(head, hidden_ND, whole.labels_N, truncations=ways)
-    assert scores.truncated_SN is not None
-    for way, found_N in zip(ways, scores.truncated_SN, strict=True):
-        alone = score_tokens(head, hidden_ND, whole.labels_N, choices=False, truncations=[way])
-        assert alone.truncated_SN is not None
+    scores = score_tokens(head, hidden_ND, whole.labels_N, schemes=ways)
+    assert scores.sampled_SN is not None
+    for way, found_N in zip(ways, scores.sampled_SN, strict=True):
+        alone = score_tokens(head, hidden_ND, whole.labels_N, choices=False, schemes=[way])
+        assert alone.sampled_SN is not None
         # The best logit is found another way: float64's last bits. One way is `test_truncation`'s.
-        torch.testing.assert_close(found_N, alone.truncated_SN[0], rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(found_N, alone.sampled_SN[0], rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("degrees", [(1, 1), pytest.param((1, 2), marks=pytest.mark.mesh), (2, 2)])

@@ -14,10 +14,10 @@ from torch import Tensor
 from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 from vocab_pieces import MESHES, STEPS, Recorder, Whole, cut_here, cut_whole, draw_whole
 
+from memguard.config.sampling import SamplingScheme
 from memguard.model import truncation
 from memguard.model.lm_head import Head
 from memguard.model.token_scores import score_tokens
-from memguard.model.truncation import Truncation
 
 Scheme = dict[str, Any]
 
@@ -28,7 +28,7 @@ SCHEMES: list[Scheme] = [
     {"top_k": 40},
     {"top_p": 0.9},
     {"top_p": 0.999},
-    {"top_p": 0.0},
+    {"top_p": 1e-9},
     {"temperature": 1.7, "top_k": 9, "top_p": 0.55},
 ]
 
@@ -48,10 +48,10 @@ def warp(logits_NV: Tensor, scheme: Scheme) -> Tensor:
 def score(head: Head, hidden_ND: Tensor, labels_N: Tensor, scheme: Scheme) -> Tensor:
     """Log-probabilities [N] as an audit gets them."""
     scores = score_tokens(
-        head, hidden_ND, labels_N, choices=False, truncations=[Truncation(**scheme)]
+        head, hidden_ND, labels_N, choices=False, schemes=[SamplingScheme(**scheme)]
     )
-    assert scores.truncated_SN is not None
-    return scores.truncated_SN[0]
+    assert scores.sampled_SN is not None
+    return scores.sampled_SN[0]
 
 
 def pick(logprob_NV: Tensor, labels_N: Tensor) -> Tensor:
@@ -90,7 +90,7 @@ def check_all_labels(whole: Whole, ours_N: Tensor, scheme: Scheme) -> None:
     scale=st.sampled_from([0.01, 0.3, 1.0, 5.0]),
     temperature=st.sampled_from([0.5, 1.0, 1.3]),
     top_k=st.none() | st.integers(1, 42),
-    top_p=st.none() | st.floats(0, 1),
+    top_p=st.none() | st.floats(0, 1, exclude_min=True),
     first_candidates=st.integers(1, 50),
     seed=st.integers(0, 1000),
 )

@@ -13,12 +13,12 @@ from memguard.audit.cache import Numbers
 from memguard.audit.document_scores import DocumentScores
 from memguard.audit.extraction import AuditDocument, ExtractionProbe, Window
 from memguard.audit.near_verbatim import NearVerbatim, NotGenerated
-from memguard.audit.probabilistic import SamplingScheme
 from memguard.audit.probes import MembershipProbe, SamplingProbe
 from memguard.audit.selection import BucketOutline
 from memguard.audit.suite import Suite
 from memguard.audit.summary import Evidence, summarise
 from memguard.audit.teacher_forcing import OnePass
+from memguard.config.sampling import SamplingScheme
 
 TINY_MARGIN = 0.001
 REASON = "the cache of one document does not fit"

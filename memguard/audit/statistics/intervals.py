@@ -1,4 +1,26 @@
-"""Shares of documents, their difference, and how many documents show a rate."""
+"""Shares of documents, their difference, and means over clusters, each with its interval.
+
+Means over documents that come in clusters: jackknife, t quantile. Near-duplicates are memorised
+together: a hundred copies of one licence are one piece of evidence. So whole clusters are left out,
+one at a time, and the change of the mean g (D documents in C clusters of size c) gives its error:
+
+    variance = (C - 1) / C  sum_C (g without the cluster - g)^2         (delete-one jackknife)
+    degrees of freedom = (sum c^2)^2 / sum c^4 - 1                      (Satterthwaite 1946)
+    interval = g +- t(0.975, degrees of freedom) sqrt(variance)
+
+The variance is a weighted sum of squares, a cluster's weight growing with c^2, so that few large
+clusters have few degrees of freedom; without clusters they are D - 1, and the interval of g = mean
+is Student's. Of a mean between bounds, g is the logit of its position between them: the ends,
+taken back from there, cannot leave the bounds, and the one towards the middle is the further one.
+
+Coverage of nominal 95 %, shares of 50 tokens, beta-binomial with a + b = 2, 20,000 samples each;
+"in clusters": half the documents in clusters of four with one rate (correlation 0.96).
+
+    mean               .1    .5    .9   of 16    .1    .5    .9   of 40    .1    .5    .9   of 200
+    alone             .94   .96   .94            .95   .95   .95           .95   .95   .95
+    in clusters       .99  1.00   .99            .96   .97   .96           .95   .96   .95
+    Student's t there .70   .76   .70            .75   .78   .74           .78   .79   .79
+"""
 
 import math
 from collections.abc import Sequence
@@ -12,6 +34,8 @@ from memguard.records import Interval, Rate
 
 _TAIL = 0.025
 _Z = float(special.ndtri(1 - _TAIL))
+# Of the size of the values: differences below are rounding.
+_ROUNDING = 1e-12
 
 
 def clopper_pearson(num_matched: int, num_documents: int) -> Rate:
@@ -77,34 +101,6 @@ def _score_interval(share: float, count: int) -> tuple[float, float]:
     scale = 1 + _Z**2 / count
     # At a share of 0 or 1 centre and spread are equal but for rounding.
     return max(0.0, (centre - spread) / scale), min(1.0, (centre + spread) / scale)
-
-
-# Means over documents that come in clusters: jackknife, t quantile.
-#
-# Near-duplicates are memorised together: a hundred copies of one licence are one piece of evidence.
-# So whole clusters are left out, one at a time, and what that does to the mean g (D documents in C
-# clusters of size c) is its error:
-#
-#     variance = (C - 1) / C  sum_C (g without the cluster - g)^2         (delete-one jackknife)
-#     degrees of freedom = (sum c^2)^2 / sum c^4 - 1                      (Satterthwaite 1946)
-#     interval = g +- t(0.975, degrees of freedom) sqrt(variance)
-#
-# The variance is a weighted sum of squares, a cluster's weight growing with c^2, so that few large
-# clusters have few degrees of freedom; without clusters they are D - 1, and the interval of g =
-# mean
-# is Student's. Of a mean between bounds, g is the logit of where it lies between them: the ends,
-# taken back from there, cannot leave the bounds, and the one towards the middle is the further one.
-#
-# Coverage of nominal 95 %, shares of 50 tokens, beta-binomial with a + b = 2, 20,000 samples each;
-# "in clusters": half the documents in clusters of four with one rate (correlation 0.96).
-#
-#     mean               .1    .5    .9   of 16    .1    .5    .9   of 40    .1    .5    .9   of 200
-#     alone             .94   .96   .94            .95   .95   .95           .95   .95   .95
-#     in clusters       .99  1.00   .99            .96   .97   .96           .95   .96   .95
-#     Student's t there .70   .76   .70            .75   .78   .74           .78   .79   .79
-
-# Of the size of the values: differences below are rounding.
-_ROUNDING = 1e-12
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

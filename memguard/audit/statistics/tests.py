@@ -1,4 +1,4 @@
-"""Two settings on the same documents."""
+"""Tests: two settings on the same documents, many tests on one page, rates against the dose."""
 
 import math
 from collections.abc import Sequence
@@ -42,9 +42,6 @@ def compute_paired_difference(
     return compute_mean(values_D - others_D, clusters=clusters)
 
 
-# Many tests on one page.
-
-
 def correct_holm(p_values: Sequence[float]) -> list[float]:
     """Return Holm's step-down adjusted p-values, in the order given. Source: Holm 1979.
 
@@ -57,9 +54,6 @@ def correct_holm(p_values: Sequence[float]) -> list[float]:
         largest = max(largest, min(1.0, (len(p_values) - rank) * p_values[index]))
         adjusted[index] = largest
     return adjusted
-
-
-# Rates against the dose: trend test and non-decreasing fit.
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
