@@ -1,32 +1,31 @@
-"""How well trained and never-trained documents can be told apart, with and without the model."""
+"""What the documents alone can tell: membership scores, and copies that escape the mask.
+
+How well trained and never-trained documents are told apart, with the model and without it; and
+which rewritten copies of a text teach the tokens that the mitigation drops in the text itself.
+"""
 
 import math
 
-from memguard.records import BLIND, AuditReport, MaskChange, MeasuredBucket, MembershipScores
-from memguard.report.audit_probes import Group, explain_absence, find_measured, group_measures
-from memguard.report.audit_summary import name_bucket
+from memguard.records import BLIND, AuditReport, MaskChange, MembershipScores
+from memguard.report.audit_probes import explain_absence
 from memguard.report.formatting import (
     CI,
     PERCENT,
     clean_name,
     clean_text,
     format_count,
-    format_difference,
     format_interval,
     format_of,
     format_percent,
-    format_points,
     format_threshold,
 )
-from memguard.report.page import (
-    Cell,
-    Notice,
-    Row,
-    Section,
-    Table,
-    make_headings,
-    show_estimate,
+from memguard.report.page import Cell, Notice, Section, Table
+from memguard.report.tables import (
+    Column,
+    make_rows,
+    make_table,
     show_missing,
+    show_name,
     show_rate,
 )
 
@@ -104,21 +103,33 @@ def warn_of_blind(report: AuditReport) -> Notice | None:
 
 
 def _build_table(caption: str, scores: list[MembershipScores], notes: tuple[str, ...]) -> Table:
-    rates = [rate for rate in _list_rates(scores) if _is_shown(rate, scores)]
-    has_missing = any(one.num_missing for one in scores)
-    return Table(
-        caption=caption,
-        columns=make_headings(
+    def column_of_rate(rate: str) -> Column[MembershipScores]:
+        heading = (f"TPR at {_name_rate(rate)} FPR", f"trained ({CI})")
+        return Column(heading, lambda score: _show_rate_at(score, rate))
+
+    columns: list[Column[MembershipScores]] = [
+        Column(
             "Score",
-            ("AUC", f"0.5 is chance ({CI})"),
-            *((f"TPR at {_name_rate(rate)} FPR", f"trained ({CI})") for rate in rates),
-            ("Trained", "documents"),
-            ("Control", "documents"),
-            *((("Missing", "documents"),) if has_missing else ()),
+            lambda score: show_name(
+                name_score(score.score),
+                clean_text(score.definition) or _DEFINITIONS.get(score.score, ""),
+            ),
         ),
-        rows=tuple(_build_row(score, rates, has_missing) for score in scores),
-        notes=notes,
-    )
+        Column(
+            ("AUC", f"0.5 is chance ({CI})"),
+            lambda score: (
+                format_interval(score.auc) if score.auc else show_missing("could not be asked")
+            ),
+        ),
+        *(column_of_rate(rate) for rate in _list_rates(scores) if _is_shown(rate, scores)),
+        Column(("Trained", "documents"), lambda score: format_count(score.num_members)),
+        Column(("Control", "documents"), lambda score: format_count(score.num_nonmembers)),
+    ]
+    if any(score.num_missing for score in scores):
+        columns.append(
+            Column(("Missing", "documents"), lambda score: format_count(score.num_missing))
+        )
+    return make_table(caption, columns, make_rows(columns, scores), notes=notes)
 
 
 def _list_rates(scores: list[MembershipScores]) -> list[str]:
@@ -137,21 +148,6 @@ def _read_rate(rate: str) -> float | None:
 
 def _name_rate(rate: str) -> str:
     return format_threshold(_read_rate(rate) or 0.0)
-
-
-def _build_row(score: MembershipScores, rates: list[str], has_missing: bool) -> Row:
-    auc = score.auc
-    definition = clean_text(score.definition) or _DEFINITIONS.get(score.score, "")
-    return Row(
-        head=Cell(text=name_score(score.score), detail=definition, kind="text"),
-        cells=(
-            show_estimate(format_interval(auc)) if auc else show_missing("could not be asked"),
-            *(_show_rate_at(score, rate) for rate in rates),
-            Cell(text=format_count(score.num_members)),
-            Cell(text=format_count(score.num_nonmembers)),
-            *((Cell(text=format_count(score.num_missing)),) if has_missing else ()),
-        ),
-    )
 
 
 def _count_needed(rate: str) -> int:
@@ -210,59 +206,6 @@ def write_membership_note(report: AuditReport) -> str:
     )
 
 
-# What this training added: model minus base model, bucket by bucket.
-
-_METRICS = (
-    ("verbatim", "Verbatim", f"points ({CI})"),
-    ("near_verbatim", "Near-verbatim", f"points ({CI})"),
-    ("token_accuracy", "Token accuracy", f"teacher-forced, points ({CI})"),
-    ("logprob", "Log-probability", f"nats a token ({CI})"),
-)
-
-
-def build_counterfactual(report: AuditReport) -> Table | None:
-    """Build the table from the extraction probe; None where no base model was scored."""
-    groups = group_measures(report, "extraction")
-    if not groups:
-        return None
-    group = groups[0]
-    shown = [one for one in _METRICS if one[0] in group.measures]
-    found = [one for name, *_ in shown for one in group.measures[name].buckets]
-    if not any(one.counterfactual for one in found):
-        return None
-    rows = tuple(
-        Row(
-            head=name_bucket(bucket, report),
-            cells=tuple(_show(group, name, bucket.bucket) for name, *_ in shown),
-            tone="control" if bucket.role == "control" else "",
-        )
-        for bucket in report.buckets
-    )
-    return Table(
-        caption="Change from base model, same documents",
-        columns=make_headings("Bucket", *((label, unit) for _, label, unit in shown)),
-        rows=rows,
-        notes=(
-            "Counterfactual: the base model stands for a model that never saw the document. In "
-            "the control the difference is what training teaches of the kind of text; what goes "
-            "beyond it was learned of the documents. Intervals: jackknife over clusters of "
-            "near-duplicates.",
-        ),
-    )
-
-
-def _show(group: Group, metric: str, bucket: str) -> Cell:
-    found: MeasuredBucket | None = find_measured(group, metric, bucket)
-    if found is None or found.counterfactual is None:
-        empty = found is not None and not found.num_documents
-        return show_missing("no documents" if empty else "not measured")
-    if group.measures[metric].unit in ("documents", "share"):
-        return show_estimate(format_points(found.counterfactual))
-    return show_estimate(format_difference(found.counterfactual))
-
-
-# Copies of a text, formatted otherwise, that escape the mitigation's mask.
-
 _MOST_CHANGES = 60
 
 
@@ -312,32 +255,31 @@ def _write_lead(changes: list[MaskChange]) -> str:
 
 
 def _build_mask_table(changes: list[MaskChange]) -> Table:
-    return Table(
-        caption="Tokens dropped in the text that receive loss in a copy of it",
-        columns=make_headings(
-            ("Copy", "how it differs"),
+    none = show_missing("no passage differs")
+    columns: tuple[Column[MaskChange], ...] = (
+        Column(("Copy", "how it differs"), _name),
+        Column(
             ("Masks changed", "passages"),
+            lambda one: format_of(one.num_changed, one.num_passages) if one.num_passages else none,
+        ),
+        Column(
             ("Share", "of the passages"),
+            lambda one: (
+                format_percent(one.num_changed / one.num_passages) if one.num_passages else none
+            ),
+        ),
+        Column(
             ("Leaked", "mean share of a passage's dropped tokens"),
-        ),
-        rows=tuple(_build_mask_row(change) for change in changes),
-        compact=True,
-    )
-
-
-def _build_mask_row(change: MaskChange) -> Row:
-    passages, share = change.num_passages, change.mean_leaked_share
-    if not passages:
-        none = show_missing("no passage differs")
-        return Row(head=Cell(text=_name(change), kind="text"), cells=(none, none, none))
-    return Row(
-        head=Cell(text=_name(change), kind="text"),
-        cells=(
-            Cell(text=format_of(change.num_changed, passages)),
-            Cell(text=format_percent(change.num_changed / passages)),
-            Cell(text=format_percent(share)) if share is not None else show_missing("not measured"),
+            lambda one: _show_leaked(one) if one.num_passages else none,
         ),
     )
+    caption = "Tokens dropped in the text that receive loss in a copy of it"
+    return make_table(caption, columns, make_rows(columns, changes), compact=True)
+
+
+def _show_leaked(change: MaskChange) -> Cell | str:
+    share = change.mean_leaked_share
+    return show_missing("not measured") if share is None else format_percent(share)
 
 
 def _name(change: MaskChange) -> str:

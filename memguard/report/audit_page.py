@@ -12,12 +12,7 @@ from memguard.report.audit_doses import (
     build_watched,
     explain_no_chart,
 )
-from memguard.report.audit_membership import (
-    build_counterfactual,
-    build_masks,
-    build_membership,
-    warn_of_blind,
-)
+from memguard.report.audit_membership import build_masks, build_membership, warn_of_blind
 from memguard.report.audit_probes import (
     build_generation,
     build_grid,
@@ -25,10 +20,12 @@ from memguard.report.audit_probes import (
     describe_probes,
 )
 from memguard.report.audit_summary import (
+    build_counterfactual,
     build_details,
     build_findings,
     build_summary,
-    describe_times,
+    find_learned,
+    tell_learned,
     write_findings_note,
 )
 from memguard.report.facts import (
@@ -51,8 +48,8 @@ from memguard.report.formatting import (
     format_percent_ci,
     format_threshold,
 )
-from memguard.report.learned import find_learned, tell_learned
 from memguard.report.page import AuditPage, Fact, Notice, Section
+from memguard.report.tables import describe_times
 from memguard.report.texts import (
     CONFIDENTIALITY,
     describe_loss_change,

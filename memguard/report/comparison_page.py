@@ -7,7 +7,6 @@ from memguard.records import (
     Comparison,
     ComparisonCell,
     Rate,
-    SettingResult,
 )
 from memguard.report.audit_attacks import write_cost_in_queries
 from memguard.report.comparison_front import build_front, build_trends, tell_recommendation
@@ -34,11 +33,11 @@ from memguard.report.formatting import (
 )
 from memguard.report.page import ComparisonPage, Fact
 from memguard.report.seed_means import (
+    Setting,
     average,
     compute_change,
-    group_settings,
     label_setting,
-    list_highest,
+    list_settings,
     name_dose,
     name_first,
     pick_highest,
@@ -108,23 +107,23 @@ def _write_in_short_lead(comparison: Comparison) -> str:
 def _write_in_short(comparison: Comparison) -> tuple[Fact, ...]:
     """Say each setting's risk and cost in one sentence, and what the control shows."""
     sentences = [
-        Fact(term=clean_name(name), value=_summarise(comparison, group))
-        for name, group in list(group_settings(comparison).items())[:_IN_SHORT]
+        Fact(term=clean_name(setting.name), value=_summarise(comparison, setting))
+        for setting in list_settings(comparison)[:_IN_SHORT]
     ]
     return (*sentences, *_summarise_control(comparison))
 
 
-def _summarise(comparison: Comparison, group: list[SettingResult]) -> str:
-    loss = f"held-out NLL {show_loss(comparison, group).text}"
-    change = compute_change(comparison, group)
-    if group[0].name != comparison.settings[0].name and change is not None:
+def _summarise(comparison: Comparison, setting: Setting) -> str:
+    loss = f"held-out NLL {show_loss(comparison, setting.runs).text}"
+    change = compute_change(comparison, setting.runs)
+    if setting.name != comparison.settings[0].name and change is not None:
         loss += f" ({format_change(change)} against '{name_first(comparison)}')"
-    cells = list_highest(one.extraction for one in group)
+    cells = setting.cells
     num_documents = sum(cell.num_documents for cell in cells)
     if not num_documents:
         return f"no document in this bucket; {loss}."
     verbatim = sum(cell.num_matched for cell in cells)
-    other = tell_other_dose(group, comparison)
+    other = tell_other_dose(setting.runs, comparison)
     text = f"{other}: " if other else ""
     text += f"{format_of(verbatim, num_documents)} verbatim"
     near = [cell.near_verbatim for cell in cells if cell.near_verbatim]

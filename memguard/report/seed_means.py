@@ -1,8 +1,11 @@
-"""One setting's seeds in one cell: the mean, and how far apart they are."""
+"""One setting's seeds in one cell: the mean, and how far apart they are.
+
+Settings in the order of the record, numbers of repetitions ascending, and their names.
+"""
 
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from memguard.records import BLIND, Comparison, ComparisonCell, FrontPoint, RiskName, SettingResult
 from memguard.report.audit_attacks import NEVER
@@ -18,9 +21,8 @@ from memguard.report.formatting import (
     format_percent_range,
     relative_change,
 )
-from memguard.report.page import Cell, make_rate_cell, show_missing
-
-# Order the numbers of repetitions of a comparison, and name its settings.
+from memguard.report.page import Cell
+from memguard.report.tables import make_rate_cell, show_missing
 
 CHART_NAME_LIMIT = 22
 
@@ -58,6 +60,59 @@ def list_highest(runs: Iterable[Mapping[str, ComparisonCell]]) -> list[Compariso
     return [run[dose] for run in runs if (dose := pick_own_highest(run)) is not None]
 
 
+Cells = Sequence[ComparisonCell]
+"""Of one setting's seeds, at one number of repetitions."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Setting:
+    """A setting over its seeds; or the base model, which has no run of its own and no point."""
+
+    name: str
+    runs: Sequence[SettingResult]
+    extraction: Sequence[Mapping[str, ComparisonCell]]
+    """By number of repetitions, run by run."""
+    point: FrontPoint | None
+    """Risk and utility."""
+
+    @property
+    def cells(self) -> Cells:
+        """Each run's documents of its highest dose; runs without any are left out."""
+        return list_highest(self.extraction)
+
+    @property
+    def control(self) -> Cells:
+        """Each run's control, if it has one."""
+        return [run["0"] for run in self.extraction if "0" in run]
+
+
+def list_settings(comparison: Comparison) -> list[Setting]:
+    """Return the settings, each with its runs, one for each seed, in order."""
+    groups: dict[str, list[SettingResult]] = {}
+    for one in comparison.settings:
+        groups.setdefault(one.name, []).append(one)
+    points = {point.name: point for point in reversed(comparison.front)}
+    return [
+        Setting(
+            name=name,
+            runs=runs,
+            extraction=[run.extraction for run in runs],
+            point=points.get(name),
+        )
+        for name, runs in groups.items()
+    ]
+
+
+def get_base(comparison: Comparison) -> Setting:
+    """Return the base model as a setting."""
+    return Setting(name="Base model", runs=(), extraction=[comparison.base_extraction], point=None)
+
+
+def has_several_seeds(comparison: Comparison) -> bool:
+    """Tell whether a setting has more than one run."""
+    return len({one.name for one in comparison.settings}) < len(comparison.settings)
+
+
 def describe_group(group: Sequence[SettingResult], comparison: Comparison) -> str:
     """Say what stands below a setting's name: its seeds, and another dose than the first one's."""
     seeds = f"{len(group):,} seeds" if len(group) > 1 else ""
@@ -93,19 +148,6 @@ def name_first(comparison: Comparison, limit: int = NAME_LIMIT) -> str:
     return clean_name(comparison.settings[0].name, limit)
 
 
-def group_settings(comparison: Comparison) -> dict[str, list[SettingResult]]:
-    """Return the runs of each setting, one for each seed, by name and in order."""
-    groups: dict[str, list[SettingResult]] = {}
-    for setting in comparison.settings:
-        groups.setdefault(setting.name, []).append(setting)
-    return groups
-
-
-def find_point(name: str, comparison: Comparison) -> FrontPoint:
-    """Return a setting's risk and utility."""
-    return next(point for point in comparison.front if point.name == name)
-
-
 def mean_base_nll(comparison: Comparison) -> float:
     """Return the held-out NLL before training, over the first setting's seeds."""
     return statistics.fmean(one.utility.base_heldout_nll for one in _list_first(comparison))
@@ -131,27 +173,23 @@ def label_base(comparison: Comparison) -> str:
     return f"before training; documents of seed {seed}" if several else "before training"
 
 
-Cells = Sequence[ComparisonCell]
-"""Of one setting's seeds, at one number of repetitions."""
+def show_mean_verbatim(cells: Cells, control: Cells) -> Cell:
+    """Show the mean share extracted verbatim, the control's below."""
+    return _show_share(
+        [cell.rate for cell in cells],
+        [cell.ci for cell in cells],
+        [cell.rate for cell in control],
+    )
 
 
-def show_rates(cells: Cells, control: Cells) -> tuple[Cell, Cell, Cell]:
-    """Show verbatim, near-verbatim and token accuracy, the control's below each."""
-    generated = all(cell.near_verbatim for cell in cells)
-    return (
-        _show_share(
-            [cell.rate for cell in cells],
-            [cell.ci for cell in cells],
-            [cell.rate for cell in control],
-        ),
-        _show_share(
-            [near_rate(cell) for cell in cells],
-            [cell.near_verbatim.ci if cell.near_verbatim else None for cell in cells],
-            [near_rate(cell) for cell in control],
-        )
-        if generated
-        else show_missing("not generated"),
-        show_accuracy(cells, control),
+def show_mean_near(cells: Cells, control: Cells) -> Cell:
+    """Show the mean share extracted near-verbatim, the control's below."""
+    if not all(cell.near_verbatim for cell in cells):
+        return show_missing("not generated")
+    return _show_share(
+        [near_rate(cell) for cell in cells],
+        [cell.near_verbatim.ci if cell.near_verbatim else None for cell in cells],
+        [near_rate(cell) for cell in control],
     )
 
 
@@ -236,7 +274,7 @@ def show_attack(cells: Cells, control: Cells, attack: str) -> Cell:
     )
 
 
-def show_membership(group: list[SettingResult], score: str) -> Cell:
+def show_membership(group: Sequence[SettingResult], score: str) -> Cell:
     """Show the AUC of one score, the blind baseline's below."""
     aucs = [one.auc for setting in group for one in setting.membership if one.score == score]
     known = [auc for auc in aucs if auc]
@@ -255,18 +293,22 @@ def show_membership(group: list[SettingResult], score: str) -> Cell:
     )
 
 
-def show_loss(comparison: Comparison, group: list[SettingResult]) -> Cell:
+def _find_point(name: str, comparison: Comparison) -> FrontPoint:
+    return next(point for point in comparison.front if point.name == name)
+
+
+def show_loss(comparison: Comparison, group: Sequence[SettingResult]) -> Cell:
     """Show the mean loss, its change from the first setting's and the interval of that."""
-    point = find_point(group[0].name, comparison)
+    point = _find_point(group[0].name, comparison)
     interval = format_change_range(point.utility_change)
     is_first = group[0].name == comparison.settings[0].name
     change = "reference" if is_first else format_change(compute_change(comparison, group))
     return Cell(text=format_number(point.utility), detail=change, note=interval)
 
 
-def compute_change(comparison: Comparison, group: list[SettingResult]) -> float | None:
+def compute_change(comparison: Comparison, group: Sequence[SettingResult]) -> float | None:
     """Return the relative change of the mean loss from the first setting's over the same seeds."""
-    point = find_point(group[0].name, comparison)
+    point = _find_point(group[0].name, comparison)
     if point.utility_change is not None:
         return point.utility_change.value
     seeds = {setting.seed for setting in group}
