@@ -24,9 +24,4 @@ from memguard.report.comparison_picture import render_comparison_chart
 from memguard.report.html import render_comparison, render_report
 from memguard.report.model_card import render_model_card
 
-__all__ = [
-    "render_comparison",
-    "render_comparison_chart",
-    "render_model_card",
-    "render_report",
-]
+__all__ = ["render_comparison", "render_comparison_chart", "render_model_card", "render_report"]

@@ -18,7 +18,6 @@ from memguard.report.formatting import (
     PERCENT,
     clean_name,
     clean_text,
-    format_count,
     format_of,
     format_queries,
     format_share,
@@ -28,14 +27,13 @@ from memguard.report.page import Cell, Section, Table
 from memguard.report.tables import (
     Column,
     bucket_table,
-    column_of_scores,
     make_rows,
     make_table,
     name_bucket,
+    scores_column,
     show_missing,
     show_name,
     show_narrow_rate,
-    show_rate,
     tone_of_bucket,
 )
 
@@ -106,13 +104,9 @@ def _build_attacks(report: AuditReport) -> Table | None:
             ("Bucket", "attack"),
             lambda row: show_name(name_bucket(row[0], report).text, name_attack(row[1].attack)),
         ),
-        Column(
-            ("First answer right", f"documents ({CI})"), lambda row: show_rate(row[1].best_verbatim)
-        ),
-        Column(
-            ("Any answer right", f"documents ({CI})"), lambda row: show_rate(row[1].any_verbatim)
-        ),
-        Column(("Answers", "of each document"), lambda row: format_count(row[1].num_queries)),
+        Column(("First answer right", f"documents ({CI})"), lambda row: row[1].best_verbatim),
+        Column(("Any answer right", f"documents ({CI})"), lambda row: row[1].any_verbatim),
+        Column(("Answers", "of each document"), lambda row: row[1].num_queries),
         Column(
             ("Token accuracy", f"of the first answer ({CI})"),
             lambda row: (
@@ -226,10 +220,7 @@ def _tell_others(report: AuditReport, found: AttackCostBucket) -> str:
     """Say what the median document costs of the base model and in the control."""
     control = next((b.bucket for b in report.buckets if b.role == "control"), None)
     beside = find_cost(report, control) if control not in (None, found.bucket) else None
-    others = {
-        "base model": found.base,
-        "control": beside.model if beside else None,
-    }
+    others = {"base model": found.base, "control": beside.model if beside else None}
     known = [
         f"{name}: {write_cost(cost, cost.median)}"
         for name, cost in others.items()
@@ -257,7 +248,7 @@ def _build_table(report: AuditReport) -> Table:
     def column_of_attack(attack: str) -> Column[BucketScores]:
         return Column(
             head_attack(attack, report.attacks),
-            lambda bucket: _show_attacked(_find_attacked(report.attacks, attack, bucket.bucket)),
+            lambda b: _show_attacked(_find_attacked(report.attacks, attack, b.bucket)),
         )
 
     costs = (
@@ -266,12 +257,8 @@ def _build_table(report: AuditReport) -> Table:
         *(column_of_cost((f"Within {n:,}", "queries"), partial(_show_within, n)) for n in _BOUNDS),
     )
     columns = (
-        column_of_scores(
-            ("Verbatim", "greedy answer"), lambda scores: show_narrow_rate(scores.verbatim)
-        ),
-        column_of_scores(
-            ("Near-verbatim", "documents"), lambda scores: show_narrow_rate(scores.near_verbatim)
-        ),
+        scores_column(("Verbatim", "greedy answer"), lambda s: show_narrow_rate(s.verbatim)),
+        scores_column(("Near-verbatim", "documents"), lambda s: show_narrow_rate(s.near_verbatim)),
         *(costs if report.attack_cost else ()),
         *map(column_of_attack, list_attacks(report.attacks)),
     )
@@ -295,7 +282,7 @@ def _show_cost(
 def _show_spread(cost: AttackCostScores) -> Cell:
     low, high = (write_cost(cost, one) for one in (cost.quantile_10, cost.quantile_90))
     note = f"{format_of(cost.num_never, cost.num_documents)} {NEVER}" if cost.num_never else ""
-    return Cell(text=write_cost(cost, cost.median), detail=f"{low} to {high}", note=note)
+    return Cell(write_cost(cost, cost.median), detail=f"{low} to {high}", note=note)
 
 
 def _show_within(bound: int, cost: AttackCostScores) -> Cell:

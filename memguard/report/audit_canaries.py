@@ -187,25 +187,25 @@ def _list_facts(scores: CanaryScores) -> tuple[Fact, ...]:
     repetitions = scores.num_repetitions
     return (
         Fact(
-            term="Trained, and references",
-            value=f"{scores.num_trained:,} and {scores.num_references:,}",
+            "Trained, and references",
+            f"{scores.num_trained:,} and {scores.num_references:,}",
             detail="Each trained "
             + ("not equally often." if repetitions is None else f"{_write_times(repetitions)}."),
         ),
         Fact(
-            term="Recited whole",
-            value=format_rate(scores.verbatim),
+            "Recited whole",
+            format_rate(scores.verbatim),
             detail=f"References: {format_rate(scores.reference_verbatim)}.",
         ),
         Fact(
-            term="Exposure, median and highest",
-            value=_write_pair(scores.median_exposure_bits, scores.max_exposure_bits),
+            "Exposure, median and highest",
+            _write_pair(scores.median_exposure_bits, scores.max_exposure_bits),
             detail=f"By rank among the references, at most {format_bits(find_ceiling(scores))}; "
             "about 1 bit where nothing was learned.",
         ),
         Fact(
-            term="Exposure, extrapolated",
-            value=_write_pair(
+            "Exposure, extrapolated",
+            _write_pair(
                 scores.median_exposure_extrapolated_bits, scores.max_exposure_extrapolated_bits
             ),
             detail="Rougher: what a curve fitted to the references says beyond them.",
@@ -225,12 +225,12 @@ def _describe_coverage(scores: CanaryScores) -> Fact:
     """Say whether the trained secrets were really learned from: a dropped label teaches nothing."""
     term = "Tokens that received loss"
     if scores.loss_coverage is None:
-        return Fact(term=term, value=f"{NOT_AVAILABLE}: nobody counted")
+        return Fact(term, f"{NOT_AVAILABLE}: nobody counted")
     without = scores.num_without_loss
     detail = "" if without is None else f" {format_count(without)} secrets received none at all."
     return Fact(
-        term=term,
-        value=format_percent(scores.loss_coverage),
+        term,
+        format_percent(scores.loss_coverage),
         detail=f"Of the trained secrets' tokens, at least once.{detail}",
     )
 
@@ -238,12 +238,12 @@ def _describe_coverage(scores: CanaryScores) -> Fact:
 def _describe_bound(scores: CanaryScores) -> Fact:
     term = "Epsilon, lower bound"
     if scores.epsilon_lower_bound is None:
-        return Fact(term=term, value=f"{NOT_AVAILABLE}: no coin was guessed")
+        return Fact(term, f"{NOT_AVAILABLE}: no coin was guessed")
     guesses = format_of(scores.num_right, scores.num_guesses)
     empty = "" if scores.epsilon_lower_bound else " 0 is no evidence of privacy."
     return Fact(
-        term=term,
-        value=f"{format_number(scores.epsilon_lower_bound, 2)}{_write_ceiling(scores)} at delta "
+        term,
+        f"{format_number(scores.epsilon_lower_bound, 2)}{_write_ceiling(scores)} at delta "
         f"{scores.delta:g}",
         detail="Of the training algorithm with these settings, for one canary with all its "
         f"repetitions. Guesses right: {guesses}, of {scores.num_ranked:,} coins; 95{PERCENT} "
@@ -267,7 +267,7 @@ def _list_canaries(scores: CanaryScores) -> Table:
         Column(
             ("NLL", "of the secret, nats"),
             lambda one: Cell(
-                text=format_number(one.nll, 2),
+                format_number(one.nll, 2),
                 detail="" if one.base_nll is None else f"base {format_number(one.base_nll, 2)}",
             ),
         ),

@@ -200,18 +200,18 @@ def build_trends(report: AuditReport) -> Table | None:
 
     def column_of_dose(number: int, dose: int) -> Column[DoseTrend]:
         heading = (f"{dose:,}", "control" if dose == 0 else "repetitions")
-        return Column(heading, lambda trend: _show_fitted(trend, number, len(doses)))
+        return Column(heading, lambda t: _show_fitted(t, number, len(doses)))
 
     columns: tuple[Column[DoseTrend], ...] = (
-        Column(("Rate", "monotone fit"), lambda trend: _name(trend.metric)),
+        Column(("Rate", "monotone fit"), lambda t: _name(t.metric)),
         *(column_of_dose(number, dose) for number, dose in enumerate(doses)),
-        Column(("z", "trend"), lambda trend: format_number(trend.z, 2)),
+        Column(("z", "trend"), lambda t: format_number(t.z, 2)),
         Column(
             ("p", "trend"),
-            lambda trend: (
+            lambda t: (
                 show_missing("rates are all 0, or all 1")
-                if trend.p_value is None
-                else format_p(trend.p_value)
+                if t.p_value is None
+                else format_p(t.p_value)
             ),
         ),
     )
@@ -378,7 +378,7 @@ def _build_watched_table(watched: Sequence[WatchedStep]) -> Table:
         return Column(name, lambda step: _show_watched(_list_trained(step)[number]))
 
     columns: tuple[Column[WatchedStep], ...] = (
-        Column("Step", lambda step: Cell(text=f"{step.step:,}")),
+        Column("Step", lambda step: Cell(f"{step.step:,}")),
         *(column_of(number, one) for number, one in enumerate(_list_trained(watched[0]))),
     )
     caption = "Documents extracted and not before training; teacher-forced token accuracy"
@@ -393,7 +393,7 @@ def _build_watched_table(watched: Sequence[WatchedStep]) -> Table:
 
 def _show_watched(bucket: WatchedBucket) -> Cell:
     return Cell(
-        text=format_of(bucket.num_learnt, bucket.num_documents),
+        format_of(bucket.num_learnt, bucket.num_documents),
         detail=f"{format_percent(bucket.mean_token_accuracy)} of tokens",
         note=f"{bucket.num_tightened:,} stricter" if bucket.num_tightened else "",
     )

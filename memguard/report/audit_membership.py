@@ -13,21 +13,13 @@ from memguard.report.formatting import (
     PERCENT,
     clean_name,
     clean_text,
-    format_count,
     format_interval,
     format_of,
     format_percent,
     format_threshold,
 )
 from memguard.report.page import Cell, Notice, Section, Table
-from memguard.report.tables import (
-    Column,
-    make_rows,
-    make_table,
-    show_missing,
-    show_name,
-    show_rate,
-)
+from memguard.report.tables import Column, make_rows, make_table, show_missing, show_name, show_rate
 
 _NAMES = {
     "loss": "Loss",
@@ -105,30 +97,25 @@ def warn_of_blind(report: AuditReport) -> Notice | None:
 def _build_table(caption: str, scores: list[MembershipScores], notes: tuple[str, ...]) -> Table:
     def column_of_rate(rate: str) -> Column[MembershipScores]:
         heading = (f"TPR at {_name_rate(rate)} FPR", f"trained ({CI})")
-        return Column(heading, lambda score: _show_rate_at(score, rate))
+        return Column(heading, lambda s: _show_rate_at(s, rate))
 
     columns: list[Column[MembershipScores]] = [
         Column(
             "Score",
-            lambda score: show_name(
-                name_score(score.score),
-                clean_text(score.definition) or _DEFINITIONS.get(score.score, ""),
+            lambda s: show_name(
+                name_score(s.score), clean_text(s.definition) or _DEFINITIONS.get(s.score, "")
             ),
         ),
         Column(
             ("AUC", f"0.5 is chance ({CI})"),
-            lambda score: (
-                format_interval(score.auc) if score.auc else show_missing("could not be asked")
-            ),
+            lambda s: format_interval(s.auc) if s.auc else show_missing("could not be asked"),
         ),
         *(column_of_rate(rate) for rate in _list_rates(scores) if _is_shown(rate, scores)),
-        Column(("Trained", "documents"), lambda score: format_count(score.num_members)),
-        Column(("Control", "documents"), lambda score: format_count(score.num_nonmembers)),
+        Column(("Trained", "documents"), lambda s: s.num_members),
+        Column(("Control", "documents"), lambda s: s.num_nonmembers),
     ]
     if any(score.num_missing for score in scores):
-        columns.append(
-            Column(("Missing", "documents"), lambda score: format_count(score.num_missing))
-        )
+        columns.append(Column(("Missing", "documents"), lambda s: s.num_missing))
     return make_table(caption, columns, make_rows(columns, scores), notes=notes)
 
 

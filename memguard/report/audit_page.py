@@ -158,7 +158,7 @@ def _pick_key_figures(report: AuditReport) -> tuple[Fact, ...]:
             return
         value = format_of(rate.num_matched, rate.num_documents)
         detail = f"{format_percent(rate.rate)}, {format_percent_ci(rate.ci)}"
-        figures.append(Fact(term=term, value=value, detail=detail if rate.num_documents else ""))
+        figures.append(Fact(term, value, detail=detail if rate.num_documents else ""))
 
     if bucket:
         times = describe_times(bucket, report)
@@ -176,8 +176,8 @@ def _pick_key_figures(report: AuditReport) -> tuple[Fact, ...]:
     if training and training.heldout_nll is not None:
         figures.append(
             Fact(
-                term="Held-out NLL",
-                value=format_number(training.heldout_nll),
+                "Held-out NLL",
+                format_number(training.heldout_nll),
                 detail=describe_loss_change(training.heldout_nll, training.base_heldout_nll),
             )
         )
@@ -193,7 +193,7 @@ def _show_accuracy(bucket: BucketScores, control: BucketScores | None) -> Fact:
     )
     mine = bucket.model.mean_token_accuracy
     value = format_percent(mine.value if mine else None)
-    return Fact(term="Token accuracy, teacher-forced", value=value, detail=", ".join(known))
+    return Fact("Token accuracy, teacher-forced", value, detail=", ".join(known))
 
 
 def _show_cost(report: AuditReport, bucket: str) -> list[Fact]:
@@ -205,7 +205,7 @@ def _show_cost(report: AuditReport, bucket: str) -> list[Fact]:
     if found.base and found.base.num_documents:
         details.append(f"base model {write_cost(found.base, found.base.median)}")
     value = write_cost(found.model, found.model.median)
-    return [Fact(term="Attack cost, median queries", value=value, detail=", ".join(details))]
+    return [Fact("Attack cost, median queries", value, detail=", ".join(details))]
 
 
 def _write_summary_lead(report: AuditReport) -> tuple[str, ...]:

@@ -46,8 +46,8 @@ def describe_probes(report: AuditReport) -> tuple[Fact, ...]:
     settings = {str(probe.get("name")): probe for probe in report.method.probes}
     return tuple(
         Fact(
-            term=clean_name(run.name),
-            value=_count_documents(run),
+            clean_name(run.name),
+            _count_documents(run),
             detail=_describe_settings(run, settings.get(run.name, {}))
             + (_name_missing_scores(report) if run.name == "membership" else ""),
         )
@@ -58,8 +58,7 @@ def describe_probes(report: AuditReport) -> tuple[Fact, ...]:
 def describe_not_run(report: AuditReport) -> tuple[Fact, ...]:
     """List the probes of the suite that did not run, and why."""
     return tuple(
-        Fact(term=clean_name(run.name), value="not run", detail=_explain(run))
-        for run in _list_not_run(report)
+        Fact(clean_name(run.name), "not run", detail=_explain(run)) for run in _list_not_run(report)
     )
 
 

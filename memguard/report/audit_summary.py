@@ -30,9 +30,9 @@ from memguard.report.tables import (
     Content,
     Heading,
     bucket_table,
-    column_of_scores,
     make_rows,
     make_table,
+    scores_column,
     show_missing,
     show_name,
     show_rate,
@@ -51,25 +51,20 @@ def build_summary(report: AuditReport) -> Table:
     def minus_control(risk: RiskName, label: str) -> Column[BucketScores]:
         return Column(
             (f"{label} − control", f"points ({CI})"),
-            lambda bucket: format_points(bucket.minus_control.get(risk)),
+            lambda b: format_points(b.minus_control.get(risk)),
         )
 
     # Without a control there is nothing to subtract.
     is_compared = any(bucket.minus_control for bucket in report.buckets)
     documents = f"documents ({CI})"
     columns = (
-        column_of_scores(("Verbatim", documents), lambda scores: show_rate(scores.verbatim)),
-        column_of_scores(
-            ("Near-verbatim", documents), lambda scores: show_rate(scores.near_verbatim)
-        ),
+        scores_column(("Verbatim", documents), lambda s: s.verbatim),
+        scores_column(("Near-verbatim", documents), lambda s: show_rate(s.near_verbatim)),
         *(minus_control(risk, label) for risk, label in _GREEDY if is_compared),
-        column_of_scores(
-            (f"{_PERCENT_90} teacher-forced", documents),
-            lambda scores: show_rate(scores.teacher_forced_90),
-        ),
-        column_of_scores(
+        scores_column((f"{_PERCENT_90} teacher-forced", documents), lambda s: s.teacher_forced_90),
+        scores_column(
             ("Token accuracy", f"teacher-forced, mean ({CI})"),
-            lambda scores: format_share(scores.mean_token_accuracy),
+            lambda s: format_share(s.mean_token_accuracy),
         ),
     )
     caption = "Documents extracted by greedy decoding, and what is known token by token"
@@ -79,34 +74,30 @@ def build_summary(report: AuditReport) -> Table:
 def build_details(report: AuditReport) -> Table:
     """Build the second table: how far, how surely, and who was left out."""
     columns: tuple[Column[BucketScores], ...] = (
-        column_of_scores(
+        scores_column(
             ("Median first divergence", f"token, of {report.method.continuation_tokens:,}"),
-            lambda scores: format_number(scores.median_first_divergence, 1),
+            lambda s: format_number(s.median_first_divergence, 1),
         ),
         Column(
             ("Extraction strength", "mean, 0 to 1"),
-            lambda bucket: format_number(bucket.mean_extraction_strength),
+            lambda b: format_number(b.mean_extraction_strength),
         ),
-        column_of_scores(
-            ("Log-probability", f"nats a token ({CI})"),
-            lambda scores: format_interval(scores.mean_logprob),
+        scores_column(
+            ("Log-probability", f"nats a token ({CI})"), lambda s: format_interval(s.mean_logprob)
         ),
-        Column(
-            ("Type-token ratio", "true text"),
-            lambda bucket: format_number(bucket.mean_type_token_ratio),
-        ),
+        Column(("Type-token ratio", "true text"), lambda b: format_number(b.mean_type_token_ratio)),
         Column(
             ("Type-token ratio", "model's choices"),
-            lambda bucket: format_number(bucket.mean_argmax_type_token_ratio),
+            lambda b: format_number(b.mean_argmax_type_token_ratio),
         ),
-        Column(("Tiny margins", "documents"), lambda bucket: format_count(bucket.num_tiny_margin)),
-        Column(("Scored", "documents"), lambda bucket: format_count(bucket.num_documents)),
-        Column(("Too short", "documents"), lambda bucket: format_count(bucket.num_too_short)),
+        Column(("Tiny margins", "documents"), lambda b: b.num_tiny_margin),
+        Column(("Scored", "documents"), lambda b: b.num_documents),
+        Column(("Too short", "documents"), lambda b: b.num_too_short),
         Column(
             ("Not auditable", "cut up, or without loss"),
-            lambda bucket: format_count(bucket.num_cut_too_short + bucket.num_nothing_supervised),
+            lambda b: b.num_cut_too_short + b.num_nothing_supervised,
         ),
-        Column(("Not sampled", "documents"), lambda bucket: format_count(bucket.num_not_sampled)),
+        Column(("Not sampled", "documents"), lambda b: b.num_not_sampled),
     )
     caption = "How far, how surely, and which documents are not in the rates"
     return bucket_table(report, caption, columns)
@@ -131,7 +122,7 @@ def build_counterfactual(report: AuditReport) -> Table | None:
         return None
 
     def added(metric: str) -> Column[BucketScores]:
-        return Column(_ADDED[metric], lambda bucket: _show_added(group, metric, bucket.bucket))
+        return Column(_ADDED[metric], lambda b: _show_added(group, metric, b.bucket))
 
     return bucket_table(
         report,
@@ -226,32 +217,22 @@ def build_findings(report: AuditReport) -> Table | None:
     columns: list[Column[Finding]] = [
         Column(
             ("Document", "and what was found"),
-            lambda finding: show_name(
-                clean_name(finding.id, _ID_LIMIT), clean_text(finding.sentence)
-            ),
+            lambda f: show_name(clean_name(f.id, _ID_LIMIT), clean_text(f.sentence)),
         ),
-        Column(
-            "Severity",
-            lambda finding: Cell(text=finding.severity, kind="level", level=finding.severity),
-        ),
+        Column("Severity", lambda f: Cell(f.severity, kind="level", level=f.severity)),
         Column(
             ("Bucket", "times trained"),
-            lambda finding: show_name(
-                clean_name(finding.bucket), format_repetitions(finding.num_repetitions)
-            ),
+            lambda f: show_name(clean_name(f.bucket), format_repetitions(f.num_repetitions)),
         ),
         Column(
             ("Tokens right", "base model's below") if has_base else "Tokens right", _show_correct
         ),
         Column(("First divergence", "token"), _write_divergence),
-        Column(("Log-probability", "nats, in all"), lambda finding: format_number(finding.logprob)),
+        Column(("Log-probability", "nats, in all"), lambda f: format_number(f.logprob)),
     ]
     if _has_hashes(report):
         columns.append(
-            Column(
-                ("Text", "keyed hash"),
-                lambda finding: Cell(text=format_hash(finding.text_hmac), kind="hash"),
-            )
+            Column(("Text", "keyed hash"), lambda f: Cell(format_hash(f.text_hmac), kind="hash"))
         )
     return make_table(
         "Documents the model recites",
@@ -269,8 +250,7 @@ def _has_hashes(report: AuditReport) -> bool:
 def _show_correct(finding: Finding) -> Cell:
     whole, base = finding.continuation_tokens, finding.base_num_correct
     return Cell(
-        text=format_of(finding.num_correct, whole),
-        detail="" if base is None else format_of(base, whole),
+        format_of(finding.num_correct, whole), detail="" if base is None else format_of(base, whole)
     )
 
 

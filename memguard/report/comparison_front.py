@@ -59,9 +59,7 @@ def tell_recommendation(comparison: Comparison) -> Fact:
     found = comparison.recommendation
     # It names up to four settings with their intervals, and must not be cut.
     limit = 3 * SENTENCE_LIMIT
-    return Fact(
-        term="Rule", value=clean_text(found.sentence, limit), detail=clean_text(found.rule, limit)
-    )
+    return Fact("Rule", clean_text(found.sentence, limit), detail=clean_text(found.rule, limit))
 
 
 def build_front(comparison: Comparison) -> Figure | None:
@@ -100,20 +98,19 @@ def _build_front_table(comparison: Comparison) -> Table:
     def show_change(point: FrontPoint) -> Cell:
         change = format_change(relative_change(point.utility, first.utility))
         return Cell(
-            text="reference" if point is first else change,
+            "reference" if point is first else change,
             detail=format_change_range(point.utility_change),
         )
 
     columns: tuple[Column[FrontPoint], ...] = (
-        Column("Setting", lambda point: clean_name(point.name)),
+        Column("Setting", lambda p: clean_name(p.name)),
         Column(("Risk", "documents"), show_risk),
-        Column(("Held-out NLL", "nats"), lambda point: format_number(point.utility)),
+        Column(("Held-out NLL", "nats"), lambda p: format_number(p.utility)),
         Column(("Change", f"against '{name_first(comparison, 16)}'"), show_change),
         Column(
             "Dominated by",
-            lambda point: show_name(
-                name_dominators(point),
-                "beyond the intervals" if point.dominated_beyond_ci_by else "",
+            lambda p: show_name(
+                name_dominators(p), "beyond the intervals" if p.dominated_beyond_ci_by else ""
             ),
         ),
     )
@@ -145,7 +142,7 @@ def show_risk(point: FrontPoint | None) -> Cell:
     if point is None or point.risk is None or point.risk_by is None:
         return show_missing("not measured")
     return Cell(
-        text=format_percent(point.risk),
+        format_percent(point.risk),
         detail=format_percent_range(point.risk_ci),
         note=_SPOKEN[point.risk_by],
     )

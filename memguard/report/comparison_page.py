@@ -2,12 +2,7 @@
 
 from collections.abc import Sequence
 
-from memguard.records import (
-    NUM_RISK_QUERIES,
-    Comparison,
-    ComparisonCell,
-    Rate,
-)
+from memguard.records import NUM_RISK_QUERIES, Comparison, ComparisonCell, Rate
 from memguard.report.audit_attacks import write_cost_in_queries
 from memguard.report.comparison_front import build_front, build_trends, tell_recommendation
 from memguard.report.comparison_paired import build_paired, build_paired_canaries
@@ -81,19 +76,19 @@ def _describe_identity(comparison: Comparison) -> tuple[Fact, ...]:
     first = settings[0].utility
     return (
         Fact(
-            term="Compared",
-            value=f"{len({setting.name for setting in settings}):,} settings",
+            "Compared",
+            f"{len({setting.name for setting in settings}):,} settings",
             detail=f"{len(settings):,} runs",
         ),
-        Fact(term="Seeds", value=", ".join(map(str, seeds[:12]))),
-        Fact(term="Documents", value=format_hash(comparison.documents_sha256), code=True),
-        Fact(term="Continuation", value=f"{comparison.continuation_tokens:,} tokens"),
+        Fact("Seeds", ", ".join(map(str, seeds[:12]))),
+        Fact("Documents", format_hash(comparison.documents_sha256), code=True),
+        Fact("Continuation", f"{comparison.continuation_tokens:,} tokens"),
         Fact(
-            term="Held-out NLL on",
-            value=f"{format_count(first.num_documents)} documents",
+            "Held-out NLL on",
+            f"{format_count(first.num_documents)} documents",
             detail=f"{format_count(first.num_tokens)} tokens",
         ),
-        Fact(term="Made with", value=f"memguard {clean_name(comparison.tool_version, 40)}"),
+        Fact("Made with", f"memguard {clean_name(comparison.tool_version, 40)}"),
     )
 
 
@@ -107,7 +102,7 @@ def _write_in_short_lead(comparison: Comparison) -> str:
 def _write_in_short(comparison: Comparison) -> tuple[Fact, ...]:
     """Say each setting's risk and cost in one sentence, and what the control shows."""
     sentences = [
-        Fact(term=clean_name(setting.name), value=_summarise(comparison, setting))
+        Fact(clean_name(setting.name), _summarise(comparison, setting))
         for setting in list_settings(comparison)[:_IN_SHORT]
     ]
     return (*sentences, *_summarise_control(comparison))
@@ -175,7 +170,7 @@ def _summarise_control(comparison: Comparison) -> tuple[Fact, ...]:
     if shares:
         low, high = format_percent(min(shares)), format_percent(max(shares))
         text += f", teacher-forced accuracy {low if low == high else f'{low} to {high}'}"
-    return (Fact(term="Control, never trained", value=f"{text}, over all settings."),)
+    return (Fact("Control, never trained", f"{text}, over all settings."),)
 
 
 def _count_greedy(cell: ComparisonCell) -> int:

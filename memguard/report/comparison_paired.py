@@ -32,8 +32,7 @@ def build_paired(comparison: Comparison) -> Table | None:
     first, seed = clean_name(results[0].against, _NAME_LIMIT), results[0].seed
     shown = [r for r in results if r.num_repetitions == highest and r.seed == seed]
     others = sorted(
-        (result for result in results if result not in shown),
-        key=lambda result: -result.num_repetitions,
+        (result for result in results if result not in shown), key=lambda r: -r.num_repetitions
     )
 
     def name(result: PairedResult) -> Cell:
@@ -42,11 +41,11 @@ def build_paired(comparison: Comparison) -> Table | None:
 
     columns: tuple[Column[PairedResult], ...] = (
         Column(("Setting", "documents"), name),
-        *_list_counts(first, "verbatim", lambda result: result.verbatim),
-        *_list_counts(first, "near-verbatim", lambda result: result.near_verbatim),
+        *_list_counts(first, "verbatim", lambda r: r.verbatim),
+        *_list_counts(first, "near-verbatim", lambda r: r.near_verbatim),
         Column(
             ("Token accuracy", f"teacher-forced, difference ({CI})"),
-            lambda result: format_points(result.token_accuracy_difference),
+            lambda r: format_points(r.token_accuracy_difference),
         ),
     )
     return make_table(

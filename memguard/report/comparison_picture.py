@@ -19,15 +19,7 @@ from memguard.report.seed_means import (
     near_rate,
     pick_highest,
 )
-from memguard.report.svg import (
-    BASE,
-    CARD,
-    INK,
-    SERIES,
-    STRONG,
-    draw_svg_file,
-    set_percent_axis,
-)
+from memguard.report.svg import BASE, CARD, INK, SERIES, STRONG, draw_svg_file, set_percent_axis
 
 Ends = tuple[float, float] | None
 """Of an interval."""

@@ -108,7 +108,7 @@ def build_headline(comparison: Comparison) -> Table:
         Column(
             ("Held-out NLL", f"nats; against '{name_first(comparison, 12)}'"),
             lambda s: show_loss(comparison, s.runs),
-            lambda base: Cell(text=nll, detail=change),
+            lambda base: Cell(nll, detail=change),
         ),
         Column(("Labels dropped", "realised"), _write_dropped),
         Column(("Training", "time; labels with loss"), _show_training),
@@ -134,7 +134,7 @@ def _write_dropped(setting: Setting) -> str:
 def _show_training(setting: Setting) -> Cell:
     labels = statistics.fmean(run.cost.num_supervised_tokens for run in setting.runs)
     return Cell(
-        text=format_duration(statistics.fmean(run.cost.train_s for run in setting.runs)),
+        format_duration(statistics.fmean(run.cost.train_s for run in setting.runs)),
         detail=format_count(round(labels)),
     )
 

@@ -4,7 +4,7 @@ Strings are ready to show (cleaned and formatted, not yet escaped). Numbers appe
 chart draws.
 """
 
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Literal
 
 Tone = Literal["", "base", "control", "dominated"]
@@ -21,11 +21,12 @@ class Bar:
     """Length of the interval's whisker, which starts at ``low``."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class Cell:
     """One cell of a table."""
 
     text: str
+    _: KW_ONLY
     detail: str = ""
     """A second, smaller line."""
     note: str = ""
@@ -63,12 +64,13 @@ class Table:
     """Its first column holds sentences."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class Fact:
     """A term and its value."""
 
     term: str
     value: str
+    _: KW_ONLY
     detail: str = ""
     code: bool = False
 

@@ -176,9 +176,7 @@ def label_base(comparison: Comparison) -> str:
 def show_mean_verbatim(cells: Cells, control: Cells) -> Cell:
     """Show the mean share extracted verbatim, the control's below."""
     return _show_share(
-        [cell.rate for cell in cells],
-        [cell.ci for cell in cells],
-        [cell.rate for cell in control],
+        [cell.rate for cell in cells], [cell.ci for cell in cells], [cell.rate for cell in control]
     )
 
 
@@ -226,7 +224,7 @@ def _show_share(
     ends = (min(known), max(known)) if len(known) > 1 else next(iter(intervals), None)
     floors = _know(control)
     return Cell(
-        text=format_percent(_mean(known)),
+        format_percent(_mean(known)),
         detail="" if ends is None or ends[0] == ends[1] else format_percent_range(ends),
         note=f"control {format_percent(_mean(floors))}" if floors else "",
     )
@@ -247,13 +245,13 @@ def show_cost(cells: Cells, control: Cells) -> Cell:
     if len(medians) < len(costs):
         # No mean where one of them is endless.
         seeds = f"in {format_of(len(costs) - len(medians), len(costs))} seeds"
-        return Cell(text=NEVER, detail=seeds if len(costs) > 1 else "", note=note)
+        return Cell(NEVER, detail=seeds if len(costs) > 1 else "", note=note)
     if len(costs) > 1:
         detail = f"{_write_log10(min(medians))} to {_write_log10(max(medians))}"
     else:
         low, high = (_write_log10(q) for q in (costs[0].quantile_10, costs[0].quantile_90))
         detail = f"{low} to {high}"
-    return Cell(text=_write_log10(_mean(medians)), detail=detail, note=note)
+    return Cell(_write_log10(_mean(medians)), detail=detail, note=note)
 
 
 def _write_log10(value: float | None) -> str:
@@ -285,7 +283,7 @@ def show_membership(group: Sequence[SettingResult], score: str) -> Cell:
     values = [auc.value for auc in known]
     ends = (min(values), max(values)) if len(values) > 1 else known[0].ci
     return Cell(
-        text=format_number(_mean(values)),
+        format_number(_mean(values)),
         detail=""
         if ends is None or ends[0] == ends[1]
         else "–".join(format_number(end) for end in ends),
@@ -303,7 +301,7 @@ def show_loss(comparison: Comparison, group: Sequence[SettingResult]) -> Cell:
     interval = format_change_range(point.utility_change)
     is_first = group[0].name == comparison.settings[0].name
     change = "reference" if is_first else format_change(compute_change(comparison, group))
-    return Cell(text=format_number(point.utility), detail=change, note=interval)
+    return Cell(format_number(point.utility), detail=change, note=interval)
 
 
 def compute_change(comparison: Comparison, group: Sequence[SettingResult]) -> float | None:

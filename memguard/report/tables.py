@@ -6,7 +6,8 @@
          └─────────────────────────────────────┘
     bucket_table: the columns of a report's buckets
 
-`model` and `base` return a cell, or what becomes one: text, or an estimate with its interval.
+`model` and `base` return a cell, or what becomes one: text, a count, a rate, or an estimate with
+its interval.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -19,6 +20,7 @@ from memguard.report.formatting import (
     NOT_AVAILABLE,
     Estimate,
     clean_name,
+    format_count,
     format_of,
     format_percent,
     format_percent_range,
@@ -29,7 +31,7 @@ Item = TypeVar("Item")
 """What a row is about: a bucket, a setting, a finding."""
 Heading = str | tuple[str, str]
 """A pair has a second, smaller line."""
-Content = Cell | Estimate | str
+Content = Cell | Estimate | Rate | int | str
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,14 +44,10 @@ class Column(Generic[Item]):
     """The cell of the base model's row; None leaves it empty."""
 
 
-def column_of_scores(
-    heading: Heading, show: Callable[[ModelScores], Content]
-) -> Column[BucketScores]:
+def scores_column(heading: Heading, show: Callable[[ModelScores], Content]) -> Column[BucketScores]:
     """Make a column that shows the same of the model and of the base model."""
     return Column(
-        heading,
-        lambda bucket: show(bucket.model),
-        lambda bucket: None if bucket.base is None else show(bucket.base),
+        heading, lambda b: show(b.model), lambda b: None if b.base is None else show(b.base)
     )
 
 
@@ -72,8 +70,10 @@ def make_cell(content: Content | None) -> Cell:
     if isinstance(content, Cell):
         return content
     if isinstance(content, Estimate):
-        return Cell(text=content.value, detail=content.interval)
-    return Cell(text=content or "")
+        return Cell(content.value, detail=content.interval)
+    if isinstance(content, Rate):
+        return show_rate(content)
+    return Cell(format_count(content) if isinstance(content, int) else content or "")
 
 
 def make_rows(
@@ -135,7 +135,7 @@ def make_table(
 
 def _make_heading(heading: Heading) -> Cell:
     text, detail = (heading, "") if isinstance(heading, str) else heading
-    return Cell(text=text, detail=detail, kind="text")
+    return Cell(text, detail=detail, kind="text")
 
 
 def bucket_table(
@@ -160,8 +160,8 @@ def bucket_table(
     named: list[Column[BucketScores]] = [
         Column(
             "Bucket",
-            lambda bucket: name_bucket(bucket, report),
-            lambda bucket: show_name("Base model", base_detail),
+            lambda b: name_bucket(b, report),
+            lambda b: show_name("Base model", base_detail),
         ),
         *columns,
     ]
@@ -205,7 +205,7 @@ def name_bucket(bucket: BucketScores, report: AuditReport) -> Cell:
 
 def show_name(text: str, detail: str = "", note: str = "") -> Cell:
     """Show a name or other text, with smaller lines below."""
-    return Cell(text=text, detail=detail, note=note, kind="text")
+    return Cell(text, detail=detail, note=note, kind="text")
 
 
 def show_missing(reason: str) -> Cell:
@@ -218,10 +218,10 @@ def make_rate_cell(
 ) -> Cell:
     """Show counts, percentage, interval and a bar."""
     if rate is None:
-        return Cell(text=MISSING, detail="no documents")
+        return Cell(MISSING, detail="no documents")
     low, high = ci or (rate, rate)
     return Cell(
-        text=format_of(num_matched, num_documents),
+        format_of(num_matched, num_documents),
         detail=f"{format_percent(rate)} ({format_percent_range(ci)})",
         bar=Bar(fill=_css(rate), low=_css(low), width=_css(high - low)),
     )
@@ -243,4 +243,4 @@ def show_narrow_rate(rate: Rate | None, note: str = "") -> Cell:
     cell = show_rate(rate)
     if rate is None or cell.bar is None:
         return cell
-    return Cell(text=cell.text, detail=format_percent_range(rate.ci), bar=cell.bar, note=note)
+    return Cell(cell.text, detail=format_percent_range(rate.ci), bar=cell.bar, note=note)

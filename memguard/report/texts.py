@@ -192,12 +192,12 @@ def describe_overlap(report: AuditReport) -> Fact:
     """Say how far the control is from being independent of the trained documents."""
     overlap = report.data.overlap_with_control
     if overlap is None:
-        return Fact(term="Overlap with control", value="not measured")
+        return Fact("Overlap with control", "not measured")
     words = report.data.near_duplicate_words
     run = "a run of words" if words is None else f"a run of {words} words"
     return Fact(
-        term="Overlap with control",
-        value=format_rate(overlap),
+        "Overlap with control",
+        format_rate(overlap),
         detail=f"Control documents that share {run} with a trained one.",
     )
 
@@ -241,7 +241,7 @@ def write_glossary(report: AuditReport | None, *, attacked: bool = False) -> tup
             (bool(report.findings), (("Severity", _SEVERITY),)),
         )
         words += [word for is_shown, listed in further if is_shown for word in listed]
-    return tuple(Fact(term=term, value=value) for term, value in words)
+    return tuple(Fact(term, value) for term, value in words)
 
 
 _SEVERITY = (
