@@ -19,7 +19,7 @@ from memguard.report.formatting import (
     format_threshold,
 )
 from memguard.report.page import Cell, Notice, Section, Table
-from memguard.report.tables import Column, make_rows, make_table, show_missing, show_name, show_rate
+from memguard.report.tables import Column, Content, make_rows, make_table, show_missing, show_name
 
 _NAMES = {
     "loss": "Loss",
@@ -95,9 +95,9 @@ def warn_of_blind(report: AuditReport) -> Notice | None:
 
 
 def _build_table(caption: str, scores: list[MembershipScores], notes: tuple[str, ...]) -> Table:
-    def column_of_rate(rate: str) -> Column[MembershipScores]:
-        heading = (f"TPR at {_name_rate(rate)} FPR", f"trained ({CI})")
-        return Column(heading, lambda s: _show_rate_at(s, rate))
+    def column_of_rate(written: str, rate: float) -> Column[MembershipScores]:
+        heading = (f"TPR at {format_threshold(rate)} FPR", f"trained ({CI})")
+        return Column(heading, lambda s: _show_rate_at(s, written, rate))
 
     columns: list[Column[MembershipScores]] = [
         Column(
@@ -110,7 +110,7 @@ def _build_table(caption: str, scores: list[MembershipScores], notes: tuple[str,
             ("AUC", f"0.5 is chance ({CI})"),
             lambda s: format_interval(s.auc) if s.auc else show_missing("could not be asked"),
         ),
-        *(column_of_rate(rate) for rate in _list_rates(scores) if _is_shown(rate, scores)),
+        *(column_of_rate(*rate) for rate in _list_rates(scores) if _is_shown(rate[0], scores)),
         Column(("Trained", "documents"), lambda s: s.num_members),
         Column(("Control", "documents"), lambda s: s.num_nonmembers),
     ]
@@ -119,27 +119,23 @@ def _build_table(caption: str, scores: list[MembershipScores], notes: tuple[str,
     return make_table(caption, columns, make_rows(columns, scores), notes=notes)
 
 
-def _list_rates(scores: list[MembershipScores]) -> list[str]:
+def _list_rates(scores: list[MembershipScores]) -> list[tuple[str, float]]:
     """Return the false-positive rates that occur, as the record writes them, ascending."""
-    written = {rate for score in scores for rate in score.tpr_at_fpr if _read_rate(rate)}
-    return sorted(written, key=lambda rate: _read_rate(rate) or 0.0)[:_MOST_RATES]
+    written = {rate for score in scores for rate in score.tpr_at_fpr}
+    known = [(rate, value) for rate in written if 0 < (value := _read_rate(rate)) < 1]
+    return sorted(known, key=lambda rate: rate[1])[:_MOST_RATES]
 
 
-def _read_rate(rate: str) -> float | None:
+def _read_rate(rate: str) -> float:
     try:
-        value = float(rate)
+        return float(rate)
     except ValueError:
-        return None
-    return value if 0 < value < 1 else None
+        return 0.0
 
 
-def _name_rate(rate: str) -> str:
-    return format_threshold(_read_rate(rate) or 0.0)
-
-
-def _count_needed(rate: str) -> int:
+def _count_needed(rate: float) -> int:
     # 1 / 0.001 is a hair above 1000 for some decimals.
-    return math.ceil(1 / (_read_rate(rate) or 1.0) - 1e-6)
+    return math.ceil(1 / rate - 1e-6)
 
 
 def _is_shown(rate: str, scores: list[MembershipScores]) -> bool:
@@ -148,21 +144,21 @@ def _is_shown(rate: str, scores: list[MembershipScores]) -> bool:
 
 
 def _write_notes(scores: list[MembershipScores]) -> tuple[str, ...]:
-    written = _list_rates(scores)
-    rates = [rate for rate in written if not _is_shown(rate, scores)]
-    notes = (_RATE_NOTE,) if len(rates) < len(written) else ()
+    rates = _list_rates(scores)
+    left_out = [rate for written, rate in rates if not _is_shown(written, scores)]
+    notes = (_RATE_NOTE,) if len(left_out) < len(rates) else ()
     needed = "; ".join(
-        f"TPR at {_name_rate(rate)} FPR needs ≥ {_count_needed(rate):,} control documents"
-        for rate in rates
+        f"TPR at {format_threshold(rate)} FPR needs ≥ {_count_needed(rate):,} control documents"
+        for rate in left_out
     )
     return (*notes, f"Not shown: {needed}.") if needed else notes
 
 
-def _show_rate_at(score: MembershipScores, rate: str) -> Cell:
+def _show_rate_at(score: MembershipScores, written: str, rate: float) -> Content:
     """Show the true-positive rate, or how many control documents it would take."""
-    found = score.tpr_at_fpr.get(rate)
+    found = score.tpr_at_fpr.get(written)
     if found is not None:
-        return show_rate(found)
+        return found
     needed = _count_needed(rate)
     if score.auc and score.num_nonmembers < needed:
         return show_missing(f"needs ≥ {needed:,} control documents")

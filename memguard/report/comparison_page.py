@@ -109,8 +109,8 @@ def _write_in_short(comparison: Comparison) -> tuple[Fact, ...]:
 
 
 def _summarise(comparison: Comparison, setting: Setting) -> str:
-    loss = f"held-out NLL {show_loss(comparison, setting.runs).text}"
-    change = compute_change(comparison, setting.runs)
+    loss = f"held-out NLL {show_loss(comparison, setting).text}"
+    change = compute_change(comparison, setting)
     if setting.name != comparison.settings[0].name and change is not None:
         loss += f" ({format_change(change)} against '{name_first(comparison)}')"
     cells = setting.cells
@@ -118,7 +118,7 @@ def _summarise(comparison: Comparison, setting: Setting) -> str:
     if not num_documents:
         return f"no document in this bucket; {loss}."
     verbatim = sum(cell.num_matched for cell in cells)
-    other = tell_other_dose(setting.runs, comparison)
+    other = tell_other_dose(setting, comparison)
     text = f"{other}: " if other else ""
     text += f"{format_of(verbatim, num_documents)} verbatim"
     near = [cell.near_verbatim for cell in cells if cell.near_verbatim]

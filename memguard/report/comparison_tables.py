@@ -34,7 +34,7 @@ from memguard.report.seed_means import (
     Setting,
     average,
     base_change,
-    describe_group,
+    describe_setting,
     get_base,
     has_several_seeds,
     label_base,
@@ -76,7 +76,7 @@ _SEEDS_NOTE = (
 _BASE = "Base model"
 
 
-def _column_of_both(heading: Heading, show: Callable[[Setting], Content]) -> Column[Setting]:
+def _both(heading: Heading, show: Callable[[Setting], Content]) -> Column[Setting]:
     """Make a column that shows the same of a setting and of the base model."""
     return Column(heading, show, show)
 
@@ -88,26 +88,21 @@ def build_headline(comparison: Comparison) -> Table:
 
     def name(setting: Setting) -> Cell:
         beaten = name_dominators(setting.point)
-        below = describe_group(setting.runs, comparison)
+        below = describe_setting(setting, comparison)
         return show_name(clean_name(setting.name), below, f"beaten by {beaten}" if beaten else "")
 
     columns: tuple[Column[Setting], ...] = (
         Column("Setting", name, lambda base: show_name(base.name, label_base(comparison))),
         Column(("Risk", "worst rate of extraction"), lambda s: show_risk(s.point)),
-        _column_of_both(
-            ("Verbatim", spoken), lambda s: show_verbatim(s.cells, s.point) if s.cells else MISSING
-        ),
-        _column_of_both(
-            ("Near-verbatim", spoken),
-            lambda s: show_near(s.cells, s.control, s.point) if s.cells else MISSING,
-        ),
-        _column_of_both(
+        _both(("Verbatim", spoken), lambda s: show_verbatim(s) if s.cells else MISSING),
+        _both(("Near-verbatim", spoken), lambda s: show_near(s) if s.cells else MISSING),
+        _both(
             ("Token accuracy", "teacher-forced, mean"),
-            lambda s: show_accuracy(s.cells, s.control) if s.cells else MISSING,
+            lambda s: show_accuracy(s) if s.cells else MISSING,
         ),
         Column(
             ("Held-out NLL", f"nats; against '{name_first(comparison, 12)}'"),
-            lambda s: show_loss(comparison, s.runs),
+            lambda s: show_loss(comparison, s),
             lambda base: Cell(nll, detail=change),
         ),
         Column(("Labels dropped", "realised"), _write_dropped),
@@ -259,36 +254,30 @@ def _build_gains_table(
 
     def column_of_attack(attack: str) -> Column[Setting]:
         heading = head_attack(attack, attacked)
-        return Column(heading, lambda s: show_attack(s.cells, s.control, attack))
+        return Column(heading, lambda s: show_attack(s, attack))
 
     attacks = list_attacks(attacked)
-    cost: Column[Setting] = _column_of_both(
+    cost: Column[Setting] = _both(
         ("Attack cost", "log10 queries, median"), lambda s: show_cost(s.cells, s.control)
     )
     membership: Column[Setting] = Column(
-        ("Membership AUC", name_score(score)), lambda s: show_membership(s.runs, score)
+        ("Membership AUC", name_score(score)), lambda s: show_membership(s, score)
     )
     columns: tuple[Column[Setting], ...] = (
         Column(
             "Setting",
-            lambda s: show_name(clean_name(s.name), describe_group(s.runs, comparison)),
+            lambda s: show_name(clean_name(s.name), describe_setting(s, comparison)),
             lambda base: show_name(base.name, label_base(comparison)),
         ),
-        _column_of_both(
-            ("Verbatim", "documents"), lambda s: show_mean_verbatim(s.cells, s.control)
-        ),
-        _column_of_both(
-            ("Near-verbatim", "documents"), lambda s: show_mean_near(s.cells, s.control)
-        ),
-        _column_of_both(
-            ("Token accuracy", "teacher-forced"), lambda s: show_accuracy(s.cells, s.control)
-        ),
+        _both(("Verbatim", "documents"), show_mean_verbatim),
+        _both(("Near-verbatim", "documents"), show_mean_near),
+        _both(("Token accuracy", "teacher-forced"), show_accuracy),
         *([cost] if asked else []),
         *map(column_of_attack, attacks),
         *([membership] if score else []),
         Column(
             ("Held-out NLL", f"nats; against '{name_first(comparison, 12)}'"),
-            lambda s: show_loss(comparison, s.runs),
+            lambda s: show_loss(comparison, s),
             lambda base: format_number(mean_base_nll(comparison)),
         ),
     )
