@@ -1,4 +1,7 @@
-"""What it takes to get the documents out: attack cost and attacks beside the rates."""
+"""What it takes to get the documents out: attack cost and adaptive attacks beside the rates.
+
+One table has a column for each attack beside the rates; the other one has each attack in full.
+"""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
@@ -43,6 +46,9 @@ _NAMES = {
     "fill": "Fill in dropped tokens",
     "sampling": "Sampling",
 }
+NEVER = "never"
+_BOUNDS = (1_000, 1_000_000)
+"""Numbers of queries within which documents are counted."""
 _MOST_ATTACKS = 8
 _MOST_NOTES = 12
 
@@ -131,9 +137,6 @@ def write_attack_notes(attacked: Iterable[AttackedBucket]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(notes))[:_MOST_NOTES]
 
 
-NEVER = "never"
-_BOUNDS = (1_000, 1_000_000)
-"""Numbers of queries within which documents are counted."""
 _LEAD = (
     "Exact match understates memorization: one wrong token makes a document count as not "
     "extracted, whether a hundred queries give it or 10³⁰.",

@@ -1,4 +1,7 @@
-"""What random secrets show: recited, exposed, guessed, and what that rests on."""
+"""What random secrets show: recited, exposed, guessed, and what that rests on.
+
+The figure counts how many canaries reach how many bits of exposure, beside what chance would do.
+"""
 
 import math
 
@@ -20,8 +23,8 @@ from memguard.report.page import Cell, Fact, Figure, Line, LineChart, Point, Sec
 from memguard.report.tables import Column, make_rows, make_table
 
 _MOST_BITS = 16
-# log2 of a rank is rarely whole; what is meant to be is off by a hair.
 _HAIR = 1e-9
+"""log2 of a rank that should be whole is off by less than this."""
 
 
 def build_exposure(scores: CanaryScores) -> Figure | None:

@@ -1,4 +1,4 @@
-"""Sentences of the pages: limits, next steps, glossary.
+"""Sentences of the pages: limits, next steps, and a glossary that explains their words.
 
 Sober on purpose: a page says what was tried and what came out, never that a model is free of risk.
 """
@@ -212,9 +212,6 @@ def describe_loss_change(nll: float | None, base: float | None) -> str:
     direction = "below" if change < 0 else "above"
     moved = f"{format_percent(abs(change))} {direction}" if change else "the same as"
     return f"{moved} the base model's {format_number(base)}"
-
-
-# The words of the pages, explained.
 
 
 def write_glossary(report: AuditReport | None, *, attacked: bool = False) -> tuple[Fact, ...]:
