@@ -29,11 +29,14 @@ from memguard.report.formatting import (
 from memguard.report.page import Cell, Section, Table
 from memguard.report.tables import (
     Column,
+    Content,
+    Heading,
     bucket_table,
     make_rows,
     make_table,
     name_bucket,
     scores_column,
+    show_known,
     show_missing,
     show_name,
     show_narrow_rate,
@@ -115,11 +118,7 @@ def _build_attacks(report: AuditReport) -> Table | None:
         Column(("Answers", "of each document"), lambda row: row[1].num_queries),
         Column(
             ("Token accuracy", f"of the first answer ({CI})"),
-            lambda row: (
-                format_share(row[1].mean_token_accuracy)
-                if row[1].mean_token_accuracy
-                else show_missing("no documents")
-            ),
+            lambda row: show_known(row[1].mean_token_accuracy, format_share, "no documents"),
         ),
     )
     return make_table(
@@ -236,15 +235,19 @@ def _build_table(report: AuditReport) -> Table:
     """Build the table of rates by greedy decoding, attack cost and each attack."""
 
     def column_of_cost(
-        heading: tuple[str, str], show: Callable[[AttackCostScores], Cell | str]
+        heading: Heading, show: Callable[[AttackCostScores], Content]
     ) -> Column[BucketScores]:
-        def model(bucket: BucketScores) -> Cell | str:
-            found = find_cost(report, bucket.bucket)
-            return _show_cost(found.model if found else None, show)
+        def show_documents(cost: AttackCostScores) -> Content:
+            return show(cost) if cost.num_documents else show_missing("no documents")
 
-        def base(bucket: BucketScores) -> Cell | str | None:
+        def model(bucket: BucketScores) -> Content:
             found = find_cost(report, bucket.bucket)
-            return _show_cost(found.base if found else None, show) if bucket.base else None
+            return show_known(found.model if found else None, show_documents, "not asked")
+
+        def base(bucket: BucketScores) -> Content | None:
+            found = find_cost(report, bucket.bucket)
+            shown = show_known(found.base if found else None, show_documents, "not asked")
+            return shown if bucket.base else None
 
         return Column(heading, model, base)
 
@@ -274,23 +277,14 @@ def _build_table(report: AuditReport) -> Table:
     )
 
 
-def _show_cost(
-    cost: AttackCostScores | None, show: Callable[[AttackCostScores], Cell | str]
-) -> Cell | str:
-    if cost is None:
-        return show_missing("not asked")
-    return show(cost) if cost.num_documents else show_missing("no documents")
-
-
 def _show_spread(cost: AttackCostScores) -> Cell:
     low, high = (write_cost(cost, one) for one in (cost.quantile_10, cost.quantile_90))
     note = f"{format_of(cost.num_never, cost.num_documents)} {NEVER}" if cost.num_never else ""
     return Cell(write_cost(cost, cost.median), detail=f"{low} to {high}", note=note)
 
 
-def _show_within(bound: int, cost: AttackCostScores) -> Cell:
-    rate = cost.within.get(bound)
-    return show_narrow_rate(rate) if rate else show_missing("not counted")
+def _show_within(bound: int, cost: AttackCostScores) -> Content:
+    return show_known(cost.within.get(bound), show_narrow_rate, "not counted")
 
 
 def _name_ways(report: AuditReport) -> tuple[str, ...]:

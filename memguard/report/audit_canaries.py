@@ -20,7 +20,7 @@ from memguard.report.formatting import (
     format_rate,
 )
 from memguard.report.page import Cell, Fact, Figure, Line, LineChart, Point, Section, Table
-from memguard.report.tables import Column, make_rows, make_table
+from memguard.report.tables import Column, count_columns, make_rows, make_table
 
 _MOST_BITS = 16
 _HAIR = 1e-9
@@ -68,8 +68,9 @@ def _build_exposure_table(
 ) -> Table:
     columns: tuple[Column[tuple[float, int, float]], ...] = (
         Column(("Exposure", "bits, at least"), lambda row: _write_step(row[0])),
-        Column("Trained secrets", lambda row: format_of(row[1], num_secrets)),
-        Column(("Share", "of them"), lambda row: format_percent(row[1] / num_secrets)),
+        *count_columns(
+            "Trained secrets", ("Share", "of them"), lambda row: (row[1], num_secrets), "no secret"
+        ),
         Column(("By chance", "if nothing were learned"), lambda row: format_percent(row[2])),
     )
     rows = make_rows(columns, zip(steps, reached, by_chance, strict=True))

@@ -31,8 +31,10 @@ from memguard.report.formatting import (
 from memguard.report.page import Cell, Figure, Line, LineChart, Point, Section, Table
 from memguard.report.tables import (
     Column,
+    count_columns,
     make_rows,
     make_table,
+    show_known,
     show_missing,
     show_name,
     tone_of_bucket,
@@ -207,12 +209,7 @@ def build_trends(report: AuditReport) -> Table | None:
         *(column_of_dose(number, dose) for number, dose in enumerate(doses)),
         Column(("z", "trend"), lambda t: format_number(t.z, 2)),
         Column(
-            ("p", "trend"),
-            lambda t: (
-                show_missing("rates are all 0, or all 1")
-                if t.p_value is None
-                else format_p(t.p_value)
-            ),
+            ("p", "trend"), lambda t: show_known(t.p_value, format_p, "rates are all 0, or all 1")
         ),
     )
     shown = [trend for trend in trends[:8] if trend.doses[:_MOST_DOSES] == doses]
@@ -244,23 +241,16 @@ def build_copies(report: AuditReport) -> Table | None:
     copies = report.extracted_copies[:20]
     if not copies:
         return None
-    none = show_missing("no such document")
     columns: tuple[Column[ExtractedCopies], ...] = (
         Column(
             ("Copies", "trained documents that hold it"),
             lambda one: "only itself" if one.k == 1 else f"at most {one.k:,}",
         ),
-        Column(
+        *count_columns(
             ("Recited", "of the audited documents with so few"),
-            lambda one: (
-                format_of(one.num_extracted, one.num_documents) if one.num_documents else none
-            ),
-        ),
-        Column(
             ("Share", "of them"),
-            lambda one: (
-                format_percent(one.num_extracted / one.num_documents) if one.num_documents else none
-            ),
+            lambda one: (one.num_extracted, one.num_documents),
+            "no such document",
         ),
     )
     return make_table(

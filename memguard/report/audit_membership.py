@@ -18,8 +18,17 @@ from memguard.report.formatting import (
     format_percent,
     format_threshold,
 )
-from memguard.report.page import Cell, Notice, Section, Table
-from memguard.report.tables import Column, Content, make_rows, make_table, show_missing, show_name
+from memguard.report.page import Notice, Section, Table
+from memguard.report.tables import (
+    Column,
+    Content,
+    count_columns,
+    make_rows,
+    make_table,
+    show_known,
+    show_missing,
+    show_name,
+)
 
 _NAMES = {
     "loss": "Loss",
@@ -108,7 +117,7 @@ def _build_table(caption: str, scores: list[MembershipScores], notes: tuple[str,
         ),
         Column(
             ("AUC", f"0.5 is chance ({CI})"),
-            lambda s: format_interval(s.auc) if s.auc else show_missing("could not be asked"),
+            lambda s: show_known(s.auc, format_interval, "could not be asked"),
         ),
         *(column_of_rate(*rate) for rate in _list_rates(scores) if _is_shown(rate[0], scores)),
         Column(("Trained", "documents"), lambda s: s.num_members),
@@ -237,32 +246,28 @@ def _write_lead(changes: list[MaskChange]) -> str:
     )
 
 
+_NO_PASSAGE = "no passage differs"
+
+
 def _build_mask_table(changes: list[MaskChange]) -> Table:
-    none = show_missing("no passage differs")
     columns: tuple[Column[MaskChange], ...] = (
         Column(("Copy", "how it differs"), _name),
-        Column(
+        *count_columns(
             ("Masks changed", "passages"),
-            lambda one: format_of(one.num_changed, one.num_passages) if one.num_passages else none,
-        ),
-        Column(
             ("Share", "of the passages"),
-            lambda one: (
-                format_percent(one.num_changed / one.num_passages) if one.num_passages else none
-            ),
+            lambda one: (one.num_changed, one.num_passages),
+            _NO_PASSAGE,
         ),
-        Column(
-            ("Leaked", "mean share of a passage's dropped tokens"),
-            lambda one: _show_leaked(one) if one.num_passages else none,
-        ),
+        Column(("Leaked", "mean share of a passage's dropped tokens"), _show_leaked),
     )
     caption = "Tokens dropped in the text that receive loss in a copy of it"
     return make_table(caption, columns, make_rows(columns, changes), compact=True)
 
 
-def _show_leaked(change: MaskChange) -> Cell | str:
-    share = change.mean_leaked_share
-    return show_missing("not measured") if share is None else format_percent(share)
+def _show_leaked(change: MaskChange) -> Content:
+    if not change.num_passages:
+        return show_missing(_NO_PASSAGE)
+    return show_known(change.mean_leaked_share, format_percent, "not measured")
 
 
 def _name(change: MaskChange) -> str:

@@ -29,6 +29,7 @@ from memguard.report.page import Bar, Cell, Row, Table, Tone
 
 Item = TypeVar("Item")
 """What a row is about: a bucket, a setting, a finding."""
+Value = TypeVar("Value")
 Heading = str | tuple[str, str]
 """A pair has a second, smaller line."""
 Content = Cell | Estimate | Rate | int | str
@@ -48,6 +49,24 @@ def scores_column(heading: Heading, show: Callable[[ModelScores], Content]) -> C
     """Make a column that shows the same of the model and of the base model."""
     return Column(
         heading, lambda b: show(b.model), lambda b: None if b.base is None else show(b.base)
+    )
+
+
+def count_columns(
+    counted: Heading, share: Heading, count: Callable[[Item], tuple[int, int]], reason: str
+) -> tuple[Column[Item], Column[Item]]:
+    """Make two columns: how many of how many, and their share; why not, where there are none."""
+
+    def column(heading: Heading, write: Callable[[int, int], str]) -> Column[Item]:
+        def show(item: Item) -> Content:
+            part, whole = count(item)
+            return write(part, whole) if whole else show_missing(reason)
+
+        return Column(heading, show)
+
+    return (
+        column(counted, format_of),
+        column(share, lambda part, whole: format_percent(part / whole)),
     )
 
 
@@ -211,6 +230,11 @@ def show_name(text: str, detail: str = "", note: str = "") -> Cell:
 def show_missing(reason: str) -> Cell:
     """Say that there is no number, and why."""
     return show_name(NOT_AVAILABLE, reason)
+
+
+def show_known(value: Value | None, write: Callable[[Value], Content], reason: str) -> Content:
+    """Show a number, or say why there is none."""
+    return show_missing(reason) if value is None else write(value)
 
 
 def make_rate_cell(

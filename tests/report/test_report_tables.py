@@ -8,11 +8,13 @@ from memguard.report.page import Cell
 from memguard.report.tables import (
     Column,
     bucket_table,
+    count_columns,
     make_cell,
     make_rows,
     make_rows_over_base,
     make_table,
     scores_column,
+    show_known,
     show_missing,
 )
 
@@ -63,6 +65,16 @@ def test_rows_of_the_base_model_follow_where_they_have_a_cell() -> None:
     # Without a cell there is no row, although the column that names it has text.
     named = (columns[0], columns[1])
     assert [row.head.text for row in make_rows_over_base(named, [5], lambda one: "")] == ["5"]
+
+
+def test_counts_of_nothing_have_a_reason() -> None:
+    named: Column[int] = Column("Whole", str)
+    columns = (named, *count_columns("Count", "Share", lambda whole: (1, whole), "none given"))
+    found, empty = make_rows(columns, [4, 0])
+    assert [cell.text for cell in found.cells] == ["1\u00a0of\u00a04", "25.0\u00a0%"]
+    assert [cell.detail for cell in empty.cells] == ["none given"] * 2
+    assert show_known(0.0, str, "not measured") == "0.0"
+    assert show_known(None, str, "not measured") == show_missing("not measured")
 
 
 def test_rows_beyond_those_shown_are_on_demand() -> None:
