@@ -1,6 +1,10 @@
-"""What it takes to get the documents out: attack cost and attacks beside the rates."""
+"""What it takes to get the documents out: attack cost and adaptive attacks beside the rates.
 
-from collections.abc import Iterable, Mapping, Sequence
+One table has a column for each attack beside the rates; the other one has each attack in full.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from memguard.records import (
@@ -11,32 +15,33 @@ from memguard.records import (
     BucketScores,
 )
 from memguard.report.audit_probes import explain_absence
-from memguard.report.audit_summary import name_bucket
 from memguard.report.formatting import (
     CI,
     NBSP,
     PERCENT,
     clean_name,
     clean_text,
-    format_count,
     format_of,
     format_queries,
     format_share,
     format_value,
 )
-from memguard.report.page import (
-    Cell,
-    Row,
-    Section,
-    Table,
-    make_headings,
-    show_estimate,
+from memguard.report.page import Cell, Section, Table
+from memguard.report.tables import (
+    Column,
+    Content,
+    Heading,
+    bucket_table,
+    make_rows,
+    make_table,
+    name_bucket,
+    scores_column,
+    show_known,
     show_missing,
+    show_name,
     show_narrow_rate,
-    show_rate,
+    tone_of_bucket,
 )
-
-# What adaptive attacks got back: a column each beside the rates, and each in full.
 
 _NAMES = {
     "beam": "Beam search",
@@ -44,6 +49,9 @@ _NAMES = {
     "fill": "Fill in dropped tokens",
     "sampling": "Sampling",
 }
+NEVER = "never"
+_BOUNDS = (1_000, 1_000_000)
+"""Numbers of queries within which documents are counted."""
 _MOST_ATTACKS = 8
 _MOST_NOTES = 12
 
@@ -68,14 +76,14 @@ def head_attack(attack: str, attacked: Sequence[AttackedBucket]) -> tuple[str, s
     return name_attack(attack), "one answer" if count == 1 else f"any of {count:,} answers"
 
 
-def find_attacked(
+def _find_attacked(
     attacked: Iterable[AttackedBucket], attack: str, bucket: str
 ) -> AttackedBucket | None:
     """Return what an attack got back from a bucket; None where it was not tried."""
     return next((one for one in attacked if (one.attack, one.bucket) == (attack, bucket)), None)
 
 
-def show_attacked(found: AttackedBucket | None) -> Cell:
+def _show_attacked(found: AttackedBucket | None) -> Cell:
     """Show documents of which any answer was right, and of which the first one was."""
     if found is None:
         return show_missing("not attacked")
@@ -86,44 +94,39 @@ def show_attacked(found: AttackedBucket | None) -> Cell:
     return show_narrow_rate(found.any_verbatim, note)
 
 
-def build_attacks(report: AuditReport) -> Table | None:
+_Attacked = tuple[BucketScores, AttackedBucket]
+"""A bucket, and what one attack got back from it."""
+
+
+def _build_attacks(report: AuditReport) -> Table | None:
     """Build the table of every attack on every bucket, shown on demand; None without any."""
-    rows = [
-        _build_attack_row(report, bucket, found)
+    attacked = [
+        (bucket, found)
         for bucket in report.buckets
         for attack in list_attacks(report.attacks)
-        if (found := find_attacked(report.attacks, attack, bucket.bucket))
+        if (found := _find_attacked(report.attacks, attack, bucket.bucket))
     ]
-    if not rows:
+    if not attacked:
         return None
-    return Table(
-        caption="Each attack by bucket",
-        columns=make_headings(
+    columns: tuple[Column[_Attacked], ...] = (
+        Column(
             ("Bucket", "attack"),
-            ("First answer right", f"documents ({CI})"),
-            ("Any answer right", f"documents ({CI})"),
-            ("Answers", "of each document"),
+            lambda row: show_name(name_bucket(row[0], report).text, name_attack(row[1].attack)),
+        ),
+        Column(("First answer right", f"documents ({CI})"), lambda row: row[1].best_verbatim),
+        Column(("Any answer right", f"documents ({CI})"), lambda row: row[1].any_verbatim),
+        Column(("Answers", "of each document"), lambda row: row[1].num_queries),
+        Column(
             ("Token accuracy", f"of the first answer ({CI})"),
+            lambda row: show_known(row[1].mean_token_accuracy, format_share, "no documents"),
         ),
-        rows=(),
-        more_rows=tuple(rows),
-        more_label="Show each attack with its intervals",
     )
-
-
-def _build_attack_row(report: AuditReport, bucket: BucketScores, found: AttackedBucket) -> Row:
-    accuracy = found.mean_token_accuracy
-    return Row(
-        head=Cell(
-            text=name_bucket(bucket, report).text, detail=name_attack(found.attack), kind="text"
-        ),
-        cells=(
-            show_rate(found.best_verbatim),
-            show_rate(found.any_verbatim),
-            Cell(text=format_count(found.num_queries)),
-            show_estimate(format_share(accuracy)) if accuracy else show_missing("no documents"),
-        ),
-        tone="control" if bucket.role == "control" else "",
+    return make_table(
+        "Each attack by bucket",
+        columns,
+        make_rows(columns, attacked, lambda row: tone_of_bucket(row[0])),
+        shown=0,
+        more_label="Show each attack with its intervals",
     )
 
 
@@ -133,9 +136,6 @@ def write_attack_notes(attacked: Iterable[AttackedBucket]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(notes))[:_MOST_NOTES]
 
 
-NEVER = "never"
-_BOUNDS = (1_000, 1_000_000)
-"""Numbers of queries within which documents are counted."""
 _LEAD = (
     "Exact match understates memorization: one wrong token makes a document count as not "
     "extracted, whether a hundred queries give it or 10³⁰.",
@@ -161,7 +161,7 @@ def build_attack_section(report: AuditReport) -> Section:
         title="Extraction cost",
         short_title="Extraction",
         lead=(*(_LEAD if known else ()), *([told] if told else []), *missing),
-        tables=tuple(filter(None, (table, build_attacks(report)))),
+        tables=tuple(filter(None, (table, _build_attacks(report)))),
     )
 
 
@@ -222,10 +222,7 @@ def _tell_others(report: AuditReport, found: AttackCostBucket) -> str:
     """Say what the median document costs of the base model and in the control."""
     control = next((b.bucket for b in report.buckets if b.role == "control"), None)
     beside = find_cost(report, control) if control not in (None, found.bucket) else None
-    others = {
-        "base model": found.base,
-        "control": beside.model if beside else None,
-    }
+    others = {"base model": found.base, "control": beside.model if beside else None}
     known = [
         f"{name}: {write_cost(cost, cost.median)}"
         for name, cost in others.items()
@@ -235,76 +232,59 @@ def _tell_others(report: AuditReport, found: AttackCostBucket) -> str:
 
 
 def _build_table(report: AuditReport) -> Table:
-    attacks = list_attacks(report.attacks)
-    rows = []
-    for bucket in report.buckets:
-        rows.append(_build_row(report, bucket, attacks))
-        if bucket.base is not None:
-            rows.append(_build_base_row(report, bucket, attacks))
-    cost_headings = (
-        ("Attack cost", f"median (10–90{PERCENT})"),
-        ("Cheapest", "document"),
-        *((f"Within {bound:,}", "queries") for bound in _BOUNDS),
+    """Build the table of rates by greedy decoding, attack cost and each attack."""
+
+    def column_of_cost(
+        heading: Heading, show: Callable[[AttackCostScores], Content]
+    ) -> Column[BucketScores]:
+        def show_documents(cost: AttackCostScores) -> Content:
+            return show(cost) if cost.num_documents else show_missing("no documents")
+
+        def model(bucket: BucketScores) -> Content:
+            found = find_cost(report, bucket.bucket)
+            return show_known(found.model if found else None, show_documents, "not asked")
+
+        def base(bucket: BucketScores) -> Content | None:
+            found = find_cost(report, bucket.bucket)
+            shown = show_known(found.base if found else None, show_documents, "not asked")
+            return shown if bucket.base else None
+
+        return Column(heading, model, base)
+
+    def column_of_attack(attack: str) -> Column[BucketScores]:
+        return Column(
+            head_attack(attack, report.attacks),
+            lambda b: _show_attacked(_find_attacked(report.attacks, attack, b.bucket)),
+        )
+
+    costs = (
+        column_of_cost(("Attack cost", f"median (10–90{PERCENT})"), _show_spread),
+        column_of_cost(("Cheapest", "document"), lambda cost: write_cost(cost, cost.lowest)),
+        *(column_of_cost((f"Within {n:,}", "queries"), partial(_show_within, n)) for n in _BOUNDS),
     )
-    return Table(
-        caption=f"Extraction rate by attack ({CI})",
-        columns=make_headings(
-            "Bucket",
-            ("Verbatim", "greedy answer"),
-            ("Near-verbatim", "documents"),
-            *(cost_headings if report.attack_cost else ()),
-            *(head_attack(attack, report.attacks) for attack in attacks),
-        ),
-        rows=tuple(rows),
+    columns = (
+        scores_column(("Verbatim", "greedy answer"), lambda s: show_narrow_rate(s.verbatim)),
+        scores_column(("Near-verbatim", "documents"), lambda s: show_narrow_rate(s.near_verbatim)),
+        *(costs if report.attack_cost else ()),
+        *map(column_of_attack, list_attacks(report.attacks)),
+    )
+    return bucket_table(
+        report,
+        f"Extraction rate by attack ({CI})",
+        columns,
         notes=(*_name_ways(report), *write_attack_notes(report.attacks)),
         compact=True,
     )
 
 
-def _build_row(report: AuditReport, bucket: BucketScores, attacks: list[str]) -> Row:
-    found = find_cost(report, bucket.bucket)
-    return Row(
-        head=name_bucket(bucket, report),
-        cells=(
-            show_narrow_rate(bucket.model.verbatim),
-            show_narrow_rate(bucket.model.near_verbatim),
-            *(_show_costs(found.model if found else None) if report.attack_cost else ()),
-            *(
-                show_attacked(find_attacked(report.attacks, attack, bucket.bucket))
-                for attack in attacks
-            ),
-        ),
-        tone="control" if bucket.role == "control" else "",
-    )
-
-
-def _build_base_row(report: AuditReport, bucket: BucketScores, attacks: list[str]) -> Row:
-    assert bucket.base is not None, "asked of buckets with a base model"
-    found = find_cost(report, bucket.bucket)
-    return Row(
-        head=Cell(text="Base model", kind="text"),
-        cells=(
-            show_narrow_rate(bucket.base.verbatim),
-            show_narrow_rate(bucket.base.near_verbatim),
-            *(_show_costs(found.base if found else None) if report.attack_cost else ()),
-            *(Cell(text="") for _ in attacks),
-        ),
-        tone="base",
-    )
-
-
-def _show_costs(cost: AttackCostScores | None) -> list[Cell]:
-    """Show the median, the cheapest document, and the documents within each bound."""
-    if cost is None or not cost.num_documents:
-        return [show_missing("not asked" if cost is None else "no documents")] * (2 + len(_BOUNDS))
+def _show_spread(cost: AttackCostScores) -> Cell:
     low, high = (write_cost(cost, one) for one in (cost.quantile_10, cost.quantile_90))
     note = f"{format_of(cost.num_never, cost.num_documents)} {NEVER}" if cost.num_never else ""
-    within = (cost.within.get(bound) for bound in _BOUNDS)
-    return [
-        Cell(text=write_cost(cost, cost.median), detail=f"{low} to {high}", note=note),
-        Cell(text=write_cost(cost, cost.lowest)),
-        *(show_narrow_rate(rate) if rate else show_missing("not counted") for rate in within),
-    ]
+    return Cell(write_cost(cost, cost.median), detail=f"{low} to {high}", note=note)
+
+
+def _show_within(bound: int, cost: AttackCostScores) -> Content:
+    return show_known(cost.within.get(bound), show_narrow_rate, "not counted")
 
 
 def _name_ways(report: AuditReport) -> tuple[str, ...]:

@@ -1,8 +1,11 @@
-"""What random secrets show: recited, exposed, guessed, and what that rests on."""
+"""What random secrets show: recited, exposed, guessed, and what that rests on.
+
+The figure counts how many canaries reach how many bits of exposure, beside what chance would do.
+"""
 
 import math
 
-from memguard.records import AuditReport, CanaryScores
+from memguard.records import AuditReport, CanaryScore, CanaryScores
 from memguard.report.audit_probes import explain_absence
 from memguard.report.formatting import (
     NOT_AVAILABLE,
@@ -16,24 +19,12 @@ from memguard.report.formatting import (
     format_percent,
     format_rate,
 )
-from memguard.report.page import (
-    Cell,
-    Fact,
-    Figure,
-    Line,
-    LineChart,
-    Point,
-    Row,
-    Section,
-    Table,
-    make_headings,
-)
-
-# How many canaries reach how many bits of exposure, beside what chance would do.
+from memguard.report.page import Cell, Fact, Figure, Line, LineChart, Point, Section, Table
+from memguard.report.tables import Column, count_columns, make_rows, make_table
 
 _MOST_BITS = 16
-# log2 of a rank is rarely whole; what is meant to be is off by a hair.
 _HAIR = 1e-9
+"""log2 of a rank that should be whole is off by less than this."""
 
 
 def build_exposure(scores: CanaryScores) -> Figure | None:
@@ -49,18 +40,8 @@ def build_exposure(scores: CanaryScores) -> Figure | None:
         Point(x=place, y=100 * count / len(known)) for place, count in enumerate(reached)
     )
     expected = tuple(Point(x=place, y=100 * share) for place, share in enumerate(by_chance))
-    rows = tuple(
-        Row(
-            head=Cell(text=_write_step(step), kind="text"),
-            cells=(
-                Cell(text=format_of(count, len(known))),
-                Cell(text=format_percent(count / len(known))),
-                Cell(text=format_percent(share)),
-            ),
-        )
-        for step, count, share in zip(steps, reached, by_chance, strict=True)
-    )
-    told = "; ".join(f"{row.head.text} bits: {row.cells[0].text}" for row in rows)
+    table = _build_exposure_table(steps, reached, by_chance, len(known))
+    told = "; ".join(f"{row.head.text} bits: {row.cells[0].text}" for row in table.rows)
     return Figure(
         key="exposure",
         title="Exposure",
@@ -78,18 +59,22 @@ def build_exposure(scores: CanaryScores) -> Figure | None:
         caption="Trained secrets that reach so many bits, and how many would that were never "
         f"trained. Last: likelier than all references. {len(known):,} secrets among "
         f"{scores.num_ranked_references:,} references.",
-        table=Table(
-            caption="The same numbers",
-            columns=make_headings(
-                ("Exposure", "bits, at least"),
-                "Trained secrets",
-                ("Share", "of them"),
-                ("By chance", "if nothing were learned"),
-            ),
-            rows=rows,
-            compact=True,
-        ),
+        table=table,
     )
+
+
+def _build_exposure_table(
+    steps: list[float], reached: list[int], by_chance: list[float], num_secrets: int
+) -> Table:
+    columns: tuple[Column[tuple[float, int, float]], ...] = (
+        Column(("Exposure", "bits, at least"), lambda row: _write_step(row[0])),
+        *count_columns(
+            "Trained secrets", ("Share", "of them"), lambda row: (row[1], num_secrets), "no secret"
+        ),
+        Column(("By chance", "if nothing were learned"), lambda row: format_percent(row[2])),
+    )
+    rows = make_rows(columns, zip(steps, reached, by_chance, strict=True))
+    return make_table("The same numbers", columns, rows, compact=True)
 
 
 def _list_steps(ceiling: float) -> list[float]:
@@ -206,25 +191,25 @@ def _list_facts(scores: CanaryScores) -> tuple[Fact, ...]:
     repetitions = scores.num_repetitions
     return (
         Fact(
-            term="Trained, and references",
-            value=f"{scores.num_trained:,} and {scores.num_references:,}",
+            "Trained, and references",
+            f"{scores.num_trained:,} and {scores.num_references:,}",
             detail="Each trained "
             + ("not equally often." if repetitions is None else f"{_write_times(repetitions)}."),
         ),
         Fact(
-            term="Recited whole",
-            value=format_rate(scores.verbatim),
+            "Recited whole",
+            format_rate(scores.verbatim),
             detail=f"References: {format_rate(scores.reference_verbatim)}.",
         ),
         Fact(
-            term="Exposure, median and highest",
-            value=_write_pair(scores.median_exposure_bits, scores.max_exposure_bits),
+            "Exposure, median and highest",
+            _write_pair(scores.median_exposure_bits, scores.max_exposure_bits),
             detail=f"By rank among the references, at most {format_bits(find_ceiling(scores))}; "
             "about 1 bit where nothing was learned.",
         ),
         Fact(
-            term="Exposure, extrapolated",
-            value=_write_pair(
+            "Exposure, extrapolated",
+            _write_pair(
                 scores.median_exposure_extrapolated_bits, scores.max_exposure_extrapolated_bits
             ),
             detail="Rougher: what a curve fitted to the references says beyond them.",
@@ -244,12 +229,12 @@ def _describe_coverage(scores: CanaryScores) -> Fact:
     """Say whether the trained secrets were really learned from: a dropped label teaches nothing."""
     term = "Tokens that received loss"
     if scores.loss_coverage is None:
-        return Fact(term=term, value=f"{NOT_AVAILABLE}: nobody counted")
+        return Fact(term, f"{NOT_AVAILABLE}: nobody counted")
     without = scores.num_without_loss
     detail = "" if without is None else f" {format_count(without)} secrets received none at all."
     return Fact(
-        term=term,
-        value=format_percent(scores.loss_coverage),
+        term,
+        format_percent(scores.loss_coverage),
         detail=f"Of the trained secrets' tokens, at least once.{detail}",
     )
 
@@ -257,12 +242,12 @@ def _describe_coverage(scores: CanaryScores) -> Fact:
 def _describe_bound(scores: CanaryScores) -> Fact:
     term = "Epsilon, lower bound"
     if scores.epsilon_lower_bound is None:
-        return Fact(term=term, value=f"{NOT_AVAILABLE}: no coin was guessed")
+        return Fact(term, f"{NOT_AVAILABLE}: no coin was guessed")
     guesses = format_of(scores.num_right, scores.num_guesses)
     empty = "" if scores.epsilon_lower_bound else " 0 is no evidence of privacy."
     return Fact(
-        term=term,
-        value=f"{format_number(scores.epsilon_lower_bound, 2)}{_write_ceiling(scores)} at delta "
+        term,
+        f"{format_number(scores.epsilon_lower_bound, 2)}{_write_ceiling(scores)} at delta "
         f"{scores.delta:g}",
         detail="Of the training algorithm with these settings, for one canary with all its "
         f"repetitions. Guesses right: {guesses}, of {scores.num_ranked:,} coins; 95{PERCENT} "
@@ -276,44 +261,37 @@ def _list_canaries(scores: CanaryScores) -> Table:
         (one for one in scores.canaries if one.was_trained),
         key=lambda one: (-(one.exposure_bits or 0.0), one.nll),
     )
-    rows = [
-        Row(
-            head=Cell(text=clean_name(one.id), kind="text"),
-            cells=(
-                Cell(text="yes" if one.verbatim else "no"),
-                Cell(text=format_bits(one.exposure_bits)),
-                Cell(text=format_bits(one.exposure_extrapolated_bits)),
-                Cell(text=format_number(one.nll, 2), detail=_write_base(one.base_nll)),
-                Cell(text=format_count(one.num_repetitions)),
-                Cell(
-                    text=NOT_AVAILABLE
-                    if one.num_loss_tokens is None
-                    else format_of(one.num_loss_tokens, one.num_secret_tokens)
-                ),
-            ),
-        )
-        for one in trained[:_MOST_CANARIES]
-    ]
-    return Table(
-        caption="Trained secrets, the most exposed first",
-        columns=make_headings(
-            "Canary",
-            ("Recited", "whole"),
-            ("Exposure", "by rank"),
-            ("Exposure", "extrapolated"),
-            ("NLL", "of the secret, nats"),
-            ("Trained", "times"),
-            ("Received loss", "tokens"),
+    columns: tuple[Column[CanaryScore], ...] = (
+        Column("Canary", lambda one: clean_name(one.id)),
+        Column(("Recited", "whole"), lambda one: "yes" if one.verbatim else "no"),
+        Column(("Exposure", "by rank"), lambda one: format_bits(one.exposure_bits)),
+        Column(
+            ("Exposure", "extrapolated"), lambda one: format_bits(one.exposure_extrapolated_bits)
         ),
-        rows=tuple(rows[:_SHOWN_CANARIES]),
-        more_rows=tuple(rows[_SHOWN_CANARIES:]),
-        more_label=f"Show {len(rows) - _SHOWN_CANARIES:,} more",
+        Column(
+            ("NLL", "of the secret, nats"),
+            lambda one: Cell(
+                format_number(one.nll, 2),
+                detail="" if one.base_nll is None else f"base {format_number(one.base_nll, 2)}",
+            ),
+        ),
+        Column(("Trained", "times"), lambda one: format_count(one.num_repetitions)),
+        Column(
+            ("Received loss", "tokens"),
+            lambda one: (
+                NOT_AVAILABLE
+                if one.num_loss_tokens is None
+                else format_of(one.num_loss_tokens, one.num_secret_tokens)
+            ),
+        ),
+    )
+    return make_table(
+        "Trained secrets, the most exposed first",
+        columns,
+        make_rows(columns, trained[:_MOST_CANARIES]),
+        shown=_SHOWN_CANARIES,
         compact=True,
     )
-
-
-def _write_base(nll: float | None) -> str:
-    return "" if nll is None else f"base {format_number(nll, 2)}"
 
 
 def _explain_none(report: AuditReport) -> str:

@@ -1,6 +1,10 @@
-"""The dose-response figure of an audit: what is drawn, and the table beside it."""
+"""Over repetitions and over steps: what rises with the dose, and when documents are extracted.
+
+The dose-response figure with the tables beside it, and what audits during training found.
+"""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from memguard.records import (
     AuditReport,
@@ -24,17 +28,16 @@ from memguard.report.formatting import (
     format_percent,
     format_repetitions,
 )
-from memguard.report.page import (
-    Cell,
-    Figure,
-    Line,
-    LineChart,
-    Point,
-    Row,
-    Section,
-    Table,
-    make_headings,
+from memguard.report.page import Cell, Figure, Line, LineChart, Point, Section, Table
+from memguard.report.tables import (
+    Column,
+    count_columns,
+    make_rows,
+    make_table,
+    show_known,
     show_missing,
+    show_name,
+    tone_of_bucket,
 )
 
 Select = Callable[[BucketScores], Rate | Interval | None]
@@ -173,36 +176,19 @@ def _build_table(buckets: Sequence[BucketScores]) -> Table:
         interval = scores.mean_token_accuracy if scores else None
         return format_percent(interval.value) if interval else MISSING
 
-    rows = tuple(
-        Row(
-            head=Cell(text=format_repetitions(_dose(b)), detail=clean_name(b.bucket), kind="text"),
-            cells=(
-                Cell(text=format_percent(b.model.verbatim.rate)),
-                Cell(text=_near(b.model)),
-                Cell(text=accuracy(b.model)),
-                Cell(text=_near(b.base)),
-                Cell(text=accuracy(b.base)),
-            ),
-            tone="control" if b.role == "control" else "",
-        )
-        for b in buckets
-    )
-    return Table(
-        caption="Chart data",
-        columns=make_headings(
-            "Repetitions",
-            "Verbatim",
-            "Near-verbatim",
-            ("Token accuracy", "teacher-forced"),
-            ("Base", "near-verbatim"),
-            ("Base", "token accuracy"),
+    columns: tuple[Column[BucketScores], ...] = (
+        Column(
+            "Repetitions", lambda b: show_name(format_repetitions(_dose(b)), clean_name(b.bucket))
         ),
-        rows=rows,
-        compact=True,
+        Column("Verbatim", lambda b: format_percent(b.model.verbatim.rate)),
+        Column("Near-verbatim", lambda b: _near(b.model)),
+        Column(("Token accuracy", "teacher-forced"), lambda b: accuracy(b.model)),
+        Column(("Base", "near-verbatim"), lambda b: _near(b.base)),
+        Column(("Base", "token accuracy"), lambda b: accuracy(b.base)),
     )
+    rows = make_rows(columns, buckets, tone_of_bucket)
+    return make_table("Chart data", columns, rows, compact=True)
 
-
-# Whether rates rise with repetitions, and what is recited although few documents hold it.
 
 _MOST_DOSES = 20
 
@@ -213,17 +199,24 @@ def build_trends(report: AuditReport) -> Table | None:
     if not trends:
         return None
     doses = trends[0].doses[:_MOST_DOSES]
-    return Table(
-        caption="Does it rise with the number of repetitions?",
-        columns=make_headings(
-            ("Rate", "monotone fit"),
-            *((f"{dose:,}", "control" if dose == 0 else "repetitions") for dose in doses),
-            ("z", "trend"),
-            ("p", "trend"),
+
+    def column_of_dose(number: int, dose: int) -> Column[DoseTrend]:
+        heading = (f"{dose:,}", "control" if dose == 0 else "repetitions")
+        return Column(heading, lambda t: _show_fitted(t, number, len(doses)))
+
+    columns: tuple[Column[DoseTrend], ...] = (
+        Column(("Rate", "monotone fit"), lambda t: _name(t.metric)),
+        *(column_of_dose(number, dose) for number, dose in enumerate(doses)),
+        Column(("z", "trend"), lambda t: format_number(t.z, 2)),
+        Column(
+            ("p", "trend"), lambda t: show_known(t.p_value, format_p, "rates are all 0, or all 1")
         ),
-        rows=tuple(
-            _build_row(trend, doses) for trend in trends[:8] if trend.doses[:_MOST_DOSES] == doses
-        ),
+    )
+    shown = [trend for trend in trends[:8] if trend.doses[:_MOST_DOSES] == doses]
+    return make_table(
+        "Does it rise with the number of repetitions?",
+        columns,
+        make_rows(columns, shown),
         notes=(
             "The fit never falls with the dose and is the closest such one to the measured rates "
             "(isotonic regression). p: Cochran-Armitage test of a trend over the doses, two-sided; "
@@ -233,22 +226,10 @@ def build_trends(report: AuditReport) -> Table | None:
     )
 
 
-def _build_row(trend: DoseTrend, doses: list[int]) -> Row:
-    fitted = trend.fitted[:_MOST_DOSES]
-    cells = (
-        [Cell(text=format_percent(rate)) for rate in fitted]
-        if len(fitted) == len(doses)
-        else [show_missing("no documents") for _ in doses]
-    )
-    untold = show_missing("rates are all 0, or all 1")
-    return Row(
-        head=Cell(text=_name(trend.metric), kind="text"),
-        cells=(
-            *cells,
-            Cell(text=format_number(trend.z, 2)),
-            Cell(text=format_p(trend.p_value)) if trend.p_value is not None else untold,
-        ),
-    )
+def _show_fitted(trend: DoseTrend, number: int, num_doses: int) -> Cell | str:
+    if len(trend.fitted[:_MOST_DOSES]) != num_doses:
+        return show_missing("no documents")
+    return format_percent(trend.fitted[number])
 
 
 def _name(metric: str) -> str:
@@ -260,14 +241,22 @@ def build_copies(report: AuditReport) -> Table | None:
     copies = report.extracted_copies[:20]
     if not copies:
         return None
-    return Table(
-        caption="Recited verbatim although few trained documents hold the text",
-        columns=make_headings(
+    columns: tuple[Column[ExtractedCopies], ...] = (
+        Column(
             ("Copies", "trained documents that hold it"),
+            lambda one: "only itself" if one.k == 1 else f"at most {one.k:,}",
+        ),
+        *count_columns(
             ("Recited", "of the audited documents with so few"),
             ("Share", "of them"),
+            lambda one: (one.num_extracted, one.num_documents),
+            "no such document",
         ),
-        rows=tuple(_build_copies_row(one) for one in copies),
+    )
+    return make_table(
+        "Recited verbatim although few trained documents hold the text",
+        columns,
+        make_rows(columns, copies),
         notes=(
             "k-eidetic memorisation: documents that share a run of words count as copies, so k is "
             "never understated. How often each was trained is not in k.",
@@ -275,22 +264,6 @@ def build_copies(report: AuditReport) -> Table | None:
         compact=True,
     )
 
-
-def _build_copies_row(one: ExtractedCopies) -> Row:
-    head = Cell(text="only itself" if one.k == 1 else f"at most {one.k:,}", kind="text")
-    if not one.num_documents:
-        none = show_missing("no such document")
-        return Row(head=head, cells=(none, none))
-    return Row(
-        head=head,
-        cells=(
-            Cell(text=format_of(one.num_extracted, one.num_documents)),
-            Cell(text=format_percent(one.num_extracted / one.num_documents)),
-        ),
-    )
-
-
-# What audits during training found: when documents began to be extracted.
 
 _MOST_BUCKETS = 8
 _MOST_ROWS = 12
@@ -390,28 +363,27 @@ def _place_watched(shares: Sequence[float]) -> tuple[Point, ...]:
 
 
 def _build_watched_table(watched: Sequence[WatchedStep]) -> Table:
-    rows = tuple(
-        Row(
-            head=Cell(text=f"{step.step:,}"),
-            cells=tuple(
-                Cell(
-                    text=format_of(bucket.num_learnt, bucket.num_documents),
-                    detail=f"{format_percent(bucket.mean_token_accuracy)} of tokens",
-                    note=f"{bucket.num_tightened:,} stricter" if bucket.num_tightened else "",
-                )
-                for bucket in _list_trained(step)
-            ),
-        )
-        for step in watched
+    def column_of(number: int, bucket: WatchedBucket) -> Column[WatchedStep]:
+        name = clean_name(bucket.bucket, 24)
+        return Column(name, lambda step: _show_watched(_list_trained(step)[number]))
+
+    columns: tuple[Column[WatchedStep], ...] = (
+        Column("Step", lambda step: Cell(f"{step.step:,}")),
+        *(column_of(number, one) for number, one in enumerate(_list_trained(watched[0]))),
     )
+    caption = "Documents extracted and not before training; teacher-forced token accuracy"
+    rows = make_rows(columns, watched)
     # The newest are what the model is; the first ones are on demand.
-    return Table(
-        caption="Documents extracted and not before training; teacher-forced token accuracy",
-        columns=make_headings(
-            "Step", *(clean_name(one.bucket, 24) for one in _list_trained(watched[0]))
-        ),
-        rows=rows[-_MOST_ROWS:],
-        more_rows=rows[:-_MOST_ROWS],
+    return replace(
+        make_table(caption, columns, rows[-_MOST_ROWS:], compact=True),
+        more_rows=tuple(rows[:-_MOST_ROWS]),
         more_label=f"{len(rows) - _MOST_ROWS} earlier steps",
-        compact=True,
+    )
+
+
+def _show_watched(bucket: WatchedBucket) -> Cell:
+    return Cell(
+        format_of(bucket.num_learnt, bucket.num_documents),
+        detail=f"{format_percent(bucket.mean_token_accuracy)} of tokens",
+        note=f"{bucket.num_tightened:,} stricter" if bucket.num_tightened else "",
     )

@@ -1,33 +1,33 @@
-"""How well trained and never-trained documents can be told apart, with and without the model."""
+"""What the documents alone can tell: membership scores, and copies that escape the mask.
+
+How well trained and never-trained documents are told apart, with the model and without it; and
+which rewritten copies of a text teach the tokens that the mitigation drops in the text itself.
+"""
 
 import math
 
-from memguard.records import BLIND, AuditReport, MaskChange, MeasuredBucket, MembershipScores
-from memguard.report.audit_probes import Group, explain_absence, find_measured, group_measures
-from memguard.report.audit_summary import name_bucket
+from memguard.records import BLIND, AuditReport, MaskChange, MembershipScores
+from memguard.report.audit_probes import explain_absence
 from memguard.report.formatting import (
     CI,
     PERCENT,
     clean_name,
     clean_text,
-    format_count,
-    format_difference,
     format_interval,
     format_of,
     format_percent,
-    format_points,
     format_threshold,
 )
-from memguard.report.page import (
-    Cell,
-    Notice,
-    Row,
-    Section,
-    Table,
-    make_headings,
-    show_estimate,
+from memguard.report.page import Notice, Section, Table
+from memguard.report.tables import (
+    Column,
+    Content,
+    count_columns,
+    make_rows,
+    make_table,
+    show_known,
     show_missing,
-    show_rate,
+    show_name,
 )
 
 _NAMES = {
@@ -104,59 +104,47 @@ def warn_of_blind(report: AuditReport) -> Notice | None:
 
 
 def _build_table(caption: str, scores: list[MembershipScores], notes: tuple[str, ...]) -> Table:
-    rates = [rate for rate in _list_rates(scores) if _is_shown(rate, scores)]
-    has_missing = any(one.num_missing for one in scores)
-    return Table(
-        caption=caption,
-        columns=make_headings(
+    def column_of_rate(written: str, rate: float) -> Column[MembershipScores]:
+        heading = (f"TPR at {format_threshold(rate)} FPR", f"trained ({CI})")
+        return Column(heading, lambda s: _show_rate_at(s, written, rate))
+
+    columns: list[Column[MembershipScores]] = [
+        Column(
             "Score",
+            lambda s: show_name(
+                name_score(s.score), clean_text(s.definition) or _DEFINITIONS.get(s.score, "")
+            ),
+        ),
+        Column(
             ("AUC", f"0.5 is chance ({CI})"),
-            *((f"TPR at {_name_rate(rate)} FPR", f"trained ({CI})") for rate in rates),
-            ("Trained", "documents"),
-            ("Control", "documents"),
-            *((("Missing", "documents"),) if has_missing else ()),
+            lambda s: show_known(s.auc, format_interval, "could not be asked"),
         ),
-        rows=tuple(_build_row(score, rates, has_missing) for score in scores),
-        notes=notes,
-    )
+        *(column_of_rate(*rate) for rate in _list_rates(scores) if _is_shown(rate[0], scores)),
+        Column(("Trained", "documents"), lambda s: s.num_members),
+        Column(("Control", "documents"), lambda s: s.num_nonmembers),
+    ]
+    if any(score.num_missing for score in scores):
+        columns.append(Column(("Missing", "documents"), lambda s: s.num_missing))
+    return make_table(caption, columns, make_rows(columns, scores), notes=notes)
 
 
-def _list_rates(scores: list[MembershipScores]) -> list[str]:
+def _list_rates(scores: list[MembershipScores]) -> list[tuple[str, float]]:
     """Return the false-positive rates that occur, as the record writes them, ascending."""
-    written = {rate for score in scores for rate in score.tpr_at_fpr if _read_rate(rate)}
-    return sorted(written, key=lambda rate: _read_rate(rate) or 0.0)[:_MOST_RATES]
+    written = {rate for score in scores for rate in score.tpr_at_fpr}
+    known = [(rate, value) for rate in written if 0 < (value := _read_rate(rate)) < 1]
+    return sorted(known, key=lambda rate: rate[1])[:_MOST_RATES]
 
 
-def _read_rate(rate: str) -> float | None:
+def _read_rate(rate: str) -> float:
     try:
-        value = float(rate)
+        return float(rate)
     except ValueError:
-        return None
-    return value if 0 < value < 1 else None
+        return 0.0
 
 
-def _name_rate(rate: str) -> str:
-    return format_threshold(_read_rate(rate) or 0.0)
-
-
-def _build_row(score: MembershipScores, rates: list[str], has_missing: bool) -> Row:
-    auc = score.auc
-    definition = clean_text(score.definition) or _DEFINITIONS.get(score.score, "")
-    return Row(
-        head=Cell(text=name_score(score.score), detail=definition, kind="text"),
-        cells=(
-            show_estimate(format_interval(auc)) if auc else show_missing("could not be asked"),
-            *(_show_rate_at(score, rate) for rate in rates),
-            Cell(text=format_count(score.num_members)),
-            Cell(text=format_count(score.num_nonmembers)),
-            *((Cell(text=format_count(score.num_missing)),) if has_missing else ()),
-        ),
-    )
-
-
-def _count_needed(rate: str) -> int:
+def _count_needed(rate: float) -> int:
     # 1 / 0.001 is a hair above 1000 for some decimals.
-    return math.ceil(1 / (_read_rate(rate) or 1.0) - 1e-6)
+    return math.ceil(1 / rate - 1e-6)
 
 
 def _is_shown(rate: str, scores: list[MembershipScores]) -> bool:
@@ -165,21 +153,21 @@ def _is_shown(rate: str, scores: list[MembershipScores]) -> bool:
 
 
 def _write_notes(scores: list[MembershipScores]) -> tuple[str, ...]:
-    written = _list_rates(scores)
-    rates = [rate for rate in written if not _is_shown(rate, scores)]
-    notes = (_RATE_NOTE,) if len(rates) < len(written) else ()
+    rates = _list_rates(scores)
+    left_out = [rate for written, rate in rates if not _is_shown(written, scores)]
+    notes = (_RATE_NOTE,) if len(left_out) < len(rates) else ()
     needed = "; ".join(
-        f"TPR at {_name_rate(rate)} FPR needs ≥ {_count_needed(rate):,} control documents"
-        for rate in rates
+        f"TPR at {format_threshold(rate)} FPR needs ≥ {_count_needed(rate):,} control documents"
+        for rate in left_out
     )
     return (*notes, f"Not shown: {needed}.") if needed else notes
 
 
-def _show_rate_at(score: MembershipScores, rate: str) -> Cell:
+def _show_rate_at(score: MembershipScores, written: str, rate: float) -> Content:
     """Show the true-positive rate, or how many control documents it would take."""
-    found = score.tpr_at_fpr.get(rate)
+    found = score.tpr_at_fpr.get(written)
     if found is not None:
-        return show_rate(found)
+        return found
     needed = _count_needed(rate)
     if score.auc and score.num_nonmembers < needed:
         return show_missing(f"needs ≥ {needed:,} control documents")
@@ -209,59 +197,6 @@ def write_membership_note(report: AuditReport) -> str:
         "reached are left out."
     )
 
-
-# What this training added: model minus base model, bucket by bucket.
-
-_METRICS = (
-    ("verbatim", "Verbatim", f"points ({CI})"),
-    ("near_verbatim", "Near-verbatim", f"points ({CI})"),
-    ("token_accuracy", "Token accuracy", f"teacher-forced, points ({CI})"),
-    ("logprob", "Log-probability", f"nats a token ({CI})"),
-)
-
-
-def build_counterfactual(report: AuditReport) -> Table | None:
-    """Build the table from the extraction probe; None where no base model was scored."""
-    groups = group_measures(report, "extraction")
-    if not groups:
-        return None
-    group = groups[0]
-    shown = [one for one in _METRICS if one[0] in group.measures]
-    found = [one for name, *_ in shown for one in group.measures[name].buckets]
-    if not any(one.counterfactual for one in found):
-        return None
-    rows = tuple(
-        Row(
-            head=name_bucket(bucket, report),
-            cells=tuple(_show(group, name, bucket.bucket) for name, *_ in shown),
-            tone="control" if bucket.role == "control" else "",
-        )
-        for bucket in report.buckets
-    )
-    return Table(
-        caption="Change from base model, same documents",
-        columns=make_headings("Bucket", *((label, unit) for _, label, unit in shown)),
-        rows=rows,
-        notes=(
-            "Counterfactual: the base model stands for a model that never saw the document. In "
-            "the control the difference is what training teaches of the kind of text; what goes "
-            "beyond it was learned of the documents. Intervals: jackknife over clusters of "
-            "near-duplicates.",
-        ),
-    )
-
-
-def _show(group: Group, metric: str, bucket: str) -> Cell:
-    found: MeasuredBucket | None = find_measured(group, metric, bucket)
-    if found is None or found.counterfactual is None:
-        empty = found is not None and not found.num_documents
-        return show_missing("no documents" if empty else "not measured")
-    if group.measures[metric].unit in ("documents", "share"):
-        return show_estimate(format_points(found.counterfactual))
-    return show_estimate(format_difference(found.counterfactual))
-
-
-# Copies of a text, formatted otherwise, that escape the mitigation's mask.
 
 _MOST_CHANGES = 60
 
@@ -311,33 +246,28 @@ def _write_lead(changes: list[MaskChange]) -> str:
     )
 
 
+_NO_PASSAGE = "no passage differs"
+
+
 def _build_mask_table(changes: list[MaskChange]) -> Table:
-    return Table(
-        caption="Tokens dropped in the text that receive loss in a copy of it",
-        columns=make_headings(
-            ("Copy", "how it differs"),
+    columns: tuple[Column[MaskChange], ...] = (
+        Column(("Copy", "how it differs"), _name),
+        *count_columns(
             ("Masks changed", "passages"),
             ("Share", "of the passages"),
-            ("Leaked", "mean share of a passage's dropped tokens"),
+            lambda one: (one.num_changed, one.num_passages),
+            _NO_PASSAGE,
         ),
-        rows=tuple(_build_mask_row(change) for change in changes),
-        compact=True,
+        Column(("Leaked", "mean share of a passage's dropped tokens"), _show_leaked),
     )
+    caption = "Tokens dropped in the text that receive loss in a copy of it"
+    return make_table(caption, columns, make_rows(columns, changes), compact=True)
 
 
-def _build_mask_row(change: MaskChange) -> Row:
-    passages, share = change.num_passages, change.mean_leaked_share
-    if not passages:
-        none = show_missing("no passage differs")
-        return Row(head=Cell(text=_name(change), kind="text"), cells=(none, none, none))
-    return Row(
-        head=Cell(text=_name(change), kind="text"),
-        cells=(
-            Cell(text=format_of(change.num_changed, passages)),
-            Cell(text=format_percent(change.num_changed / passages)),
-            Cell(text=format_percent(share)) if share is not None else show_missing("not measured"),
-        ),
-    )
+def _show_leaked(change: MaskChange) -> Content:
+    if not change.num_passages:
+        return show_missing(_NO_PASSAGE)
+    return show_known(change.mean_leaked_share, format_percent, "not measured")
 
 
 def _name(change: MaskChange) -> str:

@@ -12,12 +12,7 @@ from memguard.report.audit_doses import (
     build_watched,
     explain_no_chart,
 )
-from memguard.report.audit_membership import (
-    build_counterfactual,
-    build_masks,
-    build_membership,
-    warn_of_blind,
-)
+from memguard.report.audit_membership import build_masks, build_membership, warn_of_blind
 from memguard.report.audit_probes import (
     build_generation,
     build_grid,
@@ -25,10 +20,12 @@ from memguard.report.audit_probes import (
     describe_probes,
 )
 from memguard.report.audit_summary import (
+    build_counterfactual,
     build_details,
     build_findings,
     build_summary,
-    describe_times,
+    find_learned,
+    tell_learned,
     write_findings_note,
 )
 from memguard.report.facts import (
@@ -51,8 +48,8 @@ from memguard.report.formatting import (
     format_percent_ci,
     format_threshold,
 )
-from memguard.report.learned import find_learned, tell_learned
 from memguard.report.page import AuditPage, Fact, Notice, Section
+from memguard.report.tables import describe_times
 from memguard.report.texts import (
     CONFIDENTIALITY,
     describe_loss_change,
@@ -161,7 +158,7 @@ def _pick_key_figures(report: AuditReport) -> tuple[Fact, ...]:
             return
         value = format_of(rate.num_matched, rate.num_documents)
         detail = f"{format_percent(rate.rate)}, {format_percent_ci(rate.ci)}"
-        figures.append(Fact(term=term, value=value, detail=detail if rate.num_documents else ""))
+        figures.append(Fact(term, value, detail=detail if rate.num_documents else ""))
 
     if bucket:
         times = describe_times(bucket, report)
@@ -179,8 +176,8 @@ def _pick_key_figures(report: AuditReport) -> tuple[Fact, ...]:
     if training and training.heldout_nll is not None:
         figures.append(
             Fact(
-                term="Held-out NLL",
-                value=format_number(training.heldout_nll),
+                "Held-out NLL",
+                format_number(training.heldout_nll),
                 detail=describe_loss_change(training.heldout_nll, training.base_heldout_nll),
             )
         )
@@ -196,7 +193,7 @@ def _show_accuracy(bucket: BucketScores, control: BucketScores | None) -> Fact:
     )
     mine = bucket.model.mean_token_accuracy
     value = format_percent(mine.value if mine else None)
-    return Fact(term="Token accuracy, teacher-forced", value=value, detail=", ".join(known))
+    return Fact("Token accuracy, teacher-forced", value, detail=", ".join(known))
 
 
 def _show_cost(report: AuditReport, bucket: str) -> list[Fact]:
@@ -208,7 +205,7 @@ def _show_cost(report: AuditReport, bucket: str) -> list[Fact]:
     if found.base and found.base.num_documents:
         details.append(f"base model {write_cost(found.base, found.base.median)}")
     value = write_cost(found.model, found.model.median)
-    return [Fact(term="Attack cost, median queries", value=value, detail=", ".join(details))]
+    return [Fact("Attack cost, median queries", value, detail=", ".join(details))]
 
 
 def _write_summary_lead(report: AuditReport) -> tuple[str, ...]:

@@ -1,8 +1,8 @@
-"""Other windows of the same documents: place, prefix and length, against the buckets."""
+"""What probes measured: which ran, their numbers by bucket, other windows and written text."""
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from memguard.records import (
@@ -14,7 +14,6 @@ from memguard.records import (
     ProbeRun,
     Rate,
 )
-from memguard.report.audit_summary import name_bucket
 from memguard.report.formatting import (
     CI,
     clean_name,
@@ -24,20 +23,20 @@ from memguard.report.formatting import (
     format_settings,
     format_share,
 )
-from memguard.report.page import (
-    Cell,
-    Fact,
-    Row,
-    Section,
-    Table,
-    fold_rows,
-    make_headings,
-    show_estimate,
+from memguard.report.page import Cell, Fact, Section, Table
+from memguard.report.tables import (
+    Column,
+    Content,
+    make_cell,
+    make_rows,
+    make_rows_over_base,
+    make_table,
+    name_bucket,
     show_missing,
+    show_name,
     show_rate,
+    tone_of_bucket,
 )
-
-# Which probes ran, on how many documents, and why the others did not.
 
 _MOST_PROBES = 50
 
@@ -47,57 +46,51 @@ def describe_probes(report: AuditReport) -> tuple[Fact, ...]:
     settings = {str(probe.get("name")): probe for probe in report.method.probes}
     return tuple(
         Fact(
-            term=clean_name(run.name),
-            value=count_documents(run),
+            clean_name(run.name),
+            _count_documents(run),
             detail=_describe_settings(run, settings.get(run.name, {}))
             + (_name_missing_scores(report) if run.name == "membership" else ""),
         )
-        for run in list_ran(report)
+        for run in _list_ran(report)
     )
 
 
 def describe_not_run(report: AuditReport) -> tuple[Fact, ...]:
     """List the probes of the suite that did not run, and why."""
     return tuple(
-        Fact(term=clean_name(run.name), value="not run", detail=explain(run))
-        for run in list_not_run(report)
+        Fact(clean_name(run.name), "not run", detail=_explain(run)) for run in _list_not_run(report)
     )
 
 
 def write_ran(report: AuditReport) -> str:
     """List the probes that ran: ``extraction (80 documents), canaries (32 canaries)``."""
-    ran = [f"{clean_name(run.name)} ({count_documents(run)})" for run in list_ran(report)]
+    ran = [f"{clean_name(run.name)} ({_count_documents(run)})" for run in _list_ran(report)]
     return ", ".join(ran) or "none"
 
 
 def write_not_run(report: AuditReport) -> str:
     """List the probes of the suite that did not run, with their reasons; "" where all ran."""
-    return "; ".join(f"{clean_name(run.name)} ({explain(run)})" for run in list_not_run(report))
+    return "; ".join(f"{clean_name(run.name)} ({_explain(run)})" for run in _list_not_run(report))
 
 
-def list_ran(report: AuditReport) -> list[ProbeRun]:
+def _list_ran(report: AuditReport) -> list[ProbeRun]:
     """Return the probes that ran, in the suite's order."""
     return [run for run in report.probe_runs[:_MOST_PROBES] if run.num_documents is not None]
 
 
-def list_not_run(report: AuditReport) -> list[ProbeRun]:
+def _list_not_run(report: AuditReport) -> list[ProbeRun]:
     """Return the probes of the suite that did not run, in its order."""
     return [run for run in report.probe_runs[:_MOST_PROBES] if run.num_documents is None]
 
 
-def find_run(report: AuditReport, probe: str) -> ProbeRun | None:
-    """Return what a probe ran on; None where the suite does not hold it."""
-    return next((run for run in report.probe_runs if run.name == probe), None)
-
-
-def count_documents(run: ProbeRun) -> str:
+def _count_documents(run: ProbeRun) -> str:
     """Write what a probe that ran has a result for: ``80 documents``."""
     assert run.num_documents is not None, "it ran"
     unit = run.counted.removesuffix("s") if run.num_documents == 1 else run.counted
     return f"{format_count(run.num_documents)} {unit}"
 
 
-def explain(run: ProbeRun) -> str:
+def _explain(run: ProbeRun) -> str:
     """Say why a probe did not run."""
     return clean_text(run.reason_not_run or "")
 
@@ -117,8 +110,6 @@ def _describe_settings(run: ProbeRun, probe: dict[str, Any]) -> str:
     version = f"version {format_count(run.version)}"
     return f"{version}; {format_settings(settings)}" if settings else version
 
-
-# Numbers of one probe, found among the measures of a report and shown.
 
 PLAIN = "plain"
 """A share that is written as a number from 0 to 1, as its field does."""
@@ -154,7 +145,7 @@ def find_measured(group: Group, metric: str, bucket: str) -> MeasuredBucket | No
     return next((one for one in measure.buckets if one.bucket == bucket), None)
 
 
-def show_measured(group: Group, metric: str, bucket: str, unit: str = "") -> Cell:
+def show_measured(group: Group, metric: str, bucket: str, unit: str = "") -> Content:
     """Show the model's number of a bucket, or why there is none.
 
     Args:
@@ -167,25 +158,24 @@ def show_measured(group: Group, metric: str, bucket: str, unit: str = "") -> Cel
     if found is None:
         return show_missing("not measured")
     if found.model is None or not found.num_documents:
-        return show_missing(_explain(found))
-    return show_score(found.model, unit or group.measures[metric].unit)
+        return show_missing(_explain_missing(found))
+    return _show_score(found.model, unit or group.measures[metric].unit)
 
 
-def show_measured_base(group: Group, metric: str, bucket: str, unit: str = "") -> Cell:
-    """Show the base model's number of a bucket; an empty cell where there is none."""
+def show_measured_base(group: Group, metric: str, bucket: str, unit: str = "") -> Content | None:
+    """Show the base model's number of a bucket; None where there is none."""
     found = find_measured(group, metric, bucket)
     if found is None or found.base is None:
-        return Cell(text="")
-    return show_score(found.base, unit or group.measures[metric].unit)
+        return None
+    return _show_score(found.base, unit or group.measures[metric].unit)
 
 
-def show_score(score: Rate | Interval, unit: str) -> Cell:
-    """Show a number in the spelling of its unit."""
+def _show_score(score: Rate | Interval, unit: str) -> Content:
     if isinstance(score, Rate):
         return show_rate(score)
-    if unit == "share":
-        return show_estimate(format_share(score))
-    return show_estimate(format_interval(score, _DECIMALS.get(unit, 3)))
+    return (
+        format_share(score) if unit == "share" else format_interval(score, _DECIMALS.get(unit, 3))
+    )
 
 
 def explain_absence(report: AuditReport, probe: str, what: str) -> str:
@@ -196,9 +186,9 @@ def explain_absence(report: AuditReport, probe: str, what: str) -> str:
         probe: its name in suites.
         what: what a suite without it does not do, a verb first: ``attacks nothing``.
     """
-    run = find_run(report, probe)
+    run = next((run for run in report.probe_runs if run.name == probe), None)
     if run is not None and run.reason_not_run is not None:
-        return f"Probe '{probe}' did not run: {explain(run)}."
+        return f"Probe '{probe}' did not run: {_explain(run)}."
     if run is not None:
         return f"Probe '{probe}' ran, but this report holds no number of it."
     suite, version = clean_name(report.method.suite), report.method.suite_version
@@ -206,18 +196,14 @@ def explain_absence(report: AuditReport, probe: str, what: str) -> str:
     return f"Suite '{suite}' (version {version:,}) {what}{other}."
 
 
-def _explain(found: MeasuredBucket) -> str:
+def _explain_missing(found: MeasuredBucket) -> str:
     if found.num_missing:
         return f"{found.num_missing:,} too short, or not in the sample"
     return "no documents"
 
 
-_METRICS = (
-    ("verbatim", "Verbatim, by window"),
-    ("token_accuracy", "Token accuracy, by window"),
-)
 _MOST_BUCKETS = 12
-_SHOWN_ROWS = 12
+_SHOWN_WINDOWS = 12
 
 
 def build_grid(report: AuditReport) -> Section | None:
@@ -225,7 +211,10 @@ def build_grid(report: AuditReport) -> Section | None:
     groups = group_measures(report, "grid")
     if not groups:
         return None
-    tables = [_build_table(report, groups, *metric) for metric in _METRICS]
+    tables = (
+        _build_windows(report, groups, "verbatim", "Verbatim, by window"),
+        _build_windows(report, groups, "token_accuracy", "Token accuracy, by window"),
+    )
     return Section(
         key="grid",
         title="Elsewhere in the documents",
@@ -236,75 +225,69 @@ def build_grid(report: AuditReport) -> Section | None:
             "window is given to the model as if the text began there."
             + ("" if report.cut is None else " Of cut documents, tokens count from their part."),
         ),
-        tables=tuple(table for table in tables if table),
+        tables=tuple(filter(None, tables)),
     )
 
 
-def _build_table(
+def _build_windows(
     report: AuditReport, groups: list[Group], metric: str, caption: str
 ) -> Table | None:
-    asked = [group for group in groups if metric in group.measures]
-    if not asked:
+    """Build the table of one metric: a row for each window, a column for each bucket."""
+    measured = [group for group in groups if metric in group.measures]
+    if not measured:
         return None
-    buckets = report.buckets[:_MOST_BUCKETS]
-    has_base = any(one.base for group in asked for one in group.measures[metric].buckets)
-    rows = [_build_row(group, metric, buckets, has_base) for group in asked]
-    shown, rest, label = fold_rows(rows, _SHOWN_ROWS)
-    left_out = len(report.buckets) - len(buckets)
-    return Table(
-        caption=f"{caption} ({CI}{'; below: base model' if has_base else ''})",
-        columns=make_headings(
-            ("Window", "prefix → continuation"), *(_head_bucket(b, report) for b in buckets)
-        ),
-        rows=shown,
-        more_rows=rest,
-        more_label=label,
-        notes=(f"{left_out:,} more buckets are in the JSON.",) if left_out else (),
+    has_base = any(one.base for group in measured for one in group.measures[metric].buckets)
+
+    def column_of(bucket: BucketScores) -> Column[Group]:
+        head = name_bucket(bucket, report)
+        return Column(
+            (head.text, head.detail), lambda group: _show_window(group, metric, bucket.bucket)
+        )
+
+    columns: list[Column[Group]] = [
+        Column(("Window", "prefix → continuation"), _name_window),
+        *map(column_of, report.buckets[:_MOST_BUCKETS]),
+    ]
+    left_out = len(report.buckets) - _MOST_BUCKETS
+    return make_table(
+        f"{caption} ({CI}{'; below: base model' if has_base else ''})",
+        columns,
+        make_rows(columns, measured),
+        shown=_SHOWN_WINDOWS,
+        notes=[f"{left_out:,} more buckets are in the JSON."] if left_out > 0 else [],
         compact=True,
     )
 
 
-def _head_bucket(bucket: BucketScores, report: AuditReport) -> tuple[str, str]:
-    head = name_bucket(bucket, report)
-    return head.text, head.detail
-
-
-def _build_row(group: Group, metric: str, buckets: list[BucketScores], has_base: bool) -> Row:
+def _name_window(group: Group) -> Cell:
     prefix, size, offset = (
-        _read(group, name) for name in ("prefix_tokens", "continuation_tokens", "offset")
+        format_count(value) if isinstance(value, int) else "?"
+        for value in map(group.parameters.get, ("prefix_tokens", "continuation_tokens", "offset"))
     )
     start = "from the first token" if offset == "0" else f"from token {offset}"
-    return Row(
-        head=Cell(text=f"{prefix} → {size} tokens", detail=start, kind="text"),
-        cells=tuple(_show(group, metric, bucket.bucket, has_base) for bucket in buckets),
-    )
+    return show_name(f"{prefix} → {size} tokens", start)
 
 
-def _read(group: Group, name: str) -> str:
-    value = group.parameters.get(name)
-    return format_count(value) if isinstance(value, int) else "?"
-
-
-def _show(group: Group, metric: str, bucket: str, has_base: bool) -> Cell:
+def _show_window(group: Group, metric: str, bucket: str) -> Cell:
     """Show the model's number, and below it the base model's without its interval."""
-    cell = show_measured(group, metric, bucket)
-    base = show_measured_base(group, metric, bucket) if has_base else None
-    note = f"base: {base.text}" if base and base.text else ""
-    return Cell(text=cell.text, detail=cell.detail, bar=cell.bar, kind=cell.kind, note=note)
+    cell = make_cell(show_measured(group, metric, bucket))
+    base = make_cell(show_measured_base(group, metric, bucket))
+    return replace(cell, note=f"base: {base.text}" if base.text else "")
 
-
-# What the model writes in place of the continuation, and how near that is.
 
 _WRITTEN_METRICS = (
-    ("rouge_l", "ROUGE-L", "mean", PLAIN),
-    ("longest_copied_run", "Longest copied run", "tokens, mean", ""),
-    ("edit_distance", "Edit distance", "of its length, mean", ""),
-    ("near_verbatim", "Near-verbatim", "documents", ""),
-    ("bleu_above_0.75", "BLEU above 0.75", "documents", ""),
-    ("type_token_ratio", "Type-token ratio", "as written, mean", PLAIN),
+    ("rouge_l", ("ROUGE-L", "mean"), PLAIN),
+    ("longest_copied_run", ("Longest copied run", "tokens, mean"), ""),
+    ("edit_distance", ("Edit distance", "of its length, mean"), ""),
+    ("near_verbatim", ("Near-verbatim", "documents"), ""),
+    ("bleu_above_0.75", ("BLEU above 0.75", "documents"), ""),
+    ("type_token_ratio", ("Type-token ratio", "as written, mean"), PLAIN),
 )
-"""Name, heading, what stands below it, and how it is written."""
+"""Name, heading, and how it is written."""
 _SHOWN_WRITTEN_ROWS = 16
+
+_Written = tuple[BucketScores, Group]
+"""Of a bucket, with one way of decoding."""
 
 
 def build_generation(report: AuditReport) -> Section | None:
@@ -312,14 +295,34 @@ def build_generation(report: AuditReport) -> Section | None:
     groups = group_measures(report, "generation")
     if not groups:
         return None
-    shown = [one for one in _WRITTEN_METRICS if any(one[0] in group.measures for group in groups)]
-    rows = [
-        row
-        for bucket in report.buckets
-        for group in groups
-        for row in _build_rows(report, bucket, group, [(name, unit) for name, *_, unit in shown])
+
+    def column_of(metric: str, heading: tuple[str, str], unit: str) -> Column[_Written]:
+        return Column(
+            heading,
+            lambda row: show_measured(row[1], metric, row[0].bucket, unit),
+            lambda row: show_measured_base(row[1], metric, row[0].bucket, unit),
+        )
+
+    columns: list[Column[_Written]] = [
+        Column(
+            ("Bucket", "how it was written"),
+            lambda row: show_name(name_bucket(row[0], report).text, _name_decoding(row[1])),
+            lambda row: show_name("Base model", _name_decoding(row[1])),
+        ),
+        *(
+            column_of(*metric)
+            for metric in _WRITTEN_METRICS
+            if any(metric[0] in group.measures for group in groups)
+        ),
     ]
-    first, rest, label = fold_rows(rows, _SHOWN_WRITTEN_ROWS)
+    written = [(bucket, group) for bucket in report.buckets for group in groups]
+    table = make_table(
+        f"What was written, compared with the true continuation ({CI})",
+        columns,
+        make_rows_over_base(columns, written, lambda row: tone_of_bucket(row[0])),
+        shown=_SHOWN_WRITTEN_ROWS,
+        compact=True,
+    )
     return Section(
         key="generation",
         title="What the model writes",
@@ -330,38 +333,8 @@ def build_generation(report: AuditReport) -> Section | None:
             "beside the control's, which is what texts of this kind have in common anyway, and "
             "beside the type-token ratio: a model that repeats itself overlaps by accident.",
         ),
-        tables=(
-            Table(
-                caption=f"What was written, compared with the true continuation ({CI})",
-                columns=make_headings(
-                    ("Bucket", "how it was written"),
-                    *((label, below) for _, label, below, _ in shown),
-                ),
-                rows=first,
-                more_rows=rest,
-                more_label=label,
-                compact=True,
-            ),
-        ),
+        tables=(table,),
     )
-
-
-def _build_rows(
-    report: AuditReport, bucket: BucketScores, group: Group, metrics: list[tuple[str, str]]
-) -> list[Row]:
-    how = _name_decoding(group)
-    rows = [
-        Row(
-            head=Cell(text=name_bucket(bucket, report).text, detail=how, kind="text"),
-            cells=tuple(show_measured(group, name, bucket.bucket, unit) for name, unit in metrics),
-            tone="control" if bucket.role == "control" else "",
-        )
-    ]
-    base = tuple(show_measured_base(group, name, bucket.bucket, unit) for name, unit in metrics)
-    if any(cell.text for cell in base):
-        head = Cell(text="Base model", detail=how, kind="text")
-        rows.append(Row(head=head, cells=base, tone="base"))
-    return rows
 
 
 def _name_decoding(group: Group) -> str:

@@ -1,12 +1,21 @@
-"""Tables of the audit page: what each bucket shows, with the base model below."""
+"""What each bucket shows: extracted, known token by token, added by this training, found.
 
-from memguard.records import AuditReport, BucketScores, Finding, RiskName
+The tables that lead the audit page, the base model's rows below the model's, and the list of the
+worst findings, by id and hash, never by text.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from memguard.records import AuditReport, BucketScores, Finding, Interval, RiskName
+from memguard.report.audit_probes import Group, find_measured, group_measures
 from memguard.report.formatting import (
     CI,
     PERCENT,
     clean_name,
     clean_text,
     format_count,
+    format_difference,
     format_hash,
     format_interval,
     format_number,
@@ -15,140 +24,186 @@ from memguard.report.formatting import (
     format_repetitions,
     format_share,
 )
-from memguard.report.page import Cell, Row, Table, make_headings, show_estimate, show_rate
+from memguard.report.page import Cell, Table
+from memguard.report.tables import (
+    Column,
+    Content,
+    Heading,
+    bucket_table,
+    make_rows,
+    make_table,
+    scores_column,
+    show_missing,
+    show_name,
+    show_rate,
+)
 
-_GREEDY: tuple[RiskName, ...] = ("verbatim", "near_verbatim")
-PERCENT_90 = f"90{PERCENT}"
-
-_ROLES = {
-    "trained": "trained",
-    "control": "never trained",
-    "background": "background, trained",
-    "heldout": "held out, never trained",
-    "canary": "random secrets",
-    "forget": "to be forgotten",
-    "removed": "removed as copies",
-}
-
-
-def describe_times(bucket: BucketScores, report: AuditReport) -> str:
-    """Say how often the documents of a bucket were trained."""
-    role = _ROLES[bucket.role]
-    if bucket.role in ("control", "heldout", "forget") or not report.dose_response:
-        return role
-    if bucket.num_repetitions is None:
-        return f"{role}, not equally often"
-    return (
-        f"{role} {'once' if bucket.num_repetitions == 1 else f'{bucket.num_repetitions:,} times'}"
-    )
-
-
-def name_bucket(bucket: BucketScores, report: AuditReport) -> Cell:
-    """Name a bucket, and below how often its documents were trained."""
-    name, times = clean_name(bucket.bucket), describe_times(bucket, report)
-    return Cell(text=name, detail="" if name == times else times, kind="text")
+_GREEDY: tuple[tuple[RiskName, str], ...] = (
+    ("verbatim", "Verbatim"),
+    ("near_verbatim", "Near-verbatim"),
+)
+_PERCENT_90 = f"90{PERCENT}"
 
 
 def build_summary(report: AuditReport) -> Table:
     """Build the main table: rates and token accuracy of each bucket, base model below."""
-    buckets = report.buckets
+
+    def minus_control(risk: RiskName, label: str) -> Column[BucketScores]:
+        return Column(
+            (f"{label} − control", f"points ({CI})"),
+            lambda b: format_points(b.minus_control.get(risk)),
+        )
+
     # Without a control there is nothing to subtract.
-    compared = any(bucket.minus_control for bucket in buckets)
-    rows = []
-    for bucket in buckets:
-        differences = [bucket.minus_control.get(name) for name in _GREEDY]
-        cells = (
-            show_rate(bucket.model.verbatim),
-            show_rate(bucket.model.near_verbatim),
-            *(show_estimate(format_points(one)) for one in differences if compared),
-            show_rate(bucket.model.teacher_forced_90),
-            show_estimate(format_share(bucket.model.mean_token_accuracy)),
-        )
-        control = bucket.role == "control"
-        rows.append(
-            Row(head=name_bucket(bucket, report), cells=cells, tone="control" if control else "")
-        )
-        if bucket.base is None:
-            continue
-        base_cells = (
-            show_rate(bucket.base.verbatim),
-            show_rate(bucket.base.near_verbatim),
-            *(Cell(text="") for _ in differences if compared),
-            show_rate(bucket.base.teacher_forced_90),
-            show_estimate(format_share(bucket.base.mean_token_accuracy)),
-        )
-        head = Cell(text="Base model", detail="same documents", kind="text")
-        rows.append(Row(head=head, cells=base_cells, tone="base"))
-    minus = (
-        ("Verbatim − control", f"points ({CI})"),
-        ("Near-verbatim − control", f"points ({CI})"),
-    )
-    return Table(
-        caption="Documents extracted by greedy decoding, and what is known token by token",
-        columns=make_headings(
-            "Bucket",
-            ("Verbatim", f"documents ({CI})"),
-            ("Near-verbatim", f"documents ({CI})"),
-            *(minus if compared else ()),
-            (f"{PERCENT_90} teacher-forced", f"documents ({CI})"),
+    is_compared = any(bucket.minus_control for bucket in report.buckets)
+    documents = f"documents ({CI})"
+    columns = (
+        scores_column(("Verbatim", documents), lambda s: s.verbatim),
+        scores_column(("Near-verbatim", documents), lambda s: show_rate(s.near_verbatim)),
+        *(minus_control(risk, label) for risk, label in _GREEDY if is_compared),
+        scores_column((f"{_PERCENT_90} teacher-forced", documents), lambda s: s.teacher_forced_90),
+        scores_column(
             ("Token accuracy", f"teacher-forced, mean ({CI})"),
+            lambda s: format_share(s.mean_token_accuracy),
         ),
-        rows=tuple(rows),
     )
+    caption = "Documents extracted by greedy decoding, and what is known token by token"
+    return bucket_table(report, caption, columns, base_detail="same documents")
 
 
 def build_details(report: AuditReport) -> Table:
     """Build the second table: how far, how surely, and who was left out."""
-    rows = []
-    for bucket in report.buckets:
-        cells = (
-            Cell(text=format_number(bucket.model.median_first_divergence, 1)),
-            Cell(text=format_number(bucket.mean_extraction_strength)),
-            show_estimate(format_interval(bucket.model.mean_logprob)),
-            Cell(text=format_number(bucket.mean_type_token_ratio)),
-            Cell(text=format_number(bucket.mean_argmax_type_token_ratio)),
-            Cell(text=format_count(bucket.num_tiny_margin)),
-            Cell(text=format_count(bucket.num_documents)),
-            Cell(text=format_count(bucket.num_too_short)),
-            Cell(text=format_count(bucket.num_cut_too_short + bucket.num_nothing_supervised)),
-            Cell(text=format_count(bucket.num_not_sampled)),
-        )
-        control = bucket.role == "control"
-        rows.append(
-            Row(head=name_bucket(bucket, report), cells=cells, tone="control" if control else "")
-        )
-        if bucket.base is None:
-            continue
-        base_cells = (
-            Cell(text=format_number(bucket.base.median_first_divergence, 1)),
-            Cell(text=""),
-            show_estimate(format_interval(bucket.base.mean_logprob)),
-            *(Cell(text="") for _ in range(7)),
-        )
-        rows.append(Row(head=Cell(text="Base model", kind="text"), cells=base_cells, tone="base"))
-    return Table(
-        caption="How far, how surely, and which documents are not in the rates",
-        columns=make_headings(
-            "Bucket",
+    columns: tuple[Column[BucketScores], ...] = (
+        scores_column(
             ("Median first divergence", f"token, of {report.method.continuation_tokens:,}"),
-            ("Extraction strength", "mean, 0 to 1"),
-            ("Log-probability", f"nats a token ({CI})"),
-            ("Type-token ratio", "true text"),
-            ("Type-token ratio", "model's choices"),
-            ("Tiny margins", "documents"),
-            ("Scored", "documents"),
-            ("Too short", "documents"),
-            ("Not auditable", "cut up, or without loss"),
-            ("Not sampled", "documents"),
+            lambda s: format_number(s.median_first_divergence, 1),
         ),
-        rows=tuple(rows),
+        Column(
+            ("Extraction strength", "mean, 0 to 1"),
+            lambda b: format_number(b.mean_extraction_strength),
+        ),
+        scores_column(
+            ("Log-probability", f"nats a token ({CI})"), lambda s: format_interval(s.mean_logprob)
+        ),
+        Column(("Type-token ratio", "true text"), lambda b: format_number(b.mean_type_token_ratio)),
+        Column(
+            ("Type-token ratio", "model's choices"),
+            lambda b: format_number(b.mean_argmax_type_token_ratio),
+        ),
+        Column(("Tiny margins", "documents"), lambda b: b.num_tiny_margin),
+        Column(("Scored", "documents"), lambda b: b.num_documents),
+        Column(("Too short", "documents"), lambda b: b.num_too_short),
+        Column(
+            ("Not auditable", "cut up, or without loss"),
+            lambda b: b.num_cut_too_short + b.num_nothing_supervised,
+        ),
+        Column(("Not sampled", "documents"), lambda b: b.num_not_sampled),
+    )
+    caption = "How far, how surely, and which documents are not in the rates"
+    return bucket_table(report, caption, columns)
+
+
+_ADDED: Mapping[str, Heading] = {
+    "verbatim": ("Verbatim", f"points ({CI})"),
+    "near_verbatim": ("Near-verbatim", f"points ({CI})"),
+    "token_accuracy": ("Token accuracy", f"teacher-forced, points ({CI})"),
+    "logprob": ("Log-probability", f"nats a token ({CI})"),
+}
+
+
+def build_counterfactual(report: AuditReport) -> Table | None:
+    """Build the table of model minus base model; None where no base model was scored."""
+    groups = group_measures(report, "extraction")
+    if not groups:
+        return None
+    group = groups[0]
+    shown = [metric for metric in _ADDED if metric in group.measures]
+    if not any(one.counterfactual for name in shown for one in group.measures[name].buckets):
+        return None
+
+    def added(metric: str) -> Column[BucketScores]:
+        return Column(_ADDED[metric], lambda b: _show_added(group, metric, b.bucket))
+
+    return bucket_table(
+        report,
+        "Change from base model, same documents",
+        [added(metric) for metric in shown],
+        notes=(
+            "Counterfactual: the base model stands for a model that never saw the document. In "
+            "the control the difference is what training teaches of the kind of text; what goes "
+            "beyond it was learned of the documents. Intervals: jackknife over clusters of "
+            "near-duplicates.",
+        ),
     )
 
 
-# The worst findings as a table, by id and hash, never by text.
+def _show_added(group: Group, metric: str, bucket: str) -> Content:
+    found = find_measured(group, metric, bucket)
+    if found is None or found.counterfactual is None:
+        empty = found is not None and not found.num_documents
+        return show_missing("no documents" if empty else "not measured")
+    if group.measures[metric].unit in ("documents", "share"):
+        return format_points(found.counterfactual)
+    return format_difference(found.counterfactual)
 
-SHOWN_FINDINGS = 10
-MOST_FINDINGS = 1000
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Learned:
+    """A bucket of which tokens were learned and no document is extracted."""
+
+    bucket: BucketScores
+    gain: Interval
+    """Of token accuracy: model minus base model; its interval lies above 0."""
+    gain_minus_control: Interval
+    """The same minus that of the control; its interval lies above 0."""
+
+
+def find_learned(report: AuditReport) -> list[Learned]:
+    """Return the trained buckets of which tokens were learned and no document is extracted.
+
+    Only where training did it: teacher-forced token accuracy rose, and rose more than the
+    control's, both against the base model on the same documents and by more than the interval; and
+    the blind baseline does not tell trained documents and control apart by their words alone.
+    """
+    groups = group_measures(report, "extraction")
+    if not groups or not report.is_blind_at_chance:
+        return []
+    found = []
+    for bucket in report.buckets:
+        if bucket.role != "trained" or any(rate.num_matched for rate in bucket.risks.values()):
+            continue
+        measured = find_measured(groups[0], "token_accuracy", bucket.bucket)
+        if measured is None:
+            continue
+        gain, excess = measured.counterfactual, measured.counterfactual_minus_control
+        if gain and excess and _is_above_zero(gain) and _is_above_zero(excess):
+            found.append(Learned(bucket=bucket, gain=gain, gain_minus_control=excess))
+    return found
+
+
+def _is_above_zero(interval: Interval) -> bool:
+    return interval.ci is not None and interval.ci[0] > 0
+
+
+def tell_learned(found: list[Learned]) -> str:
+    """Say what was learned token by token; "" where nothing is shown."""
+    if not found:
+        return ""
+    told = []
+    for one in found:
+        gain, excess = format_points(one.gain), format_points(one.gain_minus_control)
+        told.append(
+            f"{clean_name(one.bucket.bucket, 40)}: {gain.value}, "
+            f"{excess.value} more than in the control ({excess.interval})"
+        )
+    return (
+        "No document of these buckets is extracted, yet training raised their teacher-forced token "
+        f"accuracy: {'; '.join(told)}. That is knowledge token by token, not extraction."
+    )
+
+
+_SHOWN_FINDINGS = 10
+_MOST_FINDINGS = 1000
 _ID_LIMIT = 160
 """Characters of an id: who wants the document has nothing else to look for."""
 
@@ -157,24 +212,33 @@ def build_findings(report: AuditReport) -> Table | None:
     """Build the list of findings, worst first as the record has them; None without any."""
     if not report.findings:
         return None
-    findings = report.findings[:MOST_FINDINGS]
+    findings = report.findings[:_MOST_FINDINGS]
     has_base = any(finding.base_num_correct is not None for finding in findings)
-    has_hash = _has_hashes(report)
-    rows = tuple(_build_row(finding, has_base, has_hash) for finding in findings)
-    return Table(
-        caption="Documents the model recites",
-        columns=make_headings(
+    columns: list[Column[Finding]] = [
+        Column(
             ("Document", "and what was found"),
-            "Severity",
-            ("Bucket", "times trained"),
-            ("Tokens right", "base model's below") if has_base else "Tokens right",
-            ("First divergence", "token"),
-            ("Log-probability", "nats, in all"),
-            *([("Text", "keyed hash")] if has_hash else []),
+            lambda f: show_name(clean_name(f.id, _ID_LIMIT), clean_text(f.sentence)),
         ),
-        rows=rows[:SHOWN_FINDINGS],
-        more_rows=rows[SHOWN_FINDINGS:],
-        more_label=f"Show {len(rows) - SHOWN_FINDINGS:,} more",
+        Column("Severity", lambda f: Cell(f.severity, kind="level", level=f.severity)),
+        Column(
+            ("Bucket", "times trained"),
+            lambda f: show_name(clean_name(f.bucket), format_repetitions(f.num_repetitions)),
+        ),
+        Column(
+            ("Tokens right", "base model's below") if has_base else "Tokens right", _show_correct
+        ),
+        Column(("First divergence", "token"), _write_divergence),
+        Column(("Log-probability", "nats, in all"), lambda f: format_number(f.logprob)),
+    ]
+    if _has_hashes(report):
+        columns.append(
+            Column(("Text", "keyed hash"), lambda f: Cell(format_hash(f.text_hmac), kind="hash"))
+        )
+    return make_table(
+        "Documents the model recites",
+        columns,
+        make_rows(columns, findings),
+        shown=_SHOWN_FINDINGS,
         long_names=True,
     )
 
@@ -183,36 +247,23 @@ def _has_hashes(report: AuditReport) -> bool:
     return any(finding.text_hmac for finding in report.findings)
 
 
-def _build_row(finding: Finding, has_base: bool, has_hash: bool) -> Row:
-    whole = finding.continuation_tokens
-    diverged = finding.first_divergence < whole
-    base = finding.base_num_correct
-    cells = (
-        Cell(text=finding.severity, kind="level", level=finding.severity),
-        Cell(
-            text=clean_name(finding.bucket),
-            detail=format_repetitions(finding.num_repetitions),
-            kind="text",
-        ),
-        Cell(
-            text=format_of(finding.num_correct, whole),
-            detail=format_of(base, whole) if has_base and base is not None else "",
-        ),
-        Cell(text=format_count(finding.first_divergence) if diverged else "none"),
-        Cell(text=format_number(finding.logprob)),
-        *([Cell(text=format_hash(finding.text_hmac), kind="hash")] if has_hash else []),
+def _show_correct(finding: Finding) -> Cell:
+    whole, base = finding.continuation_tokens, finding.base_num_correct
+    return Cell(
+        format_of(finding.num_correct, whole), detail="" if base is None else format_of(base, whole)
     )
-    head = Cell(
-        text=clean_name(finding.id, _ID_LIMIT), detail=clean_text(finding.sentence), kind="text"
-    )
-    return Row(head=head, cells=tuple(cells))
+
+
+def _write_divergence(finding: Finding) -> str:
+    is_whole = finding.first_divergence >= finding.continuation_tokens
+    return "none" if is_whole else format_count(finding.first_divergence)
 
 
 def write_findings_note(report: AuditReport) -> str:
     """Say how many findings there are, and how a document can be found again."""
     if not report.num_findings:
         return "No document met the rule for a finding in the probes that ran."
-    shown = min(len(report.findings), MOST_FINDINGS)
+    shown = min(len(report.findings), _MOST_FINDINGS)
     found = format_count(report.num_findings)
     if report.num_findings == 1:
         text = "One finding."

@@ -1,16 +1,16 @@
-"""Draw what a digest decided to show: lines over doses; `front_chart` draws the front."""
+"""Draw what a digest decided to show: lines over ordinal positions, or risk against utility.
+
+Of risk against utility: crosses, the front as a line, and the names in a column beside the axes.
+Points of a sweep are close together (many at 0 %), so that names beside them would cover each
+other. The names are listed at the right, each joined to its cross, in an order in which the joining
+lines seldom cross: by risk, and of equal risk the rightmost lowest.
+"""
 
 from collections.abc import Sequence
 from typing import Any
 
 from memguard.report.page import FrontChart, Line, LineChart, Mark
 from memguard.report.svg import BASE, CARD, INK, SERIES, SHADE, WIDTH, draw_svg, set_percent_axis
-
-# Draw risk against utility: crosses, the front as a line, names in a column beside.
-#
-# Points of a sweep lie close together (many at 0 %), and names beside them would cover each other.
-# So they stand one below the other at the right, each joined to its cross, in an order in which the
-# joining lines seldom cross: by risk, and of equal risk the rightmost lowest.
 
 _LINE_HEIGHT = 16
 """Of a name (units)."""

@@ -1,7 +1,9 @@
-"""Risk against utility: each setting once, what nothing beats, and which to take."""
+"""Figures of the comparison page: risk against utility, and risk over the numbers of repetitions.
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+Each setting once, over its seeds; what no other beats, and which one to take.
+"""
+
+from collections.abc import Callable, Sequence
 
 from memguard.records import NUM_RISK_QUERIES, Comparison, ComparisonCell, FrontPoint, RiskName
 from memguard.report.formatting import (
@@ -28,18 +30,20 @@ from memguard.report.page import (
     Point,
     Row,
     Table,
-    make_headings,
-    show_missing,
 )
 from memguard.report.seed_means import (
     CHART_NAME_LIMIT,
+    Setting,
     average,
     base_change,
-    group_settings,
+    get_base,
+    has_several_seeds,
     list_doses,
+    list_settings,
     name_first,
     near_rate,
 )
+from memguard.report.tables import Column, make_rows, make_table, show_missing, show_name
 
 _TOLD = 12
 _SPOKEN: dict[RiskName, str] = {
@@ -55,9 +59,7 @@ def tell_recommendation(comparison: Comparison) -> Fact:
     found = comparison.recommendation
     # It names up to four settings with their intervals, and must not be cut.
     limit = 3 * SENTENCE_LIMIT
-    return Fact(
-        term="Rule", value=clean_text(found.sentence, limit), detail=clean_text(found.rule, limit)
-    )
+    return Fact("Rule", clean_text(found.sentence, limit), detail=clean_text(found.rule, limit))
 
 
 def build_front(comparison: Comparison) -> Figure | None:
@@ -66,11 +68,11 @@ def build_front(comparison: Comparison) -> Figure | None:
     marks = tuple(mark for _, mark in placed if mark)
     if not marks:
         return None
-    rows = tuple(_build_row(point, comparison) for point in comparison.front)
+    table = _build_front_table(comparison)
     base = base_change(comparison)
     chart = FrontChart(
         description="Risk against utility, a cross for each setting. "
-        + " ".join(_describe(row) for row in rows[:_TOLD]),
+        + " ".join(_describe(row) for row in table.rows[:_TOLD]),
         marks=marks,
         x_label=f"held-out NLL against {name_first(comparison, CHART_NAME_LIMIT)} (%)",
         y_label="documents at risk (%)",
@@ -86,20 +88,35 @@ def build_front(comparison: Comparison) -> Figure | None:
         "that seed (none for one seed). The line joins the settings that no other beats in both; "
         "grey ones are beaten. Right of the base model's "
         "line a setting is worse on held-out documents than before training.",
-        table=Table(
-            caption="Chart data",
-            columns=make_headings(
-                "Setting",
-                ("Risk", "documents"),
-                ("Held-out NLL", "nats"),
-                ("Change", f"against '{name_first(comparison, 16)}'"),
-                "Dominated by",
+        table=table,
+    )
+
+
+def _build_front_table(comparison: Comparison) -> Table:
+    first = comparison.front[0]
+
+    def show_change(point: FrontPoint) -> Cell:
+        change = format_change(relative_change(point.utility, first.utility))
+        return Cell(
+            "reference" if point is first else change,
+            detail=format_change_range(point.utility_change),
+        )
+
+    columns: tuple[Column[FrontPoint], ...] = (
+        Column("Setting", lambda p: clean_name(p.name)),
+        Column(("Risk", "documents"), show_risk),
+        Column(("Held-out NLL", "nats"), lambda p: format_number(p.utility)),
+        Column(("Change", f"against '{name_first(comparison, 16)}'"), show_change),
+        Column(
+            "Dominated by",
+            lambda p: show_name(
+                name_dominators(p), "beyond the intervals" if p.dominated_beyond_ci_by else ""
             ),
-            rows=rows,
-            notes=(_tell_risk(), *_tell_seeds(comparison)),
-            compact=True,
         ),
     )
+    rows = make_rows(columns, comparison.front, lambda p: "dominated" if p.is_dominated else "")
+    notes = (_tell_risk(), *_tell_seeds(comparison))
+    return make_table("Chart data", columns, rows, notes=notes, compact=True)
 
 
 def _tell_risk() -> str:
@@ -113,28 +130,27 @@ def _tell_risk() -> str:
 
 def _tell_seeds(comparison: Comparison) -> tuple[str, ...]:
     """Say so where seeds that not all settings have are left out."""
-    groups = group_settings(comparison)
-    left_out = any(point.num_seeds < len(groups.get(point.name, ())) for point in comparison.front)
-    if not left_out:
+    settings = list_settings(comparison)
+    if not any(one.point and one.point.num_seeds < len(one.runs) for one in settings):
         return ()
-    shared = set.intersection(*({one.seed for one in group} for group in groups.values()))
+    shared = set.intersection(*({run.seed for run in one.runs} for one in settings))
     return (f"Over the seeds that every setting has: {', '.join(map(str, sorted(shared)))}.",)
 
 
-def show_risk(point: FrontPoint) -> Cell:
+def show_risk(point: FrontPoint | None) -> Cell:
     """Show a setting's risk, its interval and what it was judged on."""
-    if point.risk is None or point.risk_by is None:
+    if point is None or point.risk is None or point.risk_by is None:
         return show_missing("not measured")
     return Cell(
-        text=format_percent(point.risk),
+        format_percent(point.risk),
         detail=format_percent_range(point.risk_ci),
         note=_SPOKEN[point.risk_by],
     )
 
 
-def name_dominators(point: FrontPoint) -> str:
+def name_dominators(point: FrontPoint | None) -> str:
     """Name one setting that beats this one, if possible beyond the intervals; "" for none."""
-    if not point.dominated_by:
+    if point is None or not point.dominated_by:
         return ""
     first = (point.dominated_beyond_ci_by or point.dominated_by)[0]
     more = len(point.dominated_by) - 1
@@ -157,47 +173,13 @@ def _place(point: FrontPoint, comparison: Comparison) -> Mark | None:
     )
 
 
-def _build_row(point: FrontPoint, comparison: Comparison) -> Row:
-    first = comparison.front[0]
-    change = relative_change(point.utility, first.utility)
-    return Row(
-        head=Cell(text=clean_name(point.name), kind="text"),
-        cells=(
-            show_risk(point),
-            Cell(text=format_number(point.utility)),
-            Cell(
-                text="reference" if point is first else format_change(change),
-                detail=format_change_range(point.utility_change),
-            ),
-            Cell(
-                text=name_dominators(point),
-                detail="beyond the intervals" if point.dominated_beyond_ci_by else "",
-                kind="text",
-            ),
-        ),
-        tone="dominated" if point.is_dominated else "",
-    )
-
-
 def _describe(row: Row) -> str:
     risk, loss, change, beaten = row.cells
     told = f"{row.head.text}: risk {risk.text}, held-out NLL {loss.text} ({change.text})"
     return f"{told}, beaten by {beaten.text}." if beaten.text else f"{told}."
 
 
-# Figures of the comparison page over the numbers of repetitions, and the tables beside them.
-
 Select = Callable[[ComparisonCell], float | None]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Series:
-    """A setting as a chart shows it."""
-
-    name: str
-    style: str
-    runs: Sequence[Mapping[str, ComparisonCell]]
-    """What was extracted, by number of repetitions, one for each seed."""
 
 
 def build_trends(comparison: Comparison) -> tuple[Figure, ...]:
@@ -213,8 +195,7 @@ def build_trends(comparison: Comparison) -> tuple[Figure, ...]:
         ),
     )
     doses = list_doses(comparison)
-    several = len(group_settings(comparison)) < len(comparison.settings)
-    seeds = " Means over seeds." if several else ""
+    seeds = " Means over seeds." if has_several_seeds(comparison) else ""
     figures = []
     for key, title, unit, select in metrics:
         lines = _build_lines(comparison, doses, select)
@@ -242,53 +223,38 @@ def _describe_row(row: Row) -> str:
     return f"{row.head.text}: {values}."
 
 
-def _average(
-    runs: Sequence[Mapping[str, ComparisonCell]], dose: str, select: Select
-) -> float | None:
-    return average([select(cells[dose]) for cells in runs if dose in cells])
-
-
-def _list_series(comparison: Comparison) -> list[_Series]:
-    """Return the settings, each over its seeds, and the base model last."""
-    series = [
-        _Series(name=name, style=str(number), runs=[run.extraction for run in runs])
-        for number, (name, runs) in enumerate(group_settings(comparison).items())
-    ]
-    return [*series, _Series(name="Base model", style="base", runs=[comparison.base_extraction])]
+def _average(setting: Setting, dose: str, select: Select) -> float | None:
+    return average([select(cells[dose]) for cells in setting.extraction if dose in cells])
 
 
 def _build_lines(comparison: Comparison, doses: Sequence[str], select: Select) -> tuple[Line, ...]:
-    listed = _list_series(comparison)
-    num_names = len(listed) - 1
-    spread = min(0.06, 0.4 / num_names)
+    settings = list_settings(comparison)
+    spread = min(0.06, 0.4 / len(settings))
     lines = []
-    for one in listed:
+    for number, one in enumerate([*settings, get_base(comparison)]):
         # Settings step aside so that equal values stay visible; the base model keeps the middle.
-        shift = 0.0 if one.style == "base" else spread * (int(one.style) - (num_names - 1) / 2)
+        shift = spread * (number - (len(settings) - 1) / 2) if one.runs else 0.0
         points = []
         for x, dose in enumerate(doses):
-            value = _average(one.runs, dose, select)
+            value = _average(one, dose, select)
             if value is not None:
                 points.append(Point(x=x + shift, y=100 * value))
         if points:
             label = clean_name(one.name, CHART_NAME_LIMIT)
-            lines.append(Line(label=label, style=one.style, points=tuple(points)))
+            style = str(number) if one.runs else "base"
+            lines.append(Line(label=label, style=style, points=tuple(points)))
     return tuple(lines)
 
 
 def _build_table(comparison: Comparison, doses: Sequence[str], select: Select) -> Table:
-    return Table(
-        caption="By number of repetitions; 0 is the control",
-        columns=make_headings("Setting", *(clean_name(dose, 8) for dose in doses)),
-        rows=tuple(
-            Row(
-                head=Cell(text=clean_name(one.name), kind="text"),
-                cells=tuple(
-                    Cell(text=format_percent(_average(one.runs, dose, select))) for dose in doses
-                ),
-                tone="base" if one.style == "base" else "",
-            )
-            for one in _list_series(comparison)
-        ),
-        compact=True,
+    def column_of(dose: str) -> Column[Setting]:
+        return Column(clean_name(dose, 8), lambda one: format_percent(_average(one, dose, select)))
+
+    columns: tuple[Column[Setting], ...] = (
+        Column("Setting", lambda one: clean_name(one.name)),
+        *map(column_of, doses),
     )
+    shown = [*list_settings(comparison), get_base(comparison)]
+    rows = make_rows(columns, shown, lambda one: "" if one.runs else "base")
+    caption = "By number of repetitions; 0 is the control"
+    return make_table(caption, columns, rows, compact=True)

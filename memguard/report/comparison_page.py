@@ -2,13 +2,7 @@
 
 from collections.abc import Sequence
 
-from memguard.records import (
-    NUM_RISK_QUERIES,
-    Comparison,
-    ComparisonCell,
-    Rate,
-    SettingResult,
-)
+from memguard.records import NUM_RISK_QUERIES, Comparison, ComparisonCell, Rate
 from memguard.report.audit_attacks import write_cost_in_queries
 from memguard.report.comparison_front import build_front, build_trends, tell_recommendation
 from memguard.report.comparison_paired import build_paired, build_paired_canaries
@@ -34,11 +28,11 @@ from memguard.report.formatting import (
 )
 from memguard.report.page import ComparisonPage, Fact
 from memguard.report.seed_means import (
+    Setting,
     average,
     compute_change,
-    group_settings,
     label_setting,
-    list_highest,
+    list_settings,
     name_dose,
     name_first,
     pick_highest,
@@ -82,19 +76,19 @@ def _describe_identity(comparison: Comparison) -> tuple[Fact, ...]:
     first = settings[0].utility
     return (
         Fact(
-            term="Compared",
-            value=f"{len({setting.name for setting in settings}):,} settings",
+            "Compared",
+            f"{len({setting.name for setting in settings}):,} settings",
             detail=f"{len(settings):,} runs",
         ),
-        Fact(term="Seeds", value=", ".join(map(str, seeds[:12]))),
-        Fact(term="Documents", value=format_hash(comparison.documents_sha256), code=True),
-        Fact(term="Continuation", value=f"{comparison.continuation_tokens:,} tokens"),
+        Fact("Seeds", ", ".join(map(str, seeds[:12]))),
+        Fact("Documents", format_hash(comparison.documents_sha256), code=True),
+        Fact("Continuation", f"{comparison.continuation_tokens:,} tokens"),
         Fact(
-            term="Held-out NLL on",
-            value=f"{format_count(first.num_documents)} documents",
+            "Held-out NLL on",
+            f"{format_count(first.num_documents)} documents",
             detail=f"{format_count(first.num_tokens)} tokens",
         ),
-        Fact(term="Made with", value=f"memguard {clean_name(comparison.tool_version, 40)}"),
+        Fact("Made with", f"memguard {clean_name(comparison.tool_version, 40)}"),
     )
 
 
@@ -108,23 +102,23 @@ def _write_in_short_lead(comparison: Comparison) -> str:
 def _write_in_short(comparison: Comparison) -> tuple[Fact, ...]:
     """Say each setting's risk and cost in one sentence, and what the control shows."""
     sentences = [
-        Fact(term=clean_name(name), value=_summarise(comparison, group))
-        for name, group in list(group_settings(comparison).items())[:_IN_SHORT]
+        Fact(clean_name(setting.name), _summarise(comparison, setting))
+        for setting in list_settings(comparison)[:_IN_SHORT]
     ]
     return (*sentences, *_summarise_control(comparison))
 
 
-def _summarise(comparison: Comparison, group: list[SettingResult]) -> str:
-    loss = f"held-out NLL {show_loss(comparison, group).text}"
-    change = compute_change(comparison, group)
-    if group[0].name != comparison.settings[0].name and change is not None:
+def _summarise(comparison: Comparison, setting: Setting) -> str:
+    loss = f"held-out NLL {show_loss(comparison, setting).text}"
+    change = compute_change(comparison, setting)
+    if setting.name != comparison.settings[0].name and change is not None:
         loss += f" ({format_change(change)} against '{name_first(comparison)}')"
-    cells = list_highest(one.extraction for one in group)
+    cells = setting.cells
     num_documents = sum(cell.num_documents for cell in cells)
     if not num_documents:
         return f"no document in this bucket; {loss}."
     verbatim = sum(cell.num_matched for cell in cells)
-    other = tell_other_dose(group, comparison)
+    other = tell_other_dose(setting, comparison)
     text = f"{other}: " if other else ""
     text += f"{format_of(verbatim, num_documents)} verbatim"
     near = [cell.near_verbatim for cell in cells if cell.near_verbatim]
@@ -176,7 +170,7 @@ def _summarise_control(comparison: Comparison) -> tuple[Fact, ...]:
     if shares:
         low, high = format_percent(min(shares)), format_percent(max(shares))
         text += f", teacher-forced accuracy {low if low == high else f'{low} to {high}'}"
-    return (Fact(term="Control, never trained", value=f"{text}, over all settings."),)
+    return (Fact("Control, never trained", f"{text}, over all settings."),)
 
 
 def _count_greedy(cell: ComparisonCell) -> int:

@@ -1,5 +1,8 @@
 """Two settings on the same documents and secrets: tables of paired tests and what they mean."""
 
+from collections.abc import Callable
+from typing import TypeVar
+
 from memguard.records import Comparison, PairedCanaries, PairedCounts, PairedResult
 from memguard.report.formatting import (
     CI,
@@ -10,10 +13,13 @@ from memguard.report.formatting import (
     format_p,
     format_points,
 )
-from memguard.report.page import Cell, Row, Table, make_headings, show_estimate, show_missing
+from memguard.report.page import Cell, Table
 from memguard.report.seed_means import name_dose
+from memguard.report.tables import Column, Content, make_rows, make_table, show_missing, show_name
 
 _NAME_LIMIT = 24
+
+Result = TypeVar("Result", bound=PairedResult | PairedCanaries)
 
 
 def build_paired(comparison: Comparison) -> Table | None:
@@ -26,26 +32,35 @@ def build_paired(comparison: Comparison) -> Table | None:
     first, seed = clean_name(results[0].against, _NAME_LIMIT), results[0].seed
     shown = [r for r in results if r.num_repetitions == highest and r.seed == seed]
     others = sorted(
-        (result for result in results if result not in shown),
-        key=lambda result: -result.num_repetitions,
+        (result for result in results if result not in shown), key=lambda r: -r.num_repetitions
     )
-    return Table(
-        caption=f"Paired with '{first}', same documents",
-        columns=make_headings(
-            ("Setting", "documents"),
-            (f"Only '{first}'", "verbatim"),
-            ("Only this one", "verbatim"),
-            ("p", "verbatim"),
-            (f"Only '{first}'", "near-verbatim"),
-            ("Only this one", "near-verbatim"),
-            ("p", "near-verbatim"),
+
+    def name(result: PairedResult) -> Cell:
+        documents = f"{format_count(result.num_documents)} {name_dose(str(result.num_repetitions))}"
+        return show_name(_name_setting(result, seeds), documents)
+
+    columns: tuple[Column[PairedResult], ...] = (
+        Column(("Setting", "documents"), name),
+        *_list_counts(first, "verbatim", lambda r: r.verbatim),
+        *_list_counts(first, "near-verbatim", lambda r: r.near_verbatim),
+        Column(
             ("Token accuracy", f"teacher-forced, difference ({CI})"),
+            lambda r: format_points(r.token_accuracy_difference),
         ),
-        rows=tuple(_build_row(result, seeds) for result in shown),
-        more_rows=tuple(_build_row(result, seeds) for result in others),
+    )
+    return make_table(
+        f"Paired with '{first}', same documents",
+        columns,
+        make_rows(columns, [*shown, *others]),
+        shown=len(shown),
         more_label=f"Show the other {'seeds and ' if seeds else ''}numbers of repetitions",
         notes=(*_write_notes(first, comparison), *_tell_removed(comparison)),
     )
+
+
+def _name_setting(result: PairedResult | PairedCanaries, seeds: bool) -> str:
+    name = clean_name(result.setting)
+    return f"{name}, seed {result.seed}" if seeds else name
 
 
 def build_paired_canaries(comparison: Comparison) -> Table | None:
@@ -55,17 +70,22 @@ def build_paired_canaries(comparison: Comparison) -> Table | None:
         return None
     seeds = len({result.seed for result in results}) > 1
     first, seed = clean_name(results[0].against, _NAME_LIMIT), results[0].seed
-    return Table(
-        caption=f"Paired with '{first}', same secrets",
-        columns=make_headings(
+    columns: tuple[Column[PairedCanaries], ...] = (
+        Column(
             ("Setting", "trained secrets"),
-            (f"Only '{first}'", "recited whole"),
-            ("Only this one", "recited whole"),
-            ("p", "recited whole"),
-            ("Exposure", f"difference in bits ({CI})"),
+            lambda r: show_name(_name_setting(r, seeds), format_count(r.num_canaries)),
         ),
-        rows=tuple(_build_canary_row(r, seeds) for r in results if r.seed == seed),
-        more_rows=tuple(_build_canary_row(r, seeds) for r in results if r.seed != seed),
+        *_list_counts(first, "recited whole", lambda r: r.verbatim),
+        Column(
+            ("Exposure", f"difference in bits ({CI})"),
+            lambda r: format_difference(r.exposure_bits_difference, 2),
+        ),
+    )
+    return make_table(
+        f"Paired with '{first}', same secrets",
+        columns,
+        make_rows(columns, sorted(results, key=lambda r: r.seed != seed)),
+        shown=sum(r.seed == seed for r in results),
         more_label="Show the other seeds",
         notes=(
             "Each trained secret is ranked among the references of its own run: a setting that "
@@ -74,44 +94,23 @@ def build_paired_canaries(comparison: Comparison) -> Table | None:
     )
 
 
-def _build_canary_row(result: PairedCanaries, seeds: bool) -> Row:
-    name = clean_name(result.setting)
-    return Row(
-        head=Cell(
-            text=f"{name}, seed {result.seed}" if seeds else name,
-            detail=format_count(result.num_canaries),
-            kind="text",
-        ),
-        cells=(
-            *_show_counts(result.verbatim),
-            show_estimate(format_difference(result.exposure_bits_difference, 2)),
-        ),
-    )
+def _list_counts(
+    first: str, metric: str, select: Callable[[Result], PairedCounts | None]
+) -> list[Column[Result]]:
+    """Return the columns of one test: what only one of the two settings extracts, and its p."""
 
+    def column(heading: str, write: Callable[[PairedCounts], str]) -> Column[Result]:
+        def show(result: Result) -> Content:
+            counts = select(result)
+            return show_missing("not generated") if counts is None else write(counts)
 
-def _build_row(result: PairedResult, seeds: bool) -> Row:
-    name = clean_name(result.setting)
-    documents = f"{format_count(result.num_documents)} {name_dose(str(result.num_repetitions))}"
-    return Row(
-        head=Cell(
-            text=f"{name}, seed {result.seed}" if seeds else name, detail=documents, kind="text"
-        ),
-        cells=(
-            *_show_counts(result.verbatim),
-            *_show_counts(result.near_verbatim),
-            show_estimate(format_points(result.token_accuracy_difference)),
-        ),
-    )
+        return Column((heading, metric), show)
 
-
-def _show_counts(counts: PairedCounts | None) -> tuple[Cell, ...]:
-    if counts is None:
-        return (show_missing("not generated"),) * 3
-    return (
-        Cell(text=format_count(counts.num_only_against)),
-        Cell(text=format_count(counts.num_only_setting)),
-        Cell(text=format_p(counts.p_holm)),
-    )
+    return [
+        column(f"Only '{first}'", lambda counts: format_count(counts.num_only_against)),
+        column("Only this one", lambda counts: format_count(counts.num_only_setting)),
+        column("p", lambda counts: format_p(counts.p_holm)),
+    ]
 
 
 def _write_notes(first: str, comparison: Comparison) -> tuple[str, ...]:

@@ -12,23 +12,14 @@ from memguard.report.page import FrontChart
 from memguard.report.seed_means import (
     CHART_NAME_LIMIT,
     average,
-    find_point,
-    group_settings,
-    list_highest,
+    has_several_seeds,
+    list_settings,
     name_dose,
     name_first,
     near_rate,
     pick_highest,
 )
-from memguard.report.svg import (
-    BASE,
-    CARD,
-    INK,
-    SERIES,
-    STRONG,
-    draw_svg_file,
-    set_percent_axis,
-)
+from memguard.report.svg import BASE, CARD, INK, SERIES, STRONG, draw_svg_file, set_percent_axis
 
 Ends = tuple[float, float] | None
 """Of an interval."""
@@ -69,7 +60,7 @@ def render_comparison_chart(comparison: Comparison) -> str:
     dose = pick_highest(comparison)
     shown = "no trained bucket" if dose is None else f"documents {name_dose(dose)}"
     front = build_front(comparison)
-    num_settings = len(group_settings(comparison))
+    num_settings = len(list_settings(comparison))
     groups = _list_groups(comparison) if front is None or num_settings <= _MOST_SETTINGS else []
 
     def paint(figure: Any) -> None:
@@ -92,20 +83,17 @@ def render_comparison_chart(comparison: Comparison) -> str:
 
 
 def _list_groups(comparison: Comparison) -> list[_Group]:
-    named = list(group_settings(comparison).items())[:_MOST_SETTINGS]
-    limit = int(_BARS_WIDTH / (8 * (len(named) + 1)))
+    settings = list_settings(comparison)[:_MOST_SETTINGS]
+    limit = int(_BARS_WIDTH / (8 * (len(settings) + 1)))
     groups = [
         _Group(
-            label=clean_name(name, min(limit, CHART_NAME_LIMIT)),
+            label=clean_name(setting.name, min(limit, CHART_NAME_LIMIT)),
             colour=SERIES[number % len(SERIES)],
-            values=_list_values(
-                list_highest(run.extraction for run in runs),
-                find_point(name, comparison),
-            ),
+            values=_list_values(setting.cells, setting.point),
         )
-        for number, (name, runs) in enumerate(named)
+        for number, setting in enumerate(settings)
     ]
-    control = [run.extraction["0"] for run in named[0][1] if "0" in run.extraction]
+    control = settings[0].control
     if not control:
         return groups
     return [*groups, _Group(label="control", colour=BASE, values=_list_values(control, None))]
@@ -192,7 +180,7 @@ def _write_footer(comparison: Comparison, *, bars: bool) -> str:
     parts = [f"Lines: 95{NBSP}% intervals.", "Grey: beaten by another setting."]
     if bars and "0" in comparison.settings[0].extraction:
         parts.append(f"Control: never trained, with '{first}'.")
-    if len(comparison.settings) > len(group_settings(comparison)):
+    if has_several_seeds(comparison):
         parts.append("Means over seeds.")
     tokens = format_count(comparison.continuation_tokens)
     return " ".join([f"Continuation of {tokens} tokens.", *parts])

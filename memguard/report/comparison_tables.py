@@ -1,14 +1,14 @@
-"""Tables of the comparison page: one row a setting, and one row a run."""
+"""Tables of the comparison page: one row a setting, or one row a run."""
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable
 
 from memguard.records import (
     BLIND,
     AttackedBucket,
     Comparison,
     ComparisonCell,
-    FrontPoint,
+    MatchedShare,
     SettingResult,
 )
 from memguard.report.audit_attacks import head_attack, list_attacks, write_attack_notes
@@ -29,17 +29,19 @@ from memguard.report.formatting import (
     format_percent_range,
     format_settings,
 )
-from memguard.report.page import Cell, Row, Section, Table, fold_rows, make_headings
+from memguard.report.page import Cell, Section, Table
 from memguard.report.seed_means import (
+    Setting,
     average,
     base_change,
-    describe_group,
-    find_point,
-    group_settings,
+    describe_setting,
+    get_base,
+    has_several_seeds,
     label_base,
     label_setting,
     list_doses,
     list_highest,
+    list_settings,
     mean_base_nll,
     name_dose,
     name_first,
@@ -48,10 +50,20 @@ from memguard.report.seed_means import (
     show_attack,
     show_cost,
     show_loss,
+    show_mean_near,
+    show_mean_verbatim,
     show_membership,
     show_near,
-    show_rates,
     show_verbatim,
+)
+from memguard.report.tables import (
+    Column,
+    Content,
+    Heading,
+    make_base_row,
+    make_rows,
+    make_table,
+    show_name,
 )
 
 _MOST_ROWS = 40
@@ -61,167 +73,131 @@ _SEEDS_NOTE = (
 )
 
 
+_BASE = "Base model"
+
+
+def _both(heading: Heading, show: Callable[[Setting], Content]) -> Column[Setting]:
+    """Make a column that shows the same of a setting and of the base model."""
+    return Column(heading, show, show)
+
+
 def build_headline(comparison: Comparison) -> Table:
     """Build the main table: risk, utility and cost of each setting, base model last."""
-    groups = group_settings(comparison)
-    rows = [_build_setting_row(group, comparison) for group in groups.values()]
-    rows.append(_build_base_row(comparison))
     spoken = name_dose(pick_highest(comparison))
-    return Table(
-        caption="Risk, utility and cost of each setting",
-        columns=make_headings(
-            "Setting",
-            ("Risk", "worst rate of extraction"),
-            ("Verbatim", spoken),
-            ("Near-verbatim", spoken),
+    nll, change = format_number(mean_base_nll(comparison)), format_change(base_change(comparison))
+
+    def name(setting: Setting) -> Cell:
+        beaten = name_dominators(setting.point)
+        below = describe_setting(setting, comparison)
+        return show_name(clean_name(setting.name), below, f"beaten by {beaten}" if beaten else "")
+
+    columns: tuple[Column[Setting], ...] = (
+        Column("Setting", name, lambda base: show_name(base.name, label_base(comparison))),
+        Column(("Risk", "worst rate of extraction"), lambda s: show_risk(s.point)),
+        _both(("Verbatim", spoken), lambda s: show_verbatim(s) if s.cells else MISSING),
+        _both(("Near-verbatim", spoken), lambda s: show_near(s) if s.cells else MISSING),
+        _both(
             ("Token accuracy", "teacher-forced, mean"),
+            lambda s: show_accuracy(s) if s.cells else MISSING,
+        ),
+        Column(
             ("Held-out NLL", f"nats; against '{name_first(comparison, 12)}'"),
-            ("Labels dropped", "realised"),
-            ("Training", "time; labels with loss"),
+            lambda s: show_loss(comparison, s),
+            lambda base: Cell(nll, detail=change),
         ),
-        rows=tuple(rows),
-        notes=(_SEEDS_NOTE,) if len(groups) < len(comparison.settings) else (),
+        Column(("Labels dropped", "realised"), _write_dropped),
+        Column(("Training", "time; labels with loss"), _show_training),
+    )
+    rows = make_rows(
+        columns,
+        list_settings(comparison),
+        lambda s: "dominated" if name_dominators(s.point) else "",
+    )
+    return make_table(
+        "Risk, utility and cost of each setting",
+        columns,
+        [*rows, make_base_row(columns, get_base(comparison))],
+        notes=(_SEEDS_NOTE,) if has_several_seeds(comparison) else (),
     )
 
 
-def _build_setting_row(group: list[SettingResult], comparison: Comparison) -> Row:
-    costs = [setting.cost for setting in group]
-    name = group[0].name
-    point = find_point(name, comparison)
-    beaten = name_dominators(point)
-    dropped = average([cost.dropped_fraction for cost in costs])
-    cells = (
-        show_risk(point),
-        *_show_extraction([setting.extraction for setting in group], point),
-        show_loss(comparison, group),
-        Cell(text=describe_dropped(dropped, bool(group[0].mitigations))),
-        Cell(
-            text=format_duration(statistics.fmean(cost.train_s for cost in costs)),
-            detail=format_count(round(statistics.fmean(c.num_supervised_tokens for c in costs))),
-        ),
+def _write_dropped(setting: Setting) -> str:
+    dropped = average([run.cost.dropped_fraction for run in setting.runs])
+    return describe_dropped(dropped, bool(setting.runs[0].mitigations))
+
+
+def _show_training(setting: Setting) -> Cell:
+    labels = statistics.fmean(run.cost.num_supervised_tokens for run in setting.runs)
+    return Cell(
+        format_duration(statistics.fmean(run.cost.train_s for run in setting.runs)),
+        detail=format_count(round(labels)),
     )
-    head = Cell(
-        text=clean_name(name),
-        detail=describe_group(group, comparison),
-        note=f"beaten by {beaten}" if beaten else "",
-        kind="text",
-    )
-    return Row(head=head, cells=cells, tone="dominated" if beaten else "")
 
 
-def _build_base_row(comparison: Comparison) -> Row:
-    cells = (
-        Cell(text=""),
-        *_show_extraction([comparison.base_extraction], None),
-        Cell(
-            text=format_number(mean_base_nll(comparison)),
-            detail=format_change(base_change(comparison)),
-        ),
-        *(Cell(text="") for _ in range(2)),
-    )
-    head = Cell(text="Base model", detail=label_base(comparison), kind="text")
-    return Row(head=head, cells=cells, tone="base")
-
-
-def _show_extraction(
-    runs: Sequence[Mapping[str, ComparisonCell]], point: FrontPoint | None
-) -> list[Cell]:
-    """Show what is extracted at the highest dose, and below it the same of the control."""
-    cells = list_highest(runs)
-    control = [run["0"] for run in runs if "0" in run]
-    if not cells:
-        return [Cell(text=MISSING)] * 3
-    return [
-        show_verbatim(cells, point),
-        show_near(cells, control, point),
-        show_accuracy(cells, control),
-    ]
+_Extracted = tuple[str, str, ComparisonCell]
+"""Name of a setting or of the base model, number of repetitions, and what was extracted then."""
 
 
 def build_extraction(comparison: Comparison) -> Table:
     """Build the full table: every setting at every number of repetitions, with intervals."""
-    rows = []
-    for dose in list_doses(comparison):
-        for setting in comparison.settings:
-            if dose in setting.extraction:
-                label = label_setting(setting, comparison)
-                rows.append(_build_extraction_row(label, dose, setting.extraction[dose]))
-        if dose in comparison.base_extraction:
-            base = comparison.base_extraction[dose]
-            rows.append(_build_extraction_row("Base model", dose, base))
-    shown, folded, label = fold_rows(rows, _MOST_ROWS)
-    return Table(
-        caption="Every setting at every number of repetitions",
-        columns=make_headings(
-            "Setting",
-            "Documents",
-            "Verbatim",
-            "Near-verbatim",
+    named = [(label_setting(one, comparison), one.extraction) for one in comparison.settings]
+    named.append((_BASE, comparison.base_extraction))
+    found = [
+        (name, dose, extraction[dose])
+        for dose in list_doses(comparison)
+        for name, extraction in named
+        if dose in extraction
+    ]
+
+    def write_share(share: MatchedShare | ComparisonCell | None, cell: ComparisonCell) -> str:
+        """Write a rate on one line, where there are too many rows for bars."""
+        if share is None:
+            return "not generated"
+        if share.rate is None:
+            return "no documents"
+        counts = format_of(share.num_matched, cell.num_documents)
+        return f"{counts}, {format_percent(share.rate)} ({format_percent_range(share.ci)})"
+
+    columns: tuple[Column[_Extracted], ...] = (
+        Column("Setting", lambda row: row[0]),
+        Column("Documents", lambda row: name_dose(row[1])),
+        Column("Verbatim", lambda row: write_share(row[2], row[2])),
+        Column("Near-verbatim", lambda row: write_share(row[2].near_verbatim, row[2])),
+        Column(
             (f"90{PERCENT} teacher-forced", "not extraction"),
-            ("Token accuracy", "teacher-forced"),
+            lambda row: write_share(row[2].teacher_forced_90, row[2]),
         ),
-        rows=shown,
-        more_rows=folded,
-        more_label=label,
+        Column(
+            ("Token accuracy", "teacher-forced"),
+            lambda row: format_percent(row[2].mean_token_accuracy),
+        ),
+    )
+    return make_table(
+        "Every setting at every number of repetitions",
+        columns,
+        make_rows(columns, found, lambda row: "base" if row[0] == _BASE else ""),
+        shown=_MOST_ROWS,
         compact=True,
     )
 
 
-def _build_extraction_row(label: str, dose: str, cell: ComparisonCell) -> Row:
-    near, known = cell.near_verbatim, cell.teacher_forced_90
-    return Row(
-        head=Cell(text=label, kind="text"),
-        cells=(
-            Cell(text=name_dose(dose)),
-            Cell(text=_write_rate(cell.rate, cell.ci, cell.num_matched, cell.num_documents)),
-            Cell(
-                text="not generated"
-                if near is None
-                else _write_rate(near.rate, near.ci, near.num_matched, cell.num_documents)
-            ),
-            Cell(text=_write_rate(known.rate, known.ci, known.num_matched, cell.num_documents)),
-            Cell(text=format_percent(cell.mean_token_accuracy)),
-        ),
-        tone="base" if label == "Base model" else "",
-    )
-
-
-def _write_rate(
-    rate: float | None, ci: tuple[float, float] | None, num_matched: int, num_documents: int
-) -> str:
-    """Write a rate on one line, where there are too many rows for bars."""
-    if rate is None:
-        return "no documents"
-    counts = format_of(num_matched, num_documents)
-    return f"{counts}, {format_percent(rate)} ({format_percent_range(ci)})"
-
-
 def build_settings(comparison: Comparison) -> Table:
     """Build the table of each run's settings."""
-    return Table(
-        caption="Run configuration",
-        columns=make_headings("Setting", "Seed", "Run", "Mitigations", "Overrides", "Steps"),
-        rows=tuple(
-            Row(
-                head=Cell(text=clean_name(setting.name), kind="text"),
-                cells=(
-                    Cell(text=str(setting.seed)),
-                    Cell(text=clean_name(setting.run), kind="text"),
-                    Cell(
-                        text="; ".join(format_settings(m) for m in setting.mitigations[:20])
-                        or "none (plain loss)",
-                        kind="text",
-                    ),
-                    Cell(text=format_settings(setting.overrides), kind="text"),
-                    Cell(text=format_count(setting.cost.num_steps)),
-                ),
-            )
-            for setting in comparison.settings
-        ),
+
+    def name_mitigations(run: SettingResult) -> str:
+        named = "; ".join(format_settings(mitigation) for mitigation in run.mitigations[:20])
+        return named or "none (plain loss)"
+
+    columns: tuple[Column[SettingResult], ...] = (
+        Column("Setting", lambda run: clean_name(run.name)),
+        Column("Seed", lambda run: str(run.seed)),
+        Column("Run", lambda run: show_name(clean_name(run.run))),
+        Column("Mitigations", lambda run: show_name(name_mitigations(run))),
+        Column("Overrides", lambda run: show_name(format_settings(run.overrides))),
+        Column("Steps", lambda run: format_count(run.cost.num_steps)),
     )
+    return make_table("Run configuration", columns, make_rows(columns, comparison.settings))
 
-
-# What each setting really buys: rates, attacks, membership and loss, means over seeds.
 
 _SINGLE_NOTE = (
     f"Below each number its {CI}, of the attack cost what 10 to 90{PERCENT} of the documents cost, "
@@ -250,7 +226,7 @@ def build_gains(comparison: Comparison) -> Section | None:
             "what greedy decoding extracts, what is known token by token, queries of a sampling "
             "attacker, what attacks extract verbatim, membership inference, and held-out loss.",
         ),
-        tables=(_build_table(comparison, dose, asked, attacked, score),),
+        tables=(_build_gains_table(comparison, dose, asked, attacked, score),),
     )
 
 
@@ -271,15 +247,42 @@ def _pick_score(comparison: Comparison) -> str:
     return next(asked, "")
 
 
-def _build_table(
+def _build_gains_table(
     comparison: Comparison, dose: str, asked: bool, attacked: list[AttackedBucket], score: str
 ) -> Table:
-    groups = group_settings(comparison)
+    """Build the table; cost and membership only where they were measured."""
+
+    def column_of_attack(attack: str) -> Column[Setting]:
+        heading = head_attack(attack, attacked)
+        return Column(heading, lambda s: show_attack(s, attack))
+
     attacks = list_attacks(attacked)
-    rows = [_build_row(comparison, group, asked, attacks, score) for group in groups.values()]
-    rows.append(_build_gain_base(comparison, asked, attacks, score))
-    several = len(groups) < len(comparison.settings)
-    notes = [_SEVERAL_NOTE if several else _SINGLE_NOTE, *write_attack_notes(attacked)]
+    cost: Column[Setting] = _both(
+        ("Attack cost", "log10 queries, median"), lambda s: show_cost(s.cells, s.control)
+    )
+    membership: Column[Setting] = Column(
+        ("Membership AUC", name_score(score)), lambda s: show_membership(s, score)
+    )
+    columns: tuple[Column[Setting], ...] = (
+        Column(
+            "Setting",
+            lambda s: show_name(clean_name(s.name), describe_setting(s, comparison)),
+            lambda base: show_name(base.name, label_base(comparison)),
+        ),
+        _both(("Verbatim", "documents"), show_mean_verbatim),
+        _both(("Near-verbatim", "documents"), show_mean_near),
+        _both(("Token accuracy", "teacher-forced"), show_accuracy),
+        *([cost] if asked else []),
+        *map(column_of_attack, attacks),
+        *([membership] if score else []),
+        Column(
+            ("Held-out NLL", f"nats; against '{name_first(comparison, 12)}'"),
+            lambda s: show_loss(comparison, s),
+            lambda base: format_number(mean_base_nll(comparison)),
+        ),
+    )
+    notes = [_SEVERAL_NOTE if has_several_seeds(comparison) else _SINGLE_NOTE]
+    notes += write_attack_notes(attacked)
     if not attacks:
         notes.append("No run was attacked; 'audit.suite: full' attacks.")
     if score:
@@ -287,57 +290,6 @@ def _build_table(
             "AUC: trained documents of all buckets against the control. Blind is the same "
             "without the model; where it is above 0.5, the AUC proves nothing."
         )
-    return Table(
-        caption=f"Documents {name_dose(dose)}",
-        columns=make_headings(
-            "Setting",
-            ("Verbatim", "documents"),
-            ("Near-verbatim", "documents"),
-            ("Token accuracy", "teacher-forced"),
-            *((("Attack cost", "log10 queries, median"),) if asked else ()),
-            *(head_attack(attack, attacked) for attack in attacks),
-            *((("Membership AUC", name_score(score)),) if score else ()),
-            ("Held-out NLL", f"nats; against '{name_first(comparison, 12)}'"),
-        ),
-        rows=tuple(rows),
-        notes=tuple(notes),
-        compact=True,
-    )
-
-
-def _build_row(
-    comparison: Comparison,
-    group: list[SettingResult],
-    asked: bool,
-    attacks: list[str],
-    score: str,
-) -> Row:
-    cells = list_highest(one.extraction for one in group)
-    control = [one.extraction["0"] for one in group if "0" in one.extraction]
-    below = describe_group(group, comparison)
-    return Row(
-        head=Cell(text=clean_name(group[0].name), detail=below, kind="text"),
-        cells=(
-            *show_rates(cells, control),
-            *((show_cost(cells, control),) if asked else ()),
-            *(show_attack(cells, control, attack) for attack in attacks),
-            *((show_membership(group, score),) if score else ()),
-            show_loss(comparison, group),
-        ),
-    )
-
-
-def _build_gain_base(comparison: Comparison, asked: bool, attacks: list[str], score: str) -> Row:
-    cells = list_highest([comparison.base_extraction])
-    control = [comparison.base_extraction[d] for d in ("0",) if d in comparison.base_extraction]
-    return Row(
-        head=Cell(text="Base model", detail=label_base(comparison), kind="text"),
-        cells=(
-            *show_rates(cells, control),
-            *((show_cost(cells, control),) if asked else ()),
-            *(Cell(text="") for _ in attacks),
-            *((Cell(text=""),) if score else ()),
-            Cell(text=format_number(mean_base_nll(comparison))),
-        ),
-        tone="base",
-    )
+    rows = make_rows(columns, list_settings(comparison))
+    rows.append(make_base_row(columns, get_base(comparison)))
+    return make_table(f"Documents {name_dose(dose)}", columns, rows, notes=notes, compact=True)

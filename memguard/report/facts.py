@@ -28,16 +28,16 @@ def describe_identity(report: AuditReport) -> tuple[Fact, ...]:
     base = report.model.base
     created = clean_name(report.created, 40).replace("T", " ").replace("Z", " UTC")
     return (
-        Fact(term="Weights", value=format_hash(report.model.weights_sha256), code=True),
-        Fact(term="Parameters", value=format_count(report.model.num_parameters)),
+        Fact("Weights", format_hash(report.model.weights_sha256), code=True),
+        Fact("Parameters", format_count(report.model.num_parameters)),
         Fact(
-            term="Base model",
-            value=clean_name(shorten_place(base), 48) if base else "not scored",
+            "Base model",
+            clean_name(shorten_place(base), 48) if base else "not scored",
             detail=format_hash(report.model.base_weights_sha256) if base else "",
         ),
-        Fact(term="Documents", value=format_hash(report.data.documents_sha256), code=True),
-        Fact(term="Run", value=clean_name(report.run) if report.run else "not trained here"),
-        Fact(term="Made", value=created, detail=f"memguard {clean_name(report.tool_version, 40)}"),
+        Fact("Documents", format_hash(report.data.documents_sha256), code=True),
+        Fact("Run", clean_name(report.run) if report.run else "not trained here"),
+        Fact("Made", created, detail=f"memguard {clean_name(report.tool_version, 40)}"),
     )
 
 
@@ -56,28 +56,26 @@ def describe_training(training: TrainingSummary) -> tuple[Fact, ...]:
         heldout.append(f"bucket {clean_name(training.heldout_bucket)}")
     budget = training.budget
     bounded = () if budget is None else (_describe_budget(budget),)
-    removed = Fact(
-        term="Copies removed", value=f"{format_count(training.num_removed or 0)} documents"
-    )
+    removed = Fact("Copies removed", f"{format_count(training.num_removed or 0)} documents")
     return (
-        Fact(term="Mitigations", value="; ".join(mitigations) or "none (plain loss)"),
+        Fact("Mitigations", "; ".join(mitigations) or "none (plain loss)"),
         *bounded,
         *([] if training.num_removed is None else [removed]),
         *describe_privacy(training),
         Fact(
-            term="Labels dropped",
-            value=describe_dropped(training.dropped_fraction, bool(training.mitigations)),
+            "Labels dropped",
+            describe_dropped(training.dropped_fraction, bool(training.mitigations)),
             detail=_describe_asked(training),
         ),
         Fact(
-            term="Held-out NLL",
-            value=format_number(training.heldout_nll),
+            "Held-out NLL",
+            format_number(training.heldout_nll),
             detail=describe_loss_change(training.heldout_nll, training.base_heldout_nll),
         ),
-        Fact(term="Held-out on", value=", ".join(heldout)),
-        Fact(term="Steps", value=format_count(training.num_steps)),
-        Fact(term="Supervised tokens", value=format_count(training.num_supervised_tokens)),
-        Fact(term="Time", value=format_duration(training.train_s)),
+        Fact("Held-out on", ", ".join(heldout)),
+        Fact("Steps", format_count(training.num_steps)),
+        Fact("Supervised tokens", format_count(training.num_supervised_tokens)),
+        Fact("Time", format_duration(training.train_s)),
     )
 
 
@@ -94,7 +92,7 @@ def _describe_asked(training: TrainingSummary) -> str:
 def _describe_budget(budget: Budget) -> Fact:
     metric = budget.metric.replace("_", "-")
     value = f"at most {format_percent(budget.limit)} of a bucket {metric}"
-    return Fact(term="Risk budget", value=value, detail=f"else: {budget.action}")
+    return Fact("Risk budget", value, detail=f"else: {budget.action}")
 
 
 def describe_privacy(training: TrainingSummary) -> tuple[Fact, ...]:
@@ -104,8 +102,8 @@ def describe_privacy(training: TrainingSummary) -> tuple[Fact, ...]:
     sampled = format_number(training.epsilon_if_sampled)
     return (
         Fact(
-            term="Differential privacy",
-            value=f"ε = {format_number(training.epsilon)} at δ = {training.delta:g}, for a row",
+            "Differential privacy",
+            f"ε = {format_number(training.epsilon)} at δ = {training.delta:g}, for a row",
             detail=f"Had rows been sampled, as papers assume: {sampled}. {_PRIVACY_LIMITS}",
         ),
     )
@@ -123,21 +121,21 @@ def describe_data(report: AuditReport) -> tuple[Fact, ...]:
     if len(data.sources) > _MOST_SOURCES:
         sources.append(f"and {len(data.sources) - _MOST_SOURCES:,} more")
     facts = [
-        Fact(term="Sources", value=", ".join(sources) or MISSING),
-        Fact(term="Documents", value=format_count(data.num_documents)),
+        Fact("Sources", ", ".join(sources) or MISSING),
+        Fact("Documents", format_count(data.num_documents)),
     ]
     if data.num_clusters is not None:
         detail = "Intervals of means take a cluster as one piece of evidence."
         if report.training is not None:
             detail = f"Control and buckets are drawn over clusters. {detail}"
         clusters = format_count(data.num_clusters)
-        facts.append(Fact(term="Clusters of near-duplicates", value=clusters, detail=detail))
+        facts.append(Fact("Clusters of near-duplicates", clusters, detail=detail))
     return (
         *facts,
         describe_overlap(report),
         Fact(
-            term="Hash",
-            value=clean_name(data.documents_sha256, 80),
+            "Hash",
+            clean_name(data.documents_sha256, 80),
             detail="Over ids and token hashes of all documents, in order.",
             code=True,
         ),
@@ -153,12 +151,12 @@ def describe_method(report: AuditReport) -> tuple[Fact, ...]:
     sample = method.sample_size
     sample_text = "all" if sample is None else f"at most {sample:,} of a bucket"
     facts = [
-        Fact(term="Suite", value=f"{clean_name(method.suite)}, version {method.suite_version:,}"),
-        Fact(term="Continuation", value=f"{method.continuation_tokens:,} tokens"),
-        Fact(term="Prefix", value=prefix_text, detail="" if cut is None else _WITHIN),
+        Fact("Suite", f"{clean_name(method.suite)}, version {method.suite_version:,}"),
+        Fact("Continuation", f"{method.continuation_tokens:,} tokens"),
+        Fact("Prefix", prefix_text, detail="" if cut is None else _WITHIN),
         Fact(
-            term="Audited part",
-            value="every document whole"
+            "Audited part",
+            "every document whole"
             if cut is None
             else f"{cut.num_documents:,} of {cut.num_given:,} documents by their {cut.window} part",
             detail=""
@@ -166,31 +164,29 @@ def describe_method(report: AuditReport) -> tuple[Fact, ...]:
             else f"The longest has {cut.longest_tokens:,} tokens; at most {cut.used_tokens:,} of a "
             "document were used.",
         ),
-        Fact(term="Near-verbatim up to", value=f"{format_threshold(method.max_edit_share)} edits"),
-        Fact(term="Tiny margin below", value=f"{format_number(method.tiny_margin)} logits"),
-        Fact(term="Arithmetic", value=clean_name(method.dtype, 20)),
+        Fact("Near-verbatim up to", f"{format_threshold(method.max_edit_share)} edits"),
+        Fact("Tiny margin below", f"{format_number(method.tiny_margin)} logits"),
+        Fact("Arithmetic", clean_name(method.dtype, 20)),
         Fact(
-            term="Tokens of a forward pass",
-            value="as many as fit"
-            if method.batch_tokens is None
-            else format_count(method.batch_tokens),
+            "Tokens of a forward pass",
+            "as many as fit" if method.batch_tokens is None else format_count(method.batch_tokens),
         ),
-        Fact(term="Documents scored", value=sample_text),
-        Fact(term="Seed", value=str(method.seed)),
-        Fact(term="Time", value=format_duration(method.wall_s)),
-        Fact(term="Weights", value=clean_name(model.weights_sha256, 80), code=True),
+        Fact("Documents scored", sample_text),
+        Fact("Seed", str(method.seed)),
+        Fact("Time", format_duration(method.wall_s)),
+        Fact("Weights", clean_name(model.weights_sha256, 80), code=True),
     ]
     if model.base:
-        facts.append(Fact(term="Base model", value=clean_name(model.base, 240)))
+        facts.append(Fact("Base model", clean_name(model.base, 240)))
     if model.base_weights_sha256:
         value = clean_name(model.base_weights_sha256, 80)
-        facts.append(Fact(term="Base weights", value=value, code=True))
+        facts.append(Fact("Base weights", value, code=True))
     return tuple(facts)
 
 
 def describe_environment(environment: Mapping[str, str]) -> tuple[Fact, ...]:
     """List versions and hardware, by name."""
     return tuple(
-        Fact(term=clean_name(name), value=clean_text(value, 200), code=True)
+        Fact(clean_name(name), clean_text(value, 200), code=True)
         for name, value in sorted(environment.items())[:200]
     )

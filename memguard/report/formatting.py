@@ -2,23 +2,20 @@
 
 A missing number is an en dash, or "n/a" where the reason stands beside it. Percentages never round
 to 0 or 100 unless they are.
+
+Ids, names and sentences of a record come from other people's data. Escaping for HTML is the
+template engine's work; `clean_text` removes what escaping leaves in: characters that steer a
+terminal or reverse the reading direction, halves of surrogate pairs, and lines of a megabyte.
 """
 
 import math
 import re
 import unicodedata
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 from memguard.records import NUM_RISK_QUERIES, Interval, Rate, RiskName
-
-# Neutralise strings that may be hostile before anyone sees them.
-#
-# Ids, names and sentences of a record come from other people's data. Escaping for HTML is the
-# template engine's work; this file removes what escaping leaves in: characters that steer a
-# terminal
-# or reverse the reading direction, halves of surrogate pairs, and lines of a megabyte.
 
 ELLIPSIS = "…"
 NAME_LIMIT = 72
@@ -241,37 +238,31 @@ def format_share(interval: Interval | None) -> Estimate:
 
 def format_points(interval: Interval | None) -> Estimate:
     """Write a difference of rates in percentage points."""
-    if interval is None:
-        return Estimate(value=MISSING, interval="")
-    value = f"{_sign_percent(interval.value)}{NBSP}pp"
-    if interval.ci is None:
-        return Estimate(value=value, interval="no interval")
-    low, high = map(_sign_percent, interval.ci)
-    return Estimate(value=value, interval=f"{low} to {high}")
+    found = _estimate(interval, _sign_percent, " to ")
+    return found if interval is None else replace(found, value=f"{found.value}{NBSP}pp")
 
 
 def format_interval(interval: Interval | None, decimals: int = 3) -> Estimate:
     """Write an estimate and its interval."""
-    if interval is None:
-        return Estimate(value=MISSING, interval="")
-    value = format_number(interval.value, decimals)
-    if interval.ci is None:
-        return Estimate(value=value, interval="no interval")
-    low, high = (format_number(bound, decimals) for bound in interval.ci)
+    found = _estimate(interval, lambda value: format_number(value, decimals), "–")
     # A dash beside a minus sign reads as another minus.
-    joint = " to " if MINUS in low + high else "–"
-    return Estimate(value=value, interval=f"{low}{joint}{high}")
+    return (
+        replace(found, interval=found.interval.replace("–", " to "))
+        if MINUS in found.interval
+        else found
+    )
 
 
 def format_difference(interval: Interval | None, decimals: int = 3) -> Estimate:
     """Write a difference with its sign and its interval."""
+    return _estimate(interval, lambda value: format_signed(value, decimals), " to ")
+
+
+def _estimate(interval: Interval | None, write: Callable[[float], str], joint: str) -> Estimate:
     if interval is None:
         return Estimate(value=MISSING, interval="")
-    value = format_signed(interval.value, decimals)
-    if interval.ci is None:
-        return Estimate(value=value, interval="no interval")
-    low, high = (format_signed(bound, decimals) for bound in interval.ci)
-    return Estimate(value=value, interval=f"{low} to {high}")
+    ends = "no interval" if interval.ci is None else joint.join(map(write, interval.ci))
+    return Estimate(value=write(interval.value), interval=ends)
 
 
 def format_duration(seconds: float) -> str:

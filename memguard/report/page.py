@@ -4,19 +4,11 @@ Strings are ready to show (cleaned and formatted, not yet escaped). Numbers appe
 chart draws.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Literal
 
-from memguard.records import Rate
-from memguard.report.formatting import (
-    MISSING,
-    NOT_AVAILABLE,
-    Estimate,
-    format_of,
-    format_percent,
-    format_percent_range,
-)
+Tone = Literal["", "base", "control", "dominated"]
+"""How a row is set: for whose numbers, or grey."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -29,11 +21,12 @@ class Bar:
     """Length of the interval's whisker, which starts at ``low``."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class Cell:
     """One cell of a table."""
 
     text: str
+    _: KW_ONLY
     detail: str = ""
     """A second, smaller line."""
     note: str = ""
@@ -50,7 +43,7 @@ class Row:
 
     head: Cell
     cells: tuple[Cell, ...]
-    tone: Literal["", "base", "control", "dominated"] = ""
+    tone: Tone = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -71,12 +64,13 @@ class Table:
     """Its first column holds sentences."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class Fact:
     """A term and its value."""
 
     term: str
     value: str
+    _: KW_ONLY
     detail: str = ""
     code: bool = False
 
@@ -237,65 +231,3 @@ class ComparisonPage:
     command: str
     environment: tuple[Fact, ...]
     glossary: tuple[Fact, ...]
-
-
-# Headings and cells that several tables are made of.
-
-
-def make_headings(*labels: str | tuple[str, str]) -> tuple[Cell, ...]:
-    """Make column headings; a pair is a heading with a smaller line."""
-    return tuple(
-        Cell(text=label, kind="text")
-        if isinstance(label, str)
-        else Cell(text=label[0], detail=label[1], kind="text")
-        for label in labels
-    )
-
-
-def make_rate_cell(
-    rate: float | None, ci: tuple[float, float] | None, num_matched: int, num_documents: int
-) -> Cell:
-    """Show counts, percentage, interval and a bar."""
-    if rate is None:
-        return Cell(text=MISSING, detail="no documents")
-    low, high = ci or (rate, rate)
-    return Cell(
-        text=format_of(num_matched, num_documents),
-        detail=f"{format_percent(rate)} ({format_percent_range(ci)})",
-        bar=Bar(fill=_css(rate), low=_css(low), width=_css(high - low)),
-    )
-
-
-def _css(share: float) -> str:
-    return f"{100 * min(max(share, 0.0), 1.0):.2f}%"
-
-
-def show_rate(rate: Rate | None) -> Cell:
-    """Show a rate as `make_rate_cell` does; None where nothing was generated."""
-    if rate is None:
-        return show_missing("not generated")
-    return make_rate_cell(rate.rate, rate.ci, rate.num_matched, rate.num_documents)
-
-
-def show_narrow_rate(rate: Rate | None, note: str = "") -> Cell:
-    """Show a rate where columns are many: counts, bar and interval, whose middle is plain then."""
-    cell = show_rate(rate)
-    if rate is None or cell.bar is None:
-        return cell
-    return Cell(text=cell.text, detail=format_percent_range(rate.ci), bar=cell.bar, note=note)
-
-
-def show_estimate(estimate: Estimate) -> Cell:
-    """Show an estimate above its interval."""
-    return Cell(text=estimate.value, detail=estimate.interval)
-
-
-def show_missing(reason: str) -> Cell:
-    """Say that there is no number, and why."""
-    return Cell(text=NOT_AVAILABLE, detail=reason, kind="text")
-
-
-def fold_rows(rows: Sequence[Row], most: int) -> tuple[tuple[Row, ...], tuple[Row, ...], str]:
-    """Part rows into those shown, those shown on demand, and what then stands before them."""
-    rest = tuple(rows[most:])
-    return tuple(rows[:most]), rest, f"Show {len(rest):,} more" if rest else ""

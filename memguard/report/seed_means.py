@@ -1,10 +1,22 @@
-"""One setting's seeds in one cell: the mean, and how far apart they are."""
+"""One setting's seeds in one cell: the mean, and how far apart they are.
+
+Settings in the order of the record, numbers of repetitions ascending, and their names.
+"""
 
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
-from memguard.records import BLIND, Comparison, ComparisonCell, FrontPoint, RiskName, SettingResult
+from memguard.records import (
+    BLIND,
+    Comparison,
+    ComparisonCell,
+    FrontPoint,
+    MatchedShare,
+    Rate,
+    RiskName,
+    SettingResult,
+)
 from memguard.report.audit_attacks import NEVER
 from memguard.report.formatting import (
     MINUS,
@@ -18,9 +30,8 @@ from memguard.report.formatting import (
     format_percent_range,
     relative_change,
 )
-from memguard.report.page import Cell, make_rate_cell, show_missing
-
-# Order the numbers of repetitions of a comparison, and name its settings.
+from memguard.report.page import Cell
+from memguard.report.tables import make_rate_cell, show_missing
 
 CHART_NAME_LIMIT = 22
 
@@ -58,15 +69,63 @@ def list_highest(runs: Iterable[Mapping[str, ComparisonCell]]) -> list[Compariso
     return [run[dose] for run in runs if (dose := pick_own_highest(run)) is not None]
 
 
-def describe_group(group: Sequence[SettingResult], comparison: Comparison) -> str:
+Cells = Sequence[ComparisonCell]
+"""Of one setting's seeds, at one number of repetitions."""
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """A setting over its seeds; or the base model, which has no run of its own and no point."""
+
+    name: str
+    runs: Sequence[SettingResult]
+    extraction: Sequence[Mapping[str, ComparisonCell]]
+    """By number of repetitions, run by run."""
+    point: FrontPoint | None
+    """Risk and utility."""
+
+    @property
+    def cells(self) -> Cells:
+        """Each run's documents of its highest dose; runs without any are left out."""
+        return list_highest(self.extraction)
+
+    @property
+    def control(self) -> Cells:
+        """Each run's control, if it has one."""
+        return [run["0"] for run in self.extraction if "0" in run]
+
+
+def list_settings(comparison: Comparison) -> list[Setting]:
+    """Return the settings, each with its runs, one for each seed, in order."""
+    groups: dict[str, list[SettingResult]] = {}
+    for one in comparison.settings:
+        groups.setdefault(one.name, []).append(one)
+    points = {point.name: point for point in reversed(comparison.front)}
+    return [
+        Setting(name, runs, [run.extraction for run in runs], points.get(name))
+        for name, runs in groups.items()
+    ]
+
+
+def get_base(comparison: Comparison) -> Setting:
+    """Return the base model as a setting."""
+    return Setting("Base model", (), [comparison.base_extraction], None)
+
+
+def has_several_seeds(comparison: Comparison) -> bool:
+    """Tell whether a setting has more than one run."""
+    return len({one.name for one in comparison.settings}) < len(comparison.settings)
+
+
+def describe_setting(setting: Setting, comparison: Comparison) -> str:
     """Say what stands below a setting's name: its seeds, and another dose than the first one's."""
-    seeds = f"{len(group):,} seeds" if len(group) > 1 else ""
-    return "; ".join(filter(None, (seeds, tell_other_dose(group, comparison))))
+    seeds = f"{len(setting.runs):,} seeds" if len(setting.runs) > 1 else ""
+    return "; ".join(filter(None, (seeds, tell_other_dose(setting, comparison))))
 
 
-def tell_other_dose(group: Sequence[SettingResult], comparison: Comparison) -> str:
+def tell_other_dose(setting: Setting, comparison: Comparison) -> str:
     """Say how often a setting trained what the first one trained most often; "" if as often."""
-    doses = {pick_own_highest(one.extraction) for one in group} - {None}
+    doses = {pick_own_highest(extraction) for extraction in setting.extraction} - {None}
     if doses <= {pick_highest(comparison)}:
         return ""
     return " and ".join(name_dose(dose) for dose in sorted(filter(None, doses), key=_sort_key))
@@ -91,19 +150,6 @@ def label_setting(setting: SettingResult, comparison: Comparison) -> str:
 def name_first(comparison: Comparison, limit: int = NAME_LIMIT) -> str:
     """Name the setting that the others are held against."""
     return clean_name(comparison.settings[0].name, limit)
-
-
-def group_settings(comparison: Comparison) -> dict[str, list[SettingResult]]:
-    """Return the runs of each setting, one for each seed, by name and in order."""
-    groups: dict[str, list[SettingResult]] = {}
-    for setting in comparison.settings:
-        groups.setdefault(setting.name, []).append(setting)
-    return groups
-
-
-def find_point(name: str, comparison: Comparison) -> FrontPoint:
-    """Return a setting's risk and utility."""
-    return next(point for point in comparison.front if point.name == name)
 
 
 def mean_base_nll(comparison: Comparison) -> float:
@@ -131,30 +177,6 @@ def label_base(comparison: Comparison) -> str:
     return f"before training; documents of seed {seed}" if several else "before training"
 
 
-Cells = Sequence[ComparisonCell]
-"""Of one setting's seeds, at one number of repetitions."""
-
-
-def show_rates(cells: Cells, control: Cells) -> tuple[Cell, Cell, Cell]:
-    """Show verbatim, near-verbatim and token accuracy, the control's below each."""
-    generated = all(cell.near_verbatim for cell in cells)
-    return (
-        _show_share(
-            [cell.rate for cell in cells],
-            [cell.ci for cell in cells],
-            [cell.rate for cell in control],
-        ),
-        _show_share(
-            [near_rate(cell) for cell in cells],
-            [cell.near_verbatim.ci if cell.near_verbatim else None for cell in cells],
-            [near_rate(cell) for cell in control],
-        )
-        if generated
-        else show_missing("not generated"),
-        show_accuracy(cells, control),
-    )
-
-
 def near_rate(cell: ComparisonCell) -> float | None:
     """Return the share of documents extracted near-verbatim; None where none was generated."""
     return None if cell.near_verbatim is None else cell.near_verbatim.rate
@@ -176,21 +198,93 @@ def _know(values: Sequence[float | None]) -> list[float]:
     return [value for value in values if value is not None]
 
 
-def _show_share(
-    values: Sequence[float | None],
-    intervals: Sequence[tuple[float, float] | None],
-    control: Sequence[float | None],
+def _show_mean(
+    values: Sequence[float],
+    ci: tuple[float, float] | None,
+    floor: str,
+    floors: Sequence[float],
+    *,
+    write: Callable[[float], str] = format_percent,
+    write_ends: Callable[[tuple[float, float]], str] = format_percent_range,
 ) -> Cell:
-    """Show the mean over seeds and their ends; of one seed its interval, if it has one."""
-    known = _know(values)
-    if not known:
-        return show_missing("no documents" if values else "not measured")
-    ends = (min(known), max(known)) if len(known) > 1 else next(iter(intervals), None)
-    floors = _know(control)
+    """Show the mean over seeds and their ends, of one seed its interval, and below what to beat.
+
+    Args:
+        values: of each seed, one at least.
+        ci: of the first seed, if there is one.
+        floor: name of what to beat.
+        floors: its values.
+        write: how a value is written.
+        write_ends: how an interval is.
+    """
+    ends = (min(values), max(values)) if len(values) > 1 else ci
     return Cell(
-        text=format_percent(_mean(known)),
-        detail="" if ends is None or ends[0] == ends[1] else format_percent_range(ends),
-        note=f"control {format_percent(_mean(floors))}" if floors else "",
+        write(_mean(values)),
+        detail="" if ends is None or ends[0] == ends[1] else write_ends(ends),
+        note=f"{floor} {write(_mean(floors))}" if floors else "",
+    )
+
+
+Share = ComparisonCell | MatchedShare | Rate
+
+
+def _show_shares(shares: Sequence[Share], control: Sequence[Share]) -> Cell:
+    known = _know([share.rate for share in shares])
+    if not known:
+        return show_missing("no documents" if shares else "not measured")
+    return _show_mean(known, shares[0].ci, "control", _know([share.rate for share in control]))
+
+
+def show_mean_verbatim(setting: Setting) -> Cell:
+    """Show the mean share extracted verbatim, the control's below."""
+    return _show_shares(setting.cells, setting.control)
+
+
+def show_mean_near(setting: Setting) -> Cell:
+    """Show the mean share extracted near-verbatim, the control's below."""
+    near = _list_near(setting.cells)
+    if len(near) < len(setting.cells):
+        return show_missing("not generated")
+    return _show_shares(near, _list_near(setting.control))
+
+
+def _list_near(cells: Cells) -> list[MatchedShare]:
+    return [cell.near_verbatim for cell in cells if cell.near_verbatim]
+
+
+def show_accuracy(setting: Setting) -> Cell:
+    """Show the mean token accuracy over seeds, the control's below."""
+    known = _know([cell.mean_token_accuracy for cell in setting.cells])
+    if not known:
+        return show_missing("no documents" if setting.cells else "not measured")
+    floors = _know([cell.mean_token_accuracy for cell in setting.control])
+    return _show_mean(known, None, "control", floors)
+
+
+def show_attack(setting: Setting, attack: str) -> Cell:
+    """Show how many documents any answer of an attack was right for."""
+    found, control = (
+        [one.any_verbatim for cell in cells for one in cell.attacks if one.attack == attack]
+        for cells in (setting.cells, setting.control)
+    )
+    return _show_shares(found, control) if found else show_missing("not attacked")
+
+
+def show_membership(setting: Setting, score: str) -> Cell:
+    """Show the AUC of one score, the blind baseline's below."""
+    found, blind = (
+        [one.auc for run in setting.runs for one in run.membership if one.score == name and one.auc]
+        for name in (score, BLIND)
+    )
+    if not found:
+        return show_missing("could not be asked")
+    return _show_mean(
+        [auc.value for auc in found],
+        found[0].ci,
+        "blind",
+        [auc.value for auc in blind],
+        write=format_number,
+        write_ends=lambda ends: "–".join(map(format_number, ends)),
     )
 
 
@@ -209,13 +303,13 @@ def show_cost(cells: Cells, control: Cells) -> Cell:
     if len(medians) < len(costs):
         # No mean where one of them is endless.
         seeds = f"in {format_of(len(costs) - len(medians), len(costs))} seeds"
-        return Cell(text=NEVER, detail=seeds if len(costs) > 1 else "", note=note)
+        return Cell(NEVER, detail=seeds if len(costs) > 1 else "", note=note)
     if len(costs) > 1:
         detail = f"{_write_log10(min(medians))} to {_write_log10(max(medians))}"
     else:
         low, high = (_write_log10(q) for q in (costs[0].quantile_10, costs[0].quantile_90))
         detail = f"{low} to {high}"
-    return Cell(text=_write_log10(_mean(medians)), detail=detail, note=note)
+    return Cell(_write_log10(_mean(medians)), detail=detail, note=note)
 
 
 def _write_log10(value: float | None) -> str:
@@ -224,113 +318,63 @@ def _write_log10(value: float | None) -> str:
     return f"{value:.1f}".replace("-", MINUS) if abs(value) < 1e6 else format_number(value)
 
 
-def show_attack(cells: Cells, control: Cells, attack: str) -> Cell:
-    """Show how many documents any answer of an attack was right for."""
-    found = [one for cell in cells for one in cell.attacks if one.attack == attack]
-    if not found:
-        return show_missing("not attacked")
-    return _show_share(
-        [one.any_verbatim.rate for one in found],
-        [one.any_verbatim.ci for one in found],
-        [one.any_verbatim.rate for c in control for one in c.attacks if one.attack == attack],
-    )
-
-
-def show_membership(group: list[SettingResult], score: str) -> Cell:
-    """Show the AUC of one score, the blind baseline's below."""
-    aucs = [one.auc for setting in group for one in setting.membership if one.score == score]
-    known = [auc for auc in aucs if auc]
-    if not known:
-        return show_missing("could not be asked")
-    blinds = [one.auc for setting in group for one in setting.membership if one.score == BLIND]
-    floors = [auc.value for auc in blinds if auc]
-    values = [auc.value for auc in known]
-    ends = (min(values), max(values)) if len(values) > 1 else known[0].ci
-    return Cell(
-        text=format_number(_mean(values)),
-        detail=""
-        if ends is None or ends[0] == ends[1]
-        else "–".join(format_number(end) for end in ends),
-        note=f"blind {format_number(_mean(floors))}" if floors else "",
-    )
-
-
-def show_loss(comparison: Comparison, group: list[SettingResult]) -> Cell:
+def show_loss(comparison: Comparison, setting: Setting) -> Cell:
     """Show the mean loss, its change from the first setting's and the interval of that."""
-    point = find_point(group[0].name, comparison)
-    interval = format_change_range(point.utility_change)
-    is_first = group[0].name == comparison.settings[0].name
-    change = "reference" if is_first else format_change(compute_change(comparison, group))
-    return Cell(text=format_number(point.utility), detail=change, note=interval)
-
-
-def compute_change(comparison: Comparison, group: list[SettingResult]) -> float | None:
-    """Return the relative change of the mean loss from the first setting's over the same seeds."""
-    point = find_point(group[0].name, comparison)
-    if point.utility_change is not None:
-        return point.utility_change.value
-    seeds = {setting.seed for setting in group}
-    first = [s for s in comparison.settings if s.name == comparison.settings[0].name]
-    shared = [setting for setting in first if setting.seed in seeds] or first
-    return relative_change(_mean_loss(group), _mean_loss(shared))
-
-
-def _mean_loss(group: Sequence[SettingResult]) -> float:
-    return _mean([setting.utility.heldout_nll for setting in group])
-
-
-def show_near(cells: Cells, control: Cells, point: FrontPoint | None) -> Cell:
-    """Show the documents of all seeds that are extracted near-verbatim, the control's below."""
-    near = [cell.near_verbatim for cell in cells if cell.near_verbatim]
-    if len(near) < len(cells):
-        return show_missing("not generated")
-    cell = _show_pooled(
-        [(one.num_matched, cell.num_documents) for one, cell in zip(near, cells, strict=True)],
-        [one.ci for one in near],
-        point,
-        "near_verbatim",
+    assert setting.point is not None, "the base model has no such row"
+    is_first = setting.name == comparison.settings[0].name
+    return Cell(
+        format_number(setting.point.utility),
+        detail="reference" if is_first else format_change(compute_change(comparison, setting)),
+        note=format_change_range(setting.point.utility_change),
     )
-    floors = [(one.near_verbatim, one.num_documents) for one in control if one.near_verbatim]
-    num_documents = sum(count for _, count in floors)
+
+
+def compute_change(comparison: Comparison, setting: Setting) -> float | None:
+    """Return the relative change of the mean loss from the first setting's over the same seeds."""
+    if setting.point is not None and setting.point.utility_change is not None:
+        return setting.point.utility_change.value
+    seeds = {run.seed for run in setting.runs}
+    first = list_settings(comparison)[0].runs
+    shared = [run for run in first if run.seed in seeds] or first
+    return relative_change(_mean_loss(setting.runs), _mean_loss(shared))
+
+
+def _mean_loss(runs: Sequence[SettingResult]) -> float:
+    return _mean([run.utility.heldout_nll for run in runs])
+
+
+def show_near(setting: Setting) -> Cell:
+    """Show the documents of all seeds that are extracted near-verbatim, the control's below."""
+    near = _list_near(setting.cells)
+    if len(near) < len(setting.cells):
+        return show_missing("not generated")
+    cell = _show_pooled(near, setting, "near_verbatim")
+    known = [one for one in setting.control if one.near_verbatim]
+    num_documents = sum(one.num_documents for one in known)
     if not num_documents:
         return cell
-    floor = format_of(sum(one.num_matched for one, _ in floors), num_documents)
+    floor = format_of(sum(one.num_matched for one in _list_near(known)), num_documents)
     return replace(cell, note=f"control {floor}")
 
 
-def show_verbatim(cells: Cells, point: FrontPoint | None) -> Cell:
+def show_verbatim(setting: Setting) -> Cell:
     """Show the documents of all seeds that are extracted verbatim."""
-    return _show_pooled(
-        [(cell.num_matched, cell.num_documents) for cell in cells],
-        [cell.ci for cell in cells],
-        point,
-        "verbatim",
-    )
+    return _show_pooled(setting.cells, setting, "verbatim")
 
 
 def _show_pooled(
-    counts: Sequence[tuple[int, int]],
-    intervals: Sequence[tuple[float, float] | None],
-    point: FrontPoint | None,
-    risk: RiskName,
+    shares: Sequence[ComparisonCell | MatchedShare], setting: Setting, risk: RiskName
 ) -> Cell:
     """Show counts of all seeds; the counts and interval of one seed are its own."""
+    point = setting.point
     over_seeds = point.risks.get(risk) if point else None
-    if len(counts) > 1 and point is not None and over_seeds is not None:
+    if len(shares) > 1 and point is not None and over_seeds is not None:
         # Of the seeds and documents that settings are judged on, as the interval is.
         num_matched = round(over_seeds.value * point.num_documents)
         return make_rate_cell(over_seeds.value, over_seeds.ci, num_matched, point.num_documents)
-    num_matched, num_documents = (sum(column) for column in zip(*counts, strict=True))
+    num_matched = sum(share.num_matched for share in shares)
+    num_documents = sum(cell.num_documents for cell in setting.cells)
     if not num_documents:
         return make_rate_cell(None, None, 0, 0)
-    ci = intervals[0] if len(counts) == 1 else None
+    ci = shares[0].ci if len(shares) == 1 else None
     return make_rate_cell(num_matched / num_documents, ci, num_matched, num_documents)
-
-
-def show_accuracy(cells: Cells, control: Cells) -> Cell:
-    """Show the mean token accuracy over seeds, the control's below."""
-    return _show_share(
-        [cell.mean_token_accuracy for cell in cells],
-        [],
-        [cell.mean_token_accuracy for cell in control],
-    )

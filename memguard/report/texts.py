@@ -1,4 +1,4 @@
-"""Sentences of the pages: limits, next steps, glossary.
+"""Sentences of the pages: limits, next steps, and a glossary that explains their words.
 
 Sober on purpose: a page says what was tried and what came out, never that a model is free of risk.
 """
@@ -192,12 +192,12 @@ def describe_overlap(report: AuditReport) -> Fact:
     """Say how far the control is from being independent of the trained documents."""
     overlap = report.data.overlap_with_control
     if overlap is None:
-        return Fact(term="Overlap with control", value="not measured")
+        return Fact("Overlap with control", "not measured")
     words = report.data.near_duplicate_words
     run = "a run of words" if words is None else f"a run of {words} words"
     return Fact(
-        term="Overlap with control",
-        value=format_rate(overlap),
+        "Overlap with control",
+        format_rate(overlap),
         detail=f"Control documents that share {run} with a trained one.",
     )
 
@@ -212,9 +212,6 @@ def describe_loss_change(nll: float | None, base: float | None) -> str:
     direction = "below" if change < 0 else "above"
     moved = f"{format_percent(abs(change))} {direction}" if change else "the same as"
     return f"{moved} the base model's {format_number(base)}"
-
-
-# The words of the pages, explained.
 
 
 def write_glossary(report: AuditReport | None, *, attacked: bool = False) -> tuple[Fact, ...]:
@@ -241,7 +238,7 @@ def write_glossary(report: AuditReport | None, *, attacked: bool = False) -> tup
             (bool(report.findings), (("Severity", _SEVERITY),)),
         )
         words += [word for is_shown, listed in further if is_shown for word in listed]
-    return tuple(Fact(term=term, value=value) for term, value in words)
+    return tuple(Fact(term, value) for term, value in words)
 
 
 _SEVERITY = (

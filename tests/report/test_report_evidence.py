@@ -9,8 +9,9 @@ from page_checks import check_page, words_of
 from memguard import records as r
 from memguard.report import render_report
 from memguard.report.audit_doses import build_copies, build_trends
-from memguard.report.audit_membership import build_counterfactual, build_masks
+from memguard.report.audit_membership import build_masks
 from memguard.report.audit_probes import build_generation, build_grid
+from memguard.report.audit_summary import build_counterfactual
 from memguard.report.page import Row
 
 

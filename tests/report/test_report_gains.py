@@ -10,7 +10,7 @@ from memguard import records as r
 from memguard.report import render_comparison
 from memguard.report.comparison_tables import build_gains
 from memguard.report.page import Row, Table
-from memguard.report.seed_means import compute_change, show_cost, show_loss
+from memguard.report.seed_means import Setting, compute_change, list_settings, show_cost, show_loss
 
 
 def get_table(comparison: r.Comparison) -> Table:
@@ -167,19 +167,19 @@ def test_the_short_version_tells_cost_and_the_best_attack() -> None:
 def test_losses_without_bounds_have_a_mean() -> None:
     comparison = examples.make_comparison(2)
 
-    def change(loss: float) -> tuple[r.Comparison, list[r.SettingResult]]:
+    def change(loss: float) -> tuple[r.Comparison, Setting]:
         utility = r.Utility(heldout_nll=loss, base_heldout_nll=1.0, num_documents=1, num_tokens=1)
         settings = [one.model_copy(update={"utility": utility}) for one in comparison.settings]
         points = {"utility": loss, "utility_change": None}
         front = [point.model_copy(update=points) for point in comparison.front]
         changed = comparison.model_copy(update={"settings": settings, "front": front})
-        return changed, [one for one in settings if one.name == settings[-1].name]
+        return changed, list_settings(changed)[-1]
 
     # The sum of two overflows, their mean does not.
-    wild, settings = change(1e308)
-    assert len(settings) == 2
-    assert show_loss(wild, settings).text == "1.00e+308"
-    assert compute_change(wild, settings) == 0
-    zero, settings = change(0.0)
-    assert show_loss(zero, settings).text == "0.000"
-    assert compute_change(zero, settings) is None
+    wild, setting = change(1e308)
+    assert len(setting.runs) == 2
+    assert show_loss(wild, setting).text == "1.00e+308"
+    assert compute_change(wild, setting) == 0
+    zero, setting = change(0.0)
+    assert show_loss(zero, setting).text == "0.000"
+    assert compute_change(zero, setting) is None

@@ -13,7 +13,7 @@ from memguard import records as r
 from memguard.audit.extraction import AuditDocument
 from memguard.audit.selection import BucketOutline
 from memguard.audit.tables import ProbeTable, build_measures
-from memguard.report.learned import find_learned, tell_learned
+from memguard.report.audit_summary import find_learned, tell_learned
 
 NUM_DOCUMENTS = 40
 CONTROL_AND_TRAINED = ("control", "r16")

@@ -1,0 +1,270 @@
+"""Tables from columns: a column has a heading and writes the cell of each row.
+
+    Column(heading, model, base)      columns[0] names the row
+         │           │      └─► make_base_row ─┐
+         │           └────────► make_rows ─────┼─► make_table ─► Table
+         └─────────────────────────────────────┘
+    bucket_table: the columns of a report's buckets
+
+`model` and `base` return a cell, or what becomes one: text, a count, a rate, or an estimate with
+its interval.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from memguard.records import AuditReport, BucketScores, ModelScores, Rate
+from memguard.report.formatting import (
+    MISSING,
+    NOT_AVAILABLE,
+    Estimate,
+    clean_name,
+    format_count,
+    format_of,
+    format_percent,
+    format_percent_range,
+)
+from memguard.report.page import Bar, Cell, Row, Table, Tone
+
+Item = TypeVar("Item")
+"""What a row is about: a bucket, a setting, a finding."""
+Value = TypeVar("Value")
+Heading = str | tuple[str, str]
+"""A pair has a second, smaller line."""
+Content = Cell | Estimate | Rate | int | str
+
+
+@dataclass(frozen=True, slots=True)
+class Column(Generic[Item]):
+    """A column: its heading, and the cell of each row."""
+
+    heading: Heading
+    model: Callable[[Item], Content]
+    base: Callable[[Item], Content | None] | None = None
+    """The cell of the base model's row; None leaves it empty."""
+
+
+def scores_column(heading: Heading, show: Callable[[ModelScores], Content]) -> Column[BucketScores]:
+    """Make a column that shows the same of the model and of the base model."""
+    return Column(
+        heading, lambda b: show(b.model), lambda b: None if b.base is None else show(b.base)
+    )
+
+
+def count_columns(
+    counted: Heading, share: Heading, count: Callable[[Item], tuple[int, int]], reason: str
+) -> tuple[Column[Item], Column[Item]]:
+    """Make two columns: how many of how many, and their share; why not, where there are none."""
+
+    def column(heading: Heading, write: Callable[[int, int], str]) -> Column[Item]:
+        def show(item: Item) -> Content:
+            part, whole = count(item)
+            return write(part, whole) if whole else show_missing(reason)
+
+        return Column(heading, show)
+
+    return (
+        column(counted, format_of),
+        column(share, lambda part, whole: format_percent(part / whole)),
+    )
+
+
+def make_base_row(columns: Sequence[Column[Item]], item: Item) -> Row:
+    """Make the base model's row of an item."""
+    return _join([column.base(item) if column.base else None for column in columns], "base")
+
+
+def _join(contents: Sequence[Content | None], tone: Tone) -> Row:
+    head, *cells = contents
+    return Row(
+        head=show_name(head) if isinstance(head, str) else make_cell(head),
+        cells=tuple(map(make_cell, cells)),
+        tone=tone,
+    )
+
+
+def make_cell(content: Content | None) -> Cell:
+    """Make a cell of what a column's function returned."""
+    if isinstance(content, Cell):
+        return content
+    if isinstance(content, Estimate):
+        return Cell(content.value, detail=content.interval)
+    if isinstance(content, Rate):
+        return show_rate(content)
+    return Cell(format_count(content) if isinstance(content, int) else content or "")
+
+
+def make_rows(
+    columns: Sequence[Column[Item]],
+    items: Iterable[Item],
+    tone: Callable[[Item], Tone] = lambda item: "",
+) -> list[Row]:
+    """Make the row of each item."""
+    return [_join([column.model(item) for column in columns], tone(item)) for item in items]
+
+
+def make_rows_over_base(
+    columns: Sequence[Column[Item]], items: Iterable[Item], tone: Callable[[Item], Tone]
+) -> list[Row]:
+    """Make the row of each item, and below it the base model's, if that has a cell."""
+    rows = []
+    for item in items:
+        base = make_base_row(columns, item)
+        rows += make_rows(columns, [item], tone)
+        rows += [base] if any(cell.text for cell in base.cells) else []
+    return rows
+
+
+def make_table(
+    caption: str,
+    columns: Sequence[Column[Item]],
+    rows: Sequence[Row],
+    *,
+    shown: int | None = None,
+    more_label: str = "",
+    notes: Sequence[str] = (),
+    compact: bool = False,
+    long_names: bool = False,
+) -> Table:
+    """Make a table.
+
+    Args:
+        caption: above it.
+        columns: give the headings.
+        rows: made of these columns.
+        shown: the rows from this number on are shown on demand; None shows all.
+        more_label: says so; "" writes how many there are.
+        notes: below the rows.
+        compact: beside a chart, where there is little room.
+        long_names: its first column holds sentences.
+    """
+    rest = () if shown is None else tuple(rows[shown:])
+    return Table(
+        caption=caption,
+        columns=tuple(_make_heading(column.heading) for column in columns),
+        rows=tuple(rows[:shown]),
+        more_rows=rest,
+        more_label=(more_label or f"Show {len(rest):,} more") if rest else "",
+        notes=tuple(notes),
+        compact=compact,
+        long_names=long_names,
+    )
+
+
+def _make_heading(heading: Heading) -> Cell:
+    text, detail = (heading, "") if isinstance(heading, str) else heading
+    return Cell(text, detail=detail, kind="text")
+
+
+def bucket_table(
+    report: AuditReport,
+    caption: str,
+    columns: Sequence[Column[BucketScores]],
+    *,
+    base_detail: str = "",
+    notes: Sequence[str] = (),
+    compact: bool = False,
+) -> Table:
+    """Make a table with a row for each bucket, and one below for the base model if it was scored.
+
+    Args:
+        report: whose buckets.
+        caption: above the table.
+        columns: all but the first one, which names the buckets.
+        base_detail: below the name of the base model.
+        notes: below the rows.
+        compact: beside others, where there is little room.
+    """
+    named: list[Column[BucketScores]] = [
+        Column(
+            "Bucket",
+            lambda b: name_bucket(b, report),
+            lambda b: show_name("Base model", base_detail),
+        ),
+        *columns,
+    ]
+    rows = make_rows_over_base(named, report.buckets, tone_of_bucket)
+    return make_table(caption, named, rows, notes=notes, compact=compact)
+
+
+_ROLES = {
+    "trained": "trained",
+    "control": "never trained",
+    "background": "background, trained",
+    "heldout": "held out, never trained",
+    "canary": "random secrets",
+    "forget": "to be forgotten",
+    "removed": "removed as copies",
+}
+
+
+def tone_of_bucket(bucket: BucketScores) -> Tone:
+    """Return how the row of a bucket is set."""
+    return "control" if bucket.role == "control" else ""
+
+
+def describe_times(bucket: BucketScores, report: AuditReport) -> str:
+    """Say how often the documents of a bucket were trained."""
+    role = _ROLES[bucket.role]
+    if bucket.role in ("control", "heldout", "forget") or not report.dose_response:
+        return role
+    if bucket.num_repetitions is None:
+        return f"{role}, not equally often"
+    return (
+        f"{role} {'once' if bucket.num_repetitions == 1 else f'{bucket.num_repetitions:,} times'}"
+    )
+
+
+def name_bucket(bucket: BucketScores, report: AuditReport) -> Cell:
+    """Name a bucket, and below how often its documents were trained."""
+    name, times = clean_name(bucket.bucket), describe_times(bucket, report)
+    return show_name(name, "" if name == times else times)
+
+
+def show_name(text: str, detail: str = "", note: str = "") -> Cell:
+    """Show a name or other text, with smaller lines below."""
+    return Cell(text, detail=detail, note=note, kind="text")
+
+
+def show_missing(reason: str) -> Cell:
+    """Say that there is no number, and why."""
+    return show_name(NOT_AVAILABLE, reason)
+
+
+def show_known(value: Value | None, write: Callable[[Value], Content], reason: str) -> Content:
+    """Show a number, or say why there is none."""
+    return show_missing(reason) if value is None else write(value)
+
+
+def make_rate_cell(
+    rate: float | None, ci: tuple[float, float] | None, num_matched: int, num_documents: int
+) -> Cell:
+    """Show counts, percentage, interval and a bar."""
+    if rate is None:
+        return Cell(MISSING, detail="no documents")
+    low, high = ci or (rate, rate)
+    return Cell(
+        format_of(num_matched, num_documents),
+        detail=f"{format_percent(rate)} ({format_percent_range(ci)})",
+        bar=Bar(fill=_css(rate), low=_css(low), width=_css(high - low)),
+    )
+
+
+def _css(share: float) -> str:
+    return f"{100 * min(max(share, 0.0), 1.0):.2f}%"
+
+
+def show_rate(rate: Rate | None) -> Cell:
+    """Show a rate as `make_rate_cell` does; None where nothing was generated."""
+    if rate is None:
+        return show_missing("not generated")
+    return make_rate_cell(rate.rate, rate.ci, rate.num_matched, rate.num_documents)
+
+
+def show_narrow_rate(rate: Rate | None, note: str = "") -> Cell:
+    """Show a rate where there are many columns: counts, bar and interval, without percentage."""
+    cell = show_rate(rate)
+    if rate is None or cell.bar is None:
+        return cell
+    return Cell(cell.text, detail=format_percent_range(rate.ci), bar=cell.bar, note=note)

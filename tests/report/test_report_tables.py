@@ -1,0 +1,114 @@
+"""Tables from columns: what a column's function may return, rows of the base model, folded rows."""
+
+import report_examples as examples
+
+from memguard import records as r
+from memguard.report.formatting import Estimate
+from memguard.report.page import Cell
+from memguard.report.tables import (
+    Column,
+    bucket_table,
+    count_columns,
+    make_cell,
+    make_rows,
+    make_rows_over_base,
+    make_table,
+    scores_column,
+    show_known,
+    show_missing,
+)
+
+
+def test_what_a_column_returns_becomes_a_cell() -> None:
+    cell = Cell("x", detail="y", kind="code")
+    assert make_cell(cell) is cell
+    assert make_cell(Estimate(value="0.5", interval="0.4–0.6")) == Cell("0.5", detail="0.4–0.6")
+    assert make_cell(1234) == Cell("1,234")
+    assert make_cell("n") == Cell("n")
+    assert make_cell(None) == Cell("")
+    rate = make_cell(examples.make_rate(3, 200))
+    assert rate.text == "3\u00a0of\u00a0200"
+    assert rate.bar is not None
+    assert rate.bar.fill == "1.50%"
+    # A count of none is a number, no empty cell.
+    assert make_cell(0) == Cell("0")
+
+
+def test_the_first_column_names_the_row() -> None:
+    columns: tuple[Column[int], ...] = (
+        Column("Number", lambda one: f"no. {one}"),
+        Column(("Twice", "of it"), lambda one: 2 * one),
+    )
+    rows = make_rows(columns, [3, 4], lambda one: "control" if one == 4 else "")
+    assert [row.head for row in rows] == [Cell(f"no. {one}", kind="text") for one in (3, 4)]
+    assert [row.cells for row in rows] == [(Cell("6"),), (Cell("8"),)]
+    assert [row.tone for row in rows] == ["", "control"]
+    table = make_table("Numbers", columns, rows)
+    assert [(one.text, one.detail) for one in table.columns] == [("Number", ""), ("Twice", "of it")]
+
+
+def test_rows_of_the_base_model_follow_where_they_have_a_cell() -> None:
+    columns: tuple[Column[int], ...] = (
+        Column("Number", str, lambda one: "Base model"),
+        Column("Square", lambda one: one**2),
+        Column("Half", lambda one: "odd" if one % 2 else "even", lambda one: one // 2),
+        Column("Missing", str, lambda one: None),
+    )
+    rows = make_rows_over_base(columns, [5, 6], lambda one: "")
+    assert [(row.head.text, row.tone) for row in rows] == [
+        ("5", ""),
+        ("Base model", "base"),
+        ("6", ""),
+        ("Base model", "base"),
+    ]
+    assert [cell.text for cell in rows[1].cells] == ["", "2", ""]
+    # Without a cell there is no row, although the column that names it has text.
+    named = (columns[0], columns[1])
+    assert [row.head.text for row in make_rows_over_base(named, [5], lambda one: "")] == ["5"]
+
+
+def test_counts_of_nothing_have_a_reason() -> None:
+    named: Column[int] = Column("Whole", str)
+    columns = (named, *count_columns("Count", "Share", lambda whole: (1, whole), "none given"))
+    found, empty = make_rows(columns, [4, 0])
+    assert [cell.text for cell in found.cells] == ["1\u00a0of\u00a04", "25.0\u00a0%"]
+    assert [cell.detail for cell in empty.cells] == ["none given"] * 2
+    assert show_known(0.0, str, "not measured") == "0.0"
+    assert show_known(None, str, "not measured") == show_missing("not measured")
+
+
+def test_rows_beyond_those_shown_are_on_demand() -> None:
+    columns: tuple[Column[int], ...] = (Column("Number", str), Column("Same", lambda one: one))
+    rows = make_rows(columns, range(5))
+    folded = make_table("", columns, rows, shown=3)
+    assert [len(folded.rows), len(folded.more_rows), folded.more_label] == [3, 2, "Show 2 more"]
+    assert make_table("", columns, rows, shown=0, more_label="All").more_label == "All"
+    whole = make_table("", columns, rows, shown=5, more_label="All")
+    assert [len(whole.rows), whole.more_rows, whole.more_label] == [5, (), ""]
+    assert len(make_table("", columns, rows).rows) == 5
+
+
+def test_a_table_of_buckets_has_the_base_model_where_it_was_scored() -> None:
+    report = examples.make_report()
+    buckets = [report.buckets[0], report.buckets[1].model_copy(update={"base": None})]
+    report = report.model_copy(update={"buckets": buckets})
+    columns: tuple[Column[r.BucketScores], ...] = (
+        scores_column("Verbatim", lambda scores: scores.verbatim),
+        Column("Tiny", lambda bucket: bucket.num_tiny_margin),
+    )
+    table = bucket_table(report, "Caption", columns, base_detail="same documents")
+    assert [(row.head.text, row.head.detail, row.tone) for row in table.rows] == [
+        ("control", "never trained", "control"),
+        ("Base model", "same documents", "base"),
+        ("r4", "trained 4 times", ""),
+    ]
+    assert table.rows[1].cells[1] == Cell("")
+    assert [column.text for column in table.columns] == ["Bucket", "Verbatim", "Tiny"]
+
+
+def test_what_was_not_generated_has_a_reason() -> None:
+    report = examples.drop_near_verbatim(examples.make_report())
+    columns = [scores_column("Near", lambda s: s.near_verbatim or show_missing("not generated"))]
+    assert {row.cells[0].detail for row in bucket_table(report, "", columns).rows} == {
+        "not generated"
+    }
