@@ -1,12 +1,10 @@
-"""The report's table: which numbers stand in it, and which are left out."""
+"""The report's table: which numbers are in it, and which are left out."""
 
 from collections.abc import Callable
 
-import numpy as np
 import pytest
+from audit_examples import build_evidence, build_rows
 
-from memguard.audit.bucket_table import build_buckets
-from memguard.audit.selection import BucketOutline
 from memguard.records import DocumentScore
 
 
@@ -19,10 +17,7 @@ def test_a_base_that_scored_only_some_documents_is_not_shown(
         make_score(f"d{index}", 50, base=10 if index < num_with_base else None)
         for index in range(3)
     ]
-    outline = BucketOutline(
-        bucket="trained", role="trained", num_repetitions=4, num_too_short=0, num_not_sampled=0
-    )
-    (row,) = build_buckets(scores, [outline], frozenset(), np.arange(3))
+    (row,) = build_rows(build_evidence(scores))
     assert row.model.verbatim.num_documents == 3
     assert (row.base is not None) is is_shown
     assert bool(row.base_risks) is is_shown
