@@ -23,7 +23,7 @@ from memguard.audit.cache import Numbers
 from memguard.audit.extraction import Window, compute_type_token_ratio, count_needed_90
 from memguard.audit.near_verbatim import NearVerbatim, NotGenerated
 from memguard.audit.probabilistic import NEVER, attack_cost
-from memguard.audit.teacher_forcing import OnePass
+from memguard.audit.teacher_forcing import MAIN, OnePass
 from memguard.records import DocumentScore, write_atomically
 
 SCHEMA_NAME = "memguard.scores/1"
@@ -34,16 +34,8 @@ _TYPES = {
     float: pyarrow.float64(),
     bool: pyarrow.bool_(),
 }
-_MEASURED = (
-    "num_correct",
-    "first_divergence",
-    "extraction_strength",
-    "longest_run",
-    "logprob",
-    "min_margin",
-    "argmax_type_token_ratio",
-)
-"""Columns that the score matrix has as they are."""
+# As the score matrix has them; the greedy margin is that of the whole greedy text instead.
+_MEASURED = [name for name in MAIN if name in DocumentScore.model_fields]
 _OF_BASE = [
     name.removeprefix("base_") for name in DocumentScore.model_fields if name.startswith("base_")
 ]

@@ -139,15 +139,9 @@ def measure_edits(
     indices: Sequence[int],
     on_progress: Progress | None = None,
 ) -> Numbers:
-    """Return `near_verbatim.NAMES` of the documents with these indices.
+    """Return `near_verbatim.NAMES` of the documents with these indices; see `generate_edits`.
 
-    Args:
-        probe: the limit.
-        decoder: of the model.
-        windows: ``[N]`` of all documents.
-        one_pass: ``[N]`` the same model's teacher-forced numbers.
-        indices: documents to generate.
-        on_progress: called with the documents done and all.
+    ``windows`` and the teacher-forced numbers ``one_pass`` are of all documents.
     """
     edits = generate_edits(
         probe,

@@ -112,10 +112,10 @@ class Evidence:
     """Everything that was measured; all arrays are [N] documents."""
 
     windows: Sequence[Window]
-    """[N]"""
     outlines: Sequence[BucketOutline]
     """In the report's order, also those without a document."""
     one_pass: OnePass
+    """Which numbers the score matrices hold."""
     model: ModelResults
     base: ModelResults | None
     scores: DocumentScores
@@ -164,7 +164,7 @@ def summarise(
     """Return everything the report says of the documents.
 
     Args:
-        evidence: what was asked and said.
+        evidence: what was measured.
         suite: the probes.
         tiny_margin: in logits.
         tally: state of the counts of repetitions; dose-response is refused unless complete.
