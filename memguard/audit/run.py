@@ -9,12 +9,7 @@ from memguard.audit.canaries import AuditCanary, score_canaries
 from memguard.audit.context import AuditedModel, Workshop
 from memguard.audit.document_scores import DocumentScores, build_scores
 from memguard.audit.extraction import AuditDocument, Window
-from memguard.audit.membership_scores import (
-    MEMBERSHIP_SCORES,
-    Codec,
-    compare_passes,
-    plan_plain,
-)
+from memguard.audit.membership_scores import MEMBERSHIP_SCORES, Codec, compare_passes, plan_plain
 from memguard.audit.model_probes import ModelProbes, list_own_passes
 from memguard.audit.parts import WhichWindow, describe_cut
 from memguard.audit.selection import select_windows

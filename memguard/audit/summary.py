@@ -179,14 +179,9 @@ def summarise(
     measures = build_measures([*tables, *evidence.written], documents, outlines)
     attack_cost = build_attack_cost(scores, outlines)
     buckets = build_buckets(
-        measures,
-        scores,
-        outlines,
-        hangs_N,
-        attack_cost=attack_cost,
-        attacks=evidence.attacks,
+        measures, scores, outlines, hangs_N, attack_cost=attack_cost, attacks=evidence.attacks
     )
-    findings = collect_findings(scores, [document.text_hmac for document in documents])
+    findings, num_findings = collect_findings(scores, [d.text_hmac for d in documents])
     generated = describe_generated(suite.extraction, model.near_verbatim)
     dose_response = tally == "complete"
     membership = []
@@ -196,10 +191,7 @@ def summarise(
         )
     return Summary(
         verdict=decide_verdict(
-            buckets,
-            evidence.windows,
-            dose_response=dose_response,
-            collapsed=is_collapsed(scores),
+            buckets, evidence.windows, dose_response=dose_response, collapsed=is_collapsed(scores)
         ),
         banners=collect_banners(
             buckets, scores, generated, tally=tally, tiny_margin=tiny_margin, cut=evidence.cut
@@ -211,8 +203,8 @@ def summarise(
         else describe_generated(suite.extraction, base.near_verbatim),
         dose_response=dose_response,
         membership=membership,
-        findings=list(findings.kept),
-        num_findings=findings.num_findings,
+        findings=findings,
+        num_findings=num_findings,
         cut=evidence.cut,
         measures=measures,
         attack_cost=attack_cost,
@@ -238,13 +230,7 @@ def describe_generated(
     probe: ExtractionProbe, near_verbatim: NearVerbatim | NotGenerated
 ) -> GeneratedTexts:
     """Return how near-verbatim matches were found, for the report."""
-    counts = (
-        "num_verbatim",
-        "num_generated",
-        "num_below_floor",
-        "num_checked",
-        "num_matched_below_floor",
-    )
+    counts = [name for name in GeneratedTexts.model_fields if name.startswith("num_")]
     return GeneratedTexts.model_validate(
         {
             "reason_not_generated": getattr(near_verbatim, "reason", None),

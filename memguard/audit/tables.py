@@ -138,20 +138,20 @@ def list_tables(
         model=found[0],
         base=None if base is None else found[1],
     )
-    cells = []
+    tables = [main]
     for index, cell in enumerate(one_pass.cells):
         size_N = np.full(len(windows), cell.continuation_tokens, dtype=np.int64)
-        place = f"grid.{index}."
-        cells.append(
+        found = [describe_window(each.one_pass, size_N, f"grid.{index}.") for each in results]
+        tables.append(
             ProbeTable(
                 probe="grid",
                 version=GridProbe.VERSION,
                 parameters=cell.model_dump(mode="json"),
-                model=describe_window(model.one_pass, size_N, place),
-                base=None if base is None else describe_window(base.one_pass, size_N, place),
+                model=found[0],
+                base=None if base is None else found[1],
             )
         )
-    return [main, *cells]
+    return tables
 
 
 def build_measures(
@@ -285,17 +285,15 @@ def build_attack_cost(
     if np.isnan(ours).all():
         return []
     has_base = not np.isnan(theirs).all()
-    rows = []
-    for outline in outlines:
-        here_N = scores["bucket"] == outline.bucket
-        rows.append(
-            AttackCostBucket(
-                bucket=outline.bucket,
-                model=summarise_attack_cost(ours[here_N]),
-                base=summarise_attack_cost(theirs[here_N]) if has_base else None,
-            )
+    here = {outline.bucket: scores["bucket"] == outline.bucket for outline in outlines}
+    return [
+        AttackCostBucket(
+            bucket=bucket,
+            model=summarise_attack_cost(ours[here_N]),
+            base=summarise_attack_cost(theirs[here_N]) if has_base else None,
         )
-    return rows
+        for bucket, here_N in here.items()
+    ]
 
 
 def build_buckets(

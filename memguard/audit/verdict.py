@@ -6,7 +6,6 @@ findings   which documents greedy decoding extracts, worst first, never their te
 
 import heapq
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
@@ -235,16 +234,10 @@ def format_percent(share: float) -> str:
     return f"{100 * share:.1f} %"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Findings:
-    """The worst findings and how many there are."""
-
-    kept: tuple[Finding, ...]
-    num_findings: int
-
-
-def collect_findings(scores: DocumentScores, text_hmacs: Sequence[str | None]) -> Findings:
-    """Return a finding for each extracted document that was fed to the model.
+def collect_findings(
+    scores: DocumentScores, text_hmacs: Sequence[str | None]
+) -> tuple[list[Finding], int]:
+    """Return the worst findings, and how many documents were fed to the model and extracted.
 
     high: verbatim over at least `LONG_TOKENS`, which the base model did not do as far as is known;
     medium: verbatim, but shorter or by the base model too; low: near-verbatim; info: template-like
@@ -277,7 +270,7 @@ def collect_findings(scores: DocumentScores, text_hmacs: Sequence[str | None]) -
         _build_finding(score, _ORDER[place_N[index]], text_hmacs[index])
         for index, score in zip(worst, scores.build_records(worst), strict=True)
     ]
-    return Findings(kept=tuple(kept), num_findings=len(found))
+    return kept, len(found)
 
 
 def _build_finding(score: DocumentScore, severity: Severity, text_hmac: str | None) -> Finding:

@@ -7,13 +7,7 @@ import numpy as np
 
 from memguard.audit.document_scores import DocumentScores
 from memguard.audit.parts import tell_cut
-from memguard.records import (
-    Banner,
-    BucketScores,
-    CutDocuments,
-    GeneratedTexts,
-    Rate,
-)
+from memguard.records import Banner, BucketScores, CutDocuments, GeneratedTexts, Rate
 
 Tally = Literal["complete", "missing", "contradicting"]
 """Whether the counts of repetitions are there and agree with the steps that were trained."""

@@ -250,8 +250,8 @@ def test_findings_by_severity(make_score: MakeScore) -> None:
         *_control(make_score, [50]),
     ]
     hmacs = ["abc" if score.id == "high" else None for score in scores]
-    findings = collect_findings(tabulate(scores), hmacs)
-    assert [(f.id, f.severity) for f in findings.kept] == [
+    findings, num_findings = collect_findings(tabulate(scores), hmacs)
+    assert [(f.id, f.severity) for f in findings] == [
         ("high", "high"),
         ("high-known-partly", "high"),
         ("known", "medium"),
@@ -259,8 +259,8 @@ def test_findings_by_severity(make_score: MakeScore) -> None:
         ("near", "low"),
         ("template", "info"),
     ]
-    assert findings.num_findings == 6
-    worst = findings.kept[0]
+    assert num_findings == 6
+    worst = findings[0]
     assert (worst.text_hmac, worst.base_num_correct) == ("abc", 2)
     assert worst.sentence == (
         "Greedy decoding after a prefix of 78 tokens generates all 50 tokens of the continuation "
@@ -270,9 +270,9 @@ def test_findings_by_severity(make_score: MakeScore) -> None:
 
 def test_findings_are_limited_and_counted(make_score: MakeScore) -> None:
     scores = tabulate([make_score(f"{i:03}", 50) for i in range(150)])
-    findings = collect_findings(scores, [None] * 150)
-    assert (len(findings.kept), findings.num_findings) == (MAX_FINDINGS, 150)
-    assert [f.id for f in findings.kept[:2]] == ["000", "001"]
+    findings, num_findings = collect_findings(scores, [None] * 150)
+    assert (len(findings), num_findings) == (MAX_FINDINGS, 150)
+    assert [f.id for f in findings[:2]] == ["000", "001"]
 
 
 def test_collapsed_model_proves_nothing(make_score: MakeScore) -> None:
