@@ -23,3 +23,21 @@ def test_a_base_that_scored_only_some_documents_is_not_shown(
     assert bool(row.base_risks) is is_shown
     if row.base is not None:
         assert row.base.verbatim.num_documents == 3
+
+
+@pytest.mark.parametrize("generated", ["model", "base", "both"])
+def test_near_verbatim_is_missing_where_no_text_was_generated(
+    make_score: Callable[..., DocumentScore], generated: str
+) -> None:
+    """Of the base only beside the model's: alone it would be compared with nothing."""
+    missing = {"model": {"base_near_verbatim": None}, "base": {"near_verbatim": None}, "both": {}}
+    scores = [
+        make_score(f"d{index}", 50, base=50).model_copy(update=missing[generated])
+        for index in range(3)
+    ]
+    (row,) = build_rows(build_evidence(scores))
+    assert row.base is not None
+    assert ("near_verbatim" in row.risks) is (generated != "base")
+    assert (row.model.near_verbatim is not None) is (generated != "base")
+    assert ("near_verbatim" in row.base_risks) is (generated == "both")
+    assert (row.base.near_verbatim is not None) is (generated == "both")
