@@ -17,7 +17,8 @@ running the probes
     decoding.py, beams.py  prompts -> generated tokens
     cache.py               rows of numbers, kept on disk and computed once
     context.py             the models, tokenizer, cache and process group of an audit
-    run.py                 each probe run on one model, then on the base model
+    model_probes.py        each probe of a suite, run on one model
+    run.py                 one audit: the model, its base, the reference; then the summary
 measuring
     teacher_forcing.py     one pass -> a row of numbers
     near_verbatim.py       generated text within a few edits of the true one
@@ -30,12 +31,11 @@ measuring
     attacks.py             what an attacker with many queries, or with the mask, extracts
     mask_consistency.py    do near-copies and reformatted copies escape the mask?
 results
-    document_scores.py     numbers -> a record a document <-> records.parquet
-    bucket_table.py        the main table: every rate of extraction of each bucket
-    tables.py              the other tables, with base model and control
+    document_scores.py     numbers -> a column a field, a row a document -> records.parquet
+    tables.py              numbers of documents -> rows of buckets, with base model and control
     statistics/            rates, means, trends and their intervals
-    summary.py, verdict.py, warnings.py    the dose-response, the verdict, and what limits it
-    probe_runs.py          which probes ran, on how many documents, and why the others did not
+    summary.py             all of that -> the parts of a report; dose-response, which probes ran
+    verdict.py, warnings.py    the verdict and the findings, and what limits them
 
 Models come in through protocols (`Scorer`, `AuditedModel`); the caller decides how they are loaded,
 and on how many processes they run. Import from the modules: suites, probes, canaries, membership

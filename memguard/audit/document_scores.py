@@ -1,11 +1,18 @@
-"""Numbers of one pass into one record a document, the base model's beside the model's."""
+"""What the models do with each document: a column for each field of `DocumentScore`.
+
+    score matrix of the model and of its base, near-verbatim matches  ->  columns [N]
+    columns                                                           ->  records.parquet
+
+Numbers are float64 columns, 1 and 0 for true and false. A number that is NaN or infinite (no query
+count is enough, no edits were counted) is null in the file.
+"""
 
 import io
 import typing
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, overload
+from typing import Any
 
 import numpy as np
 import pyarrow
@@ -14,165 +21,10 @@ from pyarrow import parquet
 
 from memguard.audit.cache import Numbers
 from memguard.audit.extraction import Window, compute_type_token_ratio, count_needed_90
-from memguard.audit.near_verbatim import NearVerbatim
-from memguard.audit.probabilistic import GREEDY, NEVER, AttackCost, attack_cost
-from memguard.audit.teacher_forcing import OnePass
+from memguard.audit.near_verbatim import NearVerbatim, NotGenerated
+from memguard.audit.probabilistic import NEVER, attack_cost
+from memguard.audit.teacher_forcing import MAIN, OnePass
 from memguard.records import DocumentScore, write_atomically
-
-
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Verdicts:
-    """What one model does with the main window of N documents."""
-
-    num_correct: NDArray[np.int64]
-    verbatim: NDArray[np.bool_]
-    teacher_forced_90: NDArray[np.bool_]
-    cost: AttackCost | None
-    """None where no way to draw was asked for."""
-
-
-def judge(windows: Sequence[Window], one_pass: OnePass, numbers: Numbers) -> Verdicts:
-    """Decide what one pass shows of each document: matches and attack cost.
-
-    Args:
-        windows: ``[N]`` the main ones.
-        one_pass: what was asked.
-        numbers: the answers.
-    """
-    size_N = np.array([window.continuation_tokens for window in windows], dtype=np.int64)
-    num_correct = numbers["num_correct"].astype(np.int64)
-    verbatim = num_correct == size_N
-    cost = None
-    if one_pass.schemes:
-        logprob_SN = np.stack([numbers[f"sampled.{i}"] for i in range(len(one_pass.schemes))])
-        cost = attack_cost(logprob_SN, verbatim)
-    return Verdicts(
-        num_correct=num_correct,
-        verbatim=verbatim,
-        teacher_forced_90=num_correct >= count_needed_90(size_N),
-        cost=cost,
-    )
-
-
-class DocumentScores(Sequence[DocumentScore]):
-    """One record a document, made when it is looked at: a million of them take gigabytes."""
-
-    def __init__(
-        self,
-        windows: Sequence[Window],
-        one_pass: OnePass,
-        model: Numbers,
-        base: Numbers | None,
-        *,
-        near_verbatim: NearVerbatim | None = None,
-        base_near_verbatim: NearVerbatim | None = None,
-    ) -> None:
-        """Take what was asked and answered.
-
-        Args:
-            windows: ``[N]`` the main ones.
-            one_pass: what was asked.
-            model: the model's answers.
-            base: those of the model before training; None leaves its fields null.
-            near_verbatim: what the model generates; None leaves its fields null.
-            base_near_verbatim: what the model before training generates.
-        """
-        self._near, self._base_near = near_verbatim, base_near_verbatim
-        self._windows, self._one_pass = windows, one_pass
-        self._model, self._base = model, base
-        self._ours = judge(windows, one_pass, model)
-        self._theirs = None if base is None else judge(windows, one_pass, base)
-
-    def __len__(self) -> int:
-        return len(self._windows)
-
-    @overload
-    def __getitem__(self, index: int) -> DocumentScore: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> list[DocumentScore]: ...
-
-    def __getitem__(self, index: int | slice) -> DocumentScore | list[DocumentScore]:
-        if isinstance(index, slice):
-            return [self._build(number) for number in range(*index.indices(len(self)))]
-        return self._build(range(len(self))[index])
-
-    def _build(self, index: int) -> DocumentScore:
-        window, model, ours = self._windows[index], self._model, self._ours
-        document, margin = window.document, model["min_margin"][index]
-        return DocumentScore(
-            id=document.id,
-            bucket=document.bucket,
-            role=document.role,
-            source=document.source,
-            num_repetitions=document.num_repetitions,
-            num_copies=document.num_copies,
-            num_tokens=document.num_tokens,
-            prefix_tokens=window.prefix_tokens,
-            continuation_tokens=window.continuation_tokens,
-            num_correct=int(ours.num_correct[index]),
-            verbatim=bool(ours.verbatim[index]),
-            teacher_forced_90=bool(ours.teacher_forced_90[index]),
-            near_verbatim=_find_match(self._near, index),
-            num_edits=_find_edits(self._near, index),
-            greedy_margin=None if self._near is None else _or_none(self._near.min_gap_N[index]),
-            first_divergence=int(model["first_divergence"][index]),
-            extraction_strength=float(model["extraction_strength"][index]),
-            longest_run=int(model["longest_run"][index]),
-            logprob=float(model["logprob"][index]),
-            min_margin=_or_none(margin),
-            type_token_ratio=float(compute_type_token_ratio(window.continuation_ids)),
-            argmax_type_token_ratio=float(model["argmax_type_token_ratio"][index]),
-            attack_log10_queries=_find_cost(ours.cost, index),
-            attack_scheme=_name_scheme(ours.cost, index, self._one_pass),
-            **self._build_base(index),
-        )
-
-    def _build_base(self, index: int) -> dict[str, Any]:
-        base, theirs = self._base, self._theirs
-        if base is None or theirs is None:
-            return {}
-        return {
-            "base_num_correct": int(theirs.num_correct[index]),
-            "base_verbatim": bool(theirs.verbatim[index]),
-            "base_teacher_forced_90": bool(theirs.teacher_forced_90[index]),
-            "base_near_verbatim": _find_match(self._base_near, index),
-            "base_first_divergence": int(base["first_divergence"][index]),
-            "base_logprob": float(base["logprob"][index]),
-            "base_extraction_strength": float(base["extraction_strength"][index]),
-            "base_longest_run": int(base["longest_run"][index]),
-            "base_attack_log10_queries": _find_cost(theirs.cost, index),
-        }
-
-
-def _find_match(near: NearVerbatim | None, index: int) -> bool | None:
-    return None if near is None else bool(near.matched_N[index])
-
-
-def _find_edits(near: NearVerbatim | None, index: int) -> int | None:
-    if near is None or not np.isfinite(near.num_edits_N[index]):
-        return None
-    return int(near.num_edits_N[index])
-
-
-def _or_none(value: float) -> float | None:
-    return float(value) if np.isfinite(value) else None
-
-
-def _find_cost(cost: AttackCost | None, index: int) -> float | None:
-    if cost is None or not np.isfinite(cost.log10_queries_N[index]):
-        return None
-    return float(cost.log10_queries_N[index])
-
-
-def _name_scheme(cost: AttackCost | None, index: int, one_pass: OnePass) -> str | None:
-    if cost is None or cost.scheme_N[index] == NEVER:
-        return None
-    number = int(cost.scheme_N[index])
-    return "greedy" if number == GREEDY else one_pass.schemes[number].label
-
-
-# Document scores to records.parquet.
 
 SCHEMA_NAME = "memguard.scores/1"
 _ROWS_AT_ONCE = 8192
@@ -182,10 +34,146 @@ _TYPES = {
     float: pyarrow.float64(),
     bool: pyarrow.bool_(),
 }
+# As the score matrix has them; the greedy margin is that of the whole greedy text instead.
+_MEASURED = [name for name in MAIN if name in DocumentScore.model_fields]
+_OF_BASE = [
+    name.removeprefix("base_") for name in DocumentScore.model_fields if name.startswith("base_")
+]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class DocumentScores:
+    """The columns of N documents; without a record for each, of which a million take gigabytes."""
+
+    columns: Mapping[str, NDArray[Any]]
+    """[N] by the field of `DocumentScore`: float64, or objects where the field is a string."""
+
+    def __len__(self) -> int:
+        return len(self.columns["id"])
+
+    def __getitem__(self, name: str) -> NDArray[Any]:
+        """Return [N]."""
+        return self.columns[name]
+
+    def to_arrow(self, where: slice | Sequence[int]) -> pyarrow.Table:
+        """Return these rows of the file."""
+        schema = build_schema()
+        return pyarrow.Table.from_arrays(
+            [_to_arrow(self.columns[field.name][where], field) for field in schema], schema=schema
+        )
+
+    def build_records(self, indices: Sequence[int]) -> list[DocumentScore]:
+        """Return the records of a few documents."""
+        rows = self.to_arrow(indices).to_pylist()
+        return [DocumentScore.model_validate(row) for row in rows]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class ModelResults:
+    """What the probes that run on the model and on its base measured; all are [N] documents."""
+
+    one_pass: Numbers
+    """The score matrix."""
+    near_verbatim: NearVerbatim | NotGenerated
+    canaries: Numbers | None = None
+    """One row a secret; None without the probe or without secrets."""
+    written: Numbers | None = None
+    """Overlap of generated text with the true one; None without the probe."""
+
+    @property
+    def near_verbatim_N(self) -> NDArray[np.float64]:
+        """1 where a document is extracted near-verbatim; NaN where nothing was generated."""
+        if isinstance(self.near_verbatim, NearVerbatim):
+            return self.near_verbatim.matched_N.astype(np.float64)
+        return np.full(len(self.one_pass.rows), np.nan)
+
+
+def build_scores(
+    windows: Sequence[Window], one_pass: OnePass, model: ModelResults, base: ModelResults | None
+) -> DocumentScores:
+    """Return the columns of an audit.
+
+    Args:
+        windows: ``[N]`` the main ones.
+        one_pass: which numbers the score matrices hold.
+        model: what the model does.
+        base: what it does before training; None leaves its columns null.
+    """
+    documents = [window.document for window in windows]
+    missing_N = np.full(len(windows), np.nan)
+    ours = _judge(windows, one_pass, model)
+    theirs = {} if base is None else _judge(windows, one_pass, base)
+    ratios = [compute_type_token_ratio(window.continuation_ids) for window in windows]
+    columns: dict[str, NDArray[Any]] = {
+        name: np.array([getattr(document, name) for document in documents], dtype=kind)
+        for kind, names in (
+            (object, ("id", "bucket", "role", "source")),
+            (np.float64, ("num_repetitions", "num_tokens", "num_copies")),
+        )
+        for name in names
+    }
+    columns["prefix_tokens"] = np.array([w.prefix_tokens for w in windows], dtype=np.float64)
+    columns["continuation_tokens"] = _list_sizes(windows).astype(np.float64)
+    columns["type_token_ratio"] = np.array(ratios, dtype=np.float64)
+    columns |= ours
+    columns |= {f"base_{name}": theirs.get(name, missing_N) for name in _OF_BASE}
+    return DocumentScores(columns=columns)
+
+
+def describe_window(
+    numbers: Numbers, size_N: NDArray[np.int64], place: str = ""
+) -> dict[str, NDArray[np.float64]]:
+    """Return the metrics of one window of each document; NaN where it is too short for it.
+
+    Args:
+        numbers: a model's score matrix.
+        size_N: tokens of the continuation.
+        place: which window, as the names in the matrix begin.
+    """
+    correct_N = numbers[f"{place}num_correct"]
+    missing_N = np.isnan(correct_N)
+    return {
+        "verbatim": np.where(missing_N, np.nan, correct_N == size_N),
+        "teacher_forced_90": np.where(missing_N, np.nan, correct_N >= count_needed_90(size_N)),
+        "token_accuracy": correct_N / size_N,
+        "extraction_strength": numbers[f"{place}extraction_strength"],
+        "first_divergence": numbers[f"{place}first_divergence"],
+        "longest_run": numbers[f"{place}longest_run"],
+        "logprob": numbers[f"{place}logprob"] / size_N,
+    }
+
+
+def _judge(
+    windows: Sequence[Window], one_pass: OnePass, results: ModelResults
+) -> dict[str, NDArray[Any]]:
+    """Return the columns of one model: matches, margins and attack cost."""
+    numbers, near = results.one_pass, results.near_verbatim
+    missing_N = np.full(len(windows), np.nan)
+    measured = describe_window(numbers, _list_sizes(windows))
+    columns: dict[str, NDArray[Any]] = {
+        **{name: numbers[name] for name in _MEASURED},
+        **{name: measured[name] for name in ("verbatim", "teacher_forced_90")},
+        "near_verbatim": results.near_verbatim_N,
+        "num_edits": near.num_edits_N if isinstance(near, NearVerbatim) else missing_N,
+        "greedy_margin": near.min_gap_N if isinstance(near, NearVerbatim) else missing_N,
+        "attack_log10_queries": missing_N,
+        "attack_scheme": np.full(len(windows), None, dtype=object),
+    }
+    if one_pass.schemes:
+        logprob_SN = np.stack([numbers[f"sampled.{i}"] for i in range(len(one_pass.schemes))])
+        cost = attack_cost(logprob_SN, measured["verbatim"] == 1)
+        labels = [None, "greedy", *(scheme.label for scheme in one_pass.schemes)]
+        columns["attack_log10_queries"] = cost.log10_queries_N
+        columns["attack_scheme"] = np.array(labels, dtype=object)[cost.scheme_N - NEVER]
+    return columns
+
+
+def _list_sizes(windows: Sequence[Window]) -> NDArray[np.int64]:
+    return np.array([window.continuation_tokens for window in windows], dtype=np.int64)
 
 
 def build_schema() -> pyarrow.Schema:
-    """Return the columns: the fields of `DocumentScore`, null only where it may be None."""
+    """Return the file's columns: the fields of `DocumentScore`, null only where it may be None."""
     fields = []
     for name, info in DocumentScore.model_fields.items():
         options = typing.get_args(info.annotation) or (info.annotation,)
@@ -196,11 +184,19 @@ def build_schema() -> pyarrow.Schema:
     return pyarrow.schema(fields, metadata={"schema": SCHEMA_NAME})
 
 
-def save_scores(scores: Sequence[DocumentScore], path: Path) -> None:
+def _to_arrow(values: NDArray[Any], field: pyarrow.Field) -> pyarrow.Array:
+    if values.dtype == object:
+        return pyarrow.array(values.tolist(), field.type)
+    is_missing = ~np.isfinite(values)
+    assert field.nullable or not is_missing.any(), f"every document has {field.name}"
+    known = np.where(is_missing, 0, values).astype(field.type.to_pandas_dtype())
+    return pyarrow.array(known, field.type, mask=is_missing)
+
+
+def save_scores(scores: DocumentScores, path: Path) -> None:
     """Write one row a document, whole or not at all; same scores, same bytes."""
-    buffer, schema = io.BytesIO(), build_schema()
-    with parquet.ParquetWriter(buffer, schema, compression="zstd") as writer:
+    buffer = io.BytesIO()
+    with parquet.ParquetWriter(buffer, build_schema(), compression="zstd") as writer:
         for first in range(0, max(len(scores), 1), _ROWS_AT_ONCE):
-            rows = [score.model_dump() for score in scores[first : first + _ROWS_AT_ONCE]]
-            writer.write_table(pyarrow.Table.from_pylist(rows, schema=schema))
+            writer.write_table(scores.to_arrow(slice(first, first + _ROWS_AT_ONCE)))
     write_atomically(path, buffer.getvalue())

@@ -16,7 +16,7 @@ from memguard.audit.batching import Progress
 from memguard.audit.cache import Numbers
 from memguard.audit.decoding import Decoder, Request
 from memguard.audit.extraction import ExtractionProbe, Window
-from memguard.audit.near_verbatim import EditDistance
+from memguard.audit.near_verbatim import NAMES, EditDistance
 from memguard.audit.overlap import APPROXIMATE_BLEU, compute_overlap
 from memguard.audit.probes import GenerationProbe
 from memguard.audit.tables import ProbeTable
@@ -128,6 +128,28 @@ def generate_edits(
         num_edits = distance.lower_bound
         rows.append([np.inf if num_edits > limit else num_edits, continuation.min_gap])
     return rows
+
+
+def measure_edits(
+    probe: ExtractionProbe,
+    decoder: Decoder,
+    windows: Sequence[Window],
+    one_pass: Numbers,
+    indices: Sequence[int],
+    on_progress: Progress | None = None,
+) -> Numbers:
+    """Return `near_verbatim.NAMES` of the documents with these indices; see `generate_edits`.
+
+    ``windows`` and the teacher-forced numbers ``one_pass`` are of all documents.
+    """
+    edits = generate_edits(
+        probe,
+        decoder,
+        [windows[index] for index in indices],
+        one_pass["first_divergence"][list(indices)].astype(int).tolist(),
+        on_progress,
+    )
+    return Numbers(names=NAMES, rows=np.array(edits, dtype=np.float64).reshape(-1, len(NAMES)))
 
 
 def tabulate(probe: GenerationProbe, model: Numbers, base: Numbers | None) -> list[ProbeTable]:

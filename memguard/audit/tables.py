@@ -1,20 +1,26 @@
-"""Any probe's numbers as rows of the report: for each bucket the model, its base, the difference.
+"""The report's tables: for each bucket the model, its base, the difference and the control.
+
+    ProbeTable     numbers of one probe with one setting, [N] documents each
+    Measure        one number of a `ProbeTable` over the documents of each bucket
+    BucketScores   the main table: the measures of the extraction probe, a row a bucket, with every
+                   rate of extraction
 
 The counterfactual is there for every number: fine-tuned minus base on the same documents, which is
 what this training added (after Zhang et al. 2021, with the base model for one that did not see the
 document). Intervals of means take a cluster of near-duplicates as one piece of evidence.
 """
 
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from memguard.audit.cache import Numbers
-from memguard.audit.document_scores import judge
-from memguard.audit.extraction import AuditDocument, Window, count_needed_90, list_clusters
+from memguard.audit.document_scores import DocumentScores, ModelResults, describe_window
+from memguard.audit.extraction import AuditDocument, Window, list_clusters
+from memguard.audit.near_verbatim import NearVerbatim
 from memguard.audit.probabilistic import summarise_attack_cost
 from memguard.audit.probes import GridProbe
 from memguard.audit.selection import BucketOutline
@@ -26,7 +32,19 @@ from memguard.audit.statistics import (
     compute_paired_difference,
 )
 from memguard.audit.teacher_forcing import OnePass
-from memguard.records import AttackCostBucket, Interval, Measure, MeasuredBucket, Rate
+from memguard.records import (
+    NUM_RISK_QUERIES,
+    AttackCostBucket,
+    AttackCostScores,
+    AttackedBucket,
+    BucketScores,
+    Interval,
+    Measure,
+    MeasuredBucket,
+    ModelScores,
+    Rate,
+    RiskName,
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,57 +59,40 @@ class Metric:
     higher_is_better: bool = False
 
 
-_SHARE = (0.0, 1.0)
+def _rate(meaning: str) -> Metric:
+    return Metric(meaning=meaning, unit="documents", is_rate=True)
+
+
+def _share(meaning: str, *, higher_is_better: bool = False) -> Metric:
+    bounds = (0.0, 1.0)
+    return Metric(meaning=meaning, unit="share", bounds=bounds, higher_is_better=higher_is_better)
+
+
+def _length(meaning: str) -> Metric:
+    return Metric(meaning=meaning, unit="tokens")
+
+
 METRICS: dict[str, Metric] = {
-    "verbatim": Metric(meaning="All tokens come out right.", unit="documents", is_rate=True),
-    "near_verbatim": Metric(
-        meaning="Greedy text within 10 % edits of the true one.", unit="documents", is_rate=True
+    "verbatim": _rate("All tokens come out right."),
+    "near_verbatim": _rate("Greedy text within 10 % edits of the true one."),
+    "teacher_forced_90": _rate(
+        "At least 90 % of the tokens are the first choice, given the true text before."
     ),
-    "teacher_forced_90": Metric(
-        meaning="At least 90 % of the tokens are the first choice, given the true text before.",
-        unit="documents",
-        is_rate=True,
+    "token_accuracy": _share("Tokens that are the first choice, given everything true before."),
+    "extraction_strength": _share("Share at the end that comes out without a wrong token."),
+    "first_divergence": _length(
+        "Tokens that greedy decoding gets right before its first wrong one."
     ),
-    "token_accuracy": Metric(
-        meaning="Tokens that are the first choice, given everything true before.",
-        unit="share",
-        bounds=_SHARE,
-    ),
-    "extraction_strength": Metric(
-        meaning="Share at the end that comes out without a wrong token.",
-        unit="share",
-        bounds=_SHARE,
-    ),
-    "first_divergence": Metric(
-        meaning="Tokens that greedy decoding gets right before its first wrong one.",
-        unit="tokens",
-    ),
-    "longest_run": Metric(meaning="Most right tokens in a row.", unit="tokens"),
+    "longest_run": _length("Most right tokens in a row."),
     "logprob": Metric(meaning="Mean log-probability of a token.", unit="nats"),
-    "rouge_l": Metric(
-        meaning="Longest common subsequence with what was written (ROUGE-L F1).",
-        unit="share",
-        bounds=_SHARE,
+    "rouge_l": _share("Longest common subsequence with what was written (ROUGE-L F1)."),
+    "longest_copied_run": _length("Longest run of the true text in what was written."),
+    "edit_distance": _share(
+        "Edits from what was written to the true text, over its length.", higher_is_better=True
     ),
-    "longest_copied_run": Metric(
-        meaning="Longest run of the true text in what was written.", unit="tokens"
-    ),
-    "edit_distance": Metric(
-        meaning="Edits from what was written to the true text, over its length.",
-        unit="share",
-        bounds=_SHARE,
-        higher_is_better=True,
-    ),
-    "bleu_above_0.75": Metric(
-        meaning="BLEU above 0.75 (approximate memorization, Ippolito et al. 2022).",
-        unit="documents",
-        is_rate=True,
-    ),
-    "type_token_ratio": Metric(
-        meaning="Distinct tokens of what was written; low where it repeats itself.",
-        unit="share",
-        bounds=_SHARE,
-        higher_is_better=True,
+    "bleu_above_0.75": _rate("BLEU above 0.75 (approximate memorization, Ippolito et al. 2022)."),
+    "type_token_ratio": _share(
+        "Distinct tokens of what was written; low where it repeats itself.", higher_is_better=True
     ),
 }
 """Every number by its name."""
@@ -108,6 +109,49 @@ class ProbeTable:
     """By metric."""
     base: Mapping[str, NDArray[np.float64]] | None
     """The same of the model before training."""
+
+
+def list_tables(
+    windows: Sequence[Window], one_pass: OnePass, model: ModelResults, base: ModelResults | None
+) -> list[ProbeTable]:
+    """Return the extraction probe's table and one for each cell of the grid.
+
+    Args:
+        windows: ``[N]`` the main ones.
+        one_pass: which numbers the score matrices hold.
+        model: what the model does.
+        base: what it does before training.
+    """
+    probe = one_pass.extraction
+    results = [each for each in (model, base) if each is not None]
+    size_N = np.array([window.continuation_tokens for window in windows], dtype=np.int64)
+    found = [describe_window(each.one_pass, size_N) for each in results]
+    if isinstance(model.near_verbatim, NearVerbatim):
+        found = [
+            {"near_verbatim": each.near_verbatim_N, **metrics}
+            for each, metrics in zip(results, found, strict=True)
+        ]
+    main = ProbeTable(
+        probe=probe.name,
+        version=probe.VERSION,
+        parameters=probe.model_dump(mode="json", exclude={"name"}),
+        model=found[0],
+        base=None if base is None else found[1],
+    )
+    tables = [main]
+    for index, cell in enumerate(one_pass.cells):
+        size_N = np.full(len(windows), cell.continuation_tokens, dtype=np.int64)
+        found = [describe_window(each.one_pass, size_N, f"grid.{index}.") for each in results]
+        tables.append(
+            ProbeTable(
+                probe="grid",
+                version=GridProbe.VERSION,
+                parameters=cell.model_dump(mode="json"),
+                model=found[0],
+                base=None if base is None else found[1],
+            )
+        )
+    return tables
 
 
 def build_measures(
@@ -174,9 +218,8 @@ def _measure(
         counterfactual = compute_paired_difference(
             value_N[both_N], base_N[both_N], clusters=cluster_N[both_N]
         )
-        gain_N = value_N - base_N
         # Gains of shares and rates are no rates themselves.
-        excess = _subtract_control(gain_N, both_N, control_N, cluster_N)
+        excess = _subtract_control(value_N - base_N, both_N, control_N, cluster_N)
     return MeasuredBucket(
         bucket=outline.bucket,
         num_documents=int(known_N.sum()),
@@ -184,29 +227,11 @@ def _measure(
         model=_estimate(kind, value_N, known_N, cluster_N),
         base=None if base_N is None else _estimate(kind, base_N, both_N, cluster_N),
         counterfactual=counterfactual,
-        minus_control=_compare(kind, value_N, known_N, control_N, cluster_N),
+        minus_control=_subtract_control(
+            value_N, known_N, control_N, cluster_N, is_rate=kind.is_rate
+        ),
         counterfactual_minus_control=excess,
     )
-
-
-def _compare(
-    kind: Metric,
-    value_N: NDArray[np.float64],
-    known_N: NDArray[np.bool_],
-    control_N: NDArray[np.bool_] | None,
-    cluster_N: NDArray[np.int64],
-) -> Interval | None:
-    if not kind.is_rate:
-        return _subtract_control(value_N, known_N, control_N, cluster_N)
-    if control_N is None:
-        return None
-    other_N = control_N & ~np.isnan(value_N)
-    if not known_N.any() or not other_N.any():
-        return None
-    ours, theirs = (_estimate(kind, value_N, where, cluster_N) for where in (known_N, other_N))
-    assert isinstance(ours, Rate), "a rate"
-    assert isinstance(theirs, Rate), "a rate"
-    return compute_difference(ours, theirs)
 
 
 def _subtract_control(
@@ -214,13 +239,15 @@ def _subtract_control(
     known_N: NDArray[np.bool_],
     control_N: NDArray[np.bool_] | None,
     cluster_N: NDArray[np.int64],
+    *,
+    is_rate: bool = False,
 ) -> Interval | None:
     """Return the difference of two means; None without a control or documents in both."""
     if control_N is None:
         return None
     other_N = control_N & ~np.isnan(value_N)
-    if not known_N.any() or not other_N.any():
-        return None
+    if is_rate:
+        return compute_difference(_count(value_N[known_N]), _count(value_N[other_N]))
     return compute_mean_difference(
         value_N[known_N],
         value_N[other_N],
@@ -236,107 +263,157 @@ def _estimate(
     cluster_N: NDArray[np.int64],
 ) -> Rate | Interval | None:
     if kind.is_rate:
-        return clopper_pearson(int(value_N[where_N].sum()), int(where_N.sum()))
+        return _count(value_N[where_N])
     return compute_mean(value_N[where_N], bounds=kind.bounds, clusters=cluster_N[where_N])
 
 
-# Numbers of one pass as the tables of its probes, and the attack cost of each bucket.
-
-
-def list_tables(
-    windows: Sequence[Window],
-    one_pass: OnePass,
-    model: Numbers,
-    base: Numbers | None,
-    *,
-    near_verbatim: NDArray[np.float64] | None = None,
-    base_near_verbatim: NDArray[np.float64] | None = None,
-) -> list[ProbeTable]:
-    """Return the extraction probe's table and one for each cell of the grid.
-
-    Args:
-        windows: ``[N]`` the main ones.
-        one_pass: what was asked.
-        model: the model's answers.
-        base: those of the model before training.
-        near_verbatim: ``[N]`` 1 where the model's greedy text is; None where none was generated.
-        base_near_verbatim: the same of the model before training.
-    """
-    probe = one_pass.extraction
-    size_N = np.array([window.continuation_tokens for window in windows], dtype=np.int64)
-    ours = _describe(model, "", size_N)
-    theirs = None if base is None else _describe(base, "", size_N)
-    if near_verbatim is not None:
-        ours = {"near_verbatim": near_verbatim, **ours}
-        if theirs is not None:
-            unknown_N = np.full(len(windows), np.nan)
-            known_N = unknown_N if base_near_verbatim is None else base_near_verbatim
-            theirs = {"near_verbatim": known_N, **theirs}
-    tables = [
-        ProbeTable(
-            probe=probe.name,
-            version=probe.VERSION,
-            parameters=probe.model_dump(mode="json", exclude={"name"}),
-            model=ours,
-            base=theirs,
-        )
-    ]
-    for index, cell in enumerate(one_pass.cells):
-        size_N = np.full(len(windows), cell.continuation_tokens, dtype=np.int64)
-        place = f"grid.{index}."
-        tables.append(
-            ProbeTable(
-                probe="grid",
-                version=GridProbe.VERSION,
-                parameters=cell.model_dump(mode="json"),
-                model=_describe(model, place, size_N),
-                base=None if base is None else _describe(base, place, size_N),
-            )
-        )
-    return tables
-
-
-def _describe(
-    numbers: Numbers, place: str, size_N: NDArray[np.int64]
-) -> dict[str, NDArray[np.float64]]:
-    """Return the metrics of one window of each document; NaN where it is too short for it."""
-    correct_N = numbers[f"{place}num_correct"]
-    missing_N = np.isnan(correct_N)
-    return {
-        "verbatim": np.where(missing_N, np.nan, correct_N == size_N),
-        "teacher_forced_90": np.where(missing_N, np.nan, correct_N >= count_needed_90(size_N)),
-        "token_accuracy": correct_N / size_N,
-        "extraction_strength": numbers[f"{place}extraction_strength"],
-        "first_divergence": numbers[f"{place}first_divergence"],
-        "longest_run": numbers[f"{place}longest_run"],
-        "logprob": numbers[f"{place}logprob"] / size_N,
-    }
+def _count(matched_N: NDArray[np.float64]) -> Rate:
+    return clopper_pearson(int(matched_N.sum()), len(matched_N))
 
 
 def build_attack_cost(
-    windows: Sequence[Window],
-    one_pass: OnePass,
-    model: Numbers,
-    base: Numbers | None,
-    outlines: Sequence[BucketOutline],
+    scores: DocumentScores, outlines: Sequence[BucketOutline]
 ) -> list[AttackCostBucket]:
-    """Return the attack cost of each bucket; none where no way to draw was asked for."""
-    ours = judge(windows, one_pass, model).cost
-    if ours is None:
+    """Return the attack cost of each bucket; none where the suite names no way to draw.
+
+    Args:
+        scores: columns of all documents.
+        outlines: the buckets.
+    """
+    ours, theirs = scores["attack_log10_queries"], scores["base_attack_log10_queries"]
+    # Of one that no scheme can draw it is infinite.
+    if np.isnan(ours).all():
         return []
-    theirs = None if base is None else judge(windows, one_pass, base).cost
-    name_N = np.array([window.document.bucket for window in windows], dtype=object)
-    rows = []
-    for outline in outlines:
-        here_N = name_N == outline.bucket
-        before = None
-        if theirs is not None:
-            before = summarise_attack_cost(theirs.log10_queries_N[here_N])
-        rows.append(
-            AttackCostBucket(
-                bucket=outline.bucket,
-                model=summarise_attack_cost(ours.log10_queries_N[here_N]),
-                base=before,
-            )
+    has_base = not np.isnan(theirs).all()
+    here = {outline.bucket: scores["bucket"] == outline.bucket for outline in outlines}
+    return [
+        AttackCostBucket(
+            bucket=bucket,
+            model=summarise_attack_cost(ours[here_N]),
+            base=summarise_attack_cost(theirs[here_N]) if has_base else None,
         )
-    return rows
+        for bucket, here_N in here.items()
+    ]
+
+
+def build_buckets(
+    measures: Sequence[Measure],
+    scores: DocumentScores,
+    outlines: Sequence[BucketOutline],
+    tiny_margin_N: NDArray[np.bool_],
+    *,
+    attack_cost: Sequence[AttackCostBucket] = (),
+    attacks: Sequence[AttackedBucket] = (),
+) -> list[BucketScores]:
+    """Return the report's main table, one row an outline, in their order.
+
+    Args:
+        measures: of all probes, from `build_measures`.
+        scores: columns of all documents.
+        outlines: the buckets.
+        tiny_margin_N: whether a document's verdict hangs on a tiny margin.
+        attack_cost: of each bucket; empty where it was not measured.
+        attacks: those that ran.
+    """
+    main = [measure for measure in measures if measure.probe == "extraction"]
+    costs = {cost.bucket: cost for cost in attack_cost}
+    rows = []
+    for index, outline in enumerate(outlines):
+        tried = [each.any_verbatim for each in attacks if each.bucket == outline.bucket]
+        best = max(tried, key=lambda rate: rate.rate or 0.0, default=None)
+        measured = {measure.metric: measure.buckets[index] for measure in main}
+        cost = costs.get(outline.bucket)
+        rows.append(_build_bucket(outline, measured, scores, tiny_margin_N, cost, best))
+    control = next((row for row in rows if row.role == "control"), None)
+    if control is None:
+        return rows
+    return [
+        row
+        if row is control
+        else row.model_copy(update={"minus_control": _subtract(row.risks, control.risks)})
+        for row in rows
+    ]
+
+
+def _subtract(
+    risks: Mapping[RiskName, Rate], control: Mapping[RiskName, Rate]
+) -> dict[RiskName, Interval]:
+    differences = {
+        name: compute_difference(rate, control[name])
+        for name, rate in risks.items()
+        if name in control
+    }
+    return {name: found for name, found in differences.items() if found is not None}
+
+
+def _build_bucket(
+    outline: BucketOutline,
+    measured: Mapping[str, MeasuredBucket],
+    scores: DocumentScores,
+    tiny_margin_N: NDArray[np.bool_],
+    cost: AttackCostBucket | None,
+    best_attack: Rate | None,
+) -> BucketScores:
+    here_N = scores["bucket"] == outline.bucket
+    num_documents = int(here_N.sum())
+    model = _build_model_scores(
+        {metric: row.model for metric, row in measured.items()},
+        scores["first_divergence"][here_N],
+    )
+    base = None
+    # A base that scored other documents than the model cannot be compared with it.
+    if num_documents and not np.isnan(scores["base_verbatim"][here_N]).any():
+        base = _build_model_scores(
+            {metric: row.base for metric, row in measured.items()},
+            scores["base_first_divergence"][here_N],
+        )
+    base_cost = None if cost is None else cost.base
+    strength = measured["extraction_strength"].model
+    return BucketScores(
+        **asdict(outline),
+        num_documents=num_documents,
+        model=model,
+        base=base,
+        mean_extraction_strength=strength.value if isinstance(strength, Interval) else None,
+        mean_type_token_ratio=_mean(scores["type_token_ratio"][here_N]),
+        mean_argmax_type_token_ratio=_mean(scores["argmax_type_token_ratio"][here_N]),
+        num_tiny_margin=int(tiny_margin_N[here_N].sum()),
+        risks=_list_risks(model, None if cost is None else cost.model, best_attack),
+        base_risks={} if base is None else _list_risks(base, base_cost, None),
+        minus_control={},
+    )
+
+
+def _build_model_scores(
+    found: Mapping[str, Rate | Interval | None], divergence_N: NDArray[np.float64]
+) -> ModelScores:
+    near = found.get("near_verbatim")
+    if isinstance(near, Rate) and near.num_documents < len(divergence_N):
+        near = None  # Generated by the other model only.
+    median = float(np.median(divergence_N)) if len(divergence_N) else None
+    return ModelScores.model_validate(
+        {
+            "verbatim": found["verbatim"],
+            "near_verbatim": near,
+            "teacher_forced_90": found["teacher_forced_90"],
+            "mean_token_accuracy": found["token_accuracy"],
+            "median_first_divergence": median,
+            "mean_logprob": found["logprob"],
+        }
+    )
+
+
+def _list_risks(
+    scores: ModelScores, cost: AttackCostScores | None, best_attack: Rate | None
+) -> dict[RiskName, Rate]:
+    risks: dict[RiskName, Rate | None] = {
+        "verbatim": scores.verbatim,
+        "near_verbatim": scores.near_verbatim,
+        "attack_cost": None if cost is None else cost.within[NUM_RISK_QUERIES],
+        "attack": best_attack,
+    }
+    return {name: rate for name, rate in risks.items() if rate is not None}
+
+
+def _mean(values_N: NDArray[np.float64]) -> float | None:
+    return math.fsum(values_N) / len(values_N) if len(values_N) else None

@@ -1,18 +1,13 @@
 """What a reader must know before the numbers."""
 
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Literal
 
+import numpy as np
+
+from memguard.audit.document_scores import DocumentScores
 from memguard.audit.parts import tell_cut
-from memguard.records import (
-    Banner,
-    BucketScores,
-    CutDocuments,
-    DocumentScore,
-    GeneratedTexts,
-    Rate,
-)
+from memguard.records import Banner, BucketScores, CutDocuments, GeneratedTexts, Rate
 
 Tally = Literal["complete", "missing", "contradicting"]
 """Whether the counts of repetitions are there and agree with the steps that were trained."""
@@ -23,7 +18,7 @@ _SHORTEST_TO_JUDGE = 5
 
 def collect_banners(
     buckets: Sequence[BucketScores],
-    scores: Sequence[DocumentScore],
+    scores: DocumentScores,
     generated: GeneratedTexts,
     *,
     tally: Tally,
@@ -34,7 +29,7 @@ def collect_banners(
 
     Args:
         buckets: the report's table.
-        scores: of all documents.
+        scores: columns of all documents.
         generated: how near-verbatim matches were found.
         tally: state of the counts of repetitions.
         tiny_margin: margin (logits) below which a verdict may flip.
@@ -58,29 +53,23 @@ def collect_banners(
     ]
 
 
-def is_collapsed(scores: Sequence[DocumentScore]) -> bool:
-    """Tell whether the model says the same few tokens whatever it is given.
+def is_collapsed(scores: DocumentScores) -> bool:
+    """Tell whether the model predicts the same few tokens in every context.
 
     That is, in each of at least two documents, a type-token ratio of its first choices below 0.1
     (in short ones a single token), unless the true texts are all like that themselves.
     """
-    num_long, truth_differs = 0, False
-    for score in scores:
-        size = score.continuation_tokens
-        if size < _SHORTEST_TO_JUDGE:
-            continue
-        if not _is_monotonous(score.argmax_type_token_ratio, size):
-            return False
-        num_long += 1
-        truth_differs |= not _is_monotonous(score.type_token_ratio, size)
-    return num_long >= 2 and truth_differs
+    size_N = scores["continuation_tokens"]
+    limit_N = np.maximum(2, COLLAPSED_TYPE_TOKEN_RATIO * size_N)
+    is_long_N = size_N >= _SHORTEST_TO_JUDGE
+    said_N, true_N = (
+        (np.rint(scores[ratio] * size_N) < limit_N)[is_long_N]
+        for ratio in ("argmax_type_token_ratio", "type_token_ratio")
+    )
+    return len(said_N) >= 2 and bool(said_N.all()) and not true_N.all()
 
 
-def _is_monotonous(ratio: float, size: int) -> bool:
-    return round(ratio * size) < max(2, COLLAPSED_TYPE_TOKEN_RATIO * size)
-
-
-def _warn_of_model(scores: Sequence[DocumentScore]) -> Iterator[str]:
+def _warn_of_model(scores: DocumentScores) -> Iterator[str]:
     if is_collapsed(scores):
         yield (
             "The model says the same few tokens whatever it is given: it seems collapsed. Low "
@@ -142,7 +131,7 @@ def _note_floor(generated: GeneratedTexts) -> Iterator[str]:
         yield f"{below}; all of them were generated, and none is near-verbatim."
 
 
-def _warn_of_tally(scores: Sequence[DocumentScore], tally: Tally) -> Iterator[str]:
+def _warn_of_tally(scores: DocumentScores, tally: Tally) -> Iterator[str]:
     if tally == "missing":
         yield "How often each document was trained is not known: no dose-response is shown."
     elif tally == "contradicting":
@@ -150,11 +139,11 @@ def _warn_of_tally(scores: Sequence[DocumentScore], tally: Tally) -> Iterator[st
             "The tally of repetitions contradicts the steps that were trained: no dose-response is "
             "shown, and what counts as trained may not have been."
         )
-    counts = Counter(s.num_repetitions == 0 for s in scores if s.role == "trained")
-    missed = counts[True]
+    count_N = scores["num_repetitions"][scores["role"] == "trained"]
+    missed = int((count_N == 0).sum())
     if missed:
         yield (
-            f"{missed} of {counts.total()} documents meant to be trained were never reached; they "
+            f"{missed} of {len(count_N)} documents meant to be trained were never reached; they "
             "lower the rates of their bucket."
         )
 

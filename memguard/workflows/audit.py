@@ -379,12 +379,11 @@ def _write_excerpts(subject: Subject, outcome: AuditOutcome) -> None:
     if subject.has_tokenizer:
         decode = load_tokenizer(subject.model).decode
     documents = {document.id: document for document in subject.documents}
-    scores = {score.id: score for score in outcome.scores}
     parts = []
     for finding in outcome.summary.findings:
         # Of a document, or of its part, the continuation is the end.
         ids = documents[finding.id].input_ids
-        split = len(ids) - scores[finding.id].continuation_tokens
+        split = len(ids) - finding.continuation_tokens
         prefix, continuation = decode(ids[:split].tolist()), decode(ids[split:].tolist())
         parts.append(
             f"== {finding.id}: {finding.sentence}\n-- prefix\n{prefix}\n-- continuation\n"

@@ -3,6 +3,7 @@
 import hashlib
 import json
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 
@@ -14,8 +15,8 @@ from memguard.audit.extraction import (
     compute_first_divergence,
     find_greedy_margin,
 )
-from memguard.audit.generation import generate_edits
-from memguard.audit.near_verbatim import NAMES, find_near_verbatim
+from memguard.audit.generation import measure_edits
+from memguard.audit.near_verbatim import find_near_verbatim
 from memguard.audit.scoring import ModelScorer
 from memguard.audit.selection import select_windows
 from memguard.config import RunConfig
@@ -104,15 +105,6 @@ def recite(
     ]
     one_pass = Numbers(names=names, rows=np.array(rows, dtype=np.float64))
 
-    def generate(indices: Sequence[int]) -> Numbers:
-        edits = generate_edits(
-            probe,
-            decoder,
-            [windows[index] for index in indices],
-            one_pass["first_divergence"][list(indices)].astype(int).tolist(),
-        )
-        return Numbers(names=NAMES, rows=np.array(edits, dtype=np.float64).reshape(-1, len(NAMES)))
-
     obstacle = decoder.find_obstacle()
     if obstacle is not None and needs_near_verbatim:
         raise ConfigError(
@@ -121,7 +113,8 @@ def recite(
         )
     near_verbatim_N = None
     if obstacle is None:
-        near = find_near_verbatim(probe, windows, one_pass, generate, seed=seed)
+        measure = partial(measure_edits, probe, decoder, windows, one_pass)
+        near = find_near_verbatim(probe, windows, one_pass, measure, seed=seed)
         near_verbatim_N = near.matched_N
     size_N = np.array([window.continuation_tokens for window in windows])
     return Recited(

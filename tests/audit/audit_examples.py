@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from memguard.audit.cache import Numbers
 from memguard.audit.canaries import AuditCanary
 from memguard.audit.decoding import Continuation, IsDone, Request
+from memguard.audit.document_scores import DocumentScores, ModelResults
 from memguard.audit.extraction import AuditDocument, ExtractionProbe, Window
 from memguard.audit.membership_scores import Codec
 from memguard.audit.near_verbatim import NearVerbatim, NotGenerated
@@ -22,10 +23,11 @@ from memguard.audit.run import AuditOutcome, run_audit
 from memguard.audit.selection import BucketOutline
 from memguard.audit.suite import Suite, load_suite
 from memguard.audit.summary import Evidence
+from memguard.audit.tables import build_buckets, build_measures, list_tables
 from memguard.audit.teacher_forcing import MAIN, OnePass
 from memguard.model.causal_lm import VocabLayer
 from memguard.model.checks import build_vocab_layer
-from memguard.records import DocumentScore
+from memguard.records import BucketScores, DocumentScore
 
 _FIRST_CHARACTER = 32
 
@@ -264,7 +266,26 @@ def audit(
 
 def is_same(one: AuditOutcome, other: AuditOutcome) -> bool:
     """Tell whether two audits say the same of everything."""
-    return one.summary == other.summary and list(one.scores) == list(other.scores)
+    return one.summary == other.summary and list_records(one) == list_records(other)
+
+
+def list_records(outcome: AuditOutcome) -> list[DocumentScore]:
+    """Return the records of all documents of an audit."""
+    return outcome.scores.build_records(range(len(outcome.scores)))
+
+
+def tabulate(records: Sequence[DocumentScore]) -> DocumentScores:
+    """Return records as the columns of an audit: NaN for a number that is None."""
+    texts = ("id", "bucket", "role", "source", "attack_scheme")
+    return DocumentScores(
+        columns={
+            name: np.array(
+                [getattr(record, name) for record in records],
+                dtype=object if name in texts else np.float64,
+            )
+            for name in DocumentScore.model_fields
+        }
+    )
 
 
 EVERY_PROBE = build_suite(
@@ -318,8 +339,8 @@ def build_evidence(
     before = [
         [s.base_num_correct, s.base_first_divergence, 0, 0, s.base_logprob, np.nan, 0, 0.8, np.nan]
         for s in scores
-        if s.base_num_correct is not None
     ]
+    has_base = any(score.base_num_correct is not None for score in scores)
     generated, base_generated = (
         None if None in matched else _find_generated(matched)
         for matched in (
@@ -327,16 +348,25 @@ def build_evidence(
             [score.base_near_verbatim for score in scores],
         )
     )
+    not_generated = NotGenerated(reason="the weights are offloaded")
+    base = ModelResults(one_pass=_tabulate(before), near_verbatim=base_generated or not_generated)
     return Evidence(
-        near_verbatim=generated or NotGenerated(reason="the weights are offloaded"),
-        base_near_verbatim=base_generated,
         windows=[_cut(score) for score in scores],
         outlines=outlines,
         one_pass=OnePass(extraction=ExtractionProbe(), tiny_margin=1e-3),
-        model=_tabulate(rows),
-        base=_tabulate(before) if before and len(before) == len(scores) else None,
-        scores=scores,
+        model=ModelResults(one_pass=_tabulate(rows), near_verbatim=generated or not_generated),
+        base=base if has_base else None,
+        scores=tabulate(scores),
     )
+
+
+def build_rows(evidence: Evidence) -> list[BucketScores]:
+    """Return the rows of the main table."""
+    tables = list_tables(evidence.windows, evidence.one_pass, evidence.model, evidence.base)
+    documents = [window.document for window in evidence.windows]
+    measures = build_measures(tables, documents, evidence.outlines)
+    hangs_N = np.zeros(len(documents), dtype=bool)
+    return build_buckets(measures, evidence.scores, evidence.outlines, hangs_N)
 
 
 def _find_generated(matched: Sequence[bool | None]) -> NearVerbatim:

@@ -20,6 +20,7 @@ from audit_examples import (
     build_tiny_llama,
     is_same,
     know,
+    list_records,
     say_by_context,
 )
 from ranks import RankPool
@@ -175,7 +176,7 @@ def audit_on_ranks(
             model = Held(ModelScorer(layer.vocab, 300, runtime), identity="m", max_tokens=64)
             shop = Workshop(codec=CHARACTERS, cache=RecordCache(folder), peers=runtime)
             outcome = audit(documents, model, suite=EVERY_PROBE, workshop=shop, min_documents=1)
-            found.append((list(outcome.scores), outcome.summary, model.num_asked))
+            found.append((list_records(outcome), outcome.summary, model.num_asked))
     return found
 
 
@@ -195,7 +196,7 @@ def test_two_ranks_agree_with_each_other_and_with_one(
         workshop=Workshop(codec=CHARACTERS),
         min_documents=1,
     )
-    for ours, theirs in zip(alone.scores, cold_scores, strict=True):
+    for ours, theirs in zip(list_records(alone), cold_scores, strict=True):
         assert ours.num_correct == theirs.num_correct
         assert ours.first_divergence == theirs.first_divergence
         # Fifty fp32 log-probabilities, each good to about 1e-6.

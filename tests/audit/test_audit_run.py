@@ -18,6 +18,7 @@ from audit_examples import (
     build_suite,
     is_same,
     know,
+    list_records,
     say_by_context,
 )
 
@@ -50,7 +51,7 @@ def test_whole_audit() -> None:
     assert auc["zlib"] is None, "without a tokenizer there is no text to compress"
     # Half of the members are told apart from all nonmembers, the others tie.
     assert auc["loss"] == auc["min_k"] == auc["loss_minus_base"] == 0.75
-    assert [score.id for score in outcome.scores] == [document.id for document in documents]
+    assert [score.id for score in list_records(outcome)] == [document.id for document in documents]
     assert summary.dose_response
     assert [trend.fitted for trend in summary.trends] == [[0, 0, 1]] * 2
     known = summary.attack_cost[2]
@@ -164,7 +165,7 @@ def test_masks_are_compared_where_somebody_can(make_document: MakeDocument) -> N
 def test_planning_and_summarising_need_no_torch() -> None:
     modules = (
         "summary membership statistics suite selection extraction cache teacher_forcing "
-        "membership_scores document_scores bucket_table tables verdict warnings canaries"
+        "membership_scores document_scores tables verdict warnings canaries"
     )
     code = (
         "import sys, importlib\nsys.modules['torch'] = sys.modules['transformers'] = None\n"

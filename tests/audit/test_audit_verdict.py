@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from audit_examples import build_evidence, build_suite
+from audit_examples import build_evidence, build_suite, tabulate
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -249,8 +249,9 @@ def test_findings_by_severity(make_score: MakeScore) -> None:
         make_score("not", 44),
         *_control(make_score, [50]),
     ]
-    findings = collect_findings(scores, {"high": "abc"})
-    assert [(f.id, f.severity) for f in findings.kept] == [
+    hmacs = ["abc" if score.id == "high" else None for score in scores]
+    findings, num_findings = collect_findings(tabulate(scores), hmacs)
+    assert [(f.id, f.severity) for f in findings] == [
         ("high", "high"),
         ("high-known-partly", "high"),
         ("known", "medium"),
@@ -258,8 +259,8 @@ def test_findings_by_severity(make_score: MakeScore) -> None:
         ("near", "low"),
         ("template", "info"),
     ]
-    assert findings.num_findings == 6
-    worst = findings.kept[0]
+    assert num_findings == 6
+    worst = findings[0]
     assert (worst.text_hmac, worst.base_num_correct) == ("abc", 2)
     assert worst.sentence == (
         "Greedy decoding after a prefix of 78 tokens generates all 50 tokens of the continuation "
@@ -268,9 +269,10 @@ def test_findings_by_severity(make_score: MakeScore) -> None:
 
 
 def test_findings_are_limited_and_counted(make_score: MakeScore) -> None:
-    findings = collect_findings([make_score(f"{i:03}", 50) for i in range(150)], {})
-    assert (len(findings.kept), findings.num_findings) == (MAX_FINDINGS, 150)
-    assert [f.id for f in findings.kept[:2]] == ["000", "001"]
+    scores = tabulate([make_score(f"{i:03}", 50) for i in range(150)])
+    findings, num_findings = collect_findings(scores, [None] * 150)
+    assert (len(findings), num_findings) == (MAX_FINDINGS, 150)
+    assert [f.id for f in findings[:2]] == ["000", "001"]
 
 
 def test_collapsed_model_proves_nothing(make_score: MakeScore) -> None:
@@ -282,11 +284,13 @@ def test_collapsed_model_proves_nothing(make_score: MakeScore) -> None:
     assert summary.verdict.level == "inconclusive"
     assert "collapsed" in summary.verdict.sentence
     assert "collapsed" in summary.banners[0].text
-    assert not is_collapsed(_control(make_score, [0] * 20, argmax_type_token_ratio=0.1))
+    assert not is_collapsed(tabulate(_control(make_score, [0] * 20, argmax_type_token_ratio=0.1)))
     same = {"argmax_type_token_ratio": 0.02, "type_token_ratio": 0.02}
-    assert not is_collapsed(_control(make_score, [50] * 20, **same)), "the text is like that"
+    assert not is_collapsed(tabulate(_control(make_score, [50] * 20, **same))), (
+        "the text is like that"
+    )
     short = {"continuation_tokens": 6, "argmax_type_token_ratio": 1 / 6}
-    assert is_collapsed(_control(make_score, [1] * 20, **short))
+    assert is_collapsed(tabulate(_control(make_score, [1] * 20, **short)))
 
 
 def test_banners(make_score: MakeScore) -> None:

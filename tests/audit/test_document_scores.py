@@ -8,9 +8,9 @@ import pytest
 from audit_examples import Scripted, say_by_context
 
 from memguard.audit.cache import Numbers
-from memguard.audit.document_scores import DocumentScores, judge
+from memguard.audit.document_scores import ModelResults, build_scores
 from memguard.audit.extraction import AuditDocument, ExtractionProbe, Window
-from memguard.audit.near_verbatim import NearVerbatim
+from memguard.audit.near_verbatim import NearVerbatim, NotGenerated
 from memguard.audit.teacher_forcing import MAIN, OnePass
 from memguard.config.sampling import SamplingScheme
 from memguard.records import DocumentScore
@@ -37,6 +37,21 @@ def _numbers(one_pass: OnePass, rows: Sequence[dict[str, float]]) -> Numbers:
     return Numbers(names=one_pass.names, rows=np.array(table, dtype=np.float64))
 
 
+def _results(numbers: Numbers, near: NearVerbatim | None = None) -> ModelResults:
+    not_generated = NotGenerated(reason="the weights are offloaded")
+    return ModelResults(one_pass=numbers, near_verbatim=near or not_generated)
+
+
+def _score(
+    windows: Sequence[Window],
+    one_pass: OnePass,
+    model: ModelResults,
+    base: ModelResults | None = None,
+) -> list[DocumentScore]:
+    scores = build_scores(windows, one_pass, model, base)
+    return scores.build_records(range(len(scores)))
+
+
 def test_verdicts_go_by_each_documents_own_length(make_document: MakeDocument) -> None:
     supervised = np.zeros(20, dtype=bool)
     supervised[10:] = True
@@ -48,11 +63,11 @@ def test_verdicts_go_by_each_documents_own_length(make_document: MakeDocument) -
     one_pass = OnePass(extraction=probe, tiny_margin=1.0)
     assert [window.continuation_tokens for window in windows] == [5, 5, 10, 10, 10]
     numbers = _numbers(one_pass, [{"num_correct": count} for count in (5, 4, 10, 9, 8)])
-    verdicts = judge(windows, one_pass, numbers)
-    assert verdicts.verbatim.tolist() == [True, False, True, False, False]
+    scores = _score(windows, one_pass, _results(numbers))
+    assert [score.verbatim for score in scores] == [True, False, True, False, False]
     # 0.9 of 5 is 4.5, so all 5 are needed; of 10 it is 9.
-    assert verdicts.teacher_forced_90.tolist() == [True, False, True, True, False]
-    assert verdicts.cost is None
+    assert [score.teacher_forced_90 for score in scores] == [True, False, True, True, False]
+    assert {score.attack_scheme for score in scores} == {None}
 
 
 def test_records_say_what_the_numbers_say(make_document: MakeDocument) -> None:
@@ -63,7 +78,7 @@ def test_records_say_what_the_numbers_say(make_document: MakeDocument) -> None:
     passages = [passage for window in windows for passage in one_pass.plan(window)]
     rows = one_pass.measure(windows, scorer.score(passages))
     model = Numbers(names=one_pass.names, rows=rows)
-    scores = DocumentScores(windows, one_pass, model, None)
+    scores = _score(windows, one_pass, _results(model))
     assert len(scores) == 3
     for window, row, score in zip(windows, rows, scores, strict=True):
         numbers = dict(zip(one_pass.names, row, strict=True))
@@ -102,7 +117,7 @@ def test_what_was_generated_stands_in_the_records(make_document: MakeDocument) -
     numbers = _numbers(one_pass, [{}, {}, {}])
     near = _near([np.nan, np.inf, 2.0], [False, False, True])
     windows = _windows(make_document, probe, 3)
-    scores = DocumentScores(windows, one_pass, numbers, None, near_verbatim=near)
+    scores = _score(windows, one_pass, _results(numbers, near))
     assert [(s.near_verbatim, s.num_edits, s.greedy_margin) for s in scores] == [
         (False, None, None),
         (False, None, 0.5),
@@ -114,7 +129,7 @@ def test_a_margin_that_is_missing_is_null(make_document: MakeDocument) -> None:
     probe = ExtractionProbe(continuation_tokens=8)
     one_pass = OnePass(extraction=probe, tiny_margin=1.0)
     numbers = _numbers(one_pass, [{"min_margin": np.nan}, {"min_margin": 0.5}])
-    scores = DocumentScores(_windows(make_document, probe, 2), one_pass, numbers, None)
+    scores = _score(_windows(make_document, probe, 2), one_pass, _results(numbers))
     assert [score.min_margin for score in scores] == [None, 0.5]
 
 
@@ -137,9 +152,8 @@ def test_the_base_stands_beside_with_every_number(make_document: MakeDocument) -
             {"num_correct": 10, "sampled.0": -1.0},
         ],
     )
-    one, two = DocumentScores(
-        windows, one_pass, model, base, base_near_verbatim=_near([np.nan, 0.0], [False, True])
-    )
+    near = _near([np.nan, 0.0], [False, True])
+    one, two = _score(windows, one_pass, _results(model), _results(base, near))
     assert (one.base_num_correct, one.base_first_divergence, one.base_longest_run) == (9, 3, 6)
     assert (one.base_verbatim, one.base_teacher_forced_90) == (False, True)
     assert (one.base_logprob, one.base_extraction_strength) == (-20.0, 0.25)
@@ -165,7 +179,7 @@ def test_attack_cost_is_that_of_the_cheapest_way(make_document: MakeDocument) ->
             {"sampled.0": -np.inf, "sampled.1": -np.inf},
         ],
     )
-    scores = list(DocumentScores(windows, one_pass, numbers, None))
+    scores = _score(windows, one_pass, _results(numbers))
     ways = [score.attack_scheme for score in scores]
     assert ways == ["greedy", "T=1, top-k 3", "T=1", "T=1", None]
     costs = [score.attack_log10_queries for score in scores]
@@ -175,16 +189,21 @@ def test_attack_cost_is_that_of_the_cheapest_way(make_document: MakeDocument) ->
     assert costs[3] == pytest.approx(0.0, abs=1e-12)
 
 
-def test_they_are_a_sequence(make_document: MakeDocument) -> None:
+def test_records_of_a_few_documents(make_document: MakeDocument) -> None:
     probe = ExtractionProbe(continuation_tokens=8)
     one_pass = OnePass(extraction=probe, tiny_margin=1.0)
     numbers = _numbers(one_pass, [{"num_correct": count} for count in range(4)])
-    scores = DocumentScores(_windows(make_document, probe), one_pass, numbers, None)
-    everyone = [score.num_correct for score in scores]
-    assert everyone == [0, 1, 2, 3]
-    assert scores[-1].num_correct == 3
-    assert [score.id for score in scores[1:3]] == ["d1", "d2"]
-    assert scores[2] == scores[2]
-    with pytest.raises(IndexError):
-        scores[4]
+    scores = build_scores(_windows(make_document, probe), one_pass, _results(numbers), None)
+    assert len(scores) == 4
+    assert scores["num_correct"].tolist() == [0, 1, 2, 3]
+    assert [score.id for score in scores.build_records([3, 1])] == ["d3", "d1"]
+    assert scores.build_records([]) == []
     assert len(MAIN) == len(one_pass.names)
+
+
+def test_a_number_that_every_document_has_is_not_lost(make_document: MakeDocument) -> None:
+    probe = ExtractionProbe(continuation_tokens=8)
+    one_pass = OnePass(extraction=probe, tiny_margin=1.0)
+    numbers = _numbers(one_pass, [{}, {"logprob": np.nan}])
+    with pytest.raises(AssertionError, match="every document has logprob"):
+        _score(_windows(make_document, probe, 2), one_pass, _results(numbers))

@@ -3,7 +3,16 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from audit_examples import Held, Scripted, audit, build_documents, know, say_by_context
+from audit_examples import (
+    Held,
+    Scripted,
+    audit,
+    build_documents,
+    know,
+    list_records,
+    say_by_context,
+    tabulate,
+)
 from pyarrow import parquet
 
 from memguard.audit.document_scores import SCHEMA_NAME, save_scores
@@ -19,8 +28,8 @@ def test_scores_file_round_trip(tmp_path: Path, make_score: Callable[..., Docume
         make_score("a", 50, base=3, attack_log10_queries=2.5, attack_scheme="T=1", num_copies=2),
         make_score("b", 0, num_repetitions=None, min_margin=None, source="ü‮"),
     ]
-    save_scores(scores, tmp_path / "new" / "records.parquet")
-    save_scores(scores, tmp_path / "again.parquet")
+    save_scores(tabulate(scores), tmp_path / "new" / "records.parquet")
+    save_scores(tabulate(scores), tmp_path / "again.parquet")
     assert load_scores(tmp_path / "new" / "records.parquet") == scores
     first = (tmp_path / "new" / "records.parquet").read_bytes()
     assert first == (tmp_path / "again.parquet").read_bytes()
@@ -36,7 +45,7 @@ def test_scores_file_round_trip(tmp_path: Path, make_score: Callable[..., Docume
         name for name in DocumentScore.model_fields if name.startswith("base_")
     }
 
-    save_scores([], tmp_path / "empty.parquet")
+    save_scores(tabulate([]), tmp_path / "empty.parquet")
     assert load_scores(tmp_path / "empty.parquet") == []
 
 
@@ -44,4 +53,4 @@ def test_scores_of_an_audit_are_read_back(tmp_path: Path) -> None:
     documents = build_documents(6)
     outcome = audit(documents, Held(know(documents, "x4")), Held(Scripted(say_by_context)))
     save_scores(outcome.scores, tmp_path / "records.parquet")
-    assert load_scores(tmp_path / "records.parquet") == list(outcome.scores)
+    assert load_scores(tmp_path / "records.parquet") == list_records(outcome)

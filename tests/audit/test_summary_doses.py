@@ -3,12 +3,11 @@
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import pytest
+from audit_examples import build_evidence, build_rows, tabulate
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memguard.audit.bucket_table import build_buckets
 from memguard.audit.selection import BucketOutline
 from memguard.audit.statistics import compute_trend
 from memguard.audit.summary import COPIES, compute_trends, count_copies
@@ -32,7 +31,7 @@ def _buckets(
         for name, role, count, rights in kinds
         for number, right in enumerate(rights)
     ]
-    return build_buckets(scores, outlines, frozenset(), np.arange(len(scores)))
+    return build_rows(build_evidence(scores, outlines))
 
 
 def test_a_rate_that_rises_with_the_dose(make_score: MakeScore) -> None:
@@ -95,7 +94,7 @@ def test_copies_are_counted_by_a_plain_loop(
     ]
     scores.append(make_score("control", 50, role="control", bucket="x0", num_copies=0))
     reached = [row for row in rows if row[2] != 0]
-    found = count_copies(scores)
+    found = count_copies(tabulate(scores))
     assert [each.k for each in found] == (list(COPIES) if reached else [])
     for each in found:
         held = [verbatim for copies, verbatim, _ in reached if copies <= each.k]
@@ -103,5 +102,5 @@ def test_copies_are_counted_by_a_plain_loop(
 
 
 def test_unknown_copies_are_not_guessed(make_score: MakeScore) -> None:
-    assert count_copies([make_score("a", 50, num_copies=1), make_score("b", 50)]) == []
-    assert count_copies([]) == []
+    assert count_copies(tabulate([make_score("a", 50, num_copies=1), make_score("b", 50)])) == []
+    assert count_copies(tabulate([])) == []

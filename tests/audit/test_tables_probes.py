@@ -7,7 +7,9 @@ import pytest
 from audit_examples import Scripted, say_by_context, say_known
 
 from memguard.audit.cache import Numbers
+from memguard.audit.document_scores import ModelResults, build_scores
 from memguard.audit.extraction import AuditDocument, ExtractionProbe, Window
+from memguard.audit.near_verbatim import NotGenerated
 from memguard.audit.probabilistic import QUERY_BOUNDS
 from memguard.audit.probes import GridProbe
 from memguard.audit.selection import BucketOutline
@@ -18,10 +20,13 @@ from memguard.config.sampling import SamplingScheme
 MakeDocument = Callable[..., AuditDocument]
 
 
-def _ask(scorer: Scripted, one_pass: OnePass, windows: list[Window]) -> Numbers:
+def _ask(scorer: Scripted, one_pass: OnePass, windows: list[Window]) -> ModelResults:
     passages = [passage for window in windows for passage in one_pass.plan(window)]
     rows = one_pass.measure(windows, scorer.score(passages, one_pass.asked))
-    return Numbers(names=one_pass.names, rows=rows)
+    return ModelResults(
+        one_pass=Numbers(names=one_pass.names, rows=rows),
+        near_verbatim=NotGenerated(reason="it is not tested here"),
+    )
 
 
 @pytest.fixture
@@ -91,7 +96,7 @@ def test_attack_cost_of_each_bucket(windows: list[Window]) -> None:
     knows = say_known(lambda ids: any(row[: len(ids)] == ids for row in odd))
     model = _ask(Scripted(knows), one_pass, windows)
     base = _ask(Scripted(say_known(lambda ids: False)), one_pass, windows)
-    even, known, empty = build_attack_cost(windows, one_pass, model, base, outlines)
+    even, known, empty = build_attack_cost(build_scores(windows, one_pass, model, base), outlines)
     assert (even.bucket, known.bucket, empty.bucket) == ("x0", "x1", "empty")
     assert (even.model.num_documents, even.model.num_never, even.model.median) == (6, 6, None)
     assert (known.model.num_documents, known.model.num_never, known.model.median) == (6, 0, 0.0)
@@ -101,10 +106,10 @@ def test_attack_cost_of_each_bucket(windows: list[Window]) -> None:
     assert known.model.within[1].num_matched == 6
     assert even.model.within[QUERY_BOUNDS[-1]].num_matched == 0
     assert (empty.model.num_documents, empty.model.lowest) == (0, None)
-    assert build_attack_cost(windows, one_pass, model, None, outlines)[0].base is None
+    assert build_attack_cost(build_scores(windows, one_pass, model, None), outlines)[0].base is None
 
 
 def test_no_attack_cost_where_no_way_to_draw_was_asked_for(windows: list[Window]) -> None:
     one_pass = OnePass(extraction=ExtractionProbe(continuation_tokens=6), tiny_margin=1.0)
     model = _ask(Scripted(say_by_context), one_pass, windows)
-    assert build_attack_cost(windows, one_pass, model, None, []) == []
+    assert build_attack_cost(build_scores(windows, one_pass, model, None), []) == []

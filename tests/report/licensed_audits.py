@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from memguard import records as r
 from memguard.audit.cache import Numbers
-from memguard.audit.document_scores import DocumentScores
+from memguard.audit.document_scores import ModelResults, build_scores
 from memguard.audit.extraction import AuditDocument, ExtractionProbe, Window
 from memguard.audit.near_verbatim import NearVerbatim, NotGenerated
 from memguard.audit.probes import MembershipProbe, SamplingProbe
@@ -237,23 +237,17 @@ def _report(audit: Audit, asks: bool, apart: bool, rng: np.random.Generator) -> 
         schemes=(SamplingScheme(),) if audit.sampled else (),
         membership=("loss",) if asks else (),
     )
-    model = _tabulate(audit, one_pass, of_base=False)
-    base = _tabulate(audit, one_pass, of_base=True) if audit.has_base else None
-    near = _generate(audit, of_base=False) if audit.generated else None
-    base_near = _generate(audit, of_base=True) if audit.base_generated else None
-    not_generated = NotGenerated(reason=REASON)
-    scores = DocumentScores(
-        windows, one_pass, model, base, near_verbatim=near, base_near_verbatim=base_near
-    )
+    model = _measure(audit, one_pass, of_base=False, generated=audit.generated)
+    base = None
+    if audit.has_base:
+        base = _measure(audit, one_pass, of_base=True, generated=audit.base_generated)
     evidence = Evidence(
         windows=windows,
         outlines=audit.outlines,
         one_pass=one_pass,
         model=model,
         base=base,
-        near_verbatim=near or not_generated,
-        base_near_verbatim=base_near or not_generated if audit.has_base else None,
-        scores=scores,
+        scores=build_scores(windows, one_pass, model, base),
         attacks=[
             r.AttackedBucket(
                 bucket=bucket,
@@ -292,6 +286,15 @@ def _window(
         text_hmac=None,
     )
     return Window(document=document, start=0, prefix_tokens=_PREFIX, continuation_tokens=one.size)
+
+
+def _measure(audit: Audit, one_pass: OnePass, *, of_base: bool, generated: bool) -> ModelResults:
+    return ModelResults(
+        one_pass=_tabulate(audit, one_pass, of_base=of_base),
+        near_verbatim=_generate(audit, of_base=of_base)
+        if generated
+        else NotGenerated(reason=REASON),
+    )
 
 
 def _tabulate(audit: Audit, one_pass: OnePass, *, of_base: bool) -> Numbers:
