@@ -18,6 +18,7 @@ from typing import Any
 from memguard.audit.extraction import AuditDocument
 from memguard.audit.selection import BucketOutline, select_windows
 from memguard.audit.statistics import clopper_pearson, num_needed_to_see
+from memguard.audit.suite import load_audit_suite
 from memguard.audit.warnings import FEW_DOCUMENTS
 from memguard.config import RunConfig
 from memguard.data.corpus import Corpus
@@ -45,7 +46,7 @@ from memguard.planner.reference_hash import remark_on_reference_hash
 from memguard.planner.run_length import count_labels, measure_length, remark_on_rows
 from memguard.planner.tokenizer_lint import lint_tokenizer
 from memguard.runtime import Console
-from memguard.workflows.audit_inputs import list_audited, load_probe, name_buckets
+from memguard.workflows.audit_inputs import list_audited, name_buckets
 from memguard.workflows.data import build_feed, check_token_ids, prepare
 from memguard.workflows.run_folder import check_same_settings
 from memguard.workflows.setup import read_model_config
@@ -73,7 +74,7 @@ def foresee_audit(config: RunConfig, corpus: Corpus, counts: Sequence[int]) -> l
         corpus,
         counts,
         seq_len=config.data.seq_len,
-        probe=load_probe(config.audit),
+        probe=load_audit_suite(config.audit).extraction,
         window=config.audit.window,
     )
     outlook = []
@@ -114,7 +115,7 @@ def _count_audited(
     """Return for each bucket how many documents are audited, and why others are not."""
     selection = select_windows(
         documents,
-        load_probe(config.audit),
+        load_audit_suite(config.audit).extraction,
         seed=config.seed,
         min_documents=0,
         max_documents_per_bucket=config.audit.max_documents_per_bucket,

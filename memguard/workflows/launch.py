@@ -77,10 +77,12 @@ def tell(words: LastWords) -> None:
     """Say the last words where they belong."""
     file = os.environ.get(WORDS_FILE)
     if file:
+        # Here: neither a launcher nor `memguard --help` needs pydantic.
+        from memguard.records import write_atomically
+
         try:
-            # Renamed: the launcher may look at any time.
-            Path(f"{file}.new").write_text(json.dumps(asdict(words)), encoding="utf-8")
-            os.replace(f"{file}.new", file)
+            # The launcher may look at any time.
+            write_atomically(Path(file), json.dumps(asdict(words)).encode())
             return
         except OSError:  # no space left, where that may be what the words are about
             pass

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from memguard.cli.given_paths import check_run_paths
 from memguard.config import RunConfig
 from memguard.errors import DataError, ModelError
+from memguard.workflows.given_paths import check_run
 
 ROOT = Path(__file__).parents[2]
 
@@ -107,7 +107,7 @@ def test_a_sweep_is_checked_as_a_whole_before_its_first_run(bare: Any, tmp_path:
 
 def test_hub_ids_and_sources_that_are_no_paths_pass(tmp_path: Path) -> None:
     def check(train: str, **model: Any) -> None:
-        check_run_paths(
+        check_run(
             RunConfig.model_validate(
                 {"name": "x", "model": model or {"path": "org/name"}, "data": {"train": train}}
             )
