@@ -37,4 +37,4 @@ export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}"
 export HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false
 # Sizes of the pieces change from step to step; without this, memory is lost between them.
 export PYTORCH_ALLOC_CONF="${PYTORCH_ALLOC_CONF:-expandable_segments:True}"
-exec "$python" scripts/gpu_check.py "$@"
+exec "$python" scripts/bench/gpu.py "$@"

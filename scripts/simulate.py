@@ -35,17 +35,18 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import torch
 import transformers
+from bench.harness import build_parser
+from bench.workload import describe_step, pair_memory
 
 from memguard.config import ParallelConfig, TrainConfig
 from memguard.errors import ConfigError, MemguardError
 from memguard.parallel.mesh_shape import MeshShape, ModelSizes, resolve_mesh
 from memguard.planner.memory import MemoryEstimate, estimate_memory
-from memguard.planner.traffic import StepSettings, list_collectives
+from memguard.planner.traffic import list_collectives
 from memguard.simulation.fake_mesh import Calls
 from memguard.simulation.step import SimulatedStep, simulate_step
 from memguard.workflows.requests import read_mesh
 
-STATE_TOLERANCE, PEAK_TOLERANCE = 0.05, 0.15
 MANY, MOST_Z = 512, 128
 GIB = 2**30
 
@@ -58,7 +59,6 @@ class View:
     rank: int
     rows: int
     """Of one step on this rank."""
-    micro_batch: int
     checkpointing: Any
 
 
@@ -74,21 +74,14 @@ class Outcome:
     """Whether this rank's piece of the vocabulary may be smaller than rank 0's, the formula's."""
     took_s: float
 
-    def memory(self) -> dict[str, tuple[int, int]]:
-        """Return simulated and predicted bytes of each kind."""
-        simulated, predicted = self.simulated, self.predicted
-        return {
-            "weights": (simulated.weight_bytes, predicted.weight_bytes),
-            "gradients": (simulated.gradient_bytes, predicted.gradient_bytes),
-            "optimizer": (simulated.optimizer_bytes, predicted.optimizer_bytes),
-            "peak": (simulated.peak_bytes, predicted.peak.total),
-        }
+    def memory(self) -> dict[str, tuple[int, int, float]]:
+        """Return simulated and predicted bytes of each kind, and how far apart they may be."""
+        return pair_memory(self.simulated, self.predicted)
 
     def problems(self) -> list[str]:
         """Return what differs by more than it may."""
         found = []
-        for kind, (simulated, predicted) in self.memory().items():
-            tolerance = PEAK_TOLERANCE if kind == "peak" else STATE_TOLERANCE
+        for kind, (simulated, predicted, tolerance) in self.memory().items():
             if abs(predicted / simulated - 1) > tolerance:
                 found.append(f"{kind} is {predicted / simulated:.2f} of simulated")
         if not all(is_equal for _, _, is_equal in group_calls(self).values()):
@@ -111,20 +104,13 @@ def simulate(config: Any, sizes: ModelSizes, view: View, asked: argparse.Namespa
     started_s = time.perf_counter()
     train = TrainConfig(
         batch_size=view.rows * view.mesh.num_batch_ways,
-        micro_batch_size=view.micro_batch,
+        micro_batch_size=view.rows,
         precision=asked.precision,
         activation_checkpointing=view.checkpointing,
         nll_chunk_tokens=asked.chunk_tokens,
     )
     simulated = simulate_step(config, view.mesh, train=train, seq_len=asked.seq_len, rank=view.rank)
-    settings = StepSettings(
-        num_tokens=view.micro_batch * asked.seq_len,
-        num_labels=view.micro_batch * (asked.seq_len - 1),
-        num_micro_batches=view.rows // view.micro_batch,
-        chunk_tokens=asked.chunk_tokens,
-        compute_bytes=2 if asked.precision == "bf16" else 4,
-        checkpointing=view.checkpointing,
-    )
+    settings = describe_step(train, view.mesh, seq_len=asked.seq_len)
     formula: Calls = Counter()
     for each in list_collectives(sizes, view.mesh, settings):
         formula[each.phase, each.axis, each.operation, each.num_bytes] += each.num_calls
@@ -151,7 +137,7 @@ def show(outcome: Outcome, asked: argparse.Namespace) -> None:
     )
     print(f"  {simulated.num_stored:,} of {simulated.num_parameters:,} parameters stored here")
     print(f"\n  {'GiB':<12}{'simulated':>12}{'predicted':>12}{'ratio':>8}")
-    for kind, (ours, theirs) in outcome.memory().items():
+    for kind, (ours, theirs, _) in outcome.memory().items():
         print(f"  {kind:<12}{ours / GIB:>12.3f}{theirs / GIB:>12.3f}{theirs / ours:>8.3f}")
     print(f"  predicted to be during {outcome.predicted.moment}")
     print(f"\n  {'axis':<13}{'collective':<16}{'phase':<10}{'calls':>8}{'GiB':>12}{'formula':>9}")
@@ -198,7 +184,7 @@ def as_json(outcome: Outcome) -> dict[str, Any]:
         "num_stored": outcome.simulated.num_stored,
         "bytes": {
             kind: {"simulated": ours, "predicted": theirs}
-            for kind, (ours, theirs) in outcome.memory().items()
+            for kind, (ours, theirs, _) in outcome.memory().items()
         },
         "collectives": [
             {"axis": axis, "operation": op, "phase": phase, "calls": n, "bytes": b, "as_formula": e}
@@ -225,7 +211,6 @@ def choose_views(sizes: ModelSizes, asked: argparse.Namespace) -> list[View]:
                     mesh=mesh,
                     rank=rank % num_ranks,
                     rows=asked.rows,
-                    micro_batch=asked.rows,
                     checkpointing=checkpointing,
                 )
             )
@@ -256,10 +241,7 @@ def at_least(smallest: int) -> Callable[[str], int]:
 
 def parse() -> argparse.Namespace:
     """Read the arguments."""
-    summary, _, usage = (__doc__ or "").partition("\n")
-    parser = argparse.ArgumentParser(
-        description=summary, epilog=usage, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = build_parser(__doc__)
     parser.add_argument("--model", type=Path, required=True, help="config.json, or its folder")
     parser.add_argument("--ranks", type=at_least(1), nargs="+", required=True)
     parser.add_argument("--view", type=int, nargs="+", default=[0], help="ranks; -1 is the last")

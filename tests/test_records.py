@@ -104,6 +104,8 @@ def test_the_schema_name_is_written_and_checked(tmp_path: Path) -> None:
         "settings": [],
         "base_extraction": {},
         "environment": {},
+        "front": [],
+        "recommendation": {"setting": None, "rule": "r", "sentence": "s"},
     }
     path.write_text(json.dumps(values))
     with pytest.raises(RecordError, match="a comparison needs at least one setting"):

@@ -12,7 +12,7 @@ import hashlib
 import hmac
 import json
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -32,10 +32,6 @@ from memguard.errors import DataError
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-from collections.abc import Iterable
-
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import PreTrainedTokenizerFast
 
 _BATCH_DOCUMENTS = 1000
 _UNSUPERVISED = (
@@ -302,6 +298,10 @@ def train_bpe(texts: Iterable[str], *, vocab_size: int) -> Any:
         texts: what to learn the merges from.
         vocab_size: entries of the vocabulary (tokens), the 256 bytes and the special one included.
     """
+    # A corpus is read without transformers; only this needs it.
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()

@@ -21,27 +21,12 @@ from memguard.config.mitigations import (
     ConfidencePenaltyConfig,
     FloodingConfig,
     FocalConfig,
+    GradientAscentConfig,
     LabelSmoothingConfig,
     LossClippingConfig,
+    NgramPenaltyConfig,
+    NpoConfig,
 )
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from memguard.mitigation import Need, Stage, TokenTerms
-
-from typing import TYPE_CHECKING
-
-from memguard.config.mitigations import GradientAscentConfig, NpoConfig
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from memguard.mitigation import Need, Stage, TokenTerms
-
-from typing import TYPE_CHECKING
-
-from memguard.config.mitigations import NgramPenaltyConfig
 
 if TYPE_CHECKING:
     from torch import Tensor

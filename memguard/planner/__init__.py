@@ -19,5 +19,5 @@
     configuration -> documents, tokenizer  -> the dry run                 no weights
 
 Memory is arithmetic, compared with the engine itself run on fake tensors (simulation/step.py) and
-with processes that train (scripts/bench_plan.py). Times are rough; nothing is measured here.
+with processes that train (scripts/bench/plan.py). Times are rough; nothing is measured here.
 """

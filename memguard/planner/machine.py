@@ -33,7 +33,7 @@ _GIB = 2**30
 # Of a process that has imported torch and transformers, 0.4 GB were measured.
 _RESERVED_GIB_CPU = 0.5
 # glibc keeps freed memory as holes that tensors of the same size do not fit into: 0.5 to 0.7 of
-# what came and went was measured (glibc 2.36, scripts/bench_plan.py); more where blocks are
+# what came and went was measured (glibc 2.36, scripts/bench/plan.py); more where blocks are
 # recomputed, whose holes are as large beside fewer tensors.
 FRAGMENTATION_CPU = 0.55
 # nvidia-smi gives what there is, so only context and communicators are taken off.

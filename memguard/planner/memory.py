@@ -19,7 +19,7 @@ reads them, W FFN width of this rank; a bytes an element of activations (bf16: 2
                         selective  atF, outputs of matmuls, of all-reduces, of attention
     attention's mask    tT(1+a) for rows of T tokens that hold several documents
 
-Compared with the simulated engine by scripts/bench_plan.py.
+Compared with the simulated engine by scripts/bench/plan.py.
 """
 
 from collections.abc import Iterator

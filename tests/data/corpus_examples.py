@@ -20,6 +20,7 @@ def summarise(num_documents: int) -> PreparedSummary:
         num_empty=1,
         num_shorter=2,
         num_left_out=3,
+        num_canaries=0,
         num_clusters=num_documents,
         num_boilerplate_grams=0,
         num_control=0,

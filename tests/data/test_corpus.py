@@ -1,6 +1,5 @@
 """Prepared documents on disk: what is written is what is read."""
 
-import json
 from pathlib import Path
 
 import numpy as np
@@ -64,24 +63,6 @@ def test_saving_again_replaces_what_was_there(
     save(tmp_path, documents[:1])
     assert load_corpus(tmp_path).num_documents == 1
     assert sorted(path.name for path in tmp_path.iterdir()) == ["manifest.jsonl", "prepared"]
-
-
-def test_what_was_prepared_before_there_were_canaries_is_read(
-    tmp_path: Path, documents: list[TokenizedDocument]
-) -> None:
-    save(tmp_path, documents)
-    manifest, summary = tmp_path / "manifest.jsonl", tmp_path / "prepared" / "summary.json"
-    entries = [json.loads(line) for line in manifest.read_text().splitlines()]
-    for entry in entries:
-        for name in ("num_supervised_tokens", "num_loss_tokens", "num_losses"):
-            assert entry.pop(name) is None
-    manifest.write_text("".join(f"{json.dumps(entry)}\n" for entry in entries))
-    values = json.loads(summary.read_text())
-    assert values.pop("num_canaries") == 0
-    summary.write_text(json.dumps(values))
-    corpus = load_corpus(tmp_path)
-    assert corpus.manifest == [enter(d) for d in documents]
-    assert corpus.summary == summarise(len(documents))
 
 
 def test_documents_without_canaries_are_views(documents: list[TokenizedDocument]) -> None:

@@ -4,8 +4,10 @@ What a script leaves in its process (a process group, filters of warnings) ends 
 """
 
 import contextlib
-import importlib.util
+import importlib
 import io
+import os
+import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -27,15 +29,11 @@ class Ended:
 
 
 def load_script(name: str) -> Any:
-    """Import scripts/NAME.py as a module."""
-    spec = importlib.util.spec_from_file_location(name, SCRIPTS / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    # Its dataclasses look their module up.
-    sys.modules[name] = module
-    spec.loader.exec_module(module)
-    return module
+    """Import scripts/NAME.py as a module, which finds the modules beside it."""
+    path = SCRIPTS / f"{name}.py"
+    if str(path.parent) not in sys.path:
+        sys.path.insert(0, str(path.parent))
+    return importlib.import_module(path.stem)
 
 
 def run_script(
@@ -44,6 +42,18 @@ def run_script(
     """Call main of scripts/NAME.py with these arguments, after `change` of the module."""
     ended: Ended = ranks(_call, 1, name, arguments, change)[0]
     return ended
+
+
+def start_script(name: str, *arguments: str) -> "subprocess.CompletedProcess[str]":
+    """Start scripts/NAME.py as a user does, which ranks of its own need; 300 s at most."""
+    return subprocess.run(
+        [sys.executable, str(SCRIPTS / f"{name}.py"), *arguments],
+        env={**os.environ, "PYTHONPATH": str(SCRIPTS.parent)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
 
 
 def _call(name: str, arguments: tuple[str, ...], change: Callable[[Any], None] | None) -> Ended:

@@ -1,14 +1,11 @@
 """The engine's benchmark fills every row; what the figures are is not looked at."""
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from script_calls import start_script
 
-ROOT = Path(__file__).parents[2]
 ROWS = (
     "random 30M, plain",
     "random 30M, goldfish k=2",
@@ -21,14 +18,7 @@ ROWS = (
 
 @pytest.mark.slow
 def test_quick_fills_every_row(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "scripts/bench_engine.py", "--quick", "--stories", str(tmp_path)],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = start_script("bench/engine", "--quick", "--stories", str(tmp_path))
     lines = done.stdout.splitlines()
     assert f"stories260K: left out, it is not in {tmp_path}" in lines, done.stderr
     for row in ROWS:

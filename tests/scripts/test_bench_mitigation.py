@@ -1,27 +1,16 @@
 """The mitigations' benchmark fills every row; what the figures are is not looked at."""
 
-import os
 import re
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
+from script_calls import start_script
 
-ROOT = Path(__file__).parents[2]
 ROWS = ("published: unfold, product, table", "hash ", "hash, normalise: text", "hash_reference")
 
 
 @pytest.mark.slow
 def test_quick_fills_every_row() -> None:
-    done = subprocess.run(
-        [sys.executable, "scripts/bench_mitigation.py", "--quick"],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = start_script("bench/mitigation", "--quick")
     lines = done.stdout.splitlines()
     for row in ROWS:
         (line,) = (line for line in lines if line.startswith(row))

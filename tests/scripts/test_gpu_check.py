@@ -34,7 +34,7 @@ def run(*arguments: str, path: str = "") -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture(scope="module")
 def script() -> ModuleType:
-    module: ModuleType = load_script("gpu_check")
+    module: ModuleType = load_script("bench/gpu")
     return module
 
 
@@ -67,7 +67,7 @@ NO_GPU = "gpu_check: torch sees no GPU"
 
 
 def test_without_a_gpu_it_says_so(ranks: RankPool) -> None:
-    done = run_script(ranks, "gpu_check")
+    done = run_script(ranks, "bench/gpu")
     assert done.code == 3
     assert done.err.splitlines()[-1].startswith(NO_GPU)
 
@@ -81,7 +81,7 @@ def test_without_a_gpu_the_shell_says_so() -> None:
 
 def test_the_arithmetic_of_a_token_is_that_of_the_matmuls(script: ModuleType) -> None:
     sizes = script.TINY
-    model = script.draw_model(sizes, torch.device("meta"))
+    model = script.draw_llama(sizes, torch.device("meta"))
     matmuls = [
         parameter.numel()
         for name, parameter in model.named_parameters()

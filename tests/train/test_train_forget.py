@@ -4,10 +4,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from run_examples import make_run, write_documents
 
-from memguard.config import RunConfig, load_yaml
+from memguard.config import RunConfig
 from memguard.records import AuditReport, BucketScores, load_record
 from memguard.runtime import Console
 from memguard.train.metrics import HeldoutMetrics, read_metrics
@@ -142,14 +141,3 @@ def test_a_dry_run_shows_what_is_to_be_forgotten(folder: Path, reciting: RunConf
     assert (forgotten.num_documents, forgotten.num_audited) == (_NUM_FORGOTTEN, _NUM_FORGOTTEN)
     assert forgotten.planned_repetitions == 6
     assert record.documents.num_left_out == _NUM_FORGOTTEN
-
-
-def test_a_run_from_before_one_could_forget_goes_on(folder: Path, reciting: RunConfig) -> None:
-    settings = run_folder(reciting) / "config.yaml"
-    before = load_yaml(settings).values
-    for name in ("forget", "forget_repetitions"):
-        del before["data"][name]
-    settings.write_text(yaml.safe_dump(before))
-    trained = (run_folder(reciting) / "model" / "model.safetensors").stat().st_mtime_ns
-    train_run(reciting)
-    assert (run_folder(reciting) / "model" / "model.safetensors").stat().st_mtime_ns == trained

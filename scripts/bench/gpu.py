@@ -31,11 +31,28 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 import transformers
+from harness import Table, Verdict, build_parser, describe_error
+from workload import (
+    as_tensors,
+    build_llama,
+    build_step,
+    draw_batches,
+    draw_model,
+    train_by_trainer,
+)
 
-ROOT = Path(__file__).resolve().parents[1]
+from memguard.config import TrainConfig
+from memguard.data.loader import Batch
+from memguard.hf.safetensors import ModuleWeights
+from memguard.hf.sharded import Sharding, build_meta_layer, fill_layer
+from memguard.model.checks import build_vocab_layer
+from memguard.parallel.mesh import build_mesh
+from memguard.parallel.mesh_shape import MeshShape
+from memguard.parallel.shard import checkpoint_blocks, compile_blocks
+
+ROOT = Path(__file__).resolve().parents[2]
 # Dense bf16 with fp32 sums, TFLOP/s, from the makers' data sheets; the first name that fits.
 PEAK_TFLOPS = {
     "GH200": 989.0,
@@ -53,13 +70,12 @@ PEAK_TFLOPS = {
     "MI300X": 1307.0,
     "MI250X": 191.5,
 }
-LR, BETAS = 1e-5, (0.9, 0.95)
+LR = 1e-5
 NUM_BATCHES = 4
 ROW_TIMEOUT_S = 180
 # bf16 keeps 8 bits: a loss near 12 nats is a mean of thousands of rounded figures, a norm is a sum
 # over all gradients, each from products of rounded ones.
 SAME_LOSS, SAME_NORM = 5e-3, 3e-2
-NAMES = ("input_ids", "labels", "position_ids")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -123,66 +139,34 @@ def count_layers(sizes: Sizes, memory_bytes: int) -> int:
 # -- what every row is given -------------------------------------------------------------------
 
 
-def draw_model(sizes: Sizes, device: torch.device) -> Any:
+def draw_llama(sizes: Sizes, device: torch.device) -> Any:
     """Draw a Llama with untied embeddings, fp32, straight on the device."""
-    config = transformers.LlamaConfig(
-        vocab_size=sizes.vocab,
-        hidden_size=sizes.hidden,
-        intermediate_size=sizes.inner,
-        num_hidden_layers=sizes.num_layers,
-        num_attention_heads=sizes.num_heads,
-        num_key_value_heads=sizes.num_kv_heads,
-        max_position_embeddings=sizes.seq_len,
-        tie_word_embeddings=False,
+    config = build_llama(
+        sizes.vocab,
+        sizes.hidden,
+        sizes.inner,
+        sizes.num_layers,
+        sizes.num_heads,
+        num_kv_heads=sizes.num_kv_heads,
+        max_len=sizes.seq_len,
+        is_tied=False,
     )
-    torch.manual_seed(0)
-    with torch.device(device):
-        return transformers.AutoModelForCausalLM.from_config(
-            config, dtype=torch.float32, attn_implementation="sdpa"
-        )
+    return draw_model(config, device=device)
 
 
-def build_batches(sizes: Sizes, *, goldfish: bool) -> list[Any]:
-    """Draw packed rows of two to four documents of random tokens, as `Loader` would give them."""
-    from memguard.config import GoldfishConfig
-    from memguard.data.loader import Batch
-    from memguard.mitigation import build_mitigations
-    from memguard.records import IGNORE_LABEL
-    from memguard.seeds import derive_generator
-
-    draw = derive_generator(0, "gpu check batches")
-    configs = [GoldfishConfig(name="goldfish", k=2)] if goldfish else []
-    mitigations = build_mitigations(configs, special_ids=[])
-    shape = (sizes.batch_size, sizes.seq_len)
-    places = np.broadcast_to(np.arange(sizes.seq_len), shape)
-    batches = []
-    for _ in range(NUM_BATCHES):
-        input_ids = draw.integers(0, sizes.vocab, shape)
-        is_first = np.zeros(shape, dtype=bool)
-        for row in is_first:
-            row[draw.integers(1, sizes.seq_len, draw.integers(1, 4))] = True
-        is_first[:, 0] = True
-        starts = np.maximum.accumulate(np.where(is_first, places, 0), axis=1)
-        document_ids = np.cumsum(is_first, axis=1)
-        plain = np.where(is_first, IGNORE_LABEL, input_ids)
-        labels = mitigations.mask_labels(
-            input_ids, plain, document_ids=document_ids, generator=draw
-        )
-        batches.append(
-            Batch(
-                input_ids=input_ids,
-                labels=labels,
-                position_ids=places - starts,
-                document_ids=document_ids,
-                num_supervised=int((plain != IGNORE_LABEL).sum()),
-                num_kept=int((labels != IGNORE_LABEL).sum()),
-            )
-        )
-    return batches
+def draw_rows(sizes: Sizes, *, goldfish: bool) -> list[Batch]:
+    """Draw packed rows of a few documents of random tokens."""
+    return draw_batches(
+        sizes.vocab,
+        (sizes.batch_size, sizes.seq_len),
+        document_tokens=(sizes.seq_len // 4, sizes.seq_len),
+        num_batches=NUM_BATCHES,
+        goldfish=goldfish,
+    )
 
 
 def wait_for(device: torch.device) -> None:
-    """Wait until the device has done what it was told."""
+    """Wait until the device has finished."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
@@ -232,19 +216,8 @@ BESIDE = {
 }
 
 
-def build_step(sizes: Sizes, setting: Setting, device: torch.device, **optim: Any) -> Any:
-    """Make memguard's step on a fresh model, as a run makes it."""
-    from memguard.config import OptimConfig, TrainConfig
-    from memguard.hf.safetensors import ModuleWeights
-    from memguard.hf.sharded import Sharding, build_meta_layer, fill_layer
-    from memguard.mitigation import build_mitigations
-    from memguard.model.checks import build_vocab_layer
-    from memguard.parallel.mesh import build_mesh
-    from memguard.parallel.mesh_shape import MeshShape
-    from memguard.parallel.shard import checkpoint_blocks, compile_blocks
-    from memguard.runtime import Runtime
-    from memguard.train.step import TrainStep
-
+def make_step(sizes: Sizes, setting: Setting, device: torch.device, **optim: Any) -> Any:
+    """Make memguard's step on a random model, as a run makes it."""
     train = TrainConfig.model_validate(
         {
             "precision": "bf16",
@@ -252,7 +225,7 @@ def build_step(sizes: Sizes, setting: Setting, device: torch.device, **optim: An
             "activation_checkpointing": setting.checkpointing,
         }
     )
-    model = draw_model(sizes, device)
+    model = draw_llama(sizes, device)
     if setting.mesh:
         sharding = Sharding(
             mesh=build_mesh(MeshShape(), device.type),
@@ -272,21 +245,13 @@ def build_step(sizes: Sizes, setting: Setting, device: torch.device, **optim: An
         checkpoint_blocks(model, train.activation_checkpointing)
         if train.compile:
             compile_blocks(model)
-    vocab.model.train()
-    return TrainStep(
-        vocab=vocab,
-        mitigations=build_mitigations([], special_ids=[]),
-        train=train,
-        optim=OptimConfig.model_validate({"lr": LR, "betas": BETAS, "weight_decay": 0.0, **optim}),
-        seed=0,
-        runtime=Runtime(device=device),
-    )
+    return build_step(vocab, train, device=device, lr=LR, **optim)
 
 
 def time_memguard(sizes: Sizes, setting: Setting, device: torch.device) -> float:
     """Return the seconds of ``sizes.num_steps`` steps of ours."""
-    step = build_step(sizes, setting, device)
-    batches = build_batches(sizes, goldfish=setting.goldfish)
+    step = make_step(sizes, setting, device)
+    batches = draw_rows(sizes, goldfish=setting.goldfish)
     begin_s = 0.0
     forget_memory(device)
     for number in range(sizes.num_warmup + sizes.num_steps):
@@ -312,55 +277,24 @@ def time_trainer(sizes: Sizes, setting: Setting, device: torch.device) -> float:
                 wait_for(device)
                 times.append(time.perf_counter())
 
-    class InOrder(transformers.Trainer):
-        def _get_train_sampler(self, train_dataset: Any = None) -> Any:
-            return torch.utils.data.SequentialSampler(train_dataset or self.train_dataset)
-
-    num_steps = sizes.num_warmup + sizes.num_steps
-    batches = build_batches(sizes, goldfish=setting.goldfish)
-    rows = [
-        {
-            name: torch.from_numpy(getattr(batches[number % NUM_BATCHES], name)[row].copy())
-            for name in NAMES
-        }
-        for number in range(num_steps)
-        for row in range(sizes.batch_size)
-    ]
-    with tempfile.TemporaryDirectory() as folder:
-        trainer = InOrder(
-            model=draw_model(sizes, device),
-            args=transformers.TrainingArguments(
-                output_dir=folder,
-                per_device_train_batch_size=sizes.batch_size,
-                max_steps=num_steps,
-                bf16=True,
-                learning_rate=LR,
-                lr_scheduler_type="constant",
-                adam_beta1=BETAS[0],
-                adam_beta2=BETAS[1],
-                weight_decay=0.0,
-                torch_compile=setting.compile,
-                logging_strategy="no",
-                save_strategy="no",
-                report_to="none",
-                disable_tqdm=True,
-                use_cpu=device.type == "cpu",
-                dataloader_pin_memory=device.type == "cuda",
-            ),
-            train_dataset=rows,
-            data_collator=transformers.default_data_collator,
-            callbacks=[Watch()],
-        )
-        # It prints its summary at the end, among our lines.
-        trainer.remove_callback(transformers.PrinterCallback)
-        trainer.train()
+    train_by_trainer(
+        draw_llama(sizes, device),
+        draw_rows(sizes, goldfish=setting.goldfish),
+        Watch(),
+        lr=LR,
+        max_steps=sizes.num_warmup + sizes.num_steps,
+        bf16=True,
+        torch_compile=setting.compile,
+        use_cpu=device.type == "cpu",
+        dataloader_pin_memory=device.type == "cuda",
+    )
     return times[1] - times[0]
 
 
 def measure_row(sizes: Sizes, setting: Setting, device: torch.device) -> dict[str, float]:
     """Return tokens/s, the share of labels kept and peak memory (bytes; 0 on a CPU)."""
     took_s = (time_trainer if setting.trainer else time_memguard)(sizes, setting, device)
-    kept = sum(each.num_kept for each in build_batches(sizes, goldfish=setting.goldfish))
+    kept = sum(each.num_kept for each in draw_rows(sizes, goldfish=setting.goldfish))
     return {
         "tokens_per_s": sizes.num_steps * sizes.step_tokens / took_s,
         "kept": kept / (NUM_BATCHES * sizes.step_tokens),
@@ -371,18 +305,17 @@ def measure_row(sizes: Sizes, setting: Setting, device: torch.device) -> dict[st
 
 def check_row(sizes: Sizes, setting: Setting, device: torch.device) -> dict[str, float]:
     """Return loss and gradient norm of one step, ours and those of the Trainer's model."""
-    batch = build_batches(sizes, goldfish=setting.goldfish)[0]
-    model = draw_model(sizes, device).train()
-    tensors = {name: torch.from_numpy(getattr(batch, name).copy()).to(device) for name in NAMES}
+    batch = draw_rows(sizes, goldfish=setting.goldfish)[0]
+    model = draw_llama(sizes, device).train()
     # As accelerate runs it for bf16=True.
     with torch.autocast(device.type, dtype=torch.bfloat16):
-        loss = model(**tensors, use_cache=False).loss
+        loss = model(**as_tensors(batch, device), use_cache=False).loss
     loss.backward()
     norm = torch.nn.utils.clip_grad_norm_(model.parameters(), math.inf)
     theirs = {"their_loss": float(loss.detach()), "their_norm": float(norm)}
     del model, loss
     gc.collect()
-    step = build_step(sizes, setting, device, max_grad_norm=None)
+    step = make_step(sizes, setting, device, max_grad_norm=None)
     result = step.run(batch, lr=LR, step=1, first_sample=0)
     return {"loss": result.loss, "norm": result.grad_norm, **theirs}
 
@@ -416,8 +349,7 @@ class Work:
             return {"failed": "out of memory"}
         except Exception as error:
             traceback.print_exc()
-            last = traceback.format_exception_only(error)[-1]
-            return {"failed": " ".join(last.split())[:200]}
+            return {"failed": describe_error(error)}
         finally:
             if dist.is_initialized():
                 dist.destroy_process_group()
@@ -449,7 +381,7 @@ class Work:
 
 
 def read_work(text: str) -> Work:
-    """Return what `run_apart` has asked for."""
+    """Return the work that `run_apart` describes."""
     fields = json.loads(text)
     setting, sizes = Setting(**fields.pop("setting")), Sizes(**fields.pop("sizes"))
     return Work(setting=setting, sizes=sizes, **fields)
@@ -461,28 +393,28 @@ def read_work(text: str) -> Work:
 class Session:
     """One run of the whole check."""
 
-    def __init__(self, asked: argparse.Namespace) -> None:
+    def __init__(self, options: argparse.Namespace) -> None:
         """Take the arguments and look at the machine."""
-        self.asked = asked
+        self.options = options
         self.begin_s = time.monotonic()
-        self.device = torch.device("cpu" if asked.dry_run else "cuda")
-        self.problems: list[str] = []
+        self.device = torch.device("cpu" if options.dry_run else "cuda")
+        self.verdict = Verdict()
         self.found: dict[str, dict[str, Any]] = {}
-        self.peak_tflops: float | None = asked.peak_tflops
-        self.sizes = TINY if asked.dry_run else Sizes(batch_size=asked.batch_size)
+        self.peak_tflops: float | None = options.peak_tflops
+        self.sizes = TINY if options.dry_run else Sizes(batch_size=options.batch_size)
         self.gpu = "none: a dry run"
-        if not asked.dry_run:
+        if not options.dry_run:
             properties = torch.cuda.get_device_properties(0)
             self.gpu = f"{properties.name}, {properties.total_memory / 2**30:.0f} GiB"
             named = (peak for name, peak in PEAK_TFLOPS.items() if name in properties.name)
             self.peak_tflops = self.peak_tflops or next(named, None)
-            num_layers = asked.layers or count_layers(self.sizes, properties.total_memory)
+            num_layers = options.layers or count_layers(self.sizes, properties.total_memory)
             self.sizes = replace(self.sizes, num_layers=num_layers)
 
     @property
     def left_s(self) -> float:
         """Time left for all that follows."""
-        return float(self.asked.deadline_s - (time.monotonic() - self.begin_s))
+        return float(self.options.deadline_s - (time.monotonic() - self.begin_s))
 
     def run(self) -> int:
         """Check, measure, test; return the exit code."""
@@ -495,39 +427,39 @@ class Session:
         self.measure()
         self.test()
         took_s = time.monotonic() - self.begin_s
-        verdict = f"FAIL: {'; '.join(self.problems)}" if self.problems else "PASS"
-        print(f"\n{verdict} ({took_s:.0f} s)")
-        return 1 if self.problems else 0
+        return self.verdict.end(f" ({took_s:.0f} s)")
 
     def do(self, work: Work) -> dict[str, Any]:
         """Run one row, here or apart."""
         if self.left_s < 30:
             return {"failed": "left out: the time is up"}
-        return work.run() if self.asked.dry_run else work.run_apart(min(self.left_s, ROW_TIMEOUT_S))
+        return (
+            work.run() if self.options.dry_run else work.run_apart(min(self.left_s, ROW_TIMEOUT_S))
+        )
 
     def check(self) -> None:
         """Print loss and gradient norm beside the Trainer's model."""
         sizes = replace(self.sizes, num_layers=2, batch_size=2)
-        print(
-            f"\n{'correctness, 2 layers':<36}{'loss':>10}{'theirs':>10}{'norm':>10}{'theirs':>10}"
-        )
+        print()
+        headings = ("      loss", "    theirs", "      norm", "    theirs")
+        table = Table(36, *headings, corner="correctness, 2 layers")
         for name in ("memguard", "memguard, goldfish k=2", "memguard, mesh (1,1,1,1)"):
             work = Work(checks=True, setting=ROWS[name], sizes=sizes, device=self.device.type)
             got = self.do(work)
             if "failed" in got:
-                print(f"{name:<36}{got['failed']}", flush=True)
-                self.problems.append(f"{name} was not checked")
+                table.failure(name, got["failed"])
+                self.verdict.fail(f"{name} was not checked")
                 continue
-            pairs = (("loss", SAME_LOSS), ("norm", SAME_NORM))
             wrong = [
                 key
-                for key, bound in pairs
+                for key, bound in (("loss", SAME_LOSS), ("norm", SAME_NORM))
                 if not abs(got[key] - got[f"their_{key}"]) <= bound * got[f"their_{key}"]
             ]
             figures = (got["loss"], got["their_loss"], got["norm"], got["their_norm"])
-            cells = "".join(f"{figure:>10.4f}" for figure in figures)
-            print(f"{name:<36}{cells}  {'differs' if wrong else 'ok'}", flush=True)
-            self.problems += [f"{name}: {key} differs from the Trainer's" for key in wrong]
+            cells = (f"{figure:.4f}" for figure in figures)
+            table.row(name, *cells, end="differs" if wrong else "ok")
+            for key in wrong:
+                self.verdict.fail(f"{name}: {key} differs from the Trainer's")
 
     def measure(self) -> None:
         """Print speed and memory of every row."""
@@ -546,37 +478,43 @@ class Session:
             f"{sizes.num_steps} steps after {sizes.num_warmup}; ratios to the Trainer's row"
         )
         columns = ("tokens/s", "MFU", "peak GB", "held GB", "speed", "memory")
-        print(f"{'':<36}{''.join(f'{column:>10}' for column in columns)}")
-        for name in ROWS:
-            print(self.format_row(name))
-            if not ROWS[name].trainer and "failed" in self.found[name]:
-                self.problems.append(f"{name} did not run")
+        table = Table(36, *(f"{column:>10}" for column in columns))
+        for name, setting in ROWS.items():
+            if "failed" not in self.found[name]:
+                table.row(name, *self.format_cells(name))
+                continue
+            table.failure(name, self.found[name]["failed"])
+            if not setting.trainer:
+                self.verdict.fail(f"{name} did not run")
 
     def is_too_large(self, name: str) -> bool:
         """Tell whether the first row shows that there are too many layers."""
         return name == "Trainer" and self.found[name].get("failed") == "out of memory"
 
-    def format_row(self, name: str) -> str:
-        """Return one line of the table; ratios are to the Trainer's row that does the same."""
+    def format_cells(self, name: str) -> tuple[str, ...]:
+        """Return the cells of a row; ratios are to the Trainer's row that does the same."""
         got = self.found[name]
-        if "failed" in got:
-            return f"{name:<36}{got['failed']}"
         flop_per_s = got["tokens_per_s"] * self.sizes.flop_per_token(got["kept"])
-        mfu = f"{flop_per_s / self.peak_tflops / 1e12:.1%}" if self.peak_tflops else "-"
         other = self.found.get(BESIDE.get(name, ""), {"failed": ""})
-        ratio = memory = ""
+        speed = memory = ""
         if "failed" not in other:
-            ratio = f"{got['tokens_per_s'] / other['tokens_per_s']:.2f}x"
+            speed = f"{got['tokens_per_s'] / other['tokens_per_s']:.2f}x"
             memory = f"{got['peak_bytes'] / max(1, other['peak_bytes']):.2f}x"
         return (
-            f"{name:<36}{got['tokens_per_s']:>10,.0f}{mfu:>10}{got['peak_bytes'] / 1e9:>10.1f}"
-            f"{got['reserved_bytes'] / 1e9:>10.1f}{ratio:>10}{memory:>10}"
+            f"{got['tokens_per_s']:,.0f}",
+            f"{flop_per_s / self.peak_tflops / 1e12:.1%}" if self.peak_tflops else "-",
+            f"{got['peak_bytes'] / 1e9:.1f}",
+            f"{got['reserved_bytes'] / 1e9:.1f}",
+            speed,
+            memory,
         )
 
     def test(self) -> None:
         """Run the tests that need a GPU."""
-        if self.asked.dry_run or self.left_s < 60:
-            print(f"\ntests: left out ({'a dry run' if self.asked.dry_run else 'the time is up'})")
+        if self.options.dry_run or self.left_s < 60:
+            print(
+                f"\ntests: left out ({'a dry run' if self.options.dry_run else 'the time is up'})"
+            )
             return
         command = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", "-p", "no:cacheprovider"]
         try:
@@ -584,7 +522,7 @@ class Session:
                 command, cwd=ROOT, capture_output=True, text=True, timeout=self.left_s, check=False
             )
         except subprocess.TimeoutExpired:
-            self.problems.append("tests were not done in time")
+            self.verdict.fail("tests were not done in time")
             return
         lines = (done.stdout + done.stderr).strip().splitlines() or ["no word"]
         if "No module named pytest" in lines[-1]:
@@ -595,35 +533,32 @@ class Session:
             print(f"\ntests: {lines[-1]}")
             if done.returncode:
                 print("\n".join(lines[-40:]))
-                self.problems.append("tests failed")
+                self.verdict.fail("tests failed")
 
 
 def main() -> int:
     """Run the check; return the exit code."""
-    summary, _, usage = (__doc__ or "").partition("\n")
-    parser = argparse.ArgumentParser(
-        description=summary, epilog=usage, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = build_parser(__doc__)
     parser.add_argument("--dry-run", action="store_true", help="tiny sizes on the CPU")
     parser.add_argument("--peak-tflops", type=float, help="the GPU's dense bf16 TFLOP/s")
     parser.add_argument("--layers", type=int, help="instead of as many as fit")
     parser.add_argument("--batch-size", type=int, default=4, help="rows of 2048 tokens")
     parser.add_argument("--deadline-s", type=float, default=520, help="for everything")
     parser.add_argument("--work", help=argparse.SUPPRESS)
-    asked = parser.parse_args()
+    options = parser.parse_args()
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
-    if asked.work:
-        print(json.dumps(read_work(asked.work).run()))
+    if options.work:
+        print(json.dumps(read_work(options.work).run()))
         return 0
-    if asked.dry_run:
+    if options.dry_run:
         # A compiler may be missing; what is compiled is what the tests check.
         torch.compiler.set_stance("force_eager")
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
     elif not torch.cuda.is_available():
         print("gpu_check: torch sees no GPU; --dry-run shows that the rest works", file=sys.stderr)
         return 3
-    return Session(asked).run()
+    return Session(options).run()
 
 
 if __name__ == "__main__":

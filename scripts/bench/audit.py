@@ -1,8 +1,8 @@
 """Measure how fast an audit asks a model, beside `generate`, and what its scores cost.
 
-python scripts/bench_audit.py                   a 1M Llama on the CPU, five rounds; minutes
-python scripts/bench_audit.py --quick           tiny sizes, one round, to see that it works; seconds
-python scripts/bench_audit.py --device cuda     the shape of Llama-3.1-8B in bf16 on a GPU
+python scripts/bench/audit.py                   a 1M Llama on the CPU, five rounds; minutes
+python scripts/bench/audit.py --quick           tiny sizes, one round, to see that it works; seconds
+python scripts/bench/audit.py --device cuda     the shape of Llama-3.1-8B in bf16 on a GPU
 
 First table: documents a second whose greedy continuation of 50 tokens is known, by one pass over
 prefix and continuation, and by transformers' `generate` from the prefix: (a) in batches as large as
@@ -24,20 +24,18 @@ of the rounds, a ratio the median of the rounds' ratios, because a machine that 
 speed from minute to minute. The last line is a verdict; exit 1 where a bar is missed.
 """
 
-import argparse
 import itertools
-import statistics
 import sys
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import tokenizers
 import torch
 import transformers
+from harness import Rounds, Table, Verdict, build_parser, take_turns, timed
 from rapidfuzz.distance import Levenshtein
+from workload import build_llama, draw_model
 
 from memguard.audit.cache import Numbers
 from memguard.audit.decoding import Decoder
@@ -61,25 +59,8 @@ MAX_BESIDE_VERBATIM, MAX_BESIDE_ALL_ROWS = 1.35, 1.2
 SMALL_VOCAB, LARGE_VOCAB = 2048, 32_000
 GPU_BATCHES = (8, 16, 32, 64, 128, 256)
 
-SMALL = transformers.LlamaConfig(
-    vocab_size=SMALL_VOCAB,
-    hidden_size=128,
-    intermediate_size=344,
-    num_hidden_layers=4,
-    num_attention_heads=4,
-    num_key_value_heads=4,
-    max_position_embeddings=4096,
-    tie_word_embeddings=True,
-)
-LARGE = transformers.LlamaConfig(
-    vocab_size=128_256,
-    hidden_size=4096,
-    intermediate_size=14_336,
-    num_hidden_layers=32,
-    num_attention_heads=32,
-    num_key_value_heads=8,
-    max_position_embeddings=8192,
-)
+SMALL = (128, 344, 4, 4)
+LARGE = build_llama(128_256, 4096, 14_336, 32, 32, num_kv_heads=8, max_len=8192, is_tied=False)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -94,6 +75,9 @@ class Row:
     min_batched: float | None = None
     """The bar; None where there is none."""
     min_alone: float | None = None
+
+    def __str__(self) -> str:
+        return f"prefix {self.prefix_tokens}, batch {self.batch}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -130,10 +114,7 @@ class Bench:
     """A model, and documents for it."""
 
     def __init__(self, config: transformers.LlamaConfig, device: str, dtype: torch.dtype) -> None:
-        torch.manual_seed(0)
-        with torch.device(device):
-            model: Any = transformers.AutoModelForCausalLM.from_config(config, dtype=dtype)
-        self.model = model.eval()
+        self.model = draw_model(config, dtype=dtype, device=device).eval()
         self.model.generation_config = transformers.GenerationConfig()
         self.vocab = build_vocab_layer(self.model)
         self.margin = TINY_MARGINS["fp32" if dtype == torch.float32 else "bf16"]
@@ -146,9 +127,18 @@ class Bench:
         for start in range(0, num_documents, 2 * max(1, 8192 // size)):
             part = ids[start : start + 2 * max(1, 8192 // size) : 2]
             part[:] = self.generate(part[:, :prefix_tokens])
-        probe = ExtractionProbe(continuation_tokens=CONTINUATION_TOKENS)
-        windows = [probe.window(make_document(row)) for row in ids.astype(np.int32)]
-        return [window for window in windows if window is not None]
+        return cut_windows(ids)
+
+    def make_thirds(self, prefix_tokens: int, num_documents: int) -> list[Window]:
+        """Return documents that are recited, left half-way, and unknown, in turn."""
+        size = prefix_tokens + CONTINUATION_TOKENS
+        ids = self.draw.integers(0, self.vocab.vocab_size, (num_documents, size))
+        ids[0::3] = self.generate(ids[0::3, :prefix_tokens])
+        left = prefix_tokens + CONTINUATION_TOKENS // 2
+        halfway = self.generate(ids[1::3, :prefix_tokens])[:, : left + 1]
+        halfway[:, left] = (halfway[:, left] + 1) % self.vocab.vocab_size
+        ids[1::3] = self.generate(halfway)[:, :size]
+        return cut_windows(ids)
 
     def generate(self, prompts: np.ndarray) -> np.ndarray:
         """Return prompts and what `generate` writes after them."""
@@ -162,14 +152,18 @@ class Bench:
         )
         return written.cpu().numpy()
 
-    def judge_by_generating(self, windows: Sequence[Window], batch: int) -> np.ndarray:
-        """Return ``[N]`` whether the first choices are the continuation."""
-        verdicts = []
+    def generate_in_batches(
+        self, windows: Sequence[Window], batch: int
+    ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """Yield what `generate` writes for each document, and the document ``[T]``."""
         for start in range(0, len(windows), batch):
             rows = np.stack([w.input_ids for w in windows[start : start + batch]]).astype(np.int64)
-            written = self.generate(rows[:, :-CONTINUATION_TOKENS])
-            verdicts.append((written == rows).all(1))
-        return np.concatenate(verdicts)
+            yield from zip(self.generate(rows[:, :-CONTINUATION_TOKENS]), rows, strict=True)
+
+    def judge_by_generating(self, windows: Sequence[Window], batch: int) -> np.ndarray:
+        """Return ``[N]`` whether the first choices are the continuation."""
+        pairs = self.generate_in_batches(windows, batch)
+        return np.array([np.array_equal(written, row) for written, row in pairs])
 
     def scorer(self, windows: Sequence[Window], batch: int) -> ModelScorer:
         """Return one that takes so many documents at a time."""
@@ -190,13 +184,21 @@ class Bench:
             logprob = logits.log_softmax(-1).gather(2, ids[:, 1:, None])
             (logprob.cpu(), logits.argmax(-1).cpu())
 
-    def wait(self) -> None:
-        """Let the device finish."""
-        if self.model.device.type == "cuda":
-            torch.cuda.synchronize()
+    def timed(self, work: Callable[[], object], num_documents: int) -> Callable[[], float]:
+        """Return a side whose seconds are those of one document."""
+        is_gpu = self.model.device.type == "cuda"
+        return timed(work, num_documents, torch.cuda.synchronize if is_gpu else lambda: None)
 
 
-def make_document(ids: np.ndarray, id: str = "") -> AuditDocument:
+def cut_windows(ids: np.ndarray) -> list[Window]:
+    """Return a window of each row of tokens."""
+    probe = ExtractionProbe(continuation_tokens=CONTINUATION_TOKENS)
+    rows = enumerate(ids.astype(np.int32))
+    windows = [probe.window(make_document(row, str(number))) for number, row in rows]
+    return [window for window in windows if window is not None]
+
+
+def make_document(ids: np.ndarray, id: str) -> AuditDocument:
     """Return a text of these tokens."""
     return AuditDocument(
         id=id,
@@ -229,50 +231,23 @@ def build_codec(vocab_size: int) -> Codec:
     return Codec(decode=decode, encode=lambda text: tokenizer(text).input_ids)
 
 
-def take_turns(
-    bench: Bench, sides: dict[str, tuple[int, Callable[[], object]]], rounds: int
-) -> dict[str, list[float]]:
-    """Return the seconds a document of each round, after one round that does not count."""
-    seconds: dict[str, list[float]] = {name: [] for name in sides}
-    for number in range(rounds + 1):
-        for name, (num_documents, work) in sides.items():
-            bench.wait()
-            begin = time.perf_counter()
-            work()
-            bench.wait()
-            if number:
-                seconds[name].append((time.perf_counter() - begin) / num_documents)
-    return seconds
-
-
-def find_ratio(slower: Sequence[float], faster: Sequence[float]) -> float:
-    """Return the median of the rounds' ratios."""
-    return statistics.median(a / b for a, b in zip(slower, faster, strict=True))
-
-
-def write_rate(seconds: Sequence[float]) -> str:
+def write_rate(rounds: Rounds, side: str) -> str:
     """Return documents a second."""
-    return f"{1 / statistics.median(seconds):>14,.1f}"
+    return f"{1 / rounds.median_s(side):,.1f}"
 
 
-class Verdict:
-    """What was missed."""
-
-    def __init__(self) -> None:
-        self.num_bars = 0
-        self.missed: list[str] = []
-
-    def check(self, what: str, value: float, bar: float | None, *, at_least: bool) -> str:
-        """Return the bar in words, and remember it where it was missed."""
-        if bar is None:
-            return "-"
-        self.num_bars += 1
-        if (value < bar) if at_least else (value > bar):
-            self.missed.append(f"{what} {value:.2f}x")
-        return f"{'>=' if at_least else '<='} {bar:g}x"
+def compare_verdicts(
+    verdict: Verdict, name: str, ours: np.ndarray, theirs: np.ndarray, is_sure: np.ndarray
+) -> str:
+    """Return how many verdicts are the same; one that differs has to hang on a tiny margin."""
+    if differing := int(((ours != theirs) & is_sure).sum()):
+        verdict.fail(f"{name}: {differing} verdicts differ")
+    return f"{int((ours == theirs).sum())}/{len(ours)}"
 
 
-def compare_with_generate(bench: Bench, row: Row, rounds: int, verdict: Verdict) -> None:
+def compare_with_generate(
+    bench: Bench, row: Row, table: Table, verdict: Verdict, rounds: int
+) -> None:
     """Print one row of the first table."""
     windows = bench.make_windows(row.prefix_tokens, row.num_documents)
     one_pass = OnePass(extraction=ExtractionProbe(), tiny_margin=bench.margin)
@@ -288,50 +263,30 @@ def compare_with_generate(bench: Bench, row: Row, rounds: int, verdict: Verdict)
     def alone() -> None:
         bench.judge_by_generating(windows[: row.num_alone], 1)
 
-    sides: dict[str, tuple[int, Callable[[], object]]] = {
-        "ours": (len(windows), ours),
-        "batched": (len(windows), batched),
-    }
+    sides = {"ours": bench.timed(ours, len(windows)), "batched": bench.timed(batched, len(windows))}
     if row.num_alone:
-        sides["alone"] = row.num_alone, alone
-    seconds = take_turns(bench, sides, rounds)
-    name = f"prefix {row.prefix_tokens}, batch {row.batch}"
-    ratio = find_ratio(seconds["batched"], seconds["ours"])
-    cells = [write_rate(seconds["ours"]), write_rate(seconds["batched"]), f"{ratio:>8.1f}x"]
-    bars = [verdict.check(f"{name} (a)", ratio, row.min_batched, at_least=True)]
+        sides["alone"] = bench.timed(alone, row.num_alone)
+    times = take_turns(sides, rounds=rounds)
+    ratio = times.ratio("ours", "batched")
+    cells = [write_rate(times, "ours"), write_rate(times, "batched"), f"{ratio:.1f}x"]
+    bars = [verdict.check(f"{row} (a)", ratio, at_least=row.min_batched)]
     if row.num_alone:
-        ratio = find_ratio(seconds["alone"], seconds["ours"])
-        cells += [write_rate(seconds["alone"]), f"{ratio:>8.1f}x"]
-        bars.append(verdict.check(f"{name} (b)", ratio, row.min_alone, at_least=True))
+        ratio = times.ratio("ours", "alone")
+        cells += [write_rate(times, "alone"), f"{ratio:.1f}x"]
+        bars.append(verdict.check(f"{row} (b)", ratio, at_least=row.min_alone))
+    else:
+        cells += ["", ""]
     verbatim = found["ours"][:, one_pass.names.index("num_correct")] == CONTINUATION_TOKENS
     is_sure = found["ours"][:, one_pass.names.index("hangs_on_margin")] == 0
-    differing = int(((verbatim != found["batched"]) & is_sure).sum())
-    if differing:
-        verdict.missed.append(f"{name}: {differing} verdicts differ")
-    same = f"{int((verbatim == found['batched']).sum())}/{len(windows)}"
-    print(f"{name:<24}{''.join(cells)}{same:>10}  {', '.join(bars)}", flush=True)
+    same = compare_verdicts(verdict, str(row), verbatim, found["batched"], is_sure)
+    table.row(str(row), *cells, same, end=", ".join(filter(None, bars)))
 
 
-def make_thirds(bench: Bench, prefix_tokens: int, num_documents: int) -> list[Window]:
-    """Return documents that are recited, left half-way, and unknown, in turn."""
-    size = prefix_tokens + CONTINUATION_TOKENS
-    ids = bench.draw.integers(0, bench.vocab.vocab_size, (num_documents, size))
-    ids[0::3] = bench.generate(ids[0::3, :prefix_tokens])
-    left = prefix_tokens + CONTINUATION_TOKENS // 2
-    halfway = bench.generate(ids[1::3, :prefix_tokens])[:, : left + 1]
-    halfway[:, left] = (halfway[:, left] + 1) % bench.vocab.vocab_size
-    ids[1::3] = bench.generate(halfway)[:, :size]
-    probe = ExtractionProbe(continuation_tokens=CONTINUATION_TOKENS)
-    windows = [
-        probe.window(make_document(row, str(number)))
-        for number, row in enumerate(ids.astype(np.int32))
-    ]
-    return [window for window in windows if window is not None]
-
-
-def compare_default_audit(bench: Bench, row: Row, rounds: int, verdict: Verdict) -> None:
+def compare_default_audit(
+    bench: Bench, row: Row, table: Table, verdict: Verdict, rounds: int
+) -> None:
     """Print one row of the second table."""
-    windows = make_thirds(bench, row.prefix_tokens, row.num_documents)
+    windows = bench.make_thirds(row.prefix_tokens, row.num_documents)
     suite = load_suite("extraction")
     codec = build_codec(bench.vocab.vocab_size)
     one_pass = plan_one_pass(suite, tiny_margin=bench.margin, codec=codec)
@@ -353,38 +308,27 @@ def compare_default_audit(bench: Bench, row: Row, rounds: int, verdict: Verdict)
         found["sure"] = ~(near.min_gap_N < bench.margin)
 
     def batched() -> None:
-        matched = []
         limit = probe.num_edits_allowed(CONTINUATION_TOKENS)
-        for start in range(0, len(windows), row.batch):
-            batch = np.stack([w.input_ids for w in windows[start : start + row.batch]])
-            written = bench.generate(batch[:, :-CONTINUATION_TOKENS].astype(np.int64))
-            matched += [
+        found["batched"] = np.array(
+            [
                 Levenshtein.distance(one.tolist(), other.tolist(), score_cutoff=limit) <= limit
-                for one, other in zip(written, batch, strict=True)
+                for one, other in bench.generate_in_batches(windows, row.batch)
             ]
-        found["batched"] = np.array(matched)
+        )
 
-    sides: dict[str, tuple[int, Callable[[], object]]] = {
-        "ours": (len(windows), ours),
-        "batched": (len(windows), batched),
-    }
-    seconds = take_turns(bench, sides, rounds)
-    name = f"prefix {row.prefix_tokens}, batch {row.batch}"
-    ratio = find_ratio(seconds["batched"], seconds["ours"])
+    sides = {"ours": bench.timed(ours, len(windows)), "batched": bench.timed(batched, len(windows))}
+    times = take_turns(sides, rounds=rounds)
+    ratio, name = times.ratio("ours", "batched"), f"{row} with generation"
     bar = None if row.min_batched is None else MIN_GENERATING
-    told = verdict.check(f"{name} with generation", ratio, bar, at_least=True)
-    differing = int(((found["ours"] != found["batched"]) & found["sure"]).sum())
-    if differing:
-        verdict.missed.append(f"{name}: {differing} near-verbatim matches differ")
-    same = f"{int((found['ours'] == found['batched']).sum())}/{len(windows)}"
-    print(
-        f"{name:<24}{write_rate(seconds['ours'])}{write_rate(seconds['batched'])}"
-        f"{ratio:>8.1f}x{'':>23}{same:>10}  {told}",
-        flush=True,
-    )
+    words = verdict.check(name, ratio, at_least=bar)
+    same = compare_verdicts(verdict, name, found["ours"], found["batched"], found["sure"])
+    rates = (write_rate(times, side) for side in sides)
+    table.row(str(row), *rates, f"{ratio:.1f}x", "", "", same, end=words)
 
 
-def compare_scores(bench: Bench, num_documents: int, rounds: int, verdict: Verdict) -> None:
+def compare_scores(
+    bench: Bench, num_documents: int, table: Table, verdict: Verdict, rounds: int
+) -> None:
     """Print one row of the third table."""
     windows = bench.make_windows(50, num_documents)
     vocab_size = bench.vocab.vocab_size
@@ -393,41 +337,35 @@ def compare_scores(bench: Bench, num_documents: int, rounds: int, verdict: Verdi
     verbatim = OnePass(extraction=ExtractionProbe(), tiny_margin=bench.margin)
     scorer = ModelScorer(bench.vocab)
     rows = [Passage(input_ids=w.input_ids, first_label=1, first_choice=1) for w in windows]
-    seconds = take_turns(
-        bench,
-        {
-            "all": (num_documents, lambda: bench.ask(everything, windows, scorer)),
-            "verbatim": (num_documents, lambda: bench.ask(verbatim, windows, scorer)),
-            "rows": (num_documents, lambda: scorer.score(rows, Asked())),
-            "plain": (num_documents, lambda: bench.score_plainly(windows)),
-        },
-        rounds,
-    )
-    beside = {name: find_ratio(seconds["all"], seconds[name]) for name in ("verbatim", "rows")}
+    works: dict[str, Callable[[], object]] = {
+        "all": lambda: bench.ask(everything, windows, scorer),
+        "verbatim": lambda: bench.ask(verbatim, windows, scorer),
+        "rows": lambda: scorer.score(rows, Asked()),
+        "plain": lambda: bench.score_plainly(windows),
+    }
+    sides = {name: bench.timed(work, num_documents) for name, work in works.items()}
+    times = take_turns(sides, rounds=rounds)
+    beside = {name: times.ratio(name, "all") for name in works}
+    name = f"V = {vocab_size:,}"
     bars = [
         verdict.check(
-            f"V={vocab_size} beside verbatim",
+            f"{name} beside verbatim",
             beside["verbatim"],
-            MAX_BESIDE_VERBATIM if vocab_size == SMALL_VOCAB else None,
-            at_least=False,
+            at_most=MAX_BESIDE_VERBATIM if vocab_size == SMALL_VOCAB else None,
         ),
         verdict.check(
-            f"V={vocab_size} beside all rows",
+            f"{name} beside all rows",
             beside["rows"],
-            MAX_BESIDE_ALL_ROWS if vocab_size == LARGE_VOCAB else None,
-            at_least=False,
+            at_most=MAX_BESIDE_ALL_ROWS if vocab_size == LARGE_VOCAB else None,
         ),
     ]
+    cells = [write_rate(times, "all")]
+    for other in ("verbatim", "rows"):
+        cells += [write_rate(times, other), f"{beside[other]:.2f}x"]
+    table.row(name, *cells, end=", ".join(filter(None, bars)))
     print(
-        f"V = {vocab_size:<20,}{write_rate(seconds['all'])}{write_rate(seconds['verbatim'])}"
-        f"{beside['verbatim']:>8.2f}x{write_rate(seconds['rows'])}{beside['rows']:>8.2f}x"
-        f"{'':>10}  {', '.join(bars)}",
-        flush=True,
-    )
-    plain = find_ratio(seconds["all"], seconds["plain"])
-    print(
-        f"{'':<24}and {plain:.2f}x of transformers' forward with all logits, log-softmax, gather "
-        f"and argmax ({write_rate(seconds['plain']).strip()})",
+        f"{'':<24}and {beside['plain']:.2f}x of transformers' forward with all logits, "
+        f"log-softmax, gather and argmax ({write_rate(times, 'plain')})",
         flush=True,
     )
 
@@ -438,18 +376,23 @@ def find_best_batches(bench: Bench, batches: Sequence[int]) -> None:
     one_pass = OnePass(extraction=ExtractionProbe(), tiny_margin=bench.margin)
     best: dict[str, tuple[float, int]] = {}
     for batch in batches:
-        sides: dict[str, tuple[int, Callable[[], object]]] = {
-            "one pass": (
-                len(windows),
-                lambda n=batch: bench.ask(one_pass, windows, bench.scorer(windows, n)),
-            ),
-            "generate": (batch, lambda n=batch: bench.judge_by_generating(windows[:n], n)),
+
+        def one(n: int = batch) -> None:
+            bench.ask(one_pass, windows, bench.scorer(windows, n))
+
+        def generate(n: int = batch) -> None:
+            bench.judge_by_generating(windows[:n], n)
+
+        sides = {
+            "one pass": bench.timed(one, len(windows)),
+            "generate": bench.timed(generate, batch),
         }
-        for name, seconds in take_turns(bench, sides, 1).items():
-            best[name] = max(best.get(name, (0.0, 0)), (1 / seconds[0], batch))
-    told = ", ".join(f"{name} {rate:,.1f} at batch {n}" for name, (rate, n) in best.items())
+        times = take_turns(sides, rounds=1)
+        for name in sides:
+            best[name] = max(best.get(name, (0.0, 0)), (1 / times.median_s(name), batch))
+    rates = ", ".join(f"{name} {rate:,.1f} at batch {n}" for name, (rate, n) in best.items())
     ratio = best["one pass"][0] / best["generate"][0]
-    print(f"each at its best, documents a second: {told}; {ratio:.1f}x", flush=True)
+    print(f"each at its best, documents a second: {rates}; {ratio:.1f}x", flush=True)
 
 
 def shrink(plan: Plan) -> Plan:
@@ -462,57 +405,48 @@ def shrink(plan: Plan) -> Plan:
 
 def main() -> int:
     """Print the tables; return 1 where a bar is missed."""
-    summary, _, usage = (__doc__ or "").partition("\n")
-    parser = argparse.ArgumentParser(
-        description=summary, epilog=usage, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = build_parser(__doc__)
     parser.add_argument("--quick", action="store_true", help="tiny sizes, one round")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--rounds", type=int, default=5, help="medians of so many")
-    asked = parser.parse_args()
-    is_gpu = asked.device == "cuda"
-    plan = Plan(rounds=asked.rounds, rows=CPU_ROWS, num_scored=256)
+    options = parser.parse_args()
+    is_gpu = options.device == "cuda"
+    plan = Plan(rounds=options.rounds, rows=CPU_ROWS, num_scored=256)
     if is_gpu:
         plan = replace(plan, rows=GPU_ROWS, batches=GPU_BATCHES)
-    if asked.quick:
+    if options.quick:
         plan = shrink(plan)
-    configs = [LARGE] if is_gpu else [SMALL, transformers.LlamaConfig(**SMALL.to_dict())]
-    if is_gpu and asked.quick:
+    configs = [LARGE] if is_gpu else [build_llama(v, *SMALL) for v in (SMALL_VOCAB, LARGE_VOCAB)]
+    if is_gpu and options.quick:
         configs[0].update({"num_hidden_layers": 2})
-    if not is_gpu:
-        configs[1].update({"vocab_size": LARGE_VOCAB})
     dtype = torch.bfloat16 if is_gpu else torch.float32
     verdict = Verdict()
-    bench = Bench(configs[0], asked.device, dtype)
+    bench = Bench(configs[0], options.device, dtype)
     size = sum(parameter.numel() for parameter in bench.model.parameters())
     print(
-        f"{size / 1e6:,.1f}M parameters, {asked.device}, {str(dtype)[6:]}, "
+        f"{size / 1e6:,.1f}M parameters, {options.device}, {str(dtype)[6:]}, "
         f"{torch.get_num_threads()} threads, medians of {plan.rounds}; documents a second"
     )
-    print(
-        f"{'':<24}{'one pass':>14}{'generate (a)':>14}{'ratio':>9}{'batch 1 (b)':>14}"
-        f"{'ratio':>9}{'same':>10}  bar (a), (b)"
-    )
+    ratio, same = "    ratio", "      same"
+    rates = ("      one pass", "  generate (a)", ratio, "   batch 1 (b)", ratio)
+    table = Table(24, *rates, same, end="bar (a), (b)")
     for row in plan.rows:
-        compare_with_generate(bench, row, plan.rounds, verdict)
-    print(f"\n{'':<24}{'default audit':>14}{'generate':>14}{'ratio':>9}{'':>23}{'same':>10}  bar")
+        compare_with_generate(bench, row, table, verdict, plan.rounds)
+    print()
+    rates = (" default audit", "      generate", ratio, " " * 14, " " * 9)
+    table = Table(24, *rates, same, end="bar")
     for row in plan.rows:
-        compare_default_audit(bench, row, plan.rounds, verdict)
+        compare_default_audit(bench, row, table, verdict, plan.rounds)
     if plan.batches:
         find_best_batches(bench, plan.batches)
-    print(
-        f"\n{'':<24}{'all scores':>14}{'verbatim':>14}{'all /':>9}{'all rows':>14}{'all /':>9}"
-        f"{'':>10}  bar"
-    )
-    compare_scores(bench, plan.num_scored, plan.rounds, verdict)
+    print()
+    rates = ("    all scores", "      verbatim", "    all /", "      all rows", "    all /")
+    table = Table(24, *rates, " " * 10, end="bar")
+    compare_scores(bench, plan.num_scored, table, verdict, plan.rounds)
     for config in configs[1:]:
-        bench = Bench(config, asked.device, dtype)
-        compare_scores(bench, max(8, plan.num_scored // 4), plan.rounds, verdict)
-    if verdict.missed:
-        print(f"FAIL: {'; '.join(verdict.missed)}")
-        return 1
-    print(f"PASS: {verdict.num_bars} bars, and every verdict that does not hang on a tiny margin")
-    return 0
+        bench = Bench(config, options.device, dtype)
+        compare_scores(bench, max(8, plan.num_scored // 4), table, verdict, plan.rounds)
+    return verdict.end(", and every verdict that does not hang on a tiny margin is the same")
 
 
 if __name__ == "__main__":

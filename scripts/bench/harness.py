@@ -1,0 +1,360 @@
+"""What the benchmarks share: ranks as processes, sides that take turns, tables and a verdict.
+
+    with Ranks(work, case, num_ranks=4) as ranks:         work(case, rank) in four processes
+        ranks.hear()                                      each has called rank.report()
+        answers, peaks = ranks.watch("go on")             rank.report() returned "go on"; RssAnon
+
+    rounds = take_turns({"ours": ours, "theirs": theirs}, rounds=5)
+    verdict = Verdict()
+    words = verdict.check("speed", rounds.ratio("ours", "theirs"), at_least=1.0)
+    return verdict.end()
+
+A figure is the median of the rounds, a ratio the median of the rounds' ratios, because a machine
+that others use changes speed from minute to minute. BENCH_TRACEBACK=1 shows where a rank failed.
+"""
+
+import argparse
+import contextlib
+import multiprocessing
+import operator
+import os
+import re
+import socket
+import statistics
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from multiprocessing import connection
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+# Imported once, by the server that ranks are forks of: code is not what is measured.
+PRELOADED = [
+    "torch._dynamo",
+    "torch.distributed.fsdp",
+    "torch.testing._internal.distributed.fake_pg",
+    "accelerate.utils.fsdp_utils",
+    "transformers.distributed",
+    "transformers.trainer",
+    "transformers.integrations.tensor_parallel",
+    "transformers.models.llama.modeling_llama",
+    "transformers.models.qwen3.modeling_qwen3",
+    "memguard.simulation.step",
+    "memguard.train.step",
+    "memguard.hf.load",
+]
+TIMEOUT_S = 300
+SAMPLE_EVERY_S = 0.002
+
+
+def build_parser(doc: str | None) -> argparse.ArgumentParser:
+    """Return a parser whose help is a script's docstring."""
+    summary, _, usage = (doc or "").partition("\n")
+    return argparse.ArgumentParser(
+        description=summary, epilog=usage, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+
+
+# -- processes ---------------------------------------------------------------------------------
+
+
+class Failed(Exception):
+    """A side does not work here; the message says why."""
+
+
+class Rank:
+    """What the work on one rank has of the process that started it."""
+
+    def __init__(self, pipe: connection.Connection, sync: Callable[[], None]) -> None:
+        self._pipe, self._sync = pipe, sync
+
+    def report(self, answer: Any = None) -> Any:
+        """Send an answer once all ranks are here; return the message that follows."""
+        self._sync()
+        self._pipe.send(("", answer))
+        message = self._pipe.recv()
+        self._sync()
+        return message
+
+
+class Ranks:
+    """Processes with gloo between them, killed at the end of the `with` block."""
+
+    def __init__(
+        self, work: Callable[..., Any], *arguments: Any, num_ranks: int = 1, num_threads: int = 1
+    ) -> None:
+        """Start ``work(*arguments, rank)`` on every rank; what it returns is its last answer."""
+        os.environ.update(
+            OMP_NUM_THREADS=str(num_threads),
+            GLOO_SOCKET_IFNAME="lo",
+            CUDA_VISIBLE_DEVICES="",
+            HF_HUB_OFFLINE="1",
+            TOKENIZERS_PARALLELISM="false",
+        )
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(PRELOADED)
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        self._pipes, self._processes = [], []
+        for rank in range(num_ranks):
+            ours, theirs = context.Pipe()
+            process = context.Process(
+                target=_be_rank,
+                args=(work, arguments, rank, num_ranks, num_threads, port, theirs),
+                daemon=True,
+            )
+            process.start()
+            theirs.close()
+            self._pipes.append(ours)
+            self._processes.append(process)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.end()
+
+    def hear(self, meanwhile: Callable[[], None] | None = None) -> list[Any]:
+        """Return one answer of every rank; call `meanwhile` every few milliseconds until then.
+
+        Raises:
+            Failed: a rank failed, died or was silent for too long.
+        """
+        answers: dict[Any, Any] = {}
+        deadline_s = time.monotonic() + TIMEOUT_S
+        while waiting := [pipe for pipe in self._pipes if pipe not in answers]:
+            if time.monotonic() > deadline_s:
+                raise Failed(f"no answer within {TIMEOUT_S} s")
+            # All are listened to: where one fails, the others wait for it.
+            for pipe in connection.wait(waiting, SAMPLE_EVERY_S if meanwhile else 1.0):
+                try:
+                    failure, answers[pipe] = pipe.recv()  # type: ignore[union-attr]
+                except EOFError:
+                    failure = "a process died without a message"
+                if failure:
+                    raise Failed(failure)
+            if meanwhile:
+                meanwhile()
+        return [answers[pipe] for pipe in self._pipes]
+
+    def go(self, message: Any = None, meanwhile: Callable[[], None] | None = None) -> list[Any]:
+        """Send a message to every rank and return their answers."""
+        for pipe in self._pipes:
+            pipe.send(message)
+        return self.hear(meanwhile)
+
+    def watch(self, message: Any = None) -> tuple[list[Any], list[int]]:
+        """Do as `go`; return the answers and the most anonymous memory of each rank (bytes)."""
+        peaks = self.anonymous_bytes()
+
+        def look() -> None:
+            peaks[:] = map(max, peaks, self.anonymous_bytes())
+
+        return self.go(message, look), peaks
+
+    def anonymous_bytes(self) -> list[int]:
+        """Return RssAnon of each rank, which leaves out mapped files; 0 once it is gone."""
+        return [_read_anonymous_bytes(process.pid or 0) for process in self._processes]
+
+    def end(self) -> None:
+        """Kill what still runs."""
+        for process in self._processes:
+            process.kill()
+            process.join()
+
+
+def _be_rank(
+    work: Callable[..., Any],
+    arguments: tuple[Any, ...],
+    rank: int,
+    num_ranks: int,
+    num_threads: int,
+    port: int,
+    pipe: connection.Connection,
+) -> None:
+    import torch
+    import transformers
+    from torch import distributed as dist
+
+    transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+    torch.set_num_threads(num_threads)
+
+    def sync() -> None:
+        if num_ranks > 1:
+            dist.barrier()
+
+    try:
+        if num_ranks > 1:
+            # Only here: a Trainer that finds one of these wraps its model for several processes.
+            os.environ.update(
+                MASTER_ADDR="127.0.0.1",
+                MASTER_PORT=str(port),
+                WORLD_SIZE=str(num_ranks),
+                LOCAL_WORLD_SIZE=str(num_ranks),
+                RANK=str(rank),
+                LOCAL_RANK=str(rank),
+            )
+            dist.init_process_group("gloo")
+        answer = work(*arguments, Rank(pipe, sync))
+        sync()
+        pipe.send(("", answer))
+    except BaseException as error:
+        pipe.send((describe_error(error), None))
+        if os.environ.get("BENCH_TRACEBACK"):
+            traceback.print_exc()
+    # Its memory is still looked at, and its peers may still send: it ends when it is killed.
+    with contextlib.suppress(EOFError):
+        pipe.recv()
+
+
+def describe_error(error: BaseException) -> str:
+    """Return an exception in one line."""
+    return " ".join(traceback.format_exception_only(error)[-1].split())[:200]
+
+
+def _read_anonymous_bytes(pid: int) -> int:
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return 0
+    found = re.search(r"RssAnon:\s+(\d+) kB", status)
+    return int(found[1]) * 1024 if found else 0
+
+
+# -- turns -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rounds:
+    """Seconds of each side, a figure a round."""
+
+    seconds: dict[str, list[float]]
+    failures: dict[str, str] = field(default_factory=dict)
+    """Why a side does not work; it has no ratio."""
+
+    def median_s(self, side: str) -> float:
+        """Return the median of a side's rounds."""
+        return statistics.median(self.seconds[side])
+
+    def ratio(self, side: str, other: str) -> float:
+        """Return the median of how many times as fast as another a side is."""
+        pairs = zip(self.seconds[side], self.seconds[other], strict=True)
+        return statistics.median(theirs / ours for ours, theirs in pairs)
+
+
+def take_turns(sides: Mapping[str, Callable[[], float]], *, rounds: int) -> Rounds:
+    """Let each side work once a round; each returns its seconds, for whatever unit it counts."""
+    found = Rounds(seconds={name: [] for name in sides})
+    # One round more, not counted: buffers are made, caches filled.
+    for number in range(rounds + 1):
+        # Who goes first alternates: a machine that becomes slower favours no side.
+        for name in list(sides)[:: -1 if number % 2 else 1]:
+            if name in found.failures:
+                continue
+            try:
+                seconds = sides[name]()
+            except Failed as failure:
+                found.failures[name] = str(failure)
+            else:
+                found.seconds[name] += [seconds] if number else []
+    return found
+
+
+def timed(
+    work: Callable[[], object], units: int = 1, wait: Callable[[], None] = lambda: None
+) -> Callable[[], float]:
+    """Return a side that does this work and returns the seconds of one of its units.
+
+    Args:
+        work: what is timed.
+        units: how many it does.
+        wait: until the device has finished.
+    """
+
+    def side() -> float:
+        wait()
+        begin_s = time.perf_counter()
+        work()
+        wait()
+        return (time.perf_counter() - begin_s) / units
+
+    return side
+
+
+# -- what is printed ---------------------------------------------------------------------------
+
+
+class Table:
+    """Rows under headings; a heading is as wide as its column."""
+
+    def __init__(self, name_width: int, *headings: str, corner: str = "", end: str = "") -> None:
+        self._widths = (name_width, *map(len, headings))
+        print(f"{corner:<{name_width}}{''.join(headings)}  {end}".rstrip(), flush=True)
+
+    def row(self, name: str, *cells: str, end: str = "") -> None:
+        """Print a row; `end` has any width."""
+        first, *widths = self._widths
+        padded = "".join(f"{cell:>{width}}" for cell, width in zip(cells, widths, strict=False))
+        print(f"{name:<{first}}{padded:<{sum(widths)}}  {end}".rstrip(), flush=True)
+
+    def failure(self, name: str, reason: str) -> None:
+        """Print a row without figures."""
+        print(f"{name:<{self._widths[0]}} does not run: {reason}", flush=True)
+
+
+class Verdict:
+    """Bars that were checked, and what failed."""
+
+    def __init__(self) -> None:
+        self.num_bars = 0
+        self.failed: list[str] = []
+
+    def check(
+        self,
+        name: str,
+        value: float,
+        *,
+        at_least: float | None = None,
+        at_most: float | None = None,
+        below: float | None = None,
+        unit: str = "x",
+    ) -> str:
+        """Return a bar and whether it is met; an empty string where there is no bar."""
+        limits = {
+            ">=": (at_least, operator.ge),
+            "<=": (at_most, operator.le),
+            "<": (below, operator.lt),
+        }
+        given = {
+            sign: (limit, holds) for sign, (limit, holds) in limits.items() if limit is not None
+        }
+        if not given:
+            return ""
+        self.num_bars += 1
+        words = " and ".join(f"{sign} {limit:,.4g}{unit}" for sign, (limit, _) in given.items())
+        is_met = all(holds(value, limit) for limit, holds in given.values())
+        if not is_met:
+            self.fail(f"{name}: {value:,.4g}{unit}, not {words}")
+        return f"{words} {'ok' if is_met else 'MISSED'}"
+
+    def fail(self, reason: str) -> None:
+        """Take note of something that is wrong whatever the bars say."""
+        self.failed.append(reason)
+
+    def end(self, also: str = "") -> int:
+        """Print the last line; return the exit code."""
+        if self.failed:
+            print(f"\nFAIL: {'; '.join(self.failed)}")
+            return 1
+        bars = f": {self.num_bars} bar{'s' * (self.num_bars != 1)} met" if self.num_bars else ""
+        print(f"\nPASS{bars}{also}")
+        return 0
