@@ -64,6 +64,26 @@ def test_an_audit_names_all_that_is_missing(bare: Any, tmp_path: Path) -> None:
     assert not (tmp_path / "o").exists()
 
 
+def test_a_suite_that_does_not_exist_is_refused_as_early(bare: Any, tmp_path: Path) -> None:
+    make_checkpoint(tmp_path / "model")
+    (tmp_path / "a.jsonl").touch()
+    (tmp_path / "run.yaml").write_text(
+        "name: x\nmodel: {path: ./model}\ndata: {train: a.jsonl}\naudit: {suite: nonsense}\n"
+    )
+    model = ("--model", "model", "--members", "a.jsonl", "--out", "o")
+    for command in (
+        ("audit", *model, "--suite", "nonsense"),
+        ("train", "run.yaml"),
+        ("prepare", "run.yaml"),
+        ("plan", "run.yaml"),
+    ):
+        ended = bare(*command)
+        assert ended.returncode == 2, command
+        assert "'audit.suite' must be a YAML file or one of" in ended.stderr
+        assert "torch" not in ended.stderr
+    assert not (tmp_path / "o").exists()
+
+
 def test_a_folder_without_a_checkpoint_is_told_as_early(bare: Any, tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text("")
     (tmp_path / "empty").mkdir()
