@@ -1,5 +1,7 @@
 """The commands and their arguments."""
 
+from collections.abc import Iterable
+from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -65,6 +67,7 @@ def init(
 
 @app.command(context_settings=_TAKES_SETTINGS)
 def plan(
+    context: typer.Context,
     config: Annotated[
         str | None,
         typer.Argument(metavar="[CONFIG]", help="A run's YAML, or the name of a shipped one."),
@@ -111,18 +114,7 @@ def plan(
     """Tell which meshes fit, and what a run would do, before anything is started."""
     from memguard.workflows.requests import PlanRequest
 
-    request = PlanRequest(
-        config=config,
-        model=model,
-        gpus=gpus,
-        machine=machine,
-        mesh=mesh,
-        seq_len=seq_len,
-        batch=batch,
-        micro_batch=micro_batch,
-        checkpointing=checkpointing,
-        precision=precision,
-    )
+    request = PlanRequest(**_pick(context, [field.name for field in fields(PlanRequest)]))
     request.check()
     run = None if config is None else _load_run(config, overrides)
     if run is not None and documents:
@@ -165,16 +157,18 @@ def train(
 
 @app.command()
 def audit(
+    context: typer.Context,
     run: Annotated[
         Path | None, typer.Argument(metavar="[RUN]", help="Folder of a run memguard trained.")
     ] = None,
     model: Annotated[
         str | None, typer.Option(help="Folder or hub id of a model memguard did not train.")
     ] = None,
-    base: Annotated[
+    base_model: Annotated[
         str | None,
         typer.Option(
-            help="The model it was fine-tuned from, for comparison; of a RUN, where it is now."
+            "--base",
+            help="The model it was fine-tuned from, for comparison; of a RUN, where it is now.",
         ),
     ] = None,
     no_base: Annotated[
@@ -210,8 +204,9 @@ def audit(
     min_documents: Annotated[
         int | None, typer.Option(min=1, help="Refuse below this many members (documents).")
     ] = None,
-    max_documents: Annotated[
-        int | None, typer.Option(min=1, help="Sample at most this many of each bucket.")
+    max_documents_per_bucket: Annotated[
+        int | None,
+        typer.Option("--max-documents", min=1, help="Sample at most this many of each bucket."),
     ] = None,
     reference: Annotated[
         str | None, typer.Option(help="Another model of the same vocabulary, for membership.")
@@ -240,45 +235,32 @@ def audit(
     as_json: _Json = False,
 ) -> None:
     """Measure what a model recites of its training documents."""
+    from memguard.config import AuditConfig
     from memguard.workflows.requests import AuditRequest
 
-    given: dict[str, Any] = {
-        "suite": suite,
-        "continuation_tokens": continuation_tokens,
-        "prefix_tokens": prefix_tokens,
-        "min_prefix_tokens": min_prefix_tokens,
-        "window": window,
-        "min_documents": min_documents,
-        "max_documents_per_bucket": max_documents,
-        "reference": reference,
-        "batch_tokens": batch_tokens,
-        "device_map": device_map,
-        "cache": cache,
-        "dtype": dtype,
-        "excerpts": excerpts,
-        "base": False if no_base else None,
-    }
+    given = _pick(context, AuditConfig.model_fields)
+    settings = {name: value for name, value in given.items() if value is not None}
     request = AuditRequest(
         run=run,
         model=model,
-        base=base,
+        base=base_model,
         members=tuple(members or ()),
         nonmembers=tuple(nonmembers or ()),
         out=out,
         text_column=text_column or "text",
         mesh=mesh,
-        settings={key: value for key, value in given.items() if value is not None},
+        settings=settings | ({"base": False} if no_base else {}),
         seed=seed,
     )
-    settings = request.check()
+    checked = request.check()
     from memguard.workflows.given_paths import check_audit
 
-    check_audit(request, settings)
+    check_audit(request, checked)
     run_on_processes(nproc)
     _say("audit: loading torch and transformers")
     from memguard.workflows.audit import audit_request
 
-    folder, report = audit_request(request, settings)
+    folder, report = audit_request(request, checked)
     _print(as_json, report.model_dump(mode="json", by_alias=True), folder / "report.html")
 
 
@@ -354,6 +336,11 @@ def report(
     from memguard.workflows.report import render_folder
 
     typer.echo(render_folder(folder))
+
+
+def _pick(context: typer.Context, names: Iterable[str]) -> dict[str, Any]:
+    """Return the arguments of a command that have these names."""
+    return {name: context.params[name] for name in names if name in context.params}
 
 
 def _load_run(config: str, overrides: list[str] | None) -> Any:

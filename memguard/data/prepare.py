@@ -149,9 +149,6 @@ def prepare(
     return load_corpus(run_folder)
 
 
-# -- 2 tokenise ----------------------------------------------------------------------------------
-
-
 def _find_prepared(run_folder: Path, key: str, audit_key: str, console: Console) -> Corpus | None:
     """Return what was prepared before, if it is still right.
 
@@ -223,9 +220,6 @@ def _tokenize(
             "'data.max_document_tokens'?"
         )
     return kept
-
-
-# -- 4 place -------------------------------------------------------------------------------------
 
 
 def _place(
@@ -333,9 +327,6 @@ def _number_canaries(
             "or set data.canaries.count=0."
         )
     return [_Placed(*canary, number) for number, canary in enumerate(canaries, first)]
-
-
-# -- 5 write -------------------------------------------------------------------------------------
 
 
 def _count_forgotten(kept: Sequence[_Row], cluster: NDArray[np.int64]) -> int:

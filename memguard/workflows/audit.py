@@ -6,6 +6,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import fields
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -259,7 +260,11 @@ def _build_report(
     banners: Sequence[Banner],
     runtime: Runtime,
 ) -> AuditReport:
+    parts = {field.name: getattr(summary, field.name) for field in fields(summary)}
+    notes = [Banner(level="note", text=text) for text in target.notes]
+    parts["banners"] = [*banners, *summary.banners, *notes]
     return AuditReport(
+        **parts,
         tool_version=memguard.__version__,
         created=_now(),
         run=target.run,
@@ -267,28 +272,6 @@ def _build_report(
         data=target.data,
         training=target.training,
         method=method,
-        probe_runs=summary.probe_runs,
-        verdict=summary.verdict,
-        banners=[
-            *banners,
-            *summary.banners,
-            *(Banner(level="note", text=text) for text in target.notes),
-        ],
-        buckets=summary.buckets,
-        generated=summary.generated,
-        base_generated=summary.base_generated,
-        dose_response=summary.dose_response,
-        membership=summary.membership,
-        findings=summary.findings,
-        num_findings=summary.num_findings,
-        cut=summary.cut,
-        measures=summary.measures,
-        attack_cost=summary.attack_cost,
-        attacks=summary.attacks,
-        extracted_copies=summary.extracted_copies,
-        canaries=summary.canaries,
-        mask_changes=summary.mask_changes,
-        trends=summary.trends,
         environment=describe_environment(runtime.device, runtime.world_size),
     )
 

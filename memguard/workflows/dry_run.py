@@ -2,6 +2,9 @@
 
 Documents are prepared as training prepares them, but aside: the run's folder is read, never
 written. No weights are loaded.
+
+What the audit will be able to show follows from numbers of documents: the interval if none of n is
+recited, and the one if half of them are.
 """
 
 import shutil
@@ -51,11 +54,7 @@ from memguard.workflows.data import build_feed, check_token_ids, prepare
 from memguard.workflows.run_folder import check_same_settings
 from memguard.workflows.setup import read_model_config
 
-# What the audit of a run will be able to show, before the run is trained.
-#
-# An interval is as wide as its number of documents makes it: if none of n is recited, and if half
-# of them are, both are known beforehand.
-
+_BORROWED = ("manifest.jsonl", "metrics.jsonl")
 _RARE = 0.01
 """A share of recited documents that few of them would not show."""
 
@@ -187,9 +186,6 @@ def remark_on_audit(
         )
         remarks.append(note("audit", text))
     return remarks
-
-
-_BORROWED = ("manifest.jsonl", "metrics.jsonl")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
