@@ -1,7 +1,7 @@
 """Which probes an audit asks, read from a suite's YAML."""
 
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, TypeVar
 
 from pydantic import Field
 
@@ -18,7 +18,7 @@ from memguard.audit.probes import (
     Probe,
     SamplingProbe,
 )
-from memguard.config.loading import Document, load_yaml, validate
+from memguard.config import AuditConfig, Document, load_yaml, validate
 from memguard.config.settings import Name, PositiveInt, Settings
 from memguard.errors import ConfigError
 
@@ -75,21 +75,12 @@ class Suite(Settings):
     def _find(self, kind: type[ProbeT]) -> ProbeT | None:
         return next((probe for probe in self.probes if isinstance(probe, kind)), None)
 
-    def adapt(
-        self,
-        *,
-        continuation_tokens: int | None = None,
-        prefix_tokens: int | None = None,
-        min_prefix_tokens: int | None = None,
-    ) -> Self:
-        """Return a copy whose extraction probe has the values that are not None."""
-        changed = self.extraction.adapt(
-            continuation_tokens=continuation_tokens,
-            prefix_tokens=prefix_tokens,
-            min_prefix_tokens=min_prefix_tokens,
-        )
-        probes = tuple(changed if probe is self.extraction else probe for probe in self.probes)
-        return type(self)(name=self.name, version=self.version, probes=probes)
+    def describe_probes(self) -> list[dict[str, Any]]:
+        """Return each probe's name, version and parameters, as reports carry them."""
+        return [
+            {"name": probe.name, "version": probe.VERSION, **probe.model_dump(mode="json")}
+            for probe in self.probes
+        ]
 
 
 class _SuiteFile(Settings):
@@ -98,6 +89,22 @@ class _SuiteFile(Settings):
     probes: tuple[dict[str, Any], ...] = Field(
         description="The probes, each with 'name' and its settings."
     )
+
+
+def load_audit_suite(settings: AuditConfig) -> Suite:
+    """Read the suite that an audit's settings name, with the lengths that they give.
+
+    Raises:
+        ConfigError: see `load_suite`.
+    """
+    suite = load_suite(settings.suite)
+    probe = suite.extraction.adapt(
+        continuation_tokens=settings.continuation_tokens,
+        prefix_tokens=settings.prefix_tokens,
+        min_prefix_tokens=settings.min_prefix_tokens,
+    )
+    probes = tuple(probe if each is suite.extraction else each for each in suite.probes)
+    return suite.model_copy(update={"probes": probes})
 
 
 def load_suite(name_or_path: str | Path) -> Suite:

@@ -1,8 +1,7 @@
-"""The command line: arguments in, text and exit codes out. No torch.
+"""The command line: arguments in, text and exit codes out. No torch; every command is a workflow.
 
     app.py           the commands and their arguments
     plan_command.py  `memguard plan`
-    given_paths.py   every path in the arguments, checked before anything is loaded
     errors.py        every error as one line and the right exit code
     screens.py       a plan and a dry run, printed
 

@@ -1,12 +1,13 @@
 """The commands and their arguments."""
 
+from collections.abc import Iterable
+from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 import memguard
-from memguard.errors import ConfigError
 from memguard.workflows.launch import own_rank, run_on_processes
 
 app = typer.Typer(
@@ -54,26 +55,19 @@ def init(
     schema: Annotated[bool, typer.Option(help="The JSON Schema of a run instead.")] = False,
 ) -> None:
     """Write a commented YAML with every setting, its default and its unit."""
-    import json
+    from memguard.workflows.init import write_settings
 
-    from memguard.config import RunConfig, render_template
-    from memguard.errors import ConfigError
-
-    text = (
-        json.dumps(RunConfig.model_json_schema(), indent=2) + "\n" if schema else render_template()
-    )
+    text = write_settings(path, schema=schema)
     if path is None:
         typer.echo(text, nl=False)
-        return
-    if path.exists():
-        raise ConfigError(f"'{path}' exists already; choose another name or delete it")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text, encoding="utf-8")
-    typer.echo(f"wrote {path}; fill in 'model.path' and 'data.train', then: memguard train {path}")
+    else:
+        hint = f"fill in 'model.path' and 'data.train', then: memguard train {path}"
+        typer.echo(f"wrote {path}; {hint}")
 
 
 @app.command(context_settings=_TAKES_SETTINGS)
 def plan(
+    context: typer.Context,
     config: Annotated[
         str | None,
         typer.Argument(metavar="[CONFIG]", help="A run's YAML, or the name of a shipped one."),
@@ -120,33 +114,22 @@ def plan(
     """Tell which meshes fit, and what a run would do, before anything is started."""
     from memguard.workflows.requests import PlanRequest
 
-    request = PlanRequest(
-        config=config,
-        model=model,
-        gpus=gpus,
-        machine=machine,
-        mesh=mesh,
-        seq_len=seq_len,
-        batch=batch,
-        micro_batch=micro_batch,
-        checkpointing=checkpointing,
-        precision=precision,
-    )
+    request = PlanRequest(**_pick(context, [field.name for field in fields(PlanRequest)]))
     request.check()
     run = None if config is None else _load_run(config, overrides)
     if run is not None and documents:
-        _check_paths(run)
+        _check(run)
         _say("plan: loading torch and transformers")
-    from memguard.cli.plan_command import run_plan
+    from memguard.cli.plan_command import print_plan
 
-    run_plan(request, run, with_documents=documents, as_json=as_json)
+    print_plan(request, run, with_documents=documents, as_json=as_json)
 
 
 @app.command(context_settings=_TAKES_SETTINGS)
 def prepare(config: _Config, overrides: _Overrides = None, as_json: _Json = False) -> None:
     """Read, tokenise and place the documents of a run; train nothing."""
     run = _load_run(config, overrides)
-    _check_paths(run)
+    _check(run)
     _say("prepare: loading torch and transformers")
     from memguard.workflows.train import prepare_run
 
@@ -163,7 +146,7 @@ def train(
 ) -> None:
     """Train a run and audit it; the same command goes on where it was interrupted."""
     run = _load_run(config, overrides)
-    _check_paths(run)
+    _check(run)
     run_on_processes(nproc)
     _say("train: loading torch and transformers")
     from memguard.workflows.train import train_run
@@ -174,16 +157,18 @@ def train(
 
 @app.command()
 def audit(
+    context: typer.Context,
     run: Annotated[
         Path | None, typer.Argument(metavar="[RUN]", help="Folder of a run memguard trained.")
     ] = None,
     model: Annotated[
         str | None, typer.Option(help="Folder or hub id of a model memguard did not train.")
     ] = None,
-    base: Annotated[
+    base_model: Annotated[
         str | None,
         typer.Option(
-            help="The model it was fine-tuned from, for comparison; of a RUN, where it is now."
+            "--base",
+            help="The model it was fine-tuned from, for comparison; of a RUN, where it is now.",
         ),
     ] = None,
     no_base: Annotated[
@@ -219,8 +204,9 @@ def audit(
     min_documents: Annotated[
         int | None, typer.Option(min=1, help="Refuse below this many members (documents).")
     ] = None,
-    max_documents: Annotated[
-        int | None, typer.Option(min=1, help="Sample at most this many of each bucket.")
+    max_documents_per_bucket: Annotated[
+        int | None,
+        typer.Option("--max-documents", min=1, help="Sample at most this many of each bucket."),
     ] = None,
     reference: Annotated[
         str | None, typer.Option(help="Another model of the same vocabulary, for membership.")
@@ -249,45 +235,32 @@ def audit(
     as_json: _Json = False,
 ) -> None:
     """Measure what a model recites of its training documents."""
+    from memguard.config import AuditConfig
     from memguard.workflows.requests import AuditRequest
 
-    given: dict[str, Any] = {
-        "suite": suite,
-        "continuation_tokens": continuation_tokens,
-        "prefix_tokens": prefix_tokens,
-        "min_prefix_tokens": min_prefix_tokens,
-        "window": window,
-        "min_documents": min_documents,
-        "max_documents_per_bucket": max_documents,
-        "reference": reference,
-        "batch_tokens": batch_tokens,
-        "device_map": device_map,
-        "cache": cache,
-        "dtype": dtype,
-        "excerpts": excerpts,
-        "base": False if no_base else None,
-    }
+    given = _pick(context, AuditConfig.model_fields)
+    settings = {name: value for name, value in given.items() if value is not None}
     request = AuditRequest(
         run=run,
         model=model,
-        base=base,
+        base=base_model,
         members=tuple(members or ()),
         nonmembers=tuple(nonmembers or ()),
         out=out,
         text_column=text_column or "text",
         mesh=mesh,
-        settings={key: value for key, value in given.items() if value is not None},
+        settings=settings | ({"base": False} if no_base else {}),
         seed=seed,
     )
-    settings = request.check()
-    from memguard.cli.given_paths import check_audit_paths
+    checked = request.check()
+    from memguard.workflows.given_paths import check_audit
 
-    check_audit_paths(request)
+    check_audit(request, checked)
     run_on_processes(nproc)
     _say("audit: loading torch and transformers")
     from memguard.workflows.audit import audit_request
 
-    folder, report = audit_request(request, settings)
+    folder, report = audit_request(request, checked)
     _print(as_json, report.model_dump(mode="json", by_alias=True), folder / "report.html")
 
 
@@ -333,46 +306,24 @@ def compare(
 
     Given folders of finished runs it trains nothing and holds the others against the first.
     """
-    if keep_weights and not fix:
-        raise ConfigError("--keep-weights belongs to --fix")
-    if nproc > 1 and not fix:
-        raise ConfigError("--nproc belongs to --fix; a sweep trains several runs with --jobs")
-    if (Path(sweep) / "config.yaml").is_file():
-        if jobs is not None:
-            raise ConfigError("--jobs belongs to a sweep; finished RUNs are not trained")
-        if fix:
-            if others:
-                raise ConfigError(f"--fix takes one RUN; got {1 + len(others)}")
-            if keep_weights and out is not None:
-                raise ConfigError("--out is a comparison's; with --keep-weights there is none")
-            _say(f"compare: reading {sweep}")
-            from memguard.workflows.fix import fix_run
+    from memguard.workflows.requests import CompareRequest
 
-            fixed = fix_run(Path(sweep), out, keep_weights=keep_weights, num_processes=nproc)
-            page, result = (Path(sweep), None) if fixed is None else fixed
-            _print(as_json, result and result.model_dump(mode="json", by_alias=True), page)
-            return
-        folders = [sweep, *(others or ())]
-        _say(f"compare: reading {len(folders)} {'run' if len(folders) == 1 else 'runs'}")
-        from memguard.workflows.compare import compare_folders
+    request = CompareRequest(
+        given=(sweep, *(others or ())),
+        out=out,
+        jobs=jobs,
+        fix=fix,
+        keep_weights=keep_weights,
+        num_processes=nproc,
+    )
+    request.check()
+    if request.are_runs:
+        count = len(request.given)
+        _say(f"compare: reading {count} {'run' if count == 1 else 'runs'}")
+    from memguard.workflows.compare import compare as compare_request
 
-        folder, comparison = compare_folders(folders, out)
-    else:
-        if fix:
-            raise ConfigError("--fix belongs to a finished RUN; a sweep names its own settings")
-        if out is not None:
-            raise ConfigError("--out belongs to RUNs; a sweep has 'output_dir' in its YAML")
-        from memguard.assets import find_asset
-        from memguard.compare import load_sweep
-
-        loaded = load_sweep(find_asset("configs", sweep, setting="SWEEP"), others or ())
-        for each in loaded.in_order:
-            # With 'pretrain' the settings start from a model that this command trains first.
-            _check_paths(each.config, has_model=each is loaded.pretrain or not loaded.pretrain)
-        from memguard.workflows.sweep import run_sweep
-
-        folder, comparison = run_sweep(loaded, num_jobs=jobs or 1)
-    _print(as_json, comparison.model_dump(mode="json", by_alias=True), folder / "comparison.html")
+    page, result = compare_request(request)
+    _print(as_json, result and result.model_dump(mode="json", by_alias=True), page)
 
 
 @app.command()
@@ -382,9 +333,14 @@ def report(
     ],
 ) -> None:
     """Render report.html or comparison.html again from the JSON beside it."""
-    from memguard.workflows.compare import render_folder
+    from memguard.workflows.report import render_folder
 
     typer.echo(render_folder(folder))
+
+
+def _pick(context: typer.Context, names: Iterable[str]) -> dict[str, Any]:
+    """Return the arguments of a command that have these names."""
+    return {name: context.params[name] for name in names if name in context.params}
 
 
 def _load_run(config: str, overrides: list[str] | None) -> Any:
@@ -394,10 +350,10 @@ def _load_run(config: str, overrides: list[str] | None) -> Any:
     return load_run_config(find_asset("configs", config, setting="CONFIG"), overrides or ())
 
 
-def _check_paths(run: Any, *, has_model: bool = True) -> None:
-    from memguard.cli.given_paths import check_run_paths
+def _check(run: Any) -> None:
+    from memguard.workflows.given_paths import check_run
 
-    check_run_paths(run, has_model=has_model)
+    check_run(run)
 
 
 def _say(text: str) -> None:

@@ -9,50 +9,42 @@ import rich.console
 from memguard.cli.screens import render_plan
 from memguard.config import RunConfig
 from memguard.errors import ModelError
-from memguard.parallel.mesh_shape import COMPARED_FAMILIES, ModelSizes
-from memguard.planner.plan import Plan
-from memguard.workflows.plan import make_plan, refuse_misfit
-from memguard.workflows.requests import PlanRequest, ask_about_model, ask_about_run, read_model_file
+from memguard.workflows.plan import MemoryUnknown, make_plan, refuse_misfit
+from memguard.workflows.requests import PlanRequest
 
 
-def run_plan(
+def print_plan(
     request: PlanRequest, run: RunConfig | None, *, with_documents: bool, as_json: bool
 ) -> None:
     """Make a plan, print it, and refuse what does not fit.
 
     Args:
         request: the arguments; checked.
-        run: the training run asked about; None where it is a model alone.
+        run: the training run; None for a model alone.
         with_documents: whether documents are read, for a run.
         as_json: whether to print JSON.
 
     Raises:
-        ConfigError: nothing fits, or not what was asked for; after it has been printed.
+        ConfigError: nothing fits, or not the mesh that was given; after it has been printed.
         DataError: as training.
         ModelError: as training, or a family whose memory is not known.
     """
     out = rich.console.Console(file=sys.stdout, highlight=False)
     printed: dict[str, Any] = {}
     plan = None
-    if run is None:
-        plan = make_plan(ask_about_model(request))
-    else:
-        sizes = _read_known_sizes(run) if request.model is None else read_model_file(request.model)
-        if sizes is not None:
-            plan = make_plan(ask_about_run(request, run, sizes))
-        else:
-            unknown = (
-                f"memory is known for {', '.join(COMPARED_FAMILIES)} only, without eager attention"
-            )
-            if not with_documents:
-                raise ModelError(f"{unknown}; leave out --no-documents for the dry run alone")
-            print(f"{unknown}: left out", file=sys.stderr)
+    try:
+        plan = make_plan(request, run)
+    except MemoryUnknown as error:
+        if not with_documents:
+            text = f"{error}; leave out --no-documents for the dry run alone"
+            raise ModelError(text) from error
+        print(f"{error}: left out", file=sys.stderr)
     if plan is not None:
         printed |= plan.model_dump(mode="json")
         if not as_json:
             render_plan(plan, out)
     if run is not None and with_documents:
-        # Here, because a model alone is answered without loading torch.
+        # Here, because a model alone is answered without importing torch.
         from memguard.cli.screens import render_dry_run
         from memguard.runtime import Console
         from memguard.workflows.dry_run import dry_run
@@ -65,21 +57,5 @@ def run_plan(
     if as_json:
         sys.stdout.write(json.dumps(printed, indent=2) + "\n")
     if plan is not None:
-        _refuse(plan)
-
-
-def _refuse(plan: Plan) -> None:
-    sys.stdout.flush()  # The reason comes after the table.
-    refuse_misfit(plan)
-
-
-def _read_known_sizes(run: RunConfig) -> ModelSizes | None:
-    """Return the sizes of a run's model; None where what it takes is not known."""
-    if run.model.attn_implementation == "eager":
-        return None  # It keeps scores of all pairs of tokens.
-    from memguard.workflows.setup import read_model_config
-
-    config = read_model_config(run)
-    if config.get_text_config().model_type not in COMPARED_FAMILIES:
-        return None
-    return ModelSizes.from_config(config)
+        sys.stdout.flush()  # The reason comes after the table.
+        refuse_misfit(plan)

@@ -264,7 +264,7 @@ def _paint(tokens: Sequence[RowToken]) -> Text:
     return text
 
 
-# A plan on the screen: the meshes that fit, and where the memory of the first goes.
+# -- the plan: meshes that fit, and where the memory of the first goes ---------------------------
 
 _NUM_SHOWN = 8
 _KINDS = {

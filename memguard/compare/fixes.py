@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from memguard.config import GoldfishConfig, RunConfig
-from memguard.config.mitigations import DeduplicateConfig
+from memguard.config.mitigations import DeduplicateConfig, find_mitigation
 from memguard.records import AuditReport, BucketScores, Rate
 
 _LADDER = (8, 4, 3, 2)
@@ -175,7 +175,7 @@ def _halve_epochs(found: Findings) -> Fix | None:
 
 
 def _find_goldfish(config: RunConfig) -> GoldfishConfig | None:
-    return next((one for one in config.mitigations if isinstance(one, GoldfishConfig)), None)
+    return find_mitigation(config.mitigations, GoldfishConfig)
 
 
 _RULES: tuple[Callable[[Findings], Fix | None], ...] = (

@@ -123,6 +123,11 @@ class DataConfig(Settings):
     )
     canaries: CanaryConfig = CanaryConfig()
 
+    def list_sources(self) -> dict[str, tuple[str, ...]]:
+        """Return what each setting that names documents names; 'remainder' is no source."""
+        named = {name: getattr(self, name) for name in _SOURCES}
+        return {name: tuple(s for s in given if s != "remainder") for name, given in named.items()}
+
     @model_validator(mode="before")
     @classmethod
     def _one_or_many(cls, values: Any) -> Any:

@@ -1,8 +1,8 @@
 """The settings of each mitigation, and which of them do not go together."""
 
 import itertools
-from collections.abc import Collection, Sequence
-from typing import Annotated, Literal, Self
+from collections.abc import Collection, Iterable, Sequence
+from typing import Annotated, Literal, Self, TypeVar
 
 from pydantic import Field, model_validator
 
@@ -207,6 +207,16 @@ MitigationConfig = Annotated[
     Field(discriminator="name"),
 ]
 """One entry of `mitigations:`, told apart by its name."""
+
+MitigationT = TypeVar("MitigationT", bound=Settings)
+
+
+def find_mitigation(
+    configs: Iterable[MitigationConfig], kind: type[MitigationT]
+) -> MitigationT | None:
+    """Return the settings of one mitigation, which is named once at most; None without it."""
+    return next((each for each in configs if isinstance(each, kind)), None)
+
 
 FORGETTING = ("npo", "gradient_ascent")
 """Settings for the documents of 'data.forget' alone."""

@@ -11,7 +11,8 @@
     corpus.py        prepared documents on disk: token arrays, manifest and the run's HMAC key
     packing.py       pieces of documents into rows, best fit, and which row is trained when
     loader.py        rows of a step as arrays; counts what was really fed
-    prepare.py       all of the above into a run folder: manifest and tokens, reused by hash
+    given.py         all documents that a run's settings name, and the hash of what they decide
+    prepare.py       read, tokenise, cluster, place, write: a run folder's manifest and tokens
     forget_list.py   a finished run's documents read again: which to forget, which to retain
 
     sources --documents--> Document --tokenization--> ids, supervised

@@ -27,7 +27,7 @@ from typing import Any
 
 import numpy as np
 
-from memguard.config import RunConfig
+from memguard.config import DataConfig
 from memguard.config.data import MIN_CANARIES
 from memguard.data.buckets import Placement, place_canaries
 from memguard.data.documents import Document
@@ -56,18 +56,27 @@ class Canary:
 
 
 def prepare_canaries(
-    config: RunConfig, tokenizer: Any, *, texts_sha256: str, num_trained: int, console: Console
+    data: DataConfig,
+    tokenizer: Any,
+    *,
+    epochs: int,
+    seed: int,
+    texts_sha256: str,
+    num_trained: int,
+    console: Console,
 ) -> list[tuple[Document, TokenizedDocument, Placement]]:
     """Draw a run's canaries, tokenise and place them; say so where there can be none.
 
     Args:
-        config: `data.canaries`, and what they depend on.
+        data: `canaries`, and what they depend on.
         tokenizer: the run's.
+        epochs: see `choose_repetitions`.
+        seed: see `draw_canaries`.
         texts_sha256: see `draw_canaries`.
         num_trained: documents that are trained, background included.
         console: told why there are none.
     """
-    settings = config.data.canaries
+    settings = data.canaries
     if not settings.count:
         return []
 
@@ -76,7 +85,7 @@ def prepare_canaries(
         documents = tokenize_documents(
             [canary.document for canary in canaries],
             tokenizer,
-            append_eos=config.data.append_eos,
+            append_eos=data.append_eos,
             max_tokens=None,
             setting="data.canaries",
         )
@@ -86,15 +95,15 @@ def prepare_canaries(
         count_canaries(settings.count, num_trained=num_trained),
         tokenize,
         num_digits=settings.secret_digits,
-        seed=config.seed,
+        seed=seed,
         texts_sha256=texts_sha256,
     )
-    why = explain_absence(canaries, tokenized, num_trained=num_trained, seq_len=config.data.seq_len)
+    why = explain_absence(canaries, tokenized, num_trained=num_trained, seq_len=data.seq_len)
     if why is not None:
         console.info(f"documents: no canaries, {why}")
         return []
     is_in = [canary.is_in for canary in canaries]
-    placements = place_canaries(is_in, repetitions=choose_repetitions(config))
+    placements = place_canaries(is_in, repetitions=choose_repetitions(data, epochs))
     documents = [canary.document for canary in canaries]
     return list(zip(documents, tokenized, placements, strict=True))
 
@@ -108,13 +117,11 @@ def count_canaries(wanted: int, *, num_trained: int) -> int:
     return count if count >= MIN_CANARIES else 0
 
 
-def choose_repetitions(config: RunConfig) -> int:
+def choose_repetitions(data: DataConfig, epochs: int) -> int:
     """Return how often a trained canary is trained: by default as often as any other document."""
-    asked = config.data.canaries.num_repetitions
-    if asked is not None:
-        return asked
-    study = config.data.study
-    return config.train.epochs if study is None else max(study.num_repetitions)
+    if data.canaries.num_repetitions is not None:
+        return data.canaries.num_repetitions
+    return epochs if data.study is None else max(data.study.num_repetitions)
 
 
 def draw_of_one_length(

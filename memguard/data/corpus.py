@@ -1,9 +1,7 @@
 """Prepared documents on disk: token arrays beside the manifest."""
 
-import os
 import secrets
 import shutil
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,6 +21,7 @@ from memguard.records import (
     save_manifest,
     save_record,
     write_atomically,
+    written_aside,
 )
 
 _ARRAYS = ("input_ids", "supervised", "offsets", "content_tokens", "format")
@@ -152,18 +151,13 @@ def save_corpus(
         "format": np.array([FORMATS.index(d.format) for d in documents], dtype=np.uint8),
     }
     folder = run_folder / "prepared"
-    aside = Path(tempfile.mkdtemp(dir=run_folder, prefix=".prepared."))
-    try:
+    with written_aside(folder) as aside:
         for name, array in arrays.items():
             np.save(aside / f"{name}.npy", array)
         save_record(summary, aside / "summary.json")
-        # The manifest goes first: a folder that says it is prepared has its manifest.
+        # At no time does a folder of tokens lie beside the manifest of others.
         shutil.rmtree(folder, ignore_errors=True)
         save_manifest(entries, run_folder / "manifest.jsonl")
-        os.rename(aside, folder)
-    except BaseException:
-        shutil.rmtree(aside, ignore_errors=True)
-        raise
 
 
 # A run's own secret: behind the hashes of its texts, and the noise of dp_sgd.

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from memguard.config import DataConfig
 from memguard.data.sources import IDS_COLUMN, Table, read_source
 from memguard.errors import DataError
 
@@ -24,7 +25,6 @@ _Kind = Literal["text", "messages", "prompt_completion", "input_ids"]
 Decode = Callable[[Sequence[int]], str]
 """Token ids to text."""
 _LARGEST_ID = 2**31 - 1
-_PROGRESS_EVERY = 1000
 _NUM_IDS_SHOWN, _NUM_COLUMNS_SHOWN = 5, 20
 _COLUMN = re.compile(r"(?=.{1,40}$)[\w.-]+( [\w.-]+){0,2}")
 
@@ -69,7 +69,6 @@ def load_documents(
     setting: str,
     text_column: str = "text",
     cache_dir: Path,
-    progress: Callable[[int], None] | None = None,
 ) -> LoadedDocuments:
     """Read all documents of all sources.
 
@@ -81,7 +80,6 @@ def load_documents(
         setting: what to call them in errors, e.g. ``"data.train"``.
         text_column: column that holds the text of plain documents.
         cache_dir: where derived sources are kept.
-        progress: called with the number of rows read since the last call.
 
     Raises:
         DataError: a source is missing, unreadable or broken; there is no document; rows are not
@@ -94,17 +92,11 @@ def load_documents(
         for table in read_source(
             source, setting=setting, text_column=text_column, cache_dir=cache_dir
         ):
-            num_read = 0
             for document in _read_documents(table, text_column, setting, unusable):
                 if document is None:
                     num_empty += 1
                 else:
                     documents.append(document)
-                num_read += 1
-                if progress is not None and num_read % _PROGRESS_EVERY == 0:
-                    progress(_PROGRESS_EVERY)
-            if progress is not None:
-                progress(num_read % _PROGRESS_EVERY)
     if unusable:
         reasons = "; ".join(
             f"{len(ids)} row{'s' if len(ids) > 1 else ''} {reason} ({name_ids(ids)})"
@@ -117,6 +109,31 @@ def load_documents(
         raise DataError(f"'{setting}' holds no document{skipped}: {', '.join(sources)}.")
     _check_ids(documents, setting)
     return LoadedDocuments(documents=documents, num_empty=num_empty)
+
+
+def load_settings(
+    data: DataConfig, cache_dir: Path, say: Callable[[str], None] = lambda _: None
+) -> Iterator[tuple[str, LoadedDocuments]]:
+    """Yield the documents of each setting that names any, with its name.
+
+    Args:
+        data: the settings.
+        cache_dir: where derived sources are kept.
+        say: called with what is read next.
+
+    Raises:
+        DataError: see `load_documents`.
+    """
+    for setting, sources in data.list_sources().items():
+        if sources:
+            say(f"documents: reading {', '.join(sources)}")
+            loaded = load_documents(
+                sources,
+                setting=f"data.{setting}",
+                text_column=data.text_column,
+                cache_dir=cache_dir,
+            )
+            yield setting, loaded
 
 
 def document_text(document: Document, decode: Decode | None = None) -> str:

@@ -8,6 +8,19 @@ such overlap is counted by `WordGrams.count_overlap`.
 
 Text without spaces between words (Chinese, Japanese) has words as long as its clauses: there only
 longer copies are found.
+
+`find_copies`, for the mitigation `deduplicate`, removes documents of which most of the text agrees:
+
+    document       its runs of `num_words` words, as a set of 64-bit numbers
+    MinHash, LSH   which of the kept documents may be as similar; by `rensa`
+    Jaccard        |both| / |either| of the two sets, exactly, decides
+
+In file order, a document is removed where one that was kept before is similar enough: each that is
+removed has one that stays, and no chain of small changes carries a document away. LSH passes over
+fewer than one in a hundred pairs that are just similar enough. A page that quotes another is in its
+cluster and stays; two notices that differ in every tenth word share no run of 13, and are copies at
+a similarity of 0.3. Lee et al. 2022 and Kandpal et al. 2022 remove copies so that less is recited;
+the papers were not read for this, and no figure of them is claimed.
 """
 
 import hashlib
@@ -22,7 +35,6 @@ from numpy.typing import NDArray
 from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
-from memguard.config import RunConfig
 from memguard.config.mitigations import DeduplicateConfig
 from memguard.errors import ConfigError
 
@@ -182,36 +194,12 @@ def _hash(text: str) -> int:
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
 
 
-# Near-copies that a mitigation removes before training: MinHash over runs of words.
-#
-#     document       its runs of `num_words` words, as a set of 64-bit numbers
-#     MinHash, LSH   which of the kept documents may be as similar
-#     Jaccard        |both| / |either| of the two sets, exactly, decides
-#
-# Lee et al. 2022 and Kandpal et al. 2022 remove copies so that less is recited. As commonly known:
-# the papers were not read for this, and no figure of them is claimed. In file order, a document is
-# removed where one that was kept before is at least as similar as asked: each that goes has one
-# that
-# stays in its place, and no chain of small changes carries a document away. MinHash is `rensa`'s;
-# LSH
-# passes over a pair that is just as similar as asked in less than one case in a hundred.
-#
-# This is not what `duplicates` does. There ONE shared run of 13 words joins documents, however much
-# else they hold, so that no rate is taken over a control that was partly trained: it places
-# documents and removes none. Here most of the text must agree. A page that quotes another is in its
-# cluster and stays; two notices that differ in every tenth word share no run of 13, and are copies
-# at a similarity of 0.3.
+# -- copies that a mitigation removes -------------------------------------------------------------
 
 _NUM_HASHES = 256
 _SEED = 0
 """Of the hash functions. Not the run's: what is a copy does not depend on it."""
 _MAX_MISSED = 0.01
-
-
-def find_deduplicate(config: RunConfig) -> DeduplicateConfig | None:
-    """Return the mitigation that removes copies, if the run has it."""
-    entries = (each for each in config.mitigations if isinstance(each, DeduplicateConfig))
-    return next(entries, None)
 
 
 def find_copies(texts: Sequence[str], config: DeduplicateConfig) -> NDArray[np.bool_]:

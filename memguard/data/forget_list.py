@@ -6,25 +6,29 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from memguard.config import RunConfig
+from memguard.config import DataConfig
 from memguard.data.corpus import load_private_key
-from memguard.data.documents import Document, load_documents, name_ids
+from memguard.data.documents import Document, load_settings, name_ids
 from memguard.data.sources import IDS_COLUMN
 from memguard.data.tokenization import hmac_text
 from memguard.errors import DataError
 from memguard.records import ManifestEntry, load_manifest, write_atomically
 from memguard.seeds import derive_generator
 
-# A finished run's documents, read again from where they came.
+_RETAINED = 4
+"""Documents retained for each that is to be forgotten."""
+_FEWEST_RETAINED = 64
+_FED = ("trained", "background", "forget")
+"""Roles of documents that a model has been shown, now or in a run before."""
 
 
 def read_texts(
-    config: RunConfig, run_folder: Path, wanted: Sequence[ManifestEntry], *, cache_dir: Path
+    data: DataConfig, run_folder: Path, wanted: Sequence[ManifestEntry], *, cache_dir: Path
 ) -> dict[str, Document]:
     """Return documents of a run by id, and see that they are what it was given.
 
     Args:
-        config: of the finished run.
+        data: settings of the finished run.
         run_folder: with the key under which the manifest's hashes were made.
         wanted: entries of its manifest.
         cache_dir: for derived sources.
@@ -40,16 +44,7 @@ def read_texts(
         )
     key = load_private_key(run_folder)
     found: dict[str, Document] = {}
-    for setting in ("train", "control", "background", "heldout", "forget"):
-        sources = [name for name in getattr(config.data, setting) if name != "remainder"]
-        if not sources:
-            continue
-        loaded = load_documents(
-            sources,
-            setting=f"data.{setting}",
-            text_column=config.data.text_column,
-            cache_dir=cache_dir,
-        )
+    for _, loaded in load_settings(data, cache_dir):
         for document in loaded.documents:
             if hmacs.get(document.id) == hmac_text(key, document):
                 found[document.id] = document
@@ -60,13 +55,6 @@ def read_texts(
             f"({name_ids(changed)}). Bring them back as they were trained."
         )
     return found
-
-
-_RETAINED = 4
-"""Documents retained for each that is to be forgotten."""
-_FEWEST_RETAINED = 64
-_FED = ("trained", "background", "forget")
-"""Roles of documents that a model has been shown, now or in a run before."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -84,7 +72,12 @@ class ForgetList:
 
 
 def write_forget_list(
-    config: RunConfig, run_folder: Path, recited: Mapping[str, bool], *, cache_dir: Path
+    data: DataConfig,
+    run_folder: Path,
+    recited: Mapping[str, bool],
+    *,
+    seed: int,
+    cache_dir: Path,
 ) -> ForgetList:
     """Write the texts a run that forgets needs into the run's private folder.
 
@@ -92,10 +85,11 @@ def write_forget_list(
     again. Control and held-out documents are the run's own; nothing has trained them.
 
     Args:
-        config: of the finished run.
+        data: settings of the finished run.
         run_folder: with its manifest; the files go to ``audit/private/forgetting/``.
         recited: whether each document that was audited comes back. One that was not, and was
             trained as often as those, is neither forgotten nor retained.
+        seed: the run's; decides which documents are retained.
         cache_dir: for derived sources.
 
     Raises:
@@ -119,16 +113,16 @@ def write_forget_list(
         )
     groups = {
         "forget": forgotten,
-        "train": _draw(retained, max(_FEWEST_RETAINED, _RETAINED * len(forgotten)), config.seed),
+        "train": _draw(retained, max(_FEWEST_RETAINED, _RETAINED * len(forgotten)), seed),
         "control": [entry for entry in manifest if entry.role == "control"],
         "heldout": [entry for entry in manifest if entry.role == "heldout"],
     }
     wanted = [entry for group in groups.values() for entry in group]
-    texts = read_texts(config, run_folder, wanted, cache_dir=cache_dir)
+    texts = read_texts(data, run_folder, wanted, cache_dir=cache_dir)
     folder = run_folder / "audit" / "private" / "forgetting"
     folder.mkdir(parents=True, exist_ok=True)
     files = {
-        name: _write(folder, name, [texts[entry.id] for entry in group], config.data.text_column)
+        name: _write(folder, name, [texts[entry.id] for entry in group], data.text_column)
         for name, group in groups.items()
     }
     return ForgetList(

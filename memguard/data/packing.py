@@ -1,4 +1,4 @@
-"""Pieces of documents into rows of ``seq_len`` tokens, best fit.
+"""Pieces of documents into rows of ``seq_len`` tokens, best fit, and the order of the rows.
 
     document of 7 tokens, seq_len 4      pieces [0, 4) [4, 7)
     pieces a(3) b(2) c(2) d(1), seq_len 4
@@ -6,7 +6,13 @@
         row 0   a a a d     position_ids 0 1 2 0
         row 1   b b c c     position_ids 0 1 0 1
 
-Every piece starts at position 0 and sees nothing but itself.
+Every piece starts at position 0 and sees nothing but itself. `plan_rows` says which row is trained
+when, as the row index of each global sample index:
+
+    rows with n repetitions   one occurrence in each n-th of the run, at a random place in it
+                              (n = epochs for all rows: a fresh shuffle each epoch)
+    background rows           shuffled passes, as many occurrences as `background_ratio` sets
+    both                      interleaved evenly, so that every step has its share of each
 """
 
 from collections.abc import Sequence
@@ -116,14 +122,6 @@ def concatenate_rows(parts: Sequence[Rows]) -> Rows:
         start=np.concatenate([part.start for part in parts]),
         stop=np.concatenate([part.stop for part in parts]),
     )
-
-
-# Which row is trained when: row index of each global sample index.
-#
-# rows with n repetitions   one occurrence in each n-th of the run, at a random place in it
-#                           (n = epochs for all rows: a fresh shuffle each epoch)
-# background rows           shuffled passes, as many occurrences as `background_ratio` asks for
-# both                      interleaved evenly, so that every step has its share of each
 
 
 def plan_rows(

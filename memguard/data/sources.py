@@ -6,6 +6,9 @@ x.txt x.md                       one row a file, or one for each part between <|
 folder                           rows of its tables; where it has none, of its text files
 save_to_disk folder, hub id      rows of the dataset, of its split `train` where it has splits
 docstrings:PACKAGE[,PACKAGE]     rows of `docstrings.build_docstring_file`
+
+JSON lines and CSV are parsed here rather than by `datasets`, which takes strings that look like
+dates for timestamps, `007` for 7 and `NA` for nothing, and cannot name the line that is broken.
 """
 
 import csv
@@ -23,11 +26,6 @@ import numpy as np
 
 from memguard.data.docstrings import build_docstring_file
 from memguard.errors import DataError
-
-# Rows of single files: JSON lines, CSV, parquet, text, arrays of token ids.
-#
-# JSON lines and CSV are parsed here rather than by `datasets`, which takes strings that look like
-# dates for timestamps, `007` for 7 and `NA` for nothing, and cannot name the line that is broken.
 
 END_OF_TEXT = "<|endoftext|>"
 TABLE_SUFFIXES = (".jsonl", ".json", ".parquet", ".csv", ".npy")

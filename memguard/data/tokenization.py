@@ -283,8 +283,6 @@ def list_token_texts(tokenizer: Any) -> list[str]:
     ]
 
 
-# A byte-level BPE tokenizer trained on the documents.
-
 END_OF_TEXT = "<|endoftext|>"
 
 

@@ -12,9 +12,6 @@ one ends them all.
 
 import copy
 import json
-import os
-import shutil
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -32,6 +29,7 @@ from memguard.parallel.hf_plan import PLACEMENTS
 from memguard.parallel.layout import Rectangle, all_rectangles
 from memguard.parallel.linear import to_local
 from memguard.parallel.mesh import Mesh4D
+from memguard.records.writing import cleared_on_error, commit, make_aside, written_aside
 
 
 def list_replica_ranks(mesh: Mesh4D) -> list[int]:
@@ -107,8 +105,7 @@ def export_model(
         dtype: of the written floating-point weights.
         card: text of README.md.
     """
-    aside = _make_aside(folder)
-    with _cleared_on_error(aside):
+    with written_aside(folder) as aside:
         # Cloning a tied weight per name would untie it: transformers drops the names that share
         # storage only where they still do.
         cast: dict[int, Tensor] = {}
@@ -125,7 +122,6 @@ def export_model(
             # It has set the module's dtype.
             model.config.dtype = kept_dtype
         _write_surroundings(model, tokenizer, aside, dtype=dtype, card=card)
-        _commit(aside, folder)
 
 
 def export_sharded(
@@ -155,11 +151,11 @@ def export_sharded(
     asides: list[Path | None] = [None]
     with _agreed():
         if is_main:
-            asides = [_make_aside(folder)]
+            asides = [make_aside(folder)]
     dist.broadcast_object_list(asides, src=0)
     aside = asides[0]
     assert aside is not None, "rank 0 has made it, or all ranks have ended"
-    with _cleared_on_error(aside if is_main else None):
+    with cleared_on_error(aside if is_main else None):
         model = layer.vocab.model
         sources = _list_sources(model)
         files = plan_files(
@@ -181,7 +177,7 @@ def export_sharded(
                 if model.can_generate():
                     model.generation_config.save_pretrained(aside)
                 _write_surroundings(model, tokenizer, aside, dtype=dtype, card=card)
-                _commit(aside, folder)
+                commit(aside, folder)
 
 
 def _list_sources(model: nn.Module) -> dict[str, Tensor]:
@@ -281,25 +277,4 @@ def _write_surroundings(
     config.save_pretrained(aside)
     tokenizer.save_pretrained(aside)
     (aside / "README.md").write_text(card, encoding="utf-8")
-
-
-def _make_aside(folder: Path) -> Path:
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    return Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}."))
-
-
-def _commit(aside: Path, folder: Path) -> None:
     aside.chmod(0o755)
-    if folder.exists():
-        shutil.rmtree(folder)
-    os.rename(aside, folder)
-
-
-@contextmanager
-def _cleared_on_error(aside: Path | None) -> Iterator[None]:
-    try:
-        yield
-    except BaseException:
-        if aside is not None:
-            shutil.rmtree(aside, ignore_errors=True)
-        raise

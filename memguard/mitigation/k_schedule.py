@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memguard.config import GoldfishConfig, MitigationConfig
+from memguard.config.mitigations import find_mitigation
 from memguard.mitigation import Mitigations, build_mitigations
 from memguard.records import IGNORE_LABEL, ManifestEntry
 
@@ -91,7 +92,7 @@ def build_ladder(
         special_ids: see `build_mitigations`.
         token_texts: see `build_mitigations`.
     """
-    goldfish = next((each for each in configs if isinstance(each, GoldfishConfig)), None)
+    goldfish = find_mitigation(configs, GoldfishConfig)
     k_by_dose = {} if goldfish is None else dict(sorted(goldfish.k_by_dose.items()))
     lower = set(k_by_dose.values()) | (set(_TIGHTER_K) if can_tighten else set())
     ks = sorted((k for k in lower if goldfish is None or k < goldfish.k), reverse=True)
@@ -127,6 +128,5 @@ def _with_k(configs: Sequence[MitigationConfig], k: int | None) -> list[Mitigati
     if k is None:
         return list(configs)
     others = [each for each in configs if not isinstance(each, GoldfishConfig)]
-    found = next((each for each in configs if isinstance(each, GoldfishConfig)), None)
-    goldfish = found or GoldfishConfig(name="goldfish")
+    goldfish = find_mitigation(configs, GoldfishConfig) or GoldfishConfig(name="goldfish")
     return [goldfish.model_copy(update={"k": k, "k_by_dose": {}}), *others]

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memguard.config import GoldfishConfig, MitigationConfig
+from memguard.config.mitigations import find_mitigation
 from memguard.data.corpus import Corpus
 from memguard.mitigation.goldfish import drops_zero, find_zero_products
 from memguard.planner.dry_run import Remark, note, warn
@@ -33,7 +34,7 @@ def remark_on_reference_hash(
         tokenizer: names the token with id 0.
         mitigations: of the run.
     """
-    config = next((each for each in mitigations if isinstance(each, GoldfishConfig)), None)
+    config = find_mitigation(mitigations, GoldfishConfig)
     if config is None or config.mode != "hash_reference":
         return []
     num_windows = num_zero = num_ids = 0

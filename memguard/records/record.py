@@ -1,13 +1,12 @@
 """What every record is, and how it is written and read back."""
 
-import os
-import tempfile
 from pathlib import Path
 from typing import TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from memguard.errors import RecordError
+from memguard.records.writing import write_atomically
 
 RecordT = TypeVar("RecordT", bound="Record")
 
@@ -42,19 +41,3 @@ def load_record(kind: type[RecordT], path: Path) -> RecordT:
             f"'{path}' is not a {kind.__name__} this version reads ({place}: {first['msg']}). "
             "Make it again, or use the version that wrote it."
         ) from error
-
-
-def write_atomically(path: Path, content: bytes, mode: int = 0o644) -> None:
-    """Write a file under another name, then rename it: readers see all of it or none."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(temporary, mode)
-        os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise

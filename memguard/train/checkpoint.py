@@ -13,9 +13,7 @@ do not match its manifest is passed over for the one before.
 import contextlib
 import errno
 import hashlib
-import os
 import shutil
-import tempfile
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -33,6 +31,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from memguard.errors import ConfigError, OtherRankFailed, RecordError
 from memguard.parallel.local_parameters import LocalParameter
 from memguard.records import Record, load_record, save_record
+from memguard.records.writing import commit, flush, hide, make_aside
 from memguard.runtime import Console, Runtime
 
 Result = TypeVar("Result")
@@ -119,12 +118,13 @@ def save_checkpoint(
             before is untouched.
     """
     target = folder / _name(progress.step)
-    aside = Path(runtime.broadcast_object(runtime.only_on_main(lambda: _make_aside(target))))
+    aside: Path = runtime.broadcast_object(runtime.only_on_main(lambda: make_aside(target)))
     try:
         _agree(lambda: _write_part(state, aside, runtime), runtime)
         sums = runtime.gather_objects(_agree(lambda: _sum_part(aside, runtime), runtime))
         files = {name: each for part in sums for name, each in sorted(part.items())}
-        runtime.only_on_main(lambda: _commit(aside, target, progress, files))
+        manifest = progress.model_copy(update={"files": files})
+        runtime.only_on_main(lambda: _commit(aside, target, manifest))
     except BaseException as error:
         num_bytes = sum(tensor.nbytes for tensor in state.tensors().values())
         # torch's writer says of a full disk only that a position is not the one it expected.
@@ -142,13 +142,8 @@ def save_checkpoint(
             if keep_step is not None and old.name == _name(keep_step):
                 continue
             with contextlib.suppress(OSError):
-                shutil.rmtree(_hide(old), ignore_errors=True)
+                shutil.rmtree(hide(old), ignore_errors=True)
     return target
-
-
-def _make_aside(target: Path) -> str:
-    target.parent.mkdir(parents=True, exist_ok=True)
-    return tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}.")
 
 
 def _write_part(state: TrainState, aside: Path, runtime: Runtime) -> None:
@@ -170,28 +165,14 @@ def _sum_part(aside: Path, runtime: Runtime) -> dict[str, FileSum]:
     for path in sorted(aside.iterdir()):
         owner = path.name.removeprefix("__").partition("_")[0]
         if (int(owner) if owner.isdigit() else 0) == runtime.rank:
-            _flush(path)
+            flush(path)
             sums[path.name] = FileSum(num_bytes=path.stat().st_size, sha256=_hash(path))
     return sums
 
 
-def _commit(
-    aside: Path, target: Path, progress: CheckpointManifest, files: dict[str, FileSum]
-) -> None:
-    save_record(progress.model_copy(update={"files": files}), aside / "manifest.json")
-    replaced = _hide(target) if target.exists() else None
-    os.rename(aside, target)
-    _flush(target.parent)
-    if replaced is not None:
-        shutil.rmtree(replaced, ignore_errors=True)
-
-
-def _hide(path: Path) -> Path:
-    """Give a checkpoint a name under which it is cleared when the run goes on, if not before."""
-    hidden = path.with_name(f".{path.name}.old")
-    shutil.rmtree(hidden, ignore_errors=True)
-    os.rename(path, hidden)
-    return hidden
+def _commit(aside: Path, target: Path, manifest: CheckpointManifest) -> None:
+    save_record(manifest, aside / "manifest.json")
+    commit(aside, target)
 
 
 def _agree(work: Callable[[], Result], runtime: Runtime) -> Result:
@@ -319,11 +300,3 @@ def _list(folder: Path) -> list[Path]:
 def _hash(path: Path) -> str:
     with path.open("rb") as content:
         return hashlib.file_digest(content, "sha256").hexdigest()
-
-
-def _flush(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -1,7 +1,6 @@
 """metrics.jsonl and the line on the screen."""
 
 import hashlib
-import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Literal, TextIO
@@ -9,7 +8,7 @@ from typing import Literal, TextIO
 from pydantic import ValidationError
 
 from memguard.errors import RecordError
-from memguard.records import Record, WatchedStep
+from memguard.records import Record, WatchedStep, write_atomically
 from memguard.runtime import format_duration
 
 
@@ -120,9 +119,7 @@ class MetricsLog:
         last = -1 if keep_until_step is None else keep_until_step
         kept = [line for line in read_metrics(path) if line.step <= last]
         text = "".join(f"{line.model_dump_json()}\n" for line in kept)
-        temporary = path.with_suffix(".tmp")
-        temporary.write_text(text, encoding="utf-8")
-        os.replace(temporary, path)
+        write_atomically(path, text.encode())
         self._file = path.open("a", encoding="utf-8")
 
     def write(self, line: MetricsLine) -> None:

@@ -7,13 +7,17 @@ run_folder.py      one run, one folder: locked, and kept to its settings
 audit.py           one audit: model and base model in turn; report and records written
 audit_inputs.py    what the audit of a run measures, read from the run folder
 any_model.py       the same for a model memguard did not train
-audit_context.py   the models of an audit, loaded when first used and freed after
+audit_context.py   what an audit works with; models are loaded at their first use and freed after
 audit_callback.py  audits during training: which documents, and how they are scored
+compare.py         a sweep, finished runs or the fix of one: which of them, and its page
 sweep.py           a sweep: its unfinished runs in child processes, then the comparison
-compare.py         finished runs compared; pages rendered from their JSON
+compare_runs.py    finished runs compared: comparison.json, its page and chart
 fix.py             a finished run again, changed by what its audit found
 plan.py            which meshes hold a training step
 dry_run.py         what a run will do and what its audit can say, without weights
+report.py          pages rendered again from their JSON
+init.py            a YAML with every setting
+requests.py        the arguments of `audit`, `compare` and `plan`, checked
+given_paths.py     documents, models and suites of a command, looked for before torch is imported
 launch.py          --nproc: one command on several processes, and their errors
-requests.py        the arguments of `audit` and `plan`, checked
 """

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from memguard.audit.extraction import AuditDocument
 from memguard.audit.parts import Identity, choose_part, list_contexts
 from memguard.audit.statistics import clopper_pearson
+from memguard.audit.suite import load_audit_suite
 from memguard.config import AuditConfig
 from memguard.data.documents import Decode, Document, document_text, load_documents
 from memguard.data.duplicates import WordGrams
@@ -19,7 +20,7 @@ from memguard.errors import ModelError
 from memguard.hf.checkpoint import load_config, load_tokenizer, max_positions
 from memguard.records import DataIdentity, Rate, Role
 from memguard.runtime import Console, default_cache_dir
-from memguard.workflows.audit_inputs import Subject, load_probe
+from memguard.workflows.audit_inputs import AuditTarget
 from memguard.workflows.requests import AuditRequest
 
 # Without a stated limit a model is asked no more than this at once.
@@ -40,7 +41,9 @@ class _Side:
         return id if self.role == "trained" else f"{self.name}:{id}"
 
 
-def describe_checkpoint(request: AuditRequest, settings: AuditConfig, console: Console) -> Subject:
+def describe_checkpoint(
+    request: AuditRequest, settings: AuditConfig, console: Console
+) -> AuditTarget:
     """Say what the audit of a model memguard did not train measures.
 
     Raises:
@@ -57,7 +60,7 @@ def describe_checkpoint(request: AuditRequest, settings: AuditConfig, console: C
         tokenizer = load_tokenizer(request.model)
     except ModelError as error:
         missing = error
-    probe = load_probe(settings)
+    probe = load_audit_suite(settings).extraction
     sides = list(_read_sides(request, console))
     if missing is not None:
         if any(document.input_ids is None for side in sides for document in side.documents):
@@ -103,15 +106,11 @@ def describe_checkpoint(request: AuditRequest, settings: AuditConfig, console: C
             f"{overlap.num_matched} of {overlap.num_documents} non-members share a run of "
             f"{_NEAR_DUPLICATE_WORDS} words with a member: the model may know them from there"
         )
-    return Subject(
+    return AuditTarget(
         documents=documents,
-        canaries=(),
-        mitigations=(),
         model=request.model,
         base=request.base,
-        base_revision=None,
-        reference=request.settings.get("reference"),
-        attn=None,
+        reference=settings.reference,
         data=DataIdentity(
             sources=list(
                 dict.fromkeys(Path(path).name for path in (*request.members, *request.nonmembers))
@@ -122,9 +121,6 @@ def describe_checkpoint(request: AuditRequest, settings: AuditConfig, console: C
             overlap_with_control=overlap,
             near_duplicate_words=_NEAR_DUPLICATE_WORDS,
         ),
-        training=None,
-        tally="missing",
-        run=None,
         seed=request.seed,
         out=request.out,
         has_tokenizer=tokenizer is not None,

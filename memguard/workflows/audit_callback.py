@@ -19,6 +19,7 @@ from memguard.audit.generation import measure_edits
 from memguard.audit.near_verbatim import find_near_verbatim
 from memguard.audit.scoring import ModelScorer
 from memguard.audit.selection import select_windows
+from memguard.audit.suite import load_audit_suite
 from memguard.config import RunConfig
 from memguard.data.corpus import Corpus
 from memguard.errors import ConfigError
@@ -26,7 +27,7 @@ from memguard.mitigation.k_schedule import Ladder
 from memguard.model.causal_lm import VocabLayer
 from memguard.runtime import Runtime
 from memguard.train.audit_callback import Recited, Sample, Watch
-from memguard.workflows.audit_inputs import list_audited, load_probe
+from memguard.workflows.audit_inputs import list_audited
 
 
 def build_watch(
@@ -41,7 +42,7 @@ def build_watch(
     """
     if config.train.audit_every_steps is None:
         return None
-    probe = load_probe(config.audit)
+    probe = load_audit_suite(config.audit).extraction
     windows = _choose_windows(config, corpus, probe)
     scorer = ModelScorer(vocab, config.audit.batch_tokens, runtime)
     decoder = Decoder(vocab, config.audit.batch_tokens or DECODED_TOKENS, runtime)

@@ -1,4 +1,4 @@
-"""What an audit works with beside models and documents: tokenizer, kept scores, masks, progress."""
+"""What an audit works with: models loaded at their first use, tokenizer, kept scores, masks."""
 
 import functools
 import gc
@@ -9,21 +9,20 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 import transformers
-from numpy.typing import NDArray
 
 from memguard.audit.cache import RecordCache
 from memguard.audit.context import CompareMasks, OnProgress, Workshop
 from memguard.audit.decoding import DECODED_TOKENS, Decoder
-from memguard.audit.mask_consistency import Consistency, measure_mask_consistency
+from memguard.audit.mask_consistency import measure_mask_consistency
 from memguard.audit.membership_scores import Codec
 from memguard.audit.scoring import ModelScorer
 from memguard.audit.suite import Suite
 from memguard.config import AuditConfig, GoldfishConfig
+from memguard.config.mitigations import find_mitigation
 from memguard.data.chat import find_special_ids
-from memguard.data.tokenization import list_token_texts
+from memguard.data.tokenization import build_decoder, list_token_texts
 from memguard.errors import ModelError
 from memguard.hf.checkpoint import load_config, load_tokenizer, max_positions
 from memguard.hf.load import count_parameters, load_model, load_sharded, plan_devices
@@ -34,7 +33,7 @@ from memguard.model.checks import build_vocab_layer
 from memguard.planner.meta_model import outline_model
 from memguard.records import MaskChange
 from memguard.runtime import Runtime, default_cache_dir
-from memguard.workflows.audit_inputs import Subject
+from memguard.workflows.audit_inputs import AuditTarget
 from memguard.workflows.setup import Workplace
 
 NEAR_DUPLICATES = "near-duplicates"
@@ -42,32 +41,32 @@ NEAR_DUPLICATES = "near-duplicates"
 
 
 def open_workshop(
-    subject: Subject,
+    target: AuditTarget,
     suite: Suite,
     settings: AuditConfig,
     runtime: Runtime,
     on_progress: OnProgress,
 ) -> Workshop:
-    """Return what the audit of a subject works with.
+    """Return what the audit of a target works with.
 
     Raises:
         ModelError: no usable tokenizer; or the reference model has another one.
     """
     cache = RecordCache(default_cache_dir() / "scores") if settings.cache else None
-    if not subject.has_tokenizer:
-        if subject.reference is not None:
+    if not target.has_tokenizer:
+        if target.reference is not None:
             raise ModelError(
                 "'audit.reference' must have the vocabulary of the model under audit, and that has "
                 "no tokenizer to compare. Leave it out."
             )
         return Workshop(cache=cache, peers=runtime, on_progress=on_progress)
-    tokenizer = load_tokenizer(subject.model)
-    if subject.reference is not None:
-        _check_same_vocabulary(tokenizer, subject.reference)
-    why_not = _explain_what_is_missing(subject, tokenizer)
+    tokenizer = load_tokenizer(target.model)
+    if target.reference is not None:
+        _check_same_vocabulary(tokenizer, target.reference)
+    why_not = _explain_what_is_missing(target, tokenizer)
     masks: CompareMasks | None = None
     if suite.mask_consistency is not None and "mask_consistency" not in why_not:
-        masks = functools.partial(_compare_masks, tokenizer=tokenizer, subject=subject)
+        masks = functools.partial(_compare_masks, tokenizer=tokenizer, target=target)
     return Workshop(
         codec=_build_codec(tokenizer),
         cache=cache,
@@ -75,26 +74,26 @@ def open_workshop(
         on_progress=on_progress,
         compare_masks=masks,
         why_not=why_not,
-        goldfish=_build_goldfish(subject, tokenizer),
-        num_tightened=_count_tightened(subject),
+        goldfish=_build_goldfish(target, tokenizer),
+        num_tightened=_count_tightened(target),
     )
 
 
-def _explain_what_is_missing(subject: Subject, tokenizer: Any) -> dict[str, str]:
+def _explain_what_is_missing(target: AuditTarget, tokenizer: Any) -> dict[str, str]:
     """Say, by the probe's name, why there is nothing to run a probe on."""
     why_not = {}
-    if not subject.canaries:
+    if not target.canaries:
         why_not["canaries"] = (
             "the model was not trained by memguard, so no canaries are known to be in it"
-            if subject.run is None
+            if target.run is None
             else "the run has none: 'data.canaries.count' is 0, or too few documents are trained"
         )
     # Without such a mitigation nothing is masked, and copies cannot escape.
-    if subject.run is None:
+    if target.run is None:
         why_not["mask_consistency"] = (
             "the model was not trained by memguard, so it is not known what training dropped"
         )
-    elif not any(drops_labels(config) for config in subject.mitigations):
+    elif not any(drops_labels(config) for config in target.mitigations):
         why_not["mask_consistency"] = "no mitigation of the run drops labels"
     elif not tokenizer.is_fast:
         why_not["mask_consistency"] = (
@@ -103,48 +102,40 @@ def _explain_what_is_missing(subject: Subject, tokenizer: Any) -> dict[str, str]
     return why_not
 
 
-def _build_goldfish(subject: Subject, tokenizer: Any) -> Goldfish | None:
+def _build_goldfish(target: AuditTarget, tokenizer: Any) -> Goldfish | None:
     """Return the goldfish of the training; None where labels were not dropped."""
-    special_ids = sorted(find_special_ids(tokenizer))
-    # Named once at most.
-    goldfish = [
-        build_goldfish(
-            config,
-            special_ids=special_ids,
-            token_texts=lambda: list_token_texts(tokenizer),
-        )
-        for config in subject.mitigations
-        if isinstance(config, GoldfishConfig)
-    ]
-    return goldfish[0] if goldfish else None
+    config = find_mitigation(target.mitigations, GoldfishConfig)
+    if config is None:
+        return None
+    return build_goldfish(
+        config,
+        special_ids=sorted(find_special_ids(tokenizer)),
+        token_texts=lambda: list_token_texts(tokenizer),
+    )
 
 
-def _count_tightened(subject: Subject) -> int:
+def _count_tightened(target: AuditTarget) -> int:
     """Return the documents that a risk budget had moved up when training ended."""
-    watched = () if subject.training is None else subject.training.watched
+    watched = () if target.training is None else target.training.watched
     return sum(bucket.num_tightened for bucket in watched[-1].buckets) if watched else 0
 
 
 def _build_codec(tokenizer: Any) -> Codec:
-    def decode(ids: NDArray[np.int32]) -> str:
-        # Special tokens are no text: encoded anew, a BOS would stand there twice.
-        text: str = tokenizer.decode(
-            ids.tolist(), skip_special_tokens=True, clean_up_tokenization_spaces=False
-        )
-        return text
+    # Special tokens are no text: encoded again, a BOS would be there twice.
+    decode = build_decoder(tokenizer)
 
     def encode(text: str) -> list[int]:
         ids: list[int] = tokenizer(text, verbose=False)["input_ids"]
         return ids
 
-    return Codec(decode=decode, encode=encode)
+    return Codec(decode=lambda ids: decode(ids.tolist()), encode=encode)
 
 
 def _compare_masks(
-    texts: Sequence[str], pairs: Sequence[tuple[str, str]], tokenizer: Any, subject: Subject
+    texts: Sequence[str], pairs: Sequence[tuple[str, str]], tokenizer: Any, target: AuditTarget
 ) -> list[MaskChange]:
     mitigations = build_mitigations(
-        subject.mitigations,
+        target.mitigations,
         special_ids=sorted(find_special_ids(tokenizer)),
         token_texts=lambda: list_token_texts(tokenizer),
     )
@@ -153,22 +144,21 @@ def _compare_masks(
         tokenizer,
         mitigations,
         pairs=pairs,
-        seed=subject.seed,
+        seed=target.seed,
         max_passages=max(len(texts), len(pairs)),
     )
     rows = dict(found.rewritings)
     if pairs:
         rows[NEAR_DUPLICATES] = found.pairs
-    return [_record(name, row) for name, row in rows.items()]
-
-
-def _record(name: str, row: Consistency) -> MaskChange:
-    return MaskChange(
-        rewriting=name,
-        num_passages=row.masks_that_differ.num_documents,
-        num_changed=row.masks_that_differ.num_matched,
-        mean_leaked_share=None if row.leak_share is None else row.leak_share.value,
-    )
+    return [
+        MaskChange(
+            rewriting=name,
+            num_passages=row.masks_that_differ.num_documents,
+            num_changed=row.masks_that_differ.num_matched,
+            mean_leaked_share=None if row.leak_share is None else row.leak_share.value,
+        )
+        for name, row in rows.items()
+    ]
 
 
 def _check_same_vocabulary(tokenizer: Any, reference: str) -> None:
@@ -179,13 +169,11 @@ def _check_same_vocabulary(tokenizer: Any, reference: str) -> None:
         )
 
 
-# Models under audit: loaded when first asked, freed when they have answered.
-
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
-class LoadedWhenAsked:
-    """A checkpoint as `run_audit` wants it: in memory between its first question and `free`."""
+class LazyModel:
+    """A checkpoint as `run_audit` wants it: in memory between its first use and `free`."""
 
     def __init__(
         self,

@@ -11,7 +11,7 @@ from memguard.audit.canaries import SECRET, AuditCanary
 from memguard.audit.extraction import AuditDocument, ExtractionProbe
 from memguard.audit.parts import Identity, WhichWindow, choose_part, list_pieces
 from memguard.audit.statistics import clopper_pearson
-from memguard.audit.suite import load_suite
+from memguard.audit.suite import load_audit_suite
 from memguard.audit.warnings import Tally
 from memguard.config import AuditConfig, MitigationConfig, RunConfig
 from memguard.data.corpus import Corpus, CorpusDocument, load_corpus
@@ -25,60 +25,46 @@ from memguard.records import (
     Budget,
     DataIdentity,
     ManifestEntry,
+    ModelIdentity,
     TrainingSummary,
     WatchedStep,
     load_record,
 )
-from memguard.train.metrics import EndMetrics, HeldoutMetrics, hash_tally, read_metrics
+from memguard.train.metrics import (
+    EndMetrics,
+    HeldoutMetrics,
+    MetricsLine,
+    hash_tally,
+    read_metrics,
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class KnownBase:
-    """Weights that an earlier report of a run names."""
-
-    model_sha256: str
-    base_sha256: str
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Subject:
+class AuditTarget:
     """Everything an audit needs to know of what it measures."""
 
     documents: Sequence[AuditDocument]
-    canaries: Sequence[AuditCanary]
-    mitigations: Sequence[MitigationConfig]
-    """Of the training, where memguard did it."""
     model: str
     base: str | None
-    base_revision: str | None
     reference: str | None
     """Another model of the same vocabulary."""
-    attn: str | None
     data: DataIdentity
-    training: TrainingSummary | None
-    tally: Tally
-    run: str | None
     seed: int
     out: Path
     has_tokenizer: bool = True
     """False: the model's folder has none, and the documents are token ids."""
-    known_base: KnownBase | None = None
-    """None where no earlier report names a base by its hash."""
+    # Of a run that memguard trained:
+    run: str | None = None
+    base_revision: str | None = None
+    attn: str | None = None
+    canaries: Sequence[AuditCanary] = ()
+    mitigations: Sequence[MitigationConfig] = ()
+    training: TrainingSummary | None = None
+    tally: Tally = "missing"
+    before: ModelIdentity | None = None
+    """The models that an earlier report of the run names; None without a report."""
     notes: Sequence[str] = ()
     """What a reader must know before the numbers, beside what these show."""
-
-
-def load_probe(settings: AuditConfig) -> ExtractionProbe:
-    """Return the probe that decides what is continued of each document.
-
-    Raises:
-        ConfigError: see `load_suite`.
-    """
-    return load_suite(settings.suite).extraction.adapt(
-        continuation_tokens=settings.continuation_tokens,
-        prefix_tokens=settings.prefix_tokens,
-        min_prefix_tokens=settings.min_prefix_tokens,
-    )
 
 
 def choose_piece(
@@ -239,16 +225,10 @@ def find_base(folder: Path, config: RunConfig, named: str | None = None) -> str 
     return path
 
 
-def _read_known_base(folder: Path) -> KnownBase | None:
-    path = folder / "audit" / "report.json"
-    if not path.is_file():
-        return None
+def load_report(folder: Path) -> AuditReport | None:
+    """Return the report of a run's last audit; None where there is none that can be read."""
     with contextlib.suppress(RecordError):
-        model = load_record(AuditReport, path).model
-        if model.base_weights_sha256 is not None:
-            return KnownBase(
-                model_sha256=model.weights_sha256, base_sha256=model.base_weights_sha256
-            )
+        return load_record(AuditReport, folder / "audit" / "report.json")
     return None
 
 
@@ -256,10 +236,10 @@ def describe_run(
     folder: Path,
     config: RunConfig,
     settings: AuditConfig,
-    out: Path | None,
     *,
+    out: Path | None = None,
     base: str | None = None,
-) -> Subject:
+) -> AuditTarget:
     """Say what a run's audit measures: its trained and control documents, and its model.
 
     Args:
@@ -284,7 +264,7 @@ def describe_run(
         corpus,
         counts,
         seq_len=config.data.seq_len,
-        probe=load_probe(settings),
+        probe=load_audit_suite(settings).extraction,
         window=settings.window,
     )
     num_trained = sum(document.role == "trained" for document in documents)
@@ -294,16 +274,13 @@ def describe_run(
             f"documents had been trained whole; 'audit.min_documents' is {settings.min_documents}. "
             "Train longer under another 'name', or set audit.enabled=false"
         )
-    summary = corpus.summary
-    return Subject(
+    summary, report = corpus.summary, load_report(folder)
+    metrics = list(read_metrics(folder / "metrics.jsonl"))
+    return AuditTarget(
         documents=documents,
-        canaries=list_canaries(corpus, seq_len=config.data.seq_len),
-        mitigations=config.mitigations,
         model=str(folder / "model"),
         base=found,
-        base_revision=config.model.revision if found == config.model.path else None,
         reference=settings.reference,
-        attn=config.model.attn_implementation,
         data=DataIdentity(
             sources=summary.sources,
             documents_sha256=summary.documents_sha256,
@@ -314,12 +291,16 @@ def describe_run(
             ),
             near_duplicate_words=config.data.near_duplicate_words,
         ),
-        training=_summarise_training(folder, config, summary.num_removed),
-        tally=_check_tally(folder, corpus),
-        run=config.name,
         seed=config.seed,
         out=out or folder / "audit",
-        known_base=_read_known_base(folder),
+        run=config.name,
+        base_revision=config.model.revision if found == config.model.path else None,
+        attn=config.model.attn_implementation,
+        canaries=list_canaries(corpus, seq_len=config.data.seq_len),
+        mitigations=config.mitigations,
+        training=_summarise_training(metrics, config, summary.num_removed),
+        tally=_check_tally(metrics, counts),
+        before=None if report is None else report.model,
         notes=_note_not_reached(corpus.manifest),
     )
 
@@ -336,9 +317,8 @@ def _note_not_reached(manifest: Sequence[ManifestEntry]) -> tuple[str, ...]:
 
 
 def _summarise_training(
-    folder: Path, config: RunConfig, num_removed: int | None
+    lines: Sequence[MetricsLine], config: RunConfig, num_removed: int | None
 ) -> TrainingSummary | None:
-    lines = list(read_metrics(folder / "metrics.jsonl"))
     end = next((line for line in lines if isinstance(line, EndMetrics)), None)
     if end is None:
         return None
@@ -368,12 +348,10 @@ def _summarise_training(
     )
 
 
-def _check_tally(folder: Path, corpus: Corpus) -> Tally:
+def _check_tally(lines: Sequence[MetricsLine], counts: Sequence[int | None]) -> Tally:
     """Compare the manifest's counts with what training recorded when it ended."""
-    counts = [entry.num_repetitions for entry in corpus.manifest]
     if any(count is None for count in counts):
         return "missing"
-    lines = read_metrics(folder / "metrics.jsonl")
     end = next((line for line in lines if isinstance(line, EndMetrics)), None)
     agrees = end is not None and end.tally_sha256 == hash_tally(counts)
     return "complete" if agrees else "contradicting"

@@ -1,163 +1,43 @@
-"""Finished runs side by side: comparison.json, its page and chart."""
+"""`memguard compare`: a sweep trained and compared, finished runs compared, or one run fixed.
 
-import shlex
-import sys
-from collections.abc import Iterator, Mapping, Sequence, Set
+Each is imported when it is due: a wrong sweep is refused before torch is imported.
+"""
+
 from pathlib import Path
-from statistics import fmean
-from typing import Any
 
-from memguard.compare import FinishedRun, compare_runs
-from memguard.config import RunConfig, load_run_config
-from memguard.errors import ConfigError, RecordError
-from memguard.records import AuditReport, Comparison, load_record, save_record, write_atomically
-from memguard.report import render_comparison, render_comparison_chart, render_report
-from memguard.runtime import Console
-
-# What a setting is not: whose it is, where it lies, how it was computed and measured.
-_NO_SETTING = ("name", "output_dir", "seed", "mitigations", "parallel", "audit")
+from memguard.assets import find_asset
+from memguard.compare import load_sweep
+from memguard.records import AuditReport, Comparison
+from memguard.workflows.given_paths import check_sweep
+from memguard.workflows.requests import CompareRequest
 
 
-def compare_folders(folders: Sequence[str], out: Path | None) -> tuple[Path, Comparison]:
-    """Put finished runs side by side; the first is what the others are tested against.
+def compare(request: CompareRequest) -> tuple[Path, Comparison | AuditReport | None]:
+    """Do what `memguard compare` was given.
 
     Args:
-        folders: of runs.
-        out: where the comparison goes; None: ``comparison`` beside the first run.
+        request: the arguments; checked.
 
-    Raises:
-        ConfigError: a folder that is no run's, or one given twice.
-        RecordError: a run is unreadable or not comparable; says which one and why.
+    Returns:
+        The page, and what is on it. The run's folder and None where there was nothing to fix.
     """
-    for folder in folders:
-        if not (Path(folder) / "config.yaml").is_file():
-            raise ConfigError(
-                f"'{folder}' is not the folder of a run (no config.yaml); 'memguard compare' takes "
-                "a sweep's YAML, or the folders of finished runs"
-            )
-    if len({Path(folder).resolve() for folder in folders}) < len(folders):
-        raise ConfigError("a run is given twice; name each once")
-    console = Console()
-    runs = list(_name_settings(folders))
-    console.info("compare: testing the settings against the first, document by document")
-    comparison = compare_runs(
-        runs, name=", ".join(run.name for run in runs[:3]), command=make_command()
+    first, *others = request.given
+    if not request.are_runs:
+        sweep = load_sweep(find_asset("configs", first, setting="SWEEP"), others)
+        check_sweep(sweep)
+        from memguard.workflows.sweep import run_sweep
+
+        return run_sweep(sweep, num_jobs=request.jobs or 1)
+    if not request.fix:
+        from memguard.workflows.compare_runs import compare_folders
+
+        return compare_folders(request.given, request.out)
+    from memguard.workflows.fix import fix_run
+
+    fixed = fix_run(
+        Path(first),
+        request.out,
+        keep_weights=request.keep_weights,
+        num_processes=request.num_processes,
     )
-    out = Path(folders[0]).resolve().parent / "comparison" if out is None else out
-    publish(comparison, out, console)
-    return out, comparison
-
-
-def make_command() -> str:
-    """Return what the user typed."""
-    return shlex.join(["memguard", *sys.argv[1:]])
-
-
-def publish(comparison: Comparison, folder: Path, console: Console) -> None:
-    """Write the record, its page and chart, and show the rows that lead."""
-    console.info("compare: drawing the page and its charts")
-    folder.mkdir(parents=True, exist_ok=True)
-    save_record(comparison, folder / "comparison.json")
-    page = folder / "comparison.html"
-    write_atomically(page, render_comparison(comparison).encode())
-    write_atomically(page.with_suffix(".svg"), render_comparison_chart(comparison).encode())
-    for line in _headline(comparison):
-        console.info(line)
-    console.info(f"comparison: {page}")
-
-
-def _name_settings(folders: Sequence[str]) -> Iterator[FinishedRun]:
-    """Say what each run is called: by its folder, or as an earlier one that differs in its seed."""
-    known: list[tuple[str, Mapping[str, Any]]] = []
-    first: Mapping[str, Any] = {}
-    for number, folder in enumerate(folders):
-        config = load_run_config(Path(folder) / "config.yaml")
-        settings = _flatten(_list_settings(config))
-        first = settings if number == 0 else first
-        decided = {**settings, "mitigations": config.mitigations}
-        name = next((name for name, other in known if other == decided), None)
-        if name is None:
-            name = _choose_name(Path(folder).resolve(), {name for name, _ in known})
-            known.append((name, decided))
-        yield FinishedRun(
-            name=name,
-            seed=config.seed,
-            folder=Path(folder),
-            overrides={
-                key: value for key, value in settings.items() if first.get(key, key) != value
-            },
-        )
-
-
-def _choose_name(folder: Path, taken: Set[str]) -> str:
-    """Return the folder's name, with those above it where other settings have that name."""
-    parts = folder.parts[1:]
-    names = ("/".join(parts[-count:]) for count in range(1, len(parts) + 1))
-    return next((name for name in names if name not in taken), str(folder))
-
-
-def _list_settings(config: RunConfig) -> dict[str, Any]:
-    values = config.model_dump(mode="json")
-    return {key: value for key, value in values.items() if key not in _NO_SETTING}
-
-
-def _flatten(values: Mapping[str, Any], above: str = "") -> dict[str, Any]:
-    """Return ``{"optim.lr": ...}``."""
-    flat: dict[str, Any] = {}
-    for key, value in values.items():
-        if isinstance(value, Mapping):
-            flat |= _flatten(value, f"{above}{key}.")
-        else:
-            flat[f"{above}{key}"] = value
-    return flat
-
-
-def _headline(comparison: Comparison) -> list[str]:
-    """Return what a terminal shows: one line a setting, over its seeds, and which to take."""
-    width = max(12, *(len(point.name) for point in comparison.front))
-    lines = [
-        f"{'setting':<{width}} {'held-out NLL':>12} {'at risk':>8} {'verbatim':>10} "
-        f"{'near-verb.':>10}  beaten by"
-    ]
-    for point in comparison.front:
-        risk = "" if point.risk is None else f"{point.risk:.1%}"
-        verbatim, near = (
-            f"{point.risks[name].value:.1%}" if name in point.risks else ""
-            for name in ("verbatim", "near_verbatim")
-        )
-        lines.append(
-            f"{point.name:<{width}} {point.utility:>12.3f} {risk:>8} {verbatim:>10} {near:>10}  "
-            f"{', '.join(point.dominated_by[:2])}".rstrip()
-        )
-    first = comparison.front[0]
-    base_nll = fmean(
-        run.utility.base_heldout_nll
-        for run in comparison.settings
-        if run.name == first.name and run.seed in first.utility_by_seed
-    )
-    lines.append(f"{'(base model)':<{width}} {base_nll:>12.3f}")
-    return [*lines, comparison.recommendation.sentence]
-
-
-# Pages made again from the JSON beside them.
-
-
-def render_folder(folder: Path) -> Path:
-    """Render the page of a run, an audit folder or a sweep; return its path.
-
-    Raises:
-        RecordError: no report.json or comparison.json there, or one that cannot be read.
-    """
-    for json_path in (folder / "audit" / "report.json", folder / "report.json"):
-        if json_path.is_file():
-            page = json_path.with_suffix(".html")
-            write_atomically(page, render_report(load_record(AuditReport, json_path)).encode())
-            return page
-    json_path = folder / "comparison.json"
-    if json_path.is_file():
-        page = json_path.with_suffix(".html")
-        write_atomically(page, render_comparison(load_record(Comparison, json_path)).encode())
-        return page
-    raise RecordError(
-        f"'{folder}' holds neither a report.json (of a run or an audit) nor a comparison.json"
-    )
+    return fixed or (Path(first), None)

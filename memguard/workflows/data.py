@@ -3,19 +3,22 @@
 The same for training and for the dry run, which must show what training does.
 """
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from memguard.audit.parts import Identity
+from memguard.audit.suite import load_audit_suite
 from memguard.config import RunConfig, dump_yaml
-from memguard.config.mitigations import DpSgdConfig
+from memguard.config.mitigations import DeduplicateConfig, DpSgdConfig, find_mitigation
 from memguard.data.chat import find_special_ids
 from memguard.data.corpus import Corpus
 from memguard.data.documents import Document
 from memguard.data.loader import Loader
 from memguard.data.packing import plan_rows
+from memguard.data.prepare import AuditNeeds
 from memguard.data.prepare import prepare as prepare_corpus
 from memguard.data.tokenization import TokenizedDocument, list_token_texts
 from memguard.errors import ModelError
@@ -23,7 +26,7 @@ from memguard.mitigation import Mitigations
 from memguard.mitigation.k_schedule import Ladder, build_ladder
 from memguard.records import write_atomically
 from memguard.runtime import Console, default_cache_dir, quiet_libraries
-from memguard.workflows.audit_inputs import choose_piece, load_probe
+from memguard.workflows.audit_inputs import choose_piece
 from memguard.workflows.setup import load_known_tokenizer, read_model_config, train_tokenizer
 
 
@@ -58,7 +61,7 @@ def prepare(config: RunConfig, folder: Path, console: Console) -> PreparedRun:
         ModelError: no usable checkpoint or tokenizer.
     """
     quiet_libraries()
-    probe = load_probe(config.audit)
+    audit = _list_audit_needs(config)
     known = load_known_tokenizer(config)
     write_atomically(folder / "config.yaml", dump_yaml(config).encode())
     tokenizers: list[Any] = []
@@ -68,27 +71,40 @@ def prepare(config: RunConfig, folder: Path, console: Console) -> PreparedRun:
         tokenizers.append(made)
         return made
 
+    corpus = prepare_corpus(
+        config.data,
+        folder,
+        seed=config.seed,
+        epochs=config.train.epochs,
+        deduplicate=find_mitigation(config.mitigations, DeduplicateConfig),
+        audit=audit,
+        load_tokenizer=tokenizer_for,
+        vocab_size=_count_vocabulary(config, known),
+        cache_dir=default_cache_dir(),
+        console=console,
+    )
+    return PreparedRun(folder=folder, corpus=corpus, tokenizer=tokenizers[0])
+
+
+def _list_audit_needs(config: RunConfig) -> AuditNeeds:
+    probe = load_audit_suite(config.audit).extraction
+
     def is_auditable(document: TokenizedDocument) -> bool:
-        identity = Identity(id=document.id, bucket="", role="trained", source=document.source)
         piece = choose_piece(
             document,
-            identity,
+            Identity(id=document.id, bucket="", role="trained", source=document.source),
             seq_len=config.data.seq_len,
             probe=probe,
             window=config.audit.window,
         )
         return probe.window(piece) is not None
 
-    corpus = prepare_corpus(
-        config,
-        folder,
-        load_tokenizer=tokenizer_for,
+    lengths = {"suite", "continuation_tokens", "prefix_tokens", "min_prefix_tokens"}
+    return AuditNeeds(
+        key=json.dumps(config.audit.model_dump(mode="json", include=lengths), sort_keys=True),
         is_auditable=is_auditable,
-        vocab_size=_count_vocabulary(config, known),
-        cache_dir=default_cache_dir(),
-        console=console,
+        min_documents=config.audit.min_documents if config.audit.enabled else 0,
     )
-    return PreparedRun(folder=folder, corpus=corpus, tokenizer=tokenizers[0])
 
 
 def _count_vocabulary(config: RunConfig, tokenizer: Any) -> int | None:
@@ -112,11 +128,6 @@ def check_token_ids(corpus: Corpus, vocab_size: int) -> None:
         )
 
 
-def find_dp_sgd(config: RunConfig) -> DpSgdConfig | None:
-    """Return the mitigation that makes gradients private, if the run has it."""
-    return next((each for each in config.mitigations if isinstance(each, DpSgdConfig)), None)
-
-
 def build_feed(config: RunConfig, prepared: PreparedRun, *, share_rows: bool) -> Feed:
     """Pack the documents into rows, say when each is trained, and mask their labels.
 
@@ -127,7 +138,7 @@ def build_feed(config: RunConfig, prepared: PreparedRun, *, share_rows: bool) ->
     """
     corpus, tokenizer = prepared.corpus, prepared.tokenizer
     # What dp_sgd protects is a row: it must not hold parts of several documents.
-    share_rows = share_rows and find_dp_sgd(config) is None
+    share_rows = share_rows and find_mitigation(config.mitigations, DpSgdConfig) is None
     rows, schedule = plan_rows(
         corpus.manifest,
         seq_len=config.data.seq_len,

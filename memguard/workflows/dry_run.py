@@ -2,6 +2,9 @@
 
 Documents are prepared as training prepares them, but aside: the run's folder is read, never
 written. No weights are loaded.
+
+What the audit will be able to show follows from numbers of documents: the interval if none of n is
+recited, and the one if half of them are.
 """
 
 import shutil
@@ -18,6 +21,7 @@ from typing import Any
 from memguard.audit.extraction import AuditDocument
 from memguard.audit.selection import BucketOutline, select_windows
 from memguard.audit.statistics import clopper_pearson, num_needed_to_see
+from memguard.audit.suite import load_audit_suite
 from memguard.audit.warnings import FEW_DOCUMENTS
 from memguard.config import RunConfig
 from memguard.data.corpus import Corpus
@@ -45,16 +49,12 @@ from memguard.planner.reference_hash import remark_on_reference_hash
 from memguard.planner.run_length import count_labels, measure_length, remark_on_rows
 from memguard.planner.tokenizer_lint import lint_tokenizer
 from memguard.runtime import Console
-from memguard.workflows.audit_inputs import list_audited, load_probe, name_buckets
+from memguard.workflows.audit_inputs import list_audited, name_buckets
 from memguard.workflows.data import build_feed, check_token_ids, prepare
 from memguard.workflows.run_folder import check_same_settings
 from memguard.workflows.setup import read_model_config
 
-# What the audit of a run will be able to show, before the run is trained.
-#
-# An interval is as wide as its number of documents makes it: if none of n is recited, and if half
-# of them are, both are known beforehand.
-
+_BORROWED = ("manifest.jsonl", "metrics.jsonl")
 _RARE = 0.01
 """A share of recited documents that few of them would not show."""
 
@@ -73,7 +73,7 @@ def foresee_audit(config: RunConfig, corpus: Corpus, counts: Sequence[int]) -> l
         corpus,
         counts,
         seq_len=config.data.seq_len,
-        probe=load_probe(config.audit),
+        probe=load_audit_suite(config.audit).extraction,
         window=config.audit.window,
     )
     outlook = []
@@ -114,7 +114,7 @@ def _count_audited(
     """Return for each bucket how many documents are audited, and why others are not."""
     selection = select_windows(
         documents,
-        load_probe(config.audit),
+        load_audit_suite(config.audit).extraction,
         seed=config.seed,
         min_documents=0,
         max_documents_per_bucket=config.audit.max_documents_per_bucket,
@@ -186,9 +186,6 @@ def remark_on_audit(
         )
         remarks.append(note("audit", text))
     return remarks
-
-
-_BORROWED = ("manifest.jsonl", "metrics.jsonl")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

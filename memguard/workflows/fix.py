@@ -19,10 +19,10 @@ from memguard.config import (
     load_yaml,
     validate,
 )
-from memguard.config.mitigations import DeduplicateConfig
+from memguard.config.mitigations import DeduplicateConfig, find_mitigation
 from memguard.data.corpus import load_corpus
 from memguard.data.documents import document_text
-from memguard.data.duplicates import find_copies, find_deduplicate
+from memguard.data.duplicates import find_copies
 from memguard.data.forget_list import ForgetList, read_texts, write_forget_list
 from memguard.errors import ConfigError, DataError, RecordError
 from memguard.records import (
@@ -35,13 +35,12 @@ from memguard.records import (
 )
 from memguard.runtime import Console, default_cache_dir
 from memguard.workflows.audit import find_current_report
-from memguard.workflows.compare import compare_folders
+from memguard.workflows.compare_runs import compare_folders
 from memguard.workflows.launch import launch
 from memguard.workflows.run_folder import check_same_settings
 from memguard.workflows.train import train_run
 
-# A run that trains a finished one's model on until it forgets what its audit found.
-
+# Of a run that forgets:
 _EPOCHS = 5
 _FORGOTTEN_TIMES = 6
 """The list once more than what is retained: the last word is its own."""
@@ -71,7 +70,9 @@ def make_forgetting_run(folder: Path, config: RunConfig, console: Console) -> Ru
     if not any(recited.values()):
         console.info("nothing to forget: no trained document is extracted near-verbatim")
         return None
-    lists = write_forget_list(config, folder, recited, cache_dir=default_cache_dir())
+    lists = write_forget_list(
+        config.data, folder, recited, seed=config.seed, cache_dir=default_cache_dir()
+    )
     console.info(
         f"to be forgotten: {len(lists.forgotten):,} documents, recited or near-duplicates of such; "
         f"retained: {lists.num_retained:,}"
@@ -80,14 +81,14 @@ def make_forgetting_run(folder: Path, config: RunConfig, console: Console) -> Ru
 
 
 def _make_run(config: RunConfig, folder: Path, lists: ForgetList) -> RunConfig:
-    goldfish = [one for one in config.mitigations if isinstance(one, GoldfishConfig)]
+    goldfish = find_mitigation(config.mitigations, GoldfishConfig)
     labels = _count_labels(folder, lists.forgotten, config.data.seq_len)
     npo = {"name": "npo", "beta": float(f"{1 / (_NATS_A_LABEL * labels):.2g}")}
     settings: dict[str, Any] = {
         "name": f"{config.name}-forget",
         "output_dir": str(folder.resolve().parent),
         "model": {"path": str(folder / "model")},
-        "mitigations": [*(one.model_dump(mode="json") for one in goldfish), npo],
+        "mitigations": [*([goldfish.model_dump(mode="json")] if goldfish else []), npo],
         "budget": None,
         "optim.lr": float(f"{_LR_SHARE * config.optim.lr:.2g}"),
         "train.epochs": _EPOCHS,
@@ -204,8 +205,7 @@ def fix_run(
     again = validate(RunConfig, values, document)
     console.info(f"changed: {fix.change} ({fix.why})")
     _train(again, num_processes, console)
-    compared, comparison = compare_folders([str(folder), str(beside / fixed)], out)
-    return compared / "comparison.html", comparison
+    return compare_folders([str(folder), str(beside / fixed)], out)
 
 
 def _train(config: RunConfig, num_processes: int, console: Console) -> None:
@@ -257,14 +257,14 @@ def _count_copies(
 
     Fewer documents would end at another step, and a sample of them would be another one.
     """
-    if config.data.study is not None or find_deduplicate(config) is not None:
+    if config.data.study is not None or find_mitigation(config.mitigations, DeduplicateConfig):
         return None
     if config.train.max_steps is not None or report.method.sample_size is not None:
         return None
     manifest = load_manifest(folder / "manifest.jsonl")
     trained = [entry for entry in manifest if entry.role == "trained"]
     try:
-        texts = read_texts(config, folder, trained, cache_dir=default_cache_dir())
+        texts = read_texts(config.data, folder, trained, cache_dir=default_cache_dir())
     except DataError as error:
         console.warn(f"no copies are looked for: {error}")
         return None

@@ -8,6 +8,13 @@
 torchrun itself cannot keep the last two: it sends SIGTERM to all ranks as soon as one has ended,
 which for us means "save", and SIGKILL 30 s later; and its ranks are not in the terminal's process
 group. On several machines it is the one to use: `torchrun ... -m memguard train CONFIG`.
+
+Where a process writes the error that it ends with:
+
+    alone, or rank 0 of torchrun   standard error
+    rank k of torchrun             standard error, "[rank k] " in front; nothing where it only
+                                   follows another rank, which has spoken
+    a rank of `--nproc`            a file: its launcher says one line for all ranks
 """
 
 import ctypes
@@ -26,13 +33,6 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from memguard.errors import ConfigError
-
-# What a process says when it ends with an error, and to whom.
-#
-# alone, or rank 0 of torchrun   standard error
-# rank k of torchrun             standard error, "[rank k] " in front; nothing where it only
-#                                follows another rank, which has spoken
-# a rank of `--nproc`            a file: its launcher says one line for all ranks
 
 WORDS_FILE = "MEMGUARD_LAST_WORDS"
 """Environment variable: where a rank of `--nproc` leaves its last words."""
@@ -77,10 +77,12 @@ def tell(words: LastWords) -> None:
     """Say the last words where they belong."""
     file = os.environ.get(WORDS_FILE)
     if file:
+        # Here: neither a launcher nor `memguard --help` needs pydantic.
+        from memguard.records import write_atomically
+
         try:
-            # Renamed: the launcher may look at any time.
-            Path(f"{file}.new").write_text(json.dumps(asdict(words)), encoding="utf-8")
-            os.replace(f"{file}.new", file)
+            # The launcher may look at any time.
+            write_atomically(Path(file), json.dumps(asdict(words)).encode())
             return
         except OSError:  # no space left, where that may be what the words are about
             pass

@@ -1,32 +1,76 @@
-"""One plan: which meshes hold a step, and what would make one fit. No torch."""
+"""One plan: which meshes hold a step, and what would make one fit.
 
-from memguard.config import ParallelConfig
-from memguard.errors import ConfigError
-from memguard.parallel.mesh_shape import AXES, MeshShape, list_meshes, resolve_mesh
+No torch for a model alone, nor for a run with --model.
+"""
+
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from memguard.config import ParallelConfig, RunConfig
+from memguard.errors import ConfigError, ModelError
+from memguard.parallel.mesh_shape import (
+    AXES,
+    COMPARED_FAMILIES,
+    MeshShape,
+    ModelSizes,
+    list_meshes,
+    resolve_mesh,
+)
 from memguard.planner.cost import StepEstimate, estimate_step
 from memguard.planner.disk import format_bytes
 from memguard.planner.fit import (
     Fit,
+    Work,
     count_parameters,
     find_enough_gpus,
     find_fit,
     list_remedies,
     rank_meshes,
 )
-from memguard.planner.machine import THIS_MACHINE
+from memguard.planner.machine import THIS_MACHINE, Machine, load_machine
 from memguard.planner.plan import Enough, MeshPlan, Plan, list_assumptions, make_mesh_plan
-from memguard.workflows.requests import OPTIONS, Question
+from memguard.workflows.requests import OPTIONS, PlanRequest, read_mesh
 
 _NUM_LISTED = 20
 _NUM_NEAR = 3
 
 
-def make_plan(question: Question) -> Plan:
-    """Answer a question.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Question:
+    """What a plan is made for."""
+
+    name: str
+    sizes: ModelSizes
+    machine: Machine
+    num_gpus: int
+    work: Work
+    mesh: ParallelConfig | None
+    """None leaves it to the planner."""
+    is_run: bool
+    """Whether the plan is for a run's settings, not for a model alone."""
+
+
+class MemoryUnknown(ModelError):
+    """The planner does not know what the run's model takes; a dry run is possible all the same."""
+
+
+def make_plan(request: PlanRequest, run: RunConfig | None) -> Plan:
+    """Say which meshes hold a training step.
+
+    Args:
+        request: the arguments; checked.
+        run: the training run; None for a model alone.
 
     Raises:
-        ConfigError: no mesh of so many GPUs, or not the one asked for, goes with model and batch.
+        ConfigError: no such machine; no mesh of so many GPUs, or not the one in the request, goes
+            with model and batch.
+        MemoryUnknown: the run's model is of a family whose memory is not known.
+        ModelError: no such configuration.
     """
+    question = _ask(request, run)
     sizes, machine, work = question.sizes, question.machine, question.work
     asked = None if question.mesh is None else _resolve(question, question.mesh)
     order = AXES if question.mesh is None else question.mesh.order
@@ -114,13 +158,103 @@ def _describe_choice(mesh: MeshPlan) -> str:
     return f"{mesh.describe()} with activation_checkpointing {mesh.activation_checkpointing}"
 
 
-def _resolve(question: Question, mesh: ParallelConfig) -> MeshShape:
+def _resolve(question: _Question, mesh: ParallelConfig) -> MeshShape:
     return resolve_mesh(
         mesh, question.num_gpus, question.sizes, batch_size=question.work.batch_size
     )
 
 
-def _time(question: Question, fit: Fit) -> StepEstimate:
+def _time(question: _Question, fit: Fit) -> StepEstimate:
     return estimate_step(
         question.sizes, fit.mesh, fit.settings, question.machine, seq_len=question.work.seq_len
     )
+
+
+# -- what the plan is made for -------------------------------------------------------------------
+
+
+def _ask(request: PlanRequest, run: RunConfig | None) -> _Question:
+    """Fill in what the arguments leave open, from the run's settings where there is a run."""
+    mesh = None if request.mesh is None else read_mesh(request.mesh, command="plan")
+    checkpointing: Any = request.checkpointing
+    work = Work(
+        seq_len=request.seq_len or 2048,
+        batch_size=request.batch,
+        micro_batch_size=request.micro_batch,
+        checkpointing=checkpointing,
+        compute_bytes=4 if request.precision == "fp32" else 2,
+    )
+    if run is not None:
+        if mesh is None:
+            mesh = run.parallel
+        else:
+            degrees: dict[str, int] = {axis: getattr(mesh, axis) for axis in AXES}
+            mesh = run.parallel.model_copy(update=degrees)
+        work = Work(
+            seq_len=run.data.seq_len,
+            batch_size=run.train.batch_size,
+            micro_batch_size=run.train.micro_batch_size or run.train.batch_size,
+            checkpointing=run.train.activation_checkpointing,
+            compute_bytes=2 if run.train.precision == "bf16" else 4,
+            chunk_tokens=run.train.nll_chunk_tokens,
+            reshard_after_forward=mesh.reshard_after_forward,
+        )
+    if request.model is not None:
+        name, sizes = _name(request.model), _read_model_file(request.model)
+    else:
+        assert run is not None, "checked: there is a run or a model"
+        name, sizes = run.model.path or "model.scratch", _read_run_model(run)
+    degrees_given = [-1] if mesh is None else [getattr(mesh, axis) for axis in AXES]
+    num_gpus = request.gpus
+    if num_gpus is None and -1 not in degrees_given:
+        num_gpus = math.prod(degrees_given)
+    machine = load_machine(request.machine or THIS_MACHINE, num_processes=num_gpus or 1)
+    return _Question(
+        name=name,
+        sizes=sizes,
+        machine=machine,
+        num_gpus=num_gpus or machine.gpus_per_node,
+        work=work,
+        mesh=mesh,
+        is_run=run is not None,
+    )
+
+
+def _read_run_model(run: RunConfig) -> ModelSizes:
+    # Eager attention keeps scores of all pairs of tokens.
+    if run.model.attn_implementation != "eager":
+        from memguard.workflows.setup import read_model_config  # imports torch
+
+        config = read_model_config(run)
+        if config.get_text_config().model_type in COMPARED_FAMILIES:
+            return ModelSizes.from_config(config)
+    raise MemoryUnknown(
+        f"memory is known for {', '.join(COMPARED_FAMILIES)} only, without eager attention"
+    )
+
+
+def _read_model_file(path: Path) -> ModelSizes:
+    """Read the sizes from a config.json, or from the folder that it is in.
+
+    Raises:
+        ModelError: no such file, or a family whose memory is not known.
+    """
+    file = path / "config.json" if path.is_dir() else path
+    try:
+        fields = json.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ModelError(
+            f"'--model' must be a config.json or a folder that has one; '{file}' cannot be read: "
+            f"{error.strerror}"
+        ) from error
+    except ValueError as error:
+        raise ModelError(f"'--model' must be a config.json; '{file}' is not JSON") from error
+    if not isinstance(fields, dict):
+        raise ModelError(f"'--model' must be a config.json; '{file}' holds no settings")
+    return ModelSizes.from_json(fields)
+
+
+def _name(path: Path) -> str:
+    folder = path if path.is_dir() else path.parent
+    is_named = path.is_dir() or path.name == "config.json"
+    return folder.resolve().name if is_named else path.stem.removesuffix("_config")

@@ -1,8 +1,9 @@
-"""What `memguard audit` was asked, checked before torch is loaded."""
+"""The arguments of `audit`, `compare` and `plan`, checked before torch is imported."""
 
-import json
-import math
+import shlex
+import sys
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, get_args
 
@@ -15,12 +16,12 @@ from memguard.config import (
     load_run_config,
     validate,
 )
-from memguard.errors import ConfigError, ModelError
-from memguard.parallel.mesh_shape import AXES, ModelSizes
-from memguard.planner.fit import Checkpointing, Work
-from memguard.planner.machine import THIS_MACHINE, Machine, load_machine
+from memguard.errors import ConfigError
 
-# A mesh on the command line: `z=2,x=2`.
+
+def make_command() -> str:
+    """Return what the user typed."""
+    return shlex.join(["memguard", *sys.argv[1:]])
 
 
 def read_mesh(text: str, *, command: str) -> ParallelConfig:
@@ -46,7 +47,7 @@ def read_mesh(text: str, *, command: str) -> ParallelConfig:
     return validate(ParallelConfig, {"data": 1} | degrees, place)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class AuditRequest:
     """The arguments of `memguard audit`."""
 
@@ -92,16 +93,16 @@ class AuditRequest:
                 problems.append("--model needs --out: a folder for the report")
         if problems:
             raise ConfigError(*problems)
-        self.parallel  # noqa: B018 - told before anything is read
+        _ = self.parallel  # refused before anything is read
         origin = Document(
             path="memguard audit",
             values={},
             places={(key,): f"--{key.replace('_', '-')}" for key in self.settings},
         )
-        before = AuditConfig() if self.run is None else self.load_run().audit
+        before = AuditConfig() if self.run_config is None else self.run_config.audit
         return validate(AuditConfig, {**before.model_dump(), **self.settings}, origin)
 
-    @property
+    @cached_property
     def parallel(self) -> ParallelConfig | None:
         """The mesh that was asked for.
 
@@ -110,13 +111,56 @@ class AuditRequest:
         """
         return None if self.mesh is None else read_mesh(self.mesh, command="audit")
 
-    def load_run(self) -> Any:
-        """Return the settings of the run under audit."""
-        assert self.run is not None, "checked: there is a run"
-        return load_run_config(self.run / "config.yaml")
+    @cached_property
+    def run_config(self) -> RunConfig | None:
+        """The settings of the run under audit; None for a model that memguard did not train.
+
+        Raises:
+            ConfigError: they cannot be read.
+        """
+        return None if self.run is None else load_run_config(self.run / "config.yaml")
 
 
-# What `memguard plan` was asked, checked and filled in. No torch.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CompareRequest:
+    """The arguments of `memguard compare`."""
+
+    given: tuple[str, ...]
+    """A sweep and settings of it to change, or the folders of finished runs."""
+    out: Path | None
+    jobs: int | None
+    fix: bool
+    keep_weights: bool
+    num_processes: int
+
+    @property
+    def are_runs(self) -> bool:
+        """Whether the first is the folder of a run, and not a sweep."""
+        return (Path(self.given[0]) / "config.yaml").is_file()
+
+    def check(self) -> None:
+        """Refuse arguments that contradict each other.
+
+        Raises:
+            ConfigError: the first that does.
+        """
+        if self.keep_weights and not self.fix:
+            raise ConfigError("--keep-weights belongs to --fix")
+        if self.num_processes > 1 and not self.fix:
+            raise ConfigError("--nproc belongs to --fix; a sweep trains several runs with --jobs")
+        if not self.are_runs:
+            if self.fix:
+                raise ConfigError("--fix belongs to a finished RUN; a sweep names its own settings")
+            if self.out is not None:
+                raise ConfigError("--out belongs to RUNs; a sweep has 'output_dir' in its YAML")
+            return
+        if self.jobs is not None:
+            raise ConfigError("--jobs belongs to a sweep; finished RUNs are not trained")
+        if self.fix and len(self.given) > 1:
+            raise ConfigError(f"--fix takes one RUN; got {len(self.given)}")
+        if self.keep_weights and self.out is not None:
+            raise ConfigError("--out is a comparison's; with --keep-weights there is none")
+
 
 OPTIONS = {
     "--seq-len": "data.seq_len",
@@ -181,119 +225,3 @@ class PlanRequest:
             problems.append(f"'--precision' must be fp32 or bf16; got '{self.precision}'")
         if problems:
             raise ConfigError(*problems)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Question:
-    """What a plan is made for."""
-
-    name: str
-    sizes: ModelSizes
-    machine: Machine
-    num_gpus: int
-    work: Work
-    mesh: ParallelConfig | None
-    """The mesh asked for; None leaves it to the planner."""
-    is_run: bool
-    """Whether a run's settings are asked about, not a model alone."""
-
-
-def ask_about_model(request: PlanRequest) -> Question:
-    """Return the question about a model alone.
-
-    Raises:
-        ConfigError: no such machine or mesh.
-        ModelError: no such configuration, or one of a family whose memory is not known.
-    """
-    assert request.model is not None, "checked: there is one"
-    mesh = None if request.mesh is None else read_mesh(request.mesh, command="plan")
-    machine, num_gpus = _find_gpus(request, mesh)
-    checkpointing: Any = request.checkpointing
-    return Question(
-        name=_name(request.model),
-        sizes=read_model_file(request.model),
-        machine=machine,
-        num_gpus=num_gpus,
-        work=Work(
-            seq_len=request.seq_len or 2048,
-            batch_size=request.batch,
-            micro_batch_size=request.micro_batch,
-            checkpointing=checkpointing,
-            compute_bytes=4 if request.precision == "fp32" else 2,
-        ),
-        mesh=mesh,
-        is_run=False,
-    )
-
-
-def ask_about_run(request: PlanRequest, run: RunConfig, sizes: ModelSizes) -> Question:
-    """Return the question about a training run, with the run's own settings.
-
-    Raises:
-        ConfigError: no such machine or mesh.
-    """
-    mesh = run.parallel
-    if request.mesh is not None:
-        asked = read_mesh(request.mesh, command="plan")
-        mesh = mesh.model_copy(update={axis: getattr(asked, axis) for axis in AXES})
-    machine, num_gpus = _find_gpus(request, mesh)
-    train = run.train
-    checkpointing: Checkpointing = train.activation_checkpointing
-    return Question(
-        name=_name(request.model) if request.model else run.model.path or "model.scratch",
-        sizes=sizes,
-        machine=machine,
-        num_gpus=num_gpus,
-        work=Work(
-            seq_len=run.data.seq_len,
-            batch_size=train.batch_size,
-            micro_batch_size=train.micro_batch_size or train.batch_size,
-            checkpointing=checkpointing,
-            compute_bytes=2 if train.precision == "bf16" else 4,
-            chunk_tokens=train.nll_chunk_tokens,
-            reshard_after_forward=mesh.reshard_after_forward,
-        ),
-        mesh=mesh,
-        is_run=True,
-    )
-
-
-def read_model_file(path: Path) -> ModelSizes:
-    """Read the sizes from a config.json, or from the folder that it is in.
-
-    Raises:
-        ModelError: no such file, or a family whose memory is not known.
-    """
-    return ModelSizes.from_json(_read_json(path / "config.json" if path.is_dir() else path))
-
-
-def _find_gpus(request: PlanRequest, mesh: ParallelConfig | None) -> tuple[Machine, int]:
-    """Return the machine and the number of its GPUs: as asked, as the mesh says, or one node's."""
-    name = request.machine or THIS_MACHINE
-    degrees = [-1] if mesh is None else [getattr(mesh, axis) for axis in AXES]
-    asked = request.gpus
-    if asked is None and -1 not in degrees:
-        asked = math.prod(degrees)
-    machine = load_machine(name, num_processes=asked or 1)
-    return machine, asked or machine.gpus_per_node
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        fields = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ModelError(
-            f"'--model' must be a config.json or a folder that has one; '{path}' cannot be read: "
-            f"{error.strerror}"
-        ) from error
-    except ValueError as error:
-        raise ModelError(f"'--model' must be a config.json; '{path}' is not JSON") from error
-    if not isinstance(fields, dict):
-        raise ModelError(f"'--model' must be a config.json; '{path}' holds no settings")
-    return fields
-
-
-def _name(path: Path) -> str:
-    folder = path if path.is_dir() else path.parent
-    is_named = path.is_dir() or path.name == "config.json"
-    return folder.resolve().name if is_named else path.stem.removesuffix("_config")

@@ -1,4 +1,6 @@
-"""The runs of a sweep as child processes: some at a time, ended as one.
+"""A sweep: its unfinished runs as child processes, then the comparison and its page.
+
+Some run at a time, and they end as one:
 
     terminal      a run alone has it; of several at a time each has a train.log in its folder
     threads       the machine's cores are shared out, unless OMP_NUM_THREADS is set
@@ -32,7 +34,8 @@ from memguard.config import dump_yaml
 from memguard.errors import ConfigError, Interrupted, MemguardError
 from memguard.records import Comparison, write_atomically
 from memguard.runtime import Console, detect_runtime, format_duration
-from memguard.workflows.compare import make_command, publish
+from memguard.workflows.compare_runs import publish
+from memguard.workflows.requests import make_command
 
 LOG = "train.log"
 _STOPS = (signal.SIGINT, signal.SIGTERM)
@@ -224,15 +227,15 @@ def _raise_what_happened(
         raise Interrupted(signals[-1], f"stopped before {waiting[0].name}; {again}")
 
 
-# A sweep: every run that is not finished, then the comparison and its page.
-
-
 def run_sweep(sweep: Sweep, *, num_jobs: int) -> tuple[Path, Comparison]:
     """Train and audit what is not finished, then compare.
 
     Args:
         sweep: what to train.
         num_jobs: runs at a time; 'pretrain' is always alone.
+
+    Returns:
+        The comparison's page, and the comparison.
 
     Raises:
         ConfigError: several jobs where there is a GPU.
@@ -252,5 +255,4 @@ def run_sweep(sweep: Sweep, *, num_jobs: int) -> tuple[Path, Comparison]:
         left = [run for run in stage if not is_finished(run)]
         train_runs(sweep, left, num_jobs=num_jobs, console=console)
     comparison = build_comparison(sweep, command=make_command())
-    publish(comparison, sweep.folder, console)
-    return sweep.folder, comparison
+    return publish(comparison, sweep.folder, console), comparison

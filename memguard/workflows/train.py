@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from memguard.config import RunConfig, dump_yaml
+from memguard.config.mitigations import DpSgdConfig, find_mitigation
 from memguard.data.corpus import Corpus, load_corpus, load_private_key
 from memguard.data.loader import Loader
 from memguard.errors import ConfigError
@@ -27,7 +28,7 @@ from memguard.train.metrics import find_end
 from memguard.train.trainer import Trainer
 from memguard.workflows.audit import audit_run, find_current_report
 from memguard.workflows.audit_callback import build_watch
-from memguard.workflows.data import PreparedRun, build_feed, check_token_ids, find_dp_sgd, prepare
+from memguard.workflows.data import PreparedRun, build_feed, check_token_ids, prepare
 from memguard.workflows.run_folder import check_same_settings, compute_run_key, locked
 from memguard.workflows.setup import Workplace, open_workplace, read_sizes, start_model
 
@@ -94,7 +95,7 @@ def _check_privacy(config: RunConfig, workplace: Workplace) -> None:
     Raises:
         ConfigError: on a mesh, or without opacus.
     """
-    if find_dp_sgd(config) is None:
+    if find_mitigation(config.mitigations, DpSgdConfig) is None:
         return
     load_accountant()
     if workplace.mesh is not None:
@@ -107,7 +108,7 @@ def _check_privacy(config: RunConfig, workplace: Workplace) -> None:
 def _build_row_clipping(
     config: RunConfig, folder: Path, loader: Loader, console: Console
 ) -> RowClipping | None:
-    dp_sgd = find_dp_sgd(config)
+    dp_sgd = find_mitigation(config.mitigations, DpSgdConfig)
     if dp_sgd is None:
         return None
     num_rows = len(loader.rows)

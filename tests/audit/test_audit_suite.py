@@ -16,7 +16,8 @@ from memguard.audit.probes import (
     MembershipProbe,
     SamplingProbe,
 )
-from memguard.audit.suite import load_suite
+from memguard.audit.suite import load_audit_suite, load_suite
+from memguard.config import AuditConfig
 from memguard.errors import ConfigError
 
 
@@ -57,10 +58,11 @@ def test_every_probe_says_which_it_is_and_has_a_version() -> None:
         assert kind(**probe.model_dump()) == probe
 
 
-def test_adapted_suite() -> None:
+def test_the_lengths_of_an_audit_replace_those_of_its_suite() -> None:
     suite = load_suite("extraction")
-    assert suite.adapt() == suite
-    adapted = suite.adapt(continuation_tokens=8, prefix_tokens=9, min_prefix_tokens=2)
+    assert load_audit_suite(AuditConfig()) == suite
+    settings = AuditConfig(continuation_tokens=8, prefix_tokens=9, min_prefix_tokens=2)
+    adapted = load_audit_suite(settings)
     assert adapted.extraction == ExtractionProbe(
         continuation_tokens=8, prefix_tokens=9, min_prefix_tokens=2
     )

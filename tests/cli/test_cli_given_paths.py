@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from memguard.cli.given_paths import check_run_paths
 from memguard.config import RunConfig
 from memguard.errors import DataError, ModelError
+from memguard.workflows.given_paths import check_run
 
 ROOT = Path(__file__).parents[2]
 
@@ -64,6 +64,26 @@ def test_an_audit_names_all_that_is_missing(bare: Any, tmp_path: Path) -> None:
     assert not (tmp_path / "o").exists()
 
 
+def test_a_suite_that_does_not_exist_is_refused_as_early(bare: Any, tmp_path: Path) -> None:
+    make_checkpoint(tmp_path / "model")
+    (tmp_path / "a.jsonl").touch()
+    (tmp_path / "run.yaml").write_text(
+        "name: x\nmodel: {path: ./model}\ndata: {train: a.jsonl}\naudit: {suite: nonsense}\n"
+    )
+    model = ("--model", "model", "--members", "a.jsonl", "--out", "o")
+    for command in (
+        ("audit", *model, "--suite", "nonsense"),
+        ("train", "run.yaml"),
+        ("prepare", "run.yaml"),
+        ("plan", "run.yaml"),
+    ):
+        ended = bare(*command)
+        assert ended.returncode == 2, command
+        assert "'audit.suite' must be a YAML file or one of" in ended.stderr
+        assert "torch" not in ended.stderr
+    assert not (tmp_path / "o").exists()
+
+
 def test_a_folder_without_a_checkpoint_is_told_as_early(bare: Any, tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text("")
     (tmp_path / "empty").mkdir()
@@ -107,7 +127,7 @@ def test_a_sweep_is_checked_as_a_whole_before_its_first_run(bare: Any, tmp_path:
 
 def test_hub_ids_and_sources_that_are_no_paths_pass(tmp_path: Path) -> None:
     def check(train: str, **model: Any) -> None:
-        check_run_paths(
+        check_run(
             RunConfig.model_validate(
                 {"name": "x", "model": model or {"path": "org/name"}, "data": {"train": train}}
             )

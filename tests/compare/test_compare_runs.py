@@ -10,7 +10,7 @@ from compare_examples import CORRECT, write_run
 from memguard.config import RunConfig, dump_yaml
 from memguard.errors import ConfigError, RecordError
 from memguard.records import Comparison, load_record
-from memguard.workflows.compare import compare_folders
+from memguard.workflows.compare_runs import compare_folders
 
 
 def write(folder: Path, name: str, *, seed: int = 0, better: bool = False, **changes: Any) -> str:
@@ -38,9 +38,9 @@ def test_runs_are_compared_as_settings_of_a_sweep_are(tmp_path: Path) -> None:
         mitigations=[{"name": "goldfish", "k": 3}],
         optim={"lr": 1e-3},
     )
-    folder, comparison = compare_folders([plain, other], tmp_path / "out")
-    assert folder == tmp_path / "out"
-    assert comparison == load_record(Comparison, folder / "comparison.json")
+    page, comparison = compare_folders([plain, other], tmp_path / "out")
+    assert page == tmp_path / "out" / "comparison.html"
+    assert comparison == load_record(Comparison, page.with_suffix(".json"))
     assert comparison.name == "plain, other"
     assert [each.run for each in comparison.settings] == ["plain", "other"]
     # What differs but for the mitigations, which stand beside it.
@@ -48,12 +48,12 @@ def test_runs_are_compared_as_settings_of_a_sweep_are(tmp_path: Path) -> None:
     assert comparison.settings[0].overrides == {}
     assert comparison.paired
     for name in ("comparison.html", "comparison.svg"):
-        assert (folder / name).stat().st_size > 1000
+        assert page.with_name(name).stat().st_size > 1000
 
 
 def test_without_out_it_goes_beside_the_first_run(tmp_path: Path) -> None:
-    folder, _ = compare_folders([write(tmp_path, "plain")], None)
-    assert folder == tmp_path / "comparison"
+    page, _ = compare_folders([write(tmp_path, "plain")], None)
+    assert page == tmp_path / "comparison" / "comparison.html"
 
 
 def test_runs_that_differ_in_their_seed_are_one_setting(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from scipy.stats import binom, binomtest, chi2_contingency, chisquare
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from memguard.config import RunConfig
+from memguard.config import DataConfig
 from memguard.data.canaries import (
     Canary,
     choose_repetitions,
@@ -327,11 +327,6 @@ def test_how_many(wanted: int, num_trained: int, count: int) -> None:
     assert count_canaries(wanted, num_trained=num_trained) == count
 
 
-def config(**data: Any) -> RunConfig:
-    values = {"name": "x", "model": {"path": "m"}, "train": {"epochs": 3}}
-    return RunConfig.model_validate({**values, "data": {"train": "a", **data}})
-
-
 @pytest.mark.parametrize(
     ("data", "repetitions"),
     [
@@ -342,7 +337,8 @@ def config(**data: Any) -> RunConfig:
     ],
 )
 def test_how_often(data: dict[str, Any], repetitions: int) -> None:
-    assert choose_repetitions(config(**data)) == repetitions
+    settings = DataConfig.model_validate({"train": "a", **data})
+    assert choose_repetitions(settings, epochs=3) == repetitions
 
 
 def test_canaries_must_fit_into_a_row() -> None:

@@ -357,14 +357,6 @@ def test_ids_are_unique_over_all_sources(tmp_path):
         load(one, other)
 
 
-def test_progress_adds_up(tmp_path):
-    file = write_jsonl(tmp_path / "x.jsonl", *({"text": str(i)} for i in range(2500)))
-    done = []
-    load(file, progress=done.append)
-    assert sum(done) == 2500
-    assert len(done) == 3
-
-
 def test_docstrings_are_a_source(tmp_path):
     documents = load("docstrings:topics", cache_dir=tmp_path).documents
     assert {d.source for d in documents} == {"topics"}

@@ -1,6 +1,5 @@
 """Copies that are removed: against a naive comparison of every pair, and through `prepare`."""
 
-import io
 import json
 import sys
 from pathlib import Path
@@ -8,18 +7,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-import rich.console
 from hypothesis import given
 from hypothesis import strategies as st
+from prepare_examples import prepare_as
 
 from memguard.config import RunConfig
 from memguard.config.mitigations import DeduplicateConfig
 from memguard.data.corpus import Corpus
 from memguard.data.duplicates import find_copies
-from memguard.data.prepare import prepare
 from memguard.data.tokenization import train_bpe
 from memguard.errors import ConfigError
-from memguard.runtime import Console
 
 pytest.importorskip("rensa", reason="of the extra 'dedup'")
 
@@ -116,17 +113,8 @@ def prepare_run(
         "data": {"train": str(source), "seq_len": 128, "canaries": {"count": num_canaries}},
         "mitigations": mitigations,
     }
-    said = io.StringIO()
     tokenizer = train_bpe(texts[:40], vocab_size=400)
-    corpus = prepare(
-        RunConfig.model_validate(settings),
-        folder / name,
-        load_tokenizer=lambda _: tokenizer,
-        is_auditable=lambda document: True,
-        cache_dir=folder / "cache",
-        console=Console(rich.console.Console(file=said, width=200)),
-    )
-    return corpus, said.getvalue()
+    return prepare_as(RunConfig.model_validate(settings), folder / name, tokenizer, fewest_tokens=0)
 
 
 @pytest.fixture

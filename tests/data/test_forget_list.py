@@ -72,7 +72,7 @@ def judge(*recited: str, unknown: str = "") -> dict[str, bool]:
 
 def make_list(folder: Path, recited: dict[str, bool]) -> ForgetList:
     config, run = write_run(folder)
-    return write_forget_list(config, run, recited, cache_dir=folder)
+    return write_forget_list(config.data, run, recited, seed=config.seed, cache_dir=folder)
 
 
 def read_ids(paths: tuple[str, ...], folder: Path) -> set[str]:
@@ -100,7 +100,7 @@ def test_what_was_not_asked_about_or_never_trained_is_not_retained(tmp_path: Pat
         for entry in load_manifest(path)
     ]
     save_manifest(entries, path)
-    lists = write_forget_list(config, run, judge("d0"), cache_dir=tmp_path)
+    lists = write_forget_list(config.data, run, judge("d0"), seed=config.seed, cache_dir=tmp_path)
     assert read_ids(lists.train, tmp_path) == {"chat", "d2"}
 
 
@@ -108,13 +108,15 @@ def test_without_the_runs_key_nothing_is_taken_for_changed(tmp_path: Path) -> No
     config, run = write_run(tmp_path)
     (run / "audit" / "private" / "hmac.key").unlink()
     with pytest.raises(DataError, match=r"hmac\.key' is missing"):
-        write_forget_list(config, run, judge("d0"), cache_dir=tmp_path)
+        write_forget_list(config.data, run, judge("d0"), seed=config.seed, cache_dir=tmp_path)
     assert not (run / "audit" / "private" / "hmac.key").exists()
 
 
 def test_documents_come_back_as_they_were(tmp_path: Path) -> None:
     config, run = write_run(tmp_path)
-    lists = write_forget_list(config, run, judge("d0", "chat", "pair"), cache_dir=tmp_path)
+    lists = write_forget_list(
+        config.data, run, judge("d0", "chat", "pair"), seed=config.seed, cache_dir=tmp_path
+    )
     key = load_private_key(run)
     hmacs = {entry.id: entry.text_hmac for entry in load_manifest(run / "manifest.jsonl")}
     for document in load_documents(lists.forget, setting="x", cache_dir=tmp_path).documents:
@@ -125,13 +127,13 @@ def test_documents_come_back_as_they_were(tmp_path: Path) -> None:
 def test_what_has_changed_since_is_named(tmp_path: Path) -> None:
     config, run = write_run(tmp_path)
     entries = load_manifest(run / "manifest.jsonl")
-    assert set(read_texts(config, run, entries, cache_dir=tmp_path)) == {e.id for e in entries}
+    assert set(read_texts(config.data, run, entries, cache_dir=tmp_path)) == {e.id for e in entries}
     path = tmp_path / "text.jsonl"
     path.write_text(path.read_text().replace("text number 2", "another text"))
     with pytest.raises(DataError, match=r"1 of the documents of .* other texts now \(d2\)"):
-        read_texts(config, run, entries, cache_dir=tmp_path)
+        read_texts(config.data, run, entries, cache_dir=tmp_path)
     unchanged = [entry for entry in entries if entry.id != "d2"]
-    assert len(read_texts(config, run, unchanged, cache_dir=tmp_path)) == len(entries) - 1
+    assert len(read_texts(config.data, run, unchanged, cache_dir=tmp_path)) == len(entries) - 1
 
 
 def test_something_must_be_left_to_retain(tmp_path: Path) -> None:
@@ -164,12 +166,18 @@ def test_no_more_is_retained_than_is_needed(tmp_path: Path) -> None:
     ]
     save_manifest(entries, run / "manifest.jsonl")
     few, many = (
-        write_forget_list(config, run, {f"d{n}": n < count for n in range(200)}, cache_dir=tmp_path)
+        write_forget_list(
+            config.data,
+            run,
+            {f"d{n}": n < count for n in range(200)},
+            seed=config.seed,
+            cache_dir=tmp_path,
+        )
         for count in (2, 20)
     )
     assert (few.num_retained, many.num_retained) == (64, 80)
     asked = {f"d{n}": n < 2 for n in range(200)}
-    again = write_forget_list(config, run, asked, cache_dir=tmp_path)
+    again = write_forget_list(config.data, run, asked, seed=config.seed, cache_dir=tmp_path)
     assert read_ids(again.train, tmp_path) == read_ids(few.train, tmp_path)
 
 

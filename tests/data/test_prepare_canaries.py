@@ -1,6 +1,5 @@
 """Canaries beside a run's documents: placed by their coins, and nothing else moved by them."""
 
-import io
 import json
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -9,15 +8,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-import rich.console
+from prepare_examples import prepare_as
 
 from memguard.config import RunConfig
 from memguard.data.corpus import Corpus
-from memguard.data.prepare import prepare
 from memguard.data.tokenization import train_bpe
 from memguard.errors import DataError
 from memguard.records import ManifestEntry
-from memguard.runtime import Console
 
 CHAT = (
     "{% for m in messages %}<{{ m.role }}>{{ m.content }}{{ eos_token }}{% endfor %}"
@@ -53,16 +50,7 @@ def prepared(tmp_path: Path) -> Prepare:
             write(source, make_texts(count))
         data = {"train": str(source), "seq_len": 128, **changes.get("data", {})}
         config = RunConfig.model_validate({**values, "data": data})
-        said = io.StringIO()
-        corpus = prepare(
-            config,
-            tmp_path / name,
-            load_tokenizer=lambda _: tokenizer,
-            is_auditable=lambda document: len(document.input_ids) > 20,
-            cache_dir=tmp_path / "cache",
-            console=Console(rich.console.Console(file=said, width=200)),
-        )
-        return corpus, said.getvalue()
+        return prepare_as(config, tmp_path / name, tokenizer)
 
     return work
 

@@ -1,6 +1,5 @@
 """A forget list: taken out of training, whatever ids and copies say, and counted."""
 
-import io
 import json
 from collections import Counter
 from collections.abc import Sequence
@@ -9,14 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-import rich.console
+from prepare_examples import prepare_as
 
 from memguard.config import RunConfig
 from memguard.data.corpus import Corpus
-from memguard.data.prepare import prepare
 from memguard.data.tokenization import train_bpe
 from memguard.errors import DataError
-from memguard.runtime import Console
 
 
 def make_texts(count: int) -> list[str]:
@@ -52,16 +49,7 @@ def work(
             },
         }
     )
-    said = io.StringIO()
-    corpus = prepare(
-        config,
-        folder / "run",
-        load_tokenizer=lambda _: tokenizer,
-        is_auditable=lambda document: len(document.input_ids) > 20,
-        cache_dir=folder / "cache",
-        console=Console(rich.console.Console(file=said, width=200)),
-    )
-    return corpus, said.getvalue()
+    return prepare_as(config, folder / "run", tokenizer)
 
 
 def named(start: int, stop: int, prefix: str = "d") -> list[tuple[str, str]]:

@@ -149,7 +149,7 @@ def test_an_attacker_is_told_that_more_was_dropped(
     suite = load_suite("attacks")
     found = []
     for config in (tightened, watched):
-        subject = describe_run(run_folder(config), config, config.audit, None)
+        subject = describe_run(run_folder(config), config, config.audit)
         shop = open_workshop(subject, suite, config.audit, detect_runtime(), lambda *_: None)
         found.append(shop.num_tightened)
     last = read_audits(tightened)[-1]

@@ -1,0 +1,107 @@
+"""The documents that a run's settings name, before anything is decided about them."""
+
+import hashlib
+import json
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from memguard.config import DataConfig
+from memguard.config.mitigations import DeduplicateConfig
+from memguard.data.documents import Document, load_settings, name_ids
+from memguard.data.tokenization import hmac_text
+from memguard.errors import DataError
+from memguard.runtime import Console
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GivenDocuments:
+    """Documents as the settings name them, before anything is decided about them."""
+
+    pairs: list[tuple[str, Document]]
+    """(setting it came from, document)."""
+    digests: list[str]
+    """Of the texts, in the order of `pairs`."""
+    num_empty: int
+    num_same_text: int
+    """Documents of `data.train` left out, because `data.forget` has their text."""
+
+    def hash_training_texts(self) -> str:
+        """Hash the texts of ``data.train`` and ``data.background``."""
+        digest = hashlib.sha256()
+        for (origin, _), text in zip(self.pairs, self.digests, strict=True):
+            if origin in ("train", "background"):
+                digest.update(text.encode())
+        return digest.hexdigest()
+
+
+def read_given(data: DataConfig, cache_dir: Path, console: Console) -> GivenDocuments:
+    """Load every source of a run, less documents of `data.train` whose very text is forgotten.
+
+    Raises:
+        DataError: no documents, ids given twice, or nothing left to train on.
+    """
+    loaded = list(load_settings(data, cache_dir, console.info))
+    pairs = [(setting, document) for setting, own in loaded for document in own.documents]
+    digests = [hmac_text(b"", document) for _, document in pairs]
+    # Before ids are compared: a list of what shall be forgotten is often cut from the documents.
+    texts = {text for (name, _), text in zip(pairs, digests, strict=True) if name == "forget"}
+    left = [
+        (pair, text)
+        for pair, text in zip(pairs, digests, strict=True)
+        if pair[0] != "train" or text not in texts
+    ]
+    if not any(name == "train" for (name, _), _ in left):
+        raise DataError(
+            "every document of 'data.train' stands in 'data.forget' too: give documents that the "
+            "model shall retain"
+        )
+    counts = Counter(document.id for (_, document), _ in left)
+    twice = [identifier for identifier, count in counts.items() if count > 1]
+    if twice:
+        raise DataError(
+            f"'data': {len(twice)} ids stand for more than one document "
+            f"({name_ids(twice)}). Give each its own 'id'."
+        )
+    return GivenDocuments(
+        pairs=[pair for pair, _ in left],
+        digests=[text for _, text in left],
+        num_empty=sum(own.num_empty for _, own in loaded),
+        num_same_text=len(pairs) - len(left),
+    )
+
+
+def hash_content(
+    given: GivenDocuments,
+    tokenizer: Any,
+    data: DataConfig,
+    *,
+    seed: int,
+    epochs: int,
+    deduplicate: DeduplicateConfig | None,
+) -> str:
+    """Hash everything manifest and tokens depend on: texts, tokenizer, template, settings."""
+    # Settings that do nothing do not count.
+    without: set[str] = set()
+    if not data.canaries.count:
+        without.add("canaries")
+    if not data.forget:
+        without |= {"forget", "forget_repetitions"}
+    settings = {
+        "data": data.model_dump(mode="json", exclude=without),
+        "epochs": epochs,
+        "seed": seed,
+        "template": getattr(tokenizer, "chat_template", None),
+    }
+    if deduplicate is not None:
+        settings["deduplicate"] = deduplicate.model_dump(mode="json")
+    digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode())
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    digest.update(
+        (backend.to_str() if backend else repr(sorted(tokenizer.get_vocab().items()))).encode()
+    )
+    for (origin, document), text in zip(given.pairs, given.digests, strict=True):
+        digest.update(f"{origin}\0{document.id}\0".encode(errors="surrogatepass"))
+        digest.update(text.encode())
+    return digest.hexdigest()

@@ -1,0 +1,48 @@
+"""Folders that appear under their name only when they are complete."""
+
+from pathlib import Path
+
+import pytest
+
+from memguard.records.writing import commit, make_aside, written_aside
+
+
+def test_a_folder_appears_when_it_is_complete(tmp_path: Path) -> None:
+    folder = tmp_path / "runs" / "model"
+    with written_aside(folder) as aside:
+        (aside / "weights").write_text("new")
+        assert not folder.exists()
+        # Where a process that is killed leaves it, no reader looks.
+        assert aside.parent == folder.parent
+        assert aside.name.startswith(".model.")
+    assert (folder / "weights").read_text() == "new"
+    assert list(folder.parent.iterdir()) == [folder]
+
+
+def test_a_failed_write_leaves_the_old_folder(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "weights").write_text("old")
+
+    def write() -> None:
+        with written_aside(folder) as aside:
+            (aside / "weights").write_text("half")
+            raise OSError("disk full")
+
+    with pytest.raises(OSError, match="disk full"):
+        write()
+    assert (folder / "weights").read_text() == "old"
+    assert list(tmp_path.iterdir()) == [folder]
+
+
+def test_an_older_folder_is_replaced_whole(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "of the old one alone").touch()
+    # What an earlier process left when it was killed while it replaced a folder.
+    (tmp_path / ".model.old").mkdir()
+    aside = make_aside(folder)
+    (aside / "weights").write_text("new")
+    commit(aside, folder)
+    assert [path.name for path in folder.iterdir()] == ["weights"]
+    assert list(tmp_path.iterdir()) == [folder]
