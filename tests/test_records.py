@@ -199,12 +199,12 @@ def test_the_line_of_an_audit_during_training(
             role="trained",
             num_documents=12,
             num_verbatim=0,
-            num_near_verbatim=num_learnt,
-            num_learnt=num_learnt,
+            num_near_verbatim=num_learned,
+            num_learned=num_learned,
             mean_token_accuracy=right,
             num_tightened=0,
         )
-        for name, num_learnt, right in zip(("x4", "x24"), learnt, accuracy, strict=True)
+        for name, num_learned, right in zip(("x4", "x24"), learnt, accuracy, strict=True)
     ]
     line = WatchedStep(step=10, buckets=buckets, audit_s=0.1).describe()
     assert line == f"audit after step 10: {shown}"

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from memguard.records.writing import commit, make_aside, written_aside
+from memguard.records.record import commit, make_aside, written_aside
 
 
 def test_a_folder_appears_when_it_is_complete(tmp_path: Path) -> None:

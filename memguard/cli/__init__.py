@@ -1,9 +1,8 @@
 """The command line: arguments in, text and exit codes out. No torch; every command is a workflow.
 
-    app.py           the commands and their arguments
-    plan_command.py  `memguard plan`
-    errors.py        every error as one line and the right exit code
-    screens.py       a plan and a dry run, printed
+    app.py      the commands and their arguments
+    errors.py   every error as one line and the right exit code
+    screens.py  a plan and a dry run, printed
 
 Commands import what they need when they run, so a wrong setting is refused before torch is loaded.
 """

@@ -55,12 +55,21 @@ def init(
     schema: Annotated[bool, typer.Option(help="The JSON Schema of a run instead.")] = False,
 ) -> None:
     """Write a commented YAML with every setting, its default and its unit."""
-    from memguard.workflows.init import write_settings
+    import json
 
-    text = write_settings(path, schema=schema)
+    from memguard.config import RunConfig, render_template
+    from memguard.errors import ConfigError
+    from memguard.records import write_atomically
+
+    text = render_template()
+    if schema:
+        text = json.dumps(RunConfig.model_json_schema(), indent=2) + "\n"
     if path is None:
         typer.echo(text, nl=False)
     else:
+        if path.exists():
+            raise ConfigError(f"'{path}' exists already; choose another name or delete it")
+        write_atomically(path, text.encode())
         hint = f"fill in 'model.path' and 'data.train', then: memguard train {path}"
         typer.echo(f"wrote {path}; {hint}")
 
@@ -120,7 +129,7 @@ def plan(
     if run is not None and documents:
         _check(run)
         _say("plan: loading torch and transformers")
-    from memguard.cli.plan_command import print_plan
+    from memguard.cli.screens import print_plan
 
     print_plan(request, run, with_documents=documents, as_json=as_json)
 
@@ -253,7 +262,7 @@ def audit(
         seed=seed,
     )
     checked = request.check()
-    from memguard.workflows.given_paths import check_audit
+    from memguard.workflows.requests import check_audit
 
     check_audit(request, checked)
     run_on_processes(nproc)
@@ -333,7 +342,7 @@ def report(
     ],
 ) -> None:
     """Render report.html or comparison.html again from the JSON beside it."""
-    from memguard.workflows.report import render_folder
+    from memguard.workflows.compare import render_folder
 
     typer.echo(render_folder(folder))
 
@@ -351,7 +360,7 @@ def _load_run(config: str, overrides: list[str] | None) -> Any:
 
 
 def _check(run: Any) -> None:
-    from memguard.workflows.given_paths import check_run
+    from memguard.workflows.requests import check_run
 
     check_run(run)
 

@@ -27,6 +27,15 @@ from memguard.report.formatting import (
 if TYPE_CHECKING:
     from memguard.workflows.dry_run import DryRunResult  # imports torch
 
+import json
+import sys
+from typing import Any
+
+from memguard.config import RunConfig
+from memguard.errors import ModelError
+from memguard.workflows.plan import MemoryUnknown, make_plan, refuse_misfit
+from memguard.workflows.requests import PlanRequest
+
 SHOWN_TOKENS = 400
 """Of the first row (tokens)."""
 _TOKEN_CHARACTERS = 40
@@ -283,12 +292,12 @@ def render_plan(plan: Plan, out: rich.console.Console) -> None:
     out.print(_headline(plan), highlight=False)
     out.print(_step(plan), style="dim", highlight=False)
     shown = list(plan.meshes[:_NUM_SHOWN])
-    if plan.asked is not None:
-        shown = [plan.asked, *(m for m in shown if m.describe() != plan.asked.describe())]
+    if plan.requested is not None:
+        shown = [plan.requested, *(m for m in shown if m.describe() != plan.requested.describe())]
     out.print()
     out.print(_count(plan), highlight=False)
     out.print(Padding(_table(shown, plan), (0, 0, 0, 2), expand=False), highlight=False)
-    first = plan.asked or (plan.enough.mesh if plan.enough else plan.meshes[0])
+    first = plan.requested or (plan.enough.mesh if plan.enough else plan.meshes[0])
     out.print()
     out.print(_title(first, plan), highlight=False)
     out.print(f"of a rank at its peak, during {first.memory.moment}", style="dim", highlight=False)
@@ -320,7 +329,7 @@ def _count(plan: Plan) -> str:
     if plan.num_meshes == 1:
         return "the only mesh fits" if plan.num_fitting else "the only mesh does not fit"
     order = "the fastest" if plan.num_fitting else "the nearest to fitting"
-    first = f"; yours, then {order}" if plan.asked is not None else f"; {order} first"
+    first = f"; yours, then {order}" if plan.requested is not None else f"; {order} first"
     number = f"{plan.num_fitting:,}" if plan.num_fitting else "none"
     verb = "fits" if plan.num_fitting < 2 else "fit"
     return f"{number} of {plan.num_meshes:,} meshes {verb}{first}"
@@ -369,3 +378,53 @@ def _kinds(mesh: MeshPlan) -> Table:
     table.add_row(Text("needed", style="bold"), format_bytes(mesh.memory.needed))
     table.add_row("a rank has", usable)
     return table
+
+
+# `memguard plan`: what fits, then, for a run, what training would feed, save and measure.
+
+
+def print_plan(
+    request: PlanRequest, run: RunConfig | None, *, with_documents: bool, as_json: bool
+) -> None:
+    """Make a plan, print it, and refuse what does not fit.
+
+    Args:
+        request: the arguments; checked.
+        run: the training run; None for a model alone.
+        with_documents: whether documents are read, for a run.
+        as_json: whether to print JSON.
+
+    Raises:
+        ConfigError: nothing fits, or not the mesh that was given; after it has been printed.
+        DataError: as training.
+        ModelError: as training, or a family whose memory is not known.
+    """
+    out = rich.console.Console(file=sys.stdout, highlight=False)
+    printed: dict[str, Any] = {}
+    plan = None
+    try:
+        plan = make_plan(request, run)
+    except MemoryUnknown as error:
+        if not with_documents:
+            text = f"{error}; leave out --no-documents for the dry run alone"
+            raise ModelError(text) from error
+        print(f"{error}: left out", file=sys.stderr)
+    if plan is not None:
+        printed |= plan.model_dump(mode="json")
+        if not as_json:
+            render_plan(plan, out)
+    if run is not None and with_documents:
+        # Here, because a model alone is answered without importing torch.
+        from memguard.runtime import Console
+        from memguard.workflows.dry_run import dry_run
+
+        result = dry_run(run, Console())
+        printed["dry_run"] = result.record.model_dump(mode="json")
+        if not as_json:
+            out.print()
+            render_dry_run(result, out)
+    if as_json:
+        sys.stdout.write(json.dumps(printed, indent=2) + "\n")
+    if plan is not None:
+        sys.stdout.flush()  # The reason comes after the table.
+        refuse_misfit(plan)

@@ -29,7 +29,7 @@ from memguard.parallel.hf_plan import PLACEMENTS
 from memguard.parallel.layout import Rectangle, all_rectangles
 from memguard.parallel.linear import to_local
 from memguard.parallel.mesh import Mesh4D
-from memguard.records.writing import cleared_on_error, commit, make_aside, written_aside
+from memguard.records.record import cleared_on_error, commit, make_aside, written_aside
 
 
 def list_replica_ranks(mesh: Mesh4D) -> list[int]:

@@ -89,8 +89,8 @@ class Plan(Record):
     num_meshes: int
     """That the model and the batch allow."""
     num_fitting: int
-    asked: MeshPlan | None
-    """The mesh that was asked for."""
+    requested: MeshPlan | None
+    """The mesh that was requested."""
     meshes: tuple[MeshPlan, ...]
     """Those that fit first, the fastest before others; then those that nearly fit."""
     enough: Enough | None

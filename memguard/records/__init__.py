@@ -1,7 +1,6 @@
 """Results as data. No torch.
 
-    writing.py     files and folders that appear only when they are complete
-    record.py      what every record is, and how it is written and read back
+    record.py      records, files and folders that appear only when they are complete
     manifest.py    one line a document: planned and realised
     scores.py      what each probe found: of a document, of a bucket, of a canary
     audit.py       the report: findings, verdict and their scores; audits during training
@@ -46,7 +45,13 @@ from memguard.records.manifest import (
     load_manifest,
     save_manifest,
 )
-from memguard.records.record import Record, load_record, save_record
+from memguard.records.record import (
+    Record,
+    load_record,
+    save_record,
+    write_atomically,
+    written_aside,
+)
 from memguard.records.scores import (
     BLIND,
     NUM_RISK_QUERIES,
@@ -69,7 +74,6 @@ from memguard.records.scores import (
     Rate,
     RiskName,
 )
-from memguard.records.writing import write_atomically, written_aside
 
 __all__ = [
     "BLIND",

@@ -42,7 +42,7 @@ class WatchedBucket(Record):
     num_verbatim: int
     num_near_verbatim: int | None
     """Of generated text; null where nothing was generated."""
-    num_learnt: int
+    num_learned: int
     """Extracted now and not before training: near-verbatim (verbatim where nothing was generated),
     or by the budget's metric."""
     mean_token_accuracy: float
@@ -67,11 +67,11 @@ class WatchedStep(Record):
         trained = [bucket for bucket in self.buckets if bucket.role == "trained"]
         worst = max(
             trained,
-            key=lambda each: (each.num_learnt / each.num_documents, each.mean_token_accuracy),
+            key=lambda each: (each.num_learned / each.num_documents, each.mean_token_accuracy),
         )
         tightened = sum(bucket.num_tightened for bucket in trained)
         return (
-            f"audit after step {self.step}: {worst.num_learnt} of {worst.num_documents} documents "
+            f"audit after step {self.step}: {worst.num_learned} of {worst.num_documents} documents "
             f"of {worst.bucket} extracted, teacher-forced accuracy {worst.mean_token_accuracy:.0%}"
             f"{f'; {tightened} trained more strictly' if tightened else ''}"
         )

@@ -7,8 +7,7 @@ from typing import Literal
 from pydantic import ValidationError
 
 from memguard.errors import RecordError
-from memguard.records.record import Record
-from memguard.records.writing import write_atomically
+from memguard.records.record import Record, write_atomically
 
 Role = Literal["trained", "control", "background", "heldout", "canary", "forget", "removed"]
 

@@ -1,12 +1,94 @@
 """What every record is, and how it is written and read back."""
 
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from memguard.errors import RecordError
-from memguard.records.writing import write_atomically
+
+# Files and folders that appear under their name only when they are complete.
+#
+#     make_aside(folder)           .NAME.RANDOM beside it: what is written there is not seen yet
+#     commit(aside, folder)        renamed to NAME; an older one is replaced
+#     written_aside(folder)        both, on one process; nothing is left after an error
+#
+# A process that is killed leaves only names that begin with a dot; who locks the folder deletes
+# them.
+
+
+def write_atomically(path: Path, content: bytes, mode: int = 0o644) -> None:
+    """Write a file under another name, then rename it: readers see all of it or none."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(temporary, mode)
+        os.replace(temporary, path)
+    except BaseException:
+        os.unlink(temporary)
+        raise
+
+
+def make_aside(folder: Path) -> Path:
+    """Make an empty folder, mode 0700, to be committed as ``folder``."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    return Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}."))
+
+
+def commit(aside: Path, folder: Path) -> None:
+    """Give a complete folder its name; an older one of that name is deleted after that."""
+    replaced = hide(folder) if folder.exists() else None
+    os.rename(aside, folder)
+    flush(folder.parent)
+    if replaced is not None:
+        shutil.rmtree(replaced, ignore_errors=True)
+
+
+def hide(folder: Path) -> Path:
+    """Take a folder's name away in one step; return what it is called until it is deleted."""
+    hidden = folder.with_name(f".{folder.name}.old")
+    shutil.rmtree(hidden, ignore_errors=True)
+    os.rename(folder, hidden)
+    return hidden
+
+
+@contextmanager
+def cleared_on_error(aside: Path | None) -> Iterator[None]:
+    """Delete what was written aside if the block fails; None on ranks that did not make it."""
+    try:
+        yield
+    except BaseException:
+        if aside is not None:
+            shutil.rmtree(aside, ignore_errors=True)
+        raise
+
+
+@contextmanager
+def written_aside(folder: Path) -> Iterator[Path]:
+    """Yield a folder to write to, which becomes ``folder`` at the end of the block."""
+    aside = make_aside(folder)
+    with cleared_on_error(aside):
+        yield aside
+        commit(aside, folder)
+
+
+def flush(path: Path) -> None:
+    """Have a file, or the names in a folder, on the disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
 
 RecordT = TypeVar("RecordT", bound="Record")
 

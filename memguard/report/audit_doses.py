@@ -298,11 +298,11 @@ def _list_trained(step: WatchedStep) -> list[WatchedBucket]:
 
 def _tell_first(watched: Sequence[WatchedStep]) -> str:
     """Say when the first document of each bucket was extracted."""
-    if not any(bucket.num_learnt for step in watched for bucket in step.buckets):
+    if not any(bucket.num_learned for step in watched for bucket in step.buckets):
         return "No audited document was extracted that was not extracted before training."
     found = []
     for number, bucket in enumerate(_list_trained(watched[0])):
-        steps = [one.step for one in watched if _list_trained(one)[number].num_learnt]
+        steps = [one.step for one in watched if _list_trained(one)[number].num_learned]
         name = clean_name(bucket.bucket, 40)
         found.append(f"{name} at step {steps[0]:,}" if steps else f"{name} none")
     return (
@@ -383,7 +383,7 @@ def _build_watched_table(watched: Sequence[WatchedStep]) -> Table:
 
 def _show_watched(bucket: WatchedBucket) -> Cell:
     return Cell(
-        format_of(bucket.num_learnt, bucket.num_documents),
+        format_of(bucket.num_learned, bucket.num_documents),
         detail=f"{format_percent(bucket.mean_token_accuracy)} of tokens",
         note=f"{bucket.num_tightened:,} stricter" if bucket.num_tightened else "",
     )

@@ -1,6 +1,6 @@
 """The engine: rows in, trained weights out, resumable at every step.
 
-    trainer.py          the loop: steps, metrics, checkpoints, clean interruption
+    trainer.py          the loop: steps, metrics, checkpoints, stopped cleanly by a signal
     step.py             one optimizer step, the same on one process and on every mesh
     dropout.py          set wherever the model's family has it
     embedding_noise.py  noise on the embeddings of one forward pass, where a mitigation asks

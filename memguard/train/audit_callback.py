@@ -202,7 +202,7 @@ class Watch:
             num_near_verbatim=None
             if now.near_verbatim_N is None
             else int(now.near_verbatim_N[here_N].sum()),
-            num_learnt=int(learnt_N[here_N].sum()),
+            num_learned=int(learnt_N[here_N].sum()),
             mean_token_accuracy=float(now.token_accuracy_N[here_N].mean()),
             num_tightened=int((self._ladder.num_rungs_up[self._buckets == name] > 0).sum()),
         )

@@ -31,7 +31,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from memguard.errors import ConfigError, OtherRankFailed, RecordError
 from memguard.parallel.local_parameters import LocalParameter
 from memguard.records import Record, load_record, save_record
-from memguard.records.writing import commit, flush, hide, make_aside
+from memguard.records.record import commit, flush, hide, make_aside
 from memguard.runtime import Console, Runtime
 
 Result = TypeVar("Result")

@@ -9,15 +9,12 @@ audit_inputs.py    what the audit of a run measures, read from the run folder
 any_model.py       the same for a model memguard did not train
 audit_context.py   what an audit works with; models are loaded at their first use and freed after
 audit_callback.py  audits during training: which documents, and how they are scored
-compare.py         a sweep, finished runs or the fix of one: which of them, and its page
+compare.py         a sweep, finished runs or the fix of one; pages rendered again from JSON
 sweep.py           a sweep: its unfinished runs in child processes, then the comparison
 compare_runs.py    finished runs compared: comparison.json, its page and chart
 fix.py             a finished run again, changed by what its audit found
 plan.py            which meshes hold a training step
 dry_run.py         what a run will do and what its audit can say, without weights
-report.py          pages rendered again from their JSON
-init.py            a YAML with every setting
-requests.py        the arguments of `audit`, `compare` and `plan`, checked
-given_paths.py     documents, models and suites of a command, looked for before torch is imported
+requests.py        arguments, and the paths in them, checked before torch is imported
 launch.py          --nproc: one command on several processes, and their errors
 """

@@ -7,9 +7,10 @@ from pathlib import Path
 
 from memguard.assets import find_asset
 from memguard.compare import load_sweep
-from memguard.records import AuditReport, Comparison
-from memguard.workflows.given_paths import check_sweep
-from memguard.workflows.requests import CompareRequest
+from memguard.errors import RecordError
+from memguard.records import AuditReport, Comparison, load_record, write_atomically
+from memguard.report import render_comparison, render_report
+from memguard.workflows.requests import CompareRequest, check_sweep
 
 
 def compare(request: CompareRequest) -> tuple[Path, Comparison | AuditReport | None]:
@@ -41,3 +42,29 @@ def compare(request: CompareRequest) -> tuple[Path, Comparison | AuditReport | N
         num_processes=request.num_processes,
     )
     return fixed or (Path(first), None)
+
+
+# Pages rendered again from the JSON beside them. No torch.
+
+
+def render_folder(folder: Path) -> Path:
+    """Render the page of a run, an audit folder or a sweep; return its path.
+
+    Raises:
+        RecordError: no report.json or comparison.json there, or one that cannot be read.
+    """
+    for record in (folder / "audit" / "report.json", folder / "report.json"):
+        if record.is_file():
+            text = render_report(load_record(AuditReport, record))
+            break
+    else:
+        record = folder / "comparison.json"
+        if not record.is_file():
+            raise RecordError(
+                f"'{folder}' holds neither a report.json (of a run or an audit) nor a "
+                "comparison.json"
+            )
+        text = render_comparison(load_record(Comparison, record))
+    page = record.with_suffix(".html")
+    write_atomically(page, text.encode())
+    return page

@@ -107,7 +107,7 @@ def make_plan(request: PlanRequest, run: RunConfig | None) -> Plan:
         precision="bf16" if work.compute_bytes == 2 else "fp32",
         num_meshes=len(meshes),
         num_fitting=len(ranked),
-        asked=first,
+        requested=first,
         meshes=tuple(plans),
         enough=enough,
         remedies=tuple(remedies),
@@ -117,10 +117,12 @@ def make_plan(request: PlanRequest, run: RunConfig | None) -> Plan:
 
 def refuse_misfit(plan: Plan) -> None:
     """Raise ConfigError where the mesh asked for, or every mesh, needs more than there is."""
-    if plan.asked is not None and not plan.asked.fits:
-        where = f"the mesh {plan.asked.describe()}"
-        raise ConfigError(f"{where} {_describe_lack(plan.asked, plan)}; {_describe_way_out(plan)}")
-    if plan.asked is None and plan.num_fitting == 0:
+    if plan.requested is not None and not plan.requested.fits:
+        where = f"the mesh {plan.requested.describe()}"
+        raise ConfigError(
+            f"{where} {_describe_lack(plan.requested, plan)}; {_describe_way_out(plan)}"
+        )
+    if plan.requested is None and plan.num_fitting == 0:
         nearest = plan.meshes[0]
         raise ConfigError(
             f"no mesh of {plan.num_gpus:,} × {plan.gpu} holds a step of {plan.model}: the nearest, "

@@ -10,7 +10,7 @@ import pytest
 
 from memguard.config import RunConfig
 from memguard.errors import DataError, ModelError
-from memguard.workflows.given_paths import check_run
+from memguard.workflows.requests import check_run
 
 ROOT = Path(__file__).parents[2]
 

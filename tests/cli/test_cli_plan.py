@@ -133,12 +133,12 @@ def test_the_mesh_decides_the_number_of_gpus(tmp_path: Path) -> None:
     outcome = plan("--model", path, "--machine", "h200", "--mesh", "z=4,x=2,y=2", "--json")
     printed = json.loads(outcome.out)
     assert printed["num_gpus"] == 16
-    assert [printed["asked"][axis] for axis in ("data", "z", "y", "x")] == [1, 4, 2, 2]
+    assert [printed["requested"][axis] for axis in ("data", "z", "y", "x")] == [1, 4, 2, 2]
     # Without either it is one node.
     assert json.loads(plan("--model", path, "--machine", "h200", "--json").out)["num_gpus"] == 8
     # -1 takes the rest.
     left = plan("--model", path, "--machine", "h200", "--gpus", 32, "--mesh", "z=-1,x=4", "--json")
-    assert json.loads(left.out)["asked"]["z"] == 8
+    assert json.loads(left.out)["requested"]["z"] == 8
 
 
 def test_a_mesh_that_is_asked_for_comes_first(tmp_path: Path) -> None:
@@ -360,9 +360,9 @@ def test_a_run_on_many_gpus(folder: Path) -> None:
     arguments = ("--no-documents", "--machine", "dgx-h100", "--json")
     printed = json.loads(plan(path, *arguments).out)
     assert printed["num_gpus"] == 8, "'parallel.data' is -1: one node"
-    assert [printed["asked"][axis] for axis in ("data", "z", "y", "x")] == [2, 2, 1, 2]
+    assert [printed["requested"][axis] for axis in ("data", "z", "y", "x")] == [2, 2, 1, 2]
     # Rows of the run, split four ways.
-    assert printed["asked"]["micro_batch_size"] == 2
+    assert printed["requested"]["micro_batch_size"] == 2
     other = json.loads(plan(path, *arguments, "--mesh", "x=2").out)
     assert other["num_gpus"] == 2
     check_refusal(
@@ -450,7 +450,7 @@ def test_how_many_fit(
         plan("--model", model, "--gpus", 512, "--machine", "h200", "--json").out
     )
     changes = {"num_meshes": num_meshes, "num_fitting": num_fitting}
-    asked = {"asked": made.meshes[0] if is_asked else None}
+    asked = {"requested": made.meshes[0] if is_asked else None}
     screen = io.StringIO()
     render_plan(made.model_copy(update=changes | asked), rich.console.Console(file=screen))
     assert said in screen.getvalue().splitlines()

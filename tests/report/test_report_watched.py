@@ -13,7 +13,7 @@ STEPS = (0, 10, 20)
 
 
 def watch(
-    step: int, num_learnt: int, *, num_tightened: int = 0, over: tuple[str, ...] = ()
+    step: int, num_learned: int, *, num_tightened: int = 0, over: tuple[str, ...] = ()
 ) -> r.WatchedStep:
     def bucket(name: str, role: r.Role, learnt: int, tightened: int) -> r.WatchedBucket:
         return r.WatchedBucket(
@@ -22,7 +22,7 @@ def watch(
             num_documents=20,
             num_verbatim=learnt,
             num_near_verbatim=learnt + 1,
-            num_learnt=learnt,
+            num_learned=learnt,
             mean_token_accuracy=0.2 + learnt / 25,
             num_tightened=tightened,
         )
@@ -32,7 +32,7 @@ def watch(
         buckets=[
             bucket("control", "control", 0, 0),
             bucket("r4", "trained", 0, 0),
-            bucket("r64", "trained", num_learnt, num_tightened),
+            bucket("r64", "trained", num_learned, num_tightened),
         ],
         over_limit=list(over),
         audit_s=0.1,

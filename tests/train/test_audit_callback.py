@@ -72,10 +72,10 @@ def test_what_came_back_before_training_is_not_learnt() -> None:
     watch, _ = make([0.95, 0.2, 0.2, 0.2], [1.0, 0.92, 0.2, 0.2])
     before, after = watch.look(0), watch.look(5)
     control, x4 = after.buckets
-    assert (control.bucket, control.num_documents, control.num_learnt) == ("control", 2, 0)
-    assert (x4.num_near_verbatim, x4.num_verbatim, x4.num_learnt) == (2, 1, 1)
+    assert (control.bucket, control.num_documents, control.num_learned) == ("control", 2, 0)
+    assert (x4.num_near_verbatim, x4.num_verbatim, x4.num_learned) == (2, 1, 1)
     assert x4.mean_token_accuracy == pytest.approx((1 + 0.92 + 0.4) / 4)
-    assert before.buckets[1].num_learnt == 0
+    assert before.buckets[1].num_learned == 0
     assert (after.over_limit, after.step) == ([], 5)
 
 
@@ -203,7 +203,7 @@ def test_a_run_that_goes_on_knows_what_it_knew() -> None:
         array[:] = watch.arrays[name]
     assert rungs(other) == rungs(ladder)
     found = again.look(10)
-    assert found.buckets[1].num_learnt == 1
+    assert found.buckets[1].num_learned == 1
     assert found.over_limit == []  # one of four is within 0.3
 
 

@@ -75,7 +75,7 @@ def read_end(config: RunConfig) -> EndMetrics:
 
 def share_learnt(step: WatchedStep) -> float:
     (bucket,) = (bucket for bucket in step.buckets if bucket.role == "trained")
-    return bucket.num_learnt / bucket.num_documents
+    return bucket.num_learned / bucket.num_documents
 
 
 def weights(config: RunConfig) -> dict[str, torch.Tensor]:
