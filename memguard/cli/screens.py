@@ -16,13 +16,7 @@ from memguard.planner.disk import format_bytes
 from memguard.planner.dry_run import BucketOutlook, DryRun, Remark, Topic
 from memguard.planner.first_row import FirstRow, RowPiece, RowToken, State
 from memguard.planner.plan import MeshPlan, Plan
-from memguard.report.formatting import (
-    MISSING,
-    clean_name,
-    clean_text,
-    format_percent,
-    format_percent_range,
-)
+from memguard.report import formatting as fmt
 
 if TYPE_CHECKING:
     from memguard.workflows.dry_run import DryRunResult  # imports torch
@@ -99,7 +93,7 @@ def _print_remarks(
     for remark in shown:
         is_warning = remark.level == "warning"
         text = Text("warning: " if is_warning else "", style="yellow" if is_warning else "")
-        lines.append((remark.topic, text.append(clean_text(remark.text))))
+        lines.append((remark.topic, text.append(fmt.clean_text(remark.text))))
     _print_facts(out, lines)
 
 
@@ -125,7 +119,7 @@ def _describe_training(record: DryRun) -> list[tuple[str, str]]:
     fed = length.num_tokens + length.num_padding_tokens
     supervised = labels.num_supervised / max(1, labels.num_tokens)
     dropped = 1 - labels.num_kept / max(1, labels.num_supervised)
-    lost = f"{format_percent(dropped)} of these dropped" if dropped else "none of these dropped"
+    lost = f"{fmt.percent(dropped)} of these dropped" if dropped else "none of these dropped"
     over = (
         "all rows"
         if labels.num_rows == length.num_rows
@@ -143,11 +137,11 @@ def _describe_training(record: DryRun) -> list[tuple[str, str]]:
         (
             "tokens",
             f"{length.num_tokens:,} fed; "
-            f"{format_percent(length.num_padding_tokens / fed)} of the positions are padding",
+            f"{fmt.percent(length.num_padding_tokens / fed)} of the positions are padding",
         ),
         (
             "labels",
-            f"{about}{num_labels:,} receive loss: {format_percent(supervised)} of the tokens are "
+            f"{about}{num_labels:,} receive loss: {fmt.percent(supervised)} of the tokens are "
             f"supervised, {lost} by mitigations (counted over {over})",
         ),
     ]
@@ -180,15 +174,15 @@ def _print_buckets(out: rich.console.Console, buckets: Sequence[BucketOutlook]) 
     for each in buckets:
         none, half = each.if_none, each.if_half
         table.add_row(
-            Text(clean_name(each.bucket)),
+            Text(fmt.clean_name(each.bucket)),
             f"{each.num_documents:,}",
             f"{each.num_tokens:,}",
             f"{each.planned_repetitions:,}"
             if each.role in ("trained", "control", "forget", "canary")
-            else MISSING,
-            MISSING if each.num_audited is None else f"{each.num_audited:,}",
-            f"≤ {format_percent(none.ci[1])}" if none and none.ci else MISSING,
-            format_percent_range(half.ci) if half and half.ci else MISSING,
+            else fmt.MISSING,
+            fmt.MISSING if each.num_audited is None else f"{each.num_audited:,}",
+            f"≤ {fmt.percent(none.ci[1])}" if none and none.ci else fmt.MISSING,
+            fmt.percent_range(half.ci) if half and half.ci else fmt.MISSING,
         )
     out.print(Padding(table, (0, 0, 0, 2), expand=False), highlight=False)
     if any(bucket.num_audited for bucket in buckets):
@@ -257,8 +251,8 @@ def _describe_states(row: FirstRow) -> Iterable[tuple[str, Text]]:
 
 def _name_piece(piece: RowPiece, number: int, row: FirstRow) -> Text:
     which = f" {number + 1} of {len(row.pieces)}" if len(row.pieces) > 1 else ""
-    name = f"document{which} '{clean_name(piece.id)}'"
-    text = Text(f"{name}, bucket {clean_name(piece.bucket)}", style="bold")
+    name = f"document{which} '{fmt.clean_name(piece.id)}'"
+    text = Text(f"{name}, bucket {fmt.clean_name(piece.bucket)}", style="bold")
     if len(piece.tokens) < piece.num_document_tokens:
         end = piece.start + len(piece.tokens)
         text.append(f", tokens {piece.start:,}-{end:,} of {piece.num_document_tokens:,}")
@@ -268,7 +262,7 @@ def _name_piece(piece: RowPiece, number: int, row: FirstRow) -> Text:
 def _paint(tokens: Sequence[RowToken]) -> Text:
     text = Text(overflow="fold")
     for number, token in enumerate(tokens):
-        shown = clean_text(token.text.translate(_VISIBLE), _TOKEN_CHARACTERS) or "·"
+        shown = fmt.clean_text(token.text.translate(_VISIBLE), _TOKEN_CHARACTERS) or "·"
         text.append(shown, style=_STYLES[token.state][number % 2])
     return text
 

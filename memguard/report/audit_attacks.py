@@ -14,18 +14,8 @@ from memguard.records import (
     AuditReport,
     BucketScores,
 )
+from memguard.report import formatting as fmt
 from memguard.report.audit_probes import explain_absence
-from memguard.report.formatting import (
-    CI,
-    NBSP,
-    PERCENT,
-    clean_name,
-    clean_text,
-    format_of,
-    format_queries,
-    format_share,
-    format_value,
-)
 from memguard.report.page import Cell, Section, Table
 from memguard.report.tables import (
     Column,
@@ -63,7 +53,7 @@ def list_attacks(attacked: Iterable[AttackedBucket]) -> list[str]:
 
 def name_attack(attack: str) -> str:
     """Name an attack for people."""
-    spoken = clean_name(attack.replace("_", " "), 40)
+    spoken = fmt.clean_name(attack.replace("_", " "), 40)
     return _NAMES.get(attack, spoken[:1].upper() + spoken[1:])
 
 
@@ -90,7 +80,7 @@ def _show_attacked(found: AttackedBucket | None) -> Cell:
     first = found.best_verbatim
     if found.num_queries == 1 or not first.num_documents:
         return show_narrow_rate(found.any_verbatim)
-    note = f"first: {format_of(first.num_matched, first.num_documents)}"
+    note = f"first: {fmt.of(first.num_matched, first.num_documents)}"
     return show_narrow_rate(found.any_verbatim, note)
 
 
@@ -113,12 +103,12 @@ def _build_attacks(report: AuditReport) -> Table | None:
             ("Bucket", "attack"),
             lambda row: show_name(name_bucket(row[0], report).text, name_attack(row[1].attack)),
         ),
-        Column(("First answer right", f"documents ({CI})"), lambda row: row[1].best_verbatim),
-        Column(("Any answer right", f"documents ({CI})"), lambda row: row[1].any_verbatim),
+        Column(("First answer right", f"documents ({fmt.CI})"), lambda row: row[1].best_verbatim),
+        Column(("Any answer right", f"documents ({fmt.CI})"), lambda row: row[1].any_verbatim),
         Column(("Answers", "of each document"), lambda row: row[1].num_queries),
         Column(
-            ("Token accuracy", f"of the first answer ({CI})"),
-            lambda row: show_known(row[1].mean_token_accuracy, format_share, "no documents"),
+            ("Token accuracy", f"of the first answer ({fmt.CI})"),
+            lambda row: show_known(row[1].mean_token_accuracy, fmt.share, "no documents"),
         ),
     )
     return make_table(
@@ -132,7 +122,9 @@ def _build_attacks(report: AuditReport) -> Table | None:
 
 def write_attack_notes(attacked: Iterable[AttackedBucket]) -> tuple[str, ...]:
     """Return what the record says of its attacks, each sentence once."""
-    notes = (f"{name_attack(one.attack)}: {clean_text(one.note)}" for one in attacked if one.note)
+    notes = (
+        f"{name_attack(one.attack)}: {fmt.clean_text(one.note)}" for one in attacked if one.note
+    )
     return tuple(dict.fromkeys(notes))[:_MOST_NOTES]
 
 
@@ -174,7 +166,7 @@ def write_cost(cost: AttackCostScores, value: float | None) -> str:
     """Write a quantile of the attack cost; "" where there is no document."""
     if not cost.num_documents:
         return ""
-    return NEVER if value is None else format_queries(value)
+    return NEVER if value is None else fmt.queries(value)
 
 
 def write_cost_in_queries(cost: AttackCostScores, value: float | None) -> str:
@@ -182,7 +174,7 @@ def write_cost_in_queries(cost: AttackCostScores, value: float | None) -> str:
     written = write_cost(cost, value)
     if written in ("", NEVER):
         return written
-    return f"{written}{NBSP}{'query' if written == '1' else 'queries'}"
+    return f"{written}{fmt.NBSP}{'query' if written == '1' else 'queries'}"
 
 
 def _tell(report: AuditReport) -> str:
@@ -190,7 +182,7 @@ def _tell(report: AuditReport) -> str:
     bucket = next((b for b in report.buckets if b.bucket == report.verdict.bucket), None)
     if bucket is None:
         return ""
-    name, sentences = clean_name(bucket.bucket, 40), []
+    name, sentences = fmt.clean_name(bucket.bucket, 40), []
     found = find_cost(report, bucket.bucket)
     if found and found.model.num_documents:
         sentences.append(f"In {name}, {_tell_cost(found.model)}{_tell_others(report, found)}.")
@@ -201,7 +193,7 @@ def _tell(report: AuditReport) -> str:
         place = "" if sentences else f" in {name}"
         sentences.append(
             f"The attack that got most{place} is '{name_attack(best.attack)}': "
-            f"{format_of(matched, documents)} documents."
+            f"{fmt.of(matched, documents)} documents."
             if matched
             else f"No attack got a document{place} back, of {documents:,} tried."
         )
@@ -211,7 +203,7 @@ def _tell(report: AuditReport) -> str:
 def _tell_cost(cost: AttackCostScores) -> str:
     if cost.lowest is None:
         return "no document can be drawn by any way tried"
-    cheapest = f"the cheapest {format_queries(cost.lowest)}"
+    cheapest = f"the cheapest {fmt.queries(cost.lowest)}"
     if cost.median is None:
         return f"more than half of the documents can never be drawn, {cheapest}"
     half = write_cost_in_queries(cost, cost.median)
@@ -258,7 +250,7 @@ def _build_table(report: AuditReport) -> Table:
         )
 
     costs = (
-        column_of_cost(("Attack cost", f"median (10–90{PERCENT})"), _show_spread),
+        column_of_cost(("Attack cost", f"median (10–90{fmt.PERCENT})"), _show_spread),
         column_of_cost(("Cheapest", "document"), lambda cost: write_cost(cost, cost.lowest)),
         *(column_of_cost((f"Within {n:,}", "queries"), partial(_show_within, n)) for n in _BOUNDS),
     )
@@ -270,7 +262,7 @@ def _build_table(report: AuditReport) -> Table:
     )
     return bucket_table(
         report,
-        f"Extraction rate by attack ({CI})",
+        f"Extraction rate by attack ({fmt.CI})",
         columns,
         notes=(*_name_ways(report), *write_attack_notes(report.attacks)),
         compact=True,
@@ -279,7 +271,7 @@ def _build_table(report: AuditReport) -> Table:
 
 def _show_spread(cost: AttackCostScores) -> Cell:
     low, high = (write_cost(cost, one) for one in (cost.quantile_10, cost.quantile_90))
-    note = f"{format_of(cost.num_never, cost.num_documents)} {NEVER}" if cost.num_never else ""
+    note = f"{fmt.of(cost.num_never, cost.num_documents)} {NEVER}" if cost.num_never else ""
     return Cell(write_cost(cost, cost.median), detail=f"{low} to {high}", note=note)
 
 
@@ -306,5 +298,5 @@ def _name_ways(report: AuditReport) -> tuple[str, ...]:
 
 
 def _name_scheme(scheme: Mapping[str, Any]) -> str:
-    parts = (f"{key.replace('_', '-')} {format_value(v)}" for key, v in scheme.items() if v)
-    return clean_text(", ".join(parts), 80)
+    parts = (f"{key.replace('_', '-')} {fmt.value(v)}" for key, v in scheme.items() if v)
+    return fmt.clean_text(", ".join(parts), 80)

@@ -6,19 +6,8 @@ The figure counts how many canaries reach how many bits of exposure, beside what
 import math
 
 from memguard.records import AuditReport, CanaryScore, CanaryScores
+from memguard.report import formatting as fmt
 from memguard.report.audit_probes import explain_absence
-from memguard.report.formatting import (
-    NOT_AVAILABLE,
-    PERCENT,
-    clean_name,
-    clean_text,
-    format_bits,
-    format_count,
-    format_number,
-    format_of,
-    format_percent,
-    format_rate,
-)
 from memguard.report.page import Cell, Fact, Figure, Line, LineChart, Point, Section, Table
 from memguard.report.tables import Column, count_columns, make_rows, make_table
 
@@ -71,7 +60,7 @@ def _build_exposure_table(
         *count_columns(
             "Trained secrets", ("Share", "of them"), lambda row: (row[1], num_secrets), "no secret"
         ),
-        Column(("By chance", "if nothing were learned"), lambda row: format_percent(row[2])),
+        Column(("By chance", "if nothing were learned"), lambda row: fmt.percent(row[2])),
     )
     rows = make_rows(columns, zip(steps, reached, by_chance, strict=True))
     return make_table("The same numbers", columns, rows, compact=True)
@@ -84,7 +73,7 @@ def _list_steps(ceiling: float) -> list[float]:
 
 
 def _write_step(bits: float) -> str:
-    return f"{bits:.0f}" if bits == int(bits) else format_number(bits, 1)
+    return f"{bits:.0f}" if bits == int(bits) else fmt.number(bits, 1)
 
 
 def _compute_chance(bits: float, num_references: int) -> float:
@@ -113,7 +102,7 @@ def build_canaries(report: AuditReport) -> Section:
         figure=build_exposure(scores),
         tables=(_list_canaries(scores),) if scores.canaries else (),
         points_title="What the bound of epsilon rests on" if scores.assumptions else "",
-        points=tuple(clean_text(one) for one in scores.assumptions[:_MOST_ASSUMPTIONS]),
+        points=tuple(fmt.clean_text(one) for one in scores.assumptions[:_MOST_ASSUMPTIONS]),
     )
 
 
@@ -131,14 +120,14 @@ def write_canaries(scores: CanaryScores) -> str:
     recited, reference = scores.verbatim, scores.reference_verbatim
     text = (
         f"Of {number:,} random secrets a coin chose {scores.num_trained:,} to be trained{often}: "
-        f"{format_of(recited.num_matched, recited.num_documents)} are recited whole, of the "
-        f"references {format_of(reference.num_matched, reference.num_documents)}"
+        f"{fmt.of(recited.num_matched, recited.num_documents)} are recited whole, of the "
+        f"references {fmt.of(reference.num_matched, reference.num_documents)}"
     )
     if scores.median_exposure_bits is not None and scores.max_exposure_bits is not None:
         text += (
-            f"; exposure is {format_bits(scores.median_exposure_bits)} in the median and "
-            f"{format_bits(scores.max_exposure_bits)} at most, where "
-            f"{format_bits(find_ceiling(scores))} is all that {scores.num_ranked_references:,} "
+            f"; exposure is {fmt.bits(scores.median_exposure_bits)} in the median and "
+            f"{fmt.bits(scores.max_exposure_bits)} at most, where "
+            f"{fmt.bits(find_ceiling(scores))} is all that {scores.num_ranked_references:,} "
             "references can show"
         )
     return f"{text}.{_write_unranked(scores)}{_write_bound(scores)}"
@@ -151,7 +140,7 @@ def _write_unranked(scores: CanaryScores) -> str:
         return ""
     have = "secret has" if count == 1 else "secrets have"
     return (
-        f" {format_count(count)} {have} another length in tokens than most, so the nll cannot be "
+        f" {fmt.count(count)} {have} another length in tokens than most, so the nll cannot be "
         "compared: not ranked and not guessed at."
     )
 
@@ -168,14 +157,14 @@ def _write_bound(scores: CanaryScores) -> str:
         return f"{guesses}, which bounds epsilon by nothing above 0{_write_ceiling(scores)}."
     return (
         f"{guesses}: for one canary with all its repetitions, epsilon of the training algorithm "
-        f"with these settings is at least {format_number(epsilon, 2)}{_write_ceiling(scores)} at "
-        f"delta {scores.delta:g}, with 95{PERCENT} confidence."
+        f"with these settings is at least {fmt.number(epsilon, 2)}{_write_ceiling(scores)} at "
+        f"delta {scores.delta:g}, with 95{fmt.PERCENT} confidence."
     )
 
 
 def _write_ceiling(scores: CanaryScores) -> str:
     ceiling = scores.epsilon_ceiling
-    return "" if ceiling is None else f" (this draw could show at most {format_number(ceiling, 2)})"
+    return "" if ceiling is None else f" (this draw could show at most {fmt.number(ceiling, 2)})"
 
 
 def find_ceiling(scores: CanaryScores) -> float | None:
@@ -198,13 +187,13 @@ def _list_facts(scores: CanaryScores) -> tuple[Fact, ...]:
         ),
         Fact(
             "Recited whole",
-            format_rate(scores.verbatim),
-            detail=f"References: {format_rate(scores.reference_verbatim)}.",
+            fmt.rate(scores.verbatim),
+            detail=f"References: {fmt.rate(scores.reference_verbatim)}.",
         ),
         Fact(
             "Exposure, median and highest",
             _write_pair(scores.median_exposure_bits, scores.max_exposure_bits),
-            detail=f"By rank among the references, at most {format_bits(find_ceiling(scores))}; "
+            detail=f"By rank among the references, at most {fmt.bits(find_ceiling(scores))}; "
             "about 1 bit where nothing was learned.",
         ),
         Fact(
@@ -221,20 +210,20 @@ def _list_facts(scores: CanaryScores) -> tuple[Fact, ...]:
 
 def _write_pair(median: float | None, highest: float | None) -> str:
     if median is None or highest is None:
-        return f"{NOT_AVAILABLE}: too few references, or all alike"
-    return f"{format_bits(median)} and {format_bits(highest)}"
+        return f"{fmt.NOT_AVAILABLE}: too few references, or all alike"
+    return f"{fmt.bits(median)} and {fmt.bits(highest)}"
 
 
 def _describe_coverage(scores: CanaryScores) -> Fact:
     """Say whether the trained secrets were really learned from: a dropped label teaches nothing."""
     term = "Tokens that received loss"
     if scores.loss_coverage is None:
-        return Fact(term, f"{NOT_AVAILABLE}: nobody counted")
+        return Fact(term, f"{fmt.NOT_AVAILABLE}: nobody counted")
     without = scores.num_without_loss
-    detail = "" if without is None else f" {format_count(without)} secrets received none at all."
+    detail = "" if without is None else f" {fmt.count(without)} secrets received none at all."
     return Fact(
         term,
-        format_percent(scores.loss_coverage),
+        fmt.percent(scores.loss_coverage),
         detail=f"Of the trained secrets' tokens, at least once.{detail}",
     )
 
@@ -242,15 +231,15 @@ def _describe_coverage(scores: CanaryScores) -> Fact:
 def _describe_bound(scores: CanaryScores) -> Fact:
     term = "Epsilon, lower bound"
     if scores.epsilon_lower_bound is None:
-        return Fact(term, f"{NOT_AVAILABLE}: no coin was guessed")
-    guesses = format_of(scores.num_right, scores.num_guesses)
+        return Fact(term, f"{fmt.NOT_AVAILABLE}: no coin was guessed")
+    guesses = fmt.of(scores.num_right, scores.num_guesses)
     empty = "" if scores.epsilon_lower_bound else " 0 is no evidence of privacy."
     return Fact(
         term,
-        f"{format_number(scores.epsilon_lower_bound, 2)}{_write_ceiling(scores)} at delta "
+        f"{fmt.number(scores.epsilon_lower_bound, 2)}{_write_ceiling(scores)} at delta "
         f"{scores.delta:g}",
         detail="Of the training algorithm with these settings, for one canary with all its "
-        f"repetitions. Guesses right: {guesses}, of {scores.num_ranked:,} coins; 95{PERCENT} "
+        f"repetitions. Guesses right: {guesses}, of {scores.num_ranked:,} coins; 95{fmt.PERCENT} "
         f"confidence.{empty}",
     )
 
@@ -262,26 +251,24 @@ def _list_canaries(scores: CanaryScores) -> Table:
         key=lambda one: (-(one.exposure_bits or 0.0), one.nll),
     )
     columns: tuple[Column[CanaryScore], ...] = (
-        Column("Canary", lambda one: clean_name(one.id)),
+        Column("Canary", lambda one: fmt.clean_name(one.id)),
         Column(("Recited", "whole"), lambda one: "yes" if one.verbatim else "no"),
-        Column(("Exposure", "by rank"), lambda one: format_bits(one.exposure_bits)),
-        Column(
-            ("Exposure", "extrapolated"), lambda one: format_bits(one.exposure_extrapolated_bits)
-        ),
+        Column(("Exposure", "by rank"), lambda one: fmt.bits(one.exposure_bits)),
+        Column(("Exposure", "extrapolated"), lambda one: fmt.bits(one.exposure_extrapolated_bits)),
         Column(
             ("NLL", "of the secret, nats"),
             lambda one: Cell(
-                format_number(one.nll, 2),
-                detail="" if one.base_nll is None else f"base {format_number(one.base_nll, 2)}",
+                fmt.number(one.nll, 2),
+                detail="" if one.base_nll is None else f"base {fmt.number(one.base_nll, 2)}",
             ),
         ),
-        Column(("Trained", "times"), lambda one: format_count(one.num_repetitions)),
+        Column(("Trained", "times"), lambda one: fmt.count(one.num_repetitions)),
         Column(
             ("Received loss", "tokens"),
             lambda one: (
-                NOT_AVAILABLE
+                fmt.NOT_AVAILABLE
                 if one.num_loss_tokens is None
-                else format_of(one.num_loss_tokens, one.num_secret_tokens)
+                else fmt.of(one.num_loss_tokens, one.num_secret_tokens)
             ),
         ),
     )

@@ -18,16 +18,7 @@ from memguard.records import (
     WatchedBucket,
     WatchedStep,
 )
-from memguard.report.formatting import (
-    MISSING,
-    clean_name,
-    format_count,
-    format_number,
-    format_of,
-    format_p,
-    format_percent,
-    format_repetitions,
-)
+from memguard.report import formatting as fmt
 from memguard.report.page import Cell, Figure, Line, LineChart, Point, Section, Table
 from memguard.report.tables import (
     Column,
@@ -159,7 +150,7 @@ def _place(x: float, score: Rate | Interval | None) -> Point | None:
 
 def _describe(buckets: Sequence[BucketScores]) -> str:
     parts = [
-        f"{_dose(bucket):,} repetitions: verbatim {format_percent(bucket.model.verbatim.rate)}, "
+        f"{_dose(bucket):,} repetitions: verbatim {fmt.percent(bucket.model.verbatim.rate)}, "
         f"near-verbatim {_near(bucket.model)}"
         for bucket in buckets[:12]
     ]
@@ -168,19 +159,19 @@ def _describe(buckets: Sequence[BucketScores]) -> str:
 
 def _near(scores: ModelScores | None) -> str:
     near = scores.near_verbatim if scores else None
-    return MISSING if near is None else format_percent(near.rate)
+    return fmt.MISSING if near is None else fmt.percent(near.rate)
 
 
 def _build_table(buckets: Sequence[BucketScores]) -> Table:
     def accuracy(scores: ModelScores | None) -> str:
         interval = scores.mean_token_accuracy if scores else None
-        return format_percent(interval.value) if interval else MISSING
+        return fmt.percent(interval.value) if interval else fmt.MISSING
 
     columns: tuple[Column[BucketScores], ...] = (
         Column(
-            "Repetitions", lambda b: show_name(format_repetitions(_dose(b)), clean_name(b.bucket))
+            "Repetitions", lambda b: show_name(fmt.repetitions(_dose(b)), fmt.clean_name(b.bucket))
         ),
-        Column("Verbatim", lambda b: format_percent(b.model.verbatim.rate)),
+        Column("Verbatim", lambda b: fmt.percent(b.model.verbatim.rate)),
         Column("Near-verbatim", lambda b: _near(b.model)),
         Column(("Token accuracy", "teacher-forced"), lambda b: accuracy(b.model)),
         Column(("Base", "near-verbatim"), lambda b: _near(b.base)),
@@ -207,10 +198,8 @@ def build_trends(report: AuditReport) -> Table | None:
     columns: tuple[Column[DoseTrend], ...] = (
         Column(("Rate", "monotone fit"), lambda t: _name(t.metric)),
         *(column_of_dose(number, dose) for number, dose in enumerate(doses)),
-        Column(("z", "trend"), lambda t: format_number(t.z, 2)),
-        Column(
-            ("p", "trend"), lambda t: show_known(t.p_value, format_p, "rates are all 0, or all 1")
-        ),
+        Column(("z", "trend"), lambda t: fmt.number(t.z, 2)),
+        Column(("p", "trend"), lambda t: show_known(t.p_value, fmt.p, "rates are all 0, or all 1")),
     )
     shown = [trend for trend in trends[:8] if trend.doses[:_MOST_DOSES] == doses]
     return make_table(
@@ -229,11 +218,11 @@ def build_trends(report: AuditReport) -> Table | None:
 def _show_fitted(trend: DoseTrend, number: int, num_doses: int) -> Cell | str:
     if len(trend.fitted[:_MOST_DOSES]) != num_doses:
         return show_missing("no documents")
-    return format_percent(trend.fitted[number])
+    return fmt.percent(trend.fitted[number])
 
 
 def _name(metric: str) -> str:
-    return clean_name(metric.replace("_", "-"), 40).capitalize()
+    return fmt.clean_name(metric.replace("_", "-"), 40).capitalize()
 
 
 def build_copies(report: AuditReport) -> Table | None:
@@ -274,7 +263,7 @@ def build_watched(report: AuditReport) -> Section | None:
     training = report.training
     if training is None or not training.watched:
         return None
-    names = [clean_name(one.bucket, 40) for one in _list_trained(training.watched[0])]
+    names = [fmt.clean_name(one.bucket, 40) for one in _list_trained(training.watched[0])]
     return Section(
         key="during",
         title="During training",
@@ -303,7 +292,7 @@ def _tell_first(watched: Sequence[WatchedStep]) -> str:
     found = []
     for number, bucket in enumerate(_list_trained(watched[0])):
         steps = [one.step for one in watched if _list_trained(one)[number].num_learned]
-        name = clean_name(bucket.bucket, 40)
+        name = fmt.clean_name(bucket.bucket, 40)
         found.append(f"{name} at step {steps[0]:,}" if steps else f"{name} none")
     return (
         "First extraction of a document that was not extracted before training: "
@@ -318,9 +307,9 @@ def tell_budget(training: TrainingSummary) -> str:
         return ""
     last = training.watched[-1]
     metric = budget.metric.replace("_", "-")
-    text = f"The risk budget allows {format_percent(budget.limit)} of a bucket {metric}"
+    text = f"The risk budget allows {fmt.percent(budget.limit)} of a bucket {metric}"
     if training.stopped_by_budget:
-        broken = ", ".join(clean_name(name, 40) for name in last.over_limit)
+        broken = ", ".join(fmt.clean_name(name, 40) for name in last.over_limit)
         return (
             f"{text}: {broken} went beyond it at step {last.step:,}, so the model is that of step "
             f"{training.num_steps:,}."
@@ -329,10 +318,10 @@ def tell_budget(training: TrainingSummary) -> str:
         return f"{text}: training never went beyond it."
     moved = [one for one in last.buckets if one.num_tightened]
     tightened = ", ".join(
-        f"{format_count(one.num_tightened)} of {clean_name(one.bucket, 40)}" for one in moved
+        f"{fmt.count(one.num_tightened)} of {fmt.clean_name(one.bucket, 40)}" for one in moved
     )
     text += f"; documents on the way there were trained more strictly: {tightened or 'none'}."
-    over = [clean_name(name, 40) for name in last.over_limit]
+    over = [fmt.clean_name(name, 40) for name in last.over_limit]
     return f"{text} {'Still beyond it: ' + ', '.join(over) if over else 'It was kept'}."
 
 
@@ -364,7 +353,7 @@ def _place_watched(shares: Sequence[float]) -> tuple[Point, ...]:
 
 def _build_watched_table(watched: Sequence[WatchedStep]) -> Table:
     def column_of(number: int, bucket: WatchedBucket) -> Column[WatchedStep]:
-        name = clean_name(bucket.bucket, 24)
+        name = fmt.clean_name(bucket.bucket, 24)
         return Column(name, lambda step: _show_watched(_list_trained(step)[number]))
 
     columns: tuple[Column[WatchedStep], ...] = (
@@ -383,7 +372,7 @@ def _build_watched_table(watched: Sequence[WatchedStep]) -> Table:
 
 def _show_watched(bucket: WatchedBucket) -> Cell:
     return Cell(
-        format_of(bucket.num_learned, bucket.num_documents),
-        detail=f"{format_percent(bucket.mean_token_accuracy)} of tokens",
+        fmt.of(bucket.num_learned, bucket.num_documents),
+        detail=f"{fmt.percent(bucket.mean_token_accuracy)} of tokens",
         note=f"{bucket.num_tightened:,} stricter" if bucket.num_tightened else "",
     )

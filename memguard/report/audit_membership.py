@@ -7,17 +7,8 @@ which rewritten copies of a text teach the tokens that the mitigation drops in t
 import math
 
 from memguard.records import BLIND, AuditReport, MaskChange, MembershipScores
+from memguard.report import formatting as fmt
 from memguard.report.audit_probes import explain_absence
-from memguard.report.formatting import (
-    CI,
-    PERCENT,
-    clean_name,
-    clean_text,
-    format_interval,
-    format_of,
-    format_percent,
-    format_threshold,
-)
 from memguard.report.page import Notice, Section, Table
 from memguard.report.tables import (
     Column,
@@ -33,8 +24,8 @@ from memguard.report.tables import (
 _NAMES = {
     "loss": "Loss",
     "loss_minus_base": "Loss minus base",
-    "min_k": f"Min-K{PERCENT}",
-    "min_k_plus_plus": f"Min-K{PERCENT}++",
+    "min_k": f"Min-K{fmt.PERCENT}",
+    "min_k_plus_plus": f"Min-K{fmt.PERCENT}++",
     "zlib": "zlib",
     "lowercase": "Lower case",
     "reference": "Reference model",
@@ -52,8 +43,8 @@ _BLIND_NOTE = (
 )
 _RATE_NOTE = (
     "The interval of a TPR includes the error of its threshold, which the control documents set. "
-    f"With fewer of them than about 3.7 / FPR (36 at 10{PERCENT}, 368 at 1{PERCENT}) it begins "
-    "at 0."
+    f"With fewer of them than about 3.7 / FPR (36 at 10{fmt.PERCENT}, 368 at 1{fmt.PERCENT}) it "
+    "begins at 0."
 )
 _MOST_SCORES = 40
 _MOST_RATES = 6
@@ -80,7 +71,7 @@ def build_membership(report: AuditReport) -> Section:
 
 def name_score(score: str) -> str:
     """Name a membership score for people."""
-    return _NAMES.get(score, clean_name(score, 40))
+    return _NAMES.get(score, fmt.clean_name(score, 40))
 
 
 def warn_of_blind(report: AuditReport) -> Notice | None:
@@ -93,31 +84,31 @@ def warn_of_blind(report: AuditReport) -> Notice | None:
     blind = next((one for one in report.membership if one.score == BLIND), None)
     if blind is None or blind.auc is None or blind.auc.ci is None or blind.auc.ci[0] <= 0.5:
         return None
-    auc = format_interval(blind.auc)
+    auc = fmt.interval(blind.auc)
     return Notice(
         level="warning",
         label="Membership scores prove nothing here",
         text="A bag of words that never asks the model tells trained from control documents "
-        f"(AUC {auc.value}, {CI} {auc.interval}): the texts themselves differ, so that no "
+        f"(AUC {auc.value}, {fmt.CI} {auc.interval}): the texts themselves differ, so that no "
         "membership score shows what the model remembers.",
     )
 
 
 def _build_table(caption: str, scores: list[MembershipScores], notes: tuple[str, ...]) -> Table:
     def column_of_rate(written: str, rate: float) -> Column[MembershipScores]:
-        heading = (f"TPR at {format_threshold(rate)} FPR", f"trained ({CI})")
+        heading = (f"TPR at {fmt.threshold(rate)} FPR", f"trained ({fmt.CI})")
         return Column(heading, lambda s: _show_rate_at(s, written, rate))
 
     columns: list[Column[MembershipScores]] = [
         Column(
             "Score",
             lambda s: show_name(
-                name_score(s.score), clean_text(s.definition) or _DEFINITIONS.get(s.score, "")
+                name_score(s.score), fmt.clean_text(s.definition) or _DEFINITIONS.get(s.score, "")
             ),
         ),
         Column(
-            ("AUC", f"0.5 is chance ({CI})"),
-            lambda s: show_known(s.auc, format_interval, "could not be asked"),
+            ("AUC", f"0.5 is chance ({fmt.CI})"),
+            lambda s: show_known(s.auc, fmt.interval, "could not be asked"),
         ),
         *(column_of_rate(*rate) for rate in _list_rates(scores) if _is_shown(rate[0], scores)),
         Column(("Trained", "documents"), lambda s: s.num_members),
@@ -157,7 +148,7 @@ def _write_notes(scores: list[MembershipScores]) -> tuple[str, ...]:
     left_out = [rate for written, rate in rates if not _is_shown(written, scores)]
     notes = (_RATE_NOTE,) if len(left_out) < len(rates) else ()
     needed = "; ".join(
-        f"TPR at {format_threshold(rate)} FPR needs ≥ {_count_needed(rate):,} control documents"
+        f"TPR at {fmt.threshold(rate)} FPR needs ≥ {_count_needed(rate):,} control documents"
         for rate in left_out
     )
     return (*notes, f"Not shown: {needed}.") if needed else notes
@@ -238,10 +229,10 @@ def _write_lead(changes: list[MaskChange]) -> str:
             "the text is formatted."
         )
     share = worst.mean_leaked_share
-    leaked = "some" if share is None else format_percent(share)
+    leaked = "some" if share is None else fmt.percent(share)
     return (
         f"What one copy hides another teaches: worst is '{_name(worst)}', where "
-        f"{format_of(worst.num_changed, worst.num_passages)} passages have a token that training "
+        f"{fmt.of(worst.num_changed, worst.num_passages)} passages have a token that training "
         f"dropped and the copy does not, {leaked} of a passage's dropped tokens in the mean."
     )
 
@@ -267,9 +258,9 @@ def _build_mask_table(changes: list[MaskChange]) -> Table:
 def _show_leaked(change: MaskChange) -> Content:
     if not change.num_passages:
         return show_missing(_NO_PASSAGE)
-    return show_known(change.mean_leaked_share, format_percent, "not measured")
+    return show_known(change.mean_leaked_share, fmt.percent, "not measured")
 
 
 def _name(change: MaskChange) -> str:
-    spoken = clean_name(change.rewriting.replace("_", " "), 40)
+    spoken = fmt.clean_name(change.rewriting.replace("_", " "), 40)
     return spoken[:1].upper() + spoken[1:]

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 
 from memguard.records import AuditReport, BucketScores, Rate, RiskName
+from memguard.report import formatting as fmt
 from memguard.report.audit_attacks import build_attack_section, find_cost, write_cost
 from memguard.report.audit_canaries import build_canaries
 from memguard.report.audit_doses import (
@@ -35,19 +36,6 @@ from memguard.report.facts import (
     describe_method,
     describe_training,
 )
-from memguard.report.formatting import (
-    COMMAND_LIMIT,
-    RISK_LABELS,
-    SENTENCE_LIMIT,
-    clean_name,
-    clean_text,
-    format_count,
-    format_number,
-    format_of,
-    format_percent,
-    format_percent_ci,
-    format_threshold,
-)
 from memguard.report.page import AuditPage, Fact, Notice, Section
 from memguard.report.tables import describe_times
 from memguard.report.texts import (
@@ -71,18 +59,18 @@ _MOST_NAMED = 4
 
 def digest_report(report: AuditReport) -> AuditPage:
     """Turn an audit report into what its page shows."""
-    name = clean_name(report.model.name, 120)
+    name = fmt.clean_name(report.model.name, 120)
     return AuditPage(
         title=f"Memorization audit: {name}",
         heading=name,
-        tool_version=clean_name(report.tool_version, 40),
+        tool_version=fmt.clean_name(report.tool_version, 40),
         confidentiality=CONFIDENTIALITY,
         identity=describe_identity(report),
         notices=_collect_notices(report),
         verdict=Notice(
             level=report.verdict.level,
             label=VERDICT_LABELS[report.verdict.level],
-            text=clean_text(report.verdict.sentence, 2 * SENTENCE_LIMIT),
+            text=fmt.clean_text(report.verdict.sentence, 2 * fmt.SENTENCE_LIMIT),
         ),
         key_figures=_pick_key_figures(report),
         limits=write_limits(report),
@@ -110,7 +98,7 @@ def digest_report(report: AuditReport) -> AuditPage:
         method=describe_method(report),
         probes=describe_probes(report),
         probes_not_run=describe_not_run(report),
-        command=clean_text(report.method.command, COMMAND_LIMIT),
+        command=fmt.clean_text(report.method.command, fmt.COMMAND_LIMIT),
         environment=describe_environment(report.environment),
         glossary=write_glossary(report),
     )
@@ -131,7 +119,9 @@ def _build_evidence(report: AuditReport) -> tuple[Section, ...]:
 
 def _collect_notices(report: AuditReport) -> tuple[Notice, ...]:
     notices = [
-        Notice(level=banner.level, label=banner.level.capitalize(), text=clean_text(banner.text))
+        Notice(
+            level=banner.level, label=banner.level.capitalize(), text=fmt.clean_text(banner.text)
+        )
         for banner in report.banners[:_MOST_NOTICES]
     ]
     blind = warn_of_blind(report)
@@ -156,15 +146,15 @@ def _pick_key_figures(report: AuditReport) -> tuple[Fact, ...]:
         rate = risks.get(metric)
         if rate is None:
             return
-        value = format_of(rate.num_matched, rate.num_documents)
-        detail = f"{format_percent(rate.rate)}, {format_percent_ci(rate.ci)}"
+        value = fmt.of(rate.num_matched, rate.num_documents)
+        detail = f"{fmt.percent(rate.rate)}, {fmt.percent_ci(rate.ci)}"
         figures.append(Fact(term, value, detail=detail if rate.num_documents else ""))
 
     if bucket:
         times = describe_times(bucket, report)
         known = report.dose_response and bucket.num_repetitions is not None
-        spoken = RISK_LABELS[metric]
-        add(f"{spoken}, {times if known else clean_name(bucket.bucket, 40)}", bucket.risks)
+        spoken = fmt.RISK_LABELS[metric]
+        add(f"{spoken}, {times if known else fmt.clean_name(bucket.bucket, 40)}", bucket.risks)
         add("Base model, same documents", bucket.base_risks)
     if control and control is not bucket:
         add("Control, never trained", control.risks)
@@ -177,7 +167,7 @@ def _pick_key_figures(report: AuditReport) -> tuple[Fact, ...]:
         figures.append(
             Fact(
                 "Held-out NLL",
-                format_number(training.heldout_nll),
+                fmt.number(training.heldout_nll),
                 detail=describe_loss_change(training.heldout_nll, training.base_heldout_nll),
             )
         )
@@ -187,12 +177,12 @@ def _pick_key_figures(report: AuditReport) -> tuple[Fact, ...]:
 def _show_accuracy(bucket: BucketScores, control: BucketScores | None) -> Fact:
     others = {"control": control.model if control else None, "base model": bucket.base}
     known = (
-        f"{name} {format_percent(scores.mean_token_accuracy.value)}"
+        f"{name} {fmt.percent(scores.mean_token_accuracy.value)}"
         for name, scores in others.items()
         if scores and scores.mean_token_accuracy
     )
     mine = bucket.model.mean_token_accuracy
-    value = format_percent(mine.value if mine else None)
+    value = fmt.percent(mine.value if mine else None)
     return Fact("Token accuracy, teacher-forced", value, detail=", ".join(known))
 
 
@@ -210,7 +200,7 @@ def _show_cost(report: AuditReport, bucket: str) -> list[Fact]:
 
 def _write_summary_lead(report: AuditReport) -> tuple[str, ...]:
     method = report.method
-    share = format_threshold(method.max_edit_share)
+    share = fmt.threshold(method.max_edit_share)
     lead = [
         "Exact match understates memorization: one wrong token breaks it. Near-verbatim is what "
         f"greedy decoding really generates from the prefix, with at most {share} of the tokens "
@@ -235,18 +225,18 @@ def _tell_generated(report: AuditReport) -> str:
     """Say of how many documents text was generated, and what is known of the others."""
     found = report.generated
     if found.reason_not_generated is not None:
-        return f"Nothing was generated: {clean_text(found.reason_not_generated)}."
-    text = f"Text was generated for {format_count(found.num_generated)} documents"
+        return f"Nothing was generated: {fmt.clean_text(found.reason_not_generated)}."
+    text = f"Text was generated for {fmt.count(found.num_generated)} documents"
     if found.num_verbatim:
         text += (
-            f"; that of {format_count(found.num_verbatim)} others, which are verbatim, is known "
+            f"; that of {fmt.count(found.num_verbatim)} others, which are verbatim, is known "
             "from the teacher-forced pass"
         )
     left = found.num_below_floor - found.num_checked
     if left:
         text += (
-            f". {format_count(left)} documents with a teacher-forced accuracy below "
-            f"{format_threshold(found.floor)} were not generated; in a random sample of "
-            f"{format_count(found.num_checked)} such documents that were, none is near-verbatim"
+            f". {fmt.count(left)} documents with a teacher-forced accuracy below "
+            f"{fmt.threshold(found.floor)} were not generated; in a random sample of "
+            f"{fmt.count(found.num_checked)} such documents that were, none is near-verbatim"
         )
     return f"{text}."

@@ -14,15 +14,7 @@ from memguard.records import (
     ProbeRun,
     Rate,
 )
-from memguard.report.formatting import (
-    CI,
-    clean_name,
-    clean_text,
-    format_count,
-    format_interval,
-    format_settings,
-    format_share,
-)
+from memguard.report import formatting as fmt
 from memguard.report.page import Cell, Fact, Section, Table
 from memguard.report.tables import (
     Column,
@@ -46,7 +38,7 @@ def describe_probes(report: AuditReport) -> tuple[Fact, ...]:
     settings = {str(probe.get("name")): probe for probe in report.method.probes}
     return tuple(
         Fact(
-            clean_name(run.name),
+            fmt.clean_name(run.name),
             _count_documents(run),
             detail=_describe_settings(run, settings.get(run.name, {}))
             + (_name_missing_scores(report) if run.name == "membership" else ""),
@@ -58,19 +50,22 @@ def describe_probes(report: AuditReport) -> tuple[Fact, ...]:
 def describe_not_run(report: AuditReport) -> tuple[Fact, ...]:
     """List the probes of the suite that did not run, and why."""
     return tuple(
-        Fact(clean_name(run.name), "not run", detail=_explain(run)) for run in _list_not_run(report)
+        Fact(fmt.clean_name(run.name), "not run", detail=_explain(run))
+        for run in _list_not_run(report)
     )
 
 
 def write_ran(report: AuditReport) -> str:
     """List the probes that ran: ``extraction (80 documents), canaries (32 canaries)``."""
-    ran = [f"{clean_name(run.name)} ({_count_documents(run)})" for run in _list_ran(report)]
+    ran = [f"{fmt.clean_name(run.name)} ({_count_documents(run)})" for run in _list_ran(report)]
     return ", ".join(ran) or "none"
 
 
 def write_not_run(report: AuditReport) -> str:
     """List the probes of the suite that did not run, with their reasons; "" where all ran."""
-    return "; ".join(f"{clean_name(run.name)} ({_explain(run)})" for run in _list_not_run(report))
+    return "; ".join(
+        f"{fmt.clean_name(run.name)} ({_explain(run)})" for run in _list_not_run(report)
+    )
 
 
 def _list_ran(report: AuditReport) -> list[ProbeRun]:
@@ -87,12 +82,12 @@ def _count_documents(run: ProbeRun) -> str:
     """Write what a probe that ran has a result for: ``80 documents``."""
     assert run.num_documents is not None, "it ran"
     unit = run.counted.removesuffix("s") if run.num_documents == 1 else run.counted
-    return f"{format_count(run.num_documents)} {unit}"
+    return f"{fmt.count(run.num_documents)} {unit}"
 
 
 def _explain(run: ProbeRun) -> str:
     """Say why a probe did not run."""
-    return clean_text(run.reason_not_run or "")
+    return fmt.clean_text(run.reason_not_run or "")
 
 
 def _name_missing_scores(report: AuditReport) -> str:
@@ -101,14 +96,14 @@ def _name_missing_scores(report: AuditReport) -> str:
     asked = probe.get("scores")
     known = {one.score for one in report.membership if one.auc is not None}
     missing = [str(one) for one in asked if one not in known] if isinstance(asked, list) else []
-    names = ", ".join(clean_name(one, 40) for one in missing[:_MOST_PROBES])
+    names = ", ".join(fmt.clean_name(one, 40) for one in missing[:_MOST_PROBES])
     return f"; not computed: {names}" if names else ""
 
 
 def _describe_settings(run: ProbeRun, probe: dict[str, Any]) -> str:
     settings = {key: value for key, value in probe.items() if key not in ("name", "version")}
-    version = f"version {format_count(run.version)}"
-    return f"{version}; {format_settings(settings)}" if settings else version
+    version = f"version {fmt.count(run.version)}"
+    return f"{version}; {fmt.settings(settings)}" if settings else version
 
 
 PLAIN = "plain"
@@ -173,9 +168,7 @@ def show_measured_base(group: Group, metric: str, bucket: str, unit: str = "") -
 def _show_score(score: Rate | Interval, unit: str) -> Content:
     if isinstance(score, Rate):
         return show_rate(score)
-    return (
-        format_share(score) if unit == "share" else format_interval(score, _DECIMALS.get(unit, 3))
-    )
+    return fmt.share(score) if unit == "share" else fmt.interval(score, _DECIMALS.get(unit, 3))
 
 
 def explain_absence(report: AuditReport, probe: str, what: str) -> str:
@@ -191,7 +184,7 @@ def explain_absence(report: AuditReport, probe: str, what: str) -> str:
         return f"Probe '{probe}' did not run: {_explain(run)}."
     if run is not None:
         return f"Probe '{probe}' ran, but this report holds no number of it."
-    suite, version = clean_name(report.method.suite), report.method.suite_version
+    suite, version = fmt.clean_name(report.method.suite), report.method.suite_version
     other = "" if suite == "full" else "; '--suite full' does"
     return f"Suite '{suite}' (version {version:,}) {what}{other}."
 
@@ -250,7 +243,7 @@ def _build_windows(
     ]
     left_out = len(report.buckets) - _MOST_BUCKETS
     return make_table(
-        f"{caption} ({CI}{'; below: base model' if has_base else ''})",
+        f"{caption} ({fmt.CI}{'; below: base model' if has_base else ''})",
         columns,
         make_rows(columns, measured),
         shown=_SHOWN_WINDOWS,
@@ -261,7 +254,7 @@ def _build_windows(
 
 def _name_window(group: Group) -> Cell:
     prefix, size, offset = (
-        format_count(value) if isinstance(value, int) else "?"
+        fmt.count(value) if isinstance(value, int) else "?"
         for value in map(group.parameters.get, ("prefix_tokens", "continuation_tokens", "offset"))
     )
     start = "from the first token" if offset == "0" else f"from token {offset}"
@@ -317,7 +310,7 @@ def build_generation(report: AuditReport) -> Section | None:
     ]
     written = [(bucket, group) for bucket in report.buckets for group in groups]
     table = make_table(
-        f"What was written, compared with the true continuation ({CI})",
+        f"What was written, compared with the true continuation ({fmt.CI})",
         columns,
         make_rows_over_base(columns, written, lambda row: tone_of_bucket(row[0])),
         shown=_SHOWN_WRITTEN_ROWS,
@@ -340,5 +333,5 @@ def build_generation(report: AuditReport) -> Section | None:
 def _name_decoding(group: Group) -> str:
     decoding = group.parameters.get("decoding")
     if not isinstance(decoding, str):
-        return format_settings(group.parameters)
-    return "greedy" if decoding == "greedy" else f"drawn, {clean_name(decoding, 40)}"
+        return fmt.settings(group.parameters)
+    return "greedy" if decoding == "greedy" else f"drawn, {fmt.clean_name(decoding, 40)}"

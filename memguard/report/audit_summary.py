@@ -8,22 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from memguard.records import AuditReport, BucketScores, Finding, Interval, RiskName
+from memguard.report import formatting as fmt
 from memguard.report.audit_probes import Group, find_measured, group_measures
-from memguard.report.formatting import (
-    CI,
-    PERCENT,
-    clean_name,
-    clean_text,
-    format_count,
-    format_difference,
-    format_hash,
-    format_interval,
-    format_number,
-    format_of,
-    format_points,
-    format_repetitions,
-    format_share,
-)
 from memguard.report.page import Cell, Table
 from memguard.report.tables import (
     Column,
@@ -42,7 +28,7 @@ _GREEDY: tuple[tuple[RiskName, str], ...] = (
     ("verbatim", "Verbatim"),
     ("near_verbatim", "Near-verbatim"),
 )
-_PERCENT_90 = f"90{PERCENT}"
+_PERCENT_90 = f"90{fmt.PERCENT}"
 
 
 def build_summary(report: AuditReport) -> Table:
@@ -50,21 +36,21 @@ def build_summary(report: AuditReport) -> Table:
 
     def minus_control(risk: RiskName, label: str) -> Column[BucketScores]:
         return Column(
-            (f"{label} − control", f"points ({CI})"),
-            lambda b: format_points(b.minus_control.get(risk)),
+            (f"{label} − control", f"points ({fmt.CI})"),
+            lambda b: fmt.points(b.minus_control.get(risk)),
         )
 
     # Without a control there is nothing to subtract.
     is_compared = any(bucket.minus_control for bucket in report.buckets)
-    documents = f"documents ({CI})"
+    documents = f"documents ({fmt.CI})"
     columns = (
         scores_column(("Verbatim", documents), lambda s: s.verbatim),
         scores_column(("Near-verbatim", documents), lambda s: show_rate(s.near_verbatim)),
         *(minus_control(risk, label) for risk, label in _GREEDY if is_compared),
         scores_column((f"{_PERCENT_90} teacher-forced", documents), lambda s: s.teacher_forced_90),
         scores_column(
-            ("Token accuracy", f"teacher-forced, mean ({CI})"),
-            lambda s: format_share(s.mean_token_accuracy),
+            ("Token accuracy", f"teacher-forced, mean ({fmt.CI})"),
+            lambda s: fmt.share(s.mean_token_accuracy),
         ),
     )
     caption = "Documents extracted by greedy decoding, and what is known token by token"
@@ -76,19 +62,19 @@ def build_details(report: AuditReport) -> Table:
     columns: tuple[Column[BucketScores], ...] = (
         scores_column(
             ("Median first divergence", f"token, of {report.method.continuation_tokens:,}"),
-            lambda s: format_number(s.median_first_divergence, 1),
+            lambda s: fmt.number(s.median_first_divergence, 1),
         ),
         Column(
             ("Extraction strength", "mean, 0 to 1"),
-            lambda b: format_number(b.mean_extraction_strength),
+            lambda b: fmt.number(b.mean_extraction_strength),
         ),
         scores_column(
-            ("Log-probability", f"nats a token ({CI})"), lambda s: format_interval(s.mean_logprob)
+            ("Log-probability", f"nats a token ({fmt.CI})"), lambda s: fmt.interval(s.mean_logprob)
         ),
-        Column(("Type-token ratio", "true text"), lambda b: format_number(b.mean_type_token_ratio)),
+        Column(("Type-token ratio", "true text"), lambda b: fmt.number(b.mean_type_token_ratio)),
         Column(
             ("Type-token ratio", "model's choices"),
-            lambda b: format_number(b.mean_argmax_type_token_ratio),
+            lambda b: fmt.number(b.mean_argmax_type_token_ratio),
         ),
         Column(("Tiny margins", "documents"), lambda b: b.num_tiny_margin),
         Column(("Scored", "documents"), lambda b: b.num_documents),
@@ -104,10 +90,10 @@ def build_details(report: AuditReport) -> Table:
 
 
 _ADDED: Mapping[str, Heading] = {
-    "verbatim": ("Verbatim", f"points ({CI})"),
-    "near_verbatim": ("Near-verbatim", f"points ({CI})"),
-    "token_accuracy": ("Token accuracy", f"teacher-forced, points ({CI})"),
-    "logprob": ("Log-probability", f"nats a token ({CI})"),
+    "verbatim": ("Verbatim", f"points ({fmt.CI})"),
+    "near_verbatim": ("Near-verbatim", f"points ({fmt.CI})"),
+    "token_accuracy": ("Token accuracy", f"teacher-forced, points ({fmt.CI})"),
+    "logprob": ("Log-probability", f"nats a token ({fmt.CI})"),
 }
 
 
@@ -143,8 +129,8 @@ def _show_added(group: Group, metric: str, bucket: str) -> Content:
         empty = found is not None and not found.num_documents
         return show_missing("no documents" if empty else "not measured")
     if group.measures[metric].unit in ("documents", "share"):
-        return format_points(found.counterfactual)
-    return format_difference(found.counterfactual)
+        return fmt.points(found.counterfactual)
+    return fmt.difference(found.counterfactual)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -191,9 +177,9 @@ def tell_learned(found: list[Learned]) -> str:
         return ""
     told = []
     for one in found:
-        gain, excess = format_points(one.gain), format_points(one.gain_minus_control)
+        gain, excess = fmt.points(one.gain), fmt.points(one.gain_minus_control)
         told.append(
-            f"{clean_name(one.bucket.bucket, 40)}: {gain.value}, "
+            f"{fmt.clean_name(one.bucket.bucket, 40)}: {gain.value}, "
             f"{excess.value} more than in the control ({excess.interval})"
         )
     return (
@@ -217,22 +203,22 @@ def build_findings(report: AuditReport) -> Table | None:
     columns: list[Column[Finding]] = [
         Column(
             ("Document", "and what was found"),
-            lambda f: show_name(clean_name(f.id, _ID_LIMIT), clean_text(f.sentence)),
+            lambda f: show_name(fmt.clean_name(f.id, _ID_LIMIT), fmt.clean_text(f.sentence)),
         ),
         Column("Severity", lambda f: Cell(f.severity, kind="level", level=f.severity)),
         Column(
             ("Bucket", "times trained"),
-            lambda f: show_name(clean_name(f.bucket), format_repetitions(f.num_repetitions)),
+            lambda f: show_name(fmt.clean_name(f.bucket), fmt.repetitions(f.num_repetitions)),
         ),
         Column(
             ("Tokens right", "base model's below") if has_base else "Tokens right", _show_correct
         ),
         Column(("First divergence", "token"), _write_divergence),
-        Column(("Log-probability", "nats, in all"), lambda f: format_number(f.logprob)),
+        Column(("Log-probability", "nats, in all"), lambda f: fmt.number(f.logprob)),
     ]
     if _has_hashes(report):
         columns.append(
-            Column(("Text", "keyed hash"), lambda f: Cell(format_hash(f.text_hmac), kind="hash"))
+            Column(("Text", "keyed hash"), lambda f: Cell(fmt.hash(f.text_hmac), kind="hash"))
         )
     return make_table(
         "Documents the model recites",
@@ -250,13 +236,13 @@ def _has_hashes(report: AuditReport) -> bool:
 def _show_correct(finding: Finding) -> Cell:
     whole, base = finding.continuation_tokens, finding.base_num_correct
     return Cell(
-        format_of(finding.num_correct, whole), detail="" if base is None else format_of(base, whole)
+        fmt.of(finding.num_correct, whole), detail="" if base is None else fmt.of(base, whole)
     )
 
 
 def _write_divergence(finding: Finding) -> str:
     is_whole = finding.first_divergence >= finding.continuation_tokens
-    return "none" if is_whole else format_count(finding.first_divergence)
+    return "none" if is_whole else fmt.count(finding.first_divergence)
 
 
 def write_findings_note(report: AuditReport) -> str:
@@ -264,13 +250,13 @@ def write_findings_note(report: AuditReport) -> str:
     if not report.num_findings:
         return "No document met the rule for a finding in the probes that ran."
     shown = min(len(report.findings), _MOST_FINDINGS)
-    found = format_count(report.num_findings)
+    found = fmt.count(report.num_findings)
     if report.num_findings == 1:
         text = "One finding."
     elif shown >= report.num_findings:
         text = f"All {found} findings, worst first."
     else:
-        text = f"The first {format_count(shown)} of {found} findings, worst first."
+        text = f"The first {fmt.count(shown)} of {found} findings, worst first."
     if _has_hashes(report):
         text += " Texts are identified by keyed hash; the key stays in the run's private folder."
     return text

@@ -6,19 +6,7 @@ Each setting once, over its seeds; what no other beats, and which one to take.
 from collections.abc import Callable, Sequence
 
 from memguard.records import NUM_RISK_QUERIES, Comparison, ComparisonCell, FrontPoint, RiskName
-from memguard.report.formatting import (
-    PERCENT,
-    SENTENCE_LIMIT,
-    clean_name,
-    clean_text,
-    format_change,
-    format_change_range,
-    format_count,
-    format_number,
-    format_percent,
-    format_percent_range,
-    relative_change,
-)
+from memguard.report import formatting as fmt
 from memguard.report.page import (
     Cell,
     Fact,
@@ -58,8 +46,10 @@ def tell_recommendation(comparison: Comparison) -> Fact:
     """Return the sentence and its rule."""
     found = comparison.recommendation
     # It names up to four settings with their intervals, and must not be cut.
-    limit = 3 * SENTENCE_LIMIT
-    return Fact("Rule", clean_text(found.sentence, limit), detail=clean_text(found.rule, limit))
+    limit = 3 * fmt.SENTENCE_LIMIT
+    return Fact(
+        "Rule", fmt.clean_text(found.sentence, limit), detail=fmt.clean_text(found.rule, limit)
+    )
 
 
 def build_front(comparison: Comparison) -> Figure | None:
@@ -83,11 +73,11 @@ def build_front(comparison: Comparison) -> Figure | None:
         key="front",
         title="Risk against utility",
         chart=chart,
-        caption=f"Best is the lower left corner. Crosses are 95{PERCENT} intervals: of the risk "
-        "over documents and seeds, of the loss over seeds, each against the first setting with "
-        "that seed (none for one seed). The line joins the settings that no other beats in both; "
-        "grey ones are beaten. Right of the base model's "
-        "line a setting is worse on held-out documents than before training.",
+        caption=f"Best is the lower left corner. Crosses are 95{fmt.PERCENT} intervals: of the "
+        "risk over documents and seeds, of the loss over seeds, each against the first setting "
+        "with that seed (none for one seed). The line joins the settings that no other beats in "
+        "both; grey ones are beaten. Right of the base model's line a setting is worse on held-out "
+        "documents than before training.",
         table=table,
     )
 
@@ -96,16 +86,16 @@ def _build_front_table(comparison: Comparison) -> Table:
     first = comparison.front[0]
 
     def show_change(point: FrontPoint) -> Cell:
-        change = format_change(relative_change(point.utility, first.utility))
+        change = fmt.change(fmt.relative_change(point.utility, first.utility))
         return Cell(
             "reference" if point is first else change,
-            detail=format_change_range(point.utility_change),
+            detail=fmt.change_range(point.utility_change),
         )
 
     columns: tuple[Column[FrontPoint], ...] = (
-        Column("Setting", lambda p: clean_name(p.name)),
+        Column("Setting", lambda p: fmt.clean_name(p.name)),
         Column(("Risk", "documents"), show_risk),
-        Column(("Held-out NLL", "nats"), lambda p: format_number(p.utility)),
+        Column(("Held-out NLL", "nats"), lambda p: fmt.number(p.utility)),
         Column(("Change", f"against '{name_first(comparison, 16)}'"), show_change),
         Column(
             "Dominated by",
@@ -123,7 +113,7 @@ def _tell_risk() -> str:
     return (
         "Risk: the worst rate of extraction among the documents that a setting trained most often: "
         "verbatim or near-verbatim by greedy decoding, verbatim within "
-        f"{format_count(NUM_RISK_QUERIES)} queries, verbatim by the best attack; each where every "
+        f"{fmt.count(NUM_RISK_QUERIES)} queries, verbatim by the best attack; each where every "
         "run measured it. Attacks run on a sample of the documents."
     )
 
@@ -142,8 +132,8 @@ def show_risk(point: FrontPoint | None) -> Cell:
     if point is None or point.risk is None or point.risk_by is None:
         return show_missing("not measured")
     return Cell(
-        format_percent(point.risk),
-        detail=format_percent_range(point.risk_ci),
+        fmt.percent(point.risk),
+        detail=fmt.percent_range(point.risk_ci),
         note=_SPOKEN[point.risk_by],
     )
 
@@ -154,17 +144,17 @@ def name_dominators(point: FrontPoint | None) -> str:
         return ""
     first = (point.dominated_beyond_ci_by or point.dominated_by)[0]
     more = len(point.dominated_by) - 1
-    name = f"'{clean_name(first, CHART_NAME_LIMIT)}'"
+    name = f"'{fmt.clean_name(first, CHART_NAME_LIMIT)}'"
     return f"{name} and {more:,} more" if more else name
 
 
 def _place(point: FrontPoint, comparison: Comparison) -> Mark | None:
-    x = relative_change(point.utility, comparison.front[0].utility)
+    x = fmt.relative_change(point.utility, comparison.front[0].utility)
     if point.risk is None or x is None:
         return None
     ends = point.utility_change.ci if point.utility_change else None
     return Mark(
-        label=clean_name(point.name, CHART_NAME_LIMIT),
+        label=fmt.clean_name(point.name, CHART_NAME_LIMIT),
         x=100 * x,
         x_ends=None if ends is None else (100 * ends[0], 100 * ends[1]),
         y=100 * point.risk,
@@ -205,7 +195,7 @@ def build_trends(comparison: Comparison) -> tuple[Figure, ...]:
         chart = LineChart(
             description=f"Line chart, {title.lower()} by number of repetitions. "
             + " ".join(_describe_row(row) for row in table.rows[:12]),
-            ticks=tuple(clean_name(dose, 8) for dose in doses),
+            ticks=tuple(fmt.clean_name(dose, 8) for dose in doses),
             lines=lines,
             y_label=unit,
             control_at=doses.index("0") if "0" in doses else None,
@@ -240,7 +230,7 @@ def _build_lines(comparison: Comparison, doses: Sequence[str], select: Select) -
             if value is not None:
                 points.append(Point(x=x + shift, y=100 * value))
         if points:
-            label = clean_name(one.name, CHART_NAME_LIMIT)
+            label = fmt.clean_name(one.name, CHART_NAME_LIMIT)
             style = str(number) if one.runs else "base"
             lines.append(Line(label=label, style=style, points=tuple(points)))
     return tuple(lines)
@@ -248,10 +238,10 @@ def _build_lines(comparison: Comparison, doses: Sequence[str], select: Select) -
 
 def _build_table(comparison: Comparison, doses: Sequence[str], select: Select) -> Table:
     def column_of(dose: str) -> Column[Setting]:
-        return Column(clean_name(dose, 8), lambda one: format_percent(_average(one, dose, select)))
+        return Column(fmt.clean_name(dose, 8), lambda one: fmt.percent(_average(one, dose, select)))
 
     columns: tuple[Column[Setting], ...] = (
-        Column("Setting", lambda one: clean_name(one.name)),
+        Column("Setting", lambda one: fmt.clean_name(one.name)),
         *map(column_of, doses),
     )
     shown = [*list_settings(comparison), get_base(comparison)]

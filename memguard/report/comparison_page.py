@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from memguard.records import NUM_RISK_QUERIES, Comparison, ComparisonCell, Rate
+from memguard.report import formatting as fmt
 from memguard.report.audit_attacks import write_cost_in_queries
 from memguard.report.comparison_front import build_front, build_trends, tell_recommendation
 from memguard.report.comparison_paired import build_paired, build_paired_canaries
@@ -13,19 +14,6 @@ from memguard.report.comparison_tables import (
     build_settings,
 )
 from memguard.report.facts import describe_environment
-from memguard.report.formatting import (
-    COMMAND_LIMIT,
-    PERCENT,
-    clean_name,
-    clean_text,
-    format_change,
-    format_count,
-    format_hash,
-    format_of,
-    format_percent,
-    format_percent_ci,
-    format_points,
-)
 from memguard.report.page import ComparisonPage, Fact
 from memguard.report.seed_means import (
     Setting,
@@ -46,12 +34,12 @@ _IN_SHORT = 12
 
 def digest_comparison(comparison: Comparison) -> ComparisonPage:
     """Turn a comparison into what its page shows."""
-    name = clean_name(comparison.name)
+    name = fmt.clean_name(comparison.name)
     gains = build_gains(comparison)
     return ComparisonPage(
         title=f"Comparison: {name}",
         heading=name,
-        tool_version=clean_name(comparison.tool_version, 40),
+        tool_version=fmt.clean_name(comparison.tool_version, 40),
         confidentiality=COMPARISON_CONFIDENTIALITY,
         identity=_describe_identity(comparison),
         recommendation=tell_recommendation(comparison),
@@ -64,7 +52,7 @@ def digest_comparison(comparison: Comparison) -> ComparisonPage:
         figures=tuple(filter(None, (build_front(comparison), *build_trends(comparison)))),
         extraction=build_extraction(comparison),
         settings=build_settings(comparison),
-        command=clean_text(comparison.command, COMMAND_LIMIT),
+        command=fmt.clean_text(comparison.command, fmt.COMMAND_LIMIT),
         environment=describe_environment(comparison.environment),
         glossary=write_glossary(None, attacked=gains is not None),
     )
@@ -81,14 +69,14 @@ def _describe_identity(comparison: Comparison) -> tuple[Fact, ...]:
             detail=f"{len(settings):,} runs",
         ),
         Fact("Seeds", ", ".join(map(str, seeds[:12]))),
-        Fact("Documents", format_hash(comparison.documents_sha256), code=True),
+        Fact("Documents", fmt.hash(comparison.documents_sha256), code=True),
         Fact("Continuation", f"{comparison.continuation_tokens:,} tokens"),
         Fact(
             "Held-out NLL on",
-            f"{format_count(first.num_documents)} documents",
-            detail=f"{format_count(first.num_tokens)} tokens",
+            f"{fmt.count(first.num_documents)} documents",
+            detail=f"{fmt.count(first.num_tokens)} tokens",
         ),
-        Fact("Made with", f"memguard {clean_name(comparison.tool_version, 40)}"),
+        Fact("Made with", f"memguard {fmt.clean_name(comparison.tool_version, 40)}"),
     )
 
 
@@ -102,7 +90,7 @@ def _write_in_short_lead(comparison: Comparison) -> str:
 def _write_in_short(comparison: Comparison) -> tuple[Fact, ...]:
     """Say each setting's risk and cost in one sentence, and what the control shows."""
     sentences = [
-        Fact(clean_name(setting.name), _summarise(comparison, setting))
+        Fact(fmt.clean_name(setting.name), _summarise(comparison, setting))
         for setting in list_settings(comparison)[:_IN_SHORT]
     ]
     return (*sentences, *_summarise_control(comparison))
@@ -112,7 +100,7 @@ def _summarise(comparison: Comparison, setting: Setting) -> str:
     loss = f"held-out NLL {show_loss(comparison, setting).text}"
     change = compute_change(comparison, setting)
     if setting.name != comparison.settings[0].name and change is not None:
-        loss += f" ({format_change(change)} against '{name_first(comparison)}')"
+        loss += f" ({fmt.change(change)} against '{name_first(comparison)}')"
     cells = setting.cells
     num_documents = sum(cell.num_documents for cell in cells)
     if not num_documents:
@@ -120,17 +108,17 @@ def _summarise(comparison: Comparison, setting: Setting) -> str:
     verbatim = sum(cell.num_matched for cell in cells)
     other = tell_other_dose(setting, comparison)
     text = f"{other}: " if other else ""
-    text += f"{format_of(verbatim, num_documents)} verbatim"
+    text += f"{fmt.of(verbatim, num_documents)} verbatim"
     near = [cell.near_verbatim for cell in cells if cell.near_verbatim]
     if len(near) == len(cells):
-        text += f", {format_of(sum(one.num_matched for one in near), num_documents)} near-verbatim"
+        text += f", {fmt.of(sum(one.num_matched for one in near), num_documents)} near-verbatim"
     else:
         text += ", near-verbatim not generated"
     if not verbatim and not any(one.num_matched for one in near) and len(cells) == 1:
-        text += f" ({format_percent_ci(cells[0].ci)})"
+        text += f" ({fmt.percent_ci(cells[0].ci)})"
     accuracy = average([cell.mean_token_accuracy for cell in cells])
     if accuracy is not None:
-        text += f", teacher-forced accuracy {format_percent(accuracy)}"
+        text += f", teacher-forced accuracy {fmt.percent(accuracy)}"
     return f"{text}{_tell_attacks(cells)}; {loss}."
 
 
@@ -153,7 +141,7 @@ def _tell_attacks(cells: Sequence[ComparisonCell]) -> str:
             sum(rate.num_matched for rate in best),
             sum(rate.num_documents for rate in best),
         )
-        text += f"; the best attack gets {format_of(num_matched, num_documents)}"
+        text += f"; the best attack gets {fmt.of(num_matched, num_documents)}"
     return text
 
 
@@ -163,12 +151,12 @@ def _summarise_control(comparison: Comparison) -> tuple[Fact, ...]:
         return ()
     most = max(controls, key=_count_greedy)
     how = "verbatim" if most.near_verbatim is None else "near-verbatim"
-    text = f"{format_of(_count_greedy(most), most.num_documents)} {how}"
+    text = f"{fmt.of(_count_greedy(most), most.num_documents)} {how}"
     if _count_greedy(most):
         text = f"at most {text}"
     shares = [c.mean_token_accuracy for c in controls if c.mean_token_accuracy is not None]
     if shares:
-        low, high = format_percent(min(shares)), format_percent(max(shares))
+        low, high = fmt.percent(min(shares)), fmt.percent(max(shares))
         text += f", teacher-forced accuracy {low if low == high else f'{low} to {high}'}"
     return (Fact("Control, never trained", f"{text}, over all settings."),)
 
@@ -189,12 +177,12 @@ def _tell_learned(comparison: Comparison) -> tuple[str, ...]:
     if not shown:
         return ()
     gain, setting, dose = max(shown, key=lambda one: one[0].value)
-    told = format_points(gain)
+    told = fmt.points(gain)
     return (
         f"With '{label_setting(setting, comparison)}' no document {name_dose(dose)} is extracted, "
         f"yet training raised their teacher-forced token accuracy by {told.value} more than that "
-        f"of the control ({told.interval}): 0{PERCENT} extracted does not mean that nothing was "
-        "learned of them.",
+        f"of the control ({told.interval}): 0{fmt.PERCENT} extracted does not mean that nothing "
+        "was learned of them.",
     )
 
 

@@ -4,15 +4,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from memguard.records import Comparison, PairedCanaries, PairedCounts, PairedResult
-from memguard.report.formatting import (
-    CI,
-    PERCENT,
-    clean_name,
-    format_count,
-    format_difference,
-    format_p,
-    format_points,
-)
+from memguard.report import formatting as fmt
 from memguard.report.page import Cell, Table
 from memguard.report.seed_means import name_dose
 from memguard.report.tables import Column, Content, make_rows, make_table, show_missing, show_name
@@ -29,14 +21,14 @@ def build_paired(comparison: Comparison) -> Table | None:
         return None
     highest = max(result.num_repetitions for result in results)
     seeds = len({result.seed for result in results}) > 1
-    first, seed = clean_name(results[0].against, _NAME_LIMIT), results[0].seed
+    first, seed = fmt.clean_name(results[0].against, _NAME_LIMIT), results[0].seed
     shown = [r for r in results if r.num_repetitions == highest and r.seed == seed]
     others = sorted(
         (result for result in results if result not in shown), key=lambda r: -r.num_repetitions
     )
 
     def name(result: PairedResult) -> Cell:
-        documents = f"{format_count(result.num_documents)} {name_dose(str(result.num_repetitions))}"
+        documents = f"{fmt.count(result.num_documents)} {name_dose(str(result.num_repetitions))}"
         return show_name(_name_setting(result, seeds), documents)
 
     columns: tuple[Column[PairedResult], ...] = (
@@ -44,8 +36,8 @@ def build_paired(comparison: Comparison) -> Table | None:
         *_list_counts(first, "verbatim", lambda r: r.verbatim),
         *_list_counts(first, "near-verbatim", lambda r: r.near_verbatim),
         Column(
-            ("Token accuracy", f"teacher-forced, difference ({CI})"),
-            lambda r: format_points(r.token_accuracy_difference),
+            ("Token accuracy", f"teacher-forced, difference ({fmt.CI})"),
+            lambda r: fmt.points(r.token_accuracy_difference),
         ),
     )
     return make_table(
@@ -59,7 +51,7 @@ def build_paired(comparison: Comparison) -> Table | None:
 
 
 def _name_setting(result: PairedResult | PairedCanaries, seeds: bool) -> str:
-    name = clean_name(result.setting)
+    name = fmt.clean_name(result.setting)
     return f"{name}, seed {result.seed}" if seeds else name
 
 
@@ -69,16 +61,16 @@ def build_paired_canaries(comparison: Comparison) -> Table | None:
     if not results:
         return None
     seeds = len({result.seed for result in results}) > 1
-    first, seed = clean_name(results[0].against, _NAME_LIMIT), results[0].seed
+    first, seed = fmt.clean_name(results[0].against, _NAME_LIMIT), results[0].seed
     columns: tuple[Column[PairedCanaries], ...] = (
         Column(
             ("Setting", "trained secrets"),
-            lambda r: show_name(_name_setting(r, seeds), format_count(r.num_canaries)),
+            lambda r: show_name(_name_setting(r, seeds), fmt.count(r.num_canaries)),
         ),
         *_list_counts(first, "recited whole", lambda r: r.verbatim),
         Column(
-            ("Exposure", f"difference in bits ({CI})"),
-            lambda r: format_difference(r.exposure_bits_difference, 2),
+            ("Exposure", f"difference in bits ({fmt.CI})"),
+            lambda r: fmt.difference(r.exposure_bits_difference, 2),
         ),
     )
     return make_table(
@@ -107,9 +99,9 @@ def _list_counts(
         return Column((heading, metric), show)
 
     return [
-        column(f"Only '{first}'", lambda counts: format_count(counts.num_only_against)),
-        column("Only this one", lambda counts: format_count(counts.num_only_setting)),
-        column("p", lambda counts: format_p(counts.p_holm)),
+        column(f"Only '{first}'", lambda counts: fmt.count(counts.num_only_against)),
+        column("Only this one", lambda counts: fmt.count(counts.num_only_setting)),
+        column("p", lambda counts: fmt.p(counts.p_holm)),
     ]
 
 
@@ -121,11 +113,12 @@ def _write_notes(first: str, comparison: Comparison) -> tuple[str, ...]:
         "settings extracts; documents that both or neither extract do not tell them apart.",
         "p is the probability of a split at least as uneven if a coin decided, for each of these "
         "documents, which setting extracts it (McNemar's exact test, two-sided). Holm's "
-        f"correction has raised it for the {format_count(num_tests)} tests of this page: all "
-        f"of them together have a chance of at most 5{PERCENT} to give a p below 0.05 where "
+        f"correction has raised it for the {fmt.count(num_tests)} tests of this page: all "
+        f"of them together have a chance of at most 5{fmt.PERCENT} to give a p below 0.05 where "
         "there is no difference.",
         "A large p means that these documents do not tell the two settings apart, not that the "
-        f"settings are alike. The 95{PERCENT} intervals are not corrected: each stands for itself.",
+        f"settings are alike. The 95{fmt.PERCENT} intervals are not corrected: each stands for "
+        "itself.",
     )
 
 
@@ -135,6 +128,6 @@ def _tell_removed(comparison: Comparison) -> tuple[str, ...]:
         return ()
     documents = "document was" if removed == 1 else "documents were"
     return (
-        f"{format_count(removed)} {documents} removed as copies in one run or another. They are "
+        f"{fmt.count(removed)} {documents} removed as copies in one run or another. They are "
         "left out of these tests and of risk against utility, in all runs of that seed.",
     )

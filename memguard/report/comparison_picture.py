@@ -5,9 +5,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from memguard.records import Comparison, ComparisonCell, FrontPoint
+from memguard.report import formatting as fmt
 from memguard.report.charts import paint_front
 from memguard.report.comparison_front import build_front
-from memguard.report.formatting import MISSING, NBSP, clean_name, format_count, format_percent
 from memguard.report.page import FrontChart
 from memguard.report.seed_means import (
     CHART_NAME_LIMIT,
@@ -87,7 +87,7 @@ def _list_groups(comparison: Comparison) -> list[_Group]:
     limit = int(_BARS_WIDTH / (8 * (len(settings) + 1)))
     groups = [
         _Group(
-            label=clean_name(setting.name, min(limit, CHART_NAME_LIMIT)),
+            label=fmt.clean_name(setting.name, min(limit, CHART_NAME_LIMIT)),
             colour=SERIES[number % len(SERIES)],
             values=_list_values(setting.cells, setting.point),
         )
@@ -153,7 +153,7 @@ def _paint_bar(axes: Any, x: float, value: float, ci: Any, colour: str, strength
         axes.vlines([x], [low], [high], color=CARD, linewidth=3, alpha=0.7)
         axes.vlines([x], [low], [high], color=STRONG, linewidth=1.1)
         top = max(top, high)
-    text = format_percent(value / 100).removesuffix(f"{NBSP}%")
+    text = fmt.percent(value / 100).removesuffix(f"{fmt.NBSP}%")
     axes.text(x, top + 1.2, text, ha="center", va="bottom", fontsize=10.5, clip_on=False)
 
 
@@ -177,20 +177,20 @@ def _paint_legend(axes: Any) -> None:
 
 def _write_footer(comparison: Comparison, *, bars: bool) -> str:
     first = name_first(comparison, CHART_NAME_LIMIT)
-    parts = [f"Lines: 95{NBSP}% intervals.", "Grey: beaten by another setting."]
+    parts = [f"Lines: 95{fmt.NBSP}% intervals.", "Grey: beaten by another setting."]
     if bars and "0" in comparison.settings[0].extraction:
         parts.append(f"Control: never trained, with '{first}'.")
     if has_several_seeds(comparison):
         parts.append("Means over seeds.")
-    tokens = format_count(comparison.continuation_tokens)
+    tokens = fmt.count(comparison.continuation_tokens)
     return " ".join([f"Continuation of {tokens} tokens.", *parts])
 
 
 def _describe(comparison: Comparison, groups: list[_Group], shown: str) -> str:
     told = []
     for group in groups:
-        values = [format_percent(value) for value, _ in group.values]
-        if set(values) != {MISSING}:
+        values = [fmt.percent(value) for value, _ in group.values]
+        if set(values) != {fmt.MISSING}:
             named = zip(_METRICS, values, strict=True)
             told.append(f"{group.label}: {', '.join(f'{name} {v}' for (name, _), v in named)}.")
     if told:

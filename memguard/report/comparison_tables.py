@@ -11,24 +11,11 @@ from memguard.records import (
     MatchedShare,
     SettingResult,
 )
+from memguard.report import formatting as fmt
 from memguard.report.audit_attacks import head_attack, list_attacks, write_attack_notes
 from memguard.report.audit_membership import name_score
 from memguard.report.comparison_front import name_dominators, show_risk
 from memguard.report.facts import describe_dropped
-from memguard.report.formatting import (
-    CI,
-    MISSING,
-    PERCENT,
-    clean_name,
-    format_change,
-    format_count,
-    format_duration,
-    format_number,
-    format_of,
-    format_percent,
-    format_percent_range,
-    format_settings,
-)
 from memguard.report.page import Cell, Section, Table
 from memguard.report.seed_means import (
     Setting,
@@ -84,21 +71,23 @@ def _both(heading: Heading, show: Callable[[Setting], Content]) -> Column[Settin
 def build_headline(comparison: Comparison) -> Table:
     """Build the main table: risk, utility and cost of each setting, base model last."""
     spoken = name_dose(pick_highest(comparison))
-    nll, change = format_number(mean_base_nll(comparison)), format_change(base_change(comparison))
+    nll, change = fmt.number(mean_base_nll(comparison)), fmt.change(base_change(comparison))
 
     def name(setting: Setting) -> Cell:
         beaten = name_dominators(setting.point)
         below = describe_setting(setting, comparison)
-        return show_name(clean_name(setting.name), below, f"beaten by {beaten}" if beaten else "")
+        return show_name(
+            fmt.clean_name(setting.name), below, f"beaten by {beaten}" if beaten else ""
+        )
 
     columns: tuple[Column[Setting], ...] = (
         Column("Setting", name, lambda base: show_name(base.name, label_base(comparison))),
         Column(("Risk", "worst rate of extraction"), lambda s: show_risk(s.point)),
-        _both(("Verbatim", spoken), lambda s: show_verbatim(s) if s.cells else MISSING),
-        _both(("Near-verbatim", spoken), lambda s: show_near(s) if s.cells else MISSING),
+        _both(("Verbatim", spoken), lambda s: show_verbatim(s) if s.cells else fmt.MISSING),
+        _both(("Near-verbatim", spoken), lambda s: show_near(s) if s.cells else fmt.MISSING),
         _both(
             ("Token accuracy", "teacher-forced, mean"),
-            lambda s: show_accuracy(s) if s.cells else MISSING,
+            lambda s: show_accuracy(s) if s.cells else fmt.MISSING,
         ),
         Column(
             ("Held-out NLL", f"nats; against '{name_first(comparison, 12)}'"),
@@ -129,8 +118,8 @@ def _write_dropped(setting: Setting) -> str:
 def _show_training(setting: Setting) -> Cell:
     labels = statistics.fmean(run.cost.num_supervised_tokens for run in setting.runs)
     return Cell(
-        format_duration(statistics.fmean(run.cost.train_s for run in setting.runs)),
-        detail=format_count(round(labels)),
+        fmt.duration(statistics.fmean(run.cost.train_s for run in setting.runs)),
+        detail=fmt.count(round(labels)),
     )
 
 
@@ -155,8 +144,8 @@ def build_extraction(comparison: Comparison) -> Table:
             return "not generated"
         if share.rate is None:
             return "no documents"
-        counts = format_of(share.num_matched, cell.num_documents)
-        return f"{counts}, {format_percent(share.rate)} ({format_percent_range(share.ci)})"
+        counts = fmt.of(share.num_matched, cell.num_documents)
+        return f"{counts}, {fmt.percent(share.rate)} ({fmt.percent_range(share.ci)})"
 
     columns: tuple[Column[_Extracted], ...] = (
         Column("Setting", lambda row: row[0]),
@@ -164,12 +153,12 @@ def build_extraction(comparison: Comparison) -> Table:
         Column("Verbatim", lambda row: write_share(row[2], row[2])),
         Column("Near-verbatim", lambda row: write_share(row[2].near_verbatim, row[2])),
         Column(
-            (f"90{PERCENT} teacher-forced", "not extraction"),
+            (f"90{fmt.PERCENT} teacher-forced", "not extraction"),
             lambda row: write_share(row[2].teacher_forced_90, row[2]),
         ),
         Column(
             ("Token accuracy", "teacher-forced"),
-            lambda row: format_percent(row[2].mean_token_accuracy),
+            lambda row: fmt.percent(row[2].mean_token_accuracy),
         ),
     )
     return make_table(
@@ -185,23 +174,23 @@ def build_settings(comparison: Comparison) -> Table:
     """Build the table of each run's settings."""
 
     def name_mitigations(run: SettingResult) -> str:
-        named = "; ".join(format_settings(mitigation) for mitigation in run.mitigations[:20])
+        named = "; ".join(fmt.settings(mitigation) for mitigation in run.mitigations[:20])
         return named or "none (plain loss)"
 
     columns: tuple[Column[SettingResult], ...] = (
-        Column("Setting", lambda run: clean_name(run.name)),
+        Column("Setting", lambda run: fmt.clean_name(run.name)),
         Column("Seed", lambda run: str(run.seed)),
-        Column("Run", lambda run: show_name(clean_name(run.run))),
+        Column("Run", lambda run: show_name(fmt.clean_name(run.run))),
         Column("Mitigations", lambda run: show_name(name_mitigations(run))),
-        Column("Overrides", lambda run: show_name(format_settings(run.overrides))),
-        Column("Steps", lambda run: format_count(run.cost.num_steps)),
+        Column("Overrides", lambda run: show_name(fmt.settings(run.overrides))),
+        Column("Steps", lambda run: fmt.count(run.cost.num_steps)),
     )
     return make_table("Run configuration", columns, make_rows(columns, comparison.settings))
 
 
 _SINGLE_NOTE = (
-    f"Below each number its {CI}, of the attack cost what 10 to 90{PERCENT} of the documents cost, "
-    "and what the control shows."
+    f"Below each number its {fmt.CI}, of the attack cost what 10 to 90{fmt.PERCENT} of the "
+    "documents cost, and what the control shows."
 )
 _SEVERAL_NOTE = (
     "Means over seeds. Below each number the lowest and highest seed where they differ, and what "
@@ -266,7 +255,7 @@ def _build_gains_table(
     columns: tuple[Column[Setting], ...] = (
         Column(
             "Setting",
-            lambda s: show_name(clean_name(s.name), describe_setting(s, comparison)),
+            lambda s: show_name(fmt.clean_name(s.name), describe_setting(s, comparison)),
             lambda base: show_name(base.name, label_base(comparison)),
         ),
         _both(("Verbatim", "documents"), show_mean_verbatim),
@@ -278,7 +267,7 @@ def _build_gains_table(
         Column(
             ("Held-out NLL", f"nats; against '{name_first(comparison, 12)}'"),
             lambda s: show_loss(comparison, s),
-            lambda base: format_number(mean_base_nll(comparison)),
+            lambda base: fmt.number(mean_base_nll(comparison)),
         ),
     )
     notes = [_SEVERAL_NOTE if has_several_seeds(comparison) else _SINGLE_NOTE]

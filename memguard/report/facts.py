@@ -3,19 +3,7 @@
 from collections.abc import Mapping
 
 from memguard.records import AuditReport, Budget, TrainingSummary
-from memguard.report.formatting import (
-    MISSING,
-    clean_name,
-    clean_text,
-    format_count,
-    format_duration,
-    format_hash,
-    format_number,
-    format_percent,
-    format_settings,
-    format_threshold,
-    shorten_place,
-)
+from memguard.report import formatting as fmt
 from memguard.report.page import Fact
 from memguard.report.texts import describe_loss_change, describe_overlap
 
@@ -26,18 +14,18 @@ _WITHIN = "Within the audited part of a document."
 def describe_identity(report: AuditReport) -> tuple[Fact, ...]:
     """List what stands in the head of the page."""
     base = report.model.base
-    created = clean_name(report.created, 40).replace("T", " ").replace("Z", " UTC")
+    created = fmt.clean_name(report.created, 40).replace("T", " ").replace("Z", " UTC")
     return (
-        Fact("Weights", format_hash(report.model.weights_sha256), code=True),
-        Fact("Parameters", format_count(report.model.num_parameters)),
+        Fact("Weights", fmt.hash(report.model.weights_sha256), code=True),
+        Fact("Parameters", fmt.count(report.model.num_parameters)),
         Fact(
             "Base model",
-            clean_name(shorten_place(base), 48) if base else "not scored",
-            detail=format_hash(report.model.base_weights_sha256) if base else "",
+            fmt.clean_name(fmt.shorten_place(base), 48) if base else "not scored",
+            detail=fmt.hash(report.model.base_weights_sha256) if base else "",
         ),
-        Fact("Documents", format_hash(report.data.documents_sha256), code=True),
-        Fact("Run", clean_name(report.run) if report.run else "not trained here"),
-        Fact("Made", created, detail=f"memguard {clean_name(report.tool_version, 40)}"),
+        Fact("Documents", fmt.hash(report.data.documents_sha256), code=True),
+        Fact("Run", fmt.clean_name(report.run) if report.run else "not trained here"),
+        Fact("Made", created, detail=f"memguard {fmt.clean_name(report.tool_version, 40)}"),
     )
 
 
@@ -49,14 +37,14 @@ _PRIVACY_LIMITS = (
 
 def describe_training(training: TrainingSummary) -> tuple[Fact, ...]:
     """List what was trained, at which cost and with which loss on held-out documents."""
-    mitigations = [format_settings(mitigation) for mitigation in training.mitigations[:20]]
-    heldout = [f"{format_count(training.heldout_num_documents)} documents"]
-    heldout.append(f"{format_count(training.heldout_num_tokens)} tokens")
+    mitigations = [fmt.settings(mitigation) for mitigation in training.mitigations[:20]]
+    heldout = [f"{fmt.count(training.heldout_num_documents)} documents"]
+    heldout.append(f"{fmt.count(training.heldout_num_tokens)} tokens")
     if training.heldout_bucket:
-        heldout.append(f"bucket {clean_name(training.heldout_bucket)}")
+        heldout.append(f"bucket {fmt.clean_name(training.heldout_bucket)}")
     budget = training.budget
     bounded = () if budget is None else (_describe_budget(budget),)
-    removed = Fact("Copies removed", f"{format_count(training.num_removed or 0)} documents")
+    removed = Fact("Copies removed", f"{fmt.count(training.num_removed or 0)} documents")
     return (
         Fact("Mitigations", "; ".join(mitigations) or "none (plain loss)"),
         *bounded,
@@ -69,13 +57,13 @@ def describe_training(training: TrainingSummary) -> tuple[Fact, ...]:
         ),
         Fact(
             "Held-out NLL",
-            format_number(training.heldout_nll),
+            fmt.number(training.heldout_nll),
             detail=describe_loss_change(training.heldout_nll, training.base_heldout_nll),
         ),
         Fact("Held-out on", ", ".join(heldout)),
-        Fact("Steps", format_count(training.num_steps)),
-        Fact("Supervised tokens", format_count(training.num_supervised_tokens)),
-        Fact("Time", format_duration(training.train_s)),
+        Fact("Steps", fmt.count(training.num_steps)),
+        Fact("Supervised tokens", fmt.count(training.num_supervised_tokens)),
+        Fact("Time", fmt.duration(training.train_s)),
     )
 
 
@@ -86,12 +74,12 @@ def _describe_asked(training: TrainingSummary) -> str:
     if not asked or asked[0].get("k_by_dose") or is_tightened:
         return ""
     k = asked[0]["k"]
-    return f"asked for: 1 in {k:,}, {format_threshold(1 / k)}"
+    return f"asked for: 1 in {k:,}, {fmt.threshold(1 / k)}"
 
 
 def _describe_budget(budget: Budget) -> Fact:
     metric = budget.metric.replace("_", "-")
-    value = f"at most {format_percent(budget.limit)} of a bucket {metric}"
+    value = f"at most {fmt.percent(budget.limit)} of a bucket {metric}"
     return Fact("Risk budget", value, detail=f"else: {budget.action}")
 
 
@@ -99,11 +87,11 @@ def describe_privacy(training: TrainingSummary) -> tuple[Fact, ...]:
     """Say what dp_sgd has spent, and what that does not cover; nothing without it."""
     if training.epsilon is None or training.delta is None:
         return ()
-    sampled = format_number(training.epsilon_if_sampled)
+    sampled = fmt.number(training.epsilon_if_sampled)
     return (
         Fact(
             "Differential privacy",
-            f"ε = {format_number(training.epsilon)} at δ = {training.delta:g}, for a row",
+            f"ε = {fmt.number(training.epsilon)} at δ = {training.delta:g}, for a row",
             detail=f"Had rows been sampled, as papers assume: {sampled}. {_PRIVACY_LIMITS}",
         ),
     )
@@ -111,31 +99,31 @@ def describe_privacy(training: TrainingSummary) -> tuple[Fact, ...]:
 
 def describe_dropped(share: float | None, mitigated: bool) -> str:
     """Say how many labels were dropped; plain loss drops none."""
-    return "none" if share is None and not mitigated else format_percent(share)
+    return "none" if share is None and not mitigated else fmt.percent(share)
 
 
 def describe_data(report: AuditReport) -> tuple[Fact, ...]:
     """List which documents were measured."""
     data = report.data
-    sources = [clean_name(source, 120) for source in data.sources[:_MOST_SOURCES]]
+    sources = [fmt.clean_name(source, 120) for source in data.sources[:_MOST_SOURCES]]
     if len(data.sources) > _MOST_SOURCES:
         sources.append(f"and {len(data.sources) - _MOST_SOURCES:,} more")
     facts = [
-        Fact("Sources", ", ".join(sources) or MISSING),
-        Fact("Documents", format_count(data.num_documents)),
+        Fact("Sources", ", ".join(sources) or fmt.MISSING),
+        Fact("Documents", fmt.count(data.num_documents)),
     ]
     if data.num_clusters is not None:
         detail = "Intervals of means take a cluster as one piece of evidence."
         if report.training is not None:
             detail = f"Control and buckets are drawn over clusters. {detail}"
-        clusters = format_count(data.num_clusters)
+        clusters = fmt.count(data.num_clusters)
         facts.append(Fact("Clusters of near-duplicates", clusters, detail=detail))
     return (
         *facts,
         describe_overlap(report),
         Fact(
             "Hash",
-            clean_name(data.documents_sha256, 80),
+            fmt.clean_name(data.documents_sha256, 80),
             detail="Over ids and token hashes of all documents, in order.",
             code=True,
         ),
@@ -151,7 +139,7 @@ def describe_method(report: AuditReport) -> tuple[Fact, ...]:
     sample = method.sample_size
     sample_text = "all" if sample is None else f"at most {sample:,} of a bucket"
     facts = [
-        Fact("Suite", f"{clean_name(method.suite)}, version {method.suite_version:,}"),
+        Fact("Suite", f"{fmt.clean_name(method.suite)}, version {method.suite_version:,}"),
         Fact("Continuation", f"{method.continuation_tokens:,} tokens"),
         Fact("Prefix", prefix_text, detail="" if cut is None else _WITHIN),
         Fact(
@@ -164,22 +152,22 @@ def describe_method(report: AuditReport) -> tuple[Fact, ...]:
             else f"The longest has {cut.longest_tokens:,} tokens; at most {cut.used_tokens:,} of a "
             "document were used.",
         ),
-        Fact("Near-verbatim up to", f"{format_threshold(method.max_edit_share)} edits"),
-        Fact("Tiny margin below", f"{format_number(method.tiny_margin)} logits"),
-        Fact("Arithmetic", clean_name(method.dtype, 20)),
+        Fact("Near-verbatim up to", f"{fmt.threshold(method.max_edit_share)} edits"),
+        Fact("Tiny margin below", f"{fmt.number(method.tiny_margin)} logits"),
+        Fact("Arithmetic", fmt.clean_name(method.dtype, 20)),
         Fact(
             "Tokens of a forward pass",
-            "as many as fit" if method.batch_tokens is None else format_count(method.batch_tokens),
+            "as many as fit" if method.batch_tokens is None else fmt.count(method.batch_tokens),
         ),
         Fact("Documents scored", sample_text),
         Fact("Seed", str(method.seed)),
-        Fact("Time", format_duration(method.wall_s)),
-        Fact("Weights", clean_name(model.weights_sha256, 80), code=True),
+        Fact("Time", fmt.duration(method.wall_s)),
+        Fact("Weights", fmt.clean_name(model.weights_sha256, 80), code=True),
     ]
     if model.base:
-        facts.append(Fact("Base model", clean_name(model.base, 240)))
+        facts.append(Fact("Base model", fmt.clean_name(model.base, 240)))
     if model.base_weights_sha256:
-        value = clean_name(model.base_weights_sha256, 80)
+        value = fmt.clean_name(model.base_weights_sha256, 80)
         facts.append(Fact("Base weights", value, code=True))
     return tuple(facts)
 
@@ -187,6 +175,6 @@ def describe_method(report: AuditReport) -> tuple[Fact, ...]:
 def describe_environment(environment: Mapping[str, str]) -> tuple[Fact, ...]:
     """List versions and hardware, by name."""
     return tuple(
-        Fact(clean_name(name), clean_text(value, 200), code=True)
+        Fact(fmt.clean_name(name), fmt.clean_text(value, 200), code=True)
         for name, value in sorted(environment.items())[:200]
     )

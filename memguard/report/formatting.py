@@ -106,7 +106,7 @@ RISK_LABELS: dict[RiskName, str] = {
 """Ways of extraction as headings."""
 
 
-def format_number(value: float | None, decimals: int = 3) -> str:
+def number(value: float | None, decimals: int = 3) -> str:
     """Write a plain number; very large and very small ones in scientific form."""
     if value is None:
         return MISSING
@@ -116,12 +116,12 @@ def format_number(value: float | None, decimals: int = 3) -> str:
     return f"{value:,.{decimals}f}".replace("-", MINUS)
 
 
-def format_count(value: int | None) -> str:
+def count(value: int | None) -> str:
     """Write a count with thousands separators."""
     return MISSING if value is None else f"{value:,}"
 
 
-def format_queries(log10_queries: float) -> str:
+def queries(log10_queries: float) -> str:
     """Write what an attack costs: ``1``, ``40``, ``2,300``, ``10⁷``.
 
     Up to a hundred queries are rounded up, for there is no half a query; then two digits stand.
@@ -137,16 +137,16 @@ def format_queries(log10_queries: float) -> str:
     return f"{round(queries, 1 - math.floor(math.log10(queries))):,.0f}"
 
 
-def format_bits(bits: float | None) -> str:
+def bits(bits: float | None) -> str:
     """Write an exposure."""
-    return MISSING if bits is None else f"{format_number(bits, 1)}{NBSP}bits"
+    return MISSING if bits is None else f"{number(bits, 1)}{NBSP}bits"
 
 
-def format_signed(value: float | None, decimals: int = 3) -> str:
+def signed(value: float | None, decimals: int = 3) -> str:
     """Write a difference with its sign."""
     if value is None:
         return MISSING
-    return f"+{format_number(value, decimals)}" if value > 0 else format_number(value, decimals)
+    return f"+{number(value, decimals)}" if value > 0 else number(value, decimals)
 
 
 def relative_change(value: float, reference: float) -> float | None:
@@ -156,17 +156,17 @@ def relative_change(value: float, reference: float) -> float | None:
     return value / reference - 1
 
 
-def format_change(share: float | None) -> str:
+def change(share: float | None) -> str:
     """Write a relative change with its sign: ``+4.8 %``; none that shows is ``0.0 %``."""
     return MISSING if share is None else f"{_sign_percent(share)}{PERCENT}"
 
 
 def _sign_percent(share: float) -> str:
     # Adding 0.0 makes a 0 of the -0.0 that rounding leaves.
-    return format_signed(round(100 * share, 1) + 0.0, 1)
+    return signed(round(100 * share, 1) + 0.0, 1)
 
 
-def format_change_range(change: Interval | None) -> str:
+def change_range(change: Interval | None) -> str:
     """Write the interval of a relative change, ``+1.2 to +3.4 %``; "" without one."""
     if change is None or change.ci is None:
         return ""
@@ -174,7 +174,7 @@ def format_change_range(change: Interval | None) -> str:
     return f"{low} to {high}{PERCENT}"
 
 
-def format_percent(share: float | None) -> str:
+def percent(share: float | None) -> str:
     """Write a share (0..1) in percent: ``1.5 %``, ``0.15 %``, ``99.96 %``."""
     return MISSING if share is None else f"{_percent_number(share)}{PERCENT}"
 
@@ -192,59 +192,57 @@ def _percent_number(share: float) -> str:
     return f"{percent:,.{decimals}f}".replace("-", MINUS)
 
 
-def format_percent_range(ci: tuple[float, float] | None) -> str:
+def percent_range(ci: tuple[float, float] | None) -> str:
     """Write an interval of shares: ``0.3–4.3 %``."""
     if ci is None:
         return "no interval"
     return f"{_percent_number(ci[0])}–{_percent_number(ci[1])}{PERCENT}"
 
 
-def format_percent_ci(ci: tuple[float, float] | None) -> str:
+def percent_ci(ci: tuple[float, float] | None) -> str:
     """Write an interval of shares and what it is: ``95 % CI 0.3–4.3 %``."""
-    return "no interval" if ci is None else f"{CI}{NBSP}{format_percent_range(ci)}"
+    return "no interval" if ci is None else f"{CI}{NBSP}{percent_range(ci)}"
 
 
-def format_rate(rate: Rate) -> str:
+def rate(rate: Rate) -> str:
     """Write a rate with counts and interval: ``3 of 200, 1.5 %, 95 % CI 0.3–4.3 %``."""
     if rate.rate is None:
         return "no documents"
-    counts = format_of(rate.num_matched, rate.num_documents)
-    return f"{counts}, {format_percent(rate.rate)}, {format_percent_ci(rate.ci)}"
+    counts = of(rate.num_matched, rate.num_documents)
+    return f"{counts}, {percent(rate.rate)}, {percent_ci(rate.ci)}"
 
 
-def format_threshold(share: float) -> str:
+def threshold(share: float) -> str:
     """Write a share somebody chose, with no more digits than it has: ``90 %``."""
     return f"{100 * share:.4g}{PERCENT}"
 
 
-def format_of(part: int, whole: int) -> str:
+def of(part: int, whole: int) -> str:
     """Write counts: ``3 of 200``, never split over two lines."""
     return f"{part:,}{NBSP}of{NBSP}{whole:,}"
 
 
-def format_p(p_value: float) -> str:
+def p(p_value: float) -> str:
     """Write a p-value: three decimals, and below them only that it is smaller."""
     return "<" + NBSP + "0.001" if p_value < 0.001 else f"{p_value:.3f}"
 
 
-def format_share(interval: Interval | None) -> Estimate:
+def share(interval: Interval | None) -> Estimate:
     """Write a mean share and its interval in percent."""
     if interval is None:
         return Estimate(value=MISSING, interval="")
-    return Estimate(
-        value=format_percent(interval.value), interval=format_percent_range(interval.ci)
-    )
+    return Estimate(value=percent(interval.value), interval=percent_range(interval.ci))
 
 
-def format_points(interval: Interval | None) -> Estimate:
+def points(interval: Interval | None) -> Estimate:
     """Write a difference of rates in percentage points."""
     found = _estimate(interval, _sign_percent, " to ")
     return found if interval is None else replace(found, value=f"{found.value}{NBSP}pp")
 
 
-def format_interval(interval: Interval | None, decimals: int = 3) -> Estimate:
+def interval(interval: Interval | None, decimals: int = 3) -> Estimate:
     """Write an estimate and its interval."""
-    found = _estimate(interval, lambda value: format_number(value, decimals), "–")
+    found = _estimate(interval, lambda value: number(value, decimals), "–")
     # A dash beside a minus sign reads as another minus.
     return (
         replace(found, interval=found.interval.replace("–", " to "))
@@ -253,9 +251,9 @@ def format_interval(interval: Interval | None, decimals: int = 3) -> Estimate:
     )
 
 
-def format_difference(interval: Interval | None, decimals: int = 3) -> Estimate:
+def difference(interval: Interval | None, decimals: int = 3) -> Estimate:
     """Write a difference with its sign and its interval."""
-    return _estimate(interval, lambda value: format_signed(value, decimals), " to ")
+    return _estimate(interval, lambda value: signed(value, decimals), " to ")
 
 
 def _estimate(interval: Interval | None, write: Callable[[float], str], joint: str) -> Estimate:
@@ -265,7 +263,7 @@ def _estimate(interval: Interval | None, write: Callable[[float], str], joint: s
     return Estimate(value=write(interval.value), interval=ends)
 
 
-def format_duration(seconds: float) -> str:
+def duration(seconds: float) -> str:
     """Write seconds for people: ``0.4 s``, ``52 s``, ``4 min 12 s``, ``1 h 05 min``."""
     if seconds < 10:
         return f"{seconds:.1f}{NBSP}s"
@@ -277,22 +275,22 @@ def format_duration(seconds: float) -> str:
     return f"{whole // 3600:,}{NBSP}h {whole % 3600 // 60:02d}{NBSP}min"
 
 
-def format_hash(digest: str | None) -> str:
+def hash(digest: str | None) -> str:
     """Write the first 12 characters of a hash."""
     return MISSING if not digest else clean_text(digest[:12]) + ("…" if len(digest) > 12 else "")
 
 
-def format_repetitions(num_repetitions: int | None) -> str:
+def repetitions(num_repetitions: int | None) -> str:
     """Write how often a document was trained."""
     return "unknown" if num_repetitions is None else f"{num_repetitions:,}"
 
 
-def format_settings(settings: Mapping[str, Any]) -> str:
+def settings(settings: Mapping[str, Any]) -> str:
     """Write a named mapping (a probe, a mitigation): ``goldfish (k 4, mode hash)``."""
     others = ", ".join(
-        f"{clean_text(str(key), 40)} {clean_text(format_value(value), NAME_LIMIT)}"
-        for key, value in list(settings.items())[:30]
-        if key != "name" and value != {}
+        f"{clean_text(str(key), 40)} {clean_text(value(item), NAME_LIMIT)}"
+        for key, item in list(settings.items())[:30]
+        if key != "name" and item != {}
     )
     if "name" not in settings:
         return others or "none"
@@ -300,18 +298,18 @@ def format_settings(settings: Mapping[str, Any]) -> str:
     return f"{name} ({others})" if others else name
 
 
-def format_value(value: Any) -> str:
+def value(setting: Any) -> str:
     """Write a setting's value: lists with commas, null as ``not set``, floats shortest."""
-    if value is None:
+    if setting is None:
         return "not set"
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, list | tuple):
-        return "[" + ", ".join(format_value(item) for item in value[:30]) + "]"
-    if isinstance(value, Mapping):
+    if isinstance(setting, bool):
+        return "yes" if setting else "no"
+    if isinstance(setting, list | tuple):
+        return "[" + ", ".join(value(item) for item in setting[:30]) + "]"
+    if isinstance(setting, Mapping):
         # What is not set in a setting within a setting goes without saying.
-        inside = {key: item for key, item in value.items() if item is not None}
-        return "(" + format_settings(inside) + ")"
-    if isinstance(value, float) and math.isfinite(value):
-        return f"{value:g}"
-    return str(value)
+        inside = {key: item for key, item in setting.items() if item is not None}
+        return "(" + settings(inside) + ")"
+    if isinstance(setting, float) and math.isfinite(setting):
+        return f"{setting:g}"
+    return str(setting)

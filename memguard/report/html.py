@@ -13,15 +13,15 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from memguard.records import AuditReport, Comparison
+from memguard.report import formatting as fmt
 from memguard.report.audit_page import digest_report
 from memguard.report.charts import draw_chart
 from memguard.report.comparison_page import digest_comparison
-from memguard.report.formatting import COMMAND_LIMIT, clean_text
 from memguard.report.page import AuditPage, ComparisonPage, Figure
 
 _TEMPLATES = Path(__file__).parent / "templates"
 # Cleaning spells a character out in up to ten; what the digest cut stays whole here.
-_LONGEST = 10 * COMMAND_LIMIT
+_LONGEST = 10 * fmt.COMMAND_LIMIT
 _QUOTED = re.compile(r"(?<!\w)'([^']+)'(?!\w)")
 _SEPARATORS = re.compile(r"(?<=[./_:\\])(?=[^\W\d_])")
 
@@ -58,13 +58,13 @@ def _draw(figure: Figure) -> Markup:
 
 def _make_breakable(text: str) -> Markup:
     """Escape, and let a long name break after a separator rather than inside a word."""
-    parts = _SEPARATORS.split(clean_text(text, _LONGEST))
+    parts = _SEPARATORS.split(fmt.clean_text(text, _LONGEST))
     return Markup("<wbr>").join(escape(part) for part in parts)
 
 
 def _mark_code(text: str) -> Markup:
     """Escape, and set what stands in single quotes as code, which keeps ``--option`` whole."""
-    parts = _QUOTED.split(clean_text(text, _LONGEST))
+    parts = _QUOTED.split(fmt.clean_text(text, _LONGEST))
     marked = [Markup("<code>{}</code>").format(part) for part in parts[1::2]]
     plain = [escape(part) for part in parts[::2]]
     return Markup("").join(
@@ -73,4 +73,4 @@ def _mark_code(text: str) -> Markup:
 
 
 def _finalize(value: Any) -> Any:
-    return value if isinstance(value, Markup) else clean_text(str(value), _LONGEST)
+    return value if isinstance(value, Markup) else fmt.clean_text(str(value), _LONGEST)

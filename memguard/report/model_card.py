@@ -11,25 +11,11 @@ from typing import Any
 import yaml
 
 from memguard.records import AuditReport, BucketScores, Rate
+from memguard.report import formatting as fmt
 from memguard.report.audit_attacks import find_cost, write_cost
 from memguard.report.audit_canaries import write_canaries
 from memguard.report.audit_doses import tell_budget
 from memguard.report.facts import describe_privacy
-from memguard.report.formatting import (
-    MISSING,
-    clean_name,
-    clean_text,
-    format_count,
-    format_hash,
-    format_number,
-    format_of,
-    format_percent,
-    format_percent_ci,
-    format_repetitions,
-    format_settings,
-    hide_paths,
-    is_hub_id,
-)
 from memguard.report.texts import describe_loss_change, write_limits
 
 _MARKDOWN = re.compile(r"([\\`*_{}\[\]<>|#~$!&])")
@@ -51,7 +37,7 @@ def render_model_card(
     mitigations = _list_mitigations(config)
     sections = [
         _write_front_matter(report, base_model, mitigations),
-        f"# {_escape(clean_name(run_name))}",
+        f"# {_escape(fmt.clean_name(run_name))}",
         _write_origin(base_model, mitigations),
         "## Memorization audit",
         *(_write_audit(report) if report else [_NO_AUDIT]),
@@ -92,12 +78,12 @@ def _list_mitigations(config: dict[str, Any] | None) -> list[dict[str, Any]]:
 
 def _escape(text: str) -> str:
     """Clean text, take local paths out and make Markdown's own characters plain."""
-    return _MARKDOWN.sub(r"\\\1", hide_paths(clean_text(text, 2000)))
+    return _MARKDOWN.sub(r"\\\1", fmt.hide_paths(fmt.clean_text(text, 2000)))
 
 
 def _name_base(base_model: str | None) -> str | None:
     """Return the base model's hub id; None for anything that is or looks like a folder."""
-    if base_model is None or not is_hub_id(base_model) or Path(base_model).exists():
+    if base_model is None or not fmt.is_hub_id(base_model) or Path(base_model).exists():
         return None
     return base_model
 
@@ -121,7 +107,7 @@ def _write_front_matter(
 def _write_origin(base_model: str | None, mitigations: list[dict[str, Any]]) -> str:
     base = _name_base(base_model)
     start = f"`{base}`" if base else "a local checkpoint" if base_model else "random weights"
-    named = "; ".join(_escape(format_settings(m)) for m in mitigations[:20])
+    named = "; ".join(_escape(fmt.settings(m)) for m in mitigations[:20])
     return (
         f"A causal language model trained with memguard from {start}. "
         f"Mitigations in the loss: {named or 'none (plain loss)'}."
@@ -141,7 +127,7 @@ def _write_audit(report: AuditReport) -> list[str]:
         nll, base = report.training.heldout_nll, report.training.base_heldout_nll
         change = describe_loss_change(nll, base)
         parts.append(
-            f"Utility: held-out NLL {format_number(nll)} nats a token"
+            f"Utility: held-out NLL {fmt.number(nll)} nats a token"
             f"{f', {change}' if change else ''}."
         )
     for fact in describe_privacy(report.training) if report.training else ():
@@ -150,8 +136,8 @@ def _write_audit(report: AuditReport) -> list[str]:
     parts.append("\n".join(f"- {_escape(limit)}" for limit in write_limits(report)))
     parts.append(
         f"Measured by memguard {_escape(report.tool_version)} on weights "
-        f"`{_code(format_hash(report.model.weights_sha256))}` and documents "
-        f"`{_code(format_hash(report.data.documents_sha256))}`, {_escape(report.created)}."
+        f"`{_code(fmt.hash(report.model.weights_sha256))}` and documents "
+        f"`{_code(fmt.hash(report.data.documents_sha256))}`, {_escape(report.created)}."
     )
     return parts
 
@@ -165,7 +151,7 @@ def _write_costs(report: AuditReport) -> list[str]:
         if found and found.model.num_documents:
             median = write_cost(found.model, found.model.median)
             cheapest = write_cost(found.model, found.model.lowest)
-            told.append(f"{_escape(clean_name(bucket or ''))} {median} (cheapest {cheapest})")
+            told.append(f"{_escape(fmt.clean_name(bucket or ''))} {median} (cheapest {cheapest})")
     if not told:
         return []
     return [
@@ -192,12 +178,12 @@ def _write_row(bucket: BucketScores) -> str:
     accuracy = bucket.model.mean_token_accuracy
     role = "" if bucket.role in ("trained", bucket.bucket) else f" ({bucket.role})"
     cells = (
-        f"{_escape(clean_name(bucket.bucket))}{role}",
-        format_repetitions(bucket.num_repetitions),
+        f"{_escape(fmt.clean_name(bucket.bucket))}{role}",
+        fmt.repetitions(bucket.num_repetitions),
         _write_rate(bucket.model.verbatim),
         _write_rate(bucket.model.near_verbatim),
-        MISSING if accuracy is None else format_number(accuracy.value),
-        MISSING if bucket.base is None else _write_rate(bucket.base.near_verbatim),
+        fmt.MISSING if accuracy is None else fmt.number(accuracy.value),
+        fmt.MISSING if bucket.base is None else _write_rate(bucket.base.near_verbatim),
     )
     return f"| {' | '.join(cells)} |"
 
@@ -207,15 +193,15 @@ def _write_rate(rate: Rate | None) -> str:
         return "not generated"
     if rate.rate is None:
         return "no documents"
-    counts = format_of(rate.num_matched, rate.num_documents)
-    return f"{counts}, {format_percent(rate.rate)} ({format_percent_ci(rate.ci)})"
+    counts = fmt.of(rate.num_matched, rate.num_documents)
+    return f"{counts}, {fmt.percent(rate.rate)} ({fmt.percent_ci(rate.ci)})"
 
 
 def _show_config(config: dict[str, Any]) -> str:
     text = yaml.safe_dump(_hide(config), sort_keys=False, allow_unicode=True)
     if len(text) > _LONGEST_CONFIG:
-        return f"Too long to show here ({format_count(len(text))} characters)."
-    lines = "\n".join(clean_text(line, 400) for line in text.split("\n")).rstrip()
+        return f"Too long to show here ({fmt.count(len(text))} characters)."
+    lines = "\n".join(fmt.clean_text(line, 400) for line in text.split("\n")).rstrip()
     return f"```yaml\n{lines.replace('```', chr(39) * 3)}\n```"
 
 
@@ -226,6 +212,6 @@ def _hide(value: Any) -> Any:
         return [_hide(item) for item in value]
     if not isinstance(value, str):
         return value
-    hidden = hide_paths(value)
+    hidden = fmt.hide_paths(value)
     # A path may hold spaces, which end it in a sentence but not here.
     return "(local path)" if hidden.startswith("(local path)") else hidden

@@ -17,19 +17,8 @@ from memguard.records import (
     RiskName,
     SettingResult,
 )
+from memguard.report import formatting as fmt
 from memguard.report.audit_attacks import NEVER
-from memguard.report.formatting import (
-    MINUS,
-    NAME_LIMIT,
-    clean_name,
-    format_change,
-    format_change_range,
-    format_number,
-    format_of,
-    format_percent,
-    format_percent_range,
-    relative_change,
-)
 from memguard.report.page import Cell
 from memguard.report.tables import make_rate_cell, show_missing
 
@@ -137,19 +126,19 @@ def name_dose(dose: str | None) -> str:
         return "no trained bucket"
     if dose == "0":
         return "control"
-    return "trained once" if dose == "1" else f"trained {clean_name(dose, 24)} times"
+    return "trained once" if dose == "1" else f"trained {fmt.clean_name(dose, 24)} times"
 
 
 def label_setting(setting: SettingResult, comparison: Comparison) -> str:
     """Name a setting; with its seed where the name stands for several runs."""
     same = sum(other.name == setting.name for other in comparison.settings)
-    name = clean_name(setting.name)
+    name = fmt.clean_name(setting.name)
     return f"{name}, seed {setting.seed}" if same > 1 else name
 
 
-def name_first(comparison: Comparison, limit: int = NAME_LIMIT) -> str:
+def name_first(comparison: Comparison, limit: int = fmt.NAME_LIMIT) -> str:
     """Name the setting that the others are held against."""
-    return clean_name(comparison.settings[0].name, limit)
+    return fmt.clean_name(comparison.settings[0].name, limit)
 
 
 def mean_base_nll(comparison: Comparison) -> float:
@@ -160,7 +149,7 @@ def mean_base_nll(comparison: Comparison) -> float:
 def base_change(comparison: Comparison) -> float | None:
     """Return the relative change of the base model's held-out NLL against the first setting's."""
     trained = statistics.fmean(one.utility.heldout_nll for one in _list_first(comparison))
-    return relative_change(mean_base_nll(comparison), trained)
+    return fmt.relative_change(mean_base_nll(comparison), trained)
 
 
 def _list_first(comparison: Comparison) -> list[SettingResult]:
@@ -204,8 +193,8 @@ def _show_mean(
     floor: str,
     floors: Sequence[float],
     *,
-    write: Callable[[float], str] = format_percent,
-    write_ends: Callable[[tuple[float, float]], str] = format_percent_range,
+    write: Callable[[float], str] = fmt.percent,
+    write_ends: Callable[[tuple[float, float]], str] = fmt.percent_range,
 ) -> Cell:
     """Show the mean over seeds and their ends, of one seed its interval, and below what to beat.
 
@@ -283,8 +272,8 @@ def show_membership(setting: Setting, score: str) -> Cell:
         found[0].ci,
         "blind",
         [auc.value for auc in blind],
-        write=format_number,
-        write_ends=lambda ends: "–".join(map(format_number, ends)),
+        write=fmt.number,
+        write_ends=lambda ends: "–".join(map(fmt.number, ends)),
     )
 
 
@@ -302,7 +291,7 @@ def show_cost(cells: Cells, control: Cells) -> Cell:
     medians = _know([cost.median for cost in costs])
     if len(medians) < len(costs):
         # No mean where one of them is endless.
-        seeds = f"in {format_of(len(costs) - len(medians), len(costs))} seeds"
+        seeds = f"in {fmt.of(len(costs) - len(medians), len(costs))} seeds"
         return Cell(NEVER, detail=seeds if len(costs) > 1 else "", note=note)
     if len(costs) > 1:
         detail = f"{_write_log10(min(medians))} to {_write_log10(max(medians))}"
@@ -315,7 +304,7 @@ def show_cost(cells: Cells, control: Cells) -> Cell:
 def _write_log10(value: float | None) -> str:
     if value is None:
         return NEVER
-    return f"{value:.1f}".replace("-", MINUS) if abs(value) < 1e6 else format_number(value)
+    return f"{value:.1f}".replace("-", fmt.MINUS) if abs(value) < 1e6 else fmt.number(value)
 
 
 def show_loss(comparison: Comparison, setting: Setting) -> Cell:
@@ -323,9 +312,9 @@ def show_loss(comparison: Comparison, setting: Setting) -> Cell:
     assert setting.point is not None, "the base model has no such row"
     is_first = setting.name == comparison.settings[0].name
     return Cell(
-        format_number(setting.point.utility),
-        detail="reference" if is_first else format_change(compute_change(comparison, setting)),
-        note=format_change_range(setting.point.utility_change),
+        fmt.number(setting.point.utility),
+        detail="reference" if is_first else fmt.change(compute_change(comparison, setting)),
+        note=fmt.change_range(setting.point.utility_change),
     )
 
 
@@ -336,7 +325,7 @@ def compute_change(comparison: Comparison, setting: Setting) -> float | None:
     seeds = {run.seed for run in setting.runs}
     first = list_settings(comparison)[0].runs
     shared = [run for run in first if run.seed in seeds] or first
-    return relative_change(_mean_loss(setting.runs), _mean_loss(shared))
+    return fmt.relative_change(_mean_loss(setting.runs), _mean_loss(shared))
 
 
 def _mean_loss(runs: Sequence[SettingResult]) -> float:
@@ -353,7 +342,7 @@ def show_near(setting: Setting) -> Cell:
     num_documents = sum(one.num_documents for one in known)
     if not num_documents:
         return cell
-    floor = format_of(sum(one.num_matched for one in _list_near(known)), num_documents)
+    floor = fmt.of(sum(one.num_matched for one in _list_near(known)), num_documents)
     return replace(cell, note=f"control {floor}")
 
 

@@ -15,16 +15,7 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from memguard.records import AuditReport, BucketScores, ModelScores, Rate
-from memguard.report.formatting import (
-    MISSING,
-    NOT_AVAILABLE,
-    Estimate,
-    clean_name,
-    format_count,
-    format_of,
-    format_percent,
-    format_percent_range,
-)
+from memguard.report import formatting as fmt
 from memguard.report.page import Bar, Cell, Row, Table, Tone
 
 Item = TypeVar("Item")
@@ -32,7 +23,7 @@ Item = TypeVar("Item")
 Value = TypeVar("Value")
 Heading = str | tuple[str, str]
 """A pair has a second, smaller line."""
-Content = Cell | Estimate | Rate | int | str
+Content = Cell | fmt.Estimate | Rate | int | str
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +56,8 @@ def count_columns(
         return Column(heading, show)
 
     return (
-        column(counted, format_of),
-        column(share, lambda part, whole: format_percent(part / whole)),
+        column(counted, fmt.of),
+        column(share, lambda part, whole: fmt.percent(part / whole)),
     )
 
 
@@ -88,11 +79,11 @@ def make_cell(content: Content | None) -> Cell:
     """Make a cell of what a column's function returned."""
     if isinstance(content, Cell):
         return content
-    if isinstance(content, Estimate):
+    if isinstance(content, fmt.Estimate):
         return Cell(content.value, detail=content.interval)
     if isinstance(content, Rate):
         return show_rate(content)
-    return Cell(format_count(content) if isinstance(content, int) else content or "")
+    return Cell(fmt.count(content) if isinstance(content, int) else content or "")
 
 
 def make_rows(
@@ -218,7 +209,7 @@ def describe_times(bucket: BucketScores, report: AuditReport) -> str:
 
 def name_bucket(bucket: BucketScores, report: AuditReport) -> Cell:
     """Name a bucket, and below how often its documents were trained."""
-    name, times = clean_name(bucket.bucket), describe_times(bucket, report)
+    name, times = fmt.clean_name(bucket.bucket), describe_times(bucket, report)
     return show_name(name, "" if name == times else times)
 
 
@@ -229,7 +220,7 @@ def show_name(text: str, detail: str = "", note: str = "") -> Cell:
 
 def show_missing(reason: str) -> Cell:
     """Say that there is no number, and why."""
-    return show_name(NOT_AVAILABLE, reason)
+    return show_name(fmt.NOT_AVAILABLE, reason)
 
 
 def show_known(value: Value | None, write: Callable[[Value], Content], reason: str) -> Content:
@@ -242,11 +233,11 @@ def make_rate_cell(
 ) -> Cell:
     """Show counts, percentage, interval and a bar."""
     if rate is None:
-        return Cell(MISSING, detail="no documents")
+        return Cell(fmt.MISSING, detail="no documents")
     low, high = ci or (rate, rate)
     return Cell(
-        format_of(num_matched, num_documents),
-        detail=f"{format_percent(rate)} ({format_percent_range(ci)})",
+        fmt.of(num_matched, num_documents),
+        detail=f"{fmt.percent(rate)} ({fmt.percent_range(ci)})",
         bar=Bar(fill=_css(rate), low=_css(low), width=_css(high - low)),
     )
 
@@ -267,4 +258,4 @@ def show_narrow_rate(rate: Rate | None, note: str = "") -> Cell:
     cell = show_rate(rate)
     if rate is None or cell.bar is None:
         return cell
-    return Cell(cell.text, detail=format_percent_range(rate.ci), bar=cell.bar, note=note)
+    return Cell(cell.text, detail=fmt.percent_range(rate.ci), bar=cell.bar, note=note)

@@ -4,17 +4,8 @@ Sober on purpose: a page says what was tried and what came out, never that a mod
 """
 
 from memguard.records import NUM_RISK_QUERIES, AuditReport
+from memguard.report import formatting as fmt
 from memguard.report.audit_probes import write_not_run, write_ran
-from memguard.report.formatting import (
-    PERCENT,
-    clean_text,
-    format_count,
-    format_number,
-    format_percent,
-    format_rate,
-    format_threshold,
-    relative_change,
-)
 from memguard.report.page import Fact
 
 CONFIDENTIALITY = (
@@ -82,29 +73,29 @@ def _write_coverage(report: AuditReport) -> str:
     too_short = sum(bucket.num_too_short for bucket in report.buckets)
     others = sum(b.num_cut_too_short + b.num_nothing_supervised for b in report.buckets)
     not_sampled = sum(bucket.num_not_sampled for bucket in report.buckets)
-    short = f"; {format_count(too_short)} were too short to audit and are not covered"
+    short = f"; {fmt.count(too_short)} were too short to audit and are not covered"
     short = short if too_short else ""
     if others:
         short += (
-            f"; {format_count(others)} could not be audited for reasons given in the notes and are "
+            f"; {fmt.count(others)} could not be audited for reasons given in the notes and are "
             "not covered"
         )
     if not_sampled:
-        eligible = format_count(scored + not_sampled)
+        eligible = fmt.count(scored + not_sampled)
         return (
-            f"A random sample was scored: {format_count(scored)} of {eligible} documents long "
+            f"A random sample was scored: {fmt.count(scored)} of {eligible} documents long "
             f"enough{short}. The intervals say how far the sample can mislead."
         )
-    start = f"Every document long enough was scored: {format_count(scored)}"
+    start = f"Every document long enough was scored: {fmt.count(scored)}"
     return f"{start}{short}. Intervals of rates treat documents as independent draws."
 
 
 def _write_arithmetic(report: AuditReport) -> str:
     tiny = sum(bucket.num_tiny_margin for bucket in report.buckets)
-    margin = format_number(report.method.tiny_margin)
-    dtype = clean_text(report.method.dtype, 20)
+    margin = fmt.number(report.method.tiny_margin)
+    dtype = fmt.clean_text(report.method.dtype, 20)
     if tiny:
-        hang = "1 result hangs" if tiny == 1 else f"{format_count(tiny)} results hang"
+        hang = "1 result hangs" if tiny == 1 else f"{fmt.count(tiny)} results hang"
         return (
             f"Scored in {dtype}: {hang} on a gap of less than {margin} logits "
             "between the best two tokens; other hardware, batch sizes or precision could turn "
@@ -197,7 +188,7 @@ def describe_overlap(report: AuditReport) -> Fact:
     run = "a run of words" if words is None else f"a run of {words} words"
     return Fact(
         "Overlap with control",
-        format_rate(overlap),
+        fmt.rate(overlap),
         detail=f"Control documents that share {run} with a trained one.",
     )
 
@@ -206,12 +197,12 @@ def describe_loss_change(nll: float | None, base: float | None) -> str:
     """Say how far a held-out NLL moved from the base model's."""
     if nll is None or base is None:
         return ""
-    change = relative_change(nll, base)
+    change = fmt.relative_change(nll, base)
     if change is None:
-        return f"base model {format_number(base)}"
+        return f"base model {fmt.number(base)}"
     direction = "below" if change < 0 else "above"
-    moved = f"{format_percent(abs(change))} {direction}" if change else "the same as"
-    return f"{moved} the base model's {format_number(base)}"
+    moved = f"{fmt.percent(abs(change))} {direction}" if change else "the same as"
+    return f"{moved} the base model's {fmt.number(base)}"
 
 
 def write_glossary(report: AuditReport | None, *, attacked: bool = False) -> tuple[Fact, ...]:
@@ -221,7 +212,7 @@ def write_glossary(report: AuditReport | None, *, attacked: bool = False) -> tup
         report: gives its own numbers, and which words its page has; None for a comparison.
         attacked: whether a comparison shows attack cost or attacks.
     """
-    share = format_threshold(report.method.max_edit_share) if report else f"10{PERCENT}"
+    share = fmt.threshold(report.method.max_edit_share) if report else f"10{fmt.PERCENT}"
     words = [*_list_words(share)]
     if attacked or (report and (report.attack_cost or report.attacks)):
         words += _ATTACK_WORDS
@@ -360,8 +351,8 @@ def _list_words(share: str) -> tuple[tuple[str, str], ...]:
             "Teacher-forced",
             "Each token is predicted given the true text before it, also after wrong predictions. "
             "Token accuracy is the share of tokens predicted right; ordinary language gives it a "
-            f"floor well above 0. 90{PERCENT} teacher-forced counts documents with at least "
-            f"90{PERCENT}. Neither is extraction: who lacks the text cannot supply it.",
+            f"floor well above 0. 90{fmt.PERCENT} teacher-forced counts documents with at least "
+            f"90{fmt.PERCENT}. Neither is extraction: who lacks the text cannot supply it.",
         ),
         (
             "Control",
@@ -369,7 +360,7 @@ def _list_words(share: str) -> tuple[tuple[str, str], ...]:
             "memorization of this training.",
         ),
         (
-            f"95{PERCENT} CI",
+            f"95{fmt.PERCENT} CI",
             "Clopper-Pearson interval for rates, Newcombe's for differences of rates, "
             "DeLong's for AUC; for means a jackknife over clusters of near-duplicates.",
         ),

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from page_checks import check_page, words_of
 
 from memguard import records as r
+from memguard.report import formatting as fmt
 from memguard.report import render_report
 from memguard.report.audit_attacks import build_attack_section
-from memguard.report.formatting import format_queries
 from memguard.report.page import Cell, Table
 
 
@@ -34,12 +34,12 @@ from memguard.report.page import Cell, Table
     ],
 )
 def test_queries_as_a_person_reads_them(log10_queries: float, written: str) -> None:
-    assert format_queries(log10_queries) == written
+    assert fmt.queries(log10_queries) == written
 
 
 @given(st.floats(0, 5.99))
 def test_written_counts_are_near_the_cost(log10_queries: float) -> None:
-    count = int(format_queries(log10_queries).replace(",", ""))
+    count = int(fmt.queries(log10_queries).replace(",", ""))
     # Rounded up to whole queries below 100, to two digits above.
     queries = 10**log10_queries
     assert queries * 0.95 <= count <= max(queries + 1, queries * 1.05)

@@ -4,7 +4,7 @@ import pytest
 import report_examples as examples
 
 from memguard.records import Interval, Rate
-from memguard.report import formatting as f
+from memguard.report import formatting as fmt
 
 
 def plain(text: str) -> str:
@@ -26,54 +26,54 @@ def plain(text: str) -> str:
     ],
 )
 def test_percentages_never_round_to_certainty(share: float | None, words: str) -> None:
-    assert plain(f.format_percent(share)) == words
+    assert plain(fmt.percent(share)) == words
 
 
 def test_rates_carry_counts_and_interval() -> None:
     rate = Rate(num_documents=200, num_matched=3, rate=0.015, ci=(0.0031, 0.0432))
-    assert plain(f.format_rate(rate)) == "3 of 200, 1.5 %, 95 % CI 0.31–4.3 %"
-    assert f.format_rate(examples.make_rate(0, 0)) == "no documents"
-    assert plain(f.format_rate(examples.make_rate(1, 1))) == "1 of 1, 100 %, no interval"
+    assert plain(fmt.rate(rate)) == "3 of 200, 1.5 %, 95 % CI 0.31–4.3 %"
+    assert fmt.rate(examples.make_rate(0, 0)) == "no documents"
+    assert plain(fmt.rate(examples.make_rate(1, 1))) == "1 of 1, 100 %, no interval"
 
 
 @pytest.mark.parametrize(
     ("p_value", "words"), [(1.0, "1.000"), (0.0625, "0.062"), (0.001, "0.001"), (1e-9, "< 0.001")]
 )
 def test_p_values_are_never_zero(p_value: float, words: str) -> None:
-    assert plain(f.format_p(p_value)) == words
+    assert plain(fmt.p(p_value)) == words
 
 
 def test_shares_carry_their_interval() -> None:
-    share = f.format_share(Interval(value=0.333, ci=(0.298, 0.368)))
+    share = fmt.share(Interval(value=0.333, ci=(0.298, 0.368)))
     assert (plain(share.value), plain(share.interval)) == ("33.3 %", "29.8–36.8 %")
-    assert f.format_share(None).interval == ""
+    assert fmt.share(None).interval == ""
 
 
 def test_durations() -> None:
-    spoken = [plain(f.format_duration(s)) for s in (0.42, 52.4, 59.7, 252, 3900, 3599.6)]
+    spoken = [plain(fmt.duration(s)) for s in (0.42, 52.4, 59.7, 252, 3900, 3599.6)]
     assert spoken == ["0.4 s", "52 s", "1 min 00 s", "4 min 12 s", "1 h 05 min", "1 h 00 min"]
 
 
 def test_numbers_far_out_stay_short() -> None:
-    assert len(f.format_number(1.7e308)) < 12
-    assert plain(f.format_number(-1e-9)) == "-1.00e-09"
-    assert plain(f.format_signed(-0.5)) == "-0.500"
-    assert f.format_number(None) == "–"
+    assert len(fmt.number(1.7e308)) < 12
+    assert plain(fmt.number(-1e-9)) == "-1.00e-09"
+    assert plain(fmt.signed(-0.5)) == "-0.500"
+    assert fmt.number(None) == "–"
 
 
 def test_intervals() -> None:
-    both = f.format_interval(Interval(value=-1.5, ci=(-2.0, -1.0)))
+    both = fmt.interval(Interval(value=-1.5, ci=(-2.0, -1.0)))
     assert plain(both.interval) == "-2.000 to -1.000"
-    assert f.format_interval(Interval(value=1.0, ci=None)).interval == "no interval"
-    points = f.format_points(Interval(value=0.425, ci=(-0.01, 0.5)))
+    assert fmt.interval(Interval(value=1.0, ci=None)).interval == "no interval"
+    points = fmt.points(Interval(value=0.425, ci=(-0.01, 0.5)))
     assert (plain(points.value), plain(points.interval)) == ("+42.5 pp", "-1.0 to +50.0")
 
 
 def test_settings_read_as_words() -> None:
     goldfish = {"name": "goldfish", "k": 4, "table": None, "on": True, "x": [1e-4, "a"]}
-    assert f.format_settings(goldfish) == "goldfish (k 4, table not set, on yes, x [0.0001, a])"
-    assert f.format_settings({"optim.lr": 0.001}) == "optim.lr 0.001"
-    assert f.format_settings({}) == "none"
+    assert fmt.settings(goldfish) == "goldfish (k 4, table not set, on yes, x [0.0001, a])"
+    assert fmt.settings({"optim.lr": 0.001}) == "optim.lr 0.001"
+    assert fmt.settings({}) == "none"
 
 
 @pytest.mark.parametrize(
@@ -81,11 +81,11 @@ def test_settings_read_as_words() -> None:
     [(None, "–"), (0.0484, "+4.8 %"), (-0.052, "-5.2 %"), (0.0003, "0.0 %"), (-0.0003, "0.0 %")],
 )
 def test_a_change_too_small_to_show_is_none(share: float | None, words: str) -> None:
-    assert plain(f.format_change(share)) == words
+    assert plain(fmt.change(share)) == words
 
 
 def test_a_changes_interval_has_the_signs_of_both_ends() -> None:
     change = Interval(value=0.01, ci=(-0.0121, 0.0339))
-    assert plain(f.format_change_range(change)) == "-1.2 to +3.4 %"
-    assert f.format_change_range(Interval(value=0.01, ci=None)) == ""
-    assert f.format_change_range(None) == ""
+    assert plain(fmt.change_range(change)) == "-1.2 to +3.4 %"
+    assert fmt.change_range(Interval(value=0.01, ci=None)) == ""
+    assert fmt.change_range(None) == ""

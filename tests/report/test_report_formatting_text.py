@@ -6,19 +6,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memguard.report.formatting import clean_name, clean_text, hide_paths, is_hub_id, shorten_place
+from memguard.report import formatting as fmt
 
 ANYTHING = st.text(st.characters(codec=None, categories=None) | st.characters(categories=["Cs"]))
 
 
 @given(ANYTHING, st.integers(4, 60))
 def test_cleaned_text_is_utf8_one_line_and_short(text: str, limit: int) -> None:
-    cleaned = clean_text(text, limit)
+    cleaned = fmt.clean_text(text, limit)
     cleaned.encode()
     assert len(cleaned) <= 10 * limit  # a spelled-out character takes at most ten
     steering = {"Cc", "Cf", "Cs", "Zl", "Zp"}
     assert not {c for c in cleaned if unicodedata.category(c) in steering}
-    assert clean_text(cleaned, len(cleaned) + 1) == cleaned
+    assert fmt.clean_text(cleaned, len(cleaned) + 1) == cleaned
 
 
 @pytest.mark.parametrize(
@@ -33,15 +33,15 @@ def test_cleaned_text_is_utf8_one_line_and_short(text: str, limit: int) -> None:
     ],
 )
 def test_steering_characters_are_spelled_out(hostile: str, shown: str) -> None:
-    assert clean_text(hostile) == shown
+    assert fmt.clean_text(hostile) == shown
 
 
 def test_long_text_keeps_both_ends() -> None:
-    assert clean_text("a" * 500_000 + "b" * 500_000, 31) == "a" * 20 + "…" + "b" * 10
+    assert fmt.clean_text("a" * 500_000 + "b" * 500_000, 31) == "a" * 20 + "…" + "b" * 10
 
 
 def test_an_empty_name_is_visible() -> None:
-    assert clean_name("") == "(empty)"
+    assert fmt.clean_name("") == "(empty)"
 
 
 @pytest.mark.parametrize(
@@ -61,7 +61,7 @@ def test_an_empty_name_is_visible() -> None:
 )
 @pytest.mark.parametrize("sentence", ["{}", "from {} to", "path={}", "('{}')", "jsonl:{}"])
 def test_local_paths_are_hidden(path: str, sentence: str) -> None:
-    hidden = hide_paths(sentence.format(path))
+    hidden = fmt.hide_paths(sentence.format(path))
     assert "secret" not in hidden
     assert "(local path)" in hidden
 
@@ -71,14 +71,14 @@ def test_local_paths_are_hidden(path: str, sentence: str) -> None:
     ["meta-llama/Llama-3.1-8B", "3 of 40, 7.5 %", "https://hub/x", "and/or", "~10 / 20", "a: b"],
 )
 def test_what_is_no_local_path_stays(text: str) -> None:
-    assert hide_paths(text) == text
+    assert fmt.hide_paths(text) == text
 
 
 def test_hub_ids_are_told_from_paths() -> None:
-    assert is_hub_id("gpt2")
-    assert is_hub_id("meta-llama/Llama-3.1-8B")
+    assert fmt.is_hub_id("gpt2")
+    assert fmt.is_hub_id("meta-llama/Llama-3.1-8B")
     for path in ("/abs/x", "./x", "../x", "~/x", "a/b/c", "a\\b", "", "a/..", "a b", "x\n"):
-        assert not is_hub_id(path)
+        assert not fmt.is_hub_id(path)
 
 
 @pytest.mark.parametrize(
@@ -92,4 +92,4 @@ def test_hub_ids_are_told_from_paths() -> None:
     ],
 )
 def test_of_a_long_path_the_end_is_shown(place: str, shown: str) -> None:
-    assert shorten_place(place) == shown
+    assert fmt.shorten_place(place) == shown

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from page_checks import check_page, words_of
 
 from memguard import records as r
+from memguard.report import formatting as fmt
 from memguard.report import render_comparison, render_report
-from memguard.report.formatting import clean_text
 
 ROOT = Path(__file__).resolve().parents[2]
 HOSTILE = [
@@ -140,7 +140,7 @@ def test_hostile_text_stays_text(text: str) -> None:
         make_hostile(evidence.make_full_comparison().model_dump(by_alias=True, mode="json"), text)
     )
     for page in (render_report(report), render_comparison(comparison)):
-        assert " ".join(clean_text(text).split()) in words_of(check_page(page))
+        assert " ".join(fmt.clean_text(text).split()) in words_of(check_page(page))
         assert "\x00" not in page
         assert "\u202e" not in page
         for tag in ("<script", "<img", "onerror=alert(1)>"):

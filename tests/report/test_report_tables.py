@@ -3,7 +3,7 @@
 import report_examples as examples
 
 from memguard import records as r
-from memguard.report.formatting import Estimate
+from memguard.report import formatting as fmt
 from memguard.report.page import Cell
 from memguard.report.tables import (
     Column,
@@ -22,7 +22,7 @@ from memguard.report.tables import (
 def test_what_a_column_returns_becomes_a_cell() -> None:
     cell = Cell("x", detail="y", kind="code")
     assert make_cell(cell) is cell
-    assert make_cell(Estimate(value="0.5", interval="0.4–0.6")) == Cell("0.5", detail="0.4–0.6")
+    assert make_cell(fmt.Estimate(value="0.5", interval="0.4–0.6")) == Cell("0.5", detail="0.4–0.6")
     assert make_cell(1234) == Cell("1,234")
     assert make_cell("n") == Cell("n")
     assert make_cell(None) == Cell("")
