@@ -21,7 +21,6 @@ from memguard.compare.comparison import build_comparison, compare_runs
 from memguard.compare.expansion import find_early_end
 from memguard.compare.fixes import Copies, Findings, Fix, find_fix
 from memguard.compare.state import (
-    RunState,
     describe_sweep,
     find_state,
     is_finished,
@@ -30,25 +29,3 @@ from memguard.compare.state import (
     read_finished,
 )
 from memguard.compare.sweep import Sweep, SweepRun, load_sweep
-
-__all__ = [
-    "Copies",
-    "Findings",
-    "FinishedRun",
-    "Fix",
-    "RunState",
-    "Sweep",
-    "SweepRun",
-    "build_comparison",
-    "compare_runs",
-    "describe_sweep",
-    "find_early_end",
-    "find_fix",
-    "find_recited",
-    "find_state",
-    "is_finished",
-    "load_sweep",
-    "mark_finished",
-    "prepare_folder",
-    "read_finished",
-]

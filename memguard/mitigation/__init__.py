@@ -46,16 +46,6 @@ from memguard.records import IGNORE_LABEL
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = [
-    "DONE_ELSEWHERE",
-    "MITIGATIONS",
-    "Goldfish",
-    "Mitigations",
-    "ModelMitigation",
-    "TokenTerms",
-    "build_goldfish",
-    "build_mitigations",
-]
 
 Stage = Literal["data", "labels", "loss", "model", "optimizer", "decoding"]
 Need = Literal["nll", "entropy", "mean_logprob", "reference_nll"]

@@ -13,16 +13,3 @@ from memguard.runtime.environment import (
     quiet_libraries,
 )
 from memguard.runtime.processes import Runtime, detect_runtime, start_runtime
-
-__all__ = [
-    "Advance",
-    "Console",
-    "Runtime",
-    "default_cache_dir",
-    "describe_environment",
-    "detect_runtime",
-    "format_duration",
-    "peak_memory_bytes",
-    "quiet_libraries",
-    "start_runtime",
-]

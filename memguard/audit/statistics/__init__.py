@@ -24,29 +24,9 @@ from memguard.audit.statistics.skew_normal import (
     fit_skew_normal,
 )
 from memguard.audit.statistics.tests import (
-    Trend,
     compute_mcnemar,
     compute_paired_difference,
     compute_trend,
     correct_holm,
     fit_dose_response,
 )
-
-__all__ = [
-    "SkewNormal",
-    "Trend",
-    "clopper_pearson",
-    "compute_auc",
-    "compute_difference",
-    "compute_mcnemar",
-    "compute_mean",
-    "compute_mean_difference",
-    "compute_paired_difference",
-    "compute_skew_normal_logcdf",
-    "compute_tpr_at_fpr",
-    "compute_trend",
-    "correct_holm",
-    "fit_dose_response",
-    "fit_skew_normal",
-    "num_needed_to_see",
-]
