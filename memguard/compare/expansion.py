@@ -24,10 +24,10 @@ from memguard.errors import ConfigError
 #
 # At equal steps a setting that drops labels learns from fewer. Every step has r background rows for
 # each row of the study; with r' = (1 + r) / share - 1 of them, where ``share`` of the labels is
-# kept,
-# a run has (1 + r') / (1 + r) = 1 / share times as many labels and keeps as many as one that drops
-# none. Each studied document is trained as often as before, in more steps, so its repetitions lie
-# further apart. Goldfish's authors compare so too (more rows a step); adding background is ours.
+# kept, a run has (1 + r') / (1 + r) = 1 / share times as many labels and keeps as many as one that
+# drops none. Each studied document is trained as often as before, in more steps, so its repetitions
+# lie further apart. Goldfish's authors compare so too (more rows a step); adding background is
+# ours.
 
 
 def list_kept_shares(config: SweepConfig) -> list[float]:

@@ -28,6 +28,7 @@ import itertools
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import tokenizers
@@ -40,9 +41,9 @@ from workload import build_llama, draw_model
 from memguard.audit.cache import Numbers
 from memguard.audit.decoding import Decoder
 from memguard.audit.extraction import TINY_MARGINS, AuditDocument, ExtractionProbe, Window
-from memguard.audit.generation import generate_edits
+from memguard.audit.generation import measure_edits
 from memguard.audit.membership_scores import Codec
-from memguard.audit.near_verbatim import NAMES, find_near_verbatim
+from memguard.audit.near_verbatim import find_near_verbatim
 from memguard.audit.passages import Asked, Passage
 from memguard.audit.run import plan_one_pass
 from memguard.audit.scoring import ModelScorer
@@ -296,13 +297,7 @@ def compare_default_audit(
 
     def ours() -> None:
         numbers = Numbers(names=one_pass.names, rows=bench.ask(one_pass, windows, scorer))
-
-        def generate(indices: Sequence[int]) -> Numbers:
-            chosen = [windows[index] for index in indices]
-            kept = numbers["first_divergence"][list(indices)].astype(int).tolist()
-            rows = np.array(generate_edits(probe, decoder, chosen, kept), dtype=np.float64)
-            return Numbers(names=NAMES, rows=rows.reshape(-1, len(NAMES)))
-
+        generate = partial(measure_edits, probe, decoder, windows, numbers)
         near = find_near_verbatim(probe, windows, numbers, generate, seed=0)
         found["ours"] = near.matched_N
         found["sure"] = ~(near.min_gap_N < bench.margin)
