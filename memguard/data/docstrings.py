@@ -9,6 +9,7 @@ method of at least 200 characters, named by its dotted path; exact copies are le
 """
 
 import ast
+import fcntl
 import hashlib
 import importlib.metadata
 import importlib.util
@@ -20,7 +21,7 @@ import re
 import sysconfig
 import tokenize
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from memguard.errors import DataError
@@ -59,29 +60,39 @@ def build_docstring_file(names: Sequence[str], cache_dir: Path) -> Path:
     parts = [str(_FORM), platform.python_version(), *(f"{n}={_find_version(n)}" for n in names)]
     key = hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
     path = cache_dir / f"docstrings-{key}.jsonl"
+    if path.is_file():
+        return path
     try:
-        if path.is_file():
-            return path
-        lines = []
-        seen_texts: set[str] = set()
-        num_of_id: dict[str, int] = {}
-        for name in names:
-            found = _list_topics() if name == "topics" else _walk_package(name, roots[name])
-            for identifier, text in found:
-                if text in seen_texts:
-                    continue
-                seen_texts.add(text)
-                num = num_of_id[identifier] = num_of_id.get(identifier, 0) + 1
-                # Overloads and branches define a name twice.
-                unique = identifier if num == 1 else f"{identifier}#{num}"
-                lines.append(json.dumps({"id": unique, "text": text, "source": name}) + "\n")
-        write_atomically(path, "".join(lines).encode())
+        cache_dir.mkdir(parents=True, exist_ok=True)
+        place = cache_dir / f".{path.name}.lock"
+        with place.open("w") as lock:
+            # Runs of a sweep start together: one reads the packages, the others wait for its file.
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not path.is_file():
+                write_atomically(path, "".join(_list_rows(names, roots)).encode())
+            place.unlink(missing_ok=True)
     except OSError as error:
         raise DataError(
             f"'{cache_dir}' cannot keep the docstrings: {error.strerror}. Set MEMGUARD_CACHE to a "
             "folder that can be written."
         ) from error
     return path
+
+
+def _list_rows(names: Sequence[str], roots: Mapping[str, Path]) -> Iterator[str]:
+    """Yield a JSON line for each text, once."""
+    seen_texts: set[str] = set()
+    num_of_id: dict[str, int] = {}
+    for name in names:
+        found = _list_topics() if name == "topics" else _walk_package(name, roots[name])
+        for identifier, text in found:
+            if text in seen_texts:
+                continue
+            seen_texts.add(text)
+            num = num_of_id[identifier] = num_of_id.get(identifier, 0) + 1
+            # Overloads and branches define a name twice.
+            unique = identifier if num == 1 else f"{identifier}#{num}"
+            yield json.dumps({"id": unique, "text": text, "source": name}) + "\n"
 
 
 def _find_root(name: str) -> Path:

@@ -2,6 +2,8 @@ import json
 import shutil
 import sys
 import sysconfig
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -96,6 +98,25 @@ def check_topics_and_standard_library(tmp_path):
     assert len({row["text"] for row in rows}) == len(rows)
     assert min(len(row["text"]) for row in rows) >= 200
     return rows
+
+
+def test_runs_that_start_together_read_a_package_once(package, tmp_path, monkeypatch):
+    calls = []
+    walk = docstrings._walk_package
+
+    def slowly(name, root):
+        calls.append(name)
+        time.sleep(0.2)
+        return walk(name, root)
+
+    monkeypatch.setattr(docstrings, "_walk_package", slowly)
+    cache = tmp_path / "cache"
+    with ThreadPoolExecutor(3) as threads:
+        paths = set(threads.map(lambda _: build_docstring_file([package], cache), range(3)))
+    assert calls == [package]
+    assert len(paths) == 1
+    assert read(paths.pop())
+    assert list(cache.glob(".*")) == []
 
 
 def test_topics_and_a_part_of_the_standard_library(tmp_path, monkeypatch):
