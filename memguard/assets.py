@@ -3,7 +3,7 @@
 import difflib
 from pathlib import Path
 
-from memguard.errors import ConfigError
+from memguard.errors import ConfigError, shorten
 
 _PACKAGE = Path(__file__).parent
 # An installed wheel carries them inside the package; a checkout (editable install) beside it.
@@ -30,15 +30,22 @@ def find_asset(folder: str, name_or_path: str | Path, *, setting: str) -> Path:
         ConfigError: neither a file nor a shipped name.
     """
     path = Path(name_or_path)
-    if path.is_file():
+    try:
+        is_file, is_folder = path.is_file(), path.is_dir()
+    except OSError as error:  # a name that is too long, a folder that may not be looked into
+        reason = error.strerror or type(error).__name__
+        raise ConfigError(
+            f"'{setting}': '{shorten(str(name_or_path), 200)}' cannot be read: {reason}"
+        ) from error
+    if is_file:
         return path
     shipped = list_assets(folder)
     if str(name_or_path) in shipped:
         return shipped[str(name_or_path)]
-    kind = "a folder, not a file" if path.is_dir() else "neither a file nor a shipped name"
+    kind = "a folder, not a file" if is_folder else "neither a file nor a shipped name"
     near = difflib.get_close_matches(str(name_or_path), shipped, n=1)
     hint = f"; did you mean '{near[0]}'?" if near else "."
     raise ConfigError(
         f"'{setting}' must be a YAML file or one of {', '.join(shipped) or '(none found)'}; "
-        f"got '{name_or_path}', which is {kind}{hint}"
+        f"got '{shorten(str(name_or_path), 200)}', which is {kind}{hint}"
     )

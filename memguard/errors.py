@@ -13,6 +13,23 @@ Messages are one line: the field in quotes, the rule, what was got, the way out.
 
 import signal
 
+_MOST = 80
+MAX_PATH = 200
+"""Characters of a path that messages keep."""
+
+
+def shorten(text: str, most: int = _MOST) -> str:
+    """Return a value, or a path, for a message: its middle left out where it is long.
+
+    Args:
+        text: of one line.
+        most: characters that are kept.
+    """
+    if len(text) <= most:
+        return text
+    tail = most // 4
+    return f"{text[: most - tail - 3]}...{text[-tail:]}"
+
 
 class MemguardError(Exception):
     """Anything memguard raises on purpose."""

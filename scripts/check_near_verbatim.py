@@ -3,12 +3,12 @@
     python scripts/check_near_verbatim.py runs/quickstart/* [--base]
 
 Generates the continuation of each audited document with transformers' `generate` (greedy, end-of-
-text tokens suppressed), also of those that the audit does not generate, and counts edits with
+text tokens suppressed), including documents that the audit does not generate, and counts edits with
 NLTK's `edit_distance`. Prints a row for each run and bucket: documents, matches of the audit and of
-`generate`, documents on which they differ, the matches among documents below the audit's floor of
-teacher-forced accuracy, and the lowest accuracy of any match. Exits with 1 if a document differs
-whose greedy text does not hang on a gap below the audit's tiny margin, or if a match lies below
-the floor.
+`generate`, documents on which they differ, documents whose greedy text has a near-tie, the matches
+among documents below the audit's floor of teacher-forced accuracy, and the lowest accuracy of any
+match. Exits with 1 if a document without a near-tie (a gap below the audit's tiny margin) differs,
+or if a match is below the floor.
 """
 
 import argparse
@@ -24,27 +24,28 @@ from nltk.metrics.distance import edit_distance
 from transformers import AutoModelForCausalLM
 
 from memguard.data.corpus import load_corpus
-from memguard.records import AuditReport, load_record
+from memguard.records import AuditReport
+from memguard.records.audit_files import load_audit_report
 
 BATCH = 64
-COLUMNS = ("Run", "Bucket", "Documents", "Audit", "Generate", "Differ", "Hang", "Below floor")
+COLUMNS = ("Run", "Bucket", "Documents", "Audit", "Generate", "Differ", "Near-tie", "Below floor")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Checked:
-    """One document under one model."""
+    """Near-verbatim matches of one document under one model."""
 
     bucket: str
     accuracy: float
-    """Teacher-forced, of the audit's records."""
+    """Teacher-forced accuracy from the audit's records."""
     audited: bool
     generated: bool
-    hangs: bool
-    """Whether the audit says that a gap on its greedy text is tiny."""
+    is_near_tie: bool
+    """Whether the audit recorded a tiny gap in the greedy text."""
 
 
 def main() -> None:
-    """Check what the command line names."""
+    """Check the runs given on the command line."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("runs", nargs="+", type=Path, help="folders of audited runs")
     parser.add_argument("--base", type=Path, help="folder of the base model, checked for each run")
@@ -54,7 +55,7 @@ def main() -> None:
     for run in options.runs:
         if not (run / "audit" / "report.json").exists():
             continue
-        report = load_record(AuditReport, run / "audit" / "report.json")
+        report = load_audit_report(run / "audit")
         floor = report.generated.floor
         models = [("", run / "model")]
         models += [("base_", options.base)] if options.base else []
@@ -63,7 +64,7 @@ def main() -> None:
             for bucket in dict.fromkeys(row.bucket for row in rows):
                 group = [row for row in rows if row.bucket == bucket]
                 print(describe(f"{run.name}{' base' if prefix else ''}", bucket, group, floor))
-            is_wrong |= any(row.audited != row.generated and not row.hangs for row in rows)
+            is_wrong |= any(row.audited != row.generated and not row.is_near_tie for row in rows)
             is_wrong |= any(row.generated and row.accuracy < floor for row in rows)
     raise SystemExit(1 if is_wrong else 0)
 
@@ -101,7 +102,9 @@ def check(run: Path, report: AuditReport, folder: Path, prefix: str) -> Iterator
                     audited=bool(score[f"{prefix}near_verbatim"]),
                     generated=edit_distance(row, ids[prefix_tokens:]) <= allowed,
                     # The base model's gaps are not recorded.
-                    hangs=not prefix and margin is not None and margin < report.method.tiny_margin,
+                    is_near_tie=not prefix
+                    and margin is not None
+                    and margin < report.method.tiny_margin,
                 )
 
 
@@ -115,7 +118,7 @@ def describe(run: str, bucket: str, rows: Sequence[Checked], floor: float) -> st
         sum(row.audited for row in rows),
         len(matches),
         sum(row.audited != row.generated for row in rows),
-        sum(row.hangs for row in rows),
+        sum(row.is_near_tie for row in rows),
         f"{sum(m < floor for m in matches)} of {sum(row.accuracy < floor for row in rows)}",
         f"{min(matches):.2f}" if matches else "-",
     )

@@ -1,6 +1,5 @@
-# Make a virtual environment with the tested versions, once; sourced.
-# A virtual environment with the tested versions, made once.
-# Sets $venv and $python; make_environment EXTRAS installs memguard[EXTRAS] unless it is there.
+# Create a virtual environment with the tested versions, once; to be sourced.
+# Sets $venv and $python; make_environment EXTRAS installs memguard[EXTRAS] unless it is installed.
 
 venv="${MEMGUARD_VENV:-.venv}"
 python="$venv/bin/python"

@@ -1,13 +1,14 @@
 #!/usr/bin/env bash
-# Run the test suite.
-# In .venv, which it makes if there is none. Arguments go on to pytest: '-n 0' runs all tests in one
-# process (to see what they print), '-m "mesh or slow" --tenth SEED' a tenth of those left out.
+# Run the test suite in .venv, which is created if needed.
+# Arguments are passed to pytest: '-n 0' runs all tests in one process (to see their output),
+# '-m "mesh or slow" --tenth SEED' runs a tenth of the tests that the default run excludes.
+# '-m faults' kills runs at random moments, damages their files and fills their disk.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 source scripts/environment.sh
 make_environment test
-# One thread a process: tests that start several ranks would fight for the cores.
+# One thread per process, because tests that start several ranks would compete for the cores.
 export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}" TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1
-# Two workers, half of the tests each, in order, so that a file's fixtures are mostly made once; the
-# one that is done first takes over half of what the other has left.
+# Two workers run half of the tests each, in order, so that most fixtures of a file are created once.
+# The worker that finishes first takes over half of the other's remaining tests.
 exec "$python" -m pytest -n 2 --dist worksteal "$@"

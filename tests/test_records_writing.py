@@ -1,10 +1,12 @@
 """Folders that appear under their name only when they are complete."""
 
+import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from memguard.records.record import commit, make_aside, written_aside
+from memguard.records.record import commit, make_aside, write_atomically, written_aside
 
 
 def test_a_folder_appears_when_it_is_complete(tmp_path: Path) -> None:
@@ -46,3 +48,27 @@ def test_an_older_folder_is_replaced_whole(tmp_path: Path) -> None:
     commit(aside, folder)
     assert [path.name for path in folder.iterdir()] == ["weights"]
     assert list(tmp_path.iterdir()) == [folder]
+
+
+@pytest.fixture
+def umask() -> Iterator[None]:
+    """Take write access from the group and every access from others."""
+    before = os.umask(0o027)
+    yield
+    os.umask(before)
+
+
+def mode(path: Path) -> int:
+    return path.stat().st_mode & 0o777
+
+
+@pytest.mark.usefixtures("umask")
+def test_modes_are_those_that_the_umask_leaves(tmp_path: Path) -> None:
+    with written_aside(tmp_path / "model") as aside:
+        (aside / "weights").touch(mode=0o600)
+    write_atomically(tmp_path / "metrics.jsonl", b"")
+    write_atomically(tmp_path / "hmac.key", b"", mode=0o600)
+    found = {path.name: mode(path) for path in tmp_path.rglob("*")}
+    assert found == {
+        "model": 0o750, "weights": 0o640, "metrics.jsonl": 0o640, "hmac.key": 0o600,
+    }  # fmt: skip

@@ -1,21 +1,21 @@
-"""What a checkpoint has memorised of its documents.
+"""Measures how much of its documents a checkpoint has memorized.
 
 Greedy decoding reproduces a continuation if and only if, given the true tokens before it, every
-token of it is the model's first choice. So ONE teacher-forced pass decides verbatim match, first
-divergence, extraction strength, the probability of the continuation under any sampling scheme, and
-the membership scores. Near-verbatim match is decided on text that is really generated, from the
+token of it is the model's first choice. ONE teacher-forced pass therefore determines verbatim
+match, first divergence, extraction strength, the probability of the continuation under any sampling
+scheme, and the membership scores. Near-verbatim match is determined on generated text, from the
 first divergence on.
 
 running the probes
     suite.py, probes.py    eval/suites/*.yaml -> probes and their settings; the PROBES table
-    selection.py           documents -> windows: long enough, sampled in each bucket, or refused
+    selection.py           documents -> windows: long enough, sampled in each bucket, or rejected
     extraction.py          which tokens are the prefix and which the continuation
     parts.py               which part of a long document is audited
     passages.py            one model input, and the model's results for its tokens
     batching.py            jobs of scorer and decoder in batches, on any mesh
     scoring.py             passages -> token results, by a model
     decoding.py, beams.py  prompts -> generated tokens
-    cache.py               rows of numbers, kept on disk and computed once
+    cache.py               rows of numbers, cached on disk and computed once
     context.py             the models, tokenizer, cache and process group of an audit
     model_probes.py        each probe of a suite, run on one model
     run.py                 one audit: the model, its base, the reference; then the summary
@@ -24,20 +24,20 @@ measuring
     near_verbatim.py       generated text within a few edits of the true one
     overlap.py             overlap of generated and true text
     probabilistic.py       log-probabilities -> number of queries
-    membership_scores.py, membership.py    was this text trained on? with a baseline of words alone
+    membership_scores.py, membership.py    membership inference, with a baseline on words only
     kinds.py               are members and nonmembers one kind of text? checked before a model loads
     canaries.py            random secrets: exposure, and a lower bound on epsilon
     generation.py          generated continuations and their overlap with the true ones
-    attacks.py             what an attacker with many queries, or with the mask, extracts
+    attacks.py             extraction by an attacker with many queries, or with the mask
     mask_consistency.py    do near-copies and reformatted copies escape the mask?
 results
-    document_scores.py     numbers -> a column a field, a row a document -> records.parquet
+    document_scores.py     numbers -> a column per field, a row per document -> records.parquet
     tables.py              numbers of documents -> rows of buckets, with base model and control
     statistics/            rates, means, trends and their intervals
-    summary.py             all of that -> the parts of a report; dose-response, which probes ran
-    verdict.py, warnings.py    the verdict and the findings, and what limits them
+    summary.py             all results -> the parts of a report; dose-response, which probes ran
+    verdict.py, warnings.py    the verdict, the findings and their limits
 
-Models come in through protocols (`Scorer`, `AuditedModel`); the caller decides how they are loaded,
+Models are passed as protocols (`Scorer`, `AuditedModel`); the caller decides how they are loaded
 and on how many processes they run. Import from the modules: suites, probes, canaries, membership
-and statistics do so without torch.
+and statistics do not import torch.
 """

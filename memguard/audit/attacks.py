@@ -1,27 +1,28 @@
-"""What an attacker extracts who may submit several answers, and one who knows the mask.
+"""Extraction by an attacker who submits several answers, and by one who knows the mask.
 
     beam_search   the W most likely continuations
-    sampling      N draws; the first answer is the one drawn most often
+    sampling      N samples; the first answer is the most frequent one
     fill          beam search that knows which labels a goldfish dropped: at those it tries many
-                  tokens, and the learned tokens after them decide
+                  tokens, and the learned tokens after them select the right one
 
     windows -> answers -> rows of numbers (`attack`) -> rows of the report (`tabulate`)
 
-A goldfish's mask is a function of the text and of no secret: whoever knows k, h and mode can tell
-for every text, and so for every guess, which tokens had no loss. A wrong guess shows in two ways:
-the tokens after it are less likely, and the mask of the next h tokens changes. Mode ``hash`` looks
-at the h tokens before a label, ``hash_reference`` at the h that end with it, ``static`` at its
-index in the document; the mask of mode ``random`` cannot be known. This is our reading of an
-adaptive attack; Hans et al. (arXiv 2406.10209) try beam search that does not know the mask.
+A goldfish's mask is a function of the text without any secret: an attacker who knows k, h and mode
+can compute for every text, and so for every guess, which tokens had no loss. A wrong guess has two
+effects: the tokens after it are less likely, and the mask of the next h tokens changes. Mode
+``hash`` depends on the h tokens before a label, ``hash_reference`` on the h that end with it,
+``static`` on its index in the document; the mask of mode ``random`` cannot be known. This is
+memguard's version of an adaptive attack; Hans et al. (arXiv 2406.10209) evaluate beam search that
+does not know the mask.
 
-What a guess costs (see `beams`) is set by each document's own prefix, which the attacker has, its
-first tokens left out. It is between what a learned token costs and what the model's own choice
-costs where nothing was learned:
+The cost of a guess (see `beams`) is computed from each document's own prefix, which the attacker
+has, without the prefix's first tokens. It is between the cost of a learned token and the cost of
+the model's first choice at a token that was not learned:
 
     guess_cost = sqrt(mean -log p(learned token) * mean -log p(first choice at a dropped one))
 
-Guesses that cost less than learned tokens lead the search from one guess to the next; guesses that
-cost as much as not knowing lead it to any text that has few of them.
+If guesses cost less than learned tokens, the search prefers texts with many guesses; if they cost
+as much as unlearned tokens, it prefers any text with few guesses.
 """
 
 from collections import Counter
@@ -47,18 +48,19 @@ from memguard.records import AttackedBucket
 from memguard.seeds import derive_generator
 
 UNKNOWN_MASK = (
-    "mode random drew the mask anew for each epoch and nobody can know it: plain beam search"
+    "mode random drew a new mask in each epoch, which cannot be known: plain beam search was run"
 )
 """Note of a fill attack without a known mask."""
 TIGHTENED_MASK = (
-    "the mask known is that of the k each document began with; a risk budget lowered it for some "
-    "while they were trained"
+    "the attack used the mask of each document's initial k; a risk budget lowered k for some "
+    "documents during training"
 )
-"""Note of a fill attack that takes some labels for learned that were not, or not for long."""
+"""Note of a fill attack that treats some labels as learned that were dropped for part of training
+or all of it."""
 
-# The probabilities of a prefix's first tokens say little of what was memorised.
+# The probabilities of a prefix's first tokens contain little information about memorization.
 _SHORT_CONTEXT_TOKENS = 8
-# Of a prefix that has no dropped or no learned token; and the least, below which guesses are free.
+# Cost for a prefix without dropped or without learned tokens; and the smallest cost of a guess.
 _USUAL_GUESS_COST, _LEAST_GUESS_COST = 0.1, 1e-3
 _NUMBERS_OF_EACH = ("best", "any", "right")
 
@@ -72,14 +74,14 @@ def drops_next(
     """Return ``[R, C]`` whether training would have dropped each candidate as the next label.
 
     Args:
-        goldfish: that of the training, of any mode but ``random``.
+        goldfish: the goldfish used in training, of any mode except ``random``.
         ids_RT: ``[R, T]`` tokens of R texts.
-        candidates_RC: ``[R, C]`` what may come next in each.
-        first_position: tokens of the document before these, which are not known. False where the
-            mask depends on them.
+        candidates_RC: ``[R, C]`` candidates for the next token of each text.
+        first_position: number of unknown tokens of the document before these. If the mask depends
+            on them, the result is False.
     """
     num_rows, num_candidates = candidates_RC.shape
-    # Letters are counted, and a token may have none.
+    # With letters all tokens are needed, because a token may have no letters.
     needed = ids_RT.shape[1] if goldfish.letters else goldfish.config.context_width
     skipped = max(0, ids_RT.shape[1] - needed)
     before = np.repeat(ids_RT[:, skipped:], num_candidates, axis=0)
@@ -94,13 +96,13 @@ def find_dropped(
     """Return ``[R, T]`` whether training dropped each token of R texts as a label.
 
     Args:
-        goldfish: that of the training, of any mode but ``random``.
+        goldfish: the goldfish used in training, of any mode except ``random``.
         ids_RT: ``[R, T]`` tokens.
         first_position: as in `drops_next`.
     """
     config = goldfish.config
-    assert config.mode != "random", "that mask cannot be known"
-    # Draws nothing in these modes.
+    assert config.mode != "random", "the mask of mode random cannot be known"
+    # These modes draw no random numbers.
     generator = derive_generator(0, "goldfish")
     num_tokens = ids_RT.shape[1]
     if config.mode == "static":
@@ -109,28 +111,29 @@ def find_dropped(
         return np.broadcast_to(dropped, ids_RT.shape)
     if first_position == 0:
         return goldfish.drop_mask(ids_RT, None, generator)
-    # Any token stands for those before, so that the first that is known is not the document's.
+    # One arbitrary token replaces the unknown ones, so that the first known token is not treated as
+    # the document's first.
     unknown = np.zeros((len(ids_RT), 1), dtype=ids_RT.dtype)
     dropped = goldfish.drop_mask(np.concatenate([unknown, ids_RT], axis=1), None, generator)[:, 1:]
     if goldfish.letters is not None:
         num_before_RT = np.cumsum(goldfish.letters.count(ids_RT), axis=1)
         num_before_RT = np.pad(num_before_RT, ((0, 0), (1, 0)))[:, :-1]
         return dropped & (num_before_RT >= LETTERS_PER_TOKEN * config.context_width)
-    # One hashes h tokens before the label, the other h that end with it.
+    # Mode hash reads the h tokens before the label, hash_reference the h that end with it.
     width = config.context_width - (config.mode == "hash_reference")
     return dropped & (np.arange(num_tokens) >= width)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AttackResult:
-    """What one attack extracted of one document."""
+    """Result of one attack on one document."""
 
     best_verbatim: bool
     """Whether the first answer is the true continuation."""
     any_verbatim: bool
-    """Whether one of the answers is."""
+    """Whether any of the answers is the true continuation."""
     num_correct: int
-    """Right tokens of the first answer, compared index by index."""
+    """Correct tokens of the first answer, compared index by index."""
 
 
 def attack_by_beam_search(
@@ -155,7 +158,7 @@ def attack_by_sampling(
     seed: int,
     on_progress: Progress | None = None,
 ) -> list[AttackResult]:
-    """Submit ``probe.samples`` drawn continuations of each window, the most frequent one first.
+    """Submit ``probe.samples`` sampled continuations of each window, the most frequent one first.
 
     Raises:
         ModelError: see `Batching.run`.
@@ -169,7 +172,7 @@ def attack_by_sampling(
         for window in windows
     ]
     drawn = decoder.sample(requests, probe.scheme, probe.samples, seed, on_progress)
-    # Counter keeps the order of the draws where several came equally often.
+    # Counter keeps the order of the samples if several are equally frequent.
     answers = [
         np.array([text for text, _ in Counter(map(tuple, ids_NS.tolist())).most_common()])
         for ids_NS in drawn
@@ -185,14 +188,14 @@ def attack_by_filling(
     goldfish: Goldfish,
     on_progress: Progress | None = None,
 ) -> list[AttackResult]:
-    """Submit ``probe.width`` continuations in which dropped tokens were guessed.
+    """Submit ``probe.width`` continuations in which dropped tokens are guessed.
 
     Args:
         probe: width, and candidates for each guess.
-        decoder: of the model.
-        scorer: of the same model; scores the prefixes.
-        windows: what is attacked.
-        goldfish: that of the training; in mode ``random`` this is plain beam search.
+        decoder: decoder of the model.
+        scorer: scorer of the same model; scores the prefixes.
+        windows: windows to attack.
+        goldfish: the goldfish used in training; in mode ``random`` this is plain beam search.
         on_progress: see `batching.Progress`.
 
     Raises:
@@ -211,46 +214,50 @@ def measure_guess_cost(
     best_logprob_T: NDArray[np.floating],
     dropped_T: NDArray[np.bool_],
 ) -> float:
-    """Return what a guess should cost (nats), from tokens of a prefix that receive loss.
+    """Return the cost of a guess (nats), from the supervised tokens of a prefix.
 
     Args:
         logprob_T: log-probability of each token.
-        best_logprob_T: of the model's first choice in its place.
-        dropped_T: which of them the mask dropped.
+        best_logprob_T: log-probability of the model's first choice at the same position.
+        dropped_T: whether the mask dropped each token.
     """
     if dropped_T.all() or not dropped_T.any():
         return _USUAL_GUESS_COST
     learned = -float(logprob_T[~dropped_T].mean(dtype=np.float64))
     unlearned = -float(best_logprob_T[dropped_T].mean(dtype=np.float64))
-    # A sum of rounded probabilities may exceed one.
+    # Rounding may make a probability exceed one, and its negative logarithm negative.
     return max(float(np.sqrt(max(learned, 0) * max(unlearned, 0))), _LEAST_GUESS_COST)
 
 
 def _measure_guess_costs(
     scorer: Scorer, windows: Sequence[Window], goldfish: Goldfish
 ) -> list[float]:
-    """Return one cost for each window, measured where the prefix is long enough."""
-    asked = [i for i, window in enumerate(windows) if window.prefix_tokens > _SHORT_CONTEXT_TOKENS]
+    """Return one cost for each window, measured if the prefix is long enough."""
+    indices = [
+        index
+        for index, window in enumerate(windows)
+        if window.prefix_tokens > _SHORT_CONTEXT_TOKENS
+    ]
     passages = [
         Passage(
             input_ids=_prefix(windows[index]),
             first_label=_SHORT_CONTEXT_TOKENS,
             first_choice=_SHORT_CONTEXT_TOKENS,
         )
-        for index in asked
+        for index in indices
     ]
     costs = [_USUAL_GUESS_COST] * len(windows)
-    for index, result in zip(asked, scorer.score(passages), strict=True):
+    for index, result in zip(indices, scorer.score(passages), strict=True):
         costs[index] = _read_guess_cost(windows[index], result, goldfish)
     return costs
 
 
 def _read_guess_cost(window: Window, result: TokenResult, goldfish: Goldfish) -> float:
-    places = slice(window.start + _SHORT_CONTEXT_TOKENS, window.start + window.prefix_tokens)
-    supervised_T = window.document.supervised[places]
-    known = goldfish.at_dose(window.document.dose)
-    dropped_T = find_dropped(known, _prefix(window)[None], _first_position(window))[0]
-    # The margin is to the best other token, or, where the label is the best, above 0.
+    positions = slice(window.start + _SHORT_CONTEXT_TOKENS, window.start + window.prefix_tokens)
+    supervised_T = window.document.supervised[positions]
+    dosed = goldfish.at_dose(window.document.dose)
+    dropped_T = find_dropped(dosed, _prefix(window)[None], _first_position(window))[0]
+    # The margin is relative to the best other token; it is negative if the label is not the best.
     best_logprob_T = result.logprob - np.minimum(result.margin, 0)
     return measure_guess_cost(
         result.logprob[supervised_T],
@@ -272,21 +279,21 @@ def _submit_beams(
         BeamRequest(
             prompt_ids=_prefix(window),
             num_new=window.continuation_tokens,
-            is_free=None if goldfish is None else _know_mask(goldfish, window),
+            is_free=None if goldfish is None else _build_mask(goldfish, window),
             guess_cost=costs[index] if costs else 0.0,
         )
         for index, window in enumerate(windows)
     ]
     candidates = None if goldfish is None else probe.candidates
-    found = search_beams(
+    results = search_beams(
         decoder, requests, probe.width, candidates=candidates, on_progress=on_progress
     )
-    return [_judge(window, beams.ids_WS) for window, beams in zip(windows, found, strict=True)]
+    return [_judge(window, beams.ids_WS) for window, beams in zip(windows, results, strict=True)]
 
 
-def _know_mask(goldfish: Goldfish, window: Window) -> IsFree:
-    known, first = goldfish.at_dose(window.document.dose), _first_position(window)
-    return lambda ids_RT, candidates_RC: drops_next(known, ids_RT, candidates_RC, first)
+def _build_mask(goldfish: Goldfish, window: Window) -> IsFree:
+    dosed, first = goldfish.at_dose(window.document.dose), _first_position(window)
+    return lambda ids_RT, candidates_RC: drops_next(dosed, ids_RT, candidates_RC, first)
 
 
 def _judge(window: Window, answers_WS: NDArray[np.integer]) -> AttackResult:
@@ -303,17 +310,19 @@ def _prefix(window: Window) -> NDArray[np.int32]:
 
 
 def _first_position(window: Window) -> int:
-    """Return how many tokens of the document come before the window."""
+    """Return the number of tokens of the document before the window."""
     return window.document.first_position + window.start
 
 
 def name_numbers(goldfish: Goldfish | None) -> tuple[str, ...]:
-    """Return the names of what `attack` measures of a document, e.g. ``beam_search.best``.
+    """Return the names of the numbers that `attack` returns, e.g. ``beam_search.best``.
 
-    ``best`` and ``any`` are 1 where the first answer, or one of the answers, was the true
-    continuation; ``right`` counts right tokens of the first; ``fill`` needs a mask.
+    ``best`` and ``any`` are 1 if the first answer, or any answer, is the true continuation;
+    ``right`` counts correct tokens of the first answer; ``fill`` needs a mask.
     """
-    return tuple(f"{name}.{each}" for name in _list_attacks(goldfish) for each in _NUMBERS_OF_EACH)
+    return tuple(
+        f"{name}.{number}" for name in _list_attacks(goldfish) for number in _NUMBERS_OF_EACH
+    )
 
 
 def attack(
@@ -330,21 +339,21 @@ def attack(
 
     Args:
         probe: settings.
-        decoder: of the model.
-        scorer: of the same model.
-        windows: what is attacked.
-        goldfish: that of the training; None where it dropped no labels, and there is no mask.
-        seed: owns what is drawn.
-        progress: given the attack, returns the callback for the documents done and all.
+        decoder: decoder of the model.
+        scorer: scorer of the same model.
+        windows: windows to attack.
+        goldfish: the goldfish used in training; None if training dropped no labels.
+        seed: seed of the samples.
+        progress: returns, for the name of an attack, the callback for documents done and in total.
     """
-    found = [
+    results_of = [
         attack_by_beam_search(probe, decoder, windows, progress("beam search")),
         attack_by_sampling(probe, decoder, windows, seed=seed, on_progress=progress("sampling")),
     ]
     if goldfish is not None:
-        found.append(
+        results_of.append(
             attack_by_filling(
-                probe, decoder, scorer, windows, goldfish, progress("filling what was dropped")
+                probe, decoder, scorer, windows, goldfish, progress("filling dropped tokens")
             )
         )
     return [
@@ -353,7 +362,7 @@ def attack(
             for result in results
             for number in (result.best_verbatim, result.any_verbatim, result.num_correct)
         ]
-        for results in zip(*found, strict=True)
+        for results in zip(*results_of, strict=True)
     ]
 
 
@@ -370,11 +379,11 @@ def tabulate(
 
     Args:
         probe: settings.
-        windows: ``[N]`` all documents.
-        numbers: ``[N]``, NaN where one was not attacked.
+        windows: ``[N]`` windows of all documents.
+        numbers: ``[N]``, NaN for documents that were not attacked.
         outlines: the buckets in the report's order.
-        goldfish: that of the training.
-        num_tightened: documents of which more labels were dropped than it says.
+        goldfish: the goldfish used in training.
+        num_tightened: documents of which training dropped more labels than this goldfish does.
     """
     name_N = np.array([window.document.bucket for window in windows], dtype=object)
     size_N = np.array([window.continuation_tokens for window in windows])

@@ -1,11 +1,11 @@
-"""Which texts run together, on which rank, and how many at once: for scoring and for decoding.
+"""Batches of texts, and the ranks that run them, for scoring and for decoding.
 
     jobs, longest first        0 1 2 | 3 4 | 5 6 7 | 8         batches of at most batch_tokens
     2 ranks split the batch    rank 0: 0 1 2     rank 1: 3 4   round 1
                                rank 0: 5 6 7     rank 1: 8     round 2
 
-Every rank knows the sizes of all jobs, so all ranks run the same rounds, and as many steps in each
-as its longest continuation needs; a rank without a batch of its own runs a dummy.
+Every rank has the sizes of all jobs, so all ranks run the same rounds. Each round has as many steps
+as its longest continuation needs; a rank without a batch runs on a dummy token.
 """
 
 import logging
@@ -25,7 +25,7 @@ Result = TypeVar("Result")
 Progress = Callable[[int, int], None]
 """Called with the number of jobs done and of all jobs."""
 
-# Of the memory that is free after a first job; the rest is for fragmentation.
+# Share of the memory that is free after a first job; the rest is for fragmentation.
 _MEMORY_SHARE = 0.8
 
 logger = logging.getLogger(__name__)
@@ -33,21 +33,21 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Job:
-    """Tokens that are run, and the size that they grow to."""
+    """A model input, and the size to which it grows."""
 
     input_ids: NDArray[np.integer]
     """[P], at least one token."""
     num_new: int = 0
-    """Tokens that are added to each row; 0 where the text is only scored."""
+    """Tokens that are added to each row; 0 if the text is only scored."""
     num_rows: int = 1
-    """Rows at the end."""
+    """Number of rows at the end."""
 
     def __post_init__(self) -> None:
         assert len(self.input_ids) >= 1, "a model input needs a token"
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of one row at the end."""
+        """Number of tokens of one row at the end."""
         return len(self.input_ids) + self.num_new
 
 
@@ -56,16 +56,16 @@ class BatchResult(Generic[Result]):
     """The results of one batch."""
 
     results: Sequence[Result]
-    """One for each job, picklable."""
+    """One picklable result for each job."""
     num_bad: int
-    """Tokens whose logits are not finite."""
+    """Number of tokens whose logits are not finite."""
     num_tokens: int
-    """Tokens whose logits were computed."""
+    """Number of tokens whose logits were computed."""
 
 
 RunBatch = Callable[[Sequence[int], int], BatchResult[Result]]
-"""Runs the jobs of a batch, given by their indices (maybe none), for so many steps: it calls the
-model as often on every rank."""
+"""Runs the jobs of a batch, given by their indices (possibly none), for a number of steps; calls
+the model equally often on every rank."""
 
 
 class Batching:
@@ -79,14 +79,15 @@ class Batching:
         *,
         measures_memory: bool = False,
     ) -> None:
-        """Take a model.
+        """Prepare batches for a model.
 
         Args:
-            vocab: put into evaluation mode during a run.
-            batch_tokens: of all rows of a batch at the end, padding included; one job always runs.
+            vocab: the model; put into evaluation mode during a run.
+            batch_tokens: maximum tokens of all rows of a batch at the end, with padding; a single
+                job always runs.
             runtime: this rank; None for one process.
-            measures_memory: whether one job runs first on each rank, and the memory it took limits
-                the batches after it. Measured once: later runs must not have longer jobs.
+            measures_memory: whether one job runs first on each rank to measure memory, which then
+                limits the batches. Measured once: later runs must not have longer jobs.
         """
         assert batch_tokens >= 1, "a batch needs a token"
         self.runtime = runtime or Runtime(device=vocab.device)
@@ -102,16 +103,17 @@ class Batching:
     ) -> list[Result]:
         """Return the result of each job, in their order, on every rank.
 
-        On one process a batch that does not fit into GPU memory is halved, and so are all that
-        follow. On a mesh a rank that ran out of memory leaves the others waiting in a collective.
+        On one process, a batch that does not fit into GPU memory is halved, as are all later
+        batches. On a mesh, a rank that runs out of memory raises the error, because the other ranks
+        are waiting in a collective.
 
         Raises:
-            ModelError: a token outside the vocabulary, a row longer than the model has positions
-                for, a job that does not fit into memory alone, or logits that are not finite.
+            ModelError: a token is outside the vocabulary, a row is longer than the model's maximum
+                length, a single job does not fit into memory, or logits are not finite.
         """
         self._check(jobs)
         mine: dict[int, Result] = {}
-        # Longest first: what does not fit into memory shows at once, not after an hour.
+        # Longest first: a batch that does not fit into memory fails immediately, not after an hour.
         waiting = sorted(range(len(jobs)), key=lambda index: -_count_tokens([jobs[index]]))
         model: Any = self._vocab.model
         training = model.training
@@ -137,10 +139,10 @@ class Batching:
                     on_progress(len(jobs) - len(waiting), len(jobs))
         finally:
             model.train(training)
-        everyone: dict[int, Result] = {}
+        gathered: dict[int, Result] = {}
         for part in self.runtime.gather_objects(mine):
-            everyone.update(part)
-        return [everyone[index] for index in range(len(jobs))]
+            gathered.update(part)
+        return [gathered[index] for index in range(len(jobs))]
 
     def _take_round(self, waiting: Sequence[int], jobs: Sequence[Job]) -> list[list[int]]:
         """Return the next batches, at most one for each rank that splits the batch."""
@@ -164,7 +166,7 @@ class Batching:
     def _try_batch(
         self, run_batch: RunBatch[Result], batch: Sequence[int], num_steps: int
     ) -> BatchResult[Result] | None:
-        """Return None where memory ran out; the tensors are freed with the exception."""
+        """Run a batch; return None if memory ran out. The exception's tensors are then freed."""
         try:
             return run_batch(batch, num_steps)
         except torch.OutOfMemoryError:
@@ -173,7 +175,7 @@ class Batching:
             return None
 
     def _halve(self, batch: Sequence[Job]) -> None:
-        """Take a smaller budget (tokens) after a batch did not fit."""
+        """Halve the budget (tokens) after a batch did not fit."""
         if len(batch) == 1:
             raise ModelError(
                 f"one document, {batch[0].num_rows} row(s) of {batch[0].num_tokens} tokens, does "
@@ -182,10 +184,10 @@ class Batching:
             )
         torch.cuda.empty_cache()
         self._batch_tokens = _count_tokens(batch) // 2
-        logger.warning("out of GPU memory: going on with %d tokens a batch", self._batch_tokens)
+        logger.warning("out of GPU memory: continuing with %d tokens per batch", self._batch_tokens)
 
     def _agree_on_budget(self, num_tokens: int) -> int:
-        """Return how many tokens fit on every rank, after a job of ``num_tokens`` did."""
+        """Return the number of tokens that fit on every rank, after a job of ``num_tokens`` fit."""
         device = self._vocab.device
         free, _ = torch.cuda.mem_get_info(device)
         cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
@@ -195,7 +197,7 @@ class Batching:
         return min(self._batch_tokens, smallest)
 
     def _check_finite(self, done: BatchResult[Any]) -> None:
-        """Refuse damaged numbers on all ranks at once, or some would wait for the others."""
+        """Raise for logits that are not finite, on all ranks at once so that none waits."""
         copies = self.runtime.world_size // self._vocab.num_batch_ways
         counts = self.runtime.agree_sum([done.num_bad, done.num_tokens])
         num_bad, num_tokens = (int(count) // copies for count in counts)
@@ -213,9 +215,9 @@ class Batching:
         size = self._vocab.vocab_size
         if largest >= size or smallest < 0:
             raise ModelError(
-                f"the documents hold token {largest if largest >= size else smallest}, but the "
+                f"the documents contain token {largest if largest >= size else smallest}, but the "
                 f"model has {size} (0 to {size - 1}): a tokenizer that does not fit the model. "
-                "Use the one the model was trained with."
+                "Use the tokenizer that the model was trained with."
             )
         longest = find_longest_run(jobs)
         config = self._vocab.model.config.get_text_config()
@@ -228,11 +230,11 @@ class Batching:
 
 
 def find_longest_run(jobs: Sequence[Job]) -> int:
-    """Return the tokens of the longest row that is run; the last token is only read or written."""
+    """Return the length of the longest model input; a row's last token is no input."""
     return max(job.num_tokens for job in jobs) - 1
 
 
 def _count_tokens(batch: Sequence[Job]) -> int:
-    """Return the tokens of all rows at the end: as long as the longest prompt and continuation."""
+    """Return the tokens of all rows at the end, padded to the longest prompt and continuation."""
     longest = max(len(job.input_ids) for job in batch) + max(job.num_new for job in batch)
     return longest * sum(job.num_rows for job in batch)

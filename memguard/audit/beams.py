@@ -1,21 +1,21 @@
 """Beam search: the most likely continuations of a prompt, W at a time.
 
     score    sum of log p(token | all before it), natural logarithms
-    step     each beam proposes its C most likely tokens; of all these the best W go on
+    step     each beam proposes its C most likely tokens; the best W of all proposals are kept
 
-Beams of one prompt branch from its keys and values, which are computed once. All continuations have
-the same length: scores need no correction for it, and nothing ends early (EOS is a token like any
-other). Of equal scores the more likely token of its beam goes first, then that of the better beam;
-of equally likely tokens the lower id.
+Beams of one prompt share its keys and values, which are computed once. All continuations have the
+same length: scores need no length correction, and no beam ends early (EOS is treated like any other
+token). Equal scores are ordered by the rank of the token in its beam, then by the rank of the beam;
+equally likely tokens by id, lowest first.
 
-Who knows which labels training left out gives `is_free`. Of such a token the model has learned
-nothing, and what it says is worse than nothing: where texts were trained on 60 times, the right
-token was less likely than by chance. So a guess costs nearly the same whatever the token,
+A caller that knows which labels training dropped passes `is_free`. The model has not learned these
+tokens, and its probabilities for them are misleading: in texts trained 60 times, the right token
+was less likely than by chance. A guess therefore costs nearly the same for every token,
 
-    guess_cost (1 - 0.05 log p(token))        in place of        -log p(token)
+    guess_cost (1 - 0.05 log p(token))        instead of         -log p(token)
 
-and beams are told apart by the tokens that were learned, which a wrong guess before them makes less
-likely. Were guesses free, the best beams would be those that always come to another guess.
+and beams are ranked by the learned tokens, which a wrong guess before them makes less likely. If
+guesses were free, the best beams would be those with the most guesses.
 """
 
 from collections.abc import Callable, Sequence
@@ -31,28 +31,29 @@ from memguard.audit.decoding import Decoder
 from memguard.model.kv_cache import GrowingRows
 
 IsFree = Callable[[NDArray[np.int64], NDArray[np.int64]], NDArray[np.bool_]]
-"""Takes R rows of tokens [R, T] and C next ones of each [R, C]; tells which of these are free."""
+"""Takes R rows of tokens [R, T] and C next tokens of each [R, C]; returns which of these are
+free."""
 
 _GUESS_WEIGHT = 0.05
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class BeamRequest:
-    """A prompt whose most likely continuations are wanted."""
+    """A prompt to continue with its most likely continuations."""
 
     prompt_ids: NDArray[np.integer]
     """[P], at least one token."""
     num_new: int
     """S, tokens to add, at least 1."""
     is_free: IsFree | None = None
-    """Which tokens were never learned; None where none is known."""
+    """Which tokens were never learned; None if not known."""
     guess_cost: float = 0.0
-    """What one of those costs (nats); 0 is nothing at all."""
+    """Cost of a token that was never learned (nats); 0 makes it free."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Beams:
-    """Continuations of one prompt, best first; fewer than W where no more exist."""
+    """Continuations of one prompt, best first; fewer than W if no more exist."""
 
     ids_WS: NDArray[np.int32]
     score_W: NDArray[np.float64]
@@ -66,14 +67,14 @@ def search_beams(
     candidates: int | None = None,
     on_progress: Progress | None = None,
 ) -> list[Beams]:
-    """Return the best continuations of each request; on a mesh every rank calls and gets all.
+    """Return the best continuations of each request; on a mesh every rank calls this and gets all.
 
     Args:
-        decoder: of the model.
-        requests: what to continue.
-        width: W, beams that go on after each step.
-        candidates: C, tokens that each beam proposes; None is W, beyond which nothing changes but
-            for guesses.
+        decoder: decoder of the model.
+        requests: prompts to continue.
+        width: W, beams that are kept after each step.
+        candidates: C, tokens that each beam proposes; None uses W. More than W matters only for
+            guesses.
         on_progress: see `batching.Progress`.
 
     Raises:
@@ -81,7 +82,8 @@ def search_beams(
     """
     assert width >= 1, "at least one beam"
     jobs = [
-        Job(input_ids=each.prompt_ids, num_new=each.num_new, num_rows=width) for each in requests
+        Job(input_ids=request.prompt_ids, num_new=request.num_new, num_rows=width)
+        for request in requests
     ]
 
     def propose(hidden_RD: Tensor) -> "_Proposals":
@@ -93,7 +95,7 @@ def search_beams(
     def run(batch: Sequence[int], num_steps: int, is_cached: bool) -> BatchResult[Beams]:
         growing = GrowingRows(decoder.vocab, is_cached=is_cached, room=num_steps)
         states = [_Growth(requests[index]) for index in batch]
-        proposed = growing.start([each.request.prompt_ids for each in states], propose)
+        proposed = growing.start([state.request.prompt_ids for state in states], propose)
         going, num_bad, num_tokens = states, proposed.num_bad, len(states)
         for step in range(num_steps):
             first, rows, tokens = 0, [_NONE], [_NONE]
@@ -130,7 +132,7 @@ class _Proposals:
 
     @property
     def num_bad(self) -> int:
-        # Other tokens may be ruled out.
+        # Only the best token is checked, because the logits of other tokens may be -inf.
         return int((~np.isfinite(self.logprob_RC[:, 0])).sum())
 
     def take(self, rows: slice) -> "_Proposals":
@@ -143,7 +145,7 @@ class _Growth:
 
     request: BeamRequest
     ids_RT: NDArray[np.int64] = field(init=False)
-    """Prompt and all."""
+    """Tokens of the beams, with the prompt."""
     score_R: NDArray[np.float64] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -155,15 +157,15 @@ class _Growth:
         return len(self.ids_RT[0]) == len(self.request.prompt_ids) + self.request.num_new
 
     def branch(self, proposed: _Proposals, width: int) -> NDArray[np.int64]:
-        """Go on with the best; return which of the beams before each of these comes from."""
+        """Keep the best continuations; return the index of each one's parent beam."""
         gain_RC = proposed.logprob_RC
         if self.request.is_free is not None:
-            known_RC = np.maximum(gain_RC, -1e6)  # A token may be ruled out.
-            guess_RC = -self.request.guess_cost * (1 - _GUESS_WEIGHT * known_RC)
+            finite_RC = np.maximum(gain_RC, -1e6)  # A token's log-probability may be -inf.
+            guess_RC = -self.request.guess_cost * (1 - _GUESS_WEIGHT * finite_RC)
             is_free_RC = self.request.is_free(self.ids_RT, proposed.ids_RC)
             gain_RC = np.where(is_free_RC, guess_RC, gain_RC)
         score_RC = self.score_R[:, None] + gain_RC
-        # All first choices, then all second ones: of equal scores the first in this order is kept.
+        # Order: all first choices, then all second ones; a stable sort keeps it for equal scores.
         order_W = np.argsort(-score_RC.T.reshape(-1), kind="stable")[:width]
         columns_W, parents_W = np.divmod(order_W, len(self.score_R))
         tokens_W1 = proposed.ids_RC[parents_W, columns_W][:, None]

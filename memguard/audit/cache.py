@@ -1,13 +1,13 @@
-"""Numbers of documents, kept on disk: an audit that was interrupted or repeated goes on.
+"""Numbers of documents, cached on disk so that an interrupted or repeated audit resumes.
 
-    scores/FINGERPRINT/PART.parquet     key (16 bytes) | one float64 column a number
-    rows [N, len(names)]                of N documents under one model; NaN where one is missing
+    scores/FINGERPRINT/PART.parquet     key (16 bytes) | one float64 column per number
+    rows [N, len(names)]                of N documents under one model; NaN if missing
 
-The fingerprint names everything the numbers depend on but the document: weights, arithmetic,
-device, versions, probe and parameters. The key is a hash of the document's tokens. No text and no
-token is written. A part is written whole or not at all, when its documents are done, and is named
-by a hash of its bytes, so that a flipped bit is seen; parts are only ever added, so several audits
-may share a folder.
+The fingerprint identifies everything the numbers depend on except the document: weights,
+arithmetic, device, versions, probe and parameters. The key is a hash of the document's tokens. No
+text and no token is written. A part is written atomically when its documents are done. Its name is
+a hash of its bytes, so that corruption is detected. Parts are only added, so several audits can
+share a folder.
 """
 
 import hashlib
@@ -31,19 +31,19 @@ if TYPE_CHECKING:
     from memguard.runtime import Runtime
 
 KEY_BYTES = 16
-# Documents measured at a time: token results of more are never held, and each part is stored before
-# the next begins.
+# Documents measured at a time: this limits the token results in memory, and each part is stored
+# before the next one starts.
 _SHARD_DOCUMENTS = 2048
 
 
 def compute_fingerprint(parts: Mapping[str, Any]) -> str:
     """Return a name for everything that numbers depend on; ``parts`` must be JSON."""
-    said = json.dumps(parts, sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(said.encode()).hexdigest()[:32]
+    text = json.dumps(parts, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
 def compute_key(*arrays: NDArray[Any]) -> bytes:
-    """Return a document's key from its tokens and whatever else decides what is asked of it."""
+    """Return a document's key from its tokens and the other inputs of its measurement."""
     digest = hashlib.sha256()
     for array in arrays:
         digest.update(f"{array.dtype.str}{len(array)}".encode())
@@ -52,15 +52,15 @@ def compute_key(*arrays: NDArray[Any]) -> bytes:
 
 
 class RecordCache:
-    """A folder of parts; a file that cannot be read, or is damaged, counts as not there."""
+    """A folder of parts; files that are unreadable or damaged are ignored."""
 
     def __init__(self, folder: Path) -> None:
-        """Take the folder; it is made when something is stored."""
+        """Use a folder, which the first `store` creates."""
         self.folder = folder
 
     def load(self, fingerprint: str, names: Sequence[str]) -> dict[bytes, NDArray[np.float64]]:
-        """Return ``[len(names)]`` numbers for each key that is known; NaN is a missing number."""
-        known: dict[bytes, NDArray[np.float64]] = {}
+        """Return ``[len(names)]`` numbers for each cached key; NaN is a missing number."""
+        cached: dict[bytes, NDArray[np.float64]] = {}
         for path in sorted((self.folder / fingerprint).glob("*.parquet")):
             try:
                 content = path.read_bytes()
@@ -74,8 +74,8 @@ class RecordCache:
             rows = np.column_stack(
                 [np.zeros((table.num_rows, 0)), *(table.column(n).to_numpy() for n in names)]
             )
-            known.update(zip(table.column("key").to_pylist(), rows, strict=True))
-        return known
+            cached.update(zip(table.column("key").to_pylist(), rows, strict=True))
+        return cached
 
     def store(
         self,
@@ -88,7 +88,7 @@ class RecordCache:
 
         Args:
             fingerprint: see `compute_fingerprint`.
-            names: of the numbers.
+            names: names of the numbers.
             keys: ``[N]``, see `compute_key`.
             rows: ``[N, len(names)]``.
         """
@@ -99,7 +99,7 @@ class RecordCache:
         content = buffer.getvalue()
         folder = self.folder / fingerprint
         folder.mkdir(parents=True, exist_ok=True)
-        # Whoever knows a document could ask these files whether it was scored.
+        # With read access, anyone who has a document could test whether it was scored.
         os.chmod(folder, 0o700)
         write_atomically(folder / _name_part(content), content, mode=0o600)
 
@@ -110,7 +110,7 @@ def _name_part(content: bytes) -> str:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Numbers:
-    """One row a document."""
+    """Numbers of documents, one row per document."""
 
     names: tuple[str, ...]
     rows: NDArray[np.float64]
@@ -126,12 +126,13 @@ class Numbers:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Shelf:
-    """Where numbers of one kind are kept between audits."""
+    """The part of a cache that stores numbers of one kind."""
 
     cache: RecordCache | None
-    """None keeps nothing, as do the ranks that are not the first."""
+    """None disables caching; only the main rank uses it."""
     fingerprint: str | None
-    """See `compute_fingerprint`; None where it is not known what was measured."""
+    """See `compute_fingerprint`; None, which disables caching, if the model's identity is not
+    known."""
 
 
 def collect_numbers(
@@ -144,32 +145,33 @@ def collect_numbers(
     peers: "Runtime",
     on_progress: Callable[[int, int], None] | None = None,
 ) -> Numbers:
-    """Return the numbers of all documents, measuring only those that are not on the shelf.
+    """Return the numbers of all documents, measuring only those that are not cached.
 
-    Every rank calls it with the same keys, and gets all numbers.
+    Every rank calls this with the same keys and gets all numbers.
 
     Args:
-        names: of the numbers.
-        keys: ``[N]``, see `compute_key`; of equal keys one is measured.
-        sizes: ``[N]`` tokens; the longest are measured first, beside others as long.
-        measure: given indices of documents, returns their rows; called by all ranks alike.
-        shelf: where to look, and to put what is new.
-        peers: this rank among all.
+        names: names of the numbers.
+        keys: ``[N]``, see `compute_key`; equal keys are measured once.
+        sizes: ``[N]`` tokens; the longest are measured first, grouped with similar lengths.
+        measure: returns the rows of documents, given by index; all ranks call it with the same
+            indices.
+        shelf: the cache to read, and to add new numbers to.
+        peers: this rank and the process group.
         on_progress: called with the documents done and all documents.
     """
     rows = np.full((len(keys), len(names)), np.nan)
-    known: dict[bytes, NDArray[np.float64]] = {}
+    cached: dict[bytes, NDArray[np.float64]] = {}
     if peers.is_main and shelf.cache is not None and shelf.fingerprint is not None:
-        known = shelf.cache.load(shelf.fingerprint, names)
+        cached = shelf.cache.load(shelf.fingerprint, names)
     firsts: dict[bytes, int] = {}
     for index, key in enumerate(keys):
-        if key not in known:
+        if key not in cached:
             firsts.setdefault(key, index)
     longest_first = sorted(firsts.values(), key=lambda index: -sizes[index])
     missing = peers.broadcast_object(longest_first)
-    num_found = len(keys) - len(missing)
-    if on_progress is not None and num_found:
-        on_progress(num_found, len(keys))
+    num_cached = len(keys) - len(missing)
+    if on_progress is not None and num_cached:
+        on_progress(num_cached, len(keys))
     is_storable = True
     for start in range(0, len(missing), _SHARD_DOCUMENTS):
         shard = missing[start : start + _SHARD_DOCUMENTS]
@@ -178,25 +180,25 @@ def collect_numbers(
         if peers.is_main and is_storable:
             is_storable = _store(shelf, names, [keys[index] for index in shard], measured)
         if on_progress is not None:
-            on_progress(num_found + start + len(shard), len(keys))
+            on_progress(num_cached + start + len(shard), len(keys))
     if peers.is_main:
         for index, key in enumerate(keys):
-            rows[index] = known[key] if key in known else rows[firsts[key]]
+            rows[index] = cached[key] if key in cached else rows[firsts[key]]
     return Numbers(names=names, rows=peers.broadcast_object(rows))
 
 
 def _store(
     shelf: Shelf, names: Sequence[str], keys: Sequence[bytes], rows: NDArray[np.float64]
 ) -> bool:
-    """Keep what was measured; an audit does not fail because it cannot be kept."""
+    """Store measured numbers; return False, with a warning, if they cannot be stored."""
     if shelf.cache is None or shelf.fingerprint is None:
         return True
     try:
         shelf.cache.store(shelf.fingerprint, names, keys, rows)
     except OSError as error:
         warnings.warn(
-            f"scores cannot be kept in '{shelf.cache.folder}' ({error.strerror}): an interrupted "
-            "audit would begin anew",
+            f"scores cannot be cached in '{shelf.cache.folder}' ({error.strerror}): an interrupted "
+            "audit would start from the beginning",
             stacklevel=2,
         )
         return False

@@ -1,34 +1,34 @@
-"""What random secrets show: exposure, recitation, and a lower bound of the privacy loss.
+"""Results of canaries, random secrets: exposure, extraction, and a lower bound of privacy loss.
 
-Each canary was trained or not by the toss of a coin; those that were not are the references. What
-is measured is the secret alone, given the true prefix before it.
+A coin flip decides whether each canary is trained; canaries that were not trained are the
+references. Only the secret is scored, given the true prefix before it.
 
     exposure by rank   log2(num_references) - log2(rank),  rank = 1 + references at or below it
     extrapolated       -log2 P(a reference's nll <= the canary's), skew normal fitted to references
 
-Carlini et al., "The Secret Sharer" (2019). A canary that left no trace is a reference like any
-other: its exposure has a median of about 1 bit and reaches b bits with a probability of at most
-2^-b. The rank cannot show more than log2(num_references) bits; beyond it there is only the fitted
-curve. Ties count against exposure, so a model that gives every string one nll exposes nothing
-(slightly less than 0 bits).
+Carlini et al., "The Secret Sharer" (2019). A canary that was not memorized behaves like a
+reference: its exposure has a median of about 1 bit and reaches b bits with a probability of at most
+2^-b. The exposure by rank is at most log2(num_references) bits; larger values are only
+extrapolated. Ties count against exposure, so a model with the same nll for every string exposes
+nothing (slightly less than 0 bits).
 
-Epsilon: an attacker who sees the model guesses r of m coins, abstains from the others, and gets v
-right. Were training (epsilon, delta)-differentially private, v would be at most about binomial with
-q = 1 / (1 + e^-epsilon):
+Epsilon: an attacker with access to the model guesses r of m coins, abstains from the others, and is
+right for v of them. If training were (epsilon, delta)-differentially private, v would be at most
+about binomial with q = 1 / (1 + e^-epsilon):
 
     beta   = P[Bin(r, q) >= v]
     alpha  = max_i P[v > Bin(r, q) >= v - i] / i
     p      = min(1, beta + 2 m alpha delta)
 
-and every epsilon with p < 0.05 is refuted; the bound is the largest of them. Steinke, Nasr &
-Jagielski, "Privacy Auditing with One (1) Training Run" (2023), which allows to abstain as long as
-r is fixed before any score is seen: `choose_num_guesses` takes it from m. It is no privacy
+and every epsilon with p < 0.05 is rejected; the bound is the largest of them. Steinke, Nasr &
+Jagielski, "Privacy Auditing with One (1) Training Run" (2023). The method allows abstaining if r is
+fixed before any score is seen: `choose_num_guesses` computes r from m. The bound is not a privacy
 guarantee: see `ASSUMPTIONS`.
 
-Only secrets of one length in tokens are compared with each other, because a sum of nll over more
-tokens is another number: ranks and guesses are of the length that most secrets have. Of the
-canaries that `memguard.data` draws that is all of them; others are counted and listed but not
-ranked. Which ones does not depend on the coins, so the bound holds.
+Only secrets of the same length in tokens are compared with each other, because the sum of nll
+depends on the number of tokens: ranks and guesses cover the most frequent length. All canaries that
+`memguard.data` draws have it; others are counted and listed but not ranked. The selection does not
+depend on the coins, so the bound holds.
 """
 
 import math
@@ -46,23 +46,24 @@ from memguard.audit.statistics import clopper_pearson, compute_skew_normal_logcd
 from memguard.records import CanaryScore, CanaryScores
 
 MIN_REFERENCES_TO_EXTRAPOLATE = 8
-"""Below, the fit says nothing of the tail: from 8 references, 20 true bits read as 11 to 39."""
+"""With fewer, the fit does not describe the tail: with 8 references, 20 true bits are estimated as
+11 to 39."""
 ASSUMPTIONS = (
     "Each canary was trained or left out by its own fair coin, independent of all others.",
     "The unit is one canary with all its repetitions, not a document and not a training example.",
-    "The bound is about the training algorithm with these settings, shown by one training run; "
-    "another run may show more or less.",
-    "The number of guesses follows from the number of coins (three quarters of them) and was fixed "
-    "before any score was looked at.",
-    "The guesses use the model's scores alone, not the coins.",
-    "The bound holds with 95 % confidence: where training is as private as it says, "
-    "one audit in 20 claims more leakage than there is.",
-    "It is a lower bound and says nothing of an upper one: a better attack may show more, "
+    "The bound applies to the training algorithm with these settings and is estimated from one "
+    "training run; another run may give more or less.",
+    "The number of guesses is three quarters of the number of coins and was fixed before any score "
+    "was computed.",
+    "The guesses use only the model's scores, not the coins.",
+    "The bound holds with 95 % confidence: up to one audit in 20 reports a bound above the epsilon "
+    "that training satisfies.",
+    "It is a lower bound and implies no upper bound: a better attack may show more, "
     "and a bound of 0 is no evidence of privacy.",
 )
-"""What the bound rests on, in sentences a report can print."""
+"""The assumptions of the bound, as sentences for a report."""
 SECRET = ExtractionProbe(min_prefix_tokens=1)
-"""Cuts the window of a canary: its completion, given its prompt."""
+"""Defines the window of a canary: its completion, given its prompt."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -71,16 +72,16 @@ class Exposures:
 
     num_references: int
     rank_C: NDArray[np.int64]
-    """1 is below every reference, num_references + 1 above all."""
+    """1 if below every reference, num_references + 1 if above all."""
     by_rank_bits_C: NDArray[np.float64]
     """At most log2(num_references)."""
     extrapolated_bits_C: NDArray[np.float64] | None
-    """None with fewer than 8 references, or where all have one nll."""
+    """None with fewer than 8 references, or if all have the same nll."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExposureSummary:
-    """What a report says of a group of canaries."""
+    """Summary of the exposures of a group of canaries."""
 
     median_bits: float
     max_bits: float
@@ -91,11 +92,11 @@ class ExposureSummary:
 def compute_exposures(canary_nll: ArrayLike, reference_nll: ArrayLike) -> Exposures | None:
     """Return the exposure of each canary; None without references.
 
-    All must have one form and be scored alike: same number of tokens, same prefix. Where canaries
-    come in several forms, call this once for each.
+    All must have the same form and be scored in the same way: same number of tokens, same prefix.
+    If canaries have several forms, call this once for each form.
 
     Args:
-        canary_nll: ``[C]`` nats; lower means more memorised.
+        canary_nll: ``[C]`` nats; lower means more memorized.
         reference_nll: ``[num_references]`` nats, any order.
     """
     canary_C, reference_R = _as_nll(canary_nll), np.sort(_as_nll(reference_nll))
@@ -111,7 +112,7 @@ def compute_exposures(canary_nll: ArrayLike, reference_nll: ArrayLike) -> Exposu
 
 
 def summarise_exposures(exposures: Exposures) -> ExposureSummary | None:
-    """Return median and maximum over canaries; None without any."""
+    """Return median and maximum over canaries; None if there are no canaries."""
     bits_C, extrapolated_C = exposures.by_rank_bits_C, exposures.extrapolated_bits_C
     if not bits_C.size:
         return None
@@ -139,36 +140,36 @@ def _extrapolate(
 
 def _as_nll(values: ArrayLike) -> NDArray[np.float64]:
     nll = np.asarray(values, dtype=np.float64)
-    assert nll.ndim == 1, f"one nll a string is one-dimensional, not {nll.shape}"
+    assert nll.ndim == 1, f"one nll per string is one-dimensional, not {nll.shape}"
     assert np.isfinite(nll).all(), "a missing nll has no rank"
     return nll
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OneRunBound:
-    """What one run shows of epsilon."""
+    """The lower bound of epsilon from one run."""
 
     num_canaries: int
-    """Whose coin was flipped, guessed or not."""
+    """Number of canaries with a coin, guessed or not."""
     num_guesses: int
     num_right: int
     delta: float
     epsilon: float
-    """At least this, with 95 % confidence; 0 where nothing is shown."""
+    """Lower bound with 95 % confidence; 0 if no epsilon is rejected."""
     ceiling: float
-    """The largest `epsilon` these coins could have shown: with as many guesses right as can be."""
+    """The largest `epsilon` possible with these coins: with the most guesses that can be right."""
 
 
 def compute_one_run_bound(
     scores: ArrayLike, coins: ArrayLike, *, num_guesses: int | None = None, delta: float = 0.0
 ) -> OneRunBound | None:
-    """Guess from scores, count what is right and bound epsilon; None without canaries.
+    """Guess from scores, count right guesses and bound epsilon; None without canaries.
 
     Args:
         scores: ``[m]`` membership scores of the canaries, higher means more likely trained.
-        coins: ``[m]`` true where the canary was trained.
-        num_guesses: fixed before scores and coins are looked at; None takes `choose_num_guesses`.
-        delta: of (epsilon, delta)-differential privacy.
+        coins: ``[m]`` true if the canary was trained.
+        num_guesses: fixed before scores and coins are seen; None uses `choose_num_guesses`.
+        delta: delta of (epsilon, delta)-differential privacy.
     """
     coin_M = np.asarray(coins, dtype=np.bool_)
     if not coin_M.size:
@@ -176,7 +177,7 @@ def compute_one_run_bound(
     count = choose_num_guesses(len(coin_M)) if num_guesses is None else num_guesses
     guesses_M = guess_members(scores, count)
     num_right, num_trained = count_right(guesses_M, coin_M), int(coin_M.sum())
-    # More guesses of one kind than coins of that kind cannot all be right.
+    # Right guesses of each kind are limited by the number of coins of that kind.
     most_right = min(int((guesses_M == 1).sum()), num_trained)
     most_right += min(int((guesses_M == -1).sum()), len(coin_M) - num_trained)
     return OneRunBound(
@@ -192,10 +193,10 @@ def compute_one_run_bound(
 def choose_num_guesses(num_canaries: int) -> int:
     """Return r for m coins: the largest even number within three quarters of m.
 
-    More guesses raise the ceiling, but the middle scores are guessed badly, and where the coins do
-    not fall half and half some guess of all m is wrong whatever the model shows. Mean bound over
-    draws of m = 32 coins at delta 1e-5, where scores are normal and those of trained canaries lie
-    d standard deviations higher (d = 2: AUC .92, 3: .98, 4: .998, inf: 1):
+    More guesses raise the ceiling, but middle scores give poor guesses, and unless exactly half of
+    the coins are heads, guessing all m makes at least one wrong guess for any model. Mean bound
+    over draws of m = 32 coins at delta 1e-5, with normal scores that are d standard deviations
+    higher for trained canaries (d = 2: AUC .92, 3: .98, 4: .998, inf: 1):
 
          r    all right    d = 1       2       3       4     inf
         12         1.26      .33    1.03    1.24    1.26    1.26
@@ -205,31 +206,32 @@ def choose_num_guesses(num_canaries: int) -> int:
         28         2.18      .25     .96    1.56    1.81    1.87
         32         2.32      .20     .79    1.26    1.47    1.52
 
-    Fewer than 6 guesses, all right, show nothing. From 8 to 256 coins this share is within 8 % of
-    the best one at d = 3 and more; at d = 2 it loses up to 27 % (m = 256), for a higher ceiling.
+    Fewer than 6 guesses give a bound of 0 even if all are right. From 8 to 256 coins this share is
+    within 8 % of the best one at d = 3 and more; at d = 2 it loses up to 27 % (m = 256), for a
+    higher ceiling.
 
     Args:
-        num_canaries: m, whose coin was flipped.
+        num_canaries: m, canaries with a coin.
     """
     return 2 * (3 * num_canaries // 8)
 
 
 def guess_members(scores: ArrayLike, num_guesses: int | None = None) -> NDArray[np.int8]:
-    """Return ``[m]`` guesses: 1 for trained, -1 for left out, 0 for none.
+    """Return ``[m]`` guesses: 1 for trained, -1 for left out, 0 for no guess.
 
-    The top half of the guesses goes to the highest scores, the other half to the lowest; of an odd
-    number the odd one is a guess that the canary was trained. Equal scores are ranked by position,
-    the first as the highest, so positions must not depend on the coins: never list the trained
-    canaries first.
+    Half of the guesses are 'trained', for the highest scores, the other half 'left out', for the
+    lowest; with an odd number one more is 'trained'. Equal scores are ranked by position, the first
+    as the highest, so positions must not depend on the coins: never list the trained canaries
+    first.
 
     Args:
         scores: ``[m]`` higher means more likely trained.
-        num_guesses: how many canaries to guess at; None guesses at all.
+        num_guesses: number of guesses; None guesses for all canaries.
     """
     score_M = np.asarray(scores, dtype=np.float64)
     assert not np.isnan(score_M).any(), "a missing score allows no guess"
     count = len(score_M) if num_guesses is None else num_guesses
-    assert 0 <= count <= len(score_M), f"{count} guesses at {len(score_M)} canaries"
+    assert 0 <= count <= len(score_M), f"{count} guesses for {len(score_M)} canaries"
     falling = np.argsort(-score_M, kind="stable")
     num_out = count // 2
     guesses_M = np.zeros(len(score_M), dtype=np.int8)
@@ -239,11 +241,11 @@ def guess_members(scores: ArrayLike, num_guesses: int | None = None) -> NDArray[
 
 
 def count_right(guesses: ArrayLike, coins: ArrayLike) -> int:
-    """Return how many guesses agree with the coins; a 0 is no guess.
+    """Return the number of guesses that agree with the coins; a 0 is no guess.
 
     Args:
-        guesses: ``[m]`` of `guess_members`.
-        coins: ``[m]`` true where the canary was trained.
+        guesses: ``[m]`` from `guess_members`.
+        coins: ``[m]`` true if the canary was trained.
     """
     guess_M, coin_M = np.asarray(guesses), np.asarray(coins, dtype=np.bool_)
     assert guess_M.shape == coin_M.shape, "each canary needs one guess and one coin"
@@ -258,40 +260,40 @@ def compute_epsilon_bound(
     delta: float = 0.0,
     p_value: float = 0.05,
 ) -> float:
-    """Return the largest epsilon that the guesses refute; 0 where they refute none.
+    """Return the largest epsilon that the guesses reject; 0 if they reject none.
 
     Args:
-        num_canaries: m, whose coin was flipped.
+        num_canaries: m, canaries with a coin.
         num_guesses: r, at most m.
         num_right: v, at most r.
         delta: 0 tests pure differential privacy.
         p_value: 1 minus the confidence.
     """
     assert 0 <= num_right <= num_guesses <= num_canaries, (
-        f"{num_right} right of {num_guesses} guesses at {num_canaries} canaries"
+        f"{num_right} right of {num_guesses} guesses for {num_canaries} canaries"
     )
     assert 0 <= delta <= 1, f"delta is a probability, not {delta}"
     assert 0 < p_value < 1, f"no bound holds at p = {p_value}"
 
-    def is_refuted(epsilon: float) -> bool:
+    def is_rejected(epsilon: float) -> bool:
         return compute_p_value(epsilon, num_canaries, num_guesses, num_right, delta) < p_value
 
-    if not is_refuted(0.0):
+    if not is_rejected(0.0):
         return 0.0
     low, high = 0.0, 1.0
-    while is_refuted(high):
+    while is_rejected(high):
         low, high = high, 2 * high
-    # p rises with epsilon (a test walks it), so what is refuted is one stretch that starts at 0.
+    # p rises with epsilon (a test checks this), so the rejected values are an interval from 0.
     while high - low > 1e-9:
         middle = (low + high) / 2
-        low, high = (middle, high) if is_refuted(middle) else (low, middle)
+        low, high = (middle, high) if is_rejected(middle) else (low, middle)
     return low
 
 
 def compute_p_value(
     epsilon: float, num_canaries: int, num_guesses: int, num_right: int, delta: float
 ) -> float:
-    """Return p of the module's formula: how likely so many right guesses are at this epsilon."""
+    """Return p of the module's formula: the probability of this many right guesses at epsilon."""
     if num_right == 0:
         return 1.0
     q = special.expit(epsilon)
@@ -312,30 +314,30 @@ def compute_p_value(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AuditCanary:
-    """One canary and what its training is known to have done."""
+    """One canary and the record of its training."""
 
     document: AuditDocument
     was_trained: bool
     num_loss_tokens: int | None
     """Tokens of the secret that received loss at least once; None if not recorded."""
     num_losses: int | None
-    """How often any of them did."""
+    """Number of times that any token of the secret received loss; None if not recorded."""
 
 
 def score_canaries(
     canaries: Sequence[AuditCanary], probe: CanaryProbe, model: Numbers, base: Numbers | None
 ) -> CanaryScores | None:
-    """Return what the canaries show; None without one of either kind.
+    """Return the results of the canaries; None unless some were trained and some left out.
 
-    Guesses of the coins go by the log-probability of the secret, minus the base model's where there
-    is one: how likely a secret is by its digits alone is then taken out. They abstain from a
-    quarter of the coins, see `choose_num_guesses`.
+    The coins are guessed from the log-probability of each secret, minus the base model's if there
+    is one, which removes the probability of the secret's digits without training. A quarter of the
+    coins is not guessed, see `choose_num_guesses`.
 
     Args:
-        canaries: C of them, in an order that does not depend on the coins.
+        canaries: C canaries, in an order that does not depend on the coins.
         probe: settings.
-        model: of each canary's window, see `OnePass`.
-        base: the same of the model before training.
+        model: numbers of each canary's window, see `OnePass`.
+        base: the same numbers of the model before training.
     """
     coin_C = np.array([canary.was_trained for canary in canaries], dtype=bool)
     if not coin_C.any() or coin_C.all():
@@ -374,8 +376,8 @@ def score_canaries(
         )
 
     trained = [canary for canary in canaries if canary.was_trained]
-    known = [c.num_loss_tokens for c in trained if c.num_loss_tokens is not None]
-    counted = len(known) == len(trained)
+    recorded = [c.num_loss_tokens for c in trained if c.num_loss_tokens is not None]
+    counted = len(recorded) == len(trained)
     repetitions = {canary.document.num_repetitions for canary in trained}
     return CanaryScores(
         num_trained=len(trained),
@@ -385,8 +387,8 @@ def score_canaries(
         num_repetitions=repetitions.pop() if len(repetitions) == 1 else None,
         verbatim=clopper_pearson(int(verbatim_C[coin_C].sum()), int(coin_C.sum())),
         reference_verbatim=clopper_pearson(int(verbatim_C[~coin_C].sum()), int((~coin_C).sum())),
-        loss_coverage=float(sum(known) / sizes_C[coin_C].sum()) if counted else None,
-        num_without_loss=sum(count == 0 for count in known) if counted else None,
+        loss_coverage=float(sum(recorded) / sizes_C[coin_C].sum()) if counted else None,
+        num_without_loss=sum(count == 0 for count in recorded) if counted else None,
         median_exposure_bits=None if summary is None else summary.median_bits,
         max_exposure_bits=None if summary is None else summary.max_bits,
         median_exposure_extrapolated_bits=None
@@ -404,9 +406,9 @@ def score_canaries(
 
 
 def _spread(has_bits_C: NDArray[np.bool_], bits: NDArray[np.float64]) -> list[float | None]:
-    """Return the bits of each canary in order, None for those that have none."""
-    known = iter(bits.tolist())
-    return [next(known) if has else None for has in has_bits_C.tolist()]
+    """Return the bits of each canary in order, None for canaries without bits."""
+    values = iter(bits.tolist())
+    return [next(values) if has else None for has in has_bits_C.tolist()]
 
 
 def _count_secret(canary: AuditCanary) -> int:

@@ -1,4 +1,4 @@
-"""What an audit works with: models that are loaded when first used, tokenizer, cache, ranks."""
+"""The resources of an audit: models that are loaded at first use, tokenizer, cache, ranks."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,52 +13,52 @@ from memguard.records import MaskChange
 from memguard.runtime import Runtime
 
 Stage = str
-"""What is measured, in words: ``model``, ``base model``, ``canaries``, ..."""
+"""Name of the measurement: ``model``, ``base model``, ``canaries``, ..."""
 OnProgress = Callable[[Stage, int, int], None]
-"""Called with the stage, the documents done and all documents."""
+"""Called with the stage, the number of documents done and the number of all documents."""
 CompareMasks = Callable[[Sequence[str], Sequence[tuple[str, str]]], list[MaskChange]]
-"""Given texts and near-duplicate pairs, returns how a copy changes the mitigation's mask."""
+"""Returns, for texts and near-duplicate pairs, how a copy changes the mitigation's mask."""
 
 
 class AuditedModel(Protocol):
-    """A model that is loaded when first used, and freed after its last probe."""
+    """A model that is loaded at first use and freed after its last probe."""
 
     @property
     def identity(self) -> str | None:
-        """Everything its numbers depend on, as one string; None where that is not known."""
+        """A string of everything the model's numbers depend on; None if not known."""
         ...
 
     @property
     def max_tokens(self) -> int | None:
-        """Positions it has; None where it states none."""
+        """Number of positions; None if the model does not limit it."""
         ...
 
     def scorer(self) -> Scorer:
-        """Return its scorer; the same one until it is freed."""
+        """Return the model's scorer, the same object until the model is freed."""
         ...
 
     def decoder(self) -> Decoder:
-        """Return its decoder, likewise."""
+        """Return the model's decoder, the same object until the model is freed."""
         ...
 
     def free(self) -> None:
-        """Free its memory."""
+        """Free the model's memory."""
         ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Workshop:
-    """What an audit works with beside models and documents."""
+    """Resources of an audit other than models and documents."""
 
     codec: Codec | None = None
-    """The tokenizer; scores that need the text are missing without it."""
+    """The tokenizer; without it, scores that need text are missing."""
     cache: RecordCache | None = None
     peers: Runtime = field(default_factory=Runtime)
     on_progress: OnProgress | None = None
     compare_masks: CompareMasks | None = None
     goldfish: Goldfish | None = None
-    """That of the training, which an attacker may know; None where it dropped no labels."""
+    """The goldfish used in training, which an attacker may know; None if no labels were dropped."""
     why_not: Mapping[str, str] = field(default_factory=dict)
-    """By a probe's name, why there is nothing to run it on; told where it did not run."""
+    """Reason, by name of a probe, why the probe has no input; reported if it does not run."""
     num_tightened: int = 0
-    """Documents of which a risk budget dropped more labels than it, while they were trained."""
+    """Documents of which a risk budget dropped more labels during training than `goldfish` does."""

@@ -1,15 +1,15 @@
-"""Continues prompts token by token: greedily, or by numbers that each document owns.
+"""Continues prompts token by token: greedily, or by sampling with a random stream per document.
 
     prompt         prefix and the true tokens up to the first divergence
     continuation   num_new tokens after it
 
-The tokens before the first divergence are known from the teacher-forced pass, so only those after
-it are generated, for documents that diverge. Greedy decoding suppresses the end-of-text tokens, as
-`generate(min_new_tokens=num_new)` does, so that a text of the full length is compared; sampling
-draws them like any other token.
+The teacher-forced pass determines the tokens before the first divergence, so only tokens after it
+are generated, and only for documents that diverge. Greedy decoding suppresses the end-of-text
+tokens, like `generate(min_new_tokens=num_new)`, so that a text of the full length is compared;
+sampling treats them like any other token.
 
-One loop serves one process and meshes: prompts run once, their keys and values are kept (see
-`model/kv_cache.py`), each step runs one token a row and the LM head, in fp32, on it. The
+The same loop runs on one process and on meshes: prompts run once and their keys and values are
+cached (see `model/kv_cache.py`); each step runs one token per row, with the LM head in fp32. The
 weights are gathered over z once for each batch (see `VocabLayer.keep_gathered`).
 """
 
@@ -45,22 +45,22 @@ class Choice:
 
     token_R: Tensor
     logprob_R: Tensor
-    """Finite where the logits are."""
+    """Finite if the logits are finite."""
     gap_R: Tensor | None = None
-    """Logit of the chosen token minus that of the next best; None where tokens are drawn."""
+    """Logit of the chosen token minus that of the next best; None with sampling."""
 
 
 Choose = Callable[[Tensor, Sequence[int], int], Choice]
-"""Takes last hidden states [R, D/y], which rows these are, and the number of the step, from 0."""
+"""Takes last hidden states [R, D/y], the indices of their rows, and the step number, from 0."""
 IsDone = Callable[[int, int, int], bool]
-"""Takes a request's index, the number of the step from 0 and the token chosen there; returns
-whether the tokens after it are not needed. Steps of a request come in order; after a batch did not
-fit into memory they begin again at 0."""
+"""Takes a request's index, the step number from 0 and the token chosen in it; returns whether the
+tokens after it are not needed. Steps of a request come in order; they restart at 0 if a batch did
+not fit into memory."""
 RunCached = Callable[[Sequence[int], int, bool], BatchResult[Result]]
-"""As `batching.RunBatch`, and takes whether keys and values are kept."""
+"""Like `batching.RunBatch`, and also takes whether keys and values are cached."""
 DECODED_TOKENS = 16_384
-"""Tokens of a batch where no setting gives another number: keys and values are held at once."""
-# Removing rows copies all keys and values; rows that are done run along until so many are.
+"""Default number of tokens of a batch, whose keys and values are in memory at the same time."""
+# Removing rows copies all keys and values, so finished rows stay until the share of others is this.
 _LIVE_SHARE = 0.75
 
 logger = logging.getLogger(__name__)
@@ -73,37 +73,37 @@ class Request:
     prompt_ids: NDArray[np.integer]
     """[P], at least one token."""
     num_new: int
-    """Tokens to add; 0 is answered without the model."""
+    """Tokens to add; for 0 the model does not run."""
     document: str = ""
-    """Whose numbers sampling draws."""
+    """Document id, which seeds sampling."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Continuation:
-    """What was generated for one request."""
+    """The generated tokens of one request."""
 
     token_ids: NDArray[np.int32]
-    """[num_new], or fewer where the rest was not needed."""
+    """[num_new], or fewer if the rest was not needed."""
     min_gap: float
-    """Smallest gap between a chosen and the next best token (logits); NaN where tokens are drawn or
-    none was generated."""
+    """Smallest gap between a chosen and the next best token (logits); NaN with sampling or if no
+    token was generated."""
 
 
 _NOTHING = Continuation(token_ids=np.zeros(0, dtype=np.int32), min_gap=float("nan"))
 
 
 class Decoder:
-    """Continues prompts with a vocabulary layer; on a mesh every rank calls it and gets all."""
+    """Continues prompts with a model; on a mesh every rank calls it and gets all results."""
 
     def __init__(
         self, vocab: VocabLayer, batch_tokens: int, runtime: Runtime | None = None
     ) -> None:
-        """Take a model.
+        """Prepare decoding with a model.
 
         Args:
             vocab: the model as hidden states plus head; put into evaluation mode while decoding.
-            batch_tokens: tokens whose keys and values are held at a time, padding included; one
-                request always goes.
+            batch_tokens: tokens whose keys and values are in memory at a time, with padding; a
+                single request always runs.
             runtime: this rank; None for one process.
         """
         self.vocab = vocab
@@ -116,9 +116,9 @@ class Decoder:
         run_batch: RunCached[Result],
         on_progress: Progress | None = None,
     ) -> list[Result]:
-        """Return what ``run_batch`` makes of the jobs, in their order; see `Batching.run`."""
+        """Return the results of ``run_batch``, in the order of the jobs; see `Batching.run`."""
         assert all(job.num_new >= 1 for job in jobs), "a continuation has a token"
-        # Found out in the first batch: on all ranks, and after the jobs were checked.
+        # Evaluated in the first batch: on all ranks, and after the jobs were checked.
         is_cached = cache(lambda: self._agree_on_cache(jobs))
         fits = not self._runtime.agree_any(not self.vocab.fits_gathered())
         with self.vocab.keep_gathered() if fits else nullcontext():
@@ -129,39 +129,39 @@ class Decoder:
             )
 
     def _agree_on_cache(self, jobs: Sequence[Job]) -> bool:
-        """Return whether keys and values can be kept; a rank that saw it otherwise would wait."""
+        """Return whether keys and values can be cached; all ranks must agree or some would wait."""
         shortest = min(len(job.input_ids) for job in jobs)
         try:
             is_cached = can_cache(self.vocab, shortest, find_longest_run(jobs))
         except torch.OutOfMemoryError:
             if self.vocab.mesh is not None:
                 raise
-            # The check takes two rows, what follows goes with one.
+            # The check needs memory for two rows; without a cache one row at a time is enough.
             is_cached = False
         if not self._runtime.agree_any(not is_cached):
             return True
         if self._runtime.is_main:
             logger.warning(
-                "%s is run over the whole text again for each new token, which is slow: it keeps "
-                "no keys and values, or none that fit longer texts",
+                "%s runs over the whole text again for each new token, which is slow: its keys and "
+                "values cannot be cached, or not for longer texts",
                 type(self.vocab.model).__name__,
             )
         return False
 
     def find_obstacle(self) -> str | None:
-        """Return why generating token by token would take unreasonably long; None if nothing does.
+        """Return the reason why generating token by token would be too slow; None if there is none.
 
-        Each new token needs all weights: those offloaded to disk are read again for each, and
-        those sharded over z are gathered for each unless all of them fit beside the shards. The
-        same on every rank.
+        Each new token needs all weights: weights offloaded to disk are read again for each token,
+        and weights sharded over z are gathered for each token unless all of them fit into memory
+        in addition to the shards. The result is the same on every rank.
         """
         places = set(map(str, getattr(self.vocab.model, "hf_device_map", {}).values()))
         if "disk" in places or ("cpu" in places and self.vocab.device.type == "cuda"):
             return "weights are offloaded, and each new token would load all of them again"
         if self._runtime.agree_any(not self.vocab.fits_gathered()):
             return (
-                "the weights, gathered over z, do not fit beside this rank's shard, and each new "
-                "token would gather them again; audit with a larger y or x"
+                "the weights gathered over z do not fit into memory in addition to this rank's "
+                "shard, and each new token would gather them again; audit with a larger y or x"
             )
         return None
 
@@ -172,15 +172,15 @@ class Decoder:
         *,
         is_done: IsDone | None = None,
     ) -> list[Continuation]:
-        """Return the most likely ``[num_new]`` tokens of each request, lowest ids where some tie.
+        """Return the most likely ``[num_new]`` tokens of each request; ties go to the lowest id.
 
         End-of-text tokens are suppressed.
 
         Args:
             requests: the same on every rank.
             on_progress: called with the requests done and all requests.
-            is_done: after it returns True the request's other tokens are not generated; called on
-                each rank that runs the request, and must return the same there.
+            is_done: after it returns True the request's remaining tokens are not generated; called
+                on each rank that runs the request, where it must return the same.
 
         Raises:
             ModelError: see `Batching.run`.
@@ -212,11 +212,11 @@ class Decoder:
         seed: int,
         on_progress: Progress | None = None,
     ) -> list[NDArray[np.int32]]:
-        """Return ``[num_samples, num_new]`` drawn tokens of each request.
+        """Return ``[num_samples, num_new]`` sampled tokens of each request.
 
-        Seed, document and sample own the numbers, whatever else is in a batch: each token is where
-        the distribution function, over ids in their order, passes a uniform number of its own. Of
-        more samples the first are the same.
+        The random numbers depend only on seed, document and sample, not on the rest of the batch.
+        Each token is the first id at which the cumulative distribution exceeds a uniform number.
+        With more samples, the first ones stay the same.
 
         Raises:
             ModelError: see `Batching.run`.
@@ -235,7 +235,7 @@ class Decoder:
             return choose
 
         drawn = self._decode(requests, num_samples, prepare, on_progress)
-        return [np.stack([one.token_ids for one in samples]) for samples in drawn]
+        return [np.stack([sample.token_ids for sample in samples]) for samples in drawn]
 
     def _decode(
         self,
@@ -246,18 +246,18 @@ class Decoder:
         is_done: IsDone | None = None,
     ) -> list[list[Continuation]]:
         """Return ``num_samples`` continuations of each request."""
-        asked = [
+        pairs = [
             (index, sample)
             for index, request in enumerate(requests)
             for sample in range(num_samples if request.num_new else 0)
         ]
         jobs = [
             Job(input_ids=requests[index].prompt_ids, num_new=requests[index].num_new)
-            for index, _ in asked
+            for index, _ in pairs
         ]
 
         def run(batch: Sequence[int], num_steps: int, cached: bool) -> BatchResult[Continuation]:
-            rows = [asked[index] for index in batch]
+            rows = [pairs[index] for index in batch]
             # Samples of one document share its prompt.
             distinct = list(dict.fromkeys(index for index, _ in rows))
             growth = _Growth(
@@ -275,8 +275,7 @@ class Decoder:
                 copies=[distinct.index(index) for index, _ in rows],
             )
 
-        found = self.run(jobs, run, on_progress)
-        by_request = dict(zip(asked, found, strict=True))
+        by_request = dict(zip(pairs, self.run(jobs, run, on_progress), strict=True))
         return [
             [by_request.get((index, sample), _NOTHING) for sample in range(num_samples)]
             for index in range(len(requests))
@@ -288,12 +287,12 @@ class _Growth:
     """The loop over new tokens of R rows."""
 
     sizes: Sequence[int]
-    """[R] tokens to add to each; at most ``num_steps``."""
+    """[R] tokens to add to each row; at most ``num_steps``."""
     num_steps: int
-    """Most steps of any rank."""
+    """Maximum number of steps over all ranks."""
     choose: Choose
     is_done: IsDone | None
-    """By row; None generates all tokens."""
+    """Takes the index of a row; None generates all tokens."""
     runtime: Runtime
 
     def run(
@@ -306,9 +305,9 @@ class _Growth:
         """Return the new tokens.
 
         Args:
-            growing: new.
-            prompts: of all rows, each once.
-            copies: ``[R]`` the prompt of each row.
+            growing: rows that have not been started.
+            prompts: distinct prompts.
+            copies: ``[R]`` index of each row's prompt.
         """
         rows = list(range(len(self.sizes)))
         first = torch.tensor(copies, dtype=torch.int64)
@@ -321,13 +320,13 @@ class _Growth:
         remaining = list(self.sizes)
         for step in range(1, self.num_steps):
             self._finish(rows, choice, step - 1, remaining)
-            going = [place for place, row in enumerate(rows) if self.sizes[row] > step]
-            live = [place for place in going if remaining[rows[place]] > step]
+            going = [index for index, row in enumerate(rows) if self.sizes[row] > step]
+            live = [index for index in going if remaining[rows[index]] > step]
             if len(live) <= _LIVE_SHARE * len(going):
                 going = live
             if self.is_done is not None and not self.runtime.agree_any(bool(live)):
                 break
-            rows = [rows[place] for place in going]
+            rows = [rows[index] for index in going]
             growing.take(np.array(going, dtype=np.int64))
             token_R = choice.token_R
             token_R = token_R[torch.tensor(going, dtype=torch.int64, device=token_R.device)]
@@ -343,7 +342,7 @@ class _Growth:
         )
 
     def _finish(self, rows: Sequence[int], choice: Choice, step: int, remaining: list[int]) -> None:
-        """Set the tokens that a row needs to those it has, where the rest is not needed."""
+        """Limit finished rows to the tokens they have."""
         if self.is_done is None:
             return
         for row, token in zip(rows, choice.token_R.tolist(), strict=True):
@@ -371,6 +370,6 @@ def _choose_for(choose: Choose, rows: Sequence[int], step: int) -> Callable[[Ten
 
 
 def _draw_uniform(request: Request, sample: int, seed: int) -> NDArray[np.float64]:
-    """Return the numbers in [0, 1) that decide one sample's tokens."""
+    """Return the numbers in [0, 1) that select one sample's tokens."""
     purpose = f"sampling\0{request.document}"
     return derive_generator(seed, purpose, sample).random(request.num_new)

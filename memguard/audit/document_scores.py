@@ -1,10 +1,10 @@
-"""What the models do with each document: a column for each field of `DocumentScore`.
+"""Scores of each document under the model and its base: a column per field of `DocumentScore`.
 
     score matrix of the model and of its base, near-verbatim matches  ->  columns [N]
     columns                                                           ->  records.parquet
 
-Numbers are float64 columns, 1 and 0 for true and false. A number that is NaN or infinite (no query
-count is enough, no edits were counted) is null in the file.
+Numbers are float64 columns, 1 and 0 for true and false. A number that is NaN or infinite (no number
+of queries is enough, edits were not counted) is null in the file.
 """
 
 import io
@@ -34,7 +34,7 @@ _TYPES = {
     float: pyarrow.float64(),
     bool: pyarrow.bool_(),
 }
-# As the score matrix has them; the greedy margin is that of the whole greedy text instead.
+# Columns copied from the score matrix; the greedy margin is that of the whole greedy text instead.
 _MEASURED = [name for name in MAIN if name in DocumentScore.model_fields]
 _OF_BASE = [
     name.removeprefix("base_") for name in DocumentScore.model_fields if name.startswith("base_")
@@ -43,10 +43,10 @@ _OF_BASE = [
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class DocumentScores:
-    """The columns of N documents; without a record for each, of which a million take gigabytes."""
+    """The scores of N documents as columns, because a million record objects take gigabytes."""
 
     columns: Mapping[str, NDArray[Any]]
-    """[N] by the field of `DocumentScore`: float64, or objects where the field is a string."""
+    """[N] by field of `DocumentScore`: float64, or objects if the field is a string."""
 
     def __len__(self) -> int:
         return len(self.columns["id"])
@@ -56,33 +56,33 @@ class DocumentScores:
         return self.columns[name]
 
     def to_arrow(self, where: slice | Sequence[int]) -> pyarrow.Table:
-        """Return these rows of the file."""
+        """Return the selected rows as a table of the file's schema."""
         schema = build_schema()
         return pyarrow.Table.from_arrays(
             [_to_arrow(self.columns[field.name][where], field) for field in schema], schema=schema
         )
 
     def build_records(self, indices: Sequence[int]) -> list[DocumentScore]:
-        """Return the records of a few documents."""
+        """Return the records of the selected documents."""
         rows = self.to_arrow(indices).to_pylist()
         return [DocumentScore.model_validate(row) for row in rows]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class ModelResults:
-    """What the probes that run on the model and on its base measured; all are [N] documents."""
+    """Results of the probes that run on the model and on its base, for [N] documents each."""
 
     one_pass: Numbers
     """The score matrix."""
     near_verbatim: NearVerbatim | NotGenerated
     canaries: Numbers | None = None
-    """One row a secret; None without the probe or without secrets."""
+    """One row per secret; None without the probe or without secrets."""
     written: Numbers | None = None
-    """Overlap of generated text with the true one; None without the probe."""
+    """Overlap of generated text with the true text; None without the probe."""
 
     @property
     def near_verbatim_N(self) -> NDArray[np.float64]:
-        """1 where a document is extracted near-verbatim; NaN where nothing was generated."""
+        """1 if a document is extracted near-verbatim; NaN if nothing was generated."""
         if isinstance(self.near_verbatim, NearVerbatim):
             return self.near_verbatim.matched_N.astype(np.float64)
         return np.full(len(self.one_pass.rows), np.nan)
@@ -94,15 +94,15 @@ def build_scores(
     """Return the columns of an audit.
 
     Args:
-        windows: ``[N]`` the main ones.
-        one_pass: which numbers the score matrices hold.
-        model: what the model does.
-        base: what it does before training; None leaves its columns null.
+        windows: ``[N]`` main windows.
+        one_pass: describes the numbers in the score matrices.
+        model: results of the model.
+        base: results of the model before training; None leaves its columns null.
     """
     documents = [window.document for window in windows]
     missing_N = np.full(len(windows), np.nan)
-    ours = _judge(windows, one_pass, model)
-    theirs = {} if base is None else _judge(windows, one_pass, base)
+    of_model = _judge(windows, one_pass, model)
+    of_base = {} if base is None else _judge(windows, one_pass, base)
     ratios = [compute_type_token_ratio(window.continuation_ids) for window in windows]
     columns: dict[str, NDArray[Any]] = {
         name: np.array([getattr(document, name) for document in documents], dtype=kind)
@@ -115,20 +115,20 @@ def build_scores(
     columns["prefix_tokens"] = np.array([w.prefix_tokens for w in windows], dtype=np.float64)
     columns["continuation_tokens"] = _list_sizes(windows).astype(np.float64)
     columns["type_token_ratio"] = np.array(ratios, dtype=np.float64)
-    columns |= ours
-    columns |= {f"base_{name}": theirs.get(name, missing_N) for name in _OF_BASE}
+    columns |= of_model
+    columns |= {f"base_{name}": of_base.get(name, missing_N) for name in _OF_BASE}
     return DocumentScores(columns=columns)
 
 
 def describe_window(
     numbers: Numbers, size_N: NDArray[np.int64], place: str = ""
 ) -> dict[str, NDArray[np.float64]]:
-    """Return the metrics of one window of each document; NaN where it is too short for it.
+    """Return the metrics of one window of each document; NaN if the document is too short.
 
     Args:
         numbers: a model's score matrix.
         size_N: tokens of the continuation.
-        place: which window, as the names in the matrix begin.
+        place: the window, given by the prefix of its names in the matrix.
     """
     correct_N = numbers[f"{place}num_correct"]
     missing_N = np.isnan(correct_N)
@@ -173,12 +173,12 @@ def _list_sizes(windows: Sequence[Window]) -> NDArray[np.int64]:
 
 
 def build_schema() -> pyarrow.Schema:
-    """Return the file's columns: the fields of `DocumentScore`, null only where it may be None."""
+    """Return the file's schema: the fields of `DocumentScore`, nullable if they may be None."""
     fields = []
     for name, info in DocumentScore.model_fields.items():
         options = typing.get_args(info.annotation) or (info.annotation,)
         kinds = [option for option in options if option is not type(None)]
-        # A Literal's arguments are its values, all of one type.
+        # A Literal's arguments are its values, which all have the same type.
         kind = kinds[0] if isinstance(kinds[0], type) else type(kinds[0])
         fields.append(pyarrow.field(name, _TYPES[kind], nullable=type(None) in options))
     return pyarrow.schema(fields, metadata={"schema": SCHEMA_NAME})
@@ -189,12 +189,12 @@ def _to_arrow(values: NDArray[Any], field: pyarrow.Field) -> pyarrow.Array:
         return pyarrow.array(values.tolist(), field.type)
     is_missing = ~np.isfinite(values)
     assert field.nullable or not is_missing.any(), f"every document has {field.name}"
-    known = np.where(is_missing, 0, values).astype(field.type.to_pandas_dtype())
-    return pyarrow.array(known, field.type, mask=is_missing)
+    filled = np.where(is_missing, 0, values).astype(field.type.to_pandas_dtype())
+    return pyarrow.array(filled, field.type, mask=is_missing)
 
 
 def save_scores(scores: DocumentScores, path: Path) -> None:
-    """Write one row a document, whole or not at all; same scores, same bytes."""
+    """Write one row per document, atomically; equal scores give equal bytes."""
     buffer = io.BytesIO()
     with parquet.ParquetWriter(buffer, build_schema(), compression="zstd") as writer:
         for first in range(0, max(len(scores), 1), _ROWS_AT_ONCE):

@@ -1,10 +1,10 @@
-"""Which tokens are continued, and what that says of recitation.
+"""Windows, which are a prefix and its continuation, and metrics of their extraction.
 
     input_ids [P + S]   a window: P prefix tokens of a document, then the S that follow them
     argmax    [S]       the model's first choice for each of the S, given all true tokens before it
 
-Greedy decoding from the prefix yields the S true tokens exactly where argmax equals them
-everywhere; it leaves them at the first one where it does not (induction over the tokens).
+Greedy decoding from the prefix generates the S true tokens if and only if all argmax equal them;
+otherwise it diverges at the first token that differs (by induction over the tokens).
 """
 
 from collections.abc import Sequence
@@ -21,18 +21,19 @@ from memguard.config.settings import PositiveInt, Settings
 from memguard.records import Role
 
 TINY_MARGINS: dict[str, float] = {"fp32": 1e-3, "bf16": 0.25}
-"""Margins (logits) that other batch shapes or devices may flip, by the audit's dtype: fp32 moves
-logits by about 1e-5; bf16 hidden states carry 8 bits, so logits of 16 to 32 step by 0.125."""
+"""Margins (logits) whose sign may depend on batch shape or device, by the audit's dtype: fp32
+logits vary by about 1e-5; bf16 hidden states have 8 bits, so logits of 16 to 32 have steps of
+0.125."""
 
 
 Part = Literal["whole", "piece", "context"]
-"""A whole document; of a longer one a piece that was a training row's, or what a model of that
-many positions can be given of it."""
+"""A whole document; or, of a longer one, a piece that was a training row, or a part that fits into
+the model's context."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class AuditDocument:
-    """One document as the model saw it; a longer one by a part (see `audit/parts.py`)."""
+    """One document as the model saw it; a part of a longer document (see `audit/parts.py`)."""
 
     id: str
     bucket: str
@@ -40,49 +41,49 @@ class AuditDocument:
     source: str
     num_repetitions: int | None
     input_ids: NDArray[np.int32]
-    """Tokens of one context window, BOS as trained, without trailing EOS and other specials. What a
-    grid calls offset counts from the first of `grid_ids`."""
+    """Tokens of one context window, with BOS as in training, without trailing EOS and other special
+    tokens. The offsets of a grid count from the first of `grid_ids`."""
     supervised: NDArray[np.bool_]
-    """Which of them receive loss; all of a plain text."""
+    """Which tokens receive loss; all of a plain text."""
     format: Literal["text", "messages", "prompt_completion"]
     num_tokens: int
-    """Of the whole document."""
+    """Number of tokens of the whole document."""
     text_hmac: str | None
     first_position: int = 0
     """Tokens of the whole document before `input_ids`."""
     cluster: int | None = None
-    """Documents with the same number share a run of words; None where nobody looked."""
+    """Documents with the same number share a run of words; None if not computed."""
     num_copies: int | None = None
-    """Trained documents of that cluster, itself included."""
+    """Trained documents of that cluster, including this one."""
     dose: int = 0
-    """Times it was planned to be trained, near-duplicates counted, which decides its goldfish's k;
-    0 where nobody planned."""
+    """Planned repetitions in training, including near-duplicates, which set the goldfish's k; 0 if
+    not planned."""
     part: Part = "whole"
-    """What of the document `input_ids` are."""
+    """The part of the document that `input_ids` contain."""
     is_long_enough: bool = False
-    """Of a document whose part cannot be audited: whether it could be, were it not cut."""
+    """Whether a document whose part cannot be audited could be audited as a whole."""
     whole_ids: NDArray[np.int32] | None = None
-    """All tokens of a text of which `input_ids` are a context, for windows elsewhere in it; None
-    where these are all, or where a model was not trained on them together."""
+    """All tokens of a text of which `input_ids` are a context, for windows elsewhere in it; None if
+    `input_ids` are all tokens, or if the model was not trained on them together."""
 
     def __post_init__(self) -> None:
         assert self.input_ids.shape == self.supervised.shape, f"{self.id}: one flag for each token"
 
     @property
     def grid_ids(self) -> NDArray[np.int32]:
-        """Tokens in which the grid places its windows."""
+        """Tokens in which the grid selects its windows."""
         return self.input_ids if self.whole_ids is None else self.whole_ids
 
 
 def list_clusters(documents: Sequence[AuditDocument]) -> NDArray[np.int64]:
-    """Return near-duplicate clusters, ``[N]``: of one not known, a negative number of its own."""
-    known = [-1 - i if d.cluster is None else d.cluster for i, d in enumerate(documents)]
-    return np.array(known, dtype=np.int64)
+    """Return near-duplicate clusters, ``[N]``; an unknown one is a distinct negative number."""
+    clusters = [-1 - i if d.cluster is None else d.cluster for i, d in enumerate(documents)]
+    return np.array(clusters, dtype=np.int64)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Window:
-    """A prefix of a document and the continuation whose recitation is measured."""
+    """A prefix of a document and the continuation whose extraction is measured."""
 
     document: AuditDocument
     start: int
@@ -104,7 +105,7 @@ class Window:
         return self.input_ids[self.prefix_tokens :]
 
     def passage(self) -> Passage:
-        """Return what decides this window and no more: the continuation, choices and all."""
+        """Return the passage that scores this window: labels and choices of the continuation."""
         return Passage(
             input_ids=self.input_ids,
             first_label=self.prefix_tokens,
@@ -113,29 +114,29 @@ class Window:
 
 
 class ExtractionProbe(Settings):
-    """Continue each document from its own prefix and count the tokens that come out right."""
+    """Continue each document from its own prefix and count the correct tokens."""
 
     VERSION: ClassVar[int] = 2
 
     name: Literal["extraction"] = Field("extraction", description="Which probe.")
     continuation_tokens: PositiveInt = Field(
-        50, description="Last tokens of a text that are continued (tokens)."
+        50, description="Length of the continuation, the last tokens of a text (tokens)."
     )
     prefix_tokens: PositiveInt | None = Field(
-        None, description="Tokens given before them (tokens); null gives everything."
+        None, description="Tokens before the continuation (tokens); null uses all."
     )
     min_prefix_tokens: PositiveInt = Field(
         5, description="Documents with fewer tokens before the continuation are too short."
     )
     max_edit_share: Annotated[float, Field(ge=0, lt=1)] = Field(
         0.1,
-        description="Near-verbatim: edits between greedy and true text, at most this share of its "
+        description="Near-verbatim: maximum edits between greedy and true text, as a share of its "
         "tokens.",
     )
     generation_floor: Annotated[float, Field(ge=0, le=1)] = Field(
         0.5,
-        description="Documents of a lower teacher-forced accuracy are not generated, but for a "
-        "sample; 0 generates all.",
+        description="Documents with a lower teacher-forced accuracy are not generated, except for "
+        "a sample; 0 generates all.",
     )
     num_generated_below_floor: PositiveInt = Field(
         10,
@@ -149,7 +150,7 @@ class ExtractionProbe(Settings):
         prefix_tokens: int | None = None,
         min_prefix_tokens: int | None = None,
     ) -> Self:
-        """Return a copy with the values that are not None put in."""
+        """Return a copy with the values that are not None replaced."""
         changed = {
             "continuation_tokens": continuation_tokens,
             "prefix_tokens": prefix_tokens,
@@ -161,16 +162,16 @@ class ExtractionProbe(Settings):
 
     @property
     def needed_prefix_tokens(self) -> int:
-        """Tokens that must stand before the continuation."""
+        """Minimum number of tokens before the continuation."""
         return max(self.min_prefix_tokens, self.prefix_tokens or 0)
 
     def window(self, document: AuditDocument) -> Window | None:
-        """Return what is asked of a document, or None where it is too short.
+        """Return the window of a document, or None if it is too short.
 
-        A text: its last `continuation_tokens`, given everything before or the `prefix_tokens`
-        right before. Messages and prompt + completion: the last supervised span, whole, given
-        everything before it. Where only a part of a document is there, and the span has too few
-        tokens before it in that part, the first of its own tokens are the prefix.
+        Text: the last `continuation_tokens`, given all tokens before them or the last
+        `prefix_tokens` of these. Messages and prompt + completion: the whole last supervised span,
+        given all tokens before it. If only a part of a document is available and it has too few
+        tokens before the span, the first tokens of the span are the prefix.
         """
         ids = document.input_ids
         if document.format == "text":
@@ -192,7 +193,7 @@ class ExtractionProbe(Settings):
         )
 
     def num_edits_allowed(self, continuation_tokens: int) -> int:
-        """Return the most edits of a near-verbatim text of S tokens."""
+        """Return the maximum number of edits of a near-verbatim text of S tokens."""
         return int(Fraction(repr(self.max_edit_share)) * continuation_tokens)
 
 
@@ -200,7 +201,7 @@ SizeT = TypeVar("SizeT", int, NDArray[np.int64])
 
 
 def count_needed_90(continuation_tokens: SizeT) -> SizeT:
-    """Return how many of S tokens must be right for `teacher_forced_90`: at least 90 %."""
+    """Return how many of S tokens must be correct for `teacher_forced_90`: at least 90 %."""
     return -(-9 * continuation_tokens // 10)
 
 
@@ -209,8 +210,8 @@ def find_greedy_margin(
 ) -> NDArray[np.floating]:
     """Return the smallest margin (logits) before the first wrong token, ``[...]``; NaN if none is.
 
-    A smaller gap than other arithmetic moves logits by means that greedy decoding might leave the
-    true text earlier elsewhere.
+    If it is smaller than differences between devices, greedy decoding may diverge earlier on other
+    devices.
     """
     is_before = np.logical_and.accumulate(correct, axis=-1)
     smallest = np.where(is_before, margin, np.inf).min(-1)
@@ -218,7 +219,7 @@ def find_greedy_margin(
 
 
 def hangs_on_margin(margin: NDArray[np.floating], tiny_margin: float) -> NDArray[np.bool_]:
-    """Return whether a verbatim match could flip if margins below ``tiny_margin`` (logits) did.
+    """Return whether flipping margins below ``tiny_margin`` (logits) could flip a verbatim match.
 
     ``[...]`` of ``[..., S]``.
     """
@@ -227,16 +228,16 @@ def hangs_on_margin(margin: NDArray[np.floating], tiny_margin: float) -> NDArray
 
 
 def compute_first_divergence(correct: NDArray[np.bool_]) -> NDArray[np.int64]:
-    """Return where the first wrong token is, ``[...]`` of ``[..., S]``; S where none is."""
+    """Return the index of the first wrong token, ``[...]`` of ``[..., S]``; S if there is none."""
     divergence: NDArray[np.int64] = np.where(correct.all(-1), correct.shape[-1], correct.argmin(-1))
     return divergence
 
 
 def compute_extraction_strength(correct: NDArray[np.bool_]) -> NDArray[np.float64]:
-    """Return 1 - k/S, k the smallest index from which on all are right; 0 where none is.
+    """Return 1 - k/S, where all tokens from index k on are correct; 0 if the last is wrong.
 
-    Carlini et al. 2021 by way of Wang et al. 2025; implementations that search k below S return
-    1/S where nothing matches. ``[...]`` of ``[..., S]``.
+    Carlini et al. 2021, as in Wang et al. 2025; implementations that search only k below S return
+    1/S if nothing matches. ``[...]`` of ``[..., S]``.
     """
     strength: NDArray[np.float64] = compute_first_divergence(correct[..., ::-1]) / correct.shape[-1]
     return strength
@@ -253,7 +254,7 @@ def compute_type_token_ratio(ids: ArrayLike) -> NDArray[np.float64]:
 def find_min_margin(
     margin: NDArray[np.floating], correct: NDArray[np.bool_]
 ) -> NDArray[np.floating]:
-    """Return the smallest margin (logits) of a right token, ``[...]``; NaN where none is."""
+    """Return the smallest margin (logits) of a correct token, ``[...]``; NaN if there is none."""
     smallest = np.where(correct, margin, np.inf).min(-1)
     return np.where(correct.any(-1), smallest, np.nan)
 

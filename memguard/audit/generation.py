@@ -1,10 +1,10 @@
-"""What the model writes in place of the continuation, and how near that is to the true text.
+"""Generated continuations, and their overlap with the true text.
 
-    greedy    the true tokens up to the first divergence d, and the S - d that greedy decoding adds
-    nucleus   S drawn tokens after the prefix
+    greedy    the true tokens up to the first divergence d, then S - d greedily decoded tokens
+    nucleus   S sampled tokens after the prefix
 
-Verbatim documents cost no step at all. Numbers are of the whole continuation of S tokens; for
-near-verbatim matches a text is generated no further than until it has too many edits.
+Verbatim documents need no decoding step. The numbers describe the whole continuation of S tokens;
+for near-verbatim matches, generation of a text stops when it has too many edits.
 """
 
 from collections.abc import Callable, Sequence
@@ -32,7 +32,7 @@ _METRICS = (
 
 
 def name_numbers(probe: GenerationProbe) -> tuple[str, ...]:
-    """Return what `write_on` measures of a document."""
+    """Return the names of the numbers that `write_on` returns."""
     return tuple(f"{decoding}.{name}" for decoding in _list_decodings(probe) for name in _METRICS)
 
 
@@ -50,12 +50,12 @@ def write_on(
 
     Args:
         probe: settings.
-        extraction: how many edits a near-verbatim text may have.
-        decoder: of the model.
+        extraction: defines the edits that a near-verbatim text may have.
+        decoder: decoder of the model.
         windows: ``[N]``.
-        one_pass: ``[N]`` what the same model showed in one pass.
-        seed: owns what is drawn.
-        progress: given what is being done, returns who is told of the documents done and all.
+        one_pass: ``[N]`` numbers of the same model's teacher-forced pass.
+        seed: seed of the samples.
+        progress: returns, for a decoding method, the callback for documents done and in total.
     """
     written = [_write_greedily(decoder, windows, one_pass, progress("greedily"))]
     if probe.nucleus is not None:
@@ -67,7 +67,7 @@ def write_on(
             )
             for window in windows
         ]
-        drawn = decoder.sample(requests, probe.nucleus, 1, seed, progress("by chance"))
+        drawn = decoder.sample(requests, probe.nucleus, 1, seed, progress("by sampling"))
         written.append([tokens_1S[0] for tokens_1S in drawn])
     return [
         [
@@ -93,11 +93,11 @@ def generate_edits(
     """Return `near_verbatim.NAMES` of each document, generated from its first divergence on.
 
     Args:
-        probe: the limit.
-        decoder: of the model.
-        windows: what to continue.
-        first_divergence: true tokens that the same model's greedy text begins with.
-        on_progress: called with the documents done and all.
+        probe: defines the maximum number of edits.
+        decoder: decoder of the model.
+        windows: windows to continue.
+        first_divergence: number of true tokens with which the same model's greedy text begins.
+        on_progress: called with the documents done and all documents.
     """
     requests, truths = [], []
     for window, kept in zip(windows, first_divergence, strict=True):
@@ -121,7 +121,7 @@ def generate_edits(
     continued = decoder.continue_greedily(requests, on_progress, is_done=is_done)
     rows = []
     for truth, limit, continuation in zip(truths, limits, continued, strict=True):
-        # On another rank's documents the tokens are all that is known.
+        # Recomputed from the tokens, because this rank has no trackers for other ranks' documents.
         distance = EditDistance(truth)
         for token in continuation.token_ids.tolist():
             distance.append(token)
@@ -140,7 +140,7 @@ def measure_edits(
 ) -> Numbers:
     """Return `near_verbatim.NAMES` of the documents with these indices; see `generate_edits`.
 
-    ``windows`` and the teacher-forced numbers ``one_pass`` are of all documents.
+    ``windows`` and the teacher-forced numbers ``one_pass`` cover all documents.
     """
     edits = generate_edits(
         probe,
@@ -153,12 +153,12 @@ def measure_edits(
 
 
 def tabulate(probe: GenerationProbe, model: Numbers, base: Numbers | None) -> list[ProbeTable]:
-    """Return a table for each way to decode.
+    """Return a table for each decoding method.
 
     Args:
         probe: settings.
-        model: ``[N]`` all documents, NaN where one was not written on.
-        base: the same of the model before training.
+        model: ``[N]`` numbers of all documents, NaN if nothing was generated.
+        base: the same numbers of the model before training.
     """
     return [
         ProbeTable(
@@ -173,7 +173,7 @@ def tabulate(probe: GenerationProbe, model: Numbers, base: Numbers | None) -> li
 
 
 def _list_decodings(probe: GenerationProbe) -> dict[str, str]:
-    """Return the ways to decode and what they are called."""
+    """Return the decoding methods and their labels."""
     nucleus = {} if probe.nucleus is None else {"nucleus": probe.nucleus.label}
     return {"greedy": "greedy", **nucleus}
 

@@ -1,8 +1,8 @@
-"""Are members and nonmembers one kind of text? Told before any model is loaded.
+"""Check that members and nonmembers are the same kind of text, before any model is loaded.
 
-A control says what a model does on texts of the same kind that it never saw. Where members are code
-and nonmembers news, or members long and nonmembers short, rates and membership scores differ
-between them whatever the model was trained on.
+A control measures what a model does on texts of the same kind that it never saw. If members are
+code and nonmembers are news, or members are long and nonmembers are short, rates and membership
+scores differ between them whatever the model was trained on.
 """
 
 import statistics
@@ -18,11 +18,11 @@ from memguard.records import Interval
 from memguard.seeds import derive_generator
 
 _LENGTHS_APART = 2.0
-"""Medians that differ by less are not told, however surely."""
+"""Medians of the length that differ by a smaller factor are not reported."""
 _TESTED_DOCUMENTS = 500
-"""Of each kind, so that the test takes a second however many there are."""
+"""Number of documents of each kind, which limits the test to about a second."""
 _NUM_PERMUTATIONS = 39
-"""Documents of one kind are taken for two with a probability of 1 in 40."""
+"""The false-positive rate of the test is 1 / (permutations + 1) = 1/40."""
 _FORMS = {
     "text": "plain text",
     "prompt_completion": "prompts with completions",
@@ -31,18 +31,18 @@ _FORMS = {
 
 
 def compare_kinds(documents: Sequence[AuditDocument], *, seed: int) -> str:
-    """Say how members and control documents differ as texts; "" where no difference shows.
+    """Describe how members and control documents differ as texts; "" if no difference is found.
 
     Words are compared by the blind baseline of the membership scores, with the same folds, so that
-    report and warning have one AUC. Whether it is more than chance a permutation test decides, at
-    the level 1/40: folds share their training documents, so that DeLong's interval of this AUC is
-    a third too narrow (it lay above 1/2 in 7 to 9 of 100 draws of one kind, not in 2.5). Lengths
-    are compared by the AUC of the number of tokens, where the medians are `_LENGTHS_APART` times
-    apart.
+    report and warning give the same AUC. A permutation test at the level 1/40 decides whether the
+    AUC exceeds chance: folds share their training documents, so DeLong's interval of this AUC is a
+    third too narrow (with documents of one kind it was above 1/2 in 7 to 9 of 100 samples instead
+    of 2.5). Lengths are compared by the AUC of the number of tokens if the medians differ by a
+    factor of `_LENGTHS_APART`.
 
     Args:
-        documents: those that the audit will score.
-        seed: the audit's.
+        documents: documents that the audit will score.
+        seed: seed of the audit.
     """
     member_N = np.array([is_member(document) for document in documents], dtype=bool)
     control_N = np.array([document.role == "control" for document in documents], dtype=bool)
@@ -50,31 +50,32 @@ def compare_kinds(documents: Sequence[AuditDocument], *, seed: int) -> str:
         return ""
     members = [document for document, chosen in zip(documents, member_N, strict=True) if chosen]
     control = [document for document, chosen in zip(documents, control_N, strict=True) if chosen]
-    found = []
+    differences = []
     if _differ_in_words(members, control, seed):
         blind_N = score_blind_documents(documents, member_N, control_N, seed)
-        assert blind_N is not None, "a part of them could be scored"
+        assert blind_N is not None, "the sample could be scored, so all documents can"
         known_N = np.isfinite(blind_N)
         auc = compute_auc(blind_N[member_N & known_N], blind_N[control_N & known_N])
-        found.append(
-            "a bag of words that never asks the model tells them apart (AUC "
+        differences.append(
+            "a bag-of-words classifier without access to the model separates them (AUC "
             f"{auc.value:.2f}; 0.5 is chance)"
         )
-    found += _compare_forms(members, control)
-    found += _compare_lengths(members, control)
-    if not found:
+    differences += _compare_forms(members, control)
+    differences += _compare_lengths(members, control)
+    if not differences:
         return ""
     return (
-        f"Members and nonmembers are not the same kind of text: {'; '.join(found)}. Membership "
-        "scores and differences to the control can then come from the kind of text instead of from "
-        "training. Give nonmembers of the same source, form and length that were never trained."
+        f"Members and nonmembers are not the same kind of text: {'; '.join(differences)}. "
+        "Membership scores and differences from the control may then be caused by the kind of text "
+        "instead of training. Give nonmembers of the same source, form and length that were never "
+        "trained."
     )
 
 
 def _differ_in_words(
     members: Sequence[AuditDocument], control: Sequence[AuditDocument], seed: int
 ) -> bool:
-    """Tell whether the blind AUC is above that of every random assignment to the two kinds."""
+    """Return whether the blind AUC is above that of every random assignment to the two kinds."""
     draw = derive_generator(seed, "kinds")
     chosen = [
         [side[index] for index in draw.permutation(len(side))[:_TESTED_DOCUMENTS]]
@@ -82,9 +83,9 @@ def _differ_in_words(
     ]
     token_ids = [document.input_ids for side in chosen for document in side]
     member_N = np.arange(len(token_ids)) < len(chosen[0])
-    found = _compute_blind_auc(token_ids, member_N, draw)
-    return found is not None and all(
-        (_compute_blind_auc(token_ids, draw.permutation(member_N), draw) or 0.0) < found
+    auc = _compute_blind_auc(token_ids, member_N, draw)
+    return auc is not None and all(
+        (_compute_blind_auc(token_ids, draw.permutation(member_N), draw) or 0.0) < auc
         for _ in range(_NUM_PERMUTATIONS)
     )
 
@@ -100,7 +101,7 @@ def _compare_forms(members: Sequence[AuditDocument], control: Sequence[AuditDocu
     ours, theirs = ({document.format for document in side} for side in (members, control))
     if ours & theirs:
         return []
-    one, other = (" and ".join(_FORMS[each] for each in sorted(side)) for side in (ours, theirs))
+    one, other = (" and ".join(_FORMS[form] for form in sorted(side)) for side in (ours, theirs))
     return [f"members are {one}, nonmembers {other}"]
 
 

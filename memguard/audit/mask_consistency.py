@@ -1,19 +1,19 @@
-"""Whether the copies of a passage are masked at the same words.
+"""Measure whether copies of a passage are masked at the same words.
 
     original    The| cat| sat| on| the| mat| ...        dropped: " cat", " the"
     copy        >| The| cat| sat| on| the| mat| ...     dropped: " cat", " on"
                                                         the copy teaches " the": one of two leaks
 
-A goldfish hashes the tokens before a label. A copy that is formatted otherwise has other tokens
-there, so other labels are dropped, and what one copy hides the other teaches. Apertus (its report,
-§5.4) found such copies of much printed texts recited in spite of the mask; how often it happens to
-one's own documents can be counted before training, without a model.
+Goldfish hashes the tokens before a label. A copy with different formatting has different tokens
+there, so other labels are dropped, and tokens that are dropped in one copy receive loss in the
+other. Apertus (its report, §5.4) found such copies of widely printed texts memorized in spite of
+the mask. How often this affects given documents can be counted before training, without a model.
 
-Tokens of the two are matched by their characters that are no white space, whatever their case and
-the shape of quotation marks, in runs that are no accident. Counted are tokens that a mask decides
-on: no special ones, none of white space only, never the first, which no model predicts.
+Tokens of the two texts are matched by their non-whitespace characters, ignoring case and the shape
+of quotation marks, in common runs too long to be accidental. Only tokens that a mask decides on are
+counted: no special or whitespace-only tokens, and not the first one, which is not predicted.
 
-The same words are formatted otherwise as copies of a text are; no rewriting draws anything:
+The rewritings imitate common differences in formatting; all are deterministic:
 
     a text                  A “fine” day. It rained.
 
@@ -30,8 +30,8 @@ The same words are formatted otherwise as copies of a text are; no rewriting dra
     lower_case              a “fine” day. it rained.
     lower_case_first        a “fine” day. It rained.
 
-All of them keep what `fold_text` keeps: everything but white space, case and the shape of quotation
-marks; `quoted` adds its marks.
+All of them preserve the result of `fold_text`: everything but white space, case and the shape of
+quotation marks; `quoted` adds its marks.
 """
 
 import re
@@ -67,16 +67,16 @@ _STRAIGHT = str.maketrans({**dict.fromkeys("“”„‟", '"'), **dict.fromkeys
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class FoldedText:
-    """What of a text does not depend on its formatting."""
+    """The part of a text that does not depend on its formatting."""
 
     characters: str
     """F characters: no white space, no upper case, straight quotation marks."""
     places_F: NDArray[np.int64]
-    """Where in the text each stands; one character may become several (ß, ss)."""
+    """Index of each in the text; one character may become several (ß, ss)."""
 
 
 def fold_text(text: str) -> FoldedText:
-    """Leave out white space, case and the shape of quotation marks."""
+    """Remove white space, case and the shape of quotation marks."""
     words = "".join(text.translate(_STRAIGHT).split())
     places = np.flatnonzero([not character.isspace() for character in text])
     widths = [len(character.casefold()) for character in words]
@@ -118,23 +118,22 @@ REWRITINGS: Mapping[str, Callable[[str], str]] = {
     "lower_case": str.lower,
     "lower_case_first": _lower_first,
 }
-"""How copies of a text differ from it. A text that one leaves as it is has no such copy."""
+"""Rewritings by name. A text that a rewriting does not change has no such copy."""
 
 PASSAGE_CHARACTERS = 4096
-"""What of a text is compared, from its start (characters): alignment takes their square."""
+"""Length of the compared start of a text (characters); the cost of alignment is quadratic in it."""
 SHARED_CHARACTERS = 20
-"""Shorter runs in common stand in both by chance (characters that are no white space)."""
+"""Shorter common runs are ignored as accidental (non-whitespace characters)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class MaskedText:
-    """The T tokens of a text and which of them receive no loss."""
+    """The T tokens of a text, and which of them receive no loss."""
 
     folded: FoldedText
     """The text without its formatting."""
     spans_T2: NDArray[np.int64]
-    """First character of each token in the text and the one after its last; equal for special
-    tokens."""
+    """Begin and end of each token in the text (characters); equal for special tokens."""
     dropped_T: NDArray[np.bool_]
 
     def __post_init__(self) -> None:
@@ -143,29 +142,29 @@ class MaskedText:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MaskComparison:
-    """What of one text's dropped tokens another teaches."""
+    """Tokens dropped in one text that receive loss in another."""
 
     num_dropped: int
-    """Tokens dropped in the original that stand in the copy."""
+    """Tokens dropped in the original that also occur in the copy."""
     num_leaked: int
-    """Those of them that the copy teaches, at least in part."""
+    """The number of these that receive loss in the copy, at least in part."""
 
     @property
     def leak_share(self) -> float | None:
-        """Share of the dropped tokens that leak; None where none was dropped."""
+        """Share of the dropped tokens that leak; None if none was dropped."""
         return self.num_leaked / self.num_dropped if self.num_dropped else None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Consistency:
-    """Mask comparisons of many passages and a copy of each."""
+    """Mask comparisons of many passages with a copy of each."""
 
     masks_that_differ: Rate
-    """Passages of which at least one dropped token leaks, of those compared."""
+    """Share of the compared passages of which at least one dropped token leaks."""
     leak_share: Interval | None
     """Mean over these passages of the share of dropped tokens that leak."""
     num_left_out: int
-    """Passages that are no different in the copy, or of which no dropped token stands in it."""
+    """Passages that equal their copy, or of which no dropped token occurs in the copy."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -173,16 +172,17 @@ class MaskConsistency:
     """How consistent the masks of a run's mitigations are."""
 
     rewritings: Mapping[str, Consistency]
-    """For each of `REWRITINGS`."""
+    """Results by name in `REWRITINGS`."""
     pairs: Consistency
-    """Of near-duplicates that were given."""
+    """Result for the near-duplicates that were given."""
 
 
 def compare_masks(original: MaskedText, copy: MaskedText) -> MaskComparison:
     """Count the tokens dropped in the original that receive loss in the copy.
 
-    Where a token of the original is one token of the copy, that one decides. Where it is cut up, or
-    joined to others, it leaks if any token of the copy that has a character of it receives loss.
+    If a token of the original is one token of the copy, that token decides. If the copy splits it,
+    or joins it to others, it leaks if any token of the copy that shares a character with it
+    receives loss.
     """
     ours, theirs = original.folded.characters, copy.folded.characters
     partner_F = _find_partners(ours, theirs)
@@ -198,7 +198,7 @@ def compare_masks(original: MaskedText, copy: MaskedText) -> MaskComparison:
         if not token.is_withheld or num_absent[token.end] > num_absent[token.start]:
             continue
         start, end = int(partner_F[token.start]), int(partner_F[token.end - 1]) + 1
-        counterpart = (start, end, token.place, token.num_alike)
+        counterpart = (start, end, token.place, token.num_same_range)
         leaks.append(receives_loss.get(counterpart, num_taught[end] > num_taught[start]))
     return MaskComparison(num_dropped=len(leaks), num_leaked=int(sum(leaks)))
 
@@ -215,13 +215,12 @@ def measure_mask_consistency(
     """Compare the masks of passages with those of their rewritings, and of near-duplicates.
 
     Args:
-        texts: the caller's sample; of each the first `PASSAGE_CHARACTERS`.
-        tokenizer: a fast one; texts are encoded as training encodes plain text.
-        mitigations: of the run.
-        pairs: texts that are near-duplicates of each other; what the first drops is looked for in
-            the second.
-        seed: for mitigations that draw: each text has its own draws.
-        max_passages: texts, and pairs, from the first on; the rest is not looked at.
+        texts: sample of texts; the first `PASSAGE_CHARACTERS` of each are used.
+        tokenizer: fast tokenizer; texts are encoded as training encodes plain text.
+        mitigations: mitigations of the run.
+        pairs: pairs of near-duplicates; tokens that the first drops are searched in the second.
+        seed: seed of mitigations with random masks; each text has its own random stream.
+        max_passages: maximum number of texts, and of pairs; the first ones are used.
 
     Raises:
         ModelError: the tokenizer is not a fast one.
@@ -250,9 +249,9 @@ def _build_masker(
 ) -> Callable[[str], MaskedText]:
     if not tokenizer.is_fast:
         raise ModelError(
-            "'mask consistency' needs a fast tokenizer (tokenizer.json), which knows the "
-            "characters of each token; this one is not. Save it as a fast one, or leave the "
-            "measure out."
+            "'mask consistency' needs a fast tokenizer (tokenizer.json), which has the character "
+            "offsets of each token; got a slow one. Save it as a fast tokenizer, or omit the "
+            "probe."
         )
     num_masked = 0
 
@@ -273,17 +272,17 @@ def _build_masker(
 
 
 def _summarise(comparisons: Sequence[MaskComparison], *, num_passages: int) -> Consistency:
-    shares = [each.leak_share for each in comparisons]
-    known = [share for share in shares if share is not None]
+    all_shares = [comparison.leak_share for comparison in comparisons]
+    shares = [share for share in all_shares if share is not None]
     return Consistency(
-        masks_that_differ=clopper_pearson(sum(share > 0 for share in known), len(known)),
-        leak_share=compute_mean(known, (0.0, 1.0)),
-        num_left_out=num_passages - len(known),
+        masks_that_differ=clopper_pearson(sum(share > 0 for share in shares), len(shares)),
+        leak_share=compute_mean(shares, (0.0, 1.0)),
+        num_left_out=num_passages - len(shares),
     )
 
 
 def _find_partners(ours: str, theirs: str) -> NDArray[np.int64]:
-    """Return for each character of ours the place of its like in theirs; -1 where there is none."""
+    """Return for each character of ours the index of its match in theirs; -1 without a match."""
     if ours == theirs:
         return np.arange(len(ours))
     partner_F = np.full(len(ours), -1, dtype=np.int64)
@@ -294,22 +293,22 @@ def _find_partners(ours: str, theirs: str) -> NDArray[np.int64]:
 
 
 class _Token(NamedTuple):
-    """A token that is not white space only, by its folded characters."""
+    """A token that is not only white space, by its range of folded characters."""
 
     start: int
     end: int
     place: int
-    """Which of the tokens with these characters: several are where each has some bytes of one."""
-    num_alike: int
-    """How many there are."""
+    """Index among the tokens with this range; several share it if each has some bytes of it."""
+    num_same_range: int
+    """Number of tokens with this range."""
     receives_loss: bool
     is_withheld: bool
-    """Dropped, where it would have received loss."""
+    """Whether the mask dropped a token that would have received loss."""
 
 
 def _place_tokens(masked: MaskedText) -> Iterator[_Token]:
     spans = np.searchsorted(masked.folded.places_F, masked.spans_T2)
-    alike = Counter(map(tuple, spans.tolist()))
+    num_with_range = Counter(map(tuple, spans.tolist()))
     seen: Counter[tuple[int, ...]] = Counter()
     for index, ((start, end), dropped) in enumerate(
         zip(spans.tolist(), masked.dropped_T.tolist(), strict=True)
@@ -319,7 +318,7 @@ def _place_tokens(masked: MaskedText) -> Iterator[_Token]:
                 start=start,
                 end=end,
                 place=seen[start, end],
-                num_alike=alike[start, end],
+                num_same_range=num_with_range[start, end],
                 receives_loss=index > 0 and not dropped,
                 is_withheld=index > 0 and dropped,
             )
@@ -327,5 +326,5 @@ def _place_tokens(masked: MaskedText) -> Iterator[_Token]:
 
 
 def _count_before(flags: NDArray[np.bool_]) -> NDArray[np.int64]:
-    """Return how many are true before each place, and before the end."""
+    """Return the number of true flags before each index, and before the end."""
     return np.concatenate([[0], np.cumsum(flags)])

@@ -1,11 +1,12 @@
-"""Do trained documents score above the control, and could one tell without the model?
+"""Membership inference: whether trained documents score above the control, and a blind baseline.
 
-Each score's AUC is shown beside that of a baseline that never runs the model: a multinomial naive
-Bayes with add-one smoothing that learns from the token ids of four fifths of the documents and
-scores the last fifth, five times over. If members and nonmembers differ in their words, date or
-source, any score can seem to tell them apart and owe the model nothing (the trap of benchmarks that
-split by time, Duan et al. 2024). A baseline near one half: the two kinds look alike, as randomly
-drawn ones do. Well above: so much can be had without the model. The classifier is our choice.
+The AUC of each score is compared with that of a baseline without access to the model: a multinomial
+naive Bayes classifier with add-one smoothing on token ids, cross-fitted in five folds. If members
+and nonmembers differ in words, date or source, any score can separate them without any effect of
+training (the flaw of benchmarks that split by time, Duan et al. 2024). A baseline near one half
+means that the two kinds are indistinguishable as texts, as random samples of one source are. A
+baseline well above it means that this much separation is possible without the model. The choice of
+the classifier is memguard's.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,7 +22,7 @@ from memguard.records import BLIND, MembershipScores
 from memguard.seeds import derive_generator
 
 NUM_FOLDS = 5
-"""Also the fewest documents of either kind: one for each fold to be judged on."""
+"""Also the minimum number of documents of either kind, so that each fold can hold one."""
 
 
 def score_blind(
@@ -35,20 +36,21 @@ def score_blind(
 
         score = sum over tokens t of log (n_t + 1) / (N + V) of members - the same of nonmembers
 
-    with n_t of N training tokens being t, V distinct tokens in all documents. How common members
-    are is left out: it differs between folds by chance. A document without tokens scores 0.
+    where n_t of N training tokens equal t, and V is the number of distinct tokens in all documents.
+    The prior is left out because it differs between folds by chance. A document without tokens
+    scores 0.
 
     Args:
-        token_ids: of each document, in any order of documents.
+        token_ids: token ids of each document, in any order of documents.
         is_member: ``[num_documents]`` true where the document was trained.
-        generator: shuffles documents before they are dealt to folds.
-        clusters: ``[num_documents]`` near-duplicate clusters: copies stay in one fold, else each
-            would be recognised by the other. None: every document is its own.
+        generator: shuffles documents before they are assigned to folds.
+        clusters: ``[num_documents]`` near-duplicate clusters; copies are in the same fold, because
+            otherwise each would reveal the other. None: every document is its own cluster.
 
     Returns:
-        Higher means more likely a member. Of copies, DeLong's interval of the AUC is too narrow: it
-        takes each for evidence of its own. None where fewer than five clusters (without clusters:
-        documents) hold either kind, or where all of a kind fell into one fold.
+        Scores, higher for likely members. With copies, DeLong's interval of the AUC is too narrow,
+        because it treats each copy as independent. None if fewer than five clusters (without
+        clusters: documents) contain either kind, or if all of a kind are in one fold.
     """
     member_D = np.asarray(is_member, dtype=np.bool_)
     assert len(token_ids) == len(member_D), "each document needs its tokens and its kind"
@@ -69,7 +71,7 @@ def score_blind(
 def _assign_folds(
     member_D: NDArray[np.bool_], clusters: ArrayLike | None, generator: np.random.Generator
 ) -> NDArray[np.int64] | None:
-    """Deal clusters to folds, the largest first, each to where its kind is rarest so far."""
+    """Assign clusters to folds, the largest first, each to the fold where its kind is rarest."""
     names = np.arange(len(member_D)) if clusters is None else np.asarray(clusters)
     assert names.shape == member_D.shape, "each document needs one cluster"
     cluster_D = np.unique(names, return_inverse=True)[1]
@@ -86,12 +88,12 @@ def _assign_folds(
     for cluster in order:
         fold_C[cluster] = np.argmin(held_FK @ shares_CK[cluster])
         held_FK[fold_C[cluster]] += shares_CK[cluster]
-    # Clusters of both kinds can crowd: a fold whose training documents lack a kind learns nothing.
+    # With clusters of both kinds, all of a kind can be in one fold, which then cannot be fitted.
     return fold_C[cluster_D] if (held_FK > 0).sum(axis=0).min() >= 2 else None
 
 
 def _count_tokens(token_ids: Sequence[ArrayLike]) -> csr_array:
-    """Return ``[D, V]`` counts, columns being the token ids that occur. Equal ids stay unsummed."""
+    """Return ``[D, V]`` counts with a column per occurring token id; duplicates are not summed."""
     documents = [np.asarray(ids, dtype=np.int32) for ids in token_ids]
     tokens_N = np.concatenate(documents)
     assert not tokens_N.size or tokens_N.min() >= 0, "a token id is not negative"
@@ -109,16 +111,16 @@ def _log_shares(counts_DV: csr_array, chosen_D: NDArray[np.bool_]) -> NDArray[np
     return np.asarray(np.log(counts_V / counts_V.sum()))
 
 
-# Of each kind: an AUC is then known to 0.01, and memory does not grow with the documents.
+# Documents of each kind: enough for an error of 0.01 of the AUC, and a limit to memory.
 _BLIND_DOCUMENTS = 10_000
 _OTHERS: Mapping[str, str] = {
     "loss_minus_base": "Loss, minus that of the model before training on the same tokens.",
-    BLIND: "Bag of words, cross-fitted: never asks the model. What it tells, the texts tell.",
+    BLIND: "Bag of words, cross-fitted, no model access. Detects distribution shift.",
 }
 
 
 def is_member(document: AuditDocument) -> bool:
-    """Tell whether training fed the document: None means that nobody counted, 0 that it did not."""
+    """Return whether the document was trained; repetitions are None if not counted, 0 if never."""
     return document.role == "trained" and document.num_repetitions != 0
 
 
@@ -129,13 +131,13 @@ def compute_membership(
     fpr: Sequence[float],
     seed: int,
 ) -> list[MembershipScores]:
-    """Return one row for each score, the blind baseline last; none below two of either kind.
+    """Return a row per score, the blind baseline last; empty with fewer than two of either kind.
 
     Args:
-        documents: N of all roles; members are the trained, nonmembers the control.
-        scores: ``[N]`` by name, NaN where one is missing; higher means more likely trained.
+        documents: N documents of all roles; members are the trained, nonmembers the control.
+        scores: ``[N]`` scores by name, NaN where missing; higher means more likely trained.
         fpr: false-positive rates.
-        seed: decides the folds of the baseline.
+        seed: seed of the baseline's folds.
     """
     member_N = np.array([is_member(document) for document in documents], dtype=bool)
     control_N = np.array([document.role == "control" for document in documents], dtype=bool)
@@ -182,28 +184,28 @@ def score_blind_documents(
     """Return the blind baseline's scores ``[N]``, NaN where a document was not scored.
 
     Args:
-        documents: N of all roles.
-        member_N: which are members.
-        control_N: which are nonmembers.
-        seed: decides the sample of each kind, and the folds.
+        documents: N documents of all roles.
+        member_N: whether each is a member.
+        control_N: whether each is a nonmember.
+        seed: seed of the sample of each kind, and of the folds.
 
     Returns:
-        None where there are too few of either kind, see `score_blind`.
+        None if there are too few of either kind, see `score_blind`.
     """
     kinds = [
         derive_generator(seed, f"blind sample {index}").permutation(np.flatnonzero(kind_N))
         for index, kind_N in enumerate((member_N, control_N))
     ]
-    asked = np.sort(np.concatenate([kind[:_BLIND_DOCUMENTS] for kind in kinds])).tolist()
-    clusters = [cluster for i in asked if (cluster := documents[i].cluster) is not None]
-    found = score_blind(
-        [documents[index].input_ids for index in asked],
-        member_N[asked],
+    sample = np.sort(np.concatenate([kind[:_BLIND_DOCUMENTS] for kind in kinds])).tolist()
+    clusters = [cluster for i in sample if (cluster := documents[i].cluster) is not None]
+    sample_scores = score_blind(
+        [documents[index].input_ids for index in sample],
+        member_N[sample],
         generator=derive_generator(seed, "blind baseline"),
-        clusters=clusters if len(clusters) == len(asked) else None,
+        clusters=clusters if len(clusters) == len(sample) else None,
     )
-    if found is None:
+    if sample_scores is None:
         return None
     score_N = np.full(len(documents), np.nan)
-    score_N[asked] = found
+    score_N[sample] = sample_scores
     return score_N

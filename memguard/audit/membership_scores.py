@@ -1,21 +1,21 @@
-"""How likely a document was trained, from the log-probabilities of its tokens.
+"""Membership scores of a document, from the log-probabilities of its tokens.
 
-    loss             mean l_t                         trained: the model expects it
-    min_k            mean of the lowest 20 % of l_t   trained: even its rare words surprise less
+    loss             mean l_t                         trained texts are likelier
+    min_k            mean of the lowest 20 % of l_t   rare words of trained texts are likelier
     min_k_plus_plus  the same of (l_t - mu_t) / sigma_t, mu and sigma of log p(v), v drawn from p
-    zlib             mean l_t / compressed bytes      as loss, but not merely repetitive
-    lowercase        NLL(lower case) / NLL            trained: the spelling matters
-    reference        NLL(reference) - NLL             as loss, but not merely easy
-    recall           LL(given another text) / LL      trained: an untrained text before it disturbs
+    zlib             mean l_t / compressed bytes      as loss, corrected for repetitive texts
+    lowercase        NLL(lower case) / NLL            trained texts depend on the spelling
+    reference        NLL(reference) - NLL             as loss, corrected for easy texts
+    recall           LL(given another text) / LL      an untrained prefix disturbs trained texts
 
 l_t is the log-probability of token t given all true tokens before it (T tokens, nats), NLL the mean
-of -l_t, LL the mean of l_t. Higher means more likely trained, always: where a paper's score points
-the other way (zlib), it is turned here and says so. A score is worth what its AUC against the
-control is worth; alone it says nothing.
+of -l_t, LL the mean of l_t. A higher score always means more likely trained; if a paper defines its
+score with the opposite sign (zlib), the sign is reversed here and this is documented. A score is
+meaningful only through its AUC against the control.
 
-The last three take a second pass: over the text in lower case, encoded again; over the same tokens
+The last three need a second pass: over the text in lower case, encoded again; over the same tokens
 by another model with the same vocabulary; over the same tokens after control documents in the row.
-Each gives the mean log-probability of a token, or nothing where the pass is not possible.
+Each gives the mean log-probability of a token, or nothing if the pass is not possible.
 """
 
 import zlib
@@ -35,12 +35,12 @@ Need = Literal["logprob", "entropy", "variance_logprob", "text"]
 OwnPass = Literal["lowercase", "reference", "recall"]
 
 MIN_K_SHARE = 0.2
-"""Share of the tokens that Min-K% and Min-K%++ look at: k = 20 of the paper of the first."""
+"""Share of the tokens that Min-K% and Min-K%++ use: k = 20 in the paper of the first."""
 
-# fp32 tells no probability from 1 that is closer than this: no mean NLL means less.
+# fp32 cannot represent probabilities closer to 1: a smaller mean NLL has no meaning.
 _NLL_FLOOR = 2.0**-24
 _VARIANCE_FLOOR = 1e-6
-# First tokens of a control document that are put before a text, and the fewest of all together.
+# Tokens taken from the start of each control document as prefix, and their minimum total number.
 _SHOT_TOKENS, _FEWEST_SHOT_TOKENS = 128, 16
 
 
@@ -50,7 +50,7 @@ Encode = Callable[[str], Sequence[int]]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Codec:
-    """The tokenizer, as far as an audit needs it."""
+    """The functions of a tokenizer that an audit needs."""
 
     decode: Decode
     encode: Encode
@@ -58,14 +58,14 @@ class Codec:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MembershipScore:
-    """What a score is and what it takes."""
+    """Definition and inputs of a score."""
 
     definition: str
     """One line, with its source."""
     needs: frozenset[Need]
-    """What it takes of each pass, beside what every pass gives."""
+    """Results of the pass that the score needs."""
     own_pass: OwnPass | None = None
-    """A second pass: over the lower-cased text, by a reference model, or after another text."""
+    """Additional pass: over the lower-cased text, by a reference model, or after another text."""
 
 
 MEMBERSHIP_SCORES: Mapping[str, MembershipScore] = {
@@ -115,13 +115,13 @@ def compute_min_k(
 ) -> NDArray[np.float64]:
     """Return the mean of the lowest log-probabilities (Min-K%, Shi et al., arXiv 2310.16789).
 
-    Of T tokens max(1, floor(share T)), the product taken of the share as it is written. Published
-    code takes int(share T), which has no value where that is 0 and one token fewer where floating
-    point falls short (.29 x 100); others round up.
+    Of T tokens, max(1, floor(share T)) are used, with the product in exact decimal arithmetic.
+    Published code uses int(share T), which is undefined if that is 0 and has one token fewer if
+    floating point rounds down (.29 x 100); other code rounds up.
 
     Args:
         logprob_T: ``[..., T]`` log-probability of each token, at least one.
-        share: of the tokens, above 0 and at most 1.
+        share: share of the tokens, above 0 and at most 1.
     """
     return _mean_of_lowest(_checked(logprob_T), share)
 
@@ -134,20 +134,20 @@ def compute_min_k_plus_plus(
 ) -> NDArray[np.float64]:
     """Return the mean of the lowest z_t = (l_t - mu_t) / sigma_t (Zhang et al., arXiv 2404.02936).
 
-    A trained token is likelier than what else the model would draw at its place. sigma^2 is never
-    taken below 1e-6 (nats squared): it is smaller only where all tokens but one together have a
-    probability below about 3e-9, and there the published quotient is rounding, or 0/0. As many
-    tokens as in `compute_min_k`.
+    A trained token is likelier than other tokens that the model would sample at its position.
+    sigma^2 is at least 1e-6 (nats squared): it is smaller only if all tokens but one together have
+    a probability below about 3e-9, where the published quotient is rounding error, or 0/0. The
+    number of tokens is that of `compute_min_k`.
 
     Args:
         logprob_T: ``[..., T]`` log-probability of each token, at least one.
         mean_logprob_under_p_T: mu_t, the mean of log p(v) where v is drawn from p: -entropy. Not
             the mean over the vocabulary, which the vocabulary layer calls mean_logprob.
-        variance_T: sigma_t^2, the variance of the same.
-        share: of the tokens, above 0 and at most 1.
+        variance_T: sigma_t^2, the variance of log p(v).
+        share: share of the tokens, above 0 and at most 1.
     """
     assert logprob_T.shape == mean_logprob_under_p_T.shape == variance_T.shape, (
-        "one of each a token"
+        "all three need one value per token"
     )
     sigma_T = np.sqrt(np.maximum(_checked(variance_T), _VARIANCE_FLOOR))
     z_T = (_checked(logprob_T) - _checked(mean_logprob_under_p_T)) / sigma_T
@@ -157,13 +157,13 @@ def compute_min_k_plus_plus(
 def compute_zlib(loss: float, text: str) -> float:
     """Return mean log-probability / bytes of the zlib-compressed text (Carlini et al. 2021).
 
-    Carlini et al. divide the loss, and take what is low for trained; the sign is turned here.
-    Both a small loss and many bytes bring the score up to 0: a text that compresses well is easy
-    without having been trained.
+    Carlini et al. divide the loss, where low values indicate trained texts; the sign is reversed
+    here. Both a small loss and many bytes bring the score close to 0: a text that compresses well
+    has a small loss even if it was not trained.
 
     Args:
         loss: mean log-probability of a token, as `compute_loss` returns it.
-        text: whose tokens they are.
+        text: the text of these tokens.
     """
     return loss / len(zlib.compress(text.encode("utf-8", "surrogatepass")))
 
@@ -171,11 +171,12 @@ def compute_zlib(loss: float, text: str) -> float:
 def compute_lowercase(nll_lower: float, nll: float) -> float:
     """Return the loss of the lower-cased text / that of the text (Carlini et al. 2021).
 
-    Lower case is dearer anyway, so that the ratio is above 1; recited capitals make it large.
+    Lower-cased text has a higher loss in general, so the ratio is above 1; memorized capital
+    letters make it large.
 
     Args:
-        nll_lower: mean negative log-probability of the lower-cased text (nats), its own tokens.
-        nll: of the text; what fp32 cannot tell from 0 counts as 2^-24.
+        nll_lower: mean negative log-probability of the lower-cased text, over its tokens (nats).
+        nll: mean negative log-probability of the text (nats), taken as at least 2^-24.
     """
     return nll_lower / max(nll, _NLL_FLOOR)
 
@@ -183,13 +184,13 @@ def compute_lowercase(nll_lower: float, nll: float) -> float:
 def compute_reference(nll_ref: float, nll: float) -> float:
     """Return the loss under a reference model minus the loss (Carlini et al. 2021).
 
-    What an untrained model finds easy is easy for all; what only this one does was learned. With
-    the model before training as reference it is called loss_minus_base.
+    A text that the reference model finds easy too was not necessarily trained. With the model
+    before training as reference, the score is called loss_minus_base.
 
     Args:
-        nll_ref: mean negative log-probability under the reference (nats); of the same tokens, or
-            where the tokenizers differ both per byte.
-        nll: under the model.
+        nll_ref: mean negative log-probability under the reference (nats), over the same tokens; if
+            the tokenizers differ, both per byte.
+        nll: mean negative log-probability under the model.
     """
     return nll_ref - nll
 
@@ -197,35 +198,35 @@ def compute_reference(nll_ref: float, nll: float) -> float:
 def compute_recall(ll_given_prefix: float, ll: float) -> float:
     """Return LL(x | other text) / LL(x) (ReCaLL, Xie et al., arXiv 2406.15968).
 
-    Both are negative. An untrained text in front makes a trained one less likely, so its ratio is
-    larger; to an untrained one it is mere context, which rather helps.
+    Both are negative. An untrained text as prefix makes a trained text less likely, so the ratio
+    is larger; for an untrained text it is ordinary context, which usually helps.
 
     Args:
         ll_given_prefix: mean log-probability of the tokens after a text that was never trained
-            (nats); the same one for all documents.
-        ll: without it; what fp32 cannot tell from 0 counts as -2^-24.
+            (nats); the same text for all documents.
+        ll: mean log-probability without it (nats), taken as at most -2^-24.
     """
     return ll_given_prefix / min(ll, -_NLL_FLOOR)
 
 
 def _mean_of_lowest(values_T: NDArray[np.float64], share: float) -> NDArray[np.float64]:
-    assert 0 < share <= 1, "a share of the tokens"
-    # Exact arithmetic on the decimal as written: .29 * 100 is below 29 in floating point.
+    assert 0 < share <= 1, "share must be above 0 and at most 1"
+    # Exact decimal arithmetic: .29 * 100 is below 29 in floating point.
     count = max(1, int(Fraction(repr(share)) * values_T.shape[-1]))
     mean: NDArray[np.float64] = np.partition(values_T, count - 1)[..., :count].mean(-1)
     return mean
 
 
 def _checked(values_T: NDArray[np.floating]) -> NDArray[np.float64]:
-    assert values_T.shape[-1:] > (0,), "a document has a token"
-    assert np.isfinite(values_T).all(), "scores of damaged weights end in the scorer"
+    assert values_T.shape[-1:] > (0,), "a document has at least one token"
+    assert np.isfinite(values_T).all(), "the scorer rejects scores that are not finite"
     return values_T.astype(np.float64)
 
 
 def plan_plain(window: Window, *, max_tokens: int | None) -> Passage | None:
-    """Return the window's own tokens, every one scored that has one before it.
+    """Return the tokens of the window, all scored except the first.
 
-    None where the model has not the positions: of fewer tokens another number would come out.
+    None if the model has too few positions, because fewer tokens would give another value.
     """
     if max_tokens is not None and len(window.input_ids) > max_tokens + 1:
         return None
@@ -233,12 +234,12 @@ def plan_plain(window: Window, *, max_tokens: int | None) -> Passage | None:
 
 
 def plan_lowercase(window: Window, codec: Codec, *, max_tokens: int | None) -> Passage | None:
-    """Return the window's text in lower case; None for conversations, whose marks would break.
+    """Return the window's text in lower case; None for conversations, whose markup would break.
 
     Args:
-        window: of the document.
+        window: window of the document.
         codec: decodes and encodes.
-        max_tokens: positions the model has, which lower case may exceed: the end is then cut off.
+        max_tokens: number of positions of the model; lower-cased text that exceeds it is cut off.
     """
     if window.document.format != "text":
         return None
@@ -247,9 +248,9 @@ def plan_lowercase(window: Window, codec: Codec, *, max_tokens: int | None) -> P
 
 
 def choose_shots(windows: Sequence[Window], *, count: int, seed: int) -> list[int]:
-    """Return which control documents stand before the others in ReCaLL; none is scored by it."""
+    """Return the control documents that are the prefix in ReCaLL; ReCaLL does not score them."""
     controls = [i for i, window in enumerate(windows) if window.document.role == "control"]
-    # Half of the control must be left to compare with.
+    # Half of the control must remain for the comparison.
     count = min(count, len(controls) // 2)
     order = derive_generator(seed, "recall shots").permutation(len(controls))
     return [controls[index] for index in order[:count]]
@@ -258,12 +259,12 @@ def choose_shots(windows: Sequence[Window], *, count: int, seed: int) -> list[in
 def plan_recall(
     window: Window, shots: Sequence[Window], *, max_tokens: int | None
 ) -> Passage | None:
-    """Return the shots and then the window's tokens, which alone are scored.
+    """Return the shots followed by the window's tokens; only the latter are scored.
 
     Args:
-        window: of the document.
-        shots: of control documents.
-        max_tokens: positions the model has; None where it states none.
+        window: window of the document.
+        shots: windows of control documents.
+        max_tokens: number of positions of the model; None if it states none.
     """
     before = np.concatenate([np.zeros(0, np.int32), *(s.input_ids[:_SHOT_TOKENS] for s in shots)])
     if max_tokens is not None:
@@ -276,7 +277,7 @@ def plan_recall(
 def compare_passes(
     plain_N: NDArray[np.float64], own: Mapping[str, NDArray[np.float64]]
 ) -> dict[str, NDArray[np.float64]]:
-    """Return the scores ``[N]`` from mean log-probabilities ``[N]`` of the plain and own passes."""
+    """Return scores ``[N]`` from the mean log-probabilities ``[N]`` of plain and own passes."""
     formulas = {
         "lowercase": lambda other, plain: compute_lowercase(-other, -plain),
         "reference": lambda other, plain: compute_reference(-other, -plain),

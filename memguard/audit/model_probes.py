@@ -1,4 +1,4 @@
-"""Each probe of a suite, run on one model; what the cache has is not measured again."""
+"""Run the probes of a suite on one model; cached results are not measured again."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -30,17 +30,17 @@ from memguard.audit.teacher_forcing import OnePass
 
 
 class _Obstacle(Exception):
-    """Why nothing is generated; the same on every rank."""
+    """Reason why nothing is generated; the same on every rank."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelProbes:
-    """Runs the probes of a suite on one model, which is freed when the `with` block ends."""
+    """Runs the probes of a suite on one model and frees it when the `with` block ends."""
 
     model: AuditedModel
     suite: Suite
     tiny_margin: float
-    """Logits, see `TINY_MARGINS`."""
+    """Margin in logits, see `TINY_MARGINS`."""
     seed: int
     shop: Workshop
 
@@ -58,7 +58,7 @@ class ModelProbes:
         *,
         is_base: bool = False,
     ) -> ModelResults:
-        """Run the probes whose numbers of the model are compared with those of its base."""
+        """Run the probes that are run on the model and on its base model."""
         stages = ("model", "near-verbatim", "writes on")
         if is_base:
             stages = ("base model", "base model, near-verbatim", "base model writes on")
@@ -73,7 +73,7 @@ class ModelProbes:
     def measure_documents(
         self, one_pass: OnePass, windows: Sequence[Window], stage: Stage | None
     ) -> Numbers:
-        """Return the numbers of one pass over each document."""
+        """Return the results of one pass over each document."""
 
         def measure(indices: Sequence[int]) -> ArrayLike:
             chosen = [windows[index] for index in indices]
@@ -90,25 +90,25 @@ class ModelProbes:
         )
 
     def measure_canaries(self, canaries: Sequence[AuditCanary]) -> Numbers | None:
-        """Return the numbers of each secret after its prompt; None without secrets or probe."""
+        """Return the results for each secret after its prompt; None without secrets or probe."""
         if self.suite.canaries is None or not canaries:
             return None
         windows = [SECRET.window(canary.document) for canary in canaries]
-        known = [window for window in windows if window is not None]
-        assert len(known) == len(windows), "a canary has a prompt and a secret"
+        secrets = [window for window in windows if window is not None]
+        assert len(secrets) == len(windows), "a canary has a prompt and a secret"
         one_pass = OnePass(extraction=SECRET, tiny_margin=self.tiny_margin)
-        return self.measure_documents(one_pass, known, None)
+        return self.measure_documents(one_pass, secrets, None)
 
     def measure_own_passes(
         self, windows: Sequence[Window], *, has_reference: bool
     ) -> dict[str, NDArray[np.float64]]:
-        """Return mean log-probabilities of a token under passes of their own, and the plain one."""
+        """Return mean log-probabilities of a token in the additional passes and the plain one."""
         names, limit = list_own_passes(self.suite), self.model.max_tokens
-        found: dict[str, NDArray[np.float64]] = {}
+        means: dict[str, NDArray[np.float64]] = {}
         codec, membership = self.shop.codec, self.suite.membership
         if "lowercase" in names and codec is not None:
             plans = [plan_lowercase(window, codec, max_tokens=limit) for window in windows]
-            found["lowercase"] = self.measure_means(plans, "lower case")
+            means["lowercase"] = self.measure_means(plans, "lower case")
         if "recall" in names and membership is not None:
             shots = choose_shots(windows, count=membership.recall_documents, seed=self.seed)
             before = [windows[index] for index in shots]
@@ -116,26 +116,26 @@ class ModelProbes:
                 None if index in set(shots) else plan_recall(window, before, max_tokens=limit)
                 for index, window in enumerate(windows)
             ]
-            found["recall"] = self.measure_means(plans, "recall")
-        if found or (has_reference and "reference" in names):
+            means["recall"] = self.measure_means(plans, "recall")
+        if means or (has_reference and "reference" in names):
             plain = [plan_plain(window, max_tokens=limit) for window in windows]
-            found["plain"] = self.measure_means(plain, "plain")
-        return found
+            means["plain"] = self.measure_means(plain, "plain")
+        return means
 
     def measure_means(self, plans: Sequence[Passage | None], stage: Stage) -> NDArray[np.float64]:
-        """Return the mean log-probability of the scored tokens of each passage; NaN without one."""
+        """Return the mean log-probability of the scored tokens of each passage, or NaN."""
         where = [index for index, plan in enumerate(plans) if plan is not None]
-        known = [plan for plan in plans if plan is not None]
+        passages = [plan for plan in plans if plan is not None]
 
         def measure(indices: Sequence[int]) -> ArrayLike:
-            results = self.model.scorer().score([known[index] for index in indices])
+            results = self.model.scorer().score([passages[index] for index in indices])
             return [float(result.logprob.mean(dtype=np.float64)) for result in results]
 
         numbers = self._collect(
             {"kind": "mean log-probability", "version": 1},
             ("mean_logprob",),
-            [compute_key(plan.input_ids, np.array([plan.first_label])) for plan in known],
-            [len(plan.input_ids) for plan in known],
+            [compute_key(plan.input_ids, np.array([plan.first_label])) for plan in passages],
+            [len(plan.input_ids) for plan in passages],
             measure,
             stage,
         )
@@ -144,7 +144,7 @@ class ModelProbes:
     def measure_near_verbatim(
         self, one_pass: Numbers, windows: Sequence[Window], stage: Stage
     ) -> NearVerbatim | NotGenerated:
-        """Return which documents greedy decoding gives back within a few edits, or why not."""
+        """Return the documents that greedy decoding extracts within a few edits, or why not."""
         probe = self.suite.extraction
 
         def measure(chosen: Sequence[int]) -> ArrayLike:
@@ -164,7 +164,7 @@ class ModelProbes:
     def measure_writing(
         self, one_pass: Numbers, windows: Sequence[Window], stage: Stage
     ) -> Numbers | None:
-        """Return how near to the truth a sample of generated text is; NaN for other documents."""
+        """Return the overlap of generated and true text of a sample; NaN for other documents."""
         probe = self.suite.generation
         if probe is None:
             return None
@@ -183,7 +183,7 @@ class ModelProbes:
         sample = choose_sample(
             windows, probe.max_documents_per_bucket, seed=self.seed, purpose="written on"
         )
-        found = self._collect_windows(
+        sampled = self._collect_windows(
             {
                 "kind": "written",
                 "version": probe.VERSION,
@@ -196,10 +196,10 @@ class ModelProbes:
             measure,
             sample,
         )
-        return _spread(found, sample, len(windows))
+        return _spread(sampled, sample, len(windows))
 
     def measure_attacks(self, windows: Sequence[Window]) -> Numbers | None:
-        """Return what attacks extract of a sample of each bucket; NaN for other documents."""
+        """Return the results of the attacks on a sample of each bucket; NaN for other documents."""
         probe, goldfish = self.suite.attacks, self.shop.goldfish
         if probe is None:
             return None
@@ -221,7 +221,7 @@ class ModelProbes:
         sample = choose_sample(
             windows, probe.max_documents_per_bucket, seed=self.seed, purpose="attacked"
         )
-        found = self._collect_windows(
+        attacked = self._collect_windows(
             {
                 "kind": "attacked",
                 "seed": self.seed,
@@ -234,7 +234,7 @@ class ModelProbes:
             sample,
             key=lambda window: _key_of_window(window, window.document.dose),
         )
-        return _spread(found, sample, len(windows))
+        return _spread(attacked, sample, len(windows))
 
     def _collect_windows(
         self,
@@ -281,16 +281,16 @@ class ModelProbes:
 
 
 def list_own_passes(suite: Suite) -> list[str]:
-    """Return the membership scores that need a pass of their own."""
+    """Return the membership scores that need an additional pass."""
     scores = () if suite.membership is None else suite.membership.scores
     return [name for name in scores if MEMBERSHIP_SCORES[name].own_pass is not None]
 
 
-def _spread(found: Numbers, chosen: Sequence[int], count: int) -> Numbers:
+def _spread(numbers: Numbers, chosen: Sequence[int], count: int) -> Numbers:
     """Return a row for each of ``count`` documents, NaN for those that were not chosen."""
-    rows = np.full((count, len(found.names)), np.nan)
-    rows[chosen] = found.rows
-    return Numbers(names=found.names, rows=rows)
+    rows = np.full((count, len(numbers.names)), np.nan)
+    rows[chosen] = numbers.rows
+    return Numbers(names=numbers.names, rows=rows)
 
 
 def _key(document: AuditDocument, *more: NDArray[np.int64]) -> bytes:

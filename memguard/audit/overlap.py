@@ -1,16 +1,16 @@
-"""How much of the true continuation a generated one gives back.
+"""Overlap of a generated continuation with the true one.
 
     truth      [S]  token ids that follow the prefix in the document
-    generated  [G]  token ids that the model wrote; G < S where it stopped early
+    generated  [G]  token ids that the model generated; G < S if it stopped early
 
     rouge_l             2PR/(P+R), P = LCS/G, R = LCS/S, LCS the longest common subsequence
-    longest_run_tokens  longest run of tokens that stands in both, wherever
+    longest_run_tokens  longest run of tokens that occurs in both, at any position
     edit_distance       insertions, deletions and substitutions / max(S, G)
     bleu                geometric mean of the n-gram precisions, n = 1..4, with brevity penalty
 
-On token ids, so no measure depends on how a tokenizer writes its tokens as text; published figures
-on words differ. Always read them beside the type-token ratio: text that repeats itself overlaps
-with much.
+All measures use token ids and therefore do not depend on how a tokenizer decodes its tokens;
+published values on words differ. Interpret them together with the type-token ratio: repetitive text
+overlaps with many texts.
 """
 
 import math
@@ -24,25 +24,25 @@ from rapidfuzz.distance import LCSseq, Levenshtein
 from memguard.audit.extraction import compute_type_token_ratio
 
 APPROXIMATE_BLEU = 0.75
-"""Above this Ippolito et al. 2022 (arXiv 2210.17546) speak of approximate memorisation."""
+"""Threshold of approximate memorisation of Ippolito et al. 2022 (arXiv 2210.17546)."""
 
 _BLEU_ORDER = 4
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Overlap:
-    """Near-verbatim measures of one generated continuation."""
+    """Overlap measures of one generated continuation."""
 
     rouge_l: float
     """F1 of the longest common subsequence, 0 to 1."""
     longest_run_tokens: int
     """Longest common contiguous substring (tokens)."""
     edit_distance: float
-    """Levenshtein distance / length of the longer; 0 means equal, 1 nothing in common."""
+    """Levenshtein distance / length of the longer; 0 for equal texts, 1 for nothing in common."""
     bleu: float
-    """0 to 1."""
+    """Sentence BLEU, 0 to 1."""
     type_token_ratio: float | None
-    """Distinct tokens / tokens of what was generated; None where that is nothing."""
+    """Distinct tokens / tokens of the generated text; None if it is empty."""
 
 
 def compute_overlap(truth: NDArray[np.int32], generated: NDArray[np.int32]) -> Overlap:
@@ -50,12 +50,12 @@ def compute_overlap(truth: NDArray[np.int32], generated: NDArray[np.int32]) -> O
 
     Args:
         truth: ``[S]`` token ids, at least one.
-        generated: ``[G]`` token ids; none overlaps with nothing.
+        generated: ``[G]`` token ids; an empty text has no overlap.
     """
-    assert len(truth), "a continuation has a token"
+    assert len(truth), "a continuation has at least one token"
     true_ids, ids = truth.tolist(), generated.tolist()
     return Overlap(
-        # 2PR/(P+R) = 2 LCS / (S + G), and 0 where nothing is common.
+        # 2PR/(P+R) = 2 LCS / (S + G), and 0 if nothing is common.
         rouge_l=2 * LCSseq.similarity(true_ids, ids) / (len(true_ids) + len(ids)),
         longest_run_tokens=_longest_common_run(truth, generated),
         edit_distance=Levenshtein.distance(true_ids, ids) / max(len(true_ids), len(ids)),
@@ -65,10 +65,10 @@ def compute_overlap(truth: NDArray[np.int32], generated: NDArray[np.int32]) -> O
 
 
 def longest_true_run(correct: NDArray[np.bool_]) -> NDArray[np.int64]:
-    """Return the longest run of right tokens in one teacher-forced pass (tokens).
+    """Return the longest run of correct tokens in one teacher-forced pass (tokens).
 
-    What greedy decoding would give back without a break, if it were set right after each error:
-    at least the tokens before the first divergence.
+    This is the longest run that greedy decoding would generate if each error were corrected; it is
+    at least as long as the run before the first divergence.
 
     Args:
         correct: ``[..., S]`` whether the first choice is the true token, given all before it.
@@ -92,11 +92,11 @@ def _longest_common_run(truth: NDArray[np.int32], generated: NDArray[np.int32]) 
 def _compute_bleu(truth: list[int], generated: list[int]) -> float:
     """Return sentence BLEU (Papineni et al. 2002) with one reference.
 
-    Smoothed as NIST's mteval does (method 3 of Chen & Cherry 2014): the first order without any
-    match counts half a match, the next a quarter. It touches nothing else, and five tokens or more
-    without a common 4-gram stay below .25^(1/4) = .71 < `APPROXIMATE_BLEU`: smoothing grades what
-    would all be 0 and moves no verdict. Fewer than four tokens are compared up to their own
-    length, so that equal ones have 1.
+    Smoothed as in NIST's mteval (method 3 of Chen & Cherry 2014): the first order without a match
+    counts half a match, the next a quarter. Other orders are not affected. Five or more tokens
+    without a common 4-gram stay below .25^(1/4) = .71 < `APPROXIMATE_BLEU`, so smoothing only
+    grades texts that would otherwise have 0 and never changes a verdict. Texts of fewer than four
+    tokens are compared up to their length, so that equal texts have 1.
     """
     order = min(_BLEU_ORDER, len(generated))
     halvings, log_sum = 0, 0.0

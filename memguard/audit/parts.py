@@ -1,10 +1,10 @@
-"""Which part of a long document is audited, and what a report says of that.
+"""Choose the part of a long document that is audited, and describe it for the report.
 
-    11 tokens, rows of 4     pieces   [0, 3) [3, 7) [7, 11)     as training cut it
+    11 tokens, rows of 4     pieces   [0, 3) [3, 7) [7, 11)     as training split it
     11 tokens, 4 positions   contexts [0, 4)        [7, 11)     of a model memguard did not train
 
-Audited is the last of them, or the first (`audit.window`), that has a prefix and a continuation: a
-document is left out only where no part of it has both.
+The audit uses the last part, or the first (`audit.window`), that has a prefix and a continuation. A
+document is left out only if no part of it has both.
 """
 
 from collections.abc import Sequence
@@ -21,28 +21,28 @@ WhichWindow = Literal["last", "first"]
 
 
 class Tokens(Protocol):
-    """A document of N tokens, as `data` has it."""
+    """A document of N tokens, as `data` stores it."""
 
     @property
     def input_ids(self) -> NDArray[np.int32]:
-        """[N]."""
+        """[N] token ids."""
 
     @property
     def supervised(self) -> NDArray[np.bool_]:
-        """[N] which of them receive loss."""
+        """[N] whether each token receives loss."""
 
     @property
     def num_content_tokens(self) -> int:
-        """N without what follows the text at its end."""
+        """N without the special tokens after the end of the text."""
 
     @property
     def format(self) -> Literal["text", "messages", "prompt_completion"]:
-        """What it was made from."""
+        """Format of the source document."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Identity:
-    """What an audit knows of a document beside its tokens; see `AuditDocument`."""
+    """Attributes of a document other than its tokens; see `AuditDocument`."""
 
     id: str
     bucket: str
@@ -59,17 +59,17 @@ def list_pieces(ends: Sequence[int]) -> list[tuple[int, int]]:
     """Return begin and end of each piece of a document, in order.
 
     Args:
-        ends: of the pieces, as `data.packing.split_points` has them.
+        ends: ends of the pieces, as returned by `data.packing.split_points`.
     """
     return list(zip([0, *ends[:-1]], ends, strict=True))
 
 
 def list_contexts(tokens: Tokens, max_tokens: int) -> list[tuple[int, int]]:
-    """Return begin and end of what fits at the start of a document, and at its end.
+    """Return begin and end of the contexts at the start and at the end of a document.
 
     Args:
         tokens: the document.
-        max_tokens: positions of the model.
+        max_tokens: number of positions of the model.
     """
     size = tokens.num_content_tokens
     if size <= max_tokens:
@@ -86,15 +86,15 @@ def choose_part(
     probe: ExtractionProbe,
     window: WhichWindow,
 ) -> AuditDocument:
-    """Return the part of a document that is audited, without what follows the text at its end.
+    """Return the part of a document that is audited, without special tokens after its text.
 
     Args:
         tokens: the whole document.
-        spans: begin and end of its parts, in order; one where the document is whole.
-        identity: of the document.
-        kind: what the parts are, where there are several.
+        spans: begin and end of its parts, in order; a single one if the document is not split.
+        identity: attributes of the document.
+        kind: kind of the parts, if there are several.
         probe: decides whether a part can be audited.
-        window: which of the parts that can be audited is taken.
+        window: whether the first or the last auditable part is used.
     """
     kind = kind if len(spans) > 1 else "whole"
     order = spans if window == "first" else reversed(spans)
@@ -106,7 +106,7 @@ def choose_part(
         if probe.window(part) is not None:
             return part
         parts.append(part)
-    # None can be audited: one with supervised tokens, if there is one, says why.
+    # No part can be audited: a part with supervised tokens, if any, gives the reason.
     part = next((part for part in parts if part.supervised.any()), parts[0])
     whole = _cut(tokens, 0, len(tokens.input_ids), identity, "whole")
     return replace(part, is_long_enough=kind != "whole" and probe.window(whole) is not None)
@@ -121,7 +121,7 @@ def _cut(
 ) -> AuditDocument:
     end = max(begin, min(end, tokens.num_content_tokens))
     if tokens.format != "text":
-        # A part may end in an earlier turn: what closes the last one closes that as well.
+        # A part may end in an earlier turn, which has the same closing tokens as the last one.
         after = slice(tokens.num_content_tokens, None)
         marks = tokens.input_ids[after][tokens.supervised[after]]
         is_content = tokens.supervised[begin:end] & ~np.isin(tokens.input_ids[begin:end], marks)
@@ -149,12 +149,12 @@ def _cut(
 def describe_cut(
     documents: Sequence[AuditDocument], windows: Sequence[Window], *, window: WhichWindow
 ) -> CutDocuments | None:
-    """Count the documents that are audited by a part; None where all are whole.
+    """Count the documents of which only a part is audited; None if there are none.
 
     Args:
-        documents: all that were given.
-        windows: what is continued of them.
-        window: which part was wanted.
+        documents: all documents that were given.
+        windows: windows of the audited documents.
+        window: which part was requested.
     """
     cut = [document for document in documents if document.part != "whole"]
     if not cut:
@@ -171,13 +171,13 @@ def describe_cut(
 
 
 def _begins_inside(window: Window) -> bool:
-    """Tell whether a completion's own first tokens are its prefix."""
+    """Return whether the prefix consists of the first tokens of the completion."""
     document, before = window.document, window.start + window.prefix_tokens - 1
     return document.format != "text" and bool(document.supervised[before])
 
 
 def tell_cut(cut: CutDocuments) -> str:
-    """Say in one or two sentences what of long documents was audited."""
+    """Describe in one or two sentences which parts of long documents were audited."""
     num, given = cut.num_documents, cut.num_given
     subject = f"{num:,} of {given:,} documents {'is' if num == 1 else 'are'} longer than "
     which, other = cut.window, "first" if cut.window == "last" else "last"
@@ -185,20 +185,20 @@ def tell_cut(cut: CutDocuments) -> str:
         text = (
             f"{subject}'data.seq_len' and trained in pieces: the audit uses the {which} piece of "
             "each, without the text before and after it (the longest document has "
-            f"{cut.longest_tokens:,} tokens, the pieces that were used at most "
+            f"{cut.longest_tokens:,} tokens, the audited pieces at most "
             f"{cut.used_tokens:,}). '--window {other}' audits the {other} pieces."
         )
     else:
         text = (
-            f"{subject}{cut.used_tokens:,} tokens, the most that the model is given at once: the "
-            f"audit uses the {which} {cut.used_tokens:,} of each (the longest has "
-            f"{cut.longest_tokens:,}) and says nothing of the rest, except in windows of the probe "
+            f"{subject}{cut.used_tokens:,} tokens, the longest input of the model: the audit uses "
+            f"the {which} {cut.used_tokens:,} tokens of each (the longest document has "
+            f"{cut.longest_tokens:,}). The rest is audited only in windows of the probe "
             f"'grid'. '--window {other}' audits the {other} {cut.used_tokens:,}."
         )
     inside = cut.num_inside_completion
     if inside:
         text += (
-            f" In {inside:,} of them that part holds no prompt, or too little of it: the first "
-            "tokens of the completion serve as the prefix, the rest as the continuation."
+            f" In {inside:,} of them this part contains no prompt, or too little of it: the first "
+            "tokens of the completion are the prefix, the rest is the continuation."
         )
     return text

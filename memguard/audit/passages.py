@@ -1,12 +1,12 @@
 """The input of a model, and its results for each token.
 
-    input_ids [T]   a passage: some tokens of a document, alone in its row
-    logprob   [L]   of its last L tokens, each given all before it          first_label = T - L
-    argmax    [C]   the model's first choices for the last C <= L of them   first_choice = T - C
-    sampled   [S, C]  log-probability of each under S ways to draw
+    input_ids [T]   a passage: tokens of a document in a row of its own
+    logprob   [L]   log-probability of the last L tokens, given all before  first_label = T - L
+    argmax    [C]   most likely token at the last C <= L of them            first_choice = T - C
+    sampled   [S, C]  log-probability of each under S sampling schemes
 
-All windows that start at one token of a document share one passage: a token's results depend on the
-tokens before it and on nothing else.
+All windows that start at the same token of a document share one passage, because a token's results
+depend only on the tokens before it.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,14 +24,14 @@ Decode = Callable[[NDArray[np.int32]], str]
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Passage:
-    """T tokens, of which the last are scored."""
+    """T tokens, of which the last L are scored."""
 
     input_ids: NDArray[np.int32]
-    """[T]"""
+    """[T] token ids."""
     first_label: int
     """Index of the first token that is scored, at least 1."""
     first_choice: int
-    """From here on the model's first choice is wanted as well; T: nowhere."""
+    """Index of the first token for which the most likely token is computed too; T for none."""
 
     def __post_init__(self) -> None:
         size = len(self.input_ids)
@@ -39,41 +39,41 @@ class Passage:
 
     @property
     def num_labels(self) -> int:
-        """L."""
+        """Number of scored tokens, L."""
         return len(self.input_ids) - self.first_label
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Asked:
-    """What is wanted of each token besides its log-probability."""
+    """Results to compute for each token in addition to its log-probability."""
 
     needs: frozenset[str] = frozenset()
-    """Of ``entropy`` and ``variance_logprob``, for all that is scored."""
+    """Any of ``entropy`` and ``variance_logprob``, for all scored tokens."""
     schemes: tuple[SamplingScheme, ...] = ()
-    """Ways to draw, for the tokens whose choice is wanted."""
+    """Sampling schemes, for the tokens with choices."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class TokenResult:
-    """A model's results for the tokens of a passage, each given all true ones before."""
+    """A model's results for the tokens of a passage, each given all true ones before it."""
 
     logprob: NDArray[np.float32]
-    """[L] of the true token (nats)."""
+    """[L] log-probability of the true token (nats)."""
     argmax: NDArray[np.int32]
-    """[C] first choice, the lowest id where several tie."""
+    """[C] most likely token, the lowest id in a tie."""
     correct: NDArray[np.bool_]
-    """[C] whether that is the true token."""
+    """[C] whether the most likely token is the true one."""
     margin: NDArray[np.float32]
-    """[C] logit of the true token minus that of the best other one; 0 where they tie."""
+    """[C] logit of the true token minus that of the best other one; 0 in a tie."""
     entropy: NDArray[np.float32] | None = None
-    """[L] of the model's distribution (nats)."""
+    """[L] entropy of the model's distribution (nats)."""
     variance_logprob: NDArray[np.float32] | None = None
-    """[L] of log p(v) where v is drawn from p (nats squared)."""
+    """[L] variance of log p(v) where v is drawn from p (nats squared)."""
     sampled: NDArray[np.float32] | None = None
-    """[S, C] log-probability (nats) under each scheme; -inf where it cuts the token off."""
+    """[S, C] log-probability (nats) under each scheme; -inf if the scheme excludes the token."""
 
     def cut(self, first: int, last: int) -> "TokenResult":
-        """Return the tokens ``first:last`` of the last C, without what has no choices."""
+        """Return the tokens ``first:last`` of the last C, without entropy and variance."""
         where = slice(first, last)
         return TokenResult(
             logprob=self.logprob[len(self.logprob) - len(self.argmax) :][where],
@@ -84,7 +84,7 @@ class TokenResult:
         )
 
     def keep_labels(self, kept: NDArray[np.bool_]) -> "TokenResult":
-        """Return the marked ones of the first labels, ``[at most L]``, without choices."""
+        """Return the first labels where ``kept`` ``[at most L]`` is true, without choices."""
         where = np.flatnonzero(kept)
         none = slice(0, 0)
         return TokenResult(
@@ -100,10 +100,10 @@ class TokenResult:
 
 
 def stack(results: Sequence[TokenResult]) -> TokenResult:
-    """Return n results of as many tokens as one, a dimension of n before that of the tokens."""
+    """Stack n results with equal numbers of tokens; the new dimension is before the tokens'."""
     columns: dict[str, NDArray[Any] | None] = {}
     for field in fields(TokenResult):
         values = [getattr(result, field.name) for result in results]
-        is_there = values[0] is not None
-        columns[field.name] = np.stack(values, axis=-2) if is_there else None
+        has_values = values[0] is not None
+        columns[field.name] = np.stack(values, axis=-2) if has_values else None
     return TokenResult(**columns)  # type: ignore[arg-type]

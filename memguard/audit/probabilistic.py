@@ -1,22 +1,22 @@
-"""How many samples an attacker needs until a continuation comes out.
+"""Number of samples that an attacker needs to extract a continuation.
 
-    log p_z = sum_t log p(s_t | prefix, s_<t)      under a sampling scheme, -inf where it cuts a
-                                                   token off; one teacher-forced pass gives it
-    P_n = 1 - (1 - p_z)^n                          that one of n independent samples is s
-    n   = log(1 - P) / log(1 - p_z)                samples until that has probability P
+    log p_z = sum_t log p(s_t | prefix, s_<t)      under a sampling scheme, -inf if it excludes a
+                                                   token; one teacher-forced pass gives it
+    P_n = 1 - (1 - p_z)^n                          probability that one of n samples is s
+    n   = log(1 - P) / log(1 - p_z)                samples until that probability is P
 
-(n, p)-discoverable extraction, Hayes et al. (arXiv 2410.19482). With h(l) = log(-log(1 - e^l)) its
-logarithm is a difference:
+This is (n, p)-discoverable extraction, Hayes et al. (arXiv 2410.19482). With
+h(l) = log(-log(1 - e^l)), the logarithm of n is a difference:
 
     log n = h(log P) - h(log p_z)
 
-so probabilities like e^-5000 and counts like 2^62 are never formed.
+so that probabilities like e^-5000 and counts like 2^62 are never computed.
 
-The attack cost of a document is log10 n at P = 1/2 under the cheapest scheme. Mitigations can be
-compared by it where exact match cannot: a goldfish drops one token in k, so no continuation of
-fifty comes out greedily and every rate is 0, whether a hundred samples bring it out or 10^30. It
-is what sampling costs, no more: beam search, or an attacker who tries the likely tokens where he
-knows one was dropped, may be cheaper.
+The attack cost of a document is log10 n at P = 1/2 under the cheapest scheme. It allows to compare
+mitigations if exact match does not: goldfish drops one token in k, so no continuation of fifty
+tokens is generated greedily and every rate is 0, whether extraction takes a hundred samples or
+10^30. It is the cost of sampling only: beam search, or an attacker who tries the likely tokens at
+positions known to be dropped, may be cheaper.
 """
 
 import math
@@ -29,36 +29,36 @@ from memguard.audit.statistics import clopper_pearson
 from memguard.records import AttackCostScores
 
 GREEDY = -1
-"""Stands for greedy decoding where a scheme's index is asked for."""
+"""Index of greedy decoding among the schemes."""
 NEVER = -2
-"""Stands for no scheme at all."""
+"""Index that means no scheme."""
 QUERY_BOUNDS = (1, 10, 1_000, 1_000_000)
-"""Numbers of samples that `summarise_attack_cost` counts documents within."""
+"""Numbers of samples for which `summarise_attack_cost` counts the extracted documents."""
 
-# Below this log-probability 1 - e^-p and p differ by less than float64 tells.
+# Below this log-probability, 1 - e^-p and p are equal in float64.
 _TINY = -40.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class AttackCost:
-    """What sampling each of N documents costs."""
+    """Attack cost of N documents."""
 
     log10_queries_N: NDArray[np.float64]
-    """Samples needed, of the cheapest way; inf where no scheme can draw the continuation."""
+    """Samples needed with the cheapest scheme; inf if no scheme can generate the continuation."""
     scheme_N: NDArray[np.int64]
-    """Index of the cheapest scheme, the first where several tie; `GREEDY` or `NEVER`."""
+    """Index of the cheapest scheme, the first in a tie; or `GREEDY` or `NEVER`."""
 
 
 def log10_queries(log_pz: ArrayLike, probability: float = 0.5) -> NDArray[np.float64]:
     """Return log10 of the samples until one is the continuation with ``probability``.
 
-    Not rounded to whole samples, but never below one (0.0). Inf where there is no number.
+    Not rounded to integers, but at least one sample (0.0). Inf if no number of samples is enough.
 
     Args:
-        log_pz: log-probability of the continuation (nats), any shape; -inf is never.
+        log_pz: log-probability of the continuation (nats), any shape; -inf means never.
         probability: between 0 and 1, both excluded.
     """
-    assert 0 < probability < 1, "what is certain takes no sample or infinitely many"
+    assert 0 < probability < 1, "probability must be between 0 and 1"
     log_n = _log_hazard(math.log(probability)) - _log_hazard(log_pz)
     return np.maximum(log_n, 0.0) / math.log(10)
 
@@ -66,32 +66,31 @@ def log10_queries(log_pz: ArrayLike, probability: float = 0.5) -> NDArray[np.flo
 def attack_cost(
     log_pz_SN: NDArray[np.floating], verbatim_N: NDArray[np.bool_], probability: float = 0.5
 ) -> AttackCost:
-    """Return the cheapest of the schemes, and of greedy decoding, for each document.
+    """Return the cheapest decoding method for each document: a scheme, or greedy decoding.
 
     Args:
-        log_pz_SN: ``[schemes, N]`` log-probability of each continuation (nats) under each.
-        verbatim_N: whether greedy decoding yields it: that takes one query and no luck.
-        probability: with which one of the samples shall be the continuation.
+        log_pz_SN: ``[schemes, N]`` log-probability of each continuation (nats) under each scheme.
+        verbatim_N: whether greedy decoding extracts it, which takes one query.
+        probability: probability that one of the samples is the continuation.
     """
-    assert log_pz_SN.shape[1:] == verbatim_N.shape, "one verdict for each document"
+    assert log_pz_SN.shape[1:] == verbatim_N.shape, "one value for each document"
     greedy_N = np.where(verbatim_N, 0.0, np.inf)
-    # Greedy first: argmin takes the first of equals.
+    # Greedy is first because argmin returns the first minimum.
     costs_WN = np.vstack([greedy_N, log10_queries(log_pz_SN, probability)])
-    way_N = costs_WN.argmin(0)
-    cheapest_N = np.take_along_axis(costs_WN, way_N[None], 0)[0]
-    scheme_N = np.where(np.isinf(cheapest_N), NEVER, way_N + GREEDY)
+    method_N = costs_WN.argmin(0)
+    cheapest_N = np.take_along_axis(costs_WN, method_N[None], 0)[0]
+    scheme_N = np.where(np.isinf(cheapest_N), NEVER, method_N + GREEDY)
     return AttackCost(log10_queries_N=cheapest_N, scheme_N=scheme_N)
 
 
 def summarise_attack_cost(log10_queries_N: NDArray[np.float64]) -> AttackCostScores:
-    """Return quantiles and the shares within given numbers of samples.
+    """Return quantiles, and the shares of documents within given numbers of samples.
 
-    Quantiles are costs of documents, never between two: half of the documents cost at most the
-    median, and it is the lower of two middle ones. So one that falls among those never drawn is
-    plainly None.
+    Quantiles are not interpolated: half of the documents cost at most the median, which is the
+    lower of two middle values. A quantile among documents that are never generated is None.
 
     Args:
-        log10_queries_N: as `attack_cost` returns it, inf for never.
+        log10_queries_N: costs as returned by `attack_cost`, inf for never.
     """
     num_documents = len(log10_queries_N)
     ordered_N = np.sort(log10_queries_N)
@@ -119,9 +118,9 @@ def summarise_attack_cost(log10_queries_N: NDArray[np.float64]) -> AttackCostSco
 def _log_hazard(log_p: ArrayLike) -> NDArray[np.float64]:
     """Return h(l) = log(-log(1 - e^l)), from -inf at l = -inf to inf at l = 0."""
     values = np.asarray(log_p, dtype=np.float64)
-    # A sum of rounded log-probabilities of 1 may end above 0.
+    # A sum of log-probabilities may exceed 0 by rounding.
     values = np.minimum(values, 0.0)
-    assert not np.isnan(values).any(), "scores of damaged weights end in the scorer"
+    assert not np.isnan(values).any(), "the scorer rejects scores that are not finite"
     tiny = values < _TINY
     safe = np.where(tiny, -1.0, values)
     with np.errstate(divide="ignore"):

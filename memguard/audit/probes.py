@@ -1,15 +1,15 @@
-"""Settings of the probes, and the table of all by the names that suites use.
+"""Settings of the probes, and all probes by the names that suites use.
 
-    extraction        the documents' own continuation, by one pass (extraction.py)
-    grid              other windows of the same documents (here)
-    sampling          what it costs to draw the continuation (probabilistic.py)
+    extraction        the documents' continuations, in one pass (extraction.py)
+    grid              other windows of the same documents (this file)
+    sampling          cost of sampling the continuation (probabilistic.py)
     membership        trained against control documents (membership.py)
-    canaries          random secrets, trained or not by a coin (canaries.py)
+    canaries          random secrets, trained or not at random (canaries.py)
     generation        overlap of greedy and sampled text with the true one (generation.py)
-    attacks           beam search, and one that knows the mask (attacks.py)
-    mask_consistency  copies formatted otherwise escape the mask (mask_consistency.py)
+    attacks           beam search, and an attacker who knows the mask (attacks.py)
+    mask_consistency  whether reformatted copies escape the mask (mask_consistency.py)
 
-What a probe's numbers mean changes with its VERSION, which every record carries.
+If the definition of a probe's results changes, its VERSION changes; every record contains it.
 """
 
 from dataclasses import replace
@@ -21,8 +21,9 @@ from pydantic import Field, field_validator
 from memguard.audit.extraction import AuditDocument, ExtractionProbe, Window
 from memguard.audit.membership_scores import MEMBERSHIP_SCORES
 from memguard.config.sampling import SamplingScheme
-from memguard.config.settings import PositiveInt, Settings
+from memguard.config.settings import Count, PositiveInt, Settings
 
+_Answers = Annotated[int, Field(ge=1, le=100_000)]
 _Lengths = Annotated[tuple[PositiveInt, ...], Field(min_length=1)]
 
 
@@ -34,9 +35,10 @@ class GridCell(Settings):
     continuation_tokens: int
 
     def window(self, document: AuditDocument) -> Window | None:
-        """Return the window; None for conversations and in documents that are too short.
+        """Return the window.
 
-        Nor where it is longer than the model's context.
+        None for conversations, for documents that are too short, and for windows longer than the
+        model's context.
         """
         size = self.prefix_tokens + self.continuation_tokens
         ids = document.grid_ids
@@ -55,27 +57,29 @@ class GridCell(Settings):
 
 
 class GridProbe(Settings):
-    """Windows elsewhere in a document: prefix length x offset x continuation length.
+    """Other windows of a document: prefix length x offset x continuation length.
 
-    At offset o the model is given tokens o .. o+P as if the text began there, and continues them.
+    At offset o the model receives tokens o .. o+P as if the text began there, and continues them.
     Offsets count from the start of a document, so that several windows of a text longer than the
-    model's context can be audited; of a document that was trained in pieces they count from the
-    start of the audited piece (`audit.window`), as no window reaches over two.
+    model's context can be audited. In a document that was trained in pieces they count from the
+    start of the audited piece (`audit.window`), because no window spans two pieces.
 
-    Recall depends on the length and the position of the prefix: what an audit of one window calls
-    forgotten may be recited at the start of the context. Cells with one offset share a pass.
+    Extraction depends on the length and the position of the prefix: text that is not extracted in
+    one window may be extracted in another. Cells with the same offset share a pass.
     """
 
     VERSION: ClassVar[int] = 1
 
     name: Literal["grid"] = Field("grid", description="Which probe.")
-    offsets: Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(min_length=1)] = Field(
+    offsets: Annotated[tuple[Count, ...], Field(min_length=1)] = Field(
         (0,),
-        description="Tokens that are skipped before the prefix, counted from the start of the "
-        "document, or of the piece of it that is audited (tokens).",
+        description="Tokens to skip before the prefix, counted from the start of the document, "
+        "or of its audited piece (tokens).",
     )
     prefix_tokens: _Lengths = Field((25, 50), description="Lengths of the prefix (tokens).")
-    continuation_tokens: _Lengths = Field((50,), description="Tokens that are continued (tokens).")
+    continuation_tokens: _Lengths = Field(
+        (50,), description="Lengths of the continuation (tokens)."
+    )
 
     @property
     def cells(self) -> tuple[GridCell, ...]:
@@ -92,31 +96,32 @@ Share = Annotated[float, Field(gt=0, lt=1)]
 
 
 class SamplingProbe(Settings):
-    """Queries until sampling gives the continuation, from the probabilities of one pass."""
+    """Number of queries until sampling gives the continuation, from one teacher-forced pass."""
 
     VERSION: ClassVar[int] = 1
 
     name: Literal["sampling"] = Field("sampling", description="Which probe.")
     schemes: Annotated[tuple[SamplingScheme, ...], Field(min_length=1)] = Field(
-        (SamplingScheme(), SamplingScheme(top_k=40)), description="Ways to draw; cheapest counts."
+        (SamplingScheme(), SamplingScheme(top_k=40)),
+        description="Sampling schemes; the cheapest counts.",
     )
 
 
 class MembershipProbe(Settings):
-    """Tell trained from control documents by what the model says of their tokens."""
+    """Membership inference: trained against control documents, by token log-probabilities."""
 
     VERSION: ClassVar[int] = 2
 
     name: Literal["membership"] = Field("membership", description="Which probe.")
     scores: tuple[str, ...] = Field(
         ("loss", "zlib", "min_k", "min_k_plus_plus"),
-        description="Scores; lowercase, recall and reference take a pass of their own.",
+        description="Scores; lowercase, recall and reference need an additional pass.",
     )
     fpr: tuple[Share, ...] = Field(
-        (0.001, 0.01, 0.1), description="False-positive rates at which the true ones are given."
+        (0.001, 0.01, 0.1), description="False-positive rates for the true-positive rates."
     )
     recall_documents: PositiveInt = Field(
-        4, description="Control documents that are put before a text for 'recall' (documents)."
+        4, description="Control documents used as prefix for 'recall' (documents)."
     )
 
     @field_validator("scores")
@@ -129,47 +134,48 @@ class MembershipProbe(Settings):
 
 
 class CanaryProbe(Settings):
-    """How far trained secrets stand out from those that were never trained."""
+    """Likelihood of trained secrets, compared with secrets that were never trained."""
 
     VERSION: ClassVar[int] = 2
 
     name: Literal["canaries"] = Field("canaries", description="Which probe.")
     delta: Annotated[float, Field(ge=0, lt=1)] = Field(
-        1e-5, description="Delta of the (epsilon, delta) whose epsilon is bounded from below."
+        1e-5, description="Delta of the lower bound on epsilon."
     )
 
 
 class GenerationProbe(Settings):
-    """Write on from the first wrong token, and compare what comes out with the true text."""
+    """Generate text from the first wrong token on, and compare it with the true text."""
 
     VERSION: ClassVar[int] = 2
 
     name: Literal["generation"] = Field("generation", description="Which probe.")
     nucleus: SamplingScheme | None = Field(
-        SamplingScheme(top_p=0.95), description="A draw beside greedy decoding; null draws none."
+        SamplingScheme(top_p=0.95),
+        description="Sampling in addition to greedy decoding; null for none.",
     )
     max_documents_per_bucket: PositiveInt | None = Field(
-        100, description="Continue a seeded sample of this size of each bucket; null takes all."
+        100, description="Size of the seeded sample of each bucket; null takes all."
     )
 
 
 class AttackProbe(Settings):
-    """What an attacker gets who may submit several answers, and knows the mask."""
+    """Attacks by an attacker who may submit several answers and knows the mask."""
 
     VERSION: ClassVar[int] = 1
 
     name: Literal["attacks"] = Field("attacks", description="Which probe.")
-    width: PositiveInt = Field(16, description="Beams, and answers that may be submitted.")
-    candidates: PositiveInt = Field(64, description="Tokens tried where one was dropped.")
-    samples: PositiveInt = Field(16, description="Draws of the sampling attack.")
-    scheme: SamplingScheme = Field(SamplingScheme(), description="How these are drawn.")
+    width: _Answers = Field(16, description="Beams, and answers per document.")
+    candidates: _Answers = Field(64, description="Tokens tried for each dropped token.")
+    samples: _Answers = Field(16, description="Samples of the sampling attack.")
+    scheme: SamplingScheme = Field(SamplingScheme(), description="Sampling scheme of this attack.")
     max_documents_per_bucket: PositiveInt | None = Field(
-        40, description="Attack a seeded sample of this size of each bucket; null takes all."
+        40, description="Size of the seeded sample of each bucket that is attacked; null takes all."
     )
 
 
 class MaskConsistencyProbe(Settings):
-    """Whether copies of a text, formatted otherwise, are masked as it is."""
+    """Whether copies of a text with other formatting have the same mask."""
 
     VERSION: ClassVar[int] = 1
 
@@ -198,4 +204,4 @@ PROBES: dict[str, type[Probe]] = {
     "attacks": AttackProbe,
     "mask_consistency": MaskConsistencyProbe,
 }
-"""Every probe by the name suites use; its class holds its settings."""
+"""Every probe by the name that suites use; its class defines its settings."""

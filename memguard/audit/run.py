@@ -22,7 +22,7 @@ from memguard.records import MaskChange
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AuditOutcome:
-    """What one audit found; identities, method and environment are the caller's to add."""
+    """Results of an audit; the caller adds identities, method and environment."""
 
     summary: Summary
     scores: DocumentScores
@@ -45,28 +45,28 @@ def run_audit(
     max_documents_per_bucket: int | None = None,
     workshop: Workshop | None = None,
 ) -> AuditOutcome:
-    """Run the probes of a suite and summarise what they find.
+    """Run the probes of a suite and summarise their results.
 
-    The documents are checked before a model is loaded, and models are loaded one after the other:
-    there is one in memory at a time.
+    The documents are checked before a model is loaded. Models are loaded one after the other, so
+    that only one is in memory at a time.
 
     Args:
-        documents: trained, control and, if wanted, background documents.
-        model: the model under audit.
+        documents: trained, control and, optionally, background documents.
+        model: the audited model.
         base: the model before training; None leaves its columns null.
-        reference: another model of the same vocabulary, for membership scores.
-        canaries: random secrets, in an order that does not depend on their coins.
+        reference: another model with the same vocabulary, for membership scores.
+        canaries: random secrets, in an order that does not depend on whether they were trained.
         suite: the probes, with their final settings.
         tally: state of the counts of repetitions.
-        tiny_margin: margin (logits) below which a verdict may flip, see `TINY_MARGINS`.
-        seed: decides the sample of each bucket, and whatever else is drawn.
-        window: which part of long documents these hold, for the report.
-        min_documents: trained documents that must be long enough (documents).
+        tiny_margin: margin (logits) below which a result may change, see `TINY_MARGINS`.
+        seed: seed of the sample of each bucket and of all other random choices.
+        window: which part of long documents was chosen, for the report.
+        min_documents: minimum number of trained documents that are long enough (documents).
         max_documents_per_bucket: size of each bucket's sample; None takes all.
         workshop: tokenizer, cache, ranks, progress.
 
     Raises:
-        DataError: too few trained documents are long enough, or an id given twice.
+        DataError: too few trained documents are long enough, or an id is duplicated.
         ModelError: tokenizer or length do not fit the model, or its logits are not finite.
     """
     shop = workshop or Workshop()
@@ -139,7 +139,7 @@ def run_audit(
 
 
 def plan_one_pass(suite: Suite, *, tiny_margin: float, codec: Codec | None) -> OnePass:
-    """Return what one pass over each document measures."""
+    """Return the plan of the single pass over each document."""
     membership = suite.membership
     return OnePass(
         extraction=suite.extraction,
@@ -154,17 +154,17 @@ def plan_one_pass(suite: Suite, *, tiny_margin: float, codec: Codec | None) -> O
 
 
 def _explain_canaries(canaries: Sequence[AuditCanary]) -> dict[str, str]:
-    """Say why there would be no score of them: it takes trained ones and references."""
+    """Return the reason for missing scores: both trained ones and references are needed."""
     if not canaries:
         return {"canaries": "no canaries were given"}
     trained = "all" if canaries[0].was_trained else "none"
-    return {"canaries": f"the coin chose {trained} of the {len(canaries)} canaries for training"}
+    return {"canaries": f"{trained} of the {len(canaries)} canaries were selected for training"}
 
 
 def _compare_masks(
     windows: Sequence[Window], suite: Suite, shop: Workshop
 ) -> tuple[list[MaskChange], int]:
-    """Return what copies do to the mask, and of how many texts that is known."""
+    """Return the changes of the mask in copies, and the number of texts that were compared."""
     probe = suite.mask_consistency
     if probe is None or shop.compare_masks is None or shop.codec is None:
         return [], 0
@@ -179,7 +179,7 @@ def _compare_masks(
     for document in trained:
         if document.cluster is not None:
             clusters.setdefault(document.cluster, []).append(document)
-    pairs = [(each[0], each[1]) for each in clusters.values() if len(each) > 1]
+    pairs = [(copies[0], copies[1]) for copies in clusters.values() if len(copies) > 1]
     copies = [
         (decode(one.input_ids), decode(other.input_ids))
         for one, other in pairs[: probe.max_passages]

@@ -1,13 +1,13 @@
-"""Scores of each wanted token of a passage, by a model.
+"""Score the tokens of passages with a model.
 
     input_ids_BT [B, T]   B passages without their last token, right-padded to the longest, T
-    hidden_ND    [N, D]   last hidden states of the rows before scored tokens: first those whose
-                          choice is wanted, of all passages in turn, then the others
+    hidden_ND    [N, D]   last hidden states at the positions before scored tokens: those with
+                          choices of all passages in turn, or the others
     labels_N     [N]      the tokens that follow them
 
-Padding comes after everything that is read, where a causal model cannot look; so no attention mask
-is needed, and a document's scores do not depend on the others in its batch (but for the last bits:
-other shapes sum in another order).
+Padding is at the end of a row, which a causal model does not attend to. Therefore no attention mask
+is needed, and a document's scores do not depend on the others in its batch (except for the last
+bits, because other shapes change the order of summation).
 """
 
 from collections.abc import Sequence
@@ -29,7 +29,7 @@ _MOST_CPU_TOKENS, _MOST_GPU_TOKENS = 16_384, 1 << 20
 
 
 class Scorer(Protocol):
-    """A model as the probes see it."""
+    """Interface of a model for the probes."""
 
     def score(
         self,
@@ -43,7 +43,7 @@ class Scorer(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class _Tokens:
-    """N tokens of a batch: the rows before them, and where each passage's begin."""
+    """N tokens of a batch: positions of their predictions, labels, and limits of the passages."""
 
     rows_N: NDArray[np.int64]
     columns_N: NDArray[np.int64]
@@ -52,7 +52,7 @@ class _Tokens:
 
     @classmethod
     def of(cls, spans: "Sequence[tuple[Passage, int, int]]") -> "_Tokens":
-        """Take the tokens first .. last of each passage."""
+        """Select the tokens first .. last of each passage."""
         none = np.zeros(0, dtype=np.int64)
         sizes = [last - first for _, first, last in spans]
         columns = [np.arange(first - 1, last - 1) for _, first, last in spans]
@@ -65,7 +65,7 @@ class _Tokens:
         )
 
     def slice(self, number: int) -> slice:
-        """Return which of the N are the passage's."""
+        """Return the slice of the N tokens that belongs to a passage."""
         return slice(int(self.ends[number]), int(self.ends[number + 1]))
 
 
@@ -77,18 +77,18 @@ def _to_numpy(tensor: Tensor) -> NDArray[np.float32]:
 class ModelScorer:
     """Scores passages with a vocabulary layer; on a mesh every rank calls it and gets all results.
 
-    The ranks that split a batch in training take a batch each here.
+    Ranks that share a batch in training score different batches here.
     """
 
     def __init__(
         self, vocab: VocabLayer, batch_tokens: int | None = None, runtime: Runtime | None = None
     ) -> None:
-        """Take a model.
+        """Create a scorer.
 
         Args:
-            vocab: the model as hidden states plus head; put into evaluation mode while scoring.
-            batch_tokens: tokens of one forward pass, padding included; one passage always runs.
-                None: on a GPU what fits, measured on the first passage; elsewhere 16,384.
+            vocab: the model as hidden states plus head; in evaluation mode during scoring.
+            batch_tokens: tokens per forward pass, including padding; at least one passage is run.
+                None: on a GPU as many as fit, measured on the first passage; otherwise 16,384.
             runtime: this rank; None for one process.
         """
         self._vocab = vocab
@@ -99,7 +99,7 @@ class ModelScorer:
             if batch_tokens is None
             else batch_tokens,
             runtime,
-            # A mesh cannot recover from running out of memory, whatever the setting says.
+            # A mesh cannot recover from running out of memory, whatever the setting is.
             measures_memory=is_gpu and (batch_tokens is None or vocab.mesh is not None),
         )
 
@@ -120,13 +120,14 @@ class ModelScorer:
             on_progress,
         )
 
-    # Not inference_mode: buffers that a model renews in its forward would become inference tensors
-    # and break a training that goes on afterwards.
+    # Not inference_mode: buffers that a model replaces in its forward pass would become inference
+    # tensors and break training that continues afterwards.
     @torch.no_grad()
     def _score_batch(self, passages: Sequence[Passage], asked: Asked) -> BatchResult[TokenResult]:
         """Return the results of one pass.
 
-        Without passages it runs a row of two tokens, whose weights the other ranks help gather.
+        Without passages it runs a row of two tokens, because all ranks must take part in gathering
+        the weights.
         """
         length = max((len(passage.input_ids) - 1 for passage in passages), default=2)
         padded = np.zeros((max(len(passages), 1), max(length, 1)), dtype=np.int64)
@@ -135,8 +136,8 @@ class ModelScorer:
         chosen = _Tokens.of([(p, p.first_choice, len(p.input_ids)) for p in passages])
         others = _Tokens.of([(p, p.first_label, p.first_choice) for p in passages])
         first, rest = self._forward(padded, chosen, others, asked)
-        assert first.argmax_N is not None, "choices are scored"
-        assert first.margin_N is not None, "choices are scored"
+        assert first.argmax_N is not None, "choices were requested"
+        assert first.margin_N is not None, "choices were requested"
         argmax = first.argmax_N.cpu().numpy().astype(np.int32)
         margin = _to_numpy(first.margin_N)
         sampled = None if first.sampled_SN is None else _to_numpy(first.sampled_SN)
@@ -147,23 +148,23 @@ class ModelScorer:
         correct = argmax == chosen.labels_N
         results = []
         for number in range(len(passages)):
-            one, other = chosen.slice(number), others.slice(number)
+            with_choice, without = chosen.slice(number), others.slice(number)
             whole = {
-                name: np.concatenate([before[other], after[one]])
+                name: np.concatenate([before[without], after[with_choice]])
                 for name, (before, after) in columns.items()
             }
             results.append(
                 TokenResult(
-                    argmax=argmax[one],
-                    correct=correct[one],
-                    margin=margin[one],
-                    sampled=None if sampled is None else sampled[:, one],
+                    argmax=argmax[with_choice],
+                    correct=correct[with_choice],
+                    margin=margin[with_choice],
+                    sampled=None if sampled is None else sampled[:, with_choice],
                     **whole,
                 )
             )
         return BatchResult(
             results=results,
-            num_bad=sum(int((~np.isfinite(each)).sum()) for each in columns["logprob"]),
+            num_bad=sum(int((~np.isfinite(logprobs)).sum()) for logprobs in columns["logprob"]),
             num_tokens=sum(map(len, columns["logprob"])),
         )
 
@@ -174,7 +175,7 @@ class ModelScorer:
         others: "_Tokens",
         asked: Asked,
     ) -> tuple[TokenScores, TokenScores]:
-        """Return the scores of tokens with their choices, and of the others."""
+        """Return the scores of the tokens with choices, and of those without."""
         device = self._vocab.device
 
         def place(array: NDArray[np.int64]) -> Tensor:

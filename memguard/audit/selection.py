@@ -1,4 +1,4 @@
-"""Which documents are audited: long enough, sampled, or refused."""
+"""Select the documents of an audit: those long enough, and a sample of each bucket."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -18,28 +18,28 @@ class BucketOutline:
     bucket: str
     role: Role
     num_repetitions: int | None
-    """null where it is unknown or differs between the documents."""
+    """None if it is unknown or differs between the documents."""
     num_too_short: int
-    """Too few tokens for a prefix and a continuation."""
+    """Documents with too few tokens for a prefix and a continuation."""
     num_not_sampled: int
     num_cut_too_short: int = 0
-    """Long enough, but none of the parts into which they were cut is."""
+    """Documents that are long enough, but of whose parts none is."""
     num_nothing_supervised: int = 0
     """Conversations without a token that receives loss, special tokens not counted."""
 
     @property
     def num_not_auditable(self) -> int:
-        """Documents that cannot be audited, for whatever reason."""
+        """Documents that cannot be audited, for any reason."""
         return self.num_too_short + self.num_cut_too_short + self.num_nothing_supervised
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Selection:
-    """What will be asked of the model, and what will not."""
+    """The windows that are audited, and the buckets with their excluded documents."""
 
     windows: tuple[Window, ...]
     buckets: tuple[BucketOutline, ...]
-    """Control first, then the trained by rising num_repetitions, then the rest."""
+    """Control first, then trained buckets by ascending num_repetitions, then the rest."""
 
 
 def select_windows(
@@ -50,23 +50,23 @@ def select_windows(
     min_documents: int = 5,
     max_documents_per_bucket: int | None = None,
 ) -> Selection:
-    """Choose the documents and cut their windows.
+    """Select the documents and their windows.
 
     Args:
-        documents: all that could be audited, in any order.
-        probe: says what is continued and how much must stand before it.
-        seed: decides which documents a bucket's sample holds (by their ids, not their order).
-        min_documents: trained documents that must be long enough (documents).
+        documents: all candidate documents, in any order.
+        probe: defines the continuation and the minimum prefix.
+        seed: seed of each bucket's sample, which depends on the ids, not on the order.
+        min_documents: minimum number of trained documents that are long enough (documents).
         max_documents_per_bucket: size of each bucket's sample; None takes all.
 
     Raises:
-        DataError: two documents have one id, or too few trained documents are long enough (the
-            message says what would work).
+        DataError: two documents have the same id, or too few trained documents are long enough
+            (the message suggests settings that work).
     """
     twice = [name for name, count in Counter(d.id for d in documents).items() if count > 1]
     if twice:
         raise DataError(
-            f"'id' must be unique among all documents of an audit; {len(twice)} are given more "
+            f"'id' must be unique among all documents of an audit; {len(twice)} ids occur more "
             f"than once, e.g. '{twice[0]}'. Rename them in one of the sources."
         )
     windows = [probe.window(document) for document in documents]
@@ -84,8 +84,8 @@ def select_windows(
         sample = _draw(eligible, seed, name, max_documents_per_bucket)
         chosen.update(sample)
         counts = {document.num_repetitions for document in members}
-        known = set(eligible)
-        reasons = Counter(_say_why_not(each) for each in members if each.id not in known)
+        eligible_ids = set(eligible)
+        reasons = Counter(_find_reason(d) for d in members if d.id not in eligible_ids)
         buckets.append(
             BucketOutline(
                 bucket=name,
@@ -110,10 +110,10 @@ def choose_sample(
     """Return indices of a seeded sample of at most ``size`` documents of each bucket, in order.
 
     Args:
-        windows: of the documents that are scored.
-        size: None takes all.
-        seed: decides, by the documents' ids, not their order.
-        purpose: other purposes take other documents.
+        windows: windows of the scored documents.
+        size: maximum number per bucket; None takes all.
+        seed: seed of the sample, which depends on the documents' ids, not on their order.
+        purpose: name of the sample; samples of other names are independent.
     """
     by_bucket: dict[str, dict[str, int]] = {}
     for index, window in enumerate(windows):
@@ -125,8 +125,8 @@ def choose_sample(
     )
 
 
-def _say_why_not(document: AuditDocument) -> Literal["too short", "cut", "nothing supervised"]:
-    """Return why a document without a window has none."""
+def _find_reason(document: AuditDocument) -> Literal["too short", "cut", "nothing supervised"]:
+    """Return the reason why a document has no window."""
     if document.is_long_enough:
         return "cut"
     if document.format != "text" and not document.supervised.any():
@@ -168,7 +168,7 @@ def _check(
 
 
 def _suggest(trained: list[AuditDocument], probe: ExtractionProbe, min_documents: int) -> str:
-    """Say what would work, computed from the lengths at hand."""
+    """Suggest settings that work, computed from the lengths of the documents."""
     if len(trained) < min_documents:
         num_enough = sum(probe.window(document) is not None for document in trained)
         if not trained or num_enough:
@@ -182,12 +182,12 @@ def _suggest(trained: list[AuditDocument], probe: ExtractionProbe, min_documents
     if len(lengths) < rank:
         return ". Lower 'audit.min_prefix_tokens', or add documents with longer prompts."
     longest, reached = lengths[0], lengths[rank - 1]
-    said = f"; the longest has {longest} {'token' if longest == 1 else 'tokens'}"
-    # Two thirds leave a prefix to speak of; where even the needed one is longer, it decides.
+    text = f"; the longest has {longest} {'token' if longest == 1 else 'tokens'}"
+    # Two thirds leave a reasonable prefix, unless the required prefix is longer.
     size = min(reached - probe.needed_prefix_tokens, 2 * reached // 3)
     if size >= 1:
-        return f"{said}: try --continuation-tokens {size}"
+        return f"{text}: try --continuation-tokens {size}"
     if probe.prefix_tokens is not None and reached > probe.min_prefix_tokens:
         size = min(reached - probe.min_prefix_tokens, 2 * reached // 3)
-        return f"{said}: leave out --prefix-tokens and try --continuation-tokens {size}"
-    return f"{said}. Add longer documents, or lower 'audit.min_prefix_tokens'."
+        return f"{text}: leave out --prefix-tokens and try --continuation-tokens {size}"
+    return f"{text}. Add longer documents, or lower 'audit.min_prefix_tokens'."

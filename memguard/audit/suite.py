@@ -1,4 +1,4 @@
-"""Which probes an audit asks, read from a suite's YAML."""
+"""Suites: the probes of an audit, read from a YAML file."""
 
 from pathlib import Path
 from typing import Any, TypeVar
@@ -26,7 +26,7 @@ ProbeT = TypeVar("ProbeT", bound=Probe)
 
 
 class Suite(Settings):
-    """A named list of probes; the extraction probe is always among them."""
+    """A named list of probes, which always includes the extraction probe."""
 
     name: Name
     version: PositiveInt
@@ -34,17 +34,17 @@ class Suite(Settings):
 
     @property
     def extraction(self) -> ExtractionProbe:
-        """The probe whose windows all others use."""
+        """The extraction probe, whose windows all other probes use."""
         return next(probe for probe in self.probes if isinstance(probe, ExtractionProbe))
 
     @property
     def grid(self) -> GridProbe | None:
-        """Other windows of the same documents; None where not asked for."""
+        """Other windows of the same documents; None if the suite has no such probe."""
         return self._find(GridProbe)
 
     @property
     def sampling(self) -> SamplingProbe | None:
-        """What drawing the continuation costs."""
+        """Cost of sampling the continuation."""
         return self._find(SamplingProbe)
 
     @property
@@ -59,24 +59,24 @@ class Suite(Settings):
 
     @property
     def generation(self) -> GenerationProbe | None:
-        """Near-verbatim by writing on."""
+        """Overlap of generated text with the true text."""
         return self._find(GenerationProbe)
 
     @property
     def attacks(self) -> AttackProbe | None:
-        """Beam search, and one that knows the mask."""
+        """Beam search, sampling, and an attacker who knows the mask."""
         return self._find(AttackProbe)
 
     @property
     def mask_consistency(self) -> MaskConsistencyProbe | None:
-        """Copies formatted otherwise."""
+        """Masks of reformatted copies."""
         return self._find(MaskConsistencyProbe)
 
     def _find(self, kind: type[ProbeT]) -> ProbeT | None:
         return next((probe for probe in self.probes if isinstance(probe, kind)), None)
 
     def describe_probes(self) -> list[dict[str, Any]]:
-        """Return each probe's name, version and parameters, as reports carry them."""
+        """Return the name, version and parameters of each probe, as stored in reports."""
         return [
             {"name": probe.name, "version": probe.VERSION, **probe.model_dump(mode="json")}
             for probe in self.probes
@@ -84,15 +84,15 @@ class Suite(Settings):
 
 
 class _SuiteFile(Settings):
-    name: Name = Field(description="Name of the suite, as reports give it.")
-    version: PositiveInt = Field(description="Raised when the numbers mean something else.")
+    name: Name = Field(description="Name of the suite, shown in reports.")
+    version: PositiveInt = Field(description="Raised when the definition of the results changes.")
     probes: tuple[dict[str, Any], ...] = Field(
         description="The probes, each with 'name' and its settings."
     )
 
 
 def load_audit_suite(settings: AuditConfig) -> Suite:
-    """Read the suite that an audit's settings name, with the lengths that they give.
+    """Read the suite named in an audit's settings, and apply the lengths given there.
 
     Raises:
         ConfigError: see `load_suite`.
@@ -103,15 +103,15 @@ def load_audit_suite(settings: AuditConfig) -> Suite:
         prefix_tokens=settings.prefix_tokens,
         min_prefix_tokens=settings.min_prefix_tokens,
     )
-    probes = tuple(probe if each is suite.extraction else each for each in suite.probes)
+    probes = tuple(probe if old is suite.extraction else old for old in suite.probes)
     return suite.model_copy(update={"probes": probes})
 
 
 def load_suite(name_or_path: str | Path) -> Suite:
-    """Read a shipped suite by name, or any by path.
+    """Read a suite of memguard by name, or any suite by path.
 
     Raises:
-        ConfigError: not found, or with every problem in it, one line each.
+        ConfigError: the file is not found or invalid; lists every problem, one per line.
     """
     path = find_asset("eval/suites", name_or_path, setting="audit.suite")
     document = load_yaml(path)

@@ -1,4 +1,4 @@
-"""What was measured into the report: tables, trends, verdict, findings, which probes ran."""
+"""Summarise the measurements for the report: tables, trends, verdict, findings, probes that ran."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -44,15 +44,15 @@ from memguard.records import (
 )
 
 COPIES = (1, 2, 5, 10)
-"""The k of k-eidetic memorisation that are counted."""
+"""Values of k for which k-eidetic memorisation is counted."""
 _COUNTED = {"canaries": "canaries", "mask_consistency": "texts"}
-"""What a probe's number counts, where that is not documents."""
+"""Units that probes count; documents for the others."""
 _MIN_OF_EACH = 2
-"""Members, and control documents, below which there is no membership score."""
+"""Minimum number of members, and of control documents, for membership scores."""
 
 
 def compute_trends(buckets: Sequence[BucketScores]) -> list[DoseTrend]:
-    """Return one trend for each rate, over the control and the trained buckets of one dose each."""
+    """Return one trend per rate, over the control and the trained buckets with a single dose."""
     dosed = sorted(
         (
             (0 if bucket.role == "control" else bucket.num_repetitions or 0, bucket)
@@ -67,9 +67,8 @@ def compute_trends(buckets: Sequence[BucketScores]) -> list[DoseTrend]:
     doses = [dose for dose, _ in dosed]
     trends = []
     for metric in ("verbatim", "near_verbatim"):
-        known = [getattr(bucket.model, metric) for _, bucket in dosed]
-        rates = [rate for rate in known if rate is not None]
-        if len(rates) < len(known):
+        rates = [rate for _, b in dosed if (rate := getattr(b.model, metric)) is not None]
+        if len(rates) < len(dosed):
             continue
         matched = [rate.num_matched for rate in rates]
         documents = [rate.num_documents for rate in rates]
@@ -88,10 +87,10 @@ def compute_trends(buckets: Sequence[BucketScores]) -> list[DoseTrend]:
 
 
 def count_copies(scores: DocumentScores) -> list[ExtractedCopies]:
-    """Return how many documents are extracted verbatim though at most k trained ones hold them.
+    """Return how many documents are extracted verbatim of those with at most k trained copies.
 
-    k-eidetic memorisation, Carlini et al. 2021, with the manifest's clusters of near-duplicates for
-    what holds a text. Empty where clusters are not known.
+    k-eidetic memorisation, Carlini et al. 2021; the copies of a text are the members of its
+    near-duplicate cluster in the manifest. Empty if clusters are not known.
     """
     is_trained_N = (scores["role"] == "trained") & (scores["num_repetitions"] != 0)
     copies_N, verbatim_N = scores["num_copies"][is_trained_N], scores["verbatim"][is_trained_N]
@@ -109,34 +108,34 @@ def count_copies(scores: DocumentScores) -> list[ExtractedCopies]:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Evidence:
-    """Everything that was measured; all arrays are [N] documents."""
+    """All measurements of an audit; all arrays are [N] documents."""
 
     windows: Sequence[Window]
     outlines: Sequence[BucketOutline]
-    """In the report's order, also those without a document."""
+    """Buckets in the report's order, including those without documents."""
     one_pass: OnePass
-    """Which numbers the score matrices hold."""
+    """Plan of the pass; names the columns of the score matrices."""
     model: ModelResults
     base: ModelResults | None
     scores: DocumentScores
-    """The columns made of these."""
+    """Columns computed from the results of both models."""
     own_membership: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)
-    """Scores that took a pass of their own."""
+    """Membership scores that need an additional pass."""
     canaries: CanaryScores | None = None
     mask_changes: Sequence[MaskChange] = ()
     written: Sequence[ProbeTable] = ()
-    """What was generated."""
+    """Results of the generation probe."""
     attacks: Sequence[AttackedBucket] = ()
     num_mask_texts: int = 0
     """Texts whose masks were compared with those of their copies."""
     why_not: Mapping[str, str] = field(default_factory=dict)
-    """By a probe's name, why the audit had nothing to run it on."""
+    """Reasons, by name of the probe, why the audit had no input for it."""
     cut: CutDocuments | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Summary:
-    """The parts of an `AuditReport` that follow from the evidence."""
+    """The parts of an `AuditReport` that are computed from the evidence."""
 
     verdict: Verdict
     banners: list[Banner]
@@ -161,14 +160,14 @@ class Summary:
 def summarise(
     evidence: Evidence, *, suite: Suite, tiny_margin: float, tally: Tally, seed: int
 ) -> Summary:
-    """Return everything the report says of the documents.
+    """Compute the parts of the report that describe the documents.
 
     Args:
-        evidence: what was measured.
+        evidence: the measurements.
         suite: the probes.
-        tiny_margin: in logits.
-        tally: state of the counts of repetitions; dose-response is refused unless complete.
-        seed: owns the folds of the blind baseline.
+        tiny_margin: margin in logits.
+        tally: state of the counts of repetitions; there is no dose-response unless complete.
+        seed: seed of the folds of the blind baseline.
     """
     documents = [window.document for window in evidence.windows]
     scores, outlines = evidence.scores, evidence.outlines
@@ -218,18 +217,18 @@ def summarise(
 
 
 def _list_membership(evidence: Evidence) -> dict[str, NDArray[np.float64]]:
-    """Return every membership score, as `MEMBERSHIP_SCORES` names them."""
+    """Return every membership score by its name in `MEMBERSHIP_SCORES`."""
     numbers = evidence.model.one_pass
-    found = {name: numbers[f"membership.{name}"] for name in evidence.one_pass.membership}
-    if evidence.base is not None and "loss" in found:
-        found["loss_minus_base"] = found["loss"] - evidence.base.one_pass["membership.loss"]
-    return found | dict(evidence.own_membership)
+    scores = {name: numbers[f"membership.{name}"] for name in evidence.one_pass.membership}
+    if evidence.base is not None and "loss" in scores:
+        scores["loss_minus_base"] = scores["loss"] - evidence.base.one_pass["membership.loss"]
+    return scores | dict(evidence.own_membership)
 
 
 def describe_generated(
     probe: ExtractionProbe, near_verbatim: NearVerbatim | NotGenerated
 ) -> GeneratedTexts:
-    """Return how near-verbatim matches were found, for the report."""
+    """Return the counts of generated texts for the report."""
     counts = [name for name in GeneratedTexts.model_fields if name.startswith("num_")]
     return GeneratedTexts.model_validate(
         {
@@ -243,17 +242,17 @@ def describe_generated(
 def _list_probe_runs(
     suite: Suite, evidence: Evidence, membership: Sequence[MembershipScores]
 ) -> list[ProbeRun]:
-    """Return a record for each probe of the suite, in its order: how much it has results for.
+    """Return a record for each probe of the suite, in its order, with its number of documents.
 
-    A document that is too short for every window of a grid, or has no membership score, does not
-    count.
+    A document that is too short for every window of the grid, or that has no membership score, is
+    not counted for that probe.
     """
     windows, numbers, canaries = evidence.windows, evidence.model.one_pass, evidence.canaries
     num_canaries = 0 if canaries is None else canaries.num_trained + canaries.num_references
-    found = {
+    counts = {
         "extraction": (len(windows), "no document is long enough"),
         "grid": (_count_measured(numbers, "grid."), "every document is too short for its windows"),
-        "sampling": (_count_measured(numbers, "sampled."), "it names no way to draw"),
+        "sampling": (_count_measured(numbers, "sampled."), "it has no sampling scheme"),
         "membership": (_count_compared(membership), _explain_no_membership(windows)),
         "canaries": (num_canaries, "there were no canaries"),
         "generation": (_count_written(evidence.written), "no document was continued"),
@@ -262,7 +261,7 @@ def _list_probe_runs(
     }
     runs = []
     for probe in suite.probes:
-        number, reason = found[probe.name]
+        number, reason = counts[probe.name]
         runs.append(
             ProbeRun.model_validate(
                 {
@@ -278,28 +277,28 @@ def _list_probe_runs(
 
 
 def _count_measured(numbers: Numbers, start: str) -> int:
-    """Return the documents with any number whose name begins with ``start``."""
+    """Return the number of documents with any value whose name begins with ``start``."""
     columns = [index for index, name in enumerate(numbers.names) if name.startswith(start)]
     return int((~np.isnan(numbers.rows[:, columns])).any(axis=1).sum())
 
 
 def _count_written(tables: Sequence[ProbeTable]) -> int:
-    known = [~np.isnan(values_N) for table in tables for values_N in table.model.values()]
-    return int(np.any(known, axis=0).sum()) if known else 0
+    is_known = [~np.isnan(values_N) for table in tables for values_N in table.model.values()]
+    return int(np.any(is_known, axis=0).sum()) if is_known else 0
 
 
 def _count_attacked(attacks: Sequence[AttackedBucket]) -> int:
-    """Every attack takes the same documents: return those of the first."""
+    """Return the number of attacked documents, which is the same for every attack."""
     first = attacks[0].attack if attacks else ""
-    return sum(each.any_verbatim.num_documents for each in attacks if each.attack == first)
+    return sum(row.any_verbatim.num_documents for row in attacks if row.attack == first)
 
 
 def _count_compared(membership: Sequence[MembershipScores]) -> int:
-    """Return the members and control documents that some score of the model compares."""
+    """Return the number of members and control documents with a membership score."""
     sizes = [
-        each.num_members + each.num_nonmembers
-        for each in membership
-        if each.score != BLIND and each.auc is not None
+        row.num_members + row.num_nonmembers
+        for row in membership
+        if row.score != BLIND and row.auc is not None
     ]
     return max(sizes, default=0)
 

@@ -1,13 +1,13 @@
-"""The report's tables: for each bucket the model, its base, the difference and the control.
+"""The report's tables: per bucket the model, its base, their difference, and that to the control.
 
-    ProbeTable     numbers of one probe with one setting, [N] documents each
-    Measure        one number of a `ProbeTable` over the documents of each bucket
-    BucketScores   the main table: the measures of the extraction probe, a row a bucket, with every
-                   rate of extraction
+    ProbeTable     results of one probe with one setting, [N] documents each
+    Measure        one metric of a `ProbeTable` over the documents of each bucket
+    BucketScores   the main table: the measures of the extraction probe, one row per bucket, with
+                   every extraction rate
 
-The counterfactual is there for every number: fine-tuned minus base on the same documents, which is
-what this training added (after Zhang et al. 2021, with the base model for one that did not see the
-document). Intervals of means take a cluster of near-duplicates as one piece of evidence.
+Every metric has a counterfactual: fine-tuned minus base on the same documents, the effect of this
+training (after Zhang et al. 2021, with the base model as a model that did not see the document).
+Intervals of means treat a cluster of near-duplicates as one observation.
 """
 
 import math
@@ -49,12 +49,12 @@ from memguard.records import (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Metric:
-    """What a number is."""
+    """Meaning and unit of a metric."""
 
     meaning: str
     unit: str
     is_rate: bool = False
-    """A document has it or not: 1 or 0."""
+    """Whether the values of documents are 1 or 0."""
     bounds: tuple[float, float] | None = None
     higher_is_better: bool = False
 
@@ -73,42 +73,43 @@ def _length(meaning: str) -> Metric:
 
 
 METRICS: dict[str, Metric] = {
-    "verbatim": _rate("All tokens come out right."),
+    "verbatim": _rate("All tokens match."),
     "near_verbatim": _rate("Greedy text within 10 % edits of the true one."),
     "teacher_forced_90": _rate(
-        "At least 90 % of the tokens are the first choice, given the true text before."
+        "At least 90 % of the tokens are the most likely ones, given the true text before each."
     ),
-    "token_accuracy": _share("Tokens that are the first choice, given everything true before."),
-    "extraction_strength": _share("Share at the end that comes out without a wrong token."),
-    "first_divergence": _length(
-        "Tokens that greedy decoding gets right before its first wrong one."
+    "token_accuracy": _share(
+        "Tokens that are the most likely ones, given the true text before each."
     ),
-    "longest_run": _length("Most right tokens in a row."),
+    "extraction_strength": _share("Share at the end that is predicted without a wrong token."),
+    "first_divergence": _length("Tokens that greedy decoding matches before its first wrong one."),
+    "longest_run": _length("Longest run of correct tokens."),
     "logprob": Metric(meaning="Mean log-probability of a token.", unit="nats"),
-    "rouge_l": _share("Longest common subsequence with what was written (ROUGE-L F1)."),
-    "longest_copied_run": _length("Longest run of the true text in what was written."),
+    "rouge_l": _share("Longest common subsequence with the generated text (ROUGE-L F1)."),
+    "longest_copied_run": _length("Longest run of the true text in the generated text."),
     "edit_distance": _share(
-        "Edits from what was written to the true text, over its length.", higher_is_better=True
+        "Edits from the generated to the true text, over its length.", higher_is_better=True
     ),
     "bleu_above_0.75": _rate("BLEU above 0.75 (approximate memorization, Ippolito et al. 2022)."),
     "type_token_ratio": _share(
-        "Distinct tokens of what was written; low where it repeats itself.", higher_is_better=True
+        "Share of distinct tokens in the generated text; low for repetitive text.",
+        higher_is_better=True,
     ),
 }
-"""Every number by its name."""
+"""Every metric by its name."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class ProbeTable:
-    """Numbers of one probe with one setting; all arrays are [N] documents, NaN where missing."""
+    """Results of one probe with one setting; all arrays are [N] documents, NaN where missing."""
 
     probe: str
     version: int
     parameters: Mapping[str, Any]
     model: Mapping[str, NDArray[np.float64]]
-    """By metric."""
+    """Values by metric."""
     base: Mapping[str, NDArray[np.float64]] | None
-    """The same of the model before training."""
+    """Values of the model before training."""
 
 
 def list_tables(
@@ -117,38 +118,38 @@ def list_tables(
     """Return the extraction probe's table and one for each cell of the grid.
 
     Args:
-        windows: ``[N]`` the main ones.
-        one_pass: which numbers the score matrices hold.
-        model: what the model does.
-        base: what it does before training.
+        windows: ``[N]`` main windows.
+        one_pass: plan of the pass; names the columns of the score matrices.
+        model: results of the model.
+        base: results of the model before training.
     """
     probe = one_pass.extraction
-    results = [each for each in (model, base) if each is not None]
+    results = [result for result in (model, base) if result is not None]
     size_N = np.array([window.continuation_tokens for window in windows], dtype=np.int64)
-    found = [describe_window(each.one_pass, size_N) for each in results]
+    values = [describe_window(result.one_pass, size_N) for result in results]
     if isinstance(model.near_verbatim, NearVerbatim):
-        found = [
-            {"near_verbatim": each.near_verbatim_N, **metrics}
-            for each, metrics in zip(results, found, strict=True)
+        values = [
+            {"near_verbatim": result.near_verbatim_N, **metrics}
+            for result, metrics in zip(results, values, strict=True)
         ]
     main = ProbeTable(
         probe=probe.name,
         version=probe.VERSION,
         parameters=probe.model_dump(mode="json", exclude={"name"}),
-        model=found[0],
-        base=None if base is None else found[1],
+        model=values[0],
+        base=None if base is None else values[1],
     )
     tables = [main]
     for index, cell in enumerate(one_pass.cells):
         size_N = np.full(len(windows), cell.continuation_tokens, dtype=np.int64)
-        found = [describe_window(each.one_pass, size_N, f"grid.{index}.") for each in results]
+        values = [describe_window(r.one_pass, size_N, f"grid.{index}.") for r in results]
         tables.append(
             ProbeTable(
                 probe="grid",
                 version=GridProbe.VERSION,
                 parameters=cell.model_dump(mode="json"),
-                model=found[0],
-                base=None if base is None else found[1],
+                model=values[0],
+                base=None if base is None else values[1],
             )
         )
     return tables
@@ -159,11 +160,11 @@ def build_measures(
     documents: Sequence[AuditDocument],
     outlines: Sequence[BucketOutline],
 ) -> list[Measure]:
-    """Return a record for each number of each table, buckets in the report's order.
+    """Return a record for each metric of each table, with the buckets in the report's order.
 
     Args:
-        tables: of all probes.
-        documents: N, in the tables' order.
+        tables: tables of all probes.
+        documents: N documents, in the tables' order.
         outlines: the buckets.
     """
     name_N = np.array([document.bucket for document in documents], dtype=object)
@@ -218,7 +219,7 @@ def _measure(
         counterfactual = compute_paired_difference(
             value_N[both_N], base_N[both_N], clusters=cluster_N[both_N]
         )
-        # Gains of shares and rates are no rates themselves.
+        # The difference of two rates is not a rate itself.
         excess = _subtract_control(value_N - base_N, both_N, control_N, cluster_N)
     return MeasuredBucket(
         bucket=outline.bucket,
@@ -274,14 +275,14 @@ def _count(matched_N: NDArray[np.float64]) -> Rate:
 def build_attack_cost(
     scores: DocumentScores, outlines: Sequence[BucketOutline]
 ) -> list[AttackCostBucket]:
-    """Return the attack cost of each bucket; none where the suite names no way to draw.
+    """Return the attack cost of each bucket; empty if the suite has no sampling scheme.
 
     Args:
         scores: columns of all documents.
         outlines: the buckets.
     """
     ours, theirs = scores["attack_log10_queries"], scores["base_attack_log10_queries"]
-    # Of one that no scheme can draw it is infinite.
+    # Infinite, not NaN, if no scheme can generate the document.
     if np.isnan(ours).all():
         return []
     has_base = not np.isnan(theirs).all()
@@ -305,22 +306,22 @@ def build_buckets(
     attack_cost: Sequence[AttackCostBucket] = (),
     attacks: Sequence[AttackedBucket] = (),
 ) -> list[BucketScores]:
-    """Return the report's main table, one row an outline, in their order.
+    """Return the report's main table, one row per outline, in their order.
 
     Args:
-        measures: of all probes, from `build_measures`.
+        measures: measures of all probes, from `build_measures`.
         scores: columns of all documents.
         outlines: the buckets.
-        tiny_margin_N: whether a document's verdict hangs on a tiny margin.
-        attack_cost: of each bucket; empty where it was not measured.
-        attacks: those that ran.
+        tiny_margin_N: whether a document's result depends on a tiny margin.
+        attack_cost: attack cost of each bucket; empty if it was not measured.
+        attacks: results of the attacks that ran.
     """
     main = [measure for measure in measures if measure.probe == "extraction"]
     costs = {cost.bucket: cost for cost in attack_cost}
     rows = []
     for index, outline in enumerate(outlines):
-        tried = [each.any_verbatim for each in attacks if each.bucket == outline.bucket]
-        best = max(tried, key=lambda rate: rate.rate or 0.0, default=None)
+        rates = [row.any_verbatim for row in attacks if row.bucket == outline.bucket]
+        best = max(rates, key=lambda rate: rate.rate or 0.0, default=None)
         measured = {measure.metric: measure.buckets[index] for measure in main}
         cost = costs.get(outline.bucket)
         rows.append(_build_bucket(outline, measured, scores, tiny_margin_N, cost, best))
@@ -343,7 +344,7 @@ def _subtract(
         for name, rate in risks.items()
         if name in control
     }
-    return {name: found for name, found in differences.items() if found is not None}
+    return {name: difference for name, difference in differences.items() if difference is not None}
 
 
 def _build_bucket(
@@ -361,7 +362,7 @@ def _build_bucket(
         scores["first_divergence"][here_N],
     )
     base = None
-    # A base that scored other documents than the model cannot be compared with it.
+    # The base model is comparable only if it scored the same documents as the model.
     if num_documents and not np.isnan(scores["base_verbatim"][here_N]).any():
         base = _build_model_scores(
             {metric: row.base for metric, row in measured.items()},
@@ -385,20 +386,20 @@ def _build_bucket(
 
 
 def _build_model_scores(
-    found: Mapping[str, Rate | Interval | None], divergence_N: NDArray[np.float64]
+    values: Mapping[str, Rate | Interval | None], divergence_N: NDArray[np.float64]
 ) -> ModelScores:
-    near = found.get("near_verbatim")
+    near = values.get("near_verbatim")
     if isinstance(near, Rate) and near.num_documents < len(divergence_N):
-        near = None  # Generated by the other model only.
+        near = None  # Only the other model generated all documents.
     median = float(np.median(divergence_N)) if len(divergence_N) else None
     return ModelScores.model_validate(
         {
-            "verbatim": found["verbatim"],
+            "verbatim": values["verbatim"],
             "near_verbatim": near,
-            "teacher_forced_90": found["teacher_forced_90"],
-            "mean_token_accuracy": found["token_accuracy"],
+            "teacher_forced_90": values["teacher_forced_90"],
+            "mean_token_accuracy": values["token_accuracy"],
             "median_first_divergence": median,
-            "mean_logprob": found["logprob"],
+            "mean_logprob": values["logprob"],
         }
     )
 

@@ -1,11 +1,11 @@
-"""What one pass over a document shows, as a row of numbers.
+"""Results of one teacher-forced pass over a document, as a row of numbers.
 
-    main        the extraction probe's window: right tokens, divergence, margins, log-probability
+    main        the extraction probe's window: correct tokens, divergence, margins, log-probability
     sampled.0   log-probability of that continuation under the first sampling scheme, ...
-    membership.loss, ...      over every token of the passage that training gave loss to
-    grid.0.num_correct, ...   of the grid's first cell, ...
+    membership.loss, ...      over every token of the passage that received loss in training
+    grid.0.num_correct, ...   for the first cell of the grid, ...
 
-A number that is missing is NaN here and None in records.
+Missing numbers are NaN here and None in records.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -53,27 +53,27 @@ IN_A_CELL = ("num_correct", "first_divergence", "extraction_strength", "longest_
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OnePass:
-    """Everything that a suite asks of one pass over each document."""
+    """Everything that a suite measures in one pass over each document."""
 
     extraction: ExtractionProbe
     tiny_margin: float
-    """Logits, see `TINY_MARGINS`."""
+    """Margin in logits, see `TINY_MARGINS`."""
     schemes: tuple[SamplingScheme, ...] = ()
     cells: tuple[GridCell, ...] = ()
     membership: tuple[str, ...] = ()
-    """Names of `MEMBERSHIP_SCORES` that need no pass of their own."""
+    """Names in `MEMBERSHIP_SCORES` that need no additional pass."""
     decode: Decode | None = None
-    """For scores that need the text; without it they are missing."""
+    """Decodes tokens for scores that need the text; without it they are missing."""
 
     @property
     def asked(self) -> Asked:
-        """What the model has to say of each token."""
+        """Results to compute for each token."""
         needs = frozenset().union(*(MEMBERSHIP_SCORES[name].needs for name in self.membership))
         return Asked(needs=needs & {"entropy", "variance_logprob"}, schemes=self.schemes)
 
     @property
     def names(self) -> tuple[str, ...]:
-        """What the numbers of a row are."""
+        """Names of the numbers of a row."""
         return (
             *MAIN,
             *(f"sampled.{index}" for index in range(len(self.schemes))),
@@ -83,7 +83,7 @@ class OnePass:
 
     @property
     def parameters(self) -> dict[str, Any]:
-        """What the numbers depend on beside the model and the document."""
+        """Settings that the numbers depend on, in addition to model and document."""
         return {
             "version": 2,
             "extraction": self.extraction.model_dump(
@@ -98,7 +98,7 @@ class OnePass:
         }
 
     def plan(self, window: Window) -> list[Passage]:
-        """Return the passages of a document, that of the window first."""
+        """Return the passages of a document, starting with that of the main window."""
         passages = []
         for start, cells in self._group(window).items():
             choices = [cell.prefix_tokens for cell in cells]
@@ -123,11 +123,11 @@ class OnePass:
         """Return the numbers ``[N, len(names)]`` of N documents.
 
         Args:
-            windows: ``[N]`` the main ones.
-            results: of the passages that `plan` returns for them, one document's after the other.
+            windows: ``[N]`` main windows.
+            results: results of the passages that `plan` returns for them, document by document.
         """
-        answered = iter(results)
-        answers = [self._sort(window, answered) for window in windows]
+        remaining = iter(results)
+        answers = [self._sort(window, remaining) for window in windows]
         mains = [
             answer.cut(_place(window), window.prefix_tokens, window.continuation_tokens)
             for window, answer in zip(windows, answers, strict=True)
@@ -150,26 +150,26 @@ class OnePass:
         return np.concatenate(blocks, axis=1)
 
     def _group(self, window: Window) -> dict[int, list[GridCell]]:
-        """Return the cells that the document is long enough for, by where they start."""
+        """Return the cells that the document is long enough for, by their start."""
         groups: dict[int, list[GridCell]] = {_place(window): []}
         for cell in self.cells:
             if cell.window(window.document) is not None:
                 groups.setdefault(cell.offset, []).append(cell)
         return groups
 
-    def _sort(self, window: Window, answered: Iterator[TokenResult]) -> "_Answer":
-        """Take a document's results by where their passages start."""
+    def _sort(self, window: Window, remaining: Iterator[TokenResult]) -> "_Answer":
+        """Take the results of a document from ``remaining``, by the start of their passages."""
         plan = self.plan(window)
         starts = self._group(window)
         return _Answer(
-            results={start: next(answered) for start in starts},
+            results={start: next(remaining) for start in starts},
             first_choices={
-                start: each.first_choice for start, each in zip(starts, plan, strict=True)
+                start: passage.first_choice for start, passage in zip(starts, plan, strict=True)
             },
         )
 
     def _measure_mains(self, mains: Sequence[TokenResult]) -> NDArray[np.float64]:
-        """Return ``[N, MAIN and one of each scheme]``."""
+        """Return ``[N, columns of MAIN and one per scheme]``."""
         block = np.full((len(mains), len(MAIN) + len(self.schemes)), np.nan)
         for where, stacked in _stack_by_size(mains):
             columns = [
@@ -180,7 +180,7 @@ class OnePass:
                 find_greedy_margin(stacked.margin, stacked.correct),
             ]
             if self.schemes:
-                assert stacked.sampled is not None, "schemes were asked for"
+                assert stacked.sampled is not None, "schemes were requested"
                 columns += list(stacked.sampled.sum(2, dtype=np.float64))
             block[where] = np.stack(columns, axis=1)
         return block
@@ -188,10 +188,10 @@ class OnePass:
     def _measure_membership(
         self, windows: Sequence[Window], wholes: Sequence[TokenResult]
     ) -> NDArray[np.float64]:
-        """Return ``[N, membership]``, of the tokens that training gave loss to."""
+        """Return ``[N, membership]``, over the tokens that received loss in training."""
         trained, kept = [], []
         for window, whole in zip(windows, wholes, strict=True):
-            # Of the window itself, where a cell of the grid reaches further.
+            # Only tokens of the window, because a cell of the grid may be longer.
             size = window.prefix_tokens + window.continuation_tokens
             supervised = window.document.supervised[window.start + 1 : window.start + size]
             trained.append(supervised)
@@ -205,8 +205,8 @@ class OnePass:
                 elif name == "min_k":
                     score_N = compute_min_k(stacked.logprob)
                 elif name == "min_k_plus_plus":
-                    assert stacked.entropy is not None, "entropy was asked for"
-                    assert stacked.variance_logprob is not None, "the variance was asked for"
+                    assert stacked.entropy is not None, "entropy was requested"
+                    assert stacked.variance_logprob is not None, "the variance was requested"
                     score_N = compute_min_k_plus_plus(
                         stacked.logprob, -stacked.entropy, stacked.variance_logprob
                     )
@@ -226,19 +226,19 @@ class OnePass:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class _Answer:
-    """What a model says of a document, by where its passages start."""
+    """A model's results for a document, by the start of its passages."""
 
     results: Mapping[int, TokenResult]
     first_choices: Mapping[int, int]
 
     def cut(self, start: int, prefix_tokens: int, size: int) -> TokenResult:
-        """Return the tokens of a continuation."""
+        """Return the results of a continuation."""
         first = prefix_tokens - self.first_choices[start]
         return self.results[start].cut(first, first + size)
 
 
 def _place(window: Window) -> int:
-    """Return where a main window starts in the document's `grid_ids`."""
+    """Return the start of a main window in the document's `grid_ids`."""
     document = window.document
     return window.start + (0 if document.whole_ids is None else document.first_position)
 
@@ -246,7 +246,7 @@ def _place(window: Window) -> int:
 def _stack_by_size(
     results: Sequence[TokenResult | None],
 ) -> Iterator[tuple[list[int], TokenResult]]:
-    """Yield results of as many tokens one upon the other, ``[n, ...]``, and which these are."""
+    """Yield the indices of results with equal numbers of tokens, and these stacked ``[n, ...]``."""
     by_size: dict[int, list[int]] = {}
     for index, result in enumerate(results):
         if result is not None:

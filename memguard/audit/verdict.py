@@ -1,7 +1,7 @@
-"""What the report concludes: the sentence that leads the page, and the findings.
+"""The conclusions of a report: the verdict with its sentence, and the findings.
 
-verdict    the worst rate of extraction of any trained bucket, against the control
-findings   which documents greedy decoding extracts, worst first, never their text
+verdict    the highest extraction rate of any trained bucket, compared with the control
+findings   the documents that greedy decoding extracts, worst first, without their text
 """
 
 import heapq
@@ -23,7 +23,7 @@ from memguard.records import (
 )
 
 MIN_CONTROL = 10
-"""Control documents below which "not above the control" would say nothing."""
+"""Minimum number of control documents for the verdict "not above the control"."""
 _HOW: dict[RiskName, str] = {
     "verbatim": "extracted verbatim by greedy decoding",
     "near_verbatim": "extracted near-verbatim by greedy decoding",
@@ -41,9 +41,9 @@ _SHORT: dict[RiskName, str] = {
 Severity = Literal["high", "medium", "low", "info"]
 MAX_FINDINGS = 100
 LONG_TOKENS = 50
-"""Continuation from which on a verbatim match counts as high: the length used in the literature."""
+"""Minimum continuation of a verbatim match of high severity: the length used in the literature."""
 TEMPLATE_TYPE_TOKEN_RATIO = 0.4
-"""Distinct tokens / tokens up to which a continuation may be guessed from its own form."""
+"""Maximum of distinct tokens / tokens for a text that may be guessable as a template."""
 
 _ORDER: tuple[Severity, ...] = ("high", "medium", "low", "info")
 
@@ -55,27 +55,28 @@ def decide_verdict(
     dose_response: bool,
     collapsed: bool,
 ) -> Verdict:
-    """Say what the worst rate of extraction of any trained bucket shows.
+    """Decide the verdict from the highest extraction rate of any trained bucket.
 
-    The worst of those that exceed the control's, where some do: a bucket of a few documents must
-    not hide what one of many shows.
+    If some rates exceed the control's, the highest of these is used, so that a bucket of few
+    documents does not hide the result of a large one.
 
-    recites: the interval of the difference to the control lies above 0. Otherwise no-control: no
-    document was held back; inconclusive: fewer than two trained documents or `MIN_CONTROL` control
-    documents, or a collapsed model (whose zeros say nothing); not-above-control: all the rest.
+    recites: the interval of the difference from the control is above 0. Otherwise no-control: there
+    are no control documents; inconclusive: fewer than two trained documents or `MIN_CONTROL`
+    control documents, or a collapsed model, whose zeros are meaningless; not-above-control: all
+    other cases.
 
     Args:
         buckets: the report's table.
-        windows: of all documents.
-        dose_response: whether the counts of repetitions hold and may be named.
+        windows: windows of all documents.
+        dose_response: whether the counts of repetitions are valid and may be stated.
         collapsed: see `warnings.is_collapsed`.
     """
     controls = [bucket for bucket in buckets if bucket.role == "control"]
     trained = [bucket for bucket in buckets if bucket.role == "trained"]
     # A run that stopped early may not have reached a whole bucket.
     trained = [bucket for bucket in trained if bucket.num_repetitions != 0] or trained
-    assert trained, "an audit without trained documents is refused before"
-    # max keeps the first of equals: where the others add nothing, verbatim says more.
+    assert trained, "an audit without trained documents is rejected earlier"
+    # max returns the first of equal rates, and verbatim, the strongest statement, comes first.
     bucket, metric = max(((b, m) for b in trained for m in b.risks), key=_badness)
     control = controls[0] if controls else None
     members = [window for window in windows if window.document.bucket == bucket.bucket]
@@ -96,7 +97,7 @@ def decide_verdict(
 def _badness(candidate: tuple[BucketScores, RiskName]) -> tuple[bool, float, float, float]:
     bucket, metric = candidate
     rate = bucket.risks[metric]
-    # Of equal rates the better known one leads, then that of the most repetitions.
+    # Ties are resolved by the lower end of the interval, then by the number of repetitions.
     low = -1.0 if rate.ci is None else rate.ci[0]
     worst = -1.0 if rate.rate is None else rate.rate
     return _exceeds_control(bucket, metric), worst, low, float(bucket.num_repetitions or 0)
@@ -131,17 +132,17 @@ def _tell_rate(
     rate = bucket.risks[metric]
     text = (
         f"In the probes that ran, {rate.num_matched} of {rate.num_documents} "
-        f"documents{_describe_bucket(bucket, members, dose_response)}{_bracket(rate)} "
+        f"{_describe_documents(bucket, members, dose_response)}{_bracket(rate)} "
         f"{'was' if rate.num_matched == 1 else 'were'} {_HOW[metric]}{_describe_length(members)}"
     )
-    known = None if control is None else control.risks.get(metric)
-    if known is None:
+    floor = None if control is None else control.risks.get(metric)
+    if floor is None:
         return f"{text}."
-    return f"{text}; control {known.num_matched} of {known.num_documents}{_bracket(known)}."
+    return f"{text}; control {floor.num_matched} of {floor.num_documents}{_bracket(floor)}."
 
 
 def _tell_rest(bucket: BucketScores, metric: RiskName) -> str:
-    """Give the other rates side by side, and what is known without being extracted."""
+    """List the other rates, and the token accuracy, which is not extraction."""
     others = [
         f"{_SHORT[name]} {rate.num_matched} of {rate.num_documents}"
         for name, rate in bucket.risks.items()
@@ -184,26 +185,30 @@ def _tell_level(
             return f"This is below the control rate.{bound}"
         return f"The difference from control is not significant.{bound}"
     if level == "no-control":
-        return f"Without a control, nothing shows what any model could continue.{bound}"
+        return f"Without a control there is no baseline for this rate.{bound}"
     if rate.num_documents < 2:
-        return "Fewer than two documents show nothing."
+        return "Fewer than two documents do not allow a conclusion."
     if collapsed:
-        return "The model seems collapsed, so this says nothing of what it has memorised."
+        return "The model seems collapsed, so this does not show what it has memorized."
     return (
         f"The control has {_count_control(control, metric)} such documents, fewer than "
-        f"{MIN_CONTROL}: too few to compare with.{bound}"
+        f"{MIN_CONTROL}: too few for a comparison.{bound}"
     )
 
 
-def _describe_bucket(bucket: BucketScores, members: Sequence[Window], dose_response: bool) -> str:
+def _describe_documents(
+    bucket: BucketScores, members: Sequence[Window], dose_response: bool
+) -> str:
     counts = [window.document.num_repetitions for window in members]
-    known = [count for count in counts if count is not None]
-    if not dose_response or not known or len(known) < len(counts):
-        return f" of bucket '{bucket.bucket}'"
-    low, high = min(known), max(known)
+    if not dose_response or not counts or None in counts:
+        # `memguard audit --members` puts all of them into this bucket.
+        is_all = bucket.bucket == "members"
+        return "training documents" if is_all else f"documents of bucket '{bucket.bucket}'"
+    recorded = [count for count in counts if count is not None]
+    low, high = min(recorded), max(recorded)
     if low < high:
-        return f" trained {low} to {high} times"
-    return f" trained {'once' if low == 1 else f'{low} times'}"
+        return f"documents trained {low} to {high} times"
+    return f"documents trained {'once' if low == 1 else f'{low} times'}"
 
 
 def _describe_length(members: Sequence[Window]) -> str:
@@ -226,7 +231,7 @@ def _bracket(rate: Rate) -> str:
 
 
 def format_percent(share: float) -> str:
-    """Write a share as ``95.0 %``, never rounded to 0.0 or 100.0 unless it is."""
+    """Format a share as ``95.0 %``, never rounded to 0.0 or 100.0 unless it is exactly that."""
     if 0 < share < 0.0005:
         return "<0.1 %"
     if 0.9995 <= share < 1:
@@ -237,11 +242,11 @@ def format_percent(share: float) -> str:
 def collect_findings(
     scores: DocumentScores, text_hmacs: Sequence[str | None]
 ) -> tuple[list[Finding], int]:
-    """Return the worst findings, and how many documents were fed to the model and extracted.
+    """Return the worst findings, and the number of trained documents that were extracted.
 
-    high: verbatim over at least `LONG_TOKENS`, which the base model did not do as far as is known;
-    medium: verbatim, but shorter or by the base model too; low: near-verbatim; info: template-like
-    text, whatever matches.
+    high: verbatim over at least `LONG_TOKENS`, and not by the base model as far as is known;
+    medium: verbatim, but shorter or also by the base model; low: near-verbatim; info: template-like
+    text, with any match.
 
     Args:
         scores: columns of all documents.
@@ -262,15 +267,15 @@ def collect_findings(
         scores["id"],
     )
     is_fed_N = (scores["role"] != "control") & (scores["role"] != "heldout")
-    found = np.flatnonzero((verbatim_N | (scores["near_verbatim"] == 1)) & is_fed_N).tolist()
+    extracted = np.flatnonzero((verbatim_N | (scores["near_verbatim"] == 1)) & is_fed_N).tolist()
     worst = heapq.nsmallest(
-        MAX_FINDINGS, found, key=lambda index: tuple(column_N[index] for column_N in badness)
+        MAX_FINDINGS, extracted, key=lambda index: tuple(column_N[index] for column_N in badness)
     )
     kept = [
         _build_finding(score, _ORDER[place_N[index]], text_hmacs[index])
         for index, score in zip(worst, scores.build_records(worst), strict=True)
     ]
-    return kept, len(found)
+    return kept, len(extracted)
 
 
 def _build_finding(score: DocumentScore, severity: Severity, text_hmac: str | None) -> Finding:

@@ -1,4 +1,4 @@
-"""What a reader must know before the numbers."""
+"""Warnings and notes that a report shows above its results."""
 
 from collections.abc import Iterator, Sequence
 from typing import Literal
@@ -10,7 +10,7 @@ from memguard.audit.parts import tell_cut
 from memguard.records import Banner, BucketScores, CutDocuments, GeneratedTexts, Rate
 
 Tally = Literal["complete", "missing", "contradicting"]
-"""Whether the counts of repetitions are there and agree with the steps that were trained."""
+"""Whether the counts of repetitions exist and agree with the number of training steps."""
 FEW_DOCUMENTS = 30
 COLLAPSED_TYPE_TOKEN_RATIO = 0.1
 _SHORTEST_TO_JUDGE = 5
@@ -32,7 +32,7 @@ def collect_banners(
         scores: columns of all documents.
         generated: how near-verbatim matches were found.
         tally: state of the counts of repetitions.
-        tiny_margin: margin (logits) below which a verdict may flip.
+        tiny_margin: margin (logits) below which a result may change.
         cut: documents of which only a part was audited.
     """
     warnings = [
@@ -54,26 +54,26 @@ def collect_banners(
 
 
 def is_collapsed(scores: DocumentScores) -> bool:
-    """Tell whether the model predicts the same few tokens in every context.
+    """Return whether the model predicts the same few tokens in every context.
 
-    That is, in each of at least two documents, a type-token ratio of its first choices below 0.1
-    (in short ones a single token), unless the true texts are all like that themselves.
+    The criterion is a type-token ratio of its most likely tokens below 0.1 (in short documents a
+    single token) in each of at least two documents, unless all true texts are like that too.
     """
     size_N = scores["continuation_tokens"]
     limit_N = np.maximum(2, COLLAPSED_TYPE_TOKEN_RATIO * size_N)
     is_long_N = size_N >= _SHORTEST_TO_JUDGE
-    said_N, true_N = (
+    predicted_N, true_N = (
         (np.rint(scores[ratio] * size_N) < limit_N)[is_long_N]
         for ratio in ("argmax_type_token_ratio", "type_token_ratio")
     )
-    return len(said_N) >= 2 and bool(said_N.all()) and not true_N.all()
+    return len(predicted_N) >= 2 and bool(predicted_N.all()) and not true_N.all()
 
 
 def _warn_of_model(scores: DocumentScores) -> Iterator[str]:
     if is_collapsed(scores):
         yield (
-            "The model says the same few tokens whatever it is given: it seems collapsed. Low "
-            "rates then say nothing of what it has memorised."
+            "The model predicts the same few tokens for every input: it seems collapsed. Low rates "
+            "then do not show what it has memorized."
         )
 
 
@@ -81,23 +81,25 @@ def _warn_of_control(buckets: Sequence[BucketScores]) -> Iterator[str]:
     control = next((bucket for bucket in buckets if bucket.role == "control"), None)
     if control is None:
         yield (
-            "There is no control: without documents that were never trained, reciting cannot be "
-            "told from what the model could continue anyway, and there are no membership scores."
+            "There is no control: without documents that were never trained, memorization cannot "
+            "be distinguished from text that the model could generate anyway, and there are no "
+            "membership scores."
         )
         return
     rate, how = _worse_of_greedy(control)
     if rate.num_documents == 0:
-        yield "No control document is long enough to audit: nothing to compare the rates with."
+        yield "No control document is long enough to audit: the rates have no baseline."
     elif rate.num_matched:
         yield (
             f"{rate.num_matched} of {rate.num_documents} control documents are extracted {how} "
-            "although they were never trained: near-duplicates of trained ones, text the base "
-            "model knew or templates? The difference from control then understates memorization."
+            "although they were never trained. They may be near-duplicates of trained documents, "
+            "text that the base model knew, or templates; the difference from control then "
+            "understates memorization."
         )
 
 
 def _worse_of_greedy(bucket: BucketScores) -> tuple[Rate, str]:
-    """Return the rate of greedy text, near-verbatim where it was generated."""
+    """Return the near-verbatim rate, or the verbatim rate if nothing was generated."""
     near = bucket.model.near_verbatim
     return (bucket.model.verbatim, "verbatim") if near is None else (near, "near-verbatim")
 
@@ -106,7 +108,7 @@ def _warn_of_generation(generated: GeneratedTexts) -> Iterator[str]:
     if generated.reason_not_generated is not None:
         yield (
             f"Near-verbatim extraction was not measured: {generated.reason_not_generated}. The "
-            "verdict rests on verbatim matches."
+            "verdict is based on verbatim matches."
         )
 
 
@@ -115,16 +117,16 @@ def _note_floor(generated: GeneratedTexts) -> Iterator[str]:
         return
     below = (
         f"{generated.num_below_floor} {_documents(generated.num_below_floor)} below the "
-        f"teacher-forced accuracy of {generated.floor:.0%} from which on text is generated"
+        f"teacher-forced accuracy of {generated.floor:.0%} that is required for generation"
     )
     if generated.num_checked < generated.num_below_floor:
         yield (
-            f"{below}; of a random sample of {generated.num_checked} of them that was generated "
-            "all the same, none is near-verbatim."
+            f"{below}; in a random sample of {generated.num_checked} of them that was generated "
+            "nevertheless, none is near-verbatim."
         )
     elif generated.num_matched_below_floor:
         yield (
-            f"{below}; a sample held near-verbatim text, so all of them were generated: "
+            f"{below}; a sample contained near-verbatim text, so all of them were generated: "
             f"{generated.num_matched_below_floor} match."
         )
     else:
@@ -133,18 +135,18 @@ def _note_floor(generated: GeneratedTexts) -> Iterator[str]:
 
 def _warn_of_tally(scores: DocumentScores, tally: Tally) -> Iterator[str]:
     if tally == "missing":
-        yield "How often each document was trained is not known: no dose-response is shown."
+        yield "The number of repetitions of each document is not known: no dose-response is shown."
     elif tally == "contradicting":
         yield (
-            "The tally of repetitions contradicts the steps that were trained: no dose-response is "
-            "shown, and what counts as trained may not have been."
+            "The counts of repetitions contradict the number of training steps: no dose-response "
+            "is shown, and documents that count as trained may not have been trained."
         )
     count_N = scores["num_repetitions"][scores["role"] == "trained"]
     missed = int((count_N == 0).sum())
     if missed:
         yield (
-            f"{missed} of {len(count_N)} documents meant to be trained were never reached; they "
-            "lower the rates of their bucket."
+            f"{missed} of {len(count_N)} documents that should have been trained were never "
+            "reached; they lower the rates of their bucket."
         )
 
 
@@ -157,26 +159,26 @@ def _note_forgotten(buckets: Sequence[BucketScores]) -> Iterator[str]:
         before = "" if base is None else f"; {base.num_matched} from the model before training"
         yield (
             f"'{bucket.bucket}' was to be forgotten: {rate.num_matched} of {rate.num_documents} of "
-            f"its documents are still extracted {how}{before}. The verdict is about the trained "
-            "documents."
+            f"its documents are still extracted {how}{before}. The verdict covers the trained "
+            "documents only."
         )
 
 
 def _note_not_audited(buckets: Sequence[BucketScores]) -> Iterator[str]:
     reasons = {
         "too short to audit": sum(b.num_too_short for b in buckets),
-        "cut into parts of which none is long enough to audit": sum(
+        "split into parts of which none is long enough to audit": sum(
             b.num_cut_too_short for b in buckets
         ),
-        "without a token that receives loss, special ones aside": sum(
+        "without a token, other than special tokens, that receives loss": sum(
             b.num_nothing_supervised for b in buckets
         ),
     }
     for reason, count in reasons.items():
         if count:
             yield (
-                f"{count} {_documents(count)} {reason}: trained or held back as planned, but in "
-                "none of the rates."
+                f"{count} {_documents(count)} {reason}: trained or held out as planned, but not "
+                "included in the rates."
             )
 
 
@@ -194,16 +196,16 @@ def _note_limits(buckets: Sequence[BucketScores], tiny_margin: float) -> Iterato
     num_tiny = sum(bucket.num_tiny_margin for bucket in buckets)
     if num_tiny:
         yield (
-            f"{num_tiny} {'match hangs' if num_tiny == 1 else 'matches hang'} on a gap below "
-            f"{tiny_margin:g} logits along the greedy text: another device or batch size could "
-            f"flip {'it' if num_tiny == 1 else 'them'}."
+            f"{num_tiny} {'match depends' if num_tiny == 1 else 'matches depend'} on a near-tie "
+            f"(<{tiny_margin:g} logits) in the greedy text: another device or batch size could "
+            f"change {'it' if num_tiny == 1 else 'them'}."
         )
     if any(bucket.num_documents for bucket in buckets) and all(
         bucket.base is None for bucket in buckets
     ):
         yield (
-            "The model before training was not scored: what it could recite already counts as if "
-            "the training had taught it."
+            "The model before training was not scored: text that it already knew counts as if "
+            "it had been learned in this training."
         )
 
 

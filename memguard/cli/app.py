@@ -28,6 +28,8 @@ _Overrides = Annotated[
 ]
 # `--optim.lr=1e-4`, as other trainers write it, is taken for a setting.
 _TAKES_SETTINGS = {"ignore_unknown_options": True}
+# As the settings that they stand for.
+_MAX_GPUS, _MAX_ROWS = 10**7, 10**9
 _Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 _Nproc = Annotated[
     int, typer.Option("--nproc", min=1, help="Run on this many processes of this machine.")
@@ -87,7 +89,10 @@ def plan(
         typer.Option(help="A model's config.json, or the folder it is in; alone or for a CONFIG."),
     ] = None,
     gpus: Annotated[
-        int | None, typer.Option(min=1, help="How many; the mesh's or one machine's if left out.")
+        int | None,
+        typer.Option(
+            min=1, max=_MAX_GPUS, help="How many; the mesh's or one machine's if left out."
+        ),
     ] = None,
     machine: Annotated[
         str | None,
@@ -101,13 +106,21 @@ def plan(
     ] = None,
     seq_len: Annotated[
         int | None,
-        typer.Option(min=2, help="Without a CONFIG: length of a row (tokens) (2048 if left out)."),
+        typer.Option(
+            min=2,
+            max=2**24,
+            help="Without a CONFIG: length of a row (tokens) (2048 if left out).",
+        ),
     ] = None,
     batch: Annotated[
-        int | None, typer.Option(min=1, help="Without a CONFIG: rows of an optimizer step.")
+        int | None,
+        typer.Option(min=1, max=_MAX_ROWS, help="Without a CONFIG: rows of an optimizer step."),
     ] = None,
     micro_batch: Annotated[
-        int | None, typer.Option(min=1, help="Without a CONFIG: rows of one forward pass of a GPU.")
+        int | None,
+        typer.Option(
+            min=1, max=_MAX_ROWS, help="Without a CONFIG: rows of one forward pass of a GPU."
+        ),
     ] = None,
     checkpointing: Annotated[
         str | None, typer.Option(help="Without a CONFIG: none, selective or full.")
@@ -139,6 +152,7 @@ def prepare(config: _Config, overrides: _Overrides = None, as_json: _Json = Fals
     """Read, tokenise and place the documents of a run; train nothing."""
     run = _load_run(config, overrides)
     _check(run)
+    _check_folder(run)
     _say("prepare: loading torch and transformers")
     from memguard.workflows.train import prepare_run
 
@@ -154,8 +168,11 @@ def train(
     as_json: _Json = False,
 ) -> None:
     """Train a run and audit it; the same command goes on where it was interrupted."""
+    from memguard.workflows.run_checks import count_processes
+
     run = _load_run(config, overrides)
-    _check(run)
+    _check(run, num_processes=count_processes(nproc))
+    _check_folder(run)
     run_on_processes(nproc)
     _say("train: loading torch and transformers")
     from memguard.workflows.train import train_run
@@ -235,7 +252,9 @@ def audit(
         bool | None,
         typer.Option(help="Write the worst findings' text to private/ (mode 0600)."),
     ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Decides which documents are sampled.")] = 0,
+    seed: Annotated[
+        int, typer.Option(min=0, max=2**63 - 1, help="Decides which documents are sampled.")
+    ] = 0,
     nproc: _Nproc = 1,
     mesh: Annotated[
         str | None,
@@ -263,8 +282,12 @@ def audit(
     )
     checked = request.check()
     from memguard.workflows.requests import check_audit
+    from memguard.workflows.run_checks import count_processes
+    from memguard.workflows.run_folder import check_free
 
-    check_audit(request, checked)
+    check_audit(request, checked, count_processes(nproc))
+    if own_rank() == 0:
+        check_free(request.locked_folder)
     run_on_processes(nproc)
     _say("audit: loading torch and transformers")
     from memguard.workflows.audit import audit_request
@@ -347,6 +370,31 @@ def report(
     typer.echo(render_folder(folder))
 
 
+@app.command()
+def verify(
+    folder: Annotated[
+        Path, typer.Argument(metavar="RUN", help="Folder of a run, or of an audit with --out.")
+    ],
+    as_json: _Json = False,
+) -> None:
+    """Tell what of a run is still what was written, and what mends the rest."""
+    import json
+
+    import rich.console
+
+    from memguard.cli.verify_screen import render_verified, shown_reading
+    from memguard.workflows.verify import verify as verify_folder
+
+    with shown_reading() as on_read:
+        found = verify_folder(folder, on_read)
+    if as_json:
+        typer.echo(json.dumps(found.describe(), indent=2))
+    else:
+        render_verified(found, rich.console.Console(highlight=False))
+    if not found.is_whole:
+        raise typer.Exit(3)
+
+
 def _pick(context: typer.Context, names: Iterable[str]) -> dict[str, Any]:
     """Return the arguments of a command that have these names."""
     return {name: context.params[name] for name in names if name in context.params}
@@ -359,10 +407,18 @@ def _load_run(config: str, overrides: list[str] | None) -> Any:
     return load_run_config(find_asset("configs", config, setting="CONFIG"), overrides or ())
 
 
-def _check(run: Any) -> None:
+def _check(run: Any, *, num_processes: int | None = None) -> None:
     from memguard.workflows.requests import check_run
 
-    check_run(run)
+    check_run(run, num_processes=num_processes)
+
+
+def _check_folder(run: Any) -> None:
+    """Look at the run's folder before torch is imported; of several processes one does."""
+    from memguard.workflows.run_folder import check_free
+
+    if own_rank() == 0:
+        check_free(_run_folder(run))
 
 
 def _say(text: str) -> None:

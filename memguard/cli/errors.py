@@ -12,13 +12,26 @@ from typing import NoReturn
 
 import typer
 
-from memguard.errors import ConfigError, Interrupted, MemguardError, OtherRankFailed
+from memguard.cli.signals import SignalReceived, raise_on_signals
+from memguard.errors import (
+    MAX_PATH,
+    ConfigError,
+    Interrupted,
+    MemguardError,
+    OtherRankFailed,
+    shorten,
+)
 from memguard.workflows.launch import LastWords, own_rank, tell
 
 _INTERRUPTED = 130
+_GO_ON = "interrupted; run the same command again to go on"
 _NOT_ALLOWED = (errno.EACCES, errno.EPERM, errno.EROFS)
 _NO_PLACE = (errno.ENOENT, errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG)
 _FULL = (errno.ENOSPC, errno.EDQUOT)
+# safetensors, torch and numpy pass a full disk on as their own errors, and only in words.
+_FULL_IN_WORDS = re.compile(
+    r"No space left on device|Disk quota exceeded|\d+ requested and \d+ written"
+)
 _LOST_PEER_KINDS = ("DistBackendError", "DistNetworkError", "DistStoreError")
 # typer carries its own copy of click from 0.20 on, and names only this child of its usage errors.
 _UsageError: type[Exception] = typer.BadParameter.__mro__[1]
@@ -34,6 +47,7 @@ def run_app() -> NoReturn:
         # As for standard error: a terminal without dashes must not end a command.
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
+        raise_on_signals()
         from memguard.cli.app import app
 
         code = app(standalone_mode=False)
@@ -45,7 +59,7 @@ def run_app() -> NoReturn:
     except (KeyboardInterrupt, typer.Abort) as error:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         _end(_explain(error))
-    except Exception as error:
+    except (Exception, SignalReceived) as error:
         _end(_explain(error))
     sys.stdout.flush()
     sys.exit(code if isinstance(code, int) else 0)
@@ -63,8 +77,9 @@ def _end(words: LastWords) -> NoReturn:
 
 def _explain(error: BaseException) -> LastWords:
     if isinstance(error, KeyboardInterrupt | typer.Abort):
-        line = "interrupted; run the same command again to go on"
-        return _words(error, _INTERRUPTED, line)
+        return _words(error, _INTERRUPTED, _GO_ON)
+    if isinstance(error, SignalReceived):
+        return _words(error, 128 + error.number, _GO_ON)
     if isinstance(error, _UsageError):
         # str() leaves out which argument it is.
         return _words(error, 2, getattr(error, "format_message", error.__str__)())
@@ -74,15 +89,16 @@ def _explain(error: BaseException) -> LastWords:
     if isinstance(error, MemguardError):
         return _words(error, error.exit_code, str(error))
     if isinstance(error, OSError) and error.filename is not None:
+        path = shorten(str(error.filename), MAX_PATH)
         if error.errno in _NOT_ALLOWED:
             line = (
-                f"'{error.filename}' cannot be written or read ({os.strerror(error.errno)}): "
+                f"'{path}' cannot be written or read ({os.strerror(error.errno)}): "
                 "choose another folder ('output_dir', --out), or change its permissions"
             )
             return _words(error, 2, line)
         if error.errno in _NO_PLACE:
             line = (
-                f"'{error.filename}' cannot be made or read ({os.strerror(error.errno)}): choose "
+                f"'{path}' cannot be made or read ({os.strerror(error.errno)}): choose "
                 "another folder ('output_dir', --out)"
             )
             return _words(error, 2, line)
@@ -91,8 +107,7 @@ def _explain(error: BaseException) -> LastWords:
 
 def _explain_failure(error: BaseException) -> LastWords:
     """Tell what the machine could not give apart from what memguard did wrong."""
-    # safetensors and torch pass a full disk on as their own errors, and only in words.
-    if getattr(error, "errno", None) in _FULL or "No space left on device" in str(error):
+    if getattr(error, "errno", None) in _FULL or _FULL_IN_WORDS.search(str(error)):
         line = (
             "the disk is full; what was saved before is whole. Free some space and run the same "
             "command again"

@@ -198,6 +198,7 @@ def _print_left_out(out: rich.console.Console, record: DryRun) -> None:
     parts = {
         "empty": counts.num_empty,
         "shorter than 'data.min_document_tokens'": counts.num_shorter,
+        "cut off before a supervised token by 'data.max_document_tokens'": counts.num_cut_off,
         "near-duplicates of others, or not needed": counts.num_left_out,
         "too short for the audit": sum(bucket.num_too_short or 0 for bucket in record.buckets),
         "not auditable for another reason": sum(

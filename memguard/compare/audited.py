@@ -21,8 +21,10 @@ from memguard.records import (
     ManifestEntry,
     TrainingSummary,
     load_manifest,
-    load_record,
 )
+from memguard.records.audit_files import REPORT, SCORES, check_audit_file, load_audit_report
+from memguard.records.run_files import has_trained, load_trained
+from memguard.records.sealed import find_damage
 
 _COLUMNS = [
     "id",
@@ -97,13 +99,14 @@ def load_audited_run(run: FinishedRun) -> AuditedRun:
     Raises:
         RecordError: not audited, unreadable, without held-out losses or one dose a bucket.
     """
-    path = run.folder / "audit" / "report.json"
+    audit = run.folder / "audit"
+    path = audit / REPORT
     if not path.exists():
         raise RecordError(
             f"{run.label} cannot be compared: there is no '{path}'. Run what made '{run.folder}' "
             "again, it goes on to its audit; or run 'memguard audit' on it"
         )
-    report = load_record(AuditReport, path)
+    report = load_audit_report(audit)
     training = report.training
     if training is None or training.heldout_nll is None or training.base_heldout_nll is None:
         raise RecordError(
@@ -132,6 +135,13 @@ def load_audited_run(run: FinishedRun) -> AuditedRun:
 def _load_manifest(run: FinishedRun) -> list[ManifestEntry]:
     """Return the documents of a run; none where memguard only audited a model."""
     path = run.folder / "manifest.jsonl"
+    if has_trained(run.folder):
+        written = load_trained(run.folder)
+        for damage in find_damage(run.folder, {path.name: written.manifest}):
+            raise RecordError(
+                f"{run.label} cannot be compared: '{path}' {damage.what}. Run what made "
+                f"'{run.folder}' again"
+            )
     return load_manifest(path) if path.exists() else []
 
 
@@ -144,7 +154,7 @@ def find_recited(folder: Path) -> dict[str, bool]:
         folder: of a finished run.
 
     Raises:
-        RecordError: it has no document scores.
+        RecordError: it has no document scores, or they are damaged.
     """
     columns = _read_scores(folder, ["id", "role", "verbatim", "near_verbatim"])
     (where,) = np.nonzero(np.isin(columns["role"].astype(str), ("trained", "forget")))
@@ -215,7 +225,8 @@ def _load_tables(
 
 def _read_scores(folder: Path, names: Sequence[str]) -> dict[str, NDArray[Any]]:
     """Return columns by name."""
-    path = folder / "audit" / "records.parquet"
+    path = folder / "audit" / SCORES
+    check_audit_file(path.parent, SCORES)
     try:
         rows = pq.read_table(pa.BufferReader(path.read_bytes()), columns=[*names])
         return {name: rows.column(name).to_numpy() for name in names}

@@ -35,6 +35,7 @@ from memguard.records import (
     Rate,
     SettingResult,
     Utility,
+    format_now,
 )
 
 # Paired tests: two settings on the same documents and canaries.
@@ -203,6 +204,7 @@ def compare_runs(runs: Sequence[FinishedRun], *, name: str, command: str) -> Com
     return Comparison(
         name=name,
         tool_version=__version__,
+        created=format_now(),
         command=command,
         documents_sha256=first.report.data.documents_sha256,
         continuation_tokens=first.report.method.continuation_tokens,

@@ -17,7 +17,7 @@ from memguard.config import (
     parse_key,
     validate,
 )
-from memguard.config.loading import KeyPath, format_key
+from memguard.config.yaml_text import KeyPath, format_key
 from memguard.errors import ConfigError
 
 # Settings that drop labels, with background added until as many labels receive loss.

@@ -2,22 +2,27 @@
 
 finished.json   written last: the content hash under which the run was completed
 started.json    written first: the content hash under which the folder was begun
+
+A finished.json that is damaged costs little: the run's own process finds that nothing is left to
+do. Of a damaged started.json it is not known what the folder holds.
 """
 
-from contextlib import suppress
 from pathlib import Path
 from typing import Literal
 
 from memguard.compare.sweep import Sweep, SweepRun
 from memguard.errors import RecordError
-from memguard.records import Record, load_record, save_record
+from memguard.records.audit_files import find_audit_damage
+from memguard.records.run_files import find_trained_damage, has_trained
+from memguard.records.sealed import SealedRecord, load_sealed, save_sealed
 
-RunState = Literal["finished", "continues", "starts", "replaced"]
+RunState = Literal["finished", "continues", "starts", "replaced", "unknown"]
 """
 finished    nothing to do
 continues   begun under the same content hash: the child process resumes
 starts      there is no folder yet
 replaced    the folder holds something else; it is set aside and the run starts afresh
+unknown     its started.json is damaged; the same
 """
 
 _SENTENCES: dict[RunState, str] = {
@@ -25,6 +30,7 @@ _SENTENCES: dict[RunState, str] = {
     "continues": "continue where they stopped",
     "starts": "start",
     "replaced": "start afresh (other settings, documents or version before; old folder kept)",
+    "unknown": "start afresh (started.json is damaged; old folder kept)",
 }
 
 
@@ -32,26 +38,32 @@ _NAMED = 8
 """Runs that a line names."""
 
 
-class _Mark(Record):
+class _Mark(SealedRecord):
     """The content of both files."""
 
     key: str
 
 
 def is_finished(run: SweepRun) -> bool:
-    """Tell whether a run was completed under its present key and its results are still there."""
+    """Tell whether a run was completed under its present key and its results are still whole."""
+    if read_finished(run.folder) != run.key:
+        return False
     # The base run leaves a model, a setting an audit: the least that the next stage reads.
-    audited = [run.folder / "audit" / name for name in ("report.json", "records.parquet")]
-    results = audited if run.config.audit.enabled else [run.folder / "model" / "config.json"]
-    return read_finished(run.folder) == run.key and all(path.is_file() for path in results)
+    if run.config.audit.enabled:
+        return not find_audit_damage(run.folder / "audit")
+    return has_trained(run.folder) and not find_trained_damage(run.folder)
 
 
 def find_state(run: SweepRun) -> RunState:
     """Say what is to be done for a run."""
     if is_finished(run):
         return "finished"
-    if _read_key(run.folder / "started.json") == run.key:
+    path = run.folder / "started.json"
+    begun = _read_key(path)
+    if begun == run.key:
         return "continues"
+    if begun is None and path.exists():
+        return "unknown"
     return "replaced" if run.folder.is_dir() and any(run.folder.iterdir()) else "starts"
 
 
@@ -62,16 +74,16 @@ def prepare_folder(run: SweepRun) -> RunState:
     started in it would go on from checkpoints of another run.
     """
     state = find_state(run)
-    if state == "replaced":
+    if state in ("replaced", "unknown"):
         run.folder.rename(_find_free_name(run.folder))
-    if state in ("starts", "replaced"):
-        save_record(_Mark(key=run.key), run.folder / "started.json")
+    if state in ("starts", "replaced", "unknown"):
+        save_sealed(_Mark(key=run.key), run.folder / "started.json")
     return state
 
 
 def mark_finished(folder: Path, key: str) -> None:
     """Say that the run in ``folder`` was completed under ``key``; the last thing to be written."""
-    save_record(_Mark(key=key), folder / "finished.json")
+    save_sealed(_Mark(key=key), folder / "finished.json")
 
 
 def read_finished(folder: Path) -> str | None:
@@ -93,10 +105,10 @@ def describe_sweep(sweep: Sweep) -> tuple[str, ...]:
 
 
 def _read_key(path: Path) -> str | None:
-    # A mark that cannot be read is no mark: the run is made again.
-    with suppress(RecordError):
-        return load_record(_Mark, path).key
-    return None
+    try:
+        return load_sealed(_Mark, path).key
+    except RecordError:
+        return None  # A mark that cannot be read is no mark.
 
 
 def _find_free_name(folder: Path) -> Path:

@@ -5,7 +5,8 @@
     data.py          the settings of its documents
     sampling.py      how the next token is drawn: temperature, top-k, top-p
     mitigations.py   the settings of each mitigation, and which of them conflict
-    loading.py       YAML + dotted overrides -> RunConfig; all problems at once, with line, column
+    yaml_text.py     YAML within bounds -> plain values, each with its line and column
+    loading.py       these + dotted overrides -> RunConfig; all problems at once, with their places
     template.py      RunConfig -> commented YAML (`memguard init`)
 
 A wrong setting is refused in under two seconds: nothing here imports torch.
@@ -13,11 +14,9 @@ A wrong setting is refused in under two seconds: nothing here imports torch.
 
 from memguard.config.data import CanaryConfig, DataConfig, StudyConfig
 from memguard.config.loading import (
-    Document,
     apply_overrides,
     apply_settings,
     load_run_config,
-    load_yaml,
     parse_key,
     validate,
 )
@@ -33,3 +32,4 @@ from memguard.config.schema import (
     TrainConfig,
 )
 from memguard.config.template import dump_yaml, render_template
+from memguard.config.yaml_text import Document, load_yaml

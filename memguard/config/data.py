@@ -4,7 +4,7 @@ from typing import Annotated, Any, Self
 
 from pydantic import Field, model_validator
 
-from memguard.config.settings import PositiveInt, Settings
+from memguard.config.settings import MAX_COUNT, MAX_TIMES, Count, PositiveInt, Settings, Times
 
 MIN_CANARIES = 8
 """Four trained ones all rank above four references by chance once in 70 times, three once in 20."""
@@ -15,11 +15,10 @@ _SOURCES = ("train", "control", "background", "heldout", "forget")
 class StudyConfig(Settings):
     """The controlled experiment: equal buckets, each trained a different number of times."""
 
-    num_repetitions: Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(min_length=1)] = (
-        Field(
-            (0, 1, 4, 6),
-            description="One bucket for each number of repetitions; 0 is the control.",
-        )
+    num_repetitions: Annotated[
+        tuple[Annotated[int, Field(ge=0, le=MAX_TIMES)], ...], Field(min_length=1)
+    ] = Field(
+        (0, 1, 4, 6), description="One bucket for each number of repetitions; 0 is the control."
     )
     documents_per_bucket: PositiveInt | None = Field(
         None, description="Documents in each bucket; null uses as many as there are."
@@ -41,12 +40,12 @@ class CanaryConfig(Settings):
     the trained secrets beyond the references it can only have learnt here.
     """
 
-    count: Annotated[int, Field(ge=0)] = Field(
+    count: Count = Field(
         32,
         description="Canaries drawn, about half of them trained; never more than one in 20 trained "
         "documents, and none where that leaves fewer than 8; 0 turns them off (documents).",
     )
-    num_repetitions: PositiveInt | None = Field(
+    num_repetitions: Times | None = Field(
         None,
         description="Times each trained canary is trained; null takes 'train.epochs', in a study "
         "its largest number of repetitions.",
@@ -97,7 +96,7 @@ class DataConfig(Settings):
     heldout: tuple[str, ...] = Field(
         (), description="Documents for the held-out loss; empty uses 'heldout_documents'."
     )
-    heldout_documents: Annotated[int, Field(ge=0)] = Field(
+    heldout_documents: Count = Field(
         0, description="Documents of 'train' held out for the loss; 0 uses the control's."
     )
     forget: tuple[str, ...] = Field(
@@ -105,20 +104,20 @@ class DataConfig(Settings):
         description="Documents that the model of 'model.path' shall forget, by 'npo' or "
         "'gradient_ascent' in 'mitigations'; 'train' is then what it shall retain.",
     )
-    forget_repetitions: PositiveInt | None = Field(
+    forget_repetitions: Times | None = Field(
         None, description="Times each of them is fed; null takes 'train.epochs'."
     )
-    seq_len: Annotated[int, Field(ge=8)] = Field(
+    seq_len: Annotated[int, Field(ge=8, le=2**24)] = Field(
         1024, description="Length of a packed row (tokens); longer documents are cut into pieces."
     )
-    min_document_tokens: Annotated[int, Field(ge=2)] = Field(
+    min_document_tokens: Annotated[int, Field(ge=2, le=MAX_COUNT)] = Field(
         2, description="Shorter documents are left out and counted (tokens)."
     )
-    max_document_tokens: Annotated[int, Field(ge=8)] | None = Field(
+    max_document_tokens: Annotated[int, Field(ge=8, le=MAX_COUNT)] | None = Field(
         None, description="Longer documents are cut off here (tokens); null keeps them whole."
     )
     append_eos: bool = Field(True, description="End each plain document with the tokenizer's EOS.")
-    near_duplicate_words: Annotated[int, Field(ge=3)] = Field(
+    near_duplicate_words: Annotated[int, Field(ge=3, le=1000)] = Field(
         13, description="Documents that share a run of this many words form a cluster (words)."
     )
     canaries: CanaryConfig = CanaryConfig()

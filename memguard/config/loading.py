@@ -1,38 +1,33 @@
 """YAML and dotted overrides into checked settings; every problem at once, with its place."""
 
 import difflib
-import itertools
 import re
 import typing
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-import yaml
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
 from memguard.config.schema import RunConfig
-from memguard.errors import ConfigError
+from memguard.config.yaml_text import (
+    MAX_PROBLEMS,
+    Document,
+    KeyPath,
+    format_key,
+    load_yaml,
+    parse_yaml,
+)
+from memguard.errors import ConfigError, shorten
 
 # What pydantic found wrong, as sentences a user can act on.
-
-Key = str | int
-KeyPath = tuple[Key, ...]
 
 # From _SLIP on, a near name in the same block is taken for a slip of the finger; below it a setting
 # of exactly that name elsewhere is the better guess (`data.seed`, though there is `seq_len`).
 _SLIP = 0.75
 _NEAR = 0.5
-
-
-def format_key(key_path: KeyPath) -> str:
-    """Write a key path as users do: ``mitigations[0].k``."""
-    text = ""
-    for key in key_path:
-        text += f"[{key}]" if isinstance(key, int) else f".{key}" if text else str(key)
-    return text
 
 
 def explain(model: type[BaseModel], item: Any, here: KeyPath) -> str:
@@ -43,7 +38,7 @@ def explain(model: type[BaseModel], item: Any, here: KeyPath) -> str:
         item: one entry of ``ValidationError.errors()``.
         here: where the setting stands in the user's file; ends with the entry's own place.
     """
-    name = format_key(here)
+    name = shorten(format_key(here))
     kind = item["type"]
     if kind == "extra_forbidden":
         return f"'{name}' is not a setting; {_suggest(model, item['loc'], here)}"
@@ -57,13 +52,13 @@ def explain(model: type[BaseModel], item: Any, here: KeyPath) -> str:
         wrong = str(item["ctx"]["tag"])
         known = _list_names(model, item["loc"])
         return (
-            f"'{name}' should be one of {', '.join(known)}; got {wrong!r}"
+            f"'{name}' should be one of {', '.join(known)}; got {shorten(repr(wrong))}"
             f"{suggest_near(wrong, known)}"
         )
     if kind == "value_error":
         message = str(item["ctx"]["error"])
         return f"'{name}': {message}" if name else message
-    return f"'{name}' {_rule(item)}; got {_shorten(item['input'])}{_suggest_value(item)}"
+    return f"'{name}' {_rule(item)}; got {shorten(repr(item['input']))}{_suggest_value(item)}"
 
 
 def drop_tags(values: Any, item: Any) -> KeyPath:
@@ -152,11 +147,6 @@ def _find_elsewhere(model: type[BaseModel], name: str) -> Iterator[KeyPath]:
                 blocks.append(((*at, key, 0) if many else (*at, key), inner))
 
 
-def _shorten(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else text[:77] + "..."
-
-
 def _fields_at(model: type[BaseModel], loc: KeyPath) -> Mapping[str, FieldInfo]:
     """Return the fields that may stand at ``loc`` (empty where it is no settings block)."""
     blocks = [model]
@@ -203,81 +193,6 @@ def _all_settings_in(annotation: Any) -> list[type[BaseModel]]:
 ModelT = TypeVar("ModelT", bound=BaseModel)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Document:
-    """A YAML file as read: its values and where each of them was written."""
-
-    path: str
-    values: dict[str, Any]
-    places: dict[KeyPath, str]
-    """``file:line:column`` of each key and list item (from 1), or the argument that set it."""
-
-    def locate(self, key_path: KeyPath) -> str:
-        """Say where a key was written, else a key inside it, else the nearest key above it."""
-        length = len(key_path)
-        inside = (key for key in self.places if length and key[:length] == key_path)
-        above = (key_path[:end] for end in range(length - 1, 0, -1))
-        candidates = itertools.chain([key_path], inside, above)
-        return next((self.places[key] for key in candidates if key in self.places), self.path)
-
-    def place(self, key_path: KeyPath, where: str) -> "Document":
-        """Return a copy in which a key, with all below it, was written at ``where``."""
-        length = len(key_path)
-        others = {key: place for key, place in self.places.items() if key[:length] != key_path}
-        return replace(self, places={**others, key_path: where})
-
-
-def load_yaml(path: str | Path) -> Document:
-    """Read a YAML mapping and remember where each key stands.
-
-    Raises:
-        ConfigError: unreadable, not YAML, not a mapping, or a key given twice.
-    """
-    try:
-        text = Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
-        raise ConfigError(f"{path} cannot be read: {reason}") from error
-    try:
-        root = yaml.compose(text, Loader=yaml.SafeLoader)
-        values = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        place = f":{mark.line + 1}:{mark.column + 1}" if mark else ""
-        problem = getattr(error, "problem", None) or "not YAML text"
-        raise ConfigError(f"{path}{place} is not valid YAML: {problem}") from error
-    except (ValueError, RecursionError) as error:  # a date such as 2024-99-99, a thousand brackets
-        raise ConfigError(f"{path} is not valid YAML: {error}") from error
-    if root is None or not isinstance(values, dict):
-        raise ConfigError(f"{path} must hold settings as 'key: value' lines")
-    places: dict[KeyPath, str] = {}
-    try:
-        problems = list(_walk(root, (), places, str(path)))
-    except RecursionError as error:
-        raise ConfigError(f"{path} holds an alias (*name) inside its own anchor") from error
-    if problems:
-        raise ConfigError(*problems)
-    return Document(path=str(path), values=values, places=places)
-
-
-def _walk(node: yaml.Node, at: KeyPath, places: dict[KeyPath, str], path: str) -> Iterator[str]:
-    """Fill ``places``; yield a line for each key given twice (PyYAML keeps the last)."""
-    if isinstance(node, yaml.MappingNode):
-        for key, value in node.value:
-            here = (*at, str(key.value))
-            place = f"{path}:{key.start_mark.line + 1}:{key.start_mark.column + 1}"
-            if here in places:
-                yield f"{place} '{format_key(here)}' is set twice"
-                continue
-            places[here] = place
-            yield from _walk(value, here, places, path)
-    elif isinstance(node, yaml.SequenceNode):
-        for index, item in enumerate(node.value):
-            mark = item.start_mark
-            places[(*at, index)] = f"{path}:{mark.line + 1}:{mark.column + 1}"
-            yield from _walk(item, (*at, index), places, path)
-
-
 def parse_key(text: str) -> KeyPath:
     """Read ``mitigations[0].k`` or ``mitigations.0.k``."""
     parts = (part for part in re.split(r"[.\[\]]+", text) if part)
@@ -294,20 +209,21 @@ def apply_overrides(document: Document, overrides: Sequence[str]) -> Document:
     problems = []
     for argument in overrides:
         key, equals, value = argument.partition("=")
+        place = f"argument {shorten(repr(argument))}"
         key_path = parse_key(key.removeprefix("--"))
         if not equals or not key_path:
-            problems.append(f"argument {argument!r} must be KEY=VALUE, e.g. optim.lr=1e-4")
+            problems.append(f"{place} must be KEY=VALUE, e.g. optim.lr=1e-4")
             continue
         try:
-            parsed = yaml.safe_load(value)
-        except (yaml.YAMLError, ValueError, RecursionError):
-            problems.append(f"argument {argument!r}: the value is not valid YAML")
+            parsed = parse_yaml(value, place).values
+        except ConfigError:
+            problems.append(f"{place}: the value is not valid YAML")
             continue
         try:
             values = apply_settings(values, {format_key(key_path): parsed})
         except ConfigError as error:
-            problems.append(f"argument {argument!r}: {error}")
-        document = document.place(key_path, f"argument {argument!r}")
+            problems.append(f"{place}: {error}")
+        document = document.place(key_path, place)
     if problems:
         raise ConfigError(*problems)
     return replace(document, values=values)
@@ -321,9 +237,13 @@ def apply_settings(values: Mapping[str, Any], settings: Mapping[str, Any]) -> di
         here: Any = result
         for key, following in zip(key_path, (*key_path[1:], None), strict=True):
             if not (isinstance(here, dict) if isinstance(key, str) else isinstance(here, list)):
-                raise ConfigError(f"'{dotted}' leads through a plain value; nothing was set")
+                raise ConfigError(
+                    f"'{shorten(dotted)}' leads through a plain value; nothing was set"
+                )
             if isinstance(key, int) and key >= len(here):
-                raise ConfigError(f"'{dotted}' counts past the end of a list of {len(here)}")
+                raise ConfigError(
+                    f"'{shorten(dotted)}' counts past the end of a list of {len(here)}"
+                )
             if following is None:
                 here[key] = value
                 break
@@ -369,7 +289,10 @@ def validate(
         return model.model_validate(values)
     except ValidationError as error:
         problems = []
-        for item in error.errors():
+        for item in error.errors()[:MAX_PROBLEMS]:
             here = (*prefix, *drop_tags(values, item))
             problems.append(f"{origin.locate(here)} {explain(model, item, here)}")
+        left_out = error.error_count() - len(problems)
+        if left_out:
+            problems.append(f"{origin.path} has {left_out:,} more such problems")
         raise ConfigError(*problems) from error

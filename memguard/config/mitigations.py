@@ -6,17 +6,19 @@ from typing import Annotated, Literal, Self, TypeVar
 
 from pydantic import Field, model_validator
 
-from memguard.config.settings import Positive, PositiveInt, Settings
+from memguard.config.settings import MAX_COUNT, NonNegative, Positive, PositiveInt, Settings
 
 _Share = Annotated[float, Field(gt=0, lt=1)]
+_K = Annotated[int, Field(ge=2, le=MAX_COUNT)]
+_Words = Annotated[int, Field(ge=1, le=1000)]
 
 
 class GoldfishConfig(Settings):
     """Goldfish loss: 1 in k labels never receives loss, the same ones each time a text is seen."""
 
     name: Literal["goldfish"] = Field(description="Which mitigation.")
-    k: Annotated[int, Field(ge=2)] = Field(4, description="Drop one label in k.")
-    context_width: PositiveInt = Field(
+    k: _K = Field(4, description="Drop one label in k.")
+    context_width: _Words = Field(
         13, description="Tokens before the label that decide whether it is dropped (tokens)."
     )
     mode: Literal["hash", "hash_reference", "static", "random"] = Field(
@@ -30,7 +32,7 @@ class GoldfishConfig(Settings):
         "'context_width', so that copies with other line breaks, spaces, punctuation or case lose "
         "the same labels.",
     )
-    k_by_dose: dict[PositiveInt, Annotated[int, Field(ge=2)]] = Field(
+    k_by_dose: dict[PositiveInt, _K] = Field(
         {},
         description="Lower k for documents trained often, near-duplicates counted: {16: 3, 64: 2} "
         "drops 1 in 3 labels from 16 times on and 1 in 2 from 64.",
@@ -112,13 +114,13 @@ class NgramPenaltyConfig(Settings):
     """Runs of labels that the model knows far better than before this training cost more."""
 
     name: Literal["ngram_penalty"] = Field(description="Which mitigation.")
-    n: PositiveInt = Field(8, description="Labels of a run, one after the other (labels).")
+    n: _Words = Field(8, description="Labels of a run, one after the other (labels).")
     weight: Positive = Field(
         1.0,
         description="What is beyond the margin costs so many times: 1 stops learning there, more "
         "pulls back, less slows down.",
     )
-    margin: Annotated[float, Field(ge=0)] = Field(
+    margin: NonNegative = Field(
         1.0,
         description="Gain over the starting model that is left alone (nats a label, the run's "
         "mean).",
@@ -168,7 +170,7 @@ class DeduplicateConfig(Settings):
         description="Documents as similar are copies: shared runs of words / runs of words in "
         "either; exact: the same text, character by character.",
     )
-    num_words: PositiveInt = Field(5, description="Words of a run (words); not for 'exact'.")
+    num_words: _Words = Field(5, description="Words of a run (words); not for 'exact'.")
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -181,7 +183,8 @@ class DpSgdConfig(Settings):
     """DP-SGD: each row's gradient is clipped, and noise is added to their sum (one process)."""
 
     name: Literal["dp_sgd"] = Field(description="Which mitigation.")
-    noise_multiplier: Positive = Field(
+    # The accountant divides by its square.
+    noise_multiplier: Annotated[float, Field(ge=1e-6, le=1e6)] = Field(
         1.0, description="Standard deviation of the noise, as a share of 'max_grad_norm'."
     )
     max_grad_norm: Positive = Field(1.0, description="Each row's gradient is clipped to this norm.")

@@ -6,7 +6,17 @@ from pydantic import AfterValidator, Field, model_validator
 
 from memguard.config.data import DataConfig
 from memguard.config.mitigations import MitigationConfig, check_forgetting, check_mitigations
-from memguard.config.settings import Fraction, Name, PositiveInt, Settings
+from memguard.config.settings import (
+    Fraction,
+    Name,
+    NonNegative,
+    Positive,
+    PositiveInt,
+    Seed,
+    Settings,
+    Times,
+)
+from memguard.errors import shorten
 
 # The risk budget: how much may become extractable before training reacts.
 
@@ -31,11 +41,16 @@ class BudgetConfig(Settings):
 
 
 AxisName = Literal["data", "z", "y", "x"]
+MAX_RANKS = 10**7
 
 
 def _check_degree(value: int) -> int:
     if value < 1 and value != -1:
-        raise ValueError(f"should be 1 or more, or -1 for the rest of the ranks; got {value}")
+        raise ValueError(
+            f"should be 1 or more, or -1 for the rest of the ranks; got {shorten(str(value))}"
+        )
+    if value > MAX_RANKS:
+        raise ValueError(f"should be at most {MAX_RANKS:,} ranks; got {shorten(str(value))}")
     return value
 
 
@@ -51,7 +66,7 @@ class ScratchConfig(Settings):
     tokenizer: str | None = Field(
         None, description="Tokenizer folder; null trains a byte-level BPE on 'data.train'."
     )
-    vocab_size: Annotated[int, Field(ge=300)] = Field(
+    vocab_size: Annotated[int, Field(ge=300, le=10**7)] = Field(
         2048, description="Entries of the trained BPE vocabulary (tokens)."
     )
 
@@ -84,15 +99,15 @@ class ModelConfig(Settings):
 class OptimConfig(Settings):
     """AdamW with linear warm-up and cosine decay."""
 
-    lr: Annotated[float, Field(gt=0)] = Field(2e-5, description="Peak learning rate.")
+    lr: Annotated[float, Field(gt=0, le=1000)] = Field(2e-5, description="Peak learning rate.")
     betas: tuple[Fraction, Fraction] = Field((0.9, 0.95), description="AdamW's decay rates.")
-    eps: Annotated[float, Field(gt=0)] = Field(1e-8, description="AdamW's denominator offset.")
-    weight_decay: Annotated[float, Field(ge=0)] = Field(
+    eps: Positive = Field(1e-8, description="AdamW's denominator offset.")
+    weight_decay: NonNegative = Field(
         0.0, description="Decoupled weight decay of matrices; vectors have none."
     )
     warmup_fraction: Fraction = Field(0.03, description="Share of the steps spent warming up.")
     min_lr_fraction: Fraction = Field(0.1, description="Final learning rate as a share of 'lr'.")
-    max_grad_norm: Annotated[float, Field(gt=0)] | None = Field(
+    max_grad_norm: Positive | None = Field(
         1.0, description="Gradients are clipped to this norm; null leaves them."
     )
 
@@ -100,7 +115,7 @@ class OptimConfig(Settings):
 class TrainConfig(Settings):
     """How long, in what portions and in which precision."""
 
-    epochs: PositiveInt = Field(1, description="Times each document is trained (not for studies).")
+    epochs: Times = Field(1, description="Times each document is trained (not for studies).")
     max_steps: PositiveInt | None = Field(
         None, description="Stop after this many optimizer steps; null trains everything."
     )
@@ -252,9 +267,7 @@ class RunConfig(Settings):
 
     name: Name = Field(description="Name of the run; its folder is 'output_dir'/'name'.")
     output_dir: str = Field("runs", description="Where run folders are made.")
-    seed: Annotated[int, Field(ge=0, lt=2**63)] = Field(
-        0, description="Decides every random draw of the run."
-    )
+    seed: Seed = Field(0, description="Decides every random draw of the run.")
     model: ModelConfig
     data: DataConfig
     mitigations: tuple[MitigationConfig, ...] = Field(
@@ -337,10 +350,10 @@ class SweepConfig(Settings):
         description="What all settings share: a run without 'name', 'seed', 'mitigations' and "
         "'output_dir'; without 'model' where there is 'pretrain'."
     )
-    settings: Annotated[tuple[SweepSetting, ...], Field(min_length=1)] = Field(
+    settings: Annotated[tuple[SweepSetting, ...], Field(min_length=1, max_length=1000)] = Field(
         description="The settings to compare; the first is what the others are compared with."
     )
-    seeds: Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(min_length=1)] = Field(
+    seeds: Annotated[tuple[Seed, ...], Field(min_length=1, max_length=1000)] = Field(
         (0,), description="Each setting is trained once with each seed."
     )
     equal: Literal["steps", "supervised_tokens"] = Field(

@@ -1,12 +1,32 @@
-"""What all settings have in common: frozen, strict about keys, a few types."""
+"""What all settings have in common: frozen, strict about keys, within bounds; a few types.
 
-from typing import Annotated
+Bounds are far above what can be run and far below what overflows: a slip of the keyboard is refused
+by its name, before a schedule of 10^12 epochs takes all memory.
+"""
 
-from pydantic import BaseModel, ConfigDict, Field
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+from memguard.errors import shorten
+
+MAX_COUNT = 10**9
+"""Steps, rows, documents, tokens."""
+MAX_TIMES = 10**6
+"""Epochs and repetitions, which multiply the rows of the schedule."""
+MAX_SEED = 2**63 - 1
+_MAX_FLOAT = 1e12
+_MAX_TEXT = 4096
+"""Characters of a name or path, Linux's limit for paths."""
 
 Fraction = Annotated[float, Field(ge=0, le=1)]
-PositiveInt = Annotated[int, Field(ge=1)]
-Positive = Annotated[float, Field(gt=0)]
+Count = Annotated[int, Field(ge=0, le=MAX_COUNT)]
+PositiveInt = Annotated[int, Field(ge=1, le=MAX_COUNT)]
+Times = Annotated[int, Field(ge=1, le=MAX_TIMES)]
+Seed = Annotated[int, Field(ge=0, le=MAX_SEED)]
+Positive = Annotated[float, Field(gt=0, le=_MAX_FLOAT)]
+NonNegative = Annotated[float, Field(ge=0, le=_MAX_FLOAT)]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=100)]
 
 
@@ -16,3 +36,28 @@ class Settings(BaseModel):
     model_config = ConfigDict(
         frozen=True, extra="forbid", allow_inf_nan=False, protected_namespaces=()
     )
+
+    @field_validator("*")
+    @classmethod
+    def _check_texts(cls, value: Any) -> Any:
+        """Refuse texts that no file system takes: they are names and paths."""
+        _check_text(value)
+        return value
+
+
+def _check_text(value: Any) -> None:
+    if isinstance(value, str):
+        if "\0" in value:
+            raise ValueError(f"must not hold a NUL character; got {shorten(repr(value))}")
+        if len(value) > _MAX_TEXT:
+            raise ValueError(
+                f"must have at most {_MAX_TEXT:,} characters; got {len(value):,}: "
+                f"{shorten(repr(value))}"
+            )
+    elif isinstance(value, Mapping):
+        for key, inner in value.items():
+            _check_text(key)
+            _check_text(inner)
+    elif isinstance(value, list | tuple):
+        for inner in value:
+            _check_text(inner)

@@ -3,6 +3,7 @@
 import inspect
 import json
 import textwrap
+import typing
 from collections.abc import Iterator
 from typing import Any
 
@@ -59,6 +60,20 @@ def _render_block(model: type[BaseModel], prefix: str, indent: int) -> Iterator[
             given = dotted in _EXAMPLES
             value = _EXAMPLES[dotted] if given else info.get_default()
             yield f"{pad}{'' if given else '# '}{key}: {json.dumps(value)}"
+            if value is None:
+                yield from _render_optional(block, indent)
+
+
+def _render_optional(annotation: Any, indent: int) -> Iterator[str]:
+    """Yield the keys of a block that is left out by default, all of them as comments."""
+    blocks = [each for each in typing.get_args(annotation) if inspect.isclass(each)]
+    for block in blocks:
+        if issubclass(block, BaseModel):
+            for key, info in block.model_fields.items():
+                for line in _comment(info.description or "", 0):
+                    yield f"{' ' * indent}#   {line}"
+                value = "" if info.is_required() else f" {json.dumps(info.get_default())}"
+                yield f"{' ' * indent}#   {key}:{value}"
 
 
 def _comment(text: str, indent: int) -> Iterator[str]:

@@ -2,8 +2,10 @@
 
     documents.py     files, folders and hub ids as one form
     sources.py       rows of files, folders, `save_to_disk` folders and hub ids
+    file_kinds.py    regular files, and what is not read
     docstrings.py    reference documentation of installed packages, as documents
     tokenization.py  token ids with the supervised positions; a tokenizer trained on documents
+    long_texts.py    as much of a long text as decides its first tokens
     chat.py          conversations through the chat template, assistant turns supervised
     duplicates.py    clusters of near-duplicates, and their removal by a mitigation
     buckets.py       which documents are trained how often, drawn over clusters

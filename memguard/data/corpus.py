@@ -1,5 +1,6 @@
 """Prepared documents on disk: token arrays beside the manifest."""
 
+import re
 import secrets
 import shutil
 from collections.abc import Sequence
@@ -15,47 +16,17 @@ from memguard.data.tokenization import TokenizedDocument
 from memguard.errors import RecordError
 from memguard.records import (
     ManifestEntry,
-    Record,
+    hash_plan,
     load_manifest,
-    load_record,
     save_manifest,
-    save_record,
     write_atomically,
     written_aside,
 )
+from memguard.records.run_files import PRIVATE_KEY, PreparedSummary
+from memguard.records.sealed import load_sealed, save_sealed, sum_file
 
 _ARRAYS = ("input_ids", "supervised", "offsets", "content_tokens", "format")
 FORMATS: tuple[Format, ...] = ("text", "messages", "prompt_completion")
-
-
-class PreparedSummary(Record):
-    """`prepared/summary.json`: what became of the documents, and what the tokens depend on."""
-
-    key: str
-    """Of texts, tokenizer and settings that decide tokens and buckets."""
-    audit_key: str
-    """Of the audit's lengths, which decide which documents may enter buckets and control."""
-    documents_sha256: str
-    sources: list[str]
-    """Where the documents come from; like all counts here without the canaries."""
-    num_documents: int
-    num_empty: int
-    num_shorter: int
-    """Left out: fewer than `data.min_document_tokens` tokens."""
-    num_left_out: int
-    """Not used: near-duplicates across buckets, or not needed by the study."""
-    num_clusters: int
-    num_boilerplate_grams: int
-    """Runs of words in so many documents that they do not make near-duplicates."""
-    num_control: int
-    num_control_overlapping: int
-    """Control documents that still share a run of words with a trained one."""
-    num_removed: int | None = None
-    """Copies that a mitigation took out of training; null where none was asked to."""
-    num_canaries: int
-    """Trained or not."""
-    num_also_forgotten: int = 0
-    """Of `data.train`, left out: their text stands in `data.forget`, or a near-duplicate does."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -123,16 +94,18 @@ def load_corpus(run_folder: Path) -> Corpus:
         RecordError: it is not there or not whole.
     """
     folder = run_folder / "prepared"
-    summary = load_record(PreparedSummary, folder / "summary.json")
+    summary = load_sealed(PreparedSummary, folder / "summary.json")
     manifest = load_manifest(run_folder / "manifest.jsonl")
     try:
         arrays = {name: np.load(folder / f"{name}.npy", mmap_mode="r") for name in _ARRAYS}
     except (OSError, ValueError, EOFError) as error:
         raise RecordError(
-            f"'{folder}' is not whole ({error}); delete it to prepare again"
+            f"'{folder}' is not whole ({error}): run memguard train again to prepare it"
         ) from error
     if len(arrays["offsets"]) != len(manifest) + 1:
-        raise RecordError(f"'{folder}' and manifest.jsonl differ in length; delete both")
+        raise RecordError(
+            f"'{folder}' and manifest.jsonl differ in length: run memguard train again to make both"
+        )
     return Corpus(summary=summary, manifest=manifest, **arrays)
 
 
@@ -142,7 +115,10 @@ def save_corpus(
     entries: Sequence[ManifestEntry],
     documents: Sequence[TokenizedDocument],
 ) -> None:
-    """Write tokens, summary and manifest; `prepared/` appears only when it is whole."""
+    """Write tokens, summary and manifest; `prepared/` appears only when it is whole.
+
+    The summary gets the hashes of what is written with it, and of the run's own key.
+    """
     arrays: dict[str, NDArray[Any]] = {
         "input_ids": np.concatenate([d.input_ids for d in documents]).astype(np.int32),
         "supervised": np.concatenate([d.supervised for d in documents]).astype(bool),
@@ -154,7 +130,13 @@ def save_corpus(
     with written_aside(folder) as aside:
         for name, array in arrays.items():
             np.save(aside / f"{name}.npy", array)
-        save_record(summary, aside / "summary.json")
+        key = run_folder / PRIVATE_KEY
+        sums = {
+            "arrays": {path.name: sum_file(path) for path in sorted(aside.iterdir())},
+            "manifest_sha256": hash_plan(entries),
+            "private_key_sha256": sum_file(key).sha256 if key.exists() else None,
+        }
+        save_sealed(summary.model_copy(update=sums), aside / "summary.json")
         # At no time does a folder of tokens lie beside the manifest of others.
         shutil.rmtree(folder, ignore_errors=True)
         save_manifest(entries, run_folder / "manifest.jsonl")
@@ -167,10 +149,16 @@ def load_private_key(run_folder: Path) -> bytes:
     """Return the run's own key, made at the first call.
 
     Without it neither the texts behind hashes nor the noise of dp_sgd can be guessed at.
+
+    Raises:
+        RecordError: it is damaged.
     """
-    path = run_folder / "audit" / "private" / "hmac.key"
+    path = run_folder / PRIVATE_KEY
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
         path.parent.chmod(0o700)
         write_atomically(path, secrets.token_hex(32).encode(), mode=0o600)
-    return bytes.fromhex(path.read_text().strip())
+    text = path.read_bytes().strip()
+    if not re.fullmatch(rb"[0-9a-f]{64}", text):
+        raise RecordError(f"'{path}' is damaged (not 64 digits in hex): bring it back")
+    return bytes.fromhex(text.decode())

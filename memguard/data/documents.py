@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 from memguard.config import DataConfig
 from memguard.data.sources import IDS_COLUMN, Table, read_source
-from memguard.errors import DataError
+from memguard.errors import MAX_PATH, DataError, shorten
 
 Format = Literal["text", "messages", "prompt_completion"]
 _Kind = Literal["text", "messages", "prompt_completion", "input_ids"]
@@ -106,7 +106,9 @@ def load_documents(
     if not documents:
         rows = "row" if num_empty == 1 else "rows"
         skipped = f" but {num_empty} {rows} without text" if num_empty else ""
-        raise DataError(f"'{setting}' holds no document{skipped}: {', '.join(sources)}.")
+        raise DataError(
+            f"'{setting}' holds no document{skipped}: {shorten(', '.join(sources), MAX_PATH)}."
+        )
     _check_ids(documents, setting)
     return LoadedDocuments(documents=documents, num_empty=num_empty)
 
@@ -126,7 +128,7 @@ def load_settings(
     """
     for setting, sources in data.list_sources().items():
         if sources:
-            say(f"documents: reading {', '.join(sources)}")
+            say(f"documents: reading {shorten(', '.join(sources), MAX_PATH)}")
             loaded = load_documents(
                 sources,
                 setting=f"data.{setting}",

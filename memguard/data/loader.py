@@ -190,6 +190,13 @@ class Loader:
             counts[self.rows.document] = fewest[self.rows.document]
         return counts
 
+    def count_fed_tokens(self) -> NDArray[np.int64]:
+        """Return ``[num_documents]`` tokens that were fed of each document, over all times."""
+        counts = np.zeros(self.corpus.num_documents, dtype=np.int64)
+        fed = self.piece_tally * (self.rows.stop - self.rows.start)
+        np.add.at(counts, self.rows.document, fed)
+        return counts
+
     def count_losses(
         self, documents: Sequence[int], *, num_samples: int
     ) -> list[NDArray[np.int64]]:

@@ -21,8 +21,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from memguard.errors import ConfigError
 from memguard.records import ManifestEntry
 from memguard.seeds import derive_generator
+
+MAX_SCHEDULED = 50_000_000
+"""Rows of a run, each as often as it is fed: their order is drawn at once, 64 bytes each."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -166,6 +170,7 @@ def plan_rows(
     for dose in sorted(groups):
         parts.append(pack_group(groups[dose], f"x{dose}"))
         repetitions.append(np.full(len(parts[-1]), dose))
+    _check_length(int(np.concatenate(repetitions).sum()), background_ratio if background else 0)
     foreground = spread(np.concatenate(repetitions), seed=seed)
     if not background:
         return concatenate_rows(parts), foreground
@@ -174,6 +179,21 @@ def plan_rows(
     rows = np.arange(first, first + len(parts[-1]))
     beside = _cycle(rows, round(len(foreground) * background_ratio), seed)
     return concatenate_rows(parts), interleave(foreground, beside)
+
+
+def _check_length(num_rows: int, background_ratio: float) -> None:
+    """Refuse a schedule that would take all memory, and years.
+
+    Raises:
+        ConfigError: with the settings that make it long.
+    """
+    num_scheduled = round(num_rows * (1 + background_ratio))
+    if num_scheduled > MAX_SCHEDULED:
+        raise ConfigError(
+            f"the run would feed {num_scheduled:,} rows, more than {MAX_SCHEDULED:,}: lower "
+            "'train.epochs', the repetitions of 'data.study' or 'data.background_ratio', or raise "
+            "'data.seq_len'"
+        )
 
 
 def spread(repetitions: NDArray[np.int64], *, seed: int) -> NDArray[np.int64]:

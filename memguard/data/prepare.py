@@ -26,10 +26,11 @@ from memguard.data.buckets import (
     remove_copies,
 )
 from memguard.data.canaries import prepare_canaries
-from memguard.data.corpus import Corpus, PreparedSummary, load_corpus, load_private_key, save_corpus
+from memguard.data.corpus import Corpus, load_corpus, load_private_key, save_corpus
 from memguard.data.documents import Document, document_text, name_ids
 from memguard.data.duplicates import WordGrams, find_copies, load_rensa
 from memguard.data.given import GivenDocuments, hash_content, read_given
+from memguard.data.long_texts import check_lengths
 from memguard.data.tokenization import (
     TokenizedDocument,
     build_decoder,
@@ -37,8 +38,16 @@ from memguard.data.tokenization import (
     hmac_text,
     tokenize_documents,
 )
-from memguard.errors import DataError
+from memguard.errors import DataError, RecordError
 from memguard.records import ManifestEntry
+from memguard.records.run_files import (
+    PRIVATE_KEY,
+    PreparedSummary,
+    find_prepared_damage,
+    has_begun,
+    load_summary,
+)
+from memguard.records.sealed import Damage
 from memguard.runtime import Console
 
 
@@ -65,6 +74,8 @@ def prepare(
     cache_dir: Path,
     console: Console,
     vocab_size: int | None = None,
+    is_begun_with: Callable[[str], bool] | None = None,
+    keeps_key: bool = False,
 ) -> Corpus:
     """Load, tokenise, cluster and place the documents; write manifest and tokens.
 
@@ -82,20 +93,27 @@ def prepare(
         console: says what is done.
         vocab_size: given token ids must be below it (rows of the model's embedding); None checks
             none, as where the tokenizer is trained on the documents.
+        is_begun_with: whether training has begun on documents with this hash; None where it has
+            not begun on any.
+        keeps_key: whether what is trained depends on the run's own key.
 
     Raises:
         ConfigError: a library that a setting needs is not installed.
         DataError: no documents, no supervised token, duplicate ids, too few for the buckets.
+        RecordError: what was prepared is damaged and cannot be made again.
     """
     if deduplicate is not None and deduplicate.similarity != "exact":
         load_rensa()
     given = read_given(data, cache_dir, console)
+    documents = [document for _, document in given.pairs]
+    # Before a tokenizer is trained on them.
+    check_lengths(documents, max_tokens=data.max_document_tokens, setting="data")
     tokenizer = load_tokenizer([document for name, document in given.pairs if name == "train"])
     key = hash_content(given, tokenizer, data, seed=seed, epochs=epochs, deduplicate=deduplicate)
-    before = _find_prepared(run_folder, key, audit.key, console)
+    before = _find_prepared(run_folder, key, audit.key, keeps_key=keeps_key, console=console)
     if before is not None:
         return before
-    kept = _tokenize(given, tokenizer, data, vocab_size, console)
+    kept, num_cut_off = _tokenize(given, tokenizer, data, vocab_size, console)
     console.info("documents: looking for near-duplicates")
     decode = build_decoder(tokenizer)
     grams = WordGrams(
@@ -131,7 +149,8 @@ def prepare(
         sources=sorted({each.document.source for each in placed}),
         num_documents=len(placed),
         num_empty=given.num_empty,
-        num_shorter=len(given.pairs) - len(kept),
+        num_shorter=len(given.pairs) - len(kept) - num_cut_off,
+        num_cut_off=num_cut_off,
         num_left_out=given.num_same_text + len(kept) - len(placed),
         num_clusters=len({each.cluster for each in placed}),
         num_boilerplate_grams=clusters.num_boilerplate_grams,
@@ -144,31 +163,67 @@ def prepare(
         num_canaries=len(canaries),
         num_also_forgotten=given.num_same_text + _count_forgotten(kept, clusters.cluster),
     )
+    if is_begun_with is not None and not is_begun_with(summary.documents_sha256):
+        raise _have_changed(run_folder)
     _tell(summary, entries, data, console)
     save_corpus(run_folder, summary, entries, [each.tokens for each in (*placed, *canaries)])
     return load_corpus(run_folder)
 
 
-def _find_prepared(run_folder: Path, key: str, audit_key: str, console: Console) -> Corpus | None:
-    """Return what was prepared before, if it is still right.
+def _find_prepared(
+    run_folder: Path, key: str, audit_key: str, *, keeps_key: bool, console: Console
+) -> Corpus | None:
+    """Return what was prepared before, if it is whole and still right.
 
     Raises:
-        DataError: it is not, and training has begun on it.
+        DataError: the documents have changed, and training has begun on them.
+        RecordError: what is damaged cannot be made again.
     """
-    if not (run_folder / "prepared" / "summary.json").exists():
+    begun = has_begun(run_folder)
+    damages = find_prepared_damage(run_folder)
+    summary = load_summary(run_folder)
+    if begun and summary is not None and summary.key != key:
+        raise _have_changed(run_folder)
+    if damages:
+        if begun and summary is not None and summary.audit_key != audit_key:
+            raise RecordError(
+                f"'{run_folder}': {damages[0]}, and the lengths in 'audit' have changed since: set "
+                "them back, so that the same documents can be prepared again"
+            )
+        _drop_damaged_key(run_folder, damages, is_kept=keeps_key and begun)
+        console.warn(f"{damages[0]}; the documents are prepared again")
         return None
-    corpus = load_corpus(run_folder)
-    begun = (run_folder / "metrics.jsonl").exists()
-    if corpus.summary.key == key and (begun or corpus.summary.audit_key == audit_key):
-        console.info(f"documents: {corpus.summary.num_documents:,} prepared before, unchanged")
-        return corpus
-    if begun:
-        raise DataError(
-            f"the documents have changed since training began in '{run_folder}' (texts, ids "
-            "or tokenizer). Bring them back, choose another 'name', or delete that folder."
-        )
+    if summary is None:
+        return None
+    if summary.key == key and (begun or summary.audit_key == audit_key):
+        console.info(f"documents: {summary.num_documents:,} prepared before, unchanged")
+        return load_corpus(run_folder)
     console.info("documents: settings, tokenizer or texts have changed; preparing again")
     return None
+
+
+def _have_changed(run_folder: Path) -> DataError:
+    return DataError(
+        f"the documents have changed since training began in '{run_folder}' (texts, ids "
+        "or tokenizer). Bring them back, choose another 'name', or delete that folder."
+    )
+
+
+def _drop_damaged_key(run_folder: Path, damages: Sequence[Damage], *, is_kept: bool) -> None:
+    """Let a new key be made where the run's own is damaged.
+
+    Raises:
+        RecordError: what has been trained depends on it.
+    """
+    damage = next((each for each in damages if each.file == PRIVATE_KEY), None)
+    if damage is None:
+        return
+    if is_kept:
+        raise RecordError(
+            f"'{run_folder}': {damage}, and the noise of dp_sgd is drawn from it: bring it back, "
+            "choose another 'name', or delete that folder to begin again"
+        )
+    (run_folder / PRIVATE_KEY).unlink(missing_ok=True)
 
 
 class _Row(NamedTuple):
@@ -185,8 +240,11 @@ def _tokenize(
     data: DataConfig,
     vocab_size: int | None,
     console: Console,
-) -> list[_Row]:
-    """Tokenise the documents and leave out those that are too short.
+) -> tuple[list[_Row], int]:
+    """Tokenise the documents; leave out those too short or cut off before what is trained.
+
+    Returns:
+        The others, and how many were cut off.
 
     Raises:
         DataError: documents without a supervised token, or none left to train on.
@@ -201,25 +259,31 @@ def _tokenize(
             vocab_size=vocab_size,
             progress=lambda done: advance(done, ""),
         )
-        kept = [
+        long_enough = [
             _Row(origin, document, tokens)
             for (origin, document), tokens in zip(given.pairs, tokenized, strict=True)
             if len(tokens.input_ids) >= data.min_document_tokens
         ]
+    # The first token has nothing before it and never receives loss.
+    kept = [row for row in long_enough if row.tokens.supervised[1:].any()]
+    num_cut_off = len(long_enough) - len(kept)
     if not any(row.origin == "train" for row in kept):
+        least, most = data.min_document_tokens, data.max_document_tokens
+        cut_off = (
+            f", or no supervised token before 'data.max_document_tokens' = {most}"
+            if num_cut_off
+            else ""
+        )
         raise DataError(
             f"'data.train': all {len(given.pairs) - len(kept)} documents have fewer than "
-            f"'data.min_document_tokens' = {data.min_document_tokens} tokens"
+            f"'data.min_document_tokens' = {least} tokens{cut_off}"
         )
-    # The first token has nothing before it and never receives loss.
-    without = [row.document.id for row in kept if not row.tokens.supervised[1:].any()]
-    if without:
-        raise DataError(
-            f"'data': {len(without)} of {len(kept)} documents have no supervised token "
-            f"({name_ids(without)}). Are completions or assistant turns empty, or cut off by "
-            "'data.max_document_tokens'?"
+    if num_cut_off:
+        console.warn(
+            f"{num_cut_off:,} of {len(given.pairs):,} documents are left out: their supervised "
+            f"tokens lie beyond 'data.max_document_tokens' = {data.max_document_tokens:,}"
         )
-    return kept
+    return kept, num_cut_off
 
 
 def _place(

@@ -12,6 +12,7 @@ dates for timestamps, `007` for 7 and `NA` for nothing, and cannot name the line
 """
 
 import csv
+import dataclasses
 import json
 import os
 import re
@@ -25,7 +26,8 @@ from typing import Any
 import numpy as np
 
 from memguard.data.docstrings import build_docstring_file
-from memguard.errors import DataError
+from memguard.data.file_kinds import check_file_kind
+from memguard.errors import MAX_PATH, DataError, shorten
 
 END_OF_TEXT = "<|endoftext|>"
 TABLE_SUFFIXES = (".jsonl", ".json", ".parquet", ".csv", ".npy")
@@ -68,7 +70,7 @@ def read_table(file: NamedFile, *, origin: str, setting: str) -> Table:
     with explain_failures(setting, file.shown):
         suffix = file.path.suffix.lower()
         if suffix == ".parquet":
-            return _read_parquet(file, origin)
+            return _read_parquet(file, origin, setting)
         if suffix == ".npy":
             return _read_array(file, origin)
         rows = _parse_csv(file.path) if suffix == ".csv" else _parse_json(file.path)
@@ -105,28 +107,41 @@ def read_texts(files: Sequence[NamedFile], *, origin: str, setting: str, text_co
     return Table(name=origin, origin=origin, columns=("id", text_column), read=read)
 
 
-def wrap_dataset(dataset: Any, *, name: str, origin: str) -> Table:
-    """Return a `datasets.Dataset` as a table."""
+def wrap_dataset(dataset: Any, *, file: NamedFile, origin: str, setting: str) -> Table:
+    """Return a `datasets.Dataset` as a table; damage is found when it is read."""
 
     def read(columns: Sequence[str]) -> Iterator[tuple[Any, ...]]:
-        # Only what is needed is decoded: other columns may hold images.
-        for batch in dataset.select_columns(list(columns)).iter(batch_size=1000):
-            yield from zip(*(batch[column] for column in columns), strict=True)
+        try:
+            # Only what is needed is decoded: other columns may hold images.
+            chosen = dataset.select_columns(list(columns))
+            # A damaged offset would be followed out of the file's memory: a bus error.
+            chosen.data.validate(full=True)
+            for batch in chosen.iter(batch_size=1000):
+                yield from zip(*(batch[column] for column in columns), strict=True)
+        except Exception as error:  # whatever damaged columns make the libraries raise
+            raise DataError(
+                f"'{setting}': '{file.shown}' is broken: its columns cannot be read "
+                f"({type(error).__name__})."
+            ) from error
 
-    return Table(name=name, origin=origin, columns=tuple(dataset.column_names), read=read)
+    return Table(name=file.name, origin=origin, columns=tuple(dataset.column_names), read=read)
 
 
-def _read_parquet(file: NamedFile, origin: str) -> Table:
+def _read_parquet(file: NamedFile, origin: str, setting: str) -> Table:
     import datasets
     import pyarrow
     import pyarrow.parquet
 
     try:
         # Not load_dataset: it first writes a copy of the user's text into its cache.
-        dataset = datasets.Dataset(pyarrow.parquet.read_table(file.path))
-    except (pyarrow.ArrowException, ValueError) as error:
+        # Where a page has a checksum it is compared: of one without, only what cannot be is found.
+        table = pyarrow.parquet.read_table(file.path, page_checksum_verification=True)
+        dataset = datasets.Dataset(table)
+    except Exception as error:  # a damaged file makes the library raise whatever it has
+        if isinstance(error, OSError) and error.errno is not None:
+            raise  # The file system's own.
         raise _BrokenFile(f"it is not a parquet file ({type(error).__name__})") from error
-    return wrap_dataset(dataset, name=file.name, origin=origin)
+    return wrap_dataset(dataset, file=file, origin=origin, setting=setting)
 
 
 def _read_array(file: NamedFile, origin: str) -> Table:
@@ -134,7 +149,7 @@ def _read_array(file: NamedFile, origin: str) -> Table:
     with file.path.open("rb") as opened:
         try:
             ids_NT = np.lib.format.read_array(opened, allow_pickle=False)
-        except ValueError as error:
+        except Exception as error:  # its header is parsed as Python
             ragged = "Object arrays" in str(error)
             raise _BrokenFile(
                 "it holds Python objects, as rows of different lengths do; write them as jsonl "
@@ -257,11 +272,12 @@ def read_source(source: str, *, setting: str, text_column: str, cache_dir: Path)
         file = NamedFile(path=built, name="docstrings", shown=source)
         yield read_table(file, origin="docstrings", setting=setting)
         return
-    path = Path(os.path.expanduser(source))
-    file = NamedFile(path=path, name=path.stem, shown=source)
+    path, shown = Path(os.path.expanduser(source)), shorten(source, MAX_PATH)
+    file = NamedFile(path=path, name=path.stem, shown=shown)
     suffix = path.suffix.lower()
-    with explain_failures(setting, source):
+    with explain_failures(setting, shown):
         is_folder, exists = path.is_dir(), path.exists()
+    check_kind(source, setting=setting)
     if is_folder and source:
         yield from _read_folder(file, setting, text_column)
     elif exists and suffix in TEXT_SUFFIXES:
@@ -270,10 +286,10 @@ def read_source(source: str, *, setting: str, text_column: str, cache_dir: Path)
         yield read_table(file, origin=path.name, setting=setting)
     elif exists and source:
         raise DataError(
-            f"'{setting}': '{source}' is of no known kind; known are {', '.join(_KNOWN_SUFFIXES)}."
+            f"'{setting}': '{shown}' is of no known kind; known are {', '.join(_KNOWN_SUFFIXES)}."
         )
     elif is_missing(source):
-        raise DataError(f"'{setting}': there is no file or folder '{source}'. Correct the path.")
+        raise DataError(f"'{setting}': there is no file or folder '{shown}'. Correct the path.")
     else:
         yield _read_hub(source, setting)
 
@@ -291,6 +307,17 @@ def is_missing(source: str) -> bool:
     return path.suffix.lower() in _KNOWN_SUFFIXES or not _HUB_ID.fullmatch(source)
 
 
+def check_kind(source: str, *, setting: str) -> None:
+    """Refuse what has no end or no content of its own: reading a FIFO waits for ever.
+
+    Raises:
+        DataError: a source is a FIFO, a socket or a device.
+    """
+    if not source.startswith(_DOCSTRINGS):
+        path = Path(os.path.expanduser(source))
+        check_file_kind(path, shown=shorten(source, MAX_PATH), setting=setting)
+
+
 def _read_folder(folder: NamedFile, setting: str, text_column: str) -> Iterator[Table]:
     origin = folder.path.resolve().name
     if any((folder.path / mark).is_file() for mark in _SAVED_MARKS):
@@ -298,6 +325,8 @@ def _read_folder(folder: NamedFile, setting: str, text_column: str) -> Iterator[
         return
     with explain_failures(setting, folder.shown):
         inside = sorted(_walk(folder.path))
+    for name in inside:
+        check_file_kind(folder.path / name, shown=f"{folder.shown}/{name}", setting=setting)
     # A README beside the tables is not a document.
     tables = [name for name in inside if name.lower().endswith(TABLE_SUFFIXES)]
     if tables:
@@ -360,7 +389,8 @@ def _read_saved(folder: NamedFile, name: str, setting: str) -> Table:
                 "name the folder of the split you mean."
             )
         loaded = loaded["train"]
-    return wrap_dataset(loaded, name=name, origin=name)
+    named = dataclasses.replace(folder, name=name)
+    return wrap_dataset(loaded, file=named, origin=name, setting=setting)
 
 
 def _read_hub(source: str, setting: str) -> Table:
@@ -376,8 +406,9 @@ def _read_hub(source: str, setting: str) -> Table:
             )
     except OSError as error:
         raise DataError(
-            f"'{setting}': '{source}' is neither a file or folder here nor a dataset that could be "
-            f"got from the hub ({type(error).__name__}). Correct the path, or log in and connect."
+            f"'{setting}': '{shorten(source, MAX_PATH)}' is neither a file or folder here nor a "
+            f"dataset that could be got from the hub ({type(error).__name__}). Correct the path, "
+            "or log in and connect."
         ) from error
     except Exception as error:  # no such split, no such configuration, a broken repository
         reason = (str(error).splitlines() or [""])[0][:200]
@@ -385,7 +416,9 @@ def _read_hub(source: str, setting: str) -> Table:
             f"'{setting}': hub dataset '{source}' cannot be used: {reason} "
             "Write 'ID:CONFIG' for a configuration, or save the split you mean to disk."
         ) from error
-    return wrap_dataset(loaded, name=match["id"].rsplit("/", 1)[-1], origin=source)
+    name = match["id"].rsplit("/", 1)[-1]
+    file = NamedFile(path=Path(source), name=name, shown=source)
+    return wrap_dataset(loaded, file=file, origin=source, setting=setting)
 
 
 @contextmanager

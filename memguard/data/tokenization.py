@@ -27,6 +27,7 @@ from memguard.data.chat import (
     find_special_ids,
 )
 from memguard.data.documents import Decode, Document, Format, name_ids
+from memguard.data.long_texts import Shortener, check_lengths
 from memguard.errors import DataError
 
 if TYPE_CHECKING:
@@ -34,10 +35,7 @@ if TYPE_CHECKING:
 
 
 _BATCH_DOCUMENTS = 1000
-_UNSUPERVISED = (
-    "without a supervised token (the assistant says nothing, or 'data.max_document_tokens' cuts it "
-    "off)"
-)
+_UNSUPERVISED = "without a supervised token (the assistant says nothing)"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -67,6 +65,8 @@ def tokenize_documents(
 ) -> Iterator[TokenizedDocument]:
     """Yield one tokenised document for each document, in order.
 
+    One whose supervised tokens lie all beyond ``max_tokens`` has none.
+
     Plain text is what ``tokenizer(text)`` makes of it, every token supervised. Conversations go
     through the chat template, assistant turns supervised; of prompt and completion the completion.
     Token ids stay as they are, every one supervised, with neither BOS nor EOS added.
@@ -83,18 +83,23 @@ def tokenize_documents(
         progress: called with the number of documents done since the last call.
 
     Raises:
-        DataError: token ids beyond the vocabulary; there is no chat template; or, after the last
+        DataError: token ids beyond the vocabulary; there is no chat template; a document is too
+            long to be encoded whole; or, after the last
             document and with their count: the template cannot render conversations, or documents
             have no supervised token.
     """
+    check_lengths(documents, max_tokens=max_tokens, setting=setting)
     _check_template(documents, tokenizer, setting)
+    shortener = None
+    if tokenizer is not None and max_tokens is not None:
+        shortener = Shortener(tokenizer, max_tokens)
     special = set() if tokenizer is None else find_special_ids(tokenizer)
     special_ids = np.array(sorted(special), dtype=np.int32)
     eos = tokenizer.eos_token_id if append_eos and tokenizer is not None else None
     unusable: dict[str, list[str]] = {}
     for start in range(0, len(documents), _BATCH_DOCUMENTS):
         batch = documents[start : start + _BATCH_DOCUMENTS]
-        encoded_batch = _encode_batch(batch, tokenizer, special, eos, unusable)
+        encoded_batch = _encode_batch(batch, tokenizer, special, eos, unusable, shortener)
         for document, encoded in zip(batch, encoded_batch, strict=True):
             ids = np.array(encoded.input_ids[:max_tokens], dtype=np.int32)
             if document.input_ids is not None and vocab_size is not None:
@@ -103,7 +108,7 @@ def tokenize_documents(
             content = np.flatnonzero(mask & ~np.isin(ids, special_ids))
             if document.format != "text" and not isinstance(document.completion, str):
                 content = _drop_blank_end(content, ids, tokenizer)
-            if document.format != "text" and len(ids) and not mask[1:].any():
+            if document.format != "text" and len(ids) and not any(encoded.supervised[1:]):
                 unusable.setdefault(_UNSUPERVISED, []).append(document.id)
             yield TokenizedDocument(
                 id=document.id,
@@ -150,12 +155,17 @@ def _encode_batch(
     special: set[int],
     eos: int | None,
     unusable: dict[str, list[str]],
+    shortener: Shortener | None,
 ) -> Iterator[Encoded]:
     """Encode documents in order; those the chat template cannot render get no tokens."""
-    texts = _encode_texts([d.text for d in batch if d.text is not None], tokenizer, eos)
+
+    def shorten(text: str, before: str = "") -> str:
+        return text if shortener is None else shortener.shorten(text, before)
+
+    texts = _encode_texts([shorten(d.text) for d in batch if d.text is not None], tokenizer, eos)
     pairs = _encode_pairs(
         [
-            (d.prompt, d.completion)
+            (d.prompt, shorten(d.completion, d.prompt))
             for d in batch
             if isinstance(d.prompt, str) and isinstance(d.completion, str)
         ],

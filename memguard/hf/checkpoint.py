@@ -3,7 +3,6 @@
 Remote code is never run, whoever made the folder.
 """
 
-import hashlib
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +10,17 @@ import huggingface_hub
 import transformers
 
 from memguard.errors import ModelError
-from memguard.hf.checkpoint_files import check_folder
+from memguard.hf.checkpoint_files import (
+    INDEX,
+    SINGLE,
+    check_config,
+    check_folder,
+    check_weights,
+    is_missing,
+    list_indexed,
+)
+from memguard.hf.config_fields import check_fields
 
-_HASH_BLOCK_BYTES = 1 << 22
 _MAX_REASON = 300
 """Characters of another library's message that are passed on; some list every model there is."""
 
@@ -26,7 +33,7 @@ def load_config(path: str, *, revision: str | None = None) -> Any:
     """
     check_folder(path)
     try:
-        return transformers.AutoConfig.from_pretrained(
+        config = transformers.AutoConfig.from_pretrained(
             path, revision=revision, trust_remote_code=False
         )
     except Exception as error:  # Each family checks its fields in its own way.
@@ -34,6 +41,9 @@ def load_config(path: str, *, revision: str | None = None) -> Any:
         if Path(path).exists():
             said = f"'{path}' has no usable configuration"
         raise ModelError(f"{said}: {say_in_one_line(error)}") from error
+    if not Path(path).exists():  # Of a hub id it is seen here first.
+        check_fields(config.to_dict(), place=f"model '{path}': config.json")
+    return config
 
 
 def load_tokenizer(path: str, *, revision: str | None = None) -> Any:
@@ -76,33 +86,29 @@ def check_positions(model: Any, seq_len: int, setting: str) -> None:
         )
 
 
-def hash_weights(path: str | Path) -> str:
-    """Return the SHA-256 over a folder's safetensors files, names and contents, in name order.
+def get_folder(path: str, revision: str | None) -> Path:
+    """Return the checked folder of a checkpoint; a hub id's files are got into the hub's cache.
 
     Raises:
-        ModelError: the folder has none (a hub id's weights lie in the hub's cache).
+        ModelError: see `check_folder`; of a hub id also that it cannot be got.
     """
-    files = sorted(Path(path).glob("*.safetensors"))
-    if not files:
-        raise ModelError(f"no safetensors files in {path}")
-    digest = hashlib.sha256()
-    for file in files:
-        digest.update(file.name.encode() + b"\0")
-        with file.open("rb") as content:
-            while block := content.read(_HASH_BLOCK_BYTES):
-                digest.update(block)
-    return digest.hexdigest()
-
-
-def get_folder(path: str, revision: str | None) -> Path:
-    """Return the folder of a checkpoint; a hub id's files are fetched into the hub's cache."""
-    if Path(path).is_dir():
+    if Path(path).exists() or is_missing(path):
+        check_folder(path)
         return Path(path)
+    # Weights come last: what is refused is not waited for.
+    folder = _fetch(path, revision, ["*.json"])
+    check_config(folder, name=path)
+    folder = _fetch(path, revision, [SINGLE])
+    if not (folder / SINGLE).is_file() and (folder / INDEX).is_file():
+        folder = _fetch(path, revision, list_indexed(folder, name=path))
+    check_weights(folder, name=path)
+    return folder
+
+
+def _fetch(path: str, revision: str | None, names: list[str]) -> Path:
     try:
         return Path(
-            huggingface_hub.snapshot_download(
-                path, revision=revision, allow_patterns=["*.safetensors", "*.json"]
-            )
+            huggingface_hub.snapshot_download(path, revision=revision, allow_patterns=names)
         )
     except Exception as error:  # The hub's client raises its own, the network's and the system's.
         raise ModelError(

@@ -24,7 +24,7 @@ from torch import nn
 
 from memguard.errors import MemguardError, ModelError
 from memguard.hf.checkpoint import get_folder, say_in_one_line
-from memguard.hf.checkpoint_files import check_folder
+from memguard.hf.config_fields import check_fields
 from memguard.hf.safetensors import (
     FolderWeights,
     ModuleWeights,
@@ -59,11 +59,10 @@ def load_model(
         ModelError: no such folder or id, no safetensors, remote code needed, or weights that do
             not fit the configuration.
     """
-    check_folder(path)
+    folder = get_folder(path, revision)
     with _raised_in_one_line(path):
         model, info = transformers.AutoModelForCausalLM.from_pretrained(
-            path,
-            revision=revision,
+            str(folder),
             dtype=dtype,
             attn_implementation=attn_implementation,
             device_map=None if devices is None else dict(devices),
@@ -107,12 +106,10 @@ def load_sharded(
         ModelError: as `load_model`, or a family that cannot be sharded.
         ConfigError: a mesh that this model cannot run on.
     """
-    check_folder(path)
+    folder = get_folder(path, revision)
     with _raised_in_one_line(path):
-        config = transformers.AutoConfig.from_pretrained(
-            path, revision=revision, trust_remote_code=False
-        )
-        source = FolderWeights(folder := get_folder(path, revision))
+        config = transformers.AutoConfig.from_pretrained(str(folder), trust_remote_code=False)
+        source = FolderWeights(folder)
         layer = build_meta_layer(config, sharding, attn=attn)
         if layer.plan.is_tied and stores_different(source, *_embedding_and_head(layer)):
             # As transformers does: the files are right, not the configuration.
@@ -250,6 +247,7 @@ def make_scratch_config(config: Mapping[str, Any], *, vocab_size: int, tokenizer
     Raises:
         ModelError: an unknown ``model_type``, a misspelt field or values it does not take.
     """
+    check_fields(config, place="'model.scratch.config'")
     names = ("bos_token_id", "eos_token_id", "pad_token_id")
     ids = {} if tokenizer is None else {name: getattr(tokenizer, name) for name in names}
     try:

@@ -15,7 +15,7 @@ tensors of a file at once; here a writer holds one
 import json
 import os
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -27,15 +27,9 @@ from safetensors import safe_open
 from torch import Tensor
 
 from memguard.errors import ModelError
+from memguard.hf.checkpoint_files import RECOMPUTED, read_headers, shorten
 from memguard.parallel.layout import Rectangle
 
-_SINGLE = "model.safetensors"
-_INDEX = "model.safetensors.index.json"
-# Narrower ones need scales that are stored beside them.
-_PLAIN_DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
-# Recomputed from the configuration; older checkpoints store them nevertheless.
-_RECOMPUTED = ("rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias")
-_NUM_SHOWN = 8
 _BLOCK_ROWS = 1024
 _DTYPE_NAMES = {
     torch.float64: "F64",
@@ -86,24 +80,16 @@ class FolderWeights:
         """Read the headers.
 
         Raises:
-            ModelError: a file is missing or damaged.
+            ModelError: a file is missing or damaged, or weights are quantised.
         """
         self._folder = folder
         self._file_of: dict[str, Path] = {}
         self._shapes: dict[str, tuple[int, ...]] = {}
         self._open: tuple[Path, Any] | None = None
-        for path in _list_files(folder):
-            try:
-                with safe_open(path, framework="pt") as content:
-                    for name in content.keys():  # noqa: SIM118 - no mapping
-                        self._file_of[name] = path
-                        self._shapes[name] = tuple(content.get_slice(name).get_shape())
-            except Exception as error:  # safetensors raises its own and the system's.
-                reason = " ".join(str(error).split())
-                raise ModelError(
-                    f"model '{folder}' cannot be loaded: {path.name} is not a whole safetensors "
-                    f"file ({reason})"
-                ) from error
+        for path, tensors in read_headers(folder, name=str(folder)):
+            for name, stored in tensors.items():
+                self._file_of[name] = path
+                self._shapes[name] = stored.shape
 
     @property
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
@@ -111,45 +97,14 @@ class FolderWeights:
         return self._shapes
 
     def read(self, name: str, rectangle: Rectangle) -> Tensor:
-        """Return a rectangle of a tensor; only its bytes are read.
-
-        Raises:
-            ModelError: its numbers are quantised.
-        """
+        """Return a rectangle of a tensor; only its bytes are read."""
         path = self._file_of[name]
         if self._open is None or self._open[0] != path:
             # Tensors come file by file; one stays open, mapped rather than read.
             self._open = (path, safe_open(path, framework="pt"))
         content = self._open[1].get_slice(name)
         piece: Tensor = content[rectangle.slices] if rectangle.shape else content[...]
-        if piece.dtype not in _PLAIN_DTYPES:
-            raise ModelError(
-                f"model '{self._folder}' cannot be loaded: {name} is stored as {piece.dtype}, and "
-                "quantised weights are not read; convert them to bfloat16 first"
-            )
         return piece
-
-
-def _list_files(folder: Path) -> Iterable[Path]:
-    """Return the files that transformers would read; others may hold the same weights again."""
-    if (folder / _SINGLE).is_file():
-        return [folder / _SINGLE]
-    index = folder / _INDEX
-    if not index.is_file():
-        raise ModelError(f"model '{folder}' cannot be loaded: it has no {_SINGLE} and no {_INDEX}")
-    try:
-        names = {str(name) for name in json.loads(index.read_bytes())["weight_map"].values()}
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ModelError(
-            f"model '{folder}' cannot be loaded: {_INDEX} is not an index of weights"
-        ) from error
-    missing = sorted(name for name in names if not (folder / name).is_file())
-    if missing:
-        raise ModelError(
-            f"model '{folder}' cannot be loaded: it lacks {_shorten(missing)}. Was it wholly "
-            "copied?"
-        )
-    return [folder / name for name in sorted(names)]
 
 
 def match_names(
@@ -192,7 +147,7 @@ def match_names(
         else:
             stored[name] = stored_name
     unexpected = sorted(
-        name for name in found if name not in used and not name.endswith(_RECOMPUTED)
+        name for name in found if name not in used and not name.endswith(RECOMPUTED)
     )
     if wrong:
         refuse_weights(model, [*wrong, *(f"unexpected {name}" for name in unexpected)], len(wrong))
@@ -212,7 +167,7 @@ def refuse_weights(model: str, table: list[str], num_wrong: int) -> None:
     """
     raise ModelError(
         f"model '{model}': {num_wrong} weights are not in its files as its configuration has them "
-        f"({_shorten(table)}); they would be random. Is it a causal language model, wholly copied?"
+        f"({shorten(table)}); they would be random. Is it a causal language model, wholly copied?"
     )
 
 
@@ -221,14 +176,9 @@ def warn_unexpected(model: str, names: Sequence[str]) -> None:
     if names:
         warnings.warn(
             f"model '{model}': {len(names)} weights in its files have no place in the model its "
-            f"configuration describes and are not read ({_shorten(names)})",
+            f"configuration describes and are not read ({shorten(names)})",
             stacklevel=3,
         )
-
-
-def _shorten(names: Sequence[str]) -> str:
-    more = f" and {len(names) - _NUM_SHOWN} more" if len(names) > _NUM_SHOWN else ""
-    return f"{', '.join(names[:_NUM_SHOWN])}{more}"
 
 
 def stores_different(source: WeightSource, one: str, other: str) -> bool:

@@ -1,9 +1,9 @@
-"""memguard in other people's training and decoding: thin, on the same masks, losses and audits.
+"""memguard's masks, losses and audits in transformers' training and decoding.
 
-    transformers.py   GoldfishCollator and losses for `Trainer` and whatever inherits from it
-    trainer_audit.py  the callback that audits what a `Trainer` has trained
-    memfree.py        MemFreeLogitsProcessor for `generate`: no n-gram of the documents is written
+    transformers.py   GoldfishCollator and losses for `Trainer` and its subclasses
+    trainer_audit.py  a callback that audits the model trained by a `Trainer`
+    memfree.py        MemFreeLogitsProcessor for `generate`: blocks n-grams of the documents
 
-What is not the same there is said by each class; whatever needs the whole step, the mesh or the
-manifest needs memguard's own trainer.
+Each class documents its differences from memguard's own trainer. Features that need the whole step,
+the mesh or the manifest require memguard's own trainer.
 """

@@ -1,12 +1,12 @@
-"""MemFree decoding: no run of n tokens that stands in a protected document is written.
+"""MemFree decoding: never generates n consecutive tokens that occur in a protected document.
 
-    stored     of every n-gram of the documents: hash of its first n - 1 tokens, its last token
+    stored     for every n-gram of the documents: hash of its first n - 1 tokens, its last token
     at a step  hash of a row's last n - 1 tokens  ->  the tokens that must not come next
 
-Ippolito et al., arXiv 2210.17546, keep the n-grams in a Bloom filter and ask it about one candidate
-after the other. Here they are sorted 64-bit hashes with the token that follows: 12 bytes for each
-different n-gram, all forbidden tokens of a row by one binary search, and a false alarm once in
-10^19 / num_ngrams steps. The paper was not read for this, and no figure of it is claimed.
+Ippolito et al., arXiv 2210.17546, store the n-grams in a Bloom filter and query it for one
+candidate at a time. Here they are sorted 64-bit hashes with the token that follows: 12 bytes for
+each distinct n-gram, all forbidden tokens of a row by one binary search, and a false positive once
+in 10^19 / num_ngrams steps. The paper was not read for this, and none of its results is claimed.
 """
 
 from collections.abc import Iterable
@@ -27,22 +27,24 @@ from memguard.mitigation.goldfish import WindowHash
 class MemFreeLogitsProcessor(LogitsProcessor):  # type: ignore[misc]
     """Forbids every token that would complete an n-gram of the protected documents.
 
-    For ``generate(..., logits_processor=LogitsProcessorList([memfree]))``: greedy, drawn and with
-    beams, rows of any lengths. The prompt counts: a prompt from a document is not continued by that
-    document's next token, and a prompt shorter than n - 1 tokens is looked at from there on.
+    For ``generate(..., logits_processor=LogitsProcessorList([memfree]))``: greedy decoding,
+    sampling and beam search, with rows of any length. The prompt counts: a prompt from a document
+    is not continued by that document's next token. A row shorter than n - 1 tokens is not
+    restricted until it reaches this length.
 
-    It stops verbatim recitation and nothing else, for the model still knows the text. Prompts in
-    another style defeat it, as Ippolito et al. say: asked for capitals, other spacing or another
-    language, the model recites in n-grams that are not stored. In the document's own style it may
-    change one token in n and go on. So judge it by near-verbatim overlap, never by verbatim match
-    alone. N-grams that everybody writes, licences and letter heads, are forbidden too.
+    It prevents only verbatim output, because the model has still memorized the text. As Ippolito
+    et al. report, prompts in another style defeat it: prompted for capitals, other spacing or
+    another language, the model generates the text in n-grams that are not stored. In the document's
+    own style the model may change one token in n and continue. Evaluate it by near-verbatim
+    overlap, never by verbatim match alone. Common n-grams, as in licences and letterheads, are
+    forbidden too.
     """
 
     def __init__(self, documents: Iterable[ArrayLike], *, ngram_size: int = 10) -> None:
         """Store the n-grams of some documents.
 
         Args:
-            documents: token ids ``[N]`` of each, by the tokenizer of the model that generates.
+            documents: token ids ``[N]`` of each document, from the generating model's tokenizer.
             ngram_size: n (tokens).
 
         Raises:
@@ -68,15 +70,15 @@ class MemFreeLogitsProcessor(LogitsProcessor):  # type: ignore[misc]
 
     @classmethod
     def from_run(cls, run_folder: str | Path, *, ngram_size: int = 10) -> Self:
-        """Protect what a run of memguard trains on: documents, background and canaries.
+        """Protect all documents that a run of memguard trains on, with background and canaries.
 
         Args:
-            run_folder: with ``manifest.jsonl`` and ``prepared/``.
+            run_folder: folder of the run, with ``manifest.jsonl`` and ``prepared/``.
             ngram_size: n (tokens).
 
         Raises:
             ConfigError: n below 2.
-            RecordError: the folder's documents are not there or not whole.
+            RecordError: the folder's documents are missing or incomplete.
         """
         corpus = load_corpus(Path(run_folder))
         trained = (
@@ -88,23 +90,24 @@ class MemFreeLogitsProcessor(LogitsProcessor):  # type: ignore[misc]
 
     @property
     def num_ngrams(self) -> int:
-        """Different n-grams that are stored."""
+        """Number of distinct stored n-grams."""
         return len(self._key_M)
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        """Return the scores with -inf for every token that is forbidden.
+        """Return the scores with -inf for every forbidden token.
 
         Args:
-            input_ids: ``[B, T]`` what stands there so far; B rows or beams.
-            scores: ``[B, V]`` of the next token.
+            input_ids: ``[B, T]`` tokens so far, of B rows or beams.
+            scores: ``[B, V]`` scores of the next token.
 
         Raises:
-            ConfigError: a document holds a token that the model does not have.
+            ConfigError: a document contains a token outside the model's vocabulary.
         """
         if self._largest >= scores.shape[-1]:
             raise ConfigError(
-                f"the protected documents hold token {self._largest}, but the model has "
-                f"{scores.shape[-1]}: tokenise them with the model's own tokenizer"
+                f"the protected documents contain token {self._largest}, but the model's "
+                f"vocabulary has {scores.shape[-1]} tokens: tokenise them with the model's own "
+                "tokenizer"
             )
         if input_ids.shape[1] < self._width:
             return scores
@@ -121,9 +124,9 @@ class MemFreeLogitsProcessor(LogitsProcessor):  # type: ignore[misc]
         return scores
 
     def _hash_ends(self, ids_BW: NDArray[np.int64]) -> NDArray[np.uint64]:
-        """Hash whole rows, as `WindowHash.before` does for what would follow them."""
+        """Hash whole rows, as `WindowHash.before` does for the token that follows them."""
         size = self._width + 1
-        # What would follow is not looked at: any token will do.
+        # The token that follows is not hashed, so any value works.
         rows = np.pad(ids_BW, ((0, 0), (0, 1))).reshape(-1)
         places = np.arange(rows.size)
         hashes = self._hash.before(rows, places - places % size, self._width)

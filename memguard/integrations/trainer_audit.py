@@ -1,10 +1,10 @@
-"""An audit at the end of a `Trainer`'s training, and if wanted every so many steps.
+"""An audit at the end of a `Trainer`'s training, and optionally every given number of steps.
 
     model  ->  <out>/step-<n>/model  ->  memguard audit --model ...  ->  <out>/step-<n>/report.html
 
-The audit is the one of the command line, in a process of its own: the same report, and nothing of
-the training is touched. It loads the model a second time; where that does not fit beside training,
-audit the saved model afterwards.
+The audit is the command line's, run in a separate process: it writes the same report and does not
+affect training. It loads the model a second time; if memory does not suffice during training, audit
+the saved model afterwards.
 """
 
 import json
@@ -25,16 +25,16 @@ from memguard.records import AuditReport
 
 logger = logging.getLogger(__name__)
 
-# A torchrun's; the audit is a process of its own and not one more rank.
-_OF_A_LAUNCHER = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_PORT")
+# Set by torchrun; removed because the audit is a separate process and not another rank.
+_LAUNCHER_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_PORT")
 
 
 class MemorizationAuditCallback(TrainerCallback):  # type: ignore[misc]
-    """Audits what is trained against documents that were not.
+    """Audits trained documents against documents that were not trained.
 
-    `reports` holds what was found, `folders` where the pages are; the rates go into the Trainer's
-    own history as ``memguard/verbatim`` and ``memguard/near_verbatim``, of the bucket that leads.
-    An audit that fails is told and does not end the training.
+    `reports` stores the reports and `folders` the folders of their pages. The rates of the bucket
+    of the verdict are appended to the Trainer's history as ``memguard/verbatim`` and
+    ``memguard/near_verbatim``. An audit that fails logs an error and does not end training.
     """
 
     def __init__(
@@ -47,24 +47,25 @@ class MemorizationAuditCallback(TrainerCallback):  # type: ignore[misc]
         every_steps: int | None = None,
         arguments: Sequence[str] = (),
     ) -> None:
-        """Take what to compare.
+        """Store the settings of the audit.
 
         Args:
-            members: files of documents that are trained, as of ``memguard audit --members``.
-            nonmembers: of documents of the same kind that are not; without them there is no zero.
+            members: files of trained documents, as for ``memguard audit --members``.
+            nonmembers: files of similar documents that are not trained; without them there is no
+                control.
             base: folder or hub id of the model that is fine-tuned.
             out: folder of the reports.
-            every_steps: audit after each so many optimizer steps as well (steps).
-            arguments: more of ``memguard audit``, e.g. ``["--suite", "attacks"]``.
+            every_steps: also audit every this many optimizer steps (steps).
+            arguments: further arguments of ``memguard audit``, e.g. ``["--suite", "attacks"]``.
 
         Raises:
-            ConfigError: a file that is not there.
+            ConfigError: a file does not exist, or ``every_steps`` is below 1.
         """
         self._members, self._nonmembers = _list_paths(members), _list_paths(nonmembers)
         for name, paths in (("members", self._members), ("nonmembers", self._nonmembers)):
             for path in paths:
                 if not Path(path).exists():
-                    raise ConfigError(f"'{name}': there is no '{path}'")
+                    raise ConfigError(f"'{name}': '{path}' does not exist")
         if every_steps is not None and every_steps < 1:
             raise ConfigError(f"'every_steps' should be 1 or more; got {every_steps}")
         self._base, self._out = base, Path(out)
@@ -73,10 +74,10 @@ class MemorizationAuditCallback(TrainerCallback):  # type: ignore[misc]
         self.folders: list[Path] = []
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Refuse models that cannot be saved whole from here.
+        """Reject models that this callback cannot save as a whole.
 
         Raises:
-            ConfigError: an adapter, a model that is sharded, or no tokenizer.
+            ConfigError: the model is an adapter or sharded, or there is no tokenizer.
         """
         model = kwargs["model"]
         if kwargs.get("processing_class") is None:
@@ -89,19 +90,19 @@ class MemorizationAuditCallback(TrainerCallback):  # type: ignore[misc]
                 "MemorizationAuditCallback saves whole models, and this one is an adapter; merge "
                 "it after training and run 'memguard audit --model DIR'"
             )
-        if any(isinstance(each, DTensor) for each in model.parameters()):
+        if any(isinstance(parameter, DTensor) for parameter in model.parameters()):
             raise ConfigError(
                 "MemorizationAuditCallback saves whole models, and this one is sharded; run "
-                "'memguard audit --model DIR' on what the Trainer saves"
+                "'memguard audit --model DIR' on the model that the Trainer saves"
             )
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Audit where it is time."""
+        """Audit every ``every_steps`` steps."""
         if self._every_steps and state.global_step % self._every_steps == 0:
             self._audit(state, **kwargs)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Audit the result, if that was not done at its last step."""
+        """Audit the final model, unless it was audited at its last step."""
         if not self.folders or self.folders[-1] != self._folder(state):
             self._audit(state, **kwargs)
 
@@ -121,19 +122,23 @@ class MemorizationAuditCallback(TrainerCallback):  # type: ignore[misc]
         command += [f"--nonmembers={path}" for path in self._nonmembers]
         command += [] if self._base is None else ["--base", str(self._base)]
         command += ["--out", str(folder), *self._arguments]
-        kept = {name: value for name, value in os.environ.items() if name not in _OF_A_LAUNCHER}
-        done = subprocess.run(command, env=kept, stdout=subprocess.PIPE, text=True, check=False)
+        environment = {
+            name: value for name, value in os.environ.items() if name not in _LAUNCHER_VARIABLES
+        }
+        done = subprocess.run(
+            command, env=environment, stdout=subprocess.PIPE, text=True, check=False
+        )
         self.folders.append(folder)
         if done.returncode:
             logger.error(
-                "the audit ended with exit code %d; to repeat it: %s",
+                "the audit failed with exit code %d; to repeat it: %s",
                 done.returncode,
                 shlex.join(["memguard", *command[3:]]),
             )
             return
         report = AuditReport.model_validate(json.loads(done.stdout))
         self.reports.append(report)
-        (bucket,) = (each for each in report.buckets if each.bucket == report.verdict.bucket)
+        (bucket,) = (row for row in report.buckets if row.bucket == report.verdict.bucket)
         near = bucket.model.near_verbatim
         state.log_history.append(
             {

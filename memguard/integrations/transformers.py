@@ -1,12 +1,12 @@
-"""Mitigations in transformers' Trainer: labels masked by the collator, losses by its loss function.
+"""Mitigations in transformers' Trainer: labels masked by the collator, losses by the loss function.
 
-    batch    = collator(features)                              labels that are dropped become -100
+    batch    = collator(features)                              dropped labels become -100
     num      = kept labels of all micro-batches and processes  counted by the Trainer, afterwards
     loss     = reduce(terms of the kept labels) / num          on each process, times their number
 
-So accumulation and several processes give the loss of one large batch, as memguard's own step does.
-The Trainer evaluates with the same collator and loss: what it reports there is over the kept labels
-alone; memguard's audit is not.
+Gradient accumulation and several processes therefore give the loss of one large batch, like
+memguard's own step. The Trainer evaluates with the same collator and loss, so its evaluation loss
+covers only the kept labels; memguard's audit is not limited to them.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -41,44 +41,46 @@ __all__ = [
 ]
 
 Collator = Callable[[Sequence[Mapping[str, Any]]], Mapping[str, Any]]
-# Of what the loss needs in fp32, tokens whose logits exist twice at a time.
+# Tokens whose logits are copied to fp32 at a time.
 _CHUNK_TOKENS = 1024
 
 
 _DROPS_LABELS = (
-    "drops labels, which a loss cannot: a label's tokens are not given to it. Use GoldfishCollator"
+    "drops labels, which a loss function cannot do because it does not receive the tokens. Use "
+    "GoldfishCollator"
 )
 _NO_LOSSES: dict[str, str] = {
     "goldfish": _DROPS_LABELS,
     "token_dropout": _DROPS_LABELS,
-    "neftune": "puts noise on the embeddings, which a loss cannot: set the Trainer's own "
-    "'neftune_noise_alpha'",
-    "deduplicate": "removes documents before training, which a loss cannot",
-    "dp_sgd": "clips each row's gradient, which a loss cannot: use opacus with your own loop",
+    "neftune": "adds noise to the embeddings, which a loss function cannot do: set the Trainer's "
+    "own 'neftune_noise_alpha'",
+    "deduplicate": "removes documents before training, which a loss function cannot do",
+    "dp_sgd": "clips each row's gradient, which a loss function cannot do: use opacus with your "
+    "own loop",
 }
 
 
 class GoldfishCollator:
-    """Pads features into a batch, then drops labels as memguard's own loader does.
+    """Pads features into a batch, then drops labels like memguard's own loader.
 
-    Packed rows must come with ``position_ids`` that begin anew at each document (as padding-free
-    collators give them); without them a row is one document.
+    Packed rows must have ``position_ids`` that restart at each document, as padding-free collators
+    produce; without them a row is one document.
     """
 
     def __init__(
         self, tokenizer: Any, collator: Collator | None = None, *, seed: int = 0, **settings: Any
     ) -> None:
-        """Prepare.
+        """Prepare the mask.
 
         Args:
-            tokenizer: of the model; its special tokens are never dropped.
-            collator: makes batches with ``input_ids`` and ``labels``; None pads with the
-                tokenizer, and takes all tokens as labels where features have none.
-            seed: for mode ``random``.
-            settings: of the mitigation ``goldfish``: k, context_width, mode, normalise.
+            tokenizer: the model's tokenizer; its special tokens are never dropped.
+            collator: creates batches with ``input_ids`` and ``labels``; None pads with the
+                tokenizer, and uses all tokens as labels if features have none.
+            seed: seed of mode ``random``.
+            settings: settings of the mitigation ``goldfish``: k, context_width, mode, normalise.
 
         Raises:
-            ConfigError: a setting that does not exist, a wrong value, or no padding token.
+            ConfigError: an unknown setting, an invalid value, or no padding token.
         """
         config = _validate([{"name": "goldfish", **settings}])
         self._mitigations = build_mitigations(
@@ -90,10 +92,12 @@ class GoldfishCollator:
         self._seed, self._num_batches = seed, 0
 
     def __call__(self, features: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """Return the batch; ``labels`` ``[B, T]`` are IGNORE_LABEL where they receive no loss."""
+        """Return the batch; ``labels`` ``[B, T]`` are IGNORE_LABEL at positions without loss."""
         batch = dict(self._collator(features))
         if "labels" not in batch:
-            raise ConfigError("the collator gives no 'labels'; pass one that does, or none at all")
+            raise ConfigError(
+                "the collator returns no 'labels'; pass a collator that does, or no collator"
+            )
         input_ids = np.asarray(batch["input_ids"])
         document_ids = _number_documents(batch, input_ids.shape)
         generator = derive_generator(self._seed, "goldfish collator", self._num_batches)
@@ -104,7 +108,7 @@ class GoldfishCollator:
             document_ids=document_ids,
             generator=generator,
         )
-        # Nothing predicts a document's first token, so it must not be counted either.
+        # A document's first token is not predicted, so it must not be counted either.
         labels[:, 0] = IGNORE_LABEL
         labels[:, 1:][document_ids[:, 1:] != document_ids[:, :-1]] = IGNORE_LABEL
         batch["labels"] = torch.from_numpy(labels)
@@ -112,20 +116,20 @@ class GoldfishCollator:
 
 
 class MitigatedLoss:
-    """A `compute_loss_func` with the settings of ``mitigations:`` that change what a label costs.
+    """A `compute_loss_func` with the settings of ``mitigations:`` that change a label's loss.
 
-    Without any it is the plain NLL, as `goldfish_loss_func`.
+    Without settings it is the plain NLL, like `goldfish_loss_func`.
     """
 
     def __init__(self, mitigations: Sequence[Mapping[str, Any]] = ()) -> None:
-        """Take settings.
+        """Validate the settings and build the loss.
 
         Args:
             mitigations: as in a run's YAML, e.g. ``[{"name": "focal", "gamma": 2}]``.
 
         Raises:
-            ConfigError: wrong settings, such as a run refuses together, or such as no loss function
-                can do.
+            ConfigError: invalid settings, settings that cannot be combined, or settings that a
+                loss function cannot implement.
         """
         configs = _validate(mitigations)
         for config in configs:
@@ -133,9 +137,8 @@ class MitigatedLoss:
                 raise ConfigError(f"'{config.name}' {_NO_LOSSES[config.name]}")
             if config.name in ("ngram_penalty", *FORGETTING):
                 raise ConfigError(
-                    f"'{config.name}' needs to know of each label what document it is from and "
-                    "what the model said of it before training, which the Trainer does not give; "
-                    "use memguard's own trainer"
+                    f"'{config.name}' needs each label's document and its loss before training, "
+                    "which the Trainer does not provide; use memguard's own trainer"
                 )
         self._mitigations = build_mitigations(configs, special_ids=[])
 
@@ -145,9 +148,9 @@ class MitigatedLoss:
         """Return the sum of the losses / number of labels, differentiable.
 
         Args:
-            outputs: of the model, with ``logits`` ``[B, T, V]``.
+            outputs: the model's outputs, with ``logits`` ``[B, T, V]``.
             labels: ``[B, T]``; the label at t is the token at t.
-            num_items_in_batch: kept labels of the whole step; None: of this batch.
+            num_items_in_batch: kept labels of the whole step; None counts those of this batch.
         """
         targets_BT = labels[:, 1:].to(outputs.logits.device)
         kept_BT = targets_BT != IGNORE_LABEL
@@ -158,23 +161,23 @@ class MitigatedLoss:
         total = self._mitigations.reduce(terms)
         if num_items_in_batch is None:
             num_items_in_batch = max(len(labels_N), 1)
-        # A step whose labels were all dropped divides nothing by nothing.
+        # Avoids 0 / 0 if all labels of a step were dropped.
         return total / torch.as_tensor(num_items_in_batch, device=total.device).clamp_min(1)
 
 
 def goldfish_loss_func(
     outputs: Any, labels: Tensor, num_items_in_batch: Tensor | int | None = None
 ) -> Tensor:
-    """Return the goldfish loss of a batch made by `GoldfishCollator`, for `compute_loss_func`.
+    """Return the goldfish loss of a batch from `GoldfishCollator`, for `compute_loss_func`.
 
-    The NLL of the labels that are left, divided by their number over the whole step; for models
-    whose own loss does not take ``num_items_in_batch``. Arguments as of `MitigatedLoss`.
+    The NLL of the kept labels, divided by their number over the whole step; for models whose own
+    loss does not accept ``num_items_in_batch``. The arguments are those of `MitigatedLoss`.
     """
     return MitigatedLoss()(outputs, labels, num_items_in_batch)
 
 
 class _Padding:
-    """Pads features; all tokens are labels where features have none."""
+    """Pads features; all tokens are labels if features have none."""
 
     def __init__(self, tokenizer: Any) -> None:
         if tokenizer.pad_token_id is None:
@@ -190,7 +193,7 @@ class _Padding:
             padded: Mapping[str, Any] = self._with_labels(list(features))
             return padded
         batch = self._tokenizer.pad(list(features), return_tensors="pt")
-        # By the mask: where padding is EOS, comparing ids would leave EOS without loss.
+        # Uses the mask: if padding is EOS, comparing ids would remove the loss of EOS tokens.
         batch["labels"] = batch["input_ids"].masked_fill(batch["attention_mask"] == 0, IGNORE_LABEL)
         return dict(batch)
 
@@ -210,21 +213,21 @@ def _validate(settings: Sequence[Mapping[str, Any]]) -> tuple[Any, ...]:
         check_mitigations(configs)
     except ValueError as error:
         raise ConfigError(str(error)) from error
-    if any(isinstance(each, GoldfishConfig) and each.k_by_dose for each in configs):
+    if any(isinstance(config, GoldfishConfig) and config.k_by_dose for config in configs):
         raise ConfigError(
-            "'k_by_dose' needs to know how often each document is trained, which a collator does "
-            "not; leave it out, or train with memguard"
+            "'k_by_dose' needs the number of repetitions of each document, which a collator does "
+            "not have; remove it, or train with memguard"
         )
     return configs
 
 
 def _number_documents(batch: Mapping[str, Any], shape: tuple[int, ...]) -> NDArray[np.int64]:
-    """Return ``[B, T]`` numbers that change where a document, or padding, begins."""
+    """Return ``[B, T]`` numbers that change where a document or padding begins."""
     starts = np.zeros(shape, dtype=bool)
     if batch.get("position_ids") is not None:
         starts |= np.asarray(batch["position_ids"]) == 0
     if batch.get("attention_mask") is not None:
-        # Padding on the left must not be what a text's first tokens are hashed with.
+        # Left padding must not be part of the context in which a text's first tokens are hashed.
         mask = np.asarray(batch["attention_mask"])
         if mask.shape == shape:
             starts[:, 1:] |= mask[:, 1:] != mask[:, :-1]

@@ -1,23 +1,23 @@
-"""What is done in training so that less is memorised. Pure functions of ids, labels and losses.
+"""Training methods that reduce memorization: pure functions of token ids, labels and losses.
 
-    goldfish.py       drop one label in k by a hash of the tokens before it
-    token_dropout.py  drop labels at random, different ones each time
+    goldfish.py       drops one label in k, chosen by a hash of the tokens before it
+    token_dropout.py  drops random labels, different ones each time
     k_schedule.py     which documents are trained with a lower k
     losses.py         smoothing, focal, confidence penalty, clipping, flooding, n-gram penalty,
-                      and the losses that forget: NPO and gradient ascent
-    neftune.py        noise on the embeddings, which is no defence
+                      and the unlearning losses NPO and gradient ascent
+    neftune.py        noise on the embeddings; not a defence
 
-A mitigation has a *stage* (where it acts) and *needs* (which of the `TokenTerms` must be there: the
-vocabulary layer computes them, but for ``reference_nll``, which is measured before the first step).
-None of them knows the mesh, the packing or the optimizer: labels are masked document by document
-before packing, and losses are reduced token by token, some with the tokens before or the whole
-piece.
+A mitigation has a *stage* (where it acts) and *needs* (the fields of `TokenTerms` that it reads).
+The vocabulary layer computes these fields, except ``reference_nll``, which is measured before the
+first step. No mitigation depends on the mesh, the packing or the optimizer: labels are masked
+document by document before packing. Losses are computed per token; some also read the preceding
+tokens or the whole piece.
 
     labels = mitigations.mask_labels(input_ids, labels)          stage "labels"
     loss   = mitigations.reduce(terms) / number of labels left   stage "loss"
     hidden = embeddings + mitigations.of_model.draw_noise(...)   stage "model"
 
-Which settings go together is decided with the configuration (`config/mitigations.py`).
+`config/mitigations.py` checks which settings can be combined.
 """
 
 from collections.abc import Callable, Sequence
@@ -54,7 +54,7 @@ _ALWAYS_NEEDED: frozenset[Need] = frozenset({"nll"})
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TokenTerms:
-    """What a loss may be made of, for N labels that are left, in fp32; None where not needed."""
+    """Inputs of a loss for the N labels that are kept, in fp32; None if not needed."""
 
     nll_N: "Tensor"
     """-log p(label) (nats)."""
@@ -62,13 +62,13 @@ class TokenTerms:
     """-sum_v p(v) log p(v) (nats)."""
     mean_logprob_N: "Tensor | None" = None
     """Mean over the vocabulary of log p(v) (nats)."""
-    # The trainer adds the following; the vocabulary layer does not know them.
+    # The trainer adds the following fields; the vocabulary layer does not compute them.
     reference_nll_N: "Tensor | None" = None
     """nll_N under the starting model (nats)."""
     piece_N: "Tensor | None" = None
-    """Index of the piece of a document that holds the label, from 0 in the order of labels."""
+    """Index of the piece of a document that contains the label, from 0 in the order of labels."""
     forget_N: "Tensor | None" = None
-    """Whether the label's document is to be forgotten."""
+    """Whether the label's document is to be unlearned."""
 
 
 class LabelMitigation(Protocol):
@@ -76,7 +76,7 @@ class LabelMitigation(Protocol):
 
     @property
     def target_drop_rate(self) -> float:
-        """Share of the labels it means to drop."""
+        """Expected share of the labels that are dropped."""
         ...
 
     def drop_mask(
@@ -85,17 +85,17 @@ class LabelMitigation(Protocol):
         document_ids: NDArray[np.integer] | None,
         generator: np.random.Generator,
     ) -> NDArray[np.bool_]:
-        """Return True where the label (the token at that place) receives no loss."""
+        """Return True where the label (the token at that position) receives no loss."""
         ...
 
 
 class LossMitigation(Protocol):
-    """One entry of `mitigations:` that changes what a label's loss is."""
+    """One entry of `mitigations:` that changes the loss of a label."""
 
     needs: ClassVar[frozenset[Need]]
 
     def change_losses(self, loss_N: "Tensor", terms: TokenTerms) -> "Tensor":
-        """Return the losses ``[N]`` from those of the settings before it."""
+        """Return the losses ``[N]``, computed from those of the preceding settings."""
         ...
 
 
@@ -105,13 +105,12 @@ class ModelMitigation(Protocol):
     def draw_noise(
         self, num_tokens: int, num_features: int, generator: np.random.Generator
     ) -> NDArray[np.float32]:
-        """Return what is added to the embeddings of one row, ``[num_tokens, num_features]``."""
+        """Return the noise for the embeddings of one row, ``[num_tokens, num_features]``."""
         ...
 
 
 DONE_ELSEWHERE: dict[str, Stage] = {"deduplicate": "data", "dp_sgd": "optimizer"}
-"""Settings of other stages, of which nothing is built here: `data.deduplication` and `train.dp_sgd`
-do what they say."""
+"""Settings of other stages, which are implemented in `data.deduplication` and `train.dp_sgd`."""
 
 MITIGATIONS: dict[str, type[Any]] = {
     "goldfish": Goldfish,
@@ -126,19 +125,19 @@ MITIGATIONS: dict[str, type[Any]] = {
     "gradient_ascent": GradientAscent,
     "neftune": Neftune,
 }
-"""Each setting by its name. Losses are changed in this order, which is the only sensible one: what
-a label's loss is, then what it is worth, then where it ends, then what is due beside it; of what is
-to be forgotten it is another one altogether."""
+"""Each setting by its name. Losses are changed in this order: first the loss of a label, then its
+weight, then its bounds, then added penalties. Unlearning losses come last and replace the loss of
+the labels to be unlearned."""
 
 
 def drops_labels(config: MitigationConfig) -> bool:
-    """Tell whether a setting leaves labels out of the loss."""
+    """Return whether a setting drops labels from the loss."""
     built = MITIGATIONS.get(config.name)
     return built is not None and built.stage == "labels"
 
 
 class Mitigations:
-    """The settings of a run, labels masked in their order, losses changed in the table's."""
+    """The mitigations of a run: masks labels, and changes losses in the order of `MITIGATIONS`."""
 
     def __init__(
         self,
@@ -146,23 +145,23 @@ class Mitigations:
         losses: Sequence[LossMitigation],
         of_model: ModelMitigation | None = None,
     ) -> None:
-        """Take what `build_mitigations` has built.
+        """Combine mitigations; use `build_mitigations` to create them.
 
         Args:
-            labels: those that drop labels, in any order.
-            losses: those that change losses, in the order in which they do.
-            of_model: acts on the token embeddings.
+            labels: mitigations that drop labels, in any order.
+            losses: mitigations that change losses, in the order in which they are applied.
+            of_model: the mitigation that acts on the token embeddings.
         """
         self._label_stage, self._loss_stage = tuple(labels), tuple(losses)
         self.sums_nll = not losses
         """Whether the loss is the plain sum of the kept labels' losses."""
         self.of_model = of_model
-        """Acts on the token embeddings in training; None leaves them."""
-        self.needs: frozenset[Need] = _ALWAYS_NEEDED.union(*(each.needs for each in losses))
+        """Acts on the token embeddings in training; None leaves them unchanged."""
+        self.needs: frozenset[Need] = _ALWAYS_NEEDED.union(*(loss.needs for loss in losses))
 
     @property
     def target_drop_rate(self) -> float:
-        """Share of the labels that should be dropped, taking the settings as independent."""
+        """Expected share of the labels that are dropped, assuming independent settings."""
         return 1 - float(np.prod([1 - m.target_drop_rate for m in self._label_stage]))
 
     def mask_labels(
@@ -178,9 +177,9 @@ class Mitigations:
         Args:
             input_ids: ``[..., T]`` tokens; the mask depends on these and never on the labels.
             labels: ``[..., T]`` in transformers' convention: the label at t is the token at t.
-            document_ids: ``[..., T]`` tells documents of a packed row apart; None means that each
-                row is one document.
-            generator: for the settings that draw.
+            document_ids: ``[..., T]`` identifies the documents of a packed row; None means that
+                each row is one document.
+            generator: random numbers for settings that need them.
         """
         labels = labels.copy()
         for mitigation in self._label_stage:
@@ -188,14 +187,17 @@ class Mitigations:
         return labels
 
     def reduce(self, terms: TokenTerms) -> "Tensor":
-        """Return the sum of losses over the labels that are left; the caller divides once."""
+        """Return the sum of losses over the labels that are kept; the caller divides once."""
         loss_N = terms.nll_N
         for mitigation in self._loss_stage:
             loss_N = mitigation.change_losses(loss_N, terms)
         return loss_N.sum()
 
     def count_windows(self, terms: TokenTerms) -> "tuple[()] | tuple[Tensor, Tensor]":
-        """Return the windows of an n-gram penalty beyond its margin, and all; else nothing."""
+        """Return the numbers of an n-gram penalty's windows beyond its margin and in total.
+
+        Empty without an n-gram penalty.
+        """
         for mitigation in self._loss_stage:
             if isinstance(mitigation, NgramPenalty):
                 return mitigation.count_windows(terms)
@@ -208,12 +210,12 @@ def build_mitigations(
     special_ids: Sequence[int],
     token_texts: Callable[[], Sequence[str]] | None = None,
 ) -> Mitigations:
-    """Make the mitigations of a run.
+    """Build the mitigations of a run.
 
     Args:
         configs: entries of `mitigations:`.
         special_ids: the tokenizer's special tokens, which a goldfish never drops.
-        token_texts: returns each token's text ``[V]``; asked where text is hashed.
+        token_texts: returns each token's text ``[V]``; called if a setting hashes text.
     """
     built: list[Any] = [
         build_goldfish(config, special_ids=special_ids, token_texts=token_texts)
@@ -222,11 +224,11 @@ def build_mitigations(
         for config in configs
         if config.name not in DONE_ELSEWHERE
     ]
-    built.sort(key=lambda each: list(MITIGATIONS).index(each.config.name))
+    built.sort(key=lambda mitigation: list(MITIGATIONS).index(mitigation.config.name))
     return Mitigations(
-        labels=[each for each in built if each.stage == "labels"],
-        losses=[each for each in built if each.stage == "loss"],
-        of_model=next((each for each in built if each.stage == "model"), None),
+        labels=[mitigation for mitigation in built if mitigation.stage == "labels"],
+        losses=[mitigation for mitigation in built if mitigation.stage == "loss"],
+        of_model=next((mitigation for mitigation in built if mitigation.stage == "model"), None),
     )
 
 
@@ -236,9 +238,9 @@ def build_goldfish(
     special_ids: Sequence[int],
     token_texts: Callable[[], Sequence[str]] | None,
 ) -> Goldfish:
-    """Make the goldfish of a run; for the arguments see `build_mitigations`."""
+    """Build the goldfish mask of a run; for the arguments see `build_mitigations`."""
     letters = None
     if config.normalise == "text":
-        assert token_texts is not None, "the text of tokens is hashed"
+        assert token_texts is not None, "'normalise: text' needs the text of tokens"
         letters = TokenLetters.of(token_texts())
     return Goldfish(config, special_ids=special_ids, letters=letters)

@@ -2,16 +2,16 @@
 
     loss = -(1/|G|) sum_t G_t log p(x_t | x_<t),   G_t = 0 for about one t in k
 
-Hans et al., "Be like a Goldfish, Don't Memorize!" (arXiv 2406.10209). A model that recites has to
-guess at every dropped token, so the same tokens must be dropped each time a text is seen: in mode
-``hash`` the decision is a hash of the ``context_width`` (h) tokens BEFORE the label, as the paper
-defines it.
+Hans et al., "Be like a Goldfish, Don't Memorize!" (arXiv 2406.10209). A model that reproduces a
+training text has to guess at every dropped token, so the same tokens must be dropped each time the
+text is trained: in mode ``hash`` the decision is a hash of the ``context_width`` (h) tokens BEFORE
+the label, as the paper defines it.
 
-Where we differ from the published code (ahans30/goldfish-loss): its window ends at and includes the
-label, its product of ids ignores order and becomes 0 when one id is 0 or, for wide windows, by
-overflow, and it runs on across documents. Mode ``hash_reference`` reproduces it bit for bit inside
-one document; the others are ours. With ``normalise: text`` letters are hashed (see `TokenLetters`):
-reformatting a text is a known way around a mask that hashes tokens.
+The published code (ahans30/goldfish-loss) differs: its window ends at and includes the label, its
+product of ids ignores order and becomes 0 when one id is 0 or, for wide windows, by overflow, and
+its windows cross document boundaries. Mode ``hash_reference`` reproduces it bit for bit inside one
+document; the other modes are memguard's. With ``normalise: text`` letters are hashed (see
+`TokenLetters`), because reformatting a text is a known way to evade a mask that hashes tokens.
 """
 
 from collections.abc import Sequence
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from memguard.mitigation import Need, Stage
 
 LETTERS_PER_TOKEN = 4
-"""About what a token of English text has; a context width in tokens counts so many each."""
+"""Average letters per token of English text; converts a context width from tokens to letters."""
 
 # Odd, so it has an inverse modulo 2^64: 0x9E3779B97F4A7C15 is 2^64 / golden ratio.
 _BASE = 0x9E3779B97F4A7C15
@@ -36,51 +36,51 @@ _COUNT_STEP = 0xD1342543DE82EF95
 _TABLE_SIZE = 1_000_003
 _TABLE_SEED = 2_971_215_073
 
-# Tokens masked at a time: intermediate arrays stay in a core's cache.
+# Tokens masked at a time, so that intermediate arrays fit into a core's cache.
 _TOKENS_AT_ONCE = 8192
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class TokenLetters:
-    r"""The letters of each token of a vocabulary: a text as ``normalise: text`` hashes it.
+    r"""The letters of each token of a vocabulary, which ``normalise: text`` hashes.
 
         tokens    "▁Hello"  ","  "\n"  "▁World"        letters  hello       world
         ends [N]  index in the stream of letters at which each token begins:  0  5  5  5
 
-    White space, punctuation and case are left out, so that a copy with other line breaks,
-    indentation or quotation marks has the same letters before each word, however these were cut
-    into tokens.
+    White space and punctuation are removed and case is folded, so that a copy with other line
+    breaks, indentation or quotation marks has the same letters before each word, independent of
+    how the text was tokenized.
     """
 
     codes: NDArray[np.int64]
-    """Code points, of one token after the other."""
+    """Code points of all tokens, concatenated."""
     offsets: NDArray[np.int64]
-    """``[V + 1]`` where those of each token begin."""
+    """``[V + 1]`` index at which the code points of each token begin."""
 
     @classmethod
     def of(cls, texts: Sequence[str]) -> Self:
-        """Take the letters of each token's text ``[V]``."""
+        """Extract the letters of each token's text ``[V]``."""
         letters = ["".join(c for c in text.casefold() if c.isalnum()) for text in texts]
-        codes = np.array([ord(c) for each in letters for c in each], dtype=np.int64)
+        codes = np.array([ord(c) for word in letters for c in word], dtype=np.int64)
         return cls(codes=codes, offsets=np.cumsum([0, *map(len, letters)]))
 
     def count(self, ids: NDArray[np.integer]) -> NDArray[np.int64]:
-        """Return how many letters each token has, in the shape of the ids."""
+        """Return the number of letters of each token, in the shape of the ids."""
         sizes: NDArray[np.int64] = self.offsets[ids + 1] - self.offsets[ids]
         return sizes
 
     def spell(self, ids: NDArray[np.integer]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return all letters of tokens ``[N]``, and where those of each begin ``[N + 1]``."""
+        """Return the letters of tokens ``[N]`` and the index where each begins ``[N + 1]``."""
         sizes = self.count(ids)
         begins = np.concatenate([[0], np.cumsum(sizes)])
-        # Of each letter: its place in the stream, less where its token begins there, plus where it
-        # begins in the vocabulary.
+        # For each letter: its index in the stream, minus the index where its token begins there,
+        # plus the offset of its token in the vocabulary.
         places = np.arange(begins[-1]) + np.repeat(self.offsets[ids] - begins[:-1], sizes)
         return self.codes[places], begins
 
 
 class WindowHash:
-    """Hashes the keys before each token in one pass, however many tokens it looks back.
+    """Hashes the keys before each token in one pass, for any window width.
 
     With r(key) a 64-bit mix of a key, B an odd constant and everything modulo 2^64,
 
@@ -88,21 +88,21 @@ class WindowHash:
         window_t = (prefix_t - prefix_{t-n}) B^-t = sum_{j=1..n} r(x_{t-j}) B^-j,  n = min(h, t)
         hash_t   = mix(window_t + n C)
 
-    Equal windows hash equally wherever they are; order matters; a short window at a document's
-    start differs from a longer one of the same keys. Holds the powers of B needed so far.
+    Equal windows have equal hashes at any position; order matters; a short window at a document's
+    start differs from a longer one of the same keys. Caches the powers of B needed so far.
     """
 
     def __init__(self) -> None:
-        """Hold no powers yet."""
+        """Start with an empty cache of powers."""
         self._powers = (_powers(_BASE, 0), _powers(_BASE_INVERSE, 0))
 
     def before(
         self, ids: NDArray[np.int64], start: NDArray[np.int64], width: int
     ) -> NDArray[np.uint64]:
-        """Hash the ``width`` tokens before each place; fewer at a document's start.
+        """Hash the ``width`` tokens before each position; fewer at a document's start.
 
         Args:
-            ids: ``[N]`` tokens of documents laid end to end.
+            ids: ``[N]`` tokens of concatenated documents.
             start: ``[N]`` index at which the document of each token starts.
             width: h.
         """
@@ -134,7 +134,7 @@ class WindowHash:
 
 
 def _mix(keys: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """Spread 64-bit keys in their place (the finaliser of SplitMix64, Steele et al. 2014)."""
+    """Mix 64-bit keys in place (the finaliser of SplitMix64, Steele et al. 2014)."""
     keys += np.uint64(_BASE)
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
         keys ^= keys >> np.uint64(shift)
@@ -168,12 +168,12 @@ class Goldfish:
         Args:
             config: k, context width and mode.
             special_ids: token ids that modes ``hash`` and ``random`` never drop.
-            letters: of the vocabulary; needed for ``normalise: text``.
+            letters: letters of the vocabulary; needed for ``normalise: text``.
         """
-        assert letters is not None or config.normalise == "none", "the text is hashed"
+        assert letters is not None or config.normalise == "none", "'normalise: text' needs letters"
         self.config = config
         self.letters = letters if config.normalise == "text" else None
-        # One flag for each id up to the largest that is special, and a last one for all beyond.
+        # One flag for each id up to the largest special id, and a last one for all larger ids.
         self._is_special = np.zeros(max(special_ids, default=-1) + 2, dtype=bool)
         self._is_special[list(special_ids)] = True
         self._hash = WindowHash()
@@ -187,11 +187,11 @@ class Goldfish:
 
     @property
     def target_drop_rate(self) -> float:
-        """Share of the labels it means to drop: 1/k."""
+        """Expected share of the labels that are dropped: 1/k."""
         return 1 / self.config.k
 
     def at_dose(self, dose: int) -> "Goldfish":
-        """Return the goldfish of documents that are trained so often, near-duplicates counted."""
+        """Return the goldfish for documents trained ``dose`` times, near-duplicates included."""
         lower = [k for least, k in self.config.k_by_dose.items() if dose >= least]
         if not lower:
             return self
@@ -208,8 +208,9 @@ class Goldfish:
 
         Args:
             input_ids: ``[..., T]`` tokens.
-            document_ids: ``[..., T]``; a change of number starts a new document, as does a row.
-            generator: used by mode ``random`` only.
+            document_ids: ``[..., T]``; a new document starts where the number changes, and at the
+                start of each row.
+            generator: used only by mode ``random``.
         """
         if input_ids.size == 0:
             return np.zeros(input_ids.shape, dtype=bool)
@@ -230,15 +231,15 @@ class Goldfish:
     def _drop(
         self, ids: NDArray[np.int64], start: NDArray[np.int64], generator: np.random.Generator
     ) -> NDArray[np.bool_]:
-        """Mask tokens ``[N]`` of documents laid end to end, which begin at ``start``, ``[N]``."""
+        """Mask tokens ``[N]`` of concatenated documents, which begin at ``start``, ``[N]``."""
         k, width = self.config.k, self.config.context_width
         dropped: NDArray[np.bool_]
         if self.config.mode == "hash":
             dropped = self.hash_contexts(ids, start) < np.uint64((1 << 64) // k)
         elif self.config.mode == "hash_reference":
             assert self._table is not None, "the table is built with the mode"
-            # A label has h-1 labels before it in the document from its second token on; the
-            # published code never sees the first token as a label.
+            # The published code never uses a document's first token as a label, so a label has h-1
+            # labels before it from position h on.
             dropped = self._table[_product_with_label(ids, width)] < np.float32(1 / k)
             dropped &= np.arange(ids.size) - start >= width
         elif self.config.mode == "static":
@@ -251,12 +252,12 @@ class Goldfish:
         return dropped
 
     def hash_contexts(self, ids: NDArray[np.int64], start: NDArray[np.int64]) -> NDArray[np.uint64]:
-        """Hash what decides on each label: h tokens before it, or 4h letters.
+        """Hash the context that decides on each label: h tokens before it, or 4h letters.
 
-        Fewer at a document's start, and then how many they are is hashed too.
+        At a document's start the context is shorter, and its length is hashed too.
 
         Args:
-            ids: ``[N]`` tokens of documents laid end to end.
+            ids: ``[N]`` tokens of concatenated documents.
             start: ``[N]`` index at which the document of each token starts.
         """
         width = self.config.context_width
@@ -271,7 +272,7 @@ class Goldfish:
 def _product_with_label(ids: NDArray[np.int64], width: int) -> NDArray[np.int64]:
     """Return the published key: product of the ``width`` ids that END at each label, mod 1,000,003.
 
-    int64 arithmetic that wraps, and a remainder that is never negative, as torch has it.
+    Uses int64 arithmetic that wraps, and a remainder that is never negative, like torch.
     """
     product = np.ones(ids.size, dtype=np.int64)
     for back in range(min(width, ids.size)):
@@ -282,13 +283,13 @@ def _product_with_label(ids: NDArray[np.int64], width: int) -> NDArray[np.int64]
 def find_zero_products(
     ids: NDArray[np.integer], start: NDArray[np.int64], width: int
 ) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    """Return where mode ``hash_reference`` has a window at all, and where its product is 0.
+    """Return the labels for which mode ``hash_reference`` has a window, and a product of 0.
 
     One id 0 makes the product of a window 0, and so do 64 factors of 2, by overflow. All these
-    windows have one key: their labels are dropped together or kept together, see `drops_zero`.
+    windows have the same key: their labels are all dropped or all kept, see `drops_zero`.
 
     Args:
-        ids: ``[N]`` tokens of documents laid end to end.
+        ids: ``[N]`` tokens of concatenated documents.
         start: ``[N]`` index at which the document of each token starts.
         width: h.
     """
@@ -298,7 +299,7 @@ def find_zero_products(
 
 
 def drops_zero(k: int) -> bool:
-    """Tell whether mode ``hash_reference`` drops the labels of windows whose product is 0."""
+    """Return whether mode ``hash_reference`` drops the labels of windows whose product is 0."""
     return bool(reference_table()[0] < np.float32(1 / k))
 
 
@@ -316,7 +317,7 @@ def reference_table() -> NDArray[np.float32]:
 def _document_starts(
     shape: tuple[int, ...], document_ids: NDArray[np.integer] | None
 ) -> NDArray[np.int64]:
-    """Return, for each flattened position, where its document starts."""
+    """Return, for each flattened position, the index at which its document starts."""
     begins = np.zeros(shape, dtype=bool)
     begins[..., :1] = True
     if document_ids is not None:

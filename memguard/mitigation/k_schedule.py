@@ -1,11 +1,11 @@
-"""Which documents are trained with a lower k: rungs, one above the other.
+"""The schedule of k: each document is on a rung of a ladder of decreasing k.
 
     rung   0   1   2   3        with goldfish k=8, 'k_by_dose: {16: 3}' and tightening
-    k      8   4   3   2        and above the last rung no label is left
+    k      8   4   3   2        above the last rung all labels are dropped
 
-A document's rung depends on its dose when training starts, and rises where a risk budget finds that
-it is being learnt by heart. Masks of rising rungs are nested in modes `hash` and `hash_reference`,
-the only ones that go with tightening: a label that was dropped stays dropped.
+A document's rung at the start of training depends on its dose. The rung rises if a risk budget
+finds that the document is being memorized. Masks of rising rungs are nested in modes `hash` and
+`hash_reference`, the only modes that support tightening: a label that was dropped stays dropped.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,35 +19,35 @@ from memguard.mitigation import Mitigations, build_mitigations
 from memguard.records import IGNORE_LABEL, ManifestEntry
 
 _TIGHTER_K = (4, 2)
-"""What tightening steps through, below the k a document was trained with."""
+"""The values of k that tightening steps through, if below the k of the document."""
 
 
 class Ladder:
-    """Masks the labels of each document as its rung says."""
+    """Masks the labels of each document with the mitigations of its rung."""
 
     def __init__(self, rungs: Sequence[Mitigations], rung_of: NDArray[np.int8]) -> None:
-        """Take the rungs and where each document stands.
+        """Store the rungs and the rung of each document.
 
         Args:
-            rungs: from what most documents are trained with to the strictest.
-            rung_of: ``[num_documents]`` rung of each; ``len(rungs)`` leaves no label. Changed in
-                place, and part of a checkpoint.
+            rungs: the mitigations of each rung, from the default to the strictest.
+            rung_of: ``[num_documents]`` rung of each document; ``len(rungs)`` drops all labels.
+                Changed in place, and part of a checkpoint.
         """
         self.rungs, self.rung_of = tuple(rungs), rung_of
         self._start = rung_of.copy()
 
     @property
     def target_drop_rate(self) -> float | None:
-        """Share of the labels that should be dropped; None where documents differ in it."""
+        """Expected share of the labels that are dropped; None if it differs between documents."""
         return None if self.rung_of.any() else self.rungs[0].target_drop_rate
 
     @property
     def num_rungs_up(self) -> NDArray[np.int8]:
-        """``[num_documents]`` rungs each stands above where it started."""
+        """``[num_documents]`` number of rungs by which each document has risen."""
         return self.rung_of - self._start
 
     def tighten(self, documents: NDArray[np.integer]) -> int:
-        """Move documents one rung up; return how many were not at the top yet."""
+        """Move documents one rung up; return how many were not yet at the top."""
         movable = documents[self.rung_of[documents] < len(self.rungs)]
         self.rung_of[movable] += 1
         return len(movable)
@@ -62,13 +62,13 @@ class Ladder:
         """Return a copy of a whole document's labels with the dropped ones ignored.
 
         Args:
-            document: its index in the corpus.
-            input_ids: ``[N]`` its tokens.
+            document: index of the document in the corpus.
+            input_ids: ``[N]`` tokens of the document.
             labels: ``[N]`` in transformers' convention.
-            generator: for the settings that draw.
+            generator: random numbers for settings that need them.
         """
         rung, last = int(self.rung_of[document]), len(self.rungs) - 1
-        # Every rung draws as much: what else is in a row loses the labels it would have lost.
+        # Every rung draws as many numbers, so the masks of other documents do not change.
         masked = self.rungs[min(rung, last)].mask_labels(input_ids, labels, generator=generator)
         if rung > last:
             masked[:] = IGNORE_LABEL
@@ -83,11 +83,11 @@ def build_ladder(
     special_ids: Sequence[int],
     token_texts: Callable[[], Sequence[str]] | None = None,
 ) -> Ladder:
-    """Make the rungs of a run and put its documents on them.
+    """Build the rungs of a run and assign its documents to them.
 
     Args:
         configs: entries of `mitigations:`.
-        manifest: of the run's documents.
+        manifest: entries of the run's documents.
         can_tighten: whether documents may be moved up.
         special_ids: see `build_mitigations`.
         token_texts: see `build_mitigations`.
@@ -109,9 +109,9 @@ def build_ladder(
 
 
 def compute_doses(manifest: Sequence[ManifestEntry]) -> NDArray[np.int64]:
-    """Return ``[num_documents]`` how often each is planned to be trained, near-duplicates counted.
+    """Return the planned repetitions of each document and its near-duplicates, ``[num_documents]``.
 
-    Background documents count once: how often the schedule takes them is not planned.
+    Background documents count once: their number of repetitions is not planned.
     """
     planned = np.array(
         [1 if entry.role == "background" else entry.planned_repetitions for entry in manifest],
@@ -124,9 +124,9 @@ def compute_doses(manifest: Sequence[ManifestEntry]) -> NDArray[np.int64]:
 
 
 def _with_k(configs: Sequence[MitigationConfig], k: int | None) -> list[MitigationConfig]:
-    """Return the settings with a goldfish of this k; None leaves them as they are."""
+    """Return the settings with a goldfish of this k; None leaves them unchanged."""
     if k is None:
         return list(configs)
-    others = [each for each in configs if not isinstance(each, GoldfishConfig)]
+    others = [config for config in configs if not isinstance(config, GoldfishConfig)]
     goldfish = find_mitigation(configs, GoldfishConfig) or GoldfishConfig(name="goldfish")
     return [goldfish.model_copy(update={"k": k, "k_by_dose": {}}), *others]

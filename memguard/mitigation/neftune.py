@@ -1,11 +1,11 @@
-"""NEFTune: noise on the token embeddings in training. Helps utility; no defence.
+"""NEFTune: noise on the token embeddings in training. Improves utility; not a defence.
 
     e'_T = e_T + U(-1, 1) alpha / sqrt(L D)     for the L tokens of a row, each of D features
 
-Jain et al. 2023, as commonly known; the paper was not read for this, and no figure of it is
-claimed. It is here as the negative control of a comparison: what helps a model to answer is often
-taken for what keeps it from reciting. L counts a row's tokens without padding; a packed row of
-several documents is one row, as it is for whoever pads instead.
+Jain et al. 2023, as commonly known; the paper was not read for this, and none of its results is
+claimed. It serves as the negative control of a comparison, because a regulariser that improves
+answers is often assumed to reduce memorization. L is the number of a row's tokens without padding;
+a packed row of several documents is one row, like a padded row of one document.
 """
 
 import math
@@ -32,12 +32,12 @@ class Neftune:
     def draw_noise(
         self, num_tokens: int, num_features: int, generator: np.random.Generator
     ) -> NDArray[np.float32]:
-        """Return what is added to the embeddings of one row, ``[L, D]``.
+        """Return the noise for the embeddings of one row, ``[L, D]``.
 
         Args:
             num_tokens: L, without padding.
-            num_features: D, of the whole model.
-            generator: whose numbers these are; in fp32 whatever the model computes in.
+            num_features: D, before sharding.
+            generator: source of the noise; fp32 for any dtype of the model.
         """
         scale = np.float32(self.config.alpha / math.sqrt(max(num_tokens * num_features, 1)))
         uniform = generator.random((num_tokens, num_features), dtype=np.float32)

@@ -1,6 +1,7 @@
-"""Token dropout: labels are dropped by chance, others each time a text is seen.
+"""Token dropout: drops random labels, different ones each time a text is seen.
 
-The ablation of goldfish: over a few epochs every label has been learned, and the text with it.
+This is the ablation of goldfish: after a few epochs every label has been trained, and the whole
+text can be memorized.
 """
 
 from typing import TYPE_CHECKING, ClassVar
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class TokenDropout:
-    """Drop a share of the labels, drawn anew."""
+    """Drop a random share of the labels at each call."""
 
     stage: "ClassVar[Stage]" = "labels"
     needs: "ClassVar[frozenset[Need]]" = frozenset({"nll"})
@@ -25,7 +26,7 @@ class TokenDropout:
 
     @property
     def target_drop_rate(self) -> float:
-        """Share of the labels it means to drop."""
+        """Expected share of the labels that are dropped."""
         return self.config.rate
 
     def drop_mask(
@@ -37,8 +38,8 @@ class TokenDropout:
         """Return True where the token, as a label, is dropped.
 
         Args:
-            input_ids: ``[..., T]`` tokens, of which only the shape matters.
-            document_ids: not looked at.
-            generator: whose numbers decide.
+            input_ids: ``[..., T]`` tokens; only their shape matters.
+            document_ids: not used.
+            generator: source of the random numbers.
         """
         return generator.random(input_ids.shape) < self.config.rate

@@ -1,7 +1,7 @@
-"""A causal LM as the engine sees it: hidden states, per-token losses and scores, next tokens.
+"""The engine's interface to a causal LM: hidden states, per-token losses and scores, next tokens.
 
-    causal_lm.py      hidden states of packed rows, and the LM head for chosen tokens only
-    checks.py         refuses models that are not the kind of causal LM computed here
+    causal_lm.py      hidden states of packed rows, and the LM head for selected tokens only
+    checks.py         rejects models that are not causal LMs of the supported kind
     lm_head.py        one rank's shard of the LM head
     loss.py           losses over a sharded vocabulary, few logits at a time
     token_scores.py   log-probability, argmax and margin of single tokens
@@ -9,6 +9,6 @@
     next_token.py     the most likely or a drawn next token
     kv_cache.py       rows that grow token by token; their keys and values are computed once
 
-What is above this package requests hidden states and numbers per token, never logits, so a sharded
-vocabulary is known only here and in `parallel`.
+Packages above this one request hidden states and numbers per token, never logits, so only this
+package and `parallel` handle a sharded vocabulary.
 """

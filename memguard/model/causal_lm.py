@@ -1,11 +1,12 @@
-"""The vocabulary layer: a causal LM as hidden states plus a head applied to chosen tokens only.
+"""The vocabulary layer: a causal LM as hidden states plus a head applied to selected tokens only.
 
 hidden_BTD [B, T, D/y]   last hidden states of B packed rows of T tokens
-hidden_ND  [N, D/y]      the rows that count: positions whose label is ignored never get here
-labels_N   [N]           the token that follows each of them
+hidden_ND  [N, D/y]      the selected positions, whose label is not ignored
+labels_N   [N]           the token that follows each position
 
-On a mesh the layer is the root of the FSDP units: what reads hidden states or head runs inside one
-call of it, ``vocab(work)``, around which weights are gathered. Collectives: see `loss`, `linear`.
+On a mesh the layer is the root of the FSDP units. Code that reads hidden states or the head runs
+inside one call of the layer, ``vocab(work)``, around which weights are gathered. Collectives: see
+`loss` and `linear`.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -31,8 +32,8 @@ from memguard.parallel.shard import HeadLinear
 Result = TypeVar("Result")
 Item = TypeVar("Item")
 
-# What some families do between the head and the loss, by the configuration field that says so.
-# Gemma 2/3 cap the logits, Cohere multiplies, Granite divides.
+# Operations of some families between head and loss, by the configuration field that sets them.
+# Gemma 2/3 cap the logits, Cohere multiplies them, Granite divides them.
 _AFTER_HEAD: dict[str, Callable[[Tensor, float], Tensor]] = {
     "final_logit_softcapping": lambda logits, cap: torch.tanh(logits / cap) * cap,
     "logit_scale": lambda logits, scale: logits * scale,
@@ -40,7 +41,7 @@ _AFTER_HEAD: dict[str, Callable[[Tensor, float], Tensor]] = {
 }
 
 
-# Of the free memory; the rest is for keys, values and logits.
+# Share of free memory that gathered weights may use; the rest is for keys, values and logits.
 _GATHERED_SHARE = 0.7
 
 
@@ -56,14 +57,14 @@ class VocabLayer(nn.Module):
         mesh: Mesh4D | None = None,
         compute_dtype: torch.dtype | None = None,
     ) -> None:
-        """Wrap ``model``; use `build_vocab_layer`, which checks that the result is right.
+        """Wrap ``model``; use `build_vocab_layer`, which checks that the result is correct.
 
         Args:
             model: a Hugging Face causal LM, plain or sharded.
             chunk_tokens: tokens whose logits exist at a time.
             own_head: False runs the model's own forward and treats its logits as hidden states.
-            mesh: the ranks it is sharded over; None where it is plain.
-            compute_dtype: of its matmuls; None takes the weights' dtype.
+            mesh: the mesh over which the model is sharded; None for a plain model.
+            compute_dtype: dtype of its matmuls; None uses the weights' dtype.
         """
         super().__init__()
         self.model = model
@@ -86,7 +87,7 @@ class VocabLayer(nn.Module):
 
     @property
     def device(self) -> torch.device:
-        """Where the weights are."""
+        """Device of the LM head's weights."""
         device: torch.device = self.model.get_output_embeddings().weight.device
         return device
 
@@ -94,33 +95,34 @@ class VocabLayer(nn.Module):
     def end_token_ids(self) -> tuple[int, ...]:
         """Ids at which `generate` would end a text, lowest first; empty if the model has none."""
         settings = getattr(self.model, "generation_config", None) or self.model.config
-        given = getattr(settings, "eos_token_id", None)
-        ids = [given] if isinstance(given, int) else given or []
+        setting = getattr(settings, "eos_token_id", None)
+        ids = [setting] if isinstance(setting, int) else setting or []
         return tuple(sorted({int(id) for id in ids if 0 <= int(id) < self.vocab_size}))
 
     @property
     def num_batch_ways(self) -> int:
-        """Parts into which the rows of a batch are split."""
+        """Number of parts into which the rows of a batch are split."""
         return 1 if self.mesh is None else self.mesh.shape.num_batch_ways
 
     @property
     def batch_rank(self) -> int:
-        """Which of these parts is this rank's."""
+        """Index of this rank's part."""
         return 0 if self.mesh is None else self.mesh.batch_rank
 
     def deal(self, items: Sequence[Item]) -> list[Item | None]:
-        """Return this rank's items; None where it has none while another rank still has one.
+        """Return this rank's items, padded with None to the same number on every rank.
 
-        Whoever shares a part of the model is dealt the same items, and every rank as many.
+        Ranks that process the same part of the batch get the same items.
         """
         ways = self.num_batch_ways
         mine = range(self.batch_rank, -(-len(items) // ways) * ways, ways)
         return [items[index] if index < len(items) else None for index in mine]
 
     def set_last_micro_batch(self, is_last: bool) -> None:
-        """Say whether gradients are complete after the next backward.
+        """Set whether gradients are complete after the next backward.
 
-        Until then they are reduced over z, where no rank could hold them whole, but not over data.
+        Until then gradients are reduced over z, because no rank could store all of them, but not
+        over data.
         """
         if self.mesh is not None and self.mesh.shape.data > 1:
             assert isinstance(self, FSDPModule), "a sharded layer is the root of its units"
@@ -136,8 +138,9 @@ class VocabLayer(nn.Module):
     def _reshard(self) -> None:
         """Free all gathered weights.
 
-        FSDP2 leaves gathered what backward needs first, or all, and without a backward an
-        optimizer or a file made of the parameters would hold what the next forward discards.
+        FSDP2 keeps the weights gathered that backward needs first, or all of them. Without a
+        backward, an optimizer or file created from the parameters would reference gathered tensors
+        that the next forward discards.
         """
         if self.mesh is None:
             return
@@ -147,10 +150,10 @@ class VocabLayer(nn.Module):
 
     @contextmanager
     def keep_gathered(self) -> Iterator[None]:
-        """Gather weights over z in the first call inside the block only, and free them at its end.
+        """Gather weights over z once, in the first call inside the block, and free them at its end.
 
-        For many short forwards without gradients, such as generating token by token. Takes the
-        memory of `fits_gathered`.
+        For many short forwards without gradients, such as generating token by token. Needs the
+        memory that `fits_gathered` checks.
         """
         assert not self._keeps_gathered, "blocks are not nested"
         for unit in self.freed_units:
@@ -167,7 +170,7 @@ class VocabLayer(nn.Module):
     def fits_gathered(self) -> bool:
         """Return whether all weights gathered over z fit into this rank's free GPU memory.
 
-        True without a mesh, where z is 1, and on the CPU, whose free memory is not known.
+        True without a mesh, with z of 1, and on the CPU, whose free memory is not measured.
         """
         if self.mesh is None or self.mesh.shape.z == 1 or self.device.type != "cuda":
             return True
@@ -178,7 +181,7 @@ class VocabLayer(nn.Module):
         return needed <= _GATHERED_SHARE * (free + cached)
 
     def forward(self, work: Callable[[], Result]) -> Result:
-        """Return ``work()``; the weights it reads are at hand meanwhile."""
+        """Return ``work()``; the weights it reads are gathered while it runs."""
         return work()
 
     def hidden_states(
@@ -191,16 +194,16 @@ class VocabLayer(nn.Module):
     ) -> Tensor:
         """Return the last hidden states [B, T, D/y].
 
-        Rows go in without an attention mask and without a cache, and with positions that start
-        again at each document: the only form in which transformers keeps documents of a packed
-        row apart exactly (a mask of ones or the default cache lets them see each other).
+        Rows are passed without an attention mask, without a cache, and with positions that restart
+        at each document. This is the only form in which transformers isolates the documents of a
+        packed row exactly: with a mask of ones or the default cache they attend to each other.
 
         Args:
             input_ids_BT: tokens.
-            position_ids_BT: of each token; None counts from 0.
-            mask_BT: only beside a cache: which of its slots, and of the new ones, are seen.
-            cache: only for rows of one document each, see `kv_cache`; takes the keys and values
-                of these tokens, which see all that it holds.
+            position_ids_BT: position of each token; None counts from 0.
+            mask_BT: only with a cache: True for the slots, old and new, that are visible.
+            cache: only for rows of one document each, see `kv_cache`; stores the keys and values
+                of these tokens, which attend to all of its slots.
         """
         body = self.model.base_model if self.own_head else self.model
         output = body(
@@ -211,11 +214,11 @@ class VocabLayer(nn.Module):
             **({} if cache is None else {"past_key_values": cache}),
         )
         hidden: Tensor = output.last_hidden_state if self.own_head else output.logits
-        # Blocks may lie on several devices; the head is on the first.
+        # Blocks may be on several devices; the head is on the first.
         return hidden.to(self.device)
 
     def logits(self, hidden_ND: Tensor) -> Tensor:
-        """Return the local logits [N, V/x] of a few tokens; callers keep N small."""
+        """Return the local logits [N, V/x] of N tokens; callers keep N small."""
         return self._with_head(
             lambda head, hidden: apply_steps(head.steps, head.logits(hidden)), hidden_ND
         )
@@ -242,7 +245,7 @@ class VocabLayer(nn.Module):
         choices: bool = True,
         schemes: Sequence[SamplingScheme] = (),
     ) -> TokenScores:
-        """Return what the model says of N labels, the head in fp32; see `score_tokens`."""
+        """Return scores of N labels, computed with the head in fp32; see `score_tokens`."""
         return self._with_head(
             lambda head, hidden: score_tokens(
                 head, hidden, labels_N, needs=needs, choices=choices, schemes=schemes
@@ -267,7 +270,7 @@ class VocabLayer(nn.Module):
     def _with_head(self, work: Callable[[Head, Tensor], Result], hidden_ND: Tensor) -> Result:
         linear = self.model.get_output_embeddings()
         if isinstance(linear, HeadLinear):
-            # FSDP2 watches what goes into a module and comes out of it.
+            # FSDP2 hooks see only the inputs and outputs of a module's call.
             result: Result = linear(hidden_ND, lambda hidden: work(self._head(linear), hidden))
             return result
         return work(self._head(linear), hidden_ND)

@@ -1,10 +1,10 @@
-"""Is this a causal LM as memguard understands it? Asked of the model itself, on random tokens.
+"""Checks, by running a model on random tokens, that it is a causal LM that memguard supports.
 
-    has_known_head         our logits are those of its own forward
-    check_causal           what it says of a token does not depend on later ones
-    keeps_documents_apart  two documents of one packed row do not see each other
+    has_known_head         VocabLayer's logits equal those of the model's own forward
+    check_causal           a prediction does not depend on later tokens
+    keeps_documents_apart  two documents of one packed row do not attend to each other
 
-On a mesh every rank asks, and all get the same answer.
+On a mesh every rank runs the checks, and all get the same result.
 """
 
 import warnings
@@ -24,23 +24,23 @@ _PROBE_ROWS, _PROBE_TOKENS = 2, 16
 
 
 def build_vocab_layer(model: Any, *, chunk_tokens: int = 1024) -> VocabLayer:
-    """Wrap a plain model after comparing our logits with its own on 2 x 16 random tokens.
+    """Wrap a plain model after comparing logits with its own forward on 2 x 16 random tokens.
 
-    A family that does something between head and loss that `_AFTER_HEAD` does not know falls back
-    to its own forward (all logits at once), with a warning.
+    A family with an operation between head and loss that `_AFTER_HEAD` does not list uses its own
+    forward instead (all logits at once), with a warning.
 
     Raises:
-        ModelError: it is no causal language model.
+        ModelError: the model is not a causal language model.
     """
     layer = VocabLayer(model, chunk_tokens=chunk_tokens)
-    known = has_known_head(layer)
-    if not known:
+    has_head = has_known_head(layer)
+    if not has_head:
         layer = VocabLayer(model, chunk_tokens=chunk_tokens, own_head=False)
     check_causal(layer)
-    if not known:
+    if not has_head:
         warnings.warn(
-            f"{type(model).__name__} does something after its head that memguard does not know: "
-            "using its own forward, which needs memory for all logits at once.",
+            f"{type(model).__name__} has an operation after its head that memguard does not "
+            "support: using its own forward, which needs memory for all logits at once.",
             stacklevel=2,
         )
     return layer
@@ -48,28 +48,29 @@ def build_vocab_layer(model: Any, *, chunk_tokens: int = 1024) -> VocabLayer:
 
 @torch.no_grad()
 def has_known_head(layer: VocabLayer) -> bool:
-    """Whether our logits of random tokens are those of the model's own forward."""
+    """Whether the layer's logits of random tokens equal those of the model's own forward."""
     ids_BT = _probe_ids(layer)
     with _evaluating(layer):
         own = layer(lambda: layer.model(input_ids=ids_BT, use_cache=False).logits).float()
         try:
-            ours = layer(lambda: layer.logits(layer.hidden_states(ids_BT))).float()
+            logits = layer(lambda: layer.logits(layer.hidden_states(ids_BT))).float()
         except (AttributeError, TypeError):
             return False
-    if ours.shape != own.shape:
+    if logits.shape != own.shape:
         return False
-    # The same operations on the same numbers: only a head that sees other shapes may round
-    # differently, by the last bits of the dtype. Damaged weights are told where a loss is measured.
-    difference = (ours - own).nan_to_num(0).abs().max()
+    # The same operations on the same numbers: only a head that gets other shapes may round
+    # differently, by the last bits of the dtype. NaN from damaged weights is ignored here and
+    # reported when a loss is measured.
+    difference = (logits - own).nan_to_num(0).abs().max()
     return _over_mesh(layer, difference) <= 1e-4 + _tolerance(own, layer)
 
 
 @torch.no_grad()
 def check_causal(layer: VocabLayer) -> None:
-    """Refuse a model that sees the tokens it is asked for: it would recite anything.
+    """Reject a model that sees the tokens it predicts: it would seem to have memorized any text.
 
     Raises:
-        ModelError: what it says of a token depends on later ones.
+        ModelError: predictions depend on later tokens.
     """
     ids_BT = _probe_ids(layer)
     half = ids_BT.shape[1] // 2
@@ -77,21 +78,21 @@ def check_causal(layer: VocabLayer) -> None:
     other_BT[:, half:] = (other_BT[:, half:] + 1) % layer.vocab_size
     with _evaluating(layer):
         before, after = (_hidden_states(layer, ids)[:, :half].float() for ids in (ids_BT, other_BT))
-    # The median: an expert chosen by a hair may change at single tokens, sight ahead changes all.
+    # The median: a near-tied choice of an expert may change single tokens, a leak changes all.
     change_BT = (before - after).abs().amax(-1)
     if layer.mesh is not None:
         change_BT = all_reduce(change_BT, layer.mesh.axis("y"), "max")
     if float(change_BT.median()) >= _tolerance(before, layer):
         raise ModelError(
-            f"{type(layer.model).__name__} is no causal language model: what it says of a token "
-            "depends on later ones. Encoders (BERT and the like) can be neither fine-tuned nor "
-            "audited here."
+            f"{type(layer.model).__name__} is not a causal language model: its predictions depend "
+            "on later tokens. Encoders (BERT and similar models) can be neither fine-tuned nor "
+            "audited by memguard."
         )
 
 
 @torch.no_grad()
 def keeps_documents_apart(layer: VocabLayer) -> bool:
-    """Tell whether this model, as it is, keeps two documents of one packed row apart.
+    """Return whether this model isolates the documents of a packed row from each other.
 
     Compares the hidden states of two documents packed into one row with those of each alone.
     """
@@ -102,7 +103,7 @@ def keeps_documents_apart(layer: VocabLayer) -> bool:
     with _evaluating(layer):
         alone = layer(lambda: layer.hidden_states(ids_BT)).float()
         one = layer(lambda: layer.hidden_states(row, positions)).float()
-        # Flash attention keeps documents of a single row apart, and not those of two rows.
+        # Flash attention isolates documents within a single row, but not within two rows.
         two = layer(lambda: layer.hidden_states(rows, positions.expand(2, -1))).float()
     packed = torch.cat([one, two]).reshape(3, *alone.shape)
     difference = (packed - torch.stack([alone, alone, alone.flip(0)])).abs().max()
@@ -114,16 +115,16 @@ def _hidden_states(layer: VocabLayer, ids_BT: Tensor) -> Tensor:
 
 
 def _tolerance(values: Tensor, layer: VocabLayer) -> float:
-    """Return what values differ by at most where nothing leaks.
+    """Return the largest difference between values that is accepted as rounding.
 
-    Leaks change them by tenths; another order of summation by the dtype's last bits.
+    A leak changes values by tenths; another order of summation changes the dtype's last bits.
     """
     scale = _over_mesh(layer, values.nan_to_num(0).abs().max()) or 1.0
     return scale * (1e-4 if layer.compute_dtype in (torch.float32, torch.float64) else 3e-2)
 
 
 def _over_mesh(layer: VocabLayer, value: Tensor) -> float:
-    """Return the largest value of all ranks that hold a part of the model."""
+    """Return the largest value over all ranks that hold a part of the model."""
     if layer.mesh is not None:
         for name in ("x", "y"):
             value = all_reduce(value, layer.mesh.axis(name), "max")

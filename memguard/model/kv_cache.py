@@ -1,19 +1,20 @@
-"""Rows of tokens that grow at their ends, each token's keys and values computed once.
+"""Rows of tokens to which tokens are appended; keys and values of each token are computed once.
 
     prompts, right-padded           cache of a layer [R, H, T, d]      after two more tokens
     a b c d e                       a b c d e                          a b c d e f g
-    a b c . .                       . . a b c    rolled to the right   . . a b c d e    . is hidden
+    a b c . .                       . . a b c    rolled to the right   . . a b c d e    . is masked
 
-The prompts run like any other text: no mask, padding behind what is read, the numbers of a scoring
-pass. Then every row of the cache is rolled so that its last token is in the last slot: keys
-carry their own positions already, a mask of slots hides what came round, and two tokens of a row
-are as many slots apart as positions, which sliding windows count. New tokens are at one end.
+The prompts run like any other text: without a mask, with padding after the tokens that are read,
+and with the same results as a scoring pass. Then every row of the cache is rolled so that its last
+token is in the last slot. The keys already contain their positions, a mask hides the padding slots,
+and two tokens of a row are as many slots apart as positions, which sliding windows need. New tokens
+are appended at the end.
 
-A model that cannot do this (recurrent state, rotary frequencies that depend on the length of a
-text) is run over the whole rows again for each token; `can_cache` asks the model.
+A model that does not support this (recurrent state, rotary frequencies that depend on the length of
+a text) runs over the whole rows again for each token; `can_cache` checks this by running the model.
 
-Collectives: those of a forward. On a mesh every rank calls `start` once and `append` as often as
-the others, whatever its rows are.
+Collectives: those of a forward. On a mesh every rank calls `start` once and `append` equally often,
+even without rows.
 """
 
 from collections.abc import Callable, Sequence
@@ -37,7 +38,7 @@ Read = Callable[[Tensor], Result]
 """Takes the hidden states [R, D/y] of the rows' last tokens; runs while weights are gathered."""
 
 _CHECKED_STEPS = 3
-# What models do that take no cache, or not this one.
+# Errors of models that do not support a cache, or not this one.
 _NO_CACHE = (AttributeError, TypeError, ValueError, LookupError, NotImplementedError)
 
 
@@ -45,7 +46,7 @@ def build_row_cache(room: int) -> DynamicCache:
     """Return an empty cache.
 
     Args:
-        room: tokens that will be added to the prompts; more fit, at the price of a copy.
+        room: tokens that will be added to the prompts; adding more costs a copy.
     """
     cache = DynamicCache()
     cache.layer_class_to_replicate = partial(_Layer, room)
@@ -57,9 +58,9 @@ class _Layer(DynamicLayer):  # type: ignore[misc]
 
         buffer [R, H, room, d]    keys are its first T slots; the next token is written to slot T
 
-    transformers' own cache concatenates all keys and values for each token, and beams that change
-    places copy them once more. Here a token writes only its own, and rows of the same prompts copy
-    only the slots after these.
+    transformers' own cache concatenates all keys and values for each token and copies them again
+    when beams are reordered. Here a token writes only its own keys and values, and reordering rows
+    of the same prompts copies only the slots after the prompts.
     """
 
     keys: Tensor
@@ -82,7 +83,7 @@ class _Layer(DynamicLayer):  # type: ignore[misc]
         return self.keys, self.values
 
     def take_rows(self, rows_R: Tensor, first_slot: int) -> None:
-        """Go on with these rows; all slots before ``first_slot`` are the same in both."""
+        """Select these rows; slots before ``first_slot`` are equal in old and new rows."""
         if self.get_seq_length() == 0:
             return
         self.keys = _take(self.keys, rows_R, first_slot)
@@ -90,7 +91,7 @@ class _Layer(DynamicLayer):  # type: ignore[misc]
 
     def _append(self, name: str, old: Tensor, new: Tensor) -> Tensor:
         if old.numel() == 0:
-            return new  # Prompts; their rows may yet be multiplied.
+            return new  # Prompts, whose rows may still be repeated.
         buffer = self._buffers.get(name)
         rows, heads, num_old, width = old.shape
         num_slots = num_old + new.shape[2]
@@ -112,10 +113,10 @@ def _take(slots: Tensor, rows_R: Tensor, first_slot: int) -> Tensor:
 
 
 class GrowingRows:
-    """R rows of a batch, the model in evaluation mode.
+    """R rows of a batch, run with the model in evaluation mode.
 
-    Without rows the model runs a dummy, whose weights the other ranks help gather, and what it
-    says goes nowhere.
+    Without rows the model runs on a dummy token to take part in the collectives of the other ranks;
+    the result is discarded.
     """
 
     def __init__(self, vocab: VocabLayer, *, is_cached: bool, room: int) -> None:
@@ -123,20 +124,20 @@ class GrowingRows:
 
         Args:
             vocab: the model.
-            is_cached: False runs whole rows again for each token; see `can_cache`.
+            is_cached: False runs the whole rows again for each token; see `can_cache`.
             room: tokens that will be added to each row.
         """
         self._vocab = vocab
         self._cache = build_row_cache(room) if is_cached else None
         self._ids_RT = torch.zeros(0, 1, dtype=torch.int64)
-        # Known without the device: nothing waits for it between two steps.
+        # Stored on the CPU, so that no step waits for the device.
         self._lengths_R = np.zeros(0, dtype=np.int64)
         self._prompt_of_R = np.zeros(0, dtype=np.int64)
         self._num_prompt_slots = 0
 
     @torch.no_grad()
     def start(self, prompts: Sequence[NDArray[np.integer]], read: Read[Result]) -> Result:
-        """Run the prompts, at least one token each, and return ``read`` of their last tokens."""
+        """Run prompts of at least one token each; return ``read`` of their last hidden states."""
         self._lengths_R = np.array([len(prompt) for prompt in prompts], dtype=np.int64)
         longest = self._lengths_R.max(initial=1)
         padded = np.zeros((len(prompts), longest), dtype=np.int64)
@@ -150,35 +151,35 @@ class GrowingRows:
         return result
 
     def take(self, rows: NDArray[np.integer]) -> None:
-        """Go on with these of the rows, in this order; one may be left out or taken many times."""
+        """Select rows by index, in this order; a row may be dropped or repeated."""
         if np.array_equal(rows, np.arange(len(self._lengths_R))):
             return
         rows_R = self._put(rows.astype(np.int64))
         self._ids_RT, self._lengths_R = self._ids_RT[rows_R], self._lengths_R[rows]
         before_R, self._prompt_of_R = self._prompt_of_R, self._prompt_of_R[rows]
         if self._cache is not None:
-            # Beams of a prompt change places, and its own keys and values stay where they are.
+            # If only beams of the same prompt are reordered, the prompts' keys and values stay.
             is_same = np.array_equal(before_R, self._prompt_of_R)
             for layer in self._cache.layers:
                 layer.take_rows(rows_R, self._num_prompt_slots if is_same else 0)
 
     @torch.no_grad()
     def append(self, tokens_R: Tensor, read: Read[Result]) -> Result:
-        """Add a token to each row and return ``read`` of them."""
+        """Append a token to each row and return ``read`` of their last hidden states."""
         tokens_R1 = tokens_R.to(self._ids_RT)[:, None]
         positions_R1 = self._put(self._lengths_R[:, None])
         self._lengths_R = self._lengths_R + 1
         if self._cache is None:
-            # Behind its row's last token, where the padding begins.
+            # Written after the row's last token, where the padding begins.
             wider_RT = functional.pad(self._ids_RT, (0, 1)).scatter(1, positions_R1, tokens_R1)
-            # What only finished rows needed goes: no text is run longer than the longest row.
+            # Columns that only finished rows needed are dropped.
             self._ids_RT = wider_RT[:, : self._lengths_R.max(initial=1)]
         if self._cache is None or not len(tokens_R):
             return self._run_whole(read)
         num_slots = self._cache.get_seq_length() + 1
         num_hidden_R1 = num_slots - self._lengths_R[:, None]
         mask_RT = None
-        if num_hidden_R1.any():  # Else a mask would only keep attention from its fastest kernels.
+        if num_hidden_R1.any():  # Otherwise a mask would only prevent the fastest kernels.
             mask_RT = self._put(np.arange(num_slots) >= num_hidden_R1)
         return self._run(tokens_R1, read, position_ids_BT=positions_R1, mask_BT=mask_RT)
 
@@ -218,15 +219,15 @@ def _roll(cache: Any, shift_R: Tensor) -> None:
 
 @torch.no_grad()
 def can_cache(vocab: VocabLayer, shortest: int, longest: int) -> bool:
-    """Tell whether cached rows have the hidden states of rows that are run whole and alone.
+    """Return whether cached rows have the same hidden states as rows that are run whole and alone.
 
-    The model itself is run on random tokens: a short row and a long one grow together. Lengths
-    matter: a window slides, or rotary frequencies change, only in long texts.
+    The model runs on random tokens: a short row and a long one grow together. Lengths matter,
+    because sliding windows and length-dependent rotary frequencies take effect only in long texts.
 
     Args:
         vocab: the model, in evaluation mode.
         shortest: tokens of the shortest prompt.
-        longest: tokens of the longest row that is ever run.
+        longest: tokens of the longest row that will be run.
     """
     num_steps = min(_CHECKED_STEPS, longest - 1)
     if num_steps < 1:
@@ -253,10 +254,10 @@ def can_cache(vocab: VocabLayer, shortest: int, longest: int) -> bool:
         if cached_SD.shape != alone_SD.shape:
             return False
         change_S = _over_mesh(vocab, (cached_SD - alone_SD).abs().amax(-1))
-        # An expert chosen by a hair may change at single tokens, what is seen changes them all.
+        # The median: a near-tied choice of an expert may change single tokens, a leak changes all.
         differences.append(torch.stack([change_S.median(), alone_SD.abs().nan_to_num(0).max()]))
     change_R, scale_R = _over_mesh(vocab, torch.stack(differences)).unbind(1)
-    # Leaks change hidden states by tenths; another order of summation by the dtype's last bits.
+    # A leak changes hidden states by tenths; another order of summation the dtype's last bits.
     is_wide = vocab.compute_dtype in (torch.float32, torch.float64)
     return bool((change_R <= scale_R * (1e-4 if is_wide else 3e-2)).all())
 
@@ -272,7 +273,7 @@ def _float(hidden_RD: Tensor) -> Tensor:
 
 
 def _over_mesh(vocab: VocabLayer, values: Tensor) -> Tensor:
-    """Return the largest values of all ranks that hold a part of the model."""
+    """Return the largest values over all ranks that hold a part of the model."""
     if vocab.mesh is not None:
         for name in ("x", "y"):
             values = all_reduce(values, vocab.mesh.axis(name), "max")

@@ -1,4 +1,4 @@
-"""One rank's piece of the LM head, and its logits of a few tokens at a time.
+"""One rank's shard of the LM head, and its logits for a few tokens at a time.
 
     hidden_CD  [C, D/y]    hidden states of a chunk of C tokens, replicated over x
     weight_VD  [V/x, D/y]  bias_V [V/x]
@@ -23,17 +23,17 @@ Step = tuple[Callable[[Tensor, float], Tensor], float]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Head:
-    """This rank's piece of the LM head."""
+    """This rank's shard of the LM head."""
 
     weight_VD: Tensor | None
-    """None where what is passed as hidden states are logits already."""
+    """None if the values passed as hidden states are already logits."""
     bias_V: Tensor | None = None
     steps: tuple[Step, ...] = ()
-    """What a family does to the logits, element by element, before the loss."""
+    """The family's elementwise operations on the logits before the loss."""
     first_token: int = 0
-    """Id of the first row of the piece."""
+    """Token id of the first row of the shard."""
     vocab_size: int = 0
-    """V of the whole."""
+    """V, before sharding."""
     vocab_axis: Axis = field(default_factory=lambda: Axis(name="x"))
     feature_axis: Axis = field(default_factory=lambda: Axis(name="y"))
     chunk_tokens: int = 1024
@@ -41,7 +41,7 @@ class Head:
 
     @property
     def num_tokens(self) -> int:
-        """Rows of the piece."""
+        """Number of rows of the shard."""
         return self.vocab_size if self.weight_VD is None else self.weight_VD.shape[0]
 
     def logits(self, hidden_CD: Tensor) -> Tensor:
@@ -53,21 +53,21 @@ class Head:
         return logits_CV if self.bias_V is None else logits_CV + self.bias_V.to(logits_CV.dtype)
 
     def local_labels(self, labels_C: Tensor) -> tuple[Tensor, Tensor]:
-        """Return labels counted from the first row (0 where not here) and whether they are here."""
+        """Return row indices of labels (0 if not in this shard) and whether they are in it."""
         local_C = labels_C - self.first_token
         here_C = (local_C >= 0) & (local_C < self.num_tokens)
         return local_C.masked_fill(~here_C, 0), here_C
 
 
 def apply_steps(steps: tuple[Step, ...], logits: Tensor) -> Tensor:
-    """Return logits after what a family does between its head and the loss."""
+    """Return the logits after the family's operations between head and loss."""
     for step, value in steps:
         logits = step(logits, value)
     return logits
 
 
 def widen(head: Head, hidden_ND: Tensor) -> tuple[Head, Tensor]:
-    """Return head and hidden states in fp32, or float64 where one of them is."""
+    """Return head and hidden states in fp32, or float64 if one of them is."""
     narrow = hidden_ND if head.weight_VD is None else head.weight_VD
     wide = torch.promote_types(torch.promote_types(hidden_ND.dtype, narrow.dtype), torch.float32)
     weight_VD = None if head.weight_VD is None else head.weight_VD.detach().to(wide)
@@ -76,7 +76,7 @@ def widen(head: Head, hidden_ND: Tensor) -> tuple[Head, Tensor]:
 
 def compute_logits(head: Head, hidden_CD: Tensor) -> Tensor:
     """Return a chunk's local logits ``[C, V/x]`` after the steps, in hidden's own dtype."""
-    # Training's autocast must not reach scores.
+    # Training's autocast must not affect scores.
     with torch.autocast(hidden_CD.device.type, enabled=False):
         return apply_steps(head.steps, head.logits(hidden_CD))
 
@@ -88,14 +88,14 @@ def iterate_chunks(head: Head, num_tokens: int) -> Iterator[slice]:
 
 
 def max_of_piece(logits_CV: Tensor) -> Tensor:
-    """Return the largest logit of each row; -inf where the piece of the vocabulary is empty."""
+    """Return the largest logit of each row; -inf if this shard of the vocabulary is empty."""
     if logits_CV.shape[1] == 0:
         return logits_CV.new_full((len(logits_CV),), -torch.inf)
     return logits_CV.amax(1)
 
 
 def pick_label(logits_CV: Tensor, local_C: Tensor, here_C: Tensor) -> Tensor:
-    """Return each row's logit at its label; 0 where the label is not here."""
+    """Return each row's logit at its label; 0 if the label is not in this shard."""
     if logits_CV.shape[1] == 0:
         return logits_CV.new_zeros(len(logits_CV))
     return logits_CV.gather(1, local_C[:, None]).squeeze(1).masked_fill(~here_C, 0)

@@ -1,19 +1,19 @@
-"""Losses of chosen tokens over a sharded vocabulary, few logits at a time.
+"""Losses of selected tokens over a sharded vocabulary, few logits at a time.
 
-    hidden_ND  [N, D/y]    last hidden states of the rows that count, replicated over x
+    hidden_ND  [N, D/y]    last hidden states of the selected positions, replicated over x
     weight_VD  [V/x, D/y]  the head; bias_V [V/x]
-    labels_N   [N]         the token that follows each of them, replicated
+    labels_N   [N]         the token that follows each position, replicated
 
     for chunks of C tokens:
       logits_CV = steps(all-reduce over y (hidden_CD @ weight_VD.T) + bias_V)
       lse_C     = log(all-reduce over x (sum exp(logits - max))) + max,   max = all-reduce over x
       nll_C     = lse_C - all-reduce over x (logits[label])               natural log, fp32
-      dhidden_CD = all-reduce over x (dlogits_CV @ weight_VD)             launched, then under it
+      dhidden_CD = all-reduce over x (dlogits_CV @ weight_VD)             overlaps the next line
       dweight_VD += dlogits_CV.T @ hidden_CD
 
-At most [C, V/x] logits exist at a time. A plain sum of losses has the same gradient whatever comes
-after, up to a factor: `sum_nll` takes it in the same pass. `token_terms` gives losses one by one
-for whoever weighs them, and computes each chunk's logits again in backward.
+At most [C, V/x] logits exist at a time. The gradient of a plain sum of losses is known up to a
+factor, so `sum_nll` computes it in the forward pass. `token_terms` returns one loss per token, for
+callers that weight them, and recomputes each chunk's logits in backward.
 """
 
 from collections.abc import Sequence
@@ -30,7 +30,7 @@ from memguard.parallel.collectives import all_reduce, start_all_reduce, wait
 
 def sum_nll(head: Head, hidden_ND: Tensor, labels_N: Tensor) -> Tensor:
     """Return the sum of -log p(label) (nats, fp32), differentiable in hidden states and head."""
-    # A function's forward cannot see that gradients are off around it.
+    # Inside forward of an autograd function, grad mode is always off.
     wanted = torch.is_grad_enabled()
     return _SumNll.apply(hidden_ND, head.weight_VD, head.bias_V, labels_N, head, wanted)  # type: ignore[no-untyped-call,no-any-return]
 
@@ -44,10 +44,10 @@ def token_terms(
     """Return per-token terms, each differentiable in hidden states and head.
 
     Args:
-        head: this rank's piece.
+        head: this rank's shard of the head.
         hidden_ND: local hidden states ``[N, D/y]``.
         labels_N: ``[N]`` token ids.
-        needs: of ``nll`` (always there), ``entropy`` and ``mean_logprob``.
+        needs: any of ``nll`` (always computed), ``entropy`` and ``mean_logprob``.
     """
     unknown = needs - {"nll", "entropy", "mean_logprob"}
     assert not unknown, f"the vocabulary layer does not compute {sorted(unknown)}"
@@ -63,17 +63,17 @@ def token_terms(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Chunk:
-    """One chunk's distribution over this rank's piece of the vocabulary."""
+    """One chunk's distribution over this rank's shard of the vocabulary."""
 
     logits_CV: Tensor
     """After the steps, fp32 or wider."""
     raw_CV: Tensor | None
-    """Before them; None where there are none."""
+    """Before the steps; None if there are none."""
     max_C: Tensor
 
 
 def _compute_dtype(head: Head, hidden_ND: Tensor) -> torch.dtype:
-    """Return the dtype of the head's matmul: autocast's where it is on and would change it."""
+    """Return the dtype of the head's matmul, which is autocast's if autocast applies."""
     kind = hidden_ND.device.type
     keeps = head.weight_VD is None or hidden_ND.dtype == torch.float64
     if keeps or not torch.is_autocast_enabled(kind):
@@ -96,7 +96,7 @@ def _distribution(head: Head, hidden_CD: Tensor) -> _Chunk:
 
 
 def _through_steps(head: Head, raw_CV: Tensor | None, grad_CV: Tensor) -> Tensor:
-    """Return the gradient before the steps, from the one after them."""
+    """Return the gradient before the steps from the gradient after them."""
     if raw_CV is None or not head.steps:
         return grad_CV
     with torch.enable_grad():
@@ -107,17 +107,17 @@ def _through_steps(head: Head, raw_CV: Tensor | None, grad_CV: Tensor) -> Tensor
 
 
 class _Gradients:
-    """Gradients of hidden states and head, added up chunk by chunk."""
+    """Gradients of hidden states and head, accumulated chunk by chunk."""
 
     def __init__(self, head: Head, hidden_ND: Tensor, needed: Sequence[bool]) -> None:
-        """Take which of hidden states, weight and bias need one; those of a head may be frozen."""
+        """Allocate gradients for those of hidden states, weight and bias that need one."""
         self.head = head
         self.hidden_ND = torch.empty_like(hidden_ND)
         self.weight_VD = _zeros_like(head.weight_VD) if needed[1] else None
         self.bias_V = _zeros_like(head.bias_V) if needed[2] else None
 
     def add(self, rows: slice, hidden_CD: Tensor, raw_CV: Tensor | None, grad_CV: Tensor) -> None:
-        """Take one chunk's gradient of the logits after the steps."""
+        """Add one chunk's gradient of the logits after the steps."""
         grad_CV = _through_steps(self.head, raw_CV, grad_CV)
         if self.head.weight_VD is None:
             self.hidden_ND[rows] = grad_CV
@@ -141,9 +141,9 @@ class _Gradients:
         for gradient in gradients:
             if gradient is None or scale is None:
                 continue
-            for some in torch.split(gradient, self.head.chunk_tokens):
-                # The factor is not rounded to bf16, which would bend all gradients alike.
-                some.copy_(some.to(scale.dtype) * scale)
+            for rows in torch.split(gradient, self.head.chunk_tokens):
+                # The factor is not rounded to bf16, which would bias all gradients the same way.
+                rows.copy_(rows.to(scale.dtype) * scale)
         return tuple(
             None if gradient is None or parameter is None else gradient.to(parameter.dtype)
             for gradient, parameter in zip(gradients, parameters, strict=True)
@@ -151,27 +151,27 @@ class _Gradients:
 
 
 def _zeros_like(parameter: Tensor | None) -> Tensor | None:
-    """Return zeros to add up gradients in: fp32 where the parameter is narrower."""
+    """Return zeros to accumulate gradients in: fp32 if the parameter is narrower."""
     if parameter is None:
         return None
     wide = torch.promote_types(parameter.dtype, torch.float32)
     return torch.zeros_like(parameter, dtype=wide)
 
 
-# One chunk at a time in a function of its own: when it returns, its logits are freed, and not when
-# those of the next chunk are there.
+# Each chunk is processed in a separate function, so that its logits are freed before those of the
+# next chunk are allocated.
 
 
 def _sum_chunk(
     head: Head, rows: slice, hidden_CD: Tensor, labels_C: Tensor, gradients: _Gradients | None
 ) -> Tensor:
-    """Return the sum of a chunk's losses, and add its gradients up."""
+    """Return the sum of a chunk's losses and accumulate its gradients."""
     chunk = _distribution(head, hidden_CD)
     local_C, here_C = head.local_labels(labels_C)
     label_C = pick_label(chunk.logits_CV, local_C, here_C)
-    # Logits that were passed in are not ours to change.
-    ours_CV = chunk.logits_CV.clone() if head.weight_VD is None else chunk.logits_CV
-    exp_CV = ours_CV.sub_(chunk.max_C[:, None]).exp_()
+    # Logits that the caller passed in must not be changed in place.
+    buffer_CV = chunk.logits_CV.clone() if head.weight_VD is None else chunk.logits_CV
+    exp_CV = buffer_CV.sub_(chunk.max_C[:, None]).exp_()
     sum_C, label_C = all_reduce(torch.stack([exp_CV.sum(1), label_C]), head.vocab_axis)
     if gradients is not None:
         grad_CV = exp_CV.div_(sum_C[:, None])
@@ -271,7 +271,7 @@ class _ComputeTerms(torch.autograd.Function):
         with torch.autocast(hidden_ND.device.type, enabled=False):
             for rows in iterate_chunks(head, len(labels_N)):
                 terms_4N[:, rows] = _terms_of_chunk(head, hidden_ND[rows].to(dtype), labels_N[rows])
-        nll_N, entropy_N, mean_logprob_N, lse_N = (each.clone() for each in terms_4N)
+        nll_N, entropy_N, mean_logprob_N, lse_N = (term_N.clone() for term_N in terms_4N)
         ctx.save_for_backward(hidden_ND, labels_N, lse_N, entropy_N)
         ctx.head, ctx.dtype = head, dtype
         return nll_N, entropy_N, mean_logprob_N

@@ -1,4 +1,4 @@
-"""The most likely or a drawn next token, vocabulary sharded, logits in fp32.
+"""The most likely or a sampled next token over a sharded vocabulary, with logits in fp32.
 
     hidden_ND  [N, D/y]    last hidden states, replicated over x
     weight_VD  [V/x, D/y]  the head, widened to fp32
@@ -12,17 +12,17 @@ most likely (`find_best`)
       sum_C     = all-reduce over x of sum e^(logits_CV - best_C0)
       logprob   = best_CK - best_C0 - log sum_C
 
-Of tokens that tie the lowest ids come first, also where ties cross the border of K: which tokens
-are found depends neither on the device nor on the mesh (but for logits that round differently).
+Tied tokens are ordered by id, lowest first, also if a tie crosses the K-th place. The result does
+not depend on the device or the mesh, except where logits round differently.
 
-drawn (`draw_tokens`): a number in [0, 1) decides each, under a scheme as in `truncation`
+sampled (`draw_tokens`): a number in [0, 1) selects each token, under a scheme as in `truncation`
 
-      weight_CV = exp(logits - max), 0 where a token is cut off     [C, V/x]
-      before_C  = sum over the ranks before of their weights, after an all-gather over x
-      token     = first id whose weights up to and with it exceed uniform * sum of all weights
+      weight_CV = exp(logits - max), 0 for truncated tokens         [C, V/x]
+      before_C  = sum of the weights of the preceding ranks, after an all-gather over x
+      token     = first id whose cumulative weight exceeds uniform * sum of all weights
 
-Ids keep their order, so logits that round otherwise move a border by their last bits; in order of
-probability two tokens would change places. The sums are float64.
+Tokens stay in the order of ids. Different rounding of logits then shifts a boundary between tokens
+by its last bits only; in order of probability two tokens could swap. The sums are float64.
 """
 
 from dataclasses import dataclass, replace
@@ -40,27 +40,27 @@ from memguard.parallel.mesh import Axis
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DrawnTokens:
-    """One token drawn after each of N."""
+    """One sampled token after each of N positions."""
 
     ids_N: Tensor
     logprob_N: Tensor
-    """Log-probability (nats) with which it is drawn; NaN where the logits are not finite."""
+    """Log-probability (nats) under the scheme; NaN if the logits are not finite."""
 
 
 @torch.no_grad()
 def draw_tokens(
     head: Head, hidden_ND: Tensor, uniform_N: Tensor, scheme: SamplingScheme
 ) -> DrawnTokens:
-    """Return one token for each of N numbers; equal numbers and logits, equal tokens.
+    """Return one token for each of N random numbers; equal numbers and logits give equal tokens.
 
     Args:
-        head: this rank's piece; computes in fp32 (float64 stays), whatever autocast says.
+        head: this rank's shard of the head; computes in fp32 (float64 stays), ignoring autocast.
         hidden_ND: local hidden states ``[N, D/y]``.
         uniform_N: float64 in [0, 1), the same on all ranks that hold a part of the model.
-        scheme: how it is drawn.
+        scheme: the sampling scheme.
     """
     head, hidden_ND = widen(head, hidden_ND)
-    # What is gathered over x takes no more than the logits of a whole chunk.
+    # The tensors gathered over x take no more memory than the logits of a whole chunk.
     rows_at_once = max(1, head.chunk_tokens // head.vocab_axis.degree)
     head = replace(head, chunk_tokens=rows_at_once)
     ids_N = torch.zeros(len(hidden_ND), dtype=torch.int64, device=hidden_ND.device)
@@ -73,7 +73,7 @@ def draw_tokens(
 
 
 def _weigh(head: Head, logits_CV: Tensor, scheme: SamplingScheme) -> Tensor:
-    """Return local weights ``[C, V/x]``, float64; 0 where a token is cut off."""
+    """Return local weights ``[C, V/x]``, float64; 0 for truncated tokens."""
     axis, top_k, top_p = head.vocab_axis, scheme.top_k, scheme.top_p
     if top_k is not None and top_k < head.vocab_size:
         border_C = gather_largest(head, logits_CV, top_k).flatten(1).topk(top_k).values[:, -1]
@@ -85,7 +85,7 @@ def _weigh(head: Head, logits_CV: Tensor, scheme: SamplingScheme) -> Tensor:
     mass_C = all_reduce((logits_CV - max_C[:, None]).exp_().sum(1), axis)
     nucleus = find_nucleus(head, logits_CV, max_C, mass_C, top_p)
     tied_CV = logits_CV == nucleus.border_C[:, None]
-    # Of the tokens at the border the lowest ids stay, which are those of the first ranks.
+    # Of tied tokens at the border the lowest ids are kept, which are on the first ranks.
     sum_Cx = all_gather(tied_CV.sum(1, keepdim=True), axis).cumsum(1)
     rank_CV = tied_CV.cumsum(1) + _before(sum_Cx, axis)[:, None]
     cut_CV = logits_CV < nucleus.border_C[:, None]
@@ -94,47 +94,47 @@ def _weigh(head: Head, logits_CV: Tensor, scheme: SamplingScheme) -> Tensor:
 
 
 def _invert(head: Head, weight_CV: Tensor, uniform_C: Tensor) -> tuple[Tensor, Tensor]:
-    """Return ids ``[C]`` and log-probabilities of the tokens at which the numbers point."""
+    """Return ids ``[C]`` and log-probabilities of the tokens that the numbers select."""
     axis = head.vocab_axis
     if weight_CV.shape[1] == 0:
         weight_CV = weight_CV.new_zeros((len(weight_CV), 1))
     local_CV = weight_CV.cumsum(1)
     sum_Cx = all_gather(local_CV[:, -1:], axis).cumsum(1)
     total_C = sum_Cx[:, -1]
-    # Below the total, even where the product is rounded up to it.
+    # Keeps the product below the total, even if it is rounded up.
     wanted_C1 = (uniform_C.to(total_C) * total_C).minimum(total_C * (1 - 2**-52))[:, None]
     is_here_C = (sum_Cx <= wanted_C1).sum(1) == axis.rank
     wanted_C1 = wanted_C1 - _before(sum_Cx, axis)[:, None]
-    # Not beyond the last that has weight, where the difference is rounded up.
+    # Keeps the index at or before the last token with weight, even if the difference is rounded up.
     last_C1 = torch.searchsorted(local_CV, local_CV[:, -1:].contiguous())
     local_C1 = torch.searchsorted(local_CV, wanted_C1, right=True).minimum(last_C1)
-    # Where weights are no numbers.
+    # Keeps the index valid if weights are NaN.
     local_C1 = local_C1.clamp_max(weight_CV.shape[1] - 1)
-    found_2C = torch.stack([local_C1 + head.first_token, weight_CV.gather(1, local_C1)])[..., 0]
-    ids_C, drawn_C = all_reduce(found_2C.masked_fill(~is_here_C, 0), axis)
+    drawn_2C = torch.stack([local_C1 + head.first_token, weight_CV.gather(1, local_C1)])[..., 0]
+    ids_C, drawn_C = all_reduce(drawn_2C.masked_fill(~is_here_C, 0), axis)
     return ids_C.long(), (drawn_C / total_C).log()
 
 
 def _before(sum_Cx: Tensor, axis: Axis) -> Tensor:
-    """Return the sum of the ranks before, of sums over all ranks up to each."""
+    """Return the sum over the preceding ranks, from cumulative sums over the ranks."""
     return functional.pad(sum_Cx, (1, 0))[:, axis.rank]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BestTokens:
-    """The K most likely tokens after each of N, best first, the lowest id where some tie."""
+    """The K most likely tokens after each of N positions, best first; ties by lowest id."""
 
     ids_NK: Tensor
     logprob_NK: Tensor
-    """Log-probability (nats, fp32); NaN throughout a row whose logits are not finite."""
+    """Log-probability (nats, fp32); NaN in the whole row if its logits are not finite."""
 
 
 @torch.no_grad()
 def find_best(head: Head, hidden_ND: Tensor, num: int) -> BestTokens:
-    """Return the ``num`` most likely next tokens; all of them where the vocabulary has fewer.
+    """Return the ``num`` most likely next tokens; all tokens if the vocabulary has fewer.
 
     Args:
-        head: this rank's piece; computes in fp32 (float64 stays), whatever autocast says.
+        head: this rank's shard of the head; computes in fp32 (float64 stays), ignoring autocast.
         hidden_ND: local hidden states ``[N, D/y]``.
         num: K, at least 1.
     """
@@ -142,7 +142,7 @@ def find_best(head: Head, hidden_ND: Tensor, num: int) -> BestTokens:
     assert head.vocab_size < 2**24, "fp32 holds every id exactly"
     head, hidden_ND = widen(head, hidden_ND)
     num = min(num, head.vocab_size)
-    # What is gathered over x takes no more than the logits of a whole chunk.
+    # The tensors gathered over x take no more memory than the logits of a whole chunk.
     rows_at_once = max(1, head.chunk_tokens // head.vocab_axis.degree)
     head = replace(head, chunk_tokens=rows_at_once)
     ids_NK = torch.zeros((len(hidden_ND), num), dtype=torch.int64, device=hidden_ND.device)
@@ -157,11 +157,11 @@ def find_best(head: Head, hidden_ND: Tensor, num: int) -> BestTokens:
 
 
 def _find_local(logits_CV: Tensor, num: int) -> tuple[Tensor, Tensor]:
-    """Return the rows and logits ``[C, num]`` of the largest of a piece, by row.
+    """Return the local ids and the logits ``[C, num]`` of the largest logits of a shard, by id.
 
-    topk may take any of those that tie at the border; the lowest are taken here.
+    topk may return any of the tied tokens at the border; this returns the lowest ids.
     """
-    # NaN shows in the log-probability, and must not confuse the count below.
+    # NaN is visible in the log-probability, and must not affect the count below.
     logits_CV = logits_CV.nan_to_num(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf)
     num = min(num, logits_CV.shape[1])
     if num == 0:
@@ -175,14 +175,14 @@ def _find_local(logits_CV: Tensor, num: int) -> tuple[Tensor, Tensor]:
 
 
 def _merge(head: Head, local_CK: Tensor, logits_CK: Tensor, num: int) -> tuple[Tensor, Tensor]:
-    """Return ids and logits ``[C, num]`` of the largest of all pieces, best first."""
+    """Return ids and logits ``[C, num]`` of the largest logits of all shards, best first."""
     degree, missing = head.vocab_axis.degree, num - local_CK.shape[1]
     ids_CK = functional.pad(local_CK + head.first_token, (0, missing), value=head.vocab_size)
     logits_CK = functional.pad(logits_CK, (0, missing), value=-torch.inf)
     both_C2K = torch.stack([ids_CK.to(logits_CK.dtype), logits_CK], dim=1)
     gathered_C2xK = all_gather(both_C2K.flatten(1), head.vocab_axis).reshape(-1, degree, 2, num)
     ids_CM, logits_CM = (gathered_C2xK[:, :, part].flatten(1) for part in (0, 1))
-    # By id first: padding, whose id is the largest, goes behind what ties with it.
+    # Sorted by id first, so that padding, whose id is the largest, follows tokens of equal logit.
     by_id_CM = ids_CM.argsort(stable=True, dim=1)
     ids_CM, logits_CM = ids_CM.gather(1, by_id_CM), logits_CM.gather(1, by_id_CM)
     best_CK = logits_CM.argsort(stable=True, dim=1, descending=True)[:, :num]

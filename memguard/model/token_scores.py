@@ -1,18 +1,18 @@
-"""What a model says of single tokens, over a sharded vocabulary, in fp32.
+"""Scores of single tokens over a sharded vocabulary, in fp32.
 
     hidden_ND  [N, D/y]    last hidden states, replicated over x
     weight_VD  [V/x, D/y]  the head, widened to fp32 for scores; bias_V [V/x]
-    labels_N   [N]         the token that follows each of them, replicated
+    labels_N   [N]         the token that follows each position, replicated
 
     for chunks of C tokens:
       logits_CV = steps(all-reduce over y (hidden_CD @ weight_VD.T) + bias_V)
-      best_C, argmax_C, other_C = of the ranks' own, after an all-gather over x of 3 C numbers
-                  (best_C alone, an all-reduce over x, where no choice is asked for)
+      best_C, argmax_C, other_C = from each rank's values, after an all-gather over x of 3 C numbers
+                  (only best_C, by an all-reduce over x, if argmax and margin are not requested)
       sums_C    = all-reduce over x of 2 to 5 C numbers, with d = logits_CV - best_C:
                   logits[label], sum e^d, sum e^d d, sum e^d d^2, sum d
       logprob_C = logits[label] - best_C - log sum e^d
 
-The sums are taken from the best logit: what cancels in a variance is then small.
+The sums are relative to the best logit, which keeps cancellation in the variance small.
 """
 
 from collections.abc import Sequence
@@ -39,30 +39,30 @@ from memguard.model.truncation import (
 from memguard.parallel.collectives import all_gather, all_reduce
 
 EXTRA_SCORES = frozenset({"entropy", "mean_logprob", "variance_logprob"})
-# On a CPU: a matmul of fewer rows than this reads the head more often than it uses it; more logits
-# than these leave the cache between two sums over them.
+# On a CPU: with fewer rows, a matmul is limited by reading the head; with more logits, they do not
+# stay in the cache between two sums over them.
 _CPU_CHUNK_TOKENS, _CPU_CHUNK_LOGITS = 128, 1 << 20
 _CPU_BLOCK_LOGITS = 1 << 16
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TokenScores:
-    """What the model says of N tokens, computed in fp32; None where it was not asked for."""
+    """Scores of N tokens, computed in fp32; None if not requested."""
 
     logprob_N: Tensor
     """Log-probability of the label (nats)."""
     argmax_N: Tensor | None = None
-    """Most likely token, the lowest id where several tie."""
+    """Most likely token, the lowest id if several tie."""
     margin_N: Tensor | None = None
-    """Logit of the label minus that of the best other token; 0 where they tie."""
+    """Logit of the label minus that of the best other token; 0 if they tie."""
     entropy_N: Tensor | None = None
     """-sum_v p(v) log p(v) (nats)."""
     mean_logprob_N: Tensor | None = None
     """Mean over the vocabulary of log p(v) (nats)."""
     variance_logprob_N: Tensor | None = None
-    """Variance of log p(v) where v is drawn from p (nats squared); its mean is -entropy."""
+    """Variance of log p(v) with v drawn from p (nats squared); the mean of log p(v) is -entropy."""
     sampled_SN: Tensor | None = None
-    """Log-probability of the label under each of S ways to draw; -inf where it is cut off."""
+    """Log-probability of the label under each of S sampling schemes; -inf if it is truncated."""
 
 
 @torch.no_grad()
@@ -75,15 +75,15 @@ def score_tokens(
     choices: bool = True,
     schemes: Sequence[SamplingScheme] = (),
 ) -> TokenScores:
-    """Return log-probability, argmax and margin of N labels, and what else is needed.
+    """Return log-probability, argmax and margin of N labels, and the scores in ``needs``.
 
     Args:
-        head: this rank's piece; computes in fp32 (float64 stays), whatever autocast says.
+        head: this rank's shard of the head; computes in fp32 (float64 stays), ignoring autocast.
         hidden_ND: local hidden states ``[N, D/y]``.
         labels_N: ``[N]`` token ids.
         needs: any of `EXTRA_SCORES`.
-        choices: whether argmax and margin are wanted.
-        schemes: ways to draw, see `truncation.score_truncated`.
+        choices: whether to compute argmax and margin.
+        schemes: sampling schemes, see `truncation.score_truncated`.
     """
     unknown = needs - EXTRA_SCORES
     assert not unknown, f"the vocabulary layer does not compute {sorted(unknown)}"
@@ -94,7 +94,7 @@ def score_tokens(
     scores_SN = hidden_ND.new_empty((len(names), len(labels_N)))
     sampled_SN = hidden_ND.new_empty((len(schemes), len(labels_N)))
     argmax_N = labels_N.new_empty(len(labels_N), dtype=torch.int64)
-    # One for all chunks: to get so much anew from the system takes as long as a sum over it.
+    # One buffer for all chunks, because allocating it takes as long as a sum over it.
     num_rows = min(head.chunk_tokens, len(labels_N))
     buffer_CV = hidden_ND.new_empty((num_rows, head.num_tokens))
     for rows in iterate_chunks(head, len(labels_N)):
@@ -111,11 +111,11 @@ def score_tokens(
                 sampled_SN[number, rows] = score_truncated(
                     head, logits_CV, labels_C, scheme, peaks_CG
                 )
-        found = _sum_up(head, logits_CV, labels_C, best_C, other_C, needs)
-        scores_SN[:, rows] = torch.stack([found[name] for name in names])
+        scores = _sum_up(head, logits_CV, labels_C, best_C, other_C, needs)
+        scores_SN[:, rows] = torch.stack([scores[name] for name in names])
         for number, scheme in enumerate(schemes):
             if scheme.is_plain:
-                sampled_SN[number, rows] = found["logprob"]
+                sampled_SN[number, rows] = scores["logprob"]
     fields = {f"{name}_N": score_N for name, score_N in zip(names, scores_SN, strict=True)}
     return TokenScores(
         argmax_N=argmax_N if choices else None,
@@ -125,10 +125,10 @@ def score_tokens(
 
 
 def _choose_chunk(head: Head, device: torch.device, gathers: bool) -> int:
-    """Return C. What is gathered over x takes no more than the logits of a whole chunk."""
+    """Return C, so that tensors gathered over x take no more than the logits of a whole chunk."""
     size = max(1, head.chunk_tokens // (head.vocab_axis.degree if gathers else 1))
     if device.type == "cpu":
-        # The same on all ranks, whatever piece each has.
+        # The same on all ranks, independent of the size of each shard.
         widest = -(-head.vocab_size // head.vocab_axis.degree)
         size = min(size, max(_CPU_CHUNK_TOKENS, _CPU_CHUNK_LOGITS // max(1, widest)))
     return size
@@ -138,7 +138,7 @@ def _write_logits(head: Head, hidden_CD: Tensor, logits_CV: Tensor) -> None:
     if head.weight_VD is None or head.steps or head.feature_axis.degree > 1:
         logits_CV.copy_(compute_logits(head, hidden_CD))
         return
-    # Training's autocast must not reach scores.
+    # Training's autocast must not affect scores.
     with torch.autocast(hidden_CD.device.type, enabled=False):
         torch.mm(hidden_CD, head.weight_VD.T, out=logits_CV)
     if head.bias_V is not None:
@@ -146,10 +146,10 @@ def _write_logits(head: Head, hidden_CD: Tensor, logits_CV: Tensor) -> None:
 
 
 def _choose_block(logits_CV: Tensor) -> int:
-    """Return how many rows are summed up at a time; on a GPU all."""
+    """Return the number of rows that are summed at a time; all rows on a GPU."""
     num_rows, width = logits_CV.shape
     if logits_CV.device.type == "cpu" and width:
-        # Each thread takes a part of the rows, and has a cache.
+        # Each thread processes a part of the rows and has its own cache.
         num_rows = min(num_rows, _CPU_BLOCK_LOGITS * torch.get_num_threads() // width)
     return max(1, num_rows)
 
@@ -162,7 +162,7 @@ def _sum_up(
     other_C: Tensor | None,
     needs: frozenset[str],
 ) -> dict[str, Tensor]:
-    """Return all but the choices, of one chunk, whose logits it overwrites."""
+    """Return one chunk's scores except argmax; overwrites the chunk's logits."""
     names = ["label", "exp"]
     if "mean_logprob" in needs:
         names.append("below")
@@ -173,7 +173,7 @@ def _sum_up(
     parts_PC = logits_CV.new_empty((len(names), len(labels_C)))
     parts_PC[0] = pick_label(logits_CV, *head.local_labels(labels_C))
     size = _choose_block(logits_CV)
-    # Where something is summed up beside it, e^d may not take d's place.
+    # If other sums need d, e^d must not overwrite it.
     exp_BV = torch.empty_like(logits_CV[:size]) if len(names) > 2 else None
     pieces = ((logits_CV, 0), (best_C[:, None], 0), (parts_PC, 1))
     blocks = (torch.split(tensor, size, dim) for tensor, dim in pieces)
@@ -184,21 +184,21 @@ def _sum_up(
     total = dict(zip(names, sums, strict=True))
 
     log_sum_C = total["exp"].log()
-    found = {"logprob": total["label"] - best_C - log_sum_C}
+    scores = {"logprob": total["label"] - best_C - log_sum_C}
     if other_C is not None:
-        found["margin"] = total["label"] - other_C
+        scores["margin"] = total["label"] - other_C
     if "mean_logprob" in needs:
-        found["mean_logprob"] = total["below"] / head.vocab_size - log_sum_C
+        scores["mean_logprob"] = total["below"] / head.vocab_size - log_sum_C
     if "entropy" in needs:
-        found["entropy"] = log_sum_C - total["first"] / total["exp"]
+        scores["entropy"] = log_sum_C - total["first"] / total["exp"]
     if "variance_logprob" in needs:
         square_C = (total["first"] / total["exp"]) ** 2
-        found["variance_logprob"] = (total["second"] / total["exp"] - square_C).clamp_min(0)
-    return found
+        scores["variance_logprob"] = (total["second"] / total["exp"] - square_C).clamp_min(0)
+    return scores
 
 
 def _sum_block(below_BV: Tensor, exp_BV: Tensor | None, sums: dict[str, Tensor]) -> None:
-    """Write the sums of a block, whose logits below the best it may overwrite."""
+    """Write the sums of a block; may overwrite ``below_BV``, the logits minus the best logit."""
     room = below_BV if exp_BV is None else exp_BV[: len(below_BV)]
     exp_BV = torch.exp(below_BV, out=room)
     torch.sum(exp_BV, 1, out=sums["exp"])
@@ -212,13 +212,13 @@ def _sum_block(below_BV: Tensor, exp_BV: Tensor | None, sums: dict[str, Tensor])
 def _find_best(
     head: Head, logits_CV: Tensor, labels_C: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return the best logit, its lowest token id, the best of all but the label, and the peaks."""
+    """Return the best logit, its lowest token id, the best logit except the label's, and peaks."""
     local_C, here_C = head.local_labels(labels_C)
     if logits_CV.shape[1] == 0:
         best_C = other_C = max_of_piece(logits_CV)
         first_C, peaks_CG = torch.zeros_like(local_C), logits_CV
     else:
-        # One search, among all but the label; the label is then better or is not.
+        # One search among all tokens but the label, whose result is then compared with the label.
         local_C1, here_C1 = local_C[:, None], here_C[:, None]
         label_C1 = logits_CV.gather(1, local_C1)
         logits_CV.scatter_(1, local_C1, label_C1.masked_fill(here_C1, -torch.inf))
@@ -238,7 +238,7 @@ def _find_best(
     )
     best_xC, ids_xC, other_xC = pieces_3xC
     best_C = best_xC.amax(0)
-    # The first of the ranks that have it holds the lowest ids.
+    # If several ranks have the best logit, the first of them holds the lowest id.
     winner_C = (best_xC == best_C).int().argmax(0)
     argmax_C = ids_xC.gather(0, winner_C[None]).squeeze(0).long()
     return best_C, argmax_C, other_xC.amax(0), peaks_CG

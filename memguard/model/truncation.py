@@ -1,24 +1,24 @@
-"""Probability of a label when sampling from the most likely tokens only, vocabulary sharded.
+"""Probability of a label under top-k and top-p sampling, over a sharded vocabulary.
 
     scheme     logits / temperature, then the top_k largest, then the smallest set of those whose
-               probability reaches top_p; the rules, and the order, of `transformers`
-    ties       at the border of top_k all stay; at that of top_p the lowest ids stay, as many as
-               it takes (transformers leaves them to its sort)
+               probability reaches top_p; rules and order are those of `transformers`
+    ties       at the border of top_k all tied tokens are kept; at the border of top_p the lowest
+               ids are kept until top_p is reached (in transformers this depends on its sort)
 
     for C/x tokens at a time:
-      top_k    peaks_CG = largest logit of each of G groups of the vocabulary; of the rows with
+      top_k    peaks_CG = largest logit of each of G groups of the vocabulary; for the rows with
                fewer than k peaks above the label (an all-reduce over x):
                border_C = k-th largest of an all-gather over x of each rank's k + 1 largest
       top_p    m = 64, doubled until enough: nucleus of an all-gather over x of each rank's m
-               largest, which is right when no rank kept back more than its border
-      logprob_C = label_C - max_C - log(probability mass that stays)     -inf where it is cut off
+               largest, which is exact if every logit that was not gathered is below the border
+      logprob_C = label_C - max_C - log(probability mass that is kept)      -inf if truncated
 
-At most [C/x, V] = [C, V/x] candidates are gathered, and far fewer where the model is sure.
+At most [C/x, V] = [C, V/x] candidates are gathered, and far fewer for confident predictions.
 
-Group g of a chunk's local logits has tokens g, g + G, g + 2G, ..., and the last few, which fill no
-whole row of groups, are groups of their own. One pass over the logits gives the peaks, and these
-answer what would take a pass each: where the largest is, how many tokens at least are above a
-label, which tokens may be among the largest.
+Group g of a chunk's local logits has tokens g, g + G, g + 2G, ...; each of the last few tokens,
+which do not fill all groups, is a group of its own. One pass over the logits computes the peaks.
+The peaks then replace further passes: they locate the largest logit, give a lower bound on the
+number of tokens above a label, and select the tokens that may be among the largest.
 """
 
 from dataclasses import dataclass
@@ -32,7 +32,7 @@ from memguard.config.sampling import SamplingScheme
 from memguard.model.lm_head import Head, max_of_piece, pick_label
 from memguard.parallel.collectives import all_gather, all_reduce
 
-# Of a group: with fewer there are more peaks to read, with more there are more candidates.
+# Size of a group: smaller groups have more peaks to read, larger groups more candidates.
 _GROUP_TOKENS = 16
 _FIRST_CANDIDATES = 64
 
@@ -54,9 +54,9 @@ def raise_peaks(peaks_CG: Tensor, width: int, places_C1: Tensor, logits_C1: Tens
     """Update the peaks for one more logit in each row.
 
     Args:
-        peaks_CG: changed.
+        peaks_CG: changed in place.
         width: V/x.
-        places_C1: indices of the logits.
+        places_C1: indices of the added logits.
         logits_C1: the logits; -inf changes nothing.
     """
     num_groups = width // _GROUP_TOKENS
@@ -67,11 +67,12 @@ def raise_peaks(peaks_CG: Tensor, width: int, places_C1: Tensor, logits_C1: Tens
 
 
 def find_first(logits_CV: Tensor, peaks_CG: Tensor) -> Tensor:
-    """Return where the largest of each row is ``[C]``, the first of several."""
+    """Return the index of the largest logit of each row ``[C]``, the first if several tie."""
     best_C1 = peaks_CG.amax(1, keepdim=True)
     ids_CM = _list_members(_argmax(peaks_CG)[:, None], logits_CV.shape[1])
     first_C1 = ids_CM.gather(1, _argmax(logits_CV.gather(1, ids_CM))[:, None])
-    # Another group may have the same before it; and what is no number is equal to nothing.
+    # An earlier group may have the same largest logit, and NaN equals nothing: these rows are
+    # searched in full.
     doubtful = ((peaks_CG == best_C1).sum(1) != 1).nonzero()[:, 0]
     if len(doubtful):
         first_C1[doubtful, 0] = _argmax(logits_CV[doubtful])
@@ -81,15 +82,16 @@ def find_first(logits_CV: Tensor, peaks_CG: Tensor) -> Tensor:
 def find_largest(
     logits_CV: Tensor, num: int, peaks_CG: Tensor | None = None, rows_N: Tensor | None = None
 ) -> Tensor:
-    """Return the ``num`` largest of each row, or of the rows ``[N]`` alone, unordered.
+    """Return the ``num`` largest logits of each row, or of the rows ``[N]`` only, unordered.
 
-    They are in the ``num`` groups with the largest peaks: each other group is beaten by as many.
+    They are in the ``num`` groups with the largest peaks: for any other group, ``num`` logits are
+    at least as large.
 
     Args:
-        logits_CV: of which none is copied but those that may be among them.
+        logits_CV: only candidates for the largest logits are copied.
         num: at most V/x.
-        peaks_CG: where they are at hand.
-        rows_N: which rows; None is all.
+        peaks_CG: the peaks, if already computed.
+        rows_N: indices of rows; None selects all.
     """
     width = logits_CV.shape[1]
     num_groups = width // _GROUP_TOKENS
@@ -108,10 +110,10 @@ def find_largest(
 
 
 def _list_members(groups_CN: Tensor, width: int) -> Tensor:
-    """Return the places ``[C, N * 16]`` of the groups' logits; a group of one has it 16 times."""
+    """Return the indices ``[C, N * 16]`` of the groups' logits, 16 times for a group of one."""
     num_groups = width // _GROUP_TOKENS
     steps = torch.arange(_GROUP_TOKENS, device=groups_CN.device) * num_groups
-    # What makes no whole row of groups stands behind them, in place of group G and what follows.
+    # Tokens that do not fill all groups are numbered as groups G, G + 1, ...
     alone = groups_CN + (_GROUP_TOKENS - 1) * num_groups
     members_CxN = torch.where(
         (groups_CN < num_groups)[:, None], groups_CN[:, None] + steps[:, None], alone[:, None]
@@ -123,22 +125,22 @@ def _take_largest(values_CM: Tensor, num: int) -> Tensor:
     if values_CM.shape[1] == num:
         return values_CM
     if values_CM.device.type == "cpu":
-        # Several times faster than topk there.
+        # Several times faster than topk on CPUs.
         return torch.from_numpy(np.partition(values_CM.numpy(), -num, axis=1)[:, -num:])
     return values_CM.topk(num, sorted=False).values
 
 
 def _find_places(values_CM: Tensor, num: int) -> Tensor:
-    """Return where the ``num`` largest of each row are, unordered."""
+    """Return the indices of the ``num`` largest values of each row, unordered."""
     if values_CM.device.type == "cpu":
         return torch.from_numpy(np.argpartition(values_CM.numpy(), -num, axis=1)[:, -num:])
     return values_CM.topk(num, sorted=False).indices
 
 
 def _argmax(values_CM: Tensor) -> Tensor:
-    """Return where the largest of each row is ``[C]``, the first of several."""
+    """Return the index of the largest value of each row ``[C]``, the first if several tie."""
     if values_CM.device.type == "cpu":
-        # Ten times as fast as torch's there.
+        # Ten times as fast as torch's argmax on CPUs.
         return torch.from_numpy(values_CM.numpy().argmax(1))
     return values_CM.argmax(1)
 
@@ -153,12 +155,12 @@ def score_truncated(
     """Return the log-probability ``[C]`` (nats) with which sampling draws each label of a chunk.
 
     Args:
-        head: this rank's piece.
-        logits_CV: a chunk's local logits ``[C, V/x]`` after the steps; left as they are. Callers
-            keep C at a chunk's tokens divided by x.
+        head: this rank's shard of the head.
+        logits_CV: a chunk's local logits ``[C, V/x]`` after the steps; not changed. Callers choose
+            C as a chunk's tokens divided by x.
         labels_C: ``[C]`` token ids.
-        scheme: how tokens are drawn.
-        peaks_CG: of the logits, where they are at hand; see `find_peaks`.
+        scheme: the sampling scheme.
+        peaks_CG: peaks of the logits, if already computed; see `find_peaks`.
     """
     if scheme.temperature != 1:
         logits_CV, peaks_CG = logits_CV / scheme.temperature, None
@@ -167,17 +169,17 @@ def score_truncated(
     label_C = all_reduce(pick_label(logits_CV, local_C, here_C), axis)
     if top_k is None or top_k >= head.vocab_size:
         return _score_from_all(head, logits_CV, labels_C, label_C, top_p)
-    # Few labels of a text that is not known by heart are among the likeliest, and finding those
-    # takes ten times as long as telling that as many groups have one above the label.
+    # Few labels of a text that is not memorized are among the top_k. Finding the top_k takes ten
+    # times as long as finding that top_k groups have a logit above the label.
     peaks_CG = find_peaks(logits_CV) if peaks_CG is None else peaks_CG
     num_above_C = (peaks_CG > label_C[:, None]).sum(1)
-    # What damaged weights say of a label is not that it is never drawn.
+    # Rows with NaN, from damaged weights, must give NaN and not a log-probability of -inf.
     num_above_C.masked_fill_(max_of_piece(peaks_CG).isnan(), -head.vocab_size)
     rows_N = (all_reduce(num_above_C, axis) < top_k).nonzero()[:, 0]
     logprob_C = torch.full_like(label_C, -torch.inf)
     if not len(rows_N):
         return logprob_C
-    # One more than stays: where it ties with the last of those, it and maybe others stay as well.
+    # One more than top_k: if it ties with the k-th largest, it and perhaps others are kept as well.
     best_NM = gather_largest(head, logits_CV, top_k + 1, peaks_CG, rows_N).flatten(1)
     sorted_NM = best_NM.sort(1, descending=True).values
     border_N1, next_N1 = sorted_NM[:, top_k - 1 : top_k], sorted_NM[:, top_k : top_k + 1]
@@ -198,7 +200,7 @@ def score_truncated(
 def _score_from_all(
     head: Head, logits_CV: Tensor, labels_C: Tensor, label_C: Tensor, top_p: float | None
 ) -> Tensor:
-    """Return the log-probabilities of labels that are drawn from what is not -inf, or its top_p."""
+    """Return the log-probabilities of labels among the logits above -inf, with top_p applied."""
     axis = head.vocab_axis
     max_C = all_reduce(max_of_piece(logits_CV), axis, "max")
     mass_C = all_reduce((logits_CV - max_C[:, None]).exp_().sum(1), axis)
@@ -216,14 +218,14 @@ def _score_from_all(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Nucleus:
-    """The smallest set of tokens whose probability reaches top_p, of C rows."""
+    """The smallest set of tokens whose probability reaches top_p, for each of C rows."""
 
     border_C: Tensor
-    """Smallest logit in it."""
+    """Smallest logit in the set."""
     num_at_border_C: Tensor
-    """How many of the tokens with that logit are in it."""
+    """Number of tokens with that logit in the set."""
     mass_C: Tensor
-    """Sum of exp(logit - max) over it."""
+    """Sum of exp(logit - max) over the set."""
 
 
 def find_nucleus(
@@ -232,11 +234,11 @@ def find_nucleus(
     """Return the nucleus of each row.
 
     Args:
-        head: this rank's piece.
-        logits_CV: a chunk's local logits, -inf where a token is cut off already.
-        max_C: largest logit, of all ranks.
-        mass_C: sum of exp(logit - max), of all ranks.
-        top_p: probability to be reached.
+        head: this rank's shard of the head.
+        logits_CV: a chunk's local logits, -inf for tokens that are already truncated.
+        max_C: largest logit over all ranks.
+        mass_C: sum of exp(logit - max) over all ranks.
+        top_p: probability that the set must reach.
     """
     num = _FIRST_CANDIDATES
     while True:
@@ -244,7 +246,7 @@ def find_nucleus(
         sorted_CM = pieces_CxM.flatten(1).sort(1, descending=True).values
         sum_CM = (sorted_CM - max_C[:, None]).exp().cumsum(1)
         target_C = top_p * mass_C
-        # A token stays while what is above it does not reach top_p; the first always does.
+        # A token is kept while the mass above it is below top_p; the first is always kept.
         num_kept_C = 1 + (sum_CM[:, :-1] < target_C[:, None]).sum(1)
         last_C1 = num_kept_C[:, None] - 1
         border_C1 = sorted_CM.gather(1, last_C1)
@@ -252,7 +254,7 @@ def find_nucleus(
         kept_back_C = pieces_CxM.amin(2).amax(1)
         complete_C = reached_C & (border_C1[:, 0] >= kept_back_C)
         complete = complete_C.all() | (num >= _widest_piece(head))
-        # Asked of all: a rank that rounds otherwise must not leave the others waiting.
+        # Agreed over all ranks: a rank that rounds differently must not leave the others waiting.
         if all_reduce(complete.int(), head.vocab_axis, "min"):
             break
         num *= 2
@@ -274,14 +276,14 @@ def gather_largest(
     peaks_CG: Tensor | None = None,
     rows_N: Tensor | None = None,
 ) -> Tensor:
-    """Return each rank's largest logits ``[C, x, num]``, unordered; -inf where it has fewer.
+    """Return each rank's largest logits ``[C, x, num]``, unordered; padded with -inf.
 
     Args:
-        head: this rank's piece.
+        head: this rank's shard of the head.
         logits_CV: a chunk's local logits.
-        num: of each rank.
+        num: number of logits of each rank.
         peaks_CG: see `find_largest`.
-        rows_N: the same.
+        rows_N: see `find_largest`.
     """
     num, degree = min(num, _widest_piece(head)), head.vocab_axis.degree
     largest_CM = find_largest(logits_CV, min(num, logits_CV.shape[1]), peaks_CG, rows_N)

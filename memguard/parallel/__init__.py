@@ -1,29 +1,30 @@
-"""The 4D parallel algorithm: modules over the axes data, z, y and x, and nothing else.
+"""The 4D parallel algorithm: modules sharded over the axes data, z, y and x.
 
     hf_plan.py            the role of each module of a Hugging Face model
-    shard.py              roles applied; activation checkpointing; units of storage (FSDP2)
+    shard.py              applies the roles; activation checkpointing; units of storage (FSDP2)
     linear.py             linear layers over y and x
     embedding.py          token embedding over y and x
     norm.py               norms over sharded features
     attention.py          attention of packed rows, without pairs of different documents
-    mesh_shape.py         which mesh runs, or the nearest that would; no torch
-    mesh.py               the groups of processes
+    mesh_shape.py         validates a mesh, or lists the nearest valid ones; no torch
+    mesh.py               the process groups
     collectives.py        collectives over one axis and their gradients
     layout.py             which rectangle of each full tensor a rank stores
     local_parameters.py   parameters as the optimizer sees them: plain local tensors
 
-One process uses Hugging Face's plain modules.
+A single process uses Hugging Face's plain modules.
 
     ranks = data x z x y x x
     x      heads, FFN width, vocabulary             out-features of q, k, v, gate, up, head
-    y      the residual stream's features           their in-features; o and down the other way
+    y      the residual stream's features           their in-features; the reverse for o and down
     z      storage of weights, and the batch        FSDP2
     data   the batch                                FSDP2
 
-What one step sends. On a rank a micro-batch has t tokens, and chunks of c labels. a bytes an
-element of activations (bf16: 2), w = max(4, a) of sums over many. H hidden size, Q and K features
-of queries and of keys, D those of a head, F FFN width, V vocabulary; P elements of a unit of
-storage, as it lies over y and x, padded to a multiple of z row by row.
+Communication of one step. On each rank a micro-batch has t tokens and is processed in chunks of
+c labels. An element takes a bytes as an activation (bf16: 2) and w = max(4, a) bytes as a sum.
+H: hidden size; Q, K: features of queries and of keys; D: features of a head; F: FFN width;
+V: vocabulary; P: elements of a unit of storage after sharding over y and x, padded to a multiple
+of z rows.
 
                   forward                           backward
     each decoder block
@@ -32,7 +33,7 @@ storage, as it lies over y and x, padded to a multiple of z row by row.
     y all-reduce  outputs of q|k|v:  ta(Q+2K)/x     input of o:  taQ/x
                   outputs of gate|up:  ta 2F/x      input of down:  taF/x
                   two norms:  2 of tw               two norms:  2 of tw
-    where x exceeds the number of key/value heads, over the x/kv_heads ranks that share one
+    if x exceeds the number of key/value heads, over the x/kv_heads ranks that share one
                   keys, values, all-gather:         their gradients, reduce-scatter:
                   2 of taD                          2 of taD
     embedding, last norm
@@ -41,7 +42,7 @@ storage, as it lies over y and x, padded to a multiple of z row by row.
     head, each chunk, gradients in the same pass (`sum_nll`)
     x all-reduce  maxima, sums, dX:  cw, 2cw, caH/y
     y all-reduce  logits:  caV/x
-    head, each chunk, losses one by one (`token_terms`)
+    head, each chunk, one loss per token (`token_terms`)
     x all-reduce  maxima, sums:  cw, 4cw            dX:  caH/y
     y all-reduce  logits:  caV/x                    logits:  caV/x
     each unit of storage: a block, embedding, head, last norm (tied: the last three together)
@@ -50,11 +51,12 @@ storage, as it lies over y and x, padded to a multiple of z row by row.
     data                                            gradients, all-reduce:  Pw/z, once a step
     world         counts of labels, loss, gradient norm, once a step:  16, 8 and w bytes
 
-Full recomputation repeats a block's forward over x and y in backward, but for the output of down;
-selective repeats none of it. Around a ring each of R ranks sends 2(R-1)/R of an all-reduce,
-(R-1)/R of the other two.
+Full recomputation repeats a block's forward collectives over x and y in backward, except that of
+the output of down; selective recomputation repeats none. In a ring of R ranks, each rank sends
+2(R-1)/R of the bytes of an all-reduce and (R-1)/R of those of the other two collectives.
 
-Llama-3.1-405B (H 16,384) at (x=8, y=1): 4H = 65,536 elements a token and block, forward and
-backward, which are 114,688 around the ring; q, k, v, gate and up one by one would be 7H = 114,688
-and 200,704. At 32 ranks a block in bf16, (x=8, y=4) sends 49 % less than (x=32, y=1).
+Llama-3.1-405B (H 16,384) at (x=8, y=1): 4H = 65,536 elements per token and block, forward and
+backward, of which a rank sends 114,688 in the ring; separate all-reduces for q, k, v, gate and up
+would make these 7H = 114,688 and 200,704. At 32 ranks, a block in bf16 at (x=8, y=4) sends 49 %
+less than at (x=32, y=1).
 """

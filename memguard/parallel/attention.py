@@ -1,4 +1,4 @@
-"""Causal attention of packed rows in pieces, without the pairs that are masked anyway.
+"""Causal attention of packed rows, computed in pieces to skip masked query-key pairs.
 
     scores of T queries and T keys      k k . .      Q_THd, K_THd, V_THd, bias_TT
     in n pieces of C = T/n queries      k k . .      . = -inf for every query of the piece
@@ -6,8 +6,8 @@
                                         k k k k
     piece i     softmax(Q_C K^T + bias) V  over keys 0 .. (i+1) C only       (n+1) / 2n of the work
 
-Rows that hold one document each need no bias, and torch leaves out what lies after the diagonal;
-with a bias, which keeps documents apart, it multiplies everything. Heads are local: no collective.
+Rows that hold one document each need no bias, and torch's kernels skip the keys above the diagonal.
+With a bias, which separates documents, torch computes all pairs. Heads are local: no collective.
 """
 
 from typing import Any
@@ -22,12 +22,12 @@ from transformers.masking_utils import sdpa_mask
 from memguard.parallel.hf_plan import find_blocks
 
 NAME = "memguard_pieces"
-"""Of this attention among those of transformers."""
+"""Name under which this attention is registered in transformers."""
 _MAX_PIECES = 8
-# Below these lengths, starting another kernel costs more than the pairs it leaves out.
+# Below these lengths, launching another kernel costs more than computing the masked pairs.
 MIN_PIECE = {"cpu": 128}
 _MIN_PIECE_ELSEWHERE = 512
-# Other arguments of an attention, which pieces do not support.
+# Optional attention arguments that the computation in pieces does not support.
 _WHOLE_ONLY = ("position_bias", "cache", "softcap")
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
@@ -43,18 +43,18 @@ def attend_in_pieces(
     scaling: float | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """Return the attended values ``[B, T, H, d]``; an attention function of transformers.
+    """Return the attention output ``[B, T, H, d]``; implements transformers' attention interface.
 
     Args:
         module: the attention layer.
         query: ``[B, H, T, d]``.
         key: ``[B, H/groups, T, d]``.
         value: as ``key``.
-        attention_mask: causal ``[B, 1, T, T]``; without one, or with fewer queries than keys, this
-            is transformers' own.
-        dropout: of the attention's weights.
-        scaling: of the scores; None takes 1/sqrt(d).
-        kwargs: passed on where this is transformers' own.
+        attention_mask: causal ``[B, 1, T, T]``. Without a mask, or with fewer queries than keys,
+            transformers' SDPA attention runs instead.
+        dropout: dropout probability of the attention weights.
+        scaling: factor of the scores; None uses 1/sqrt(d).
+        kwargs: passed to transformers' SDPA attention if it runs.
     """
     num_tokens = query.shape[2]
     size = _piece_tokens(num_tokens, query.device.type)
@@ -63,7 +63,7 @@ def attend_in_pieces(
         or attention_mask.shape[-2:] != (num_tokens, num_tokens)
         or key.shape[2] != num_tokens
         or size >= num_tokens
-        # Lengths change from step to step, and each would be compiled anew.
+        # Lengths change from step to step, and each would trigger a recompilation.
         or torch.compiler.is_compiling()
         or any(kwargs.get(name) is not None for name in _WHOLE_ONLY)
     )
@@ -75,12 +75,12 @@ def attend_in_pieces(
     assert attention_mask is not None, "checked above"
     kind = query.device.type
     if torch.is_autocast_enabled(kind) and query.dtype != torch.float64:
-        # As torch's attention does by itself, but once and not piece by piece.
+        # Torch's attention casts by itself, but would do so once per piece.
         dtype = torch.get_autocast_dtype(kind)
-        query, key, value = (each.to(dtype) for each in (query, key, value))
+        query, key, value = (tensor.to(dtype) for tensor in (query, key, value))
     groups = query.shape[1] // key.shape[1]
     if groups > 1:
-        key, value = (each.repeat_interleave(groups, dim=1) for each in (key, value))
+        key, value = (tensor.repeat_interleave(groups, dim=1) for tensor in (key, value))
     pieces = [
         functional.scaled_dot_product_attention(
             query[:, :, start : start + size],
@@ -96,15 +96,15 @@ def attend_in_pieces(
 
 
 def _piece_tokens(num_tokens: int, device_type: str) -> int:
-    """Return C: at most eight pieces, none too short; a multiple of 128, as kernels like it."""
+    """Return C: at most eight pieces, none too short; a multiple of 128 for kernel efficiency."""
     shortest = MIN_PIECE.get(device_type, _MIN_PIECE_ELSEWHERE)
     return max(shortest, -(-num_tokens // (_MAX_PIECES * 128)) * 128)
 
 
 def use_pieces(model: Any) -> None:
-    """Let a causal model whose attention is torch's attend in pieces.
+    """Make a causal model that uses SDPA attention compute it in pieces.
 
-    Its configuration is exported as before: transformers never writes which attention runs.
+    The exported configuration does not change: transformers does not write the attention name.
     """
     if model.config._attn_implementation == "sdpa" and model._supports_attention_backend:
         transformers.AttentionInterface.register(NAME, attend_in_pieces)
@@ -113,28 +113,28 @@ def use_pieces(model: Any) -> None:
 
 
 class SharedBias:
-    """A hook that gives every block the bias made of the mask it was passed.
+    """A forward pre-hook that replaces each block's boolean mask by one shared additive bias.
 
         mask_B1TT   bool, True where a token is seen     from transformers, the same for all blocks
-        bias_B1TT   0 there, -inf elsewhere              what scaled_dot_product_attention adds
+        bias_B1TT   0 where True, -inf elsewhere         added by scaled_dot_product_attention
 
-    torch turns a mask into a bias at every call and keeps each for backward: T^2 numbers a row and
-    block. Here one bias is shared by all blocks; the numbers are the same.
+    torch converts a mask into a bias at every call and keeps each bias for backward: T^2 numbers
+    per row and block. Here all blocks share one bias; the results are the same.
     """
 
     def __init__(self, first: nn.Module) -> None:
-        """Take the first block, at which a forward begins."""
+        """Store the first block, at which a forward begins."""
         self._first = first
-        # By identity; a few families have two masks, of which one slides.
-        self._made: dict[int, tuple[Tensor, Tensor]] = {}
+        # Keyed by id(mask); a few families use two masks, one of them a sliding window.
+        self._biases: dict[int, tuple[Tensor, Tensor]] = {}
 
     def __call__(
         self, block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Arguments | None:
-        """Replace the mask among the arguments; leave them as they are where there is none."""
+        """Replace the mask in the arguments; return None, no change, if there is none."""
         mask = kwargs.get("attention_mask")
         hidden = args[0] if args else kwargs.get("hidden_states")
-        # A compiled block makes its own: a lookup by identity would be compiled anew each step.
+        # A compiled block makes its own bias: a lookup by id would trigger recompilation each step.
         if torch.compiler.is_compiling() or not isinstance(hidden, Tensor):
             return None
         if not isinstance(mask, Tensor) or mask.dtype != torch.bool or mask.ndim != 4:
@@ -142,22 +142,22 @@ class SharedBias:
         return args, {**kwargs, "attention_mask": self._bias(block, mask, _dtype(hidden))}
 
     def _bias(self, block: nn.Module, mask: Tensor, dtype: torch.dtype) -> Tensor:
-        _, bias = self._made.get(id(mask), (mask, None))
+        _, bias = self._biases.get(id(mask), (mask, None))
         if bias is None or bias.dtype != dtype:
             if block is self._first:
-                # Those of the forward before; a recomputed first block finds its own.
-                self._made.clear()
-            # GPU kernels take rows that begin at multiples of 8, and copy any other mask.
+                # Drops the biases of the previous forward; a recomputed first block reuses its own.
+                self._biases.clear()
+            # GPU kernels need rows that begin at multiples of 8 and copy any other mask.
             num_keys = mask.shape[-1]
             padded = (*mask.shape[:-1], -(-num_keys // 8) * 8)
             bias = mask.new_zeros(padded, dtype=dtype)[..., :num_keys]
             bias.masked_fill_(~mask, -torch.inf)
-            self._made[id(mask)] = mask, bias
+            self._biases[id(mask)] = mask, bias
         return bias
 
 
 def _dtype(hidden: Tensor) -> torch.dtype:
-    """Return the dtype attention computes in, which its bias must have."""
+    """Return the dtype in which attention computes, which the bias must have."""
     kind = hidden.device.type
     if hidden.dtype == torch.float64 or not torch.is_autocast_enabled(kind):
         return hidden.dtype
@@ -165,9 +165,9 @@ def _dtype(hidden: Tensor) -> torch.dtype:
 
 
 def share_masks(model: nn.Module) -> None:
-    """Let the decoder blocks of a model share what attention makes of their mask.
+    """Make the decoder blocks of a model share one attention bias per mask.
 
-    Blocks that are passed no mask of booleans compute as they did.
+    Blocks that receive no boolean mask are unaffected.
     """
     blocks = [model.get_submodule(name) for name in find_blocks(model)]
     if blocks:

@@ -1,13 +1,14 @@
-"""Collectives over one axis and what their gradients are.
+"""Collectives over one axis, and their gradients.
 
     name               forward         backward              used for
     copy_to_axis       t               all-reduce(dt)        a weight each rank uses for its heads
-    sum_over_axis      all-reduce(t)   dt                    a sum that all ranks then use alike
+    sum_over_axis      all-reduce(t)   dt                    a sum all ranks use in the same way
     sum_for_each       all-reduce(t)   all-reduce(dt)        a sum each rank uses for its shard
     gather_from_axis   all-gather(t)   reduce-scatter(dt)    key/value heads several ranks share
 
-Functional collectives only: asynchronous until waited for, and seen by selective checkpointing,
-CommDebugMode, fake tensors and torch.compile, none of which sees an in-place `all_reduce`.
+Only functional collectives are used: they are asynchronous until `wait`, and selective
+checkpointing, CommDebugMode, fake tensors and torch.compile support them. None of these supports
+an in-place `all_reduce`.
 """
 
 from typing import Any
@@ -18,7 +19,7 @@ from torch.autograd.function import FunctionCtx
 
 from memguard.parallel.mesh import Axis
 
-# The operators themselves: their Python wrappers are renamed from one release to the next.
+# The operators are used directly because their Python wrappers are renamed between releases.
 _ops = torch.ops._c10d_functional
 
 
@@ -30,7 +31,7 @@ def all_reduce(tensor: Tensor, axis: Axis, op: str = "sum") -> Tensor:
 
 
 def start_all_reduce(tensor: Tensor, axis: Axis, op: str = "sum") -> Tensor:
-    """Begin an all-reduce whose result must be passed through `wait`; no gradient."""
+    """Start an all-reduce whose result must be passed through `wait`; no gradient."""
     if axis.degree == 1:
         return tensor
     started: Tensor = _ops.all_reduce(tensor.contiguous(), op, axis.group_name)
@@ -49,7 +50,7 @@ def all_gather(tensor: Tensor, axis: Axis) -> Tensor:
         return tensor
     first = tensor.movedim(-1, 0).contiguous()
     gathered: Tensor = wait(_ops.all_gather_into_tensor(first, axis.degree, axis.group_name))
-    # Attention's fused kernels take only keys and values whose features lie side by side.
+    # Attention's fused kernels require keys and values whose features are contiguous.
     return gathered.movedim(0, -1).contiguous()
 
 
@@ -66,12 +67,12 @@ def copy_to_axis(tensor: Tensor, axis: Axis) -> Tensor:
 
 
 def sum_over_axis(tensor: Tensor, axis: Axis) -> Tensor:
-    """Return the sum over the axis, which every rank uses alike: the gradient is passed on."""
+    """Return the sum over the axis, for identical use on all ranks: the gradient is unchanged."""
     return tensor if axis.degree == 1 else _Sum.apply(tensor, axis)  # type: ignore[no-untyped-call]
 
 
 def sum_for_each(tensor: Tensor, axis: Axis) -> Tensor:
-    """Return the sum over the axis, which each rank uses for its own: gradients are summed too."""
+    """Return the sum over the axis, for different use on each rank: gradients are summed too."""
     return tensor if axis.degree == 1 else _SumForEach.apply(tensor, axis)  # type: ignore[no-untyped-call]
 
 

@@ -1,9 +1,9 @@
 """Token embedding whose vocabulary is sharded over x and whose features are sharded over y.
 
 ids_BT     [B, T]        replicated over y and x
-weight_VD  [V/x, D/y]    the layout of the LM head, so that the two may be one parameter
+weight_VD  [V/x, D/y]    the layout of the LM head, so that the two can be one parameter
 
-forward    h_BTD = all-reduce over x (rows of the ids that are here, 0 elsewhere)   [B, T, D/y]
+forward    h_BTD = all-reduce over x (rows of this rank's ids, 0 for other ids)   [B, T, D/y]
 backward   each rank adds dh to its own rows; no collective
 """
 
@@ -16,7 +16,7 @@ from memguard.parallel.mesh import Axis
 
 
 class Embedding4D(nn.Embedding):
-    """The token embedding of a sharded model; an `nn.Embedding` becomes one by `convert`."""
+    """The token embedding of a sharded model; `convert` turns an `nn.Embedding` into one."""
 
     vocab_axis: Axis
     first_token: int
@@ -38,7 +38,7 @@ class Embedding4D(nn.Embedding):
         """Return the local features ``[B, T, D/y]`` of token ids ``[B, T]``."""
         weight_VD = to_local(self.weight)
         num_rows = weight_VD.shape[0]
-        # transformers sets the padding token, whose row then receives no gradient from here.
+        # transformers sets padding_idx; the embedding then sends no gradient to that row.
         padding = None if self.padding_idx is None else self.padding_idx - self.first_token
         if padding is not None and not 0 <= padding < num_rows:
             padding = None

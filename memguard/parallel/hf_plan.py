@@ -1,8 +1,8 @@
-"""Which role each module of a Hugging Face model plays on the mesh.
+"""The role of each module of a Hugging Face model on the mesh.
 
-Hugging Face's own plan for tensor parallelism is read as a hint: its styles change with every
-release, so only those in `_ROLE_OF_STYLE` are taken, and what the plan does not say (embedding,
-norms of the residual stream) is filled in here.
+Roles are derived from Hugging Face's own plan for tensor parallelism. Its styles change with every
+release, so only those in `_ROLE_OF_STYLE` are accepted. Modules that the plan omits (embedding,
+norms of the residual stream) get their roles here.
 
     role         weight [out, in]        placements over (y, x)   gradient of the weight
     plain        q k v gate up lm_head   Shard(1), Shard(0)       whole
@@ -34,7 +34,7 @@ _ROLE_OF_STYLE: dict[str, Role] = {
     "replicated_with_grad_allreduce": "head_norm",
 }
 
-# What the sharded layers stand in for: a class with another forward computes something else.
+# Forwards that the sharded layers reproduce. A class with another forward computes another result.
 _FORWARD_OF_ROLE = {
     "plain": nn.Linear.forward,
     "transposed": nn.Linear.forward,
@@ -62,7 +62,7 @@ _NUM_LISTED = 6
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ShardingPlan:
-    """Module name -> role, and which modules belong together."""
+    """The role of each module by name, and the groups of modules."""
 
     roles: dict[str, Role]
     groups: tuple[tuple[str, ...], ...]
@@ -70,7 +70,7 @@ class ShardingPlan:
     key_value: frozenset[str]
     """Linear layers whose outputs are key or value heads."""
     attentions: tuple[str, ...]
-    """Modules that count their heads."""
+    """Modules that store their number of heads."""
     blocks: tuple[str, ...]
     """Decoder blocks, in order."""
     is_tied: bool
@@ -78,20 +78,19 @@ class ShardingPlan:
 
 
 def plan_sharding(model: Any) -> ShardingPlan:
-    """Give every module with parameters a role.
+    """Assign a role to every module that has parameters.
 
     Args:
         model: an unsharded Hugging Face causal LM; may be on the meta device.
 
     Raises:
-        ModelError: the family has no plan, its plan has styles that are not known here, its
-            modules compute what a sharded layer would not, or parameters are left without a role;
-            each is listed.
+        ModelError: the family has no plan, its plan has unsupported styles, a module's forward
+            differs from that of its sharded layer, or parameters have no role; each is listed.
     """
     family = type(model).__name__
     embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
     if head is None:
-        raise ModelError(f"{family} has no LM head: it is no causal language model")
+        raise ModelError(f"{family} has no LM head: it is not a causal language model")
     styles = _read_styles(model)
     roles: dict[str, Role] = {}
     unknown: dict[str, str] = {}
@@ -111,8 +110,8 @@ def plan_sharding(model: Any) -> ShardingPlan:
     if unknown:
         listed = _join([f"{name} ({style})" for name, style in unknown.items()])
         raise ModelError(
-            f"{family} cannot be sharded: its plan for tensor parallelism has styles memguard does "
-            f"not know: {listed}. It can run on one process."
+            f"{family} cannot be sharded: its plan for tensor parallelism has styles that memguard "
+            f"does not support: {listed}. It can run on one process."
         )
     _check_covered(model, roles, family)
     names = dict(model.named_modules())
@@ -130,7 +129,7 @@ def plan_sharding(model: Any) -> ShardingPlan:
 
 
 def _read_styles(model: Any) -> dict[str, str]:
-    """Return Hugging Face's plan with names from the top of the model."""
+    """Return Hugging Face's plan with names that start at the root of the model."""
     base = model.config.get_text_config().base_model_tp_plan or {}
     prefix = f"{model.base_model_prefix}."
     if not base:
@@ -149,7 +148,7 @@ def _match(styles: dict[str, str], name: str) -> str | None:
 
 
 def _is_residual_norm(module: nn.Module, hidden_size: int) -> bool:
-    """Whether it is a norm over all features; what it computes is measured when it is sharded."""
+    """Whether this is a norm over all features; `measure_norm` later finds its formula."""
     own = dict(module.named_parameters(recurse=False))
     return (
         "Norm" in type(module).__name__
@@ -166,26 +165,26 @@ def _check_covered(model: nn.Module, roles: dict[str, Role], family: str) -> Non
             uncovered.append(name)
     if uncovered:
         raise ModelError(
-            f"{family} cannot be sharded: no role for {_join(uncovered)}. It can run on one "
-            "process."
+            f"{family} cannot be sharded: no role is defined for {_join(uncovered)}. It can run on "
+            "one process."
         )
 
 
 def _check_computed(names: dict[str, nn.Module], roles: dict[str, Role], family: str) -> None:
-    """Refuse what a sharded model would compute otherwise, without an error and almost right."""
-    strange = []
+    """Reject modules whose sharded form would silently compute slightly different results."""
+    unsupported = []
     for name, module in names.items():
         role = roles.get(name)
         forward = type(module).forward
         if role in _FORWARD_OF_ROLE and forward is not _FORWARD_OF_ROLE[role]:
-            strange.append(f"{name} ({type(module).__name__})")
+            unsupported.append(f"{name} ({type(module).__name__})")
         if role is None and "Norm" in type(module).__name__:
-            # Without weights it needs no role, but its statistics would be those of a shard.
-            strange.append(f"{name} ({type(module).__name__})")
-    if strange:
+            # A norm without weights needs no role, but would compute statistics of its shard only.
+            unsupported.append(f"{name} ({type(module).__name__})")
+    if unsupported:
         raise ModelError(
-            f"{family} cannot be sharded: memguard has no sharded form of {_join(strange)}. It can "
-            "be run on one process."
+            f"{family} cannot be sharded: memguard has no sharded form of {_join(unsupported)}. It "
+            "can run on one process."
         )
 
 
@@ -197,7 +196,7 @@ def _join(items: list[str]) -> str:
 def _find_groups(names: dict[str, nn.Module]) -> Iterator[tuple[str, ...]]:
     for name in names:
         for group in _GROUPS:
-            members = tuple(f"{name}.{each}" for each in group)
+            members = tuple(f"{name}.{layer}" for layer in group)
             if all(member in names for member in members):
                 yield members
 

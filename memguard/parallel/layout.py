@@ -1,9 +1,9 @@
-"""Which rectangle of each full tensor a rank stores.
+"""The rectangle of each full tensor that a rank stores.
 
-    full tensor [N, K]  ->  y and x cut the dimensions their placements name, like torch.chunk
-                        ->  z cuts dimension 0 of what is left, like torch.chunk (FSDP2)
+    full tensor [N, K]  ->  y and x split the dimensions their placements name, like torch.chunk
+                        ->  z splits dimension 0 of the result, like torch.chunk (FSDP2)
 
-Pieces are as equal as torch.chunk makes them: the last may be smaller, or empty.
+Pieces have the sizes that torch.chunk gives: the last may be smaller, or empty.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,12 +24,12 @@ class Rectangle:
 
     @property
     def slices(self) -> tuple[slice, ...]:
-        """What to index the full tensor with."""
+        """Slices that select the rectangle from the full tensor."""
         return tuple(slice(a, a + n) for a, n in zip(self.start, self.shape, strict=True))
 
     @property
     def num_elements(self) -> int:
-        """Elements of the rectangle."""
+        """Number of elements of the rectangle."""
         return torch.Size(self.shape).numel()
 
 
@@ -55,11 +55,11 @@ def find_rectangle(
     """Return the rectangle of a tensor that one rank stores.
 
     Args:
-        shape: of the full tensor.
-        placements: over (y, x).
-        mesh: degrees.
-        ranks: the rank's place along ``z``, ``y`` and ``x``.
-        over_z: False for the unsharded parameter that a forward sees.
+        shape: shape of the full tensor.
+        placements: placements over (y, x).
+        mesh: degrees of the axes.
+        ranks: the rank's coordinates along ``z``, ``y`` and ``x``.
+        over_z: False for the parameter gathered over z, as a forward uses it.
     """
     rectangle = Rectangle(start=(0,) * len(shape), shape=tuple(shape))
     for axis, placement in zip(("y", "x"), placements, strict=True):
@@ -72,7 +72,10 @@ def find_rectangle(
 def all_rectangles(
     shape: Sequence[int], placements: tuple[Placement, Placement], mesh: MeshShape
 ) -> Iterator[tuple[dict[str, int], Rectangle]]:
-    """Yield the places of all ranks of one replica and what each stores, copies included."""
+    """Yield the coordinates of each rank of one replica and the rectangle it stores.
+
+    Replicated pieces appear once for each rank that stores them.
+    """
     for z in range(mesh.z):
         for y in range(mesh.y):
             for x in range(mesh.x):

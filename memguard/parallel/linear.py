@@ -1,20 +1,41 @@
 """Linear layers sharded over y and x, with shared and overlapped collectives.
 
-Tokens M, in-features K, out-features N. A *plain* layer shards K over y and N over x; a
-*transposed* one the other way round, so that the output of one is the input of the other.
+Tokens M, in-features K, out-features N. A *plain* layer (q, k, v, gate, up, head) shards K over y
+and N over x. A *transposed* layer (o, down) shards K over x and N over y, so that the output of one
+is the input of the other without a new layout. Each rank holds its own rows of the batch over data
+and z; M counts those.
 
-    plain         local            transposed     local            on the other axis
-    X_MK          [M, K/y]         X_MK           [M, K/x]         replicated
-    W_NK          [N/x, K/y]       W_NK           [N/y, K/x]       -
-    Y_MN          [M, N/x]         Y_MN           [M, N/y]         replicated
+              plain         transposed    over the other axis   over z            over data
+    X_MK      [M, K/y]      [M, K/x]      replicated            other rows        other rows
+    W_NK      [N/x, K/y]    [N/y, K/x]    -                     first dim cut     replicated
+    b_N       [N/x]         [N/y]         replicated            first dim cut     replicated
+    Y_MN      [M, N/x]      [M, N/y]      replicated            other rows        other rows
 
-    forward       Y  = all-reduce over in-axis  (X @ W.T)
-    backward      dX = all-reduce over out-axis (dY @ W)     launched, then under it
-                  dW = dY.T @ X                              no collective over x or y
+One equation and collective a pass. `in` is the axis that shards K, `out` the axis that shards N:
+
+    before     W  = all-gather over z (stored W)                       FSDP2, prefetched
+    forward    Y  = all-reduce over in (X @ W.T) + b                   here
+    dgrad      dX = all-reduce over out (dY @ W)                       here
+    wgrad      dW = dY.T @ X; reduce-scatter over z, all-reduce over data      FSDP2, overlapped
+    dbias      db = dY.sum(0); the same                                FSDP2, overlapped
+
+Neither dW nor db has a collective over x or y: X is replicated over `out` and dY over `in`, so each
+rank computes its own shard whole. The bias is added after the all-reduce, once.
+
+Overlap in backward. Autograd's default order waits for the network; here wgrad runs at the same
+time:
+
+    without   compute   [dY @ W]                [dY.T @ X]
+              network           [ all-reduce dX ]
+    here      compute   [dY @ W][dY.T @ X]
+              network           [ all-reduce dX ]
 
 Layers that read the same input (q, k, v; gate, up) form a group: one forward all-reduce of their
-outputs side by side, one backward all-reduce of the sum of their dX.
-Source of the algorithm: AxoNN (arXiv 2305.13525), without its z, which is FSDP2's here.
+outputs, concatenated, and one backward all-reduce of the sum of their dX. The model's code belongs
+to transformers and calls the layers one by one, so a group keeps state between calls: the first
+call computes the outputs of all its layers, and each later call returns the stored output.
+
+Source of the algorithm: AxoNN (arXiv 2305.13525), with z left to FSDP2.
 """
 
 from collections.abc import Sequence
@@ -36,15 +57,15 @@ from memguard.parallel.mesh import Axis
 
 
 def to_local(parameter: Tensor) -> Tensor:
-    """Return this rank's piece of a parameter; gradients go back into the parameter."""
+    """Return this rank's piece of a parameter; gradients flow into the parameter."""
     return parameter.to_local() if isinstance(parameter, DTensor) else parameter
 
 
 class LinearGroup4D:
     """Linear layers that read the same input, computed together although called one by one.
 
-    The layer that is called first computes all; the others take their part when they are called
-    with the same tensor. Order does not matter, and a recomputed forward starts a new round.
+    The layer that is called first computes the outputs of all layers. The others return theirs
+    when called with the same tensor, in any order. A recomputed forward starts again.
     """
 
     def __init__(self, members: Sequence["Linear4D"]) -> None:
@@ -59,16 +80,16 @@ class LinearGroup4D:
         """Return one member's output for this input, without its bias.
 
         Raises:
-            RuntimeError: another member was called with another input since.
+            RuntimeError: a different member was called with a different input in between.
         """
-        number = next(i for i, each in enumerate(self.members) if each is member)
+        number = next(i for i, layer in enumerate(self.members) if layer is member)
         if self._input is not input_MK and number in self._parts:
             raise RuntimeError(
                 f"{len(self.members)} grouped linear layers must read the same input tensor; "
-                f"layer {number} was called with another one than the layer before it"
+                f"layer {number} was called with a different one than the layer before it"
             )
         if number not in self._parts:
-            weights = [to_local(each.weight) for each in self.members]
+            weights = [to_local(layer.weight) for layer in self.members]
             outputs = linear_4d(input_MK, weights, member.in_axis, member.out_axis)
             self._input, self._parts = input_MK, dict(enumerate(outputs))
         part = self._parts.pop(number)
@@ -78,7 +99,7 @@ class LinearGroup4D:
 
 
 class Linear4D(nn.Linear):
-    """A linear layer of a sharded model; an `nn.Linear` becomes one by `convert`."""
+    """A linear layer of a sharded model; `convert` turns an `nn.Linear` into one."""
 
     in_axis: Axis
     out_axis: Axis
@@ -93,9 +114,9 @@ class Linear4D(nn.Linear):
 
         Args:
             linear: an ``nn.Linear``; keeps its parameters, their names and its hooks.
-            in_axis: shards the in-features: y where it is plain, x where it is transposed.
+            in_axis: shards the in-features: y for a plain layer, x for a transposed one.
             out_axis: shards the out-features.
-            kv_replicas: ranks that store a part each of one key/value head and all need it.
+            kv_replicas: ranks that each store a part of one key/value head and gather all of it.
         """
         linear.__class__ = Linear4D
         assert isinstance(linear, Linear4D), "its class was just set"
@@ -111,12 +132,12 @@ class Linear4D(nn.Linear):
             weights = [to_local(self.weight)]
             (output,) = linear_4d(input, weights, self.in_axis, self.out_axis)
         if self.bias is not None:
-            # After the all-reduce, where each element is added once.
+            # After the all-reduce, so that the bias is added once.
             output = output + to_local(self.bias)
         return gather_from_axis(output, self.kv_replicas)
 
     def extra_repr(self) -> str:
-        """Say how it is sharded."""
+        """Describe how the layer is sharded."""
         local = tuple(to_local(self.weight).shape)
         return f"{super().extra_repr()}, in/{self.in_axis.name}, out/{self.out_axis.name}, {local}"
 
@@ -135,8 +156,8 @@ def linear_4d(
     outputs: tuple[Tensor, ...] = _Linear.apply(input_MK, in_axis, out_axis, *weights_NK)  # type: ignore[no-untyped-call]
     if len(outputs) > 1:
         return outputs
-    # Outside the function: a block computed again ends at the last tensor that backward needs, so
-    # that the last all-reduce of the block is not repeated.
+    # Outside the autograd function: a recomputed block stops at the last tensor that backward
+    # needs, so the last all-reduce of the block is not repeated.
     return (sum_over_axis(outputs[0], in_axis),)
 
 
@@ -163,7 +184,7 @@ class _Linear(torch.autograd.Function):
                 grad_input = part if grad_input is None else grad_input.add_(part)
             assert grad_input is not None, "a group has at least one weight"
             grad_input = start_all_reduce(grad_input, ctx.out_axis)
-        # The weights' gradients are computed while the all-reduce is under way.
+        # The weights' gradients are computed while the all-reduce runs.
         rows_MK = input_MK.reshape(-1, input_MK.shape[-1])
         grad_weights = [
             grad_MN.reshape(-1, grad_MN.shape[-1]).T @ rows_MK if needed else None

@@ -2,8 +2,9 @@
 
     parameter (DTensor over data, z, y, x)  ->  local tensor, the same storage
 
-AdamW, clipping and the gradient norm run on these: on DTensors of a 4-D mesh each of them first
-plans how to place every tensor, 0.2 s a parameter at the first step.
+AdamW, clipping and the gradient norm run on local tensors. On DTensors of a 4-D mesh each of these
+operations first plans the placement of every tensor, which takes 0.2 s per parameter at the first
+step.
 
     norm^2 = all-reduce over all ranks (sum over local tensors  |g|^2 / copies of the tensor)
 """
@@ -27,14 +28,14 @@ class LocalParameter:
 
     name: str
     source: nn.Parameter
-    """Of the model."""
+    """The model's parameter."""
     local: nn.Parameter
-    """The piece, in the same storage; the parameter itself where the model is plain."""
+    """The piece, in the same storage; the parameter itself if the model is not sharded."""
     num_copies: int
     """Ranks that hold this piece."""
 
     def to_global(self, value: Tensor) -> Tensor:
-        """Return a tensor shaped like the piece as what it is of the whole, for checkpoints."""
+        """Return a tensor of the piece's shape as a DTensor of the full shape, for checkpoints."""
         if not isinstance(self.source, DTensor) or value.shape != self.local.shape:
             return value
         return DTensor.from_local(
@@ -48,58 +49,61 @@ class LocalParameter:
 
 
 def find_local_parameters(model: nn.Module) -> list[LocalParameter]:
-    """List the trainable parameters; to be called once their storage is there for good."""
-    found = []
+    """List the trainable parameters; call this once their storage will no longer change."""
+    parameters = []
     for name, parameter in model.named_parameters():
         if not parameter.requires_grad:
             continue
         local, copies = parameter, 1
         if isinstance(parameter, DTensor):
             names = parameter.device_mesh.mesh_dim_names or ()
-            assert "z" in names, f"{name} is gathered: it is listed between forward and backward"
+            assert "z" in names, f"{name} is gathered: list it outside forward and backward"
             local = nn.Parameter(parameter.to_local().detach())
             for dim, placement in enumerate(parameter.placements):
                 if isinstance(placement, Replicate):
                     copies *= parameter.device_mesh.size(dim)
-        found.append(LocalParameter(name=name, source=parameter, local=local, num_copies=copies))
-    return found
+        parameters.append(
+            LocalParameter(name=name, source=parameter, local=local, num_copies=copies)
+        )
+    return parameters
 
 
 def take_gradients(parameters: Sequence[LocalParameter]) -> None:
-    """Let the local tensors have the gradients of the model's parameters; no copy."""
-    for each in parameters:
-        gradient = each.source.grad
-        if each.local is not each.source:
-            each.local.grad = gradient.to_local() if isinstance(gradient, DTensor) else gradient
+    """Assign the gradients of the model's parameters to the local tensors; no copy."""
+    for parameter in parameters:
+        gradient = parameter.source.grad
+        if parameter.local is not parameter.source:
+            local = gradient.to_local() if isinstance(gradient, DTensor) else gradient
+            parameter.local.grad = local
 
 
 def clear_gradients(parameters: Sequence[LocalParameter]) -> None:
     """Free all gradients."""
-    for each in parameters:
-        each.local.grad = None
-        each.source.grad = None
+    for parameter in parameters:
+        parameter.local.grad = None
+        parameter.source.grad = None
 
 
 def clip_gradients(parameters: Sequence[LocalParameter], max_norm: float | None) -> float:
-    """Scale the gradients to a norm of at most ``max_norm``; return their norm before.
+    """Scale the gradients to a norm of at most ``max_norm``; return their norm before scaling.
 
     Args:
         parameters: after `take_gradients`; on a mesh every rank calls this.
         max_norm: None only measures.
     """
-    gradients = [(each.local.grad, each.num_copies) for each in parameters]
+    gradients = [(parameter.local.grad, parameter.num_copies) for parameter in parameters]
     present = [(gradient, copies) for gradient, copies in gradients if gradient is not None]
     assert present, "a step has gradients"
     wide = torch.promote_types(present[0][0].dtype, torch.float32)
     norms = _norms([gradient for gradient, _ in present], wide)
     copies = torch.tensor([copies for _, copies in present], dtype=wide, device=norms[0].device)
     squared = (torch.stack(norms).pow(2) / copies).sum()
-    if any(isinstance(each.source, DTensor) for each in parameters):
+    if any(isinstance(parameter.source, DTensor) for parameter in parameters):
         world = Axis(name="world", degree=dist.get_world_size(), group=dist.group.WORLD)
         squared = all_reduce(squared, world)
     norm = squared.sqrt()
     if max_norm is not None:
-        # As torch's clip_grad_norm_: the same figures on one process and on a mesh.
+        # The formula of torch's clip_grad_norm_: the same results on one process and on a mesh.
         scale = torch.clamp(max_norm / (norm + 1e-6), max=1.0)
         torch._foreach_mul_([gradient for gradient, _ in present], scale)
     return float(norm)
@@ -109,9 +113,9 @@ def _norms(gradients: list[Tensor], dtype: torch.dtype) -> list[Tensor]:
     """Return the norm of each tensor."""
     if gradients[0].is_cuda or dtype == torch.float64:
         return list(torch._foreach_norm(gradients, dtype=dtype))
-    # On CPUs torch adds all squares of a tensor up in one fp32 number: 2 % off at 60M elements, and
-    # another share on another mesh. Row by row each sum is short.
+    # On CPUs torch accumulates all squares of a tensor in one fp32 number: the error is 2 % at 60M
+    # elements and depends on the mesh. Summed row by row, each sum is short.
     return [
-        torch.linalg.vector_norm(each, dim=-1, dtype=dtype).double().pow(2).sum().sqrt().to(dtype)
-        for each in gradients
+        torch.linalg.vector_norm(grad, dim=-1, dtype=dtype).double().pow(2).sum().sqrt().to(dtype)
+        for grad in gradients
     ]

@@ -1,19 +1,19 @@
-"""Which mesh runs: the one in the settings, checked against the model, or the nearest that works.
+"""Validation of the mesh in the settings against the model, and search for the nearest valid mesh.
 
-    ranks = data x z x y x x     one degree may be left open and takes the rest
+    ranks = data x z x y x x     one degree may be -1 and is then computed from the others
 
-What each degree splits, and so must divide:
+Each degree splits, and so must divide:
 
     data x z   rows of an optimizer step                        batch_size
     y          residual stream: in-features of q, k, v, gate,   hidden_size
                up and the head, out-features of o and down
     x          heads and FFN width                              num_heads, intermediate_size
-    x          key/value heads: whole ones a rank, or equal     num_kv_heads % x == 0, or
-               parts of one, gathered over x/num_kv_heads       x % num_kv_heads == 0 and
-               ranks in forward                                 num_kv_heads * head_dim % x == 0
+    x          key/value heads: whole heads per rank, or        num_kv_heads % x == 0, or
+               equal parts of one head, gathered over           x % num_kv_heads == 0 and
+               x/num_kv_heads ranks in forward                  num_kv_heads * head_dim % x == 0
 
-Weights stored over z and the vocabulary over x may be split unevenly; of the vocabulary every rank
-must have a part. All of it is arithmetic, done before any process group and without torch.
+Weights stored over z and the vocabulary over x may be split unevenly; every rank must have a part
+of the vocabulary. These checks run before any process group exists and do not import torch.
 """
 
 import math
@@ -27,11 +27,11 @@ from memguard.errors import ConfigError, ModelError
 
 AXES: tuple[AxisName, ...] = ("data", "z", "y", "x")
 
-# Families whose every gradient is compared with one process's, mesh by mesh (tests/parallel).
+# Families for which tests/parallel compares every gradient on each mesh with that of one process.
 COMPARED_FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 
 _NUM_SHOWN = 3
-_MUST_SAY = {
+_REQUIRED_FIELDS = {
     "mistral": ("num_key_value_heads",),
     "qwen2": ("num_key_value_heads",),
     "qwen3": ("num_key_value_heads", "head_dim"),
@@ -40,7 +40,7 @@ _MUST_SAY = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelSizes:
-    """What of a model decides how it can be split, and what it takes and sends."""
+    """The sizes of a model that determine its valid meshes, memory and communication."""
 
     hidden_size: int
     num_heads: int
@@ -54,36 +54,36 @@ class ModelSizes:
     """Whether head and embedding are one parameter."""
     has_qkv_bias: bool = False
     has_output_bias: bool = False
-    """Whether attention's output has one."""
+    """Whether attention's output projection has a bias."""
     has_mlp_bias: bool = False
     has_head_norms: bool = False
     """Whether queries and keys are normalised head by head."""
 
     @classmethod
     def from_config(cls, hf_config: Any) -> "ModelSizes":
-        """Read the sizes from a Hugging Face configuration, a composite one's text part.
+        """Read the sizes from a Hugging Face configuration; from the text part of a composite one.
 
         Raises:
-            ModelError: a size is missing or no whole number.
+            ModelError: a size is missing or is not a whole number.
         """
         text = hf_config.get_text_config()
         return cls._read(lambda field: getattr(text, field, None))
 
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> "ModelSizes":
-        """Read the sizes from a config.json, without the library that knows its defaults.
+        """Read the sizes from the fields of a config.json, without importing transformers.
 
         Raises:
-            ModelError: another family than `COMPARED_FAMILIES`, or a size that is missing.
+            ModelError: the family is not in `COMPARED_FAMILIES`, or a size is missing.
         """
         family = fields.get("model_type")
         if family not in COMPARED_FAMILIES:
             raise ModelError(
-                f"'model_type' must be one of {', '.join(COMPARED_FAMILIES)}, whose memory and "
-                f"traffic are known; got {family!r}"
+                f"'model_type' must be one of {', '.join(COMPARED_FAMILIES)}, for which memory and "
+                f"traffic can be estimated; got {family!r}"
             )
-        # What their configuration classes fill in is not what is filled in here.
-        for name in _MUST_SAY.get(family, ()):
+        # The defaults of these families' configuration classes differ from the defaults below.
+        for name in _REQUIRED_FIELDS.get(family, ()):
             if fields.get(name) is None:
                 raise ModelError(f"'{name}' must be given for model_type '{family}'; it is missing")
         return cls._read(fields.get)
@@ -122,7 +122,7 @@ class ModelSizes:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rule:
-    """What the product of some degrees must satisfy."""
+    """A condition that the product of some degrees must satisfy."""
 
     axes: tuple[AxisName, ...]
     text: str
@@ -131,7 +131,7 @@ class Rule:
 
 
 def build_rules(sizes: ModelSizes | None, batch_size: int | None) -> list[Rule]:
-    """Return the rules that a model and the rows of a step bring; None brings none."""
+    """Return the rules for a model and for the rows of a step; None adds no rules."""
     rules = []
     if batch_size is not None:
         rules.append(
@@ -160,7 +160,7 @@ def build_rules(sizes: ModelSizes | None, batch_size: int | None) -> list[Rule]:
         Rule(
             axes=("x",),
             text=f"must leave every rank some of the model's {vocab_size} vocabulary entries",
-            # FSDP2 reduces no gradient without elements.
+            # FSDP2 does not reduce a gradient without elements.
             holds=lambda x: (x - 1) * math.ceil(vocab_size / x) < vocab_size,
         ),
     ]
@@ -171,19 +171,19 @@ def _must_divide(axes: tuple[AxisName, ...], size: int, what: str) -> Rule:
 
 
 def allows(rules: list[Rule], axes: tuple[AxisName, ...], degree: int) -> bool:
-    """Tell whether the rules about exactly these axes hold for the product of their degrees."""
+    """Return whether the rules for exactly these axes hold for the product of their degrees."""
     return all(rule.holds(degree) for rule in rules if rule.axes == axes)
 
 
 def find_broken(
     degrees: Mapping[AxisName, int], rules: list[Rule], *, rest: AxisName | None = None
 ) -> list[str]:
-    """Describe the broken rules: what must hold, what was given.
+    """Describe each broken rule: the condition and the given degrees.
 
     Args:
-        degrees: of the axes; a rule about an axis that is missing here is left out.
-        rules: from `build_rules`.
-        rest: the axis whose degree was filled in for -1.
+        degrees: degree of each axis; rules for axes that are missing here are not checked.
+        rules: the result of `build_rules`.
+        rest: the axis whose degree was -1 and has been computed.
     """
     problems = []
     for rule in rules:
@@ -197,12 +197,12 @@ def find_broken(
 
 
 def format_axes(degrees: Mapping[AxisName, int]) -> str:
-    """Write axes as a user's settings: ``'parallel.data' × 'parallel.z'``."""
+    """Format axes as setting names: ``'parallel.data' × 'parallel.z'``."""
     return " × ".join(f"'parallel.{axis}'" for axis in degrees)
 
 
 def format_product(degrees: Mapping[AxisName, int]) -> str:
-    """Write degrees with their product: ``3 × 2 = 6``."""
+    """Format degrees with their product: ``3 × 2 = 6``."""
     factors = " × ".join(map(str, degrees.values()))
     return factors if len(degrees) == 1 else f"{factors} = {math.prod(degrees.values())}"
 
@@ -224,12 +224,12 @@ class MeshShape:
 
     @property
     def num_ranks(self) -> int:
-        """Ranks of the whole mesh."""
+        """Number of ranks of the whole mesh."""
         return self.data * self.z * self.y * self.x
 
     @property
     def num_batch_ways(self) -> int:
-        """Parts into which the rows of a step are split."""
+        """Number of parts into which the rows of a step are split."""
         return self.data * self.z
 
     def degree(self, axis: AxisName) -> int:
@@ -248,22 +248,22 @@ def resolve_mesh(
     *,
     batch_size: int | None = None,
 ) -> MeshShape:
-    """Fill in the ``-1`` and check the mesh by every rule that the arguments allow.
+    """Replace ``-1`` by a degree and check the mesh by every rule that the arguments allow.
 
     Args:
-        config: what was asked.
-        world_size: ranks that run.
-        sizes: of the model; None checks the number of ranks alone.
-        batch_size: rows of an optimizer step; None leaves that rule out.
+        config: the requested degrees.
+        world_size: number of ranks started.
+        sizes: sizes of the model; None checks only the number of ranks.
+        batch_size: rows of an optimizer step; None skips the rule for it.
 
     Raises:
         ConfigError: every broken rule, then the nearest meshes that work.
     """
-    rest = next((axis for axis in AXES if _asked(config, axis) == -1), None)
-    fixed = {axis: _asked(config, axis) for axis in AXES if axis != rest}
+    rest = next((axis for axis in AXES if _degree(config, axis) == -1), None)
+    fixed = {axis: _degree(config, axis) for axis in AXES if axis != rest}
     num_fixed = math.prod(fixed.values())
     rules = build_rules(sizes, batch_size)
-    # The number of ranks, from this one upwards, for which the open degree comes out whole.
+    # The smallest number of ranks, from world_size upwards, that the fixed degrees divide.
     fitting = num_fixed if rest is None else math.ceil(world_size / num_fixed) * num_fixed
     degrees = fixed if rest is None else {**fixed, rest: fitting // num_fixed}
     if fitting == world_size:
@@ -281,7 +281,7 @@ def resolve_mesh(
         problems += find_broken(fixed, rules)
     way_out = _describe_way_out(config, world_size, sizes, batch_size)
     if fitting != world_size and not find_broken(degrees, rules):
-        way_out += f"; what was asked fits {fitting} ranks (--nproc {fitting})"
+        way_out += f"; the requested degrees fit {fitting} ranks (--nproc {fitting})"
     raise ConfigError(*problems, way_out)
 
 
@@ -290,8 +290,8 @@ def check_mesh(shape: MeshShape, sizes: ModelSizes, *, batch_size: int | None = 
 
     Args:
         shape: the mesh.
-        sizes: of the model.
-        batch_size: rows of an optimizer step; None leaves that rule out.
+        sizes: sizes of the model.
+        batch_size: rows of an optimizer step; None skips the rule for it.
 
     Raises:
         ConfigError: every broken rule, then the nearest meshes that work.
@@ -309,7 +309,7 @@ def list_meshes(
     batch_size: int | None = None,
     order: tuple[AxisName, ...] = AXES,
 ) -> list[MeshShape]:
-    """Return every mesh of ``world_size`` ranks that breaks no rule, always in the same order."""
+    """Return every valid mesh of ``world_size`` ranks, in a deterministic order."""
     rules = build_rules(sizes, batch_size)
     return [
         MeshShape(data=ways // z, z=z, y=y, x=world_size // (ways * y), order=order)
@@ -322,31 +322,33 @@ def list_meshes(
 
 
 def nearest_meshes(
-    asked: ParallelConfig | MeshShape,
+    requested: ParallelConfig | MeshShape,
     world_size: int,
     sizes: ModelSizes | None,
     *,
     batch_size: int | None = None,
 ) -> list[MeshShape]:
-    """Return the meshes of `list_meshes`, those nearest to ``asked`` first.
+    """Return the meshes of `list_meshes`, those nearest to ``requested`` first.
 
-    Near is a mesh that changes few of the degrees asked for (``-1`` asks for none), then one that
-    changes them by small factors; between equals, one that leaves y, then x, then z as it is.
+    A mesh is nearer if it changes fewer of the requested degrees (``-1`` requests none), then if it
+    changes them by smaller factors. Ties prefer a mesh that keeps y, then x, then z.
     """
 
     def distance(shape: MeshShape) -> tuple[int, Fraction, list[Fraction]]:
-        pairs = [(_asked(asked, axis), shape.degree(axis)) for axis in ("y", "x", "z", "data")]
+        axes: tuple[AxisName, ...] = ("y", "x", "z", "data")
+        pairs = [(_degree(requested, axis), shape.degree(axis)) for axis in axes]
         factors = [Fraction(max(a, b), min(a, b)) for a, b in pairs if a != -1]
-        # The exact product, because rounding would decide between equal sums of logarithms.
-        return sum(each != 1 for each in factors), math.prod(factors, start=Fraction(1)), factors
+        # The exact product: with sums of logarithms, rounding errors would decide ties.
+        num_changed = sum(factor != 1 for factor in factors)
+        return num_changed, math.prod(factors, start=Fraction(1)), factors
 
     return sorted(
-        list_meshes(world_size, sizes, batch_size=batch_size, order=asked.order), key=distance
+        list_meshes(world_size, sizes, batch_size=batch_size, order=requested.order), key=distance
     )
 
 
 def nearest_world_sizes(world_size: int, sizes: ModelSizes, *, batch_size: int) -> list[int]:
-    """Return the numbers of ranks that have a mesh, those nearest to ``world_size`` first."""
+    """Return the numbers of ranks that have a valid mesh, those nearest to ``world_size`` first."""
     rules = build_rules(sizes, batch_size)
     possible = {
         ways * y * x
@@ -359,14 +361,14 @@ def nearest_world_sizes(world_size: int, sizes: ModelSizes, *, batch_size: int) 
 
 
 def _describe_way_out(
-    asked: ParallelConfig | MeshShape,
+    requested: ParallelConfig | MeshShape,
     world_size: int,
     sizes: ModelSizes | None,
     batch_size: int | None,
 ) -> str:
-    """List the nearest meshes, or what else to change where there is none."""
+    """List the nearest valid meshes, or other settings to change if there is none."""
     ranks = f"{world_size} rank{'s' if world_size > 1 else ''}"
-    nearest = nearest_meshes(asked, world_size, sizes, batch_size=batch_size)[:_NUM_SHOWN]
+    nearest = nearest_meshes(requested, world_size, sizes, batch_size=batch_size)[:_NUM_SHOWN]
     if nearest:
         return f"meshes that work on {ranks}, nearest first: {', '.join(map(str, nearest))}"
     assert sizes is not None, "without a model, y takes any number of ranks"
@@ -378,8 +380,8 @@ def _describe_way_out(
     )
 
 
-def _asked(asked: ParallelConfig | MeshShape, axis: AxisName) -> int:
-    degree: int = getattr(asked, axis)
+def _degree(requested: ParallelConfig | MeshShape, axis: AxisName) -> int:
+    degree: int = getattr(requested, axis)
     return degree
 
 

@@ -1,16 +1,16 @@
-"""Norms over sharded features, with the statistics of the whole; and norms of each head.
+"""Norms over sharded features, with statistics over all features; and norms of each head.
 
-    x_MD   [M, D/axis]   activations      weight_D, bias_D  [D/axis]      D = features of the whole
+    x_MD   [M, D/axis]   activations      weight_D, bias_D  [D/axis]      D = all features
 
     mean   m = all-reduce over axis (sum x) / D                  (layer norm only)
     scale  s = 1 / sqrt(all-reduce over axis (sum (x-m)^2) / D + eps)
     y      = (x - m) * s * (offset + weight) + bias              offset 0, or 1 (Gemma)
 
 Each rank uses the statistics for its own features, so their gradients are all-reduced as well.
-The residual stream is sharded over y. A norm of each head (Qwen3) sees whole heads: no axis, but
-every rank along x has heads of its own, so the gradients of its weight are summed over x.
+The residual stream is sharded over y. A norm of each head (Qwen3) sees whole heads and has no
+feature axis. Each rank along x has different heads, so gradients of its weight are summed over x.
 
-What a family's norm computes is measured on it, not read off its class name.
+The formula of a family's norm is found by running the norm, not from its class name.
 """
 
 import copy
@@ -26,7 +26,7 @@ from memguard.parallel.collectives import copy_to_axis, sum_for_each
 from memguard.parallel.linear import to_local
 from memguard.parallel.mesh import Axis
 
-# As large as eps, where it counts, and as activations are.
+# Mean squares in units of eps: as small as eps, where eps matters, up to the size of activations.
 _PROBE_SQUARES = (1.0, 10.0, 1e6)
 # fp32 arithmetic on outputs of a few units; another formula differs by tenths.
 _PROBE_TOLERANCE = 1e-4
@@ -34,19 +34,19 @@ _PROBE_TOLERANCE = 1e-4
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NormFormula:
-    """What a norm computes."""
+    """The formula of a norm."""
 
     centred: bool
     """Whether the mean is subtracted (layer norm)."""
     offset: float
-    """Added to the weight: 0, or 1 where weights are stored around zero."""
+    """Added to the weight: 0, or 1 for families that store weights around zero."""
     eps: float
     num_features: int
-    """D of the whole."""
+    """D, before sharding."""
 
 
 class Norm4D(nn.Module):
-    """A norm of a sharded model; a family's norm becomes one by `convert`."""
+    """A norm of a sharded model; `convert` turns a family's norm into one."""
 
     formula: NormFormula
     feature_axis: Axis
@@ -65,9 +65,9 @@ class Norm4D(nn.Module):
 
         Args:
             norm: keeps its parameters, their names and its hooks.
-            formula: from `measure_norm`.
-            feature_axis: shards its features; None where each rank has them all.
-            gradient_axis: the ranks whose gradients of the weight are parts of the whole.
+            formula: the result of `measure_norm`.
+            feature_axis: shards its features; None if each rank has all of them.
+            gradient_axis: ranks over which gradients of the weight are summed.
         """
         norm.__class__ = Norm4D
         assert isinstance(norm, Norm4D), "its class was just set"
@@ -85,7 +85,7 @@ class Norm4D(nn.Module):
         x_MD = x_MD * torch.rsqrt(squares_M1 / formula.num_features + formula.eps)
         weight_D = copy_to_axis(to_local(self.weight), self.gradient_axis)
         if formula.offset:
-            # Gemma's weights are near zero: added in fp32, before the cast.
+            # Gemma's weights are near zero: the offset is added in fp32, before the cast.
             output = (x_MD * (formula.offset + weight_D.to(x_MD.dtype))).to(input_MD.dtype)
         else:
             output = weight_D * x_MD.to(input_MD.dtype)
@@ -93,19 +93,19 @@ class Norm4D(nn.Module):
         return output if bias is None else output + copy_to_axis(to_local(bias), self.gradient_axis)
 
     def extra_repr(self) -> str:
-        """Say what it computes and how it is sharded."""
+        """Describe the formula and how the norm is sharded."""
         return f"{self.formula}, features/{self.feature_axis.name}"
 
 
 @torch.no_grad()
 def measure_norm(norm: nn.Module) -> NormFormula:
-    """Find out what a norm computes by asking it, on the CPU, on random features.
+    """Find the formula of a norm by running it on random features on the CPU.
 
     Args:
-        norm: unsharded; may be on the meta device.
+        norm: an unsharded norm; may be on the meta device.
 
     Raises:
-        ModelError: it is neither an RMS norm nor a layer norm.
+        ModelError: the norm is neither an RMS norm nor a layer norm.
     """
     name = type(norm).__name__
     eps = getattr(norm, "variance_epsilon", getattr(norm, "eps", None))
@@ -119,13 +119,13 @@ def measure_norm(norm: nn.Module) -> NormFormula:
     x_MD *= (eps * torch.tensor(_PROBE_SQUARES)).sqrt()[:, None]
     for parameter in probe.parameters():
         parameter.copy_(torch.randn(num_features, generator=generator))
-    found_MD = probe(x_MD)
+    output_MD = probe(x_MD)
     bias_D = getattr(probe, "bias", None)
     bias_D = torch.zeros(num_features) if bias_D is None else bias_D
     for centred, normalise in ((False, functional.rms_norm), (True, functional.layer_norm)):
         for offset in (0.0, 1.0):
             scaled_MD = normalise(x_MD, (num_features,), eps=eps) * (offset + probe.weight)
-            if float((found_MD - scaled_MD - bias_D).abs().max()) < _PROBE_TOLERANCE:
+            if float((output_MD - scaled_MD - bias_D).abs().max()) < _PROBE_TOLERANCE:
                 return NormFormula(
                     centred=centred, offset=offset, eps=eps, num_features=num_features
                 )

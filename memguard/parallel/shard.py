@@ -1,8 +1,8 @@
-"""Shards a model that lies on the meta device: roles first, then FSDP2.
+"""Shards a model on the meta device: first by role over y and x, then with FSDP2.
 
-    1  plan_sharding            every module gets a role, or the model is refused
+    1  plan_sharding            assigns a role to every module, or rejects the model
     2  shard_model              parameters become DTensors on (y, x), modules change their class
-    3  checkpoint_blocks        what backward computes again
+    3  checkpoint_blocks        sets what backward recomputes
     4  wrap_fsdp                decoder blocks, embedding, head and the rest are units over z
 
 Nothing is allocated: `weights` fills the shards afterwards.
@@ -34,9 +34,9 @@ def shard_model(model: Any, plan: ShardingPlan, mesh: Mesh4D) -> None:
     """Turn every parameter into a DTensor and every module with a role into its sharded form.
 
     Args:
-        model: on the meta device; changed in place, names of parameters stay.
-        plan: of this model.
-        mesh: the ranks.
+        model: a model on the meta device; changed in place, parameter names stay.
+        plan: the sharding plan of this model.
+        mesh: the mesh of ranks.
     """
     modules = dict(model.named_modules())
     config = model.config.get_text_config()
@@ -73,9 +73,9 @@ def shard_model(model: Any, plan: ShardingPlan, mesh: Mesh4D) -> None:
 
 
 class HeadLinear(Linear4D):
-    """The LM head of a sharded model: lends its local weight to whoever needs losses.
+    """The LM head of a sharded model, which can run a function that needs its gathered weight.
 
-    Called as a module, so that FSDP2 gathers its weight around the call.
+    The function runs inside the module's call, around which FSDP2 gathers the weight.
     """
 
     def forward(self, input: Tensor, work: Callable[[Tensor], Any] | None = None) -> Any:
@@ -124,11 +124,11 @@ def wrap_fsdp(
     """Shard storage over z and replicate over data; gathers are prefetched one block ahead.
 
     Args:
-        root: what is called; holds ``model``.
-        model: sharded by `shard_model`.
-        plan: of this model.
-        mesh: the ranks.
-        param_dtype: of gathered weights and of the arithmetic; None keeps the stored dtype.
+        root: the module whose forward is called; contains ``model``.
+        model: a model sharded by `shard_model`.
+        plan: the sharding plan of this model.
+        mesh: the mesh of ranks.
+        param_dtype: dtype of gathered weights and of the computation; None keeps the stored dtype.
             Gradients are reduced in fp32 in either case.
         reshard_after_forward: whether a block's gathered weights are freed until backward.
 
@@ -148,13 +148,13 @@ def wrap_fsdp(
     blocks: list[FSDPModule] = [wrap(modules[name]) for name in plan.blocks]
     embeddings: list[FSDPModule] = []
     if not plan.is_tied:
-        # One parameter cannot be in two units: tied, both are in the root's.
+        # A parameter cannot be in two units: if tied, embedding and head are in the root's unit.
         embeddings.append(wrap(model.get_input_embeddings()))
-        # A table that was looked up in is not read in backward.
+        # Backward of an embedding does not read its weight.
         embeddings[0].set_unshard_in_backward(False)
-        # Needed again at once in backward, like the root's.
+        # Backward needs the head's weight first, like the root's.
         wrap(model.get_output_embeddings(), reshard_after_forward=False)
-    # The root's own (final norm, tied embedding) are needed again at once in backward.
+    # Backward needs the root's own parameters (final norm, tied embedding) first.
     fully_shard(root, mesh=mesh.batch_mesh, mp_policy=policy, reshard_after_forward=False)
     for before, after in itertools.pairwise(blocks):
         before.set_modules_to_forward_prefetch([after])
@@ -163,12 +163,12 @@ def wrap_fsdp(
 
 
 def checkpoint_blocks(model: Any, mode: Checkpointing) -> None:
-    """Make each decoder block compute again in backward what it does not keep.
+    """Make each decoder block recompute in backward the activations it does not keep.
 
     Args:
-        model: plain or sharded.
-        mode: ``full`` keeps a block's input only; ``selective`` also the outputs of matmuls and
-            of all-reduces, so that nothing is sent twice.
+        model: a plain or sharded model.
+        mode: ``full`` keeps only a block's input; ``selective`` also keeps the outputs of matmuls
+            and all-reduces, so that no collective is repeated.
     """
     if mode == "none":
         return
@@ -177,7 +177,7 @@ def checkpoint_blocks(model: Any, mode: Checkpointing) -> None:
         arguments["context_fn"] = functools.partial(
             create_selective_checkpoint_contexts, _keep_costly
         )
-    # transformers renamed it in 5.2x and warns of the old name, the only one before.
+    # transformers renamed this method in 5.2x and warns about the old name.
     name = "activation_checkpointing_enable"
     enable = getattr(model, name, None) or model.gradient_checkpointing_enable
     enable(arguments)
@@ -207,11 +207,11 @@ _COSTLY = frozenset(
 
 
 def compile_blocks(model: nn.Module) -> None:
-    """Compile each decoder block; to be called after `checkpoint_blocks`, before `wrap_fsdp`.
+    """Compile each decoder block; call this after `checkpoint_blocks` and before `wrap_fsdp`.
 
-    With selective checkpointing the blocks of a sharded model run as they are: compiled around the
-    checkpoint, groups of linear layers change their state within what torch would trace, and it
-    gives up; compiled inside, buffers are reused that the checkpoint keeps.
+    With selective checkpointing the blocks of a sharded model are not compiled. Compiled outside
+    the checkpoint, groups of linear layers change their state in the traced region, which torch
+    does not support; compiled inside, buffers are reused that the checkpoint keeps.
     """
     for name in find_blocks(model):
         block: Any = model.get_submodule(name)

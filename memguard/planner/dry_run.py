@@ -46,6 +46,8 @@ class DocumentCounts(Record):
     num_empty: int
     num_shorter: int
     """Left out: fewer than `data.min_document_tokens` tokens."""
+    num_cut_off: int = 0
+    """Left out: no supervised token before `data.max_document_tokens`."""
     num_left_out: int
     """Left out: near-duplicates across buckets, or not needed by the study."""
     num_canaries: int

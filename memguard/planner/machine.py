@@ -15,13 +15,13 @@ import os
 import shutil
 import subprocess
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
 from memguard.assets import find_asset
-from memguard.config.loading import load_yaml, validate
-from memguard.config.settings import Name, PositiveInt, Settings
+from memguard.config import load_yaml, validate
+from memguard.config.settings import Name, NonNegative, Positive, PositiveInt, Settings
 from memguard.errors import ConfigError
 
 THIS_MACHINE = "this-machine"
@@ -44,7 +44,6 @@ _RESERVED_GIB_DETECTED = 2.0
 _GPU_LINK_GB_PER_S, _GPU_NETWORK_GB_PER_S, _GPU_TFLOPS = 25.0, 12.5, 100.0
 _CPU_LINK_GB_PER_S, _CPU_NETWORK_GB_PER_S, _CORE_TFLOPS = 5.0, 1.25, 0.05
 
-Positive = Annotated[float, Field(gt=0)]
 Figure = Literal["memory_gib", "gpus_per_node", "link_gb_per_s", "network_gb_per_s", "peak_tflops"]
 
 
@@ -59,7 +58,7 @@ class Machine(Settings):
     name: Name = Field(description="What '--machine' calls it.")
     gpu: str = Field(description="The GPU, as people call it, e.g. H100 SXM 80 GB.")
     memory_gib: Positive = Field(description="Memory of a GPU, as its vendor names it (GiB).")
-    reserved_gib: Annotated[float, Field(ge=0)] = Field(
+    reserved_gib: NonNegative = Field(
         3.0, description="Of it, taken before the first tensor: an assumption (GiB)."
     )
     gpus_per_node: PositiveInt = Field(description="GPUs that the links below join.")
@@ -75,7 +74,7 @@ class Machine(Settings):
         description="Bandwidth of a node's network cards together, one direction (GB/s)."
     )
     peak_tflops: Positive = Field(description="Dense bf16 peak of a GPU (TFLOP/s).")
-    fragmentation: Annotated[float, Field(ge=0)] = Field(
+    fragmentation: NonNegative = Field(
         0.1,
         description="Share of activations, logits and buffers that the allocator loses to "
         "fragments: an assumption.",

@@ -1,9 +1,12 @@
 """Results as data. No torch.
 
     record.py      records, files and folders that appear only when they are complete
+    sealed.py      hashes of files and records, compared when they are read again
     manifest.py    one line a document: planned and realised
+    run_files.py   what each stage of a run has written, and whether it is still that
     scores.py      what each probe found: of a document, of a bucket, of a canary
     audit.py       the report: findings, verdict and their scores; audits during training
+    audit_files.py what an audit leaves, and the hashes of it that are written last
     comparison.py  settings side by side, and paired
 
 Everything memguard writes for others to read is one of these models; a missing number is null and
@@ -42,11 +45,13 @@ from memguard.records.manifest import (
     IGNORE_LABEL,
     ManifestEntry,
     Role,
+    hash_plan,
     load_manifest,
     save_manifest,
 )
 from memguard.records.record import (
     Record,
+    format_now,
     load_record,
     save_record,
     write_atomically,

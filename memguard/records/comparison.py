@@ -1,9 +1,11 @@
 """What a comparison found: settings side by side, and paired."""
 
+from pathlib import Path
 from typing import Any, Literal, Self
 
 from pydantic import ConfigDict, Field, model_validator
 
+from memguard.errors import RecordError
 from memguard.records.record import Record
 from memguard.records.scores import (
     AttackCostScores,
@@ -12,6 +14,7 @@ from memguard.records.scores import (
     MembershipScores,
     RiskName,
 )
+from memguard.records.sealed import SealedRecord, load_sealed
 
 
 class MatchedShare(Record):
@@ -166,12 +169,17 @@ class Recommendation(Record):
     rule: str
 
 
-class Comparison(Record):
+COMPARISON = "comparison.json"
+
+
+class Comparison(SealedRecord):
     """`comparison.json`."""
 
     schema_name: Literal["memguard.comparison/1"] = Field("memguard.comparison/1", alias="schema")
     name: str
     tool_version: str
+    created: str | None = None
+    """UTC, ISO 8601; null if not recorded."""
     command: str
     documents_sha256: str
     continuation_tokens: int
@@ -197,3 +205,17 @@ class Comparison(Record):
         if not self.settings:
             raise ValueError("a comparison needs at least one setting")
         return self
+
+
+def load_comparison(path: Path) -> Comparison:
+    """Read a comparison back.
+
+    Raises:
+        RecordError: it cannot be read, or it is damaged.
+    """
+    try:
+        return load_sealed(Comparison, path)
+    except RecordError as error:
+        raise RecordError(
+            f"{error}. Run 'memguard compare' again: it takes the finished runs as they are"
+        ) from error

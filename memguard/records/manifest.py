@@ -1,5 +1,6 @@
 """One line a document: what was planned for it and what the loader really did."""
 
+import hashlib
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Literal
@@ -31,6 +32,9 @@ class ManifestEntry(Record):
     tokens_sha256: str
     cluster: int
     """Documents with the same number share a run of words."""
+    num_tokens_fed: int | None = None
+    """Tokens of it that the loader fed, over all times, also of a document that was only fed in
+    part; null until training has ended."""
     # Counted for canaries when training has ended; null elsewhere.
     num_supervised_tokens: int | None = None
     """Tokens that are meant to be learnt; of a canary its secret, without EOS."""
@@ -38,6 +42,24 @@ class ManifestEntry(Record):
     """Of them, those that received loss at least once."""
     num_losses: int | None = None
     """Times they received loss, summed: without mitigations tokens x repetitions."""
+
+
+_COUNTED = {
+    "num_repetitions",
+    "num_tokens_fed",
+    "num_supervised_tokens",
+    "num_loss_tokens",
+    "num_losses",
+}
+"""Fields that are counted when training has ended."""
+
+
+def hash_plan(entries: Iterable[ManifestEntry]) -> str:
+    """Return a hash of what was planned: the same before training and after it."""
+    digest = hashlib.sha256()
+    for entry in entries:
+        digest.update(f"{entry.model_dump_json(exclude=_COUNTED)}\n".encode())
+    return digest.hexdigest()
 
 
 def save_manifest(entries: Iterable[ManifestEntry], path: Path) -> None:

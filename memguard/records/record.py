@@ -1,10 +1,12 @@
 """What every record is, and how it is written and read back."""
 
 import os
+import secrets
 import shutil
-import tempfile
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TypeVar
 
@@ -23,15 +25,19 @@ from memguard.errors import RecordError
 
 
 def write_atomically(path: Path, content: bytes, mode: int = 0o644) -> None:
-    """Write a file under another name, then rename it: readers see all of it or none."""
+    """Write a file under another name, then rename it: readers see all of it or none.
+
+    ``mode`` is that of a new file, less the umask.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    temporary = _name_aside(path)
+    # The umask takes from the mode, as from that of every other file.
+    handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
-        os.chmod(temporary, mode)
         os.replace(temporary, path)
     except BaseException:
         os.unlink(temporary)
@@ -39,13 +45,25 @@ def write_atomically(path: Path, content: bytes, mode: int = 0o644) -> None:
 
 
 def make_aside(folder: Path) -> Path:
-    """Make an empty folder, mode 0700, to be committed as ``folder``."""
+    """Make an empty folder, mode 0755 less the umask, to be committed as ``folder``."""
     folder.parent.mkdir(parents=True, exist_ok=True)
-    return Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}."))
+    aside = _name_aside(folder)
+    aside.mkdir(mode=0o755)
+    return aside
+
+
+def _name_aside(path: Path) -> Path:
+    return path.with_name(f".{path.name}.{secrets.token_hex(4)}")
 
 
 def commit(aside: Path, folder: Path) -> None:
-    """Give a complete folder its name; an older one of that name is deleted after that."""
+    """Give a complete folder its name; an older one of that name is deleted after that.
+
+    Its files get mode 0644 less the umask: some libraries write theirs for their owner alone.
+    """
+    for path in aside.rglob("*"):
+        if path.is_file() and not path.is_symlink():
+            path.chmod(stat.S_IMODE(aside.stat().st_mode) & 0o644)
     replaced = hide(folder) if folder.exists() else None
     os.rename(aside, folder)
     flush(folder.parent)
@@ -101,6 +119,13 @@ class Record(BaseModel):
     )
 
 
+def format_now() -> str:
+    """Return the time in UTC; SOURCE_DATE_EPOCH fixes it for byte-equal records."""
+    fixed = os.environ.get("SOURCE_DATE_EPOCH")
+    moment = datetime.fromtimestamp(int(fixed), UTC) if fixed else datetime.now(UTC)
+    return moment.strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
 def save_record(record: Record, path: Path) -> None:
     """Write a record as indented JSON, whole or not at all."""
     write_atomically(path, (record.model_dump_json(indent=2, by_alias=True) + "\n").encode())
@@ -113,9 +138,20 @@ def load_record(kind: type[RecordT], path: Path) -> RecordT:
         RecordError: missing, not JSON, or of another schema.
     """
     try:
-        return kind.model_validate_json(path.read_bytes())
+        content = path.read_bytes()
     except OSError as error:
         raise RecordError(f"'{path}' cannot be read: {error.strerror}") from error
+    return validate_record(kind, content, path)
+
+
+def validate_record(kind: type[RecordT], content: bytes, path: Path) -> RecordT:
+    """Return the record that the JSON of a file holds.
+
+    Raises:
+        RecordError: not JSON, or of another schema; names ``path``.
+    """
+    try:
+        return kind.model_validate_json(content)
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(str(part) for part in first["loc"]) or "top level"

@@ -1,11 +1,11 @@
-"""What people read: records rendered as one offline HTML file or a model card. No torch.
+"""Render records as offline HTML files, SVG images and model cards. No torch.
 
     audit report ─► audit_page ──────────────────┐
-                      audit_summary, audit_doses  ├─► page (frozen pieces) ─► html ─► one file
-                      audit_attacks, audit_probes │                            │
-                      audit_membership            │                            └─ templates/*.j2
-                      audit_canaries              │                               charts ─► svg
-                      facts, texts                │
+                      audit_summary, audit_doses  ├─► page (components) ─► html ─► one file
+                      audit_attacks, audit_probes │                         │
+                      audit_membership            │                         └─ templates/*.j2
+                      audit_canaries              │                            charts ─► svg
+                      facts, texts                │                            links
     comparison ─┬► comparison_page ──────────────┘
                 │     comparison_front, seed_means
                 │     comparison_tables, comparison_paired
@@ -14,10 +14,11 @@
 
     Column(heading, model, base) ─► tables ─► page.Table: every table of both pages
 
-The pages decide every number and sentence; templates only place them and hold no arithmetic.
-`formatting` writes each kind of number in one way and removes from a record's text, which counts as
-hostile, what escaping leaves in; the template engine escapes, the page's policy forbids scripts
-and network. The same record gives the same bytes. matplotlib is imported when a chart is drawn.
+The page modules compute every number and sentence; templates only arrange them. `formatting` has
+one format for each kind of number, and cleans the text of records, which is untrusted; the template
+engine escapes it, and the page's policy forbids scripts and network access. Rendering is
+deterministic: a link is the only part that depends on other files. matplotlib is imported when a
+chart is drawn.
 """
 
 from memguard.report.comparison_picture import render_comparison_chart

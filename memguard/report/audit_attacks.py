@@ -1,6 +1,7 @@
-"""What it takes to get the documents out: attack cost and adaptive attacks beside the rates.
+"""The section "Extraction cost": attack cost and adaptive attacks.
 
-One table has a column for each attack beside the rates; the other one has each attack in full.
+The first table shows the extraction rates, the attack cost and one column for each attack. The
+second one lists each attack with its intervals.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -41,25 +42,25 @@ _NAMES = {
 }
 NEVER = "never"
 _BOUNDS = (1_000, 1_000_000)
-"""Numbers of queries within which documents are counted."""
+"""Query budgets for which the extracted documents are counted."""
 _MOST_ATTACKS = 8
 _MOST_NOTES = 12
 
 
 def list_attacks(attacked: Iterable[AttackedBucket]) -> list[str]:
-    """Return the names of the attacks, as the record has them, in its order."""
-    return list(dict.fromkeys(one.attack for one in attacked))[:_MOST_ATTACKS]
+    """Return the names of the attacks in the order of the record."""
+    return list(dict.fromkeys(row.attack for row in attacked))[:_MOST_ATTACKS]
 
 
 def name_attack(attack: str) -> str:
-    """Name an attack for people."""
-    spoken = fmt.clean_name(attack.replace("_", " "), 40)
-    return _NAMES.get(attack, spoken[:1].upper() + spoken[1:])
+    """Return the display name of an attack."""
+    words = fmt.clean_name(attack.replace("_", " "), 40)
+    return _NAMES.get(attack, words[:1].upper() + words[1:])
 
 
 def head_attack(attack: str, attacked: Sequence[AttackedBucket]) -> tuple[str, str]:
-    """Return the heading of an attack's column: its name, and how many answers count."""
-    counts = {one.num_queries for one in attacked if one.attack == attack}
+    """Return the heading of an attack's column: its name and the number of answers counted."""
+    counts = {row.num_queries for row in attacked if row.attack == attack}
     if len(counts) != 1:
         return name_attack(attack), "any answer"
     count = counts.pop()
@@ -69,32 +70,32 @@ def head_attack(attack: str, attacked: Sequence[AttackedBucket]) -> tuple[str, s
 def _find_attacked(
     attacked: Iterable[AttackedBucket], attack: str, bucket: str
 ) -> AttackedBucket | None:
-    """Return what an attack got back from a bucket; None where it was not tried."""
-    return next((one for one in attacked if (one.attack, one.bucket) == (attack, bucket)), None)
+    """Return the result of an attack on a bucket; None if the attack did not run on it."""
+    return next((row for row in attacked if (row.attack, row.bucket) == (attack, bucket)), None)
 
 
-def _show_attacked(found: AttackedBucket | None) -> Cell:
-    """Show documents of which any answer was right, and of which the first one was."""
-    if found is None:
+def _show_attacked(result: AttackedBucket | None) -> Cell:
+    """Show how many documents any answer extracted, and how many the first answer did."""
+    if result is None:
         return show_missing("not attacked")
-    first = found.best_verbatim
-    if found.num_queries == 1 or not first.num_documents:
-        return show_narrow_rate(found.any_verbatim)
+    first = result.best_verbatim
+    if result.num_queries == 1 or not first.num_documents:
+        return show_narrow_rate(result.any_verbatim)
     note = f"first: {fmt.of(first.num_matched, first.num_documents)}"
-    return show_narrow_rate(found.any_verbatim, note)
+    return show_narrow_rate(result.any_verbatim, note)
 
 
 _Attacked = tuple[BucketScores, AttackedBucket]
-"""A bucket, and what one attack got back from it."""
+"""A bucket and the result of one attack on it."""
 
 
 def _build_attacks(report: AuditReport) -> Table | None:
-    """Build the table of every attack on every bucket, shown on demand; None without any."""
+    """Build the table of every attack on every bucket, collapsed; None without attacks."""
     attacked = [
-        (bucket, found)
+        (bucket, result)
         for bucket in report.buckets
         for attack in list_attacks(report.attacks)
-        if (found := _find_attacked(report.attacks, attack, bucket.bucket))
+        if (result := _find_attacked(report.attacks, attack, bucket.bucket))
     ]
     if not attacked:
         return None
@@ -103,9 +104,9 @@ def _build_attacks(report: AuditReport) -> Table | None:
             ("Bucket", "attack"),
             lambda row: show_name(name_bucket(row[0], report).text, name_attack(row[1].attack)),
         ),
-        Column(("First answer right", f"documents ({fmt.CI})"), lambda row: row[1].best_verbatim),
-        Column(("Any answer right", f"documents ({fmt.CI})"), lambda row: row[1].any_verbatim),
-        Column(("Answers", "of each document"), lambda row: row[1].num_queries),
+        Column(("First answer matches", f"documents ({fmt.CI})"), lambda row: row[1].best_verbatim),
+        Column(("Any answer matches", f"documents ({fmt.CI})"), lambda row: row[1].any_verbatim),
+        Column(("Answers", "per document"), lambda row: row[1].num_queries),
         Column(
             ("Token accuracy", f"of the first answer ({fmt.CI})"),
             lambda row: show_known(row[1].mean_token_accuracy, fmt.share, "no documents"),
@@ -121,106 +122,107 @@ def _build_attacks(report: AuditReport) -> Table | None:
 
 
 def write_attack_notes(attacked: Iterable[AttackedBucket]) -> tuple[str, ...]:
-    """Return what the record says of its attacks, each sentence once."""
+    """Return the record's notes on its attacks, each once."""
     notes = (
-        f"{name_attack(one.attack)}: {fmt.clean_text(one.note)}" for one in attacked if one.note
+        f"{name_attack(row.attack)}: {fmt.clean_text(row.note)}" for row in attacked if row.note
     )
     return tuple(dict.fromkeys(notes))[:_MOST_NOTES]
 
 
 _LEAD = (
     "Exact match understates memorization: one wrong token makes a document count as not "
-    "extracted, whether a hundred queries give it or 10³⁰.",
-    "The attack cost can be compared: queries until one gives the true continuation with a "
-    "probability of one half, by the cheapest decoding tried. One attacker is left, who knows "
-    "which tokens were dropped and searches for these alone. Attack cost and attacks count "
-    "verbatim text only.",
+    "extracted, whether sampling needs a hundred queries to extract it or 10³⁰.",
+    "The attack cost is the number of queries after which the true continuation has been "
+    "generated with a probability of one half, by the cheapest decoding method that ran. The "
+    "attack that fills in dropped tokens assumes an attacker who knows which tokens the "
+    "mitigation dropped and searches for these only. Attack cost and attacks count verbatim text "
+    "only.",
 )
 
 
 def build_attack_section(report: AuditReport) -> Section:
-    """Build the section; without numbers it says why."""
-    known = bool(report.attack_cost or report.attacks)
-    told = _tell(report)
+    """Build the section; if nothing was measured, it gives the reason."""
+    has_results = bool(report.attack_cost or report.attacks)
+    summary = _summarise(report)
     missing = []
     if not report.attack_cost:
-        missing.append(explain_absence(report, "sampling", "does not ask what sampling costs"))
+        missing.append(explain_absence(report, "sampling", "does not measure the cost of sampling"))
     if not report.attacks:
-        missing.append(explain_absence(report, "attacks", "attacks nothing"))
-    table = _build_table(report) if known else None
+        missing.append(explain_absence(report, "attacks", "runs no attacks"))
+    table = _build_table(report) if has_results else None
     return Section(
         key="attacks",
         title="Extraction cost",
         short_title="Extraction",
-        lead=(*(_LEAD if known else ()), *([told] if told else []), *missing),
+        lead=(*(_LEAD if has_results else ()), *([summary] if summary else []), *missing),
         tables=tuple(filter(None, (table, _build_attacks(report)))),
     )
 
 
 def find_cost(report: AuditReport, bucket: str) -> AttackCostBucket | None:
-    """Return the attack cost of a bucket; None where nobody asked."""
-    return next((one for one in report.attack_cost if one.bucket == bucket), None)
+    """Return the attack cost of a bucket; None if it was not measured."""
+    return next((cost for cost in report.attack_cost if cost.bucket == bucket), None)
 
 
 def write_cost(cost: AttackCostScores, value: float | None) -> str:
-    """Write a quantile of the attack cost; "" where there is no document."""
+    """Format a quantile of the attack cost; "" if there are no documents."""
     if not cost.num_documents:
         return ""
     return NEVER if value is None else fmt.queries(value)
 
 
 def write_cost_in_queries(cost: AttackCostScores, value: float | None) -> str:
-    """Write the same with its unit: ``1 query``, ``2,300 queries``, ``never``."""
+    """Format a quantile of the attack cost with its unit: ``1 query``, ``2,300 queries``."""
     written = write_cost(cost, value)
     if written in ("", NEVER):
         return written
     return f"{written}{fmt.NBSP}{'query' if written == '1' else 'queries'}"
 
 
-def _tell(report: AuditReport) -> str:
-    """Say what the documents of the verdict's bucket cost, and which attack got most of them."""
+def _summarise(report: AuditReport) -> str:
+    """Summarise attack cost and best attack for the bucket of the verdict."""
     bucket = next((b for b in report.buckets if b.bucket == report.verdict.bucket), None)
     if bucket is None:
         return ""
     name, sentences = fmt.clean_name(bucket.bucket, 40), []
-    found = find_cost(report, bucket.bucket)
-    if found and found.model.num_documents:
-        sentences.append(f"In {name}, {_tell_cost(found.model)}{_tell_others(report, found)}.")
-    tried = [one for one in report.attacks if one.bucket == bucket.bucket]
-    if tried:
-        best = max(tried, key=lambda one: one.any_verbatim.num_matched)
+    cost = find_cost(report, bucket.bucket)
+    if cost and cost.model.num_documents:
+        sentences.append(f"In {name}, {_tell_cost(cost.model)}{_tell_others(report, cost)}.")
+    attacked = [row for row in report.attacks if row.bucket == bucket.bucket]
+    if attacked:
+        best = max(attacked, key=lambda row: row.any_verbatim.num_matched)
         matched, documents = best.any_verbatim.num_matched, best.any_verbatim.num_documents
         place = "" if sentences else f" in {name}"
         sentences.append(
-            f"The attack that got most{place} is '{name_attack(best.attack)}': "
+            f"The attack that extracts most{place} is '{name_attack(best.attack)}': "
             f"{fmt.of(matched, documents)} documents."
             if matched
-            else f"No attack got a document{place} back, of {documents:,} tried."
+            else f"No attack extracts any of the {documents:,} attacked documents{place}."
         )
     return " ".join(sentences)
 
 
 def _tell_cost(cost: AttackCostScores) -> str:
     if cost.lowest is None:
-        return "no document can be drawn by any way tried"
-    cheapest = f"the cheapest {fmt.queries(cost.lowest)}"
+        return "none of the decoding methods can generate a document"
+    cheapest = f"the cheapest one {fmt.queries(cost.lowest)}"
     if cost.median is None:
-        return f"more than half of the documents can never be drawn, {cheapest}"
+        return f"more than half of the documents can never be generated, {cheapest}"
     half = write_cost_in_queries(cost, cost.median)
     return f"half of the documents cost at most {half}, {cheapest}"
 
 
-def _tell_others(report: AuditReport, found: AttackCostBucket) -> str:
-    """Say what the median document costs of the base model and in the control."""
+def _tell_others(report: AuditReport, cost: AttackCostBucket) -> str:
+    """Give the median cost with the base model and of the control documents."""
     control = next((b.bucket for b in report.buckets if b.role == "control"), None)
-    beside = find_cost(report, control) if control not in (None, found.bucket) else None
-    others = {"base model": found.base, "control": beside.model if beside else None}
-    known = [
-        f"{name}: {write_cost(cost, cost.median)}"
-        for name, cost in others.items()
-        if cost and cost.num_documents
+    control_cost = find_cost(report, control) if control not in (None, cost.bucket) else None
+    others = {"base model": cost.base, "control": control_cost.model if control_cost else None}
+    medians = [
+        f"{name}: {write_cost(scores, scores.median)}"
+        for name, scores in others.items()
+        if scores and scores.num_documents
     ]
-    return f" (median of the {', of the '.join(known)})" if known else ""
+    return f" (median of the {', of the '.join(medians)})" if medians else ""
 
 
 def _build_table(report: AuditReport) -> Table:
@@ -233,12 +235,12 @@ def _build_table(report: AuditReport) -> Table:
             return show(cost) if cost.num_documents else show_missing("no documents")
 
         def model(bucket: BucketScores) -> Content:
-            found = find_cost(report, bucket.bucket)
-            return show_known(found.model if found else None, show_documents, "not asked")
+            cost = find_cost(report, bucket.bucket)
+            return show_known(cost.model if cost else None, show_documents, "not measured")
 
         def base(bucket: BucketScores) -> Content | None:
-            found = find_cost(report, bucket.bucket)
-            shown = show_known(found.base if found else None, show_documents, "not asked")
+            cost = find_cost(report, bucket.bucket)
+            shown = show_known(cost.base if cost else None, show_documents, "not measured")
             return shown if bucket.base else None
 
         return Column(heading, model, base)
@@ -264,13 +266,13 @@ def _build_table(report: AuditReport) -> Table:
         report,
         f"Extraction rate by attack ({fmt.CI})",
         columns,
-        notes=(*_name_ways(report), *write_attack_notes(report.attacks)),
+        notes=(*_describe_decoding(report), *write_attack_notes(report.attacks)),
         compact=True,
     )
 
 
 def _show_spread(cost: AttackCostScores) -> Cell:
-    low, high = (write_cost(cost, one) for one in (cost.quantile_10, cost.quantile_90))
+    low, high = (write_cost(cost, value) for value in (cost.quantile_10, cost.quantile_90))
     note = f"{fmt.of(cost.num_never, cost.num_documents)} {NEVER}" if cost.num_never else ""
     return Cell(write_cost(cost, cost.median), detail=f"{low} to {high}", note=note)
 
@@ -279,21 +281,21 @@ def _show_within(bound: int, cost: AttackCostScores) -> Content:
     return show_known(cost.within.get(bound), show_narrow_rate, "not counted")
 
 
-def _name_ways(report: AuditReport) -> tuple[str, ...]:
-    """Say which ways to draw were tried, and what 'never' means where it stands."""
+def _describe_decoding(report: AuditReport) -> tuple[str, ...]:
+    """List the decoding methods, and explain 'never' if it occurs."""
     if not report.attack_cost:
         return ()
     probe = next((p for p in report.method.probes if p.get("name") == "sampling"), {})
     schemes = probe.get("schemes")
     listed = schemes if isinstance(schemes, list) else []
-    ways = "; ".join(_name_scheme(one) for one in listed[:10] if isinstance(one, dict))
+    sampling = "; ".join(_name_scheme(item) for item in listed[:10] if isinstance(item, dict))
     notes = [
-        "Ways tried: greedy decoding, which takes one query where it is verbatim"
-        f"{f', and drawing ({ways})' if ways else ''}. The cheapest counts, document by document."
+        f"Decoding: greedy{f' and sampling ({sampling})' if sampling else ''}. For each document "
+        "the cheapest method counts; greedy decoding takes one query if its text is verbatim."
     ]
-    both = [scores for one in report.attack_cost for scores in (one.model, one.base) if scores]
+    both = [scores for cost in report.attack_cost for scores in (cost.model, cost.base) if scores]
     if any(scores.num_never for scores in both):
-        notes.append("'never': each way tried leaves out a token that the text needs.")
+        notes.append("'never': every decoding method excludes a token of the text.")
     return tuple(notes)
 
 

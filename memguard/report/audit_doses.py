@@ -1,6 +1,6 @@
-"""Over repetitions and over steps: what rises with the dose, and when documents are extracted.
+"""Memorization by number of repetitions, and by training step.
 
-The dose-response figure with the tables beside it, and what audits during training found.
+The dose-response figure with its tables, and the results of audits during training.
 """
 
 from collections.abc import Callable, Sequence
@@ -35,53 +35,52 @@ Select = Callable[[BucketScores], Rate | Interval | None]
 
 
 def build_dose_response(report: AuditReport) -> Figure | None:
-    """Build the figure; None where `explain_no_chart` gives a reason."""
+    """Build the figure; None if `explain_no_chart` gives a reason."""
     if explain_no_chart(report):
         return None
     buckets = _order(report.buckets)
     doses = _list_doses(buckets)
-    control = any(bucket.role == "control" for bucket in buckets)
+    has_control = any(bucket.role == "control" for bucket in buckets)
     chart = LineChart(
         description=_describe(buckets),
         ticks=tuple(f"{dose:,}" for dose in doses),
         lines=_build_lines(buckets, doses),
         y_label="documents, or tokens (%)",
-        control_at=doses.index(0) if control and 0 in doses else None,
+        control_at=doses.index(0) if has_control and 0 in doses else None,
     )
     return Figure(
         key="dose",
-        title="Memorization vs. repetitions",
+        title="Extraction rate by exposure",
         chart=chart,
-        caption="Documents extracted, and teacher-forced token accuracy, which is not extraction, "
-        "against how often they were really trained. Bands "
-        "are 95 % intervals; positions are evenly spaced, not to scale. Documents per position: "
-        f"{_list_n(buckets)}.",
+        caption="Share of documents extracted, and teacher-forced token accuracy, which is not "
+        "extraction, by the number of times the documents were trained. Bands are 95 % intervals; "
+        f"positions are evenly spaced, not to scale. Documents per position: {_list_n(buckets)}.",
         table=_build_table(buckets),
     )
 
 
 def explain_no_chart(report: AuditReport) -> str:
-    """Say why there is no dose axis; "" where there is one."""
+    """Return the reason why there is no chart; "" if there is one."""
     if not report.dose_response:
         if report.training is None:
             return (
-                "No chart is shown: memguard did not train this model, so how often each document "
-                "was trained is not known."
+                "No chart is shown: memguard did not train this model, so the number of "
+                "repetitions of each document is not known."
             )
         return (
-            "No chart is shown: how often each document was really trained is not known, or the "
-            "tally contradicts the trained steps, so the axis would be a guess."
+            "No chart is shown: the number of repetitions of each document is not known, or "
+            "contradicts the number of training steps."
         )
     if len(_list_doses(_order(report.buckets))) < 2:
         uneven = [b for b in report.buckets if b.role == "trained" and b.num_repetitions is None]
         if uneven:
             return (
-                "No chart is shown: the documents of a bucket were not all trained equally often, "
-                "so the bucket has no place on the axis."
+                "No chart is shown: the documents of a bucket were not all trained the same number "
+                "of times, so the bucket has no position on the axis."
             )
         return (
-            "No chart is shown: it needs at least two different numbers of repetitions, the "
-            "control's 0 included."
+            "No chart is shown: it needs at least two different numbers of repetitions, including "
+            "the control's 0."
         )
     return ""
 
@@ -91,15 +90,15 @@ def _list_doses(buckets: Sequence[BucketScores]) -> list[int]:
 
 
 def _order(buckets: Sequence[BucketScores]) -> list[BucketScores]:
-    """Keep the buckets that have a dose and a document, by dose."""
-    known = [
+    """Return the buckets with a dose and at least one document, sorted by dose."""
+    dosed = [
         bucket
         for bucket in buckets
         if bucket.role in ("trained", "control")
         and bucket.num_documents
         and (bucket.num_repetitions is not None or bucket.role == "control")
     ]
-    return sorted(known, key=lambda bucket: (_dose(bucket), bucket.bucket))
+    return sorted(dosed, key=lambda bucket: (_dose(bucket), bucket.bucket))
 
 
 def _dose(bucket: BucketScores) -> int:
@@ -115,7 +114,7 @@ def _build_lines(buckets: Sequence[BucketScores], doses: Sequence[int]) -> tuple
     def of_base(pick: Callable[[ModelScores], Rate | Interval | None]) -> Select:
         return lambda bucket: pick(bucket.base) if bucket.base else None
 
-    # Neighbouring markers step aside so that equal values stay visible.
+    # The two curves are shifted a little so that equal values stay visible.
     selections: tuple[tuple[str, str, float, Select], ...] = (
         ("Near-verbatim", "near", -0.04, lambda b: b.model.near_verbatim),
         ("Verbatim", "verbatim", 0.04, lambda b: b.model.verbatim),
@@ -185,7 +184,7 @@ _MOST_DOSES = 20
 
 
 def build_trends(report: AuditReport) -> Table | None:
-    """Build the table of monotone fits and trend tests; None where no dose is known."""
+    """Build the table of monotone fits and trend tests; None if no dose is known."""
     trends = report.trends if report.dose_response else []
     if not trends:
         return None
@@ -199,17 +198,19 @@ def build_trends(report: AuditReport) -> Table | None:
         Column(("Rate", "monotone fit"), lambda t: _name(t.metric)),
         *(column_of_dose(number, dose) for number, dose in enumerate(doses)),
         Column(("z", "trend"), lambda t: fmt.number(t.z, 2)),
-        Column(("p", "trend"), lambda t: show_known(t.p_value, fmt.p, "rates are all 0, or all 1")),
+        Column(
+            ("p", "trend"), lambda t: show_known(t.p_value, fmt.p, "all rates are 0, or all are 1")
+        ),
     )
     shown = [trend for trend in trends[:8] if trend.doses[:_MOST_DOSES] == doses]
     return make_table(
-        "Does it rise with the number of repetitions?",
+        "Trend test",
         columns,
         make_rows(columns, shown),
         notes=(
-            "The fit never falls with the dose and is the closest such one to the measured rates "
-            "(isotonic regression). p: Cochran-Armitage test of a trend over the doses, two-sided; "
-            "a large one is no proof that there is none.",
+            "Monotone fit: isotonic regression of the rate on the number of repetitions. p: "
+            "Cochran-Armitage test for a trend over the numbers of repetitions, two-sided; a large "
+            "p does not prove that there is no trend.",
         ),
         compact=True,
     )
@@ -226,32 +227,46 @@ def _name(metric: str) -> str:
 
 
 def build_copies(report: AuditReport) -> Table | None:
-    """Build the k-eidetic table; None where clusters are not known."""
+    """Build the k-eidetic table; None if clusters are not known."""
     copies = report.extracted_copies[:20]
     if not copies:
         return None
     columns: tuple[Column[ExtractedCopies], ...] = (
         Column(
-            ("Copies", "trained documents that hold it"),
-            lambda one: "only itself" if one.k == 1 else f"at most {one.k:,}",
+            ("Copies", "trained documents with the text"),
+            lambda row: "only itself" if row.k == 1 else f"at most {row.k:,}",
         ),
         *count_columns(
-            ("Recited", "of the audited documents with so few"),
+            ("Extracted verbatim", "of the audited documents with so few copies"),
             ("Share", "of them"),
-            lambda one: (one.num_extracted, one.num_documents),
+            lambda row: (row.num_extracted, row.num_documents),
             "no such document",
         ),
     )
+    shown = _drop_repeated(copies)
+    left_out = [f"{row.k:,}" for row in copies if row not in shown]
+    repeated = f"A limit of {', '.join(left_out)} gives the same counts as the row before."
     return make_table(
-        "Recited verbatim although few trained documents hold the text",
+        "k-eidetic memorization",
         columns,
-        make_rows(columns, copies),
+        make_rows(columns, shown),
         notes=(
-            "k-eidetic memorisation: documents that share a run of words count as copies, so k is "
-            "never understated. How often each was trained is not in k.",
+            "Documents extracted verbatim although few trained documents contain their text. "
+            "Documents that share a run of words count as copies, so k is never understated. k "
+            "does not count how often each was trained.",
+            *([repeated] if left_out else []),
         ),
         compact=True,
     )
+
+
+def _drop_repeated(copies: Sequence[ExtractedCopies]) -> list[ExtractedCopies]:
+    """Return the rows whose counts differ from those of the row before."""
+
+    def count(row: ExtractedCopies) -> tuple[int, int]:
+        return row.num_documents, row.num_extracted
+
+    return [row for i, row in enumerate(copies) if i == 0 or count(row) != count(copies[i - 1])]
 
 
 _MOST_BUCKETS = 8
@@ -259,11 +274,11 @@ _MOST_ROWS = 12
 
 
 def build_watched(report: AuditReport) -> Section | None:
-    """Build the section; None where nobody looked during training."""
+    """Build the section; None if no audit ran during training."""
     training = report.training
     if training is None or not training.watched:
         return None
-    names = [fmt.clean_name(one.bucket, 40) for one in _list_trained(training.watched[0])]
+    names = [fmt.clean_name(bucket.bucket, 40) for bucket in _list_trained(training.watched[0])]
     return Section(
         key="during",
         title="During training",
@@ -273,9 +288,9 @@ def build_watched(report: AuditReport) -> Section | None:
             key="during",
             title="Teacher-forced token accuracy by step",
             chart=_build_chart(training.watched, names),
-            caption="Teacher-forced, which is not extraction; mean over each bucket's audited "
-            "documents, the same ones at every step. Step 0 is the model before training, and the "
-            "control is never trained.",
+            caption="Teacher-forced token accuracy, which is not extraction: mean over the same "
+            "audited documents of each bucket at every step. Step 0 is the model before training; "
+            "the control is never trained.",
             table=_build_watched_table(training.watched),
         ),
     )
@@ -286,43 +301,44 @@ def _list_trained(step: WatchedStep) -> list[WatchedBucket]:
 
 
 def _tell_first(watched: Sequence[WatchedStep]) -> str:
-    """Say when the first document of each bucket was extracted."""
+    """Give the step at which the first document of each bucket was extracted."""
     if not any(bucket.num_learned for step in watched for bucket in step.buckets):
-        return "No audited document was extracted that was not extracted before training."
-    found = []
+        return "Training made no audited document extractable."
+    first = []
     for number, bucket in enumerate(_list_trained(watched[0])):
-        steps = [one.step for one in watched if _list_trained(one)[number].num_learned]
+        steps = [audit.step for audit in watched if _list_trained(audit)[number].num_learned]
         name = fmt.clean_name(bucket.bucket, 40)
-        found.append(f"{name} at step {steps[0]:,}" if steps else f"{name} none")
+        first.append(f"{name} at step {steps[0]:,}" if steps else f"{name} none")
     return (
         "First extraction of a document that was not extracted before training: "
-        f"{', '.join(found)}."
+        f"{', '.join(first)}."
     )
 
 
 def tell_budget(training: TrainingSummary) -> str:
-    """Say what the budget allowed and did; "" where there was none."""
+    """Describe the budget and its effect; "" if there was none."""
     budget = training.budget
     if budget is None or not training.watched:
         return ""
     last = training.watched[-1]
     metric = budget.metric.replace("_", "-")
-    text = f"The risk budget allows {fmt.percent(budget.limit)} of a bucket {metric}"
+    text = f"The risk budget allows {fmt.percent(budget.limit)} {metric} extraction per bucket"
     if training.stopped_by_budget:
-        broken = ", ".join(fmt.clean_name(name, 40) for name in last.over_limit)
+        exceeded = ", ".join(fmt.clean_name(name, 40) for name in last.over_limit)
         return (
-            f"{text}: {broken} went beyond it at step {last.step:,}, so the model is that of step "
+            f"{text}: {exceeded} exceeded it at step {last.step:,}, so the model is that of step "
             f"{training.num_steps:,}."
         )
     if budget.action == "stop":
-        return f"{text}: training never went beyond it."
-    moved = [one for one in last.buckets if one.num_tightened]
+        return f"{text}: training never exceeded it."
     tightened = ", ".join(
-        f"{fmt.count(one.num_tightened)} of {fmt.clean_name(one.bucket, 40)}" for one in moved
+        f"{fmt.count(bucket.num_tightened)} of {fmt.clean_name(bucket.bucket, 40)}"
+        for bucket in last.buckets
+        if bucket.num_tightened
     )
-    text += f"; documents on the way there were trained more strictly: {tightened or 'none'}."
+    text += f"; documents close to extraction got a stricter mitigation: {tightened or 'none'}."
     over = [fmt.clean_name(name, 40) for name in last.over_limit]
-    return f"{text} {'Still beyond it: ' + ', '.join(over) if over else 'It was kept'}."
+    return f"{text} {'Still exceeded by ' + ', '.join(over) if over else 'It was kept'}."
 
 
 def _build_chart(watched: Sequence[WatchedStep], names: Sequence[str]) -> LineChart:
@@ -331,12 +347,12 @@ def _build_chart(watched: Sequence[WatchedStep], names: Sequence[str]) -> LineCh
         shares = [_list_trained(step)[number].mean_token_accuracy for step in watched]
         lines.append(Line(label=name, style=str(number), points=_place_watched(shares)))
     controls = [
-        next((one.mean_token_accuracy for one in step.buckets if one.role == "control"), None)
+        next((b.mean_token_accuracy for b in step.buckets if b.role == "control"), None)
         for step in watched
     ]
-    known = [share for share in controls if share is not None]
-    if len(known) == len(watched):
-        lines.append(Line(label="control", style="base", points=_place_watched(known)))
+    measured = [share for share in controls if share is not None]
+    if len(measured) == len(watched):
+        lines.append(Line(label="control", style="base", points=_place_watched(measured)))
     return LineChart(
         description=f"Line chart of token accuracy by step. {_tell_first(watched)}",
         ticks=tuple(f"{step.step:,}" for step in watched),
@@ -358,11 +374,11 @@ def _build_watched_table(watched: Sequence[WatchedStep]) -> Table:
 
     columns: tuple[Column[WatchedStep], ...] = (
         Column("Step", lambda step: Cell(f"{step.step:,}")),
-        *(column_of(number, one) for number, one in enumerate(_list_trained(watched[0]))),
+        *(column_of(number, bucket) for number, bucket in enumerate(_list_trained(watched[0]))),
     )
-    caption = "Documents extracted and not before training; teacher-forced token accuracy"
+    caption = "Documents newly extracted since training began; teacher-forced token accuracy"
     rows = make_rows(columns, watched)
-    # The newest are what the model is; the first ones are on demand.
+    # The latest steps describe the final model; earlier ones are collapsed.
     return replace(
         make_table(caption, columns, rows[-_MOST_ROWS:], compact=True),
         more_rows=tuple(rows[:-_MOST_ROWS]),

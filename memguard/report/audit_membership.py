@@ -1,7 +1,8 @@
-"""What the documents alone can tell: membership scores, and copies that escape the mask.
+"""The sections "Membership inference" and "Copies that escape the mask".
 
-How well trained and never-trained documents are told apart, with the model and without it; and
-which rewritten copies of a text teach the tokens that the mitigation drops in the text itself.
+The first one shows how well scores separate trained from never-trained documents, with the model
+and without it. The second one shows which rewritten copies of a text have loss on tokens that the
+mitigation drops in the text itself.
 """
 
 import math
@@ -36,33 +37,34 @@ _DEFINITIONS = {
     "loss": "Mean log-probability of a continuation token.",
     "loss_minus_base": "The same, minus the base model's.",
 }
-"""For records that hold none."""
+"""For records without definitions."""
 _BLIND_NOTE = (
-    "Cross-fitted on the words alone. Where this interval lies above 0.5, trained and control "
-    "documents differ as texts, and the scores above prove nothing about the model."
+    "Detects distribution shift: a cross-fitted classifier that sees the words only. If its "
+    "interval is above 0.5, trained and control documents are different kinds of text, and the "
+    "scores above prove nothing about the model."
 )
 _RATE_NOTE = (
-    "The interval of a TPR includes the error of its threshold, which the control documents set. "
-    f"With fewer of them than about 3.7 / FPR (36 at 10{fmt.PERCENT}, 368 at 1{fmt.PERCENT}) it "
-    "begins at 0."
+    "The interval of a TPR includes the error of its threshold, which is estimated on the control "
+    f"documents. With fewer than about 3.7 / FPR of them (36 at 10{fmt.PERCENT}, 368 at "
+    f"1{fmt.PERCENT}) the interval starts at 0."
 )
 _MOST_SCORES = 40
 _MOST_RATES = 6
 
 
 def build_membership(report: AuditReport) -> Section:
-    """Build the section; without scores it says why."""
-    scores = [one for one in report.membership if one.score != BLIND][:_MOST_SCORES]
-    blind = [one for one in report.membership if one.score == BLIND][:1]
+    """Build the section; without scores it gives the reason."""
+    scores = [row for row in report.membership if row.score != BLIND][:_MOST_SCORES]
+    blind = [row for row in report.membership if row.score == BLIND][:1]
     tables = []
     if scores:
-        caption = "Telling trained documents from never-trained ones"
+        caption = "Trained against never-trained documents"
         tables.append(_build_table(caption, scores, _write_notes(scores)))
     if blind:
-        tables.append(_build_table("The same without asking the model", blind, (_BLIND_NOTE,)))
+        tables.append(_build_table("Blind baseline (no model access)", blind, (_BLIND_NOTE,)))
     return Section(
         key="membership",
-        title="Membership",
+        title="Membership inference",
         short_title="Membership",
         lead=(write_membership_note(report),),
         tables=tuple(tables),
@@ -70,27 +72,27 @@ def build_membership(report: AuditReport) -> Section:
 
 
 def name_score(score: str) -> str:
-    """Name a membership score for people."""
+    """Return the display name of a membership score."""
     return _NAMES.get(score, fmt.clean_name(score, 40))
 
 
 def warn_of_blind(report: AuditReport) -> Notice | None:
-    """Warn where a baseline that never asks the model tells members from nonmembers.
+    """Warn if a baseline without access to the model separates members from nonmembers.
 
-    Of a model that memguard did not train the audit has said so in a banner, with more beside it.
+    For models that memguard did not train, the audit already adds a more detailed banner.
     """
     if report.run is None:
         return None
-    blind = next((one for one in report.membership if one.score == BLIND), None)
+    blind = next((row for row in report.membership if row.score == BLIND), None)
     if blind is None or blind.auc is None or blind.auc.ci is None or blind.auc.ci[0] <= 0.5:
         return None
     auc = fmt.interval(blind.auc)
     return Notice(
         level="warning",
         label="Membership scores prove nothing here",
-        text="A bag of words that never asks the model tells trained from control documents "
-        f"(AUC {auc.value}, {fmt.CI} {auc.interval}): the texts themselves differ, so that no "
-        "membership score shows what the model remembers.",
+        text="A bag-of-words classifier without access to the model separates trained from "
+        f"control documents (AUC {auc.value}, {fmt.CI} {auc.interval}): the texts themselves "
+        "differ, so no membership score shows what the model remembers.",
     )
 
 
@@ -108,7 +110,7 @@ def _build_table(caption: str, scores: list[MembershipScores], notes: tuple[str,
         ),
         Column(
             ("AUC", f"0.5 is chance ({fmt.CI})"),
-            lambda s: show_known(s.auc, fmt.interval, "could not be asked"),
+            lambda s: show_known(s.auc, fmt.interval, "could not be computed"),
         ),
         *(column_of_rate(*rate) for rate in _list_rates(scores) if _is_shown(rate[0], scores)),
         Column(("Trained", "documents"), lambda s: s.num_members),
@@ -120,10 +122,10 @@ def _build_table(caption: str, scores: list[MembershipScores], notes: tuple[str,
 
 
 def _list_rates(scores: list[MembershipScores]) -> list[tuple[str, float]]:
-    """Return the false-positive rates that occur, as the record writes them, ascending."""
-    written = {rate for score in scores for rate in score.tpr_at_fpr}
-    known = [(rate, value) for rate in written if 0 < (value := _read_rate(rate)) < 1]
-    return sorted(known, key=lambda rate: rate[1])[:_MOST_RATES]
+    """Return the false-positive rates that occur, as text and as numbers, ascending."""
+    texts = {rate for score in scores for rate in score.tpr_at_fpr}
+    rates = [(text, rate) for text in texts if 0 < (rate := _read_rate(text)) < 1]
+    return sorted(rates, key=lambda pair: pair[1])[:_MOST_RATES]
 
 
 def _read_rate(rate: str) -> float:
@@ -134,13 +136,13 @@ def _read_rate(rate: str) -> float:
 
 
 def _count_needed(rate: float) -> int:
-    # 1 / 0.001 is a hair above 1000 for some decimals.
+    # In floating point 1 / rate may be slightly above the integer.
     return math.ceil(1 / rate - 1e-6)
 
 
 def _is_shown(rate: str, scores: list[MembershipScores]) -> bool:
-    # A column of nothing but reasons says no more than a sentence.
-    return any(one.tpr_at_fpr.get(rate) for one in scores)
+    # One sentence below the table replaces a column that has no numbers.
+    return any(score.tpr_at_fpr.get(rate) for score in scores)
 
 
 def _write_notes(scores: list[MembershipScores]) -> tuple[str, ...]:
@@ -155,37 +157,37 @@ def _write_notes(scores: list[MembershipScores]) -> tuple[str, ...]:
 
 
 def _show_rate_at(score: MembershipScores, written: str, rate: float) -> Content:
-    """Show the true-positive rate, or how many control documents it would take."""
-    found = score.tpr_at_fpr.get(written)
-    if found is not None:
-        return found
+    """Show the true-positive rate, or the number of control documents that it needs."""
+    tpr = score.tpr_at_fpr.get(written)
+    if tpr is not None:
+        return tpr
     needed = _count_needed(rate)
     if score.auc and score.num_nonmembers < needed:
         return show_missing(f"needs ≥ {needed:,} control documents")
-    return show_missing("could not be asked")
+    return show_missing("could not be computed")
 
 
 def write_membership_note(report: AuditReport) -> str:
-    """Say what the scores mean, or why there are none."""
+    """Explain what the scores mean, or why there are none."""
     if not report.membership:
-        why = explain_absence(report, "membership", "computes no membership scores")
+        reason = explain_absence(report, "membership", "computes no membership scores")
         return (
-            f"{why} They say how well trained documents can be told from documents that were "
-            "never trained."
+            f"{reason} Membership scores measure how well trained documents can be distinguished "
+            "from documents that were never trained."
         )
     text = (
-        "AUC is the chance that a trained document scores higher than a never-trained one: 0.5 is "
-        "a coin toss, 1 tells every document apart, extracted or not. An interval that holds 0.5 "
-        "shows no signal with this many documents."
+        "AUC is the probability that a trained document scores higher than a never-trained one: "
+        "0.5 is chance, 1 separates all documents, extracted or not. An interval that contains 0.5 "
+        "shows no signal with this number of documents."
     )
-    unasked = [name_score(one.score) for one in report.membership if one.auc is None]
-    if unasked:
-        text += f" Could not be asked: {', '.join(unasked[:_MOST_SCORES])}."
+    missing = [name_score(row.score) for row in report.membership if row.auc is None]
+    if missing:
+        text += f" Could not be computed: {', '.join(missing[:_MOST_SCORES])}."
     if report.training is None:
         return text
     return (
-        f"{text} Trained documents of all buckets stand together; those that training never "
-        "reached are left out."
+        f"{text} Trained documents of all buckets are taken together; documents that training did "
+        "not reach are excluded."
     )
 
 
@@ -193,7 +195,7 @@ _MOST_CHANGES = 60
 
 
 def build_masks(report: AuditReport) -> Section | None:
-    """Build the section; None where no mitigation drops labels."""
+    """Build the section; None if no mitigation drops labels."""
     changes = report.mask_changes[:_MOST_CHANGES]
     if not changes and not _drops_labels(report):
         return None
@@ -201,7 +203,7 @@ def build_masks(report: AuditReport) -> Section | None:
         _write_lead(changes)
         if changes
         else explain_absence(
-            report, "mask_consistency", "does not ask whether copies of a text escape the mask"
+            report, "mask_consistency", "does not test whether copies of a text escape the mask"
         )
     )
     return Section(
@@ -218,22 +220,23 @@ def _drops_labels(report: AuditReport) -> bool:
 
 
 def _write_lead(changes: list[MaskChange]) -> str:
-    """Name the rewriting of which most leaks, and say what that means."""
-    known = [one for one in changes if one.num_passages]
-    if not known:
-        return "No passage differs from its rewritings: nothing can be said of copies."
-    worst = max(known, key=lambda one: (one.mean_leaked_share or 0.0, one.num_changed))
+    """Name the rewriting that leaks most, and explain what that means."""
+    measured = [change for change in changes if change.num_passages]
+    if not measured:
+        return "No passage differs from its rewritings, so copies could not be tested."
+    worst = max(measured, key=lambda c: (c.mean_leaked_share or 0.0, c.num_changed))
     if not worst.num_changed:
         return (
-            "No copy teaches a token that training dropped: the mask stays where it is, however "
+            "No copy has loss on a token that training dropped: the mask does not depend on how "
             "the text is formatted."
         )
     share = worst.mean_leaked_share
     leaked = "some" if share is None else fmt.percent(share)
     return (
-        f"What one copy hides another teaches: worst is '{_name(worst)}', where "
-        f"{fmt.of(worst.num_changed, worst.num_passages)} passages have a token that training "
-        f"dropped and the copy does not, {leaked} of a passage's dropped tokens in the mean."
+        "A token that is dropped in one copy can receive loss in another one. The worst rewriting "
+        f"is '{_name(worst)}': {fmt.of(worst.num_changed, worst.num_passages)} passages have a "
+        "token that training dropped and the copy does not, on average "
+        f"{leaked} of a passage's dropped tokens."
     )
 
 
@@ -246,7 +249,7 @@ def _build_mask_table(changes: list[MaskChange]) -> Table:
         *count_columns(
             ("Masks changed", "passages"),
             ("Share", "of the passages"),
-            lambda one: (one.num_changed, one.num_passages),
+            lambda change: (change.num_changed, change.num_passages),
             _NO_PASSAGE,
         ),
         Column(("Leaked", "mean share of a passage's dropped tokens"), _show_leaked),
@@ -262,5 +265,5 @@ def _show_leaked(change: MaskChange) -> Content:
 
 
 def _name(change: MaskChange) -> str:
-    spoken = fmt.clean_name(change.rewriting.replace("_", " "), 40)
-    return spoken[:1].upper() + spoken[1:]
+    words = fmt.clean_name(change.rewriting.replace("_", " "), 40)
+    return words[:1].upper() + words[1:]

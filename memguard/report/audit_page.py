@@ -1,4 +1,4 @@
-"""An audit report as a page: every sentence and figure the template shows."""
+"""Convert an audit report into the texts, tables and figures of its page."""
 
 from collections.abc import Mapping
 
@@ -36,7 +36,7 @@ from memguard.report.facts import (
     describe_method,
     describe_training,
 )
-from memguard.report.page import AuditPage, Fact, Notice, Section
+from memguard.report.page import AuditPage, Fact, Link, Notice, Section
 from memguard.report.tables import describe_times
 from memguard.report.texts import (
     CONFIDENTIALITY,
@@ -54,15 +54,21 @@ VERDICT_LABELS = {
 }
 _MOST_NOTICES = 50
 _MOST_NAMED = 4
-"""Buckets a sentence names one by one."""
+"""Buckets that a sentence lists by name."""
 
 
-def digest_report(report: AuditReport) -> AuditPage:
-    """Turn an audit report into what its page shows."""
-    name = fmt.clean_name(report.model.name, 120)
+def digest_report(report: AuditReport, links: tuple[Link, ...] = ()) -> AuditPage:
+    """Convert an audit report into the contents of its page.
+
+    Args:
+        report: the record.
+        links: pages beside this one.
+    """
+    heading = _write_heading(report)
     return AuditPage(
-        title=f"Memorization audit: {name}",
-        heading=name,
+        title=heading,
+        heading=heading,
+        links=links,
         tool_version=fmt.clean_name(report.tool_version, 40),
         confidentiality=CONFIDENTIALITY,
         identity=describe_identity(report),
@@ -90,9 +96,10 @@ def digest_report(report: AuditReport) -> AuditPage:
         findings_note=write_findings_note(report),
         training=describe_training(report.training) if report.training else (),
         training_note=(
-            "Held-out NLL is the utility that must not get worse while recitation goes down."
+            "Held-out NLL measures utility: a mitigation should lower the extraction rate without "
+            "raising it."
             if report.training
-            else "memguard did not train this model, so cost and utility are not known here."
+            else "memguard did not train this model, so its cost and utility are not known."
         ),
         data=describe_data(report),
         method=describe_method(report),
@@ -104,8 +111,15 @@ def digest_report(report: AuditReport) -> AuditPage:
     )
 
 
+def _write_heading(report: AuditReport) -> str:
+    # The name alone can be a word such as "none", which reads as a missing title.
+    if report.run is not None:
+        return f"Run '{fmt.clean_name(report.run, 120)}': extraction-risk report"
+    return f"Model '{fmt.clean_name(report.model.name, 120)}': extraction-risk report"
+
+
 def _build_evidence(report: AuditReport) -> tuple[Section, ...]:
-    """Build what further probes showed; what does not apply is left out."""
+    """Build the sections of further probes; those that do not apply are omitted."""
     sections = (
         build_grid(report),
         build_generation(report),
@@ -129,13 +143,13 @@ def _collect_notices(report: AuditReport) -> tuple[Notice, ...]:
         notices.append(blind)
     learned = tell_learned(find_learned(report)[:_MOST_NAMED])
     if learned and report.verdict.level == "not-above-control":
-        # Else the verdict's colour and its zeros would be taken for all there is to know.
+        # Without it the green verdict would suggest that nothing was learned.
         notices.append(Notice(level="warning", label="Partly learned", text=learned))
     return tuple(notices)
 
 
 def _pick_key_figures(report: AuditReport) -> tuple[Fact, ...]:
-    """Pick the verdict's rate, base model and control, the tokens, the attack cost, the loss."""
+    """Select the rates of verdict, base model and control, token accuracy, attack cost, loss."""
     metric = report.verdict.metric
     named = (bucket for bucket in report.buckets if bucket.bucket == report.verdict.bucket)
     bucket = next(named, None)
@@ -152,9 +166,9 @@ def _pick_key_figures(report: AuditReport) -> tuple[Fact, ...]:
 
     if bucket:
         times = describe_times(bucket, report)
-        known = report.dose_response and bucket.num_repetitions is not None
-        spoken = fmt.RISK_LABELS[metric]
-        add(f"{spoken}, {times if known else fmt.clean_name(bucket.bucket, 40)}", bucket.risks)
+        has_dose = report.dose_response and bucket.num_repetitions is not None
+        label = fmt.RISK_LABELS[metric]
+        add(f"{label}, {times if has_dose else fmt.clean_name(bucket.bucket, 40)}", bucket.risks)
         add("Base model, same documents", bucket.base_risks)
     if control and control is not bucket:
         add("Control, never trained", control.risks)
@@ -176,25 +190,25 @@ def _pick_key_figures(report: AuditReport) -> tuple[Fact, ...]:
 
 def _show_accuracy(bucket: BucketScores, control: BucketScores | None) -> Fact:
     others = {"control": control.model if control else None, "base model": bucket.base}
-    known = (
+    accuracies = (
         f"{name} {fmt.percent(scores.mean_token_accuracy.value)}"
         for name, scores in others.items()
         if scores and scores.mean_token_accuracy
     )
     mine = bucket.model.mean_token_accuracy
     value = fmt.percent(mine.value if mine else None)
-    return Fact("Token accuracy, teacher-forced", value, detail=", ".join(known))
+    return Fact("Teacher-forced token accuracy", value, detail=", ".join(accuracies))
 
 
 def _show_cost(report: AuditReport, bucket: str) -> list[Fact]:
-    """Show what the documents of the verdict's bucket cost; nothing where nobody asked."""
-    found = find_cost(report, bucket)
-    if found is None or not found.model.num_documents:
+    """Show the attack cost of the verdict's bucket; an empty list if it was not measured."""
+    cost = find_cost(report, bucket)
+    if cost is None or not cost.model.num_documents:
         return []
-    details = [f"cheapest {write_cost(found.model, found.model.lowest)}"]
-    if found.base and found.base.num_documents:
-        details.append(f"base model {write_cost(found.base, found.base.median)}")
-    value = write_cost(found.model, found.model.median)
+    details = [f"cheapest {write_cost(cost.model, cost.model.lowest)}"]
+    if cost.base and cost.base.num_documents:
+        details.append(f"base model {write_cost(cost.base, cost.base.median)}")
+    value = write_cost(cost.model, cost.model.median)
     return [Fact("Attack cost, median queries", value, detail=", ".join(details))]
 
 
@@ -202,12 +216,13 @@ def _write_summary_lead(report: AuditReport) -> tuple[str, ...]:
     method = report.method
     share = fmt.threshold(method.max_edit_share)
     lead = [
-        "Exact match understates memorization: one wrong token breaks it. Near-verbatim is what "
-        f"greedy decoding really generates from the prefix, with at most {share} of the tokens "
-        "inserted, deleted or replaced. The worst rate of extraction decides the verdict: these "
-        "two, and those of sampling and attacks below where they ran.",
-        "Teacher-forced columns say what is known token by token to someone who supplies the true "
-        "text so far. They are not extraction and decide nothing.",
+        "Exact match understates memorization: one wrong token breaks it. Near-verbatim means "
+        "that the text generated by greedy decoding from the prefix differs from the true one in "
+        f"at most {share} of the tokens (inserted, deleted or replaced). The highest extraction "
+        "rate decides the verdict: verbatim, near-verbatim, and those of sampling and attacks if "
+        "they ran.",
+        "Teacher-forced columns show which tokens the model predicts when it is given the true "
+        "text before each one. They are not extraction and do not affect the verdict.",
         _tell_generated(report),
     ]
     learned = tell_learned(find_learned(report)[:_MOST_NAMED])
@@ -215,28 +230,28 @@ def _write_summary_lead(report: AuditReport) -> tuple[str, ...]:
         lead.append(learned)
     if not any(bucket.base for bucket in report.buckets):
         lead.append(
-            "No base model was scored: what the model knew before this training is in these "
-            "numbers too."
+            "No base model was scored, so these numbers include what the model knew before this "
+            "training."
         )
     return tuple(lead)
 
 
 def _tell_generated(report: AuditReport) -> str:
-    """Say of how many documents text was generated, and what is known of the others."""
-    found = report.generated
-    if found.reason_not_generated is not None:
-        return f"Nothing was generated: {fmt.clean_text(found.reason_not_generated)}."
-    text = f"Text was generated for {fmt.count(found.num_generated)} documents"
-    if found.num_verbatim:
+    """Report for how many documents text was generated, and what is known of the others."""
+    generated = report.generated
+    if generated.reason_not_generated is not None:
+        return f"Nothing was generated: {fmt.clean_text(generated.reason_not_generated)}."
+    text = f"Text was generated for {fmt.count(generated.num_generated)} documents"
+    if generated.num_verbatim:
         text += (
-            f"; that of {fmt.count(found.num_verbatim)} others, which are verbatim, is known "
-            "from the teacher-forced pass"
+            f"; for {fmt.count(generated.num_verbatim)} others the teacher-forced pass shows that "
+            "the text is verbatim"
         )
-    left = found.num_below_floor - found.num_checked
+    left = generated.num_below_floor - generated.num_checked
     if left:
         text += (
             f". {fmt.count(left)} documents with a teacher-forced accuracy below "
-            f"{fmt.threshold(found.floor)} were not generated; in a random sample of "
-            f"{fmt.count(found.num_checked)} such documents that were, none is near-verbatim"
+            f"{fmt.threshold(generated.floor)} were not generated; in a random sample of "
+            f"{fmt.count(generated.num_checked)} such documents that were, none is near-verbatim"
         )
     return f"{text}."

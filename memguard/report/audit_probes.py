@@ -1,4 +1,4 @@
-"""What probes measured: which ran, their numbers by bucket, other windows and written text."""
+"""Which probes ran, their results by bucket, and the sections of other windows and generation."""
 
 import json
 from collections.abc import Mapping
@@ -34,7 +34,7 @@ _MOST_PROBES = 50
 
 
 def describe_probes(report: AuditReport) -> tuple[Fact, ...]:
-    """List the probes that ran: documents, version and settings."""
+    """List the probes that ran, each with its number of documents, version and settings."""
     settings = {str(probe.get("name")): probe for probe in report.method.probes}
     return tuple(
         Fact(
@@ -48,7 +48,7 @@ def describe_probes(report: AuditReport) -> tuple[Fact, ...]:
 
 
 def describe_not_run(report: AuditReport) -> tuple[Fact, ...]:
-    """List the probes of the suite that did not run, and why."""
+    """List the probes of the suite that did not run, each with its reason."""
     return tuple(
         Fact(fmt.clean_name(run.name), "not run", detail=_explain(run))
         for run in _list_not_run(report)
@@ -62,41 +62,42 @@ def write_ran(report: AuditReport) -> str:
 
 
 def write_not_run(report: AuditReport) -> str:
-    """List the probes of the suite that did not run, with their reasons; "" where all ran."""
+    """List the probes of the suite that did not run, with their reasons; "" if all ran."""
     return "; ".join(
         f"{fmt.clean_name(run.name)} ({_explain(run)})" for run in _list_not_run(report)
     )
 
 
 def _list_ran(report: AuditReport) -> list[ProbeRun]:
-    """Return the probes that ran, in the suite's order."""
+    """Return the probes that ran, in the order of the suite."""
     return [run for run in report.probe_runs[:_MOST_PROBES] if run.num_documents is not None]
 
 
 def _list_not_run(report: AuditReport) -> list[ProbeRun]:
-    """Return the probes of the suite that did not run, in its order."""
+    """Return the probes that did not run, in the order of the suite."""
     return [run for run in report.probe_runs[:_MOST_PROBES] if run.num_documents is None]
 
 
 def _count_documents(run: ProbeRun) -> str:
-    """Write what a probe that ran has a result for: ``80 documents``."""
-    assert run.num_documents is not None, "it ran"
+    """Format the number of documents that a probe has a result for: ``80 documents``."""
+    assert run.num_documents is not None, "only for probes that ran"
     unit = run.counted.removesuffix("s") if run.num_documents == 1 else run.counted
     return f"{fmt.count(run.num_documents)} {unit}"
 
 
 def _explain(run: ProbeRun) -> str:
-    """Say why a probe did not run."""
+    """Return the reason why a probe did not run."""
     return fmt.clean_text(run.reason_not_run or "")
 
 
 def _name_missing_scores(report: AuditReport) -> str:
     """Name the membership scores of the suite that could not be computed; "" for none."""
-    probe = next((one for one in report.method.probes if one.get("name") == "membership"), {})
-    asked = probe.get("scores")
-    known = {one.score for one in report.membership if one.auc is not None}
-    missing = [str(one) for one in asked if one not in known] if isinstance(asked, list) else []
-    names = ", ".join(fmt.clean_name(one, 40) for one in missing[:_MOST_PROBES])
+    probe = next((p for p in report.method.probes if p.get("name") == "membership"), {})
+    requested = probe.get("scores")
+    listed = requested if isinstance(requested, list) else []
+    computed = {row.score for row in report.membership if row.auc is not None}
+    missing = [str(score) for score in listed if score not in computed]
+    names = ", ".join(fmt.clean_name(score, 40) for score in missing[:_MOST_PROBES])
     return f"; not computed: {names}" if names else ""
 
 
@@ -107,62 +108,62 @@ def _describe_settings(run: ProbeRun, probe: dict[str, Any]) -> str:
 
 
 PLAIN = "plain"
-"""A share that is written as a number from 0 to 1, as its field does."""
+"""Unit of a share that is written as a number from 0 to 1, as is usual in its literature."""
 _DECIMALS = {"tokens": 1}
-"""Of each unit; others have three."""
+"""Decimals by unit; 3 for the others."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Group:
-    """What one probe measured with one setting."""
+    """The measures of one probe with one setting."""
 
     parameters: Mapping[str, Any]
     measures: Mapping[str, Measure]
-    """By metric."""
+    """Measures by metric."""
 
 
 def group_measures(report: AuditReport, probe: str) -> list[Group]:
-    """Return what a probe measured, one group a setting, in the order of the record."""
+    """Return the measures of a probe, one group per setting, in the order of the record."""
     groups: dict[str, tuple[Mapping[str, Any], dict[str, Measure]]] = {}
     for measure in report.measures:
         if measure.probe == probe:
             key = json.dumps(measure.parameters, sort_keys=True)
             _, measures = groups.setdefault(key, (measure.parameters, {}))
             measures.setdefault(measure.metric, measure)
-    return [Group(parameters=one, measures=measures) for one, measures in groups.values()]
+    return [Group(parameters=p, measures=measures) for p, measures in groups.values()]
 
 
 def find_measured(group: Group, metric: str, bucket: str) -> MeasuredBucket | None:
-    """Return a bucket's number; None where it was not measured."""
+    """Return the value of a bucket; None if it was not measured."""
     measure = group.measures.get(metric)
     if measure is None:
         return None
-    return next((one for one in measure.buckets if one.bucket == bucket), None)
+    return next((row for row in measure.buckets if row.bucket == bucket), None)
 
 
 def show_measured(group: Group, metric: str, bucket: str, unit: str = "") -> Content:
-    """Show the model's number of a bucket, or why there is none.
+    """Show the model's value for a bucket, or why there is none.
 
     Args:
-        group: of one setting.
-        metric: which number.
-        bucket: of which documents.
-        unit: how to write it; "" takes the record's.
+        group: measures of one setting.
+        metric: name of the measure.
+        bucket: name of the bucket.
+        unit: unit to format the value in; "" takes the record's.
     """
-    found = find_measured(group, metric, bucket)
-    if found is None:
+    measured = find_measured(group, metric, bucket)
+    if measured is None:
         return show_missing("not measured")
-    if found.model is None or not found.num_documents:
-        return show_missing(_explain_missing(found))
-    return _show_score(found.model, unit or group.measures[metric].unit)
+    if measured.model is None or not measured.num_documents:
+        return show_missing(_explain_missing(measured))
+    return _show_score(measured.model, unit or group.measures[metric].unit)
 
 
 def show_measured_base(group: Group, metric: str, bucket: str, unit: str = "") -> Content | None:
-    """Show the base model's number of a bucket; None where there is none."""
-    found = find_measured(group, metric, bucket)
-    if found is None or found.base is None:
+    """Show the base model's value for a bucket; None if there is none."""
+    measured = find_measured(group, metric, bucket)
+    if measured is None or measured.base is None:
         return None
-    return _show_score(found.base, unit or group.measures[metric].unit)
+    return _show_score(measured.base, unit or group.measures[metric].unit)
 
 
 def _show_score(score: Rate | Interval, unit: str) -> Content:
@@ -172,26 +173,26 @@ def _show_score(score: Rate | Interval, unit: str) -> Content:
 
 
 def explain_absence(report: AuditReport, probe: str, what: str) -> str:
-    """Say why a probe's numbers are not there.
+    """Return the reason why a report has no results of a probe.
 
     Args:
-        report: without them.
-        probe: its name in suites.
-        what: what a suite without it does not do, a verb first: ``attacks nothing``.
+        report: the record without these results.
+        probe: name of the probe in suites.
+        what: what a suite without the probe lacks, starting with a verb: ``runs no attacks``.
     """
     run = next((run for run in report.probe_runs if run.name == probe), None)
     if run is not None and run.reason_not_run is not None:
         return f"Probe '{probe}' did not run: {_explain(run)}."
     if run is not None:
-        return f"Probe '{probe}' ran, but this report holds no number of it."
+        return f"Probe '{probe}' ran, but this report has no results of it."
     suite, version = fmt.clean_name(report.method.suite), report.method.suite_version
     other = "" if suite == "full" else "; '--suite full' does"
     return f"Suite '{suite}' (version {version:,}) {what}{other}."
 
 
-def _explain_missing(found: MeasuredBucket) -> str:
-    if found.num_missing:
-        return f"{found.num_missing:,} too short, or not in the sample"
+def _explain_missing(measured: MeasuredBucket) -> str:
+    if measured.num_missing:
+        return f"{measured.num_missing:,} too short, or not in the sample"
     return "no documents"
 
 
@@ -200,7 +201,7 @@ _SHOWN_WINDOWS = 12
 
 
 def build_grid(report: AuditReport) -> Section | None:
-    """Build the section; None where the suite asks for no other windows."""
+    """Build the section; None if the suite has no other windows."""
     groups = group_measures(report, "grid")
     if not groups:
         return None
@@ -210,13 +211,17 @@ def build_grid(report: AuditReport) -> Section | None:
     )
     return Section(
         key="grid",
-        title="Elsewhere in the documents",
+        title="Other windows of the documents",
         short_title="Other windows",
         lead=(
-            "How much is extracted depends on how much is given, on where it is and on how long "
-            "the continuation is: what one window calls forgotten may come out of another. Each "
-            "window is given to the model as if the text began there."
-            + ("" if report.cut is None else " Of cut documents, tokens count from their part."),
+            "The extraction rate depends on the length and position of the prefix and on the "
+            "length of the continuation: text that is not extracted in one window may be extracted "
+            "in another. The model receives each window as if the text began there."
+            + (
+                ""
+                if report.cut is None
+                else " In documents that were cut, token positions count from the audited part."
+            ),
         ),
         tables=tuple(filter(None, tables)),
     )
@@ -225,11 +230,11 @@ def build_grid(report: AuditReport) -> Section | None:
 def _build_windows(
     report: AuditReport, groups: list[Group], metric: str, caption: str
 ) -> Table | None:
-    """Build the table of one metric: a row for each window, a column for each bucket."""
+    """Build the table of one metric, with a row per window and a column per bucket."""
     measured = [group for group in groups if metric in group.measures]
     if not measured:
         return None
-    has_base = any(one.base for group in measured for one in group.measures[metric].buckets)
+    has_base = any(row.base for group in measured for row in group.measures[metric].buckets)
 
     def column_of(bucket: BucketScores) -> Column[Group]:
         head = name_bucket(bucket, report)
@@ -262,7 +267,7 @@ def _name_window(group: Group) -> Cell:
 
 
 def _show_window(group: Group, metric: str, bucket: str) -> Cell:
-    """Show the model's number, and below it the base model's without its interval."""
+    """Show the model's value, and below it the base model's without its interval."""
     cell = make_cell(show_measured(group, metric, bucket))
     base = make_cell(show_measured_base(group, metric, bucket))
     return replace(cell, note=f"base: {base.text}" if base.text else "")
@@ -271,20 +276,20 @@ def _show_window(group: Group, metric: str, bucket: str) -> Cell:
 _WRITTEN_METRICS = (
     ("rouge_l", ("ROUGE-L", "mean"), PLAIN),
     ("longest_copied_run", ("Longest copied run", "tokens, mean"), ""),
-    ("edit_distance", ("Edit distance", "of its length, mean"), ""),
+    ("edit_distance", ("Edit distance", "share of the length, mean"), ""),
     ("near_verbatim", ("Near-verbatim", "documents"), ""),
     ("bleu_above_0.75", ("BLEU above 0.75", "documents"), ""),
-    ("type_token_ratio", ("Type-token ratio", "as written, mean"), PLAIN),
+    ("type_token_ratio", ("Type-token ratio", "generated, mean"), PLAIN),
 )
-"""Name, heading, and how it is written."""
+"""Name of the metric, heading, and unit ("" for the record's)."""
 _SHOWN_WRITTEN_ROWS = 16
 
 _Written = tuple[BucketScores, Group]
-"""Of a bucket, with one way of decoding."""
+"""A bucket, and the measures of one decoding method."""
 
 
 def build_generation(report: AuditReport) -> Section | None:
-    """Build the section; None where nothing was generated."""
+    """Build the section; None if nothing was generated."""
     groups = group_measures(report, "generation")
     if not groups:
         return None
@@ -298,7 +303,7 @@ def build_generation(report: AuditReport) -> Section | None:
 
     columns: list[Column[_Written]] = [
         Column(
-            ("Bucket", "how it was written"),
+            ("Bucket", "decoding"),
             lambda row: show_name(name_bucket(row[0], report).text, _name_decoding(row[1])),
             lambda row: show_name("Base model", _name_decoding(row[1])),
         ),
@@ -310,7 +315,7 @@ def build_generation(report: AuditReport) -> Section | None:
     ]
     written = [(bucket, group) for bucket in report.buckets for group in groups]
     table = make_table(
-        f"What was written, compared with the true continuation ({fmt.CI})",
+        f"Generated text compared with the true continuation ({fmt.CI})",
         columns,
         make_rows_over_base(columns, written, lambda row: tone_of_bucket(row[0])),
         shown=_SHOWN_WRITTEN_ROWS,
@@ -318,13 +323,13 @@ def build_generation(report: AuditReport) -> Section | None:
     )
     return Section(
         key="generation",
-        title="What the model writes",
-        short_title="Writing",
+        title="Generated text",
+        short_title="Generation",
         lead=(
-            "Token by token from the prefix on, not corrected by the true text: a passage that is "
-            "shifted, or changed in a few words, still counts by its share. Read every overlap "
-            "beside the control's, which is what texts of this kind have in common anyway, and "
-            "beside the type-token ratio: a model that repeats itself overlaps by accident.",
+            "Text generated from the prefix without correction by the true text: a passage that is "
+            "shifted or changed in a few words still counts in part. Compare each overlap with "
+            "that of the control, which texts of this kind have in common anyway, and with the "
+            "type-token ratio: repetitive text overlaps by chance.",
         ),
         tables=(table,),
     )
@@ -334,4 +339,4 @@ def _name_decoding(group: Group) -> str:
     decoding = group.parameters.get("decoding")
     if not isinstance(decoding, str):
         return fmt.settings(group.parameters)
-    return "greedy" if decoding == "greedy" else f"drawn, {fmt.clean_name(decoding, 40)}"
+    return "greedy" if decoding == "greedy" else f"sampled, {fmt.clean_name(decoding, 40)}"

@@ -1,7 +1,8 @@
-"""What each bucket shows: extracted, known token by token, added by this training, found.
+"""The summary tables of the audit page, and the list of findings.
 
-The tables that lead the audit page, the base model's rows below the model's, and the list of the
-worst findings, by id and hash, never by text.
+The tables have a row per bucket with the base model's row below: extraction rates and token
+accuracy, change from the base model, details and exclusions. Findings are listed by id and hash,
+never by text.
 """
 
 from collections.abc import Mapping
@@ -16,6 +17,7 @@ from memguard.report.tables import (
     Content,
     Heading,
     bucket_table,
+    drop_zero_columns,
     make_rows,
     make_table,
     scores_column,
@@ -32,7 +34,7 @@ _PERCENT_90 = f"90{fmt.PERCENT}"
 
 
 def build_summary(report: AuditReport) -> Table:
-    """Build the main table: rates and token accuracy of each bucket, base model below."""
+    """Build the main table: rates and token accuracy per bucket, the base model's below."""
 
     def minus_control(risk: RiskName, label: str) -> Column[BucketScores]:
         return Column(
@@ -49,16 +51,16 @@ def build_summary(report: AuditReport) -> Table:
         *(minus_control(risk, label) for risk, label in _GREEDY if is_compared),
         scores_column((f"{_PERCENT_90} teacher-forced", documents), lambda s: s.teacher_forced_90),
         scores_column(
-            ("Token accuracy", f"teacher-forced, mean ({fmt.CI})"),
+            ("Teacher-forced accuracy", f"mean ({fmt.CI})"),
             lambda s: fmt.share(s.mean_token_accuracy),
         ),
     )
-    caption = "Documents extracted by greedy decoding, and what is known token by token"
+    caption = "Documents extracted by greedy decoding, and teacher-forced token accuracy"
     return bucket_table(report, caption, columns, base_detail="same documents")
 
 
 def build_details(report: AuditReport) -> Table:
-    """Build the second table: how far, how surely, and who was left out."""
+    """Build the second table: match details, and the documents that the rates exclude."""
     columns: tuple[Column[BucketScores], ...] = (
         scores_column(
             ("Median first divergence", f"token, of {report.method.continuation_tokens:,}"),
@@ -80,13 +82,12 @@ def build_details(report: AuditReport) -> Table:
         Column(("Scored", "documents"), lambda b: b.num_documents),
         Column(("Too short", "documents"), lambda b: b.num_too_short),
         Column(
-            ("Not auditable", "cut up, or without loss"),
+            ("Not auditable", "split, or without loss"),
             lambda b: b.num_cut_too_short + b.num_nothing_supervised,
         ),
         Column(("Not sampled", "documents"), lambda b: b.num_not_sampled),
     )
-    caption = "How far, how surely, and which documents are not in the rates"
-    return bucket_table(report, caption, columns)
+    return drop_zero_columns(bucket_table(report, "Match details and exclusions", columns))
 
 
 _ADDED: Mapping[str, Heading] = {
@@ -98,13 +99,13 @@ _ADDED: Mapping[str, Heading] = {
 
 
 def build_counterfactual(report: AuditReport) -> Table | None:
-    """Build the table of model minus base model; None where no base model was scored."""
+    """Build the table of model minus base model; None if no base model was scored."""
     groups = group_measures(report, "extraction")
     if not groups:
         return None
     group = groups[0]
     shown = [metric for metric in _ADDED if metric in group.measures]
-    if not any(one.counterfactual for name in shown for one in group.measures[name].buckets):
+    if not any(row.counterfactual for name in shown for row in group.measures[name].buckets):
         return None
 
     def added(metric: str) -> Column[BucketScores]:
@@ -115,46 +116,47 @@ def build_counterfactual(report: AuditReport) -> Table | None:
         "Change from base model, same documents",
         [added(metric) for metric in shown],
         notes=(
-            "Counterfactual: the base model stands for a model that never saw the document. In "
-            "the control the difference is what training teaches of the kind of text; what goes "
-            "beyond it was learned of the documents. Intervals: jackknife over clusters of "
+            "Counterfactual: the base model represents a model that never saw the document. The "
+            "change in the control is what training teaches about this kind of text; any change "
+            "beyond it was learned from the documents. Intervals: jackknife over clusters of "
             "near-duplicates.",
         ),
     )
 
 
 def _show_added(group: Group, metric: str, bucket: str) -> Content:
-    found = find_measured(group, metric, bucket)
-    if found is None or found.counterfactual is None:
-        empty = found is not None and not found.num_documents
-        return show_missing("no documents" if empty else "not measured")
+    measured = find_measured(group, metric, bucket)
+    if measured is None or measured.counterfactual is None:
+        is_empty = measured is not None and not measured.num_documents
+        return show_missing("no documents" if is_empty else "not measured")
     if group.measures[metric].unit in ("documents", "share"):
-        return fmt.points(found.counterfactual)
-    return fmt.difference(found.counterfactual)
+        return fmt.points(measured.counterfactual)
+    return fmt.difference(measured.counterfactual)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Learned:
-    """A bucket of which tokens were learned and no document is extracted."""
+    """A bucket without extracted documents whose tokens were learned in part."""
 
     bucket: BucketScores
     gain: Interval
-    """Of token accuracy: model minus base model; its interval lies above 0."""
+    """Token accuracy of the model minus that of the base model; the interval is above 0."""
     gain_minus_control: Interval
-    """The same minus that of the control; its interval lies above 0."""
+    """`gain` minus that of the control; the interval is above 0."""
 
 
 def find_learned(report: AuditReport) -> list[Learned]:
-    """Return the trained buckets of which tokens were learned and no document is extracted.
+    """Return the trained buckets without extracted documents whose tokens were learned in part.
 
-    Only where training did it: teacher-forced token accuracy rose, and rose more than the
-    control's, both against the base model on the same documents and by more than the interval; and
-    the blind baseline does not tell trained documents and control apart by their words alone.
+    A bucket counts only if training is the cause: its teacher-forced token accuracy rose against
+    the base model on the same documents, rose more than the control's, both by more than the
+    interval; and the blind baseline does not separate trained from control documents by their
+    words.
     """
     groups = group_measures(report, "extraction")
     if not groups or not report.is_blind_at_chance:
         return []
-    found = []
+    learned = []
     for bucket in report.buckets:
         if bucket.role != "trained" or any(rate.num_matched for rate in bucket.risks.values()):
             continue
@@ -163,46 +165,46 @@ def find_learned(report: AuditReport) -> list[Learned]:
             continue
         gain, excess = measured.counterfactual, measured.counterfactual_minus_control
         if gain and excess and _is_above_zero(gain) and _is_above_zero(excess):
-            found.append(Learned(bucket=bucket, gain=gain, gain_minus_control=excess))
-    return found
+            learned.append(Learned(bucket=bucket, gain=gain, gain_minus_control=excess))
+    return learned
 
 
 def _is_above_zero(interval: Interval) -> bool:
     return interval.ci is not None and interval.ci[0] > 0
 
 
-def tell_learned(found: list[Learned]) -> str:
-    """Say what was learned token by token; "" where nothing is shown."""
-    if not found:
+def tell_learned(learned: list[Learned]) -> str:
+    """Report by how much token accuracy rose in these buckets; "" without any."""
+    if not learned:
         return ""
-    told = []
-    for one in found:
-        gain, excess = fmt.points(one.gain), fmt.points(one.gain_minus_control)
-        told.append(
-            f"{fmt.clean_name(one.bucket.bucket, 40)}: {gain.value}, "
+    gains = []
+    for row in learned:
+        gain, excess = fmt.points(row.gain), fmt.points(row.gain_minus_control)
+        gains.append(
+            f"{fmt.clean_name(row.bucket.bucket, 40)}: {gain.value}, "
             f"{excess.value} more than in the control ({excess.interval})"
         )
     return (
         "No document of these buckets is extracted, yet training raised their teacher-forced token "
-        f"accuracy: {'; '.join(told)}. That is knowledge token by token, not extraction."
+        f"accuracy: {'; '.join(gains)}. This is token-level knowledge, not extraction."
     )
 
 
 _SHOWN_FINDINGS = 10
 _MOST_FINDINGS = 1000
 _ID_LIMIT = 160
-"""Characters of an id: who wants the document has nothing else to look for."""
+"""Characters of an id, long because the id is the only way to find the document."""
 
 
 def build_findings(report: AuditReport) -> Table | None:
-    """Build the list of findings, worst first as the record has them; None without any."""
+    """Build the list of findings in the order of the record, worst first; None without any."""
     if not report.findings:
         return None
     findings = report.findings[:_MOST_FINDINGS]
     has_base = any(finding.base_num_correct is not None for finding in findings)
     columns: list[Column[Finding]] = [
         Column(
-            ("Document", "and what was found"),
+            ("Document", "and finding"),
             lambda f: show_name(fmt.clean_name(f.id, _ID_LIMIT), fmt.clean_text(f.sentence)),
         ),
         Column("Severity", lambda f: Cell(f.severity, kind="level", level=f.severity)),
@@ -211,17 +213,17 @@ def build_findings(report: AuditReport) -> Table | None:
             lambda f: show_name(fmt.clean_name(f.bucket), fmt.repetitions(f.num_repetitions)),
         ),
         Column(
-            ("Tokens right", "base model's below") if has_base else "Tokens right", _show_correct
+            ("Tokens matched", "base model below") if has_base else "Tokens matched", _show_correct
         ),
         Column(("First divergence", "token"), _write_divergence),
-        Column(("Log-probability", "nats, in all"), lambda f: fmt.number(f.logprob)),
+        Column(("Log-probability", "nats, total"), lambda f: fmt.number(f.logprob)),
     ]
     if _has_hashes(report):
         columns.append(
             Column(("Text", "keyed hash"), lambda f: Cell(fmt.hash(f.text_hmac), kind="hash"))
         )
     return make_table(
-        "Documents the model recites",
+        "Extracted documents",
         columns,
         make_rows(columns, findings),
         shown=_SHOWN_FINDINGS,
@@ -246,17 +248,17 @@ def _write_divergence(finding: Finding) -> str:
 
 
 def write_findings_note(report: AuditReport) -> str:
-    """Say how many findings there are, and how a document can be found again."""
+    """Report how many findings there are, and how to identify their documents."""
     if not report.num_findings:
-        return "No document met the rule for a finding in the probes that ran."
+        return "No document met the criteria for a finding in the probes that ran."
     shown = min(len(report.findings), _MOST_FINDINGS)
-    found = fmt.count(report.num_findings)
+    total = fmt.count(report.num_findings)
     if report.num_findings == 1:
         text = "One finding."
     elif shown >= report.num_findings:
-        text = f"All {found} findings, worst first."
+        text = f"All {total} findings, worst first."
     else:
-        text = f"The first {fmt.count(shown)} of {found} findings, worst first."
+        text = f"The first {fmt.count(shown)} of {total} findings, worst first."
     if _has_hashes(report):
-        text += " Texts are identified by keyed hash; the key stays in the run's private folder."
+        text += " Texts are identified by keyed hash; the key is in the run's private folder."
     return text

@@ -1,9 +1,9 @@
-"""Draw what a digest decided to show: lines over ordinal positions, or risk against utility.
+"""Draw charts: lines over ordinal positions, and risk against utility.
 
-Of risk against utility: crosses, the front as a line, and the names in a column beside the axes.
-Points of a sweep are close together (many at 0 %), so that names beside them would cover each
-other. The names are listed at the right, each joined to its cross, in an order in which the joining
-lines seldom cross: by risk, and of equal risk the rightmost lowest.
+In risk against utility, a line joins the settings that are not dominated. The points of a sweep are
+close together (many at 0 %), so names next to them would overlap. The names are therefore listed in
+a column at the right, each connected to its point, sorted so that the connecting lines rarely
+cross: by risk, and at equal risk the rightmost point lowest.
 """
 
 from collections.abc import Sequence
@@ -13,29 +13,31 @@ from memguard.report.page import FrontChart, Line, LineChart, Mark
 from memguard.report.svg import BASE, CARD, INK, SERIES, SHADE, WIDTH, draw_svg, set_percent_axis
 
 _LINE_HEIGHT = 16
-"""Of a name (units)."""
+"""Height of a name (units)."""
 _COLUMN = 1.09
-"""Where names begin, in widths of the axes."""
+"""Left edge of the names, in widths of the axes."""
+_ROOM_FOR_REFERENCE = 0.5
+"""The axis is extended to the reference by at most this share of the range of the settings."""
 
 
 def fit_height(chart: FrontChart, least: float) -> float:
-    """Return the height of axes in which all names find room, at least ``least`` (units)."""
+    """Return the height of axes that fit all names, at least ``least`` (units)."""
     return max(least, _LINE_HEIGHT * len(chart.marks))
 
 
 def paint_front(axes: Any, chart: FrontChart, *, height: float) -> None:
-    """Paint into empty axes of about so many units.
+    """Paint risk against utility into empty axes.
 
     Args:
-        axes: matplotlib's.
-        chart: with at least one mark.
-        height: about that of the axes.
+        axes: axes of matplotlib.
+        chart: chart with at least one mark.
+        height: approximate height of the axes (units).
     """
     _paint_axes(axes, chart)
     front = sorted((m for m in chart.marks if not m.is_dominated), key=lambda m: (m.x, -m.y))
     x, y = [mark.x for mark in front], [mark.y for mark in front]
     axes.plot(x, y, color=SERIES[1], linewidth=1.6, alpha=0.55, zorder=2)
-    # Those that are beaten lie below the others.
+    # Dominated settings are drawn first, below the others.
     for mark in sorted(chart.marks, key=lambda mark: not mark.is_dominated):
         _paint_cross(axes, mark)
     ordered = sorted(chart.marks, key=lambda mark: (mark.y, -mark.x))
@@ -48,16 +50,37 @@ def paint_front(axes: Any, chart: FrontChart, *, height: float) -> None:
 
 def _paint_axes(axes: Any, chart: FrontChart) -> None:
     edges = [end for mark in chart.marks for end in (mark.x, *(mark.x_ends or ()))]
-    edges += [] if chart.reference_x is None else [chart.reference_x]
+    reference = chart.reference_x
+    is_near = reference is not None and _is_near(reference, edges)
+    edges += [reference] if reference is not None and is_near else []
     margin = 0.08 * (max(edges) - min(edges)) or 1.0
     axes.set_xlim(min(edges) - margin, max(edges) + margin)
     axes.set_xlabel(chart.x_label)
     set_percent_axis(axes, chart.y_label)
-    if chart.reference_x is not None:
-        axes.axvline(chart.reference_x, color=BASE, linestyle=(0, (5, 3)), linewidth=1.6)
-        axes.text(
-            chart.reference_x, 108, chart.reference_label, ha="center", va="bottom", fontsize=11
-        )
+    if reference is None:
+        return
+    if is_near:
+        axes.axvline(reference, color=BASE, linestyle=(0, (5, 3)), linewidth=1.6)
+        axes.text(reference, 108, chart.reference_label, ha="center", va="bottom", fontsize=11)
+        return
+    # A distant reference would squeeze the settings: only its label and direction are drawn.
+    is_right = reference > max(edges)
+    label = f"{chart.reference_label} →" if is_right else f"← {chart.reference_label}"
+    axes.text(
+        1.0 if is_right else 0.0,
+        1.04,
+        label,
+        transform=axes.transAxes,
+        ha="right" if is_right else "left",
+        va="bottom",
+        fontsize=11,
+    )
+
+
+def _is_near(reference: float, edges: Sequence[float]) -> bool:
+    low, high = min(edges), max(edges)
+    room = _ROOM_FOR_REFERENCE * (high - low) or 1.0
+    return low - room <= reference <= high + room
 
 
 def _paint_cross(axes: Any, mark: Mark) -> None:
@@ -66,7 +89,7 @@ def _paint_cross(axes: Any, mark: Mark) -> None:
         axes.vlines([mark.x], [mark.y_ends[0]], [mark.y_ends[1]], color=colour, linewidth=1.5)
     if mark.x_ends is not None:
         axes.hlines([mark.y], [mark.x_ends[0]], [mark.x_ends[1]], color=colour, linewidth=1.5)
-    # Not by colour alone: what is beaten is hollow.
+    # Dominated settings are hollow, so that they do not differ by colour alone.
     axes.plot(
         [mark.x],
         [mark.y],
@@ -105,9 +128,9 @@ def _paint_name(axes: Any, mark: Mark, at: float) -> None:
 
 
 def spread_evenly(wanted: Sequence[float], step: float) -> list[float]:
-    """Return ascending places, each as near to the one wanted as a distance of ``step`` allows.
+    """Return ascending positions at least ``step`` apart, close to the ``wanted`` ones.
 
-    Pushed up from below, then down from the top where the uppermost has left the axes.
+    Positions are first pushed up from the lowest on, then pushed down if the highest is above 1.
     """
     places: list[float] = []
     for place in wanted:
@@ -134,7 +157,7 @@ def draw_chart(chart: LineChart | FrontChart, key: str) -> str:
 
 
 def _style(name: str) -> dict[str, Any]:
-    """Colour, dashes and marker; no two series differ by colour alone."""
+    """Return colour, dashes and marker; no two series differ by colour alone."""
     fixed: dict[str, dict[str, Any]] = {
         "near": {"color": SERIES[0], "marker": "o", "linewidth": 2.2, "markersize": 7},
         "verbatim": {"color": SERIES[1], "marker": "s", "linewidth": 2.2, "markersize": 6},
@@ -176,7 +199,7 @@ def _draw_lines(chart: LineChart, key: str) -> str:
 
 
 def _count_legend_rows(lines: Sequence[Line]) -> int:
-    """Return the fewest rows in which columns as wide as the longest label fit."""
+    """Return the number of rows of the legend if its columns are as wide as the longest label."""
     lengths = [len(line.label) for line in lines if line.label]
     if not lengths:
         return 0
@@ -191,7 +214,7 @@ def _draw_legend(figure: Any, lines: Sequence[Line], handles: Sequence[Any]) -> 
     columns = -(-len(named) // _count_legend_rows(lines))
     shown = [handle for handle, _ in named]
     legend = figure.legend(shown, ["label"] * len(shown), loc="outside upper left", ncols=columns)
-    # Set afterwards: matplotlib leaves a label out that begins with an underscore.
+    # Set afterwards because matplotlib omits labels that begin with an underscore.
     for text, (_, label) in zip(legend.get_texts(), named, strict=True):
         text.set_text(label)
 
@@ -209,7 +232,7 @@ def _draw_line(axes: Any, line: Line) -> Any:
 
 
 def _thin(ticks: Sequence[str]) -> list[str]:
-    """Blank some labels where there are too many to read."""
+    """Remove some labels if there are too many to read."""
     every = -(-len(ticks) // 12)
     return [tick if number % every == 0 else "" for number, tick in enumerate(ticks)]
 

@@ -1,6 +1,6 @@
-"""Figures of the comparison page: risk against utility, and risk over the numbers of repetitions.
+"""Figures of the comparison page: risk against utility, and extraction by number of repetitions.
 
-Each setting once, over its seeds; what no other beats, and which one to take.
+Each setting occurs once, over its seeds, with the settings that dominate it.
 """
 
 from collections.abc import Callable, Sequence
@@ -31,10 +31,17 @@ from memguard.report.seed_means import (
     name_first,
     near_rate,
 )
-from memguard.report.tables import Column, make_rows, make_table, show_missing, show_name
+from memguard.report.tables import (
+    Column,
+    drop_zero_columns,
+    make_rows,
+    make_table,
+    show_missing,
+    show_name,
+)
 
-_TOLD = 12
-_SPOKEN: dict[RiskName, str] = {
+_MOST_DESCRIBED = 12
+_RISK_NAMES: dict[RiskName, str] = {
     "verbatim": "verbatim",
     "near_verbatim": "near-verbatim",
     "attack_cost": f"within {NUM_RISK_QUERIES:,} queries",
@@ -43,41 +50,44 @@ _SPOKEN: dict[RiskName, str] = {
 
 
 def tell_recommendation(comparison: Comparison) -> Fact:
-    """Return the sentence and its rule."""
-    found = comparison.recommendation
-    # It names up to four settings with their intervals, and must not be cut.
+    """Return the recommendation and its rule."""
+    recommendation = comparison.recommendation
+    # The sentence names up to four settings with their intervals and must not be cut.
     limit = 3 * fmt.SENTENCE_LIMIT
     return Fact(
-        "Rule", fmt.clean_text(found.sentence, limit), detail=fmt.clean_text(found.rule, limit)
+        "Rule",
+        fmt.clean_text(recommendation.sentence, limit),
+        detail=fmt.clean_text(recommendation.rule, limit),
     )
 
 
 def build_front(comparison: Comparison) -> Figure | None:
-    """Build the figure; None where no setting has both risk and utility."""
+    """Build the figure; None if no setting has both risk and utility."""
     placed = [(point, _place(point, comparison)) for point in comparison.front]
     marks = tuple(mark for _, mark in placed if mark)
     if not marks:
         return None
     table = _build_front_table(comparison)
+    described = list(zip(comparison.front, table.rows, strict=True))
     base = base_change(comparison)
     chart = FrontChart(
-        description="Risk against utility, a cross for each setting. "
-        + " ".join(_describe(row) for row in table.rows[:_TOLD]),
+        description="Risk-utility trade-off, a point for each setting. "
+        + " ".join(_describe(point, row) for point, row in described[:_MOST_DESCRIBED]),
         marks=marks,
-        x_label=f"held-out NLL against {name_first(comparison, CHART_NAME_LIMIT)} (%)",
+        x_label=f"held-out NLL relative to {name_first(comparison, CHART_NAME_LIMIT)} (%)",
         y_label="documents at risk (%)",
         reference_x=None if base is None else 100 * base,
-        reference_label="base model",
+        reference_label=f"base model {fmt.change(base)}",
     )
     return Figure(
         key="front",
-        title="Risk against utility",
+        title="Risk-utility trade-off",
         chart=chart,
-        caption=f"Best is the lower left corner. Crosses are 95{fmt.PERCENT} intervals: of the "
-        "risk over documents and seeds, of the loss over seeds, each against the first setting "
-        "with that seed (none for one seed). The line joins the settings that no other beats in "
-        "both; grey ones are beaten. Right of the base model's line a setting is worse on held-out "
-        "documents than before training.",
+        caption=f"Lower left is better. Lines through points are 95{fmt.PERCENT} intervals: of the "
+        "risk over documents and seeds, of the loss over seeds relative to the first setting "
+        "(none for one seed). The curve joins the settings that no other dominates; dominated ones "
+        "are grey. A setting to the right of the base model is worse on held-out documents than "
+        "before training.",
         table=table,
     )
 
@@ -92,17 +102,18 @@ def _build_front_table(comparison: Comparison) -> Table:
             detail=fmt.change_range(point.utility_change),
         )
 
+    dominators: Column[FrontPoint] = Column(
+        "Dominated by",
+        lambda p: show_name(
+            name_dominators(p), "beyond the intervals" if p.dominated_beyond_ci_by else ""
+        ),
+    )
     columns: tuple[Column[FrontPoint], ...] = (
         Column("Setting", lambda p: fmt.clean_name(p.name)),
         Column(("Risk", "documents"), show_risk),
         Column(("Held-out NLL", "nats"), lambda p: fmt.number(p.utility)),
-        Column(("Change", f"against '{name_first(comparison, 16)}'"), show_change),
-        Column(
-            "Dominated by",
-            lambda p: show_name(
-                name_dominators(p), "beyond the intervals" if p.dominated_beyond_ci_by else ""
-            ),
-        ),
+        Column(("Change", f"from '{name_first(comparison, 16)}'"), show_change),
+        *([dominators] if any(point.dominated_by for point in comparison.front) else []),
     )
     rows = make_rows(columns, comparison.front, lambda p: "dominated" if p.is_dominated else "")
     notes = (_tell_risk(), *_tell_seeds(comparison))
@@ -111,35 +122,35 @@ def _build_front_table(comparison: Comparison) -> Table:
 
 def _tell_risk() -> str:
     return (
-        "Risk: the worst rate of extraction among the documents that a setting trained most often: "
+        "Risk: the highest extraction rate of the documents that a setting trained most often: "
         "verbatim or near-verbatim by greedy decoding, verbatim within "
-        f"{fmt.count(NUM_RISK_QUERIES)} queries, verbatim by the best attack; each where every "
-        "run measured it. Attacks run on a sample of the documents."
+        f"{fmt.count(NUM_RISK_QUERIES)} queries, verbatim by the best attack; rates that some run "
+        "did not measure are left out. Attacks run on a sample of the documents."
     )
 
 
 def _tell_seeds(comparison: Comparison) -> tuple[str, ...]:
-    """Say so where seeds that not all settings have are left out."""
+    """Name the seeds that are used, if some settings have others that are left out."""
     settings = list_settings(comparison)
-    if not any(one.point and one.point.num_seeds < len(one.runs) for one in settings):
+    if not any(s.point and s.point.num_seeds < len(s.runs) for s in settings):
         return ()
-    shared = set.intersection(*({run.seed for run in one.runs} for one in settings))
+    shared = set.intersection(*({run.seed for run in s.runs} for s in settings))
     return (f"Over the seeds that every setting has: {', '.join(map(str, sorted(shared)))}.",)
 
 
 def show_risk(point: FrontPoint | None) -> Cell:
-    """Show a setting's risk, its interval and what it was judged on."""
+    """Show a setting's risk, its interval and the rate it comes from."""
     if point is None or point.risk is None or point.risk_by is None:
         return show_missing("not measured")
     return Cell(
         fmt.percent(point.risk),
         detail=fmt.percent_range(point.risk_ci),
-        note=_SPOKEN[point.risk_by],
+        note=_RISK_NAMES[point.risk_by],
     )
 
 
 def name_dominators(point: FrontPoint | None) -> str:
-    """Name one setting that beats this one, if possible beyond the intervals; "" for none."""
+    """Name one setting that dominates this one, if possible beyond the intervals; "" for none."""
     if point is None or not point.dominated_by:
         return ""
     first = (point.dominated_beyond_ci_by or point.dominated_by)[0]
@@ -163,17 +174,18 @@ def _place(point: FrontPoint, comparison: Comparison) -> Mark | None:
     )
 
 
-def _describe(row: Row) -> str:
-    risk, loss, change, beaten = row.cells
-    told = f"{row.head.text}: risk {risk.text}, held-out NLL {loss.text} ({change.text})"
-    return f"{told}, beaten by {beaten.text}." if beaten.text else f"{told}."
+def _describe(point: FrontPoint, row: Row) -> str:
+    risk, loss, change = row.cells[:3]
+    text = f"{row.head.text}: risk {risk.text}, held-out NLL {loss.text} ({change.text})"
+    dominators = name_dominators(point)
+    return f"{text}, dominated by {dominators}." if dominators else f"{text}."
 
 
 Select = Callable[[ComparisonCell], float | None]
 
 
 def build_trends(comparison: Comparison) -> tuple[Figure, ...]:
-    """Build one figure a metric: every setting over the numbers of repetitions."""
+    """Build one figure per metric: every setting by number of repetitions."""
     metrics: tuple[tuple[str, str, str, Select], ...] = (
         ("verbatim", "Verbatim", "documents (%)", lambda cell: cell.rate),
         ("near", "Near-verbatim", "documents (%)", near_rate),
@@ -202,9 +214,10 @@ def build_trends(comparison: Comparison) -> tuple[Figure, ...]:
         )
         caption = (
             f"{title} by number of repetitions. Positions are evenly spaced, not to scale; "
-            f"settings step aside so that equal values stay visible.{seeds}"
+            f"settings are shifted a little so that equal values stay visible.{seeds}"
         )
-        figures.append(Figure(key=key, title=title, chart=chart, caption=caption, table=table))
+        data = drop_zero_columns(table)
+        figures.append(Figure(key=key, title=title, chart=chart, caption=caption, table=data))
     return tuple(figures)
 
 
@@ -221,30 +234,30 @@ def _build_lines(comparison: Comparison, doses: Sequence[str], select: Select) -
     settings = list_settings(comparison)
     spread = min(0.06, 0.4 / len(settings))
     lines = []
-    for number, one in enumerate([*settings, get_base(comparison)]):
-        # Settings step aside so that equal values stay visible; the base model keeps the middle.
-        shift = spread * (number - (len(settings) - 1) / 2) if one.runs else 0.0
+    for number, setting in enumerate([*settings, get_base(comparison)]):
+        # Settings are shifted so that equal values stay visible; the base model is not.
+        shift = spread * (number - (len(settings) - 1) / 2) if setting.runs else 0.0
         points = []
         for x, dose in enumerate(doses):
-            value = _average(one, dose, select)
+            value = _average(setting, dose, select)
             if value is not None:
                 points.append(Point(x=x + shift, y=100 * value))
         if points:
-            label = fmt.clean_name(one.name, CHART_NAME_LIMIT)
-            style = str(number) if one.runs else "base"
+            label = fmt.clean_name(setting.name, CHART_NAME_LIMIT)
+            style = str(number) if setting.runs else "base"
             lines.append(Line(label=label, style=style, points=tuple(points)))
     return tuple(lines)
 
 
 def _build_table(comparison: Comparison, doses: Sequence[str], select: Select) -> Table:
     def column_of(dose: str) -> Column[Setting]:
-        return Column(fmt.clean_name(dose, 8), lambda one: fmt.percent(_average(one, dose, select)))
+        return Column(fmt.clean_name(dose, 8), lambda s: fmt.percent(_average(s, dose, select)))
 
     columns: tuple[Column[Setting], ...] = (
-        Column("Setting", lambda one: fmt.clean_name(one.name)),
+        Column("Setting", lambda s: fmt.clean_name(s.name)),
         *map(column_of, doses),
     )
     shown = [*list_settings(comparison), get_base(comparison)]
-    rows = make_rows(columns, shown, lambda one: "" if one.runs else "base")
-    caption = "By number of repetitions; 0 is the control"
+    rows = make_rows(columns, shown, lambda s: "" if s.runs else "base")
+    caption = "Chart data by number of repetitions; 0 is the control"
     return make_table(caption, columns, rows, compact=True)

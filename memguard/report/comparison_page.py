@@ -1,4 +1,4 @@
-"""A comparison of settings as a page: every sentence and figure the template shows."""
+"""Convert a comparison of settings into the texts, tables and figures of its page."""
 
 from collections.abc import Sequence
 
@@ -14,7 +14,7 @@ from memguard.report.comparison_tables import (
     build_settings,
 )
 from memguard.report.facts import describe_environment
-from memguard.report.page import ComparisonPage, Fact
+from memguard.report.page import ComparisonPage, Fact, Link
 from memguard.report.seed_means import (
     Setting,
     average,
@@ -29,16 +29,23 @@ from memguard.report.seed_means import (
 )
 from memguard.report.texts import COMPARISON_CONFIDENTIALITY, READING_GUIDE, write_glossary
 
-_IN_SHORT = 12
+_MOST_SUMMARISED = 12
 
 
-def digest_comparison(comparison: Comparison) -> ComparisonPage:
-    """Turn a comparison into what its page shows."""
-    name = fmt.clean_name(comparison.name)
+def digest_comparison(comparison: Comparison, links: tuple[Link, ...] = ()) -> ComparisonPage:
+    """Convert a comparison into the contents of its page.
+
+    Args:
+        comparison: the record.
+        links: reports of the compared runs.
+    """
+    heading = f"Comparison '{fmt.clean_name(comparison.name)}'"
     gains = build_gains(comparison)
     return ComparisonPage(
-        title=f"Comparison: {name}",
-        heading=name,
+        title=heading,
+        heading=heading,
+        links=links,
+        front=build_front(comparison),
         tool_version=fmt.clean_name(comparison.tool_version, 40),
         confidentiality=COMPARISON_CONFIDENTIALITY,
         identity=_describe_identity(comparison),
@@ -49,7 +56,7 @@ def digest_comparison(comparison: Comparison) -> ComparisonPage:
         headline=build_headline(comparison),
         gains=gains,
         paired=tuple(filter(None, (build_paired(comparison), build_paired_canaries(comparison)))),
-        figures=tuple(filter(None, (build_front(comparison), *build_trends(comparison)))),
+        figures=build_trends(comparison),
         extraction=build_extraction(comparison),
         settings=build_settings(comparison),
         command=fmt.clean_text(comparison.command, fmt.COMMAND_LIMIT),
@@ -76,22 +83,28 @@ def _describe_identity(comparison: Comparison) -> tuple[Fact, ...]:
             f"{fmt.count(first.num_documents)} documents",
             detail=f"{fmt.count(first.num_tokens)} tokens",
         ),
-        Fact("Made with", f"memguard {fmt.clean_name(comparison.tool_version, 40)}"),
+        Fact(
+            "Created",
+            fmt.time(comparison.created) if comparison.created else "not recorded",
+            detail=f"memguard {fmt.clean_name(comparison.tool_version, 40)}",
+        ),
     )
 
 
 def _write_in_short_lead(comparison: Comparison) -> str:
     dose = pick_highest(comparison)
     if dose is None:
-        return "No trained bucket was measured; what is left is the loss on held-out documents."
-    return f"Documents {name_dose(dose)}, continued for {comparison.continuation_tokens:,} tokens:"
+        return "No trained bucket was measured; only the loss on held-out documents is known."
+    return (
+        f"Documents {name_dose(dose)}, continuation of {comparison.continuation_tokens:,} tokens:"
+    )
 
 
 def _write_in_short(comparison: Comparison) -> tuple[Fact, ...]:
-    """Say each setting's risk and cost in one sentence, and what the control shows."""
+    """Summarise risk and cost of each setting in one sentence, and the control."""
     sentences = [
         Fact(fmt.clean_name(setting.name), _summarise(comparison, setting))
-        for setting in list_settings(comparison)[:_IN_SHORT]
+        for setting in list_settings(comparison)[:_MOST_SUMMARISED]
     ]
     return (*sentences, *_summarise_control(comparison))
 
@@ -100,7 +113,7 @@ def _summarise(comparison: Comparison, setting: Setting) -> str:
     loss = f"held-out NLL {show_loss(comparison, setting).text}"
     change = compute_change(comparison, setting)
     if setting.name != comparison.settings[0].name and change is not None:
-        loss += f" ({fmt.change(change)} against '{name_first(comparison)}')"
+        loss += f" ({fmt.change(change)} from '{name_first(comparison)}')"
     cells = setting.cells
     num_documents = sum(cell.num_documents for cell in cells)
     if not num_documents:
@@ -111,10 +124,10 @@ def _summarise(comparison: Comparison, setting: Setting) -> str:
     text += f"{fmt.of(verbatim, num_documents)} verbatim"
     near = [cell.near_verbatim for cell in cells if cell.near_verbatim]
     if len(near) == len(cells):
-        text += f", {fmt.of(sum(one.num_matched for one in near), num_documents)} near-verbatim"
+        text += f", {fmt.of(sum(share.num_matched for share in near), num_documents)} near-verbatim"
     else:
         text += ", near-verbatim not generated"
-    if not verbatim and not any(one.num_matched for one in near) and len(cells) == 1:
+    if not verbatim and not any(share.num_matched for share in near) and len(cells) == 1:
         text += f" ({fmt.percent_ci(cells[0].ci)})"
     accuracy = average([cell.mean_token_accuracy for cell in cells])
     if accuracy is not None:
@@ -123,25 +136,25 @@ def _summarise(comparison: Comparison, setting: Setting) -> str:
 
 
 def _tell_attacks(cells: Sequence[ComparisonCell]) -> str:
-    """Say what drawing costs and which attack got most, over seeds; "" where nobody asked."""
+    """Report the attack cost and the best attack, over seeds; "" if neither was measured."""
     text = ""
     costs = [cell.attack_cost for cell in cells if cell.attack_cost]
     costs = [cost for cost in costs if cost.num_documents]
     if costs:
-        # One of them endless: so is the mean.
+        # The mean is infinite if one of them is.
         medians = [cost.median for cost in costs]
         mean = None if None in medians else average(medians)
-        text += f"; attack cost {write_cost_in_queries(costs[0], mean)} in the median"
-    got: dict[str, list[Rate]] = {}
+        text += f"; median attack cost {write_cost_in_queries(costs[0], mean)}"
+    by_attack: dict[str, list[Rate]] = {}
     for attack in (attack for cell in cells for attack in cell.attacks):
-        got.setdefault(attack.attack, []).append(attack.any_verbatim)
-    if got:
-        best = max(got.values(), key=lambda rates: sum(rate.num_matched for rate in rates))
+        by_attack.setdefault(attack.attack, []).append(attack.any_verbatim)
+    if by_attack:
+        best = max(by_attack.values(), key=lambda rates: sum(rate.num_matched for rate in rates))
         num_matched, num_documents = (
             sum(rate.num_matched for rate in best),
             sum(rate.num_documents for rate in best),
         )
-        text += f"; the best attack gets {fmt.of(num_matched, num_documents)}"
+        text += f"; the best attack extracts {fmt.of(num_matched, num_documents)}"
     return text
 
 
@@ -166,27 +179,28 @@ def _count_greedy(cell: ComparisonCell) -> int:
 
 
 def _tell_learned(comparison: Comparison) -> tuple[str, ...]:
-    """Name the bucket of which most was learned token by token and no document is extracted."""
-    found = []
+    """Report the largest gain in token accuracy of a bucket without extracted documents."""
+    gains = []
     for setting in comparison.settings:
         for dose, cell in setting.extraction.items():
             gain = cell.gain_minus_control
             if dose != "0" and gain is not None and not _is_extracted(cell):
-                found.append((gain, setting, dose))
-    shown = [one for one in found if one[0].ci is not None and one[0].ci[0] > 0]
-    if not shown:
+                gains.append((gain, setting, dose))
+    certain = [row for row in gains if row[0].ci is not None and row[0].ci[0] > 0]
+    if not certain:
         return ()
-    gain, setting, dose = max(shown, key=lambda one: one[0].value)
-    told = fmt.points(gain)
+    gain, setting, dose = max(certain, key=lambda row: row[0].value)
+    points = fmt.points(gain)
     return (
         f"With '{label_setting(setting, comparison)}' no document {name_dose(dose)} is extracted, "
-        f"yet training raised their teacher-forced token accuracy by {told.value} more than that "
-        f"of the control ({told.interval}): 0{fmt.PERCENT} extracted does not mean that nothing "
-        "was learned of them.",
+        f"yet training raised their teacher-forced token accuracy by {points.value} more than that "
+        f"of the control ({points.interval}): 0{fmt.PERCENT} extracted does not mean that nothing "
+        "was learned from them.",
     )
 
 
 def _is_extracted(cell: ComparisonCell) -> bool:
     within = None if cell.attack_cost is None else cell.attack_cost.within.get(NUM_RISK_QUERIES)
-    rates = [one.any_verbatim for one in cell.attacks] + ([] if within is None else [within])
+    rates = [attack.any_verbatim for attack in cell.attacks]
+    rates += [] if within is None else [within]
     return bool(_count_greedy(cell) or any(rate.num_matched for rate in rates))

@@ -1,4 +1,4 @@
-"""Two settings on the same documents and secrets: tables of paired tests and what they mean."""
+"""Tables of paired tests: two settings on the same documents and on the same secrets."""
 
 from collections.abc import Callable
 from typing import TypeVar
@@ -15,7 +15,10 @@ Result = TypeVar("Result", bound=PairedResult | PairedCanaries)
 
 
 def build_paired(comparison: Comparison) -> Table | None:
-    """Build the table, open at the first seed's most repetitions; None without pairs."""
+    """Build the table of documents; None without pairs.
+
+    Visible are the rows of the first seed at the highest number of repetitions.
+    """
     results = comparison.paired
     if not results:
         return None
@@ -56,7 +59,7 @@ def _name_setting(result: PairedResult | PairedCanaries, seeds: bool) -> str:
 
 
 def build_paired_canaries(comparison: Comparison) -> Table | None:
-    """Build the same for random secrets, the first seed open; None without any."""
+    """Build the table of random secrets, the first seed visible; None without any."""
     results = comparison.paired_canaries
     if not results:
         return None
@@ -67,7 +70,7 @@ def build_paired_canaries(comparison: Comparison) -> Table | None:
             ("Setting", "trained secrets"),
             lambda r: show_name(_name_setting(r, seeds), fmt.count(r.num_canaries)),
         ),
-        *_list_counts(first, "recited whole", lambda r: r.verbatim),
+        *_list_counts(first, "fully extracted", lambda r: r.verbatim),
         Column(
             ("Exposure", f"difference in bits ({fmt.CI})"),
             lambda r: fmt.difference(r.exposure_bits_difference, 2),
@@ -81,7 +84,7 @@ def build_paired_canaries(comparison: Comparison) -> Table | None:
         more_label="Show the other seeds",
         notes=(
             "Each trained secret is ranked among the references of its own run: a setting that "
-            "makes all secrets less likely, trained or not, has not lowered their exposure.",
+            "makes all secrets less likely, trained or not, does not lower their exposure.",
         ),
     )
 
@@ -89,7 +92,7 @@ def build_paired_canaries(comparison: Comparison) -> Table | None:
 def _list_counts(
     first: str, metric: str, select: Callable[[Result], PairedCounts | None]
 ) -> list[Column[Result]]:
-    """Return the columns of one test: what only one of the two settings extracts, and its p."""
+    """Return the columns of one test: what only one of the settings extracts, and the p-value."""
 
     def column(heading: str, write: Callable[[PairedCounts], str]) -> Column[Result]:
         def show(result: Result) -> Content:
@@ -99,26 +102,26 @@ def _list_counts(
         return Column((heading, metric), show)
 
     return [
-        column(f"Only '{first}'", lambda counts: fmt.count(counts.num_only_against)),
-        column("Only this one", lambda counts: fmt.count(counts.num_only_setting)),
+        column(f"Extracted only under '{first}'", lambda c: fmt.count(c.num_only_against)),
+        column("Extracted only under this setting", lambda c: fmt.count(c.num_only_setting)),
         column("p", lambda counts: fmt.p(counts.p_holm)),
     ]
 
 
 def _write_notes(first: str, comparison: Comparison) -> tuple[str, ...]:
-    near = [one for one in comparison.paired if one.near_verbatim is not None]
+    near = [result for result in comparison.paired if result.near_verbatim is not None]
     num_tests = len(comparison.paired) + len(near) + len(comparison.paired_canaries)
     return (
-        f"Only '{first}' and only this one: the documents that just one of the two "
-        "settings extracts; documents that both or neither extract do not tell them apart.",
-        "p is the probability of a split at least as uneven if a coin decided, for each of these "
-        "documents, which setting extracts it (McNemar's exact test, two-sided). Holm's "
-        f"correction has raised it for the {fmt.count(num_tests)} tests of this page: all "
-        f"of them together have a chance of at most 5{fmt.PERCENT} to give a p below 0.05 where "
-        "there is no difference.",
-        "A large p means that these documents do not tell the two settings apart, not that the "
-        f"settings are alike. The 95{fmt.PERCENT} intervals are not corrected: each stands for "
-        "itself.",
+        "The counts are of documents that exactly one of the two settings extracts; documents that "
+        "both or neither extract carry no information about the difference.",
+        "p is the probability of a split at least as uneven if each of these documents were "
+        "equally likely to be extracted by either setting (McNemar's exact test, two-sided). "
+        f"Holm's correction is applied over the {fmt.count(num_tests)} tests of this page: if "
+        "there is no difference, the probability that any of them gives a p below 0.05 is at most "
+        f"5{fmt.PERCENT}.",
+        "A large p means that these documents do not show a difference between the settings, not "
+        f"that the settings are equal. The 95{fmt.PERCENT} intervals are not corrected for "
+        "multiple comparisons.",
     )
 
 
@@ -128,6 +131,6 @@ def _tell_removed(comparison: Comparison) -> tuple[str, ...]:
         return ()
     documents = "document was" if removed == 1 else "documents were"
     return (
-        f"{fmt.count(removed)} {documents} removed as copies in one run or another. They are "
-        "left out of these tests and of risk against utility, in all runs of that seed.",
+        f"{fmt.count(removed)} {documents} removed as copies in some run. They are excluded from "
+        "these tests and from the risk-utility trade-off, in all runs of that seed.",
     )

@@ -1,4 +1,4 @@
-"""A comparison in one wide picture that stands alone."""
+"""A comparison as one wide SVG image for use outside its page."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -22,14 +22,14 @@ from memguard.report.seed_means import (
 from memguard.report.svg import BASE, CARD, INK, SERIES, STRONG, draw_svg_file, set_percent_axis
 
 Ends = tuple[float, float] | None
-"""Of an interval."""
+"""Ends of an interval; None without one."""
 
 _SIZE = (960.0, 380.0)
 _HEIGHT = 240
-"""Of the axes, about, in pixels."""
+"""Approximate height of the axes, in pixels."""
 _LEFT_SHARE = 0.6
 _BARS_WIDTH = 490
-"""Of the left axes, in pixels; a letter under them takes eight."""
+"""Width of the left axes, in pixels; a letter of a label takes eight."""
 _MOST_SETTINGS = 6
 _BAR = 0.27
 _METRICS = (
@@ -37,25 +37,25 @@ _METRICS = (
     ("near-verbatim", 0.55),
     ("teacher-forced accuracy, not extraction", 0.22),
 )
-"""Names of the bars and how strong their colour is."""
+"""Names of the bars and the opacity of their colour."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Group:
-    """Three bars over one name."""
+    """Three bars above one name."""
 
     label: str
     colour: str
     values: tuple[tuple[float | None, Ends], ...]
-    """Of each bar."""
+    """Height and interval of each bar."""
 
 
 def render_comparison_chart(comparison: Comparison) -> str:
-    """Render the picture as an SVG file, the same bytes each time; encode it as UTF-8.
+    """Render the image as an SVG file; the result is deterministic. Encode it as UTF-8.
 
-    Left, what is extracted of the documents trained most often, with each setting, and of the
-    control, means over seeds; right, risk against utility. Bars of many settings could not be read:
-    then risk against utility has the whole picture.
+    On the left are the extraction rates of the documents trained most often with each setting, and
+    those of the control, as means over seeds; on the right is risk against utility. With too many
+    settings for readable bars, risk against utility fills the image.
     """
     dose = pick_highest(comparison)
     shown = "no trained bucket" if dose is None else f"documents {name_dose(dose)}"
@@ -73,9 +73,9 @@ def render_comparison_chart(comparison: Comparison) -> str:
         if front and isinstance(front.chart, FrontChart):
             axes = figure.add_subplot(grid[-1])
             limit = 12 if groups else CHART_NAME_LIMIT
-            label = f"held-out NLL against {name_first(comparison, limit)} (%), lower is better"
+            label = f"held-out NLL relative to {name_first(comparison, limit)} (%), lower is better"
             paint_front(axes, replace(front.chart, x_label=label), height=_HEIGHT)
-            _set_title(axes, "Risk against utility")
+            _set_title(axes, "Risk-utility trade-off")
         footer = _write_footer(comparison, bars=bool(groups))
         figure.supxlabel(footer, fontsize=10.5, color=INK, x=0.02, ha="left")
 
@@ -102,7 +102,10 @@ def _list_groups(comparison: Comparison) -> list[_Group]:
 def _list_values(
     cells: Sequence[ComparisonCell], point: FrontPoint | None
 ) -> tuple[tuple[float | None, Ends], ...]:
-    """Return each bar's mean over seeds and its interval; of several seeds the front has it."""
+    """Return the mean over seeds and the interval of each bar.
+
+    The interval over several seeds is that of ``point``.
+    """
     near, verbatim = (
         point.risks.get(name) if point and len(cells) > 1 else None
         for name in ("near_verbatim", "verbatim")
@@ -143,13 +146,13 @@ def _paint_groups(axes: Any, groups: list[_Group], title: str) -> None:
 
 
 def _paint_bar(axes: Any, x: float, value: float, ci: Any, colour: str, strength: float) -> None:
-    # Two bars: the edge keeps its colour where the inside is faint.
+    # Two bars: the outline keeps its colour if the fill is faint.
     axes.bar(x, value, _BAR - 0.03, color=colour, alpha=strength, linewidth=0)
     axes.bar(x, value, _BAR - 0.03, fill=False, edgecolor=colour, linewidth=1)
     top = value
     if ci is not None:
         low, high = (100 * bound for bound in ci)
-        # A light rim keeps the line visible on a strong colour.
+        # A light border keeps the line visible on a strong colour.
         axes.vlines([x], [low], [high], color=CARD, linewidth=3, alpha=0.7)
         axes.vlines([x], [low], [high], color=STRONG, linewidth=1.1)
         top = max(top, high)
@@ -177,7 +180,7 @@ def _paint_legend(axes: Any) -> None:
 
 def _write_footer(comparison: Comparison, *, bars: bool) -> str:
     first = name_first(comparison, CHART_NAME_LIMIT)
-    parts = [f"Lines: 95{fmt.NBSP}% intervals.", "Grey: beaten by another setting."]
+    parts = [f"Lines: 95{fmt.NBSP}% intervals.", "Grey: dominated."]
     if bars and "0" in comparison.settings[0].extraction:
         parts.append(f"Control: never trained, with '{first}'.")
     if has_several_seeds(comparison):
@@ -187,13 +190,14 @@ def _write_footer(comparison: Comparison, *, bars: bool) -> str:
 
 
 def _describe(comparison: Comparison, groups: list[_Group], shown: str) -> str:
-    told = []
+    sentences = []
     for group in groups:
         values = [fmt.percent(value) for value, _ in group.values]
         if set(values) != {fmt.MISSING}:
             named = zip(_METRICS, values, strict=True)
-            told.append(f"{group.label}: {', '.join(f'{name} {v}' for (name, _), v in named)}.")
-    if told:
-        return f"Bar chart of {shown}, and risk against utility. {' '.join(told)}"
+            bars = ", ".join(f"{name} {value}" for (name, _), value in named)
+            sentences.append(f"{group.label}: {bars}.")
+    if sentences:
+        return f"Bar chart of {shown}, and risk-utility trade-off. {' '.join(sentences)}"
     front = build_front(comparison)
     return front.chart.description if front else f"{shown.capitalize()}: nothing was measured."

@@ -1,4 +1,4 @@
-"""Tables of the comparison page: one row a setting, or one row a run."""
+"""Tables of the comparison page, with one row per setting or per run."""
 
 import statistics
 from collections.abc import Callable
@@ -56,7 +56,7 @@ from memguard.report.tables import (
 _MOST_ROWS = 40
 _SEEDS_NOTE = (
     "Documents of all seeds are counted together; losses, times and tokens are means over seeds. "
-    "Below the loss stands its change, seed by seed, with the interval of that over seeds."
+    "Below the loss is its mean change per seed, with the interval over seeds."
 )
 
 
@@ -64,38 +64,37 @@ _BASE = "Base model"
 
 
 def _both(heading: Heading, show: Callable[[Setting], Content]) -> Column[Setting]:
-    """Make a column that shows the same of a setting and of the base model."""
+    """Make a column that shows the same value of a setting and of the base model."""
     return Column(heading, show, show)
 
 
 def build_headline(comparison: Comparison) -> Table:
     """Build the main table: risk, utility and cost of each setting, base model last."""
-    spoken = name_dose(pick_highest(comparison))
+    dose = name_dose(pick_highest(comparison))
     nll, change = fmt.number(mean_base_nll(comparison)), fmt.change(base_change(comparison))
 
     def name(setting: Setting) -> Cell:
-        beaten = name_dominators(setting.point)
-        below = describe_setting(setting, comparison)
-        return show_name(
-            fmt.clean_name(setting.name), below, f"beaten by {beaten}" if beaten else ""
-        )
+        dominators = name_dominators(setting.point)
+        detail = describe_setting(setting, comparison)
+        note = f"dominated by {dominators}" if dominators else ""
+        return show_name(fmt.clean_name(setting.name), detail, note)
 
     columns: tuple[Column[Setting], ...] = (
         Column("Setting", name, lambda base: show_name(base.name, label_base(comparison))),
-        Column(("Risk", "worst rate of extraction"), lambda s: show_risk(s.point)),
-        _both(("Verbatim", spoken), lambda s: show_verbatim(s) if s.cells else fmt.MISSING),
-        _both(("Near-verbatim", spoken), lambda s: show_near(s) if s.cells else fmt.MISSING),
+        Column(("Risk", "highest rate"), lambda s: show_risk(s.point)),
+        _both(("Verbatim", dose), lambda s: show_verbatim(s) if s.cells else fmt.MISSING),
+        _both(("Near-verbatim", dose), lambda s: show_near(s) if s.cells else fmt.MISSING),
         _both(
             ("Token accuracy", "teacher-forced, mean"),
             lambda s: show_accuracy(s) if s.cells else fmt.MISSING,
         ),
         Column(
-            ("Held-out NLL", f"nats; against '{name_first(comparison, 12)}'"),
+            ("Held-out NLL", f"nats; from '{name_first(comparison, 12)}'"),
             lambda s: show_loss(comparison, s),
             lambda base: Cell(nll, detail=change),
         ),
-        Column(("Labels dropped", "realised"), _write_dropped),
-        Column(("Training", "time; labels with loss"), _show_training),
+        Column(("Labels dropped", "measured"), _write_dropped),
+        Column(("Training", "time; labels"), _show_training),
     )
     rows = make_rows(
         columns,
@@ -107,6 +106,7 @@ def build_headline(comparison: Comparison) -> Table:
         columns,
         [*rows, make_base_row(columns, get_base(comparison))],
         notes=(_SEEDS_NOTE,) if has_several_seeds(comparison) else (),
+        compact=True,
     )
 
 
@@ -124,14 +124,14 @@ def _show_training(setting: Setting) -> Cell:
 
 
 _Extracted = tuple[str, str, ComparisonCell]
-"""Name of a setting or of the base model, number of repetitions, and what was extracted then."""
+"""Name of a setting or of the base model, number of repetitions, and its extraction rates."""
 
 
 def build_extraction(comparison: Comparison) -> Table:
     """Build the full table: every setting at every number of repetitions, with intervals."""
-    named = [(label_setting(one, comparison), one.extraction) for one in comparison.settings]
+    named = [(label_setting(run, comparison), run.extraction) for run in comparison.settings]
     named.append((_BASE, comparison.base_extraction))
-    found = [
+    measured = [
         (name, dose, extraction[dose])
         for dose in list_doses(comparison)
         for name, extraction in named
@@ -139,7 +139,7 @@ def build_extraction(comparison: Comparison) -> Table:
     ]
 
     def write_share(share: MatchedShare | ComparisonCell | None, cell: ComparisonCell) -> str:
-        """Write a rate on one line, where there are too many rows for bars."""
+        """Format a rate on one line; this table has too many rows for bars."""
         if share is None:
             return "not generated"
         if share.rate is None:
@@ -164,7 +164,7 @@ def build_extraction(comparison: Comparison) -> Table:
     return make_table(
         "Every setting at every number of repetitions",
         columns,
-        make_rows(columns, found, lambda row: "base" if row[0] == _BASE else ""),
+        make_rows(columns, measured, lambda row: "base" if row[0] == _BASE else ""),
         shown=_MOST_ROWS,
         compact=True,
     )
@@ -189,22 +189,22 @@ def build_settings(comparison: Comparison) -> Table:
 
 
 _SINGLE_NOTE = (
-    f"Below each number its {fmt.CI}, of the attack cost what 10 to 90{fmt.PERCENT} of the "
-    "documents cost, and what the control shows."
+    f"Below each value are its {fmt.CI} (for the attack cost: the 10 to 90{fmt.PERCENT} quantiles "
+    "over documents) and the control's value."
 )
 _SEVERAL_NOTE = (
-    "Means over seeds. Below each number the lowest and highest seed where they differ, and what "
-    "the control shows."
+    "Means over seeds. Below each value are the lowest and highest seed if they differ, and the "
+    "control's value."
 )
 
 
 def build_gains(comparison: Comparison) -> Section | None:
-    """Build the section; None where no run has anything that the other tables do not show."""
+    """Build the section; None if no run has results that the other tables do not show."""
     dose = pick_highest(comparison)
     attacked = _list_attacked(comparison)
-    asked = any(cell.attack_cost for one in comparison.settings for cell in one.extraction.values())
+    has_cost = any(cell.attack_cost for s in comparison.settings for cell in s.extraction.values())
     score = _pick_score(comparison)
-    if dose is None or not (asked or attacked or score):
+    if dose is None or not (has_cost or attacked or score):
         return None
     return Section(
         key="gains",
@@ -212,34 +212,34 @@ def build_gains(comparison: Comparison) -> Section | None:
         short_title="By setting",
         lead=(
             "Exact match alone favours the mitigation that drops most labels. From left to right: "
-            "what greedy decoding extracts, what is known token by token, queries of a sampling "
-            "attacker, what attacks extract verbatim, membership inference, and held-out loss.",
+            "extraction by greedy decoding, teacher-forced token accuracy, queries of a sampling "
+            "attacker, verbatim extraction by attacks, membership inference, and held-out loss.",
         ),
-        tables=(_build_gains_table(comparison, dose, asked, attacked, score),),
+        tables=(_build_gains_table(comparison, dose, has_cost, attacked, score),),
     )
 
 
 def _list_attacked(comparison: Comparison) -> list[AttackedBucket]:
-    """Return what was attacked of the documents trained most often, over all runs."""
+    """Return the attacks on the documents trained most often, over all runs."""
     cells = list_highest(setting.extraction for setting in comparison.settings)
-    return [one for cell in cells for one in cell.attacks]
+    return [attack for cell in cells for attack in cell.attacks]
 
 
 def _pick_score(comparison: Comparison) -> str:
-    """Return the first membership score that was asked; the same for all settings."""
-    asked = (
-        one.score
+    """Return the name of the first membership score that was computed; used for all settings."""
+    scores = (
+        row.score
         for setting in comparison.settings
-        for one in setting.membership
-        if one.auc and one.score != BLIND
+        for row in setting.membership
+        if row.auc and row.score != BLIND
     )
-    return next(asked, "")
+    return next(scores, "")
 
 
 def _build_gains_table(
-    comparison: Comparison, dose: str, asked: bool, attacked: list[AttackedBucket], score: str
+    comparison: Comparison, dose: str, has_cost: bool, attacked: list[AttackedBucket], score: str
 ) -> Table:
-    """Build the table; cost and membership only where they were measured."""
+    """Build the table; attack cost and membership only if they were measured."""
 
     def column_of_attack(attack: str) -> Column[Setting]:
         heading = head_attack(attack, attacked)
@@ -261,11 +261,11 @@ def _build_gains_table(
         _both(("Verbatim", "documents"), show_mean_verbatim),
         _both(("Near-verbatim", "documents"), show_mean_near),
         _both(("Token accuracy", "teacher-forced"), show_accuracy),
-        *([cost] if asked else []),
+        *([cost] if has_cost else []),
         *map(column_of_attack, attacks),
         *([membership] if score else []),
         Column(
-            ("Held-out NLL", f"nats; against '{name_first(comparison, 12)}'"),
+            ("Held-out NLL", f"nats; from '{name_first(comparison, 12)}'"),
             lambda s: show_loss(comparison, s),
             lambda base: fmt.number(mean_base_nll(comparison)),
         ),
@@ -273,11 +273,11 @@ def _build_gains_table(
     notes = [_SEVERAL_NOTE if has_several_seeds(comparison) else _SINGLE_NOTE]
     notes += write_attack_notes(attacked)
     if not attacks:
-        notes.append("No run was attacked; 'audit.suite: full' attacks.")
+        notes.append("No attacks ran; 'audit.suite: full' includes them.")
     if score:
         notes.append(
-            "AUC: trained documents of all buckets against the control. Blind is the same "
-            "without the model; where it is above 0.5, the AUC proves nothing."
+            "AUC: trained documents of all buckets against the control. Blind is the baseline "
+            "without model access; if it is above 0.5, the AUC proves nothing."
         )
     rows = make_rows(columns, list_settings(comparison))
     rows.append(make_base_row(columns, get_base(comparison)))

@@ -1,4 +1,4 @@
-"""Lists of facts: what was measured, on what, how and where."""
+"""Lists of facts: identity, training, data, method and environment."""
 
 from collections.abc import Mapping
 
@@ -12,9 +12,8 @@ _WITHIN = "Within the audited part of a document."
 
 
 def describe_identity(report: AuditReport) -> tuple[Fact, ...]:
-    """List what stands in the head of the page."""
+    """List the facts in the header of the page."""
     base = report.model.base
-    created = fmt.clean_name(report.created, 40).replace("T", " ").replace("Z", " UTC")
     return (
         Fact("Weights", fmt.hash(report.model.weights_sha256), code=True),
         Fact("Parameters", fmt.count(report.model.num_parameters)),
@@ -25,18 +24,22 @@ def describe_identity(report: AuditReport) -> tuple[Fact, ...]:
         ),
         Fact("Documents", fmt.hash(report.data.documents_sha256), code=True),
         Fact("Run", fmt.clean_name(report.run) if report.run else "not trained here"),
-        Fact("Made", created, detail=f"memguard {fmt.clean_name(report.tool_version, 40)}"),
+        Fact(
+            "Created",
+            fmt.time(report.created),
+            detail=f"memguard {fmt.clean_name(report.tool_version, 40)}",
+        ),
     )
 
 
 _PRIVACY_LIMITS = (
-    "It covers neither copies of a document nor its other pieces, nor what the base model knew, "
-    "nor this report, which is made of the documents."
+    "The guarantee is per row. It does not cover copies of a document, its other pieces, what the "
+    "base model knew, or this report, which is computed from the documents."
 )
 
 
 def describe_training(training: TrainingSummary) -> tuple[Fact, ...]:
-    """List what was trained, at which cost and with which loss on held-out documents."""
+    """List mitigations, privacy, cost of training and loss on held-out documents."""
     mitigations = [fmt.settings(mitigation) for mitigation in training.mitigations[:20]]
     heldout = [f"{fmt.count(training.heldout_num_documents)} documents"]
     heldout.append(f"{fmt.count(training.heldout_num_tokens)} tokens")
@@ -53,7 +56,7 @@ def describe_training(training: TrainingSummary) -> tuple[Fact, ...]:
         Fact(
             "Labels dropped",
             describe_dropped(training.dropped_fraction, bool(training.mitigations)),
-            detail=_describe_asked(training),
+            detail=_describe_target(training),
         ),
         Fact(
             "Held-out NLL",
@@ -67,43 +70,43 @@ def describe_training(training: TrainingSummary) -> tuple[Fact, ...]:
     )
 
 
-def _describe_asked(training: TrainingSummary) -> str:
-    """Say which share of the labels a goldfish was to drop; "" where documents differ in it."""
-    asked = [m for m in training.mitigations if isinstance(m.get("k"), int) and m["k"] > 0]
+def _describe_target(training: TrainingSummary) -> str:
+    """Return the share of labels that goldfish should drop; "" if it differs by document."""
+    goldfish = [m for m in training.mitigations if isinstance(m.get("k"), int) and m["k"] > 0]
     is_tightened = training.budget is not None and training.budget.action == "tighten"
-    if not asked or asked[0].get("k_by_dose") or is_tightened:
+    if not goldfish or goldfish[0].get("k_by_dose") or is_tightened:
         return ""
-    k = asked[0]["k"]
-    return f"asked for: 1 in {k:,}, {fmt.threshold(1 / k)}"
+    k = goldfish[0]["k"]
+    return f"masked by goldfish; target {fmt.threshold(1 / k)} (1 in {k:,})"
 
 
 def _describe_budget(budget: Budget) -> Fact:
     metric = budget.metric.replace("_", "-")
-    value = f"at most {fmt.percent(budget.limit)} of a bucket {metric}"
-    return Fact("Risk budget", value, detail=f"else: {budget.action}")
+    value = f"at most {fmt.percent(budget.limit)} {metric} extraction per bucket"
+    return Fact("Risk budget", value, detail=f"action if exceeded: {budget.action}")
 
 
 def describe_privacy(training: TrainingSummary) -> tuple[Fact, ...]:
-    """Say what dp_sgd has spent, and what that does not cover; nothing without it."""
+    """Report the privacy loss of dp_sgd and what it does not cover; nothing without dp_sgd."""
     if training.epsilon is None or training.delta is None:
         return ()
     sampled = fmt.number(training.epsilon_if_sampled)
     return (
         Fact(
             "Differential privacy",
-            f"ε = {fmt.number(training.epsilon)} at δ = {training.delta:g}, for a row",
-            detail=f"Had rows been sampled, as papers assume: {sampled}. {_PRIVACY_LIMITS}",
+            f"ε = {fmt.number(training.epsilon)} at δ = {training.delta:g}, per row",
+            detail=f"With Poisson sampling of rows, as papers assume: {sampled}. {_PRIVACY_LIMITS}",
         ),
     )
 
 
 def describe_dropped(share: float | None, mitigated: bool) -> str:
-    """Say how many labels were dropped; plain loss drops none."""
+    """Format the share of labels that were dropped; plain loss drops none."""
     return "none" if share is None and not mitigated else fmt.percent(share)
 
 
 def describe_data(report: AuditReport) -> tuple[Fact, ...]:
-    """List which documents were measured."""
+    """List the audited documents."""
     data = report.data
     sources = [fmt.clean_name(source, 120) for source in data.sources[:_MOST_SOURCES]]
     if len(data.sources) > _MOST_SOURCES:
@@ -113,9 +116,9 @@ def describe_data(report: AuditReport) -> tuple[Fact, ...]:
         Fact("Documents", fmt.count(data.num_documents)),
     ]
     if data.num_clusters is not None:
-        detail = "Intervals of means take a cluster as one piece of evidence."
+        detail = "Intervals of means treat a cluster as one observation."
         if report.training is not None:
-            detail = f"Control and buckets are drawn over clusters. {detail}"
+            detail = f"Control and buckets are sampled by cluster. {detail}"
         clusters = fmt.count(data.num_clusters)
         facts.append(Fact("Clusters of near-duplicates", clusters, detail=detail))
     return (
@@ -124,39 +127,39 @@ def describe_data(report: AuditReport) -> tuple[Fact, ...]:
         Fact(
             "Hash",
             fmt.clean_name(data.documents_sha256, 80),
-            detail="Over ids and token hashes of all documents, in order.",
+            detail="Hash of the ids and token hashes of all documents, in order.",
             code=True,
         ),
     )
 
 
 def describe_method(report: AuditReport) -> tuple[Fact, ...]:
-    """List what it takes to make the numbers again."""
+    """List the settings that are needed to reproduce the results."""
     method, model = report.method, report.model
     prefix = method.prefix_tokens
     prefix_text = "everything before the continuation" if prefix is None else f"{prefix:,} tokens"
     cut = report.cut
     sample = method.sample_size
-    sample_text = "all" if sample is None else f"at most {sample:,} of a bucket"
+    sample_text = "all" if sample is None else f"at most {sample:,} per bucket"
     facts = [
         Fact("Suite", f"{fmt.clean_name(method.suite)}, version {method.suite_version:,}"),
         Fact("Continuation", f"{method.continuation_tokens:,} tokens"),
         Fact("Prefix", prefix_text, detail="" if cut is None else _WITHIN),
         Fact(
             "Audited part",
-            "every document whole"
+            "the whole of every document"
             if cut is None
-            else f"{cut.num_documents:,} of {cut.num_given:,} documents by their {cut.window} part",
+            else f"of {cut.num_documents:,} of {cut.num_given:,} documents the {cut.window} part",
             detail=""
             if cut is None
             else f"The longest has {cut.longest_tokens:,} tokens; at most {cut.used_tokens:,} of a "
             "document were used.",
         ),
-        Fact("Near-verbatim up to", f"{fmt.threshold(method.max_edit_share)} edits"),
-        Fact("Tiny margin below", f"{fmt.number(method.tiny_margin)} logits"),
-        Fact("Arithmetic", fmt.clean_name(method.dtype, 20)),
+        Fact("Near-verbatim threshold", f"{fmt.threshold(method.max_edit_share)} edits"),
+        Fact("Tiny margin threshold", f"{fmt.number(method.tiny_margin)} logits"),
+        Fact("Precision", fmt.clean_name(method.dtype, 20)),
         Fact(
-            "Tokens of a forward pass",
+            "Tokens per forward pass",
             "as many as fit" if method.batch_tokens is None else fmt.count(method.batch_tokens),
         ),
         Fact("Documents scored", sample_text),

@@ -1,11 +1,11 @@
-"""Numbers into words, each kind in one spelling.
+"""Format numbers and clean text; each kind of number has one format.
 
-A missing number is an en dash, or "n/a" where the reason stands beside it. Percentages never round
-to 0 or 100 unless they are.
+A missing number is an en dash, or "n/a" if the reason is given next to it. Percentages never round
+to 0 or 100 unless they are exactly that.
 
-Ids, names and sentences of a record come from other people's data. Escaping for HTML is the
-template engine's work; `clean_text` removes what escaping leaves in: characters that steer a
-terminal or reverse the reading direction, halves of surrogate pairs, and lines of a megabyte.
+Ids, names and sentences of a record are untrusted. The template engine escapes them for HTML;
+`clean_text` handles what escaping does not: control characters, characters that reverse the reading
+direction, lone surrogates, and very long lines.
 """
 
 import math
@@ -22,7 +22,7 @@ NAME_LIMIT = 72
 SENTENCE_LIMIT = 700
 COMMAND_LIMIT = 4000
 
-_STEERING = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
+_CONTROL_CATEGORIES = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
 _LOCAL_PATH = re.compile(
     r"""(?<![\w/.\\~-])            # not inside a word or a longer path
         (?:file:/+ | ~[\w.-]*[/\\] | [A-Za-z]:(?:\\|/(?!/)) | \\\\
@@ -35,11 +35,11 @@ _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}(?:/[A-Za-z0-9][\w.-]{0,95})?")
 
 
 def clean_text(text: str, limit: int = SENTENCE_LIMIT) -> str:
-    """Return ``text`` on one line, cut in its middle, with steering characters spelled out.
+    """Return ``text`` on one line, cut in its middle, with control characters spelled out.
 
     Args:
-        text: anything, also lone surrogates.
-        limit: characters kept, the ellipsis included; a replaced character counts as one.
+        text: any text; it may contain lone surrogates.
+        limit: maximum number of characters, including the ellipsis; a replaced one counts once.
     """
     if len(text) > limit:
         tail = limit // 3
@@ -52,29 +52,29 @@ def _show(character: str) -> str:
         return " "
     code = ord(character)
     noncharacter = code & 0xFFFE == 0xFFFE or 0xFDD0 <= code <= 0xFDEF
-    if noncharacter or unicodedata.category(character) in _STEERING:
+    if noncharacter or unicodedata.category(character) in _CONTROL_CATEGORIES:
         return f"[U+{code:04X}]"
     return character
 
 
 def clean_name(text: str, limit: int = NAME_LIMIT) -> str:
-    """Clean an id or a name; an empty one becomes visible."""
+    """Clean an id or a name; an empty one becomes ``(empty)``."""
     return clean_text(text, limit) or "(empty)"
 
 
 def shorten_place(place: str) -> str:
-    """Return the last three parts of a path; a hub id or a shorter path whole."""
+    """Return the last three parts of a path; hub ids and shorter paths are unchanged."""
     parts = [part for part in re.split(r"[/\\]", place) if part]
     return place if len(parts) <= 3 else f"{ELLIPSIS}/{'/'.join(parts[-3:])}"
 
 
 def hide_paths(text: str) -> str:
-    """Replace local paths, which tell of someone's machine, by ``(local path)``."""
+    """Replace local paths, which reveal details of a machine, by ``(local path)``."""
     return _LOCAL_PATH.sub("(local path)", text)
 
 
 def is_hub_id(name: str) -> bool:
-    """Tell whether ``name`` has the form of a Hugging Face hub id (``org/name`` or ``name``)."""
+    """Return whether ``name`` has the form of a Hugging Face hub id (``org/name`` or ``name``)."""
     return _HUB_ID.fullmatch(name) is not None and ".." not in name
 
 
@@ -86,12 +86,12 @@ PERCENT = f"{NBSP}%"
 CI = f"95{PERCENT}{NBSP}CI"
 _SUPERSCRIPTS = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
 _COUNTED_QUERIES, _MOST_QUERIES = 6, 99_999
-"""log10 from which on only the power of ten is written, and beyond which none is."""
+"""log10 from which only the power of ten is written, and above which ``>`` is added."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Estimate:
-    """An estimate in words and its interval in words ("" where there is no estimate)."""
+    """A formatted estimate and its formatted interval ("" if there is no estimate)."""
 
     value: str
     interval: str
@@ -103,11 +103,11 @@ RISK_LABELS: dict[RiskName, str] = {
     "attack_cost": f"Within {NUM_RISK_QUERIES:,} queries",
     "attack": "Best attack",
 }
-"""Ways of extraction as headings."""
+"""Headings of the extraction rates."""
 
 
 def number(value: float | None, decimals: int = 3) -> str:
-    """Write a plain number; very large and very small ones in scientific form."""
+    """Format a number; very large and very small ones in scientific notation."""
     if value is None:
         return MISSING
     size = abs(value)
@@ -117,14 +117,14 @@ def number(value: float | None, decimals: int = 3) -> str:
 
 
 def count(value: int | None) -> str:
-    """Write a count with thousands separators."""
+    """Format a count with thousands separators."""
     return MISSING if value is None else f"{value:,}"
 
 
 def queries(log10_queries: float) -> str:
-    """Write what an attack costs: ``1``, ``40``, ``2,300``, ``10⁷``.
+    """Format an attack cost: ``1``, ``40``, ``2,300``, ``10⁷``.
 
-    Up to a hundred queries are rounded up, for there is no half a query; then two digits stand.
+    Up to a hundred queries, the number is rounded up to an integer; above, to two digits.
     """
     if log10_queries >= _COUNTED_QUERIES:
         more = ">" + NBSP if log10_queries > _MOST_QUERIES else ""
@@ -132,42 +132,42 @@ def queries(log10_queries: float) -> str:
         return f"{more}10{power.translate(_SUPERSCRIPTS)}"
     queries = 10 ** max(log10_queries, 0.0)
     if queries <= 100:
-        # 10 ** log10(3) is a hair above 3.
+        # 10 ** log10(3) is slightly above 3 in floating point.
         return str(math.ceil(queries - 1e-9 * queries))
     return f"{round(queries, 1 - math.floor(math.log10(queries))):,.0f}"
 
 
 def bits(bits: float | None) -> str:
-    """Write an exposure."""
+    """Format an exposure."""
     return MISSING if bits is None else f"{number(bits, 1)}{NBSP}bits"
 
 
 def signed(value: float | None, decimals: int = 3) -> str:
-    """Write a difference with its sign."""
+    """Format a difference with its sign."""
     if value is None:
         return MISSING
     return f"+{number(value, decimals)}" if value > 0 else number(value, decimals)
 
 
 def relative_change(value: float, reference: float) -> float | None:
-    """Return ``value / reference - 1``; None where that says nothing (not above 0, or endless)."""
+    """Return ``value / reference - 1``; None if the reference is not positive or far too small."""
     if reference <= 0 or value > 1e6 * reference:
         return None
     return value / reference - 1
 
 
 def change(share: float | None) -> str:
-    """Write a relative change with its sign: ``+4.8 %``; none that shows is ``0.0 %``."""
+    """Format a relative change with its sign: ``+4.8 %``; one that rounds to 0 is ``0.0 %``."""
     return MISSING if share is None else f"{_sign_percent(share)}{PERCENT}"
 
 
 def _sign_percent(share: float) -> str:
-    # Adding 0.0 makes a 0 of the -0.0 that rounding leaves.
+    # Adding 0.0 turns the -0.0 that rounding can give into 0.0.
     return signed(round(100 * share, 1) + 0.0, 1)
 
 
 def change_range(change: Interval | None) -> str:
-    """Write the interval of a relative change, ``+1.2 to +3.4 %``; "" without one."""
+    """Format the interval of a relative change, ``+1.2 to +3.4 %``; "" without one."""
     if change is None or change.ci is None:
         return ""
     low, high = map(_sign_percent, change.ci)
@@ -175,7 +175,7 @@ def change_range(change: Interval | None) -> str:
 
 
 def percent(share: float | None) -> str:
-    """Write a share (0..1) in percent: ``1.5 %``, ``0.15 %``, ``99.96 %``."""
+    """Format a share (0..1) in percent: ``1.5 %``, ``0.15 %``, ``99.96 %``."""
     return MISSING if share is None else f"{_percent_number(share)}{PERCENT}"
 
 
@@ -187,25 +187,25 @@ def _percent_number(share: float) -> str:
         return ">" + NBSP + "99.99"
     if percent in (0, 100):
         return f"{percent:.0f}"
-    # One more digit near both ends, where the first one says nothing.
+    # One more digit near 0 and 100, where one decimal is not enough.
     decimals = 2 if percent < 0.995 or 99.95 <= percent < 100 else 1
     return f"{percent:,.{decimals}f}".replace("-", MINUS)
 
 
 def percent_range(ci: tuple[float, float] | None) -> str:
-    """Write an interval of shares: ``0.3–4.3 %``."""
+    """Format an interval of shares: ``0.3–4.3 %``."""
     if ci is None:
         return "no interval"
     return f"{_percent_number(ci[0])}–{_percent_number(ci[1])}{PERCENT}"
 
 
 def percent_ci(ci: tuple[float, float] | None) -> str:
-    """Write an interval of shares and what it is: ``95 % CI 0.3–4.3 %``."""
+    """Format an interval of shares with its label: ``95 % CI 0.3–4.3 %``."""
     return "no interval" if ci is None else f"{CI}{NBSP}{percent_range(ci)}"
 
 
 def rate(rate: Rate) -> str:
-    """Write a rate with counts and interval: ``3 of 200, 1.5 %, 95 % CI 0.3–4.3 %``."""
+    """Format a rate with counts and interval: ``3 of 200, 1.5 %, 95 % CI 0.3–4.3 %``."""
     if rate.rate is None:
         return "no documents"
     counts = of(rate.num_matched, rate.num_documents)
@@ -213,46 +213,46 @@ def rate(rate: Rate) -> str:
 
 
 def threshold(share: float) -> str:
-    """Write a share somebody chose, with no more digits than it has: ``90 %``."""
+    """Format a share that is a setting, with no more digits than it has: ``90 %``."""
     return f"{100 * share:.4g}{PERCENT}"
 
 
 def of(part: int, whole: int) -> str:
-    """Write counts: ``3 of 200``, never split over two lines."""
+    """Format counts: ``3 of 200``, without a line break."""
     return f"{part:,}{NBSP}of{NBSP}{whole:,}"
 
 
 def p(p_value: float) -> str:
-    """Write a p-value: three decimals, and below them only that it is smaller."""
+    """Format a p-value with three decimals; smaller ones as ``< 0.001``."""
     return "<" + NBSP + "0.001" if p_value < 0.001 else f"{p_value:.3f}"
 
 
 def share(interval: Interval | None) -> Estimate:
-    """Write a mean share and its interval in percent."""
+    """Format a mean share and its interval in percent."""
     if interval is None:
         return Estimate(value=MISSING, interval="")
     return Estimate(value=percent(interval.value), interval=percent_range(interval.ci))
 
 
 def points(interval: Interval | None) -> Estimate:
-    """Write a difference of rates in percentage points."""
-    found = _estimate(interval, _sign_percent, " to ")
-    return found if interval is None else replace(found, value=f"{found.value}{NBSP}pp")
+    """Format a difference of rates in percentage points."""
+    estimate = _estimate(interval, _sign_percent, " to ")
+    return estimate if interval is None else replace(estimate, value=f"{estimate.value}{NBSP}pp")
 
 
 def interval(interval: Interval | None, decimals: int = 3) -> Estimate:
-    """Write an estimate and its interval."""
-    found = _estimate(interval, lambda value: number(value, decimals), "–")
-    # A dash beside a minus sign reads as another minus.
+    """Format an estimate and its interval."""
+    estimate = _estimate(interval, lambda value: number(value, decimals), "–")
+    # A dash next to a minus sign reads as another minus.
     return (
-        replace(found, interval=found.interval.replace("–", " to "))
-        if MINUS in found.interval
-        else found
+        replace(estimate, interval=estimate.interval.replace("–", " to "))
+        if MINUS in estimate.interval
+        else estimate
     )
 
 
 def difference(interval: Interval | None, decimals: int = 3) -> Estimate:
-    """Write a difference with its sign and its interval."""
+    """Format a difference with its sign and its interval."""
     return _estimate(interval, lambda value: signed(value, decimals), " to ")
 
 
@@ -264,7 +264,7 @@ def _estimate(interval: Interval | None, write: Callable[[float], str], joint: s
 
 
 def duration(seconds: float) -> str:
-    """Write seconds for people: ``0.4 s``, ``52 s``, ``4 min 12 s``, ``1 h 05 min``."""
+    """Format a duration: ``0.4 s``, ``52 s``, ``4 min 12 s``, ``1 h 05 min``."""
     if seconds < 10:
         return f"{seconds:.1f}{NBSP}s"
     whole = round(seconds)
@@ -275,18 +275,23 @@ def duration(seconds: float) -> str:
     return f"{whole // 3600:,}{NBSP}h {whole % 3600 // 60:02d}{NBSP}min"
 
 
+def time(created: str) -> str:
+    """Format a time of a record (UTC, ISO 8601): ``2026-01-02 03:04:05 UTC``."""
+    return clean_name(created, 40).replace("T", " ").replace("Z", " UTC")
+
+
 def hash(digest: str | None) -> str:
-    """Write the first 12 characters of a hash."""
+    """Format the first 12 characters of a hash."""
     return MISSING if not digest else clean_text(digest[:12]) + ("…" if len(digest) > 12 else "")
 
 
 def repetitions(num_repetitions: int | None) -> str:
-    """Write how often a document was trained."""
+    """Format how often a document was trained."""
     return "unknown" if num_repetitions is None else f"{num_repetitions:,}"
 
 
 def settings(settings: Mapping[str, Any]) -> str:
-    """Write a named mapping (a probe, a mitigation): ``goldfish (k 4, mode hash)``."""
+    """Format a mapping with a name (a probe, a mitigation): ``goldfish (k 4, mode hash)``."""
     others = ", ".join(
         f"{clean_text(str(key), 40)} {clean_text(value(item), NAME_LIMIT)}"
         for key, item in list(settings.items())[:30]
@@ -299,7 +304,7 @@ def settings(settings: Mapping[str, Any]) -> str:
 
 
 def value(setting: Any) -> str:
-    """Write a setting's value: lists with commas, null as ``not set``, floats shortest."""
+    """Format the value of a setting: lists with commas, null as ``not set``, floats shortest."""
     if setting is None:
         return "not set"
     if isinstance(setting, bool):
@@ -307,7 +312,7 @@ def value(setting: Any) -> str:
     if isinstance(setting, list | tuple):
         return "[" + ", ".join(value(item) for item in setting[:30]) + "]"
     if isinstance(setting, Mapping):
-        # What is not set in a setting within a setting goes without saying.
+        # Unset values of nested settings are omitted.
         inside = {key: item for key, item in setting.items() if item is not None}
         return "(" + settings(inside) + ")"
     if isinstance(setting, float) and math.isfinite(setting):

@@ -1,8 +1,8 @@
-"""Render a record as one offline HTML file, the same bytes each time.
+"""Render a record as one offline HTML file; the result is deterministic.
 
-Everything shown is escaped by the template engine; `clean_text` runs over it once more on the way
-out, so that a digest that forgot a string is not a hole. The page runs no script and its content
-security policy lets it load nothing.
+The template engine escapes every text; `clean_text` is applied to each text again when it is
+written, in case a page forgot to clean it. The page contains no script, and its content security
+policy allows it to load nothing.
 """
 
 import re
@@ -17,23 +17,35 @@ from memguard.report import formatting as fmt
 from memguard.report.audit_page import digest_report
 from memguard.report.charts import draw_chart
 from memguard.report.comparison_page import digest_comparison
+from memguard.report.links import link_comparison, link_report
 from memguard.report.page import AuditPage, ComparisonPage, Figure
 
 _TEMPLATES = Path(__file__).parent / "templates"
-# Cleaning spells a character out in up to ten; what the digest cut stays whole here.
+# Cleaning replaces one character by up to ten; texts that were cut already must not be cut again.
 _LONGEST = 10 * fmt.COMMAND_LIMIT
 _QUOTED = re.compile(r"(?<!\w)'([^']+)'(?!\w)")
 _SEPARATORS = re.compile(r"(?<=[./_:\\])(?=[^\W\d_])")
 
 
-def render_report(report: AuditReport) -> str:
-    """Render the page of an audit. Encode it as UTF-8."""
-    return _render("audit.html.j2", digest_report(report))
+def render_report(report: AuditReport, folder: Path | None = None) -> str:
+    """Render the page of an audit. Encode it as UTF-8.
+
+    Args:
+        report: the record.
+        folder: folder of the page, for links to the model card and a comparison; None omits them.
+    """
+    return _render("audit.html.j2", digest_report(report, link_report(folder)))
 
 
-def render_comparison(comparison: Comparison) -> str:
-    """Render the page of a comparison. Encode it as UTF-8."""
-    return _render("comparison.html.j2", digest_comparison(comparison))
+def render_comparison(comparison: Comparison, folder: Path | None = None) -> str:
+    """Render the page of a comparison. Encode it as UTF-8.
+
+    Args:
+        comparison: the record.
+        folder: folder of the page, for links to the reports of its runs; None omits them.
+    """
+    page = digest_comparison(comparison, link_comparison(comparison, folder))
+    return _render("comparison.html.j2", page)
 
 
 def _render(template: str, page: AuditPage | ComparisonPage) -> str:
@@ -52,20 +64,25 @@ def _render(template: str, page: AuditPage | ComparisonPage) -> str:
 
 
 def _draw(figure: Figure) -> Markup:
-    # Written by an XML serialiser, which escaped every text in it.
+    # The XML serialiser has escaped every text in it.
     return Markup(draw_chart(figure.chart, figure.key))
 
 
 def _make_breakable(text: str) -> Markup:
-    """Escape, and let a long name break after a separator rather than inside a word."""
+    """Escape, and allow line breaks after separators, so that long names do not break in words."""
     parts = _SEPARATORS.split(fmt.clean_text(text, _LONGEST))
     return Markup("<wbr>").join(escape(part) for part in parts)
 
 
 def _mark_code(text: str) -> Markup:
-    """Escape, and set what stands in single quotes as code, which keeps ``--option`` whole."""
+    """Escape, and mark text in single quotes as code, which breaks lines between words only."""
     parts = _QUOTED.split(fmt.clean_text(text, _LONGEST))
-    marked = [Markup("<code>{}</code>").format(part) for part in parts[1::2]]
+    marked = [
+        Markup("<code>{}</code>").format(
+            Markup(" ").join(Markup("<span>{}</span>").format(word) for word in part.split(" "))
+        )
+        for part in parts[1::2]
+    ]
     plain = [escape(part) for part in parts[::2]]
     return Markup("").join(
         piece for pair in zip(plain, [*marked, Markup("")], strict=True) for piece in pair

@@ -1,7 +1,6 @@
-"""README.md of an exported model: what it is, what an audit found, how to load it.
+"""README.md of an exported model: origin, audit results, and how to load it.
 
-The card is made to be published: no excerpt, no document id and no path of the machine it was
-trained on goes in.
+The card is meant for publication: it contains no excerpt, no document id and no local path.
 """
 
 import re
@@ -20,6 +19,9 @@ from memguard.report.texts import describe_loss_change, write_limits
 
 _MARKDOWN = re.compile(r"([\\`*_{}\[\]<>|#~$!&])")
 _LONGEST_CONFIG = 20_000
+_LOCAL = "(local path)"
+_NOT_SHOWN = ("output_dir", "parallel", "audit")
+"""Parts of a configuration that do not change the weights."""
 
 
 def render_model_card(
@@ -28,16 +30,17 @@ def render_model_card(
     """Write the model card.
 
     Args:
-        report: the audit of these weights; None where there was none.
-        run_name: heading of the card.
-        base_model: what training started from; named only if it is a hub id.
-        config_yaml: the resolved configuration; shown with local paths replaced.
+        report: audit of these weights; None if there was none.
+        run_name: name of the run, shown in the heading.
+        base_model: model that training started from; named only if it is a hub id.
+        config_yaml: resolved configuration; settings that hold a local path or null, or that
+            do not change the weights, are omitted.
     """
     config = _read_config(config_yaml)
     mitigations = _list_mitigations(config)
     sections = [
         _write_front_matter(report, base_model, mitigations),
-        f"# {_escape(fmt.clean_name(run_name))}",
+        f"# Model of run '{_escape(fmt.clean_name(run_name))}'",
         _write_origin(base_model, mitigations),
         "## Memorization audit",
         *(_write_audit(report) if report else [_NO_AUDIT]),
@@ -45,13 +48,16 @@ def render_model_card(
         _HOW_TO_LOAD,
     ]
     if config is not None:
-        sections += ["## Configuration", _show_config(config)]
+        shown = {key: value for key, value in config.items() if key not in _NOT_SHOWN}
+        if _name_base(base_model) is None and isinstance(shown.get("model"), dict):
+            shown["model"] = {**shown["model"], "path": None}
+        sections += ["## Configuration", _show_config(shown)]
     return "\n\n".join(sections) + "\n"
 
 
 _NO_AUDIT = (
-    "These weights have not been audited: nothing is known about which training documents they "
-    "can repeat. `memguard audit` on the run folder measures it."
+    "These weights have not been audited: it is not known which training documents can be "
+    "extracted from them. `memguard audit` on the run folder measures it."
 )
 _HOW_TO_LOAD = """\
 ```python
@@ -77,12 +83,12 @@ def _list_mitigations(config: dict[str, Any] | None) -> list[dict[str, Any]]:
 
 
 def _escape(text: str) -> str:
-    """Clean text, take local paths out and make Markdown's own characters plain."""
+    """Clean text, replace local paths and escape the special characters of Markdown."""
     return _MARKDOWN.sub(r"\\\1", fmt.hide_paths(fmt.clean_text(text, 2000)))
 
 
 def _name_base(base_model: str | None) -> str | None:
-    """Return the base model's hub id; None for anything that is or looks like a folder."""
+    """Return the base model's hub id; None if it is or looks like a folder."""
     if base_model is None or not fmt.is_hub_id(base_model) or Path(base_model).exists():
         return None
     return base_model
@@ -132,31 +138,32 @@ def _write_audit(report: AuditReport) -> list[str]:
         )
     for fact in describe_privacy(report.training) if report.training else ():
         parts.append(f"{fact.term}: {_escape(f'{fact.value}. {fact.detail}')}")
-    parts.append("Limits:")
+    parts.append("Scope and limitations:")
     parts.append("\n".join(f"- {_escape(limit)}" for limit in write_limits(report)))
     parts.append(
         f"Measured by memguard {_escape(report.tool_version)} on weights "
         f"`{_code(fmt.hash(report.model.weights_sha256))}` and documents "
-        f"`{_code(fmt.hash(report.data.documents_sha256))}`, {_escape(report.created)}."
+        f"`{_code(fmt.hash(report.data.documents_sha256))}`, {_escape(report.created)}. The full "
+        "report is `audit/report.html` in the folder of the run."
     )
     return parts
 
 
 def _write_costs(report: AuditReport) -> list[str]:
-    """Say in one line what documents cost: those of the verdict's bucket, and the control."""
+    """Report the attack cost of the verdict's bucket and of the control in one line."""
     control = next((b.bucket for b in report.buckets if b.role == "control"), None)
-    told = []
+    costs = []
     for bucket in dict.fromkeys((report.verdict.bucket, control)):
-        found = find_cost(report, bucket) if bucket is not None else None
-        if found and found.model.num_documents:
-            median = write_cost(found.model, found.model.median)
-            cheapest = write_cost(found.model, found.model.lowest)
-            told.append(f"{_escape(fmt.clean_name(bucket or ''))} {median} (cheapest {cheapest})")
-    if not told:
+        cost = find_cost(report, bucket) if bucket is not None else None
+        if cost and cost.model.num_documents:
+            median = write_cost(cost.model, cost.model.median)
+            cheapest = write_cost(cost.model, cost.model.lowest)
+            costs.append(f"{_escape(fmt.clean_name(bucket or ''))} {median} (cheapest {cheapest})")
+    if not costs:
         return []
     return [
-        "Attack cost, median queries until the true continuation comes out with a probability of "
-        f"one half: {'; '.join(told)}."
+        "Attack cost, median queries until the true continuation is generated with a probability "
+        f"of one half: {'; '.join(costs)}."
     ]
 
 
@@ -198,11 +205,19 @@ def _write_rate(rate: Rate | None) -> str:
 
 
 def _show_config(config: dict[str, Any]) -> str:
-    text = yaml.safe_dump(_hide(config), sort_keys=False, allow_unicode=True)
+    text = yaml.safe_dump(_omit_empty(_hide(config)), sort_keys=False, allow_unicode=True)
     if len(text) > _LONGEST_CONFIG:
         return f"Too long to show here ({fmt.count(len(text))} characters)."
     lines = "\n".join(fmt.clean_text(line, 400) for line in text.split("\n")).rstrip()
     return f"```yaml\n{lines.replace('```', chr(39) * 3)}\n```"
+
+
+def _omit_empty(value: Any) -> Any:
+    """Remove settings that hold nothing but a local path, or that are not set."""
+    if not isinstance(value, dict):
+        return value
+    shown = {key: _omit_empty(item) for key, item in value.items()}
+    return {key: item for key, item in shown.items() if item not in (None, {}, [], _LOCAL)}
 
 
 def _hide(value: Any) -> Any:
@@ -213,5 +228,5 @@ def _hide(value: Any) -> Any:
     if not isinstance(value, str):
         return value
     hidden = fmt.hide_paths(value)
-    # A path may hold spaces, which end it in a sentence but not here.
-    return "(local path)" if hidden.startswith("(local path)") else hidden
+    # A path may contain spaces, which end it in a sentence but not here.
+    return _LOCAL if hidden.startswith(_LOCAL) else hidden

@@ -1,14 +1,13 @@
-"""The pieces a page is made of; templates only place them.
+"""The components of a page; templates only arrange them.
 
-Strings are ready to show (cleaned and formatted, not yet escaped). Numbers appear only in what a
-chart draws.
+Strings are ready to show: cleaned and formatted, not yet escaped. Numbers occur only in charts.
 """
 
 from dataclasses import KW_ONLY, dataclass
 from typing import Literal
 
 Tone = Literal["", "base", "control", "dominated"]
-"""How a row is set: for whose numbers, or grey."""
+"""Style of a row: base model, control, dominated setting (grey), or "" for all others."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -18,7 +17,7 @@ class Bar:
     fill: str
     low: str
     width: str
-    """Length of the interval's whisker, which starts at ``low``."""
+    """Length of the line that shows the interval; it starts at ``low``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,11 +29,11 @@ class Cell:
     detail: str = ""
     """A second, smaller line."""
     note: str = ""
-    """A third, as small."""
+    """A third line, of the same size as the second."""
     bar: Bar | None = None
     kind: Literal["number", "text", "code", "hash", "level"] = "number"
     level: str = ""
-    """For `kind="level"`: which icon and colour stand beside the text."""
+    """For `kind="level"`: selects the icon and the colour."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,14 +53,14 @@ class Table:
     columns: tuple[Cell, ...]
     rows: tuple[Row, ...]
     more_rows: tuple[Row, ...] = ()
-    """Shown on demand, under `more_label`."""
+    """Collapsed rows, under the label `more_label`."""
     more_label: str = ""
     notes: tuple[str, ...] = ()
-    """Sentences below the rows that are always shown."""
+    """Sentences below the table; always visible."""
     compact: bool = False
-    """Beside a chart, where there is little room."""
+    """Whether to use a small font, for tables beside a chart or with many columns."""
     long_names: bool = False
-    """Its first column holds sentences."""
+    """Whether the first column contains sentences."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,9 +74,18 @@ class Fact:
     code: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class Link:
+    """A link to another page of the same run or comparison."""
+
+    label: str
+    target: str
+    """Relative URL, percent-encoded."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Notice:
-    """Something to know before the numbers; the level is told by word, shape and colour."""
+    """A message above the results; a word, an icon and a colour show its level."""
 
     level: str
     label: str
@@ -99,9 +107,9 @@ class Line:
     """A drawn series."""
 
     label: str
-    """Name in the legend; "" where another series of the same name has it."""
+    """Name in the legend; "" if another series of the same name is in the legend."""
     style: str
-    """Colour, dashes and marker: a name `charts` knows, or a number."""
+    """Colour, dashes and marker: a name that `charts` defines, or a number."""
     points: tuple[Point, ...]
 
 
@@ -120,7 +128,7 @@ class LineChart:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Mark:
-    """A setting as a cross: a point with an interval along each axis, in units of the axis."""
+    """A setting in the chart: a point with an interval along each axis, in units of the axis."""
 
     label: str
     x: float
@@ -132,22 +140,23 @@ class Mark:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FrontChart:
-    """Crosses, those that nothing beats joined by a line, and one vertical reference line."""
+    """Settings as points, a line through those that are not dominated, and a reference line."""
 
     description: str
     marks: tuple[Mark, ...]
     x_label: str
     y_label: str
     reference_x: float | None
+    """Position of the vertical line; outside the range of the marks only the label is drawn."""
     reference_label: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Figure:
-    """A chart and the same numbers as a table."""
+    """A chart, and its data as a table."""
 
     key: str
-    """Unique on its page; ids inside the drawing begin with it."""
+    """Unique on its page; prefix of the ids in the drawing."""
     title: str
     chart: LineChart | FrontChart
     caption: str
@@ -156,31 +165,32 @@ class Figure:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Section:
-    """A part of a page: sentences, then what they are about."""
+    """A section of a page: sentences, then facts, a figure and tables."""
 
     key: str
-    """Where links lead."""
+    """Target of links."""
     title: str
     short_title: str
-    """What links say."""
+    """Text of links."""
     lead: tuple[str, ...]
     facts: tuple[Fact, ...] = ()
     figure: Figure | None = None
     tables: tuple[Table, ...] = ()
     points_title: str = ""
     points: tuple[str, ...] = ()
-    """Sentences of a list that ends the section."""
+    """Items of a list at the end of the section."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AuditPage:
-    """Everything the audit template shows, in its order."""
+    """Everything the audit template shows, in this order."""
 
     title: str
     heading: str
     tool_version: str
     confidentiality: str
     identity: tuple[Fact, ...]
+    links: tuple[Link, ...]
     notices: tuple[Notice, ...]
     verdict: Notice
     key_figures: tuple[Fact, ...]
@@ -193,7 +203,7 @@ class AuditPage:
     dose_response_note: str
     dose_tables: tuple[Table, ...]
     evidence: tuple[Section, ...]
-    """What further probes showed, in their order."""
+    """Results of further probes, in the order of the probes."""
     findings: Table | None
     findings_note: str
     training: tuple[Fact, ...]
@@ -201,7 +211,7 @@ class AuditPage:
     data: tuple[Fact, ...]
     method: tuple[Fact, ...]
     probes: tuple[Fact, ...]
-    """Those that ran."""
+    """Probes that ran."""
     probes_not_run: tuple[Fact, ...]
     command: str
     environment: tuple[Fact, ...]
@@ -210,15 +220,18 @@ class AuditPage:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ComparisonPage:
-    """Everything the comparison template shows, in its order."""
+    """Everything the comparison template shows, in this order."""
 
     title: str
     heading: str
     tool_version: str
     confidentiality: str
     identity: tuple[Fact, ...]
+    links: tuple[Link, ...]
+    front: Figure | None
+    """Risk against utility; None if no setting has both."""
     recommendation: Fact
-    """The sentence, and the rule that made it."""
+    """The sentence, and the rule it follows from."""
     in_short_lead: str
     in_short: tuple[Fact, ...]
     guide: tuple[str, ...]

@@ -1,6 +1,7 @@
-"""One setting's seeds in one cell: the mean, and how far apart they are.
+"""Cells that show a setting over its seeds: the mean and the range.
 
-Settings in the order of the record, numbers of repetitions ascending, and their names.
+Also lists the settings in the order of the record and the numbers of repetitions in ascending
+order, and gives both their names.
 """
 
 import statistics
@@ -45,8 +46,8 @@ def pick_highest(comparison: Comparison) -> str | None:
 def pick_own_highest(extraction: Mapping[str, object]) -> str | None:
     """Return the highest number of repetitions (never the control's), if there is one.
 
-    A setting may train the same documents less often than another: what it did to those it trained
-    most often stands at its own highest dose.
+    A setting may train the same documents less often than another: its result on the documents
+    trained most often is at its own highest dose.
     """
     doses = sorted((dose for dose in extraction if dose != "0"), key=_sort_key)
     known = [dose for dose in doses if _sort_key(dose)[0] == 0]
@@ -54,28 +55,28 @@ def pick_own_highest(extraction: Mapping[str, object]) -> str | None:
 
 
 def list_highest(runs: Iterable[Mapping[str, ComparisonCell]]) -> list[ComparisonCell]:
-    """Return each run's documents of its highest dose; runs without any are left out."""
+    """Return each run's documents at its highest dose; runs without any are left out."""
     return [run[dose] for run in runs if (dose := pick_own_highest(run)) is not None]
 
 
 Cells = Sequence[ComparisonCell]
-"""Of one setting's seeds, at one number of repetitions."""
+"""Cells of one setting at one number of repetitions, one per seed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """A setting over its seeds; or the base model, which has no run of its own and no point."""
+    """A setting over its seeds; or the base model, which has no runs and no point."""
 
     name: str
     runs: Sequence[SettingResult]
     extraction: Sequence[Mapping[str, ComparisonCell]]
-    """By number of repetitions, run by run."""
+    """Cells by number of repetitions, for each run."""
     point: FrontPoint | None
-    """Risk and utility."""
+    """Risk and utility; None for the base model."""
 
     @property
     def cells(self) -> Cells:
-        """Each run's documents of its highest dose; runs without any are left out."""
+        """Each run's documents at its highest dose; runs without any are left out."""
         return list_highest(self.extraction)
 
     @property
@@ -85,10 +86,10 @@ class Setting:
 
 
 def list_settings(comparison: Comparison) -> list[Setting]:
-    """Return the settings, each with its runs, one for each seed, in order."""
+    """Return the settings in order, each with its runs, one per seed."""
     groups: dict[str, list[SettingResult]] = {}
-    for one in comparison.settings:
-        groups.setdefault(one.name, []).append(one)
+    for run in comparison.settings:
+        groups.setdefault(run.name, []).append(run)
     points = {point.name: point for point in reversed(comparison.front)}
     return [
         Setting(name, runs, [run.extraction for run in runs], points.get(name))
@@ -102,18 +103,18 @@ def get_base(comparison: Comparison) -> Setting:
 
 
 def has_several_seeds(comparison: Comparison) -> bool:
-    """Tell whether a setting has more than one run."""
-    return len({one.name for one in comparison.settings}) < len(comparison.settings)
+    """Return whether a setting has more than one run."""
+    return len({run.name for run in comparison.settings}) < len(comparison.settings)
 
 
 def describe_setting(setting: Setting, comparison: Comparison) -> str:
-    """Say what stands below a setting's name: its seeds, and another dose than the first one's."""
+    """Return the text below a setting's name: number of seeds, and its dose if it differs."""
     seeds = f"{len(setting.runs):,} seeds" if len(setting.runs) > 1 else ""
     return "; ".join(filter(None, (seeds, tell_other_dose(setting, comparison))))
 
 
 def tell_other_dose(setting: Setting, comparison: Comparison) -> str:
-    """Say how often a setting trained what the first one trained most often; "" if as often."""
+    """Return a setting's highest dose if it differs from the first setting's; "" otherwise."""
     doses = {pick_own_highest(extraction) for extraction in setting.extraction} - {None}
     if doses <= {pick_highest(comparison)}:
         return ""
@@ -121,7 +122,7 @@ def tell_other_dose(setting: Setting, comparison: Comparison) -> str:
 
 
 def name_dose(dose: str | None) -> str:
-    """Say which documents a column is about."""
+    """Describe the documents of a number of repetitions: ``trained 64 times``."""
     if dose is None:
         return "no trained bucket"
     if dose == "0":
@@ -130,60 +131,60 @@ def name_dose(dose: str | None) -> str:
 
 
 def label_setting(setting: SettingResult, comparison: Comparison) -> str:
-    """Name a setting; with its seed where the name stands for several runs."""
+    """Return a setting's name, with its seed if several runs have this name."""
     same = sum(other.name == setting.name for other in comparison.settings)
     name = fmt.clean_name(setting.name)
     return f"{name}, seed {setting.seed}" if same > 1 else name
 
 
 def name_first(comparison: Comparison, limit: int = fmt.NAME_LIMIT) -> str:
-    """Name the setting that the others are held against."""
+    """Return the name of the setting that the others are compared with."""
     return fmt.clean_name(comparison.settings[0].name, limit)
 
 
 def mean_base_nll(comparison: Comparison) -> float:
-    """Return the held-out NLL before training, over the first setting's seeds."""
-    return statistics.fmean(one.utility.base_heldout_nll for one in _list_first(comparison))
+    """Return the mean held-out NLL before training, over the first setting's seeds."""
+    return statistics.fmean(run.utility.base_heldout_nll for run in _list_first(comparison))
 
 
 def base_change(comparison: Comparison) -> float | None:
-    """Return the relative change of the base model's held-out NLL against the first setting's."""
-    trained = statistics.fmean(one.utility.heldout_nll for one in _list_first(comparison))
+    """Return the change of the base model's held-out NLL relative to the first setting's."""
+    trained = statistics.fmean(run.utility.heldout_nll for run in _list_first(comparison))
     return fmt.relative_change(mean_base_nll(comparison), trained)
 
 
 def _list_first(comparison: Comparison) -> list[SettingResult]:
-    """Return the first setting's runs, of the seeds that settings are judged on."""
-    first = [one for one in comparison.settings if one.name == comparison.settings[0].name]
-    judged = comparison.front[0].utility_by_seed
-    return [one for one in first if one.seed in judged] or first
+    """Return the first setting's runs with the seeds that settings are compared on."""
+    first = [run for run in comparison.settings if run.name == comparison.settings[0].name]
+    compared = comparison.front[0].utility_by_seed
+    return [run for run in first if run.seed in compared] or first
 
 
 def label_base(comparison: Comparison) -> str:
-    """Say what the base model's row stands for: its documents are those of one seed."""
+    """Describe the base model's row, whose documents are those of one seed."""
     seed = comparison.settings[0].seed
     several = len(_list_first(comparison)) > 1
     return f"before training; documents of seed {seed}" if several else "before training"
 
 
 def near_rate(cell: ComparisonCell) -> float | None:
-    """Return the share of documents extracted near-verbatim; None where none was generated."""
+    """Return the share of documents extracted near-verbatim; None if none was generated."""
     return None if cell.near_verbatim is None else cell.near_verbatim.rate
 
 
 def average(values: Sequence[float | None]) -> float | None:
-    """Return the mean over the seeds that have a value; None where none has."""
-    known = _know(values)
-    return _mean(known) if known else None
+    """Return the mean over the seeds that have a value; None if none has."""
+    present = _drop_none(values)
+    return _mean(present) if present else None
 
 
 def _mean(values: Sequence[float]) -> float:
-    # In units of the largest: a sum of huge ones would have no number.
+    # Divided by the largest, so that the sum of very large values does not overflow.
     largest = max(abs(value) for value in values) or 1.0
     return largest * statistics.fmean(value / largest for value in values)
 
 
-def _know(values: Sequence[float | None]) -> list[float]:
+def _drop_none(values: Sequence[float | None]) -> list[float]:
     return [value for value in values if value is not None]
 
 
@@ -196,15 +197,15 @@ def _show_mean(
     write: Callable[[float], str] = fmt.percent,
     write_ends: Callable[[tuple[float, float]], str] = fmt.percent_range,
 ) -> Cell:
-    """Show the mean over seeds and their ends, of one seed its interval, and below what to beat.
+    """Show the mean over seeds, its range (for one seed: its interval), and a reference value.
 
     Args:
-        values: of each seed, one at least.
-        ci: of the first seed, if there is one.
-        floor: name of what to beat.
-        floors: its values.
-        write: how a value is written.
-        write_ends: how an interval is.
+        values: value of each seed; at least one.
+        ci: interval of the first seed, if it has one.
+        floor: name of the reference, shown below.
+        floors: values of the reference, one per seed; may be empty.
+        write: formats a value.
+        write_ends: formats an interval.
     """
     ends = (min(values), max(values)) if len(values) > 1 else ci
     return Cell(
@@ -218,19 +219,20 @@ Share = ComparisonCell | MatchedShare | Rate
 
 
 def _show_shares(shares: Sequence[Share], control: Sequence[Share]) -> Cell:
-    known = _know([share.rate for share in shares])
-    if not known:
+    rates = _drop_none([share.rate for share in shares])
+    if not rates:
         return show_missing("no documents" if shares else "not measured")
-    return _show_mean(known, shares[0].ci, "control", _know([share.rate for share in control]))
+    floors = _drop_none([share.rate for share in control])
+    return _show_mean(rates, shares[0].ci, "control", floors)
 
 
 def show_mean_verbatim(setting: Setting) -> Cell:
-    """Show the mean share extracted verbatim, the control's below."""
+    """Show the mean share of documents extracted verbatim, and the control's below."""
     return _show_shares(setting.cells, setting.control)
 
 
 def show_mean_near(setting: Setting) -> Cell:
-    """Show the mean share extracted near-verbatim, the control's below."""
+    """Show the mean share of documents extracted near-verbatim, and the control's below."""
     near = _list_near(setting.cells)
     if len(near) < len(setting.cells):
         return show_missing("not generated")
@@ -242,34 +244,34 @@ def _list_near(cells: Cells) -> list[MatchedShare]:
 
 
 def show_accuracy(setting: Setting) -> Cell:
-    """Show the mean token accuracy over seeds, the control's below."""
-    known = _know([cell.mean_token_accuracy for cell in setting.cells])
-    if not known:
+    """Show the mean token accuracy over seeds, and the control's below."""
+    accuracies = _drop_none([cell.mean_token_accuracy for cell in setting.cells])
+    if not accuracies:
         return show_missing("no documents" if setting.cells else "not measured")
-    floors = _know([cell.mean_token_accuracy for cell in setting.control])
-    return _show_mean(known, None, "control", floors)
+    floors = _drop_none([cell.mean_token_accuracy for cell in setting.control])
+    return _show_mean(accuracies, None, "control", floors)
 
 
 def show_attack(setting: Setting, attack: str) -> Cell:
-    """Show how many documents any answer of an attack was right for."""
-    found, control = (
-        [one.any_verbatim for cell in cells for one in cell.attacks if one.attack == attack]
+    """Show the share of documents that any answer of an attack extracts."""
+    attacked, control = (
+        [row.any_verbatim for cell in cells for row in cell.attacks if row.attack == attack]
         for cells in (setting.cells, setting.control)
     )
-    return _show_shares(found, control) if found else show_missing("not attacked")
+    return _show_shares(attacked, control) if attacked else show_missing("not attacked")
 
 
 def show_membership(setting: Setting, score: str) -> Cell:
-    """Show the AUC of one score, the blind baseline's below."""
-    found, blind = (
-        [one.auc for run in setting.runs for one in run.membership if one.score == name and one.auc]
+    """Show the AUC of one score, and the blind baseline's below."""
+    aucs, blind = (
+        [row.auc for run in setting.runs for row in run.membership if row.score == name and row.auc]
         for name in (score, BLIND)
     )
-    if not found:
-        return show_missing("could not be asked")
+    if not aucs:
+        return show_missing("could not be computed")
     return _show_mean(
-        [auc.value for auc in found],
-        found[0].ci,
+        [auc.value for auc in aucs],
+        aucs[0].ci,
         "blind",
         [auc.value for auc in blind],
         write=fmt.number,
@@ -278,19 +280,19 @@ def show_membership(setting: Setting, score: str) -> Cell:
 
 
 def show_cost(cells: Cells, control: Cells) -> Cell:
-    """Show the median document's cost and its spread: over documents, or over seeds."""
+    """Show the median document's cost and its range: over documents, or over seeds."""
     costs = [cell.attack_cost for cell in cells if cell.attack_cost]
     costs = [cost for cost in costs if cost.num_documents]
     if not costs:
-        return show_missing("not asked")
+        return show_missing("not measured")
     floors = [cell.attack_cost for cell in control if cell.attack_cost]
     ends = [floor.median for floor in floors if floor.num_documents]
-    known = _know(ends)
-    endless = len(known) < len(ends)
-    note = f"control {_write_log10(None if endless else _mean(known))}" if ends else ""
-    medians = _know([cost.median for cost in costs])
+    finite = _drop_none(ends)
+    is_infinite = len(finite) < len(ends)
+    note = f"control {_write_log10(None if is_infinite else _mean(finite))}" if ends else ""
+    medians = _drop_none([cost.median for cost in costs])
     if len(medians) < len(costs):
-        # No mean where one of them is endless.
+        # The mean is infinite if one of them is.
         seeds = f"in {fmt.of(len(costs) - len(medians), len(costs))} seeds"
         return Cell(NEVER, detail=seeds if len(costs) > 1 else "", note=note)
     if len(costs) > 1:
@@ -308,8 +310,8 @@ def _write_log10(value: float | None) -> str:
 
 
 def show_loss(comparison: Comparison, setting: Setting) -> Cell:
-    """Show the mean loss, its change from the first setting's and the interval of that."""
-    assert setting.point is not None, "the base model has no such row"
+    """Show the mean loss, its change from the first setting, and the interval of the change."""
+    assert setting.point is not None, "only for settings, not for the base model"
     is_first = setting.name == comparison.settings[0].name
     return Cell(
         fmt.number(setting.point.utility),
@@ -319,7 +321,7 @@ def show_loss(comparison: Comparison, setting: Setting) -> Cell:
 
 
 def compute_change(comparison: Comparison, setting: Setting) -> float | None:
-    """Return the relative change of the mean loss from the first setting's over the same seeds."""
+    """Return the relative change of the mean loss from the first setting, over the same seeds."""
     if setting.point is not None and setting.point.utility_change is not None:
         return setting.point.utility_change.value
     seeds = {run.seed for run in setting.runs}
@@ -333,32 +335,32 @@ def _mean_loss(runs: Sequence[SettingResult]) -> float:
 
 
 def show_near(setting: Setting) -> Cell:
-    """Show the documents of all seeds that are extracted near-verbatim, the control's below."""
+    """Show the documents of all seeds extracted near-verbatim, and the control's below."""
     near = _list_near(setting.cells)
     if len(near) < len(setting.cells):
         return show_missing("not generated")
     cell = _show_pooled(near, setting, "near_verbatim")
-    known = [one for one in setting.control if one.near_verbatim]
-    num_documents = sum(one.num_documents for one in known)
+    control = [cell for cell in setting.control if cell.near_verbatim]
+    num_documents = sum(cell.num_documents for cell in control)
     if not num_documents:
         return cell
-    floor = fmt.of(sum(one.num_matched for one in _list_near(known)), num_documents)
+    floor = fmt.of(sum(share.num_matched for share in _list_near(control)), num_documents)
     return replace(cell, note=f"control {floor}")
 
 
 def show_verbatim(setting: Setting) -> Cell:
-    """Show the documents of all seeds that are extracted verbatim."""
+    """Show the documents of all seeds extracted verbatim."""
     return _show_pooled(setting.cells, setting, "verbatim")
 
 
 def _show_pooled(
     shares: Sequence[ComparisonCell | MatchedShare], setting: Setting, risk: RiskName
 ) -> Cell:
-    """Show counts of all seeds; the counts and interval of one seed are its own."""
+    """Show the counts over all seeds; with one seed, its own interval."""
     point = setting.point
     over_seeds = point.risks.get(risk) if point else None
     if len(shares) > 1 and point is not None and over_seeds is not None:
-        # Of the seeds and documents that settings are judged on, as the interval is.
+        # Counts over the same seeds and documents as the interval.
         num_matched = round(over_seeds.value * point.num_documents)
         return make_rate_cell(over_seeds.value, over_seeds.ci, num_matched, point.num_documents)
     num_matched = sum(share.num_matched for share in shares)

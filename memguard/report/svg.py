@@ -1,8 +1,8 @@
-"""A matplotlib figure as SVG: inline in a page's colours, or a file.
+"""Draw a matplotlib figure as SVG: inline in a page, or as a file.
 
-Colours are drawn as stand-ins. Inline they become CSS variables, so that one drawing serves light,
-dark and paper, and ids get the figure's key in front, so that charts share a page. A file gets the
-light colours and a panel of its own. Text stays text.
+The figure is drawn in placeholder colours. Inline, they are replaced by CSS variables, so that one
+drawing works in light mode, dark mode and print, and ids get the figure's key as prefix, so that
+charts can share a page. A file gets the light colours and a background panel. Text stays text.
 """
 
 import io
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 WIDTH = 420
-"""Units of every drawing: wide enough for a page, and text of 12 still reads on a phone."""
+"""Width of a drawing in units: fits a page, and text of size 12 is still readable on a phone."""
 
 COLOURS = {
     "#010101": "var(--ink-soft)",
@@ -46,7 +46,7 @@ LIGHT = {
     "--series-7": "#3b6d11",
     "--series-8": "#4a4fb8",
 }
-"""The page's light colours, for a drawing that leaves the page."""
+"""Light colours of the page, for drawings in files."""
 
 Paint = Callable[["Figure"], None]
 
@@ -90,7 +90,7 @@ _REFERENCE = re.compile(r"url\(#([^)]*)\)")
 def _drawing_settings(key: str) -> Iterator[None]:
     import matplotlib
 
-    # matplotlib warns of letters its own font lacks; the reader's browser draws them.
+    # matplotlib warns about glyphs that its font lacks; the browser has them.
     with matplotlib.rc_context(), warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
         matplotlib.rcdefaults()
@@ -99,7 +99,7 @@ def _drawing_settings(key: str) -> Iterator[None]:
 
 
 def set_percent_axis(axes: Any, label: str) -> None:
-    """Make the vertical axis run from 0 to 100."""
+    """Set the vertical axis to the range 0 to 100."""
     axes.set_ylim(-4, 104)
     axes.set_yticks([0, 25, 50, 75, 100])
     axes.set_ylabel(label)
@@ -109,10 +109,10 @@ def draw_svg(key: str, height: float, description: str, paint: Paint) -> str:
     """Paint a figure and return it as one ``<svg>`` element for a page.
 
     Args:
-        key: unique on the page.
-        height: in units, where the width is ``WIDTH``.
-        description: the drawing in words, for those who do not see it.
-        paint: draws into the empty figure it is given; every text must be cleaned already.
+        key: name of the drawing, unique on the page.
+        height: height in units; the width is ``WIDTH``.
+        description: alternative text.
+        paint: draws into an empty figure; its texts must be cleaned already.
     """
     root = _draw(key, (WIDTH, height), description, paint)
     return ElementTree.tostring(root, encoding="unicode")
@@ -123,8 +123,8 @@ def draw_svg_file(size: tuple[float, float], description: str, paint: Paint) -> 
 
     Args:
         size: width and height, in pixels.
-        description: the drawing in words, for those who do not see it.
-        paint: draws into the empty figure it is given; every text must be cleaned already.
+        description: alternative text.
+        paint: draws into an empty figure; its texts must be cleaned already.
     """
     width, height = (f"{length:g}" for length in size)
     root = _draw("picture", size, description, paint)
@@ -137,7 +137,7 @@ def draw_svg_file(size: tuple[float, float], description: str, paint: Paint) -> 
     root.insert(1, ElementTree.Element("rect", panel))
     for element in root.iter():
         for name, value in element.items():
-            element.set(name, _VARIABLE.sub(lambda found: LIGHT[found[1]], value))
+            element.set(name, _VARIABLE.sub(lambda match: LIGHT[match[1]], value))
     drawing = ElementTree.tostring(root, encoding="unicode")
     return f'<?xml version="1.0" encoding="UTF-8"?>\n{drawing}\n'
 
@@ -145,7 +145,7 @@ def draw_svg_file(size: tuple[float, float], description: str, paint: Paint) -> 
 def _draw(
     key: str, size: tuple[float, float], description: str, paint: Paint
 ) -> ElementTree.Element:
-    # Here and not above: reading a record or rendering a model card needs no matplotlib.
+    # Imported here because reading a record or rendering a model card needs no matplotlib.
     from matplotlib.figure import Figure
 
     with _drawing_settings(key):
@@ -179,7 +179,7 @@ def _build_root(
             "role": "img",
             "aria-label": description,
             "viewBox": drawn.get("viewBox", ""),
-            # What matplotlib says in a <style> element, which would reach the whole page.
+            # matplotlib sets these in a <style> element, which would affect the whole page.
             "stroke-linejoin": "round",
             "stroke-linecap": "butt",
         },
@@ -196,7 +196,7 @@ def _is_kept(element: ElementTree.Element) -> bool:
 
 
 def _copy(element: ElementTree.Element, key: str, used: set[str]) -> ElementTree.Element:
-    """Copy without namespaces, with prefixed ids and the page's colours."""
+    """Copy an element without namespaces, with prefixed ids and the colours of the page."""
     attributes = {}
     for full_name, value in element.items():
         name = _strip(full_name)

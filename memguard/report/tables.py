@@ -1,4 +1,4 @@
-"""Tables from columns: a column has a heading and writes the cell of each row.
+"""Tables built from columns: a column has a heading and makes the cell of each row.
 
     Column(heading, model, base)      columns[0] names the row
          │           │      └─► make_base_row ─┐
@@ -6,12 +6,12 @@
          └─────────────────────────────────────┘
     bucket_table: the columns of a report's buckets
 
-`model` and `base` return a cell, or what becomes one: text, a count, a rate, or an estimate with
-its interval.
+`model` and `base` return a cell, or a value that `make_cell` converts into one: text, a count, a
+rate, or an estimate with its interval.
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
 from memguard.records import AuditReport, BucketScores, ModelScores, Rate
@@ -19,16 +19,16 @@ from memguard.report import formatting as fmt
 from memguard.report.page import Bar, Cell, Row, Table, Tone
 
 Item = TypeVar("Item")
-"""What a row is about: a bucket, a setting, a finding."""
+"""Subject of a row: a bucket, a setting, a finding."""
 Value = TypeVar("Value")
 Heading = str | tuple[str, str]
-"""A pair has a second, smaller line."""
+"""Text, or a pair of text and a second, smaller line."""
 Content = Cell | fmt.Estimate | Rate | int | str
 
 
 @dataclass(frozen=True, slots=True)
 class Column(Generic[Item]):
-    """A column: its heading, and the cell of each row."""
+    """A column: its heading, and functions that make the cell of a row."""
 
     heading: Heading
     model: Callable[[Item], Content]
@@ -37,7 +37,7 @@ class Column(Generic[Item]):
 
 
 def scores_column(heading: Heading, show: Callable[[ModelScores], Content]) -> Column[BucketScores]:
-    """Make a column that shows the same of the model and of the base model."""
+    """Make a column that shows the same score of the model and of the base model."""
     return Column(
         heading, lambda b: show(b.model), lambda b: None if b.base is None else show(b.base)
     )
@@ -46,7 +46,7 @@ def scores_column(heading: Heading, show: Callable[[ModelScores], Content]) -> C
 def count_columns(
     counted: Heading, share: Heading, count: Callable[[Item], tuple[int, int]], reason: str
 ) -> tuple[Column[Item], Column[Item]]:
-    """Make two columns: how many of how many, and their share; why not, where there are none."""
+    """Make two columns: counts and their share, or the reason if the total is 0."""
 
     def column(heading: Heading, write: Callable[[int, int], str]) -> Column[Item]:
         def show(item: Item) -> Content:
@@ -62,7 +62,7 @@ def count_columns(
 
 
 def make_base_row(columns: Sequence[Column[Item]], item: Item) -> Row:
-    """Make the base model's row of an item."""
+    """Make the base model's row for an item."""
     return _join([column.base(item) if column.base else None for column in columns], "base")
 
 
@@ -76,7 +76,7 @@ def _join(contents: Sequence[Content | None], tone: Tone) -> Row:
 
 
 def make_cell(content: Content | None) -> Cell:
-    """Make a cell of what a column's function returned."""
+    """Convert the return value of a column's function into a cell."""
     if isinstance(content, Cell):
         return content
     if isinstance(content, fmt.Estimate):
@@ -91,14 +91,14 @@ def make_rows(
     items: Iterable[Item],
     tone: Callable[[Item], Tone] = lambda item: "",
 ) -> list[Row]:
-    """Make the row of each item."""
+    """Make a row for each item."""
     return [_join([column.model(item) for column in columns], tone(item)) for item in items]
 
 
 def make_rows_over_base(
     columns: Sequence[Column[Item]], items: Iterable[Item], tone: Callable[[Item], Tone]
 ) -> list[Row]:
-    """Make the row of each item, and below it the base model's, if that has a cell."""
+    """Make a row for each item, followed by the base model's row if that has any text."""
     rows = []
     for item in items:
         base = make_base_row(columns, item)
@@ -121,14 +121,14 @@ def make_table(
     """Make a table.
 
     Args:
-        caption: above it.
-        columns: give the headings.
-        rows: made of these columns.
-        shown: the rows from this number on are shown on demand; None shows all.
-        more_label: says so; "" writes how many there are.
-        notes: below the rows.
-        compact: beside a chart, where there is little room.
-        long_names: its first column holds sentences.
+        caption: text above the table.
+        columns: columns, for their headings.
+        rows: rows made from these columns.
+        shown: number of visible rows, the others are collapsed; None shows all.
+        more_label: label of the collapsed rows; "" gives their number.
+        notes: sentences below the rows.
+        compact: whether to use a small font.
+        long_names: whether the first column contains sentences.
     """
     rest = () if shown is None else tuple(rows[shown:])
     return Table(
@@ -157,15 +157,15 @@ def bucket_table(
     notes: Sequence[str] = (),
     compact: bool = False,
 ) -> Table:
-    """Make a table with a row for each bucket, and one below for the base model if it was scored.
+    """Make a table with a row for each bucket, followed by the base model's row if it was scored.
 
     Args:
-        report: whose buckets.
-        caption: above the table.
-        columns: all but the first one, which names the buckets.
-        base_detail: below the name of the base model.
-        notes: below the rows.
-        compact: beside others, where there is little room.
+        report: record with the buckets.
+        caption: text above the table.
+        columns: all columns except the first one, which names the buckets.
+        base_detail: text below the name of the base model.
+        notes: sentences below the rows.
+        compact: whether to use a small font.
     """
     named: list[Column[BucketScores]] = [
         Column(
@@ -177,6 +177,34 @@ def bucket_table(
     ]
     rows = make_rows_over_base(named, report.buckets, tone_of_bucket)
     return make_table(caption, named, rows, notes=notes, compact=compact)
+
+
+def drop_zero_columns(table: Table) -> Table:
+    """Remove the columns in which every value is 0, and name them in a note below the table."""
+    rows = (*table.rows, *table.more_rows)
+    numbers = range(len(table.columns) - 1)
+    kept = [number for number in numbers if not _is_zero([row.cells[number] for row in rows])]
+    if not kept or len(kept) == len(numbers):
+        return table
+    headings = [table.columns[number + 1] for number in numbers if number not in kept]
+    names = ", ".join(f"{h.text} ({h.detail})" if h.detail else h.text for h in headings)
+
+    def select(row: Row) -> Row:
+        return replace(row, cells=tuple(row.cells[number] for number in kept))
+
+    return replace(
+        table,
+        columns=(table.columns[0], *(table.columns[number + 1] for number in kept)),
+        rows=tuple(map(select, table.rows)),
+        more_rows=tuple(map(select, table.more_rows)),
+        notes=(*table.notes, f"Not shown because every value is 0: {names}."),
+    )
+
+
+def _is_zero(cells: Sequence[Cell]) -> bool:
+    # A cell of the base model's row may be empty.
+    texts = {cell.text for cell in cells} - {""}
+    return bool(texts) and texts <= {"0", f"0{fmt.PERCENT}"}
 
 
 _ROLES = {
@@ -191,40 +219,40 @@ _ROLES = {
 
 
 def tone_of_bucket(bucket: BucketScores) -> Tone:
-    """Return how the row of a bucket is set."""
+    """Return the style of a bucket's row."""
     return "control" if bucket.role == "control" else ""
 
 
 def describe_times(bucket: BucketScores, report: AuditReport) -> str:
-    """Say how often the documents of a bucket were trained."""
+    """Describe the role of a bucket and how often its documents were trained."""
     role = _ROLES[bucket.role]
     if bucket.role in ("control", "heldout", "forget") or not report.dose_response:
         return role
     if bucket.num_repetitions is None:
-        return f"{role}, not equally often"
+        return f"{role}, different numbers of times"
     return (
         f"{role} {'once' if bucket.num_repetitions == 1 else f'{bucket.num_repetitions:,} times'}"
     )
 
 
 def name_bucket(bucket: BucketScores, report: AuditReport) -> Cell:
-    """Name a bucket, and below how often its documents were trained."""
+    """Show the name of a bucket, and below it how often its documents were trained."""
     name, times = fmt.clean_name(bucket.bucket), describe_times(bucket, report)
     return show_name(name, "" if name == times else times)
 
 
 def show_name(text: str, detail: str = "", note: str = "") -> Cell:
-    """Show a name or other text, with smaller lines below."""
+    """Make a text cell, with smaller lines below."""
     return Cell(text, detail=detail, note=note, kind="text")
 
 
 def show_missing(reason: str) -> Cell:
-    """Say that there is no number, and why."""
+    """Make a cell that gives the reason why there is no value."""
     return show_name(fmt.NOT_AVAILABLE, reason)
 
 
 def show_known(value: Value | None, write: Callable[[Value], Content], reason: str) -> Content:
-    """Show a number, or say why there is none."""
+    """Show a value, or the reason why there is none."""
     return show_missing(reason) if value is None else write(value)
 
 
@@ -247,14 +275,14 @@ def _css(share: float) -> str:
 
 
 def show_rate(rate: Rate | None) -> Cell:
-    """Show a rate as `make_rate_cell` does; None where nothing was generated."""
+    """Show a rate with `make_rate_cell`; None means that nothing was generated."""
     if rate is None:
         return show_missing("not generated")
     return make_rate_cell(rate.rate, rate.ci, rate.num_matched, rate.num_documents)
 
 
 def show_narrow_rate(rate: Rate | None, note: str = "") -> Cell:
-    """Show a rate where there are many columns: counts, bar and interval, without percentage."""
+    """Show a rate for tables with many columns: counts, bar and interval, no percentage."""
     cell = show_rate(rate)
     if rate is None or cell.bar is None:
         return cell

@@ -1,7 +1,9 @@
-"""Sentences of the pages: limits, next steps, and a glossary that explains their words.
+"""Sentences of the pages: limitations, next steps, and a glossary.
 
-Sober on purpose: a page says what was tried and what came out, never that a model is free of risk.
+Pages state what was measured and its result, never that a model is free of risk.
 """
+
+import re
 
 from memguard.records import NUM_RISK_QUERIES, AuditReport
 from memguard.report import formatting as fmt
@@ -9,25 +11,25 @@ from memguard.report.audit_probes import write_not_run, write_ran
 from memguard.report.page import Fact
 
 CONFIDENTIALITY = (
-    "Contains no excerpts: documents appear by id and hash only. Ids, names and paths can tell "
-    "something by themselves; share the page as you would share those."
+    "Contains no excerpts: documents appear by ID and hash only. IDs, names and paths may be "
+    "sensitive."
 )
 COMPARISON_CONFIDENTIALITY = (
-    "Contains no excerpts and no ids of documents. Names, settings and paths can tell something "
-    "by themselves; share the page as you would share those."
+    "Contains no excerpts and no document IDs. Names, settings and paths may be sensitive."
 )
 
 READING_GUIDE = (
     "Lower is better on both axes: fewer documents extracted, and a lower loss on documents that "
     "were never trained.",
     "One wrong token breaks an exact match, so a setting that drops labels can reach 0 % verbatim "
-    "while nearly all of a text is generated: near-verbatim counts that. Teacher-forced accuracy "
-    "says what is known token by token to someone who has the true text, and is not extraction.",
+    "while the model generates nearly all of a text: near-verbatim counts such texts. "
+    "Teacher-forced accuracy measures the prediction of each token given the true text before it, "
+    "and is not extraction.",
 )
 
 
 def write_limits(report: AuditReport) -> tuple[str, ...]:
-    """Say what this audit can and cannot tell, and which probes did not run."""
+    """Return the scope and limitations of an audit, and the probes that did not run."""
     method = report.method
     prefix = (
         f"{_write_everything(report)} before its last {method.continuation_tokens} tokens"
@@ -38,17 +40,17 @@ def write_limits(report: AuditReport) -> tuple[str, ...]:
     return (
         _write_coverage(report),
         f"The attacker is assumed to know the prefix: each document is prompted with {prefix}. "
-        "Someone without that text may get less out of the model.",
+        "An attacker without that text may extract less.",
         _write_bound(report),
-        f"Only these probes ran: {write_ran(report)}. They say nothing about facts or personal "
-        "data repeated in other words.",
+        f"Only these probes ran: {write_ran(report)}. They do not measure facts or personal data "
+        "that the model repeats in other words.",
         *([f"Not run: {not_run}."] if not_run else []),
         _write_arithmetic(report),
     )
 
 
 def _write_everything(report: AuditReport) -> str:
-    """Say which text stands before a continuation."""
+    """Describe the text before a continuation."""
     if report.cut is None:
         return "everything"
     which, row = report.cut.window, report.cut.by == "training"
@@ -60,11 +62,11 @@ def _write_bound(report: AuditReport) -> str:
     if report.attacks:
         return (
             "Rates, attack cost and attacks are lower bounds on what can be extracted: other "
-            "prefixes, paraphrase, or a better attack may bring out more."
+            "prefixes, paraphrase or stronger attacks may extract more."
         )
     return (
-        "Rates are a lower bound on what can be extracted: other prefixes, sampling, paraphrase or "
-        "many attempts may bring out more than one greedy continuation does."
+        "Rates are a lower bound on what can be extracted: other prefixes, sampling, paraphrase, "
+        "many attempts or stronger attacks may extract more than one greedy continuation does."
     )
 
 
@@ -83,11 +85,11 @@ def _write_coverage(report: AuditReport) -> str:
     if not_sampled:
         eligible = fmt.count(scored + not_sampled)
         return (
-            f"A random sample was scored: {fmt.count(scored)} of {eligible} documents long "
-            f"enough{short}. The intervals say how far the sample can mislead."
+            f"A random sample of {fmt.count(scored)} of {eligible} eligible documents was "
+            f"scored{short}. The intervals cover the sampling error."
         )
-    start = f"Every document long enough was scored: {fmt.count(scored)}"
-    return f"{start}{short}. Intervals of rates treat documents as independent draws."
+    start = f"All {fmt.count(scored)} eligible documents were scored"
+    return f"{start}{short}. Intervals of rates treat documents as independent samples."
 
 
 def _write_arithmetic(report: AuditReport) -> str:
@@ -95,92 +97,104 @@ def _write_arithmetic(report: AuditReport) -> str:
     margin = fmt.number(report.method.tiny_margin)
     dtype = fmt.clean_text(report.method.dtype, 20)
     if tiny:
-        hang = "1 result hangs" if tiny == 1 else f"{fmt.count(tiny)} results hang"
+        depend = "1 result depends" if tiny == 1 else f"{fmt.count(tiny)} results depend"
         return (
-            f"Scored in {dtype}: {hang} on a gap of less than {margin} logits "
-            "between the best two tokens; other hardware, batch sizes or precision could turn "
+            f"Scored in {dtype}: {depend} on a near-tie (a gap of less than {margin} logits "
+            "between the two best tokens); other hardware, batch sizes or precision could change "
             f"{'it' if tiny == 1 else 'them'}."
         )
     return (
-        f"Scored in {dtype}: no document's result hangs on a gap of less than {margin} logits "
-        "between the best two tokens, so other arithmetic should give the same counts."
+        f"Scored in {dtype}: no result depends on near-ties (<{fmt.NBSP}{margin} logits between "
+        "the two best tokens), so other hardware, batch sizes or precision should give the same "
+        "counts."
     )
 
 
 def write_next_steps(report: AuditReport) -> tuple[str, ...]:
-    """Say what to do now, most useful first."""
+    """Return recommended actions, the most useful first."""
     steps = []
+    run = _name_run(report)
     level = report.verdict.level
     mitigations = report.training.mitigations if report.training else []
     has_goldfish = any(mitigation.get("name") == "goldfish" for mitigation in mitigations)
     if report.num_findings:
         steps.append(
-            "Look at the findings below and decide whether these texts may be repeated in public; "
-            "the same command with '--excerpts' writes their text to a private file."
+            "Review the findings below and decide whether these texts may become public; the same "
+            "command with '--excerpts' writes their text to a private file."
         )
     if level == "recites":
         if report.training and not has_goldfish:
             steps.append(
                 "Train again with 'mitigations: [{name: goldfish, k: 4}]' on the same documents "
-                "and seed, and put both side by side: 'memguard compare RUN --fix' does both, with "
-                "a lower k for the extracted doses alone where there are several."
+                f"and seed, and compare both runs: 'memguard compare {run} --fix' does both. If "
+                "there are several numbers of repetitions, it lowers k only for those that are "
+                "extracted."
             )
         elif has_goldfish:
             steps.append(
-                "Goldfish loss was on and documents are still extracted: try a smaller k (more "
+                "Documents are extracted although goldfish loss was used: try a smaller k (more "
                 "labels dropped), and compare risk and held-out NLL with this run: "
-                "'memguard compare RUN --fix' does both."
+                f"'memguard compare {run} --fix' does both."
             )
         steps.append(
             "Train documents fewer times: remove near-duplicates with the mitigation "
-            "'deduplicate' ('--fix' does so first where copies are what is extracted), lower the "
-            "number of epochs, or set a 'budget' that withholds labels of documents before they "
-            "can be extracted."
+            "'deduplicate' ('--fix' does so first if copies are extracted), reduce the number of "
+            "epochs, or set a 'budget' that withholds labels of documents before they become "
+            "extractable."
         )
         steps.append(
-            "If these weights have to be kept, train them on until they forget what is extracted: "
-            "'memguard compare RUN --fix --keep-weights', or name documents in 'data.forget' "
-            "beside the mitigation 'npo'; then audit again."
+            "If these weights must be kept, continue training until they forget the extracted "
+            f"documents: 'memguard compare {run} --fix --keep-weights', or list documents in "
+            "'data.forget' and use the mitigation 'npo'; then audit again."
         )
     dropped = report.training is not None and bool(report.training.dropped_fraction)
     if dropped and not report.attacks:
         steps.append(
-            "Audit once more with '--suite full': it tries an attacker who knows which tokens the "
-            "mitigation dropped, whom exact match does not show."
+            "Audit again with '--suite full': it includes an attacker who knows which tokens the "
+            "mitigation dropped, a risk that exact match does not show."
         )
     if level == "no-control":
         way = "'data.control_fraction' above 0" if report.training else "'--nonmembers'"
         steps.append(
             f"Audit again with documents of the same kind that were never trained ({way}): "
-            "without them a rate has no zero to be compared with."
+            "without them there is no baseline for the rates."
         )
     if not report.training and not any(bucket.base for bucket in report.buckets):
         steps.append(
-            "Name the model it was fine-tuned from ('--base'), if there is one: what that already "
-            "recites was not learned here."
+            "Give the model it was fine-tuned from ('--base'), if there is one: text that this "
+            "model already generates was not learned in the fine-tuning."
         )
     if level == "inconclusive":
         steps.append(
-            "Score more documents, trained and control alike, and read the notes above the "
-            "verdict: what was measured does not decide the question."
+            "Score more trained and control documents, and read the notes above the verdict: the "
+            "present measurements do not allow a conclusion."
         )
     if report.data.overlap_with_control and report.data.overlap_with_control.num_matched:
         steps.append(
-            "Some control documents still share a run of words with trained ones, which raises "
-            "the control's rates: leave these out of the control before the next run."
+            "Some control documents share a run of words with trained ones, which raises the "
+            "control's rates: remove them from the control before the next run."
         )
     if report.method.dtype != "fp32" and any(b.num_tiny_margin for b in report.buckets):
-        steps.append("Audit once more with '--dtype fp32' to settle the tiny margins.")
+        steps.append("Audit again with '--dtype fp32' to resolve the near-ties.")
     if level == "not-above-control":
         steps.append(
-            "Keep this page with the weights it names, and audit again when documents, epochs or "
-            "mitigations change: the result holds for these probes and these documents."
+            "Keep this page with the weights it identifies, and audit again if documents, epochs "
+            "or mitigations change: the result holds for these probes and these documents only."
         )
     return tuple(steps)
 
 
+_PLAIN_NAME = re.compile(r"[\w.@%+=,][\w.@%+=,-]*", re.ASCII)
+
+
+def _name_run(report: AuditReport) -> str:
+    """Return the run's name for a shell command; ``RUN`` if it has none or needs quoting."""
+    name = report.run or ""
+    return name if _PLAIN_NAME.fullmatch(name) and len(name) <= fmt.NAME_LIMIT else "RUN"
+
+
 def describe_overlap(report: AuditReport) -> Fact:
-    """Say how far the control is from being independent of the trained documents."""
+    """Report how many control documents overlap with trained ones."""
     overlap = report.data.overlap_with_control
     if overlap is None:
         return Fact("Overlap with control", "not measured")
@@ -194,7 +208,7 @@ def describe_overlap(report: AuditReport) -> Fact:
 
 
 def describe_loss_change(nll: float | None, base: float | None) -> str:
-    """Say how far a held-out NLL moved from the base model's."""
+    """Describe the change of a held-out NLL from the base model's."""
     if nll is None or base is None:
         return ""
     change = fmt.relative_change(nll, base)
@@ -206,10 +220,10 @@ def describe_loss_change(nll: float | None, base: float | None) -> str:
 
 
 def write_glossary(report: AuditReport | None, *, attacked: bool = False) -> tuple[Fact, ...]:
-    """Explain the words of a page.
+    """Return the glossary of a page.
 
     Args:
-        report: gives its own numbers, and which words its page has; None for a comparison.
+        report: record that decides which terms its page needs; None for a comparison.
         attacked: whether a comparison shows attack cost or attacks.
     """
     share = fmt.threshold(report.method.max_edit_share) if report else f"10{fmt.PERCENT}"
@@ -221,7 +235,7 @@ def write_glossary(report: AuditReport | None, *, attacked: bool = False) -> tup
     else:
         probes = {measure.probe for measure in report.measures}
         further = (
-            (any(one.counterfactual for m in report.measures for one in m.buckets), _ADDED_WORDS),
+            (any(row.counterfactual for m in report.measures for row in m.buckets), _ADDED_WORDS),
             ("generation" in probes, _WRITING_WORDS),
             (any(score.tpr_at_fpr for score in report.membership), _MEMBERSHIP_WORDS),
             (report.canaries is not None, _CANARY_WORDS),
@@ -233,95 +247,97 @@ def write_glossary(report: AuditReport | None, *, attacked: bool = False) -> tup
 
 
 _SEVERITY = (
-    "high: verbatim over at least 50 tokens, which the base model did not do; medium: verbatim, "
-    "but shorter or by the base model too; low: near-verbatim; info: the true text repeats itself "
-    "so much that it may be a template."
+    "high: verbatim over at least 50 tokens, and not by the base model; medium: verbatim, but "
+    "shorter or also by the base model; low: near-verbatim; info: the true text is so repetitive "
+    "that it may be a template."
 )
 
 _FRONT_WORDS = (
     (
         "Risk",
-        "The worst rate of extraction among the documents that a setting trained most often: "
+        "The highest extraction rate of the documents that a setting trained most often: "
         "verbatim or near-verbatim by greedy decoding, verbatim within "
-        f"{NUM_RISK_QUERIES:,} sampled queries, verbatim by the best attack (each where every run "
-        "measured it). Documents of all seeds count together.",
+        f"{NUM_RISK_QUERIES:,} sampled queries, verbatim by the best attack (rates that some run "
+        "did not measure are left out). Documents of all seeds count together.",
     ),
     (
-        "Beaten",
-        "Another setting is no worse in risk and in held-out NLL, and better in one of them "
-        "(dominated, in Pareto's sense); beyond the intervals where each difference between the "
-        "two is larger than their intervals.",
+        "Dominated by",
+        "Another setting is no worse in both risk and held-out NLL, and better in one of them "
+        "(Pareto dominance). 'Beyond the intervals' means that each of these differences is larger "
+        "than the intervals of the two settings.",
     ),
 )
 _ATTACK_WORDS = (
     (
         "Attack cost",
-        "Queries until one answer is the true continuation with a probability of one half, by the "
-        "cheapest of the ways tried (greedy, or drawing). 'never' where each of them leaves out "
-        "a token that the text needs.",
+        "Number of queries after which the true continuation has been generated with a "
+        "probability of one half, by the cheapest decoding method that ran (greedy or sampling). "
+        "'never': every decoding method excludes a token of the text.",
     ),
     (
         "Adaptive attack",
-        "An attacker who may submit several answers: the likeliest texts (beam search), drawn "
-        "ones (sampling), or ones that fill in the tokens which the mitigation dropped.",
+        "An attacker who may submit several answers: the most likely texts (beam search), sampled "
+        "texts (sampling), or texts that fill in the tokens which the mitigation dropped.",
     ),
 )
 _ADDED_WORDS = (
     (
         "Counterfactual",
-        "The model's number minus the base model's on the same documents: what this training "
-        "added, with the base model for one that never saw the document.",
+        "The model's value minus the base model's on the same documents: the effect of this "
+        "training, with the base model as a model that never saw the document.",
     ),
 )
 _WRITING_WORDS = (
     (
         "ROUGE-L",
-        "F1 of the longest common subsequence of what was written and the true text: tokens in "
-        "order, gaps allowed; 1 is the whole text.",
+        "F1 of the longest common subsequence of the generated and the true text: tokens in order, "
+        "gaps allowed; 1 means identical texts.",
     ),
     (
         "Edit distance, BLEU",
-        "Tokens to insert, delete or replace until the text is the true one, over its length; and "
-        "shared runs of up to four tokens. BLEU above 0.75 counts as approximate memorization "
-        "(Ippolito et al. 2022).",
+        "Edit distance is the number of tokens to insert, delete or replace to get the true text, "
+        "divided by its length; BLEU counts shared runs of up to four tokens. BLEU above 0.75 "
+        "counts as approximate memorization (Ippolito et al. 2022).",
     ),
 )
 _MEMBERSHIP_WORDS = (
     (
         "TPR at FPR",
-        "Trained documents above a threshold that only this share of control documents passes: "
-        "what an attacker who must seldom be wrong finds out.",
+        "Share of trained documents above a threshold that only this share of control documents "
+        "exceeds: the success of an attacker who tolerates few false positives.",
     ),
     (
         "Blind",
-        "A bag of words that never asks the model. What it can tell apart, the documents give "
-        "away by themselves.",
+        "A bag-of-words classifier without model access. If it separates trained from control "
+        "documents, they differ in distribution, and membership scores are not evidence of "
+        "memorization.",
     ),
 )
 _CANARY_WORDS = (
     (
         "Canary, reference",
-        "A made-up document with a random secret that was trained, and one of the same form whose "
-        "coin fell on the other side, so that it never was.",
+        "A canary is an artificial document with a random secret. Canaries are randomly split into "
+        "trained ones and references, which have the same form and are never trained.",
     ),
     (
         "Exposure",
-        "log2 of the references over the secret's rank among them by likelihood, in bits: about 1 "
-        "for a secret that left no trace, log2 of the references for one likelier than all.",
+        "log2 of (number of references / rank of the secret among them by likelihood), in bits: "
+        "about 1 for a secret that left no trace, and log2 of the number of references for a "
+        "secret likelier than all of them.",
     ),
     (
         "Epsilon, lower bound",
-        "How much the model can tell at least, in differential privacy's terms, of whether one "
-        "canary with all its repetitions was trained: so many right guesses of the coins rule "
-        "every smaller epsilon out for the training algorithm with these settings. Beside it is "
-        "the most that this draw of coins could show. It is no guarantee, and nothing is known "
-        "of an upper bound.",
+        "Lower bound on the privacy loss, in terms of differential privacy, for one canary with "
+        "all its repetitions: the number of right guesses about which canaries were trained rules "
+        "out every smaller epsilon for the training algorithm with these settings. The highest "
+        "bound that this random split could show is given next to it. It is not a guarantee: "
+        "nothing is known about an upper bound.",
     ),
 )
 _COPY_WORDS = (
     (
         "k-eidetic",
-        "Recited verbatim although at most k trained documents hold the text (Carlini et al. "
+        "Extracted verbatim although at most k trained documents contain the text (Carlini et al. "
         "2021).",
     ),
 )
@@ -331,33 +347,34 @@ def _list_words(share: str) -> tuple[tuple[str, str], ...]:
     return (
         (
             "Prefix, continuation",
-            "The true tokens the model is given, and the true tokens that follow and that it "
-            "has to reproduce.",
+            "The true tokens that the model receives, and the true tokens that follow and that it "
+            "must reproduce.",
         ),
         (
             "Verbatim match",
-            "Every token of the greedy continuation equals the true one, decided by a single "
-            "teacher-forced pass: greedy decoding follows the true text exactly where each true "
-            "token is the first choice given those before it.",
+            "Every token of the greedy continuation equals the true one. A single teacher-forced "
+            "pass decides this: greedy decoding reproduces the true text exactly if each true "
+            "token is the most likely one given those before it.",
         ),
         (
             "Near-verbatim match",
-            "The greedy continuation, really generated from the prefix and never corrected, is "
-            f"at most {share} of its tokens away from the true one (insertions, deletions and "
-            "replacements of tokens; end-of-text tokens are suppressed). The rule of the reports "
-            "on Gemini 1.5 and Gemma.",
+            "The greedy continuation, generated from the prefix without correction, differs from "
+            f"the true one in at most {share} of its tokens (insertions, deletions and "
+            "replacements; end-of-text tokens are suppressed). The reports on Gemini 1.5 and Gemma "
+            "use the same criterion.",
         ),
         (
             "Teacher-forced",
-            "Each token is predicted given the true text before it, also after wrong predictions. "
-            "Token accuracy is the share of tokens predicted right; ordinary language gives it a "
-            f"floor well above 0. 90{fmt.PERCENT} teacher-forced counts documents with at least "
-            f"90{fmt.PERCENT}. Neither is extraction: who lacks the text cannot supply it.",
+            "Each token is predicted given the true text before it, even after wrong predictions. "
+            "Token accuracy is the share of tokens predicted correctly; on ordinary language it is "
+            f"well above 0. 90{fmt.PERCENT} teacher-forced counts documents with an accuracy of at "
+            f"least 90{fmt.PERCENT}. Neither is extraction: an attacker without the text cannot "
+            "supply it.",
         ),
         (
             "Control",
-            "Documents of the same kind that were never trained: what they show is not "
-            "memorization of this training.",
+            "Documents of the same kind that were never trained: their rates are not due to "
+            "memorization in this training.",
         ),
         (
             f"95{fmt.PERCENT} CI",
@@ -366,17 +383,17 @@ def _list_words(share: str) -> tuple[tuple[str, str], ...]:
         ),
         (
             "Extraction strength",
-            "The share at the end of the continuation that is predicted without a wrong token, "
-            "teacher-forced; 1 is a verbatim match.",
+            "The share of the continuation, counted from its end, that is predicted without a "
+            "wrong token, teacher-forced; 1 is a verbatim match.",
         ),
         (
             "NLL, log-probability",
-            "Natural logarithm, per token: 0 is certainty. Held-out NLL is measured on "
-            "documents that were never trained; lower is better.",
+            "Natural logarithm of the probability, per token: 0 is certainty. Held-out NLL is "
+            "measured on documents that were never trained; lower is better.",
         ),
         (
             "Type-token ratio",
-            "Distinct tokens / tokens. Where it is low for the text, the text is a template; "
-            "where it is low for the model's choices only, the model repeats itself.",
+            "Number of distinct tokens / number of tokens. If it is low for the text, the text is "
+            "a template; if it is low only for the model's choices, the model repeats itself.",
         ),
     )

@@ -7,13 +7,17 @@ import platform
 import resource
 import warnings
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import torch
+if TYPE_CHECKING:
+    import torch
 
 
-def peak_memory_bytes(device: torch.device) -> int:
+def peak_memory_bytes(device: "torch.device") -> int:
     """Return the most memory used so far: of the GPU, or resident of this process on a CPU."""
     if device.type == "cuda":
+        import torch
+
         return torch.cuda.max_memory_allocated(device)
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
@@ -41,8 +45,10 @@ def quiet_libraries() -> None:
     warnings.filterwarnings("ignore", message=".*assuming the intent is to (save|load)")
 
 
-def describe_environment(device: torch.device, world_size: int = 1) -> dict[str, str]:
+def describe_environment(device: "torch.device", world_size: int = 1) -> dict[str, str]:
     """Return versions and hardware, for the records of a run."""
+    import torch
+
     packages = ("memguard", "torch", "transformers", "datasets", "numpy", "scipy")
     versions = {name: importlib.metadata.version(name) for name in packages}
     gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else "none"

@@ -1,5 +1,5 @@
-"""One training step on fake tensors, without other ranks: the memory it takes and what it sends.
+"""One training step of one rank on fake tensors: its memory and its collectives.
 
-step.py       a step of the engine on fake tensors, recorded
-fake_mesh.py  one rank of any mesh; the memory of its tensors, operation by operation
+step.py       runs a step of the engine on fake tensors and records it
+fake_mesh.py  one rank of any mesh; tracks the memory of its tensors, operation by operation
 """

@@ -1,4 +1,4 @@
-"""One rank of a mesh of any size, without the others and without memory.
+"""One rank of a mesh of any size, without the other ranks and without allocating memory.
 
     with simulated_mesh(MeshShape(data=8, z=128, y=2, x=8), rank=5) as mesh:
         layer = build_meta_layer(config, Sharding(mesh=mesh, ...))
@@ -8,8 +8,8 @@
             ...                                     the engine's own forward, backward, update
     sent.calls, memory.peak_bytes
 
-The process group is torch's fake one: nothing is sent, nothing waits. Tensors are fake: they have
-shapes and no values, and whoever reads a number gets 1.
+The process group is torch's fake one: nothing is sent and nothing waits. Tensors are fake: they
+have shapes but no values, and reading a scalar returns 1.
 """
 
 import weakref
@@ -44,7 +44,7 @@ _OPERATIONS = {
 
 @contextmanager
 def simulated_mesh(shape: MeshShape, rank: int = 0) -> Iterator[Mesh4D]:
-    """Be one rank of a mesh whose other ranks do not exist; ends a group that there is."""
+    """Act as one rank of a mesh without other ranks; destroys an existing process group."""
     if dist.is_initialized():
         dist.destroy_process_group()
     dist.init_process_group("fake", rank=rank, world_size=shape.num_ranks, store=FakeStore())
@@ -55,10 +55,10 @@ def simulated_mesh(shape: MeshShape, rank: int = 0) -> Iterator[Mesh4D]:
 
 
 class Observer(Protocol):
-    """Sees every operation."""
+    """An observer that is called for every operation."""
 
     def see(self, operation: Any, given: list[Any], result: Any) -> None:
-        """Take an operation, its arguments and what it returned."""
+        """Receive an operation, its arguments and its result."""
 
 
 @contextmanager
@@ -71,7 +71,7 @@ def observe(*observers: Observer) -> Iterator[None]:
 
 
 class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Passes operations on, and answers what a fake tensor cannot."""
+    """Dispatches operations, and handles those that fake tensors do not support."""
 
     def __init__(self, observers: tuple[Observer, ...]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -81,11 +81,11 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self, operation: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         if operation is torch.ops.prim.device.default and isinstance(args[0], FakeTensor):
-            return args[0].fake_device  # Read very often: the long way doubles the time.
+            return args[0].fake_device  # Called very often: full dispatch would double the time.
         if operation is torch.ops.aten._local_scalar_dense.default:
             return 1.0 if args[0].is_floating_point() else 1
         if operation is torch.ops._c10d_functional.wait_tensor.default:
-            return args[0]  # The same tensor, as of real ones; a fake one would be another.
+            return args[0]  # Real tensors return the same object; fake ones would return a new one.
         result = operation(*args, **(kwargs or {}))
         given = [*args, *kwargs.values()] if kwargs else args
         for observer in self._observers:
@@ -94,24 +94,24 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 class SentCollectives:
-    """Counts collectives. Those over an axis of one rank are counted like others."""
+    """Counts collectives, including those over an axis of one rank."""
 
     def __init__(self, mesh: Mesh4D | None, hf_config: Any) -> None:
-        """Take the mesh (None: one process, which sends nothing) and the model's configuration."""
+        """Start at zero for a mesh (None: one process, no collectives) and a model."""
         self.calls: Calls = Counter()
         self._axes: dict[str, str] = {}
         if mesh is not None:
             self._axes = _name_groups(mesh, ModelSizes.from_config(hf_config).num_kv_heads)
 
     def see(self, operation: Any, given: list[Any], result: Any) -> None:
-        """Count it if it is one."""
+        """Count the operation if it is a collective."""
         if operation.namespace in ("c10d", "_c10d_functional"):
             self._record(operation._schema.name.split("::")[1], given, result)
 
     def _record(self, name: str, given: list[Any], result: Any) -> None:
-        (axis,) = {self._axes[group] for each in given for group in self._groups(each)}
+        (axis,) = {self._axes[group] for value in given for group in self._groups(value)}
         num_bytes = max(t.numel() * t.element_size() for t in find_tensors([*given, result]))
-        # What is computed again for backward runs inside it.
+        # Recomputation runs inside backward.
         in_backward = torch._C._current_graph_task_id() != -1
         phase = "update" if axis == "world" else "backward" if in_backward else "forward"
         self.calls[phase, axis, _OPERATIONS[name], num_bytes] += 1
@@ -122,7 +122,7 @@ class SentCollectives:
         elif isinstance(value, torch.ScriptObject):
             try:
                 group = dist.ProcessGroup.unbox(value)
-            except RuntimeError:  # Another object, such as the kind of reduction.
+            except RuntimeError:  # Another object, such as the reduction operation.
                 return
             yield group.group_name
 
@@ -132,12 +132,12 @@ def find_tensors(value: Any) -> Iterator[torch.Tensor]:
     if isinstance(value, torch.Tensor):
         yield value
     elif isinstance(value, list | tuple):
-        for each in value:
-            yield from find_tensors(each)
+        for item in value:
+            yield from find_tensors(item)
 
 
 def _name_groups(mesh: Mesh4D, num_kv_heads: int) -> dict[str, str]:
-    """Return the axis of each group of a mesh by the group's name."""
+    """Return a mapping from group names to the axes of a mesh."""
     axes = [mesh.axis(name) for name in AXES]
     replicas = mesh.kv_replicas(num_kv_heads)
     axes += [replicas] if replicas.degree > 1 else []
@@ -146,29 +146,29 @@ def _name_groups(mesh: Mesh4D, num_kv_heads: int) -> dict[str, str]:
 
 
 class Allocations:
-    """Follows the memory of tensors, operation by operation; an observer of `observe`.
+    """Tracks the memory of tensors, operation by operation; an observer for `observe`.
 
         with memory.following_resizes(), observe(memory):
             ...
         memory.current_bytes, memory.peak_bytes
 
-    Counts the storage of every tensor that an operation returns until it is freed; of a fake
-    tensor, what it would take. Not counted: what a kernel takes for itself, what an allocator
-    rounds up.
+    Counts the storage of every tensor that an operation returns until it is freed; for a fake
+    tensor, the storage it would need. Not counted: workspace inside kernels, and rounding by the
+    allocator.
     """
 
     def __init__(self) -> None:
         self.current_bytes = 0
         self.peak_bytes = 0
         self.peak_origins: Counter[str] = Counter()
-        """Bytes at the peak, by the operation that made the storage."""
+        """Bytes at the peak, by the operation that allocated the storage."""
         self._sizes: dict[int, int] = {}
         self._origin_of: dict[int, str] = {}
         self._origins: Counter[str] = Counter()
 
     def see(self, operation: Any, given: list[Any], result: Any) -> None:
-        """Count what an operation has made."""
-        if not operation.is_view:  # Which shares the storage of what it shows.
+        """Count the storage that an operation has allocated."""
+        if not operation.is_view:  # A view shares the storage of its base.
             for tensor in find_tensors(result):
                 self.add(tensor, operation._schema.name)
 
@@ -184,13 +184,13 @@ class Allocations:
         self._resize(key, storage.nbytes())
 
     def reset_peak(self) -> None:
-        """Restart the search for the peak from the present state."""
+        """Reset the peak to the current state."""
         self.peak_bytes = self.current_bytes
         self.peak_origins = self._origins.copy()
 
     @contextmanager
     def following_resizes(self) -> Iterator[None]:
-        """Notice storages that are resized in place, as FSDP2's are: no operation shows it."""
+        """Track storages that are resized in place, as in FSDP2, which no operation reports."""
         inner = torch.UntypedStorage.resize_
 
         def resize(storage: torch.UntypedStorage, size: int) -> Any:

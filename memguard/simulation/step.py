@@ -1,9 +1,9 @@
-"""One training step of one rank on fake tensors: the memory it takes and what it sends.
+"""One training step of one rank on fake tensors: its memory and its collectives.
 
-    build_meta_layer -> allocate -> TrainStep.run        the engine's own code, all of it
+    build_meta_layer -> allocate -> TrainStep.run        all of this is the engine's own code
 
 The process group is fake as well. AdamW's moments exist before the step, as in every step but the
-first; attention is given the mask of packed rows and, like on GPUs, long pieces.
+first; attention gets the mask of packed rows and, as on GPUs, long pieces.
 """
 
 import time
@@ -43,23 +43,23 @@ _CPU = torch.device("cpu")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SimulatedStep:
-    """What one step of one rank took and sent."""
+    """Memory and collectives of one step of one rank."""
 
     num_parameters: int
-    """Of the whole model."""
+    """Parameters of the whole model."""
     num_stored: int
-    """Elements of parameters that this rank stores."""
+    """Parameter elements that this rank stores."""
     weight_bytes: int
     gradient_bytes: int
     optimizer_bytes: int
     peak_bytes: int
-    """Most that all tensors took together."""
+    """Peak memory of all tensors together."""
     peak_origins: dict[str, int]
-    """Bytes at the peak by the operation that made the tensor."""
+    """Bytes at the peak by the operation that allocated the tensor."""
     calls: Calls
     """Every collective; see `SentCollectives`."""
     stages_s: dict[str, float]
-    """How long the simulation took (seconds)."""
+    """Duration of each stage of the simulation (seconds)."""
 
 
 def simulate_step(
@@ -71,21 +71,21 @@ def simulate_step(
     rank: int = 0,
     reshard_after_forward: bool = True,
 ) -> SimulatedStep:
-    """Take one training step of one rank of a mesh, on fake tensors.
+    """Run one training step of one rank of a mesh on fake tensors.
 
     An existing process group is destroyed.
 
     Args:
         hf_config: a transformers configuration.
         shape: the mesh; one rank runs plain modules, as training does.
-        train: rows of the whole step and of a micro-batch, precision, what is computed again.
+        train: rows of the whole step and of a micro-batch, precision, activation checkpointing.
         seq_len: length of a row (tokens).
-        rank: whose view.
+        rank: the simulated rank.
         reshard_after_forward: whether a block's gathered weights are freed until backward.
 
     Raises:
-        ModelError: a family that cannot be sharded.
-        ConfigError: a mesh that this model cannot run on.
+        ModelError: the family cannot be sharded.
+        ConfigError: the model cannot run on this mesh.
     """
     stages = _Stages()
     runtime = Runtime(device=_CPU, rank=rank, world_size=shape.num_ranks)
@@ -103,7 +103,7 @@ def simulate_step(
 
 
 _Built = tuple[VocabLayer, Callable[[], None]]
-"""A model on the meta device, and what gives it storage."""
+"""A model on the meta device, and a function that allocates its storage."""
 
 
 def _build_sharded(hf_config: Any, mesh: Mesh4D, train: TrainConfig, reshard: bool) -> _Built:
@@ -122,8 +122,8 @@ def _build_sharded(hf_config: Any, mesh: Mesh4D, train: TrainConfig, reshard: bo
         for module in layer.vocab.modules():
             if isinstance(module, FSDPModule):
                 for group in module._get_fsdp_state()._fsdp_param_groups:
-                    # `allocate` has padded uneven shards. At the first forward FSDP2 looks whether
-                    # it has, by addresses; fake tensors have none, and it would pad copies.
+                    # `allocate` has padded uneven shards. At the first forward FSDP2 checks this
+                    # by address; fake tensors have no addresses, so it would pad copies.
                     group._reset_sharded_params = True
 
     return layer.vocab, fill
@@ -164,13 +164,13 @@ def _take_step(
             seed=0,
             runtime=runtime,
         )
-        stored = [each.local for each in step.parameters]
+        stored = [parameter.local for parameter in step.parameters]
         _make_moments(step)
         stages.end("weights and moments")
 
         def see_gradients(*_: Any) -> None:
             nonlocal gradient_bytes
-            gradient_bytes = _count_bytes(each.grad for each in stored)
+            gradient_bytes = _count_bytes(tensor.grad for tensor in stored)
             stages.end("forward and backward")
 
         step.optimizer.register_step_pre_hook(see_gradients)
@@ -186,7 +186,7 @@ def _take_step(
     ]
     return SimulatedStep(
         num_parameters=sum(parameter.numel() for parameter in vocab.model.parameters()),
-        num_stored=sum(each.numel() for each in stored),
+        num_stored=sum(tensor.numel() for tensor in stored),
         weight_bytes=_count_bytes(stored),
         gradient_bytes=gradient_bytes,
         optimizer_bytes=_count_bytes(moments),
@@ -198,16 +198,16 @@ def _take_step(
 
 
 def _make_moments(step: TrainStep) -> None:
-    """Let AdamW make its state, as its first step does."""
-    for each in step.parameters:
-        each.local.grad = torch.zeros_like(each.local)
+    """Allocate AdamW's state, as its first step does."""
+    for parameter in step.parameters:
+        parameter.local.grad = torch.zeros_like(parameter.local)
     step.optimizer.step()
-    for each in step.parameters:
-        each.local.grad = None
+    for parameter in step.parameters:
+        parameter.local.grad = None
 
 
 def _make_batch(num_rows: int, seq_len: int) -> Batch:
-    """Return rows of which every token but the first receives loss."""
+    """Return rows in which every token except the first receives loss."""
     shape = (num_rows, seq_len)
     ids = np.ones(shape, dtype=np.int64)
     return Batch(
@@ -225,7 +225,7 @@ def _count_bytes(tensors: Iterable[Tensor | None]) -> int:
 
 
 class _Stages:
-    """A stopwatch that is read at the end of each stage."""
+    """A timer that records the duration of each stage."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}

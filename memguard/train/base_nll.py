@@ -17,22 +17,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memguard.data.loader import Loader
-from memguard.errors import ModelError, RecordError
-from memguard.records import IGNORE_LABEL, Record, load_record, save_record, write_atomically
+from memguard.errors import ModelError
+from memguard.records import IGNORE_LABEL, write_atomically
+from memguard.records.run_files import (
+    REFERENCE,
+    REFERENCE_RECORD,
+    ReferenceRecord,
+    find_reference_damage,
+)
+from memguard.records.sealed import FileSum, load_sealed, save_sealed
 from memguard.runtime import Console
 from memguard.train.step import TrainStep
-
-_FILE, _RECORD = "reference_nll.npy", "reference_nll.json"
-
-
-class ReferenceRecord(Record):
-    """`reference_nll.json`."""
-
-    run_key: str
-    """Of the settings and documents of the run that started from this model."""
-    num_tokens: int
-    sha256: str
-    """Of the file beside it."""
 
 
 def find_reference(
@@ -40,33 +35,31 @@ def find_reference(
     loader: Loader,
     *,
     num_steps: int,
-    num_steps_taken: int,
     run_key: str,
     run_folder: Path,
     console: Console,
 ) -> NDArray[np.float32]:
     """Return the starting model's NLL of each token of the corpus; every rank calls this.
 
+    What was measured before is read; where it is missing or damaged, it is measured again.
+
     Args:
-        step: the model, with its weights in place, and the precision of training.
+        step: the model, with the weights that training starts from, and the precision of training.
         loader: the run's rows.
         num_steps: rows beyond those of so many steps are not measured.
-        num_steps_taken: 0 measures; later the weights are other ones, and what was kept is read.
         run_key: of the run.
         run_folder: of the run, on a file system that all ranks see.
         console: progress.
 
     Raises:
         ModelError: a loss is not finite.
-        RecordError: steps were taken, and what was measured before them is not there.
     """
     runtime = step.runtime
-    if num_steps_taken == 0:
+    is_whole = runtime.only_on_main(lambda: _is_whole(run_key, run_folder, console))
+    if not runtime.broadcast_object(is_whole):
         measured = _measure(step, loader, num_steps=num_steps, console=console)
         runtime.only_on_main(lambda: _save(measured, run_key, run_folder))
-    else:
-        runtime.only_on_main(lambda: _check(run_key, run_folder))
-    reference: NDArray[np.float32] = np.load(run_folder / _FILE, mmap_mode="r")
+    reference: NDArray[np.float32] = np.load(run_folder / REFERENCE, mmap_mode="r")
     return reference
 
 
@@ -116,24 +109,20 @@ def _save(nll: NDArray[np.float32], run_key: str, folder: Path) -> None:
     content = io.BytesIO()
     np.save(content, nll)
     written = content.getvalue()
-    write_atomically(folder / _FILE, written)
-    sha256 = hashlib.sha256(written).hexdigest()
-    record = ReferenceRecord(run_key=run_key, num_tokens=len(nll), sha256=sha256)
-    save_record(record, folder / _RECORD)
+    write_atomically(folder / REFERENCE, written)
+    losses = FileSum(num_bytes=len(written), sha256=hashlib.sha256(written).hexdigest())
+    record = ReferenceRecord(run_key=run_key, num_tokens=len(nll), losses=losses)
+    save_sealed(record, folder / REFERENCE_RECORD)
 
 
-def _check(run_key: str, folder: Path) -> None:
-    path = folder / _FILE
-    try:
-        record = load_record(ReferenceRecord, folder / _RECORD)
-        with path.open("rb") as content:
-            sha256 = hashlib.file_digest(content, "sha256").hexdigest()
-        if (record.run_key, record.sha256) == (run_key, sha256):
-            return
-    except (OSError, RecordError):
-        pass
-    raise RecordError(
-        f"'{path}', the losses before training, is missing or not this run's, and steps have been "
-        "taken since: bring it and the .json beside it back, or delete "
-        f"'{folder / 'checkpoints'}' to begin again"
-    )
+def _is_whole(run_key: str, folder: Path, console: Console) -> bool:
+    """Say whether what was measured before is there, is this run's, and is what was written."""
+    record = folder / REFERENCE_RECORD
+    if not record.exists():
+        return False
+    damages = find_reference_damage(folder)
+    if not damages and load_sealed(ReferenceRecord, record).run_key == run_key:
+        return True
+    what = str(damages[0]) if damages else f"{record.name} is of another run"
+    console.warn(f"{what}; the losses before training are measured again")
+    return False

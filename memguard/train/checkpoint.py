@@ -1,8 +1,10 @@
 """Save and resume, bit for bit; committed by rename.
 
     checkpoints/step-00000100/
-      *.distcp, .metadata   torch's distributed checkpoint: weights, AdamW's moments, counts
-      manifest.json         step, what it belongs to, size and SHA-256 of every file
+      *.distcp        torch's distributed checkpoint: weights, AdamW's moments, counts
+      metadata.json   where each tensor lies in them; see `checkpoint_storage`
+      metrics.jsonl   the log up to this step
+      manifest.json   step, what it belongs to, size and SHA-256 of every other file
 
 Every rank writes its own part; tensors are stored as what they are of the whole, so that a run can
 go on on any mesh, or on one process. A folder named step-* is whole: it is written under another
@@ -12,7 +14,6 @@ do not match its manifest is passed over for the one before.
 
 import contextlib
 import errno
-import hashlib
 import shutil
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -24,40 +25,26 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from memguard.errors import ConfigError, OtherRankFailed, RecordError
 from memguard.parallel.local_parameters import LocalParameter
-from memguard.records import Record, load_record, save_record
 from memguard.records.record import commit, flush, hide, make_aside
+from memguard.records.run_files import (
+    CheckpointManifest,
+    find_checkpoint_damage,
+    list_checkpoints,
+    load_checkpoint_manifest,
+    name_checkpoint,
+)
+from memguard.records.sealed import FileSum, save_sealed, sum_file
 from memguard.runtime import Console, Runtime
+from memguard.train.checkpoint_storage import JsonReader, JsonWriter, load_metadata
 
 Result = TypeVar("Result")
 
-
-class FileSum(Record):
-    """Size and hash of one file."""
-
-    num_bytes: int
-    sha256: str
-
-
-class CheckpointManifest(Record):
-    """`manifest.json` of a checkpoint."""
-
-    step: int
-    run_key: str
-    """Of the settings and documents it was trained with."""
-    sample_sha256: str | None
-    """Of what audits during training ask for; null without any."""
-    num_supervised_tokens: int
-    num_kept_tokens: int
-    num_rows: int
-    train_s: float
-    torch_version: str
-    files: dict[str, FileSum]
+LOG = "metrics.jsonl"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -99,6 +86,7 @@ def save_checkpoint(
     state: TrainState,
     *,
     progress: CheckpointManifest,
+    log: Path,
     keep: int,
     runtime: Runtime,
     keep_step: int | None = None,
@@ -109,6 +97,7 @@ def save_checkpoint(
         folder: `checkpoints/` of the run, on a file system that all ranks see.
         state: what is saved.
         progress: the manifest with `files` still empty.
+        log: metrics.jsonl, of which the checkpoint holds a copy.
         keep: newest checkpoints that stay.
         runtime: this rank.
         keep_step: step of one more checkpoint that stays.
@@ -117,10 +106,11 @@ def save_checkpoint(
         OSError: the disk of this rank, or of another, is full or not writable; what was there
             before is untouched.
     """
-    target = folder / _name(progress.step)
+    target = folder / name_checkpoint(progress.step)
     aside: Path = runtime.broadcast_object(runtime.only_on_main(lambda: make_aside(target)))
     try:
         _agree(lambda: _write_part(state, aside, runtime), runtime)
+        runtime.only_on_main(lambda: shutil.copyfile(log, aside / LOG))
         sums = runtime.gather_objects(_agree(lambda: _sum_part(aside, runtime), runtime))
         files = {name: each for part in sums for name, each in sorted(part.items())}
         manifest = progress.model_copy(update={"files": files})
@@ -138,8 +128,8 @@ def save_checkpoint(
             ) from error
         raise
     if runtime.is_main:
-        for old in _list(folder)[:-keep]:
-            if keep_step is not None and old.name == _name(keep_step):
+        for old in list_checkpoints(folder)[:-keep]:
+            if keep_step is not None and old.name == name_checkpoint(keep_step):
                 continue
             with contextlib.suppress(OSError):
                 shutil.rmtree(hide(old), ignore_errors=True)
@@ -148,7 +138,7 @@ def save_checkpoint(
 
 def _write_part(state: TrainState, aside: Path, runtime: Runtime) -> None:
     # One thread: with more, a failed write is reported as a success (pytorch#191391).
-    writer = FileSystemWriter(str(aside), thread_count=1)
+    writer = JsonWriter(str(aside), thread_count=1)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         save(
@@ -166,12 +156,12 @@ def _sum_part(aside: Path, runtime: Runtime) -> dict[str, FileSum]:
         owner = path.name.removeprefix("__").partition("_")[0]
         if (int(owner) if owner.isdigit() else 0) == runtime.rank:
             flush(path)
-            sums[path.name] = FileSum(num_bytes=path.stat().st_size, sha256=_hash(path))
+            sums[path.name] = sum_file(path)
     return sums
 
 
 def _commit(aside: Path, target: Path, manifest: CheckpointManifest) -> None:
-    save_record(manifest, aside / "manifest.json")
+    save_sealed(manifest, aside / "manifest.json")
     commit(aside, target)
 
 
@@ -207,25 +197,28 @@ def find_checkpoint(
     """
     for left in folder.glob(".step-*"):
         shutil.rmtree(left, ignore_errors=True)
-    for path in reversed(_list(folder)):
-        if until_step is not None and path.name > _name(until_step):
+    for path in reversed(list_checkpoints(folder)):
+        if until_step is not None and path.name > name_checkpoint(until_step):
             continue
         try:
-            manifest = load_record(CheckpointManifest, path / "manifest.json")
+            return path, _check(path)
         except RecordError as error:
             console.warn(f"checkpoint {path.name} is passed over: {error}")
-            continue
-        wrong = [
-            name
-            for name, file in manifest.files.items()
-            if not (path / name).is_file()
-            or (path / name).stat().st_size != file.num_bytes
-            or _hash(path / name) != file.sha256
-        ]
-        if not wrong:
-            return path, manifest
-        console.warn(f"checkpoint {path.name} is passed over: {', '.join(wrong)} damaged")
     return None
+
+
+def _check(path: Path) -> CheckpointManifest:
+    """Read a whole checkpoint's manifest.
+
+    Raises:
+        RecordError: the checkpoint is not what was written, or says what none can say.
+    """
+    damages = find_checkpoint_damage(path)
+    if damages:
+        raise RecordError("; ".join(str(each) for each in damages[:3]))
+    manifest = load_checkpoint_manifest(path)
+    load_metadata(path, manifest.files)
+    return manifest
 
 
 def check_belongs(
@@ -256,10 +249,12 @@ def check_belongs(
         )
 
 
-def load_checkpoint(path: Path, state: TrainState, *, runtime: Runtime) -> None:
+def load_checkpoint(
+    path: Path, state: TrainState, *, files: Mapping[str, FileSum], runtime: Runtime
+) -> None:
     """Fill model, optimizer and tally in place from a checkpoint that `find_checkpoint` found.
 
-    It may have been written on any mesh.
+    It may have been written on any mesh. ``files`` are those that its manifest lists.
 
     Raises:
         RecordError: it lacks something, has it in another size, or cannot be read.
@@ -271,7 +266,7 @@ def load_checkpoint(path: Path, state: TrainState, *, runtime: Runtime) -> None:
             warnings.simplefilter("ignore")
             load(
                 tensors,
-                storage_reader=FileSystemReader(str(path)),
+                storage_reader=JsonReader(path, files),
                 no_dist=runtime.world_size == 1,
                 process_group=runtime.control,
             )
@@ -287,16 +282,3 @@ def load_checkpoint(path: Path, state: TrainState, *, runtime: Runtime) -> None:
 def _find_cause(error: CheckpointException) -> BaseException:
     """Return what went wrong on the first rank on which something did."""
     return next((cause for cause, _ in error.failures.values()), error)
-
-
-def _name(step: int) -> str:
-    return f"step-{step:08d}"
-
-
-def _list(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.glob("step-*") if path.is_dir())
-
-
-def _hash(path: Path) -> str:
-    with path.open("rb") as content:
-        return hashlib.file_digest(content, "sha256").hexdigest()

@@ -81,14 +81,15 @@ class EndMetrics(Record):
     """As if each step had drawn its rows."""
     delta: float | None = None
     tally_sha256: str
-    """Of the realised repetitions; the manifest must agree, or its doses mean nothing."""
+    """Of what was fed of each document; the manifest must agree, or its doses mean nothing."""
     stopped_by_budget: bool = False
     """Whether the risk budget ended the run before its last step."""
 
 
-def hash_tally(repetitions: Iterable[int | None]) -> str:
-    """Return a hash of how often each document was fed, in the manifest's order."""
-    text = ",".join("-" if count is None else str(int(count)) for count in repetitions)
+def hash_tally(repetitions: Iterable[int | None], num_tokens_fed: Iterable[int | None]) -> str:
+    """Return a hash of how often, and how much of, each document was fed, in manifest's order."""
+    counts = zip(repetitions, num_tokens_fed, strict=True)
+    text = ",".join(":".join("-" if n is None else str(int(n)) for n in pair) for pair in counts)
     return hashlib.sha256(text.encode()).hexdigest()
 
 
@@ -104,22 +105,19 @@ _KINDS: dict[str, type[MetricsLine]] = {
 class MetricsLog:
     """Appends to metrics.jsonl; every line is on disk before the next step starts."""
 
-    def __init__(self, path: Path, *, keep_until_step: int | None, is_writer: bool = True) -> None:
-        """Open the log, dropping what an interrupted run wrote after its last checkpoint.
+    def __init__(self, path: Path, *, kept: bytes, is_writer: bool = True) -> None:
+        """Open the log.
 
         Args:
             path: of metrics.jsonl.
-            keep_until_step: the step the run goes on from, or the last one if it has ended; None
-                begins anew.
-            is_writer: False on all ranks but one: nothing is read or written.
+            kept: the lines it begins with: those of the checkpoint that the run goes on from. What
+                an interrupted run wrote after it is dropped.
+            is_writer: False on all ranks but one: nothing is written.
         """
         self._file: TextIO | None = None
         if not is_writer:
             return
-        last = -1 if keep_until_step is None else keep_until_step
-        kept = [line for line in read_metrics(path) if line.step <= last]
-        text = "".join(f"{line.model_dump_json()}\n" for line in kept)
-        write_atomically(path, text.encode())
+        write_atomically(path, kept)
         self._file = path.open("a", encoding="utf-8")
 
     def write(self, line: MetricsLine) -> None:
@@ -142,23 +140,17 @@ def read_metrics(path: Path) -> Iterator[MetricsLine]:
     """
     if not path.exists():
         return
-    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+    lines = path.read_bytes().splitlines(keepends=True)
     for number, line in enumerate(lines, 1):
-        kind = next((k for n, k in _KINDS.items() if f'"event":"{n}"' in line), None)
+        kind = next((k for n, k in _KINDS.items() if f'"event":"{n}"'.encode() in line), None)
         try:
             if kind is None:
                 raise ValueError("no such event")
             yield kind.model_validate_json(line)
         except (ValidationError, ValueError) as error:
-            if number == len(lines) and not line.endswith("\n"):
+            if number == len(lines) and not line.endswith(b"\n"):
                 return
-            raise RecordError(f"'{path}' line {number} cannot be read; delete the run") from error
-
-
-def find_end(path: Path) -> EndMetrics | None:
-    """Return the line of a metrics.jsonl that says the run has ended; None where none does.
-
-    Raises:
-        RecordError: see `read_metrics`.
-    """
-    return next((line for line in read_metrics(path) if isinstance(line, EndMetrics)), None)
+            raise RecordError(
+                f"'{path}' line {number} cannot be read: run memguard train "
+                f"{path.parent / 'config.yaml'} to bring the log back from a checkpoint"
+            ) from error

@@ -4,17 +4,18 @@ every rank   saves its part of weights, optimizer and tallies; all of them befor
 rank 0       finds the newest complete checkpoint, and whether it is of this run
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
 from memguard.data.loader import Loader
+from memguard.records.run_files import CheckpointManifest
 from memguard.runtime import Console, Runtime
 from memguard.train.audit_callback import Watch
 from memguard.train.checkpoint import (
-    CheckpointManifest,
+    LOG,
     TrainState,
     check_belongs,
     find_checkpoint,
@@ -40,36 +41,42 @@ class Checkpoints:
 
     def __init__(
         self,
-        folder: Path,
+        run_folder: Path,
         *,
         step: TrainStep,
         loader: Loader,
         watch: Watch | None,
         run_key: str,
         keep: int,
+        check_folder: Callable[[], None],
         runtime: Runtime,
         console: Console,
     ) -> None:
         """Take what has a state.
 
         Args:
-            folder: where they are.
+            run_folder: they are in its `checkpoints/`, and hold copies of its log.
             step: model and optimizer.
             loader: has counted what was fed.
             watch: audits during training; None where there are none.
             run_key: hash of settings and documents; a checkpoint with another one is refused.
             keep: newest ones that are kept (checkpoints).
+            check_folder: raises, on every rank, where the run's folder is no longer the one that
+                is locked.
             runtime: device and ranks.
             console: says which are damaged.
         """
-        self.folder = folder
+        self.folder = run_folder / "checkpoints"
+        self.log = b""
+        """Of the checkpoint that was loaded, on rank 0."""
         self.newest_step: int | None = None
         """After which the state was last saved or loaded."""
         self._step, self._loader, self._watch = step, loader, watch
         self._run_key, self._keep = run_key, keep
+        self._log_path, self._check_folder = run_folder / LOG, check_folder
         self._runtime, self._console = runtime, console
 
-    def load(self, until_step: int | None) -> Totals | None:
+    def load(self, until_step: int | None = None) -> Totals | None:
         """Take the state of the newest checkpoint, up to a step; None where there is none.
 
         Raises:
@@ -82,7 +89,7 @@ class Checkpoints:
         if found is None:
             return None
         path, manifest = found
-        load_checkpoint(path, self._state(), runtime=self._runtime)
+        load_checkpoint(path, self._state(), files=manifest.files, runtime=self._runtime)
         self.newest_step = manifest.step
         return Totals(
             step=manifest.step,
@@ -96,6 +103,7 @@ class Checkpoints:
         found = find_checkpoint(self.folder, console=self._console, until_step=until_step)
         if found is not None:
             check_belongs(*found, run_key=self._run_key, sample_sha256=self._sample_sha256)
+            self.log = (found[0] / LOG).read_bytes()
         return found
 
     def save(self, totals: Totals) -> None:
@@ -103,8 +111,11 @@ class Checkpoints:
 
         Raises:
             OSError: it could not be written.
+            RecordError: the run's folder was deleted, renamed or replaced meanwhile.
         """
         watch = self._watch
+        # Or its folder would be made again, with this checkpoint alone in it.
+        self._check_folder()
         save_checkpoint(
             self.folder,
             self._state(),
@@ -119,6 +130,7 @@ class Checkpoints:
                 torch_version=torch.__version__,
                 files={},
             ),
+            log=self._log_path,
             keep=self._keep,
             keep_step=watch.last_good_step if watch and watch.stops else None,
             runtime=self._runtime,

@@ -7,11 +7,12 @@
 What one step does is in `step`.
 """
 
+import io
 import math
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -36,7 +37,6 @@ from memguard.train.metrics import (
     EndMetrics,
     MetricsLog,
     StepMetrics,
-    find_end,
     hash_tally,
 )
 from memguard.train.optim import learning_rate
@@ -114,6 +114,8 @@ class Trainer:
         run_folder: Path,
         runtime: Runtime,
         console: Console,
+        check_folder: Callable[[], None],
+        must_resume: str | None = None,
         row_clipping: RowClipping | None = None,
     ) -> None:
         """Take everything a run consists of.
@@ -132,6 +134,9 @@ class Trainer:
             run_folder: where checkpoints and metrics go.
             runtime: device and ranks.
             console: progress.
+            check_folder: raises, on every rank, where the run's folder is no longer the one that
+                is locked.
+            must_resume: why the run may not begin at its first step; None where it may.
             row_clipping: makes the gradients private; None leaves them.
 
         Raises:
@@ -142,6 +147,7 @@ class Trainer:
         self.config, self.optim = train, optim
         self.seq_len, self.seed, self.run_key = seq_len, seed, run_key
         self.folder, self.runtime, self.console = run_folder, runtime, console
+        self.must_resume = must_resume
         self.num_steps = min(loader.num_steps, train.max_steps or loader.num_steps)
         if watch is not None and watch.budget is not None and watch.every_steps >= self.num_steps:
             raise ConfigError(
@@ -160,12 +166,13 @@ class Trainer:
         )
         self.totals = Totals()
         self.checkpoints = Checkpoints(
-            run_folder / "checkpoints",
+            run_folder,
             step=self.step,
             loader=loader,
             watch=watch,
             run_key=run_key,
             keep=train.keep_checkpoints,
+            check_folder=check_folder,
             runtime=runtime,
             console=console,
         )
@@ -182,32 +189,22 @@ class Trainer:
             Interrupted: SIGINT or SIGTERM; the state was saved.
             ModelError: the loss is no longer finite.
             OSError: a checkpoint could not be written.
-            RecordError: a checkpoint is not of this run; the last weights within the budget are
-                lost; or the starting model's losses are needed, lost, and past measuring.
+            RecordError: a checkpoint is not of this run, or the last weights within the budget are
+                lost.
         """
         path = self.folder / "metrics.jsonl"
-        end: EndMetrics | None = self.runtime.broadcast_object(
-            self.runtime.only_on_main(lambda: find_end(path))
-        )
-        # Where a budget ended the run, there may be checkpoints that are newer than its weights.
-        self._resume(until_step=None if end is None else end.step)
-        ended = end is not None and end.step == self.totals.step
         if "reference_nll" in self.step.mitigations.needs:
+            # While the weights are those that the run starts from.
             self._reference_nll = find_reference(
                 self.step,
                 self.loader,
                 num_steps=self.num_steps,
-                num_steps_taken=self.totals.step,
                 run_key=self.run_key,
                 run_folder=self.folder,
                 console=self.console,
             )
-        log = MetricsLog(
-            path,
-            # What was found before the first step is found again where no checkpoint holds it.
-            keep_until_step=self.num_steps if ended else self.totals.step or None,
-            is_writer=self.runtime.is_main,
-        )
+        self._resume(path)
+        log = MetricsLog(path, kept=self.checkpoints.log, is_writer=self.runtime.is_main)
         self.vocab.model.train()
         devices = [self.runtime.device] if self.runtime.device.type == "cuda" else []
         try:
@@ -218,16 +215,13 @@ class Trainer:
                         log.write(self.watch.look(0))
                 with self.console.progress("train", self.num_steps, "steps") as advance:
                     advance(self.totals.step, "")
-                    while self.totals.step < self.num_steps and not (
-                        ended or self._stopped_by_budget
-                    ):
+                    while self.totals.step < self.num_steps and not self._stopped_by_budget:
                         line = self._timed_step()
                         log.write(line)
                         self._show(line, advance)
                         self._look_if_due(log)
                         self._save_if_due()
-                if not ended:
-                    self._finish(log)
+                self._finish(log)
                 self._stop_if(self.stop_request.agree(self.runtime))
         finally:
             log.close()
@@ -341,7 +335,9 @@ class Trainer:
                 num_kept_tokens=totals.num_kept_tokens,
                 train_s=round(totals.train_s, 3),
                 **({} if privacy is None else asdict(privacy)),
-                tally_sha256=hash_tally(self.loader.realised_repetitions()),
+                tally_sha256=hash_tally(
+                    self.loader.realised_repetitions(), self.loader.count_fed_tokens()
+                ),
                 stopped_by_budget=self._stopped_by_budget,
             )
         )
@@ -362,11 +358,28 @@ class Trainer:
 
     # -- resume and interruption ---------------------------------------------------------------
 
-    def _resume(self, until_step: int | None) -> None:
-        found = self.checkpoints.load(until_step)
+    def _resume(self, log_path: Path) -> None:
+        found = self.checkpoints.load()
         if found is not None:
             self.totals = found
+            self.runtime.only_on_main(lambda: self._check_log(log_path))
             self.console.info(f"resuming after step {self.totals.step} of {self.num_steps}")
+        elif self.must_resume is not None:
+            raise RecordError(
+                f"{self.must_resume}, and '{self.checkpoints.folder}' holds no whole checkpoint to "
+                f"make it again from: bring that back, delete '{self.folder}' to begin again, or "
+                "choose another 'name'"
+            )
+
+    def _check_log(self, path: Path) -> None:
+        kept = self.checkpoints.log
+        with path.open("rb") if path.exists() else io.BytesIO() as log:
+            is_whole = log.read(len(kept)) == kept
+        if not is_whole:
+            self.console.warn(
+                f"'{path}' is damaged or cut off: what it held up to step {self.totals.step} is "
+                "restored from the checkpoint"
+            )
 
     def _save_if_due(self) -> None:
         every = self.config.checkpoint_every_steps

@@ -16,7 +16,7 @@ from memguard.config import AuditConfig
 from memguard.data.documents import Decode, Document, document_text, load_documents
 from memguard.data.duplicates import WordGrams
 from memguard.data.tokenization import build_decoder, hash_tokens, tokenize_documents
-from memguard.errors import ModelError
+from memguard.errors import MAX_PATH, ModelError, shorten
 from memguard.hf.checkpoint import load_config, load_tokenizer, max_positions
 from memguard.records import DataIdentity, Rate, Role
 from memguard.runtime import Console, default_cache_dir
@@ -135,7 +135,7 @@ def _read_sides(request: AuditRequest, console: Console) -> Iterator[_Side]:
     for name, role, given in sides:
         if not given:
             continue
-        console.info(f"{name}: reading {', '.join(given)}")
+        console.info(f"{name}: reading {shorten(', '.join(given), MAX_PATH)}")
         loaded = load_documents(
             given,
             setting=f"--{name}",

@@ -1,13 +1,11 @@
 """One audit: model and base model in turn, report and records out."""
 
 import contextlib
-import os
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import fields
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -21,19 +19,21 @@ from memguard.audit.run import AuditOutcome, run_audit
 from memguard.audit.selection import select_windows
 from memguard.audit.suite import Suite, load_audit_suite
 from memguard.audit.summary import Summary
-from memguard.config import AuditConfig, ParallelConfig, RunConfig, load_run_config
-from memguard.errors import ConfigError, ModelError
-from memguard.hf.checkpoint import hash_weights, load_config, load_tokenizer
+from memguard.config import AuditConfig, ParallelConfig, RunConfig
+from memguard.errors import ConfigError, MemguardError, ModelError
+from memguard.hf.checkpoint import load_config, load_tokenizer
+from memguard.hf.identity import hash_weights
 from memguard.parallel.mesh_shape import ModelSizes, resolve_mesh
 from memguard.records import (
     AuditReport,
     Banner,
     Method,
     ModelIdentity,
+    format_now,
     save_record,
     write_atomically,
 )
-from memguard.report import render_report
+from memguard.records.audit_files import REPORT, SCORES
 from memguard.report.audit_probes import write_not_run, write_ran
 from memguard.runtime import (
     Console,
@@ -44,9 +44,13 @@ from memguard.runtime import (
 )
 from memguard.workflows.any_model import describe_checkpoint
 from memguard.workflows.audit_context import LazyModel, open_workshop
-from memguard.workflows.audit_inputs import AuditTarget, describe_run, load_report
+from memguard.workflows.audit_inputs import AuditTarget, describe_run, find_base
+from memguard.workflows.audit_output import finish_audit, restore_report
 from memguard.workflows.requests import AuditRequest, make_command
+from memguard.workflows.run_checks import check_device_map
+from memguard.workflows.run_folder import locked
 from memguard.workflows.setup import Workplace, open_workplace
+from memguard.workflows.verify import check_finished, load_own_config
 
 
 def audit_request(request: AuditRequest, settings: AuditConfig) -> tuple[Path, AuditReport]:
@@ -60,14 +64,31 @@ def audit_request(request: AuditRequest, settings: AuditConfig) -> tuple[Path, A
     quiet_libraries()
     run = request.run_config
     parallel, sizes = choose_audit_mesh(request, detect_runtime().world_size)
-    with open_workplace(parallel, sizes) as workplace:
+    with open_workplace(parallel, sizes) as workplace, ExitStack() as lock:
+        check_folder = workplace.runtime.only_on_main(lambda: _begin(request, settings, lock))
         if run is not None and request.run is not None:
             target = describe_run(request.run, run, settings, out=request.out, base=request.base)
         else:
             target = describe_checkpoint(request, settings, console)
-        report = _audit(target, settings, workplace, console, make_command())
+        report = _audit(
+            target, settings, workplace, console, command=make_command(), check_folder=check_folder
+        )
     console.info(report.verdict.sentence)
     return target.out, report
+
+
+def _begin(request: AuditRequest, settings: AuditConfig, lock: ExitStack) -> Callable[[], None]:
+    """Keep other processes out of what is written; refuse a run that is damaged.
+
+    Returns:
+        What raises where the folder is no longer the one that is locked.
+    """
+    check_folder = lock.enter_context(locked(request.locked_folder))
+    if request.run is not None and request.run_config is not None:
+        if settings.base:  # Told before weights are read.
+            find_base(request.run, request.run_config, request.base)
+        check_finished(request.run)
+    return check_folder
 
 
 def choose_audit_mesh(
@@ -89,28 +110,51 @@ def choose_audit_mesh(
     return ParallelConfig(data=1, z=-1), sizes
 
 
-def audit_run(folder: Path, *, workplace: Workplace, console: Console, command: str) -> AuditReport:
-    """Audit a run as its own settings say; the report goes into its `audit/`."""
-    config = load_run_config(folder / "config.yaml")
+def audit_run(
+    folder: Path,
+    *,
+    workplace: Workplace,
+    console: Console,
+    command: str,
+    check_folder: Callable[[], None] | None,
+) -> AuditReport:
+    """Audit a run as its own settings say; the report goes into its `audit/`.
+
+    Args:
+        folder: of the run, which rank 0 has locked.
+        workplace: of this process.
+        console: says what is done.
+        command: for the report.
+        check_folder: on rank 0: raises where the folder is no longer the one that is locked.
+    """
+    config = load_own_config(folder)
     target = describe_run(folder, config, config.audit)
-    return _audit(target, config.audit, workplace, console, command)
-
-
-def find_current_report(folder: Path, config: RunConfig) -> AuditReport | None:
-    """Return the run's report if it is of the present model and of the probes of its settings."""
-    report = load_report(folder)
-    if report is None:
-        return None
-    method = report.method
-    same = (
-        report.model.weights_sha256 == hash_weights(folder / "model"),
-        method.probes == load_audit_suite(config.audit).describe_probes(),
-        method.dtype == config.audit.dtype,
-        method.sample_size == config.audit.max_documents_per_bucket,
-        method.window == config.audit.window,
-        (report.model.base is not None) == (config.audit.base and config.model.path is not None),
+    return _audit(
+        target, config.audit, workplace, console, command=command, check_folder=check_folder
     )
-    return report if all(same) else None
+
+
+def is_current(report: AuditReport, folder: Path, config: RunConfig) -> bool:
+    """Tell whether a report is of a run's present model and of the probes of its settings."""
+    method = report.method
+    return (
+        method.probes == load_audit_suite(config.audit).describe_probes()
+        and method.dtype == config.audit.dtype
+        and method.sample_size == config.audit.max_documents_per_bucket
+        and method.window == config.audit.window
+        and (report.model.base is not None) == (config.audit.base and config.model.path is not None)
+        # Last: it reads the weights.
+        and report.model.weights_sha256 == hash_weights(folder / "model")
+    )
+
+
+def find_current_report(folder: Path, config: RunConfig, console: Console) -> AuditReport | None:
+    """Return a run's report if its audit ended and is the one that its settings ask for.
+
+    A page or model card that is missing or damaged is rendered again.
+    """
+    report = restore_report(folder / "audit", console.warn)
+    return report if report is not None and is_current(report, folder, config) else None
 
 
 def _audit(
@@ -118,16 +162,14 @@ def _audit(
     settings: AuditConfig,
     workplace: Workplace,
     console: Console,
+    *,
     command: str,
+    check_folder: Callable[[], None] | None,
 ) -> AuditReport:
     """Check, run the probes on each model in turn, write report and records."""
     suite = load_audit_suite(settings)
     runtime = workplace.runtime
-    if settings.device_map is not None and runtime.world_size > 1:
-        raise ConfigError(
-            f"'audit.device_map' spreads a model from one process; this audit has "
-            f"{runtime.world_size}, which split it over their mesh. Leave one of the two out."
-        )
+    check_device_map(settings, world_size=runtime.world_size)
     runtime.only_on_main(lambda: _check_writable(target.out))
     banners = _compare_kinds(target, settings, suite, console)
     hashes = runtime.broadcast_object(
@@ -153,7 +195,7 @@ def _audit(
 
     model = open_model(target.model)
     started = time.perf_counter()
-    with _shown_progress(console) as show:
+    with _folder_told(check_folder), _shown_progress(console) as show:
         outcome = run_audit(
             documents=target.documents,
             model=model,
@@ -172,13 +214,15 @@ def _audit(
     method = _describe_method(suite, settings, target.seed, command, time.perf_counter() - started)
 
     def write() -> AuditReport:
+        if check_folder is not None:
+            check_folder()
         names = _name_models(target, model.num_parameters, hashes)
         report = _build_report(target, outcome.summary, names, method, banners, runtime)
-        save_scores(outcome.scores, target.out / "records.parquet")
-        save_record(report, target.out / "report.json")
-        write_atomically(target.out / "report.html", render_report(report).encode())
         if settings.excerpts:
             _write_excerpts(target, outcome)
+        save_scores(outcome.scores, target.out / SCORES)
+        save_record(report, target.out / REPORT)
+        finish_audit(target.out, report, card_of=target.card_of)
         return report
 
     report = runtime.broadcast_object(runtime.only_on_main(write))
@@ -266,7 +310,7 @@ def _build_report(
     return AuditReport(
         **parts,
         tool_version=memguard.__version__,
-        created=_now(),
+        created=format_now(),
         run=target.run,
         model=model,
         data=target.data,
@@ -298,11 +342,15 @@ def _describe_method(
     )
 
 
-def _now() -> str:
-    """Return the time in UTC; SOURCE_DATE_EPOCH fixes it for byte-equal reports."""
-    fixed = os.environ.get("SOURCE_DATE_EPOCH")
-    moment = datetime.fromtimestamp(int(fixed), UTC) if fixed else datetime.now(UTC)
-    return moment.strftime("%Y-%m-%dT%H:%M:%SZ")
+@contextmanager
+def _folder_told(check_folder: Callable[[], None] | None) -> Iterator[None]:
+    """Say of a file that cannot be read that the whole folder is gone, where it is."""
+    try:
+        yield
+    except (OSError, MemguardError):
+        if check_folder is not None:
+            check_folder()
+        raise
 
 
 @contextmanager

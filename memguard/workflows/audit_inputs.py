@@ -1,6 +1,5 @@
 """What the audit of a run measures: its documents and model."""
 
-import contextlib
 import os
 from collections import Counter
 from collections.abc import Sequence
@@ -17,18 +16,16 @@ from memguard.config import AuditConfig, MitigationConfig, RunConfig
 from memguard.data.corpus import Corpus, CorpusDocument, load_corpus
 from memguard.data.packing import split_points
 from memguard.data.tokenization import TokenizedDocument
-from memguard.errors import DataError, ModelError, RecordError
+from memguard.errors import DataError, ModelError
 from memguard.hf.checkpoint import max_positions
 from memguard.mitigation.k_schedule import compute_doses
 from memguard.records import (
-    AuditReport,
     Budget,
     DataIdentity,
     ManifestEntry,
     ModelIdentity,
     TrainingSummary,
     WatchedStep,
-    load_record,
 )
 from memguard.train.metrics import (
     EndMetrics,
@@ -37,6 +34,7 @@ from memguard.train.metrics import (
     hash_tally,
     read_metrics,
 )
+from memguard.workflows.audit_output import is_own_audit, load_former_report
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -63,6 +61,8 @@ class AuditTarget:
     tally: Tally = "missing"
     before: ModelIdentity | None = None
     """The models that an earlier report of the run names; None without a report."""
+    card_of: RunConfig | None = None
+    """The run's settings, where its model card shows this audit; None where it goes elsewhere."""
     notes: Sequence[str] = ()
     """What a reader must know before the numbers, beside what these show."""
 
@@ -225,13 +225,6 @@ def find_base(folder: Path, config: RunConfig, named: str | None = None) -> str 
     return path
 
 
-def load_report(folder: Path) -> AuditReport | None:
-    """Return the report of a run's last audit; None where there is none that can be read."""
-    with contextlib.suppress(RecordError):
-        return load_record(AuditReport, folder / "audit" / "report.json")
-    return None
-
-
 def describe_run(
     folder: Path,
     config: RunConfig,
@@ -274,7 +267,7 @@ def describe_run(
             f"documents had been trained whole; 'audit.min_documents' is {settings.min_documents}. "
             "Train longer under another 'name', or set audit.enabled=false"
         )
-    summary, report = corpus.summary, load_report(folder)
+    summary, report = corpus.summary, load_former_report(folder / "audit")
     metrics = list(read_metrics(folder / "metrics.jsonl"))
     return AuditTarget(
         documents=documents,
@@ -299,8 +292,9 @@ def describe_run(
         canaries=list_canaries(corpus, seq_len=config.data.seq_len),
         mitigations=config.mitigations,
         training=_summarise_training(metrics, config, summary.num_removed),
-        tally=_check_tally(metrics, counts),
+        tally=_check_tally(metrics, corpus.manifest),
         before=None if report is None else report.model,
+        card_of=config if is_own_audit(folder, out) else None,
         notes=_note_not_reached(corpus.manifest),
     )
 
@@ -348,10 +342,13 @@ def _summarise_training(
     )
 
 
-def _check_tally(lines: Sequence[MetricsLine], counts: Sequence[int | None]) -> Tally:
+def _check_tally(lines: Sequence[MetricsLine], manifest: Sequence[ManifestEntry]) -> Tally:
     """Compare the manifest's counts with what training recorded when it ended."""
-    if any(count is None for count in counts):
+    counts = [entry.num_repetitions for entry in manifest]
+    if None in counts:
         return "missing"
     end = next((line for line in lines if isinstance(line, EndMetrics)), None)
-    agrees = end is not None and end.tally_sha256 == hash_tally(counts)
+    agrees = end is not None and end.tally_sha256 == hash_tally(
+        counts, [entry.num_tokens_fed for entry in manifest]
+    )
     return "complete" if agrees else "contradicting"

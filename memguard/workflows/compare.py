@@ -8,9 +8,13 @@ from pathlib import Path
 from memguard.assets import find_asset
 from memguard.compare import load_sweep
 from memguard.errors import RecordError
-from memguard.records import AuditReport, Comparison, load_record, write_atomically
-from memguard.report import render_comparison, render_report
+from memguard.records import AuditReport, Comparison, write_atomically
+from memguard.records.audit_files import REPORT
+from memguard.records.comparison import COMPARISON, load_comparison
+from memguard.report import render_comparison
+from memguard.workflows.audit_output import render_audit
 from memguard.workflows.requests import CompareRequest, check_sweep
+from memguard.workflows.run_folder import locked
 
 
 def compare(request: CompareRequest) -> tuple[Path, Comparison | AuditReport | None]:
@@ -51,20 +55,20 @@ def render_folder(folder: Path) -> Path:
     """Render the page of a run, an audit folder or a sweep; return its path.
 
     Raises:
-        RecordError: no report.json or comparison.json there, or one that cannot be read.
+        ConfigError: another process is at work there.
+        RecordError: no report.json or comparison.json there, or one that is damaged.
     """
-    for record in (folder / "audit" / "report.json", folder / "report.json"):
-        if record.is_file():
-            text = render_report(load_record(AuditReport, record))
-            break
-    else:
-        record = folder / "comparison.json"
-        if not record.is_file():
-            raise RecordError(
-                f"'{folder}' holds neither a report.json (of a run or an audit) nor a "
-                "comparison.json"
-            )
-        text = render_comparison(load_record(Comparison, record))
+    for audit in (folder / "audit", folder):
+        if (audit / REPORT).is_file():
+            run = audit.resolve().parent
+            is_own = audit.name == "audit" and (run / "config.yaml").is_file()
+            with locked(run if is_own else audit):
+                return render_audit(audit)
+    record = folder / COMPARISON
+    if not record.is_file():
+        raise RecordError(
+            f"'{folder}' holds neither a report.json (of a run or an audit) nor a comparison.json"
+        )
     page = record.with_suffix(".html")
-    write_atomically(page, text.encode())
+    write_atomically(page, render_comparison(load_comparison(record), folder).encode())
     return page

@@ -6,12 +6,15 @@ from statistics import fmean
 from typing import Any
 
 from memguard.compare import FinishedRun, compare_runs
-from memguard.config import RunConfig, load_run_config
+from memguard.config import RunConfig
 from memguard.errors import ConfigError
-from memguard.records import Comparison, save_record, write_atomically
+from memguard.records import Comparison, write_atomically
+from memguard.records.comparison import COMPARISON
+from memguard.records.sealed import save_sealed
 from memguard.report import render_comparison, render_comparison_chart
 from memguard.runtime import Console
 from memguard.workflows.requests import make_command
+from memguard.workflows.verify import load_own_config
 
 _NO_SETTING = ("name", "output_dir", "seed", "mitigations", "parallel", "audit")
 """Parts of a run that are not its setting: how it is named, computed and measured."""
@@ -52,9 +55,9 @@ def compare_folders(folders: Sequence[str], out: Path | None) -> tuple[Path, Com
 def publish(comparison: Comparison, folder: Path, console: Console) -> Path:
     """Write the record, its page and chart, and show the rows that lead; return the page."""
     console.info("compare: drawing the page and its charts")
-    save_record(comparison, folder / "comparison.json")
+    save_sealed(comparison, folder / COMPARISON)
     page = folder / "comparison.html"
-    write_atomically(page, render_comparison(comparison).encode())
+    write_atomically(page, render_comparison(comparison, folder).encode())
     write_atomically(page.with_suffix(".svg"), render_comparison_chart(comparison).encode())
     for line in _headline(comparison):
         console.info(line)
@@ -67,7 +70,7 @@ def _name_settings(folders: Sequence[str]) -> Iterator[FinishedRun]:
     known: list[tuple[str, Mapping[str, Any]]] = []
     first: Mapping[str, Any] = {}
     for number, folder in enumerate(folders):
-        config = load_run_config(Path(folder) / "config.yaml")
+        config = load_own_config(Path(folder))
         settings = _flatten(_list_settings(config))
         first = settings if number == 0 else first
         decided = {**settings, "mitigations": config.mitigations}

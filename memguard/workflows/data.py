@@ -25,8 +25,10 @@ from memguard.errors import ModelError
 from memguard.mitigation import Mitigations
 from memguard.mitigation.k_schedule import Ladder, build_ladder
 from memguard.records import write_atomically
+from memguard.records.run_files import add_hash_line, find_run_keys
 from memguard.runtime import Console, default_cache_dir, quiet_libraries
 from memguard.workflows.audit_inputs import choose_piece
+from memguard.workflows.run_folder import hash_run
 from memguard.workflows.setup import load_known_tokenizer, read_model_config, train_tokenizer
 
 
@@ -63,7 +65,8 @@ def prepare(config: RunConfig, folder: Path, console: Console) -> PreparedRun:
     quiet_libraries()
     audit = _list_audit_needs(config)
     known = load_known_tokenizer(config)
-    write_atomically(folder / "config.yaml", dump_yaml(config).encode())
+    write_atomically(folder / "config.yaml", add_hash_line(dump_yaml(config)).encode())
+    trained = find_run_keys(folder)
     tokenizers: list[Any] = []
 
     def tokenizer_for(documents: Sequence[Document]) -> Any:
@@ -82,6 +85,8 @@ def prepare(config: RunConfig, folder: Path, console: Console) -> PreparedRun:
         vocab_size=_count_vocabulary(config, known),
         cache_dir=default_cache_dir(),
         console=console,
+        is_begun_with=(lambda sha256: hash_run(config, sha256) in trained) if trained else None,
+        keeps_key=find_mitigation(config.mitigations, DpSgdConfig) is not None,
     )
     return PreparedRun(folder=folder, corpus=corpus, tokenizer=tokenizers[0])
 

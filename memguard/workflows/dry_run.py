@@ -48,13 +48,14 @@ from memguard.planner.meta_model import Outline, may_share_rows, outline_model
 from memguard.planner.reference_hash import remark_on_reference_hash
 from memguard.planner.run_length import count_labels, measure_length, remark_on_rows
 from memguard.planner.tokenizer_lint import lint_tokenizer
+from memguard.records.run_files import PRIVATE_KEY
 from memguard.runtime import Console
 from memguard.workflows.audit_inputs import list_audited, name_buckets
 from memguard.workflows.data import build_feed, check_token_ids, prepare
 from memguard.workflows.run_folder import check_same_settings
 from memguard.workflows.setup import read_model_config
 
-_BORROWED = ("manifest.jsonl", "metrics.jsonl")
+_BORROWED = ("manifest.jsonl", "metrics.jsonl", PRIVATE_KEY)
 _RARE = 0.01
 """A share of recited documents that few of them would not show."""
 
@@ -208,7 +209,7 @@ def dry_run(config: RunConfig, console: Console) -> DryRunResult:
     folder = Path(config.output_dir) / config.name
     remarks = []
     try:
-        check_same_settings(config, folder)
+        check_same_settings(config, folder, console)
         borrowed = folder
     except ConfigError as error:
         remarks.append(warn("run", f"Training will refuse this: {error}"))
@@ -256,6 +257,7 @@ def dry_run(config: RunConfig, console: Console) -> DryRunResult:
                 num_tokens=len(given.input_ids),
                 num_empty=summary.num_empty,
                 num_shorter=summary.num_shorter,
+                num_cut_off=summary.num_cut_off,
                 num_left_out=summary.num_left_out,
                 num_canaries=summary.num_canaries,
             ),
@@ -290,10 +292,10 @@ def _prepare_aside(folder: Path, borrowed: Path | None) -> Iterator[Path]:
     ):
         aside = Path(name)
         if borrowed is not None and (borrowed / "prepared" / "summary.json").is_file():
-            (aside / "prepared").mkdir()
             files = [f"prepared/{path.name}" for path in (borrowed / "prepared").iterdir()]
             for file in (*files, *_BORROWED):
                 if (borrowed / file).exists():
+                    (aside / file).parent.mkdir(parents=True, exist_ok=True)
                     (aside / file).symlink_to((borrowed / file).absolute())
         try:
             yield aside

@@ -30,15 +30,16 @@ from memguard.records import (
     BucketScores,
     Comparison,
     load_manifest,
-    load_record,
     write_atomically,
 )
+from memguard.records.audit_files import load_audit_report
 from memguard.runtime import Console, default_cache_dir
-from memguard.workflows.audit import find_current_report
+from memguard.workflows.audit import is_current
 from memguard.workflows.compare_runs import compare_folders
 from memguard.workflows.launch import launch
 from memguard.workflows.run_folder import check_same_settings
 from memguard.workflows.train import train_run
+from memguard.workflows.verify import check_finished
 
 # Of a run that forgets:
 _EPOCHS = 5
@@ -160,13 +161,16 @@ def fix_run(
         ConfigError: the run's settings cannot be read or may have ended it early, or the new run is
             another one.
         DataError: the run's documents have changed since.
-        RecordError: the run has no audit, or one that its settings did not ask for.
+        ModelError: training has not ended.
+        RecordError: the run has no audit, or one that its settings did not ask for; or the run or
+            its audit is damaged.
     """
     console = Console()
+    check_finished(folder)
     document = load_yaml(folder / "config.yaml")
     config = validate(RunConfig, document.values, document)
-    report = load_record(AuditReport, folder / "audit" / "report.json")
-    if find_current_report(folder, config) is None:
+    report = load_audit_report(folder / "audit")
+    if not is_current(report, folder, config):
         # The new run is audited as its settings say: what was found must be of that kind too.
         raise RecordError(
             f"the audit of '{folder}' is not the one that its config.yaml asks for; audit it again "
@@ -182,7 +186,7 @@ def fix_run(
             return None
         _train(again, num_processes, console)
         audit = Path(again.output_dir) / again.name / "audit"
-        after = load_record(AuditReport, audit / "report.json")
+        after = load_audit_report(audit)
         console.info(tell_forgotten(after))
         return audit / "report.html", after
     if ends_early := find_early_end(config):
@@ -216,7 +220,7 @@ def _train(config: RunConfig, num_processes: int, console: Console) -> None:
         SystemExit: it did not end well on its processes, which have said why.
     """
     folder = Path(config.output_dir) / config.name
-    check_same_settings(config, folder)
+    check_same_settings(config, folder, console)
     path = folder.with_name(f"{config.name}.yaml")
     write_atomically(path, dump_yaml(config).encode())
     console.info(f"trained: {folder}, by {path}")

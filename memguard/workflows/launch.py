@@ -33,6 +33,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from memguard.errors import ConfigError
+from memguard.workflows.process_limits import MORE_MACHINES, check_num_processes
 
 WORDS_FILE = "MEMGUARD_LAST_WORDS"
 """Environment variable: where a rank of `--nproc` leaves its last words."""
@@ -118,13 +119,14 @@ def run_on_processes(num_processes: int) -> None:
     Called when all is checked that can be checked without torch.
 
     Raises:
-        ConfigError: torchrun has started processes already.
+        ConfigError: torchrun has started processes already, or they are too many.
         SystemExit: with their exit code; what there was to say has been said.
     """
     if num_processes == 1 or is_started_by_nproc():
         return
     if "LOCAL_RANK" in os.environ:
         raise ConfigError("'--nproc' starts the processes itself: leave it out under torchrun")
+    check_num_processes(num_processes, option="--nproc", way_out=MORE_MACHINES)
     command = [sys.executable, "-m", "memguard", *sys.argv[1:]]
     # Not typer's Exit: its 130 means a Ctrl-C that nobody has told yet.
     sys.exit(launch(command, num_processes))

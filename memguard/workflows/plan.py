@@ -11,6 +11,8 @@ from typing import Any
 
 from memguard.config import ParallelConfig, RunConfig
 from memguard.errors import ConfigError, ModelError
+from memguard.hf.checkpoint_files import check_config
+from memguard.hf.config_fields import check_fields
 from memguard.parallel.mesh_shape import (
     AXES,
     COMPARED_FAMILIES,
@@ -249,10 +251,13 @@ def _read_model_file(path: Path) -> ModelSizes:
             f"'--model' must be a config.json or a folder that has one; '{file}' cannot be read: "
             f"{error.strerror}"
         ) from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ModelError(f"'--model' must be a config.json; '{file}' is not JSON") from error
     if not isinstance(fields, dict):
         raise ModelError(f"'--model' must be a config.json; '{file}' holds no settings")
+    if path.is_dir():
+        check_config(path, name=str(path))
+    check_fields(fields, place=f"'{file}'")
     return ModelSizes.from_json(fields)
 
 

@@ -1,11 +1,12 @@
 """The arguments of `audit`, `compare` and `plan`, checked before torch is imported."""
 
+import re
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any, get_args
 
 from memguard.audit.suite import load_audit_suite
@@ -16,17 +17,50 @@ from memguard.config import (
     Document,
     ParallelConfig,
     RunConfig,
-    load_run_config,
     validate,
 )
 from memguard.data import sources
-from memguard.errors import ConfigError, DataError, ModelError
+from memguard.errors import MAX_PATH, ConfigError, DataError, ModelError, shorten
 from memguard.hf import checkpoint_files
+from memguard.hf.config_fields import check_fields
+from memguard.workflows.audit_output import is_own_audit
+from memguard.workflows.process_limits import MORE_MACHINES, check_num_processes
+from memguard.workflows.run_checks import (
+    check_device_map,
+    check_documents_libraries,
+    check_processes,
+    check_row_length,
+)
+from memguard.workflows.verify import load_own_config
+
+_SMALLER_SWEEPS = "share the settings out between sweeps on several machines"
+_MOST_MISSING = 20
+"""Paths that one message names."""
 
 
-def make_command() -> str:
-    """Return what the user typed."""
-    return shlex.join(["memguard", *sys.argv[1:]])
+def make_command(*arguments: str) -> str:
+    """Return a command for a record: what the user typed, of absolute paths the end alone.
+
+    A record is shared; where things lie on this machine is not.
+
+    Args:
+        arguments: of the command; what the user typed if left out.
+    """
+    return shlex.join(["memguard", *map(_shorten_paths, arguments or sys.argv[1:])])
+
+
+# A whole argument, the value of a setting, or one of its list; a path's own spaces belong to it.
+_ABSOLUTE = re.compile(r"(?:^|(?<=[=\[,'\"]))\s*/[^,'\"\[\]{}]*")
+
+
+def _shorten_paths(argument: str) -> str:
+    return _ABSOLUTE.sub(lambda found: shorten_path(found[0].strip()), argument)
+
+
+def shorten_path(path: str) -> str:
+    """Return the last two parts of an absolute path; others as they are."""
+    parts = PurePath(path).parts
+    return "/".join(parts[1:][-2:]) if PurePath(path).is_absolute() else path
 
 
 def read_mesh(text: str, *, command: str) -> ParallelConfig:
@@ -116,14 +150,23 @@ class AuditRequest:
         """
         return None if self.mesh is None else read_mesh(self.mesh, command="audit")
 
+    @property
+    def locked_folder(self) -> Path:
+        """Where no other process may be at work: the run's, or that of a report elsewhere."""
+        if self.run is not None and is_own_audit(self.run, self.out):
+            return self.run
+        assert self.out is not None, "checked: there is a run or a folder for the report"
+        return self.out
+
     @cached_property
     def run_config(self) -> RunConfig | None:
         """The settings of the run under audit; None for a model that memguard did not train.
 
         Raises:
             ConfigError: they cannot be read.
+            RecordError: they are not what the run wrote.
         """
-        return None if self.run is None else load_run_config(self.run / "config.yaml")
+        return None if self.run is None else load_own_config(self.run)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -158,7 +201,9 @@ class CompareRequest:
                 raise ConfigError("--fix belongs to a finished RUN; a sweep names its own settings")
             if self.out is not None:
                 raise ConfigError("--out belongs to RUNs; a sweep has 'output_dir' in its YAML")
+            check_num_processes(self.jobs or 1, option="--jobs", way_out=_SMALLER_SWEEPS)
             return
+        check_num_processes(self.num_processes, option="--nproc", way_out=MORE_MACHINES)
         if self.jobs is not None:
             raise ConfigError("--jobs belongs to a sweep; finished RUNs are not trained")
         if self.fix and len(self.given) > 1:
@@ -242,14 +287,15 @@ class PlanRequest:
 # fetched.
 
 
-def check_audit(request: AuditRequest, settings: AuditConfig) -> None:
+def check_audit(request: AuditRequest, settings: AuditConfig, num_processes: int) -> None:
     """Look for the documents, models and suite of `memguard audit`.
 
     Raises:
-        ConfigError: there is no such suite, or it is wrong.
+        ConfigError: there is no such suite, or it is wrong; a model spread from several processes.
         DataError: documents are missing.
         ModelError: a folder is missing, or holds no checkpoint.
     """
+    check_device_map(settings, world_size=num_processes)
     documents = {"--members": request.members, "--nonmembers": request.nonmembers}
     # Of a run, only what was given here: where its own model and base are is the run's to say.
     given = {"--model": request.model, "--base": request.base}
@@ -257,18 +303,25 @@ def check_audit(request: AuditRequest, settings: AuditConfig) -> None:
     load_audit_suite(settings)
 
 
-def check_run(config: RunConfig, *, has_model: bool = True) -> None:
-    """Look for the documents, models and suite of a run.
+def check_run(
+    config: RunConfig, *, num_processes: int | None = None, has_model: bool = True
+) -> None:
+    """Look for the documents, models and suite of a run, and at what its processes can do.
 
     Args:
         config: the run's settings.
+        num_processes: that train it; None where nothing is trained.
         has_model: False where 'model.path' is trained first, by the same command.
 
     Raises:
-        ConfigError: there is no such suite, or it is wrong.
+        ConfigError: there is no such suite, or it is wrong; a library is missing; a setting is for
+            another number of processes.
         DataError: documents are missing.
-        ModelError: a folder is missing, or holds no checkpoint.
+        ModelError: a folder is missing, or holds no checkpoint; rows longer than the model takes.
     """
+    if num_processes is not None:
+        check_processes(config, num_processes)
+    check_documents_libraries(config)
     documents = {f"data.{name}": given for name, given in config.data.list_sources().items()}
     models = {"model.path": config.model.path if has_model else None}
     if config.audit.enabled:
@@ -279,6 +332,10 @@ def check_run(config: RunConfig, *, has_model: bool = True) -> None:
         models,
         {"model.scratch.tokenizer": None if scratch is None else scratch.tokenizer},
     )
+    if has_model:
+        check_row_length(config)
+    if scratch is not None:
+        check_fields(scratch.config, place="'model.scratch.config'")
     load_audit_suite(config.audit)
 
 
@@ -286,7 +343,8 @@ def check_sweep(sweep: Sweep) -> None:
     """Look for what each run of a sweep needs; see `check_run`."""
     for run in sweep.in_order:
         # With 'pretrain' the settings start from a model that the sweep trains first.
-        check_run(run.config, has_model=run is sweep.pretrain or not sweep.pretrain)
+        has_model = run is sweep.pretrain or not sweep.pretrain
+        check_run(run.config, num_processes=1, has_model=has_model)
 
 
 def _check(
@@ -296,13 +354,13 @@ def _check(
 ) -> None:
     """Raise one error that names everything missing; then look into the models' folders."""
     no_documents = [
-        f"'{setting}': there is no file or folder '{source}'"
+        f"'{setting}': there is no file or folder '{shorten(source, MAX_PATH)}'"
         for setting, given in documents.items()
         for source in given
         if sources.is_missing(source)
     ]
     no_models = [
-        f"'{setting}': there is no folder '{path}'"
+        f"'{setting}': there is no folder '{shorten(path, MAX_PATH)}'"
         for setting, path in {**models, **tokenizers}.items()
         if path is not None and checkpoint_files.is_missing(path)
     ]
@@ -310,7 +368,12 @@ def _check(
     if missing:
         kind = DataError if no_documents else ModelError
         way_out = "Correct the path." if len(missing) == 1 else "Correct the paths."
-        raise kind(f"{'; '.join(missing)}. {way_out}")
+        more = len(missing) - _MOST_MISSING
+        listed = "; ".join(missing[:_MOST_MISSING]) + (f" and {more:,} more" if more > 0 else "")
+        raise kind(f"{listed}. {way_out}")
+    for setting, given in documents.items():
+        for source in given:
+            sources.check_kind(source, setting=setting)
     for path in models.values():
         if path is not None:
             checkpoint_files.check_folder(path)

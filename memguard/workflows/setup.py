@@ -30,6 +30,7 @@ from memguard.parallel.shard import checkpoint_blocks, compile_blocks
 from memguard.runtime import Console, Runtime, detect_runtime, start_runtime
 from memguard.seeds import derive_seed
 from memguard.train.dropout import set_dropout
+from memguard.workflows.run_checks import check_dropout
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -177,19 +178,6 @@ def start_model(config: RunConfig, tokenizer: Any, workplace: Workplace) -> Star
     if train.compile:
         compile_blocks(drawn)
     return StartedModel(vocab=vocab, sharded=None)
-
-
-def check_dropout(train: TrainConfig, *, world_size: int) -> None:
-    """Refuse dropout where ranks that share activations would drop different ones.
-
-    Raises:
-        ConfigError: with the way out.
-    """
-    if train.dropout and world_size > 1:
-        raise ConfigError(
-            f"'train.dropout' is for one process; got {train.dropout:g} on {world_size}. Leave it "
-            "out, or train on one"
-        )
 
 
 def shard_for_training(train: TrainConfig, workplace: Workplace, mesh: Mesh4D) -> Sharding:

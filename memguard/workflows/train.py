@@ -1,7 +1,10 @@
 """A run: prepare, train, export, audit; each stage leaves files and is not done twice."""
 
 import json
+from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -9,14 +12,23 @@ import torch
 
 from memguard.config import RunConfig, dump_yaml
 from memguard.config.mitigations import DpSgdConfig, find_mitigation
-from memguard.data.corpus import Corpus, load_corpus, load_private_key
+from memguard.data.corpus import load_corpus, load_private_key
 from memguard.data.loader import Loader
-from memguard.errors import ConfigError
+from memguard.errors import ConfigError, RecordError
 from memguard.hf.checkpoint import check_positions
 from memguard.hf.load import count_parameters
 from memguard.model.checks import keeps_documents_apart
 from memguard.planner.reference_hash import remark_on_reference_hash
-from memguard.records import AuditReport, ManifestEntry, save_manifest, write_atomically
+from memguard.records import ManifestEntry, save_manifest, write_atomically
+from memguard.records.run_files import (
+    UNLISTED,
+    find_trained_damage,
+    has_trained,
+    list_other_model_files,
+    load_trained,
+    sum_trained,
+)
+from memguard.records.sealed import save_sealed
 from memguard.report import render_model_card
 from memguard.runtime import (
     Console,
@@ -24,11 +36,11 @@ from memguard.runtime import (
     quiet_libraries,
 )
 from memguard.train.dp_sgd import RowClipping, load_accountant
-from memguard.train.metrics import find_end
 from memguard.train.trainer import Trainer
 from memguard.workflows.audit import audit_run, find_current_report
 from memguard.workflows.audit_callback import build_watch
 from memguard.workflows.data import PreparedRun, build_feed, check_token_ids, prepare
+from memguard.workflows.requests import make_command
 from memguard.workflows.run_folder import check_same_settings, compute_run_key, locked
 from memguard.workflows.setup import Workplace, open_workplace, read_sizes, start_model
 
@@ -47,7 +59,7 @@ def prepare_run(config: RunConfig, console: Console | None = None) -> PreparedRu
 
 def _prepare(config: RunConfig, console: Console) -> PreparedRun:
     folder = Path(config.output_dir) / config.name
-    check_same_settings(config, folder)
+    check_same_settings(config, folder, console)
     return prepare(config, folder, console)
 
 
@@ -67,23 +79,27 @@ def train_run(config: RunConfig) -> dict[str, Any]:
     ):
         runtime = workplace.runtime
         _check_privacy(config, workplace)
-        runtime.only_on_main(lambda: lock.enter_context(locked(folder)))
+        held = runtime.only_on_main(lambda: lock.enter_context(locked(folder)))
         prepared = _prepare_once(config, workplace, console)
-        is_trained = runtime.only_on_main(lambda: _is_trained(folder, prepared.corpus))
-        if runtime.broadcast_object(is_trained):
+        run_key = compute_run_key(config, prepared.corpus)
+        found = runtime.only_on_main(lambda: _find_trained(folder, run_key, console))
+        before = runtime.broadcast_object(found)
+        if before.is_whole:
             console.info(f"model: {folder / 'model'} was trained before")
         else:
-            _train(config, prepared, workplace, console)
+            # Rank 0 has locked the folder.
+            check_folder = partial(runtime.only_on_main, held or _pass)
+            _train(config, prepared, workplace, console, before=before, check_folder=check_folder)
         result: dict[str, Any] = {"run": str(folder), "model": str(folder / "model")}
         if not config.audit.enabled:
             return result
-        current = runtime.only_on_main(lambda: find_current_report(folder, config))
+        current = runtime.only_on_main(lambda: find_current_report(folder, config, console))
         report = runtime.broadcast_object(current)
         if report is None:
-            command = f"memguard audit {folder}"
-            report = audit_run(folder, workplace=workplace, console=console, command=command)
-            audited = report
-            runtime.only_on_main(lambda: _write_card(config, folder, audited))
+            command = make_command("audit", str(folder))
+            report = audit_run(
+                folder, workplace=workplace, console=console, command=command, check_folder=held
+            )
     console.info(report.verdict.sentence)
     page = str(folder / "audit" / "report.html")
     return result | {"report": page, "verdict": report.verdict.model_dump(mode="json")}
@@ -132,18 +148,56 @@ def _prepare_once(config: RunConfig, workplace: Workplace, console: Console) -> 
     return PreparedRun(folder=folder, corpus=load_corpus(folder), tokenizer=tokenizer)
 
 
-def _write_card(config: RunConfig, folder: Path, report: AuditReport) -> None:
-    card = render_model_card(
-        report,
-        run_name=config.name,
-        base_model=config.model.path,
-        config_yaml=dump_yaml(config),
-    )
-    write_atomically(folder / "model" / "README.md", card.encode())
+def _pass() -> None:
+    """Stand in, on ranks without a lock, for what rank 0 checks."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Before:
+    """What training has left in a run's folder before."""
+
+    is_whole: bool
+    """It has ended, and everything is still what it wrote."""
+    damage: str | None = None
+    """Why a model there must be made again from a checkpoint, and not trained from the start."""
+
+
+def _find_trained(folder: Path, run_key: str, console: Console) -> _Before:
+    """Say whether training has ended, and left what is still there.
+
+    Raises:
+        RecordError: that is of other settings or documents, or a file lies in its model that it
+            has not written.
+    """
+    if not has_trained(folder):
+        model = folder / "model"
+        damage = f"'{model}' has no 'trained.json' beside it, so it may be damaged"
+        return _Before(is_whole=False, damage=damage if model.exists() else None)
+    damages = find_trained_damage(folder)
+    if not damages:
+        if load_trained(folder).run_key != run_key:
+            raise RecordError(
+                f"'{folder}' holds a run with other settings or documents: choose another 'name', "
+                "or delete that folder"
+            )
+        return _Before(is_whole=True)
+    if others := list_other_model_files(folder):
+        raise RecordError(
+            f"'{folder}': model/{others[0]} {UNLISTED} and would be read or deleted with its "
+            "model: move it away"
+        )
+    console.warn(f"{damages[0]}; the model is made again from the newest checkpoint")
+    return _Before(is_whole=False, damage=f"'{folder}': {damages[0]}")
 
 
 def _train(
-    config: RunConfig, prepared: PreparedRun, workplace: Workplace, console: Console
+    config: RunConfig,
+    prepared: PreparedRun,
+    workplace: Workplace,
+    console: Console,
+    *,
+    before: _Before,
+    check_folder: Callable[[], None],
 ) -> None:
     folder, corpus, tokenizer = prepared.folder, prepared.corpus, prepared.tokenizer
     runtime = workplace.runtime
@@ -187,6 +241,8 @@ def _train(
         run_folder=folder,
         runtime=runtime,
         console=console,
+        check_folder=check_folder,
+        must_resume=before.damage,
         row_clipping=_build_row_clipping(config, folder, loader, console),
     )
     if trainer.num_steps < loader.num_steps:
@@ -200,6 +256,7 @@ def _train(
         f"{len(loader.rows):,} rows, {trainer.num_steps:,} steps"
     )
     trainer.run()
+    check_folder()
     num_samples = trainer.totals.num_rows
     runtime.only_on_main(
         lambda: save_manifest(count_up(loader, num_samples), folder / "manifest.jsonl")
@@ -209,7 +266,13 @@ def _train(
     )
     dtype = torch.bfloat16 if config.train.precision == "bf16" else torch.float32
     started.export(tokenizer, folder / "model", dtype=dtype, card=card)
+    runtime.only_on_main(lambda: _commit(folder, trainer.run_key, trainer.totals.step))
     console.info(f"model: saved in {folder / 'model'}")
+
+
+def _commit(folder: Path, run_key: str, step: int) -> None:
+    """Say that training has ended, and what it has left."""
+    save_sealed(sum_trained(folder, run_key=run_key, step=step), folder / "trained.json")
 
 
 def count_up(loader: Loader, num_samples: int) -> list[ManifestEntry]:
@@ -221,7 +284,11 @@ def count_up(loader: Loader, num_samples: int) -> list[ManifestEntry]:
     """
     corpus = loader.corpus
     repetitions = loader.realised_repetitions().tolist()
-    updates = [{"num_repetitions": count} for count in repetitions]
+    fed = loader.count_fed_tokens().tolist()
+    updates = [
+        {"num_repetitions": count, "num_tokens_fed": num_tokens}
+        for count, num_tokens in zip(repetitions, fed, strict=True)
+    ]
     canaries = [i for i, entry in enumerate(corpus.manifest) if entry.role == "canary"]
     losses = loader.count_losses(canaries, num_samples=num_samples)
     for index, losses_N in zip(canaries, losses, strict=True):
@@ -237,10 +304,3 @@ def count_up(loader: Loader, num_samples: int) -> list[ManifestEntry]:
         entry.model_copy(update=update)
         for entry, update in zip(corpus.manifest, updates, strict=True)
     ]
-
-
-def _is_trained(folder: Path, corpus: Corpus) -> bool:
-    """Whether the last step was taken, the tally written and the model exported."""
-    ended = find_end(folder / "metrics.jsonl") is not None
-    tallied = all(entry.num_repetitions is not None for entry in corpus.manifest)
-    return ended and tallied and (folder / "model" / "config.json").exists()

@@ -1,27 +1,28 @@
-"""Measure how fast an audit asks a model, beside `generate`, and what its scores cost.
+"""Measure the speed of an audit, compared with `generate`, and the cost of its scores.
 
 python scripts/bench/audit.py                   a 1M Llama on the CPU, five rounds; minutes
-python scripts/bench/audit.py --quick           tiny sizes, one round, to see that it works; seconds
+python scripts/bench/audit.py --quick           tiny sizes, one round, to check it; seconds
 python scripts/bench/audit.py --device cuda     the shape of Llama-3.1-8B in bf16 on a GPU
 
-First table: documents a second whose greedy continuation of 50 tokens is known, by one pass over
-prefix and continuation, and by transformers' `generate` from the prefix: (a) in batches as large as
-ours, (b) one document at a time, as published tools do. Both sides start from token ids and end at
-verdicts, which are compared: every second document is one that the model recites. No row is padded
-and nothing ends early, which is kind to `generate`.
+First table: documents per second whose greedy continuation of 50 tokens is determined, by one pass
+over prefix and continuation, and by transformers' `generate` from the prefix: (a) in batches as
+large as memguard's, (b) one document at a time, as in published tools. Both sides start from token
+ids and end with verdicts, which are compared: the model generates every second document verbatim.
+No row is padded and no text ends early, which favours `generate`.
 
-Second table: the default audit of a document, near-verbatim by generation and all numbers of its
-one pass, beside `generate` in batches for every document and an edit distance. A third of the
-documents is recited, a third leaves the text half-way (one token is another one, and the text goes
-on as the model does after it, so that it is known token by token), a third is unknown.
+Second table: the default audit of a document (near-verbatim by generation, and all numbers of its
+pass), compared with batched `generate` for every document and an edit distance. A third of the
+documents is generated verbatim. In a third the text diverges half-way: one token is replaced, and
+the rest is the model's continuation, so that teacher forcing predicts it token by token. A third is
+unknown to the model.
 
-Third table: every number of the suite `extraction` that needs no other pass, with text scores and
-all, beside verbatim alone and beside our pass that scores every token and no more; for the record
-also beside transformers' own forward.
+Third table: all numbers of the suite `extraction` that need no other pass, including text scores,
+compared with verbatim match only, and with memguard's pass that only scores every token; also with
+transformers' own forward, for reference.
 
-Weights are random: no speed here depends on what they are. Sides take turns; a figure is the median
-of the rounds, a ratio the median of the rounds' ratios, because a machine that others use changes
-speed from minute to minute. The last line is a verdict; exit 1 where a bar is missed.
+Weights are random, because speed does not depend on them. Sides alternate; a figure is the median
+over rounds, and a ratio the median of the ratios of each round, because the speed of a shared
+machine varies from minute to minute. The last line is a verdict; exit 1 if a limit is missed.
 """
 
 import itertools
@@ -52,7 +53,7 @@ from memguard.audit.teacher_forcing import OnePass
 from memguard.model.checks import build_vocab_layer
 
 CONTINUATION_TOKENS = 50
-# Of the same two sides: what the bars ask for.
+# Limits of the ratios between two sides.
 MIN_BATCHED, MIN_ALONE = 2.0, 15.0
 MIN_GPU = {8: 15.0, 64: 5.0}
 MIN_GENERATING = 1.5
@@ -72,9 +73,9 @@ class Row:
     batch: int
     num_documents: int
     num_alone: int
-    """Of these, how many are generated one at a time; 0 leaves that side out."""
+    """Number of documents that are generated one at a time; 0 skips that side."""
     min_batched: float | None = None
-    """The bar; None where there is none."""
+    """The limit; None if there is none."""
     min_alone: float | None = None
 
     def __str__(self) -> str:
@@ -83,14 +84,14 @@ class Row:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Plan:
-    """All that is measured."""
+    """The measurements."""
 
     rounds: int
     rows: tuple[Row, ...]
     num_scored: int
     """Documents of the second table."""
     batches: tuple[int, ...] = ()
-    """Sizes tried for each side's best; () leaves it out."""
+    """Batch sizes to try for each side's best; () skips this measurement."""
 
 
 CPU_ROWS = (
@@ -112,7 +113,7 @@ GPU_ROWS = tuple(
 
 
 class Bench:
-    """A model, and documents for it."""
+    """A model and its documents."""
 
     def __init__(self, config: transformers.LlamaConfig, device: str, dtype: torch.dtype) -> None:
         self.model = draw_model(config, dtype=dtype, device=device).eval()
@@ -131,7 +132,7 @@ class Bench:
         return cut_windows(ids)
 
     def make_thirds(self, prefix_tokens: int, num_documents: int) -> list[Window]:
-        """Return documents that are recited, left half-way, and unknown, in turn."""
+        """Return documents that match, diverge half-way and are unknown, in turn."""
         size = prefix_tokens + CONTINUATION_TOKENS
         ids = self.draw.integers(0, self.vocab.vocab_size, (num_documents, size))
         ids[0::3] = self.generate(ids[0::3, :prefix_tokens])
@@ -142,7 +143,7 @@ class Bench:
         return cut_windows(ids)
 
     def generate(self, prompts: np.ndarray) -> np.ndarray:
-        """Return prompts and what `generate` writes after them."""
+        """Return prompts followed by the output of `generate`."""
         rows = torch.from_numpy(prompts).to(self.model.device)
         written = self.model.generate(
             rows,
@@ -156,7 +157,7 @@ class Bench:
     def generate_in_batches(
         self, windows: Sequence[Window], batch: int
     ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Yield what `generate` writes for each document, and the document ``[T]``."""
+        """Yield the output of `generate` for each document, and the document ``[T]``."""
         for start in range(0, len(windows), batch):
             rows = np.stack([w.input_ids for w in windows[start : start + batch]]).astype(np.int64)
             yield from zip(self.generate(rows[:, :-CONTINUATION_TOKENS]), rows, strict=True)
@@ -167,17 +168,19 @@ class Bench:
         return np.array([np.array_equal(written, row) for written, row in pairs])
 
     def scorer(self, windows: Sequence[Window], batch: int) -> ModelScorer:
-        """Return one that takes so many documents at a time."""
+        """Return a scorer that processes ``batch`` documents at a time."""
         return ModelScorer(self.vocab, batch * len(windows[0].input_ids))
 
-    def ask(self, one_pass: OnePass, windows: Sequence[Window], scorer: ModelScorer) -> np.ndarray:
+    def measure(
+        self, one_pass: OnePass, windows: Sequence[Window], scorer: ModelScorer
+    ) -> np.ndarray:
         """Return all numbers of one pass ``[N, len(names)]``."""
         passages = [passage for window in windows for passage in one_pass.plan(window)]
         return one_pass.measure(windows, scorer.score(passages, one_pass.asked))
 
     @torch.no_grad()
     def score_plainly(self, windows: Sequence[Window]) -> None:
-        """Find log-probability and first choice of every token, as a notebook does."""
+        """Compute log-probability and first choice of every token with plain transformers."""
         for start in range(0, len(windows), 16):
             rows = np.stack([w.input_ids for w in windows[start : start + 16]]).astype(np.int64)
             ids = torch.from_numpy(rows).to(self.model.device)
@@ -186,7 +189,7 @@ class Bench:
             (logprob.cpu(), logits.argmax(-1).cpu())
 
     def timed(self, work: Callable[[], object], num_documents: int) -> Callable[[], float]:
-        """Return a side whose seconds are those of one document."""
+        """Return a side that returns its seconds per document."""
         is_gpu = self.model.device.type == "cuda"
         return timed(work, num_documents, torch.cuda.synchronize if is_gpu else lambda: None)
 
@@ -216,7 +219,7 @@ def make_document(ids: np.ndarray, id: str) -> AuditDocument:
 
 
 def build_codec(vocab_size: int) -> Codec:
-    """Return a byte-level tokenizer of that many tokens, to have text that can be compressed."""
+    """Return a byte-level tokenizer of this vocabulary size, whose text can be compressed."""
     letters = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
     words = itertools.chain.from_iterable(
         itertools.product(letters, repeat=size) for size in (1, 2, 3)
@@ -240,7 +243,7 @@ def write_rate(rounds: Rounds, side: str) -> str:
 def compare_verdicts(
     verdict: Verdict, name: str, ours: np.ndarray, theirs: np.ndarray, is_sure: np.ndarray
 ) -> str:
-    """Return how many verdicts are the same; one that differs has to hang on a tiny margin."""
+    """Return how many verdicts are equal; those that differ must depend on a tiny margin."""
     if differing := int(((ours != theirs) & is_sure).sum()):
         verdict.fail(f"{name}: {differing} verdicts differ")
     return f"{int((ours == theirs).sum())}/{len(ours)}"
@@ -253,13 +256,13 @@ def compare_with_generate(
     windows = bench.make_windows(row.prefix_tokens, row.num_documents)
     one_pass = OnePass(extraction=ExtractionProbe(), tiny_margin=bench.margin)
     scorer = bench.scorer(windows, row.batch)
-    found: dict[str, np.ndarray] = {}
+    verdicts: dict[str, np.ndarray] = {}
 
     def ours() -> None:
-        found["ours"] = bench.ask(one_pass, windows, scorer)
+        verdicts["ours"] = bench.measure(one_pass, windows, scorer)
 
     def batched() -> None:
-        found["batched"] = bench.judge_by_generating(windows, row.batch)
+        verdicts["batched"] = bench.judge_by_generating(windows, row.batch)
 
     def alone() -> None:
         bench.judge_by_generating(windows[: row.num_alone], 1)
@@ -270,17 +273,17 @@ def compare_with_generate(
     times = take_turns(sides, rounds=rounds)
     ratio = times.ratio("ours", "batched")
     cells = [write_rate(times, "ours"), write_rate(times, "batched"), f"{ratio:.1f}x"]
-    bars = [verdict.check(f"{row} (a)", ratio, at_least=row.min_batched)]
+    limits = [verdict.check(f"{row} (a)", ratio, at_least=row.min_batched)]
     if row.num_alone:
         ratio = times.ratio("ours", "alone")
         cells += [write_rate(times, "alone"), f"{ratio:.1f}x"]
-        bars.append(verdict.check(f"{row} (b)", ratio, at_least=row.min_alone))
+        limits.append(verdict.check(f"{row} (b)", ratio, at_least=row.min_alone))
     else:
         cells += ["", ""]
-    verbatim = found["ours"][:, one_pass.names.index("num_correct")] == CONTINUATION_TOKENS
-    is_sure = found["ours"][:, one_pass.names.index("hangs_on_margin")] == 0
-    same = compare_verdicts(verdict, str(row), verbatim, found["batched"], is_sure)
-    table.row(str(row), *cells, same, end=", ".join(filter(None, bars)))
+    verbatim = verdicts["ours"][:, one_pass.names.index("num_correct")] == CONTINUATION_TOKENS
+    is_sure = verdicts["ours"][:, one_pass.names.index("hangs_on_margin")] == 0
+    same = compare_verdicts(verdict, str(row), verbatim, verdicts["batched"], is_sure)
+    table.row(str(row), *cells, same, end=", ".join(filter(None, limits)))
 
 
 def compare_default_audit(
@@ -293,18 +296,18 @@ def compare_default_audit(
     one_pass = plan_one_pass(suite, tiny_margin=bench.margin, codec=codec)
     probe, scorer = suite.extraction, bench.scorer(windows, row.batch)
     decoder = Decoder(bench.vocab, row.batch * len(windows[0].input_ids))
-    found: dict[str, np.ndarray] = {}
+    verdicts: dict[str, np.ndarray] = {}
 
     def ours() -> None:
-        numbers = Numbers(names=one_pass.names, rows=bench.ask(one_pass, windows, scorer))
+        numbers = Numbers(names=one_pass.names, rows=bench.measure(one_pass, windows, scorer))
         generate = partial(measure_edits, probe, decoder, windows, numbers)
         near = find_near_verbatim(probe, windows, numbers, generate, seed=0)
-        found["ours"] = near.matched_N
-        found["sure"] = ~(near.min_gap_N < bench.margin)
+        verdicts["ours"] = near.matched_N
+        verdicts["sure"] = ~(near.min_gap_N < bench.margin)
 
     def batched() -> None:
         limit = probe.num_edits_allowed(CONTINUATION_TOKENS)
-        found["batched"] = np.array(
+        verdicts["batched"] = np.array(
             [
                 Levenshtein.distance(one.tolist(), other.tolist(), score_cutoff=limit) <= limit
                 for one, other in bench.generate_in_batches(windows, row.batch)
@@ -314,9 +317,9 @@ def compare_default_audit(
     sides = {"ours": bench.timed(ours, len(windows)), "batched": bench.timed(batched, len(windows))}
     times = take_turns(sides, rounds=rounds)
     ratio, name = times.ratio("ours", "batched"), f"{row} with generation"
-    bar = None if row.min_batched is None else MIN_GENERATING
-    words = verdict.check(name, ratio, at_least=bar)
-    same = compare_verdicts(verdict, name, found["ours"], found["batched"], found["sure"])
+    limit = None if row.min_batched is None else MIN_GENERATING
+    words = verdict.check(name, ratio, at_least=limit)
+    same = compare_verdicts(verdict, name, verdicts["ours"], verdicts["batched"], verdicts["sure"])
     rates = (write_rate(times, side) for side in sides)
     table.row(str(row), *rates, f"{ratio:.1f}x", "", "", same, end=words)
 
@@ -333,8 +336,8 @@ def compare_scores(
     scorer = ModelScorer(bench.vocab)
     rows = [Passage(input_ids=w.input_ids, first_label=1, first_choice=1) for w in windows]
     works: dict[str, Callable[[], object]] = {
-        "all": lambda: bench.ask(everything, windows, scorer),
-        "verbatim": lambda: bench.ask(verbatim, windows, scorer),
+        "all": lambda: bench.measure(everything, windows, scorer),
+        "verbatim": lambda: bench.measure(verbatim, windows, scorer),
         "rows": lambda: scorer.score(rows, Asked()),
         "plain": lambda: bench.score_plainly(windows),
     }
@@ -342,14 +345,14 @@ def compare_scores(
     times = take_turns(sides, rounds=rounds)
     beside = {name: times.ratio(name, "all") for name in works}
     name = f"V = {vocab_size:,}"
-    bars = [
+    limits = [
         verdict.check(
-            f"{name} beside verbatim",
+            f"{name} vs verbatim",
             beside["verbatim"],
             at_most=MAX_BESIDE_VERBATIM if vocab_size == SMALL_VOCAB else None,
         ),
         verdict.check(
-            f"{name} beside all rows",
+            f"{name} vs all rows",
             beside["rows"],
             at_most=MAX_BESIDE_ALL_ROWS if vocab_size == LARGE_VOCAB else None,
         ),
@@ -357,7 +360,7 @@ def compare_scores(
     cells = [write_rate(times, "all")]
     for other in ("verbatim", "rows"):
         cells += [write_rate(times, other), f"{beside[other]:.2f}x"]
-    table.row(name, *cells, end=", ".join(filter(None, bars)))
+    table.row(name, *cells, end=", ".join(filter(None, limits)))
     print(
         f"{'':<24}and {beside['plain']:.2f}x of transformers' forward with all logits, "
         f"log-softmax, gather and argmax ({write_rate(times, 'plain')})",
@@ -373,7 +376,7 @@ def find_best_batches(bench: Bench, batches: Sequence[int]) -> None:
     for batch in batches:
 
         def one(n: int = batch) -> None:
-            bench.ask(one_pass, windows, bench.scorer(windows, n))
+            bench.measure(one_pass, windows, bench.scorer(windows, n))
 
         def generate(n: int = batch) -> None:
             bench.judge_by_generating(windows[:n], n)
@@ -387,11 +390,11 @@ def find_best_batches(bench: Bench, batches: Sequence[int]) -> None:
             best[name] = max(best.get(name, (0.0, 0)), (1 / times.median_s(name), batch))
     rates = ", ".join(f"{name} {rate:,.1f} at batch {n}" for name, (rate, n) in best.items())
     ratio = best["one pass"][0] / best["generate"][0]
-    print(f"each at its best, documents a second: {rates}; {ratio:.1f}x", flush=True)
+    print(f"each at its best, documents per second: {rates}; {ratio:.1f}x", flush=True)
 
 
 def shrink(plan: Plan) -> Plan:
-    """Return what takes seconds."""
+    """Return a plan that takes seconds."""
     rows = tuple(
         replace(row, batch=4, num_documents=6, num_alone=min(row.num_alone, 1)) for row in plan.rows
     )
@@ -399,11 +402,11 @@ def shrink(plan: Plan) -> Plan:
 
 
 def main() -> int:
-    """Print the tables; return 1 where a bar is missed."""
+    """Print the tables; return 1 if a limit is missed."""
     parser = build_parser(__doc__)
     parser.add_argument("--quick", action="store_true", help="tiny sizes, one round")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    parser.add_argument("--rounds", type=int, default=5, help="medians of so many")
+    parser.add_argument("--rounds", type=int, default=5, help="rounds; medians are printed")
     options = parser.parse_args()
     is_gpu = options.device == "cuda"
     plan = Plan(rounds=options.rounds, rows=CPU_ROWS, num_scored=256)
@@ -420,28 +423,28 @@ def main() -> int:
     size = sum(parameter.numel() for parameter in bench.model.parameters())
     print(
         f"{size / 1e6:,.1f}M parameters, {options.device}, {str(dtype)[6:]}, "
-        f"{torch.get_num_threads()} threads, medians of {plan.rounds}; documents a second"
+        f"{torch.get_num_threads()} threads, medians of {plan.rounds}; documents per second"
     )
     ratio, same = "    ratio", "      same"
     rates = ("      one pass", "  generate (a)", ratio, "   batch 1 (b)", ratio)
-    table = Table(24, *rates, same, end="bar (a), (b)")
+    table = Table(24, *rates, same, end="limit (a), (b)")
     for row in plan.rows:
         compare_with_generate(bench, row, table, verdict, plan.rounds)
     print()
     rates = (" default audit", "      generate", ratio, " " * 14, " " * 9)
-    table = Table(24, *rates, same, end="bar")
+    table = Table(24, *rates, same, end="limit")
     for row in plan.rows:
         compare_default_audit(bench, row, table, verdict, plan.rounds)
     if plan.batches:
         find_best_batches(bench, plan.batches)
     print()
     rates = ("    all scores", "      verbatim", "    all /", "      all rows", "    all /")
-    table = Table(24, *rates, " " * 10, end="bar")
+    table = Table(24, *rates, " " * 10, end="limit")
     compare_scores(bench, plan.num_scored, table, verdict, plan.rounds)
     for config in configs[1:]:
         bench = Bench(config, options.device, dtype)
         compare_scores(bench, max(8, plan.num_scored // 4), table, verdict, plan.rounds)
-    return verdict.end(", and every verdict that does not hang on a tiny margin is the same")
+    return verdict.end(", and all verdicts that do not depend on a tiny margin are equal")
 
 
 if __name__ == "__main__":

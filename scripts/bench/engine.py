@@ -1,17 +1,17 @@
-"""Measure the engine's speed and memory beside transformers' Trainer, FSDP2 and tensor parallelism.
+"""Compare the engine's speed and memory with transformers' Trainer, FSDP2 and tensor parallelism.
 
 python scripts/bench/engine.py                 everything; some minutes
-python scripts/bench/engine.py --quick         tiny sizes, to see that it works; seconds
+python scripts/bench/engine.py --quick         tiny sizes, to check that the script works; seconds
 
-Each side is a process of its own (or four). Sides take turns, a block of steps each, in five
-rounds; what is shown are medians of the rounds, and the ratio is the median of the rounds' ratios.
-All sides see the same packed rows with the same labels (position_ids included), the same AdamW and
-clipping, in fp32. With goldfish, the same half of the labels is ignored on both sides; a step
-counts as many tokens as without. Memory is anonymous memory (RssAnon), sampled from outside in
-fresh processes, at its peak within three steps, above its level when the model is loaded.
+Each side runs in a separate process (or four). Sides alternate, with a block of steps each, in five
+rounds; figures are medians over rounds, and a ratio is the median of the ratios of each round. All
+sides use the same packed rows, labels and position_ids, the same AdamW and clipping, in fp32. With
+goldfish, the same half of the labels is ignored on both sides; tokens per step are counted as
+without it. Memory is anonymous memory (RssAnon), sampled from outside in new processes: the peak in
+three steps above the level after loading the model.
 
-The last line is a verdict; exit 1 where a bar is missed, or where the sides do not learn the same.
-Linux only.
+The last line is a verdict; exit 1 if a limit is missed, or if the losses of the sides differ. Linux
+only.
 """
 
 import contextlib
@@ -57,16 +57,16 @@ MIN_SPEED, MIN_GOLDFISH_SPEED, MAX_MEMORY = 1.0, 1.25, 0.8
 LR = 1e-3
 NUM_BATCHES = 32
 MEMORY_STEPS = 3
-# Losses after the same steps in another order of summation, fp32.
+# Tolerance of losses after the same steps with another order of summation, fp32.
 SAME_LOSS = 2e-3
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Case:
-    """What is trained, on what."""
+    """A model and its training data."""
 
     folder: str
-    """Of the checkpoint."""
+    """Folder of the checkpoint."""
     batch_size: int
     seq_len: int
     goldfish: bool = False
@@ -86,29 +86,29 @@ class Case:
         )
 
 
-# -- sides: each loads, then trains as many steps as it is sent ---------------------------------
+# -- sides: each loads, then trains the requested numbers of steps ------------------------------
 
 
 class Turns:
-    """The blocks of steps that a side takes."""
+    """The blocks of steps of a side."""
 
     def __init__(self, rank: Rank) -> None:
         self._rank = rank
         self._left, self._begin_s = 0, 0.0
 
     def wait(self, answer: float | None = None) -> bool:
-        """Answer, then wait for the next block of steps; return whether there is one."""
+        """Send an answer, wait for the next block of steps, and return whether there is one."""
         self._left = self._rank.report(answer)
         self._begin_s = time.perf_counter()
         return self._left > 0
 
     def finish_step(self) -> bool:
-        """Count a step; at the end of a block report its seconds. Return whether to go on."""
+        """Count a step; at the end of a block report its seconds. Return whether to continue."""
         self._left -= 1
         return self._left > 0 or self.wait(time.perf_counter() - self._begin_s)
 
     def play(self, take_step: Callable[[int], object]) -> None:
-        """Take steps as long as there are blocks."""
+        """Run steps until there are no more blocks."""
         for number in itertools.count():
             take_step(number)
             if not self.finish_step():
@@ -116,7 +116,7 @@ class Turns:
 
 
 def run_memguard(case: Case, rank: Rank) -> float | None:
-    """Our engine, on one process or on a mesh."""
+    """The engine of memguard, on one process or on a mesh."""
     turns, train = Turns(rank), TrainConfig()
     if case.mesh:
         sharding = Sharding(
@@ -130,7 +130,7 @@ def run_memguard(case: Case, rank: Rank) -> float | None:
     turns.wait()
     step = build_step(vocab, train, lr=LR)
     whole = case.draw_batches(vocab.vocab_size)
-    batches = [take_rows(each, vocab.batch_rank, vocab.num_batch_ways) for each in whole]
+    batches = [take_rows(batch, vocab.batch_rank, vocab.num_batch_ways) for batch in whole]
 
     def take_step(number: int) -> None:
         batch = batches[number % NUM_BATCHES]
@@ -172,7 +172,7 @@ def run_tensor_parallel(case: Case, rank: Rank) -> None:
 
 
 def load_plain(case: Case, **settings: Any) -> Any:
-    """Load the checkpoint as transformers does."""
+    """Load the checkpoint with transformers."""
     return transformers.AutoModelForCausalLM.from_pretrained(
         case.folder, dtype=torch.float32, **settings
     )
@@ -187,15 +187,15 @@ def train_by_hand(
     num_parts: int = 1,
     is_mixed: bool = False,
 ) -> None:
-    """Train with the model's own loss: what one writes around FSDP2 or tensor parallelism.
+    """Train with the model's own loss, in a typical loop for FSDP2 or tensor parallelism.
 
-    A mix of DTensors and plain parameters is refused by torch's `clip_grad_norm_` and by all but
-    the slowest AdamW: it goes without clipping and takes that.
+    torch's `clip_grad_norm_` and all AdamW implementations except the slowest reject a mix of
+    DTensors and plain parameters: such a mix is trained without clipping and with that AdamW.
     """
     turns.wait()
     model.train()
     whole = case.draw_batches(model.config.vocab_size)
-    batches = [as_tensors(take_rows(each, part, num_parts)) for each in whole]
+    batches = [as_tensors(take_rows(batch, part, num_parts)) for batch in whole]
     optimizer = torch.optim.AdamW(
         model.parameters(),
         lr=LR,
@@ -219,7 +219,7 @@ def train_by_hand(
 @torch.no_grad()
 def measure_loss(model: Any, batch: Batch) -> float:
     """Return a plain model's own loss on two rows (nats)."""
-    tensors = {name: each[:2] for name, each in as_tensors(batch).items()}
+    tensors = {name: tensor[:2] for name, tensor in as_tensors(batch).items()}
     return float(model(**tensors, use_cache=False).loss)
 
 
@@ -229,7 +229,7 @@ Work = Callable[[Case, Rank], float | None]
 
 
 class Side:
-    """One side: its ranks train a block of steps a turn."""
+    """One side of a comparison, whose ranks train one block of steps per turn."""
 
     def __init__(self, work: Work, case: Case, block_steps: int) -> None:
         self._work, self._case, self._block_steps = work, case, block_steps
@@ -247,29 +247,29 @@ class Side:
         return self._ranks
 
     def __call__(self) -> float:
-        """Take a block of steps; return the slowest rank's seconds a token."""
+        """Run a block of steps; return the slowest rank's seconds per token."""
         took_s = max((self._ranks or self.start()).go(self._block_steps))
         return took_s / (self._block_steps * self._case.batch_size * self._case.seq_len)
 
     def finish(self) -> float:
-        """End the training; return the loss after it."""
+        """End training; return the final loss."""
         assert self._ranks is not None
         return self._ranks.go(0)[0]
 
     def measure_memory(self) -> int:
-        """Return the most memory of three steps above the level after loading (bytes)."""
+        """Return the peak memory of three steps above the level after loading (bytes)."""
         ranks = self.start()
         (level,) = ranks.anonymous_bytes()
         return max(ranks.watch(1)[1][0] for _ in range(MEMORY_STEPS)) - level
 
     def end(self) -> None:
-        """Kill what still runs."""
+        """Kill all ranks that still run."""
         if self._ranks:
             self._ranks.end()
 
 
 def end_all(sides: dict[str, Side]) -> contextlib.ExitStack:
-    """Return what ends all sides."""
+    """Return a context manager that ends all sides."""
     stack = contextlib.ExitStack()
     for side in sides.values():
         stack.callback(side.end)
@@ -278,13 +278,14 @@ def end_all(sides: dict[str, Side]) -> contextlib.ExitStack:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sizes:
-    """How large everything is."""
+    """Sizes of models, batches and measurements."""
 
     llama: tuple[int, int, int, int, int]
-    """vocabulary, width, FFN width, layers, heads of the random Llama; and of the meshes'."""
+    """Vocabulary, width, FFN width, layers and heads of the random Llama."""
     mesh_llama: tuple[int, int, int, int, int]
+    """The same for the meshes."""
     batch: tuple[int, int]
-    """Rows and tokens a row."""
+    """Rows, and tokens per row."""
     mesh_batch: tuple[int, int]
     rounds: int
     block_steps: dict[str, int]
@@ -309,20 +310,20 @@ QUICK = Sizes(
 
 
 def show_speed(
-    table: Table, name: str, rounds: Rounds, pair: tuple[str, str], bar: str, note: str
+    table: Table, name: str, rounds: Rounds, pair: tuple[str, str], limit: str, note: str
 ) -> None:
     """Print the row of a pair of sides."""
     failed = {side: rounds.failures[side] for side in pair if side in rounds.failures}
     speeds = ["-" if side in failed else f"{1 / rounds.median_s(side):,.0f}" for side in pair]
     ratio = "-" if failed else f"{rounds.ratio(*pair):.2f}x"
     notes = [note, *(f"{side} does not run: {reason}" for side, reason in failed.items())]
-    table.row(name, *speeds, ratio, end=f"{bar:<18}{'; '.join(filter(None, notes))}")
+    table.row(name, *speeds, ratio, end=f"{limit:<18}{'; '.join(filter(None, notes))}")
 
 
 def compare_speed(
-    table: Table, verdict: Verdict, name: str, case: Case, sizes: Sizes, bar: float | None
+    table: Table, verdict: Verdict, name: str, case: Case, sizes: Sizes, limit: float | None
 ) -> None:
-    """Print a row of one process's speed beside the Trainer's."""
+    """Print a row that compares one process's speed with the Trainer's."""
     sides = {
         "memguard": Side(run_memguard, case, sizes.block_steps[name]),
         "Trainer": Side(run_trainer, case, sizes.block_steps[name]),
@@ -334,17 +335,17 @@ def compare_speed(
         if rounds.failures:
             verdict.fail(f"{name} does not run")
         else:
-            words = verdict.check(name, rounds.ratio("memguard", "Trainer"), at_least=bar)
+            words = verdict.check(name, rounds.ratio("memguard", "Trainer"), at_least=limit)
             ours, theirs = (side.finish() for side in sides.values())
             note = f"loss after: {ours:.4f}, {theirs:.4f}"
-            # Who learns something else may be as fast as it likes.
+            # Speed is comparable only if both sides reach the same loss.
             if not abs(ours - theirs) <= SAME_LOSS * abs(theirs):
                 verdict.fail(f"{name}: {note}")
     show_speed(table, name, rounds, ("memguard", "Trainer"), words, note)
 
 
 def compare_memory(table: Table, verdict: Verdict, name: str, case: Case) -> None:
-    """Print a row of one process's memory beside the Trainer's."""
+    """Print a row that compares one process's memory with the Trainer's."""
     sides = {"memguard": Side(run_memguard, case, 1), "Trainer": Side(run_trainer, case, 1)}
     try:
         with end_all(sides):
@@ -353,12 +354,14 @@ def compare_memory(table: Table, verdict: Verdict, name: str, case: Case) -> Non
         verdict.fail(f"{name}: {failure}")
         table.failure(name, str(failure))
         return
-    bar = verdict.check(name, ours / theirs, at_most=MAX_MEMORY)
-    table.row(name, f"{ours / 1e6:,.0f}", f"{theirs / 1e6:,.0f}", f"{ours / theirs:.2f}x", end=bar)
+    limit = verdict.check(name, ours / theirs, at_most=MAX_MEMORY)
+    table.row(
+        name, f"{ours / 1e6:,.0f}", f"{theirs / 1e6:,.0f}", f"{ours / theirs:.2f}x", end=limit
+    )
 
 
 def compare_meshes(table: Table, verdict: Verdict, case: Case, sizes: Sizes) -> None:
-    """Print a row for each mesh beside FSDP2 and one beside tensor parallelism."""
+    """Print rows that compare each mesh with FSDP2 and with tensor parallelism."""
     meshes = {
         "(z=4)": MeshShape(z=4),
         "(x=4)": MeshShape(x=4),
@@ -373,24 +376,24 @@ def compare_meshes(table: Table, verdict: Verdict, case: Case, sizes: Sizes) -> 
     with end_all(sides):
         rounds = take_turns(sides, rounds=sizes.rounds)
     for name, other in itertools.product(meshes, others):
-        show_speed(table, f"{name} beside {other}", rounds, (name, other), "", "")
+        show_speed(table, f"{name} vs {other}", rounds, (name, other), "", "")
     for name in meshes:
         if name in rounds.failures:
             verdict.fail(f"{name} does not run")
 
 
 def main() -> int:
-    """Measure everything; return 1 where a bar is missed."""
+    """Run all measurements; return 1 if a limit is missed."""
     parser = build_parser(__doc__)
     parser.add_argument("--stories", type=Path, default=STORIES, help="folder of stories260K")
-    parser.add_argument("--quick", action="store_true", help="tiny sizes; no figure means anything")
+    parser.add_argument("--quick", action="store_true", help="tiny sizes; figures are meaningless")
     options = parser.parse_args()
     sizes = QUICK if options.quick else FULL
     threads = os.cpu_count() or 1
     verdict = Verdict()
     columns = ("    memguard", "     Trainer", "    ratio")
     with tempfile.TemporaryDirectory(prefix="bench_engine.") as folder:
-        drawn = {
+        folders = {
             name: write_checkpoint(
                 Path(folder) / name,
                 build_llama(*shape, num_kv_heads=shape[-1] // 2, max_len=512),
@@ -399,26 +402,28 @@ def main() -> int:
         }
         batch_size, seq_len = sizes.batch
         one = Case(folder="", batch_size=batch_size, seq_len=seq_len, num_threads=threads)
-        cases = {"random 30M": replace(one, folder=drawn["llama"])}
-        print(f"\none process, {threads} threads, {batch_size} x {seq_len} tokens a step: tokens/s")
-        table = Table(34, *columns, end="bar")
+        cases = {"random 30M": replace(one, folder=folders["llama"])}
+        print(
+            f"\none process, {threads} threads, {batch_size} x {seq_len} tokens per step: tokens/s"
+        )
+        table = Table(34, *columns, end="limit")
         if (options.stories / "config.json").is_file():
             cases = {"stories260K": replace(one, folder=str(options.stories)), **cases}
         else:
-            print(f"stories260K: left out, it is not in {options.stories}")
+            print(f"stories260K: skipped, not found in {options.stories}")
         for name, case in cases.items():
-            goldfish_bar = MIN_GOLDFISH_SPEED if name == "random 30M" else None
-            for goldfish, bar in ((False, MIN_SPEED), (True, goldfish_bar)):
-                given = replace(case, goldfish=goldfish)
-                compare_speed(table, verdict, name, given, sizes, bar)
-        print("\nthe same, memory above the level after loading: MB")
-        table = Table(34, *columns, end="bar")
+            goldfish_limit = MIN_GOLDFISH_SPEED if name == "random 30M" else None
+            for goldfish, limit in ((False, MIN_SPEED), (True, goldfish_limit)):
+                masked = replace(case, goldfish=goldfish)
+                compare_speed(table, verdict, name, masked, sizes, limit)
+        print("\nthe same cases, memory above the level after loading: MB")
+        table = Table(34, *columns, end="limit")
         for name, case in cases.items():
             compare_memory(table, verdict, f"{name}, memory", case)
         batch_size, seq_len = sizes.mesh_batch
-        print(f"\n4 processes, 1 thread each, {batch_size} x {seq_len} tokens a step: tokens/s")
+        print(f"\n4 processes, 1 thread each, {batch_size} x {seq_len} tokens per step: tokens/s")
         table = Table(34, columns[0], "       other", columns[2])
-        case = Case(folder=drawn["mesh"], batch_size=batch_size, seq_len=seq_len, num_ranks=4)
+        case = Case(folder=folders["mesh"], batch_size=batch_size, seq_len=seq_len, num_ranks=4)
         compare_meshes(table, verdict, case, sizes)
     return verdict.end()
 

@@ -1,20 +1,21 @@
-"""Measure training of an 8B-shaped Llama on one GPU, beside transformers' Trainer.
+"""Measure training of an 8B-shaped Llama on one GPU, compared with transformers' Trainer.
 
-scripts/gpu_check.sh               correctness, speed, memory; starts this with what it needs
-scripts/gpu_check.sh --dry-run     tiny sizes on the CPU; no figure means anything
+scripts/gpu_check.sh               correctness, speed, memory; runs this script in its environment
+scripts/gpu_check.sh --dry-run     tiny sizes on the CPU; the figures are meaningless
 
-Hidden size 4096, FFN 14336, 32 heads, 8 of keys and values, vocabulary 128256, random weights, as
-many layers as fit: fp32 weights, gradients and AdamW moments, bf16 arithmetic (16 bytes a
-parameter, and what a step keeps). All rows of the table see the same packed rows of tokens.
+Hidden size 4096, FFN 14336, 32 heads, 8 key/value heads, vocabulary 128256, random weights, as many
+layers as fit: fp32 weights, gradients and AdamW moments, bf16 arithmetic (16 bytes per parameter,
+and the activations of a step). All rows of the table use the same packed rows of tokens.
 
     MFU = FLOP a token * tokens/s / peak
     FLOP a token = 6 * (matmul parameters of the layers + V * D * kept labels / tokens)
-                   + 6 * layers * D * T                    attention, its causal half
+                   + 6 * layers * D * T                    causal half of attention
 
-Peak is the GPU's dense bf16 figure from a table here; --peak-tflops overrides it. Recomputation is
-not counted. Each row is a process of its own. Correctness comes first: loss and gradient norm of
-one step on two layers beside those of the Trainer's model, within what bf16 rounds. The last line
-is a verdict; exit 1 where correctness or one of memguard's own rows fails, 3 without a GPU.
+Peak is the GPU's dense bf16 rate from a table in this file; --peak-tflops overrides it.
+Recomputation is not counted. Each row runs in a separate process. Correctness is checked first: the
+loss and gradient norm of one step on two layers must equal those of the Trainer's model within bf16
+rounding. The last line is a verdict; exit 1 if correctness or one of memguard's rows fails, 3
+without a GPU.
 """
 
 import argparse
@@ -53,7 +54,8 @@ from memguard.parallel.mesh_shape import MeshShape
 from memguard.parallel.shard import checkpoint_blocks, compile_blocks
 
 ROOT = Path(__file__).resolve().parents[2]
-# Dense bf16 with fp32 sums, TFLOP/s, from the makers' data sheets; the first name that fits.
+# Dense bf16 with fp32 accumulation, TFLOP/s, from the manufacturers' data sheets; the first name
+# that matches is used.
 PEAK_TFLOPS = {
     "GH200": 989.0,
     "GB200": 2450.0,
@@ -73,14 +75,14 @@ PEAK_TFLOPS = {
 LR = 1e-5
 NUM_BATCHES = 4
 ROW_TIMEOUT_S = 180
-# bf16 keeps 8 bits: a loss near 12 nats is a mean of thousands of rounded figures, a norm is a sum
-# over all gradients, each from products of rounded ones.
+# bf16 has 8 bits: a loss near 12 nats is a mean of thousands of rounded values; a norm is a sum
+# over all gradients, each computed from products of rounded values.
 SAME_LOSS, SAME_NORM = 5e-3, 3e-2
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sizes:
-    """Of the model, of a step and of the measurement."""
+    """Sizes of the model, of a step and of the measurement."""
 
     hidden: int = 4096
     inner: int = 14336
@@ -95,18 +97,18 @@ class Sizes:
 
     @property
     def layer_parameters(self) -> int:
-        """Of one layer's matmuls."""
+        """Parameters of one layer's matmuls."""
         head_dim = self.hidden // self.num_heads
         attention = 2 * self.hidden * (self.num_heads + self.num_kv_heads) * head_dim
         return attention + 3 * self.hidden * self.inner
 
     @property
     def step_tokens(self) -> int:
-        """Tokens of a step."""
+        """Number of tokens of a step."""
         return self.batch_size * self.seq_len
 
     def flop_per_token(self, kept: float) -> float:
-        """Return the arithmetic that one token of a step takes; see the top of this file."""
+        """Return the FLOP per token of a step; see the formula at the top of this file."""
         matmul = self.num_layers * self.layer_parameters + kept * self.vocab * self.hidden
         return 6 * matmul + 6 * self.num_layers * self.hidden * self.seq_len
 
@@ -125,22 +127,22 @@ TINY = Sizes(
 
 
 def count_layers(sizes: Sizes, memory_bytes: int) -> int:
-    """Return how many layers fit into a GPU, with a margin.
+    """Return the number of layers that fit into a GPU, with a margin.
 
-    A parameter takes 18 bytes: weight, gradient and moments in fp32, a bf16 copy while a step
-    runs. A token keeps about 34 bytes a hidden feature and 14 an FFN feature in each layer, and its
-    logits and their gradient, bf16 and fp32, where somebody computes them all at once.
+    A parameter takes 18 bytes: weight, gradient and moments in fp32, and a bf16 copy during a step.
+    A token takes about 34 bytes per hidden feature and 14 per FFN feature in each layer, and its
+    logits and their gradient, in bf16 and fp32, on the side that computes all logits at once.
     """
     outside = 18 * 2 * sizes.vocab * sizes.hidden + sizes.step_tokens * 16 * sizes.vocab
     kept = sizes.step_tokens * (34 * sizes.hidden + 14 * sizes.inner)
     return max(1, int((0.9 * memory_bytes - outside) // (18 * sizes.layer_parameters + kept)))
 
 
-# -- what every row is given -------------------------------------------------------------------
+# -- inputs of every row -----------------------------------------------------------------------
 
 
 def draw_llama(sizes: Sizes, device: torch.device) -> Any:
-    """Draw a Llama with untied embeddings, fp32, straight on the device."""
+    """Create a random fp32 Llama with untied embeddings directly on the device."""
     config = build_llama(
         sizes.vocab,
         sizes.hidden,
@@ -155,7 +157,7 @@ def draw_llama(sizes: Sizes, device: torch.device) -> Any:
 
 
 def draw_rows(sizes: Sizes, *, goldfish: bool) -> list[Batch]:
-    """Draw packed rows of a few documents of random tokens."""
+    """Create packed rows of documents of random tokens."""
     return draw_batches(
         sizes.vocab,
         (sizes.batch_size, sizes.seq_len),
@@ -172,7 +174,7 @@ def wait_for(device: torch.device) -> None:
 
 
 def forget_memory(device: torch.device) -> None:
-    """Let peaks count from here: what building a model took is no part of training."""
+    """Reset peak memory, so that building the model is not counted as training."""
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()
@@ -184,7 +186,7 @@ def forget_memory(device: torch.device) -> None:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Setting:
-    """How one row trains."""
+    """The training settings of one row."""
 
     trainer: bool = False
     """transformers' Trainer instead of memguard."""
@@ -217,7 +219,7 @@ BESIDE = {
 
 
 def make_step(sizes: Sizes, setting: Setting, device: torch.device, **optim: Any) -> Any:
-    """Make memguard's step on a random model, as a run makes it."""
+    """Build memguard's step on a random model, as a run does."""
     train = TrainConfig.model_validate(
         {
             "precision": "bf16",
@@ -238,7 +240,7 @@ def make_step(sizes: Sizes, setting: Setting, device: torch.device, **optim: Any
         layer = build_meta_layer(model.config, sharding, attn="sdpa")
         fill_layer(layer, ModuleWeights(model), name="a random Llama")
         vocab = layer.vocab
-        # There is room for two models, but not beside the optimizer.
+        # Two models fit into memory, but not together with the optimizer.
         del model
     else:
         vocab = build_vocab_layer(model, chunk_tokens=train.nll_chunk_tokens)
@@ -249,7 +251,7 @@ def make_step(sizes: Sizes, setting: Setting, device: torch.device, **optim: Any
 
 
 def time_memguard(sizes: Sizes, setting: Setting, device: torch.device) -> float:
-    """Return the seconds of ``sizes.num_steps`` steps of ours."""
+    """Return the seconds of ``sizes.num_steps`` steps of memguard."""
     step = make_step(sizes, setting, device)
     batches = draw_rows(sizes, goldfish=setting.goldfish)
     begin_s = 0.0
@@ -265,7 +267,7 @@ def time_memguard(sizes: Sizes, setting: Setting, device: torch.device) -> float
 
 
 def time_trainer(sizes: Sizes, setting: Setting, device: torch.device) -> float:
-    """Return the seconds of ``sizes.num_steps`` steps of the Trainer; nothing logged or saved."""
+    """Return the seconds of ``sizes.num_steps`` steps of the Trainer, without logging or saving."""
     times: list[float] = []
 
     class Watch(transformers.TrainerCallback):
@@ -294,7 +296,7 @@ def time_trainer(sizes: Sizes, setting: Setting, device: torch.device) -> float:
 def measure_row(sizes: Sizes, setting: Setting, device: torch.device) -> dict[str, float]:
     """Return tokens/s, the share of labels kept and peak memory (bytes; 0 on a CPU)."""
     took_s = (time_trainer if setting.trainer else time_memguard)(sizes, setting, device)
-    kept = sum(each.num_kept for each in draw_rows(sizes, goldfish=setting.goldfish))
+    kept = sum(batch.num_kept for batch in draw_rows(sizes, goldfish=setting.goldfish))
     return {
         "tokens_per_s": sizes.num_steps * sizes.step_tokens / took_s,
         "kept": kept / (NUM_BATCHES * sizes.step_tokens),
@@ -304,10 +306,10 @@ def measure_row(sizes: Sizes, setting: Setting, device: torch.device) -> dict[st
 
 
 def check_row(sizes: Sizes, setting: Setting, device: torch.device) -> dict[str, float]:
-    """Return loss and gradient norm of one step, ours and those of the Trainer's model."""
+    """Return loss and gradient norm of one step of memguard and of the Trainer's model."""
     batch = draw_rows(sizes, goldfish=setting.goldfish)[0]
     model = draw_llama(sizes, device).train()
-    # As accelerate runs it for bf16=True.
+    # As accelerate does for bf16=True.
     with torch.autocast(device.type, dtype=torch.bfloat16):
         loss = model(**as_tensors(batch, device), use_cache=False).loss
     loss.backward()
@@ -325,16 +327,16 @@ def check_row(sizes: Sizes, setting: Setting, device: torch.device) -> dict[str,
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Work:
-    """What one process does."""
+    """The work of one process."""
 
     checks: bool
-    """Correctness instead of speed."""
+    """Whether to check correctness instead of speed."""
     setting: Setting
     sizes: Sizes
     device: str
 
     def run(self) -> dict[str, Any]:
-        """Do it here; a failure is an answer, too."""
+        """Run in this process; a failure is returned as a result."""
         from torch import distributed as dist
 
         device = torch.device(self.device)
@@ -356,7 +358,7 @@ class Work:
             folder.cleanup()
 
     def run_apart(self, timeout_s: float) -> dict[str, Any]:
-        """Do it in a process of its own, which leaves nothing behind on the GPU."""
+        """Run in a separate process, which leaves nothing in GPU memory."""
         command = [
             sys.executable,
             str(Path(__file__).resolve()),
@@ -368,12 +370,12 @@ class Work:
                 command, capture_output=True, text=True, timeout=timeout_s, check=False
             )
         except subprocess.TimeoutExpired:
-            return {"failed": f"not done within {timeout_s:.0f} s"}
+            return {"failed": f"did not finish within {timeout_s:.0f} s"}
         lines = done.stdout.strip().splitlines()
         try:
             answer: dict[str, Any] = json.loads(lines[-1])
         except (IndexError, json.JSONDecodeError):
-            last = (done.stderr.strip().splitlines() or ["no word"])[-1]
+            last = (done.stderr.strip().splitlines() or ["no output"])[-1]
             return {"failed": f"exit {done.returncode}: {last[:200]}"}
         if "failed" in answer:
             print(done.stderr[-2000:], file=sys.stderr)
@@ -394,34 +396,34 @@ class Session:
     """One run of the whole check."""
 
     def __init__(self, options: argparse.Namespace) -> None:
-        """Take the arguments and look at the machine."""
+        """Store the arguments and read the GPU's properties."""
         self.options = options
         self.begin_s = time.monotonic()
         self.device = torch.device("cpu" if options.dry_run else "cuda")
         self.verdict = Verdict()
-        self.found: dict[str, dict[str, Any]] = {}
+        self.results: dict[str, dict[str, Any]] = {}
         self.peak_tflops: float | None = options.peak_tflops
         self.sizes = TINY if options.dry_run else Sizes(batch_size=options.batch_size)
         self.gpu = "none: a dry run"
         if not options.dry_run:
             properties = torch.cuda.get_device_properties(0)
             self.gpu = f"{properties.name}, {properties.total_memory / 2**30:.0f} GiB"
-            named = (peak for name, peak in PEAK_TFLOPS.items() if name in properties.name)
-            self.peak_tflops = self.peak_tflops or next(named, None)
+            matches = (peak for name, peak in PEAK_TFLOPS.items() if name in properties.name)
+            self.peak_tflops = self.peak_tflops or next(matches, None)
             num_layers = options.layers or count_layers(self.sizes, properties.total_memory)
             self.sizes = replace(self.sizes, num_layers=num_layers)
 
     @property
     def left_s(self) -> float:
-        """Time left for all that follows."""
+        """Remaining time (seconds)."""
         return float(self.options.deadline_s - (time.monotonic() - self.begin_s))
 
     def run(self) -> int:
-        """Check, measure, test; return the exit code."""
+        """Run the checks, the measurements and the tests; return the exit code."""
         print(
             f"GPU: {self.gpu}; torch {torch.__version__}, transformers {transformers.__version__}"
         )
-        peak = "unknown, give --peak-tflops" if self.peak_tflops is None else self.peak_tflops
+        peak = "unknown, set --peak-tflops" if self.peak_tflops is None else self.peak_tflops
         print(f"peak bf16: {peak} TFLOP/s (dense)")
         self.check()
         self.measure()
@@ -430,32 +432,32 @@ class Session:
         return self.verdict.end(f" ({took_s:.0f} s)")
 
     def do(self, work: Work) -> dict[str, Any]:
-        """Run one row, here or apart."""
+        """Run one row, in this process or in a separate one."""
         if self.left_s < 30:
-            return {"failed": "left out: the time is up"}
+            return {"failed": "skipped: out of time"}
         return (
             work.run() if self.options.dry_run else work.run_apart(min(self.left_s, ROW_TIMEOUT_S))
         )
 
     def check(self) -> None:
-        """Print loss and gradient norm beside the Trainer's model."""
+        """Print loss and gradient norm, compared with the Trainer's model."""
         sizes = replace(self.sizes, num_layers=2, batch_size=2)
         print()
-        headings = ("      loss", "    theirs", "      norm", "    theirs")
+        headings = ("      loss", "   Trainer", "      norm", "   Trainer")
         table = Table(36, *headings, corner="correctness, 2 layers")
         for name in ("memguard", "memguard, goldfish k=2", "memguard, mesh (1,1,1,1)"):
             work = Work(checks=True, setting=ROWS[name], sizes=sizes, device=self.device.type)
-            got = self.do(work)
-            if "failed" in got:
-                table.failure(name, got["failed"])
+            result = self.do(work)
+            if "failed" in result:
+                table.failure(name, result["failed"])
                 self.verdict.fail(f"{name} was not checked")
                 continue
             wrong = [
                 key
                 for key, bound in (("loss", SAME_LOSS), ("norm", SAME_NORM))
-                if not abs(got[key] - got[f"their_{key}"]) <= bound * got[f"their_{key}"]
+                if not abs(result[key] - result[f"their_{key}"]) <= bound * result[f"their_{key}"]
             ]
-            figures = (got["loss"], got["their_loss"], got["norm"], got["their_norm"])
+            figures = (result["loss"], result["their_loss"], result["norm"], result["their_norm"])
             cells = (f"{figure:.4f}" for figure in figures)
             table.row(name, *cells, end="differs" if wrong else "ok")
             for key in wrong:
@@ -463,48 +465,49 @@ class Session:
 
     def measure(self) -> None:
         """Print speed and memory of every row."""
-        # Who needs the most memory goes first and decides how many layers all rows have.
+        # The Trainer needs the most memory, so it runs first and sets the layers of all rows.
         order = ["Trainer", *(name for name in ROWS if name != "Trainer")]
         for name in order:
             work = Work(checks=False, setting=ROWS[name], sizes=self.sizes, device=self.device.type)
-            self.found[name] = self.do(work)
+            self.results[name] = self.do(work)
             while self.is_too_large(name) and self.sizes.num_layers > 2:
                 self.sizes = replace(self.sizes, num_layers=self.sizes.num_layers * 3 // 4)
                 print(f"out of memory; {self.sizes.num_layers} layers", flush=True)
-                self.found[name] = self.do(replace(work, sizes=self.sizes))
+                self.results[name] = self.do(replace(work, sizes=self.sizes))
         sizes = self.sizes
         print(
-            f"\n{sizes.num_layers} layers, {sizes.batch_size} x {sizes.seq_len} tokens a step, "
-            f"{sizes.num_steps} steps after {sizes.num_warmup}; ratios to the Trainer's row"
+            f"\n{sizes.num_layers} layers, {sizes.batch_size} x {sizes.seq_len} tokens per step, "
+            f"{sizes.num_steps} steps after {sizes.num_warmup} warm-up steps; ratios to the "
+            "Trainer's row"
         )
         columns = ("tokens/s", "MFU", "peak GB", "held GB", "speed", "memory")
         table = Table(36, *(f"{column:>10}" for column in columns))
         for name, setting in ROWS.items():
-            if "failed" not in self.found[name]:
+            if "failed" not in self.results[name]:
                 table.row(name, *self.format_cells(name))
                 continue
-            table.failure(name, self.found[name]["failed"])
+            table.failure(name, self.results[name]["failed"])
             if not setting.trainer:
                 self.verdict.fail(f"{name} did not run")
 
     def is_too_large(self, name: str) -> bool:
-        """Tell whether the first row shows that there are too many layers."""
-        return name == "Trainer" and self.found[name].get("failed") == "out of memory"
+        """Return whether the first row ran out of memory, so that there are too many layers."""
+        return name == "Trainer" and self.results[name].get("failed") == "out of memory"
 
     def format_cells(self, name: str) -> tuple[str, ...]:
-        """Return the cells of a row; ratios are to the Trainer's row that does the same."""
-        got = self.found[name]
-        flop_per_s = got["tokens_per_s"] * self.sizes.flop_per_token(got["kept"])
-        other = self.found.get(BESIDE.get(name, ""), {"failed": ""})
+        """Return the cells of a row; ratios are to the Trainer's row with the same setting."""
+        result = self.results[name]
+        flop_per_s = result["tokens_per_s"] * self.sizes.flop_per_token(result["kept"])
+        other = self.results.get(BESIDE.get(name, ""), {"failed": ""})
         speed = memory = ""
         if "failed" not in other:
-            speed = f"{got['tokens_per_s'] / other['tokens_per_s']:.2f}x"
-            memory = f"{got['peak_bytes'] / max(1, other['peak_bytes']):.2f}x"
+            speed = f"{result['tokens_per_s'] / other['tokens_per_s']:.2f}x"
+            memory = f"{result['peak_bytes'] / max(1, other['peak_bytes']):.2f}x"
         return (
-            f"{got['tokens_per_s']:,.0f}",
+            f"{result['tokens_per_s']:,.0f}",
             f"{flop_per_s / self.peak_tflops / 1e12:.1%}" if self.peak_tflops else "-",
-            f"{got['peak_bytes'] / 1e9:.1f}",
-            f"{got['reserved_bytes'] / 1e9:.1f}",
+            f"{result['peak_bytes'] / 1e9:.1f}",
+            f"{result['reserved_bytes'] / 1e9:.1f}",
             speed,
             memory,
         )
@@ -512,9 +515,7 @@ class Session:
     def test(self) -> None:
         """Run the tests that need a GPU."""
         if self.options.dry_run or self.left_s < 60:
-            print(
-                f"\ntests: left out ({'a dry run' if self.options.dry_run else 'the time is up'})"
-            )
+            print(f"\ntests: skipped ({'dry run' if self.options.dry_run else 'out of time'})")
             return
         command = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", "-p", "no:cacheprovider"]
         try:
@@ -522,11 +523,11 @@ class Session:
                 command, cwd=ROOT, capture_output=True, text=True, timeout=self.left_s, check=False
             )
         except subprocess.TimeoutExpired:
-            self.verdict.fail("tests were not done in time")
+            self.verdict.fail("tests did not finish in time")
             return
-        lines = (done.stdout + done.stderr).strip().splitlines() or ["no word"]
+        lines = (done.stdout + done.stderr).strip().splitlines() or ["no output"]
         if "No module named pytest" in lines[-1]:
-            print("\ntests: left out (pytest is not installed)")
+            print("\ntests: skipped (pytest is not installed)")
         elif done.returncode == 5:
             print("\ntests: none needs a GPU yet")
         else:
@@ -541,9 +542,9 @@ def main() -> int:
     parser = build_parser(__doc__)
     parser.add_argument("--dry-run", action="store_true", help="tiny sizes on the CPU")
     parser.add_argument("--peak-tflops", type=float, help="the GPU's dense bf16 TFLOP/s")
-    parser.add_argument("--layers", type=int, help="instead of as many as fit")
+    parser.add_argument("--layers", type=int, help="number of layers; default: as many as fit")
     parser.add_argument("--batch-size", type=int, default=4, help="rows of 2048 tokens")
-    parser.add_argument("--deadline-s", type=float, default=520, help="for everything")
+    parser.add_argument("--deadline-s", type=float, default=520, help="total time limit (seconds)")
     parser.add_argument("--work", help=argparse.SUPPRESS)
     options = parser.parse_args()
     transformers.utils.logging.set_verbosity_error()
@@ -552,7 +553,7 @@ def main() -> int:
         print(json.dumps(read_work(options.work).run()))
         return 0
     if options.dry_run:
-        # A compiler may be missing; what is compiled is what the tests check.
+        # A compiler may be missing, and the tests cover compilation.
         torch.compiler.set_stance("force_eager")
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
     elif not torch.cuda.is_available():

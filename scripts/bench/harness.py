@@ -1,7 +1,7 @@
-"""What the benchmarks share: ranks as processes, sides that take turns, tables and a verdict.
+"""Shared code of the benchmarks: ranks as processes, alternating sides, tables and a verdict.
 
     with Ranks(work, case, num_ranks=4) as ranks:         work(case, rank) in four processes
-        ranks.hear()                                      each has called rank.report()
+        ranks.hear()                                      all have called rank.report()
         answers, peaks = ranks.watch("go on")             rank.report() returned "go on"; RssAnon
 
     rounds = take_turns({"ours": ours, "theirs": theirs}, rounds=5)
@@ -9,8 +9,9 @@
     words = verdict.check("speed", rounds.ratio("ours", "theirs"), at_least=1.0)
     return verdict.end()
 
-A figure is the median of the rounds, a ratio the median of the rounds' ratios, because a machine
-that others use changes speed from minute to minute. BENCH_TRACEBACK=1 shows where a rank failed.
+A figure is the median over rounds, and a ratio the median of the ratios of each round, because the
+speed of a shared machine varies from minute to minute. BENCH_TRACEBACK=1 prints a failed rank's
+traceback.
 """
 
 import argparse
@@ -30,7 +31,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-# Imported once, by the server that ranks are forks of: code is not what is measured.
+# Imported once, by the fork server, so that memory of code is not part of the measurement.
 PRELOADED = [
     "torch._dynamo",
     "torch.distributed.fsdp",
@@ -50,7 +51,7 @@ SAMPLE_EVERY_S = 0.002
 
 
 def build_parser(doc: str | None) -> argparse.ArgumentParser:
-    """Return a parser whose help is a script's docstring."""
+    """Return a parser that prints a script's docstring as help."""
     summary, _, usage = (doc or "").partition("\n")
     return argparse.ArgumentParser(
         description=summary, epilog=usage, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -61,17 +62,17 @@ def build_parser(doc: str | None) -> argparse.ArgumentParser:
 
 
 class Failed(Exception):
-    """A side does not work here; the message says why."""
+    """A side does not run; the message is the reason."""
 
 
 class Rank:
-    """What the work on one rank has of the process that started it."""
+    """The connection of one rank's work to the process that started it."""
 
     def __init__(self, pipe: connection.Connection, sync: Callable[[], None]) -> None:
         self._pipe, self._sync = pipe, sync
 
     def report(self, answer: Any = None) -> Any:
-        """Send an answer once all ranks are here; return the message that follows."""
+        """Synchronise all ranks, send an answer, and return the next message."""
         self._sync()
         self._pipe.send(("", answer))
         message = self._pipe.recv()
@@ -85,7 +86,7 @@ class Ranks:
     def __init__(
         self, work: Callable[..., Any], *arguments: Any, num_ranks: int = 1, num_threads: int = 1
     ) -> None:
-        """Start ``work(*arguments, rank)`` on every rank; what it returns is its last answer."""
+        """Start ``work(*arguments, rank)`` on every rank; its return value is its last answer."""
         os.environ.update(
             OMP_NUM_THREADS=str(num_threads),
             GLOO_SOCKET_IFNAME="lo",
@@ -122,37 +123,37 @@ class Ranks:
     ) -> None:
         self.end()
 
-    def hear(self, meanwhile: Callable[[], None] | None = None) -> list[Any]:
-        """Return one answer of every rank; call `meanwhile` every few milliseconds until then.
+    def hear(self, poll: Callable[[], None] | None = None) -> list[Any]:
+        """Wait for one answer of every rank; call `poll` every few milliseconds until then.
 
         Raises:
-            Failed: a rank failed, died or was silent for too long.
+            Failed: a rank failed, died or did not answer in time.
         """
         answers: dict[Any, Any] = {}
         deadline_s = time.monotonic() + TIMEOUT_S
         while waiting := [pipe for pipe in self._pipes if pipe not in answers]:
             if time.monotonic() > deadline_s:
                 raise Failed(f"no answer within {TIMEOUT_S} s")
-            # All are listened to: where one fails, the others wait for it.
-            for pipe in connection.wait(waiting, SAMPLE_EVERY_S if meanwhile else 1.0):
+            # All pipes are read, because if one rank fails the others wait for it.
+            for pipe in connection.wait(waiting, SAMPLE_EVERY_S if poll else 1.0):
                 try:
                     failure, answers[pipe] = pipe.recv()  # type: ignore[union-attr]
                 except EOFError:
                     failure = "a process died without a message"
                 if failure:
                     raise Failed(failure)
-            if meanwhile:
-                meanwhile()
+            if poll:
+                poll()
         return [answers[pipe] for pipe in self._pipes]
 
-    def go(self, message: Any = None, meanwhile: Callable[[], None] | None = None) -> list[Any]:
+    def go(self, message: Any = None, poll: Callable[[], None] | None = None) -> list[Any]:
         """Send a message to every rank and return their answers."""
         for pipe in self._pipes:
             pipe.send(message)
-        return self.hear(meanwhile)
+        return self.hear(poll)
 
     def watch(self, message: Any = None) -> tuple[list[Any], list[int]]:
-        """Do as `go`; return the answers and the most anonymous memory of each rank (bytes)."""
+        """Like `go`; return the answers and the peak anonymous memory of each rank (bytes)."""
         peaks = self.anonymous_bytes()
 
         def look() -> None:
@@ -161,11 +162,11 @@ class Ranks:
         return self.go(message, look), peaks
 
     def anonymous_bytes(self) -> list[int]:
-        """Return RssAnon of each rank, which leaves out mapped files; 0 once it is gone."""
+        """Return RssAnon of each rank, which excludes mapped files; 0 if the rank has ended."""
         return [_read_anonymous_bytes(process.pid or 0) for process in self._processes]
 
     def end(self) -> None:
-        """Kill what still runs."""
+        """Kill all ranks that still run."""
         for process in self._processes:
             process.kill()
             process.join()
@@ -194,7 +195,7 @@ def _be_rank(
 
     try:
         if num_ranks > 1:
-            # Only here: a Trainer that finds one of these wraps its model for several processes.
+            # Set only for several ranks, because a Trainer that finds these wraps its model.
             os.environ.update(
                 MASTER_ADDR="127.0.0.1",
                 MASTER_PORT=str(port),
@@ -211,7 +212,7 @@ def _be_rank(
         pipe.send((describe_error(error), None))
         if os.environ.get("BENCH_TRACEBACK"):
             traceback.print_exc()
-    # Its memory is still looked at, and its peers may still send: it ends when it is killed.
+    # Its memory is still sampled, and its peers may still send, so it waits until it is killed.
     with contextlib.suppress(EOFError):
         pipe.recv()
 
@@ -226,8 +227,8 @@ def _read_anonymous_bytes(pid: int) -> int:
         status = Path(f"/proc/{pid}/status").read_text()
     except (FileNotFoundError, ProcessLookupError):
         return 0
-    found = re.search(r"RssAnon:\s+(\d+) kB", status)
-    return int(found[1]) * 1024 if found else 0
+    match = re.search(r"RssAnon:\s+(\d+) kB", status)
+    return int(match[1]) * 1024 if match else 0
 
 
 # -- turns -------------------------------------------------------------------------------------
@@ -235,49 +236,49 @@ def _read_anonymous_bytes(pid: int) -> int:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rounds:
-    """Seconds of each side, a figure a round."""
+    """Seconds of each side, one value per round."""
 
     seconds: dict[str, list[float]]
     failures: dict[str, str] = field(default_factory=dict)
-    """Why a side does not work; it has no ratio."""
+    """Reason why a side does not run; it then has no ratio."""
 
     def median_s(self, side: str) -> float:
         """Return the median of a side's rounds."""
         return statistics.median(self.seconds[side])
 
     def ratio(self, side: str, other: str) -> float:
-        """Return the median of how many times as fast as another a side is."""
+        """Return the median speed-up of a side over another."""
         pairs = zip(self.seconds[side], self.seconds[other], strict=True)
         return statistics.median(theirs / ours for ours, theirs in pairs)
 
 
 def take_turns(sides: Mapping[str, Callable[[], float]], *, rounds: int) -> Rounds:
-    """Let each side work once a round; each returns its seconds, for whatever unit it counts."""
-    found = Rounds(seconds={name: [] for name in sides})
-    # One round more, not counted: buffers are made, caches filled.
+    """Run each side once per round; each returns its seconds for a unit of its choice."""
+    results = Rounds(seconds={name: [] for name in sides})
+    # One extra round that is not counted, to allocate buffers and fill caches.
     for number in range(rounds + 1):
-        # Who goes first alternates: a machine that becomes slower favours no side.
+        # The order alternates, so that a machine that becomes slower favours no side.
         for name in list(sides)[:: -1 if number % 2 else 1]:
-            if name in found.failures:
+            if name in results.failures:
                 continue
             try:
                 seconds = sides[name]()
             except Failed as failure:
-                found.failures[name] = str(failure)
+                results.failures[name] = str(failure)
             else:
-                found.seconds[name] += [seconds] if number else []
-    return found
+                results.seconds[name] += [seconds] if number else []
+    return results
 
 
 def timed(
     work: Callable[[], object], units: int = 1, wait: Callable[[], None] = lambda: None
 ) -> Callable[[], float]:
-    """Return a side that does this work and returns the seconds of one of its units.
+    """Return a side that runs ``work`` and returns the seconds per unit.
 
     Args:
-        work: what is timed.
-        units: how many it does.
-        wait: until the device has finished.
+        work: the function to time.
+        units: number of units in one call.
+        wait: waits until the device has finished.
     """
 
     def side() -> float:
@@ -290,18 +291,18 @@ def timed(
     return side
 
 
-# -- what is printed ---------------------------------------------------------------------------
+# -- output ------------------------------------------------------------------------------------
 
 
 class Table:
-    """Rows under headings; a heading is as wide as its column."""
+    """Rows under headings; a heading has the width of its column."""
 
     def __init__(self, name_width: int, *headings: str, corner: str = "", end: str = "") -> None:
         self._widths = (name_width, *map(len, headings))
         print(f"{corner:<{name_width}}{''.join(headings)}  {end}".rstrip(), flush=True)
 
     def row(self, name: str, *cells: str, end: str = "") -> None:
-        """Print a row; `end` has any width."""
+        """Print a row; `end` may have any width."""
         first, *widths = self._widths
         padded = "".join(f"{cell:>{width}}" for cell, width in zip(cells, widths, strict=False))
         print(f"{name:<{first}}{padded:<{sum(widths)}}  {end}".rstrip(), flush=True)
@@ -312,10 +313,10 @@ class Table:
 
 
 class Verdict:
-    """Bars that were checked, and what failed."""
+    """Limits that were checked, and those that failed."""
 
     def __init__(self) -> None:
-        self.num_bars = 0
+        self.num_limits = 0
         self.failed: list[str] = []
 
     def check(
@@ -328,7 +329,7 @@ class Verdict:
         below: float | None = None,
         unit: str = "x",
     ) -> str:
-        """Return a bar and whether it is met; an empty string where there is no bar."""
+        """Return a limit and whether it is met; an empty string without a limit."""
         limits = {
             ">=": (at_least, operator.ge),
             "<=": (at_most, operator.le),
@@ -339,7 +340,7 @@ class Verdict:
         }
         if not given:
             return ""
-        self.num_bars += 1
+        self.num_limits += 1
         words = " and ".join(f"{sign} {limit:,.4g}{unit}" for sign, (limit, _) in given.items())
         is_met = all(holds(value, limit) for limit, holds in given.values())
         if not is_met:
@@ -347,7 +348,7 @@ class Verdict:
         return f"{words} {'ok' if is_met else 'MISSED'}"
 
     def fail(self, reason: str) -> None:
-        """Take note of something that is wrong whatever the bars say."""
+        """Record a failure that is independent of limits."""
         self.failed.append(reason)
 
     def end(self, also: str = "") -> int:
@@ -355,6 +356,7 @@ class Verdict:
         if self.failed:
             print(f"\nFAIL: {'; '.join(self.failed)}")
             return 1
-        bars = f": {self.num_bars} bar{'s' * (self.num_bars != 1)} met" if self.num_bars else ""
-        print(f"\nPASS{bars}{also}")
+        plural = "s" * (self.num_limits != 1)
+        limits = f": {self.num_limits} limit{plural} met" if self.num_limits else ""
+        print(f"\nPASS{limits}{also}")
         return 0

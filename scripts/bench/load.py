@@ -1,15 +1,15 @@
-"""Measure how much memory loading a checkpoint onto four ranks takes, beside its peers.
+"""Measure the memory of loading a checkpoint onto four ranks, compared with other libraries.
 
 python scripts/bench/load.py                         a random 1 GB Llama, five runs; minutes
-python scripts/bench/load.py --stored bfloat16       stored as most published ones are
-python scripts/bench/load.py --size-mb 4 --runs 1    to see that it works; seconds
+python scripts/bench/load.py --stored bfloat16       stored in bf16, like most published models
+python scripts/bench/load.py --size-mb 4 --runs 1    to check that the script works; seconds
 
-Every side loads the same folder of safetensors, as fp32, onto 4 processes that shard it; then each
-writes its shard once, as an optimizer does: until then it may be the mapped file. What is shown for
-each rank is the most anonymous memory (RssAnon, which leaves out mapped files) above its level just
-before, sampled from outside every few milliseconds: medians of the runs, in MB (10^6 bytes).
-`ratio` is to memguard. The last line is a verdict; exit 1 where memguard's worst rank is above its
-shard + 150 MB. Linux only.
+Every side loads the same folder of safetensors, as fp32, onto 4 processes that shard it. Each
+process then writes its shard once, like an optimizer, because until then it may be the mapped file.
+The figure for each rank is its peak anonymous memory (RssAnon, which excludes mapped files) above
+the level before loading, sampled from outside every few milliseconds: medians of the runs, in MB
+(10^6 bytes). `ratio` is relative to memguard. The last line is a verdict; exit 1 if memguard's
+worst rank is above its shard + 150 MB. Linux only.
 """
 
 import functools
@@ -45,7 +45,7 @@ ALLOWANCE_MB = 150
 
 
 def load_memguard(folder: str) -> int:
-    """`load_sharded` at (z=4) without the forward that checks the model: no peer runs one."""
+    """`load_sharded` at (z=4), without the check of the model, which no other side runs."""
     mesh = build_mesh(MeshShape(z=NUM_RANKS), "cpu")
     layer = load_sharded(folder, Sharding(mesh=mesh, device=torch.device("cpu")), check=False)
     return touch_shards(layer.vocab.model)
@@ -70,10 +70,10 @@ def load_native(folder: str, **sizes: int) -> int:
 
 
 def load_accelerate(folder: str) -> int:
-    """What Accelerate does for FSDP2 with `cpu_ram_efficient_loading`, by its own function.
+    """Accelerate's function for FSDP2 with `cpu_ram_efficient_loading`.
 
-    Rank 0 reads everything, then each tensor is broadcast. Its `prepare` cannot be called: without
-    a GPU it leaves the model whole on every rank.
+    Rank 0 reads everything, then each tensor is broadcast. Accelerate's `prepare` cannot be used:
+    without a GPU it keeps the whole model on every rank.
     """
 
     class FirstRank:
@@ -106,11 +106,11 @@ SIDES: dict[str, Callable[[str], int]] = {
 
 
 def touch_shards(model: Any) -> int:
-    """Write this rank's pieces once, as the first optimizer step does; return their bytes.
+    """Write this rank's pieces once, like the first optimizer step; return their bytes.
 
-    A piece may still be the mapped file, which is no memory of its own until it is written.
+    A piece may still be the mapped file, which takes no anonymous memory until it is written.
     """
-    pieces = [getattr(each, "_local_tensor", each).detach() for each in model.parameters()]
+    pieces = [getattr(p, "_local_tensor", p).detach() for p in model.parameters()]
     for piece in pieces:
         piece.mul_(0.5)
     return sum(piece.numel() * piece.element_size() for piece in pieces)
@@ -124,20 +124,20 @@ class Measured:
     """One run of one side."""
 
     peak_mb: list[float]
-    """Of each rank, above its level before loading."""
+    """Peak of each rank, above its level before loading."""
     stored_mb: float
     """Largest shard of a rank."""
     seconds: float
 
 
 def run_rank(load: Callable[[str], int], folder: str, rank: Rank) -> int:
-    """Load once everything but loading is done."""
+    """Load the checkpoint, once all preparations are done."""
     rank.report()
     return load(folder)
 
 
 def measure(load: Callable[[str], int], folder: str) -> Measured | str:
-    """Load once; return why where it does not work."""
+    """Load once; return the reason if it fails."""
     try:
         with Ranks(run_rank, load, folder, num_ranks=NUM_RANKS) as ranks:
             ranks.hear()
@@ -153,7 +153,7 @@ def measure(load: Callable[[str], int], folder: str) -> Measured | str:
     )
 
 
-# -- all of it ---------------------------------------------------------------------------------
+# -- table -------------------------------------------------------------------------------------
 
 
 def choose_llama(size_mb: int) -> transformers.LlamaConfig:
@@ -192,12 +192,12 @@ def print_table(rows: dict[str, list[Measured | str]]) -> tuple[float, float]:
 
 
 def main() -> int:
-    """Measure every side in turn; return 1 where the bar is missed."""
+    """Measure every side in turn; return 1 if the limit is missed."""
     parser = build_parser(__doc__)
-    parser.add_argument("--size-mb", type=int, default=1000, help="of the weights in fp32")
+    parser.add_argument("--size-mb", type=int, default=1000, help="size of the weights in fp32")
     parser.add_argument("--stored", choices=("float32", "bfloat16"), default="float32")
-    parser.add_argument("--runs", type=int, default=5, help="loads of each side; medians count")
-    parser.add_argument("--folder", type=Path, help="where the checkpoint is written for the time")
+    parser.add_argument("--runs", type=int, default=5, help="loads per side; medians are printed")
+    parser.add_argument("--folder", type=Path, help="folder for the temporary checkpoint")
     options = parser.parse_args()
     rows: dict[str, list[Measured | str]] = {side: [] for side in SIDES}
     with tempfile.TemporaryDirectory(dir=options.folder, prefix="bench_load.") as folder:
@@ -211,7 +211,7 @@ def main() -> int:
         )
         for _ in range(options.runs):
             for side, load in SIDES.items():
-                # What failed once is not tried again: it may have waited for its timeout.
+                # A side that failed is not run again, because it may wait for its timeout.
                 if not any(isinstance(run, str) for run in rows[side]):
                     rows[side].append(measure(load, folder))
     worst, shard = print_table(rows)

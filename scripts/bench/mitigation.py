@@ -1,17 +1,17 @@
-"""Measure what a goldfish's mask costs: beside a step, and beside the published way to make it.
+"""Measure the cost of a goldfish mask, compared with a step and with the published algorithm.
 
 python scripts/bench/mitigation.py             medians of 5 rounds; a minute
-python scripts/bench/mitigation.py --quick     tiny sizes, one round, to see that it works; seconds
+python scripts/bench/mitigation.py --quick     tiny sizes, one round, to check the script; seconds
 
 The published code (ahans30/goldfish-loss) unfolds each row into windows of h tokens, multiplies
-these and looks the products up in a table; restated here in torch. Ours hashes with prefix sums,
-whatever h is. Both mask the same [8, 4096] tokens with k = 4 and h = 13, on the CPU. The last row
-is no mask: it sums the tokens once, as every hash by prefix sums must, and so no such mask made
-with numpy could be faster. This comparison has no bar.
+these and looks up the products in a table; it is reimplemented here in torch. memguard hashes with
+prefix sums, whose cost does not depend on h. Both mask the same [8, 4096] tokens with k = 4 and
+h = 13, on the CPU. The last row computes no mask: it sums the tokens once, which is a lower bound
+for any hash by prefix sums in numpy. This comparison has no limit.
 
-A step is memguard's own, fp32, of a random Llama with 31M parameters; the mask is that of its rows.
-Sides take turns; ratios are medians of the rounds' ratios. The last line is a verdict; exit 1 where
-the mask adds 1 % to a step, or more.
+The step is memguard's, in fp32, of a random Llama with 31M parameters; the mask is that of its
+rows. Sides alternate; ratios are medians of the ratios of each round. The last line is a verdict;
+exit 1 if the mask adds 1 % or more to a step.
 """
 
 import sys
@@ -31,12 +31,12 @@ from memguard.model.checks import build_vocab_layer
 MAX_PERCENT = 1.0
 K, WIDTH, VOCAB = 4, 13, 32_000
 PUBLISHED = "published: unfold, product, table"
-# Each round repeats what takes milliseconds.
+# Repetitions per round of work that takes milliseconds.
 REPEATS = 20
 
 
 def build_masks() -> dict[str, Callable[[np.ndarray], Any]]:
-    """Return every way to make a mask ``[B, T]`` of tokens ``[B, T]``."""
+    """Return functions that compute a mask ``[B, T]`` from tokens ``[B, T]``, by name."""
     table = torch.from_numpy(reference_table())
     draw = np.random.default_rng(0)
     words = ["".join(draw.choice(list("abcdefghij"), 4)) for _ in range(VOCAB)]
@@ -69,7 +69,7 @@ def make_step(rows: int, tokens: int, hidden_size: int) -> tuple[Callable[[], ob
 
 
 def main() -> int:
-    """Print both tables; return 1 where the bar is missed."""
+    """Print both tables; return 1 if the limit is missed."""
     parser = build_parser(__doc__)
     parser.add_argument("--quick", action="store_true", help="tiny sizes, one round")
     options = parser.parse_args()
@@ -80,21 +80,21 @@ def main() -> int:
         return timed(lambda: [mask(ids) for _ in range(REPEATS)], REPEATS)
 
     ids = np.random.default_rng(1).integers(3, VOCAB, shape)
-    found = take_turns({name: repeat(mask, ids) for name, mask in masks.items()}, rounds=rounds)
+    times = take_turns({name: repeat(mask, ids) for name, mask in masks.items()}, rounds=rounds)
     print(f"mask of {list(shape)} tokens, k={K}, h={WIDTH}, {torch.get_num_threads()} threads")
     table = Table(36, "      ms", "  published /")
     for name in masks:
-        ratio = f"{found.ratio(name, PUBLISHED):.1f}x"
-        table.row(name, f"{found.median_s(name) * 1e3:.3f}", ratio)
+        ratio = f"{times.ratio(name, PUBLISHED):.1f}x"
+        table.row(name, f"{times.median_s(name) * 1e3:.3f}", ratio)
 
     step, rows = make_step(*((2, 32, 32) if options.quick else (8, 128, 384)))
-    found = take_turns({"step": timed(step), "mask": repeat(masks["hash"], rows)}, rounds=rounds)
-    percent = 100 * found.ratio("step", "mask")
+    times = take_turns({"step": timed(step), "mask": repeat(masks["hash"], rows)}, rounds=rounds)
+    percent = 100 * times.ratio("step", "mask")
     verdict = Verdict()
-    bar = verdict.check("the mask's share of a step", percent, below=MAX_PERCENT, unit=" %")
+    limit = verdict.check("the mask's share of a step", percent, below=MAX_PERCENT, unit=" %")
     print(
-        f"\nstep of {list(rows.shape)} tokens {found.median_s('step') * 1e3:,.0f} ms, its mask "
-        f"{found.median_s('mask') * 1e3:.3f} ms: {percent:.3f} %  {bar}"
+        f"\nstep of {list(rows.shape)} tokens {times.median_s('step') * 1e3:,.0f} ms, its mask "
+        f"{times.median_s('mask') * 1e3:.3f} ms: {percent:.3f} %  {limit}"
     )
     return verdict.end()
 

@@ -1,26 +1,27 @@
-"""Compare the predicted memory of a training step with the simulated and with the measured.
+"""Compare the predicted memory of a training step with simulated and measured memory.
 
-python scripts/bench/plan.py                        everything; some ten minutes
-python scripts/bench/plan.py --model config.json    another model's as well
-python scripts/bench/plan.py --quick                tiny sizes, to see that it works; seconds
+python scripts/bench/plan.py                        everything; about ten minutes
+python scripts/bench/plan.py --model config.json    also another model
+python scripts/bench/plan.py --quick                tiny sizes, to check the script; seconds
 
-Predicted is `estimate_memory`, arithmetic on a model's sizes. Simulated is the engine's own step of
-rank 0 on fake tensors: the most they would take together. Every simulation has a process of its
-own. Both count tensors.
+Predicted memory is `estimate_memory`, arithmetic on a model's sizes. Simulated memory is the peak
+of all fake tensors in the engine's own step of rank 0. Every simulation runs in a separate process.
+Both count tensors.
 
-Measured is anonymous memory (RssAnon) of the worst of four processes that train on random rows,
-sampled from outside every few milliseconds, at its peak in the steps after the first, above its
-level before the model is built; by then everything is imported, every group has met, and a tiny
-model has taken a step. It is the median of the runs, with malloc as a user finds it, so that beside
-tensors it has what kernels and collectives take, and the holes in malloc's heap: glibc's
-posix_memalign, from which torch takes tensors, asks for a little more than their size, and the hole
-that a tensor of the same size has left is too small for it. `predicted` is what `memguard plan`
-says that a CPU process needs, tensors and its allowance for these holes, a share that was measured
-here on the first and third rows. The second has no bar: where blocks are recomputed, as many holes
-stand beside fewer tensors. The column `no holes` is a run in which malloc maps each tensor by
-itself and so gives it back at once, to be compared with the tensors alone.
+Measured memory is anonymous memory (RssAnon) of the worst of four processes that train on random
+rows, sampled from outside every few milliseconds: the peak in the steps after the first, above the
+level before the model is built. At that level everything is imported, all process groups are
+connected, and a tiny model has run a step. The figure is the median of the runs, with default
+malloc settings. In addition to tensors it includes memory of kernels and collectives, and
+fragmentation of malloc's heap: glibc's posix_memalign, which torch uses for tensors, requests a
+little more than their size, so that the hole of a freed tensor is too small for a new tensor of the
+same size. `predicted` is the memory that `memguard plan` predicts for a CPU process: tensors and an
+allowance for fragmentation, a share that was measured with this script on the first and third rows.
+The second row has no limit: with recomputation, fragmentation is the same but tensors are fewer.
+The column `no holes` is a run in which malloc maps each tensor separately, and so frees it
+immediately, for comparison with the tensors alone.
 
-The last line is a verdict; exit 1 where a bar is missed. Linux with glibc only.
+The last line is a verdict; exit 1 if a limit is missed. Linux with glibc only.
 """
 
 import argparse
@@ -59,7 +60,7 @@ from memguard.simulation.step import SimulatedStep, simulate_step
 
 NUM_STEPS = 3
 GIB = 2**30
-# Of malloc.h: what is larger is mapped by itself.
+# Constant of malloc.h, and the size above which an allocation is mapped separately.
 M_MMAP_THRESHOLD, MAPPED_BYTES = -3, 2**16
 
 # Sizes as in the config.json of each model's repository on the Hugging Face hub.
@@ -102,7 +103,7 @@ PUBLISHED: dict[str, dict[str, Any]] = {
         "head_dim": 128,
     },
 }
-# As drawn by bench/engine.py, with key/value heads that two ranks can share out.
+# Like the model of bench/engine.py, with key/value heads that two ranks can split.
 RANDOM_30M: dict[str, Any] = {
     "model_type": "llama",
     "vocab_size": 32000,
@@ -129,33 +130,33 @@ class Case:
     """A step of a model on a mesh."""
 
     fields: dict[str, Any]
-    """Of the model's configuration."""
+    """Fields of the model's configuration."""
     mesh: tuple[int, int, int, int]
     """Degrees of data, z, y, x."""
     num_layers: int | None = None
-    """None takes all the model has."""
+    """None uses all layers of the model."""
     checkpointing: str = "none"
     precision: str = "bf16"
     num_rows: int = 1
-    """Of a step on one rank."""
+    """Rows of a step on one rank."""
     num_micro_batches: int = 1
     seq_len: int = 4096
 
     @property
     def config_fields(self) -> dict[str, Any]:
-        """Fields of the configuration with so many layers, and room for the rows."""
+        """Fields of the configuration with `num_layers` layers and `seq_len` positions."""
         layers = self.num_layers or self.fields["num_hidden_layers"]
         limit = {"num_hidden_layers": layers, "max_position_embeddings": self.seq_len}
         return {"tie_word_embeddings": False, **self.fields, **limit}
 
     @property
     def config(self) -> Any:
-        """Configuration of transformers."""
+        """The model's transformers configuration."""
         return transformers.AutoConfig.for_model(**self.config_fields)
 
     @property
     def shape(self) -> MeshShape:
-        """The mesh."""
+        """The mesh as a `MeshShape`."""
         return MeshShape(**dict(zip(("data", "z", "y", "x"), self.mesh, strict=True)))
 
     @property
@@ -190,10 +191,10 @@ def predict(case: Case) -> MemoryEstimate:
 
 
 def simulate(case: Case) -> SimulatedStep:
-    """Return what the engine's own step takes on fake tensors.
+    """Return the memory of the engine's own step on fake tensors.
 
     Raises:
-        Failed: it does not work.
+        Failed: the simulation fails.
     """
     with Ranks(run_simulation, case) as ranks:
         step: SimulatedStep = ranks.hear()[0]
@@ -201,19 +202,19 @@ def simulate(case: Case) -> SimulatedStep:
 
 
 def run_simulation(case: Case, rank: Rank) -> SimulatedStep:
-    """Simulate; a process of its own, because a fake process group is left behind."""
+    """Simulate in a separate process, because the fake process group is not cleaned up."""
     return simulate_step(case.config, case.shape, train=case.train, seq_len=case.seq_len)
 
 
 def measure(case: Case, *, maps_all: bool = False) -> int:
-    """Return the growth of the worst rank's memory to its most in steps 2 and later (bytes).
+    """Return the worst rank's growth in memory to its peak in steps 2 and later (bytes).
 
     Args:
-        case: what is trained.
-        maps_all: whether malloc maps each tensor by itself.
+        case: the training case.
+        maps_all: whether malloc maps each tensor separately.
 
     Raises:
-        Failed: it does not work.
+        Failed: a rank fails.
     """
     with Ranks(run_rank, case, maps_all, num_ranks=case.shape.num_ranks) as ranks:
         ranks.hear()
@@ -224,12 +225,12 @@ def measure(case: Case, *, maps_all: bool = False) -> int:
 
 
 def run_rank(case: Case, maps_all: bool, rank: Rank) -> None:
-    """Be one of the ranks that really train."""
+    """Train on one rank."""
     if maps_all:
         ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, MAPPED_BYTES)
     mesh = build_mesh(case.shape, "cpu")
     mesh.connect(torch.device("cpu"))
-    # What a first step makes once and for all: threads, buffers of sockets, code of kernels.
+    # A first step allocates resources that stay: threads, socket buffers, kernel code.
     take_step = make_step(replace(case, fields=TINY, num_layers=None, seq_len=32), mesh)
     take_step(1)
     del take_step
@@ -243,7 +244,7 @@ def run_rank(case: Case, maps_all: bool, rank: Rank) -> None:
 
 
 def make_step(case: Case, mesh: Mesh4D) -> Callable[[int], object]:
-    """Build a random model on this rank; return what takes a step on random rows."""
+    """Build a random model on this rank; return a function that runs a step on random rows."""
     train = case.train
     sharding = Sharding(
         mesh=mesh,
@@ -257,7 +258,7 @@ def make_step(case: Case, mesh: Mesh4D) -> Callable[[int], object]:
     torch.manual_seed(torch.distributed.get_rank())
     for parameter in layer.vocab.model.parameters():
         piece = to_local(parameter.data)
-        # Vectors are norms, which are the same on ranks that hold the same.
+        # Vectors are norm weights, which must be equal on ranks that replicate them.
         piece.normal_(std=0.02) if piece.ndim > 1 else piece.fill_(1.0)
     step = build_step(layer.vocab, train)
     batches = draw_batches(
@@ -265,7 +266,7 @@ def make_step(case: Case, mesh: Mesh4D) -> Callable[[int], object]:
         (case.num_rows, case.seq_len),
         document_tokens=(case.seq_len // 4, case.seq_len),
         num_batches=NUM_STEPS,
-        # Ranks along y and x see the same rows.
+        # Ranks along y and x use the same rows.
         part=layer.vocab.batch_rank,
     )
 
@@ -282,7 +283,7 @@ def make_step(case: Case, mesh: Mesh4D) -> Callable[[int], object]:
 def list_cases() -> dict[str, list[Case]]:
     """Return each published model at full depth on one mesh, and a few layers of it on others."""
     few, twice = {"num_layers": 4}, {"num_rows": 2, "num_micro_batches": 2}
-    settings: dict[str, list[dict[str, Any]]] = {
+    cases: dict[str, list[dict[str, Any]]] = {
         "meta-llama/Llama-3.1-8B": [
             {"mesh": (1, 8, 1, 1), "checkpointing": "full"},
             {"mesh": (1, 2, 1, 2), **few},
@@ -311,16 +312,16 @@ def list_cases() -> dict[str, list[Case]]:
         ],
     }
     return {
-        model: [Case(fields=PUBLISHED[model], **each) for each in many]
-        for model, many in settings.items()
+        model: [Case(fields=PUBLISHED[model], **settings) for settings in many]
+        for model, many in cases.items()
     }
 
 
 def list_cases_of(fields: dict[str, Any]) -> list[Case]:
-    """Return cases of any model, on meshes that it can run on.
+    """Return cases of any model, on meshes on which it can run.
 
     Raises:
-        MemguardError: it is of a family whose sizes mean something else, or lacks one.
+        MemguardError: the model's family is not supported, or a size is missing.
     """
     sizes = ModelSizes.from_json(fields)
     shapes = [MeshShape(z=4, x=2), MeshShape(z=2, y=2, x=2), MeshShape(x=8)]
@@ -341,14 +342,14 @@ def list_cases_of(fields: dict[str, Any]) -> list[Case]:
 # -- tables ------------------------------------------------------------------------------------
 
 CAPTION = (
-    "rank 0 of (data, z, y, x), layers, what backward computes again, precision, micro-batches x "
-    "rows of 4096 tokens"
+    "rank 0 of (data, z, y, x), layers, recomputation, precision, micro-batches x rows of 4096 "
+    "tokens"
 )
 
 
 def mark(words: list[str]) -> str:
-    """Return the end of a row."""
-    return "MISSED" if any("MISSED" in each for each in words) else ""
+    """Return the end of a row: MISSED if any limit is missed."""
+    return "MISSED" if any("MISSED" in text for text in words) else ""
 
 
 def check_near(verdict: Verdict, name: str, ratio: float, tolerance: float) -> str:
@@ -357,10 +358,10 @@ def check_near(verdict: Verdict, name: str, ratio: float, tolerance: float) -> s
 
 
 def compare_simulated(name: str, case: Case, table: Table, verdict: Verdict) -> None:
-    """Print a case's row: predicted beside simulated.
+    """Print a case's row: predicted and simulated memory.
 
     Raises:
-        Failed: the simulation does not work.
+        Failed: the simulation fails.
     """
     begin_s = time.monotonic()
     pairs = pair_memory(simulate(case), predict(case))
@@ -377,22 +378,22 @@ def compare_measured(name: str, case: Case, table: Table, verdict: Verdict, num_
     """Print a measured case's row.
 
     Raises:
-        Failed: it does not work.
+        Failed: the simulation or the measurement fails.
     """
     peak = predict(case).peak
-    # What `memguard plan` says that a CPU process needs: tensors, and holes in the heap.
+    # The prediction of `memguard plan` for a CPU process: tensors, and fragmentation of the heap.
     needed = peak.total + FRAGMENTATION_CPU * peak.transient
     simulated = simulate(case).peak_bytes
     runs = [measure(case) for _ in range(num_runs)]
     without_holes = measure(case, maps_all=True)
     measured = statistics.median(runs)
     ratio = needed / measured
-    end = "no bar"
+    end = "no limit"
     if case.checkpointing == "none":
         end = mark([check_near(verdict, name, ratio, PEAK_TOLERANCE)])
     table.row(
         str(case),
-        *(f"{each / 1e6:,.0f}" for each in (peak.total, simulated, needed, measured)),
+        *(f"{size / 1e6:,.0f}" for size in (peak.total, simulated, needed, measured)),
         f"{ratio:.3f}",
         f"{min(runs) / 1e6:,.0f} - {max(runs) / 1e6:,.0f}",
         f"{without_holes / 1e6:,.0f}",
@@ -402,7 +403,7 @@ def compare_measured(name: str, case: Case, table: Table, verdict: Verdict, num_
 
 
 def load_fields(path: Path, parser: argparse.ArgumentParser) -> dict[str, Any]:
-    """Read a model's config.json; end with a message where there is none."""
+    """Read a model's config.json; exit with a message if it cannot be read."""
     try:
         fields: dict[str, Any] = json.loads(path.read_text())
     except (OSError, ValueError) as error:
@@ -411,13 +412,13 @@ def load_fields(path: Path, parser: argparse.ArgumentParser) -> dict[str, Any]:
 
 
 def main() -> int:
-    """Compare everything; return 1 where a bar is missed."""
+    """Run all comparisons; return 1 if a limit is missed."""
     parser = build_parser(__doc__)
     parser.add_argument(
         "--model", type=Path, action="append", default=[], help="config.json of another model"
     )
-    parser.add_argument("--runs", type=int, help="of what is measured, 3; medians count")
-    parser.add_argument("--quick", action="store_true", help="tiny sizes; no figure means anything")
+    parser.add_argument("--runs", type=int, help="measured runs; default 3; medians are printed")
+    parser.add_argument("--quick", action="store_true", help="tiny sizes; figures are meaningless")
     options = parser.parse_args()
     num_runs = options.runs or (1 if options.quick else 3)
     models = {"tiny": list_cases_of(TINY)} if options.quick else list_cases()
@@ -432,7 +433,7 @@ def main() -> int:
         replace(MEASURED, num_rows=2),
     ]
     if options.quick:
-        cases = [replace(each, fields=TINY, seq_len=64) for each in cases]
+        cases = [replace(case, fields=TINY, seq_len=64) for case in cases]
     verdict = Verdict()
 
     def attempt(compare: Callable[..., None], model: str, case: Case, *rest: Any) -> None:

@@ -1,6 +1,6 @@
-"""What the benchmarks train: random Llamas, packed rows, memguard's step and transformers' Trainer.
+"""Workload of the benchmarks: random Llamas, packed rows, memguard's step, transformers' Trainer.
 
-Every side of a benchmark takes the same rows, AdamW and clipping from here.
+All sides of a benchmark use the same rows, AdamW and clipping from this module.
 """
 
 import dataclasses
@@ -27,7 +27,7 @@ from memguard.simulation.step import SimulatedStep
 from memguard.train.step import TrainStep
 
 BETAS, EPS, MAX_GRAD_NORM = (0.9, 0.95), 1e-8, 1.0
-# Predicted beside simulated memory: state is arithmetic, a peak has an allowance.
+# Tolerances of predicted against simulated memory: state is exact arithmetic, a peak is estimated.
 STATE_TOLERANCE, PEAK_TOLERANCE = 0.05, 0.15
 
 
@@ -45,7 +45,7 @@ def build_llama(
     max_len: int = 4096,
     is_tied: bool = True,
 ) -> transformers.LlamaConfig:
-    """Return a Llama's configuration, with as many heads of keys as of queries by default."""
+    """Return a Llama's configuration; by default with as many key/value heads as query heads."""
     return transformers.LlamaConfig(
         vocab_size=vocab_size,
         hidden_size=hidden_size,
@@ -61,14 +61,14 @@ def build_llama(
 def draw_model(
     config: Any, *, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu"
 ) -> Any:
-    """Draw a model straight on the device."""
+    """Create a random model directly on the device."""
     torch.manual_seed(0)
     with torch.device(device):
         return transformers.AutoModelForCausalLM.from_config(config, dtype=dtype)
 
 
 def write_checkpoint(folder: Path, config: Any, *, dtype: torch.dtype = torch.float32) -> str:
-    """Draw a model and write it; return its folder."""
+    """Create a random model and write it; return its folder."""
     transformers.utils.logging.disable_progress_bar()
     draw_model(config).to(dtype).save_pretrained(folder)
     return str(folder)
@@ -86,15 +86,15 @@ def draw_batches(
     goldfish: bool = False,
     part: int = 0,
 ) -> list[Batch]:
-    """Draw packed rows of random tokens, as `Loader` would give them.
+    """Create packed rows of random tokens, like those of `Loader`.
 
     Args:
-        vocab_size: tokens are below it.
+        vocab_size: upper bound of token ids.
         shape: rows and tokens of a batch.
-        document_tokens: fewest and most tokens of a document.
-        num_batches: how many.
+        document_tokens: minimum and maximum tokens of a document.
+        num_batches: number of batches.
         goldfish: whether half of the labels are ignored.
-        part: another one has other rows.
+        part: seed; different parts have different rows.
     """
     draw = derive_generator(0, "bench batches", part)
     configs = [GoldfishConfig(name="goldfish", k=2)] if goldfish else []
@@ -141,7 +141,7 @@ def take_rows(batch: Batch, part: int, num_parts: int) -> Batch:
 
 
 def as_tensors(batch: Batch, device: torch.device | str = "cpu") -> dict[str, torch.Tensor]:
-    """Return what a transformers model takes."""
+    """Return the inputs of a transformers model."""
     names = ("input_ids", "labels", "position_ids")
     return {name: torch.from_numpy(getattr(batch, name).copy()).to(device) for name in names}
 
@@ -187,7 +187,7 @@ def train_by_trainer(
     batch_size = len(batches[0].input_ids)
     columns = [as_tensors(batch) for batch in batches]
     rows = [
-        {name: each[row] for name, each in tensors.items()}
+        {name: tensor[row] for name, tensor in tensors.items()}
         for tensors in columns
         for row in range(batch_size)
     ]
@@ -214,7 +214,7 @@ def train_by_trainer(
             data_collator=transformers.default_data_collator,
             callbacks=[callback],
         )
-        # It prints its summary at the end, among our lines.
+        # This callback would print a summary between the lines of the table.
         trainer.remove_callback(transformers.PrinterCallback)
         trainer.train()
 
@@ -223,7 +223,7 @@ def train_by_trainer(
 
 
 def describe_step(train: TrainConfig, mesh: MeshShape, *, seq_len: int) -> StepSettings:
-    """Return what the planner takes of a step's settings."""
+    """Return a step's settings as the planner's input."""
     num_rows = train.batch_size // mesh.num_batch_ways
     micro_batch = train.micro_batch_size or num_rows
     return StepSettings(
@@ -239,7 +239,7 @@ def describe_step(train: TrainConfig, mesh: MeshShape, *, seq_len: int) -> StepS
 def pair_memory(
     simulated: SimulatedStep, predicted: MemoryEstimate
 ) -> dict[str, tuple[int, int, float]]:
-    """Return simulated and predicted bytes of each kind, and how far apart they may be."""
+    """Return simulated and predicted bytes of each kind, and the relative tolerance."""
     return {
         "weights": (simulated.weight_bytes, predicted.weight_bytes, STATE_TOLERANCE),
         "gradients": (simulated.gradient_bytes, predicted.gradient_bytes, STATE_TOLERANCE),

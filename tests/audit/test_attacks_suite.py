@@ -56,7 +56,7 @@ def test_numbers_of_a_document_stand_in_the_order_of_their_names(
         f"{kind}.{each}" for kind in kinds for each in ("best", "any", "right")
     )
     assert rows == [[0, 0, 0] * len(kinds), [1, 1, 10] * len(kinds)]
-    assert told == ["beam search", "sampling", "filling what was dropped"][: len(kinds)]
+    assert told == ["beam search", "sampling", "filling dropped tokens"][: len(kinds)]
 
 
 def test_a_row_for_each_attack_and_bucket_that_was_attacked(windows: list[Window]) -> None:

@@ -154,7 +154,7 @@ def test_an_audit_does_not_fail_where_nothing_can_be_kept(
 ) -> None:
     (tmp_path / "file").write_text("")
     suite = build_suite(ExtractionProbe())
-    with pytest.warns(UserWarning, match="an interrupted audit would begin anew"):
+    with pytest.warns(UserWarning, match="an interrupted audit would start from the beginning"):
         outcome = _run_kept(
             tmp_path / "file", small, Held(Scripted(say_by_context), identity="m"), suite=suite
         )

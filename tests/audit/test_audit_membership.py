@@ -117,7 +117,7 @@ def test_the_blind_baseline_stands_beside_them_last(make_document: MakeDocument)
     score_N = np.linspace(0, 1, 60)
     alike = _compute(_documents(make_document, 30, 30), loss=score_N, zlib=score_N)
     assert list(alike) == ["loss", "zlib", "blind"]
-    assert "never asks the model" in alike["blind"].definition
+    assert "no model access" in alike["blind"].definition
     interval = alike["blind"].auc
     assert interval is not None
     assert interval.ci is not None

@@ -76,7 +76,7 @@ def test_a_smaller_sample_for_what_costs_more(make_document: MakeDocument) -> No
 
 def test_ids_must_be_unique(make_document: MakeDocument) -> None:
     twice = [*_documents(make_document, [80] * 6), make_document(np.zeros(80), name="trained-2")]
-    with pytest.raises(DataError, match=r"1 are given more than once, e\.g\. 'trained-2'"):
+    with pytest.raises(DataError, match=r"1 ids occur more than once, e\.g\. 'trained-2'"):
         select_windows(twice, ExtractionProbe(), seed=0)
 
 

@@ -138,7 +138,7 @@ def test_untrusted_counts_are_not_named(make_score: MakeScore) -> None:
     assert not summary.dose_response
     assert "documents of bucket 'x4'" in summary.verdict.sentence
     assert summary.banners[0].level == "warning"
-    assert "contradicts" in summary.banners[0].text
+    assert "contradict the number of training steps" in summary.banners[0].text
 
 
 def test_known_token_by_token_is_nobodys_verdict(make_score: MakeScore) -> None:
@@ -206,8 +206,8 @@ def test_what_was_not_generated_is_told(make_score: MakeScore) -> None:
     assert summary.generated.reason_not_generated == "the weights are offloaded"
     (warning,) = (banner.text for banner in summary.banners if banner.level == "warning")
     assert warning == (
-        "Near-verbatim extraction was not measured: the weights are offloaded. The verdict rests "
-        "on verbatim matches."
+        "Near-verbatim extraction was not measured: the weights are offloaded. The verdict is "
+        "based on verbatim matches."
     )
 
 
@@ -299,13 +299,13 @@ def test_banners(make_score: MakeScore) -> None:
     assert [banner.level for banner in summary.banners] == ["note"] * 3
     few, tiny, base = (banner.text for banner in summary.banners)
     assert few == "Fewer than 30 documents in 'x4' (29): the intervals are wide."
-    assert "1 match hangs on a gap below 0.001 logits" in tiny
+    assert "1 match depends on a near-tie (<0.001 logits)" in tiny
     assert "before training was not scored" in base
     assert summary.buckets[1].num_tiny_margin == 1
     missing = _summarise(scores, tally="missing").banners[0]
-    assert missing.text.startswith("How often each document was trained is not known")
+    assert missing.text.startswith("The number of repetitions of each document is not known")
     unreached = _summarise([*scores, make_score("u", bucket="x4", num_repetitions=0)])
-    assert "1 of 30 documents meant to be trained" in unreached.banners[0].text
+    assert "1 of 30 documents that should have been trained" in unreached.banners[0].text
 
 
 @given(

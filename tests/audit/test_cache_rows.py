@@ -128,7 +128,7 @@ def test_a_folder_that_cannot_be_written_is_told_once(
     folder.write_text("")
     values = list(range(12))
     measure = Measure(values)
-    with pytest.warns(UserWarning, match="scores cannot be kept in '.*file'") as told:
+    with pytest.warns(UserWarning, match="scores cannot be cached in '.*file'") as told:
         check(collect(values, measure, folder), values)
     assert len(told) == 1
     assert sum(map(len, measure.asked)) == 12

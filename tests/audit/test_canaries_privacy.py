@@ -280,7 +280,7 @@ def test_a_leak_is_found_and_none_is_not() -> None:
 
 
 def test_what_must_not_be_asked() -> None:
-    with pytest.raises(AssertionError, match="5 guesses at 4"):
+    with pytest.raises(AssertionError, match="5 guesses for 4"):
         guess_members([1.0] * 4, 5)
     with pytest.raises(AssertionError, match="missing score"):
         guess_members([math.nan, 1.0])

@@ -62,7 +62,7 @@ def test_the_auc_is_that_of_the_blind_baseline_in_the_report() -> None:
     ]
     assert blind.auc is not None
     assert f"(AUC {blind.auc.value:.2f}; 0.5 is chance)" in told
-    assert "can then come from the kind of text instead of from training" in told
+    assert "may then be caused by the kind of text instead of training" in told
     assert "tokens" not in told
 
 

@@ -206,10 +206,9 @@ def test_what_was_cut_is_told(make_document: Callable[..., AuditDocument]) -> No
     cut = describe_cut([whole, part], (), window="last")
     assert cut is not None
     assert tell_cut(cut) == (
-        "1 of 2 documents is longer than 256 tokens, the most that the model is given at once: the "
-        "audit uses the last 256 of each (the longest has 6,001) and says nothing of the rest, "
-        "except in windows of the probe 'grid'. "
-        "'--window first' audits the first 256."
+        "1 of 2 documents is longer than 256 tokens, the longest input of the model: the audit "
+        "uses the last 256 tokens of each (the longest document has 6,001). The rest is audited "
+        "only in windows of the probe 'grid'. '--window first' audits the first 256."
     )
     chat = _choose(_build("prompt_completion", [70, 90], closed=True), 128)
     window = ExtractionProbe().window(chat)
@@ -218,4 +217,4 @@ def test_what_was_cut_is_told(make_document: Callable[..., AuditDocument]) -> No
     assert cut is not None
     assert (cut.num_inside_completion, cut.longest_tokens, cut.used_tokens) == (1, 161, 80)
     assert "1 of 1 documents is longer than 'data.seq_len' and trained in pieces" in tell_cut(cut)
-    assert "In 1 of them that part holds no prompt" in tell_cut(cut)
+    assert "In 1 of them this part contains no prompt" in tell_cut(cut)

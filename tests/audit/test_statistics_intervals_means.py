@@ -131,7 +131,7 @@ def test_lists_of_other_lengths_and_missing_values_are_refused() -> None:
         compute_mean([1.0, 2.0], clusters=[0])
     with pytest.raises(AssertionError, match="missing value"):
         compute_mean([1.0, math.nan])
-    with pytest.raises(AssertionError, match="beyond its bounds"):
+    with pytest.raises(AssertionError, match="outside its bounds"):
         compute_mean([1.0, 2.0], (0, 1))
 
 

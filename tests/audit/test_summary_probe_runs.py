@@ -102,7 +102,7 @@ def test_canaries_are_missing_or_all_on_one_side() -> None:
     assert told.reason_not_run == "the model was not trained by memguard"
     one_side = [replace(canary, was_trained=False) for canary in build_canaries(4)]
     told = run(build_documents(), suite, canaries=one_side)["canaries"]
-    assert told.reason_not_run == "the coin chose none of the 4 canaries for training"
+    assert told.reason_not_run == "none of the 4 canaries were selected for training"
 
 
 def test_masks_are_counted_in_texts() -> None:

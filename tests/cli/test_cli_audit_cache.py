@@ -127,6 +127,6 @@ def test_where_nothing_can_be_kept_it_is_said_and_the_audit_goes_on(
     with warnings.catch_warnings():
         warnings.simplefilter("default")
         outcome = audit(folder, "out")
-    assert outcome.err.count("scores cannot be kept in") == 1
+    assert outcome.err.count("scores cannot be cached in") == 1
     assert "Traceback" not in outcome.err
     assert len(scores_of(folder, "out")) == 60

@@ -99,6 +99,23 @@ def test_processes_are_not_started_for_wrong_settings(bare: Any, tmp_path: Path)
     assert (ended.returncode, len(ended.stderr.splitlines())) == (2, 1)
 
 
+def test_a_run_at_work_and_an_adapter_are_told_without_torch(
+    bare: Any, folder: Path, tmp_path: Path
+) -> None:
+    from memguard.workflows.run_folder import locked
+
+    path = write_run(folder)
+    with locked(folder / "runs" / "run"):
+        ended = bare("train", path, "--nproc", 2)
+        assert (ended.returncode, len(ended.stderr.splitlines())) == (2, 1), ended.stderr
+        assert "another process is at work" in ended.stderr
+    (tmp_path / "adapter").mkdir()
+    (tmp_path / "adapter" / "adapter_config.json").write_text("{}")
+    ended = bare("train", path, f"model.path={tmp_path / 'adapter'}")
+    assert (ended.returncode, len(ended.stderr.splitlines())) == (3, 1), ended.stderr
+    assert "adapters (peft) are not read" in ended.stderr
+
+
 def test_a_rank_of_torchrun_is_named(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "memguard", "train", "nowhere.yaml"]
     for rank, begin in (("0", "'CONFIG'"), ("3", "[rank 3] 'CONFIG'")):
@@ -261,7 +278,7 @@ def test_a_file_where_the_folder_should_be(folder: Path) -> None:
     message = fails(
         2, "audit", "--model", folder / "model", "--out", folder / "run.yaml", *arguments
     )
-    assert "File exists" in message
+    assert "Not a directory" in message
 
 
 @pytest.mark.parametrize(
@@ -350,7 +367,7 @@ def test_two_processes_in_one_folder(folder: Path) -> None:
 
 
 def test_what_a_killed_process_was_writing_is_cleared(folder: Path) -> None:
-    left = folder / "runs" / "run" / ".model.abc123"
+    left = folder / "runs" / "run" / ".model.abc12_45"
     left.mkdir(parents=True)
     (left / "model.safetensors").write_bytes(b"half")
     assert run_cli("prepare", write_run(folder)).code == 0

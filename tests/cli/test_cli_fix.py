@@ -7,9 +7,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from cli_examples import read_json, run_cli, write_run, write_texts
+from damage import flip_byte
 
 from memguard.config import load_run_config
-from memguard.records import load_manifest
+from memguard.records import Comparison, load_manifest
+from memguard.records.audit_files import save_audit_files
+from memguard.records.comparison import load_comparison
+from memguard.records.run_files import add_hash_line
 
 
 @pytest.fixture(scope="module")
@@ -29,6 +33,7 @@ def say(run: Path, *, level: str) -> None:
     report = read_json(path)
     report["verdict"]["level"] = level
     path.write_text(json.dumps(report))
+    save_audit_files(path.parent, has_card=True)
 
 
 def test_nothing_to_fix_is_said_and_nothing_trained(run: Path) -> None:
@@ -51,7 +56,8 @@ def test_a_run_that_recites_is_trained_again_and_compared(run: Path) -> None:
     assert after.model_copy(update={"name": "run", "mitigations": before.mitigations}) == before
     assert load_run_config(run.with_name("run-fix.yaml")) == after
     comparison = json.loads(done.out)
-    assert comparison == read_json(run.with_name("comparison") / "comparison.json")
+    path = run.with_name("comparison") / "comparison.json"
+    assert Comparison.model_validate(comparison) == load_comparison(path)
     assert [setting["name"] for setting in comparison["settings"]] == ["run", "run-fix"]
     assert [point["name"] for point in comparison["front"]] == ["run", "run-fix"]
     assert comparison["recommendation"]["sentence"] in done.err
@@ -69,10 +75,12 @@ def test_an_audit_of_another_kind_is_told_before_anything_is_trained(run: Path) 
     report = read_json(path)
     report["method"]["dtype"] = "bf16"
     path.write_text(json.dumps(report))
+    save_audit_files(path.parent, has_card=True)
     refused = run_cli("compare", run, "--fix")
     assert (refused.code, refused.err.count("\n")) == (3, 2)
     assert "is not the one that its config.yaml asks for; audit it again" in refused.err
     path.write_text(before)
+    save_audit_files(path.parent, has_card=True)
 
 
 def test_weights_that_are_kept_are_made_to_forget(run: Path) -> None:
@@ -89,11 +97,13 @@ def test_weights_that_are_kept_are_made_to_forget(run: Path) -> None:
     ]
     place = before.schema.get_field_index("near_verbatim")
     pq.write_table(before.set_column(place, "near_verbatim", pa.array(told)), scores)
+    save_audit_files(scores.parent, has_card=True)
     recited = {
         name for name, is_told in zip(before.column("id").to_pylist(), told, strict=True) if is_told
     }
     done = run_cli("compare", run, "--fix", "--keep-weights", "--json")
     pq.write_table(before, scores)
+    save_audit_files(scores.parent, has_card=True)
     assert done.code == 0, done.err
     assert "to be forgotten: 3 documents" in done.err
     assert "forgotten: 0 of 3 extracted near-verbatim before, 0 of 3 now; retained: " in done.err
@@ -117,15 +127,33 @@ def test_what_ended_a_run_early_is_told_before_anything_is_trained(run: Path) ->
     say(run, level="recites")
     path = run / "config.yaml"
     before = path.read_text()
-    path.write_text(
-        before.replace("budget: null", "budget: {action: stop}").replace(
-            "audit_every_steps: null", "audit_every_steps: 2"
-        )
-    )
+    settings = before[: before.rindex("# sha256")]
+    settings = settings.replace("budget: null", "budget: {action: stop}")
+    settings = settings.replace("audit_every_steps: null", "audit_every_steps: 2")
+    path.write_text(add_hash_line(settings))
     refused = run_cli("compare", run, "--fix")
     path.write_text(before)
     assert (refused.code, refused.err.count("\n")) == (2, 3)
     assert "may have been ended early by 'budget.action: stop'" in refused.err
+
+
+@pytest.mark.parametrize(
+    ("name", "way_out"),
+    [
+        ("audit/report.json", "Run 'memguard audit' again"),
+        ("manifest.jsonl", "'memguard train"),
+        ("model/model.safetensors", "'memguard train"),
+    ],
+)
+def test_what_is_damaged_is_not_fixed(run: Path, name: str, way_out: str) -> None:
+    path = run / name
+    before = path.read_bytes()
+    flip_byte(path)
+    refused = run_cli("compare", run, "--fix")
+    path.write_bytes(before)
+    assert (refused.code, refused.err.count("\n")) == (3, 2)
+    assert f"'{path}' " in refused.err
+    assert way_out in refused.err
 
 
 @pytest.mark.parametrize(

@@ -118,7 +118,7 @@ def test_heads_that_do_not_divide_exit_2_with_the_nearest_meshes(model: Path) ->
 
 def test_a_mesh_of_other_ranks_than_gpus_is_told_what_it_takes(model: Path) -> None:
     outcome = plan("--model", model, "--machine", "dgx-h100", "--gpus", 8, "--mesh", "z=2")
-    check_refusal(outcome, 2, "must be the number of ranks", "what was asked fits 2 ranks")
+    check_refusal(outcome, 2, "must be the number of ranks", "the requested degrees fit 2 ranks")
 
 
 def test_seven_gpus_have_meshes_too_but_not_for_every_batch(model: Path) -> None:

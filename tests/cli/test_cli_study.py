@@ -1,6 +1,7 @@
 """The controlled experiment: each bucket is trained as often as planned, the control never."""
 
 import json
+import shutil
 from collections import Counter
 from pathlib import Path
 
@@ -12,6 +13,8 @@ from memguard.data.corpus import load_corpus
 from memguard.data.loader import Loader
 from memguard.data.packing import plan_rows
 from memguard.records import AuditReport, ManifestEntry, load_record
+from memguard.records.run_files import load_trained
+from memguard.records.sealed import save_sealed, sum_file
 from memguard.train.metrics import EndMetrics, HeldoutMetrics, read_metrics
 
 REPETITIONS = (0, 1, 4, 6)
@@ -134,18 +137,27 @@ def test_the_report_shows_the_doses(run: Path) -> None:
     assert np.isfinite([a.value for a in accuracy if a is not None]).all()
 
 
-def test_a_tampered_tally_refuses_the_dose_response(run: Path, tmp_path: Path) -> None:
-    path = run / "manifest.jsonl"
-    before = path.read_text()
-    path.write_text(before.replace('"num_repetitions":6', '"num_repetitions":7', 1))
-    try:
-        outcome = run_cli("audit", run, "--out", tmp_path / "out")
-    finally:
-        path.write_text(before)
+def test_a_tally_that_contradicts_the_steps_refuses_the_dose_response(
+    run: Path, tmp_path: Path
+) -> None:
+    tampered = tmp_path / "run"
+    shutil.copytree(run, tampered)
+    path = tampered / "manifest.jsonl"
+    path.write_text(path.read_text().replace('"num_repetitions":6', '"num_repetitions":7', 1))
+    refused = run_cli("audit", tampered, "--out", tmp_path / "out")
+    assert refused.code == 3
+    assert "manifest.jsonl' is not what was written" in refused.err
+    # Sealed again, it is whole, and wrong.
+    trained = load_trained(tampered)
+    manifest = sum_file(path)
+    save_sealed(trained.model_copy(update={"manifest": manifest}), tampered / "trained.json")
+    outcome = run_cli("audit", tampered, "--out", tmp_path / "out")
     assert outcome.code == 0, outcome.err
     report = load_record(AuditReport, tmp_path / "out" / "report.json")
     assert not report.dose_response
-    assert any("contradicts the steps" in banner.text for banner in report.banners)
+    assert any(
+        "contradict the number of training steps" in banner.text for banner in report.banners
+    )
 
 
 def test_a_study_needs_enough_documents(run: Path, tmp_path: Path) -> None:

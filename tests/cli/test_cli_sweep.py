@@ -16,10 +16,12 @@ from unittest import mock
 import pytest
 import yaml
 from cli_examples import TINY_LLAMA, Outcome, read_json, run_cli, write_texts
+from damage import cut, flip_byte
 from preloaded import PreloadedChild
 from ranks import RankPool
 
-from memguard.records import Comparison, load_manifest, load_record
+from memguard.records import load_manifest
+from memguard.records.comparison import load_comparison
 from memguard.train.metrics import StepMetrics, read_metrics
 from memguard.workflows import sweep as sweep_module
 
@@ -176,7 +178,7 @@ def test_the_settings_are_compared_on_the_same_documents(sweep: Sweep) -> None:
 
 def test_comparison_json_holds_what_was_promised(sweep: Sweep) -> None:
     comparison = read_json(sweep.folder / "comparison.json")
-    load_record(Comparison, sweep.folder / "comparison.json")
+    load_comparison(sweep.folder / "comparison.json")
     assert [setting["name"] for setting in comparison["settings"]] == ["none", "k2"]
     for setting in comparison["settings"]:
         assert setting["utility"]["heldout_nll"] < setting["utility"]["base_heldout_nll"]
@@ -196,14 +198,16 @@ def test_comparison_json_holds_what_was_promised(sweep: Sweep) -> None:
 
 
 def test_a_second_call_trains_nothing(sweep: Sweep) -> None:
-    before = (sweep.folder / "comparison.json").read_text()
+    before = read_json(sweep.folder / "comparison.json")
     with mock.patch.object(sweep_module.subprocess, "Popen", side_effect=AssertionError("a child")):
         again = run_cli("compare", sweep.file, "--json")
     assert again.code == 0, again.err
     assert "3 of 3 runs finished before: base, none, k2" in again.err
     assert "held-out NLL" in again.err
     now = json.loads(again.out)
-    assert {**now, "command": ""} == {**json.loads(before), "command": ""}
+    del before["sha256"]
+    same = {"command": "", "created": ""}
+    assert {**now, **same} == {**before, **same}
 
 
 def test_pages_are_rendered_again_from_their_json(sweep: Sweep) -> None:
@@ -214,7 +218,23 @@ def test_pages_are_rendered_again_from_their_json(sweep: Sweep) -> None:
         before = (folder / page).read_bytes()
         (folder / page).unlink()
         assert run_cli("report", folder).code == 0
-        assert (folder / page).read_bytes() == before
+        # The comparison that the report now links to did not exist when the run was audited.
+        link = b'<a href="../../comparison.html"><bdi>Comparison</bdi></a> '
+        now = (folder / page).read_bytes()
+        assert (link in now) == (folder != sweep.folder)
+        assert now.replace(link, b"") == before
+
+
+@pytest.mark.parametrize("damage", [flip_byte, cut])
+def test_a_damaged_comparison_is_not_rendered(sweep: Sweep, damage: Callable[[Path], None]) -> None:
+    path = sweep.folder / "comparison.json"
+    before = path.read_bytes()
+    damage(path)
+    refused = run_cli("report", sweep.folder)
+    path.write_bytes(before)
+    assert (refused.code, refused.err.count("\n")) == (3, 1)
+    assert "is damaged" in refused.err
+    assert "Run 'memguard compare' again" in refused.err
 
 
 def test_other_settings_start_afresh_beside_the_old_ones(sweep: Sweep) -> None:

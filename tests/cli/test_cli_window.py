@@ -63,7 +63,7 @@ def test_what_does_not_fit_into_the_model_is_told(
         "num_inside_completion": 0,
     }
     assert report["method"]["window"] == which
-    told = f"uses the {which} 64 of each (the longest has {max(lengths):,})"
+    told = f"the {which} 64 tokens of each (the longest document has {max(lengths):,}"
     assert told in notes(out)
     assert told in " ".join(outcome.err.split())
     page = (out / "report.html").read_text()

@@ -16,6 +16,7 @@ from memguard.records import (
     save_manifest,
     save_record,
 )
+from memguard.records.audit_files import save_audit_files
 
 TOKENS = 50
 KNOWN, NEAR = 45, 46
@@ -43,7 +44,7 @@ def write_run(
     attacks: Mapping[int, Mapping[str, tuple[int, int]]] | None = None,
     generated: bool = True,
 ) -> FinishedRun:
-    """Write ``audit/report.json`` and ``audit/records.parquet``.
+    """Write ``audit/`` as an audit leaves it.
 
     Args:
         folder: the run's folder.
@@ -94,6 +95,8 @@ def write_run(
     pq.write_table(
         pa.Table.from_pylist(dumped, schema=build_schema()), folder / "audit" / "records.parquet"
     )
+    (folder / "audit" / "report.html").write_text("<!doctype html>")
+    save_audit_files(folder / "audit", has_card=False)
     return FinishedRun(name=name, seed=seed, folder=folder, overrides={})
 
 

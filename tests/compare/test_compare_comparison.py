@@ -1,13 +1,15 @@
 """Finished runs become one record, or are refused with the run and the reason."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from compare_examples import CORRECT, make_report, write_run
+from compare_examples import CORRECT, make_report, write_manifest, write_run
+from damage import cut, flip_byte
 
 from memguard.compare import (
     FinishedRun,
@@ -20,6 +22,9 @@ from memguard.compare import (
 )
 from memguard.errors import RecordError
 from memguard.records import Comparison, Interval, load_record, save_record
+from memguard.records.audit_files import save_audit_files
+from memguard.records.run_files import sum_trained
+from memguard.records.sealed import save_sealed
 from memguard.report import render_comparison, render_comparison_chart
 
 LESS = {0: [3, 5, 2, 8, 4], 4: [9, 9, 9, 9, 9], 16: [45, 44, 20, 20, 20]}
@@ -383,13 +388,38 @@ def test_a_run_without_readable_files(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run")
     path = run.folder / "audit" / "records.parquet"
     path.write_bytes(b"PAR1 not really")
+    save_audit_files(path.parent, has_card=False)
     with pytest.raises(RecordError, match="does not hold document scores"):
         compare(run)
     pq.write_table(pa.table({"id": ["a"]}), path)
+    save_audit_files(path.parent, has_card=False)
     with pytest.raises(RecordError, match="does not hold document scores"):
         compare(run)
     path.unlink()
-    with pytest.raises(RecordError, match=r"records\.parquet' cannot be read: No such file"):
+    with pytest.raises(RecordError, match=r"records\.parquet' is damaged: it is missing"):
+        compare(run)
+
+
+@pytest.mark.parametrize("damage", [flip_byte, cut])
+@pytest.mark.parametrize("name", ["report.json", "records.parquet", "audit.json"])
+def test_a_damaged_audit_is_not_compared(
+    tmp_path: Path, name: str, damage: Callable[[Path], None]
+) -> None:
+    run = write_run(tmp_path / "run")
+    damage(run.folder / "audit" / name)
+    with pytest.raises(RecordError, match=rf"{name}' is damaged.*Run 'memguard audit' again"):
+        compare(run)
+
+
+def test_a_damaged_manifest_is_not_compared(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run")
+    write_manifest(run, clusters=[1, 2, 3, 4, 5])
+    (run.folder / "metrics.jsonl").touch()
+    save_sealed(sum_trained(run.folder, run_key="", step=1), run.folder / "trained.json")
+    compare(run)
+    path = run.folder / "manifest.jsonl"
+    path.write_text(path.read_text().replace('"cluster":2', '"cluster":1'))
+    with pytest.raises(RecordError, match=r"manifest\.jsonl' is not what was written"):
         compare(run)
 
 
@@ -401,6 +431,7 @@ def test_scores_of_another_audit(tmp_path: Path, change: str) -> None:
     pq.write_table(
         pa.Table.from_pylist(rows[1:] if change == "fewer" else [rows[1], *rows[1:]]), path
     )
+    save_audit_files(path.parent, has_card=False)
     with pytest.raises(RecordError, match="bucket 'control' has 4 documents, not 5"):
         compare(run)
 

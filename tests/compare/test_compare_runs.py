@@ -9,7 +9,8 @@ from compare_examples import CORRECT, write_run
 
 from memguard.config import RunConfig, dump_yaml
 from memguard.errors import ConfigError, RecordError
-from memguard.records import Comparison, load_record
+from memguard.records.comparison import load_comparison
+from memguard.records.run_files import add_hash_line
 from memguard.workflows.compare_runs import compare_folders
 
 
@@ -25,7 +26,7 @@ def write(folder: Path, name: str, *, seed: int = 0, better: bool = False, **cha
         "data": {"train": "a.jsonl"},
     }
     config = RunConfig.model_validate({**values, **changes})
-    (folder / name / "config.yaml").write_text(dump_yaml(config))
+    (folder / name / "config.yaml").write_text(add_hash_line(dump_yaml(config)))
     return str(folder / name)
 
 
@@ -40,7 +41,7 @@ def test_runs_are_compared_as_settings_of_a_sweep_are(tmp_path: Path) -> None:
     )
     page, comparison = compare_folders([plain, other], tmp_path / "out")
     assert page == tmp_path / "out" / "comparison.html"
-    assert comparison == load_record(Comparison, page.with_suffix(".json"))
+    assert comparison == load_comparison(page.with_suffix(".json"))
     assert comparison.name == "plain, other"
     assert [each.run for each in comparison.settings] == ["plain", "other"]
     # What differs but for the mitigations, which stand beside it.

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 from compare_examples import write_run
+from damage import flip_byte
 
 from memguard.compare import (
     Sweep,
@@ -16,6 +17,8 @@ from memguard.compare import (
     prepare_folder,
     read_finished,
 )
+from memguard.records.run_files import sum_trained
+from memguard.records.sealed import save_sealed
 
 TEXT = """\
 name: sweep
@@ -40,9 +43,16 @@ def finish(run: SweepRun) -> None:
     prepare_folder(run)
     if run.config.audit.enabled:
         write_run(run.folder)
-    (run.folder / "model").mkdir(exist_ok=True)
-    (run.folder / "model" / "config.json").write_text("{}")
+    write_trained(run.folder)
     mark_finished(run.folder, run.key)
+
+
+def write_trained(folder: Path) -> None:
+    """Write the least that training leaves."""
+    (folder / "model").mkdir(exist_ok=True)
+    for name in ("model/config.json", "manifest.jsonl", "metrics.jsonl"):
+        (folder / name).write_text("{}")
+    save_sealed(sum_trained(folder, run_key="", step=1), folder / "trained.json")
 
 
 def test_a_run_from_start_to_end() -> None:
@@ -95,6 +105,38 @@ def test_finished_means_the_results_are_there() -> None:
     assert find_state(run) == "continues"
     (base.folder / "model" / "config.json").unlink()
     assert find_state(base) == "continues"
+
+
+@pytest.mark.parametrize("name", ["report.json", "records.parquet", "report.html", "audit.json"])
+def test_finished_means_the_audit_is_whole(name: str) -> None:
+    run = load().runs[0]
+    finish(run)
+    path = run.folder / "audit" / name
+    flip_byte(path)
+    assert find_state(run) == "continues"
+    path.unlink()
+    assert find_state(run) == "continues"
+
+
+def test_finished_means_the_base_is_whole() -> None:
+    base = load().in_order[0]
+    finish(base)
+    assert find_state(base) == "finished"
+    flip_byte(base.folder / "model" / "config.json")
+    assert find_state(base) == "continues"
+
+
+def test_a_folder_whose_beginning_is_damaged_is_kept_and_told() -> None:
+    run = load().runs[0]
+    prepare_folder(run)
+    (run.folder / "checkpoints").mkdir()
+    flip_byte(run.folder / "started.json")
+    assert describe_sweep(load())[-1] == (
+        "1 of 3 runs start afresh (started.json is damaged; old folder kept): plain"
+    )
+    assert prepare_folder(run) == "unknown"
+    assert (run.folder.parent / "plain.replaced-1" / "checkpoints").is_dir()
+    assert find_state(run) == "continues"
 
 
 @pytest.mark.parametrize("content", ["", "{", "{}", '{"key": 3}', '{"key": "another"}'])

@@ -185,17 +185,24 @@ settings:
       train: {lr: 3}
       name.x: 2
   - name: {long_name}
-seeds: [0, 9223372036854775808]
+seeds: [0, 1]
 """.replace("{long_name}", "n" * 95)
+    # What a sweep itself may not have is said before its runs are looked at.
+    assert problems_of(text.replace("[0, 1]", "[0, 9223372036854775808]")) == [
+        "sweep.yaml:14:12 'seeds[1]' should be less than or equal to 9223372036854775807; "
+        "got 9223372036854775808"
+    ]
     problems = problems_of(text)
     assert problems == [
-        "sweep.yaml:14:12 'run.seed' should be less than 9223372036854775808; "
-        "got 9223372036854775808",
         "sweep.yaml:12:7 'name.x' must not differ between settings: the setting has a 'name' of "
         "its own",
         "sweep.yaml:10:7 'run.optim.lr' should be greater than 0; got -1",
         "sweep.yaml:11:15 'run.train.lr' is not a setting; did you mean 'run.optim.lr'?",
-        f"sweep.yaml:13:5 'run.name' should have at most 100 characters; got '{'n' * 76}...",
+        *(
+            f"sweep.yaml:13:5 'run.name' should have at most 100 characters; got '{'n' * 56}..."
+            f"{'n' * 13}-seed{seed}'"
+            for seed in (0, 1)
+        ),
     ]
 
 

@@ -17,7 +17,7 @@ from memguard.config import (
     load_yaml,
     parse_key,
 )
-from memguard.config.loading import format_key
+from memguard.config.yaml_text import format_key
 from memguard.errors import ConfigError
 
 MINIMAL = """\
@@ -131,7 +131,7 @@ def test_numbers_that_yaml_reads_as_text(write) -> None:
         ("optim: {1: 2}", "should be a word (put it in quotes); got 1"),
         ("optim: {lr: 2024-99-99}", "is not valid YAML"),
         ("optim: {lr: [}", "5:14 is not valid YAML"),
-        ("optim: &a [*a]", "holds an alias (*name) inside its own anchor"),
+        ("optim: &a [*a]", "is not valid YAML: an alias (*name) inside its own anchor"),
     ],
 )
 def test_one_mistake_one_line(write, extra: str, expected: str) -> None:

@@ -1,12 +1,21 @@
 """What memguard writes as YAML, it reads back."""
 
+import itertools
 import re
 from pathlib import Path
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memguard.config import CanaryConfig, RunConfig, dump_yaml, load_run_config, render_template
+from memguard.config import (
+    BudgetConfig,
+    CanaryConfig,
+    RunConfig,
+    StudyConfig,
+    dump_yaml,
+    load_run_config,
+    render_template,
+)
 from memguard.config.mitigations import GoldfishConfig
 
 PLAIN = {"name": "my-run", "model": {"path": "path/to/checkpoint"}}
@@ -43,7 +52,26 @@ def test_the_template_names_every_setting() -> None:
     assert max(map(len, text.splitlines())) <= 100
 
 
-TEXT = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=30)
+def test_blocks_that_are_left_out_show_their_keys(tmp_path: Path) -> None:
+    text = render_template()
+    assert "# study: null\n  #   # One bucket for each" in text
+    # What a user does who wants one: the marks away, a value for what has none.
+    for block, indent in (("study", "  "), ("budget", "")):
+        commented = text[text.index(f"{indent}# {block}: null\n") :]
+        lines = commented.splitlines()[1:]
+        keys = list(itertools.takewhile(lambda line: re.match(" *#   ", line), lines))
+        assert any("num_repetitions:" in key or "metric:" in key for key in keys)
+        written = "\n".join([f"{indent}{block}:", *(key.replace("#  ", "  ", 1) for key in keys)])
+        text = text.replace("\n".join([f"{indent}# {block}: null", *keys]), written)
+    text = text.replace("# audit_every_steps: null", "audit_every_steps: 5")
+    config = load_text(text, tmp_path)
+    assert config.data.study == StudyConfig()
+    assert config.budget == BudgetConfig()
+
+
+TEXT = st.text(
+    st.characters(exclude_categories=["Cs"], exclude_characters="\0"), min_size=1, max_size=30
+)
 FRACTION = st.floats(0, 1, allow_subnormal=False)
 RUNS = st.fixed_dictionaries(
     {

@@ -5,9 +5,10 @@ from typing import Any
 
 import numpy as np
 
-from memguard.data.corpus import FORMATS, Corpus, PreparedSummary
+from memguard.data.corpus import FORMATS, Corpus
 from memguard.data.tokenization import TokenizedDocument, hash_tokens
 from memguard.records import ManifestEntry
+from memguard.records.run_files import PreparedSummary
 
 
 def summarise(num_documents: int) -> PreparedSummary:

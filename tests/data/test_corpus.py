@@ -8,9 +8,10 @@ from corpus_examples import enter, make_corpus, summarise, tokenized
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memguard.data.corpus import load_corpus, save_corpus
+from memguard.data.corpus import load_corpus, load_private_key, save_corpus
 from memguard.data.tokenization import TokenizedDocument
 from memguard.errors import RecordError
+from memguard.records.run_files import find_prepared_damage
 
 
 def save(folder: Path, documents: list[TokenizedDocument]) -> None:
@@ -44,7 +45,9 @@ def test_round_trip(
     save(folder, documents)
     corpus = load_corpus(folder)
     assert corpus.num_documents == len(documents)
-    assert corpus.summary == summarise(len(documents))
+    for field, value in summarise(len(documents)):
+        if field not in ("arrays", "manifest_sha256"):
+            assert getattr(corpus.summary, field) == value
     assert corpus.manifest == [enter(d) for d in documents]
     for index, document in enumerate(documents):
         read = corpus.document(index)
@@ -62,6 +65,7 @@ def test_saving_again_replaces_what_was_there(
     save(tmp_path, documents)
     save(tmp_path, documents[:1])
     assert load_corpus(tmp_path).num_documents == 1
+    assert find_prepared_damage(tmp_path) == []
     assert sorted(path.name for path in tmp_path.iterdir()) == ["manifest.jsonl", "prepared"]
 
 
@@ -119,3 +123,11 @@ def test_tokens_and_manifest_of_different_length_are_refused(
     manifest.write_text("".join(manifest.read_text().splitlines(keepends=True)[:-1]))
     with pytest.raises(RecordError, match="differ in length"):
         load_corpus(tmp_path)
+
+
+@pytest.mark.parametrize("content", [b"", b"no number", b"\xff\xfe"])
+def test_a_damaged_key_is_named(tmp_path: Path, content: bytes) -> None:
+    load_private_key(tmp_path)
+    (tmp_path / "audit" / "private" / "hmac.key").write_bytes(content)
+    with pytest.raises(RecordError, match=r"hmac\.key' is damaged"):
+        load_private_key(tmp_path)

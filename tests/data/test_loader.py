@@ -285,9 +285,13 @@ def test_the_tally_counts_whole_documents(small: Corpus) -> None:
     assert loader.realised_repetitions().tolist() == [0, 0, 0, 0], "built, but not trained"
     loader.record([0, 1])
     assert loader.realised_repetitions().tolist() == [1, 1, 0, 0]
+    assert loader.count_fed_tokens().tolist() == [3, 2, 3, 0], "of document 2 the first half"
     loader.record(range(2, 5))
     assert loader.piece_tally.tolist() == [2, 2, 2, 1]
     assert loader.realised_repetitions().tolist() == [2, 2, 1, 0]
+    assert loader.count_fed_tokens().tolist() == [6, 4, 9, 0]
+    fed = sum(int(loader.batch([sample]).num_tokens_B.sum()) for sample in range(5))
+    assert loader.count_fed_tokens().sum() == fed
 
 
 def test_a_whole_run_realises_the_planned_repetitions(books: Corpus) -> None:

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from memguard.data.packing import Rows, interleave, plan_rows, spread
+from memguard.errors import ConfigError
 from memguard.records import ManifestEntry, Role
 
 
@@ -182,6 +183,15 @@ def test_without_background_only_trained_documents_are_scheduled() -> None:
 
 
 # -- canaries --------------------------------------------------------------------------------------
+
+
+def test_a_schedule_that_would_take_all_memory_is_refused() -> None:
+    manifest = [entry(n, "trained", 10**6, num_tokens=64) for n in range(51)]
+    with pytest.raises(ConfigError, match=r"would feed 51,000,000 rows, .* lower 'train\.epochs'"):
+        plan_rows(manifest, seq_len=64, background_ratio=1, seed=0)
+    manifest = [entry(0, "trained", 10**6, num_tokens=64), entry(1, "background", 0)]
+    with pytest.raises(ConfigError, match=r"would feed 101,000,000 rows"):
+        plan_rows(manifest, seq_len=64, background_ratio=100, seed=0)
 
 
 @pytest.mark.parametrize("share_rows", [True, False])

@@ -11,8 +11,7 @@ from safetensors.torch import load_file
 from tiny_families import FAMILIES, VOCAB_SIZE, build
 
 from memguard.data.tokenization import train_bpe
-from memguard.errors import ModelError
-from memguard.hf.checkpoint import hash_weights, load_tokenizer
+from memguard.hf.checkpoint import load_tokenizer
 from memguard.hf.export import export_model
 from memguard.hf.load import count_parameters, load_model
 
@@ -137,32 +136,6 @@ def test_unusable_generation_settings_do_not_cost_the_trained_weights(
     assert plain.state_dict().keys() == model.state_dict().keys()
     for name, weight in model.state_dict().items():
         assert torch.equal(plain.state_dict()[name], weight), name
-
-
-# -- hashes and counts  -----------------------------------------------------------------------
-
-
-def test_the_hash_of_the_weights_changes_with_a_bit_and_with_nothing_else(folder: Path) -> None:
-    before = hash_weights(folder)
-    assert hash_weights(str(folder)) == before
-    assert len(before) == 64
-    (folder / "config.json").write_text("{}")
-    assert hash_weights(folder) == before
-    file = folder / "model.safetensors"
-    content = bytearray(file.read_bytes())
-    content[-1] ^= 1
-    file.write_bytes(content)
-    assert hash_weights(folder) != before
-    content[-1] ^= 1
-    file.write_bytes(content)
-    assert hash_weights(folder) == before
-    file.rename(folder / "other.safetensors")
-    assert hash_weights(folder) != before
-
-
-def test_a_folder_without_weights_has_no_hash(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match="no safetensors files"):
-        hash_weights(tmp_path)
 
 
 def test_a_real_checkpoint_survives_load_and_export(shared_data: Path, tmp_path: Path) -> None:

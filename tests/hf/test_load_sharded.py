@@ -11,6 +11,7 @@ import pytest
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
+from test_checkpoint_files import REFUSED
 from test_load import DAMAGES
 from tiny_families import build
 
@@ -243,17 +244,17 @@ def refusals(folders: list[str]) -> list[tuple[str, str]]:
 def test_what_cannot_be_loaded_is_refused_as_on_one_process(
     ranks: Any, llamas: list[Path], tmp_path: Path
 ) -> None:
-    folders = []
-    for number, (break_it, _) in enumerate(DAMAGES.values()):
+    folders, damages = [], {**DAMAGES, **REFUSED}
+    for number, (break_it, _) in enumerate(damages.values()):
         folders.append(Path(shutil.copytree(llamas[0], tmp_path / f"damaged{number}")))
         break_it(folders[-1])
     for found in ranks(refusals, 2, [str(folder) for folder in folders]):
-        for folder, damage, (kind, message) in zip(folders, DAMAGES, found, strict=True):
+        for folder, damage, (kind, message) in zip(folders, damages, found, strict=True):
             assert kind == "ModelError", f"{damage}: {kind} {message}"
             assert str(folder) in message, damage
             assert "\n" not in message, damage
             assert len(message) < 1000, damage
-            with pytest.raises(ModelError, match=DAMAGES[damage][1]):
+            with pytest.raises(ModelError, match=damages[damage][1]):
                 raise ModelError(message)
 
 

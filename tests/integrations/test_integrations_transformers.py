@@ -200,12 +200,12 @@ def test_wrong_settings_are_told_by_name() -> None:
         GoldfishCollator(tokenizer, k=1)
     with pytest.raises(ConfigError, match=r"goldfish\.kk"):
         GoldfishCollator(tokenizer, kk=4)
-    with pytest.raises(ConfigError, match="'k_by_dose' needs to know how often"):
+    with pytest.raises(ConfigError, match="'k_by_dose' needs the number of repetitions"):
         GoldfishCollator(tokenizer, k_by_dose={16: 2})
     tokenizer.pad_token = None
     with pytest.raises(ConfigError, match="no padding token"):
         GoldfishCollator(tokenizer)
-    with pytest.raises(ConfigError, match="gives no 'labels'"):
+    with pytest.raises(ConfigError, match="returns no 'labels'"):
         GoldfishCollator(tokenizer, lambda _: {"input_ids": [[1, 2]]})([])
     with pytest.raises(ConfigError, match="Use GoldfishCollator"):
         MitigatedLoss([{"name": "goldfish"}])
@@ -268,10 +268,10 @@ def test_a_batch_without_labels_teaches_nothing() -> None:
 # -- what users copy ---------------------------------------------------------------------------
 
 
-def test_the_readmes_example_runs(
+def test_the_guides_example_runs(
     shared_data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    text = (ROOT / "memguard" / "integrations" / "README.md").read_text(encoding="utf-8")
     (code,) = (each for each in re.findall(r"```python\n(.*?)```", text, re.S) if "Trainer" in each)
     assert len(code.splitlines()) <= 20
     checkpoint = shared_data / "checkpoints" / "stories260K"

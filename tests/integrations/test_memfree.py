@@ -164,17 +164,17 @@ def test_what_cannot_be_is_told() -> None:
     with pytest.raises(ConfigError, match="'ngram_size' should be 2 or more; got 1"):
         MemFreeLogitsProcessor([], ngram_size=1)
     processor = MemFreeLogitsProcessor([[1, 2, 99]], ngram_size=2)
-    with pytest.raises(ConfigError, match="hold token 99, but the model has 64"):
+    with pytest.raises(ConfigError, match="contain token 99, but the model's vocabulary has 64"):
         processor(torch.zeros(1, 3, dtype=torch.long), torch.zeros(1, 64))
 
 
-def test_the_readmes_example_runs(shared_data: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
+def test_the_guides_example_runs(shared_data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = (ROOT / "memguard" / "integrations" / "README.md").read_text(encoding="utf-8")
     (code,) = (each for each in re.findall(r"```python\n(.*?)```", text, re.S) if "MemFree" in each)
     assert len(code.splitlines()) <= 20
     checkpoint = shared_data / "checkpoints" / "stories260K"
     exec(code.replace("path/to/checkpoint", str(checkpoint)), {"__name__": "__main__"})
     written = capsys.readouterr().out.splitlines()
-    recited, protected = (line for line in written if line.startswith("Once"))
-    assert recited != protected
-    assert recited.split()[:5] == protected.split()[:5]
+    memorized, protected = (line for line in written if line.startswith("Once"))
+    assert memorized != protected
+    assert memorized.split()[:5] == protected.split()[:5]

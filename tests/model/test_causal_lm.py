@@ -125,7 +125,7 @@ def test_an_unknown_step_after_the_head_falls_back_and_is_right(scale: float) ->
     config = {**FAMILIES["llama"], "initializer_range": scale}
     torch.manual_seed(0)
     model = ScaledLlama(LlamaConfig(**config)).eval()
-    with pytest.warns(UserWarning, match="ScaledLlama does something after its head"):
+    with pytest.warns(UserWarning, match="ScaledLlama has an operation after its head"):
         layer = build_vocab_layer(model, chunk_tokens=3)
     assert not layer.own_head
     ids = random_ids(2, 9)
@@ -154,7 +154,7 @@ def test_a_model_that_sees_ahead_is_refused() -> None:
         num_hidden_layers=2,
         num_attention_heads=4,
     )
-    with pytest.raises(ModelError, match=r"BertLMHeadModel is no causal language model"):
+    with pytest.raises(ModelError, match=r"BertLMHeadModel is not a causal language model"):
         build_vocab_layer(transformers.BertLMHeadModel(config))
     config.is_decoder = True
     with warnings.catch_warnings():

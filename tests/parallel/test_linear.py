@@ -226,7 +226,7 @@ def test_another_input_within_a_round_is_an_error() -> None:
     with pytest.raises(RuntimeError, match="3 grouped linear layers must read the same input"):
         key(second)
     # Equal numbers in another tensor are another input: the gradient would go to the first.
-    with pytest.raises(RuntimeError, match="layer 2 was called with another one"):
+    with pytest.raises(RuntimeError, match="layer 2 was called with a different one"):
         value(first.clone())
     call_all([query, key, value], second)
 

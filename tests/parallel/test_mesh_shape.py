@@ -91,14 +91,14 @@ def test_a_wrong_product_is_told_with_the_ranks_it_fits() -> None:
         "'parallel.data' × 'parallel.z' × 'parallel.y' × 'parallel.x' must be the number of ranks "
         "started, 8; got 1 × 2 × 2 × 4 = 16",
         "meshes that work on 8 ranks, nearest first: (data=1, z=1, y=2, x=4), "
-        "(data=1, z=2, y=2, x=2), (data=1, z=2, y=1, x=4); what was asked fits 16 ranks "
+        "(data=1, z=2, y=2, x=2), (data=1, z=2, y=1, x=4); the requested degrees fit 16 ranks "
         "(--nproc 16)",
     ]
     assert problems_of({"x": 2}, 1) == [
         "'parallel.z' × 'parallel.y' × 'parallel.x' must divide the number of ranks started, 1, "
         "because 'parallel.data' is -1, the rest of them; got 1 × 1 × 2 = 2",
-        "meshes that work on 1 rank, nearest first: (data=1, z=1, y=1, x=1); what was asked fits "
-        "2 ranks (--nproc 2)",
+        "meshes that work on 1 rank, nearest first: (data=1, z=1, y=1, x=1); the requested degrees "
+        "fit 2 ranks (--nproc 2)",
     ]
 
 

@@ -5,11 +5,12 @@ from typing import Any
 import numpy as np
 
 from memguard.config import GoldfishConfig
-from memguard.data.corpus import Corpus, PreparedSummary
+from memguard.data.corpus import Corpus
 from memguard.data.loader import Loader
 from memguard.data.packing import plan_rows
 from memguard.mitigation import build_mitigations
 from memguard.records import ManifestEntry
+from memguard.records.run_files import PreparedSummary
 
 EOS = 7
 

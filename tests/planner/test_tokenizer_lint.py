@@ -9,11 +9,12 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
 from memguard.config import DataConfig
-from memguard.data.corpus import FORMATS, Corpus, PreparedSummary
+from memguard.data.corpus import FORMATS, Corpus
 from memguard.data.documents import Document, Message
 from memguard.data.tokenization import tokenize_documents
 from memguard.planner.dry_run import Remark
 from memguard.planner.tokenizer_lint import lint_tokenizer
+from memguard.records.run_files import PreparedSummary
 
 SPECIAL = ("<s>", "</s>", "<pad>", "<unk>", "<end>")
 CHATML = (

@@ -63,35 +63,36 @@ def says(number: int, said: Said, singular: str) -> bool:
 
 FLOOR = (
     r"(?P<num>\d+) (?P<verb>document is|documents are) below the teacher-forced accuracy of 50% "
-    r"from which on text is generated"
+    r"that is required for generation"
 )
 DOCUMENTS = r"(?P<num>\d+) (?P<verb>document is|documents are)"
 BANNERS: tuple[Sentence[Audit], ...] = (
     Sentence(
         name="model collapsed",
-        pattern="The model says the same few tokens whatever it is given: it seems collapsed. Low "
-        r"rates then say nothing of what it has memorised\.",
+        pattern="The model predicts the same few tokens for every input: it seems collapsed. Low "
+        r"rates then do not show what it has memorized\.",
         count=lambda a: int(is_collapsed(a)),
     ),
     Sentence(
         name="there is no control",
-        pattern="There is no control: without documents that were never trained, reciting cannot "
-        "be told from what the model could continue anyway, and there are no membership scores.",
+        pattern="There is no control: without documents that were never trained, memorization "
+        "cannot be distinguished from text that the model could generate anyway, and there are no "
+        "membership scores.",
         count=lambda a: int(a.control is None),
         holds=lambda a, _: a.report.membership == [],
     ),
     Sentence(
         name="no control document",
-        pattern="No control document is long enough to audit: nothing to compare the rates with.",
+        pattern="No control document is long enough to audit: the rates have no baseline.",
         count=lambda a: int(count_control(a) == (0, 0)),
         holds=lambda a, _: all(one.num_too_short for one in a.outline("control")),
     ),
     Sentence(
         name="control is extracted",
         pattern=r"(?P<num>\d+) of (?P<of>\d+) control documents are extracted "
-        "(?P<how>near-verbatim|verbatim) although they were never trained: near-duplicates of "
-        r"trained ones, text the base model knew or templates\? The difference from control then "
-        r"understates memorization\.",
+        r"(?P<how>near-verbatim|verbatim) although they were never trained\. They may be "
+        "near-duplicates of trained documents, text that the base model knew, or templates; the "
+        r"difference from control then understates memorization\.",
         count=lambda a: int((count_control(a) or (0, 0))[0] > 0),
         holds=lambda a, said: (
             ((int(said["num"]), int(said["of"])), said["how"]) == greedy(a, a.control or "")
@@ -99,27 +100,28 @@ BANNERS: tuple[Sentence[Audit], ...] = (
     ),
     Sentence(
         name="tally missing",
-        pattern="How often each document was trained is not known: no dose-response is shown.",
+        pattern="The number of repetitions of each document is not known: no dose-response is "
+        "shown.",
         count=lambda a: int(a.tally == "missing"),
         holds=lambda a, _: not a.report.dose_response,
     ),
     Sentence(
         name="tally contradicting",
-        pattern="The tally of repetitions contradicts the steps that were trained: no "
-        "dose-response is shown, and what counts as trained may not have been.",
+        pattern="The counts of repetitions contradict the number of training steps: no "
+        "dose-response is shown, and documents that count as trained may not have been trained.",
         count=lambda a: int(a.tally == "contradicting"),
         holds=lambda a, _: not a.report.dose_response,
     ),
     Sentence(
         name="never reached",
-        pattern=r"(?P<num>\d+) of (?P<of>\d+) documents meant to be trained were never reached; "
-        "they lower the rates of their bucket.",
+        pattern=r"(?P<num>\d+) of (?P<of>\d+) documents that should have been trained were "
+        "never reached; they lower the rates of their bucket.",
         count=lambda a: int(count_missed(a)[0] > 0),
         holds=lambda a, said: (int(said["num"]), int(said["of"])) == count_missed(a),
     ),
     Sentence(
         name="not generated",
-        pattern=rf"Near-verbatim extraction was not measured: {REASON}\. The verdict rests on "
+        pattern=rf"Near-verbatim extraction was not measured: {REASON}\. The verdict is based on "
         r"verbatim matches\.",
         count=lambda a: int(not a.generated),
         # Sampling and attacks count verbatim text only.
@@ -129,14 +131,14 @@ BANNERS: tuple[Sentence[Audit], ...] = (
         name="forgotten",
         pattern=r"'forget' was to be forgotten: (?P<num>\d+) of (?P<of>\d+) of its documents are "
         r"still extracted (?P<how>near-verbatim|verbatim)(?:; (?P<base>\d+) from the model before "
-        r"training)?\. The verdict is about the trained documents\.",
+        r"training)?\. The verdict covers the trained documents only\.",
         count=lambda a: len(a.outline("forget")),
         holds=is_forgotten,
     ),
     Sentence(
         name="floor: a sample",
-        pattern=rf"{FLOOR}; of a random sample of (?P<checked>\d+) of them that was generated all "
-        "the same, none is near-verbatim.",
+        pattern=rf"{FLOOR}; in a random sample of (?P<checked>\d+) of them that was generated "
+        "nevertheless, none is near-verbatim.",
         count=lambda a: int(a.below_floor[1] < a.below_floor[0]),
         holds=lambda a, said: (
             says(a.below_floor[0], said, "document is")
@@ -145,7 +147,7 @@ BANNERS: tuple[Sentence[Audit], ...] = (
     ),
     Sentence(
         name="floor: all, some match",
-        pattern=rf"{FLOOR}; a sample held near-verbatim text, so all of them were generated: "
+        pattern=rf"{FLOOR}; a sample contained near-verbatim text, so all of them were generated: "
         r"(?P<matched>\d+) match\.",
         count=lambda a: int(a.below_floor[2] > 0),
         holds=lambda a, said: (
@@ -167,8 +169,8 @@ BANNERS: tuple[Sentence[Audit], ...] = (
     ),
     Sentence(
         name="too short",
-        pattern=rf"{DOCUMENTS} too short to audit: trained or held back as planned, but in none of "
-        r"the rates\.",
+        pattern=rf"{DOCUMENTS} too short to audit: trained or held out as planned, but not "
+        r"included in the rates\.",
         count=lambda a: int(count_short(a) > 0),
         holds=lambda a, said: says(count_short(a), said, "document is"),
     ),
@@ -180,16 +182,16 @@ BANNERS: tuple[Sentence[Audit], ...] = (
     ),
     Sentence(
         name="tiny margins",
-        pattern=r"(?P<num>\d+) (?P<verb>match hangs|matches hang) on a gap below "
-        rf"{TINY_MARGIN} logits along the greedy text: another device or batch size could flip "
+        pattern=r"(?P<num>\d+) (?P<verb>match depends|matches depend) on a near-tie "
+        rf"\(<{TINY_MARGIN} logits\) in the greedy text: another device or batch size could change "
         r"(?:it|them)\.",
         count=lambda a: int(count_hanging(a) > 0),
-        holds=lambda a, said: says(count_hanging(a), said, "match hangs"),
+        holds=lambda a, said: says(count_hanging(a), said, "match depends"),
     ),
     Sentence(
         name="no base model",
-        pattern="The model before training was not scored: what it could recite already counts as "
-        "if the training had taught it.",
+        pattern="The model before training was not scored: text that it already knew counts as if "
+        "it had been learned in this training.",
         count=lambda a: int(not a.has_base),
     ),
 )

@@ -196,23 +196,23 @@ LEVELS: tuple[Sentence[Audit], ...] = (
     ),
     Sentence(
         name="no control",
-        pattern=r"Without a control, nothing shows what any model could continue\.",
+        pattern=r"Without a control there is no baseline for this rate\.",
         count=lambda a: int(a.control is None and leader(a)[2][1] >= 2),
     ),
     Sentence(
         name="one document",
-        pattern=r"Fewer than two documents show nothing\.",
+        pattern=r"Fewer than two documents do not allow a conclusion\.",
         count=lambda a: int(leader(a)[2][1] < 2),
     ),
     Sentence(
         name="collapsed",
-        pattern=r"The model seems collapsed, so this says nothing of what it has memorised\.",
+        pattern=r"The model seems collapsed, so this does not show what it has memorized\.",
         count=lambda a: int(is_open(a) and is_collapsed(a)),
     ),
     Sentence(
         name="few controls",
-        pattern=r"The control has (?P<num>\d+) such documents, fewer than 10: too few to compare "
-        r"with\.",
+        pattern=r"The control has (?P<num>\d+) such documents, fewer than 10: too few for a "
+        r"comparison\.",
         count=lambda a: int(is_open(a) and not is_enough(a) and not is_collapsed(a)),
         holds=lambda a, said: int(said["num"]) == (control_rate(a) or (0, 0))[1],
     ),

@@ -92,15 +92,15 @@ def is_blind(audit: Audit, said: Said) -> bool:
 
 PARTLY_LEARNED = (
     "No document of these buckets is extracted, yet training raised their teacher-forced token "
-    r"accuracy: (?P<list>.+)\. That is knowledge token by token, not extraction\."
+    r"accuracy: (?P<list>.+)\. This is token-level knowledge, not extraction\."
 )
 NOTICES: tuple[Sentence[Audit], ...] = (
     *BANNERS,
     Sentence(
         name="blind baseline",
-        pattern="A bag of words that never asks the model tells trained from control documents "
-        r"\(AUC (?P<auc>[\d.]+), 95 % CI (?P<low>[\d.]+)–(?P<high>[\d.]+)\): the texts themselves "
-        "differ, so that no membership score shows what the model remembers.",
+        pattern="A bag-of-words classifier without access to the model separates trained from "
+        r"control documents \(AUC (?P<auc>[\d.]+), 95 % CI (?P<low>[\d.]+)–(?P<high>[\d.]+)\): the "
+        "texts themselves differ, so no membership score shows what the model remembers.",
         count=lambda a: int(
             (auc := find_blind(a)) is not None and auc.ci is not None and auc.ci[0] > 0.5
         ),

@@ -95,13 +95,13 @@ def test_the_lead_tells_the_verdicts_bucket_and_the_best_attack() -> None:
     report = evidence.make_full_report()
     words = words_of(check_page(render_report(report)))
     assert (
-        "In r64, half of the documents cost at most 40 queries, the cheapest 2 (median of the "
-        "base model: never, of the control: never). The attack that got most is 'Fill in dropped "
-        "tokens': 38 of 40 documents." in words
+        "In r64, half of the documents cost at most 40 queries, the cheapest one 2 (median of the "
+        "base model: never, of the control: never). The attack that extracts most is 'Fill in "
+        "dropped tokens': 38 of 40 documents." in words
     )
     assert "Fill in dropped tokens: Knows which tokens the mitigation drops" in words
-    assert "drawing (temperature 1; temperature 1, top-k 40)" in words
-    assert "'never': each way tried leaves out a token that the text needs." in words
+    assert "Decoding: greedy and sampling (temperature 1; temperature 1, top-k 40)" in words
+    assert "'never': every decoding method excludes a token of the text." in words
     # The key figures lead with it, too.
     assert "Attack cost, median queries 40 cheapest 2, base model never" in words
 
@@ -125,8 +125,9 @@ def test_a_report_without_attacks_says_why() -> None:
     section = build_attack_section(report)
     assert section.tables == ()
     assert section.lead == (
-        "Suite 'extraction' (version 1) does not ask what sampling costs; '--suite full' does.",
-        "Suite 'extraction' (version 1) attacks nothing; '--suite full' does.",
+        "Suite 'extraction' (version 1) does not measure the cost of sampling; '--suite full' "
+        "does.",
+        "Suite 'extraction' (version 1) runs no attacks; '--suite full' does.",
     )
     assert "Attack cost, median queries" not in words_of(check_page(render_report(report)))
 
@@ -134,7 +135,7 @@ def test_a_report_without_attacks_says_why() -> None:
 def test_what_was_asked_for_and_is_not_there_is_told() -> None:
     report = evidence.make_full_report().model_copy(update={"attacks": []})
     section = build_attack_section(report)
-    assert section.lead[-1] == "Probe 'attacks' ran, but this report holds no number of it."
+    assert section.lead[-1] == "Probe 'attacks' ran, but this report has no results of it."
     assert len(section.tables) == 1
     assert [column.text for column in section.tables[0].columns][-1] == "Within 1,000,000"
 
@@ -158,7 +159,7 @@ def test_missing_costs_are_named_and_never_0() -> None:
     changed = report.model_copy(update={"attack_cost": costs, "attacks": report.attacks[:1]})
     table = build_attack_section(changed).tables[0]
     assert read(table, "r4")[2:6] == [("n/a", "no documents", "")] * 4
-    assert read(table, "r16")[2:6] == [("n/a", "not asked", "")] * 4
+    assert read(table, "r16")[2:6] == [("n/a", "not measured", "")] * 4
     assert read(table, "r64")[4:6] == [("n/a", "not counted", "")] * 2
     assert read(table, "r64")[6] == ("n/a", "not attacked", "")
     words_of(check_page(render_report(changed)))
@@ -182,4 +183,4 @@ def test_an_attacker_who_got_nothing() -> None:
         one.model_copy(update={"any_verbatim": examples.make_rate(0, 40)}) for one in report.attacks
     ]
     words = words_of(check_page(render_report(report.model_copy(update={"attacks": none}))))
-    assert "No attack got a document back, of 40 tried." in words
+    assert "No attack extracts any of the 40 attacked documents." in words

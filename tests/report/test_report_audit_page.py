@@ -1,5 +1,6 @@
 """The audit page says what the record says, and reads well where much is missing."""
 
+import re
 from typing import Any
 
 import evidence_examples as evidence
@@ -131,9 +132,11 @@ def test_limits_follow_the_record() -> None:
     method = full.method.model_copy(update={"prefix_tokens": 32, "dtype": "bf16"})
     report = full.model_copy(update={"buckets": sampled, "method": method})
     words = words_of(check_page(render_report(report)))
-    assert "A random sample was scored: 160 of 400 documents" in words
+    assert "A random sample of 160 of 400 eligible documents was scored" in words
     assert "the 32 true tokens before the continuation" in words
-    assert "Scored in bf16: 1 result hangs on a gap of less than 0.001 logits" in words
+    assert (
+        "Scored in bf16: 1 result depends on a near-tie (a gap of less than 0.001 logits" in words
+    )
 
 
 def make_partly_learned(accuracy: float, half: float) -> r.AuditReport:
@@ -161,7 +164,7 @@ def test_tokens_learned_of_documents_that_are_not_extracted_are_called_partly_le
     # Model minus base, and that minus the control's gain of 6.6 points.
     told = "r16: +54.8 pp, +48.2 pp more than in the control (+45.2 to +51.2)"
     assert words.count(told) == 2  # the notice above the verdict, and the lead of the table
-    assert words.count("knowledge token by token, not extraction") == 2
+    assert words.count("token-level knowledge, not extraction") == 2
     assert "No document of these buckets is extracted" in words
 
 
@@ -177,15 +180,14 @@ def test_a_gain_that_may_be_the_controls_is_not_called_learned() -> None:
     [
         (
             {},
-            "Text was generated for 44 documents; that of 57 others, which are verbatim, is known "
-            "from the teacher-forced pass. 59 documents with a teacher-forced accuracy below 50 % "
-            "were not generated; in a random sample of 20 such documents that were, none is "
-            "near-verbatim.",
+            "Text was generated for 44 documents; for 57 others the teacher-forced pass shows that "
+            "the text is verbatim. 59 documents with a teacher-forced accuracy below 50 % were not "
+            "generated; in a random sample of 20 such documents that were, none is near-verbatim.",
         ),
         (
             {"num_checked": 79, "num_matched_below_floor": 2, "num_generated": 103},
-            "Text was generated for 103 documents; that of 57 others, which are verbatim, is known "
-            "from the teacher-forced pass.",
+            "Text was generated for 103 documents; for 57 others the teacher-forced pass shows "
+            "that the text is verbatim.",
         ),
         (
             {"reason_not_generated": "no memory for the cache"},
@@ -222,8 +224,8 @@ def test_a_run_without_study_reads_well() -> None:
         }
     )
     words = words_of(check_page(render_report(report)))
-    assert "trained, not equally often" in words
-    assert "were not all trained equally often, so the bucket has no place on the axis" in words
+    assert "trained, different numbers of times" in words
+    assert "were not all trained the same number of times, so the bucket has no position" in words
     assert "Near-verbatim, trained" in words
 
 
@@ -256,22 +258,33 @@ def test_an_external_audit_reads_well() -> None:
         }
     )
     words = words_of(check_page(render_report(report)))
-    assert "with at most 10 % of the tokens inserted, deleted or replaced" in words
+    assert "in at most 10 % of the tokens (inserted, deleted or replaced)" in words
     assert "All 2 findings, worst first." in words
-    assert "at most 100 of a bucket" in words
+    assert "at most 100 per bucket" in words
     for step in ("--excerpts", "--nonmembers", "--base"):
         assert step in words
-    for missing in ("keyed hash", "− control", "base model's below", "private folder"):
+    for missing in ("keyed hash", "− control", "base model below", "private folder"):
         assert missing not in words
+
+
+@pytest.mark.parametrize(
+    ("run", "name"), [("none", "none"), ("a b", "RUN"), ("$(x)", "RUN"), ("-x", "RUN")]
+)
+def test_the_run_is_named_in_the_title_and_in_commands(run: str, name: str) -> None:
+    report = examples.make_report().model_copy(update={"run": run})
+    page = render_report(report)
+    words = words_of(check_page(page))
+    assert words.count(f"Run '{run}': extraction-risk report") == 2, "title and heading"
+    assert f"memguard compare {name} --fix" in re.sub(r"\s+", " ", words)
 
 
 def test_severities_are_explained_where_there_are_findings() -> None:
     report = examples.make_report()
-    assert "so much that it may be a template" in words_of(check_page(render_report(report)))
+    assert "so repetitive that it may be a template" in words_of(check_page(render_report(report)))
     quiet = report.model_copy(update={"findings": [], "num_findings": 0})
     words = words_of(check_page(render_report(quiet)))
-    assert "so much that it may be a template" not in words
-    assert "No document met the rule for a finding" in words
+    assert "so repetitive that it may be a template" not in words
+    assert "No document met the criteria for a finding" in words
 
 
 def test_long_ids_stay_whole_and_break_at_separators() -> None:

@@ -24,21 +24,23 @@ def test_the_sentence_has_the_main_numbers() -> None:
     ceiling = math.log2(15)
     median = sorted(one.exposure_bits or 0 for one in scores.canaries[:17])[8]
     assert (
-        "Of 32 random secrets a coin chose 17 to be trained 64 times: 3 of 17 are recited whole, "
-        f"of the references 0 of 15; exposure is {median:.1f} bits in the median and "
-        f"{ceiling:.1f} bits at most, where {ceiling:.1f} bits is all that 15 references can show. "
-        "Of 32 coins 24 are guessed from the model, 23 of them right: for one canary with all its "
-        "repetitions, epsilon of the training algorithm with these settings is at least 1.50 (this "
-        "draw could show at most 2.02) at delta 1e-05, with 95 % confidence." in words
+        "17 of 32 canaries were randomly selected for training (64 times): 3 of 17 are fully "
+        f"extracted, and of the references 0 of 15; median exposure is {median:.1f} bits, the "
+        f"highest {ceiling:.1f} bits, and the highest that 15 references can show {ceiling:.1f} "
+        "bits. For 24 of 32 canaries it is guessed from the model whether they were trained, and "
+        "23 guesses are right: for one canary with all its repetitions, epsilon of the training "
+        "algorithm with these settings is at least 1.50 (this random split could show at most "
+        "2.02) at delta 1e-05, with 95 % confidence." in words
     )
     for fact in (
         "3 of 17, 17.6 %, 95 % CI 3.8–43.4 %",
-        f"{2.5 * median:.1f} bits and {2.5 * ceiling:.1f} bits Rougher",
-        "75.0 % Of the trained secrets' tokens, at least once. 0 secrets received none at all.",
-        "1.50 (this draw could show at most 2.02) at delta 1e-05 Of the training algorithm with "
-        "these settings, for one canary with all its repetitions. Guesses right: 23 of 24, of 32 "
-        "coins; 95 % confidence.",
-        "What the bound of epsilon rests on",
+        f"{2.5 * median:.1f} bits and {2.5 * ceiling:.1f} bits Less precise",
+        "75.0 % Share of the trained secrets' tokens that received loss at least once. 0 secrets "
+        "received no loss.",
+        "1.50 (this random split could show at most 2.02) at delta 1e-05 For the training "
+        "algorithm with these settings and one canary with all its repetitions. Right guesses: 23 "
+        "of 24, for 32 canaries; 95 % confidence.",
+        "Assumptions behind the epsilon bound",
         *scores.assumptions,
     ):
         assert fact in words
@@ -76,7 +78,7 @@ def test_the_last_step_is_what_references_can_show(references: int, last: str) -
 
 def test_a_bound_of_0_is_called_what_it_is() -> None:
     words = show(evidence.make_canaries(epsilon=0.0))
-    assert "bounds epsilon by nothing above 0 (this draw could show at most 2.02)." in words
+    assert "no lower bound on epsilon above 0 (this random split could show at most 2.02)." in words
     assert "0 is no evidence of privacy." in words
 
 
@@ -87,14 +89,14 @@ def test_secrets_of_another_length_are_told() -> None:
     mixed = scores.model_copy(update={"num_ranked": 26, "num_ranked_references": 12})
     words = show(mixed)
     assert (
-        "6 secrets have another length in tokens than most, so the nll cannot be compared: not "
-        "ranked and not guessed at. Of 26 coins 24 are guessed" in words
+        "6 secrets have another length in tokens than most, so that their NLL cannot be compared: "
+        "they are neither ranked nor guessed. For 24 of 26 canaries it is guessed" in words
     )
-    assert f"{math.log2(12):.1f} bits is all that 12 references can show" in words
+    assert f"12 references can show {math.log2(12):.1f} bits" in words
     figure = build_exposure(mixed)
     assert figure is not None
     assert figure.table.rows[-1].head.text == f"{math.log2(12):.1f}"
-    assert "17 secrets among 12 references" in figure.caption
+    assert "17 secrets, 12 references" in figure.caption
     one = write_canaries(scores.model_copy(update={"num_ranked": 31}))
     assert "1 secret has another length" in one
 
@@ -119,15 +121,15 @@ def test_what_is_missing_says_why() -> None:
     )
     words = show(bare)
     for told in (
-        "n/a: nobody counted",
-        "n/a: no coin was guessed",
-        "n/a: too few references, or all alike",
+        "n/a: not recorded",
+        "n/a: no guesses were made",
+        "n/a: too few references, or all equal",
         "not equally often",
         "References: no documents",
     ):
         assert told in words
     assert build_exposure(bare) is None
-    assert "rests on" not in words
+    assert "Assumptions" not in words
     assert write_canaries(bare).count(";") == 0
 
 
@@ -149,9 +151,9 @@ def test_without_canaries_the_page_says_what_is_not_known() -> None:
     runs = [why if run.name == "canaries" else run for run in report.probe_runs]
     words = words_of(check_page(render_report(report.model_copy(update={"probe_runs": runs}))))
     assert "Probe 'canaries' did not run: the run has none." in words
-    assert "the loss of privacy has no lower bound" in words
+    assert "no lower bound on the privacy loss" in words
     old = words_of(check_page(render_report(examples.make_report())))
-    assert "Suite 'extraction' (version 1) does not ask for canaries" in old
+    assert "Suite 'extraction' (version 1) does not measure canaries" in old
 
 
 def test_the_model_card_has_one_line_each() -> None:
@@ -161,7 +163,7 @@ def test_the_model_card_has_one_line_each() -> None:
     (cost,) = (line for line in lines if line.startswith("Attack cost"))
     assert cost.endswith("r64 40 (cheapest 2); control never (cheapest 10⁴⁶).")
     (canaries,) = (line for line in lines if line.startswith("Canaries: "))
-    assert "3 of 17 are recited whole" in canaries
+    assert "3 of 17 are fully extracted" in canaries
     assert "canary-0000" not in card
     old = render_model_card(examples.make_report(), run_name="x", base_model=None, config_yaml="")
     assert "Attack cost" not in old

@@ -99,3 +99,28 @@ def test_global_settings_of_matplotlib_are_left_alone() -> None:
         mine = draw_chart(make_lines("a"), "k")
         assert dict(matplotlib.rcParams) == before
     assert draw_chart(make_lines("a"), "k") == mine
+
+
+@pytest.mark.parametrize(("at", "mark"), [(34.0, "base →"), (-34.0, "← base"), (4.0, "base")])
+def test_a_distant_reference_does_not_squeeze_the_settings(at: float, mark: str) -> None:
+    def place(reference: float | None) -> list[str]:
+        marks = tuple(
+            Mark(label=f"m{x}", x=x, x_ends=None, y=0.0, y_ends=None, is_dominated=False)
+            for x in (0.0, 8.0)
+        )
+        chart = FrontChart(
+            description="d",
+            marks=marks,
+            x_label="x",
+            y_label="y",
+            reference_x=reference,
+            reference_label="base",
+        )
+        root = ElementTree.fromstring(draw_chart(chart, "k"))
+        texts = [(text.text or "").strip() for text in root.iter("text")]
+        if reference is not None:
+            assert mark in texts
+        return [text for text in texts if text.replace("\u2212", "-").lstrip("-").isdigit()]
+
+    # The same ticks: the axis covers the settings alone.
+    assert place(at) == place(None)

@@ -74,8 +74,10 @@ def test_runs_that_differ_by_seed_share_a_look_and_are_told_apart() -> None:
 def test_pairs_of_the_highest_dose_are_open_the_others_folded() -> None:
     page = render_comparison(examples.make_comparison())
     words = words_of(check_page(page))
-    start = words.index("Document by document")
-    shown, folded = words[start : words.index("Charts", start)].split("Show the other numbers")
+    start = words.index("Paired tests by document")
+    shown, folded = words[start : words.index("Extraction rate by exposure", start)].split(
+        "Show the other numbers"
+    )
     # Only plain, only this one, p after Holm; verbatim then near-verbatim; token accuracy.
     assert "goldfish-k4 40 trained 64 times 40 0 < 0.001 34 0 < 0.001 -17.7 pp" in shown
     assert "goldfish-k2 40 trained 64 times 40 0 < 0.001 40 0 < 0.001 -37.9 pp" in shown
@@ -83,13 +85,13 @@ def test_pairs_of_the_highest_dose_are_open_the_others_folded() -> None:
     assert folded.index("trained 16 times") < folded.index("trained 4 times")
     assert "goldfish-k4 40 trained 4 times 0 0 1.000 1 0 1.000 -8.4 pp" in folded
     assert "McNemar's exact test, two-sided" in shown
-    assert "for the 12 tests of this page" in shown
-    assert page.count("<details>") == 1
+    assert "over the 12 tests of this page" in shown
+    assert page.count("<details>") == 2, "and the data of the first chart"
 
 
 def test_pairs_of_several_seeds_name_the_seed() -> None:
     words = words_of(check_page(render_comparison(examples.make_comparison(2))))
-    start = words.index("Document by document")
+    start = words.index("Paired tests by document")
     assert "goldfish-k4, seed 1 40 trained 64 times" in words[start:]
 
 
@@ -97,7 +99,7 @@ def test_without_pairs_there_is_no_empty_section() -> None:
     alone = examples.make_comparison().model_copy(update={"paired": []})
     page = render_comparison(alone)
     check_page(page)
-    assert "Document by document" not in page
+    assert "Paired tests by document" not in page
     assert "#paired" not in page
 
 
@@ -185,7 +187,7 @@ def test_near_verbatim_that_was_not_generated_is_no_zero(names: set[str]) -> Non
     num_pairs = sum(pair.near_verbatim is None for pair in pairs)
     assert words.count("n/a not generated n/a not generated n/a not generated") == num_pairs
     num_tests = 2 * len(pairs) - num_pairs
-    assert f"for the {num_tests} tests of this page" in words
+    assert f"over the {num_tests} tests of this page" in words
     table = build_gains(comparison)
     assert table is not None
     near = {row.head.text: row.cells[1].detail for row in table.tables[0].rows}
@@ -211,4 +213,4 @@ def test_documents_trained_once_are_called_so() -> None:
     once = [s.model_copy(update={"extraction": cells}) for s in comparison.settings]
     update = {"settings": once, "base_extraction": cells, "paired": []}
     words = words_of(check_page(render_comparison(comparison.model_copy(update=update))))
-    assert "Documents trained once, continued for 50 tokens" in words
+    assert "Documents trained once, continuation of 50 tokens" in words

@@ -139,8 +139,8 @@ def test_what_was_written_stands_beside_the_control_and_the_base_model() -> None
     assert heads(table.rows)[:4] == [
         ("control", "greedy"),
         ("Base model", "greedy"),
-        ("control", "drawn, T=1, top-p 0.95"),
-        ("Base model", "drawn, T=1, top-p 0.95"),
+        ("control", "sampled, T=1, top-p 0.95"),
+        ("Base model", "sampled, T=1, top-p 0.95"),
     ]
     last = table.rows[-4]
     assert heads([last]) == [("r64", "greedy")]
@@ -152,7 +152,7 @@ def test_masks_lead_with_the_worst_copy() -> None:
     section = build_masks(evidence.make_full_report())
     assert section is not None
     lead = section.lead[0].replace("\u00a0", " ")
-    assert "worst is 'Lower case', where 39 of 39 passages" in lead
+    assert "worst rewriting is 'Lower case': 39 of 39 passages" in lead
     assert "51.8 % of a passage's dropped tokens" in lead
     rows = section.tables[0].rows
     assert texts(rows[0]) == ["3 of 40", "7.5 %", "1.1 %"]
@@ -167,14 +167,14 @@ def test_masks_are_told_of_only_where_labels_are_dropped() -> None:
     section = build_masks(examples.make_report(True))
     assert section is not None
     assert section.tables == ()
-    assert "does not ask whether copies of a text escape the mask" in section.lead[0]
+    assert "does not test whether copies of a text escape the mask" in section.lead[0]
     clean = [
         one.model_copy(update={"num_changed": 0, "mean_leaked_share": 0.0})
         for one in evidence.make_mask_changes()[:2]
     ]
     kept = build_masks(plain.model_copy(update={"mask_changes": clean}))
     assert kept is not None
-    assert "No copy teaches a token" in kept.lead[0]
+    assert "No copy has loss on a token" in kept.lead[0]
     none = build_masks(plain.model_copy(update={"mask_changes": evidence.make_mask_changes()[2:3]}))
     assert none is not None
     assert "No passage differs" in none.lead[0]

@@ -18,8 +18,8 @@ def budget(action: Any) -> r.Budget:
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({}, "asked for: 1 in 8, 12.5 %"),
-        ({"budget": budget("stop")}, "asked for: 1 in 8, 12.5 %"),
+        ({}, "masked by goldfish; target 12.5 % (1 in 8)"),
+        ({"budget": budget("stop")}, "masked by goldfish; target 12.5 % (1 in 8)"),
         # Documents differ in what was asked: the share beside it is another one.
         ({"mitigations": [{**GOLDFISH, "k_by_dose": {"16": 4, "64": 2}}]}, ""),
         ({"budget": budget("tighten")}, ""),

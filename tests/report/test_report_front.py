@@ -28,7 +28,7 @@ def test_the_recommendation_leads_with_its_rule() -> None:
     comparison = examples.make_comparison()
     told = comparison.recommendation
     words = words_of(check_page(render_comparison(comparison)))
-    start = words.index("In short")
+    start = words.index("Recommendation")
     assert words.index(told.sentence) < words.index(f"Rule : {told.rule}".replace(" :", ":"))
     assert words.index(told.rule) < words.index("trained 64 times", start)
 
@@ -85,7 +85,7 @@ def test_beaten_settings_are_marked_wherever_they_are_shown() -> None:
     page = render_comparison(comparison)
     words = words_of(check_page(page))
     for point in beaten:
-        assert f"{point.name} 3 seeds beaten by {name_dominators(point)}" in words
+        assert f"{point.name} 3 seeds dominated by {name_dominators(point)}" in words
     assert page.count('<tr class="dominated">') == 2 * len(beaten)
 
 

@@ -115,7 +115,7 @@ def test_a_median_that_is_never_drawn_has_no_mean() -> None:
     assert show_cost([drawn, never], []).text == "never"
     assert show_cost([drawn, never], []).detail == "in 1\u00a0of\u00a02 seeds"
     assert show_cost([never], [drawn]).note == "control 4.0"
-    assert show_cost([cell], []).detail == "not asked"
+    assert show_cost([cell], []).detail == "not measured"
     assert show_cost([drawn], [drawn, never]).note == "control never"
 
 
@@ -140,7 +140,7 @@ def test_comparisons_without_attacks() -> None:
     ]
     table = get_table(old.model_copy(update={"settings": quiet}))
     assert [column.text for column in table.columns][4:] == ["Attack cost", "Held-out NLL"]
-    assert any("No run was attacked" in note for note in table.notes)
+    assert any("No attacks ran" in note for note in table.notes)
 
 
 def test_one_attacked_setting_among_others() -> None:
@@ -148,9 +148,9 @@ def test_one_attacked_setting_among_others() -> None:
     mixed = full.model_copy(update={"settings": [full.settings[0], *old.settings[1:]]})
     table = get_table(mixed)
     assert parts(table.rows[1])[3:8] == [
-        ("n/a", "not asked", ""),
+        ("n/a", "not measured", ""),
         *[("n/a", "not attacked", "")] * 3,
-        ("n/a", "could not be asked", ""),
+        ("n/a", "could not be computed", ""),
     ]
     check_page(render_comparison(mixed))
 
@@ -159,7 +159,7 @@ def test_the_short_version_tells_cost_and_the_best_attack() -> None:
     words = words_of(check_page(render_comparison(evidence.make_full_comparison())))
     assert (
         "goldfish-k4 : 0 of 40 verbatim, 6 of 40 near-verbatim, teacher-forced accuracy 82.3 %; "
-        "attack cost 6,700 queries in the median; the best attack gets 38 of 40; held-out NLL 4.581"
+        "median attack cost 6,700 queries; the best attack extracts 38 of 40; held-out NLL 4.581"
         in words
     )
 

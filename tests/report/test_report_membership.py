@@ -35,9 +35,9 @@ def test_scores_stand_with_rates_counts_and_definitions() -> None:
     assert scores.rows[0].head.detail == "Mean log-probability of a token (Yeom et al. 2018)."
     assert texts(scores, 3) == ["0.791", "75 of 116", "116", "40", "4"]
     assert scores.notes == (
-        "The interval of a TPR includes the error of its threshold, which the control documents "
-        "set. With fewer of them than about 3.7 / FPR (36 at 10\u00a0%, 368 at 1\u00a0%) it begins "
-        "at 0.",
+        "The interval of a TPR includes the error of its threshold, which is estimated on the "
+        "control documents. With fewer than about 3.7 / FPR of them (36 at 10\u00a0%, 368 at "
+        "1\u00a0%) the interval starts at 0.",
         "Not shown: TPR at 0.1\u00a0% FPR needs ≥ 1,000 control documents; TPR at 1\u00a0% FPR "
         "needs ≥ 100 control documents.",
     )
@@ -49,7 +49,7 @@ def test_scores_stand_with_rates_counts_and_definitions() -> None:
 def test_a_score_that_could_not_be_asked_is_no_zero() -> None:
     section = build_membership(evidence.make_full_report())
     assert texts(section.tables[0], 4) == ["n/a", "n/a", "0", "0", "160"]
-    assert "Could not be asked: Reference model." in section.lead[0]
+    assert "Could not be computed: Reference model." in section.lead[0]
 
 
 def test_a_rate_that_some_scores_have_says_what_the_others_need() -> None:
@@ -60,7 +60,7 @@ def test_a_rate_that_some_scores_have_says_what_the_others_need() -> None:
     cell = table.rows[1].cells[1]
     assert (cell.text, cell.detail) == ("n/a", "needs ≥ 100 control documents")
     # The unasked one lacks more than control documents.
-    assert table.rows[4].cells[1].detail == "could not be asked"
+    assert table.rows[4].cells[1].detail == "could not be computed"
 
 
 def test_a_baseline_above_chance_is_warned_of() -> None:

@@ -112,3 +112,18 @@ def test_hostile_names_stay_names(text: str) -> None:
 @pytest.mark.parametrize("config", ["", "[1, 2", "- a", "mitigations: 3", "mitigations: [x]"])
 def test_a_strange_configuration_is_left_out(config: str) -> None:
     read_front_matter(render(config=config))
+
+
+def test_the_configuration_has_the_settings_that_change_the_weights() -> None:
+    config = (
+        "output_dir: runs/x\nmodel: {path: runs/base, revision: null}\nseed: 0\n"
+        "parallel: {x: 2}\naudit: {suite: full}\n"
+        "train: {epochs: 2, compile: false, dropout: null}\n"
+    )
+    shown = render(base=None, config=config).split("## Configuration")[1]
+    assert yaml.safe_load(shown.replace("```yaml", "").replace("```", "")) == {
+        "seed": 0,
+        "train": {"epochs": 2, "compile": False},
+    }
+    named = render(base="org/base", config="model: {path: org/base}")
+    assert "path: org/base" in named.split("## Configuration")[1]

@@ -48,7 +48,7 @@ def test_it_shows_every_setting_and_the_control() -> None:
     # Near-verbatim, verbatim and token accuracy of goldfish-k4; that of the control.
     for number in ("15.0", "0", "82.3", "20.3"):
         assert number in texts
-    assert "Risk against utility" in texts
+    assert "Risk-utility trade-off" in texts
     told = root.get("aria-label") or ""
     assert "goldfish-k4: verbatim 0\u00a0%, near-verbatim 15.0" in told
     assert "teacher-forced accuracy, not extraction 82.3" in told
@@ -123,7 +123,7 @@ def test_holes_are_drawn() -> None:
     assert [texts.count(name) for name in names] == [2, 2, 2]
     assert "control" not in texts
     assert "82.3" not in texts
-    assert told.startswith("Risk against utility")
+    assert told.startswith("Risk-utility trade-off")
     # The control alone has its bars.
     control = {"0": examples.make_cell(0, 0, 0.2)}
     texts, told = draw(
@@ -133,4 +133,4 @@ def test_holes_are_drawn() -> None:
     axis = bars.index("documents, or tokens (%)")
     assert bars[:4] == [*names, "control"]
     assert bars[axis + 1 :] == ["0", "0", "20.0"]
-    assert told.startswith("Bar chart of no trained bucket, and risk against utility. control: ")
+    assert told.startswith("Bar chart of no trained bucket, and risk-utility trade-off. control: ")

@@ -9,6 +9,7 @@ from memguard.report.tables import (
     Column,
     bucket_table,
     count_columns,
+    drop_zero_columns,
     make_cell,
     make_rows,
     make_rows_over_base,
@@ -112,3 +113,23 @@ def test_what_was_not_generated_has_a_reason() -> None:
     assert {row.cells[0].detail for row in bucket_table(report, "", columns).rows} == {
         "not generated"
     }
+
+
+def test_columns_of_zeros_are_named_instead_of_shown() -> None:
+    columns: tuple[Column[int], ...] = (
+        Column("Name", str),
+        Column(("Zero", "documents"), lambda _: 0),
+        Column("Share", lambda _: fmt.percent(0.0)),
+        Column("Some", lambda number: number),
+        Column("Of none", lambda _: fmt.of(0, 5)),
+    )
+    table = drop_zero_columns(
+        make_table("t", columns, make_rows(columns, [0, 1]), shown=1, notes=["before"])
+    )
+    assert [column.text for column in table.columns] == ["Name", "Some", "Of none"]
+    assert [cell.text for cell in table.rows[0].cells] == ["0", "0\u00a0of\u00a05"]
+    assert [cell.text for cell in table.more_rows[0].cells] == ["1", "0\u00a0of\u00a05"]
+    assert table.notes == ("before", "Not shown because every value is 0: Zero (documents), Share.")
+    # A table of nothing but zeros keeps them.
+    zeros = make_table("t", columns[:3], make_rows(columns[:3], [0]))
+    assert drop_zero_columns(zeros) is zeros

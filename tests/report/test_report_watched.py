@@ -77,11 +77,11 @@ def test_the_first_step_of_each_bucket_is_told() -> None:
     [
         (
             make(watch(0, 0), watch(10, 1, num_tightened=7), budget=budget("tighten")),
-            "on the way there were trained more strictly: 7 of r64. It was kept.",
+            "close to extraction got a stricter mitigation: 7 of r64. It was kept.",
         ),
         (
             make(watch(0, 0), watch(10, 5, over=("r64",)), budget=budget("tighten")),
-            "trained more strictly: none. Still beyond it: r64.",
+            "got a stricter mitigation: none. Still exceeded by r64.",
         ),
         (
             make(
@@ -90,9 +90,9 @@ def test_the_first_step_of_each_bucket_is_told() -> None:
                 budget=budget("stop"),
                 stopped_by_budget=True,
             ),
-            "r64 went beyond it at step 430, so the model is that of step 420.",
+            "r64 exceeded it at step 430, so the model is that of step 420.",
         ),
-        (make(watch(0, 0), budget=budget("stop")), "training never went beyond it."),
+        (make(watch(0, 0), budget=budget("stop")), "training never exceeded it."),
     ],
 )
 def test_what_a_budget_did_is_told_on_the_page_and_the_card(
@@ -106,9 +106,7 @@ def test_what_a_budget_did_is_told_on_the_page_and_the_card(
 def test_where_nothing_was_learnt_it_is_said_once() -> None:
     section = build_watched(make(watch(0, 0), watch(10, 0)))
     assert section is not None
-    assert section.lead[0] == (
-        "No audited document was extracted that was not extracted before training."
-    )
+    assert section.lead[0] == ("Training made no audited document extractable.")
 
 
 def test_audits_that_generated_nothing_are_shown() -> None:

@@ -20,4 +20,4 @@ def test_quick_fills_every_row() -> None:
         (row,) = (line for line in lines if line.startswith(vocab))
         assert re.search(r"( +[\d,]+\.\d){2} +\d+\.\d\dx +[\d,]+\.\d +\d+\.\d\dx ", row), row
     # A bar may be missed at this size; the exit code says what the last line does.
-    assert lines[-1].startswith(("PASS: 5 bars", "FAIL: ")[done.returncode]), done.stderr
+    assert lines[-1].startswith(("PASS: 5 limits", "FAIL: ")[done.returncode]), done.stderr

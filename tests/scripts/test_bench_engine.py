@@ -10,9 +10,9 @@ ROWS = (
     "random 30M, plain",
     "random 30M, goldfish k=2",
     "random 30M, memory",
-    "(z=4) beside FSDP2",
-    "(x=4) beside FSDP2",
-    "(x=2, y=2) beside FSDP2",
+    "(z=4) vs FSDP2",
+    "(x=4) vs FSDP2",
+    "(x=2, y=2) vs FSDP2",
 )
 
 
@@ -20,7 +20,7 @@ ROWS = (
 def test_quick_fills_every_row(tmp_path: Path) -> None:
     done = start_script("bench/engine", "--quick", "--stories", str(tmp_path))
     lines = done.stdout.splitlines()
-    assert f"stories260K: left out, it is not in {tmp_path}" in lines, done.stderr
+    assert f"stories260K: skipped, not found in {tmp_path}" in lines, done.stderr
     for row in ROWS:
         (line,) = (line for line in lines if line.startswith(row))
         assert re.match(rf"{re.escape(row)} +[\d,]+ +[\d,]+ +\d+\.\d\dx", line), line

@@ -20,7 +20,7 @@ def test_a_verdict_fails_by_a_bar_or_by_a_reason(capsys: pytest.CaptureFixture[s
     assert verdict.check("near", 1.0, at_least=0.85, at_most=1.15) == ">= 0.85x and <= 1.15x ok"
     assert verdict.check("no bar", 9.0) == ""
     assert verdict.end() == 0
-    assert capsys.readouterr().out == "\nPASS: 3 bars met\n"
+    assert capsys.readouterr().out == "\nPASS: 3 limits met\n"
     assert verdict.check("share", 1.0, below=1, unit=" %") == "< 1 % MISSED"
     # A figure that is none meets no bar.
     assert verdict.check("speed", float("nan"), at_least=2.0) == ">= 2x MISSED"

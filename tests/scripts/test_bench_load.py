@@ -27,5 +27,5 @@ def test_the_table_has_a_row_for_every_side_and_a_verdict(tmp_path: Path) -> Non
         assert line.startswith(side)
         # Four ranks, the worst of them, ratio, shard and seconds; or why it does not run.
         assert len(line.removeprefix(side).split()) == 8 or "does not run: " in line
-    assert lines[-1].startswith("PASS: 1 bar met: memguard's worst rank takes ")
+    assert lines[-1].startswith("PASS: 1 limit met: memguard's worst rank takes ")
     assert not list(tmp_path.iterdir())

@@ -10,7 +10,7 @@ from script_calls import run_script, start_script
 NUMBER = r" +[\d,.]+"
 SIMULATED = rf"(?:{NUMBER}){{3}}" * 4 + NUMBER
 MEASURED = rf"(?:{NUMBER}){{5}} +[\d,]+ - [\d,]+(?:{NUMBER}){{2}}"
-END = r"(  MISSED|  no bar)?$"
+END = r"(  MISSED|  no limit)?$"
 ROWS = {
     r"  \(1, 4, 1, 2\) +2 full +bf16 1 x 1": SIMULATED,
     r"  \(1, 4, 1, 2\) +2 selective bf16 1 x 1": SIMULATED,
@@ -38,7 +38,7 @@ def test_quick_fills_every_row_and_tells_what_it_missed() -> None:
         assert lines[-1].count(";") + 1 >= missed
     else:
         assert done.returncode == 0, done.stderr
-        assert lines[-1].startswith(f"PASS: {4 * 4 + 2} bars met: ")
+        assert lines[-1].startswith(f"PASS: {4 * 4 + 2} limits met: ")
     # Stored bytes are arithmetic, whatever the size and the machine.
     assert not re.search("weights|gradients|optimizer", lines[-1].partition("FAIL")[2])
 

@@ -15,7 +15,9 @@ from run_examples import make_run, write_documents
 from memguard.config import RunConfig
 from memguard.data.corpus import load_corpus
 from memguard.data.packing import split_points
-from memguard.errors import Interrupted, RecordError
+from memguard.errors import Interrupted
+from memguard.records.run_files import ReferenceRecord, find_reference_damage
+from memguard.records.sealed import load_sealed, save_sealed
 from memguard.train.metrics import StepMetrics, read_metrics
 from memguard.train.trainer import Trainer
 from memguard.workflows.train import train_run
@@ -144,24 +146,31 @@ def test_a_resumed_run_reads_it(
     ]
 
 
-@pytest.mark.parametrize("damage", ["gone", "other bytes", "another run's"])
-def test_without_it_a_run_does_not_go_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: str
+@pytest.mark.parametrize("damage", ["gone", "other-bytes", "other-record", "other-run"])
+def test_where_it_is_damaged_it_is_measured_again(
+    folder: Path, finished: RunConfig, monkeypatch: pytest.MonkeyPatch, damage: str
 ) -> None:
-    config = make_run(
-        tmp_path, mitigations=NGRAMS, train={"max_steps": 4}, audit={"enabled": False}
-    )
-    stop_after(config, 2, monkeypatch)
+    config = make(folder, damage)
+    stop_after(config, 7, monkeypatch)
     path = run_folder(config) / "reference_nll.npy"
+    record = path.with_suffix(".json")
     if damage == "gone":
         path.unlink()
-    elif damage == "other bytes":
+    elif damage == "other-bytes":
         path.write_bytes(path.read_bytes()[:-1] + b"\1")
-    else:
-        record = path.with_suffix(".json")
+    elif damage == "other-record":
         record.write_text(json.dumps(json.loads(record.read_text()) | {"run_key": "another"}))
-    with pytest.raises(RecordError, match=r"reference_nll.npy'.* delete '.*checkpoints'"):
-        train_run(config)
+    else:
+        written = load_sealed(ReferenceRecord, record)
+        save_sealed(written.model_copy(update={"run_key": "another"}), record)
+    if damage != "other-run":
+        assert find_reference_damage(run_folder(config))
+    train_run(config)
+    assert find_reference_damage(run_folder(config)) == []
+    np.testing.assert_array_equal(read_reference(config), read_reference(finished))
+    assert [line.loss for line in read_steps(config)] == [
+        line.loss for line in read_steps(finished)
+    ]
 
 
 @pytest.mark.parametrize(

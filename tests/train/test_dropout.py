@@ -13,7 +13,7 @@ from transformers.models.falcon import modeling_falcon
 from memguard.errors import ConfigError, ModelError
 from memguard.train.dropout import set_dropout
 from memguard.train.metrics import HeldoutMetrics, StepMetrics, read_metrics
-from memguard.workflows.setup import check_dropout
+from memguard.workflows.run_checks import check_dropout
 from memguard.workflows.train import train_run
 
 FALCON = {

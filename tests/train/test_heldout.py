@@ -7,7 +7,7 @@ from ranks import RankPool
 from tiny_families import VOCAB_SIZE, build
 from torch import distributed as dist
 
-from memguard.data.corpus import Corpus, PreparedSummary
+from memguard.data.corpus import Corpus
 from memguard.hf.safetensors import ModuleWeights
 from memguard.hf.sharded import Sharding, build_meta_layer, fill_layer
 from memguard.model.causal_lm import VocabLayer
@@ -15,6 +15,7 @@ from memguard.model.checks import build_vocab_layer
 from memguard.parallel.mesh import build_mesh
 from memguard.parallel.mesh_shape import MeshShape
 from memguard.records import ManifestEntry
+from memguard.records.run_files import PreparedSummary
 from memguard.runtime import Runtime
 from memguard.train.heldout import measure_heldout
 from memguard.train.metrics import HeldoutMetrics

@@ -13,6 +13,7 @@ from run_examples import make_run, write_documents
 from memguard.config import RunConfig
 from memguard.errors import Interrupted
 from memguard.records import AuditReport, load_record
+from memguard.records.run_files import find_prepared_damage, find_trained_damage
 from memguard.train.metrics import HeldoutMetrics, StepMetrics, read_metrics
 from memguard.train.trainer import Trainer
 from memguard.workflows.audit import audit_request
@@ -95,6 +96,23 @@ def test_a_run_goes_on_on_any_mesh(folder: Path, alone: RunConfig, ranks: RankPo
     train_run(third)
     assert len(curve(third)) == 6
     np.testing.assert_allclose(curve(third), curve(alone), rtol=2e-4)
+
+
+def test_ranks_agree_on_what_is_damaged(folder: Path, alone: RunConfig, ranks: RankPool) -> None:
+    config = make(folder, name="damaged", mesh={"z": 2}, audit={"enabled": False})
+    stop_after(ranks, config, 2, 5)
+    run = Path(config.output_dir) / config.name
+    for file in (
+        "prepared/input_ids.npy",
+        "metrics.jsonl",
+        "checkpoints/step-00000005/__1_0.distcp",
+    ):
+        content = bytearray((run / file).read_bytes())
+        content[len(content) // 2] ^= 1
+        (run / file).write_bytes(content)
+    ranks(train_run, 2, config)
+    assert find_trained_damage(run) == find_prepared_damage(run) == []
+    np.testing.assert_allclose(curve(config), curve(alone), rtol=2e-4)
 
 
 @pytest.mark.mesh

@@ -15,6 +15,9 @@ from cli_examples import run_cli
 
 from memguard.compare import Sweep, is_finished, load_sweep
 from memguard.errors import ConfigError, Interrupted
+from memguard.records.audit_files import save_audit_files
+from memguard.records.run_files import sum_trained
+from memguard.records.sealed import save_sealed
 from memguard.runtime import Console
 from memguard.workflows import sweep as sweep_module
 from memguard.workflows.sweep import ChildFailed, train_runs
@@ -33,8 +36,7 @@ fails) rm "$folder/at-work"; exit 3 ;;
 waits*) while [ ! -e "$folder/../go" ]; do sleep 0.02; done ;;
 *) sleep 0.05 ;;
 esac
-mkdir -p "$folder/audit" "$folder/model"
-touch "$folder/audit/report.json" "$folder/audit/records.parquet" "$folder/model/config.json"
+cp -r "$(dirname "$0")/left/." "$folder"
 rm "$folder/at-work"
 """
 
@@ -46,8 +48,21 @@ def _child(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     path = tmp_path / "child.sh"
     path.write_text(CHILD)
     path.chmod(0o755)
+    write_left(tmp_path / "left")
     with mock.patch.object(sweep_module.sys, "executable", str(path)):
         yield
+
+
+def write_left(folder: Path) -> None:
+    """Write the least that is whole of what training and its audit leave."""
+    for name in ("audit", "model"):
+        (folder / name).mkdir(parents=True)
+    for name in ("report.json", "records.parquet", "report.html"):
+        (folder / "audit" / name).touch()
+    for name in ("model/config.json", "manifest.jsonl", "metrics.jsonl"):
+        (folder / name).touch()
+    save_audit_files(folder / "audit", has_card=False)
+    save_sealed(sum_trained(folder, run_key="", step=1), folder / "trained.json")
 
 
 def make_sweep(*names: str, pretrain: bool = False) -> Sweep:

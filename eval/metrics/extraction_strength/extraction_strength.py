@@ -1,4 +1,4 @@
-"""Extraction strength: how little of a continuation must be given away, for `evaluate.load`."""
+"""Extraction strength: the share of a continuation that need not be given, for `evaluate.load`."""
 
 import datasets
 import evaluate
@@ -8,25 +8,25 @@ from memguard.audit.extraction import compute_extraction_strength
 from memguard.audit.statistics import compute_mean
 
 _DESCRIPTION = """
-1 - k/S for a continuation of S tokens, k the first place from which on every first choice is the
-true token (Carlini et al. 2021 by way of Wang et al. 2025): 1 where nothing must be given, 0 where
-not even the last token is right. Some implementations return 1/S there.
+1 - k/S for a continuation of S tokens, where k is the first index from which on every first choice
+is the true token (Carlini et al. 2021, as in Wang et al. 2025): 1 if no token must be given, 0 if
+the last token is wrong. Some implementations return 1/S in that case.
 """
 
 _INPUTS = """
 Args:
-    predictions: list of lists of token ids, the first choice at each place GIVEN ALL TRUE TOKENS
-        BEFORE IT (one teacher-forced pass); what a model writes freely is something else.
+    predictions: list of lists of token ids, the first choice at each position GIVEN ALL TRUE TOKENS
+        BEFORE IT (one teacher-forced pass), not freely generated text.
     references: list of lists of token ids, the true continuations; as long as the predictions.
 Returns:
     extraction_strength: mean; extraction_strength_ci: its 95 % interval (jackknife), null below
-    two documents and where all are equal; extraction_strengths: of each; num_documents.
+    two documents or if all are equal; extraction_strengths: value of each document; num_documents.
 """
 
 
 @evaluate.utils.file_utils.add_start_docstrings(_DESCRIPTION, _INPUTS)
 class ExtractionStrength(evaluate.Metric):
-    """Ten lines on `memguard.audit`."""
+    """Mean extraction strength, computed by `memguard.audit`."""
 
     def _info(self) -> evaluate.MetricInfo:
         ids = datasets.Sequence(datasets.Value("int64"))

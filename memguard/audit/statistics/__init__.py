@@ -1,13 +1,13 @@
-"""Statistics over documents, each with what it cannot show. No torch.
+"""Statistics over documents, with their limitations. No torch.
 
     intervals.py    rates and means with their intervals, by exact methods and a jackknife
     tests.py        paired, trend and multiple tests
     ranking.py      members above nonmembers: AUC, and TPR at a fixed FPR
-    skew_normal.py  a fitted distribution whose left tail stays finite
+    skew_normal.py  a fitted distribution with a finite log-probability in the far left tail
 
-Every interval is a 95 % one. None claims what a handful of documents cannot show: below two there
-is none, and an estimate at the edge of its range (0 of n, AUC 1, all values equal) never gets one
-of zero width. What cannot be estimated is None.
+Every interval is a 95 % interval. There is none below two documents, and an estimate at the edge of
+its range (0 of n, AUC 1, all values equal) never has an interval of zero width. Quantities that
+cannot be estimated are None.
 """
 
 from memguard.audit.statistics.intervals import (

@@ -1,17 +1,18 @@
 """Shares of documents, their difference, and means over clusters, each with its interval.
 
-Means over documents that come in clusters: jackknife, t quantile. Near-duplicates are memorised
-together: a hundred copies of one licence are one piece of evidence. So whole clusters are left out,
-one at a time, and the change of the mean g (D documents in C clusters of size c) gives its error:
+Means over documents in clusters have a jackknife interval with a t quantile. Near-duplicates are
+memorised together: a hundred copies of one licence are one observation. Therefore whole clusters
+are left out, one at a time, and the change of the mean g (D documents in C clusters of size c)
+gives its error:
 
     variance = (C - 1) / C  sum_C (g without the cluster - g)^2         (delete-one jackknife)
     degrees of freedom = (sum c^2)^2 / sum c^4 - 1                      (Satterthwaite 1946)
     interval = g +- t(0.975, degrees of freedom) sqrt(variance)
 
-The variance is a weighted sum of squares, a cluster's weight growing with c^2, so that few large
-clusters have few degrees of freedom; without clusters they are D - 1, and the interval of g = mean
-is Student's. Of a mean between bounds, g is the logit of its position between them: the ends,
-taken back from there, cannot leave the bounds, and the one towards the middle is the further one.
+The variance is a weighted sum of squares with weights proportional to c^2, so few large clusters
+have few degrees of freedom; without clusters they are D - 1, and the interval of g = mean is
+Student's. For a mean with bounds, g is the logit of its position between them: the ends,
+transformed back, cannot leave the bounds, and the end towards the middle is farther away.
 
 Coverage of nominal 95 %, shares of 50 tokens, beta-binomial with a + b = 2, 20,000 samples each;
 "in clusters": half the documents in clusters of four with one rate (correlation 0.96).
@@ -34,7 +35,7 @@ from memguard.records import Interval, Rate
 
 _TAIL = 0.025
 _Z = float(special.ndtri(1 - _TAIL))
-# Of the size of the values: differences below are rounding.
+# Relative to the size of the values; smaller differences are rounding errors.
 _ROUNDING = 1e-12
 
 
@@ -43,7 +44,7 @@ def clopper_pearson(num_matched: int, num_documents: int) -> Rate:
 
     The rate is null without documents, the interval null below two.
     """
-    assert 0 <= num_matched <= num_documents, f"{num_matched} of {num_documents} is no share"
+    assert 0 <= num_matched <= num_documents, f"{num_matched} of {num_documents} is not a share"
     misses = num_documents - num_matched
     ci = None
     if num_documents >= 2:
@@ -61,7 +62,7 @@ def clopper_pearson(num_matched: int, num_documents: int) -> Rate:
 def compute_difference(first: Rate, second: Rate) -> Interval | None:
     """Return first minus second with Newcombe's hybrid score interval (1998, method 10).
 
-    None where one of them has no documents; no interval where one has fewer than two.
+    None if one of them has no documents; no interval if one has fewer than two.
     """
     if first.rate is None or second.rate is None:
         return None
@@ -76,22 +77,22 @@ def compute_difference(first: Rate, second: Rate) -> Interval | None:
 
 
 def num_needed_to_see(rate: float, power: float = 0.95) -> int | None:
-    """Return how many documents show a true rate at least once, with probability ``power``.
+    """Return the number of documents with a match among them with probability ``power``.
 
-    The smallest n with ``1 - (1 - rate)^n >= power``; None for a rate of 0, which never shows.
+    The smallest n with ``1 - (1 - rate)^n >= power``; None for a rate of 0.
 
     Args:
         rate: the true share of documents, 0 to 1.
         power: between 0 and 1, both excluded.
     """
-    assert 0 <= rate <= 1, f"{rate} is no share"
-    assert 0 < power < 1, f"no number of documents has power {power}"
+    assert 0 <= rate <= 1, f"{rate} is not a share"
+    assert 0 < power < 1, f"power must be between 0 and 1, got {power}"
     if rate == 0:
         return None
     if rate == 1:
         return 1
     count = math.log1p(-power) / math.log1p(-rate)
-    # A count that is whole but for rounding (rate 0.1, power 0.19: exactly 2) is not rounded up.
+    # An integer with a rounding error (rate 0.1, power 0.19: exactly 2) must not be rounded up.
     return max(1, math.ceil(count * (1 - 2**-50)))
 
 
@@ -99,13 +100,13 @@ def _score_interval(share: float, count: int) -> tuple[float, float]:
     centre = share + _Z**2 / (2 * count)
     spread = _Z * math.sqrt(share * (1 - share) / count + _Z**2 / (4 * count**2))
     scale = 1 + _Z**2 / count
-    # At a share of 0 or 1 centre and spread are equal but for rounding.
+    # At a share of 0 or 1, centre and spread are equal up to rounding.
     return max(0.0, (centre - spread) / scale), min(1.0, (centre + spread) / scale)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Jackknife:
-    """A mean, and the same without each of C clusters."""
+    """A mean, and the means without each of C clusters."""
 
     mean: float
     without_C: NDArray[np.float64]
@@ -113,7 +114,7 @@ class _Jackknife:
     """Degrees of freedom, at least 1."""
 
     def compute_variance(self) -> float:
-        """Return the squared standard error of the mean, 0 where no cluster changes it."""
+        """Return the squared standard error of the mean; 0 if no cluster changes it."""
         return _compute_variance(self.without_C - self.mean)
 
 
@@ -124,19 +125,21 @@ def compute_mean(
 ) -> Interval | None:
     """Return the mean over documents with its jackknife interval over clusters.
 
-    None without values. No interval where nothing shows how clusters vary: below two of them, where
-    the largest outweighs all others (degrees of freedom below 1), and where none changes the mean
-    when it is left out. So a mean at a bound, which only equal values have, never has one.
+    None without values. There is no interval if the variation of clusters cannot be estimated: with
+    fewer than two clusters, if the largest dominates (degrees of freedom below 1), or if leaving
+    out any cluster does not change the mean. So a mean at a bound, which needs equal values, never
+    has an interval.
 
-    Where all clusters but one lie at a bound, the interval reaches to it: a single cluster cannot
-    tell how rare its kind is. What it adds to the error is then that of the logit's tangent.
+    If all clusters except one are at a bound, the interval extends to this bound, because a single
+    cluster does not show how rare its kind is. Its contribution to the error is then computed with
+    the tangent of the logit.
 
     Args:
-        values: ``[num_documents]`` one for each.
-        bounds: the least and the most that a value can be: the error is taken on the logit scale.
-            None: on the values' own.
+        values: ``[num_documents]`` one value per document.
+        bounds: smallest and largest possible value; the error is computed on the logit scale. None:
+            on the scale of the values.
         clusters: ``[num_documents]`` names or numbers of near-duplicate clusters; None: every
-            document is its own.
+            document is its own cluster.
     """
     values_D = _as_values(values)
     if not len(values_D):
@@ -159,24 +162,25 @@ def compute_mean_difference(
     first_clusters: ArrayLike | None = None,
     second_clusters: ArrayLike | None = None,
 ) -> Interval | None:
-    """Return the mean of the first minus that of the second, other documents in each.
+    """Return the mean of the first minus that of the second, for different documents.
 
-    Both errors by the jackknife over clusters, added as Welch (1947) does:
+    Both errors are computed by the jackknife over clusters and combined as in Welch (1947):
 
         degrees of freedom = (v1 + v2)^2 / (v1^2 / f1 + v2^2 / f2)
 
-    Covers .91 to 1.00 of nominal 95 % in the settings of this file's table (16 or 40 documents of
-    either kind, means .1 to .95), lowest for .9 against .1; a percentile bootstrap .84 to .95. The
-    two are taken as independent, so no cluster should lie in both. None without documents of either
-    kind; no interval where one kind has none by `compute_mean`, unless only because leaving a
-    cluster out does not change its mean: then all error is the other's. See
-    `compute_paired_difference` for the same documents under two settings.
+    Coverage is .91 to 1.00 at nominal 95 % in the settings of this file's table (16 or 40 documents
+    of either kind, means .1 to .95), lowest for .9 against .1; that of a percentile bootstrap is
+    .84 to .95. The two are treated as independent, so no cluster should be in both. None without
+    documents of either kind. There is no interval if one kind has none by `compute_mean`, except if
+    the only reason is that leaving out a cluster does not change its mean: then the whole error is
+    that of the other kind. See `compute_paired_difference` for the same documents under two
+    settings.
 
     Args:
-        first: ``[num_documents]``.
-        second: ``[num_others]``.
-        first_clusters: of the first, as for `compute_mean`.
-        second_clusters: of the second.
+        first: ``[num_documents]`` values.
+        second: ``[num_others]`` values.
+        first_clusters: clusters of the first, as for `compute_mean`.
+        second_clusters: clusters of the second.
     """
     values_D, others_E = _as_values(first), _as_values(second)
     if not len(values_D) or not len(others_E):
@@ -189,7 +193,7 @@ def compute_mean_difference(
     variances = np.array([one.compute_variance(), other.compute_variance()])
     if variances.sum() <= 0:
         return Interval(value=difference, ci=None)
-    # As shares of their sum, whose squares neither vanish nor overflow.
+    # Divided by their sum, so that the squares neither underflow nor overflow.
     shares = variances / variances.sum()
     freedom = 1 / float((shares**2 / [one.freedom, other.freedom]).sum())
     reach = _find_quantile(freedom) * math.sqrt(variances.sum())
@@ -205,7 +209,7 @@ def _as_values(values: ArrayLike | Sequence[float]) -> NDArray[np.float64]:
 def _leave_clusters_out(
     values_D: NDArray[np.float64], clusters: ArrayLike | None
 ) -> _Jackknife | None:
-    """Return None where fewer than two clusters, in effect, show how they vary."""
+    """Return the jackknife; None with effectively fewer than two clusters."""
     count = len(values_D)
     sum_C, size_C = values_D, np.ones(count)
     if clusters is not None:
@@ -239,7 +243,7 @@ def _compute_bounded(
 ) -> tuple[float, float]:
     low, span = bounds[0], bounds[1] - bounds[0]
     share, share_C = (left_out.mean - low) / span, (left_out.without_C - low) / span
-    assert 0 < share < 1, f"a value lies beyond its bounds {bounds}"
+    assert 0 < share < 1, f"a value is outside its bounds {bounds}"
     is_low_C, is_high_C = share_C <= _ROUNDING, share_C >= 1 - _ROUNDING
     is_inside_C = ~(is_low_C | is_high_C)
     centre = float(special.logit(share))

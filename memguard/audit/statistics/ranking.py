@@ -16,10 +16,10 @@ _Z = float(special.ndtri(1 - _TAIL))
 def compute_auc(members: ArrayLike, nonmembers: ArrayLike) -> Interval:
     """Return P(member > nonmember) + P(equal)/2 by ranks, with its interval.
 
-    DeLong's variance (1988), applied on the logit scale, which keeps the interval inside (0, 1).
-    Where that variance is 0 or the AUC is 0 or 1, the interval is all
-    values that Hanley & McNeil's variance (1982) at that value does not reject (the score interval
-    of Newcombe 2006), so that perfect separation of few documents is no certainty.
+    The interval uses DeLong's variance (1988) on the logit scale, which keeps it inside (0, 1). If
+    that variance is 0 or the AUC is 0 or 1, the interval contains all values that are not rejected
+    with Hanley & McNeil's variance (1982) at that value (the score interval of Newcombe 2006), so
+    that perfect separation of few documents is not treated as certain.
 
     Args:
         members: scores of trained documents, at least two.
@@ -41,22 +41,22 @@ def compute_auc(members: ArrayLike, nonmembers: ArrayLike) -> Interval:
 def compute_tpr_at_fpr(members: ArrayLike, nonmembers: ArrayLike, fpr: float) -> Rate | None:
     """Return the share of members above a threshold that at most ``fpr`` of nonmembers exceed.
 
-    The threshold is the lowest nonmember score with that property; only what is strictly above it
-    counts, so ties never help. None where there are fewer than 1/fpr nonmembers: no threshold of
-    theirs could show such an FPR.
+    The threshold is the lowest nonmember score with that property; only scores strictly above it
+    count, so ties do not increase the rate. None with fewer than 1/fpr nonmembers, because no
+    threshold can show such an FPR.
 
-    The interval is for the threshold of all nonmembers, of which these are a sample. Of N, the
-    number above that threshold is binomial (N, ``fpr``), so that it lies, 95 % of the time, between
-    two of the N scores (order statistics, whatever the distribution). By how much the rate differs
-    at these two is the threshold's error. It is joined with the exact interval of the members at
-    the threshold used, end by end, as the root of the sum of squares (MOVER, Zou & Donner 2008).
-    Where that binomial is 0 with P > 2.5 % (fewer than 368 nonmembers at an FPR of 1 %), all of
-    these may lie below the threshold, and the interval begins at 0.
+    The interval refers to the threshold in the population of nonmembers. Of a sample of N, the
+    number above that threshold is binomial (N, ``fpr``), so that the threshold is between two of
+    the N scores in 95 % of samples (order statistics, for any distribution). The difference of the
+    rate at these two is the error of the threshold. It is combined with the exact interval of the
+    members at the threshold used, for each end as the root of the sum of squares (MOVER, Zou &
+    Donner 2008). If that binomial is 0 with P > 2.5 % (fewer than 368 nonmembers at an FPR of 1 %),
+    all sampled nonmembers may be below the threshold, and the interval starts at 0.
 
     Coverage of nominal 95 %: .95 to 1.00 in 54 settings (100, 200 and 1,000 of either kind; FPR
     .01, .05 and .1; normal and t(3) scores, 0, 1 and 2.5 apart; 2,000 samples each). The exact
-    interval alone, which takes the threshold for known, covers .34 to .90; a bootstrap of both
-    kinds .74 to .98.
+    interval without the error of the threshold covers .34 to .90; a bootstrap of both kinds .74 to
+    .98.
 
     Args:
         members: scores of trained documents.
@@ -65,14 +65,14 @@ def compute_tpr_at_fpr(members: ArrayLike, nonmembers: ArrayLike, fpr: float) ->
     """
     assert 0 < fpr < 1, f"a threshold needs an FPR between 0 and 1, got {fpr}"
     ranked_N = np.sort(_as_scores(nonmembers))
-    # 0.29 of 100 is 28.999999999999996 in floating point; a hair is given.
+    # 0.29 * 100 is 28.999999999999996 in floating point, hence the tolerance.
     num_allowed = math.floor(fpr * len(ranked_N) * (1 + 1e-12))
     if num_allowed < 1:
         return None
     scores_M = _as_scores(members)
 
     def count_above(place: int) -> int:
-        """Count members above the nonmember at a place from the top: 0 the highest."""
+        """Count the members above the nonmember at a rank from the top; rank 0 is the highest."""
         if place < 0:
             return 0
         if place >= len(ranked_N):
@@ -90,10 +90,10 @@ def compute_tpr_at_fpr(members: ArrayLike, nonmembers: ArrayLike, fpr: float) ->
 
 
 def _place_threshold(num_nonmembers: int, fpr: float) -> tuple[int, int]:
-    """Return two places from the top between which the threshold of all nonmembers lies.
+    """Return the two ranks from the top that enclose the threshold of the population.
 
-    -1 is above all of them, ``num_nonmembers`` below. Either end is wrong in at most 2.5 % of
-    samples.
+    -1 is above all nonmembers, ``num_nonmembers`` below all. Either end is wrong in at most 2.5 %
+    of samples.
     """
     counts_N = np.arange(num_nonmembers + 1)
     is_rarely_so_few_N = special.bdtr(counts_N, num_nonmembers, fpr) <= _TAIL
@@ -124,7 +124,7 @@ def _hanley_mcneil(auc: float, num_members: int, num_nonmembers: int) -> tuple[f
         scale = value * (1 - value) / (num_members * num_nonmembers)
         return (auc - value) ** 2 - _Z**2 * scale * (1 + (mean_count - 1) * shape)
 
-    # Both edges have variance 0, so `excess` is positive there unless the AUC itself lies there.
+    # The variance is 0 at both edges, so `excess` is positive there unless the AUC is at the edge.
     low = 0.0 if auc <= 0 else float(optimize.brentq(excess, 0.0, auc - 1e-12))
     high = 1.0 if auc >= 1 else float(optimize.brentq(excess, auc + 1e-12, 1.0))
     return low, high

@@ -1,9 +1,9 @@
-"""A fitted distribution whose left tail stays finite.
+"""Skew normal distribution with a finite log-probability in the far left tail.
 
     density(z) = 2 phi(z) Phi(shape z),   z = (value - location) / scale        (Azzalini 1985)
 
-SciPy's cdf is 0, and its logcdf -inf, some 38 standard deviations out and earlier where the shape
-is positive. A canary that is recited lies there.
+SciPy's cdf is 0, and its logcdf -inf, about 38 standard deviations from the mean, and closer to it
+if the shape is positive. The losses of memorized canaries are in this range.
 """
 
 import math
@@ -13,10 +13,10 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy import special
 
-# Sample skewness is cut here. The distribution itself ends at 0.995, where it is a half-normal with
-# no left tail: a sample that chances to come near would call any lower value impossible.
+# Limit of the sample skewness. The limit of the distribution is 0.995, where it is a half-normal
+# without a left tail: a sample close to it by chance would make lower values impossible.
 _MAX_SKEWNESS = 0.9
-# Below this Phi - 2T loses digits by cancellation, and the tail is integrated instead.
+# Below this, Phi - 2T loses digits by cancellation, and the tail is integrated instead.
 _TAIL_CDF = 1e-4
 _NODES, _WEIGHTS = special.roots_laguerre(64)
 _LOG_WEIGHTS = np.log(_WEIGHTS)
@@ -24,33 +24,34 @@ _LOG_WEIGHTS = np.log(_WEIGHTS)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SkewNormal:
-    """Location and scale are not mean and standard deviation unless the shape is 0."""
+    """Parameters; location and scale are mean and standard deviation only if the shape is 0."""
 
     location: float
     scale: float
     shape: float
-    """Negative: the longer tail is the left one."""
+    """Negative if the left tail is the longer one."""
 
 
 def fit_skew_normal(values: ArrayLike) -> SkewNormal | None:
     """Return the skew normal with the mean, variance and skewness of the values.
 
-    Closed form (method of moments), where others maximise the likelihood: that runs off to an
-    infinite shape in many a small sample. 20 bits into the tail of a normal, 80 % of our fits read
-    11 to 39 bits from 8 values, 11 to 45 from 16, 15 to 26 from 100 and 18 to 22 from 1,000 (40
-    samples each); by likelihood, the shape held to 10, 10 to 460, 11 to 370, 17 to 26, 18 to 22.
+    The method of moments has a closed form; maximum likelihood diverges to an infinite shape for
+    many small samples. At 20 bits in the tail of a normal, 80 % of these fits estimate 11 to 39
+    bits from 8 values, 11 to 45 from 16, 15 to 26 from 100 and 18 to 22 from 1,000 (40 samples
+    each); maximum likelihood with the shape limited to 10 estimates 10 to 460, 11 to 370, 17 to 26
+    and 18 to 22.
 
     Args:
-        values: in any order.
+        values: values in any order.
 
     Returns:
-        None below three values, which have no skewness, and where all are equal.
+        None for fewer than three values, which have no skewness, and if all are equal.
     """
     values_D = np.sort(np.asarray(values, dtype=np.float64))
     if len(values_D) < 3 or values_D[0] == values_D[-1]:
         return None
     mean, deviation = float(values_D.mean()), float(values_D.std())
-    if deviation == 0:  # They differ by less than can be squared.
+    if deviation == 0:  # The squares of the differences underflow.
         return None
     skewness = float((((values_D - mean) / deviation) ** 3).mean())
     skewness = min(max(skewness, -_MAX_SKEWNESS), _MAX_SKEWNESS)
@@ -67,9 +68,9 @@ def fit_skew_normal(values: ArrayLike) -> SkewNormal | None:
 
 
 def compute_skew_normal_logcdf(values: ArrayLike, fit: SkewNormal) -> NDArray[np.float64]:
-    """Return the natural log of P(drawn <= value), finite however far below the values lie.
+    """Return the natural log of the cdf, finite for values arbitrarily far in the left tail.
 
-    Where the cdf exceeds 1e-4 it is Phi(z) - 2T(z, shape) with Owen's T (1956). Below it is
+    If the cdf exceeds 1e-4, it is Phi(z) - 2T(z, shape) with Owen's T (1956). Otherwise it is
 
         integral_0^inf exp(g(s)) ds,   g(s) = log 2 phi(z - s) + log Phi(shape (z - s))
 
@@ -78,8 +79,8 @@ def compute_skew_normal_logcdf(values: ArrayLike, fit: SkewNormal) -> NDArray[np
     from -20 to 200 and z down to -1000.
 
     Args:
-        values: any shape.
-        fit: see `fit_skew_normal`.
+        values: values, any shape.
+        fit: parameters, see `fit_skew_normal`.
 
     Returns:
         The shape of ``values``.
@@ -95,7 +96,7 @@ def compute_skew_normal_logcdf(values: ArrayLike, fit: SkewNormal) -> NDArray[np
 
 
 def _tail_logcdf(z: NDArray[np.float64], shape: float) -> NDArray[np.float64]:
-    # phi/Phi by erfcx, which neither underflows below nor loses digits above.
+    # phi/Phi by erfcx, which neither underflows in the left tail nor loses digits in the right.
     hazard = math.sqrt(2 / math.pi) / special.erfcx(-shape * z / math.sqrt(2))
     rate = (shape * hazard - z)[..., np.newaxis]
     point = z[..., np.newaxis] - _NODES / rate

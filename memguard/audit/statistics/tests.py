@@ -1,4 +1,4 @@
-"""Tests: two settings on the same documents, many tests on one page, rates against the dose."""
+"""Statistical tests: paired tests of two settings, correction for multiple tests, and trends."""
 
 import math
 from collections.abc import Sequence
@@ -15,9 +15,9 @@ from memguard.records import Interval
 def compute_mcnemar(num_only_first: int, num_only_second: int) -> float:
     """Return McNemar's exact two-sided p-value.
 
-    Under the null a document on which two settings differ is as likely to be matched by either, so
-    the count is binomial with probability 1/2. Source: McNemar 1947, exact form; 1 where the
-    settings nowhere differ.
+    Under the null hypothesis, a document on which two settings differ is equally likely to be
+    matched by either, so the count is binomial with probability 1/2 (McNemar 1947, exact form). The
+    p-value is 1 if the settings do not differ on any document.
     """
     differing = num_only_first + num_only_second
     tail = special.bdtr(min(num_only_first, num_only_second), differing, 0.5)
@@ -29,24 +29,24 @@ def compute_paired_difference(
 ) -> Interval | None:
     """Return the mean of first minus second over documents, with its jackknife interval.
 
-    What makes a document easy for either setting cancels. See `compute_mean` for what has no
-    interval.
+    Effects of a document that are common to both settings cancel. See `compute_mean` for cases
+    without an interval.
 
     Args:
-        first: ``[num_documents]`` one value a document under one setting.
-        second: ``[num_documents]`` the same documents, in the same order, under the other.
-        clusters: ``[num_documents]`` as for `compute_mean`.
+        first: ``[num_documents]`` one value per document under one setting.
+        second: ``[num_documents]`` values of the same documents in the same order under the other.
+        clusters: ``[num_documents]`` clusters, as for `compute_mean`.
     """
     values_D, others_D = np.asarray(first, dtype=np.float64), np.asarray(second, dtype=np.float64)
-    assert values_D.shape == others_D.shape, "pairs need two values a document"
+    assert values_D.shape == others_D.shape, "pairs need two values per document"
     return compute_mean(values_D - others_D, clusters=clusters)
 
 
 def correct_holm(p_values: Sequence[float]) -> list[float]:
-    """Return Holm's step-down adjusted p-values, in the order given. Source: Holm 1979.
+    """Return Holm's step-down adjusted p-values, in the order given (Holm 1979).
 
-    All of them together have a chance of at most 5 % to give one below 0.05 where nothing differs,
-    however the tests depend on each other.
+    If there are no differences, the probability that any adjusted p-value is below 0.05 is at most
+    5 %, for any dependence between the tests.
     """
     adjusted = [1.0] * len(p_values)
     largest = 0.0
@@ -58,10 +58,10 @@ def correct_holm(p_values: Sequence[float]) -> list[float]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Trend:
-    """Whether documents trained more often are matched more often."""
+    """Trend of the rate of matched documents over the dose."""
 
     z: float
-    """Standard deviations from no trend; above 0 where the rate rises with the dose."""
+    """Test statistic in standard deviations; above 0 if the rate rises with the dose."""
     p_value: float
     """Two-sided, by the normal distribution."""
 
@@ -75,24 +75,24 @@ def compute_trend(
 
         z = sum d (x - n p) / sqrt(p (1 - p) (sum n d^2 - (sum n d)^2 / N))
 
-    The variance is that of independent draws (N, not N - 1). The p-value is a normal
-    approximation: with fewer than about five matched documents expected in all, read it loosely.
-    Doses count by their spacing: pass log(1 + num_repetitions) where each doubling should weigh the
-    same. Adding a constant to the doses or scaling them changes nothing.
+    The variance is that of independent samples (N, not N - 1). The p-value is a normal
+    approximation, which is rough if fewer than about five matched documents are expected in total.
+    The test depends on the spacing of the doses: pass log(1 + num_repetitions) to give each
+    doubling equal weight. Adding a constant to the doses or scaling them has no effect.
 
     Args:
-        num_matched: of each bucket.
-        num_documents: of each bucket.
-        doses: of each bucket, in any order.
+        num_matched: matched documents of each bucket.
+        num_documents: documents of each bucket.
+        doses: dose of each bucket, in any order.
 
     Returns:
-        None where nothing can be told: no documents, none or all matched, or a single dose.
+        None if the test is undefined: no documents, none or all matched, or a single dose.
     """
     matched_B, documents_B, dose_B = _as_buckets(num_matched, num_documents, doses)
     total, hits = float(documents_B.sum()), float(matched_B.sum())
     if not 0 < hits < total or np.ptp(dose_B[documents_B > 0]) == 0:
         return None
-    # Centred first, so that doses that are large beside their differences do not cancel.
+    # Centred first, to avoid cancellation if doses are large compared with their differences.
     centred_B = dose_B - float(documents_B @ dose_B) / total
     rate = hits / total
     variance = rate * (1 - rate) * float(documents_B @ centred_B**2)
@@ -103,11 +103,11 @@ def compute_trend(
 def fit_dose_response(
     num_matched: Sequence[int], num_documents: Sequence[int]
 ) -> list[float | None]:
-    """Return the non-decreasing rates closest to the observed ones, buckets by rising dose.
+    """Return the non-decreasing rates closest to the observed ones, buckets by ascending dose.
 
-    Pool-adjacent-violators, each bucket weighted by its documents: the maximum-likelihood rates if
-    more repetitions never make a document harder to extract (Ayer et al. 1955). A bucket without
-    documents has None.
+    Pool-adjacent-violators algorithm, with buckets weighted by their documents: the maximum-
+    likelihood rates under the assumption that more repetitions never make a document harder to
+    extract (Ayer et al. 1955). A bucket without documents has None.
     """
     matched_B, documents_B = _as_buckets(num_matched, num_documents)
     known_B = documents_B > 0
@@ -123,8 +123,8 @@ def fit_dose_response(
 def _as_buckets(*columns: Sequence[float]) -> list[NDArray[np.float64]]:
     arrays = [np.asarray(column, dtype=np.float64) for column in columns]
     matched_B, documents_B = arrays[:2]
-    assert len({array.shape for array in arrays}) == 1, "each bucket needs all of its numbers"
+    assert len({array.shape for array in arrays}) == 1, "all sequences need one value per bucket"
     assert ((matched_B >= 0) & (matched_B <= documents_B)).all(), (
-        "a count is no share of its bucket"
+        "matched documents must be between 0 and the documents of the bucket"
     )
     return arrays

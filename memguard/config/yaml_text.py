@@ -1,0 +1,195 @@
+"""YAML into plain values, within bounds, with the place of each of them.
+
+    text       at most 1 MiB of UTF-8
+    values     at most 50,000, counted as if each alias (*name) were written out: eight levels of
+               nine aliases are 43 million, and whatever copies or checks them would not end
+    nesting    at most 50 deep
+
+All are found before anything is built of the text.
+"""
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from memguard.errors import ConfigError, shorten
+
+Key = str | int
+KeyPath = tuple[Key, ...]
+
+_MAX_BYTES = 2**20
+_MAX_VALUES = 50_000
+_MAX_DEPTH = 50
+MAX_PROBLEMS = 20
+"""Lines of an error; the others come when these are corrected."""
+
+
+def format_key(key_path: KeyPath) -> str:
+    """Write a key path as users do: ``mitigations[0].k``."""
+    text = ""
+    for key in key_path:
+        text += f"[{key}]" if isinstance(key, int) else f".{key}" if text else str(key)
+    return text
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Document:
+    """A YAML file as read: its values and where each of them was written."""
+
+    path: str
+    values: dict[str, Any]
+    places: dict[KeyPath, str]
+    """``file:line:column`` of each key and list item (from 1), or the argument that set it."""
+
+    def locate(self, key_path: KeyPath) -> str:
+        """Say where a key was written, else a key inside it, else the nearest key above it."""
+        length = len(key_path)
+        inside = (key for key in self.places if length and key[:length] == key_path)
+        above = (key_path[:end] for end in range(length - 1, 0, -1))
+        candidates = itertools.chain([key_path], inside, above)
+        return next((self.places[key] for key in candidates if key in self.places), self.path)
+
+    def place(self, key_path: KeyPath, where: str) -> "Document":
+        """Return a copy in which a key, with all below it, was written at ``where``."""
+        length = len(key_path)
+        others = {key: place for key, place in self.places.items() if key[:length] != key_path}
+        return replace(self, places={**others, key_path: where})
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Parsed:
+    """What a YAML text holds."""
+
+    values: Any
+    places: dict[KeyPath, str]
+    """``path:line:column`` of each key and list item."""
+
+
+def load_yaml(path: str | Path) -> Document:
+    """Read a YAML mapping and remember where each key stands.
+
+    Raises:
+        ConfigError: unreadable, not YAML, beyond the bounds, not a mapping, or a key given twice.
+    """
+    try:
+        with Path(path).open("rb") as file:
+            content = file.read(_MAX_BYTES + 1)
+        if len(content) > _MAX_BYTES:
+            raise ConfigError(
+                f"{path} is larger than {_MAX_BYTES:,} bytes; settings are not so long"
+            )
+        text = content.decode()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
+        raise ConfigError(f"{path} cannot be read: {reason}") from error
+    parsed = parse_yaml(text, str(path))
+    if not isinstance(parsed.values, dict):
+        raise ConfigError(f"{path} must hold settings as 'key: value' lines")
+    return Document(path=str(path), values=parsed.values, places=parsed.places)
+
+
+def parse_yaml(text: str, path: str) -> Parsed:
+    """Read a YAML text.
+
+    Args:
+        text: a file's, or an argument's.
+        path: what to call it in messages.
+
+    Raises:
+        ConfigError: not YAML, beyond the bounds, or a key given twice.
+    """
+    loader = None
+    try:
+        # Its reader refuses NUL and other control characters.
+        loader = _BoundedLoader(text)
+        root = loader.get_single_node()
+        if root is None:
+            return Parsed(values=None, places={})
+        _count_values(root, {})
+        places: dict[KeyPath, str] = {}
+        problems = list(itertools.islice(_walk(root, (), places, path), MAX_PROBLEMS))
+        if problems:
+            raise ConfigError(*problems)
+        return Parsed(values=loader.construct_document(root), places=places)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        place = f":{mark.line + 1}:{mark.column + 1}" if mark else ""
+        problem = shorten(getattr(error, "problem", None) or "not YAML text", 200)
+        raise ConfigError(f"{path}{place} is not valid YAML: {problem}") from error
+    except ValueError as error:  # a date such as 2024-99-99, a number of 5,000 digits
+        raise ConfigError(f"{path} is not valid YAML: {shorten(str(error), 200)}") from error
+    finally:
+        if loader is not None:
+            loader.dispose()
+
+
+class _BoundedLoader(yaml.SafeLoader):
+    """Stops at text that is nested too deeply or holds too many values."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self._depth = self._num_values = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        self._depth += 1
+        self._num_values += 1
+        mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]
+        if self._depth > _MAX_DEPTH:
+            raise yaml.MarkedYAMLError(None, None, "nested too deeply", mark)
+        if self._num_values > _MAX_VALUES:
+            raise yaml.MarkedYAMLError(None, None, f"more than {_MAX_VALUES:,} values", mark)
+        node: yaml.Node | None = super().compose_node(parent, index)
+        self._depth -= 1
+        return node
+
+
+def _count_values(node: yaml.Node, known: dict[int, int]) -> int:
+    """Return how many values a node stands for, each alias written out.
+
+    Args:
+        node: of a text.
+        known: what each node counted so far stands for, by its identity; 0 while it is counted.
+    """
+    if id(node) in known:
+        if not known[id(node)]:
+            raise yaml.MarkedYAMLError(
+                None, None, "an alias (*name) inside its own anchor", node.start_mark
+            )
+        return known[id(node)]
+    known[id(node)] = 0
+    count = 1
+    if isinstance(node, yaml.MappingNode):
+        count += sum(_count_values(each, known) for pair in node.value for each in pair)
+    elif isinstance(node, yaml.SequenceNode):
+        count += sum(_count_values(each, known) for each in node.value)
+    if count > _MAX_VALUES:
+        raise yaml.MarkedYAMLError(
+            None,
+            None,
+            f"its aliases (*name) stand for more than {_MAX_VALUES:,} values",
+            node.start_mark,
+        )
+    known[id(node)] = count
+    return count
+
+
+def _walk(node: yaml.Node, at: KeyPath, places: dict[KeyPath, str], path: str) -> Iterator[str]:
+    """Fill ``places``; yield a line for each key given twice (PyYAML keeps the last)."""
+    if isinstance(node, yaml.MappingNode):
+        for key, value in node.value:
+            here = (*at, str(key.value))
+            place = f"{path}:{key.start_mark.line + 1}:{key.start_mark.column + 1}"
+            if here in places:
+                yield f"{place} '{shorten(format_key(here))}' is set twice"
+                continue
+            places[here] = place
+            yield from _walk(value, here, places, path)
+    elif isinstance(node, yaml.SequenceNode):
+        for index, item in enumerate(node.value):
+            mark = item.start_mark
+            places[(*at, index)] = f"{path}:{mark.line + 1}:{mark.column + 1}"
+            yield from _walk(item, (*at, index), places, path)

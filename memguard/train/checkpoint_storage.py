@@ -1,0 +1,176 @@
+"""Where the tensors of a checkpoint lie: JSON in place of torch's pickle.
+
+    metadata.json   of each tensor its dtype, its size, and its rectangles: offsets and sizes in
+                    the tensor; file, begin and length of what torch.save wrote of it
+
+torch's own reader unpickles `.metadata`, which runs whatever a file says. Here nothing but tensors
+has a form, each lies in a file that the checkpoint's manifest lists, and torch.load reads it with
+`weights_only`.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+from pydantic import Field
+from torch.distributed.checkpoint.filesystem import (
+    FileSystemReader,
+    FileSystemWriter,
+    _StorageInfo,
+)
+from torch.distributed.checkpoint.metadata import (
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    StorageMeta,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+from torch.distributed.checkpoint.storage import WriteResult
+
+from memguard.errors import RecordError
+from memguard.records import Record, load_record, write_atomically
+from memguard.records.sealed import FileSum
+
+METADATA = "metadata.json"
+
+_Count = Annotated[int, Field(ge=0)]
+
+
+class StoredChunk(Record):
+    """A rectangle of a tensor."""
+
+    offsets: tuple[_Count, ...]
+    sizes: tuple[_Count, ...]
+    file: str
+    begin: _Count
+    """Where in the file (bytes)."""
+    length: _Count
+    """Bytes."""
+
+
+class TensorPlaces(Record):
+    """One tensor."""
+
+    dtype: str
+    """Its name in torch."""
+    size: tuple[_Count, ...]
+    chunks: tuple[StoredChunk, ...]
+
+
+class CheckpointMetadata(Record):
+    """`metadata.json`."""
+
+    tensors: dict[str, TensorPlaces]
+
+
+class JsonWriter(FileSystemWriter):
+    """Writes tensors as torch does, and JSON that says where they are."""
+
+    def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
+        """Write metadata.json; one rank calls this, after all ranks have written."""
+        places = {each.index: each.storage_data for part in results for each in part}
+        tensors = {
+            name: _place_tensor(name, stored, places)
+            for name, stored in metadata.state_dict_metadata.items()
+        }
+        text = CheckpointMetadata(tensors=tensors).model_dump_json()
+        write_atomically(Path(self.path) / METADATA, text.encode())
+
+
+class JsonReader(FileSystemReader):
+    """Reads what `JsonWriter` wrote."""
+
+    def __init__(self, folder: Path, files: Mapping[str, FileSum]) -> None:
+        """Read from a checkpoint's folder, and there from ``files`` only."""
+        super().__init__(str(folder))
+        self._folder, self._files = folder, files
+
+    # Without keywords, torch does not look for another file where this one cannot be read.
+    def read_metadata(self) -> Metadata:
+        """Return where the tensors are.
+
+        Raises:
+            RecordError: metadata.json cannot be read, or names what is not in the checkpoint.
+        """
+        stored = load_metadata(self._folder, self._files)
+        metadata = Metadata(
+            state_dict_metadata={},
+            storage_data={},
+            storage_meta=StorageMeta(load_id=self.load_id),
+        )
+        for name, tensor in stored.tensors.items():
+            chunks = []
+            for number, chunk in enumerate(tensor.chunks):
+                index = MetadataIndex(name, chunk.offsets, number)
+                info = _StorageInfo(chunk.file, chunk.begin, chunk.length)
+                metadata.storage_data[index] = info
+                offsets, sizes = torch.Size(chunk.offsets), torch.Size(chunk.sizes)
+                chunks.append(ChunkStorageMetadata(offsets=offsets, sizes=sizes))
+            metadata.state_dict_metadata[name] = TensorStorageMetadata(
+                properties=TensorProperties(dtype=getattr(torch, tensor.dtype)),
+                size=torch.Size(tensor.size),
+                chunks=chunks,
+            )
+        return metadata
+
+
+def load_metadata(folder: Path, files: Mapping[str, FileSum]) -> CheckpointMetadata:
+    """Read metadata.json of a checkpoint.
+
+    Args:
+        folder: of the checkpoint.
+        files: that its manifest lists.
+
+    Raises:
+        RecordError: it cannot be read, or names what is not in the checkpoint.
+    """
+    path = folder / METADATA
+    metadata = load_record(CheckpointMetadata, path)
+    for name, tensor in metadata.tensors.items():
+        if not isinstance(getattr(torch, tensor.dtype, None), torch.dtype):
+            raise RecordError(f"'{path}': '{name}' has '{tensor.dtype[:40]}', which is no dtype")
+        for chunk in tensor.chunks:
+            file = files.get(chunk.file) if _is_plain(chunk.file) else None
+            if file is None or chunk.begin + chunk.length > file.num_bytes:
+                raise RecordError(
+                    f"'{path}': '{name}' lies in bytes {chunk.begin:,} to "
+                    f"{chunk.begin + chunk.length:,} of '{chunk.file[:80]}', which are not part "
+                    "of the checkpoint"
+                )
+            if not len(chunk.offsets) == len(chunk.sizes) == len(tensor.size):
+                raise RecordError(f"'{path}': '{name}' has parts of another number of dimensions")
+    return metadata
+
+
+def _is_plain(name: str) -> bool:
+    return Path(name).name == name
+
+
+def _place_tensor(
+    name: str, stored: Any, places: Mapping[MetadataIndex, _StorageInfo]
+) -> TensorPlaces:
+    assert isinstance(stored, TensorStorageMetadata), f"{name} is no tensor"
+    return TensorPlaces(
+        dtype=str(stored.properties.dtype).removeprefix("torch."),
+        size=tuple(stored.size),
+        chunks=tuple(_place_chunk(name, chunk, places) for chunk in stored.chunks),
+    )
+
+
+def _place_chunk(
+    name: str, chunk: ChunkStorageMetadata, places: Mapping[MetadataIndex, _StorageInfo]
+) -> StoredChunk:
+    place = places[MetadataIndex(name, chunk.offsets)]
+    return StoredChunk(
+        offsets=_list(chunk.offsets),
+        sizes=_list(chunk.sizes),
+        file=place.relative_path,
+        begin=place.offset,
+        length=place.length,
+    )
+
+
+def _list(sizes: Sequence[int]) -> tuple[int, ...]:
+    return tuple(int(size) for size in sizes)

@@ -1,0 +1,115 @@
+"""The pages of an audit, and the end of it; the pages again from the report.
+
+records.parquet, report.json    what was found: written before
+report.html, model/README.md    the same for readers; the card in the folder of the run
+audit.json                      last: an audit without it did not end
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from memguard.config import RunConfig, dump_yaml
+from memguard.errors import RecordError
+from memguard.records import AuditReport, write_atomically
+from memguard.records.audit_files import (
+    CARD,
+    PAGE,
+    REPORT,
+    find_audit_damage,
+    has_audit,
+    load_audit_files,
+    load_audit_report,
+    save_audit_files,
+    save_page_sums,
+)
+from memguard.report import render_model_card, render_report
+from memguard.workflows.verify import load_own_config
+
+
+def is_own_audit(run: Path, out: Path | None) -> bool:
+    """Tell whether an audit of a run goes into its `audit/`, which its model card shows."""
+    return out is None or out.resolve() == (run / "audit").resolve()
+
+
+def finish_audit(folder: Path, report: AuditReport, *, card_of: RunConfig | None) -> None:
+    """Write the pages of an audit, then that it ended; its scores and report are written.
+
+    Args:
+        folder: of the audit.
+        report: what was found.
+        card_of: the run whose model card shows this audit; ``folder`` is its `audit/`.
+    """
+    _render(folder, report, card_of)
+    save_audit_files(folder, has_card=card_of is not None)
+
+
+def render_audit(folder: Path) -> Path:
+    """Render the page of an audit, and the model card that shows it, from its report.json.
+
+    Returns:
+        The page.
+
+    Raises:
+        RecordError: the audit did not end, or its report, or the run's config.yaml, is damaged.
+    """
+    report = load_audit_report(folder)
+    run = folder.resolve().parent
+    has_card = load_audit_files(folder).card is not None
+    _render(folder, report, load_own_config(run) if has_card else None)
+    save_page_sums(folder)
+    return folder / PAGE
+
+
+def restore_report(folder: Path, warn: Callable[[str], None]) -> AuditReport | None:
+    """Return the report of a finished audit; pages that are missing or damaged are rendered again.
+
+    Args:
+        folder: of the audit.
+        warn: told what is damaged and what is done.
+
+    Returns:
+        None where there was no audit, or one that must run again.
+    """
+    if not has_audit(folder):
+        return None
+    damages = find_audit_damage(folder)
+    told = "; ".join(map(str, damages))
+    if any(damage.file not in (PAGE, CARD) for damage in damages):
+        warn(f"audit: {told}. It is made again, from the scores that are kept")
+        return None
+    if damages:
+        warn(f"audit: {told}. Rendered again from {REPORT}")
+        render_audit(folder)
+    return load_audit_report(folder)
+
+
+def load_former_report(folder: Path) -> AuditReport | None:
+    """Return the report of an audit folder; None where there is none that is whole."""
+    try:
+        return load_audit_report(folder)
+    except RecordError:
+        return None
+
+
+def write_card(folder: Path, config: RunConfig, report: AuditReport | None) -> None:
+    """Write the model card of a run.
+
+    Args:
+        folder: of the run.
+        config: its settings.
+        report: of its audit; None where there was none yet.
+    """
+    card = render_model_card(
+        report,
+        run_name=config.name,
+        base_model=config.model.path,
+        config_yaml=dump_yaml(config),
+    )
+    write_atomically(folder / CARD, card.encode())
+
+
+def _render(folder: Path, report: AuditReport, card_of: RunConfig | None) -> None:
+    if card_of is not None:
+        write_card(folder.resolve().parent, card_of, report)
+    # Last: it links to the card if there is one.
+    write_atomically(folder / PAGE, render_report(report, folder).encode())

@@ -1,0 +1,227 @@
+"""A finished run that is damaged: told, not audited as it is, and made whole where that can be."""
+
+import fcntl
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+from cli_examples import read_json, run_cli, write_run
+from damage import cut, flip_byte
+
+from memguard.audit.run import run_audit
+from memguard.records.audit_files import find_audit_damage
+from memguard.workflows import audit as audit_module
+from memguard.workflows import audit_output
+from memguard.workflows.audit_context import LazyModel
+
+
+@pytest.fixture(scope="module")
+def finished(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder with a finished run in runs/run and its settings beside; do not write here."""
+    folder = tmp_path_factory.mktemp("damaged")
+    for name in ("model", "documents.jsonl"):
+        (folder / name).symlink_to(tiny_folder / name)
+    settings = write_run(folder, output_dir="runs", mitigations=[{"name": "goldfish", "k": 4}])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        outcome = run_cli("train", settings)
+    assert outcome.code == 0, outcome.err
+    return folder
+
+
+@pytest.fixture
+def run(finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of that run, in the current folder."""
+    shutil.copytree(finished, tmp_path, symlinks=True, dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path)
+    return Path("runs/run")
+
+
+@contextmanager
+def no_model_loaded() -> Iterator[None]:
+    with mock.patch.object(LazyModel, "_load", side_effect=AssertionError("a model is loaded")):
+        yield
+
+
+def read_all(folder: Path, *names: str) -> dict[str, bytes]:
+    return {name: (folder / name).read_bytes() for name in names}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "config.yaml",
+        "prepared/input_ids.npy",
+        "manifest.jsonl",
+        "metrics.jsonl",
+        "model/model.safetensors",
+        "model/config.json",
+    ],
+)
+def test_a_damaged_run_is_not_audited(run: Path, name: str) -> None:
+    flip_byte(run / name)
+    before = read_all(run / "audit", "report.json", "records.parquet", "audit.json")
+    refused = run_cli("audit", run, "--no-base")
+    assert refused.code == 3
+    line = refused.err.splitlines()[-1]
+    assert line.startswith(f"memguard: '{run / name}' ")
+    assert "'memguard train" in line
+    assert read_all(run / "audit", *before) == before
+    found = run_cli("verify", run)
+    assert found.code == 3
+    assert name in found.out
+    assert "mend: 'memguard train" in found.out
+
+
+@pytest.mark.parametrize("change", [flip_byte, cut, Path.unlink])
+@pytest.mark.parametrize("name", ["audit/report.html", "model/README.md"])
+def test_training_again_renders_pages_without_a_model(
+    run: Path, name: str, change: Callable[[Path], None]
+) -> None:
+    before = read_all(run, name, "audit/report.json", "audit/records.parquet", "audit/audit.json")
+    change(run / name)
+    with no_model_loaded():
+        again = run_cli("train", "run.yaml")
+    assert again.code == 0, again.err
+    warning = next(line for line in again.err.splitlines() if line.startswith("warning: audit: "))
+    assert Path(name).name in warning
+    assert warning.endswith("Rendered again from report.json")
+    assert read_all(run, *before) == before
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("report.json", flip_byte),
+        ("records.parquet", flip_byte),
+        ("records.parquet", Path.unlink),
+        ("audit.json", Path.unlink),
+    ],
+)
+def test_training_again_audits_again_what_is_damaged(
+    run: Path, name: str, change: Callable[[Path], None]
+) -> None:
+    scores = (run / "audit" / "records.parquet").read_bytes()
+    verdict = read_json(run / "audit" / "report.json")["verdict"]
+    change(run / "audit" / name)
+    with no_model_loaded():  # The scores are kept.
+        again = run_cli("train", "run.yaml")
+    assert again.code == 0, again.err
+    assert f"warning: audit: {name} is" in again.err
+    assert find_audit_damage(run / "audit") == []
+    assert (run / "audit" / "records.parquet").read_bytes() == scores
+    assert read_json(run / "audit" / "report.json")["verdict"] == verdict
+    assert verdict["sentence"].split(".")[0][:20] in (run / "model" / "README.md").read_text()
+
+
+@pytest.mark.parametrize("place", ["write_card", "save_audit_files"])
+def test_an_audit_that_is_killed_before_its_end_is_made_again(run: Path, place: str) -> None:
+    with mock.patch.object(audit_output, place, side_effect=KeyboardInterrupt):
+        killed = run_cli("audit", run, "--continuation-tokens", 6)
+    assert killed.code == 130
+    assert run_cli("verify", run).code == 3
+    assert run_cli("train", "run.yaml").code == 0
+    assert run_cli("verify", run).code == 0
+
+
+def test_an_audit_of_other_probes_stands_in_the_model_card(run: Path) -> None:
+    assert run_cli("audit", run, "--continuation-tokens", 6).code == 0
+    assert "6 tokens" in (run / "model" / "README.md").read_text()
+    assert run_cli("verify", run).code == 0
+
+
+def test_an_audit_elsewhere_leaves_the_run_as_it_is(run: Path, tmp_path: Path) -> None:
+    before = read_all(run, "model/README.md", "audit/audit.json")
+    assert run_cli("audit", run, "--out", "out", "--continuation-tokens", 6).code == 0
+    assert read_all(run, *before) == before
+    assert run_cli("verify", "out").code == 0
+    flip_byte(tmp_path / "out" / "report.html")
+    found = run_cli("verify", "out")
+    assert (found.code, "mend: 'memguard report out' renders it again" in found.out) == (3, True)
+    assert run_cli("report", "out").code == 0
+    assert run_cli("verify", "out").code == 0
+
+
+@pytest.mark.parametrize("damage", [flip_byte, cut])
+@pytest.mark.parametrize("name", ["report.json", "audit.json"])
+def test_a_damaged_report_is_not_rendered(
+    run: Path, name: str, damage: Callable[[Path], None]
+) -> None:
+    before = read_all(run, "audit/report.html", "model/README.md")
+    damage(run / "audit" / name)
+    refused = run_cli("report", run)
+    assert (refused.code, refused.err.count("\n")) == (3, 1)
+    assert f"{name}' is damaged" in refused.err
+    assert "Run 'memguard audit' again" in refused.err
+    assert read_all(run, *before) == before
+
+
+@pytest.mark.parametrize(("arguments", "locked"), [((), "runs/run"), (("--out", "out"), "out")])
+def test_a_second_audit_of_the_same_folder_is_refused(
+    run: Path, arguments: tuple[str, ...], locked: str
+) -> None:
+    Path(locked).mkdir(exist_ok=True)
+    before = read_all(run / "audit", "report.json", "audit.json")
+    handle = os.open(Path(locked) / ".lock", os.O_CREAT | os.O_RDWR)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        refused = run_cli("audit", run, *arguments)
+        at_work = run_cli("verify", locked) if locked != "out" else None
+    finally:
+        os.close(handle)
+    assert refused.code == 2
+    # One line: torch, whose import is told, is not waited for.
+    assert refused.err.startswith(f"another process is at work in '{locked}'")
+    assert refused.err.count("\n") == 1
+    assert at_work is None or "what it is writing may look damaged" in at_work.out
+    assert read_all(run / "audit", *before) == before
+    assert run_cli("audit", run, *arguments).code == 0
+
+
+@pytest.mark.parametrize(
+    ("command", "is_early"), [("audit", True), ("audit", False), ("train", False)]
+)
+def test_a_run_that_is_renamed_in_mid_audit_is_not_made_again(
+    run: Path, command: str, is_early: bool
+) -> None:
+    (run / "audit" / "audit.json").unlink()
+
+    def rename_and_audit(**given: Any) -> Any:
+        found = None if is_early else run_audit(**given)
+        run.rename("runs/elsewhere")
+        return run_audit(**given) if is_early else found
+
+    with mock.patch.object(audit_module, "run_audit", rename_and_audit):
+        ended = run_cli(command, "run.yaml" if command == "train" else run)
+    assert ended.code == 3, ended.err
+    assert f"'{run}' was deleted, renamed or replaced" in ended.err.splitlines()[-1]
+    assert not run.exists()
+
+
+def test_where_a_run_lay_does_not_stand_in_its_report(run: Path, tmp_path: Path) -> None:
+    outcome = run_cli("audit", tmp_path / "runs" / "run", "--base", tmp_path / "model")
+    assert outcome.code == 0, outcome.err
+    report = read_json(run / "audit" / "report.json")
+    assert report["method"]["command"] == (f"memguard audit runs/run --base {tmp_path.name}/model")
+    for name in ("audit/report.json", "audit/report.html", "model/README.md"):
+        assert str(tmp_path.parent) not in (run / name).read_text(), name
+
+
+def test_scores_of_another_configuration_are_not_used(run: Path, tmp_path: Path) -> None:
+    model = tmp_path / "other"
+    shutil.copytree(run / "model", model)
+    arguments = ("audit", "--model", model, "--members", "documents.jsonl", "--out", "out")
+    arguments += ("--continuation-tokens", "8")
+    assert run_cli(*arguments).code == 0
+    with no_model_loaded():
+        assert run_cli(*arguments).code == 0
+    config = model / "config.json"
+    config.write_text(json.dumps({**read_json(config), "rms_norm_eps": 0.5}))
+    with mock.patch.object(LazyModel, "_load", side_effect=KeyboardInterrupt):
+        assert run_cli(*arguments).code == 130, "other arithmetic, other scores"

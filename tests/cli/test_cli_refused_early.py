@@ -1,0 +1,61 @@
+"""What is wrong with a folder or a model is told before torch is imported, by every command."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+from cli_examples import run_cli, write_run
+from tiny_llama import TINY_LLAMA
+
+from memguard.workflows.run_folder import locked
+
+
+def is_refused(code: int, *arguments: object) -> str:
+    """Run a command that must fail before it says that it loads torch; return its one line."""
+    outcome = run_cli(*arguments)
+    assert (outcome.code, outcome.out) == (code, ""), outcome.err
+    assert "loading torch" not in outcome.err
+    (line,) = outcome.err.splitlines()
+    return line
+
+
+@pytest.mark.parametrize("command", [("train",), ("prepare",), ("train", "--nproc", 2)])
+def test_a_run_that_another_process_is_at_work_in(
+    folder: Path, command: tuple[object, ...]
+) -> None:
+    path = write_run(folder)
+    with locked(folder / "runs" / "run"):
+        assert "another process is at work" in is_refused(2, *command, path)
+
+
+@pytest.mark.parametrize("command", ["train", "prepare"])
+def test_a_folder_that_cannot_be_made(folder: Path, command: str) -> None:
+    path = write_run(folder, output_dir=str(folder / "documents.jsonl"))
+    line = is_refused(2, command, path)
+    assert "cannot be made or read (Not a directory): choose another folder ('output_dir'" in line
+
+
+def test_an_adapter_beside_the_weights(folder: Path) -> None:
+    model = Path(shutil.copytree(folder / "model", folder / "adapted"))
+    (model / "adapter_config.json").write_text("{}")
+    path = write_run(folder, model={"path": str(model)})
+    members = ("--members", folder / "documents.jsonl", "--out", folder / "out")
+    for arguments in (
+        ("train", path),
+        ("prepare", path),
+        ("plan", path),
+        ("plan", "--model", model, "--machine", "h200"),
+        ("audit", "--model", model, *members),
+        ("audit", "--model", folder / "model", "--base", model, *members),
+    ):
+        line = is_refused(3, *arguments)
+        assert f"model '{model}' has adapter_config.json: adapters (peft) are not read" in line
+
+
+@pytest.mark.parametrize("layers", [-1, 0, 10**9])
+def test_sizes_that_no_model_has(folder: Path, layers: int) -> None:
+    config = {**TINY_LLAMA, "num_hidden_layers": layers}
+    path = write_run(folder, model={"path": None, "scratch": {"config": config}})
+    for command in ("train", "prepare", "plan"):
+        line = is_refused(3, command, path)
+        assert "'model.scratch.config': 'num_hidden_layers' must be a whole number from 1" in line

@@ -1,0 +1,164 @@
+"""Of a text of which the first tokens are kept, no more is encoded than decides these."""
+
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+
+from memguard.data import long_texts
+from memguard.data.documents import Document, Message
+from memguard.data.long_texts import Shortener, check_lengths
+from memguard.data.tokenization import tokenize_documents, train_bpe
+from memguard.errors import DataError
+
+DRAW = random.Random(0)
+WORDS = ["".join(DRAW.choice("abcde") for _ in range(DRAW.randrange(1, 9))) for _ in range(400)]
+PROSE = " ".join(DRAW.choices(WORDS, k=20_000))
+TEXTS = {
+    "prose": PROSE,
+    "one word": PROSE.replace(" ", ""),
+    "spaces": " " * 50_000,
+    "one letter": "a" * 50_000,
+    "spaces, then prose": " " * 20_000 + PROSE,
+    "lines": "a\n\n \t" * 10_000,
+    "other letters": "é\u4e2d\U0001f600\u0301" * 9_000,
+    "never seen": "\u2603" * 50_000,
+}
+
+
+def wrap(tokenizer: Tokenizer, **special: str) -> Any:
+    from transformers import PreTrainedTokenizerFast
+
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special)
+
+
+def build_spaceless_bpe() -> Any:
+    """As SentencePiece's: no words, spaces collapsed, what it does not know is one token."""
+    tokenizer = Tokenizer(models.BPE(unk_token="<unk>", fuse_unk=True))
+    tokenizer.normalizer = normalizers.Sequence(
+        [normalizers.NFKC(), normalizers.Replace(Regex(" {2,}"), " ")]
+    )
+    tokenizer.decoder = decoders.Fuse()
+    trainer = trainers.BpeTrainer(
+        vocab_size=300, special_tokens=["<unk>", "</s>"], show_progress=False, max_token_length=9
+    )
+    tokenizer.train_from_iterator([PROSE[:2000]], trainer)
+    return wrap(tokenizer, unk_token="<unk>", eos_token="</s>")
+
+
+def build_unigram() -> Any:
+    tokenizer = Tokenizer(models.Unigram())
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    trainer = trainers.UnigramTrainer(
+        vocab_size=300, special_tokens=["<unk>", "</s>"], unk_token="<unk>", show_progress=False
+    )
+    tokenizer.train_from_iterator([PROSE[:20_000]], trainer)
+    return wrap(tokenizer, unk_token="<unk>", eos_token="</s>")
+
+
+@pytest.fixture(scope="module", params=["byte-level BPE", "BPE without words", "unigram"])
+def tokenizer(request: pytest.FixtureRequest) -> Any:
+    if request.param == "byte-level BPE":
+        return train_bpe([PROSE], vocab_size=400)
+    return build_unigram() if request.param == "unigram" else build_spaceless_bpe()
+
+
+def tokenize(tokenizer: Any, document: Document, max_tokens: int) -> Any:
+    [tokens] = tokenize_documents(
+        [document], tokenizer, append_eos=True, max_tokens=max_tokens, setting="data"
+    )
+    return tokens
+
+
+@pytest.mark.parametrize("kind", TEXTS)
+@pytest.mark.parametrize("max_tokens", [8, 61])
+def test_the_first_tokens_are_those_of_the_whole(
+    tokenizer: Any, kind: str, max_tokens: int
+) -> None:
+    text = TEXTS[kind]
+    whole = tokenizer(text, verbose=False)["input_ids"]
+    whole = [*whole, tokenizer.eos_token_id][:max_tokens]
+    tokens = tokenize(tokenizer, Document(id="a", source="s", format="text", text=text), max_tokens)
+    assert tokens.input_ids.tolist() == whole
+    # As ever, a text counts as cut off when it has as many tokens as are kept.
+    assert len(tokens.input_ids) == min(max_tokens, len(whole))
+
+
+def test_a_completion_is_cut_behind_its_prompt(tokenizer: Any) -> None:
+    for prompt in ("abc ab", "", "a" * 30):
+        document = Document(
+            id="a", source="s", format="prompt_completion", prompt=prompt, completion=PROSE
+        )
+        tokens = tokenize(tokenizer, document, 40)
+        [whole] = tokenize_documents(
+            [document], tokenizer, append_eos=True, max_tokens=None, setting="data"
+        )
+        np.testing.assert_array_equal(tokens.input_ids, whole.input_ids[:40])
+        np.testing.assert_array_equal(tokens.supervised, whole.supervised[:40])
+
+
+def test_no_more_is_encoded_than_decides_the_first_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer = train_bpe([PROSE], vocab_size=400)
+    encoded: list[int] = []
+    real = Shortener._encode
+
+    def encode(self: Shortener, text: str) -> list[int]:
+        encoded.append(len(text))
+        return real(self, text)
+
+    monkeypatch.setattr(Shortener, "_encode", encode)
+    cut = Shortener(tokenizer, 8).shorten(PROSE * 200)
+    assert len(cut) < 2_000
+    assert sum(encoded) < 3_000
+    short = PROSE[:500]
+    assert Shortener(tokenizer, 8).shorten(short) is short
+
+
+def test_what_would_be_encoded_whole_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(long_texts, "MAX_CHARACTERS", 1000)
+    long, short = "secret " * 200, "short"
+
+    def check(document: Document, *, max_tokens: int | None, setting: str = "data") -> None:
+        check_lengths([document], max_tokens=max_tokens, setting=setting)
+
+    text = Document(id="a", source="s", format="text", text=long)
+    with pytest.raises(DataError) as error:
+        check(text, max_tokens=None)
+    assert str(error.value) == (
+        "'data' has 1 of 1 documents of more than 1,000 characters, which would be encoded whole: "
+        "a. Set 'data.max_document_tokens' or cut them into several documents."
+    )
+    check(text, max_tokens=8)
+    with pytest.raises(DataError, match=r"whole: a\. Cut them into several documents\.$"):
+        check(text, max_tokens=None, setting="--members")
+    for prompt, completion, refused in ((short, long, False), (long, short, True)):
+        pair = Document(
+            id="a", source="s", format="prompt_completion", prompt=prompt, completion=completion
+        )
+        with pytest.raises(DataError, match="would be encoded whole"):
+            check(pair, max_tokens=None)
+        if refused:
+            with pytest.raises(DataError, match=r"whole: a\. Cut them"):
+                check(pair, max_tokens=8)
+        else:
+            check(pair, max_tokens=8)
+    turns = (Message(role="user", content=long),)
+    with pytest.raises(DataError, match="would be encoded whole"):
+        check(Document(id="a", source="s", format="messages", messages=turns), max_tokens=8)
+
+
+@pytest.mark.slow
+def test_a_line_of_a_hundred_megabytes(tmp_path: Path) -> None:
+    text = PROSE * 1000
+    tokenizer = train_bpe([PROSE], vocab_size=400)
+    document = Document(id="a", source="s", format="text", text=text)
+    assert len(tokenize(tokenizer, document, 64).input_ids) == 64
+    with pytest.raises(DataError, match=r"Set 'data\.max_document_tokens'"):
+        list(
+            tokenize_documents(
+                [document], tokenizer, append_eos=True, max_tokens=None, setting="data"
+            )
+        )

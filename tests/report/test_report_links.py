@@ -1,0 +1,56 @@
+"""Links between a run's report, its model card and a comparison, where the files exist."""
+
+from pathlib import Path
+
+import pytest
+import report_examples as examples
+from page_checks import check_page, words_of
+
+from memguard.report import render_comparison, render_report
+
+
+def touch(*paths: Path) -> None:
+    for path in paths:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("")
+
+
+def test_a_report_links_to_the_card_and_the_comparison_that_exist(tmp_path: Path) -> None:
+    report, folder = examples.make_report(), tmp_path / "sweep" / "plain" / "audit"
+    folder.mkdir(parents=True)
+    assert 'class="links"' not in render_report(report, folder)
+    touch(folder.parent / "model" / "README.md", tmp_path / "sweep" / "comparison.html")
+    links = ("../model/README.md", "../../comparison.html")
+    page = render_report(report, folder)
+    parser = check_page(page, links)
+    assert [a["href"] for tag, a in parser.tags if tag == "a" and a["href"] in links] == [*links]
+    assert "Model card" in words_of(parser)
+
+
+@pytest.mark.parametrize("beside", [False, True])
+def test_a_comparison_links_to_the_reports_of_its_runs(tmp_path: Path, beside: bool) -> None:
+    comparison = examples.make_comparison()
+    folder = tmp_path / "comparison" if beside else tmp_path
+    folder.mkdir(exist_ok=True)
+    first, second, third = comparison.settings
+    odd = second.model_copy(update={"run": "a b:<c>"})
+    outside = third.model_copy(update={"run": "../plain"})
+    for run in (first.run, "a b:<c>"):
+        touch(tmp_path / run / "audit" / "report.html")
+    changed = comparison.model_copy(update={"settings": [first, odd, outside]})
+    above = "../" if beside else ""
+    links = (
+        f"{above}{first.run}/audit/report.html",
+        f"{above}a%20b%3A%3Cc%3E/audit/report.html",
+    )
+    parser = check_page(render_comparison(changed, folder), links)
+    assert [a["href"] for tag, a in parser.tags if tag == "a" and a["href"] in links] == [*links]
+    assert "report.html" not in render_comparison(changed)
+
+
+def test_a_comparison_has_its_date_of_creation() -> None:
+    comparison = examples.make_comparison()
+    dated = comparison.model_copy(update={"created": "2026-11-20T14:03:07Z"})
+    assert "Created 2026-11-20 14:03:07 UTC" in words_of(check_page(render_comparison(dated)))
+    undated = comparison.model_copy(update={"created": None})
+    assert "Created not recorded" in words_of(check_page(render_comparison(undated)))

@@ -1,0 +1,86 @@
+"""An audit ended when `audit.json` is whole; what it names is what is read."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from damage import cut, flip_byte
+
+from memguard.errors import RecordError
+from memguard.records.audit_files import (
+    CARD,
+    check_audit_file,
+    find_audit_damage,
+    has_audit,
+    load_audit_report,
+    save_audit_files,
+    save_page_sums,
+)
+
+NAMES = ("report.json", "records.parquet", "report.html")
+
+
+@pytest.fixture
+def audit(tmp_path: Path) -> Path:
+    folder = tmp_path / "run" / "audit"
+    (folder.parent / "model").mkdir(parents=True)
+    folder.mkdir()
+    for name in NAMES:
+        (folder / name).write_text(f"this is {name}")
+    (folder.parent / CARD).write_text("# model")
+    save_audit_files(folder, has_card=True)
+    return folder
+
+
+def list_names(folder: Path) -> list[str]:
+    return [damage.file for damage in find_audit_damage(folder)]
+
+
+def test_what_was_written_is_whole(audit: Path) -> None:
+    assert has_audit(audit)
+    assert list_names(audit) == []
+    assert not has_audit(audit.parent)
+
+
+@pytest.mark.parametrize("change", [flip_byte, cut, Path.unlink])
+@pytest.mark.parametrize("name", [*NAMES, "audit.json", CARD])
+def test_each_file_that_is_damaged_is_named(
+    audit: Path, name: str, change: Callable[[Path], None]
+) -> None:
+    change(audit.parent / CARD if name == CARD else audit / name)
+    assert list_names(audit) == [name]
+
+
+def test_every_flipped_byte_of_the_sums_is_seen(audit: Path) -> None:
+    path = audit / "audit.json"
+    content = path.read_bytes()
+    for at in range(len(content) - 1):  # The last is the end of the line.
+        flip_byte(path, at)
+        assert list_names(audit) == ["audit.json"], at
+        path.write_bytes(content)
+
+
+def test_a_report_is_read_only_as_it_was_written(audit: Path) -> None:
+    flip_byte(audit / "report.json")
+    with pytest.raises(RecordError, match=r"report\.json' is damaged: it is not .*memguard audit"):
+        load_audit_report(audit)
+    (audit / "audit.json").unlink()
+    with pytest.raises(RecordError, match=r"did not end \(no audit\.json\)\. Run 'memguard audit'"):
+        load_audit_report(audit)
+
+
+def test_pages_that_are_rendered_again_leave_the_other_sums(audit: Path) -> None:
+    for name in ("report.html", "records.parquet"):
+        (audit / name).write_text("other")
+    (audit.parent / CARD).write_text("other")
+    save_page_sums(audit)
+    assert list_names(audit) == ["records.parquet"]
+    check_audit_file(audit, "report.json")
+    with pytest.raises(RecordError, match=r"records\.parquet' is damaged"):
+        check_audit_file(audit, "records.parquet")
+
+
+def test_an_audit_without_a_card_has_none_to_damage(audit: Path) -> None:
+    save_audit_files(audit, has_card=False)
+    (audit.parent / CARD).unlink()
+    assert list_names(audit) == []

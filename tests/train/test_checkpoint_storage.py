@@ -1,0 +1,141 @@
+"""Nothing in a checkpoint is run when it is read, wherever a pickle is put."""
+
+import json
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from checkpoint_examples import load_state, make_state, save_state
+
+from memguard.errors import RecordError
+from memguard.records.run_files import load_checkpoint_manifest
+from memguard.records.sealed import save_sealed, sum_file
+from memguard.runtime import Console
+from memguard.train.checkpoint import find_checkpoint
+from memguard.train.checkpoint_storage import load_metadata
+
+
+class Command:
+    """Unpickled, it leaves a file."""
+
+    def __init__(self, mark: Path) -> None:
+        self.mark = mark
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        return Path.touch, (self.mark,)
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    return save_state(tmp_path / "checkpoints", 1, make_state(tally=np.arange(3)))
+
+
+def seal_again(checkpoint: Path) -> None:
+    """Do what an attacker would: list every file with its hash, and seal the manifest."""
+    manifest = load_checkpoint_manifest(checkpoint)
+    names = {path.name for path in checkpoint.iterdir()} - {"manifest.json"}
+    files = {name: sum_file(checkpoint / name) for name in sorted(names)}
+    save_sealed(manifest.model_copy(update={"files": files}), checkpoint / "manifest.json")
+
+
+def resume(checkpoint: Path) -> Any:
+    """Go on from it as a run does; return its tally, None where it was passed over."""
+    found = find_checkpoint(checkpoint.parent, console=Console())
+    if found is None:
+        return None
+    tally = np.zeros(3, dtype=np.int64)
+    load_state(found[0], make_state(tally=tally))
+    return tally.tolist()
+
+
+def test_the_pickle_of_these_tests_runs_where_it_is_unpickled(tmp_path: Path) -> None:
+    pickle.loads(pickle.dumps(Command(tmp_path / "mark")))
+    assert (tmp_path / "mark").exists()
+
+
+@pytest.mark.parametrize(
+    ("place", "sealed"),
+    [
+        (place, sealed)
+        for place in (".metadata", "__0.metadata", "metadata.json", "manifest.json")
+        # Only the manifest itself cannot be listed.
+        for sealed in ((False,) if place == "manifest.json" else (False, True))
+    ],
+)
+def test_a_pickle_is_not_run(checkpoint: Path, tmp_path: Path, place: str, sealed: bool) -> None:
+    (checkpoint / place).write_bytes(pickle.dumps(Command(tmp_path / "mark")))
+    if sealed:
+        seal_again(checkpoint)
+    assert resume(checkpoint) is None
+    assert not (tmp_path / "mark").exists()
+
+
+@pytest.mark.parametrize("form", ["pickle", "torch.save"])
+def test_a_pickle_among_the_tensors_is_not_run(checkpoint: Path, tmp_path: Path, form: str) -> None:
+    command = Command(tmp_path / "mark")
+    shard = checkpoint / "__0_0.distcp"
+    if form == "pickle":
+        shard.write_bytes(pickle.dumps(command))
+    else:
+        torch.save(command, shard)
+    values = json.loads((checkpoint / "metadata.json").read_text())
+    for tensor in values["tensors"].values():
+        for chunk in tensor["chunks"]:
+            chunk |= {"begin": 0, "length": shard.stat().st_size}
+    (checkpoint / "metadata.json").write_text(json.dumps(values))
+    seal_again(checkpoint)
+    with pytest.raises(RecordError, match="does not hold what this run goes on from"):
+        resume(checkpoint)
+    assert not (tmp_path / "mark").exists()
+
+
+def change_tally(checkpoint: Path, **changes: object) -> None:
+    values = json.loads((checkpoint / "metadata.json").read_text())
+    values["tensors"]["tally"]["chunks"][0] |= changes
+    (checkpoint / "metadata.json").write_text(json.dumps(values))
+    seal_again(checkpoint)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"file": "../outside"},
+        {"file": "/etc/hostname"},
+        {"file": "manifest.json"},
+        {"length": 10**9},
+        {"begin": 10**9},
+        {"offsets": [0, 0]},
+    ],
+    ids=str,
+)
+def test_tensors_lie_in_files_of_the_checkpoint(
+    checkpoint: Path, changes: dict[str, object]
+) -> None:
+    (checkpoint.parent / "outside").write_bytes(b"x" * 10**4)
+    change_tally(checkpoint, **changes)
+    assert resume(checkpoint) is None
+
+
+@pytest.mark.parametrize("changes", [{"begin": -1}, {"sizes": [-3]}, {"file": None}], ids=str)
+def test_what_no_writer_says_is_refused(checkpoint: Path, changes: dict[str, object]) -> None:
+    change_tally(checkpoint, **changes)
+    assert resume(checkpoint) is None
+
+
+@pytest.mark.parametrize("dtype", ["load", "no_such", "__builtins__"])
+def test_a_dtype_is_one_of_torch(checkpoint: Path, dtype: str) -> None:
+    values = json.loads((checkpoint / "metadata.json").read_text())
+    values["tensors"]["tally"]["dtype"] = dtype
+    (checkpoint / "metadata.json").write_text(json.dumps(values))
+    with pytest.raises(RecordError, match="is no dtype"):
+        load_metadata(checkpoint, load_checkpoint_manifest(checkpoint).files)
+
+
+def test_every_file_of_a_checkpoint_is_listed(checkpoint: Path) -> None:
+    names = {path.name for path in checkpoint.iterdir()}
+    assert names == {"__0_0.distcp", "metadata.json", "metrics.jsonl", "manifest.json"}
+    assert load_checkpoint_manifest(checkpoint).files.keys() == names - {"manifest.json"}

@@ -1,0 +1,422 @@
+"""A run whose files were damaged ends with the weights of one whose files were not, or says why."""
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from run_examples import make_run
+
+from memguard.config import RunConfig
+from memguard.errors import ConfigError, DataError, RecordError
+from memguard.records import load_manifest
+from memguard.records.run_files import (
+    find_checkpoint_damage,
+    find_prepared_damage,
+    find_trained_damage,
+    has_trained,
+    load_checkpoint_manifest,
+)
+from memguard.records.sealed import save_sealed
+from memguard.train.metrics import StepMetrics
+from memguard.train.trainer import Trainer
+from memguard.workflows.train import prepare_run, train_run
+
+GOLDFISH = [{"name": "goldfish", "k": 3, "mode": "random"}]
+
+
+class Killed(Exception):
+    pass
+
+
+def make(folder: Path, **changes: Any) -> RunConfig:
+    """Return a run of 9 steps with checkpoints after 4, 8 and 9."""
+    values = {
+        "mitigations": GOLDFISH,
+        "train": {"max_steps": 9, "checkpoint_every_steps": 4},
+        "audit": {"enabled": False},
+    }
+    return make_run(folder, **(values | changes))
+
+
+def run_folder(config: RunConfig) -> Path:
+    return Path(config.output_dir) / config.name
+
+
+def kill_after(step: int, config: RunConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """End a run as SIGKILL does: nothing is saved."""
+    original = Trainer._timed_step
+
+    def timed_step(self: Trainer) -> StepMetrics:
+        line = original(self)
+        if line.step == step:
+            raise Killed
+        return line
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "_timed_step", timed_step)
+        with pytest.raises(Killed):
+            train_run(config)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> RunConfig:
+    """A run that nothing has interrupted."""
+    config = make(tmp_path_factory.mktemp("whole"))
+    train_run(config)
+    return config
+
+
+@pytest.fixture(scope="module")
+def killed(tmp_path_factory: pytest.TempPathFactory) -> RunConfig:
+    """The same run, killed after its second checkpoint and a step beyond."""
+    config = make(tmp_path_factory.mktemp("killed"))
+    with pytest.MonkeyPatch.context() as patch:
+        kill_after(9, config, patch)
+    return config
+
+
+def copy(config: RunConfig, folder: Path) -> RunConfig:
+    """Return the run in a folder of its own, as `cp -a` leaves it."""
+    source = Path(config.output_dir).parent
+    shutil.copytree(source, folder, dirs_exist_ok=True)
+    return config.model_copy(update={"output_dir": str(folder / "runs")})
+
+
+def flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+def cut(path: Path) -> None:
+    """Leave the first half of the lines, each of them whole."""
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join(lines[: len(lines) // 2]))
+
+
+def plan_more(path: Path) -> None:
+    text = path.read_text()
+    path.write_text(text.replace('"planned_repetitions":2', '"planned_repetitions":9', 1))
+
+
+def say_another_step(path: Path) -> None:
+    path.write_text(path.read_text().replace('"step": 8', '"step": 4'))
+
+
+def seal_another_step(path: Path) -> None:
+    manifest = load_checkpoint_manifest(path.parent)
+    save_sealed(manifest.model_copy(update={"step": 4}), path)
+
+
+def read_losses(config: RunConfig) -> list[float]:
+    lines = (run_folder(config) / "metrics.jsonl").read_text().splitlines()
+    return [line["loss"] for line in map(json.loads, lines) if line["event"] == "step"]
+
+
+def assert_ends_like(config: RunConfig, expected: RunConfig) -> None:
+    ours, theirs = run_folder(config), run_folder(expected)
+    weights = "model/model.safetensors"
+    assert (ours / weights).read_bytes() == (theirs / weights).read_bytes()
+    assert read_losses(config) == read_losses(expected)
+
+    def counted(run: Path) -> list[tuple[str, int | None, int | None]]:
+        entries = load_manifest(run / "manifest.jsonl")
+        return [(each.id, each.num_repetitions, each.num_tokens_fed) for each in entries]
+
+    assert counted(ours) == counted(theirs)
+    assert has_trained(ours)
+    assert find_trained_damage(ours) == find_prepared_damage(ours) == []
+
+
+# -- of a run that is half done --------------------------------------------------------------------
+
+HALF_DONE: list[tuple[str, Callable[[Path], None], str]] = [
+    ("prepared/input_ids.npy", flip, "the documents are prepared again"),
+    ("prepared/supervised.npy", flip, "the documents are prepared again"),
+    ("prepared/offsets.npy", Path.unlink, "the documents are prepared again"),
+    ("prepared/summary.json", flip, "the documents are prepared again"),
+    ("manifest.jsonl", plan_more, "the documents are prepared again"),
+    ("audit/private/hmac.key", flip, "the documents are prepared again"),
+    ("metrics.jsonl", flip, "restored from the checkpoint"),
+    ("metrics.jsonl", cut, "restored from the checkpoint"),
+    ("metrics.jsonl", Path.unlink, "restored from the checkpoint"),
+    ("config.yaml", flip, "the settings given now are taken"),
+    ("checkpoints/step-00000008/manifest.json", say_another_step, "is passed over"),
+    ("checkpoints/step-00000008/manifest.json", seal_another_step, "is passed over"),
+    ("checkpoints/step-00000008/metadata.json", flip, "is passed over"),
+    ("checkpoints/step-00000008/metrics.jsonl", flip, "is passed over"),
+    ("checkpoints/step-00000008/.metadata", Path.touch, "is passed over"),
+]
+
+
+@pytest.mark.parametrize(("file", "damage", "told"), HALF_DONE)
+def test_a_damaged_file_is_told_and_changes_nothing(
+    killed: RunConfig,
+    whole: RunConfig,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    file: str,
+    damage: Callable[[Path], None],
+    told: str,
+) -> None:
+    config = copy(killed, tmp_path)
+    damage(run_folder(config) / file)
+    train_run(config)
+    said = " ".join(capsys.readouterr().err.split())
+    assert told in said, said
+    assert Path(file).name in said
+    assert_ends_like(config, whole)
+
+
+def test_documents_that_changed_are_not_prepared_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = make(tmp_path)
+    kill_after(5, config, monkeypatch)
+    flip(run_folder(config) / "prepared" / "input_ids.npy")
+    source = tmp_path / "documents.jsonl"
+    source.write_text(source.read_text().replace("doc-5", "doc-500"))
+    with pytest.raises(DataError, match="documents have changed since training began"):
+        train_run(config)
+
+
+def test_documents_are_known_again_where_their_summary_is_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = make(tmp_path)
+    kill_after(5, config, monkeypatch)
+    prepared = run_folder(config) / "prepared"
+    shutil.rmtree(prepared)
+    source = tmp_path / "documents.jsonl"
+    text = source.read_text()
+    source.write_text(text.replace("doc-5", "doc-500"))
+    with pytest.raises(DataError, match="documents have changed since training began"):
+        train_run(config)
+    assert not prepared.exists(), "or the right ones would be refused"
+    source.write_text(text)
+    train_run(config)
+    assert find_trained_damage(run_folder(config)) == []
+
+
+def test_documents_are_prepared_again_only_for_the_audit_they_were_placed_for(
+    killed: RunConfig, tmp_path: Path
+) -> None:
+    config = copy(killed, tmp_path)
+    flip(run_folder(config) / "prepared" / "format.npy")
+    audit = config.audit.model_copy(update={"continuation_tokens": 5})
+    with pytest.raises(RecordError, match=r"format\.npy .* lengths in 'audit' .* set them back"):
+        train_run(config.model_copy(update={"audit": audit}))
+
+
+def test_damaged_settings_do_not_let_others_in(killed: RunConfig, tmp_path: Path) -> None:
+    config = copy(killed, tmp_path)
+    path = run_folder(config) / "config.yaml"
+    flip(path)
+    content = path.read_bytes()
+    other = config.model_copy(update={"seed": 4})
+    with pytest.raises(ConfigError, match="trained with other settings"):
+        train_run(other)
+    assert path.read_bytes() == content
+
+
+def test_the_noise_of_a_private_run_is_not_drawn_again(killed: RunConfig, tmp_path: Path) -> None:
+    config = copy(killed, tmp_path)
+    (run_folder(config) / "audit" / "private" / "hmac.key").unlink()
+    noisy = config.model_copy(update={"mitigations": make_private(tmp_path)})
+    (run_folder(config) / "config.yaml").unlink()
+    with pytest.raises(RecordError, match=r"hmac.key is missing, and the noise of dp_sgd"):
+        prepare_run(noisy)
+
+
+def make_private(folder: Path) -> Any:
+    noise = {"name": "dp_sgd", "noise_multiplier": 1.0, "max_grad_norm": 1.0}
+    return make(folder, mitigations=[noise]).mitigations
+
+
+# -- killed at its end -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "place", ["train.save_manifest", "setup.StartedModel.export", "train.save_sealed"]
+)
+def test_killed_between_its_last_files_it_ends_the_same(
+    killed: RunConfig,
+    whole: RunConfig,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    place: str,
+) -> None:
+    def die(*_: object, **__: object) -> None:
+        raise Killed
+
+    config = copy(killed, tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(f"memguard.workflows.{place}", die)
+        with pytest.raises(Killed):
+            train_run(config)
+    assert not has_trained(run_folder(config))
+    train_run(config)
+    assert_ends_like(config, whole)
+
+
+# -- of a run that has ended -----------------------------------------------------------------------
+
+
+def count_more(path: Path) -> None:
+    text = path.read_text()
+    path.write_text(text.replace('"num_repetitions":1', '"num_repetitions":7', 1))
+
+
+def feed_more(path: Path) -> None:
+    text = path.read_text()
+    path.write_text(text.replace('"num_tokens_fed":', '"num_tokens_fed":1', 1))
+
+
+ENDED: list[tuple[str, Callable[[Path], None]]] = [
+    ("model/model.safetensors", flip),
+    ("model/config.json", flip),
+    ("model/tokenizer.json", Path.unlink),
+    ("model", shutil.rmtree),
+    ("trained.json", flip),
+    ("trained.json", Path.unlink),
+    ("manifest.jsonl", count_more),
+    ("manifest.jsonl", feed_more),
+    ("metrics.jsonl", flip),
+    ("metrics.jsonl", cut),
+]
+
+
+@pytest.mark.parametrize(("file", "damage"), ENDED)
+def test_what_training_left_is_made_again(
+    whole: RunConfig, tmp_path: Path, file: str, damage: Callable[[Path], None]
+) -> None:
+    config = copy(whole, tmp_path)
+    damage(run_folder(config) / file)
+    train_run(config)
+    assert_ends_like(config, whole)
+
+
+@pytest.mark.parametrize(("file", "damage"), [ENDED[0], ENDED[4], ENDED[5]])
+def test_without_a_checkpoint_a_finished_model_is_not_trained_over(
+    whole: RunConfig, tmp_path: Path, file: str, damage: Callable[[Path], None]
+) -> None:
+    config = copy(whole, tmp_path)
+    run = run_folder(config)
+    damage(run / file)
+    shutil.rmtree(run / "checkpoints")
+    weights = (run / "model" / "model.safetensors").read_bytes()
+    with pytest.raises(RecordError, match=r"trained.json|model.safetensors.* no whole checkpoint"):
+        train_run(config)
+    assert (run / "model" / "model.safetensors").read_bytes() == weights
+
+
+def test_a_whole_model_needs_no_checkpoint(whole: RunConfig, tmp_path: Path) -> None:
+    config = copy(whole, tmp_path)
+    shutil.rmtree(run_folder(config) / "checkpoints")
+    train_run(config)
+    assert find_trained_damage(run_folder(config)) == []
+
+
+def test_a_file_that_is_not_the_runs_is_not_deleted_with_its_model(
+    whole: RunConfig, tmp_path: Path
+) -> None:
+    config = copy(whole, tmp_path)
+    adapter = run_folder(config) / "model" / "adapter_config.json"
+    adapter.write_text("{}")
+    with pytest.raises(RecordError, match=r"adapter_config\.json was not written .* move it away"):
+        train_run(config)
+    assert adapter.exists()
+
+
+def test_a_users_own_file_in_the_model_is_kept(whole: RunConfig, tmp_path: Path) -> None:
+    config = copy(whole, tmp_path)
+    model = run_folder(config) / "model"
+    (model / "converted.gguf").write_text("a conversion, which nothing here reads")
+    assert find_trained_damage(run_folder(config)) == []
+    train_run(config)
+    (model / "config.json").write_text("{}")
+    # Making the model again would delete it.
+    with pytest.raises(RecordError, match=r"converted\.gguf was not written .* move it away"):
+        train_run(config)
+    assert (model / "converted.gguf").exists()
+
+
+def test_every_checkpoint_of_a_run_is_whole(whole: RunConfig) -> None:
+    checkpoints = sorted((run_folder(whole) / "checkpoints").iterdir())
+    assert [find_checkpoint_damage(path) for path in checkpoints] == [[]] * len(checkpoints)
+
+
+def test_a_run_folder_is_as_open_as_the_umask_lets_it_be(whole: RunConfig) -> None:
+    run = run_folder(whole)
+    umask = os.umask(0)
+    os.umask(umask)
+    modes = {
+        path.relative_to(run).as_posix(): path.stat().st_mode & 0o777 for path in run.rglob("*")
+    }
+    private = {name: mode for name, mode in modes.items() if name.startswith("audit/private")}
+    assert private == {"audit/private": 0o700, "audit/private/hmac.key": 0o600}
+    for name in modes.keys() - private.keys():
+        expected = 0o755 if (run / name).is_dir() else 0o644
+        assert modes[name] & ~umask == expected & ~umask, (name, oct(modes[name]))
+
+
+# -- what was fed of a document --------------------------------------------------------------------
+
+
+def test_a_document_that_was_fed_in_part_says_how_much(tmp_path: Path) -> None:
+    config = make(tmp_path, data={"seq_len": 24}, train={"max_steps": 3})
+    train_run(config)
+    entries = load_manifest(run_folder(config) / "manifest.jsonl")
+    fed = np.array([entry.num_tokens_fed for entry in entries])
+    in_part = [
+        entry
+        for entry in entries
+        if entry.num_repetitions == 0 and entry.num_tokens_fed and entry.role == "trained"
+    ]
+    assert in_part, "documents are longer than a row"
+    assert all((entry.num_tokens_fed or 0) > 0 for entry in in_part)
+    lines = (run_folder(config) / "metrics.jsonl").read_text().splitlines()
+    assert all(each["num_rows"] == 8 for each in map(json.loads, lines) if each["event"] == "step")
+    # Full rows of 24: nothing else was fed.
+    assert 0 < fed.sum() <= 3 * 8 * 24
+    assert not fed[[entry.role == "control" for entry in entries]].any()
+
+
+# -- a folder that is taken away -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("deed", ["renamed", "deleted", "replaced"])
+def test_a_run_whose_folder_goes_away_does_not_make_it_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, deed: str
+) -> None:
+    config = make(tmp_path)
+    run, other = run_folder(config), tmp_path / "elsewhere"
+    original = Trainer._timed_step
+
+    def timed_step(self: Trainer) -> StepMetrics:
+        line = original(self)
+        if line.step == 6:
+            run.rename(other)
+            if deed == "deleted":
+                shutil.rmtree(other)
+            if deed == "replaced":
+                shutil.copytree(other, run)
+        return line
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "_timed_step", timed_step)
+        with pytest.raises(
+            RecordError, match=r"runs/run' was deleted, renamed or replaced"
+        ) as told:
+            train_run(config)
+    assert told.value.exit_code == 3
+    assert "\n" not in str(told.value)
+    assert run.exists() == (deed == "replaced")
+    left = run if deed == "replaced" else other
+    if deed != "deleted":
+        assert [path.name for path in (left / "checkpoints").iterdir()] == ["step-00000004"]

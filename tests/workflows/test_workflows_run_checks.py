@@ -1,0 +1,144 @@
+"""What needs no torch is refused before it is imported."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cli_examples import write_run
+
+from memguard.config import RunConfig
+from memguard.errors import ConfigError, ModelError
+from memguard.records.run_files import add_hash_line
+from memguard.workflows import run_checks
+from memguard.workflows.requests import check_run
+
+ROOT = Path(__file__).parents[2]
+_RUN_ALL = """
+import contextlib, io, json, sys
+from memguard.cli import main
+outcomes = []
+for sys.argv in json.loads(sys.argv[1]):
+    told = io.StringIO()
+    with contextlib.redirect_stderr(told):
+        try:
+            main()
+        except SystemExit as stop:
+            outcomes.append((stop.code, told.getvalue()))
+print(json.dumps(outcomes))
+"""
+
+
+def make_run(folder: Path, **changes: Any) -> RunConfig:
+    return RunConfig.model_validate_json(write_run(folder, **changes).read_text())
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"train": {"dropout": 0.1}}, r"'train.dropout' is for one process; got 0\.1 on 2"),
+        ({"mitigations": [{"name": "dp_sgd"}]}, r"dp_sgd clips row by row on one .* on 2\. Train"),
+        ({"audit": {"device_map": "auto"}}, r"'audit.device_map' .* this audit has 2,"),
+    ],
+)
+def test_settings_for_one_process(folder: Path, changes: dict[str, Any], words: str) -> None:
+    config = make_run(folder, **changes)
+    check_run(config, num_processes=1)
+    check_run(config)
+    with pytest.raises(ConfigError, match=words):
+        check_run(config, num_processes=2)
+
+
+def test_the_processes_of_torchrun_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert run_checks.count_processes(3) == 3
+    monkeypatch.setenv("WORLD_SIZE", "8")
+    assert run_checks.count_processes(1) == 1
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    assert run_checks.count_processes(1) == 8
+
+
+@pytest.mark.parametrize(
+    ("mitigation", "missing", "words"),
+    [
+        ({"name": "dp_sgd"}, "opacus", r"dp_sgd needs opacus: pip install 'memguard\[dp\]'"),
+        ({"name": "deduplicate"}, "rensa", r"deduplicate needs rensa: pip install 'memguard\[ded"),
+        ({"name": "deduplicate", "similarity": "exact"}, "rensa", None),
+    ],
+)
+def test_a_library_that_is_not_installed(
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    mitigation: dict[str, Any],
+    missing: str,
+    words: str | None,
+) -> None:
+    config = make_run(folder, mitigations=[mitigation])
+    check_run(config, num_processes=1)
+    monkeypatch.setattr(run_checks, "find_spec", lambda name: None if name == missing else "here")
+    if words is None:
+        check_run(config, num_processes=1)
+        return
+    with pytest.raises(ConfigError, match=words):
+        check_run(config, num_processes=1)
+
+
+@pytest.mark.parametrize(
+    ("fields", "limit"),
+    [
+        ({"max_position_embeddings": 64}, 64),
+        ({"text_config": {"max_position_embeddings": 32}, "max_position_embeddings": 128}, 32),
+        ({"max_position_embeddings": -1}, None),
+        ({"max_position_embeddings": "64"}, None),
+        ({}, None),
+    ],
+)
+def test_rows_longer_than_the_model_has_positions(
+    tmp_path: Path, fields: dict[str, Any], limit: int | None
+) -> None:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text(json.dumps(fields))
+    config = make_run(tmp_path, data={"seq_len": 100})
+    if limit is None:
+        run_checks.check_row_length(config)
+        return
+    with pytest.raises(ModelError, match=f"'data.seq_len' must be at most {limit}, .* got 100"):
+        run_checks.check_row_length(config)
+
+
+def test_commands_refuse_and_compare_without_torch(folder: Path, tmp_path: Path) -> None:
+    fake = tmp_path / "fake"
+    fake.mkdir()
+    for package in ("torch", "transformers", "datasets"):
+        (fake / f"{package}.py").write_text(f"raise RuntimeError('{package} was imported')")
+    for name in ("one", "two"):
+        (folder / name).mkdir()
+        run = f"name: {name}\nmodel: {{path: m}}\ndata: {{train: d.jsonl}}\n"
+        (folder / name / "config.yaml").write_text(add_hash_line(run))
+    os.mkfifo(folder / "pipe.jsonl")
+    path = write_run(folder)
+    commands, expected = [], []
+    audit = ("audit", "--model", folder / "model", "--out", folder / "out", "--members")
+    for arguments, code, words in (
+        (("train", path, "--nproc", 2, "train.dropout=0.1"), 2, "'train.dropout'"),
+        (("train", path, "data.seq_len=129"), 3, "'data.seq_len' must be at most 128"),
+        (("train", path, f"data.control={folder}/pipe.jsonl"), 3, "is a FIFO"),
+        ((*audit, folder / "pipe.jsonl"), 3, "is a FIFO"),
+        (("compare", folder / "one", folder / "two"), 3, "report.json"),
+    ):
+        commands.append(("memguard", *map(str, arguments)))
+        expected.append((code, words))
+    ended = subprocess.run(
+        [sys.executable, "-c", _RUN_ALL, json.dumps(commands)],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(fake), str(ROOT)])},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    outcomes = json.loads(ended.stdout)
+    for (found, told), (code, words) in zip(outcomes, expected, strict=True):
+        assert (found, "Traceback" in told) == (code, False), told
+        assert words in told.splitlines()[-1]

@@ -1,0 +1,109 @@
+"""`memguard verify`: each part of a run by name, whole, damaged or not there yet, and its mend."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from cli_examples import run_cli, write_run, write_texts
+from damage import cut, flip_byte
+
+from memguard.errors import ConfigError
+from memguard.workflows.verify import State, Verified, verify
+
+
+def look(folder: Path) -> Verified:
+    return verify(folder, lambda name, size: None)
+
+
+def list_states(found: Verified) -> dict[str, State]:
+    return {part.name: part.state for part in found.parts}
+
+
+@pytest.fixture(scope="module")
+def prepared(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("prepared")
+    (folder / "model").symlink_to(tiny_folder / "model")
+    write_texts(folder / "documents.jsonl")
+    outcome = run_cli("prepare", write_run(folder))
+    assert outcome.code == 0, outcome.err
+    return folder / "runs" / "run"
+
+
+def test_what_has_not_been_done_is_not_damage(prepared: Path) -> None:
+    found = look(prepared)
+    assert found.is_whole
+    assert list_states(found) == {
+        "config.yaml": "whole",
+        "prepared": "whole",
+        "manifest": "whole",
+        "checkpoints": "not there yet",
+        "metrics": "not there yet",
+        "model": "not there yet",
+        "audit": "not there yet",
+    }
+
+
+@pytest.mark.parametrize("change", [flip_byte, cut, Path.unlink])
+@pytest.mark.parametrize(
+    ("name", "part"),
+    [
+        ("config.yaml", "config.yaml"),
+        ("prepared/offsets.npy", "prepared"),
+        ("prepared/summary.json", "prepared"),
+        ("audit/private/hmac.key", "prepared"),
+        ("manifest.jsonl", "manifest"),
+    ],
+)
+def test_what_is_damaged_is_named(
+    prepared: Path, name: str, part: str, change: Callable[[Path], None]
+) -> None:
+    path = prepared / name
+    before = path.read_bytes()
+    change(path)
+    found = look(prepared)
+    path.write_bytes(before)
+    (damaged,) = (each for each in found.parts if each.state == "damaged")
+    assert (damaged.name, [one.file for one in damaged.damages]) == (part, [name])
+    assert damaged.mend is not None
+    assert "memguard train" in damaged.mend
+    assert not found.is_whole
+
+
+def test_it_is_told_as_json_and_without_torch(prepared: Path, tmp_path: Path) -> None:
+    (tmp_path / "torch.py").write_text("raise RuntimeError('torch was imported')")
+    path = os.pathsep.join([str(tmp_path), str(Path(__file__).parents[2])])
+    told = subprocess.run(
+        [sys.executable, "-m", "memguard", "verify", str(prepared), "--json"],
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (told.returncode, told.stderr) == (0, "")
+    assert json.loads(told.stdout) == look(prepared).describe()
+
+
+def test_what_is_read_is_told_before_it_is_read(prepared: Path) -> None:
+    read: list[tuple[str, int]] = []
+    verify(prepared, lambda name, size: read.append((name, size)))
+    assert [name for name, _ in read] == ["documents", "model"]
+    assert read[0][1] > sum(path.stat().st_size for path in (prepared / "prepared").iterdir())
+
+
+def test_the_mend_of_a_run_that_was_moved_names_its_folder(
+    prepared: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    moved = prepared.rename(prepared.with_name("moved"))
+    (model,) = (part for part in look(moved).parts if part.name == "model")
+    moved.rename(prepared)
+    assert f"name=moved output_dir={prepared.parent}" in model.note
+
+
+def test_other_folders_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="neither the folder of a run"):
+        look(tmp_path)
+    assert run_cli("verify", tmp_path / "none").code == 2
