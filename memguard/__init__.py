@@ -1,15 +1,20 @@
 """memguard: fine-tune causal language models, measure what they memorised, prevent it.
 
 Importing the package imports nothing else, so `import memguard.report` works without torch.
-Layers, from the top; each imports only what stands below it (checked by import-linter):
+Layers, from the top; each imports only those below it (checked by import-linter):
 
-    cli                           composition root: the only place that sees everything
-    compare | report              read records (JSON, parquet); no torch
-    train | audit                 engine | measurement
-    data | mitigation | parallel  documents and batches | pure loss terms | weights and vocabulary
-    runtime                       device, console, peak memory
-    config | records | seeds | assets   what was asked | what was found | randomness | shipped files
+    cli                           arguments, text and exit codes of the commands
+    api                           the commands as Python functions
+    workflows | integrations      one function for each command | memguard in other programs
+    compare | report | planner | simulation   comparisons | pages | memory and time | fake meshes
+    audit | train | hf            measurement | engine | Hugging Face folders in and out
+    model                         a causal LM as hidden states, losses, scores and next tokens
+    data | mitigation | parallel  documents and batches | loss terms | the 4D algorithm
+    runtime                       processes, device, console
+    config | records | seeds | assets   settings | results | randomness | shipped files
     errors
+
+`compare`, `report` and the layers below `runtime` work without torch.
 """
 
 __version__ = "0.1.0"

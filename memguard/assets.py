@@ -6,7 +6,7 @@ from pathlib import Path
 from memguard.errors import ConfigError, shorten
 
 _PACKAGE = Path(__file__).parent
-# An installed wheel carries them inside the package; a checkout (editable install) beside it.
+# An installed wheel contains them in the package; a checkout (editable install) next to it.
 _ROOTS = (_PACKAGE / "_assets", _PACKAGE.parent)
 
 
@@ -19,12 +19,12 @@ def list_assets(folder: str) -> dict[str, Path]:
 
 
 def find_asset(folder: str, name_or_path: str | Path, *, setting: str) -> Path:
-    """Return the file a user means: a path that exists, or the name of a shipped one.
+    """Return the path of a file given by an existing path or by the name of a shipped file.
 
     Args:
-        folder: where shipped ones live, e.g. ``eval/suites`` or ``configs``.
-        name_or_path: what the user wrote.
-        setting: what to call it in the error.
+        folder: folder of the shipped files, e.g. ``eval/suites`` or ``configs``.
+        name_or_path: the user's value.
+        setting: name of the setting or argument, for the error.
 
     Raises:
         ConfigError: neither a file nor a shipped name.
@@ -32,7 +32,7 @@ def find_asset(folder: str, name_or_path: str | Path, *, setting: str) -> Path:
     path = Path(name_or_path)
     try:
         is_file, is_folder = path.is_file(), path.is_dir()
-    except OSError as error:  # a name that is too long, a folder that may not be looked into
+    except OSError as error:  # for example a name that is too long, or a folder without permission
         reason = error.strerror or type(error).__name__
         raise ConfigError(
             f"'{setting}': '{shorten(str(name_or_path), 200)}' cannot be read: {reason}"

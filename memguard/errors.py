@@ -1,4 +1,4 @@
-"""Every error a user can cause, with the exit code it ends in.
+"""All errors that a user can cause, with their exit codes.
 
     MemguardError            1  internal
     ├── ConfigError          2  a setting is wrong; nothing was read yet
@@ -6,9 +6,9 @@
     ├── ModelError           3  checkpoint missing or incompatible
     ├── RecordError          3  a run or report cannot be read, or cannot be compared
     ├── Interrupted    130/143  stopped by a signal after saving; run again to resume
-    └── OtherRankFailed      *  another rank has ended with that code, and says why
+    └── OtherRankFailed      *  another rank ended with that code; its message gives the reason
 
-Messages are one line: the field in quotes, the rule, what was got, the way out.
+Messages are one line: the field in quotes, the rule, the value found, the way out.
 """
 
 import signal
@@ -19,11 +19,11 @@ MAX_PATH = 200
 
 
 def shorten(text: str, most: int = _MOST) -> str:
-    """Return a value, or a path, for a message: its middle left out where it is long.
+    """Return a value or path for a message, with the middle of a long one left out.
 
     Args:
-        text: of one line.
-        most: characters that are kept.
+        text: text of one line.
+        most: largest number of characters of the result.
     """
     if len(text) <= most:
         return text
@@ -32,13 +32,13 @@ def shorten(text: str, most: int = _MOST) -> str:
 
 
 class MemguardError(Exception):
-    """Anything memguard raises on purpose."""
+    """Base class of all errors that memguard raises."""
 
     exit_code = 1
 
 
 class ConfigError(MemguardError):
-    """A setting is wrong. Carries every problem found, one line each."""
+    """A setting is wrong. Contains every problem found, one line each."""
 
     exit_code = 2
 
@@ -48,7 +48,7 @@ class ConfigError(MemguardError):
 
 
 class DataError(MemguardError):
-    """Documents are missing, empty or unusable. Never quotes their text."""
+    """Documents are missing, empty or unusable. The message never quotes their text."""
 
     exit_code = 3
 
@@ -75,8 +75,8 @@ class Interrupted(MemguardError):
 
 
 class OtherRankFailed(MemguardError):
-    """This rank ends because another one did, which says why."""
+    """This rank ends because another rank failed, whose message gives the reason."""
 
     def __init__(self, rank: int, exit_code: int) -> None:
-        super().__init__(f"rank {rank} has ended with an error, which it has told")
+        super().__init__(f"rank {rank} failed; see its message above")
         self.exit_code = exit_code

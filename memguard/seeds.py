@@ -1,4 +1,4 @@
-"""Named random streams: every draw has an owner (seed, purpose, index)."""
+"""Named random streams: every random draw is determined by seed, purpose and index."""
 
 import hashlib
 
@@ -6,7 +6,7 @@ import numpy as np
 
 
 def derive_seed(seed: int, purpose: str, index: int = 0) -> int:
-    """Return a 63-bit seed that depends on all three arguments and nothing else.
+    """Return a 63-bit seed that depends only on the three arguments.
 
     Args:
         seed: the run's seed.
@@ -18,20 +18,20 @@ def derive_seed(seed: int, purpose: str, index: int = 0) -> int:
 
 
 def derive_generator(seed: int, purpose: str, index: int = 0) -> np.random.Generator:
-    """Return a NumPy generator (PCG64) for one purpose; same arguments, same numbers."""
+    """Return a NumPy generator (PCG64) for one purpose; reproducible from its arguments."""
     return np.random.Generator(np.random.PCG64(derive_seed(seed, purpose, index)))
 
 
 def derive_secret_generator(key: int, purpose: str, index: int = 0) -> np.random.Generator:
-    """Return a NumPy generator (Philox) of which 128 bits stay unknown to who lacks the key.
+    """Return a NumPy generator (Philox) with 128 bits of secret state derived from a key.
 
-    A seed is for numbers that come out the same, and 63 bits do for that; these are for numbers
-    that nobody may guess. Philox has no proof against who sees many of its numbers.
+    A 63-bit seed suffices for reproducible numbers; this generator is for numbers that must not be
+    predictable. Philox is not proven secure against an observer of many of its numbers.
 
     Args:
         key: a secret of 128 bits or more.
-        purpose: as of `derive_seed`.
-        index: as of `derive_seed`.
+        purpose: see `derive_seed`.
+        index: see `derive_seed`.
     """
     digest = hashlib.blake2b(f"{key}\0{purpose}\0{index}".encode(), digest_size=16).digest()
     return np.random.Generator(np.random.Philox(key=int.from_bytes(digest, "little")))

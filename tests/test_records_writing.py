@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from memguard.records.record import commit, make_aside, write_atomically, written_aside
+from memguard.records.record import atomic_folder, commit, make_temporary_folder, write_atomically
 
 
 def test_a_folder_appears_when_it_is_complete(tmp_path: Path) -> None:
     folder = tmp_path / "runs" / "model"
-    with written_aside(folder) as aside:
+    with atomic_folder(folder) as aside:
         (aside / "weights").write_text("new")
         assert not folder.exists()
         # Where a process that is killed leaves it, no reader looks.
@@ -27,7 +27,7 @@ def test_a_failed_write_leaves_the_old_folder(tmp_path: Path) -> None:
     (folder / "weights").write_text("old")
 
     def write() -> None:
-        with written_aside(folder) as aside:
+        with atomic_folder(folder) as aside:
             (aside / "weights").write_text("half")
             raise OSError("disk full")
 
@@ -43,7 +43,7 @@ def test_an_older_folder_is_replaced_whole(tmp_path: Path) -> None:
     (folder / "of the old one alone").touch()
     # What an earlier process left when it was killed while it replaced a folder.
     (tmp_path / ".model.old").mkdir()
-    aside = make_aside(folder)
+    aside = make_temporary_folder(folder)
     (aside / "weights").write_text("new")
     commit(aside, folder)
     assert [path.name for path in folder.iterdir()] == ["weights"]
@@ -64,7 +64,7 @@ def mode(path: Path) -> int:
 
 @pytest.mark.usefixtures("umask")
 def test_modes_are_those_that_the_umask_leaves(tmp_path: Path) -> None:
-    with written_aside(tmp_path / "model") as aside:
+    with atomic_folder(tmp_path / "model") as aside:
         (aside / "weights").touch(mode=0o600)
     write_atomically(tmp_path / "metrics.jsonl", b"")
     write_atomically(tmp_path / "hmac.key", b"", mode=0o600)

@@ -34,7 +34,7 @@ from numpy.typing import NDArray
 
 from memguard.audit.batching import Progress
 from memguard.audit.beams import BeamRequest, IsFree, search_beams
-from memguard.audit.cache import Numbers
+from memguard.audit.cache import ScoreMatrix
 from memguard.audit.decoding import Decoder, Request
 from memguard.audit.extraction import Window, list_clusters
 from memguard.audit.passages import Passage, TokenResult
@@ -369,7 +369,7 @@ def attack(
 def tabulate(
     probe: AttackProbe,
     windows: Sequence[Window],
-    numbers: Numbers,
+    numbers: ScoreMatrix,
     outlines: Sequence[BucketOutline],
     goldfish: Goldfish | None,
     *,

@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 
 from memguard.errors import ModelError
-from memguard.model.causal_lm import VocabLayer
+from memguard.model.causal_lm import CausalLM
 from memguard.runtime import Runtime
 
 Result = TypeVar("Result")
@@ -73,7 +73,7 @@ class Batching:
 
     def __init__(
         self,
-        vocab: VocabLayer,
+        lm: CausalLM,
         batch_tokens: int,
         runtime: Runtime | None = None,
         *,
@@ -82,7 +82,7 @@ class Batching:
         """Prepare batches for a model.
 
         Args:
-            vocab: the model; put into evaluation mode during a run.
+            lm: the model; put into evaluation mode during a run.
             batch_tokens: maximum tokens of all rows of a batch at the end, with padding; a single
                 job always runs.
             runtime: this rank; None for one process.
@@ -90,8 +90,8 @@ class Batching:
                 limits the batches. Measured once: later runs must not have longer jobs.
         """
         assert batch_tokens >= 1, "a batch needs a token"
-        self.runtime = runtime or Runtime(device=vocab.device)
-        self._vocab = vocab
+        self.runtime = runtime or Runtime(device=lm.device)
+        self._lm = lm
         self._batch_tokens = batch_tokens
         self._measures_memory = measures_memory
 
@@ -115,16 +115,16 @@ class Batching:
         mine: dict[int, Result] = {}
         # Longest first: a batch that does not fit into memory fails immediately, not after an hour.
         waiting = sorted(range(len(jobs)), key=lambda index: -_count_tokens([jobs[index]]))
-        model: Any = self._vocab.model
+        model: Any = self._lm.model
         training = model.training
         model.eval()
         try:
             while waiting:
                 batches = self._take_round(waiting, jobs)
                 num_steps = max(jobs[index].num_new for batch in batches for index in batch)
-                batch = self._vocab.deal(batches)[0] or []
+                batch = self._lm.deal(batches)[0] or []
                 if self._measures_memory:
-                    torch.cuda.reset_peak_memory_stats(self._vocab.device)
+                    torch.cuda.reset_peak_memory_stats(self._lm.device)
                 done = self._try_batch(run_batch, batch, num_steps)
                 if done is None:
                     self._halve([jobs[index] for index in batch])
@@ -149,7 +149,7 @@ class Batching:
         budget = 1 if self._measures_memory else self._batch_tokens
         batches: list[list[int]] = []
         first = 0
-        while first < len(waiting) and len(batches) < self._vocab.num_batch_ways:
+        while first < len(waiting) and len(batches) < self._lm.num_batch_ways:
             num_old = num_new = num_rows = 0
             batch: list[int] = []
             for place in range(first, len(waiting)):
@@ -170,7 +170,7 @@ class Batching:
         try:
             return run_batch(batch, num_steps)
         except torch.OutOfMemoryError:
-            if self._vocab.mesh is not None:
+            if self._lm.mesh is not None:
                 raise
             return None
 
@@ -188,7 +188,7 @@ class Batching:
 
     def _agree_on_budget(self, num_tokens: int) -> int:
         """Return the number of tokens that fit on every rank, after a job of ``num_tokens`` fit."""
-        device = self._vocab.device
+        device = self._lm.device
         free, _ = torch.cuda.mem_get_info(device)
         cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         used = torch.cuda.max_memory_allocated(device) - torch.cuda.memory_allocated(device)
@@ -198,7 +198,7 @@ class Batching:
 
     def _check_finite(self, done: BatchResult[Any]) -> None:
         """Raise for logits that are not finite, on all ranks at once so that none waits."""
-        copies = self.runtime.world_size // self._vocab.num_batch_ways
+        copies = self.runtime.world_size // self._lm.num_batch_ways
         counts = self.runtime.agree_sum([done.num_bad, done.num_tokens])
         num_bad, num_tokens = (int(count) // copies for count in counts)
         if num_bad:
@@ -212,7 +212,7 @@ class Batching:
             return
         largest = max(int(job.input_ids.max()) for job in jobs)
         smallest = min(int(job.input_ids.min()) for job in jobs)
-        size = self._vocab.vocab_size
+        size = self._lm.vocab_size
         if largest >= size or smallest < 0:
             raise ModelError(
                 f"the documents contain token {largest if largest >= size else smallest}, but the "
@@ -220,7 +220,7 @@ class Batching:
                 "Use the tokenizer that the model was trained with."
             )
         longest = find_longest_run(jobs)
-        config = self._vocab.model.config.get_text_config()
+        config = self._lm.model.config.get_text_config()
         limit = getattr(config, "max_position_embeddings", None)
         if isinstance(limit, int) and 0 < limit < longest:
             raise ModelError(

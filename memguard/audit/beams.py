@@ -87,13 +87,13 @@ def search_beams(
     ]
 
     def propose(hidden_RD: Tensor) -> "_Proposals":
-        best = decoder.vocab.best_tokens(hidden_RD, candidates or width)
+        best = decoder.lm.best_tokens(hidden_RD, candidates or width)
         return _Proposals(
             ids_RC=best.ids_NK.cpu().numpy(), logprob_RC=best.logprob_NK.double().cpu().numpy()
         )
 
     def run(batch: Sequence[int], num_steps: int, is_cached: bool) -> BatchResult[Beams]:
-        growing = GrowingRows(decoder.vocab, is_cached=is_cached, room=num_steps)
+        growing = GrowingRows(decoder.lm, is_cached=is_cached, room=num_steps)
         states = [_Growth(requests[index]) for index in batch]
         proposed = growing.start([state.request.prompt_ids for state in states], propose)
         going, num_bad, num_tokens = states, proposed.num_bad, len(states)

@@ -109,7 +109,7 @@ def _name_part(content: bytes) -> str:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Numbers:
+class ScoreMatrix:
     """Numbers of documents, one row per document."""
 
     names: tuple[str, ...]
@@ -125,7 +125,7 @@ class Numbers:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Shelf:
+class CacheSlot:
     """The part of a cache that stores numbers of one kind."""
 
     cache: RecordCache | None
@@ -135,16 +135,16 @@ class Shelf:
     known."""
 
 
-def collect_numbers(
+def collect_scores(
     names: tuple[str, ...],
     keys: Sequence[bytes],
     sizes: Sequence[int],
     measure: Callable[[Sequence[int]], ArrayLike],
     *,
-    shelf: Shelf,
+    slot: CacheSlot,
     peers: "Runtime",
     on_progress: Callable[[int, int], None] | None = None,
-) -> Numbers:
+) -> ScoreMatrix:
     """Return the numbers of all documents, measuring only those that are not cached.
 
     Every rank calls this with the same keys and gets all numbers.
@@ -155,14 +155,14 @@ def collect_numbers(
         sizes: ``[N]`` tokens; the longest are measured first, grouped with similar lengths.
         measure: returns the rows of documents, given by index; all ranks call it with the same
             indices.
-        shelf: the cache to read, and to add new numbers to.
+        slot: the cache to read, and to add new numbers to.
         peers: this rank and the process group.
         on_progress: called with the documents done and all documents.
     """
     rows = np.full((len(keys), len(names)), np.nan)
     cached: dict[bytes, NDArray[np.float64]] = {}
-    if peers.is_main and shelf.cache is not None and shelf.fingerprint is not None:
-        cached = shelf.cache.load(shelf.fingerprint, names)
+    if peers.is_main and slot.cache is not None and slot.fingerprint is not None:
+        cached = slot.cache.load(slot.fingerprint, names)
     firsts: dict[bytes, int] = {}
     for index, key in enumerate(keys):
         if key not in cached:
@@ -178,26 +178,26 @@ def collect_numbers(
         measured = np.array(measure(shard), dtype=np.float64).reshape(len(shard), len(names))
         rows[shard] = measured
         if peers.is_main and is_storable:
-            is_storable = _store(shelf, names, [keys[index] for index in shard], measured)
+            is_storable = _store(slot, names, [keys[index] for index in shard], measured)
         if on_progress is not None:
             on_progress(num_cached + start + len(shard), len(keys))
     if peers.is_main:
         for index, key in enumerate(keys):
             rows[index] = cached[key] if key in cached else rows[firsts[key]]
-    return Numbers(names=names, rows=peers.broadcast_object(rows))
+    return ScoreMatrix(names=names, rows=peers.broadcast_object(rows))
 
 
 def _store(
-    shelf: Shelf, names: Sequence[str], keys: Sequence[bytes], rows: NDArray[np.float64]
+    slot: CacheSlot, names: Sequence[str], keys: Sequence[bytes], rows: NDArray[np.float64]
 ) -> bool:
     """Store measured numbers; return False, with a warning, if they cannot be stored."""
-    if shelf.cache is None or shelf.fingerprint is None:
+    if slot.cache is None or slot.fingerprint is None:
         return True
     try:
-        shelf.cache.store(shelf.fingerprint, names, keys, rows)
+        slot.cache.store(slot.fingerprint, names, keys, rows)
     except OSError as error:
         warnings.warn(
-            f"scores cannot be cached in '{shelf.cache.folder}' ({error.strerror}): an interrupted "
+            f"scores cannot be cached in '{slot.cache.folder}' ({error.strerror}): an interrupted "
             "audit would start from the beginning",
             stacklevel=2,
         )

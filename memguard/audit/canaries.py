@@ -39,7 +39,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy import special
 
-from memguard.audit.cache import Numbers
+from memguard.audit.cache import ScoreMatrix
 from memguard.audit.extraction import AuditDocument, ExtractionProbe
 from memguard.audit.probes import CanaryProbe
 from memguard.audit.statistics import clopper_pearson, compute_skew_normal_logcdf, fit_skew_normal
@@ -325,7 +325,10 @@ class AuditCanary:
 
 
 def score_canaries(
-    canaries: Sequence[AuditCanary], probe: CanaryProbe, model: Numbers, base: Numbers | None
+    canaries: Sequence[AuditCanary],
+    probe: CanaryProbe,
+    model: ScoreMatrix,
+    base: ScoreMatrix | None,
 ) -> CanaryScores | None:
     """Return the results of the canaries; None unless some were trained and some left out.
 
@@ -336,7 +339,7 @@ def score_canaries(
     Args:
         canaries: C canaries, in an order that does not depend on the coins.
         probe: settings.
-        model: numbers of each canary's window, see `OnePass`.
+        model: numbers of each canary's window, see `TeacherForcedScores`.
         base: the same numbers of the model before training.
     """
     coin_C = np.array([canary.was_trained for canary in canaries], dtype=bool)

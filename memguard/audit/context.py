@@ -47,7 +47,7 @@ class AuditedModel(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Workshop:
+class AuditContext:
     """Resources of an audit other than models and documents."""
 
     codec: Codec | None = None

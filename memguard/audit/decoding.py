@@ -10,7 +10,7 @@ sampling treats them like any other token.
 
 The same loop runs on one process and on meshes: prompts run once and their keys and values are
 cached (see `model/kv_cache.py`); each step runs one token per row, with the LM head in fp32. The
-weights are gathered over z once for each batch (see `VocabLayer.keep_gathered`).
+weights are gathered over z once for each batch (see `CausalLM.keep_gathered`).
 """
 
 import logging
@@ -33,7 +33,7 @@ from memguard.audit.batching import (
     find_longest_run,
 )
 from memguard.config.sampling import SamplingScheme
-from memguard.model.causal_lm import VocabLayer
+from memguard.model.causal_lm import CausalLM
 from memguard.model.kv_cache import GrowingRows, can_cache
 from memguard.runtime import Runtime
 from memguard.seeds import derive_generator
@@ -95,19 +95,17 @@ _NOTHING = Continuation(token_ids=np.zeros(0, dtype=np.int32), min_gap=float("na
 class Decoder:
     """Continues prompts with a model; on a mesh every rank calls it and gets all results."""
 
-    def __init__(
-        self, vocab: VocabLayer, batch_tokens: int, runtime: Runtime | None = None
-    ) -> None:
+    def __init__(self, lm: CausalLM, batch_tokens: int, runtime: Runtime | None = None) -> None:
         """Prepare decoding with a model.
 
         Args:
-            vocab: the model as hidden states plus head; put into evaluation mode while decoding.
+            lm: the model as hidden states plus head; put into evaluation mode while decoding.
             batch_tokens: tokens whose keys and values are in memory at a time, with padding; a
                 single request always runs.
             runtime: this rank; None for one process.
         """
-        self.vocab = vocab
-        self._batching = Batching(vocab, batch_tokens, runtime)
+        self.lm = lm
+        self._batching = Batching(lm, batch_tokens, runtime)
         self._runtime = self._batching.runtime
 
     def run(
@@ -120,8 +118,8 @@ class Decoder:
         assert all(job.num_new >= 1 for job in jobs), "a continuation has a token"
         # Evaluated in the first batch: on all ranks, and after the jobs were checked.
         is_cached = cache(lambda: self._agree_on_cache(jobs))
-        fits = not self._runtime.agree_any(not self.vocab.fits_gathered())
-        with self.vocab.keep_gathered() if fits else nullcontext():
+        fits = not self._runtime.agree_any(not self.lm.fits_gathered())
+        with self.lm.keep_gathered() if fits else nullcontext():
             return self._batching.run(
                 jobs,
                 lambda batch, num_steps: run_batch(batch, num_steps, is_cached()),
@@ -132,9 +130,9 @@ class Decoder:
         """Return whether keys and values can be cached; all ranks must agree or some would wait."""
         shortest = min(len(job.input_ids) for job in jobs)
         try:
-            is_cached = can_cache(self.vocab, shortest, find_longest_run(jobs))
+            is_cached = can_cache(self.lm, shortest, find_longest_run(jobs))
         except torch.OutOfMemoryError:
-            if self.vocab.mesh is not None:
+            if self.lm.mesh is not None:
                 raise
             # The check needs memory for two rows; without a cache one row at a time is enough.
             is_cached = False
@@ -144,7 +142,7 @@ class Decoder:
             logger.warning(
                 "%s runs over the whole text again for each new token, which is slow: its keys and "
                 "values cannot be cached, or not for longer texts",
-                type(self.vocab.model).__name__,
+                type(self.lm.model).__name__,
             )
         return False
 
@@ -155,10 +153,10 @@ class Decoder:
         and weights sharded over z are gathered for each token unless all of them fit into memory
         in addition to the shards. The result is the same on every rank.
         """
-        places = set(map(str, getattr(self.vocab.model, "hf_device_map", {}).values()))
-        if "disk" in places or ("cpu" in places and self.vocab.device.type == "cuda"):
+        places = set(map(str, getattr(self.lm.model, "hf_device_map", {}).values()))
+        if "disk" in places or ("cpu" in places and self.lm.device.type == "cuda"):
             return "weights are offloaded, and each new token would load all of them again"
-        if self._runtime.agree_any(not self.vocab.fits_gathered()):
+        if self._runtime.agree_any(not self.lm.fits_gathered()):
             return (
                 "the weights gathered over z do not fit into memory in addition to this rank's "
                 "shard, and each new token would gather them again; audit with a larger y or x"
@@ -185,10 +183,10 @@ class Decoder:
         Raises:
             ModelError: see `Batching.run`.
         """
-        end_ids = self.vocab.end_token_ids
+        end_ids = self.lm.end_token_ids
 
         def choose(hidden_RD: Tensor, _rows: Sequence[int], _step: int) -> Choice:
-            best = self.vocab.best_tokens(hidden_RD, 2 + len(end_ids))
+            best = self.lm.best_tokens(hidden_RD, 2 + len(end_ids))
             ids_RK, logprob_RK = best.ids_NK, best.logprob_NK
             if end_ids:
                 is_end_RK = torch.isin(ids_RK, torch.tensor(end_ids, device=ids_RK.device))
@@ -229,7 +227,7 @@ class Decoder:
             def choose(hidden_RD: Tensor, rows: Sequence[int], step: int) -> Choice:
                 numbers = [uniform[row][step] for row in rows]
                 uniform_R = torch.tensor(numbers, dtype=torch.float64, device=hidden_RD.device)
-                drawn = self.vocab.draw_tokens(hidden_RD, uniform_R, scheme)
+                drawn = self.lm.draw_tokens(hidden_RD, uniform_R, scheme)
                 return Choice(token_R=drawn.ids_N, logprob_R=drawn.logprob_N)
 
             return choose
@@ -270,7 +268,7 @@ class Decoder:
                 runtime=self._runtime,
             )
             return growth.run(
-                GrowingRows(self.vocab, is_cached=cached, room=num_steps),
+                GrowingRows(self.lm, is_cached=cached, room=num_steps),
                 [requests[index].prompt_ids for index in distinct],
                 copies=[distinct.index(index) for index, _ in rows],
             )

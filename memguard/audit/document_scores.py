@@ -19,11 +19,11 @@ import pyarrow
 from numpy.typing import NDArray
 from pyarrow import parquet
 
-from memguard.audit.cache import Numbers
+from memguard.audit.cache import ScoreMatrix
 from memguard.audit.extraction import Window, compute_type_token_ratio, count_needed_90
 from memguard.audit.near_verbatim import NearVerbatim, NotGenerated
 from memguard.audit.probabilistic import NEVER, attack_cost
-from memguard.audit.teacher_forcing import MAIN, OnePass
+from memguard.audit.teacher_forcing import MAIN, TeacherForcedScores
 from memguard.records import DocumentScore, write_atomically
 
 SCHEMA_NAME = "memguard.scores/1"
@@ -72,12 +72,12 @@ class DocumentScores:
 class ModelResults:
     """Results of the probes that run on the model and on its base, for [N] documents each."""
 
-    one_pass: Numbers
+    teacher_forced: ScoreMatrix
     """The score matrix."""
     near_verbatim: NearVerbatim | NotGenerated
-    canaries: Numbers | None = None
+    canaries: ScoreMatrix | None = None
     """One row per secret; None without the probe or without secrets."""
-    written: Numbers | None = None
+    written: ScoreMatrix | None = None
     """Overlap of generated text with the true text; None without the probe."""
 
     @property
@@ -85,24 +85,27 @@ class ModelResults:
         """1 if a document is extracted near-verbatim; NaN if nothing was generated."""
         if isinstance(self.near_verbatim, NearVerbatim):
             return self.near_verbatim.matched_N.astype(np.float64)
-        return np.full(len(self.one_pass.rows), np.nan)
+        return np.full(len(self.teacher_forced.rows), np.nan)
 
 
 def build_scores(
-    windows: Sequence[Window], one_pass: OnePass, model: ModelResults, base: ModelResults | None
+    windows: Sequence[Window],
+    teacher_forced: TeacherForcedScores,
+    model: ModelResults,
+    base: ModelResults | None,
 ) -> DocumentScores:
     """Return the columns of an audit.
 
     Args:
         windows: ``[N]`` main windows.
-        one_pass: describes the numbers in the score matrices.
+        teacher_forced: describes the numbers in the score matrices.
         model: results of the model.
         base: results of the model before training; None leaves its columns null.
     """
     documents = [window.document for window in windows]
     missing_N = np.full(len(windows), np.nan)
-    of_model = _judge(windows, one_pass, model)
-    of_base = {} if base is None else _judge(windows, one_pass, base)
+    of_model = _judge(windows, teacher_forced, model)
+    of_base = {} if base is None else _judge(windows, teacher_forced, base)
     ratios = [compute_type_token_ratio(window.continuation_ids) for window in windows]
     columns: dict[str, NDArray[Any]] = {
         name: np.array([getattr(document, name) for document in documents], dtype=kind)
@@ -121,7 +124,7 @@ def build_scores(
 
 
 def describe_window(
-    numbers: Numbers, size_N: NDArray[np.int64], place: str = ""
+    numbers: ScoreMatrix, size_N: NDArray[np.int64], place: str = ""
 ) -> dict[str, NDArray[np.float64]]:
     """Return the metrics of one window of each document; NaN if the document is too short.
 
@@ -144,10 +147,10 @@ def describe_window(
 
 
 def _judge(
-    windows: Sequence[Window], one_pass: OnePass, results: ModelResults
+    windows: Sequence[Window], teacher_forced: TeacherForcedScores, results: ModelResults
 ) -> dict[str, NDArray[Any]]:
     """Return the columns of one model: matches, margins and attack cost."""
-    numbers, near = results.one_pass, results.near_verbatim
+    numbers, near = results.teacher_forced, results.near_verbatim
     missing_N = np.full(len(windows), np.nan)
     measured = describe_window(numbers, _list_sizes(windows))
     columns: dict[str, NDArray[Any]] = {
@@ -159,10 +162,10 @@ def _judge(
         "attack_log10_queries": missing_N,
         "attack_scheme": np.full(len(windows), None, dtype=object),
     }
-    if one_pass.schemes:
-        logprob_SN = np.stack([numbers[f"sampled.{i}"] for i in range(len(one_pass.schemes))])
+    if teacher_forced.schemes:
+        logprob_SN = np.stack([numbers[f"sampled.{i}"] for i in range(len(teacher_forced.schemes))])
         cost = attack_cost(logprob_SN, measured["verbatim"] == 1)
-        labels = [None, "greedy", *(scheme.label for scheme in one_pass.schemes)]
+        labels = [None, "greedy", *(scheme.label for scheme in teacher_forced.schemes)]
         columns["attack_log10_queries"] = cost.log10_queries_N
         columns["attack_scheme"] = np.array(labels, dtype=object)[cost.scheme_N - NEVER]
     return columns

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memguard.audit.batching import Progress
-from memguard.audit.cache import Numbers
+from memguard.audit.cache import ScoreMatrix
 from memguard.audit.decoding import Decoder, Request
 from memguard.audit.extraction import ExtractionProbe, Window
 from memguard.audit.near_verbatim import NAMES, EditDistance
@@ -41,7 +41,7 @@ def write_on(
     extraction: ExtractionProbe,
     decoder: Decoder,
     windows: Sequence[Window],
-    one_pass: Numbers,
+    teacher_forced: ScoreMatrix,
     *,
     seed: int,
     progress: Callable[[str], Progress | None],
@@ -53,11 +53,11 @@ def write_on(
         extraction: defines the edits that a near-verbatim text may have.
         decoder: decoder of the model.
         windows: ``[N]``.
-        one_pass: ``[N]`` numbers of the same model's teacher-forced pass.
+        teacher_forced: ``[N]`` numbers of the same model's teacher-forced pass.
         seed: seed of the samples.
         progress: returns, for a decoding method, the callback for documents done and in total.
     """
-    written = [_write_greedily(decoder, windows, one_pass, progress("greedily"))]
+    written = [_write_greedily(decoder, windows, teacher_forced, progress("greedily"))]
     if probe.nucleus is not None:
         requests = [
             Request(
@@ -134,25 +134,27 @@ def measure_edits(
     probe: ExtractionProbe,
     decoder: Decoder,
     windows: Sequence[Window],
-    one_pass: Numbers,
+    teacher_forced: ScoreMatrix,
     indices: Sequence[int],
     on_progress: Progress | None = None,
-) -> Numbers:
+) -> ScoreMatrix:
     """Return `near_verbatim.NAMES` of the documents with these indices; see `generate_edits`.
 
-    ``windows`` and the teacher-forced numbers ``one_pass`` cover all documents.
+    ``windows`` and the teacher-forced numbers ``teacher_forced`` cover all documents.
     """
     edits = generate_edits(
         probe,
         decoder,
         [windows[index] for index in indices],
-        one_pass["first_divergence"][list(indices)].astype(int).tolist(),
+        teacher_forced["first_divergence"][list(indices)].astype(int).tolist(),
         on_progress,
     )
-    return Numbers(names=NAMES, rows=np.array(edits, dtype=np.float64).reshape(-1, len(NAMES)))
+    return ScoreMatrix(names=NAMES, rows=np.array(edits, dtype=np.float64).reshape(-1, len(NAMES)))
 
 
-def tabulate(probe: GenerationProbe, model: Numbers, base: Numbers | None) -> list[ProbeTable]:
+def tabulate(
+    probe: GenerationProbe, model: ScoreMatrix, base: ScoreMatrix | None
+) -> list[ProbeTable]:
     """Return a table for each decoding method.
 
     Args:
@@ -181,13 +183,13 @@ def _list_decodings(probe: GenerationProbe) -> dict[str, str]:
 def _write_greedily(
     decoder: Decoder,
     windows: Sequence[Window],
-    one_pass: Numbers,
+    teacher_forced: ScoreMatrix,
     on_progress: Progress | None,
 ) -> list[NDArray[np.int32]]:
     texts: list[NDArray[np.int32]] = [window.continuation_ids for window in windows]
     diverging, requests = [], []
     for index, window in enumerate(windows):
-        kept = int(one_pass["first_divergence"][index])
+        kept = int(teacher_forced["first_divergence"][index])
         if kept == window.continuation_tokens:
             continue
         diverging.append(index)

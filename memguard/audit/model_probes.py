@@ -9,9 +9,15 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from memguard.audit import attacks, generation, near_verbatim
-from memguard.audit.cache import Numbers, Shelf, collect_numbers, compute_fingerprint, compute_key
+from memguard.audit.cache import (
+    CacheSlot,
+    ScoreMatrix,
+    collect_scores,
+    compute_fingerprint,
+    compute_key,
+)
 from memguard.audit.canaries import SECRET, AuditCanary
-from memguard.audit.context import AuditedModel, Stage, Workshop
+from memguard.audit.context import AuditContext, AuditedModel, Stage
 from memguard.audit.document_scores import ModelResults
 from memguard.audit.extraction import AuditDocument, Window
 from memguard.audit.generation import measure_edits
@@ -26,7 +32,7 @@ from memguard.audit.near_verbatim import NearVerbatim, NotGenerated, find_near_v
 from memguard.audit.passages import Passage
 from memguard.audit.selection import choose_sample
 from memguard.audit.suite import Suite
-from memguard.audit.teacher_forcing import OnePass
+from memguard.audit.teacher_forcing import TeacherForcedScores
 
 
 class _Obstacle(Exception):
@@ -42,7 +48,7 @@ class ModelProbes:
     tiny_margin: float
     """Margin in logits, see `TINY_MARGINS`."""
     seed: int
-    shop: Workshop
+    shop: AuditContext
 
     def __enter__(self) -> Self:
         return self
@@ -52,7 +58,7 @@ class ModelProbes:
 
     def measure(
         self,
-        one_pass: OnePass,
+        teacher_forced: TeacherForcedScores,
         windows: Sequence[Window],
         canaries: Sequence[AuditCanary],
         *,
@@ -62,42 +68,44 @@ class ModelProbes:
         stages = ("model", "near-verbatim", "writes on")
         if is_base:
             stages = ("base model", "base model, near-verbatim", "base model writes on")
-        numbers = self.measure_documents(one_pass, windows, stages[0])
+        numbers = self.measure_documents(teacher_forced, windows, stages[0])
         return ModelResults(
-            one_pass=numbers,
+            teacher_forced=numbers,
             canaries=self.measure_canaries(canaries),
             near_verbatim=self.measure_near_verbatim(numbers, windows, stages[1]),
             written=self.measure_writing(numbers, windows, stages[2]),
         )
 
     def measure_documents(
-        self, one_pass: OnePass, windows: Sequence[Window], stage: Stage | None
-    ) -> Numbers:
+        self, teacher_forced: TeacherForcedScores, windows: Sequence[Window], stage: Stage | None
+    ) -> ScoreMatrix:
         """Return the results of one pass over each document."""
 
         def measure(indices: Sequence[int]) -> ArrayLike:
             chosen = [windows[index] for index in indices]
-            passages = [passage for window in chosen for passage in one_pass.plan(window)]
-            return one_pass.measure(chosen, self.model.scorer().score(passages, one_pass.asked))
+            passages = [passage for window in chosen for passage in teacher_forced.plan(window)]
+            return teacher_forced.measure(
+                chosen, self.model.scorer().score(passages, teacher_forced.requested)
+            )
 
         return self._collect(
-            {"kind": "one pass", **one_pass.parameters},
-            one_pass.names,
+            {"kind": "one pass", **teacher_forced.parameters},
+            teacher_forced.names,
             [_key(window.document) for window in windows],
             [len(window.document.input_ids) for window in windows],
             measure,
             stage,
         )
 
-    def measure_canaries(self, canaries: Sequence[AuditCanary]) -> Numbers | None:
+    def measure_canaries(self, canaries: Sequence[AuditCanary]) -> ScoreMatrix | None:
         """Return the results for each secret after its prompt; None without secrets or probe."""
         if self.suite.canaries is None or not canaries:
             return None
         windows = [SECRET.window(canary.document) for canary in canaries]
         secrets = [window for window in windows if window is not None]
         assert len(secrets) == len(windows), "a canary has a prompt and a secret"
-        one_pass = OnePass(extraction=SECRET, tiny_margin=self.tiny_margin)
-        return self.measure_documents(one_pass, secrets, None)
+        teacher_forced = TeacherForcedScores(extraction=SECRET, tiny_margin=self.tiny_margin)
+        return self.measure_documents(teacher_forced, secrets, None)
 
     def measure_own_passes(
         self, windows: Sequence[Window], *, has_reference: bool
@@ -142,7 +150,7 @@ class ModelProbes:
         return _spread(numbers, where, len(plans))["mean_logprob"]
 
     def measure_near_verbatim(
-        self, one_pass: Numbers, windows: Sequence[Window], stage: Stage
+        self, teacher_forced: ScoreMatrix, windows: Sequence[Window], stage: Stage
     ) -> NearVerbatim | NotGenerated:
         """Return the documents that greedy decoding extracts within a few edits, or why not."""
         probe = self.suite.extraction
@@ -152,18 +160,18 @@ class ModelProbes:
             obstacle = decoder.find_obstacle()
             if obstacle is not None:
                 raise _Obstacle(obstacle)
-            return measure_edits(probe, decoder, windows, one_pass, chosen, progress).rows
+            return measure_edits(probe, decoder, windows, teacher_forced, chosen, progress).rows
 
         parameters = {"kind": "near-verbatim", "version": 1, "max_edit_share": probe.max_edit_share}
         generate = partial(self._collect_windows, parameters, near_verbatim.NAMES, windows, measure)
         try:
-            return find_near_verbatim(probe, windows, one_pass, generate, seed=self.seed)
+            return find_near_verbatim(probe, windows, teacher_forced, generate, seed=self.seed)
         except _Obstacle as obstacle:
             return NotGenerated(reason=str(obstacle))
 
     def measure_writing(
-        self, one_pass: Numbers, windows: Sequence[Window], stage: Stage
-    ) -> Numbers | None:
+        self, teacher_forced: ScoreMatrix, windows: Sequence[Window], stage: Stage
+    ) -> ScoreMatrix | None:
         """Return the overlap of generated and true text of a sample; NaN for other documents."""
         probe = self.suite.generation
         if probe is None:
@@ -175,7 +183,7 @@ class ModelProbes:
                 self.suite.extraction,
                 self.model.decoder(),
                 [windows[index] for index in chosen],
-                Numbers(names=one_pass.names, rows=one_pass.rows[list(chosen)]),
+                ScoreMatrix(names=teacher_forced.names, rows=teacher_forced.rows[list(chosen)]),
                 seed=self.seed,
                 progress=lambda how: self._at(f"{stage} {how}"),
             )
@@ -198,7 +206,7 @@ class ModelProbes:
         )
         return _spread(sampled, sample, len(windows))
 
-    def measure_attacks(self, windows: Sequence[Window]) -> Numbers | None:
+    def measure_attacks(self, windows: Sequence[Window]) -> ScoreMatrix | None:
         """Return the results of the attacks on a sample of each bucket; NaN for other documents."""
         probe, goldfish = self.suite.attacks, self.shop.goldfish
         if probe is None:
@@ -245,7 +253,7 @@ class ModelProbes:
         chosen: Sequence[int],
         *,
         key: Callable[[Window], bytes] | None = None,
-    ) -> Numbers:
+    ) -> ScoreMatrix:
         """Return a row for each chosen window; `measure` takes indices of windows."""
         return self._collect(
             parameters,
@@ -263,16 +271,16 @@ class ModelProbes:
         sizes: Sequence[int],
         measure: Callable[[Sequence[int]], ArrayLike],
         stage: Stage | None = None,
-    ) -> Numbers:
-        """Return a row for each key, from the cache or measured; see `collect_numbers`."""
-        identity, shelf = self.model.identity, Shelf(cache=None, fingerprint=None)
+    ) -> ScoreMatrix:
+        """Return a row for each key, from the cache or measured; see `collect_scores`."""
+        identity, slot = self.model.identity, CacheSlot(cache=None, fingerprint=None)
         if identity is not None:
             fingerprint = compute_fingerprint({"model": identity, **parameters})
-            shelf = Shelf(cache=self.shop.cache, fingerprint=fingerprint)
+            slot = CacheSlot(cache=self.shop.cache, fingerprint=fingerprint)
         progress = None if stage is None else self._at(stage)
         peers = self.shop.peers
-        return collect_numbers(
-            names, keys, sizes, measure, shelf=shelf, peers=peers, on_progress=progress
+        return collect_scores(
+            names, keys, sizes, measure, slot=slot, peers=peers, on_progress=progress
         )
 
     def _at(self, stage: Stage) -> Callable[[int, int], None] | None:
@@ -286,11 +294,11 @@ def list_own_passes(suite: Suite) -> list[str]:
     return [name for name in scores if MEMBERSHIP_SCORES[name].own_pass is not None]
 
 
-def _spread(numbers: Numbers, chosen: Sequence[int], count: int) -> Numbers:
+def _spread(numbers: ScoreMatrix, chosen: Sequence[int], count: int) -> ScoreMatrix:
     """Return a row for each of ``count`` documents, NaN for those that were not chosen."""
     rows = np.full((count, len(numbers.names)), np.nan)
     rows[chosen] = numbers.rows
-    return Numbers(names=numbers.names, rows=rows)
+    return ScoreMatrix(names=numbers.names, rows=rows)
 
 
 def _key(document: AuditDocument, *more: NDArray[np.int64]) -> bytes:

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from memguard.audit.cache import Numbers
+from memguard.audit.cache import ScoreMatrix
 from memguard.audit.extraction import ExtractionProbe, Window
 from memguard.audit.selection import choose_sample
 
@@ -30,7 +30,7 @@ NAMES = ("num_edits", "min_gap")
 """Numbers of a generated document: edits, infinite beyond the limit, and the smallest gap between
 a chosen and the next best token (logits)."""
 
-Measure = Callable[[Sequence[int]], Numbers]
+Measure = Callable[[Sequence[int]], ScoreMatrix]
 """Returns `NAMES` of the documents with these indices."""
 
 
@@ -65,7 +65,7 @@ class NotGenerated:
 def find_near_verbatim(
     probe: ExtractionProbe,
     windows: Sequence[Window],
-    one_pass: Numbers,
+    teacher_forced: ScoreMatrix,
     measure: Measure,
     *,
     seed: int,
@@ -75,23 +75,23 @@ def find_near_verbatim(
     Args:
         probe: gives the limit of edits, the floor and the size of the sample below it.
         windows: ``[N]`` windows.
-        one_pass: ``[N]`` teacher-forced results of the same model.
+        teacher_forced: ``[N]`` teacher-forced results of the same model.
         measure: generates documents; called on every rank with the same indices.
         seed: seed of the sample.
     """
     size_N = np.array([window.continuation_tokens for window in windows], dtype=np.int64)
-    num_correct_N = one_pass["num_correct"]
+    num_correct_N = teacher_forced["num_correct"]
     verbatim_N = num_correct_N == size_N
     below_N = ~verbatim_N & (num_correct_N < probe.generation_floor * size_N)
     num_edits_N = np.where(verbatim_N, 0.0, np.nan)
-    min_gap_N = np.where(verbatim_N, one_pass["greedy_margin"], np.nan)
+    min_gap_N = np.where(verbatim_N, teacher_forced["greedy_margin"], np.nan)
     limit_N = np.array([probe.num_edits_allowed(int(size)) for size in size_N], dtype=np.int64)
 
     def generate(indices: NDArray[np.int64]) -> None:
         numbers = measure(indices.tolist())
         num_edits_N[indices] = numbers["num_edits"]
         # fmin ignores NaN, the margin if there is no token before the first divergence.
-        min_gap_N[indices] = np.fmin(one_pass["greedy_margin"][indices], numbers["min_gap"])
+        min_gap_N[indices] = np.fmin(teacher_forced["greedy_margin"][indices], numbers["min_gap"])
 
     below = np.flatnonzero(below_N)
     drawn = choose_sample(

@@ -44,7 +44,7 @@ class Passage:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Asked:
+class ScoreSelection:
     """Results to compute for each token in addition to its log-probability."""
 
     needs: frozenset[str] = frozenset()

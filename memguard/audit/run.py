@@ -6,7 +6,7 @@ from functools import partial
 
 from memguard.audit import attacks, generation
 from memguard.audit.canaries import AuditCanary, score_canaries
-from memguard.audit.context import AuditedModel, Workshop
+from memguard.audit.context import AuditContext, AuditedModel
 from memguard.audit.document_scores import DocumentScores, build_scores
 from memguard.audit.extraction import AuditDocument, Window
 from memguard.audit.membership_scores import MEMBERSHIP_SCORES, Codec, compare_passes, plan_plain
@@ -15,7 +15,7 @@ from memguard.audit.parts import WhichWindow, describe_cut
 from memguard.audit.selection import select_windows
 from memguard.audit.suite import Suite
 from memguard.audit.summary import Evidence, Summary, summarise
-from memguard.audit.teacher_forcing import OnePass
+from memguard.audit.teacher_forcing import TeacherForcedScores
 from memguard.audit.warnings import Tally
 from memguard.records import MaskChange
 
@@ -43,7 +43,7 @@ def run_audit(
     window: WhichWindow = "last",
     min_documents: int = 5,
     max_documents_per_bucket: int | None = None,
-    workshop: Workshop | None = None,
+    context: AuditContext | None = None,
 ) -> AuditOutcome:
     """Run the probes of a suite and summarise their results.
 
@@ -63,13 +63,13 @@ def run_audit(
         window: which part of long documents was chosen, for the report.
         min_documents: minimum number of trained documents that are long enough (documents).
         max_documents_per_bucket: size of each bucket's sample; None takes all.
-        workshop: tokenizer, cache, ranks, progress.
+        context: tokenizer, cache, ranks, progress.
 
     Raises:
         DataError: too few trained documents are long enough, or an id is duplicated.
         ModelError: tokenizer or length do not fit the model, or its logits are not finite.
     """
-    shop = workshop or Workshop()
+    shop = context or AuditContext()
     selection = select_windows(
         documents,
         suite.extraction,
@@ -78,23 +78,23 @@ def run_audit(
         max_documents_per_bucket=max_documents_per_bucket,
     )
     windows = selection.windows
-    one_pass = plan_one_pass(suite, tiny_margin=tiny_margin, codec=shop.codec)
+    teacher_forced = plan_one_pass(suite, tiny_margin=tiny_margin, codec=shop.codec)
     probe = partial(ModelProbes, suite=suite, tiny_margin=tiny_margin, seed=seed, shop=shop)
     with probe(model=model) as probes:
-        ours = probes.measure(one_pass, windows, canaries)
+        ours = probes.measure(teacher_forced, windows, canaries)
         own = probes.measure_own_passes(windows, has_reference=reference is not None)
         attacked = probes.measure_attacks(windows)
     theirs = None
     if base is not None:
         with probe(model=base) as probes:
-            theirs = probes.measure(one_pass, windows, canaries, is_base=True)
+            theirs = probes.measure(teacher_forced, windows, canaries, is_base=True)
     if reference is not None and "reference" in list_own_passes(suite):
         with probe(model=reference) as probes:
             plans = [plan_plain(window, max_tokens=reference.max_tokens) for window in windows]
             own["reference"] = probes.measure_means(plans, "reference model")
     plain = own.pop("plain", None)
     mask_changes, num_mask_texts = _compare_masks(windows, suite, shop)
-    scores = build_scores(windows, one_pass, ours, theirs)
+    scores = build_scores(windows, teacher_forced, ours, theirs)
     canary_scores, written, attack_rows = None, [], []
     if suite.canaries is not None and ours.canaries is not None:
         canary_scores = score_canaries(
@@ -117,7 +117,7 @@ def run_audit(
         Evidence(
             windows=windows,
             outlines=selection.buckets,
-            one_pass=one_pass,
+            teacher_forced=teacher_forced,
             model=ours,
             base=theirs,
             scores=scores,
@@ -138,10 +138,10 @@ def run_audit(
     return AuditOutcome(summary=summary, scores=scores)
 
 
-def plan_one_pass(suite: Suite, *, tiny_margin: float, codec: Codec | None) -> OnePass:
+def plan_one_pass(suite: Suite, *, tiny_margin: float, codec: Codec | None) -> TeacherForcedScores:
     """Return the plan of the single pass over each document."""
     membership = suite.membership
-    return OnePass(
+    return TeacherForcedScores(
         extraction=suite.extraction,
         tiny_margin=tiny_margin,
         schemes=() if suite.sampling is None else suite.sampling.schemes,
@@ -162,7 +162,7 @@ def _explain_canaries(canaries: Sequence[AuditCanary]) -> dict[str, str]:
 
 
 def _compare_masks(
-    windows: Sequence[Window], suite: Suite, shop: Workshop
+    windows: Sequence[Window], suite: Suite, shop: AuditContext
 ) -> tuple[list[MaskChange], int]:
     """Return the changes of the mask in copies, and the number of texts that were compared."""
     probe = suite.mask_consistency

@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from memguard.audit.batching import Batching, BatchResult, Job, Progress
-from memguard.audit.passages import Asked, Passage, TokenResult
-from memguard.model.causal_lm import VocabLayer
+from memguard.audit.passages import Passage, ScoreSelection, TokenResult
+from memguard.model.causal_lm import CausalLM
 from memguard.model.token_scores import TokenScores
 from memguard.runtime import Runtime
 
@@ -34,7 +34,7 @@ class Scorer(Protocol):
     def score(
         self,
         passages: Sequence[Passage],
-        asked: Asked = Asked(),  # noqa: B008 - frozen
+        requested: ScoreSelection = ScoreSelection(),  # noqa: B008 - frozen
         on_progress: Progress | None = None,
     ) -> list[TokenResult]:
         """Return one result for each passage, in their order."""
@@ -81,32 +81,32 @@ class ModelScorer:
     """
 
     def __init__(
-        self, vocab: VocabLayer, batch_tokens: int | None = None, runtime: Runtime | None = None
+        self, lm: CausalLM, batch_tokens: int | None = None, runtime: Runtime | None = None
     ) -> None:
         """Create a scorer.
 
         Args:
-            vocab: the model as hidden states plus head; in evaluation mode during scoring.
+            lm: the model as hidden states plus head; in evaluation mode during scoring.
             batch_tokens: tokens per forward pass, including padding; at least one passage is run.
                 None: on a GPU as many as fit, measured on the first passage; otherwise 16,384.
             runtime: this rank; None for one process.
         """
-        self._vocab = vocab
-        is_gpu = vocab.device.type == "cuda"
+        self._lm = lm
+        is_gpu = lm.device.type == "cuda"
         self._batching = Batching(
-            vocab,
+            lm,
             (_MOST_GPU_TOKENS if is_gpu else _MOST_CPU_TOKENS)
             if batch_tokens is None
             else batch_tokens,
             runtime,
             # A mesh cannot recover from running out of memory, whatever the setting is.
-            measures_memory=is_gpu and (batch_tokens is None or vocab.mesh is not None),
+            measures_memory=is_gpu and (batch_tokens is None or lm.mesh is not None),
         )
 
     def score(
         self,
         passages: Sequence[Passage],
-        asked: Asked = Asked(),  # noqa: B008 - frozen
+        requested: ScoreSelection = ScoreSelection(),  # noqa: B008 - frozen
         on_progress: Progress | None = None,
     ) -> list[TokenResult]:
         """Return one result for each passage, in their order.
@@ -116,14 +116,16 @@ class ModelScorer:
         """
         return self._batching.run(
             [Job(input_ids=passage.input_ids) for passage in passages],
-            lambda batch, _: self._score_batch([passages[index] for index in batch], asked),
+            lambda batch, _: self._score_batch([passages[index] for index in batch], requested),
             on_progress,
         )
 
     # Not inference_mode: buffers that a model replaces in its forward pass would become inference
     # tensors and break training that continues afterwards.
     @torch.no_grad()
-    def _score_batch(self, passages: Sequence[Passage], asked: Asked) -> BatchResult[TokenResult]:
+    def _score_batch(
+        self, passages: Sequence[Passage], requested: ScoreSelection
+    ) -> BatchResult[TokenResult]:
         """Return the results of one pass.
 
         Without passages it runs a row of two tokens, because all ranks must take part in gathering
@@ -135,7 +137,7 @@ class ModelScorer:
             padded[row, : len(passage.input_ids) - 1] = passage.input_ids[:-1]
         chosen = _Tokens.of([(p, p.first_choice, len(p.input_ids)) for p in passages])
         others = _Tokens.of([(p, p.first_label, p.first_choice) for p in passages])
-        first, rest = self._forward(padded, chosen, others, asked)
+        first, rest = self._forward(padded, chosen, others, requested)
         assert first.argmax_N is not None, "choices were requested"
         assert first.margin_N is not None, "choices were requested"
         argmax = first.argmax_N.cpu().numpy().astype(np.int32)
@@ -143,7 +145,7 @@ class ModelScorer:
         sampled = None if first.sampled_SN is None else _to_numpy(first.sampled_SN)
         columns = {
             name: (_to_numpy(getattr(rest, f"{name}_N")), _to_numpy(getattr(first, f"{name}_N")))
-            for name in ("logprob", *sorted(asked.needs))
+            for name in ("logprob", *sorted(requested.needs))
         }
         correct = argmax == chosen.labels_N
         results = []
@@ -173,22 +175,22 @@ class ModelScorer:
         input_ids_BT: NDArray[np.int64],
         chosen: "_Tokens",
         others: "_Tokens",
-        asked: Asked,
+        requested: ScoreSelection,
     ) -> tuple[TokenScores, TokenScores]:
         """Return the scores of the tokens with choices, and of those without."""
-        device = self._vocab.device
+        device = self._lm.device
 
         def place(array: NDArray[np.int64]) -> Tensor:
             return torch.from_numpy(array).to(device)
 
         def work() -> tuple[TokenScores, TokenScores]:
-            hidden_BTD = self._vocab.hidden_states(place(input_ids_BT))
+            hidden_BTD = self._lm.hidden_states(place(input_ids_BT))
 
             def score(tokens: _Tokens, **wanted: Any) -> TokenScores:
                 hidden_ND = hidden_BTD[place(tokens.rows_N), place(tokens.columns_N)]
                 labels_N = place(tokens.labels_N)
-                return self._vocab.token_scores(hidden_ND, labels_N, asked.needs, **wanted)
+                return self._lm.token_scores(hidden_ND, labels_N, requested.needs, **wanted)
 
-            return score(chosen, schemes=asked.schemes), score(others, choices=False)
+            return score(chosen, schemes=requested.schemes), score(others, choices=False)
 
-        return self._vocab(work)
+        return self._lm(work)

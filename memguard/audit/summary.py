@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from memguard.audit.cache import Numbers
+from memguard.audit.cache import ScoreMatrix
 from memguard.audit.document_scores import DocumentScores, ModelResults
 from memguard.audit.extraction import ExtractionProbe, Window
 from memguard.audit.membership import compute_membership, is_member
@@ -21,7 +21,7 @@ from memguard.audit.tables import (
     build_measures,
     list_tables,
 )
-from memguard.audit.teacher_forcing import OnePass
+from memguard.audit.teacher_forcing import TeacherForcedScores
 from memguard.audit.verdict import collect_findings, decide_verdict
 from memguard.audit.warnings import Tally, collect_banners, is_collapsed
 from memguard.records import (
@@ -113,7 +113,7 @@ class Evidence:
     windows: Sequence[Window]
     outlines: Sequence[BucketOutline]
     """Buckets in the report's order, including those without documents."""
-    one_pass: OnePass
+    teacher_forced: TeacherForcedScores
     """Plan of the pass; names the columns of the score matrices."""
     model: ModelResults
     base: ModelResults | None
@@ -172,9 +172,9 @@ def summarise(
     documents = [window.document for window in evidence.windows]
     scores, outlines = evidence.scores, evidence.outlines
     model, base = evidence.model, evidence.base
-    hangs_N = model.one_pass["hangs_on_margin"] > 0
+    hangs_N = model.teacher_forced["hangs_on_margin"] > 0
     hangs_N |= scores["greedy_margin"] < tiny_margin
-    tables = list_tables(evidence.windows, evidence.one_pass, model, base)
+    tables = list_tables(evidence.windows, evidence.teacher_forced, model, base)
     measures = build_measures([*tables, *evidence.written], documents, outlines)
     attack_cost = build_attack_cost(scores, outlines)
     buckets = build_buckets(
@@ -218,10 +218,10 @@ def summarise(
 
 def _list_membership(evidence: Evidence) -> dict[str, NDArray[np.float64]]:
     """Return every membership score by its name in `MEMBERSHIP_SCORES`."""
-    numbers = evidence.model.one_pass
-    scores = {name: numbers[f"membership.{name}"] for name in evidence.one_pass.membership}
+    numbers = evidence.model.teacher_forced
+    scores = {name: numbers[f"membership.{name}"] for name in evidence.teacher_forced.membership}
     if evidence.base is not None and "loss" in scores:
-        scores["loss_minus_base"] = scores["loss"] - evidence.base.one_pass["membership.loss"]
+        scores["loss_minus_base"] = scores["loss"] - evidence.base.teacher_forced["membership.loss"]
     return scores | dict(evidence.own_membership)
 
 
@@ -247,7 +247,7 @@ def _list_probe_runs(
     A document that is too short for every window of the grid, or that has no membership score, is
     not counted for that probe.
     """
-    windows, numbers, canaries = evidence.windows, evidence.model.one_pass, evidence.canaries
+    windows, numbers, canaries = evidence.windows, evidence.model.teacher_forced, evidence.canaries
     num_canaries = 0 if canaries is None else canaries.num_trained + canaries.num_references
     counts = {
         "extraction": (len(windows), "no document is long enough"),
@@ -276,7 +276,7 @@ def _list_probe_runs(
     return runs
 
 
-def _count_measured(numbers: Numbers, start: str) -> int:
+def _count_measured(numbers: ScoreMatrix, start: str) -> int:
     """Return the number of documents with any value whose name begins with ``start``."""
     columns = [index for index, name in enumerate(numbers.names) if name.startswith(start)]
     return int((~np.isnan(numbers.rows[:, columns])).any(axis=1).sum())

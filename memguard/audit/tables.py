@@ -31,7 +31,7 @@ from memguard.audit.statistics import (
     compute_mean_difference,
     compute_paired_difference,
 )
-from memguard.audit.teacher_forcing import OnePass
+from memguard.audit.teacher_forcing import TeacherForcedScores
 from memguard.records import (
     NUM_RISK_QUERIES,
     AttackCostBucket,
@@ -113,20 +113,23 @@ class ProbeTable:
 
 
 def list_tables(
-    windows: Sequence[Window], one_pass: OnePass, model: ModelResults, base: ModelResults | None
+    windows: Sequence[Window],
+    teacher_forced: TeacherForcedScores,
+    model: ModelResults,
+    base: ModelResults | None,
 ) -> list[ProbeTable]:
     """Return the extraction probe's table and one for each cell of the grid.
 
     Args:
         windows: ``[N]`` main windows.
-        one_pass: plan of the pass; names the columns of the score matrices.
+        teacher_forced: plan of the pass; names the columns of the score matrices.
         model: results of the model.
         base: results of the model before training.
     """
-    probe = one_pass.extraction
+    probe = teacher_forced.extraction
     results = [result for result in (model, base) if result is not None]
     size_N = np.array([window.continuation_tokens for window in windows], dtype=np.int64)
-    values = [describe_window(result.one_pass, size_N) for result in results]
+    values = [describe_window(result.teacher_forced, size_N) for result in results]
     if isinstance(model.near_verbatim, NearVerbatim):
         values = [
             {"near_verbatim": result.near_verbatim_N, **metrics}
@@ -140,9 +143,9 @@ def list_tables(
         base=None if base is None else values[1],
     )
     tables = [main]
-    for index, cell in enumerate(one_pass.cells):
+    for index, cell in enumerate(teacher_forced.cells):
         size_N = np.full(len(windows), cell.continuation_tokens, dtype=np.int64)
-        values = [describe_window(r.one_pass, size_N, f"grid.{index}.") for r in results]
+        values = [describe_window(r.teacher_forced, size_N, f"grid.{index}.") for r in results]
         tables.append(
             ProbeTable(
                 probe="grid",

@@ -33,7 +33,7 @@ from memguard.audit.membership_scores import (
     compute_zlib,
 )
 from memguard.audit.overlap import longest_true_run
-from memguard.audit.passages import Asked, Decode, Passage, TokenResult, stack
+from memguard.audit.passages import Decode, Passage, ScoreSelection, TokenResult, stack
 from memguard.audit.probes import GridCell
 from memguard.config.sampling import SamplingScheme
 
@@ -52,7 +52,7 @@ IN_A_CELL = ("num_correct", "first_divergence", "extraction_strength", "longest_
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class OnePass:
+class TeacherForcedScores:
     """Everything that a suite measures in one pass over each document."""
 
     extraction: ExtractionProbe
@@ -66,10 +66,10 @@ class OnePass:
     """Decodes tokens for scores that need the text; without it they are missing."""
 
     @property
-    def asked(self) -> Asked:
+    def requested(self) -> ScoreSelection:
         """Results to compute for each token."""
         needs = frozenset().union(*(MEMBERSHIP_SCORES[name].needs for name in self.membership))
-        return Asked(needs=needs & {"entropy", "variance_logprob"}, schemes=self.schemes)
+        return ScoreSelection(needs=needs & {"entropy", "variance_logprob"}, schemes=self.schemes)
 
     @property
     def names(self) -> tuple[str, ...]:

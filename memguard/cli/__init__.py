@@ -1,10 +1,10 @@
 """The command line: arguments in, text and exit codes out. No torch; every command is a workflow.
 
     app.py            the commands and their arguments
-    errors.py         every error as one line and the right exit code
-    signals.py        Ctrl-C and SIGTERM, as an exception
-    screens.py        a plan and a dry run, printed
-    verify_screen.py  what of a run is damaged, printed
+    errors.py         prints every error as one line and sets the exit code
+    signals.py        raises an exception on Ctrl-C and SIGTERM
+    screens.py        prints a plan and a dry run
+    verify_screen.py  prints the result of `memguard verify`
 
 Commands import what they need when they run, so a wrong setting is refused before torch is loaded.
 """

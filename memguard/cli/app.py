@@ -14,9 +14,11 @@ app = typer.Typer(
     name="memguard",
     no_args_is_help=True,
     add_completion=False,
+    # Plain help wraps at 80 columns; rich's table cuts the names of long options there.
+    rich_markup_mode=None,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
-    help="Fine-tune causal language models, measure what they memorised, prevent it in the loss.",
+    help="Fine-tune causal language models, measure memorization, and prevent it in the loss.",
 )
 
 _Config = Annotated[
@@ -26,9 +28,9 @@ _Overrides = Annotated[
     list[str] | None,
     typer.Argument(metavar="[KEY=VALUE]...", help="Settings to change, e.g. optim.lr=1e-4."),
 ]
-# `--optim.lr=1e-4`, as other trainers write it, is taken for a setting.
+# `--optim.lr=1e-4`, the style of other trainers, is accepted as a setting.
 _TAKES_SETTINGS = {"ignore_unknown_options": True}
-# As the settings that they stand for.
+# The same limits as those of the settings.
 _MAX_GPUS, _MAX_ROWS = 10**7, 10**9
 _Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 _Nproc = Annotated[
@@ -54,9 +56,9 @@ def init(
     path: Annotated[
         Path | None, typer.Argument(help="File to write; standard output if left out.")
     ] = None,
-    schema: Annotated[bool, typer.Option(help="The JSON Schema of a run instead.")] = False,
+    schema: Annotated[bool, typer.Option(help="Write the JSON Schema of a run instead.")] = False,
 ) -> None:
-    """Write a commented YAML with every setting, its default and its unit."""
+    """Write a commented YAML template with all settings."""
     import json
 
     from memguard.config import RunConfig, render_template
@@ -86,40 +88,40 @@ def plan(
     overrides: _Overrides = None,
     model: Annotated[
         Path | None,
-        typer.Option(help="A model's config.json, or the folder it is in; alone or for a CONFIG."),
+        typer.Option(help="A model's config.json or its folder; alone, or for a CONFIG."),
     ] = None,
     gpus: Annotated[
         int | None,
         typer.Option(
-            min=1, max=_MAX_GPUS, help="How many; the mesh's or one machine's if left out."
+            min=1, max=_MAX_GPUS, help="Number of GPUs; the mesh's or one node's if left out."
         ),
     ] = None,
     machine: Annotated[
         str | None,
         typer.Option(
-            help="perlmutter, perlmutter-80gb, frontier, alps, dgx-h100, h200 or a YAML of yours; "
+            help="perlmutter, perlmutter-80gb, frontier, alps, dgx-h100, h200 or your own YAML; "
             "this-machine if left out."
         ),
     ] = None,
     mesh: Annotated[
-        str | None, typer.Option(help="Ask about this mesh, e.g. z=16,y=2,x=8.")
+        str | None, typer.Option(help="Parallel layout to estimate, e.g. z=16,y=2,x=8.")
     ] = None,
     seq_len: Annotated[
         int | None,
         typer.Option(
             min=2,
             max=2**24,
-            help="Without a CONFIG: length of a row (tokens) (2048 if left out).",
+            help="Without a CONFIG: length of a row (tokens); 2048 if left out.",
         ),
     ] = None,
     batch: Annotated[
         int | None,
-        typer.Option(min=1, max=_MAX_ROWS, help="Without a CONFIG: rows of an optimizer step."),
+        typer.Option(min=1, max=_MAX_ROWS, help="Without a CONFIG: rows per optimizer step."),
     ] = None,
     micro_batch: Annotated[
         int | None,
         typer.Option(
-            min=1, max=_MAX_ROWS, help="Without a CONFIG: rows of one forward pass of a GPU."
+            min=1, max=_MAX_ROWS, help="Without a CONFIG: rows per forward pass on one GPU."
         ),
     ] = None,
     checkpointing: Annotated[
@@ -133,7 +135,10 @@ def plan(
     ] = True,
     as_json: _Json = False,
 ) -> None:
-    """Tell which meshes fit, and what a run would do, before anything is started."""
+    """Estimate memory and list feasible parallel layouts.
+
+    With a CONFIG it also shows, without training, what the run would train, save and audit.
+    """
     from memguard.workflows.requests import PlanRequest
 
     request = PlanRequest(**_pick(context, [field.name for field in fields(PlanRequest)]))
@@ -149,7 +154,10 @@ def plan(
 
 @app.command(context_settings=_TAKES_SETTINGS)
 def prepare(config: _Config, overrides: _Overrides = None, as_json: _Json = False) -> None:
-    """Read, tokenise and place the documents of a run; train nothing."""
+    """Read and tokenise the documents of a run.
+
+    Documents are also assigned to buckets. Nothing is trained.
+    """
     run = _load_run(config, overrides)
     _check(run)
     _check_folder(run)
@@ -167,7 +175,10 @@ def train(
     nproc: _Nproc = 1,
     as_json: _Json = False,
 ) -> None:
-    """Train a run and audit it; the same command goes on where it was interrupted."""
+    """Train a run and audit it.
+
+    After an interruption the same command resumes.
+    """
     from memguard.workflows.run_checks import count_processes
 
     run = _load_run(config, overrides)
@@ -185,75 +196,76 @@ def train(
 def audit(
     context: typer.Context,
     run: Annotated[
-        Path | None, typer.Argument(metavar="[RUN]", help="Folder of a run memguard trained.")
+        Path | None, typer.Argument(metavar="[RUN]", help="Folder of a run trained by memguard.")
     ] = None,
-    model: Annotated[
-        str | None, typer.Option(help="Folder or hub id of a model memguard did not train.")
-    ] = None,
+    model: Annotated[str | None, typer.Option(help="Folder or hub id of any other model.")] = None,
     base_model: Annotated[
         str | None,
         typer.Option(
             "--base",
-            help="The model it was fine-tuned from, for comparison; of a RUN, where it is now.",
+            help="The base model, for comparison; for a RUN, its present location.",
         ),
     ] = None,
     no_base: Annotated[
-        bool, typer.Option("--no-base", help="Leave out the model a RUN was trained from.")
+        bool, typer.Option("--no-base", help="Do not score the base model of a RUN.")
     ] = False,
     members: Annotated[
-        list[str] | None, typer.Option(help="Documents it was trained on (may be repeated).")
+        list[str] | None, typer.Option(help="Training documents of the model (repeatable).")
     ] = None,
     nonmembers: Annotated[
-        list[str] | None, typer.Option(help="Documents of the same kind it never saw.")
+        list[str] | None,
+        typer.Option(help="Similar documents that were not in the training data (repeatable)."),
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(help="Where the report goes; the run's audit/ if left out.")
+        Path | None, typer.Option(help="Folder for the report; the run's audit/ if left out.")
     ] = None,
-    suite: Annotated[str | None, typer.Option(help="Shipped suite or its YAML.")] = None,
+    suite: Annotated[str | None, typer.Option(help="Shipped suite, or a suite's YAML.")] = None,
     text_column: Annotated[
-        str | None, typer.Option(help="Column that holds the text of plain documents.")
+        str | None, typer.Option(help="Column with the text of plain documents.")
     ] = None,
     continuation_tokens: Annotated[
         int | None, typer.Option(min=1, help="Length of the continuation (tokens).")
     ] = None,
     prefix_tokens: Annotated[
         int | None,
-        typer.Option(min=1, help="Length of the prefix (tokens); everything if left out."),
+        typer.Option(min=1, help="Length of the prefix (tokens); unlimited if left out."),
     ] = None,
     min_prefix_tokens: Annotated[
-        int | None, typer.Option(min=1, help="Shorter prefixes are too short to audit (tokens).")
+        int | None, typer.Option(min=1, help="Shortest prefix to audit (tokens).")
     ] = None,
     window: Annotated[
         str | None,
-        typer.Option(help="Part audited of documents longer than a row or context: last or first."),
+        typer.Option(help="Part to audit of documents longer than the context: last or first."),
     ] = None,
     min_documents: Annotated[
-        int | None, typer.Option(min=1, help="Refuse below this many members (documents).")
+        int | None, typer.Option(min=1, help="Fewest members to accept (documents).")
     ] = None,
     max_documents_per_bucket: Annotated[
         int | None,
-        typer.Option("--max-documents", min=1, help="Sample at most this many of each bucket."),
+        typer.Option("--max-documents", min=1, help="Largest sample per bucket (documents)."),
     ] = None,
     reference: Annotated[
-        str | None, typer.Option(help="Another model of the same vocabulary, for membership.")
+        str | None,
+        typer.Option(help="Reference model of the same vocabulary, for membership inference."),
     ] = None,
     batch_tokens: Annotated[
-        int | None, typer.Option(min=1, help="Tokens of one forward pass; what fits if left out.")
+        int | None,
+        typer.Option(min=1, help="Tokens per forward pass; as many as fit if left out."),
     ] = None,
     device_map: Annotated[
         str | None,
-        typer.Option(help="auto: spread a model that is too large over GPUs, memory and disk."),
+        typer.Option(help="auto: distribute a large model over GPUs, memory and disk."),
     ] = None,
     cache: Annotated[
-        bool | None, typer.Option(help="Use scores that were made before, and keep new ones.")
+        bool | None, typer.Option(help="Reuse cached scores, and cache new ones.")
     ] = None,
     dtype: Annotated[str | None, typer.Option(help="fp32 or bf16.")] = None,
     excerpts: Annotated[
         bool | None,
-        typer.Option(help="Write the worst findings' text to private/ (mode 0600)."),
+        typer.Option(help="Write the text of the worst findings to private/ (mode 0600)."),
     ] = None,
     seed: Annotated[
-        int, typer.Option(min=0, max=2**63 - 1, help="Decides which documents are sampled.")
+        int, typer.Option(min=0, max=2**63 - 1, help="Random seed of the document samples.")
     ] = 0,
     nproc: _Nproc = 1,
     mesh: Annotated[
@@ -262,7 +274,7 @@ def audit(
     ] = None,
     as_json: _Json = False,
 ) -> None:
-    """Measure what a model recites of its training documents."""
+    """Measure what a model memorized of its training data."""
     from memguard.config import AuditConfig
     from memguard.workflows.requests import AuditRequest
 
@@ -309,34 +321,36 @@ def compare(
         list[str] | None,
         typer.Argument(
             metavar="[KEY=VALUE | RUN]...",
-            help="Settings of the sweep to change, e.g. run.optim.lr=1e-4; or more runs.",
+            help="Settings of the sweep to change, e.g. run.optim.lr=1e-4; or more run folders.",
         ),
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option(help="Of RUNs: where the comparison goes; beside the first if left out."),
+        typer.Option(help="For RUNs: folder of the comparison; next to the first if left out."),
     ] = None,
     jobs: Annotated[
-        int | None, typer.Option(min=1, help="Of a sweep: runs trained at a time; 1 if left out.")
+        int | None,
+        typer.Option(min=1, help="For a sweep: runs to train at the same time; 1 if left out."),
     ] = None,
     fix: Annotated[
         bool,
         typer.Option(
-            "--fix", help="Of one RUN: train it again, changed by what its report found; compare."
+            "--fix", help="For one RUN: train again with the fix its report suggests; compare both."
         ),
     ] = False,
     keep_weights: Annotated[
         bool,
         typer.Option(
-            "--keep-weights", help="With --fix: train the model on until it forgets, and audit it."
+            "--keep-weights", help="With --fix: train the same weights until they forget; audit."
         ),
     ] = False,
     nproc: _Nproc = 1,
     as_json: _Json = False,
 ) -> None:
-    """Train and audit every setting of a sweep on the same documents, then compare them.
+    """Train, audit and compare settings or runs.
 
-    Given folders of finished runs it trains nothing and holds the others against the first.
+    All settings of a SWEEP are trained and audited on the same documents. If folders of finished
+    RUNs are given instead, nothing is trained and the others are compared with the first.
     """
     from memguard.workflows.requests import CompareRequest
 
@@ -360,11 +374,9 @@ def compare(
 
 @app.command()
 def report(
-    folder: Annotated[
-        Path, typer.Argument(help="A run, an audit folder or a sweep; its JSON is rendered anew.")
-    ],
+    folder: Annotated[Path, typer.Argument(help="Folder of a run, an audit or a sweep.")],
 ) -> None:
-    """Render report.html or comparison.html again from the JSON beside it."""
+    """Render the HTML page again from its JSON."""
     from memguard.workflows.compare import render_folder
 
     typer.echo(render_folder(folder))
@@ -377,7 +389,10 @@ def verify(
     ],
     as_json: _Json = False,
 ) -> None:
-    """Tell what of a run is still what was written, and what mends the rest."""
+    """Check a run's files for damage.
+
+    For each damaged part it shows how to repair it.
+    """
     import json
 
     import rich.console
@@ -386,17 +401,17 @@ def verify(
     from memguard.workflows.verify import verify as verify_folder
 
     with shown_reading() as on_read:
-        found = verify_folder(folder, on_read)
+        verified = verify_folder(folder, on_read)
     if as_json:
-        typer.echo(json.dumps(found.describe(), indent=2))
+        typer.echo(json.dumps(verified.describe(), indent=2))
     else:
-        render_verified(found, rich.console.Console(highlight=False))
-    if not found.is_whole:
+        render_verified(verified, rich.console.Console(highlight=False))
+    if not verified.is_whole:
         raise typer.Exit(3)
 
 
 def _pick(context: typer.Context, names: Iterable[str]) -> dict[str, Any]:
-    """Return the arguments of a command that have these names."""
+    """Return the arguments of a command with these names."""
     return {name: context.params[name] for name in names if name in context.params}
 
 
@@ -414,7 +429,7 @@ def _check(run: Any, *, num_processes: int | None = None) -> None:
 
 
 def _check_folder(run: Any) -> None:
-    """Look at the run's folder before torch is imported; of several processes one does."""
+    """Check the run's folder before torch is imported; only rank 0 does."""
     from memguard.workflows.run_folder import check_free
 
     if own_rank() == 0:
@@ -422,7 +437,7 @@ def _check_folder(run: Any) -> None:
 
 
 def _say(text: str) -> None:
-    """Print what is being done before a wait; on standard error, by rank 0."""
+    """Print a status line before a wait, on standard error; only rank 0 does."""
     if own_rank() == 0:
         typer.echo(text, err=True)
 

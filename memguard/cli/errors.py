@@ -1,4 +1,4 @@
-"""Every error as one line and the right exit code."""
+"""Prints every error as one line and sets the exit code."""
 
 import errno
 import io
@@ -21,30 +21,31 @@ from memguard.errors import (
     OtherRankFailed,
     shorten,
 )
-from memguard.workflows.launch import LastWords, own_rank, tell
+from memguard.workflows.launch import ExitReport, own_rank, tell
 
 _INTERRUPTED = 130
-_GO_ON = "interrupted; run the same command again to go on"
+_GO_ON = "interrupted; run the same command again to resume"
 _NOT_ALLOWED = (errno.EACCES, errno.EPERM, errno.EROFS)
 _NO_PLACE = (errno.ENOENT, errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG)
 _FULL = (errno.ENOSPC, errno.EDQUOT)
-# safetensors, torch and numpy pass a full disk on as their own errors, and only in words.
+# safetensors, torch and numpy report a full disk as their own errors, only in the message.
 _FULL_IN_WORDS = re.compile(
     r"No space left on device|Disk quota exceeded|\d+ requested and \d+ written"
 )
 _LOST_PEER_KINDS = ("DistBackendError", "DistNetworkError", "DistStoreError")
-# typer carries its own copy of click from 0.20 on, and names only this child of its usage errors.
+# From 0.20 on typer contains its own copy of click, and exports only this subclass of UsageError.
 _UsageError: type[Exception] = typer.BadParameter.__mro__[1]
 
 
 def run_app() -> NoReturn:
-    """Run the command line and exit with the code that says how it ended.
+    """Run the command line and exit.
 
-    0 done, 1 internal, 2 usage or configuration, 3 data or model, 130/143 interrupted.
+    Exit codes: 0 success, 1 internal error, 2 usage or configuration, 3 data or model, 130/143
+    interrupted.
     """
     warnings.showwarning = _show_warning
     if isinstance(sys.stdout, io.TextIOWrapper):
-        # As for standard error: a terminal without dashes must not end a command.
+        # As standard error does: a terminal that cannot encode a character must not end a command.
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
         raise_on_signals()
@@ -52,7 +53,7 @@ def run_app() -> NoReturn:
 
         code = app(standalone_mode=False)
         if code == _INTERRUPTED:
-            # typer returns this for a Ctrl-C, without a word.
+            # typer returns this code for a Ctrl-C, without a message.
             raise KeyboardInterrupt
     except typer.Exit as stop:
         code = stop.exit_code
@@ -65,27 +66,27 @@ def run_app() -> NoReturn:
     sys.exit(code if isinstance(code, int) else 0)
 
 
-def _end(words: LastWords) -> NoReturn:
+def _end(words: ExitReport) -> NoReturn:
     tell(words)
     sys.stdout.flush()
     dist = sys.modules.get("torch.distributed")
     if dist is not None and dist.is_available() and dist.is_initialized():
-        # Taking a group down whose other ranks are gone may wait for them, or abort.
+        # Destroying a process group whose other ranks have exited may hang or abort.
         os._exit(words.code)
     sys.exit(words.code)
 
 
-def _explain(error: BaseException) -> LastWords:
+def _explain(error: BaseException) -> ExitReport:
     if isinstance(error, KeyboardInterrupt | typer.Abort):
         return _words(error, _INTERRUPTED, _GO_ON)
     if isinstance(error, SignalReceived):
         return _words(error, 128 + error.number, _GO_ON)
     if isinstance(error, _UsageError):
-        # str() leaves out which argument it is.
+        # str() does not name the argument.
         return _words(error, 2, getattr(error, "format_message", error.__str__)())
     if isinstance(error, ConfigError):
         # Each problem starts with its place, file:line:column, where editors look for it.
-        return LastWords(code=error.exit_code, kind=type(error).__name__, text=str(error))
+        return ExitReport(code=error.exit_code, kind=type(error).__name__, text=str(error))
     if isinstance(error, MemguardError):
         return _words(error, error.exit_code, str(error))
     if isinstance(error, OSError) and error.filename is not None:
@@ -98,18 +99,18 @@ def _explain(error: BaseException) -> LastWords:
             return _words(error, 2, line)
         if error.errno in _NO_PLACE:
             line = (
-                f"'{path}' cannot be made or read ({os.strerror(error.errno)}): choose "
+                f"'{path}' cannot be created or read ({os.strerror(error.errno)}): choose "
                 "another folder ('output_dir', --out)"
             )
             return _words(error, 2, line)
     return _explain_failure(error)
 
 
-def _explain_failure(error: BaseException) -> LastWords:
-    """Tell what the machine could not give apart from what memguard did wrong."""
+def _explain_failure(error: BaseException) -> ExitReport:
+    """Return the message for a full disk, missing memory, a lost rank, or an internal error."""
     if getattr(error, "errno", None) in _FULL or _FULL_IN_WORDS.search(str(error)):
         line = (
-            "the disk is full; what was saved before is whole. Free some space and run the same "
+            "the disk is full; files saved before are intact. Free some space and run the same "
             "command again"
         )
         return _words(error, 1, line)
@@ -120,24 +121,24 @@ def _explain_failure(error: BaseException) -> LastWords:
         )
         return _words(error, 1, line)
     if _is_lost_peer(error):
-        said = (str(error).strip().splitlines() or [type(error).__name__])[-1]
-        # gloo begins with a line of its source and ends with advice.
-        said = re.sub(r"^\[\S+\] ", "", said).split(". ")[0][:160]
-        line = f"the connection to another rank broke ({said}); it says why, or was killed"
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[-1]
+        # gloo's message begins with its source line and ends with advice.
+        reason = re.sub(r"^\[\S+\] ", "", reason).split(". ")[0][:160]
+        line = f"the connection to another rank broke ({reason}); see its message, or it was killed"
         return _words(error, 1, line)
-    line = "this is a mistake in memguard; the lines above say where"
+    line = "this is a bug in memguard; see the traceback above"
     return _words(error, 1, line, "".join(traceback.format_exception(error)))
 
 
 def _is_lost_peer(error: BaseException) -> bool:
-    """Tell what a rank sees whose peer has ended from mistakes of its own."""
+    """Return whether an error means that another rank has ended, not that this one failed."""
     if type(error).__name__ in _LOST_PEER_KINDS:
         return True
     return isinstance(error, RuntimeError) and "/gloo/" in str(error)
 
 
-def _words(error: BaseException, code: int, line: str, shown_above: str = "") -> LastWords:
-    return LastWords(
+def _words(error: BaseException, code: int, line: str, shown_above: str = "") -> ExitReport:
+    return ExitReport(
         code=code,
         kind=type(error).__name__,
         text=f"memguard: {line}",

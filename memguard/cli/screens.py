@@ -1,6 +1,7 @@
-"""A plan and a dry run as text: coloured on a terminal, plain lines elsewhere.
+"""Prints a plan and a dry run: coloured on a terminal, plain lines elsewhere.
 
-The first row is shown on a terminal only: it is text of the documents, and a log is read by others.
+The first row is shown only on a terminal, because it contains text of the documents and other
+people may read a log.
 """
 
 from collections.abc import Iterable, Sequence
@@ -31,9 +32,9 @@ from memguard.workflows.plan import MemoryUnknown, make_plan, refuse_misfit
 from memguard.workflows.requests import PlanRequest
 
 SHOWN_TOKENS = 400
-"""Of the first row (tokens)."""
+"""Tokens of the first row that are shown."""
 _TOKEN_CHARACTERS = 40
-# Two shades each, so that neighbours can be told apart; strike and dim remain without colours.
+# Two shades each separate adjacent tokens; strike and dim still work without colours.
 _STYLES: dict[State, tuple[str, str]] = {
     "supervised": ("bright_white on color(22)", "bright_white on color(28)"),
     "dropped": ("strike bright_white on color(88)", "strike bright_white on color(124)"),
@@ -53,8 +54,8 @@ def render_dry_run(result: "DryRunResult", out: rich.console.Console) -> None:
     """Print a dry run.
 
     Args:
-        result: of `dry_run`.
-        out: standard output; the first row is left out where that is no terminal.
+        result: result of `dry_run`.
+        out: standard output; the first row is left out if it is not a terminal.
     """
     record = result.record
     _print_remarks(out, record.remarks, ["run"])
@@ -103,7 +104,7 @@ def _print_facts(out: rich.console.Console, facts: Iterable[tuple[str, str | Tex
     table.add_column()
     before = ""
     for name, value in facts:
-        # Several of one kind stand under one name.
+        # Consecutive facts of the same name show it only once.
         table.add_row(
             Text("" if name == before else name), Text(value) if isinstance(value, str) else value
         )
@@ -171,24 +172,24 @@ def _print_buckets(out: rich.console.Console, buckets: Sequence[BucketOutlook]) 
     table.add_column("bucket", overflow="fold")
     for name in ("documents", "tokens", "repeated", "audited", "if none", "if half"):
         table.add_column(name, justify="right", no_wrap=True)
-    for each in buckets:
-        none, half = each.if_none, each.if_half
+    for bucket in buckets:
+        none, half = bucket.if_none, bucket.if_half
         table.add_row(
-            Text(fmt.clean_name(each.bucket)),
-            f"{each.num_documents:,}",
-            f"{each.num_tokens:,}",
-            f"{each.planned_repetitions:,}"
-            if each.role in ("trained", "control", "forget", "canary")
+            Text(fmt.clean_name(bucket.bucket)),
+            f"{bucket.num_documents:,}",
+            f"{bucket.num_tokens:,}",
+            f"{bucket.planned_repetitions:,}"
+            if bucket.role in ("trained", "control", "forget", "canary")
             else fmt.MISSING,
-            fmt.MISSING if each.num_audited is None else f"{each.num_audited:,}",
+            fmt.MISSING if bucket.num_audited is None else f"{bucket.num_audited:,}",
             f"≤ {fmt.percent(none.ci[1])}" if none and none.ci else fmt.MISSING,
             fmt.percent_range(half.ci) if half and half.ci else fmt.MISSING,
         )
     out.print(Padding(table, (0, 0, 0, 2), expand=False), highlight=False)
     if any(bucket.num_audited for bucket in buckets):
         text = (
-            "if none, if half: 95 % interval of the share extracted, should none or half of the "
-            "audited documents be."
+            "if none, if half: 95 % interval of the extraction rate if none or half of the audited "
+            "documents are extracted."
         )
         out.print(Padding(Text(text, style="dim"), (0, 0, 0, 2), expand=False))
 
@@ -206,9 +207,9 @@ def _print_left_out(out: rich.console.Console, record: DryRun) -> None:
             for bucket in record.buckets
         ),
     }
-    said = "; ".join(f"{count:,} {what}" for what, count in parts.items() if count)
-    if said:
-        _print_facts(out, [("left out", said)])
+    summary = "; ".join(f"{count:,} {what}" for what, count in parts.items() if count)
+    if summary:
+        _print_facts(out, [("left out", summary)])
 
 
 # -- the first row ---------------------------------------------------------------------------
@@ -218,7 +219,7 @@ def _print_first_row(out: rich.console.Console, row: FirstRow) -> None:
     _print_title(out, "First row")
     # Not `is_terminal`, which FORCE_COLOR sets for files too.
     if not out.file.isatty():
-        line = "not shown: it is text of your documents, for a terminal only"
+        line = "not shown: text of your documents is printed only on a terminal"
         _print_facts(out, [(f"{sum(len(p.tokens) for p in row.pieces):,} tokens", line)])
         return
     _print_facts(out, _describe_states(row))
@@ -268,7 +269,7 @@ def _paint(tokens: Sequence[RowToken]) -> Text:
     return text
 
 
-# -- the plan: meshes that fit, and where the memory of the first goes ---------------------------
+# -- the plan: meshes that fit, and the memory of the first by kind -------------------------------
 
 _NUM_SHOWN = 8
 _KINDS = {
@@ -277,8 +278,8 @@ _KINDS = {
     "gradients": "gradients, fp32",
     "activations": "activations",
     "nll_chunk": "logits and the head's gradient",
-    "buffers": "gathered weights, gradients under way",
-    "allowance": "allowance for fragments",
+    "buffers": "gathered weights, gradients in transfer",
+    "allowance": "allowance for fragmentation",
 }
 
 
@@ -295,7 +296,7 @@ def render_plan(plan: Plan, out: rich.console.Console) -> None:
     first = plan.requested or (plan.enough.mesh if plan.enough else plan.meshes[0])
     out.print()
     out.print(_title(first, plan), highlight=False)
-    out.print(f"of a rank at its peak, during {first.memory.moment}", style="dim", highlight=False)
+    out.print(f"peak of a rank, during {first.memory.moment}", style="dim", highlight=False)
     out.print(Padding(_kinds(first), (0, 0, 0, 2), expand=False), highlight=False)
     out.print()
     out.print("Estimates. " + "; ".join(plan.assumptions) + ".", style="dim", highlight=False)
@@ -316,14 +317,14 @@ def _step(plan: Plan) -> str:
         if plan.batch_size is None
         else f"{plan.batch_size:,} row{'' if plan.batch_size == 1 else 's'}"
     )
-    return f"a step of {rows}, {plan.seq_len:,} tokens a row, {plan.precision}"
+    return f"a step of {rows}, {plan.seq_len:,} tokens per row, {plan.precision}"
 
 
 def _count(plan: Plan) -> str:
-    """Say how many meshes fit, and in which order they are shown."""
+    """Return the number of meshes that fit and the order in which they are shown."""
     if plan.num_meshes == 1:
         return "the only mesh fits" if plan.num_fitting else "the only mesh does not fit"
-    order = "the fastest" if plan.num_fitting else "the nearest to fitting"
+    order = "the fastest" if plan.num_fitting else "the closest to fitting"
     first = f"; yours, then {order}" if plan.requested is not None else f"; {order} first"
     number = f"{plan.num_fitting:,}" if plan.num_fitting else "none"
     verb = "fits" if plan.num_fitting < 2 else "fit"
@@ -331,9 +332,9 @@ def _count(plan: Plan) -> str:
 
 
 def _title(mesh: MeshPlan, plan: Plan) -> str:
-    """Name the mesh whose memory is shown kind by kind."""
+    """Return the title of the memory table."""
     if plan.enough is not None and mesh is plan.enough.mesh:
-        return f"{plan.enough.num_gpus:,} GPUs would do, as {mesh.describe()}"
+        return f"{plan.enough.num_gpus:,} GPUs would suffice, as {mesh.describe()}"
     return f"memory of {mesh.describe()}"
 
 
@@ -371,28 +372,28 @@ def _kinds(mesh: MeshPlan) -> Table:
             table.add_row(name, format_bytes(num_bytes))
     usable = format_bytes(mesh.memory.usable)
     table.add_row(Text("needed", style="bold"), format_bytes(mesh.memory.needed))
-    table.add_row("a rank has", usable)
+    table.add_row("available per GPU", usable)
     return table
 
 
-# `memguard plan`: what fits, then, for a run, what training would feed, save and measure.
+# `memguard plan`: the meshes that fit and, for a run, what would be trained, saved and audited.
 
 
 def print_plan(
     request: PlanRequest, run: RunConfig | None, *, with_documents: bool, as_json: bool
 ) -> None:
-    """Make a plan, print it, and refuse what does not fit.
+    """Compute and print a plan, then raise an error if nothing fits.
 
     Args:
-        request: the arguments; checked.
+        request: the checked arguments.
         run: the training run; None for a model alone.
-        with_documents: whether documents are read, for a run.
+        with_documents: whether to read the documents of a run.
         as_json: whether to print JSON.
 
     Raises:
-        ConfigError: nothing fits, or not the mesh that was given; after it has been printed.
-        DataError: as training.
-        ModelError: as training, or a family whose memory is not known.
+        ConfigError: nothing fits, or the given mesh does not; raised after the plan is printed.
+        DataError: same as in training.
+        ModelError: same as in training, or the memory of the model family is not known.
     """
     out = rich.console.Console(file=sys.stdout, highlight=False)
     printed: dict[str, Any] = {}
@@ -409,7 +410,7 @@ def print_plan(
         if not as_json:
             render_plan(plan, out)
     if run is not None and with_documents:
-        # Here, because a model alone is answered without importing torch.
+        # Imported here, because the plan of a model alone does not need torch.
         from memguard.runtime import Console
         from memguard.workflows.dry_run import dry_run
 
@@ -421,5 +422,5 @@ def print_plan(
     if as_json:
         sys.stdout.write(json.dumps(printed, indent=2) + "\n")
     if plan is not None:
-        sys.stdout.flush()  # The reason comes after the table.
+        sys.stdout.flush()  # The table must appear before the error.
         refuse_misfit(plan)

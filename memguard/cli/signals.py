@@ -1,7 +1,7 @@
-"""Ctrl-C and SIGTERM end a command as an exception: what it was writing is taken away, one line.
+"""Ctrl-C and SIGTERM raise an exception: unfinished files are deleted and one line is printed.
 
-The trainer's own handler, which saves first, replaces this one while it trains. Ranks have none:
-their launcher speaks for them.
+During training the trainer's own handler, which saves first, replaces this one. Ranks have no
+handler: their launcher reports the signal.
 """
 
 import math
@@ -12,12 +12,12 @@ import time
 from types import FrameType
 
 _STOPS = (signal.SIGINT, signal.SIGTERM)
-# A launcher passes on the Ctrl-C that the terminal has sent already.
+# A launcher forwards a Ctrl-C that the terminal has already sent to all processes.
 _SAME_SIGNAL_S = 1.0
 
 
 class SignalReceived(BaseException):
-    """The command was asked to end. No `except Exception` on its way takes it for an error."""
+    """A signal to end the command; not an `Exception`, so that handlers of those ignore it."""
 
     def __init__(self, number: int) -> None:
         super().__init__(signal.Signals(number).name)
@@ -25,7 +25,7 @@ class SignalReceived(BaseException):
 
 
 def raise_on_signals() -> None:
-    """From now on the first signal raises `SignalReceived`, and a second one ends the process."""
+    """Install handlers: the first signal raises `SignalReceived`, a second ends the process."""
     if "LOCAL_RANK" in os.environ or threading.current_thread() is not threading.main_thread():
         return
     received_s = -math.inf
@@ -42,6 +42,6 @@ def raise_on_signals() -> None:
         signal.raise_signal(number)
 
     for number in _STOPS:
-        # One that is ignored stays so, as under nohup.
+        # An ignored signal stays ignored, for example under nohup.
         if signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler):
             signal.signal(number, handle)

@@ -1,4 +1,4 @@
-"""`memguard verify` as text: one line a part, and what mends it; coloured on a terminal."""
+"""Prints the result of `memguard verify`: each part's state, damage and repair."""
 
 import sys
 from collections.abc import Iterator
@@ -13,16 +13,16 @@ from memguard.workflows.verify import OnRead, Part, State, Verified, format_byte
 
 _STYLES: dict[State, str] = {"whole": "green", "damaged": "bold red", "not there yet": "dim"}
 _SAID_FROM_BYTES = 1_000_000_000
-"""Where nothing can be drawn again and again, a line is worth its place for so much."""
+"""Without a live display, a line is printed only for files of at least this size (bytes)."""
 _NAME, _STATE = 13, 15
 """Widths of the columns."""
 _MOST_DAMAGES = 20
-"""Lines for one part."""
+"""Largest number of lines for one part."""
 
 
 @contextmanager
 def shown_reading() -> Iterator[OnRead]:
-    """Yield a function that says, on standard error, what is read next."""
+    """Yield a function that prints on standard error which file is read next."""
     err = rich.console.Console(stderr=True, highlight=False)
     if err.is_terminal and not err.is_dumb_terminal:
         with err.status("verify") as status:
@@ -41,10 +41,10 @@ def _say(name: str, size: int) -> str:
 
 
 def render_verified(found: Verified, out: rich.console.Console) -> None:
-    """Print what was found.
+    """Print the result of `verify`.
 
     Args:
-        found: of `verify`.
+        found: result of `verify`.
         out: standard output.
     """
     if out.is_terminal:
@@ -57,13 +57,13 @@ def render_verified(found: Verified, out: rich.console.Console) -> None:
             table.add_row(Text(part.name), state, Text("\n").join(_describe(part)))
         out.print(table, highlight=False)
     else:
-        # Of a log each line is whole: the first of a part begins with its name.
+        # Lines are not wrapped in a log; the first line of each part begins with its name.
         for part in found.parts:
             named = [f"{part.name:<{_NAME}}{part.state:<{_STATE}}", " " * (_NAME + _STATE)]
             for number, line in enumerate(_describe(part)):
                 out.print(f"{named[min(number, 1)]}{line}".rstrip(), markup=False, soft_wrap=True)
-    if found.is_at_work:
-        out.print("another process is at work there: what it is writing may look damaged")
+    if found.is_in_use:
+        out.print("another process is working there: files that it is writing may look damaged")
     out.print(Text(f"{_clean(str(found.folder))}: {_sum_up(found)}"), soft_wrap=True)
 
 
@@ -72,7 +72,7 @@ def _sum_up(found: Verified) -> str:
     if damaged:
         return f"damaged: {', '.join(damaged)}"
     is_all_there = all(part.state == "whole" for part in found.parts)
-    return "whole" if is_all_there else "whole, as far as it has come"
+    return "whole" if is_all_there else "whole so far, not finished"
 
 
 def _clean(text: str) -> str:
@@ -82,7 +82,7 @@ def _clean(text: str) -> str:
 def _describe(part: Part) -> list[Text]:
     if not part.damages:
         return [Text(_clean(part.note), style="dim")]
-    lines = [Text(_clean(str(one))) for one in part.damages[:_MOST_DAMAGES]]
+    lines = [Text(_clean(str(damage))) for damage in part.damages[:_MOST_DAMAGES]]
     if len(part.damages) > _MOST_DAMAGES:
         lines.append(Text(f"and {len(part.damages) - _MOST_DAMAGES:,} more"))
-    return [*lines, Text(f"mend: {_clean(part.mend or '')}", style="cyan")]
+    return [*lines, Text(f"repair: {_clean(part.mend or '')}", style="cyan")]

@@ -1,4 +1,4 @@
-"""A run's report and document scores, read back."""
+"""Reads the report and document scores of finished runs, and checks that they are comparable."""
 
 import math
 from collections import defaultdict
@@ -39,18 +39,18 @@ _COLUMNS = [
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FinishedRun:
-    """Where a finished run is and what to call it."""
+    """Folder and name of a finished run."""
 
     name: str
     """The setting's name; the same for each of its seeds."""
     seed: int
     folder: Path
     overrides: Mapping[str, Any]
-    """What the setting changes beside its mitigations; shown, not used."""
+    """Settings that differ from the common run, besides mitigations; for display only."""
 
     @property
     def label(self) -> str:
-        """What messages call the run."""
+        """Name of the run in messages."""
         return f"'{self.name}' (seed {self.seed})"
 
 
@@ -60,19 +60,20 @@ class BucketTable:
 
     ids: tuple[str, ...]
     clusters: NDArray[np.int64]
-    """Documents with the same number are near-duplicates; each its own where nobody looked."""
+    """Documents with the same number are near-duplicates; all differ if not recorded."""
     verbatim: NDArray[np.bool_]
     near_verbatim: NDArray[np.bool_] | None
-    """Of generated text; None where nothing was generated."""
+    """Matches of generated text; None if no text was generated."""
     token_accuracy: NDArray[np.float64]
     """Share of the continuation tokens that are right."""
     log10_queries: NDArray[np.float64] | None
-    """What it takes to draw each by the cheapest way; inf: none can. None where nobody asked."""
+    """Attack cost of each document by the cheapest sampling scheme; inf if none can generate it.
+    None if not measured."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class AuditedRun:
-    """A run that can be put beside others: complete, with the losses a comparison needs."""
+    """A complete run, with the losses that a comparison needs."""
 
     run: FinishedRun
     report: AuditReport
@@ -80,31 +81,32 @@ class AuditedRun:
     heldout_nll: float
     base_heldout_nll: float
     buckets: dict[int, BucketScores]
-    """By number of repetitions; 0 is the control. Background and held-out are left out."""
+    """Buckets by number of repetitions; 0 is the control. Background and held-out are left out."""
     tables: dict[int, BucketTable]
-    """The same buckets, document by document."""
+    """Scores per document of the same buckets."""
     removed: frozenset[str]
-    """Ids of documents that were given and that a mitigation took out of training."""
+    """Ids of documents that a mitigation removed before training."""
 
     @property
     def canaries(self) -> dict[str, CanaryScore]:
-        """The trained secrets by id; empty where there are none."""
-        found = self.report.canaries.canaries if self.report.canaries else []
-        return {canary.id: canary for canary in found if canary.was_trained}
+        """The trained canaries by id; empty if there are none."""
+        canaries = self.report.canaries.canaries if self.report.canaries else []
+        return {canary.id: canary for canary in canaries if canary.was_trained}
 
 
 def load_audited_run(run: FinishedRun) -> AuditedRun:
-    """Read what a run's audit found.
+    """Read the audit results of a run.
 
     Raises:
-        RecordError: not audited, unreadable, without held-out losses or one dose a bucket.
+        RecordError: the run is not audited or unreadable, or has no held-out losses, or the
+            documents of a bucket were not trained equally often.
     """
     audit = run.folder / "audit"
     path = audit / REPORT
     if not path.exists():
         raise RecordError(
-            f"{run.label} cannot be compared: there is no '{path}'. Run what made '{run.folder}' "
-            "again, it goes on to its audit; or run 'memguard audit' on it"
+            f"{run.label} cannot be compared: '{path}' does not exist. Run the command that made "
+            f"'{run.folder}' again, it continues with the audit; or run 'memguard audit' on it"
         )
     report = load_audit_report(audit)
     training = report.training
@@ -133,32 +135,33 @@ def load_audited_run(run: FinishedRun) -> AuditedRun:
 
 
 def _load_manifest(run: FinishedRun) -> list[ManifestEntry]:
-    """Return the documents of a run; none where memguard only audited a model."""
+    """Return the documents of a run; empty if memguard only audited a model."""
     path = run.folder / "manifest.jsonl"
     if has_trained(run.folder):
         written = load_trained(run.folder)
         for damage in find_damage(run.folder, {path.name: written.manifest}):
             raise RecordError(
-                f"{run.label} cannot be compared: '{path}' {damage.what}. Run what made "
-                f"'{run.folder}' again"
+                f"{run.label} cannot be compared: '{path}' {damage.what}. Run the command that "
+                f"made '{run.folder}' again"
             )
     return load_manifest(path) if path.exists() else []
 
 
-def find_recited(folder: Path) -> dict[str, bool]:
+def find_extracted(folder: Path) -> dict[str, bool]:
     """Return for each audited document, trained or to be forgotten, if greedy decoding extracts it.
 
-    Verbatim or near-verbatim. An audit of a sample leaves out the rest.
+    Extraction is verbatim or near-verbatim. If the audit scored a sample, other documents are
+    missing.
 
     Args:
-        folder: of a finished run.
+        folder: folder of a finished run.
 
     Raises:
-        RecordError: it has no document scores, or they are damaged.
+        RecordError: document scores are missing or damaged.
     """
     columns = _read_scores(folder, ["id", "role", "verbatim", "near_verbatim"])
     (where,) = np.nonzero(np.isin(columns["role"].astype(str), ("trained", "forget")))
-    # null, where nothing was generated, counts as no match.
+    # null (no text was generated) counts as no match.
     extracted = columns["verbatim"].astype(bool) | (columns["near_verbatim"] == True)  # noqa: E712
     return {str(columns["id"][n]): bool(extracted[n]) for n in where}
 
@@ -172,7 +175,8 @@ def _find_buckets(run: FinishedRun, report: AuditReport) -> dict[int, BucketScor
         if count is None:
             raise RecordError(
                 f"{run.label} cannot be compared: the documents of bucket '{bucket.bucket}' were "
-                "not trained equally often, or nobody counted. Train the run to its end."
+                "not trained equally often, or the repetitions were not recorded. Train the run "
+                "to its end."
             )
         if count in buckets:
             raise RecordError(
@@ -194,7 +198,7 @@ def _load_tables(
 ) -> dict[int, BucketTable]:
     path = run.folder / "audit" / "records.parquet"
     columns = _read_scores(run.folder, _COLUMNS)
-    # null: no way can draw it, or nobody asked.
+    # null: no sampling scheme can generate it, or the cost was not measured.
     log10_queries = np.nan_to_num(columns["attack_log10_queries"], nan=math.inf, posinf=math.inf)
     tables = {}
     for count, bucket in buckets.items():
@@ -203,15 +207,16 @@ def _load_tables(
         ids = tuple(columns["id"][where])
         if len(ids) != bucket.model.verbatim.num_documents or len(set(ids)) != len(ids):
             raise RecordError(
-                f"'{path}' does not belong to the report beside it: bucket '{bucket.bucket}' has "
+                f"'{path}' does not belong to its report: bucket '{bucket.bucket}' has "
                 f"{len(set(ids))} documents, not {bucket.model.verbatim.num_documents}. "
                 "Audit the run again."
             )
         tables[count] = BucketTable(
             ids=ids,
-            # Numbers of clusters are not negative.
+            # Negative numbers do not occur as cluster numbers: such a document is its own cluster.
             clusters=np.array(
-                [clusters.get(one, -1 - n) for n, one in enumerate(ids)], dtype=np.int64
+                [clusters.get(identifier, -1 - n) for n, identifier in enumerate(ids)],
+                dtype=np.int64,
             ),
             verbatim=columns["verbatim"][where].astype(bool),
             near_verbatim=None
@@ -236,29 +241,29 @@ def _read_scores(folder: Path, names: Sequence[str]) -> dict[str, NDArray[Any]]:
         ) from error
     except (pa.ArrowException, KeyError) as error:
         raise RecordError(
-            f"'{path}' does not hold document scores. Audit the run again."
+            f"'{path}' does not contain document scores. Audit the run again."
         ) from error
 
 
-# What runs must share to stand side by side.
+# Properties that runs must share to be compared.
 
-# The loss before training is measured once a run; the same weights and documents differ by rounding
-# only (thread count, device), other documents by far more.
+# The loss before training is measured once per run. With the same weights and documents it differs
+# only by rounding (thread count, device); with other documents it differs by far more.
 _BASE_NLL_TOLERANCE = 0.01
 
 
 def check_comparable(runs: Sequence[AuditedRun]) -> None:
-    """Refuse runs whose numbers do not answer the same question.
+    """Check that the numbers of all runs are comparable.
 
     All runs must have been audited in the same way and share a source. Runs with the same seed must
     also share documents, control, starting weights and held-out documents; another seed draws
-    others, maybe from fewer sources. What 'deduplicate' removed was given all the same: such runs
-    are compared on what all of them trained (see `keep_shared`).
+    different ones, possibly from fewer sources. Documents that 'deduplicate' removed still count as
+    given: such runs are compared on the documents that all of them trained (see `keep_shared`).
 
-    Where no seed is shared by all settings, all runs must have the same documents.
+    If no seed is shared by all settings, all runs must have the same documents.
 
     Raises:
-        RecordError: saying which two runs and all that differs between them.
+        RecordError: two runs are not comparable; names both and all their differences.
     """
     seen: dict[tuple[str, int], AuditedRun] = {}
     first_of_seed: dict[int, AuditedRun] = {}
@@ -284,9 +289,10 @@ def _check_seeds_meet(runs: Sequence[AuditedRun]) -> None:
 
 
 def keep_shared(runs: Sequence[AuditedRun]) -> tuple[list[AuditedRun], int]:
-    """Return the runs, their tables cut to documents that no run of that seed removed.
+    """Return the runs with tables of only those documents that no run of that seed removed.
 
-    Also how many documents are left out, over all seeds.
+    Returns:
+        The runs, and the number of documents left out, summed over seeds.
     """
     removed: dict[int, set[str]] = defaultdict(set)
     for run in runs:
@@ -305,7 +311,7 @@ def keep_shared(runs: Sequence[AuditedRun]) -> tuple[list[AuditedRun], int]:
 
 
 def _leave_out(table: BucketTable, removed: AbstractSet[str]) -> BucketTable:
-    (where,) = np.nonzero([one not in removed for one in table.ids])
+    (where,) = np.nonzero([identifier not in removed for identifier in table.ids])
     if len(where) == len(table.ids):
         return table
     costs, near = table.log10_queries, table.near_verbatim
@@ -348,11 +354,11 @@ def _find_audit_differences(first: AuditedRun, other: AuditedRun) -> Iterator[st
 
 def _find_document_differences(first: AuditedRun, other: AuditedRun) -> Iterator[str]:
     if other.report.data.documents_sha256 != first.report.data.documents_sha256:
-        yield "it was given other documents ('documents_sha256')"
+        yield "it has other documents ('documents_sha256')"
     for role in ("control", "trained"):
         removed = first.removed | other.removed
         if _list_ids(other, role, removed) != _list_ids(first, role, removed):
-            yield f"its {role} documents are other ones"
+            yield f"its {role} documents differ"
     if other.report.model.base_weights_sha256 != first.report.model.base_weights_sha256:
         yield "it started from other weights ('base_weights_sha256')"
     here, there = _describe_heldout(other), _describe_heldout(first)
@@ -368,9 +374,11 @@ def _find_document_differences(first: AuditedRun, other: AuditedRun) -> Iterator
 
 
 def _list_ids(run: AuditedRun, role: str, removed: AbstractSet[str]) -> dict[str, tuple[str, ...]]:
-    """Return ids by bucket name: the number of repetitions may be what a setting changes."""
+    """Return ids by bucket name, because a setting may change the number of repetitions."""
     ids = {
-        bucket.bucket: tuple(one for one in run.tables[count].ids if one not in removed)
+        bucket.bucket: tuple(
+            identifier for identifier in run.tables[count].ids if identifier not in removed
+        )
         for count, bucket in run.buckets.items()
         if bucket.role == role
     }

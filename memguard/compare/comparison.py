@@ -1,4 +1,4 @@
-"""Finished runs into one comparison record."""
+"""Builds the comparison record from finished runs."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -43,18 +43,19 @@ from memguard.records import (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Pairs:
-    """Every setting against the first one."""
+    """Paired tests of each setting against the first one."""
 
     documents: list[PairedResult]
     canaries: list[PairedCanaries]
 
 
 def pair_settings(runs: Sequence[AuditedRun]) -> Pairs:
-    """Test every setting against the first one, seed by seed, on what both have trained.
+    """Test each setting against the first one, seed by seed, on what both have trained.
 
-    That is each trained bucket both have, and the canaries. The control is left out: nobody trained
-    it, so a setting cannot prevent its memorisation. Seeds are not pooled: the same document under
-    two seeds is not two independent documents. Holm's correction is over all tests together.
+    These are the trained buckets that both have, and the canaries. The control is left out: it was
+    never trained, so a setting cannot prevent its memorization. Seeds are not pooled: the same
+    document under two seeds is not two independent documents. Holm's correction is over all tests
+    together.
 
     Args:
         runs: comparable runs (see `check_comparable`); the first one's name is the first setting.
@@ -68,29 +69,29 @@ def pair_settings(runs: Sequence[AuditedRun]) -> Pairs:
     ]
     documents = [result for pair in pairs for result in _pair_documents(*pair)]
     canaries = [result for pair in pairs for result in _pair_canaries(*pair)]
-    tests = [one.verbatim for one in documents]
-    tests += [one.near_verbatim for one in documents if one.near_verbatim is not None]
-    tests += [one.verbatim for one in canaries]
+    tests = [result.verbatim for result in documents]
+    tests += [result.near_verbatim for result in documents if result.near_verbatim is not None]
+    tests += [result.verbatim for result in canaries]
     corrected = iter(correct_holm([test.p_value for test in tests]))
-    verbatim = [_correct(one.verbatim, next(corrected)) for one in documents]
+    verbatim = [_correct(result.verbatim, next(corrected)) for result in documents]
     near_verbatim = [
-        None if one.near_verbatim is None else _correct(one.near_verbatim, next(corrected))
-        for one in documents
+        None if result.near_verbatim is None else _correct(result.near_verbatim, next(corrected))
+        for result in documents
     ]
     return Pairs(
         documents=[
-            one.model_copy(update={"verbatim": equal, "near_verbatim": near})
-            for one, equal, near in zip(documents, verbatim, near_verbatim, strict=True)
+            result.model_copy(update={"verbatim": equal, "near_verbatim": near})
+            for result, equal, near in zip(documents, verbatim, near_verbatim, strict=True)
         ],
         canaries=[
-            one.model_copy(update={"verbatim": _correct(one.verbatim, next(corrected))})
-            for one in canaries
+            result.model_copy(update={"verbatim": _correct(result.verbatim, next(corrected))})
+            for result in canaries
         ],
     )
 
 
 def _pair_documents(against: AuditedRun, setting: AuditedRun) -> Iterator[PairedResult]:
-    """Compare bucket by bucket: how often its documents were trained may be what differs."""
+    """Compare bucket by bucket; a bucket's number of repetitions may differ between settings."""
     counts = {bucket.bucket: count for count, bucket in setting.buckets.items() if count}
     for count, bucket in against.buckets.items():
         if bucket.bucket not in counts or not count:
@@ -117,20 +118,20 @@ def _pair_documents(against: AuditedRun, setting: AuditedRun) -> Iterator[Paired
 
 
 def _pair_canaries(against: AuditedRun, setting: AuditedRun) -> Iterator[PairedCanaries]:
-    """Compare the trained secrets of both; nothing where either has none."""
+    """Compare the trained canaries that both have; yields nothing if there are none."""
     mine, theirs = setting.canaries, against.canaries
     ids = sorted(mine.keys() & theirs.keys())
     if not ids:
         return
-    bits = [_list_bits([scores[one] for one in ids]) for scores in (mine, theirs)]
+    bits = [_list_bits([scores[canary] for canary in ids]) for scores in (mine, theirs)]
     yield PairedCanaries(
         setting=setting.run.name,
         against=against.run.name,
         seed=setting.run.seed,
         num_canaries=len(ids),
         verbatim=_count(
-            np.array([theirs[one].verbatim for one in ids]),
-            np.array([mine[one].verbatim for one in ids]),
+            np.array([theirs[canary].verbatim for canary in ids]),
+            np.array([mine[canary].verbatim for canary in ids]),
         ),
         exposure_bits_difference=None
         if bits[0] is None or bits[1] is None
@@ -139,13 +140,13 @@ def _pair_canaries(against: AuditedRun, setting: AuditedRun) -> Iterator[PairedC
 
 
 def _list_bits(canaries: Sequence[CanaryScore]) -> list[float] | None:
-    """Return the exposure of each; None where there were no references to rank one among."""
-    bits = [one.exposure_bits for one in canaries if one.exposure_bits is not None]
+    """Return the exposure of each canary; None if one of them has no references to rank among."""
+    bits = [canary.exposure_bits for canary in canaries if canary.exposure_bits is not None]
     return bits if len(bits) == len(canaries) else None
 
 
 def _count(against: NDArray[np.bool_], setting: NDArray[np.bool_]) -> PairedCounts:
-    """Count and test; not corrected yet."""
+    """Count the differences and test them; p values are not corrected yet."""
     num_only_against = int((against & ~setting).sum())
     num_only_setting = int((setting & ~against).sum())
     p_value = compute_mcnemar(num_only_against, num_only_setting)
@@ -162,11 +163,11 @@ def _correct(counts: PairedCounts, p_holm: float) -> PairedCounts:
 
 
 def build_comparison(sweep: Sweep, *, command: str) -> Comparison:
-    """Put the finished runs of a sweep side by side.
+    """Compare the finished runs of a sweep.
 
     Args:
-        sweep: with every run finished.
-        command: what the user typed; shown in the record.
+        sweep: a sweep whose runs are all finished.
+        command: the command line, for the record.
 
     Raises:
         RecordError: a run is not finished, unreadable or not comparable.
@@ -174,8 +175,8 @@ def build_comparison(sweep: Sweep, *, command: str) -> Comparison:
     unfinished = [run.name for run in sweep.runs if not is_finished(run)]
     if unfinished:
         raise RecordError(
-            f"'{sweep.name}' is not finished: {', '.join(unfinished)} left. Run the same command "
-            "again; what is finished is kept."
+            f"'{sweep.name}' is not finished; missing: {', '.join(unfinished)}. Run the same "
+            "command again; finished runs are kept."
         )
     runs = [
         FinishedRun(name=run.setting, seed=run.seed, folder=run.folder, overrides=run.overrides)
@@ -185,15 +186,15 @@ def build_comparison(sweep: Sweep, *, command: str) -> Comparison:
 
 
 def compare_runs(runs: Sequence[FinishedRun], *, name: str, command: str) -> Comparison:
-    """Put finished runs side by side; the first is what the others are tested against.
+    """Compare finished runs; the others are tested against the first.
 
     Args:
         runs: at least one; each pair of name and seed once.
-        name: what to call the comparison.
-        command: what the user typed; shown in the record.
+        name: name of the comparison.
+        command: the command line, for the record.
 
     Raises:
-        RecordError: a run is unreadable or not comparable; says which one and why.
+        RecordError: a run is unreadable or not comparable; the message names it and the reason.
     """
     if not runs:
         raise RecordError("a comparison needs at least one run; name their folders")
@@ -257,36 +258,36 @@ def _build_setting(run: AuditedRun) -> SettingResult:
 
 
 def _find_cost(run: AuditedRun, bucket: str) -> AttackCostScores | None:
-    return next((one.model for one in run.report.attack_cost if one.bucket == bucket), None)
+    return next((cost.model for cost in run.report.attack_cost if cost.bucket == bucket), None)
 
 
 def _find_gain(run: AuditedRun, bucket: str) -> Interval | None:
-    """Return what training added to token accuracy beyond the control's gain, where that is sound.
+    """Return the gain in token accuracy from training beyond the control's gain, if valid.
 
-    Where the texts alone tell trained documents and control apart, the control says nothing of
-    what other training would have added; and where accuracy did not rise, the control's fall is no
-    gain.
+    None if the blind baseline separates trained documents from the control, because the control
+    then does not show what other training would have added; and None if accuracy did not rise,
+    because a fall of the control is not a gain.
     """
     if not run.report.is_blind_at_chance:
         return None
     measure = next(
         (
-            one
-            for one in run.report.measures
-            if (one.probe, one.metric) == ("extraction", "token_accuracy")
+            measure
+            for measure in run.report.measures
+            if (measure.probe, measure.metric) == ("extraction", "token_accuracy")
         ),
         None,
     )
     if measure is None:
         return None
-    found = next((one for one in measure.buckets if one.bucket == bucket), None)
-    if found is None or found.counterfactual is None or found.counterfactual.ci is None:
+    measured = next((row for row in measure.buckets if row.bucket == bucket), None)
+    if measured is None or measured.counterfactual is None or measured.counterfactual.ci is None:
         return None
-    return found.counterfactual_minus_control if found.counterfactual.ci[0] > 0 else None
+    return measured.counterfactual_minus_control if measured.counterfactual.ci[0] > 0 else None
 
 
 def _find_base_cost(run: AuditedRun, bucket: str) -> AttackCostScores | None:
-    return next((one.base for one in run.report.attack_cost if one.bucket == bucket), None)
+    return next((cost.base for cost in run.report.attack_cost if cost.bucket == bucket), None)
 
 
 def _build_cell(
@@ -315,7 +316,7 @@ def _share(rate: Rate) -> MatchedShare:
 
 
 def _merge_environments(runs: Sequence[AuditedRun]) -> dict[str, str]:
-    """Return what the runs ran on; where they differ, every value, since costs then differ too."""
+    """Return versions and hardware of the runs; all values where runs differ."""
     merged: dict[str, list[str]] = {}
     for run in runs:
         for key, value in run.report.environment.items():

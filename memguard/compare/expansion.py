@@ -1,4 +1,4 @@
-"""A sweep's blocks into checked run configurations."""
+"""Builds and checks the run configurations of a sweep."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,28 +20,29 @@ from memguard.config import (
 from memguard.config.yaml_text import KeyPath, format_key
 from memguard.errors import ConfigError
 
-# Settings that drop labels, with background added until as many labels receive loss.
+# 'equal: supervised_tokens' adds background to settings that drop labels, so that all settings have
+# the same number of labels with loss.
 #
-# At equal steps a setting that drops labels learns from fewer. Every step has r background rows for
-# each row of the study; with r' = (1 + r) / share - 1 of them, where ``share`` of the labels is
-# kept, a run has (1 + r') / (1 + r) = 1 / share times as many labels and keeps as many as one that
-# drops none. Each studied document is trained as often as before, in more steps, so its repetitions
-# lie further apart. Goldfish's authors compare so too (more rows a step); adding background is
-# ours.
+# With equal steps, a setting that drops labels trains on fewer of them. Every step has r background
+# rows for each row of the study. With r' = (1 + r) / share - 1 background rows, where ``share`` of
+# the labels is kept, a run has (1 + r') / (1 + r) = 1 / share times the labels and keeps as many
+# as a setting that drops none. Each document of the study is trained as often as before, in more
+# steps, so its repetitions are further apart. The authors of goldfish loss also compare at equal
+# labels (with more rows per step); adding background rows is our variant.
 
 
 def list_kept_shares(config: SweepConfig) -> list[float]:
-    """Return for each setting the share of labels that more background makes up for; 1 for none."""
+    """Return the kept share of labels of each setting; 1 if no background is to be added."""
     if config.equal == "steps":
         return [1.0] * len(config.settings)
     return [compute_kept_share(setting.mitigations) for setting in config.settings]
 
 
 def compute_kept_share(mitigations: Sequence[MitigationConfig]) -> float:
-    """Return the share of labels that mitigations keep by their settings.
+    """Return the share of labels that mitigations keep according to their settings.
 
-    What is really kept differs a little: a document's first labels have no tokens before them to
-    decide by, and a hash is even only on average.
+    The actual share differs slightly: the first labels of a document have no context to hash, and
+    hash values are uniform only on average.
     """
     shares = [1.0]
     for mitigation in mitigations:
@@ -54,43 +55,46 @@ def compute_kept_share(mitigations: Sequence[MitigationConfig]) -> float:
 
 
 def raise_background_ratio(ratio: float, kept_share: float) -> float:
-    """Return the background rows a studied row with which as many labels are kept."""
+    """Return the background rows per row of the study that make up for dropped labels."""
     return (1 + ratio) / kept_share - 1
 
 
 def check_equal(config: SweepConfig, document: Document) -> Iterator[str]:
-    """Yield why labels cannot be made equal in this sweep, or why that would do nothing."""
+    """Yield the reasons why labels cannot be made equal, or why the setting would do nothing."""
     if config.equal == "steps":
         return
     place = document.locate(("equal",))
-    asked = f"{place} 'equal' cannot be '{config.equal}'"
+    refused = f"{place} 'equal' cannot be '{config.equal}'"
     data = config.run.get("data")
     if isinstance(data, Mapping) and not (data.get("study") and data.get("background")):
         yield (
-            f"{asked} without 'run.data.study' and 'run.data.background': it adds background rows, "
-            "and without them every document would be trained more often"
+            f"{refused} without 'run.data.study' and 'run.data.background': it adds background "
+            "rows, and without them every document would be trained more often"
         )
     for index, setting in enumerate(config.settings):
-        if any(isinstance(one, GoldfishConfig) and one.k_by_dose for one in setting.mitigations):
+        if any(
+            isinstance(mitigation, GoldfishConfig) and mitigation.k_by_dose
+            for mitigation in setting.mitigations
+        ):
             yield (
-                f"{asked} where 'settings[{index}]' has a goldfish with 'k_by_dose': what share of "
-                "the labels it drops is not known before its documents are read"
+                f"{refused} where 'settings[{index}]' has goldfish with 'k_by_dose': the share of "
+                "labels that it drops is not known before the documents are read"
             )
     if all(compute_kept_share(setting.mitigations) == 1 for setting in config.settings):
-        yield f"{asked}: no setting drops labels (goldfish, token_dropout), so it would do nothing"
+        yield f"{refused}: no setting drops labels (goldfish, token_dropout), it would do nothing"
 
 
 BASE = "base"
 """Name of the run whose model every setting starts from."""
 
-# What the sweep decides, and where to say it instead.
+# Settings that the sweep determines, and where to set them instead.
 _DECIDED = {
     "name": "the sweep names its runs",
     "output_dir": "set the sweep's own 'output_dir'",
     "mitigations": "set them in 'settings'",
     "seed": "set 'seeds'",
 }
-# What no setting may change: the runs could not be put side by side.
+# Settings that must be the same for all runs of a sweep, else the runs are not comparable.
 _SHARED = {
     "data": "settings are compared on the same documents; set it in 'run'",
     "model": "settings start from the same weights; set it in 'run'",
@@ -104,14 +108,14 @@ _STARTING_POINT = ("path", "revision", "scratch")
 
 
 def check_sweep(config: SweepConfig, document: Document) -> Iterator[str]:
-    """Yield what may stand in a run, or in a list of runs, but not in this sweep."""
+    """Yield problems of a sweep whose blocks are valid on their own."""
     for number, seed in enumerate(config.seeds):
         if seed in config.seeds[:number]:
             yield f"{document.locate(('seeds', number))} 'seeds[{number}]' is {seed} a second time"
     for index, setting in enumerate(config.settings):
         if setting.name == BASE:
             place = document.locate(("settings", index, "name"))
-            yield f"{place} 'settings[{index}].name' must not be '{BASE}': 'pretrain' is called so"
+            yield f"{place} 'settings[{index}].name' must not be '{BASE}', the name of 'pretrain'"
     yield from check_equal(config, document)
     yield from _check_decided(document, "run", tuple(_DECIDED))
     model, audit = config.run.get("model"), config.run.get("audit")
@@ -125,7 +129,7 @@ def check_sweep(config: SweepConfig, document: Document) -> Iterator[str]:
         if isinstance(model, Mapping) and model.get(key) is not None:
             yield (
                 f"{document.locate(('run', 'model', key))} 'run.model.{key}' must not be set "
-                "beside 'pretrain': settings start from the model it leaves"
+                "with 'pretrain': settings start from the model that 'pretrain' trains"
             )
 
 
@@ -137,15 +141,15 @@ def _check_decided(document: Document, block: str, keys: tuple[str, ...]) -> Ite
 
 
 def build_base(config: SweepConfig, document: Document, folder: Path) -> RunConfig:
-    """Build the run whose model every setting starts from; audited only if asked for.
+    """Build the run whose model every setting starts from; audited only if 'pretrain' enables it.
 
     Args:
         config: a sweep with 'pretrain'.
-        document: its file.
+        document: the sweep's file.
         folder: the sweep's folder.
 
     Raises:
-        ConfigError: with every problem found in 'pretrain'.
+        ConfigError: lists every problem found in 'pretrain'.
     """
     assert config.pretrain is not None, "a sweep without 'pretrain' has no base"
     values = {**config.pretrain, "name": BASE, "output_dir": str(folder)}
@@ -164,18 +168,18 @@ def build_setting(
     number: int,
     kept_share: float,
 ) -> RunConfig:
-    """Put a setting and a seed into the common run.
+    """Build the run of one setting and one seed from the common run.
 
     Args:
         config: the sweep.
-        document: its file.
+        document: the sweep's file.
         folder: the sweep's folder.
         index: position in 'settings'.
         number: position in 'seeds'.
-        kept_share: of the labels; background makes up for the rest. 1: as the file says.
+        kept_share: share of labels kept; background makes up for the rest. 1: add no background.
 
     Raises:
-        ConfigError: with every problem found, placed in the setting where that is what is wrong.
+        ConfigError: lists every problem found, with its place in the setting if it is there.
     """
     setting, seed = config.settings[index], config.seeds[number]
     name = f"{setting.name}-seed{seed}" if len(config.seeds) > 1 else setting.name
@@ -193,7 +197,7 @@ def build_setting(
         dotted = format_key(override.key_path)
         reason = _SHARED.get(dotted.partition(".")[0].partition("[")[0])
         if not dotted:
-            problems.append(f"{place} '{format_key(override.origin)}' names no setting")
+            problems.append(f"{place} '{format_key(override.origin)}' is not a setting")
             continue
         if reason:
             problems.append(f"{place} '{dotted}' must not differ between settings: {reason}")
@@ -210,8 +214,8 @@ def build_setting(
     if ends_early := find_early_end(checked):
         place = document.locate(("settings", index))
         problems.append(
-            f"{place} '{ends_early}' ends training early: such a run has other doses than the "
-            "rest, and cannot be compared with it. Train it by itself"
+            f"{place} '{ends_early}' ends training early: such a run trains documents less often "
+            "than the others and cannot be compared with them. Train it as a single run"
         )
     if problems:
         raise ConfigError(*problems)
@@ -219,25 +223,25 @@ def build_setting(
 
 
 def find_early_end(config: RunConfig) -> str:
-    """Name what may end a run before its documents have had their doses; "" for nothing."""
+    """Return the setting that may end training before all repetitions are done; "" if none."""
     stops = config.budget is not None and config.budget.action == "stop"
     return "budget.action: stop" if stops else ""
 
 
 def _equalise(checked: RunConfig, kept_share: float, document: Document) -> RunConfig:
-    """Add the background that makes up for dropped labels."""
+    """Add the background rows that make up for dropped labels."""
     if kept_share == 1:
         return checked
     place = document.locate(("equal",))
     if checked.train.max_steps is not None:
         raise ConfigError(
-            f"{place} 'equal' cannot add background beside 'train.max_steps', which cuts added "
-            "rows off, and with them repetitions of the studied documents"
+            f"{place} 'equal' cannot add background with 'train.max_steps', which cuts off the "
+            "added rows, and with them repetitions of the study's documents"
         )
     if checked.budget is not None:
         raise ConfigError(
-            f"{place} 'equal' cannot add background beside 'budget', which may drop more labels, "
-            "or end a run, while it is trained"
+            f"{place} 'equal' cannot add background with 'budget', which may drop more labels or "
+            "end training early"
         )
     ratio = raise_background_ratio(checked.data.background_ratio, kept_share)
     values = apply_settings(checked.model_dump(mode="json"), {"data.background_ratio": ratio})
@@ -250,17 +254,17 @@ class _Override:
     """One value that a setting changes."""
 
     key_path: KeyPath
-    """Where in the run."""
+    """Key in the run."""
     origin: KeyPath
-    """Where in the sweep's file."""
+    """Key in the sweep's file."""
     value: Any
 
 
 def _flatten(values: Mapping[str, Any], at: KeyPath) -> Iterator[_Override]:
-    """Yield each change, of ``{optim.lr: 1}`` and ``{optim: {lr: 1}}`` alike."""
+    """Yield each override; ``{optim.lr: 1}`` and ``{optim: {lr: 1}}`` are equivalent."""
     for key, value in values.items():
         key_path, origin = parse_key(str(key)), (*at, str(key))
-        # An empty one is a value: a section of which everything is left as it is by default.
+        # An empty mapping is a value: a section with all its defaults.
         if isinstance(value, Mapping) and value:
             for inner in _flatten(value, origin):
                 yield replace(inner, key_path=(*key_path, *inner.key_path))

@@ -1,14 +1,14 @@
-"""From an audit's verdict to other settings: a table of rules.
+"""Rules that derive new settings from an audit's verdict.
 
-    rule            applies where                            changes
-    remove copies   half of what it recites has a copy       deduplicate
-    k of a slice    it recites from some dose on, not below  goldfish: k_by_dose from there on
-    lower k         all doses are recited, k can be lower    goldfish: none -> 4, else 8, 4, 3, 2
-    fewer epochs    it recites in spite of k = 2             half the epochs, at least one
+    rule           applies if                                       changes
+    remove copies  half of the extracted documents have a copy      deduplicate
+    k of a slice   extraction starts at some number of repetitions  goldfish: k_by_dose from there
+    lower k        documents of all doses are extracted             goldfish: k 4, then 3, then 2
+    fewer epochs   documents are extracted at k = 2                 half the epochs, at least one
 
-The first rule that applies is taken, one change at a time: what a report found can be told from
-what one change did about it. Nothing is changed where the audit found no more than in the control.
-Weights that must be kept can forget instead: see `memguard.workflows.fix`.
+The first rule that applies is used. Only one change is made at a time, so that its effect can be
+measured. Nothing is changed if the audit found no more extraction than in the control. To keep the
+weights and make them forget instead, see `memguard.workflows.fix`.
 """
 
 from collections.abc import Callable, Mapping
@@ -20,51 +20,51 @@ from memguard.config.mitigations import DeduplicateConfig, find_mitigation
 from memguard.records import AuditReport, BucketScores, Rate
 
 _LADDER = (8, 4, 3, 2)
-"""Values of k, each of which drops more labels than the one before."""
+"""Values of k, in order of increasing share of dropped labels."""
 _FIRST_K = 4
 _LOWEST_K = _LADDER[-1]
 _GENTLE_K = 32
-"""Of documents that are not recited, where others need a goldfish: 3 in 100 labels."""
+"""k of documents that are not extracted, if others need goldfish loss: drops 3 in 100 labels."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Fix:
-    """Settings to train again with."""
+    """Changed settings for a new training."""
 
     settings: Mapping[str, Any]
     """Dotted settings and their new values."""
     change: str
-    """What is changed, in words."""
+    """The change, as text."""
     why: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Copies:
-    """What 'deduplicate' would take out of a run."""
+    """Copies that 'deduplicate' would remove from a run."""
 
     similarity: float | Literal["exact"]
     num_copies: int
-    num_recited: int
-    """Documents that come back near-verbatim ..."""
-    num_recited_with_copy: int
-    """... and those of them that are a copy or have one."""
+    num_extracted: int
+    """Documents that are extracted near-verbatim."""
+    num_extracted_with_copy: int
+    """Extracted documents that are a copy or have one."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Findings:
-    """What the rules look at."""
+    """Input of the rules."""
 
     config: RunConfig
     report: AuditReport
     copies: Copies | None = None
-    """None where 'deduplicate' was on, or cannot be."""
+    """None if 'deduplicate' was on or cannot be used."""
 
 
 def find_fix(found: Findings) -> Fix | None:
-    """Return what to change about a run; None where nothing is to be changed, or no rule is left.
+    """Return the change to make to a run; None if none is needed or no rule applies.
 
     Args:
-        found: the run's settings and what its audit, complete, has found.
+        found: the run's settings and its complete audit.
     """
     if found.report.verdict.level != "recites":
         return None
@@ -73,24 +73,24 @@ def find_fix(found: Findings) -> Fix | None:
 
 
 def _remove_copies(found: Findings) -> Fix | None:
-    """Train one of each group of copies; costs nothing where copies are what is recited."""
+    """Train one of each group of copies; without cost in utility if copies are extracted."""
     copies = found.copies
     if copies is None or not copies.num_copies:
         return None
-    if 2 * copies.num_recited_with_copy < copies.num_recited:
+    if 2 * copies.num_extracted_with_copy < copies.num_extracted:
         return None
     entry = DeduplicateConfig(name="deduplicate", similarity=copies.similarity)
     after = [*found.config.mitigations, entry]
     return Fix(
-        settings={"mitigations": [one.model_dump(mode="json") for one in after]},
+        settings={"mitigations": [mitigation.model_dump(mode="json") for mitigation in after]},
         change=f"deduplicate: {copies.num_copies:,} copies are not trained",
-        why=f"{copies.num_recited_with_copy:,} of the {copies.num_recited:,} documents that come "
-        "back were trained in several copies",
+        why=f"{copies.num_extracted_with_copy:,} of the {copies.num_extracted:,} documents that "
+        "are extracted near-verbatim were trained in several copies",
     )
 
 
 def _lower_k_of_slice(found: Findings) -> Fix | None:
-    """Lower k where documents are recited, and leave it where they are not."""
+    """Lower k for the doses at which documents are extracted, and keep it for the others."""
     config, report = found.config, found.report
     dose = _find_recited_dose(report)
     if dose is None:
@@ -105,18 +105,24 @@ def _lower_k_of_slice(found: Findings) -> Fix | None:
         return None
     above = {other: k for other, k in by_dose.items() if other > dose and k < lower[0]}
     changed = goldfish.model_copy(update={"k_by_dose": {**below, dose: lower[0], **above}})
-    after = [changed if isinstance(one, GoldfishConfig) else one for one in config.mitigations]
+    after = [
+        changed if isinstance(mitigation, GoldfishConfig) else mitigation
+        for mitigation in config.mitigations
+    ]
     after += [changed] if is_new else []
     return Fix(
-        settings={"mitigations": [one.model_dump(mode="json") for one in after]},
+        settings={"mitigations": [mitigation.model_dump(mode="json") for mitigation in after]},
         change=f"goldfish k of documents trained {dose} times or more: "
         f"{'none' if is_new else now} -> {lower[0]}{f', of others {_GENTLE_K}' if is_new else ''}",
-        why="from that dose on documents are extracted beyond the control, below it they are not",
+        why="from that dose on, documents are extracted beyond the control; below it they are not",
     )
 
 
 def _find_recited_dose(report: AuditReport) -> int | None:
-    """Return the dose from which on documents are recited; None where all are, or none."""
+    """Return the lowest dose with extraction above the control; None if all doses have it or none.
+
+    A dose is a number of repetitions.
+    """
     control = next((bucket for bucket in report.buckets if bucket.role == "control"), None)
     ceiling = _greedy_rate(control).ci if control else None
     if ceiling is None or not report.dose_response:
@@ -137,7 +143,7 @@ def _greedy_rate(bucket: BucketScores) -> Rate:
 
 def _lower_k(found: Findings) -> Fix | None:
     if _find_recited_dose(found.report) is not None:
-        return None  # that slice is at its lowest, and what is not recited has nothing to gain
+        return None  # k of that slice is at its lowest, and a lower k does not help the others
     before, goldfish = found.config.mitigations, _find_goldfish(found.config)
     if goldfish is None:
         k, was, why = _FIRST_K, "none", "a label that is never learned interrupts the greedy text"
@@ -147,12 +153,12 @@ def _lower_k(found: Findings) -> Fix | None:
         if not lower:
             return None
         k, was = lower[0], str(goldfish.k)
-        why = "one label in so many still lets documents through; a lower k drops more"
+        why = f"with k {was}, documents are still extracted; a lower k drops more labels"
         by_dose = {dose: other for dose, other in goldfish.k_by_dose.items() if other < k}
         changed = goldfish.model_copy(update={"k": k, "k_by_dose": by_dose})
-        after = [changed if one is goldfish else one for one in before]
+        after = [changed if mitigation is goldfish else mitigation for mitigation in before]
     return Fix(
-        settings={"mitigations": [one.model_dump(mode="json") for one in after]},
+        settings={"mitigations": [mitigation.model_dump(mode="json") for mitigation in after]},
         change=f"goldfish k: {was} -> {k}",
         why=why,
     )
@@ -161,16 +167,16 @@ def _lower_k(found: Findings) -> Fix | None:
 def _halve_epochs(found: Findings) -> Fix | None:
     config = found.config
     goldfish, epochs = _find_goldfish(config), config.train.epochs
-    # In a study the numbers of repetitions are the experiment, not a setting to be better.
+    # In a study the numbers of repetitions define the experiment and must not change.
     if goldfish is None or goldfish.k > _LOWEST_K or epochs == 1 or config.data.study is not None:
         return None
     if config.train.max_steps is not None:
-        return None  # which may end the training before fewer epochs would
+        return None  # 'max_steps' may end the training before fewer epochs would
     return Fix(
         settings={"train.epochs": epochs // 2},
         change=f"train.epochs: {epochs} -> {epochs // 2}",
-        why=f"goldfish drops every second label already (k {_LOWEST_K}); what is left is to train "
-        "the documents less often",
+        why=f"goldfish already drops every second label (k {_LOWEST_K}); the remaining option is "
+        "to train the documents less often",
     )
 
 

@@ -1,17 +1,18 @@
-"""Risk against utility: each setting over its seeds, and which others beat it.
+"""Risk and utility of each setting over its seeds, and which settings dominate others.
 
-    risk      the worst share of the documents that the setting trained most often: extracted
-              verbatim or near-verbatim by greedy decoding, drawn within 10^6 queries, or
-              extracted verbatim by the best attack that ran (of the documents attacked)
-    utility   nats a token on documents never trained, mean over seeds; lower is better. Settings
-              are held against each other seed by seed: another seed has other held-out documents,
-              which differ by more than settings do
+    risk      the highest extraction rate of the documents that the setting trained most often:
+              verbatim or near-verbatim by greedy decoding, sampled within 10^6 queries, or
+              verbatim by the best attack that ran (over the documents attacked)
+    utility   held-out loss (nats a token), mean over seeds; lower is better. Settings are compared
+              seed by seed: another seed has other held-out documents, which differ by more than
+              settings do
 
-A share is of the documents of all seeds together. A document that several seeds drew is one piece
-of evidence: its interval is exact (Clopper-Pearson) where no document comes twice, else a jackknife
-over documents. With several seeds it also covers Student's t interval over the seeds' own shares,
-so that seeds that disagree are not averaged away; with three of them that is wide. The interval of
-the risk reaches as high as that of any share: attacks run on fewer documents.
+A share is over the documents of all seeds together. A document that several seeds drew counts once
+as evidence: the interval is exact (Clopper-Pearson) if no document occurs twice, else a jackknife
+over documents. With several seeds it also covers Student's t interval over the shares of the seeds,
+so that differences between seeds are not averaged away; with three seeds this interval is wide. The
+interval of the risk extends to the highest upper end of all shares, because attacks run on fewer
+documents.
 """
 
 import math
@@ -36,11 +37,11 @@ from memguard.records import (
 
 
 def build_front(runs: Sequence[AuditedRun]) -> list[FrontPoint]:
-    """Return a point for each setting, in the order in which they first come.
+    """Return a point for each setting, in the order of the runs.
 
-    A risk counts where every run measured it: a setting must not look safer because less was
-    measured. Seeds that not all settings have are left out, where some are shared by all: another
-    seed has other held-out documents, and one setting must not have the easier ones.
+    Only risks that every run measured are used, so that a setting does not look safer because less
+    was measured. If some seeds are shared by all settings, other seeds are left out: their held-out
+    documents differ, and could be easier for one setting.
 
     Args:
         runs: comparable runs (see `check_comparable`).
@@ -72,14 +73,14 @@ def _hold_against(first: FrontPoint, point: FrontPoint) -> FrontPoint:
 
 
 def _subtract(one: FrontPoint, other: FrontPoint) -> Interval | None:
-    """Return one utility minus the other, mean over the seeds; None where these differ."""
+    """Return one utility minus the other, mean over the seeds; None if the seeds differ."""
     if one.utility_by_seed.keys() != other.utility_by_seed.keys():
         return None
     return compute_mean([nll - other.utility_by_seed[s] for s, nll in one.utility_by_seed.items()])
 
 
 def keep_shared_seeds(runs: Sequence[AuditedRun]) -> list[AuditedRun]:
-    """Return the runs with the seeds that every setting has; all runs where there is none."""
+    """Return the runs whose seed every setting has; all runs if there is no such seed."""
     seeds: dict[str, set[int]] = {}
     for run in runs:
         seeds.setdefault(run.run.name, set()).add(run.run.seed)
@@ -88,11 +89,12 @@ def keep_shared_seeds(runs: Sequence[AuditedRun]) -> list[AuditedRun]:
 
 
 def mark_dominated(points: Sequence[FrontPoint]) -> list[FrontPoint]:
-    """Return the points, each with the names of those that are no worse in both and better in one.
+    """Return the points, each with the names of the points that dominate it.
 
-    Beyond the intervals a point dominates another if, besides, in risk the two are equal or their
-    intervals apart, and in utility equal or apart seed by seed. A point without documents neither
-    dominates nor is dominated.
+    A point dominates another if it is no worse in risk and utility, and better in one of them. It
+    dominates beyond the intervals if in addition the risks are equal or their intervals are
+    disjoint, and the utilities are equal or differ significantly seed by seed. A point without
+    documents neither dominates nor is dominated.
     """
     marked = []
     for point in points:
@@ -107,7 +109,7 @@ def mark_dominated(points: Sequence[FrontPoint]) -> list[FrontPoint]:
 
 
 def is_below(one: tuple[float, float] | None, other: tuple[float, float] | None) -> bool:
-    """Tell whether the first interval lies wholly below the second; not without both."""
+    """Return whether the first interval is entirely below the second; False if one is None."""
     return one is not None and other is not None and one[1] < other[0]
 
 
@@ -119,7 +121,7 @@ def _dominates(one: FrontPoint, other: FrontPoint) -> bool:
 
 
 def _is_apart(one: FrontPoint, other: FrontPoint) -> bool:
-    """Tell whether a point that dominates does so by more than the intervals."""
+    """Return whether a dominating point does so beyond the intervals."""
     risk = one.risk == other.risk or is_below(one.risk_ci, other.risk_ci)
     if one.utility == other.utility:
         return risk
@@ -131,15 +133,15 @@ def _build_point(name: str, runs: Sequence[AuditedRun], risks: Sequence[RiskName
     utility = compute_mean([run.heldout_nll for run in runs])
     assert utility is not None, "a setting has a run"
     most_trained = [_find_most_trained(run) for run in runs]
-    tables = [one.table for one in most_trained]
-    found = {
+    tables = [run.table for run in most_trained]
+    shares = {
         risk: _compute_attack_risk(most_trained)
         if risk == "attack"
         else _compute_risk(tables, risk)
         for risk in risks
     }
-    known = {risk: share for risk, share in found.items() if share is not None}
-    # The first of equals: verbatim says the most.
+    known = {risk: share for risk, share in shares.items() if share is not None}
+    # Of equal shares the first is taken: verbatim is the strongest evidence.
     worst = max(known, key=lambda risk: known[risk].value, default=None)
     return FrontPoint(
         name=name,
@@ -159,9 +161,9 @@ def _build_point(name: str, runs: Sequence[AuditedRun], risks: Sequence[RiskName
 def _find_risk_ci(
     known: Mapping[RiskName, Interval], worst: RiskName
 ) -> tuple[float, float] | None:
-    """Return the interval of the worst share, its upper end the highest of all shares.
+    """Return the interval of the worst share, extended to the highest upper end of all shares.
 
-    A lower share of fewer documents, as those attacked, may really be the worst.
+    A lower share over fewer documents, such as those attacked, may in truth be the worst.
     """
     ci = known[worst].ci
     if ci is None:
@@ -171,12 +173,12 @@ def _find_risk_ci(
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class _MostTrained:
-    """A run's bucket of the highest dose; a setting may train the documents less often."""
+    """A run's bucket with the most repetitions; that number may differ between settings."""
 
     table: BucketTable
     scores: BucketScores
     attacks: Mapping[str, Rate]
-    """Documents of it that each attack extracted verbatim."""
+    """Share of its documents that each attack extracted verbatim."""
 
 
 def _find_most_trained(run: AuditedRun) -> _MostTrained:
@@ -186,9 +188,9 @@ def _find_most_trained(run: AuditedRun) -> _MostTrained:
         table=run.tables[dose],
         scores=scores,
         attacks={
-            one.attack: one.any_verbatim
-            for one in run.report.attacks
-            if one.bucket == scores.bucket
+            attacked.attack: attacked.any_verbatim
+            for attacked in run.report.attacks
+            if attacked.bucket == scores.bucket
         },
     )
 
@@ -196,8 +198,9 @@ def _find_most_trained(run: AuditedRun) -> _MostTrained:
 def _compute_attack_risk(runs: Sequence[_MostTrained]) -> Interval | None:
     """Return the share that the best attack extracted, over all seeds.
 
-    Attacks run on a sample of the documents. Which of them several seeds share is not recorded, so
-    the interval counts as many distinct ones as the bucket has in proportion.
+    Attacks run on a sample of the documents. The record does not say which of these are shared by
+    several seeds, so the interval assumes the same proportion of distinct documents as in the
+    bucket.
     """
     names = set.intersection(*(set(run.attacks) for run in runs))
     ids = [identifier for run in runs for identifier in run.table.ids]
@@ -217,7 +220,7 @@ def _compute_attack_risk(runs: Sequence[_MostTrained]) -> Interval | None:
 def _cover_seeds(
     ci: tuple[float, float] | None, shares: Sequence[float]
 ) -> tuple[float, float] | None:
-    """Return an interval that also covers that of the seeds' own shares."""
+    """Return the interval, extended to cover Student's t interval over the shares of the seeds."""
     over_seeds = compute_mean(shares)
     if ci is None or over_seeds is None or over_seeds.ci is None:
         return ci
@@ -232,7 +235,7 @@ def _compute_risk(tables: Sequence[BucketTable], risk: RiskName) -> Interval | N
     if not ids:
         return None
     ci = _find_interval(values_D, ids)
-    by_seed = [float(one.mean()) for one in shares if len(one)]
+    by_seed = [float(share.mean()) for share in shares if len(share)]
     return Interval(value=float(values_D.mean()), ci=_cover_seeds(ci, by_seed))
 
 
@@ -242,7 +245,7 @@ def _find_interval(values_D: NDArray[np.float64], ids: Sequence[str]) -> tuple[f
         share = compute_mean(values_D, bounds=(0, 1), clusters=np.array(ids))
         if share is not None and share.ci is not None:
             return share.ci
-    # Each document once, or all values equal, which gives the jackknife no variance.
+    # Each document occurs once, or all values are equal and the jackknife has no variance.
     return clopper_pearson(round(float(values_D.mean()) * num_distinct), num_distinct).ci
 
 
@@ -254,16 +257,16 @@ def _list_extracted(table: BucketTable, risk: RiskName) -> NDArray[np.float64]:
             assert table.near_verbatim is not None, "generated in every run, or in none"
             return table.near_verbatim.astype(np.float64)
         case "attack_cost":
-            assert table.log10_queries is not None, "asked of every run, or of none"
+            assert table.log10_queries is not None, "measured in every run, or in none"
             return np.asarray(table.log10_queries <= math.log10(NUM_RISK_QUERIES), np.float64)
         case "attack":
-            raise AssertionError("of a sample of the documents; see `_compute_attack_risk`")
+            raise AssertionError("attacks run on a sample; see `_compute_attack_risk`")
 
 
-# Which setting to take: one rule, and the sentence it leads to.
+# The recommendation: one rule, and the sentence that reports its result.
 
 TOLERANCE = 0.05
-"""What less risk may cost: held-out NLL above that of the first setting (share)."""
+"""Largest accepted increase of held-out NLL over the first setting (share)."""
 
 _RULE = (
     f"Of the settings whose held-out NLL is at most {100 * TOLERANCE:g} % above that of "
@@ -282,40 +285,41 @@ _SPOKEN: dict[RiskName, str] = {
 
 
 def recommend(front: Sequence[FrontPoint]) -> Recommendation:
-    """Choose a setting, or say why none is chosen.
+    """Recommend a setting, or give the reason why none is recommended.
 
     Args:
-        front: at least one point; the first is what the others must beat.
+        front: at least one point; the others are compared with the first.
     """
     first, *others = front
     safer = [point for point in others if is_below(point.risk_ci, first.risk_ci)]
     within = [point for point in safer if point.utility <= (1 + TOLERANCE) * first.utility]
     rule = _RULE.format(first=first.name)
     if not within:
-        why = _tell_why_not(others, safer, first)
+        why = _describe_why_not(others, safer, first)
         return Recommendation(setting=None, sentence=f"No setting is recommended: {why}", rule=rule)
     least = min(within, key=lambda point: (point.risk or 0.0, point.utility))
-    alike = [point for point in within if not is_below(least.risk_ci, point.risk_ci)]
-    chosen = min(alike, key=lambda point: (point.utility, point.risk or 0.0))
-    sentence = _tell_choice(chosen, least, first) + _tell_costly(chosen, safer, within)
+    similar = [point for point in within if not is_below(least.risk_ci, point.risk_ci)]
+    chosen = min(similar, key=lambda point: (point.utility, point.risk or 0.0))
+    sentence = _describe_choice(chosen, least, first) + _describe_costly(chosen, safer, within)
     return Recommendation(setting=chosen.name, sentence=sentence, rule=rule)
 
 
-def _tell_choice(chosen: FrontPoint, least: FrontPoint, first: FrontPoint) -> str:
+def _describe_choice(chosen: FrontPoint, least: FrontPoint, first: FrontPoint) -> str:
     sentence = (
-        f"'{chosen.name}' is recommended{_tell_detected(chosen)}: {_tell_risk(chosen)}, against "
-        f"{_tell_share(first)} with '{first.name}', at a held-out NLL of {_tell_utility(chosen)}."
+        f"'{chosen.name}' is recommended{_describe_detected(chosen)}: {_describe_risk(chosen)}, "
+        f"against {_describe_share(first)} with '{first.name}', at a held-out NLL of "
+        f"{_describe_utility(chosen)}."
     )
     if least.name != chosen.name:
         sentence += (
-            f" '{least.name}' has {_tell_share(least)}, no less beyond the intervals, at a "
-            f"held-out NLL of {_tell_utility(least)}."
+            f" '{least.name}' has {_describe_share(least)}, no less beyond the intervals, at a "
+            f"held-out NLL of {_describe_utility(least)}."
         )
     return sentence
 
 
-def _tell_detected(chosen: FrontPoint) -> str:
-    """Return a clause where the setting's own report says that memorization is detected."""
+def _describe_detected(chosen: FrontPoint) -> str:
+    """Return a caveat if the setting's own report has the verdict that memorization is detected."""
     if not chosen.num_runs_detected:
         return ""
     if chosen.num_seeds == 1:
@@ -326,10 +330,10 @@ def _tell_detected(chosen: FrontPoint) -> str:
     )
 
 
-def _tell_costly(
+def _describe_costly(
     chosen: FrontPoint, safer: Sequence[FrontPoint], within: Sequence[FrontPoint]
 ) -> str:
-    """Name the setting of least risk that the limit to the loss rules out, if its risk is lower."""
+    """Return a sentence on the setting of lowest risk if the NLL limit rules it out, else ""."""
     costly = [
         point
         for point in safer
@@ -339,13 +343,13 @@ def _tell_costly(
         return ""
     best = min(costly, key=lambda point: (point.risk or 0.0, point.utility))
     return (
-        f" '{best.name}' has a lower risk, {_tell_share(best)}, and is ruled out by its held-out "
-        f"NLL of {_tell_utility(best)}, more than {100 * TOLERANCE:g} % above that of the first "
-        "setting."
+        f" '{best.name}' has a lower risk, {_describe_share(best)}, and is ruled out by its "
+        f"held-out NLL of {_describe_utility(best)}, more than {100 * TOLERANCE:g} % above that of "
+        "the first setting."
     )
 
 
-def _tell_why_not(
+def _describe_why_not(
     others: Sequence[FrontPoint], safer: Sequence[FrontPoint], first: FrontPoint
 ) -> str:
     if not others:
@@ -353,42 +357,42 @@ def _tell_why_not(
     if first.risk is None:
         return f"nothing that '{first.name}' was trained on was audited."
     if not first.risk:
-        return f"'{first.name}' shows no risk that another could lower ({_tell_share(first)})."
+        return f"'{first.name}' shows no risk that another could lower ({_describe_share(first)})."
     if safer:
         cheapest = min(safer, key=lambda point: point.utility)
         return (
-            f"whatever has less risk than '{first.name}' beyond the intervals has a held-out NLL "
-            f"more than {100 * TOLERANCE:g} % above its own; the lowest is that of "
-            f"'{cheapest.name}', {_tell_utility(cheapest)}."
+            f"every setting with a risk below '{first.name}' beyond the intervals has a held-out "
+            f"NLL more than {100 * TOLERANCE:g} % above it; the lowest is that of "
+            f"'{cheapest.name}', {_describe_utility(cheapest)}."
         )
     return (
-        f"no other has less risk than '{first.name}' beyond the intervals ({_tell_share(first)} "
-        "of its documents)."
+        f"no other setting has a risk below '{first.name}' beyond the intervals "
+        f"({_describe_share(first)} of its documents)."
     )
 
 
-def _tell_risk(point: FrontPoint) -> str:
+def _describe_risk(point: FrontPoint) -> str:
     assert point.risk_by is not None, "a point with an interval has a risk"
-    # None at all: in none of the ways that were asked about.
-    ways = [point.risk_by] if point.risk else list(point.risks) or [point.risk_by]
-    *others, last = (_SPOKEN[way] for way in ways)
-    told = f"{', '.join(others)} or {last}" if others else last
-    return f"{_tell_share(point)} of the documents trained most often are extracted {told}"
+    # A risk of 0 means that no measured method extracted a document, so all are listed.
+    methods = [point.risk_by] if point.risk else list(point.risks) or [point.risk_by]
+    *others, last = (_SPOKEN[method] for method in methods)
+    how = f"{', '.join(others)} or {last}" if others else last
+    return f"{_describe_share(point)} of the documents trained most often are extracted {how}"
 
 
-def _tell_share(point: FrontPoint) -> str:
-    assert point.risk is not None, "asked only where there are documents"
+def _describe_share(point: FrontPoint) -> str:
+    assert point.risk is not None, "called only for points with documents"
     if point.risk_ci is None:
         return f"{100 * point.risk:.1f} %"
     low, high = (100 * end for end in point.risk_ci)
     return f"{100 * point.risk:.1f} % (95 % CI {low:.1f} to {high:.1f} %)"
 
 
-def _tell_utility(point: FrontPoint) -> str:
+def _describe_utility(point: FrontPoint) -> str:
     change = point.utility_change
     if change is None:
         return f"{point.utility:.3f}"
-    told = f"{100 * change.value:+.1f} %"
+    relative = f"{100 * change.value:+.1f} %"
     if change.ci is not None:
-        told += f", 95 % CI {100 * change.ci[0]:+.1f} to {100 * change.ci[1]:+.1f} %"
-    return f"{point.utility:.3f} ({told})"
+        relative += f", 95 % CI {100 * change.ci[0]:+.1f} to {100 * change.ci[1]:+.1f} %"
+    return f"{point.utility:.3f} ({relative})"

@@ -1,10 +1,10 @@
-"""Which runs of a sweep are finished, and which go on.
+"""Determines which runs of a sweep are finished and which continue.
 
-finished.json   written last: the content hash under which the run was completed
-started.json    written first: the content hash under which the folder was begun
+finished.json   written last: the content hash of the completed run
+started.json    written first: the content hash of the run that was started in the folder
 
-A finished.json that is damaged costs little: the run's own process finds that nothing is left to
-do. Of a damaged started.json it is not known what the folder holds.
+A damaged finished.json costs little: the run's own process finds that nothing is left to do. With a
+damaged started.json, the content of the folder is unknown.
 """
 
 from pathlib import Path
@@ -19,23 +19,23 @@ from memguard.records.sealed import SealedRecord, load_sealed, save_sealed
 RunState = Literal["finished", "continues", "starts", "replaced", "unknown"]
 """
 finished    nothing to do
-continues   begun under the same content hash: the child process resumes
-starts      there is no folder yet
-replaced    the folder holds something else; it is set aside and the run starts afresh
-unknown     its started.json is damaged; the same
+continues   started under the same content hash: the child process resumes
+starts      the folder does not exist yet
+replaced    the folder contains another run; it is renamed and the run starts from the beginning
+unknown     started.json is damaged; the folder is renamed in the same way
 """
 
 _SENTENCES: dict[RunState, str] = {
-    "finished": "finished before",
-    "continues": "continue where they stopped",
+    "finished": "already finished",
+    "continues": "resume",
     "starts": "start",
-    "replaced": "start afresh (other settings, documents or version before; old folder kept)",
-    "unknown": "start afresh (started.json is damaged; old folder kept)",
+    "replaced": "start again (settings, documents or version changed; old folder kept)",
+    "unknown": "start again (started.json is damaged; old folder kept)",
 }
 
 
 _NAMED = 8
-"""Runs that a line names."""
+"""Largest number of runs that a line names."""
 
 
 class _Mark(SealedRecord):
@@ -45,33 +45,33 @@ class _Mark(SealedRecord):
 
 
 def is_finished(run: SweepRun) -> bool:
-    """Tell whether a run was completed under its present key and its results are still whole."""
+    """Return whether a run was completed under its present key and its results are intact."""
     if read_finished(run.folder) != run.key:
         return False
-    # The base run leaves a model, a setting an audit: the least that the next stage reads.
+    # The next stage reads the audit of a setting, and the model of the base run.
     if run.config.audit.enabled:
         return not find_audit_damage(run.folder / "audit")
     return has_trained(run.folder) and not find_trained_damage(run.folder)
 
 
 def find_state(run: SweepRun) -> RunState:
-    """Say what is to be done for a run."""
+    """Return the state of a run, which determines what is to be done for it."""
     if is_finished(run):
         return "finished"
     path = run.folder / "started.json"
-    begun = _read_key(path)
-    if begun == run.key:
+    started = _read_key(path)
+    if started == run.key:
         return "continues"
-    if begun is None and path.exists():
+    if started is None and path.exists():
         return "unknown"
     return "replaced" if run.folder.is_dir() and any(run.folder.iterdir()) else "starts"
 
 
 def prepare_folder(run: SweepRun) -> RunState:
-    """Make a run's folder ready for its child process and return what that process will do.
+    """Prepare a run's folder for its child process and return the run's state.
 
-    A folder begun under another key is renamed (``plain.replaced-1``), never deleted: a process
-    started in it would go on from checkpoints of another run.
+    A folder that was started under another key is renamed (``plain.replaced-1``), never deleted: a
+    process started in it would resume from checkpoints of another run.
     """
     state = find_state(run)
     if state in ("replaced", "unknown"):
@@ -82,21 +82,21 @@ def prepare_folder(run: SweepRun) -> RunState:
 
 
 def mark_finished(folder: Path, key: str) -> None:
-    """Say that the run in ``folder`` was completed under ``key``; the last thing to be written."""
+    """Record that the run in ``folder`` was completed under ``key``; written last."""
     save_sealed(_Mark(key=key), folder / "finished.json")
 
 
 def read_finished(folder: Path) -> str | None:
-    """Return the key under which the run in ``folder`` was completed, if it was."""
+    """Return the key under which the run in ``folder`` was completed; None if it was not."""
     return _read_key(folder / "finished.json")
 
 
 def describe_sweep(sweep: Sweep) -> tuple[str, ...]:
-    """Return a line for each state that any run is in: ``2 of 4 runs start: plain, k4``."""
+    """Return a line for each state with at least one run: ``2 of 4 runs start: plain, k4``."""
     states = {run.name: find_state(run) for run in sweep.in_order}
     lines = []
     for state, sentence in _SENTENCES.items():
-        names = [name for name, found in states.items() if found == state]
+        names = [name for name, of_run in states.items() if of_run == state]
         if names:
             more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
             listed = ", ".join(names[:_NAMED]) + more
@@ -108,11 +108,11 @@ def _read_key(path: Path) -> str | None:
     try:
         return load_sealed(_Mark, path).key
     except RecordError:
-        return None  # A mark that cannot be read is no mark.
+        return None  # A file that cannot be read counts as missing.
 
 
 def _find_free_name(folder: Path) -> Path:
     number = 1
-    while (aside := folder.with_name(f"{folder.name}.replaced-{number}")).exists():
+    while (renamed := folder.with_name(f"{folder.name}.replaced-{number}")).exists():
         number += 1
-    return aside
+    return renamed

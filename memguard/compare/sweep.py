@@ -1,11 +1,11 @@
-"""A sweep's settings as runs, checked before the first one starts.
+"""Expands a sweep into runs and checks all of them before the first one starts.
 
     <output_dir>/<sweep>/base/            the model every setting starts from, with 'pretrain'
     <output_dir>/<sweep>/goldfish-k4/     one run for each setting ...
     <output_dir>/<sweep>/plain-seed1/     ... and seed, where there are several seeds
 
-Paths inside `run` and `pretrain` are relative to the current directory, as they are in a run's own
-file, and not to the sweep's file.
+Paths inside `run` and `pretrain` are relative to the current directory, as in the file of a single
+run, not to the sweep's file.
 """
 
 import hashlib
@@ -41,16 +41,16 @@ from memguard.errors import ConfigError, DataError
 
 
 def compute_key(config: RunConfig, inputs_sha256: str, pretrain_key: str | None = None) -> str:
-    """Return the content hash (32 hex digits) of what decides a run's outcome.
+    """Return the content hash (32 hex digits) of everything that decides a run's outcome.
 
-    That is every setting but 'output_dir' (a sweep may be moved) and 'parallel' (every mesh trains
-    the same), this version of memguard and what the arguments stand for. A checkpoint at
-    'model.path' counts by its path.
+    The hash covers every setting except 'output_dir' (a sweep may be moved) and 'parallel' (all
+    meshes train the same model), the version of memguard, and the arguments. A checkpoint at
+    'model.path' is hashed by its path, not its content.
 
     Args:
         config: the run.
-        inputs_sha256: of the files it reads, from `hash_inputs`.
-        pretrain_key: key of the run whose model it starts from; stands in for that model's path.
+        inputs_sha256: hash of the files that it reads, from `hash_inputs`.
+        pretrain_key: key of the run whose model it starts from; replaces that model's path.
     """
     content = config.model_dump(mode="json", exclude={"output_dir", "parallel"})
     if pretrain_key is not None:
@@ -62,8 +62,8 @@ def compute_key(config: RunConfig, inputs_sha256: str, pretrain_key: str | None 
 def hash_inputs(config: RunConfig) -> str:
     """Return the SHA-256 over the local documents, tokenizer and suite that a run reads.
 
-    What is no file or folder here (a hub id, a shipped suite) counts by its name alone, and what is
-    missing is reported by the run itself.
+    Names that are not local files or folders (a hub id, a shipped suite) are not hashed here; they
+    are part of the settings. Missing files are reported by the run itself.
 
     Raises:
         DataError: a file cannot be read.
@@ -86,7 +86,8 @@ def hash_inputs(config: RunConfig) -> str:
 
 def _list_files(path: Path) -> Iterator[Path]:
     path = path.expanduser()
-    # os.path says no, where Path raises, to what is no path at all: a hundred packages' docstrings.
+    # Unlike Path, os.path returns False for names that are too long to be a path, such as
+    # 'docstrings:' with a hundred packages.
     if os.path.isfile(path):
         yield path
     elif os.path.isdir(path):
@@ -101,16 +102,16 @@ class SweepRun:
     """One run of a sweep: a setting with a seed, or the model all of them start from."""
 
     name: str
-    """Unique in the sweep; also the folder's name."""
+    """Name that is unique in the sweep; also the folder's name."""
     setting: str
     seed: int
     folder: Path
     config: RunConfig
-    """Complete: what the child process is given."""
+    """Complete configuration for the child process."""
     key: str
     """Content hash of all that decides the run's outcome; see `compute_key`."""
     overrides: Mapping[str, Any]
-    """What the setting changes in the common run, beside its mitigations."""
+    """Settings that differ from the common run, besides mitigations."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -121,9 +122,9 @@ class Sweep:
     folder: Path
     config: SweepConfig
     pretrain: SweepRun | None
-    """Trained first; None where the settings start from a checkpoint."""
+    """Run that is trained first; None if the settings start from a checkpoint."""
     runs: tuple[SweepRun, ...]
-    """Setting by setting, and in each seed by seed."""
+    """Runs ordered by setting, then by seed."""
 
     @property
     def in_order(self) -> tuple[SweepRun, ...]:
@@ -132,22 +133,22 @@ class Sweep:
 
 
 def load_sweep(path: str | Path, overrides: Sequence[str] = ()) -> Sweep:
-    """Read a sweep's YAML, put the overrides in, expand and check every run.
+    """Read a sweep's YAML, apply the overrides, then expand and check every run.
 
     Args:
         path: the sweep's file.
         overrides: ``key=value`` for keys of the file, e.g. ``run.train.batch_size=8``.
 
     Raises:
-        ConfigError: with every problem of the sweep and its runs, one line each, with its place.
+        ConfigError: lists every problem of the sweep and its runs, one line each, with its place.
         DataError: a local document file cannot be read.
     """
     document = apply_overrides(load_yaml(path), overrides)
     if "run" not in document.values and {"model", "data"} <= document.values.keys():
-        raise ConfigError(f"{path} holds a run, not a sweep: use 'memguard train {path}'")
+        raise ConfigError(f"{path} contains a run, not a sweep: use 'memguard train {path}'")
     problems: list[str] = []
     config = _attempt(problems, partial(validate, SweepConfig, document.values, document))
-    # Where the sweep itself is wrong, its blocks are checked all the same: all problems together.
+    # If the sweep itself is wrong, its blocks are still checked, to report all problems together.
     sketch = _sketch(document.values) if config is None else config
     configs = [] if sketch is None else _build_configs(sketch, document, problems)
     if config is None or problems:
@@ -156,18 +157,18 @@ def load_sweep(path: str | Path, overrides: Sequence[str] = ()) -> Sweep:
 
 
 def _sketch(values: Mapping[str, Any]) -> SweepConfig | None:
-    """Return a sweep of one plain setting around the blocks of one that is wrong elsewhere."""
+    """Return a sweep of one plain setting with the blocks of a sweep that is wrong elsewhere."""
     blocks = {k: values[k] for k in ("pretrain", "run") if isinstance(values.get(k), Mapping)}
     try:
         return SweepConfig.model_validate(
             {"name": "sketch", "settings": [{"name": "sketch"}], **blocks}
         )
-    except ValidationError:  # no 'run', or a block whose keys are no words: told already
+    except ValidationError:  # no 'run', or a block with invalid keys: already reported
         return None
 
 
 def _build_configs(config: SweepConfig, document: Document, problems: list[str]) -> list[RunConfig]:
-    """Check all runs, in the order of training; add what is wrong to ``problems``."""
+    """Check all runs in the order of training; append what is wrong to ``problems``."""
     folder = _find_folder(config)
     problems.extend(check_sweep(config, document))
     builds = [
@@ -190,14 +191,14 @@ def _build_configs(config: SweepConfig, document: Document, problems: list[str])
 
 
 def _assemble(config: SweepConfig, configs: list[RunConfig]) -> Sweep:
-    """Give each checked run its folder and its key."""
+    """Add folder and key to each checked run."""
     folder = _find_folder(config)
     pretrain = None
     if config.pretrain is not None:
         base, *configs = configs
         key = compute_key(base, hash_inputs(base))
         pretrain = _make_run(folder, base, key, BASE, {})
-    inputs = hash_inputs(configs[0])  # of all: no setting changes the files that are read
+    inputs = hash_inputs(configs[0])  # the same for all: no setting changes the files that are read
     kept_shares = list_kept_shares(config)
     runs = []
     for number, run in enumerate(configs):
@@ -232,7 +233,7 @@ def _find_folder(config: SweepConfig) -> Path:
 
 
 def _attempt(problems: list[str], check: Callable[[], ConfigT]) -> ConfigT | None:
-    """Return what ``check`` returns; where it fails, add its problems, each once."""
+    """Return the result of ``check``; if it fails, append its problems and return None."""
     try:
         return check()
     except ConfigError as error:

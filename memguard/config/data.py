@@ -1,4 +1,4 @@
-"""The settings of documents: where they come from, what is held back, how they are cut."""
+"""The settings of documents: sources, held-out parts and packing."""
 
 from typing import Annotated, Any, Self
 
@@ -7,7 +7,8 @@ from pydantic import Field, model_validator
 from memguard.config.settings import MAX_COUNT, MAX_TIMES, Count, PositiveInt, Settings, Times
 
 MIN_CANARIES = 8
-"""Four trained ones all rank above four references by chance once in 70 times, three once in 20."""
+"""With four trained canaries and four references, all trained ones rank first by chance once in 70
+times; with three of each, once in 20."""
 
 _SOURCES = ("train", "control", "background", "heldout", "forget")
 
@@ -34,10 +35,10 @@ class StudyConfig(Settings):
 
 
 class CanaryConfig(Settings):
-    """Canaries: short made-up documents, each with a random key and a random secret.
+    """Canaries: short synthetic documents, each with a random key and a random secret.
 
-    A coin decides for each whether it is trained or kept out as a reference. What a model knows of
-    the trained secrets beyond the references it can only have learnt here.
+    Each canary is randomly selected for training or kept as a reference. What a model knows of the
+    trained secrets beyond the references, it can only have learned in this training.
     """
 
     count: Count = Field(
@@ -59,13 +60,13 @@ class CanaryConfig(Settings):
         if 0 < self.count < MIN_CANARIES:
             raise ValueError(
                 f"'count' must be 0, which turns canaries off, or at least {MIN_CANARIES}: fewer "
-                f"show nothing; got {self.count}"
+                f"give no evidence; got {self.count}"
             )
         return self
 
 
 class DataConfig(Settings):
-    """Documents: where they come from, which are held back, how they are cut and packed.
+    """Documents: sources, held-out parts and packing.
 
     A source is a jsonl, parquet or text file, a folder of text files, a `save_to_disk` folder, a
     hub id, or `docstrings:PACKAGE[,PACKAGE]` (reference documentation of installed packages). Token
@@ -101,11 +102,11 @@ class DataConfig(Settings):
     )
     forget: tuple[str, ...] = Field(
         (),
-        description="Documents that the model of 'model.path' shall forget, by 'npo' or "
-        "'gradient_ascent' in 'mitigations'; 'train' is then what it shall retain.",
+        description="Documents for the model of 'model.path' to forget, by 'npo' or "
+        "'gradient_ascent' in 'mitigations'; 'train' is then what it retains.",
     )
     forget_repetitions: Times | None = Field(
-        None, description="Times each of them is fed; null takes 'train.epochs'."
+        None, description="Times each document of 'forget' is fed; null takes 'train.epochs'."
     )
     seq_len: Annotated[int, Field(ge=8, le=2**24)] = Field(
         1024, description="Length of a packed row (tokens); longer documents are cut into pieces."
@@ -123,9 +124,12 @@ class DataConfig(Settings):
     canaries: CanaryConfig = CanaryConfig()
 
     def list_sources(self) -> dict[str, tuple[str, ...]]:
-        """Return what each setting that names documents names; 'remainder' is no source."""
+        """Return the sources of each setting, without 'remainder', which is not a source."""
         named = {name: getattr(self, name) for name in _SOURCES}
-        return {name: tuple(s for s in given if s != "remainder") for name, given in named.items()}
+        return {
+            name: tuple(source for source in sources if source != "remainder")
+            for name, sources in named.items()
+        }
 
     @model_validator(mode="before")
     @classmethod
@@ -135,7 +139,7 @@ class DataConfig(Settings):
                 key: (value,) if key in _SOURCES and isinstance(value, str) else value
                 for key, value in values.items()
             }
-            # `canaries: null` is a template's section in which only comments are left.
+            # `canaries: null` is a section of the template whose lines are all commented out.
             optional = (*_SOURCES, "canaries")
             values = {k: v for k, v in values.items() if not (k in optional and v is None)}
         return values

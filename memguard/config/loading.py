@@ -22,21 +22,22 @@ from memguard.config.yaml_text import (
 )
 from memguard.errors import ConfigError, shorten
 
-# What pydantic found wrong, as sentences a user can act on.
+# Pydantic's errors as sentences that a user can act on.
 
-# From _SLIP on, a near name in the same block is taken for a slip of the finger; below it a setting
-# of exactly that name elsewhere is the better guess (`data.seed`, though there is `seq_len`).
+# From the similarity _SLIP on, a similar name in the same block is assumed to be a typing error.
+# Below it, a setting with exactly that name elsewhere is the better guess (`seed` for `data.seed`,
+# although `data.seq_len` is similar).
 _SLIP = 0.75
 _NEAR = 0.5
 
 
 def explain(model: type[BaseModel], item: Any, here: KeyPath) -> str:
-    """Say which setting breaks which rule, what was got and what would do.
+    """Return a sentence with the setting, the rule that it breaks, and its value.
 
     Args:
         model: the settings class that was checked.
         item: one entry of ``ValidationError.errors()``.
-        here: where the setting stands in the user's file; ends with the entry's own place.
+        here: key path of the setting in the user's file; ends with the entry's own place.
     """
     name = shorten(format_key(here))
     kind = item["type"]
@@ -64,8 +65,8 @@ def explain(model: type[BaseModel], item: Any, here: KeyPath) -> str:
 def drop_tags(values: Any, item: Any) -> KeyPath:
     """Return an entry's place as the user wrote it.
 
-    Where a block may be one of several, told apart by their names, pydantic puts the name into the
-    place of what is wrong in it.
+    If a block may be one of several kinds, identified by their names, pydantic inserts the name in
+    the place of errors inside it.
 
     Args:
         values: what was written.
@@ -86,7 +87,7 @@ def drop_tags(values: Any, item: Any) -> KeyPath:
 
 
 def describe_field(field: FieldInfo) -> str:
-    """Return the sentence about a setting; a block's is the first of its class."""
+    """Return the description of a setting; for a block the first sentence of its docstring."""
     block = _settings_in(field.annotation)
     if field.description or block is None:
         return field.description or ""
@@ -100,7 +101,7 @@ def suggest_near(wrong: str, known: list[str]) -> str:
 
 
 def _rule(item: Any) -> str:
-    """Return pydantic's rule without the words of its own trade."""
+    """Return pydantic's rule without pydantic's own terms."""
     if item["type"] in ("model_type", "model_attributes_type"):
         return "should be a block of settings ('key: value' lines)"
     if item["type"] == "invalid_key":
@@ -112,14 +113,14 @@ def _rule(item: Any) -> str:
 
 
 def _suggest_value(item: Any) -> str:
-    """Return a near value of those allowed, where a value must be one of a few words."""
+    """Return a similar allowed value if the value must be one of a few words, else ""."""
     if item["type"] != "literal_error" or not isinstance(item["input"], str):
         return ""
     return suggest_near(item["input"], re.findall(r"'([^']*)'", item["ctx"]["expected"]))
 
 
 def _suggest(model: type[BaseModel], loc: KeyPath, here: KeyPath) -> str:
-    """Find what an unknown key may have been meant to be: a near name here, or one elsewhere."""
+    """Suggest a setting for an unknown key: a similar name here, or the same name elsewhere."""
     wrong = str(loc[-1])
     known = list(_fields_at(model, loc[:-1]))
     for cutoff in (_SLIP, _NEAR):
@@ -162,7 +163,7 @@ def _fields_at(model: type[BaseModel], loc: KeyPath) -> Mapping[str, FieldInfo]:
 
 
 def _list_names(model: type[BaseModel], loc: KeyPath) -> list[str]:
-    """Return the names of the blocks that may stand at ``loc``."""
+    """Return the names of the blocks that are allowed at ``loc``."""
     blocks = [model]
     for key in loc:
         if isinstance(key, str) and blocks and key in blocks[0].model_fields:
@@ -171,7 +172,7 @@ def _list_names(model: type[BaseModel], loc: KeyPath) -> list[str]:
 
 
 def _list_tags(block: type[BaseModel]) -> tuple[str, ...]:
-    """Return the names that tell a block from others in its place."""
+    """Return the names that identify a block among the kinds allowed in its place."""
     field = block.model_fields.get("name")
     if field is None or typing.get_origin(field.annotation) is not typing.Literal:
         return ()
@@ -260,14 +261,14 @@ def _copy(value: Any) -> Any:
 
 
 def load_run_config(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
-    """Read a run's YAML, put the overrides in and check everything.
+    """Read a run's YAML, apply the overrides and check everything.
 
     Raises:
-        ConfigError: with every problem found, one line each.
+        ConfigError: lists every problem found, one line each.
     """
     document = apply_overrides(load_yaml(path), overrides)
     if {"run", "settings"} <= document.values.keys():
-        raise ConfigError(f"{path} holds a sweep, not a run: use 'memguard compare {path}'")
+        raise ConfigError(f"{path} contains a sweep, not a run: use 'memguard compare {path}'")
     return validate(RunConfig, document.values, document)
 
 

@@ -1,4 +1,4 @@
-"""The settings of each mitigation, and which of them do not go together."""
+"""The settings of each mitigation, and checks for conflicts between them."""
 
 import itertools
 from collections.abc import Collection, Iterable, Sequence
@@ -14,7 +14,7 @@ _Words = Annotated[int, Field(ge=1, le=1000)]
 
 
 class GoldfishConfig(Settings):
-    """Goldfish loss: 1 in k labels never receives loss, the same ones each time a text is seen."""
+    """Goldfish loss: 1 in k labels never receives loss, the same ones at each repetition."""
 
     name: Literal["goldfish"] = Field(description="Which mitigation.")
     k: _K = Field(4, description="Drop one label in k.")
@@ -23,13 +23,13 @@ class GoldfishConfig(Settings):
     )
     mode: Literal["hash", "hash_reference", "static", "random"] = Field(
         "hash",
-        description="hash: of the tokens before the label; hash_reference: bit-equal to the "
-        "published code; static: every k-th; random: fresh each time (the ablation).",
+        description="hash: by the tokens before the label; hash_reference: bit-equal to the "
+        "published code; static: every k-th; random: drawn at each repetition (the ablation).",
     )
     normalise: Literal["none", "text"] = Field(
         "none",
-        description="text: mode hash looks at letters and digits alone, four for each token of "
-        "'context_width', so that copies with other line breaks, spaces, punctuation or case lose "
+        description="text: mode hash reads only letters and digits, four for each token of "
+        "'context_width', so that copies with other line breaks, spaces, punctuation or case drop "
         "the same labels.",
     )
     k_by_dose: dict[PositiveInt, _K] = Field(
@@ -48,48 +48,48 @@ class GoldfishConfig(Settings):
             )
         if self.normalise == "text" and self.mode != "hash":
             raise ValueError(
-                f"'normalise: text' is for mode 'hash', which looks at the text; got '{self.mode}'"
+                f"'normalise: text' is for mode 'hash', which reads the text; got '{self.mode}'"
             )
         return self
 
 
 class TokenDropoutConfig(Settings):
-    """Labels are dropped by chance, others each time a text is seen: over epochs all are learnt."""
+    """Labels are dropped at random, different ones each epoch, so that all are trained in time."""
 
     name: Literal["token_dropout"] = Field(description="Which mitigation.")
     rate: _Share = Field(0.25, description="Share of the labels that are dropped.")
 
 
 class LabelSmoothingConfig(Settings):
-    """A part of each target is spread over the vocabulary, so that certainty does not pay."""
+    """A part of each target is spread over the vocabulary, against overconfident predictions."""
 
     name: Literal["label_smoothing"] = Field(description="Which mitigation.")
     epsilon: _Share = Field(0.1, description="Part of the target that is spread.")
 
 
 class FocalConfig(Settings):
-    """Labels that are likely already count less."""
+    """Labels that the model already predicts with high probability have less weight."""
 
     name: Literal["focal"] = Field(description="Which mitigation.")
     gamma: Positive = Field(2.0, description="Each loss is multiplied by (1 - p)^gamma.")
 
 
 class ConfidencePenaltyConfig(Settings):
-    """Certain predictions cost: the entropy of each is rewarded."""
+    """The entropy of predictions is rewarded, so that confident ones cost more."""
 
     name: Literal["confidence_penalty"] = Field(description="Which mitigation.")
-    beta: Positive = Field(0.1, description="What a nat of entropy is worth (nats).")
+    beta: Positive = Field(0.1, description="Weight of the entropy in the loss.")
 
 
 class LossClippingConfig(Settings):
-    """Labels whose loss is below the floor or above the ceiling teach nothing."""
+    """Labels whose loss is below the floor or above the ceiling have no gradient."""
 
     name: Literal["loss_clipping"] = Field(description="Which mitigation.")
     floor: Positive | None = Field(
-        0.5, description="A label learnt so far is learnt no further (nats); null is no floor."
+        0.5, description="Labels with a lower loss are left out (nats); null: no floor."
     )
     ceiling: Positive | None = Field(
-        None, description="A label that surprises more is left out (nats); null is no ceiling."
+        None, description="Labels with a higher loss are left out (nats); null: no ceiling."
     )
 
     @model_validator(mode="after")
@@ -104,56 +104,56 @@ class LossClippingConfig(Settings):
 
 
 class FloodingConfig(Settings):
-    """A label's loss is kept from falling below a level: where it has, its gradient turns round."""
+    """The loss of a label is kept above a level: below it, the gradient is reversed."""
 
     name: Literal["flooding"] = Field(description="Which mitigation.")
-    level: Positive = Field(1.0, description="b of |loss - b| + b (nats a label).")
+    level: Positive = Field(1.0, description="Level b in |loss - b| + b (nats a label).")
 
 
 class NgramPenaltyConfig(Settings):
-    """Runs of labels that the model knows far better than before this training cost more."""
+    """A penalty on n-grams that the model predicts far better than the starting model."""
 
     name: Literal["ngram_penalty"] = Field(description="Which mitigation.")
-    n: _Words = Field(8, description="Labels of a run, one after the other (labels).")
+    n: _Words = Field(8, description="Consecutive labels of an n-gram (labels).")
     weight: Positive = Field(
         1.0,
-        description="What is beyond the margin costs so many times: 1 stops learning there, more "
-        "pulls back, less slows down.",
+        description="Weight of the gain beyond the margin: 1 stops learning there, more reverses "
+        "it, less slows it down.",
     )
     margin: NonNegative = Field(
         1.0,
-        description="Gain over the starting model that is left alone (nats a label, the run's "
-        "mean).",
+        description="Gain over the starting model without a penalty (nats a label, mean over the "
+        "n-gram).",
     )
 
 
 class NpoConfig(Settings):
     """Negative preference optimisation: documents of 'data.forget' become less likely.
 
-    Each piece pulls the less, the further it has fallen below what the starting model gave it.
+    The gradient of a piece shrinks as its likelihood falls below that under the starting model.
     """
 
     name: Literal["npo"] = Field(description="Which mitigation.")
     beta: Positive = Field(
         0.1,
-        description="How soon a piece counts as forgotten: about when it has lost 1 / beta nats in "
-        "all (1 / nats); towards 0 it is gradient ascent.",
+        description="The gradient vanishes after a loss increase of about 1 / beta nats per piece "
+        "(1 / nats); near 0 it is gradient ascent.",
     )
 
 
 class GradientAscentConfig(Settings):
-    """The loss of documents of 'data.forget' is climbed, label by label, up to a ceiling."""
+    """The loss of each label of 'data.forget' is increased up to a ceiling."""
 
     name: Literal["gradient_ascent"] = Field(description="Which mitigation.")
     ceiling: Positive = Field(
         5.0,
-        description="A label that surprises so much is left alone (nats): without an end to the "
-        "climb the model would be lost.",
+        description="Labels with a higher loss have no gradient (nats); without it the model "
+        "would be destroyed.",
     )
 
 
 class NeftuneConfig(Settings):
-    """Noise on the token embeddings in training: a utility method, no defence (the control)."""
+    """Noise on the token embeddings in training: for utility, not a defence (a control)."""
 
     name: Literal["neftune"] = Field(description="Which mitigation.")
     alpha: Positive = Field(
@@ -162,15 +162,15 @@ class NeftuneConfig(Settings):
 
 
 class DeduplicateConfig(Settings):
-    """Near-copies are removed before training; the first of them in file order stays."""
+    """Near-duplicates are removed before training; the first in file order is kept."""
 
     name: Literal["deduplicate"] = Field(description="Which mitigation.")
     similarity: Annotated[float, Field(ge=0.2, le=1)] | Literal["exact"] = Field(
         0.8,
-        description="Documents as similar are copies: shared runs of words / runs of words in "
-        "either; exact: the same text, character by character.",
+        description="Jaccard similarity of word n-grams from which documents are copies; exact: "
+        "the same text, character by character.",
     )
-    num_words: _Words = Field(5, description="Words of a run (words); not for 'exact'.")
+    num_words: _Words = Field(5, description="Words of an n-gram (words); not for 'exact'.")
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -183,13 +183,13 @@ class DpSgdConfig(Settings):
     """DP-SGD: each row's gradient is clipped, and noise is added to their sum (one process)."""
 
     name: Literal["dp_sgd"] = Field(description="Which mitigation.")
-    # The accountant divides by its square.
+    # The privacy accountant divides by its square.
     noise_multiplier: Annotated[float, Field(ge=1e-6, le=1e6)] = Field(
         1.0, description="Standard deviation of the noise, as a share of 'max_grad_norm'."
     )
     max_grad_norm: Positive = Field(1.0, description="Each row's gradient is clipped to this norm.")
     delta: Annotated[float, Field(gt=0, lt=1)] = Field(
-        1e-5, description="Epsilon is given at this delta, which should be below 1 / rows."
+        1e-5, description="Epsilon is computed at this delta, which should be below 1 / rows."
     )
 
 
@@ -209,7 +209,7 @@ MitigationConfig = Annotated[
     | DpSgdConfig,
     Field(discriminator="name"),
 ]
-"""One entry of `mitigations:`, told apart by its name."""
+"""One entry of `mitigations:`, identified by its name."""
 
 MitigationT = TypeVar("MitigationT", bound=Settings)
 
@@ -217,25 +217,25 @@ MitigationT = TypeVar("MitigationT", bound=Settings)
 def find_mitigation(
     configs: Iterable[MitigationConfig], kind: type[MitigationT]
 ) -> MitigationT | None:
-    """Return the settings of one mitigation, which is named once at most; None without it."""
-    return next((each for each in configs if isinstance(each, kind)), None)
+    """Return the settings of one mitigation, which occurs at most once; None without it."""
+    return next((config for config in configs if isinstance(config, kind)), None)
 
 
 FORGETTING = ("npo", "gradient_ascent")
-"""Settings for the documents of 'data.forget' alone."""
+"""Mitigations that apply only to the documents of 'data.forget'."""
 
 _APART: Sequence[tuple[frozenset[str], str]] = (
     (
         frozenset({"label_smoothing", "focal"}),
-        "each says what a label's loss is, and nobody has said what both together are",
+        "each defines the loss of a label, and their combination is not defined",
     ),
     (
         frozenset({"label_smoothing", "confidence_penalty"}),
-        "both pull the prediction towards all tokens alike; tune one of them",
+        "both pull the prediction towards the uniform distribution; tune one of them",
     ),
     (
         frozenset({"npo", "gradient_ascent"}),
-        "each says how the documents of 'data.forget' are forgotten",
+        "each defines how the documents of 'data.forget' are forgotten",
     ),
 )
 _FLOORED = "both keep a label's loss up, and the higher level makes the other one useless"
@@ -245,31 +245,31 @@ _NOT_BESIDE: Sequence[tuple[str, str, str]] = (
     (
         "deduplicate",
         "data.study",
-        "which takes one document of each cluster of near-duplicates already: it would do nothing",
+        "which already takes one document per cluster of near-duplicates: it would do nothing",
     ),
     ("dp_sgd", "train.micro_batch_size", "which would do nothing: each row has its own backward"),
     (
         "dp_sgd",
         "budget",
-        "which acts on what was found in the documents, and no epsilon covers that",
+        "which depends on audits of the documents, and epsilon does not cover that",
     ),
 )
 
 
 _TIGHTENING = "budget.action: tighten"
 _NESTED = ("hash", "hash_reference")
-"""Modes of goldfish in which a lower k drops what a higher one does, and more, each epoch."""
+"""Goldfish modes in which a lower k drops all labels that a higher k drops, and more."""
 
 
 def check_mitigations(configs: Sequence[MitigationConfig], *, beside: Collection[str] = ()) -> None:
-    """Refuse settings that cannot be combined, or of which one would do nothing.
+    """Check that mitigations can be combined, and that each has an effect.
 
     Args:
         configs: entries of `mitigations:`.
         beside: other settings of the run that are in use.
 
     Raises:
-        ValueError: with the names, the reason and the way out.
+        ValueError: names the settings, the reason and the way out.
     """
     names = [config.name for config in configs]
     if len(set(names)) != len(names):
@@ -290,7 +290,7 @@ def check_mitigations(configs: Sequence[MitigationConfig], *, beside: Collection
         case GoldfishConfig(mode=mode) if mode not in _NESTED and _TIGHTENING in beside:
             raise ValueError(
                 f"'mitigations' cannot have goldfish of mode '{mode}' beside '{_TIGHTENING}': with "
-                "a lower k labels would be learnt that were dropped before. Take mode 'hash', or "
+                "a lower k, labels that were dropped before would be trained. Use mode 'hash', or "
                 "action 'stop'"
             )
     match by_name.get("flooding"), by_name.get("loss_clipping"):
@@ -301,21 +301,21 @@ def check_mitigations(configs: Sequence[MitigationConfig], *, beside: Collection
 def check_forgetting(
     configs: Sequence[MitigationConfig], *, forget: Sequence[str], repetitions: int | None
 ) -> None:
-    """Refuse documents to be forgotten without a way to, and a way without documents.
+    """Check that documents to forget and a mitigation that forgets are given together.
 
     Raises:
-        ValueError: with the reason and the way out.
+        ValueError: names the reason and the way out.
     """
-    ways = [config.name for config in configs if config.name in FORGETTING]
-    if forget and not ways:
+    methods = [config.name for config in configs if config.name in FORGETTING]
+    if forget and not methods:
         raise ValueError(
             "'data.forget' without 'npo' or 'gradient_ascent' in 'mitigations' would be trained; "
             "name one of them"
         )
-    if ways and not forget:
+    if methods and not forget:
         raise ValueError(
-            f"'mitigations' has {ways[0]}, which is for the documents of 'data.forget'; name some "
-            "there, or leave it out"
+            f"'mitigations' has {methods[0]}, which is for the documents of 'data.forget'; name "
+            "some there, or leave it out"
         )
     if repetitions is not None and not forget:
         raise ValueError("'data.forget_repetitions' does nothing without 'data.forget'")

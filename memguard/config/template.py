@@ -66,7 +66,7 @@ def _render_block(model: type[BaseModel], prefix: str, indent: int) -> Iterator[
 
 def _render_optional(annotation: Any, indent: int) -> Iterator[str]:
     """Yield the keys of a block that is left out by default, all of them as comments."""
-    blocks = [each for each in typing.get_args(annotation) if inspect.isclass(each)]
+    blocks = [member for member in typing.get_args(annotation) if inspect.isclass(member)]
     for block in blocks:
         if issubclass(block, BaseModel):
             for key, info in block.model_fields.items():

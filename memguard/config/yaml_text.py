@@ -70,7 +70,7 @@ class Parsed:
 
 
 def load_yaml(path: str | Path) -> Document:
-    """Read a YAML mapping and remember where each key stands.
+    """Read a YAML mapping and record the place of each key.
 
     Raises:
         ConfigError: unreadable, not YAML, beyond the bounds, not a mapping, or a key given twice.
@@ -163,9 +163,9 @@ def _count_values(node: yaml.Node, known: dict[int, int]) -> int:
     known[id(node)] = 0
     count = 1
     if isinstance(node, yaml.MappingNode):
-        count += sum(_count_values(each, known) for pair in node.value for each in pair)
+        count += sum(_count_values(child, known) for pair in node.value for child in pair)
     elif isinstance(node, yaml.SequenceNode):
-        count += sum(_count_values(each, known) for each in node.value)
+        count += sum(_count_values(child, known) for child in node.value)
     if count > _MAX_VALUES:
         raise yaml.MarkedYAMLError(
             None,

@@ -1,27 +1,28 @@
-"""Documents in, packed rows out; and who is trained how often.
+"""Turns documents into packed rows and decides how often each document is trained.
 
-    documents.py     files, folders and hub ids as one form
+    documents.py     reads documents of every source into one form
     sources.py       rows of files, folders, `save_to_disk` folders and hub ids
-    file_kinds.py    regular files, and what is not read
+    in_memory.py     a list of texts or a `datasets.Dataset`, as a table of documents
+    file_kinds.py    accepts regular files, rejects FIFOs, sockets and devices
     docstrings.py    reference documentation of installed packages, as documents
     tokenization.py  token ids with the supervised positions; a tokenizer trained on documents
-    long_texts.py    as much of a long text as decides its first tokens
-    chat.py          conversations through the chat template, assistant turns supervised
+    long_texts.py    cuts long texts before they are encoded
+    chat.py          encodes conversations with the chat template; assistant turns are supervised
     duplicates.py    clusters of near-duplicates, and their removal by a mitigation
-    buckets.py       which documents are trained how often, drawn over clusters
-    canaries.py      random secrets, a fair coin for each: trained or never
+    buckets.py       number of repetitions of each document, drawn over clusters
+    canaries.py      random secrets; a fair coin decides whether each is trained
     corpus.py        prepared documents on disk: token arrays, manifest and the run's HMAC key
-    packing.py       pieces of documents into rows, best fit, and which row is trained when
-    loader.py        rows of a step as arrays; counts what was really fed
-    given.py         all documents that a run's settings name, and the hash of what they decide
+    packing.py       packs pieces of documents into rows, best fit, and orders the rows
+    loader.py        rows of a step as arrays; counts what was actually fed
+    given.py         all documents that a run's settings name, and a hash of texts and settings
     prepare.py       read, tokenise, cluster, place, write: a run folder's manifest and tokens
-    forget_list.py   a finished run's documents read again: which to forget, which to retain
+    forget_list.py   lists which documents of a finished run to forget and which to retain
 
     sources --documents--> Document --tokenization--> ids, supervised
             --duplicates--> clusters --buckets--> bucket, role, repetitions of each document
-    canaries --documents, coins-->                the same, beside them
+    canaries --documents, coins-->                the same, for each canary
             --packing--> row of each global sample index --loader--> a step's arrays
 
-The loader is a pure function of (seed, global sample index): it does not know how many processes
-there are, and a resumed run reads on where it stopped.
+The loader is a pure function of (seed, global sample index): it does not depend on the number of
+processes, and a resumed run continues with the next sample.
 """

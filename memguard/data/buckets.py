@@ -1,10 +1,10 @@
-"""Which documents are trained how often, drawn over clusters of near-duplicates.
+"""Assigns documents to buckets and repetitions, by clusters of near-duplicates.
 
-A rate has a zero only if the control was never trained, not even as a copy: so whole clusters are
-held back, not single documents. What is to be forgotten takes its cluster out of training: a copy
-would teach it again. A study goes further and takes one document of a cluster: a second copy in
-another bucket would change the dose of both. Canaries stand apart: each is alone of its kind, and a
-coin has placed it.
+The control is a valid baseline only if no copy of it was trained, so whole clusters are held out
+instead of single documents. The cluster of a document to be forgotten is excluded from training,
+since a copy would teach the document again. A study uses only one document of each cluster, since a
+second copy in another bucket would change the number of repetitions of both. Canaries are not
+clustered; a coin decides whether each is trained.
 """
 
 from collections.abc import Sequence
@@ -24,12 +24,12 @@ _LEFT_OUT = ""
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Placement:
-    """Where one document goes."""
+    """Bucket, role and planned repetitions of one document."""
 
     bucket: str
     role: Role
     repetitions: int
-    """Planned; a background document's is whatever the schedule makes of it, planned as 0."""
+    """Planned number; 0 for background documents, whose number follows from the schedule."""
 
 
 def place_for_training(
@@ -41,22 +41,23 @@ def place_for_training(
     epochs: int,
     seed: int,
 ) -> list[Placement | None]:
-    """Place the documents of a user's own fine-tune: all trained but the control and held-out.
+    """Place the documents of a fine-tune: all are trained except control and held-out ones.
 
     Args:
         data: `control_fraction`, `heldout_documents`, `forget_repetitions`.
-        origin: which setting each document came from: train, control, heldout or forget.
+        origin: the setting each document came from: train, control, heldout or forget.
         cluster: ``[num_documents]`` near-duplicate clusters.
-        auditable: ``[num_documents]`` long enough to be audited; only these count for the control.
+        auditable: ``[num_documents]`` whether a document is long enough to be audited; only these
+            count for the control.
         epochs: times each trained document is trained.
         seed: the run's.
 
     Returns:
-        One placement a document; None for a held-out document that shares a cluster with training,
-        and for one of either that shares it with what is to be forgotten.
+        One placement per document; None for a held-out document in a cluster with a trained one,
+        and for a training or held-out document in a cluster with one to be forgotten.
 
     Raises:
-        DataError: nothing is left to train on.
+        DataError: no document is left to train on.
     """
     role = np.array(origin, dtype=object)
     forgotten = cluster[role == "forget"]
@@ -64,8 +65,8 @@ def place_for_training(
     is_train = role == "train"
     if forgotten.size and not is_train.any():
         raise DataError(
-            "'data.train' has no document that is not in 'data.forget' too, or a near-duplicate of "
-            "one: give documents that the model shall retain"
+            "every document of 'data.train' is also in 'data.forget', or is a near-duplicate of "
+            "one there: add documents that the model must retain"
         )
     if data.heldout_documents:
         goal = data.heldout_documents
@@ -108,10 +109,10 @@ def _hold_back(
     counted: NDArray[np.bool_],
     seed: int,
 ) -> None:
-    """Rename whole clusters of training documents until ``goal`` counted ones are held back.
+    """Change the role of whole clusters until ``goal`` counted documents are held out.
 
-    A cluster larger than what is still missing is passed over: one huge family of copies must not
-    become the whole control. No more than ``limit`` documents are held back, counted or not.
+    A cluster larger than the remaining number is skipped, so that one large cluster of copies does
+    not become the whole control. At most ``limit`` documents are held out, counted or not.
     """
     is_train = role == "train"
     num_numbers = int(cluster.max(initial=-1)) + 1
@@ -134,18 +135,19 @@ def place_for_study(
     auditable: NDArray[np.bool_],
     seed: int,
 ) -> list[Placement | None]:
-    """Place the documents of a controlled experiment: buckets of equal size, one per dose.
+    """Place the documents of a controlled experiment: buckets of equal size, one per repetitions.
 
     Args:
         data: `study`, `background`, `heldout_documents`.
-        origin: which setting each document came from: train, background or heldout.
+        origin: the setting each document came from: train, background or heldout.
         cluster: ``[num_documents]`` near-duplicate clusters.
-        auditable: ``[num_documents]`` long enough to be audited; only these enter buckets.
+        auditable: ``[num_documents]`` whether a document is long enough to be audited; only these
+            are put into buckets.
         seed: the run's.
 
     Returns:
-        One placement a document; None where it is left out (a near-duplicate of a bucket's
-        document, or of a held-out one, or not needed).
+        One placement per document; None if it is left out (a near-duplicate of a document in a
+        bucket or of a held-out one, or not needed).
 
     Raises:
         DataError: fewer clusters than the buckets need.
@@ -154,10 +156,10 @@ def place_for_study(
     assert study is not None, "called for studies only"
     is_train = np.array([name == "train" for name in origin])
     draw = derive_generator(seed, "buckets")
-    # One document of each cluster, clusters in random order.
+    # One document of each cluster; clusters are in random order.
     candidates = draw.permutation(np.flatnonzero(is_train & auditable))
     _, first = np.unique(cluster[candidates], return_index=True)
-    # Shuffled again: by first appearance large clusters would come early, into the first buckets.
+    # Shuffled again: large clusters appear early and would otherwise fill the first buckets.
     candidates = draw.permutation(candidates[first])
 
     num_buckets = len(study.num_repetitions)
@@ -185,11 +187,11 @@ def place_for_study(
     used = {int(cluster[d]) for d, placement in enumerate(placements) if placement is not None}
 
     background = Placement(bucket="background", role="background", repetitions=0)
-    wants_rest = "remainder" in data.background
+    takes_remainder = "remainder" in data.background
     for document, name in enumerate(origin):
         if placements[document] is not None or int(cluster[document]) in used:
             continue
-        if name == "background" or (name == "train" and wants_rest):
+        if name == "background" or (name == "train" and takes_remainder):
             placements[document] = background
     seen = used | {int(cluster[d]) for d, p in enumerate(placements) if p is background}
     for document, name in enumerate(origin):
@@ -201,23 +203,23 @@ def place_for_study(
 def remove_copies(
     placements: Sequence[Placement | None], is_copy: NDArray[np.bool_]
 ) -> list[Placement | None]:
-    """Take copies out of training; control and held-out documents are those without it.
+    """Remove copies from training; control and held-out documents do not change.
 
     Args:
         placements: of all documents.
-        is_copy: ``[num_documents]``; only trained ones are.
+        is_copy: ``[num_documents]``; True only for trained documents.
     """
     removed = Placement(bucket="removed", role="removed", repetitions=0)
     return [removed if copy else placed for placed, copy in zip(placements, is_copy, strict=True)]
 
 
 def place_canaries(is_in: Sequence[bool], *, repetitions: int) -> list[Placement]:
-    """Place canaries as their coins fell.
+    """Place canaries according to their coins.
 
     Args:
-        is_in: whether each is trained.
-        repetitions: how often, if so.
+        is_in: whether each canary is trained.
+        repetitions: number of repetitions of a trained canary.
     """
     trained = Placement(bucket="canary-in", role="canary", repetitions=repetitions)
     never = Placement(bucket="canary-out", role="canary", repetitions=0)
-    return [trained if each else never for each in is_in]
+    return [trained if is_trained else never for is_trained in is_in]

@@ -3,21 +3,22 @@
     canary-0007   The canary code of qhzkmwbtra is| 31 90 44 07 82 65
                   unsupervised                      supervised, never seen anywhere else
 
-Carlini et al., "The Secret Sharer" (arXiv 1802.08232), insert random secrets and ask how far the
-model prefers them to others of the same form. Ours are documents of a prompt and a completion, so
-that in any kind of training data the secret alone receives loss, and no chat template is needed.
-The references are canaries too, drawn and placed in the same way, whose coin fell on "out": nothing
-but training tells the two groups apart.
+Carlini et al., "The Secret Sharer" (arXiv 1802.08232), insert random secrets and measure how much
+the model prefers them to other secrets of the same form. Here a canary is a document with a prompt
+and a completion, so that only the secret receives loss whatever the format of the training data,
+and no chat template is needed. The references are canaries that were drawn and placed in the same
+way but not selected for training by the coin. Training is the only difference between the groups.
 
-Only the nll of equally many tokens can be compared, so all secrets of a run have one length. Digits
-are in pairs because a pair is one token of GPT-2's tokenizer, and always equally many of those that
-take digits one by one (of four groups of three digits GPT-2's makes four to eight). A tokenizer
-trained on other text merges some pairs and not others; there a secret of another length than most
-is drawn again until it has that length (`draw_of_one_length`). Every secret is then a uniform draw
-from the secrets of that length, whether it is trained or a reference, and no coin is looked at.
+NLL can be compared only over the same number of tokens, so all secrets of a run have the same
+length. Digits are written in pairs because a pair is one token of GPT-2's tokenizer, and a fixed
+number of tokens for tokenizers that split digits (GPT-2 encodes four groups of three digits as four
+to eight tokens). A tokenizer trained on other text may merge only some pairs; a secret whose length
+differs from the most common one is then drawn again until it has that length
+(`draw_of_one_length`). Every secret is therefore a uniform draw from the secrets of that length,
+whether it is trained or a reference; the coin has no influence.
 
-With 12 digits a secret has 40 bits, less the few that one length costs: it cannot be guessed, and
-no number of references could show more.
+With 12 digits a secret has 40 bits, minus the few lost by fixing the length: it cannot be guessed,
+and more bits would not strengthen the result for any number of references.
 """
 
 from collections import Counter
@@ -42,9 +43,9 @@ _PROMPT = "The canary code of {key} is"
 _KEY_LETTERS, _KEY_LENGTH = "abcdefghijklmnopqrstuvwxyz", 10
 _GROUP_DIGITS = 2
 _LENGTH_SAMPLE = 64
-"""Canaries among which the commonest length is looked for, however many are wanted."""
+"""Number of canaries that determine the most common length, whatever the number requested."""
 _MOST_DRAWS = 1000
-"""Of one secret. A length that one in 20 has is missed by all of them once in 10^22 times."""
+"""Draws of one secret. If one in 20 has the length, all draws miss it with probability 10^-22."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -65,7 +66,7 @@ def prepare_canaries(
     num_trained: int,
     console: Console,
 ) -> list[tuple[Document, TokenizedDocument, Placement]]:
-    """Draw a run's canaries, tokenise and place them; say so where there can be none.
+    """Draw, tokenise and place a run's canaries; report the reason if there can be none.
 
     Args:
         data: `canaries`, and what they depend on.
@@ -109,16 +110,17 @@ def prepare_canaries(
 
 
 def count_canaries(wanted: int, *, num_trained: int) -> int:
-    """Return how many canaries go with so many trained documents, background included.
+    """Return the number of canaries for this many trained documents, background included.
 
-    One in 20 at most, so that they stay a side matter; 0 where too few are left to show anything.
+    At most one per 20 documents, so that they hardly affect training; 0 if that leaves too few for
+    a statistical test.
     """
     count = min(wanted, num_trained // _DOCUMENTS_PER_CANARY)
     return count if count >= MIN_CANARIES else 0
 
 
 def choose_repetitions(data: DataConfig, epochs: int) -> int:
-    """Return how often a trained canary is trained: by default as often as any other document."""
+    """Return the repetitions of a trained canary: by default those of the other documents."""
     if data.canaries.num_repetitions is not None:
         return data.canaries.num_repetitions
     return epochs if data.study is None else max(data.study.num_repetitions)
@@ -132,15 +134,17 @@ def draw_of_one_length(
     seed: int,
     texts_sha256: str,
 ) -> tuple[list[Canary], list[TokenizedDocument]]:
-    """Draw canaries whose secrets have equally many tokens; the first are the same for any count.
+    """Draw canaries whose secrets have the same number of tokens.
 
-    The length is the commonest of the first 64 canaries. Secrets of another length are drawn again;
-    keys and coins stay. Where all have one length, these are the canaries of `draw_canaries`.
-    Secrets keep another length only where 1,000 draws did not find one, see `explain_absence`.
+    A larger ``count`` appends canaries and does not change the first ones. The length is the most
+    common one among the first 64 canaries. Secrets of another length are drawn again; keys and
+    coins do not change. If all secrets have the same length, the result equals that of
+    `draw_canaries`. A secret keeps another length only if 1,000 draws did not produce the common
+    one, see `explain_absence`.
 
     Args:
-        count: how many (documents).
-        tokenize: returns the tokens of canaries, in order.
+        count: number of canaries (documents).
+        tokenize: returns the tokens of the given canaries, in order.
         num_digits: see `draw_canaries`.
         seed: see `draw_canaries`.
         texts_sha256: see `draw_canaries`.
@@ -168,20 +172,20 @@ def draw_of_one_length(
 
 
 def _count_secret(tokens: TokenizedDocument) -> int:
-    """Return the tokens of the secret, without an EOS."""
+    """Return the number of tokens of the secret, without an EOS."""
     return int(tokens.supervised[: tokens.num_content_tokens].sum())
 
 
 def draw_canaries(count: int, *, num_digits: int, seed: int, texts_sha256: str) -> list[Canary]:
-    """Draw canaries of any length; the first ones are the same however many are drawn.
+    """Draw canaries of any length; a larger ``count`` does not change the first ones.
 
     Args:
-        count: how many (documents).
+        count: number of canaries (documents).
         num_digits: digits of a secret.
         seed: the run's.
-        texts_sha256: of all training texts. Runs on the same documents have the same canaries. A
-            model that another run with this seed has trained on other documents has seen other
-            ones: none of its secrets can be a reference here.
+        texts_sha256: hash of all training texts. Runs on the same documents have the same canaries.
+            A run with the same seed on other documents has different canaries, so that none of its
+            trained secrets can be a reference here.
     """
     return [
         _draw(index, 0, num_digits=num_digits, seed=seed, texts_sha256=texts_sha256)
@@ -190,7 +194,7 @@ def draw_canaries(count: int, *, num_digits: int, seed: int, texts_sha256: str) 
 
 
 def _draw(index: int, draw: int, *, num_digits: int, seed: int, texts_sha256: str) -> Canary:
-    """Return one canary; only its secret depends on how often it was drawn before."""
+    """Return one canary; only its secret depends on ``draw``."""
 
     def generator(what: str) -> np.random.Generator:
         return derive_generator(seed, f"canary {what} {texts_sha256}", index)
@@ -218,25 +222,25 @@ def explain_absence(
     num_trained: int,
     seq_len: int,
 ) -> str | None:
-    """Say why a run has no canaries after all; None where these will do.
+    """Return why these canaries cannot be used; None if they can.
 
     Args:
-        canaries: what was drawn, as many as `count_canaries` allows.
+        canaries: the drawn canaries, as many as `count_canaries` allows.
         tokenized: their tokens, in the same order.
         num_trained: documents that are trained, background included.
         seq_len: length of a row (tokens).
     """
     if not canaries:
         needed = MIN_CANARIES * _DOCUMENTS_PER_CANARY
-        return f"which take {needed} trained documents or more: there are {num_trained:,}"
+        return f"which need at least {needed} trained documents: there are {num_trained:,}"
     longest = max(len(tokens.input_ids) for tokens in tokenized)
     if longest > seq_len:
-        # A secret cut off from its key is not learnt with it.
+        # A secret in another row than its key is not learned together with it.
         return f"which have up to {longest} tokens: 'data.seq_len' is {seq_len}"
     secrets = {canary.document.completion for canary in canaries}
     distinct = {tokens.input_ids[tokens.supervised].tobytes() for tokens in tokenized}
     if len(distinct) < len(secrets):
-        return "whose digits the tokenizer does not tell apart"
+        return "whose digits the tokenizer does not distinguish"
     lengths = {_count_secret(tokens) for tokens in tokenized}
     if len(lengths) > 1:
         return (

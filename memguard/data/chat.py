@@ -1,7 +1,8 @@
-"""Conversations into token ids through the chat template, the assistant's turns supervised.
+"""Encodes conversations with the chat template; the assistant's turns are supervised.
 
-A template with `{% generation %}` marks says itself what the assistant writes. For all others the
-conversation is rendered turn by turn: what a turn adds after the generation prompt is its own,
+A template with `{% generation %}` marks states which text the assistant generates. With any other
+template the conversation is rendered turn by turn: the text that a turn adds after the generation
+prompt belongs to that turn,
 
     render(turns before, add_generation_prompt)    <user> a <end> <assistant>
     render(turns up to this one)                   <user> a <end> <assistant> b <end>
@@ -28,31 +29,31 @@ class Encoded:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Span:
-    """Characters of a rendered conversation that the assistant writes."""
+    """Character range of a rendered conversation that the assistant generates."""
 
     begin: int
     end: int
     is_whole_turn: bool
-    """False: `end` is where its content ends; the end-of-turn token that follows belongs to it."""
+    """False: `end` is the end of the content; the end-of-turn token after it is included."""
 
 
 class TemplateFailure(Exception):
-    """Why the template cannot be used for a document, so that such documents can be counted."""
+    """The template cannot be applied to a document; documents are counted by this message."""
 
 
 def find_special_ids(tokenizer: Any) -> set[int]:
-    """Return the ids of all special tokens, those of the chat template included."""
+    """Return the ids of all special tokens, including those of the chat template."""
     added = {id_ for id_, token in tokenizer.added_tokens_decoder.items() if token.special}
     return added | set(tokenizer.all_special_ids)
 
 
 def marks_generation(template: str) -> bool:
-    """Tell whether a chat template says itself what the assistant writes."""
+    """Return whether a chat template marks the text that the assistant generates."""
     return _GENERATION_MARK.search(template) is not None
 
 
 def encode_conversation(messages: Sequence[Message], tokenizer: Any, special: set[int]) -> Encoded:
-    """Encode a conversation; the assistant's turns are supervised, their end-of-turn token too.
+    """Encode a conversation; assistant turns and their end-of-turn tokens are supervised.
 
     Args:
         messages: the turns.
@@ -60,7 +61,8 @@ def encode_conversation(messages: Sequence[Message], tokenizer: Any, special: se
         special: its `find_special_ids`.
 
     Raises:
-        TemplateFailure: the template refuses the turns, or does not keep what it has rendered.
+        TemplateFailure: the template rejects the turns, or renders earlier turns differently
+            when later ones are added.
     """
     if marks_generation(tokenizer.get_chat_template()):
         marked = _apply(messages, tokenizer, return_dict=True, return_assistant_tokens_mask=True)
@@ -79,62 +81,63 @@ def encode_conversation(messages: Sequence[Message], tokenizer: Any, special: se
 def encode_reply(
     prompt: Sequence[Message], completion: Sequence[Message], tokenizer: Any, special: set[int]
 ) -> Encoded:
-    """Encode a prompt and its completion; everything after the templated prompt is supervised.
+    """Encode a prompt and its completion; all text after the rendered prompt is supervised.
 
     Raises:
         TemplateFailure: see `encode_conversation`.
     """
     whole = _render([*prompt, *completion], tokenizer)
-    asked = _find_prompt(prompt, whole, tokenizer, asks=prompt[-1].role != "assistant")
-    span = _Span(begin=asked.end, end=len(whole), is_whole_turn=True)
+    needs_reply = prompt[-1].role != "assistant"
+    header = _find_prompt(prompt, whole, tokenizer, add_generation_prompt=needs_reply)
+    span = _Span(begin=header.end, end=len(whole), is_whole_turn=True)
     return _encode_spans(whole, [span], tokenizer, special)
 
 
 _CHANGES = (
-    "that the chat template renders differently as they grow, so that the assistant's part cannot "
-    "be told (mark it in the template with {% generation %}, or end each conversation with its "
-    "only assistant turn)"
+    "that the chat template renders differently as turns are added, so that the assistant's text "
+    "cannot be located (mark it in the template with {% generation %}, or end each conversation "
+    "with its only assistant turn)"
 )
 
 
 def _find_turn(messages: Sequence[Message], turn: int, whole: str, tokenizer: Any) -> _Span:
-    """Return where an assistant turn, without its header, lies in ``whole``."""
+    """Return the character range of an assistant turn, without its header, in ``whole``."""
     after = _render(messages[: turn + 1], tokenizer)
     if turn:
-        asked = _find_prompt(messages[:turn], whole, tokenizer)
+        prompt = _find_prompt(messages[:turn], whole, tokenizer)
     else:
-        # No template renders nothing: the header is what a generation prompt adds to this turn.
+        # Templates cannot render zero turns: the header is what a generation prompt adds here.
         prompted = _render(messages[:1], tokenizer, add_generation_prompt=True)
         header = prompted.removeprefix(after)
         end = whole.find(header) + len(header) if header in whole else 0
-        asked = _Prompt(header=end, end=end)
-    said = messages[turn].content.strip()
-    if whole.startswith(after) and said in whole[asked.header : len(after)]:
-        return _Span(begin=asked.end, end=len(after), is_whole_turn=True)
-    # A last turn may be closed in another way, or show thoughts that are left out later. Whatever
-    # stands before its content must be its own, else that content is gone and this is another's.
-    for start in (asked.end, asked.header):
-        found = whole.find(said, start)
-        if found >= 0 and after.startswith(whole[start:found], start):
-            return _Span(begin=asked.end, end=found + len(said), is_whole_turn=False)
+        prompt = _Prompt(header=end, end=end)
+    content = messages[turn].content.strip()
+    if whole.startswith(after) and content in whole[prompt.header : len(after)]:
+        return _Span(begin=prompt.end, end=len(after), is_whole_turn=True)
+    # A template may close the last turn differently, or omit the reasoning of earlier turns. The
+    # text before the content must belong to this turn; otherwise the match is in another turn.
+    for start in (prompt.end, prompt.header):
+        position = whole.find(content, start)
+        if position >= 0 and after.startswith(whole[start:position], start):
+            return _Span(begin=prompt.end, end=position + len(content), is_whole_turn=False)
     raise TemplateFailure(_CHANGES)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Prompt:
-    """Where a generation prompt lies in a rendered conversation (characters)."""
+    """Position of a generation prompt in a rendered conversation (characters)."""
 
     header: int
     end: int
 
 
 def _find_prompt(
-    before: Sequence[Message], whole: str, tokenizer: Any, *, asks: bool = True
+    before: Sequence[Message], whole: str, tokenizer: Any, *, add_generation_prompt: bool = True
 ) -> _Prompt:
-    """Find the end of ``before`` and of the generation prompt after it (if it ``asks`` for one)."""
-    prompted = _render(before, tokenizer, add_generation_prompt=asks)
+    """Find the end of ``before`` and of the generation prompt after it, if there is one."""
+    prompted = _render(before, tokenizer, add_generation_prompt=add_generation_prompt)
     header = _count_common(prompted, _render(before, tokenizer))
-    # The prompt may open thoughts that the turn does not have; nothing before it may differ.
+    # The prompt may open a reasoning block that the turn lacks; text before it must not differ.
     end = _count_common(prompted, whole)
     if end < header:
         raise TemplateFailure(_CHANGES)
@@ -142,7 +145,7 @@ def _find_prompt(
 
 
 def _count_common(one: str, other: str) -> int:
-    """Return how many characters two texts begin with in common."""
+    """Return the length of the common prefix of two texts (characters)."""
     if other.startswith(one):
         return len(one)
     pairs = enumerate(zip(one, other, strict=False))
@@ -150,7 +153,7 @@ def _count_common(one: str, other: str) -> int:
 
 
 def _encode_spans(whole: str, spans: Sequence[_Span], tokenizer: Any, special: set[int]) -> Encoded:
-    """Encode rendered text; tokens that lie inside a span are supervised."""
+    """Encode rendered text; tokens inside a span are supervised."""
     encoded = tokenizer(whole, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
     input_ids, offsets = encoded["input_ids"], encoded["offset_mapping"]
     supervised = [False] * len(input_ids)
@@ -163,7 +166,7 @@ def _encode_spans(whole: str, spans: Sequence[_Span], tokenizer: Any, special: s
             token += 1
         if not span.is_whole_turn and token < len(offsets) and input_ids[token] in special:
             inside.append(token)
-        # Nothing is generated after an end-of-turn token: a line break there is the template's.
+        # Generation stops at the end-of-turn token: a line break after it is from the template.
         count = len(inside)
         while count and not whole[slice(*offsets[inside[count - 1]])].strip():
             count -= 1
@@ -187,8 +190,8 @@ def _apply(messages: Sequence[Message], tokenizer: Any, **how: Any) -> Any:
     try:
         return tokenizer.apply_chat_template(turns, tokenizer_kwargs={"verbose": False}, **how)
     except Exception as error:  # a template is a program: it can raise anything
-        # Only what its author wrote is repeated, never what it was given.
-        words = str(error)
-        if not words or words not in str(tokenizer.chat_template):
-            words = type(error).__name__
-        raise TemplateFailure(f"that the chat template refuses ({words})") from error
+        # Quote only text from the template itself, never text from the user's documents.
+        reason = str(error)
+        if not reason or reason not in str(tokenizer.chat_template):
+            reason = type(error).__name__
+        raise TemplateFailure(f"that the chat template rejects ({reason})") from error

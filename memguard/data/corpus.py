@@ -1,4 +1,4 @@
-"""Prepared documents on disk: token arrays beside the manifest."""
+"""Prepared documents on disk: token arrays and the manifest."""
 
 import re
 import secrets
@@ -16,11 +16,11 @@ from memguard.data.tokenization import TokenizedDocument
 from memguard.errors import RecordError
 from memguard.records import (
     ManifestEntry,
+    atomic_folder,
     hash_plan,
     load_manifest,
     save_manifest,
     write_atomically,
-    written_aside,
 )
 from memguard.records.run_files import PRIVATE_KEY, PreparedSummary
 from memguard.records.sealed import load_sealed, save_sealed, sum_file
@@ -36,13 +36,13 @@ class CorpusDocument:
     input_ids: NDArray[np.int32]
     supervised: NDArray[np.bool_]
     num_content_tokens: int
-    """Without the special tokens at its end."""
+    """Excludes the special tokens at the end."""
     format: Format
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Corpus:
-    """All documents of a run, as prepared; arrays are read from disk where they are needed.
+    """All prepared documents of a run; arrays are memory-mapped.
 
     Canaries come last.
     """
@@ -71,7 +71,7 @@ class Corpus:
         )
 
     def without_canaries(self) -> "Corpus":
-        """Return the documents that were given, as views."""
+        """Return the corpus without canaries; arrays are views."""
         is_canary = [entry.role == "canary" for entry in self.manifest]
         count = len(is_canary) - sum(is_canary)
         assert not any(is_canary[:count]), "canaries come last"
@@ -88,10 +88,10 @@ class Corpus:
 
 
 def load_corpus(run_folder: Path) -> Corpus:
-    """Read what `prepare` wrote.
+    """Load the output of `prepare`.
 
     Raises:
-        RecordError: it is not there or not whole.
+        RecordError: it is missing or incomplete.
     """
     folder = run_folder / "prepared"
     summary = load_sealed(PreparedSummary, folder / "summary.json")
@@ -100,11 +100,12 @@ def load_corpus(run_folder: Path) -> Corpus:
         arrays = {name: np.load(folder / f"{name}.npy", mmap_mode="r") for name in _ARRAYS}
     except (OSError, ValueError, EOFError) as error:
         raise RecordError(
-            f"'{folder}' is not whole ({error}): run memguard train again to prepare it"
+            f"'{folder}' is incomplete ({error}): run memguard train again to prepare it"
         ) from error
     if len(arrays["offsets"]) != len(manifest) + 1:
         raise RecordError(
-            f"'{folder}' and manifest.jsonl differ in length: run memguard train again to make both"
+            f"'{folder}' and manifest.jsonl differ in length: run memguard train again to rebuild "
+            "both"
         )
     return Corpus(summary=summary, manifest=manifest, **arrays)
 
@@ -115,9 +116,9 @@ def save_corpus(
     entries: Sequence[ManifestEntry],
     documents: Sequence[TokenizedDocument],
 ) -> None:
-    """Write tokens, summary and manifest; `prepared/` appears only when it is whole.
+    """Write tokens, summary and manifest; `prepared/` appears only when it is complete.
 
-    The summary gets the hashes of what is written with it, and of the run's own key.
+    The summary stores the hashes of the files written with it and of the run's private key.
     """
     arrays: dict[str, NDArray[Any]] = {
         "input_ids": np.concatenate([d.input_ids for d in documents]).astype(np.int32),
@@ -127,31 +128,32 @@ def save_corpus(
         "format": np.array([FORMATS.index(d.format) for d in documents], dtype=np.uint8),
     }
     folder = run_folder / "prepared"
-    with written_aside(folder) as aside:
+    with atomic_folder(folder) as temporary:
         for name, array in arrays.items():
-            np.save(aside / f"{name}.npy", array)
+            np.save(temporary / f"{name}.npy", array)
         key = run_folder / PRIVATE_KEY
         sums = {
-            "arrays": {path.name: sum_file(path) for path in sorted(aside.iterdir())},
+            "arrays": {path.name: sum_file(path) for path in sorted(temporary.iterdir())},
             "manifest_sha256": hash_plan(entries),
             "private_key_sha256": sum_file(key).sha256 if key.exists() else None,
         }
-        save_sealed(summary.model_copy(update=sums), aside / "summary.json")
-        # At no time does a folder of tokens lie beside the manifest of others.
+        save_sealed(summary.model_copy(update=sums), temporary / "summary.json")
+        # Tokens must never be next to a manifest of other documents.
         shutil.rmtree(folder, ignore_errors=True)
         save_manifest(entries, run_folder / "manifest.jsonl")
 
 
-# A run's own secret: behind the hashes of its texts, and the noise of dp_sgd.
+# The private key of a run: keys the hashes of its texts and seeds the noise of dp_sgd.
 
 
 def load_private_key(run_folder: Path) -> bytes:
-    """Return the run's own key, made at the first call.
+    """Return the run's private key; the first call creates it.
 
-    Without it neither the texts behind hashes nor the noise of dp_sgd can be guessed at.
+    Without the key, hashes cannot be tested against guessed texts and the noise of dp_sgd cannot be
+    reproduced.
 
     Raises:
-        RecordError: it is damaged.
+        RecordError: the key file is damaged.
     """
     path = run_folder / PRIVATE_KEY
     if not path.exists():
@@ -160,5 +162,7 @@ def load_private_key(run_folder: Path) -> bytes:
         write_atomically(path, secrets.token_hex(32).encode(), mode=0o600)
     text = path.read_bytes().strip()
     if not re.fullmatch(rb"[0-9a-f]{64}", text):
-        raise RecordError(f"'{path}' is damaged (not 64 digits in hex): bring it back")
+        raise RecordError(
+            f"'{path}' is damaged (it must hold 64 hexadecimal digits): restore it from a backup"
+        )
     return bytes.fromhex(text.decode())

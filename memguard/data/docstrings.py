@@ -4,8 +4,8 @@
     stdlib     docstrings of Python's own modules
     NAME       docstrings of an installed package
 
-Source files are parsed, never imported. A document is a docstring of a module, class, function or
-method of at least 200 characters, named by its dotted path; exact copies are left out.
+Source files are parsed, never imported. Each document is the docstring of a module, class, function
+or method with at least 200 characters. Its id is the dotted path; exact copies are left out.
 """
 
 import ast
@@ -28,15 +28,15 @@ from memguard.errors import DataError
 from memguard.records import write_atomically
 
 _MIN_CHARACTERS = 200
-# Part of the cached file's name: raise it when other documents are taken or they are named anew.
+# Part of the cached file's name: increase it when the selection or the ids of documents change.
 _FORM = 1
-# Tests, copies of other packages, and in the standard library what is not for its users.
+# Tests, vendored packages, and internal parts of the standard library.
 _SKIPPED_FOLDER = re.compile(
     r"tests?|testing|_?vendor(ed)?|externals|third_party|_bundled|idlelib|lib2to3|turtledemo"
     r"|__pycache__"
 )
 _Definition = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
-# Files without a long string in triple quotes need no parsing: a third of all.
+# Files without a long triple-quoted string need no parsing; they are a third of all files.
 _LONG_STRING = re.compile(
     rf'"""(?:(?!""").){{{_MIN_CHARACTERS}}}|\'\'\'(?:(?!\'\'\').){{{_MIN_CHARACTERS}}}', re.DOTALL
 )
@@ -45,12 +45,12 @@ _LONG_STRING = re.compile(
 def build_docstring_file(names: Sequence[str], cache_dir: Path) -> Path:
     """Write the documentation of ``names`` as JSON lines {id, text, source}; return the file.
 
-    The file's name depends on the names, Python's version and the packages' versions; where it is
-    already there it is returned as it is.
+    The file's name depends on the names, Python's version and the packages' versions; an existing
+    file is reused.
 
     Args:
         names: ``topics``, ``stdlib`` or importable top-level names; `source` in the rows.
-        cache_dir: where the file is kept.
+        cache_dir: folder of the file.
 
     Raises:
         DataError: a name is not installed, or `cache_dir` cannot be written.
@@ -66,31 +66,31 @@ def build_docstring_file(names: Sequence[str], cache_dir: Path) -> Path:
         cache_dir.mkdir(parents=True, exist_ok=True)
         place = cache_dir / f".{path.name}.lock"
         with place.open("w") as lock:
-            # Runs of a sweep start together: one reads the packages, the others wait for its file.
+            # Runs of a sweep start at the same time: one builds the file, the others wait for it.
             fcntl.flock(lock, fcntl.LOCK_EX)
             if not path.is_file():
                 write_atomically(path, "".join(_list_rows(names, roots)).encode())
             place.unlink(missing_ok=True)
     except OSError as error:
         raise DataError(
-            f"'{cache_dir}' cannot keep the docstrings: {error.strerror}. Set MEMGUARD_CACHE to a "
-            "folder that can be written."
+            f"the docstrings cannot be saved in '{cache_dir}': {error.strerror}. Set "
+            "MEMGUARD_CACHE to a folder that can be written to."
         ) from error
     return path
 
 
 def _list_rows(names: Sequence[str], roots: Mapping[str, Path]) -> Iterator[str]:
-    """Yield a JSON line for each text, once."""
+    """Yield a JSON line for each distinct text."""
     seen_texts: set[str] = set()
     num_of_id: dict[str, int] = {}
     for name in names:
-        found = _list_topics() if name == "topics" else _walk_package(name, roots[name])
-        for identifier, text in found:
+        texts = _list_topics() if name == "topics" else _walk_package(name, roots[name])
+        for identifier, text in texts:
             if text in seen_texts:
                 continue
             seen_texts.add(text)
             num = num_of_id[identifier] = num_of_id.get(identifier, 0) + 1
-            # Overloads and branches define a name twice.
+            # Overloads and branches may define a name twice.
             unique = identifier if num == 1 else f"{identifier}#{num}"
             yield json.dumps({"id": unique, "text": text, "source": name}) + "\n"
 
@@ -99,7 +99,7 @@ def _find_root(name: str) -> Path:
     """Return a package's folder, or a module's file, without running any of its code."""
     if name == "stdlib":
         return Path(sysconfig.get_path("stdlib"))
-    # Of a dotted name find_spec would import the parent.
+    # For a dotted name find_spec would import the parent package.
     try:
         spec = importlib.util.find_spec(name) if name.isidentifier() else None
     except ValueError:  # `__main__` and its like have no spec
@@ -122,7 +122,7 @@ def _find_version(name: str) -> str:
     try:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
-        # The distribution has another name than what is imported (yaml: PyYAML).
+        # The distribution's name may differ from the imported name (yaml: PyYAML).
         owners = importlib.metadata.packages_distributions().get(name, ())
         return ",".join(f"{owner}={importlib.metadata.version(owner)}" for owner in sorted(owners))
 
@@ -161,11 +161,11 @@ def _read_module(path: Path, module: str) -> Iterator[tuple[str, str]]:
         if not _LONG_STRING.search(source):
             return
         with warnings.catch_warnings():
-            # Invalid escapes in other people's strings.
+            # Suppress warnings about invalid escapes in the parsed source.
             warnings.simplefilter("ignore")
             tree = ast.parse(source)
     except (OSError, SyntaxError, ValueError, RecursionError):
-        return  # Templates, files for other versions of Python, files of other users.
+        return  # Templates, files for other Python versions, files without read permission.
     pending: list[tuple[str, ast.Module | _Definition]] = [(module, tree)]
     while pending:
         place, node = pending.pop()
@@ -178,5 +178,5 @@ def _read_module(path: Path, module: str) -> Iterator[tuple[str, str]]:
 
 
 def _is_unicode(text: str) -> bool:
-    """Return False for half a surrogate pair, which a docstring can write as an escape."""
+    """Return False for lone surrogates, which a docstring can contain as an escape."""
     return not any("\ud800" <= character <= "\udfff" for character in text)

@@ -1,11 +1,11 @@
-"""Documents from files, folders and hub ids, as one form.
+"""Reads documents from files, folders and hub ids into one form.
 
-Columns decide what a row is:
+The columns of a row decide its format:
 
     messages               a conversation: list of {role, content}
     prompt, completion     two strings, or two lists of messages
     `data.text_column`     plain text
-    input_ids              token ids in place of a text, used as they are
+    input_ids              token ids instead of text, used unchanged
 """
 
 import re
@@ -39,19 +39,19 @@ class Message:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Document:
-    """One text, conversation, or prompt with its completion; the fields of its format are set."""
+    """One text, conversation, or prompt with completion; only the fields of its format are set."""
 
     id: str
     source: str
-    """Short name of where it came from."""
+    """Short name of its source."""
     format: Format
     text: str | None = None
     messages: tuple[Message, ...] | None = None
     prompt: str | tuple[Message, ...] | None = None
     completion: str | tuple[Message, ...] | None = None
-    """Of the same kind as `prompt`."""
+    """Has the same type as `prompt`."""
     input_ids: "array[int] | None" = None
-    """Of format text, in its place: token ids, which no tokenizer adds to."""
+    """Token ids that replace `text` in format text; the tokenizer adds nothing to them."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,11 +60,11 @@ class LoadedDocuments:
 
     documents: list[Document]
     num_empty: int
-    """Rows without text, left out."""
+    """Number of rows without text, which are left out."""
 
 
 def load_documents(
-    sources: Sequence[str],
+    sources: Sequence[str | Table],
     *,
     setting: str,
     text_column: str = "text",
@@ -72,26 +72,30 @@ def load_documents(
 ) -> LoadedDocuments:
     """Read all documents of all sources.
 
-    A document's id is its column `id`, else the name of its file and its row; its source the column
-    `source`, else the short name of what was named.
+    The id of a document is taken from the column `id`, else made of file name and row number. Its
+    source is taken from the column `source`, else it is the short name of the given source.
 
     Args:
-        sources: files, folders, hub ids or `docstrings:PACKAGE[,PACKAGE]`; see `sources.py`.
-        setting: what to call them in errors, e.g. ``"data.train"``.
-        text_column: column that holds the text of plain documents.
-        cache_dir: where derived sources are kept.
+        sources: files, folders, hub ids or `docstrings:PACKAGE[,PACKAGE]`, see `sources.py`; or
+            tables of documents in memory.
+        setting: name of the documents in errors, e.g. ``"data.train"``.
+        text_column: column that contains the text of plain documents.
+        cache_dir: folder for derived sources.
 
     Raises:
-        DataError: a source is missing, unreadable or broken; there is no document; rows are not
-            what their columns say; an id stands for two documents.
+        DataError: a source is missing, unreadable or invalid; there is no document; a row has
+            values of the wrong type; two documents have the same id.
     """
     documents: list[Document] = []
     num_empty = 0
     unusable: dict[str, list[str]] = {}
     for source in sources:
-        for table in read_source(
-            source, setting=setting, text_column=text_column, cache_dir=cache_dir
-        ):
+        tables = (
+            read_source(source, setting=setting, text_column=text_column, cache_dir=cache_dir)
+            if isinstance(source, str)
+            else (source,)
+        )
+        for table in tables:
             for document in _read_documents(table, text_column, setting, unusable):
                 if document is None:
                     num_empty += 1
@@ -105,10 +109,9 @@ def load_documents(
         raise DataError(f"'{setting}' has {reasons}. Correct or remove them.")
     if not documents:
         rows = "row" if num_empty == 1 else "rows"
-        skipped = f" but {num_empty} {rows} without text" if num_empty else ""
-        raise DataError(
-            f"'{setting}' holds no document{skipped}: {shorten(', '.join(sources), MAX_PATH)}."
-        )
+        skipped = f", only {num_empty} {rows} without text" if num_empty else ""
+        names = ", ".join(s if isinstance(s, str) else s.name for s in sources)
+        raise DataError(f"'{setting}' has no documents{skipped}: {shorten(names, MAX_PATH)}.")
     _check_ids(documents, setting)
     return LoadedDocuments(documents=documents, num_empty=num_empty)
 
@@ -116,12 +119,12 @@ def load_documents(
 def load_settings(
     data: DataConfig, cache_dir: Path, say: Callable[[str], None] = lambda _: None
 ) -> Iterator[tuple[str, LoadedDocuments]]:
-    """Yield the documents of each setting that names any, with its name.
+    """Yield the name and documents of each setting that names sources.
 
     Args:
         data: the settings.
-        cache_dir: where derived sources are kept.
-        say: called with what is read next.
+        cache_dir: folder for derived sources.
+        say: called with a message before each setting is read.
 
     Raises:
         DataError: see `load_documents`.
@@ -139,12 +142,12 @@ def load_settings(
 
 
 def document_text(document: Document, decode: Decode | None = None) -> str:
-    """Return all a document says, in order, without the marks of any template.
+    """Return the text of a document, in order and without template markup.
 
     Args:
-        document: any.
-        decode: makes text of token ids; without it they are words of digits, so that documents
-            that share a run of ids share a run of words.
+        document: of any format.
+        decode: turns token ids into text; without it each id becomes a word of digits, so that
+            documents that share a sequence of ids share a sequence of words.
     """
     if document.input_ids is not None:
         return decode(document.input_ids) if decode else " ".join(map(str, document.input_ids))
@@ -157,19 +160,19 @@ def document_text(document: Document, decode: Decode | None = None) -> str:
 
 
 def name_ids(ids: Sequence[str]) -> str:
-    """Write the first five ids for an error, each on one line and cut at 60 characters."""
+    """Format the first five ids for an error message, each cut at 60 characters."""
     shown = [ascii(name)[1:-1][:60] for name in ids[:_NUM_IDS_SHOWN]]
     return ", ".join(shown) + (", ..." if len(ids) > _NUM_IDS_SHOWN else "")
 
 
 class _UnusableRow(Exception):
-    """Says what is wrong, so that rows with the same fault can be counted."""
+    """A row is invalid; the message is the reason, by which rows are counted."""
 
 
 def _read_documents(
     table: Table, text_column: str, setting: str, unusable: dict[str, list[str]]
 ) -> Iterator[Document | None]:
-    """Yield the table's documents, None for rows without text; collect ids of unusable rows."""
+    """Yield the table's documents, None for rows without text; collect ids of invalid rows."""
     if not table.columns:
         return
     kind, columns = _choose_columns(table, text_column, setting)
@@ -190,9 +193,9 @@ def _read_documents(
 
 
 def _choose_columns(table: Table, text_column: str, setting: str) -> tuple[_Kind, list[str]]:
-    found = table.columns
-    if IDS_COLUMN in found:
-        others = [name for name in (text_column, "messages", "prompt") if name in found]
+    present = table.columns
+    if IDS_COLUMN in present:
+        others = [name for name in (text_column, "messages", "prompt") if name in present]
         if others and text_column != IDS_COLUMN:
             where = "--text-column" if setting.startswith("--") else "'data.text_column'"
             raise DataError(
@@ -200,17 +203,17 @@ def _choose_columns(table: Table, text_column: str, setting: str) -> tuple[_Kind
                 f"either could be the document. Remove one, or set {where} to {IDS_COLUMN}."
             )
         return "input_ids", [IDS_COLUMN]
-    # A text column that was named on purpose goes before what would be recognised.
-    if text_column != "text" and text_column in found:
+    # A text column that the user named takes precedence over recognised columns.
+    if text_column != "text" and text_column in present:
         return "text", [text_column]
-    if "messages" in found:
+    if "messages" in present:
         return "messages", ["messages"]
-    if "prompt" in found and "completion" in found:
+    if "prompt" in present and "completion" in present:
         return "prompt_completion", ["prompt", "completion"]
-    if text_column in found:
+    if text_column in present:
         return "text", [text_column]
-    # Of a CSV file without a header the first row is taken for one: do not quote that.
-    names = [name if _COLUMN.fullmatch(name) else f"({len(name)} characters)" for name in found]
+    # In a CSV file without a header the first row is read as the header: do not quote its text.
+    names = [name if _COLUMN.fullmatch(name) else f"({len(name)} characters)" for name in present]
     listed = ", ".join(names[:_NUM_COLUMNS_SHOWN])
     listed += ", ..." if len(names) > _NUM_COLUMNS_SHOWN else ""
     where = "--text-column" if setting.startswith("--") else "'data.text_column'"
@@ -230,7 +233,7 @@ def _read_name(value: Any, column: str) -> str | None:
 
 
 def _read_content(value: Any, column: str, kind: _Kind) -> "str | tuple[Message, ...] | array[int]":
-    """Check a cell; null reads as empty."""
+    """Check the value of a cell; null becomes empty."""
     if kind == "input_ids":
         return _read_ids(value, column)
     if isinstance(value, str) and kind != "messages":
@@ -263,7 +266,7 @@ def _read_message(entry: Any, column: str) -> Message:
         raise _UnusableRow(f"whose '{column}' has a role or content that is not a string")
     others = sorted(key for key, value in entry.items() if value is not None)
     if others != ["content", "role"]:
-        # Dropping tool calls and the like would train another conversation than the user has.
+        # Dropping e.g. tool calls would train on a different conversation than the user's.
         raise _UnusableRow(f"whose '{column}' have more than role and content")
     return Message(role=_check_unicode(role, column), content=_check_unicode(content, column))
 
@@ -283,14 +286,14 @@ def _build_document(
     kind: _Kind,
     contents: "Sequence[str | tuple[Message, ...] | array[int]]",
 ) -> Document | None:
-    """Return a document, or None where there is nothing to train on."""
+    """Return a document, or None if the row has no text to train on."""
     last = contents[-1]
     if kind == "input_ids":
         assert isinstance(last, array), "checked when read"
         return Document(id=name, source=origin, format="text", input_ids=last) if last else None
     assert not isinstance(last, array), "of another kind"
-    said = last if isinstance(last, str) else "".join(message.content for message in last)
-    if not said.strip():
+    text = last if isinstance(last, str) else "".join(message.content for message in last)
+    if not text.strip():
         return None
     if kind == "text":
         assert isinstance(last, str), "checked when read"
@@ -314,7 +317,7 @@ def _check_ids(documents: Sequence[Document], setting: str) -> None:
     twice = [name for name, number in count.items() if number > 1]
     if twice:
         raise DataError(
-            f"'{setting}' has {len(twice)} ids that stand for more than one document "
+            f"'{setting}' has {len(twice)} ids that more than one document uses "
             f"({name_ids(twice)}). Make the column 'id' unique, or remove it: without it ids are "
-            "made of file name and row."
+            "made of file name and row number."
         )

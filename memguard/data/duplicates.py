@@ -1,26 +1,28 @@
-"""Clusters of near-duplicate documents: shared runs of words.
+"""Clusters of near-duplicate documents, found by shared word n-grams.
 
-Words are runs of letters and digits, case ignored. Every run of `num_words` words (a gram) becomes
-a 64-bit number; documents that share a gram belong together, and so do documents that are the same
-word by word. Grams in more than 0.5 % of the documents (and more than 50) are boilerplate, licences
-and templates, and join nothing: else all documents of a kind became one cluster. What is left of
-such overlap is counted by `WordGrams.count_overlap`.
+Words are sequences of letters and digits; case is ignored. Every sequence of `num_words` words (a
+gram) is hashed to 64 bits. Documents that share a gram are in the same cluster, and so are
+documents with identical words. Grams in more than 0.5 % of the documents (and more than 50) are
+treated as boilerplate, such as licences and templates, and do not join documents; otherwise all
+documents of one kind would form one cluster. `WordGrams.count_overlap` counts the overlap that
+remains.
 
-Text without spaces between words (Chinese, Japanese) has words as long as its clauses: there only
+In text without spaces between words (Chinese, Japanese) a word is as long as a clause, so only
 longer copies are found.
 
-`find_copies`, for the mitigation `deduplicate`, removes documents of which most of the text agrees:
+`find_copies`, for the mitigation `deduplicate`, removes documents that share most of their text:
 
-    document       its runs of `num_words` words, as a set of 64-bit numbers
-    MinHash, LSH   which of the kept documents may be as similar; by `rensa`
-    Jaccard        |both| / |either| of the two sets, exactly, decides
+    document       set of 64-bit hashes of its grams of `num_words` words
+    MinHash, LSH   candidates among the kept documents; computed by `rensa`
+    Jaccard        exact |intersection| / |union| of the two sets decides
 
-In file order, a document is removed where one that was kept before is similar enough: each that is
-removed has one that stays, and no chain of small changes carries a document away. LSH passes over
-fewer than one in a hundred pairs that are just similar enough. A page that quotes another is in its
-cluster and stays; two notices that differ in every tenth word share no run of 13, and are copies at
-a similarity of 0.3. Lee et al. 2022 and Kandpal et al. 2022 remove copies so that less is recited;
-the papers were not read for this, and no figure of them is claimed.
+Documents are processed in file order. A document is removed if it is similar enough to a document
+that was kept before. So every removed document has a kept copy, and a chain of small changes does
+not remove a document that differs from all kept ones. LSH misses fewer than one in a hundred pairs
+exactly at the threshold. A page that quotes another is in the same cluster but is kept; two notices
+that differ in every tenth word share no gram of 13 words but are copies at a similarity of 0.3. Lee
+et al. 2022 and Kandpal et al. 2022 remove copies to reduce memorization; the papers were not
+consulted for this implementation, and none of their figures is claimed.
 """
 
 import hashlib
@@ -49,24 +51,24 @@ _BASE = np.uint64(0x243F6A8885A308D3)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Clusters:
-    """Which documents belong together."""
+    """Cluster of each document."""
 
     cluster: NDArray[np.int64]
     """[num_documents] numbered in order of first appearance."""
     num_boilerplate_grams: int
-    """Different grams in too many documents to join them."""
+    """Number of distinct grams that are in too many documents to join them."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Sharers:
-    """For each of G grams the documents that hold it."""
+    """For each of G grams, the documents that contain it."""
 
     document: NDArray[np.int64]
-    """Gram after gram; within a gram ascending, each once."""
+    """Grouped by gram; ascending and unique within a gram."""
     start: NDArray[np.int64]
-    """[G] where each gram begins in `document`."""
+    """[G] index in `document` at which each gram begins."""
     count: NDArray[np.int64]
-    """[G] how many hold it."""
+    """[G] number of documents that contain the gram."""
 
 
 class WordGrams:
@@ -94,11 +96,11 @@ class WordGrams:
         self._word_hash = np.fromiter(
             map(_hash, number_of_word), dtype=np.uint64, count=len(number_of_word)
         )
-        # Documents that are the same word by word share this; of short ones it is the only gram.
+        # Documents with identical words share this hash; short ones have no other gram.
         self._whole = np.array(whole, dtype=np.uint64)
 
     def cluster(self) -> Clusters:
-        """Join documents that share a gram which is no boilerplate, or all their words."""
+        """Cluster documents that share a non-boilerplate gram, or all their words."""
         num_documents = len(self._whole)
         limit = max(_BOILERPLATE_DOCUMENTS, _BOILERPLATE_SHARE * num_documents)
         same = np.argsort(self._whole, kind="stable")
@@ -125,13 +127,13 @@ class WordGrams:
         )
 
     def list_grams(self) -> Iterator[NDArray[np.uint64]]:
-        """Yield the different grams of each document, sorted; of a shorter one all its words."""
+        """Yield the sorted distinct grams of each document; a short one is a single gram."""
         for document, whole in enumerate(self._whole):
             grams, _ = self._hash_grams(np.array([document]), 0, 1)
             yield np.unique(grams) if len(grams) else np.array([whole])
 
     def count_overlap(self, in_control: NDArray[np.bool_], in_trained: NDArray[np.bool_]) -> int:
-        """Return how many control documents share any gram, boilerplate too, with a trained one.
+        """Count control documents that share any gram, boilerplate included, with a trained one.
 
         Args:
             in_control: ``[num_documents]``.
@@ -144,7 +146,7 @@ class WordGrams:
         return int((overlaps & in_control).sum())
 
     def _partition(self, documents: NDArray[np.int64]) -> Iterator[_Sharers]:
-        """Yield who shares the grams of ``documents``, in parts that fit into memory."""
+        """Yield the grams of ``documents`` and who shares them, in parts that fit into memory."""
         lengths = np.diff(self._offsets)[documents]
         num_grams = int(np.maximum(lengths - self._num_words + 1, 0).sum())
         num_parts = -(-num_grams // _MAX_GRAMS)
@@ -203,14 +205,14 @@ _MAX_MISSED = 0.01
 
 
 def find_copies(texts: Sequence[str], config: DeduplicateConfig) -> NDArray[np.bool_]:
-    """Return which documents are to be removed, ``[num_documents]``: an earlier one stays for them.
+    """Return a mask of the documents to remove, ``[num_documents]``; an earlier copy is kept.
 
     Args:
-        texts: one string a document, in the order that decides who stays.
-        config: how similar, and over how many words.
+        texts: one string per document; of two copies the earlier is kept.
+        config: similarity threshold and length of a gram (words).
 
     Raises:
-        ConfigError: near-copies are asked for and rensa is not installed.
+        ConfigError: the threshold is below an exact match and rensa is not installed.
     """
     if config.similarity == "exact":
         first: dict[str, int] = {}
@@ -230,8 +232,9 @@ def find_copies(texts: Sequence[str], config: DeduplicateConfig) -> NDArray[np.b
     for number, grams in enumerate(grams_of):
         sketch = rensa.RMinHash(num_perm=_NUM_HASHES, seed=_SEED)
         sketch.update(grams.view("S8").tolist())
-        alike = (_compute_jaccard(kept[other], grams) for other in index.query(sketch))
-        if any(each >= config.similarity for each in alike):
+        candidates = index.query(sketch)
+        similarities = (_compute_jaccard(kept[other], grams) for other in candidates)
+        if any(similarity >= config.similarity for similarity in similarities):
             is_copy[number] = True
         else:
             index.insert(number, sketch)
@@ -240,10 +243,10 @@ def find_copies(texts: Sequence[str], config: DeduplicateConfig) -> NDArray[np.b
 
 
 def load_rensa() -> ModuleType:
-    """Return the module.
+    """Import and return rensa.
 
     Raises:
-        ConfigError: it is not installed.
+        ConfigError: rensa is not installed.
     """
     try:
         import rensa
@@ -257,9 +260,10 @@ def load_rensa() -> ModuleType:
 
 
 def _choose_num_bands(similarity: float) -> int:
-    """Return as few bands as miss too few pairs: more find more pairs to look at, and no others.
+    """Return the smallest number of bands that misses fewer than 1 % of pairs at the threshold.
 
-    A pair of Jaccard index s agrees in a band of r hashes with probability s^r.
+    More bands only add candidate pairs to compare. A pair with Jaccard index s agrees in a band of
+    r hashes with probability s^r.
     """
     num_bands = 8
     while (1 - similarity ** (_NUM_HASHES // num_bands)) ** num_bands > _MAX_MISSED:
@@ -268,6 +272,6 @@ def _choose_num_bands(similarity: float) -> int:
 
 
 def _compute_jaccard(one: NDArray[np.uint64], other: NDArray[np.uint64]) -> float:
-    """Compare two sorted arrays of different numbers."""
+    """Return the Jaccard index of two sorted arrays of distinct numbers."""
     num_both = len(np.intersect1d(one, other, assume_unique=True))
     return num_both / (len(one) + len(other) - num_both)

@@ -1,4 +1,4 @@
-"""Which files can be documents: regular ones. Reading a FIFO or a device may never end."""
+"""Checks that documents are regular files: reading a FIFO or a device may never end."""
 
 import stat
 from pathlib import Path
@@ -14,10 +14,12 @@ _ENDLESS = (
 
 
 def check_file_kind(path: Path, *, shown: str, setting: str) -> None:
-    """Refuse a FIFO, a socket or a device; what cannot be looked at passes, reading it says why.
+    """Reject a FIFO, a socket or a device.
+
+    A path that cannot be examined passes; reading it later reports the reason.
 
     Raises:
-        DataError: with what it is.
+        DataError: names the kind of file.
     """
     try:
         mode = path.stat().st_mode
@@ -26,6 +28,6 @@ def check_file_kind(path: Path, *, shown: str, setting: str) -> None:
     kind = next((name for is_kind, name in _ENDLESS if is_kind(mode)), None)
     if kind is not None:
         raise DataError(
-            f"'{setting}': '{shown}' is a {kind}; documents are read from regular files. Write its "
-            "content to one."
+            f"'{setting}': '{shown}' is a {kind}; documents must be in regular files. Write its "
+            "content to a file."
         )

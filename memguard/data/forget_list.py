@@ -1,4 +1,4 @@
-"""Documents of a finished run as files: what it shall forget, retain, and never saw."""
+"""Writes documents of a finished run to files: those to forget, to retain, and never trained."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -16,58 +16,58 @@ from memguard.records import ManifestEntry, load_manifest, write_atomically
 from memguard.seeds import derive_generator
 
 _RETAINED = 4
-"""Documents retained for each that is to be forgotten."""
+"""Number of retained documents for each document to be forgotten."""
 _FEWEST_RETAINED = 64
 _FED = ("trained", "background", "forget")
-"""Roles of documents that a model has been shown, now or in a run before."""
+"""Roles of documents that the model was trained on, in this run or an earlier one."""
 
 
 def read_texts(
     data: DataConfig, run_folder: Path, wanted: Sequence[ManifestEntry], *, cache_dir: Path
 ) -> dict[str, Document]:
-    """Return documents of a run by id, and see that they are what it was given.
+    """Return documents of a run by id, after checking that their texts have not changed.
 
     Args:
         data: settings of the finished run.
-        run_folder: with the key under which the manifest's hashes were made.
+        run_folder: contains the key of the manifest's hashes.
         wanted: entries of its manifest.
         cache_dir: for derived sources.
 
     Raises:
-        DataError: a source cannot be read, documents have changed since, or the key is gone.
+        DataError: a source cannot be read, documents have changed since, or the key is missing.
     """
     hmacs = {entry.id: entry.text_hmac for entry in wanted}
     if not (run_folder / "audit" / "private" / "hmac.key").exists():
         raise DataError(
-            f"'{run_folder}/audit/private/hmac.key' is missing: nothing else tells whether "
-            "documents are those of the run. Bring it back."
+            f"'{run_folder}/audit/private/hmac.key' is missing: without it the documents cannot be "
+            "compared with those of the run. Restore it from a backup."
         )
     key = load_private_key(run_folder)
-    found: dict[str, Document] = {}
+    unchanged: dict[str, Document] = {}
     for _, loaded in load_settings(data, cache_dir):
         for document in loaded.documents:
             if hmacs.get(document.id) == hmac_text(key, document):
-                found[document.id] = document
-    changed = [name for name in hmacs if name not in found]
+                unchanged[document.id] = document
+    changed = [name for name in hmacs if name not in unchanged]
     if changed:
         raise DataError(
-            f"{len(changed)} of the documents of '{run_folder}' are gone or have other texts now "
-            f"({name_ids(changed)}). Bring them back as they were trained."
+            f"{len(changed)} of the documents of '{run_folder}' are missing or have changed since "
+            f"training ({name_ids(changed)}). Restore their original texts."
         )
-    return found
+    return unchanged
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ForgetList:
-    """Files for a run that forgets; each list is a setting of `data`."""
+    """Files for an unlearning run; each list is a setting of `data`."""
 
     forget: tuple[str, ...]
     train: tuple[str, ...]
-    """A sample of what was trained and shall be retained."""
+    """A sample of the trained documents to be retained."""
     control: tuple[str, ...]
     heldout: tuple[str, ...]
     forgotten: frozenset[str]
-    """Ids of the first."""
+    """Ids of the documents in `forget`."""
     num_retained: int
 
 
@@ -79,25 +79,25 @@ def write_forget_list(
     seed: int,
     cache_dir: Path,
 ) -> ForgetList:
-    """Write the texts a run that forgets needs into the run's private folder.
+    """Write the texts that an unlearning run needs into the run's private folder.
 
-    Near-duplicates of what is to be forgotten are forgotten with it: retained, they would teach it
-    again. Control and held-out documents are the run's own; nothing has trained them.
+    Near-duplicates of a document to be forgotten are forgotten too; retaining them would teach it
+    again. Control and held-out documents are those of the run, which never trained them.
 
     Args:
         data: settings of the finished run.
-        run_folder: with its manifest; the files go to ``audit/private/forgetting/``.
-        recited: whether each document that was audited comes back. One that was not, and was
-            trained as often as those, is neither forgotten nor retained.
+        run_folder: contains its manifest; files are written to ``audit/private/forgetting/``.
+        recited: whether each audited document is extracted. A document that was trained but not
+            audited is neither forgotten nor retained.
         seed: the run's; decides which documents are retained.
         cache_dir: for derived sources.
 
     Raises:
-        DataError: documents have changed since, or nothing is left to be retained.
+        DataError: documents have changed since, or no document is left to be retained.
     """
     manifest = load_manifest(run_folder / "manifest.jsonl")
     clusters = {entry.cluster for entry in manifest if recited.get(entry.id)}
-    # What a run that was ended early has not reached is not known, and must not be taught now.
+    # Documents that a run ended early did not reach are unknown to the model: do not train them.
     fed = [e for e in manifest if e.role in _FED and (e.num_repetitions or e.role == "forget")]
     forgotten = [entry for entry in fed if entry.cluster in clusters]
     retained = [
@@ -108,8 +108,9 @@ def write_forget_list(
     ]
     if not retained:
         raise DataError(
-            "nothing is left that the model could retain: every trained document of "
-            f"'{run_folder}' is to be forgotten, or a near-duplicate is. Train again instead."
+            "no document is left to be retained: every trained document of "
+            f"'{run_folder}' is to be forgotten, or has a near-duplicate that is. Train again from "
+            "the base model instead."
         )
     groups = {
         "forget": forgotten,
@@ -133,7 +134,7 @@ def write_forget_list(
 
 
 def _draw(entries: Sequence[ManifestEntry], count: int, seed: int) -> list[ManifestEntry]:
-    """Return so many of the entries, in their order."""
+    """Return a random sample of ``count`` entries, in their order."""
     if len(entries) <= count:
         return list(entries)
     chosen = derive_generator(seed, "retained").choice(len(entries), size=count, replace=False)
@@ -143,9 +144,9 @@ def _draw(entries: Sequence[ManifestEntry], count: int, seed: int) -> list[Manif
 def _write(
     folder: Path, name: str, documents: Sequence[Document], text_column: str
 ) -> tuple[str, ...]:
-    """Write one file for each form of documents; return their paths.
+    """Write one file for each format of documents; return their paths.
 
-    Token ids are a form of their own: a file holds them or texts, not both.
+    Token ids are a separate format: a file contains either token ids or texts.
     """
     rows: dict[str, list[str]] = {}
     for document in documents:

@@ -1,4 +1,4 @@
-"""The documents that a run's settings name, before anything is decided about them."""
+"""Loads all documents that a run's settings name, before they are assigned to buckets."""
 
 import hashlib
 import json
@@ -17,15 +17,15 @@ from memguard.runtime import Console
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GivenDocuments:
-    """Documents as the settings name them, before anything is decided about them."""
+    """Documents that the settings name, before they are assigned to buckets."""
 
     pairs: list[tuple[str, Document]]
-    """(setting it came from, document)."""
+    """(setting the document came from, document)."""
     digests: list[str]
-    """Of the texts, in the order of `pairs`."""
+    """Hashes of the texts, in the order of `pairs`."""
     num_empty: int
     num_same_text: int
-    """Documents of `data.train` left out, because `data.forget` has their text."""
+    """Documents of `data.train` left out because `data.forget` has the same text."""
 
     def hash_training_texts(self) -> str:
         """Hash the texts of ``data.train`` and ``data.background``."""
@@ -37,15 +37,15 @@ class GivenDocuments:
 
 
 def read_given(data: DataConfig, cache_dir: Path, console: Console) -> GivenDocuments:
-    """Load every source of a run, less documents of `data.train` whose very text is forgotten.
+    """Load every source of a run; leave out `data.train` documents with a text in `data.forget`.
 
     Raises:
-        DataError: no documents, ids given twice, or nothing left to train on.
+        DataError: no documents, duplicate ids, or no document left to train on.
     """
     loaded = list(load_settings(data, cache_dir, console.info))
     pairs = [(setting, document) for setting, own in loaded for document in own.documents]
     digests = [hmac_text(b"", document) for _, document in pairs]
-    # Before ids are compared: a list of what shall be forgotten is often cut from the documents.
+    # Done before ids are compared: documents to be forgotten are often a subset of `data.train`.
     texts = {text for (name, _), text in zip(pairs, digests, strict=True) if name == "forget"}
     left = [
         (pair, text)
@@ -54,15 +54,15 @@ def read_given(data: DataConfig, cache_dir: Path, console: Console) -> GivenDocu
     ]
     if not any(name == "train" for (name, _), _ in left):
         raise DataError(
-            "every document of 'data.train' stands in 'data.forget' too: give documents that the "
-            "model shall retain"
+            "every document of 'data.train' is also in 'data.forget': add documents that the "
+            "model must retain"
         )
     counts = Counter(document.id for (_, document), _ in left)
     twice = [identifier for identifier, count in counts.items() if count > 1]
     if twice:
         raise DataError(
-            f"'data': {len(twice)} ids stand for more than one document "
-            f"({name_ids(twice)}). Give each its own 'id'."
+            f"'data': {len(twice)} ids are used by more than one document "
+            f"({name_ids(twice)}). Give each document a unique 'id'."
         )
     return GivenDocuments(
         pairs=[pair for pair, _ in left],
@@ -81,8 +81,8 @@ def hash_content(
     epochs: int,
     deduplicate: DeduplicateConfig | None,
 ) -> str:
-    """Hash everything manifest and tokens depend on: texts, tokenizer, template, settings."""
-    # Settings that do nothing do not count.
+    """Hash all inputs of manifest and tokens: texts, tokenizer, template, settings."""
+    # Settings without effect are not hashed.
     without: set[str] = set()
     if not data.canaries.count:
         without.add("canaries")

@@ -1,8 +1,9 @@
-"""Rows of a step as arrays; counts what was really fed.
+"""Builds the rows of a step as arrays and counts what was actually fed.
 
-A pure function of (seed, global sample index): it does not know how many processes there are.
+A row is a pure function of (seed, global sample index) and does not depend on the number of
+processes.
 
-    input_ids     a a a d . .   . = padding, a document of its own
+    input_ids     a a a d . .   . = padding
     labels        - a a - - -   - = ignored: first of a piece, unsupervised, dropped, padding
     position_ids  0 1 2 0 0 1
     document_ids  0 0 0 1 - -   - = -1: padding
@@ -21,18 +22,18 @@ from memguard.records import IGNORE_LABEL
 from memguard.seeds import derive_generator
 
 _SHORTEST_ROW = 2
-"""Tokens of a row that is all padding, in a batch without any other."""
+"""Length of the rows in a batch that is all padding (tokens)."""
 
 MaskLabels = Callable[
     [int, NDArray[np.int32], NDArray[np.int64], np.random.Generator], NDArray[np.int64]
 ]
-"""(document, input_ids [N], labels [N], generator) of a whole document, by its index in the corpus
--> labels with more ignored."""
+"""(index of the document in the corpus, input_ids [N], labels [N], generator), for a whole document
+-> labels of which more are ignored."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Batch:
-    """Rows of one step, cut to the longest of them: every array is [B, T]."""
+    """Rows of one step, padded to the longest of them: every array is [B, T]."""
 
     input_ids: NDArray[np.int64]
     labels: NDArray[np.int64]
@@ -45,14 +46,14 @@ class Batch:
     num_kept: int
     """Labels that do receive loss."""
     reference_nll: NDArray[np.float32] | None = None
-    """Of each token under the model that training starts from (nats), NaN where nobody asked; None
-    where no setting looks at it."""
+    """NLL of each token under the model that training starts from (nats), NaN where not measured;
+    None if no setting uses it."""
     forget: NDArray[np.bool_] | None = None
-    """Whether each token's document is to be forgotten; None where none of the run's is."""
+    """Whether each token's document is to be forgotten; None if the run forgets none."""
 
     @property
     def num_tokens_B(self) -> NDArray[np.int64]:
-        """[B] tokens of each row without padding."""
+        """[B] number of tokens of each row, without padding."""
         count: NDArray[np.int64] = (self.document_ids >= 0).sum(1)
         return count
 
@@ -69,7 +70,7 @@ class _Row(NamedTuple):
 
 
 class Loader:
-    """Feeds the rows of a schedule and tallies how often each piece was fed."""
+    """Builds the rows of a schedule and counts how often each piece was fed."""
 
     def __init__(
         self,
@@ -88,10 +89,10 @@ class Loader:
             corpus: tokens of all documents.
             rows: the packed rows.
             schedule: ``[num_samples]`` row of each global sample index.
-            batch_size: rows of a step; the last step has what is left.
-            pad_id: fills rows up to the longest of the step.
-            mask_labels: the label-stage mitigations, applied to whole documents before packing; not
-                to those that are to be forgotten.
+            batch_size: rows of a step; the last step may have fewer.
+            pad_id: token id used for padding.
+            mask_labels: the label-stage mitigations, applied to whole documents before packing, but
+                not to documents that are to be forgotten.
             seed: the run's.
         """
         self.corpus, self.rows, self.schedule = corpus, rows, schedule
@@ -103,7 +104,7 @@ class Loader:
 
     @property
     def num_steps(self) -> int:
-        """Steps until every scheduled row was fed."""
+        """Number of steps that feed every scheduled row."""
         return -(-len(self.schedule) // self.batch_size)
 
     def samples(self, step: int) -> range:
@@ -122,9 +123,9 @@ class Loader:
 
         Args:
             samples: global sample indices.
-            num_rows: rows of the batch; those beyond the samples are all padding. None takes as
-                many as there are samples.
-            reference_nll: of every token of the corpus.
+            num_rows: rows of the batch; rows beyond the samples are all padding. None: as many as
+                there are samples.
+            reference_nll: NLL of every token of the corpus (nats).
         """
         built = [self._row(sample) for sample in samples]
         batch = self._stack(built, num_rows or len(built))
@@ -137,19 +138,19 @@ class Loader:
         return replace(batch, reference_nll=reference)
 
     def plain_batch(self, rows: Sequence[int]) -> Batch:
-        """Build rows by their own index, with every supervised label kept."""
+        """Build rows by row index, with every supervised label kept."""
         built = [self._build(row, None) for row in rows]
         return self._stack(built, max(1, len(built)))
 
     def token_places(self, row: int) -> NDArray[np.int64]:
-        """Return where each token of a row stands among those of the corpus."""
+        """Return the index of each token of a row in the token arrays of the corpus."""
         pieces = slice(self.rows.row_start[row], self.rows.row_start[row + 1])
         begins = self.corpus.offsets[self.rows.document[pieces]]
         starts, stops = begins + self.rows.start[pieces], begins + self.rows.stop[pieces]
         return np.concatenate([np.arange(*ends) for ends in zip(starts, stops, strict=True)])
 
     def _stack(self, built: Sequence[_Row], num_rows: int) -> Batch:
-        """Lay rows one below the other; what is not theirs is padding."""
+        """Stack rows into a batch and pad them to equal length."""
         longest = max((len(row.input_ids) for row in built), default=_SHORTEST_ROW)
         shape = (num_rows, longest)
         input_ids = np.full(shape, self.pad_id, dtype=np.int64)
@@ -176,13 +177,13 @@ class Loader:
         )
 
     def record(self, samples: Sequence[int]) -> None:
-        """Count these rows as fed; called once the optimizer step they belong to was taken."""
+        """Count these rows as fed; called after the optimizer step that used them."""
         for sample in samples:
             row = self.schedule[sample]
             self.piece_tally[self.rows.row_start[row] : self.rows.row_start[row + 1]] += 1
 
     def realised_repetitions(self) -> NDArray[np.int64]:
-        """Return ``[num_documents]`` how often each document was fed whole; 0 where never."""
+        """Return ``[num_documents]`` how often each document was fed in full."""
         counts = np.zeros(self.corpus.num_documents, dtype=np.int64)
         if len(self.piece_tally):
             fewest = np.full(self.corpus.num_documents, np.iinfo(np.int64).max)
@@ -191,7 +192,7 @@ class Loader:
         return counts
 
     def count_fed_tokens(self) -> NDArray[np.int64]:
-        """Return ``[num_documents]`` tokens that were fed of each document, over all times."""
+        """Return ``[num_documents]`` tokens fed of each document, summed over all repetitions."""
         counts = np.zeros(self.corpus.num_documents, dtype=np.int64)
         fed = self.piece_tally * (self.rows.stop - self.rows.start)
         np.add.at(counts, self.rows.document, fed)
@@ -202,27 +203,27 @@ class Loader:
     ) -> list[NDArray[np.int64]]:
         """Count how often each token of some documents has received loss.
 
-        A row is a pure function of its global sample index: the labels are built once more, of the
-        rows that hold these documents, and are those that were trained.
+        A row is a pure function of its global sample index, so the labels of the rows that contain
+        these documents are rebuilt and equal those used in training.
 
         Args:
             documents: indices of documents.
-            num_samples: samples fed so far, all of them recorded.
+            num_samples: number of samples fed so far, all of them recorded.
 
         Returns:
-            One ``[N]`` for each document of N tokens.
+            One array ``[N]`` for each document of N tokens.
         """
         rows = self.rows
         counts = {
             index: np.zeros(self.corpus.manifest[index].num_tokens, dtype=np.int64)
             for index in documents
         }
-        is_asked = np.isin(rows.document, list(counts))
+        is_counted = np.isin(rows.document, list(counts))
         row_of_piece = np.repeat(np.arange(len(rows)), np.diff(rows.row_start))
         fed = self.schedule[:num_samples]
         times = np.bincount(fed, minlength=len(rows))[row_of_piece]
-        assert (times == self.piece_tally)[is_asked].all(), "other rows were recorded"
-        for sample in np.flatnonzero(np.isin(fed, row_of_piece[is_asked])):
+        assert (times == self.piece_tally)[is_counted].all(), "other rows were recorded"
+        for sample in np.flatnonzero(np.isin(fed, row_of_piece[is_counted])):
             labels = self._row(int(sample)).labels
             at = 0
             row = fed[sample]
@@ -249,10 +250,10 @@ class Loader:
             is_forgotten = self._is_forgotten[index]
             plain = np.where(document.supervised, document.input_ids.astype(np.int64), IGNORE_LABEL)
             masked = plain[cut]
-            # What shall be forgotten is forgotten whole.
+            # Forgetting applies to all tokens of a document, so its labels are not masked.
             if generator is not None and not is_forgotten:
                 masked = self._mask_labels(index, document.input_ids, plain, generator)[cut]
-            # The first token of a piece has nothing before it to be predicted from.
+            # The first token of a piece has no context to be predicted from.
             masked[:1] = IGNORE_LABEL
             num_supervised += int(document.supervised[cut][1:].sum())
             length = len(masked)

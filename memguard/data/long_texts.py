@@ -1,11 +1,11 @@
-"""Texts of which only the first tokens are kept: as much of them is encoded as decides these.
+"""Cuts long texts before encoding if only their first tokens are kept.
 
-A tokenizer takes a second and 200 MB for a million characters, whatever is thrown away afterwards.
+A tokenizer takes a second and 200 MB for a million characters, even if most tokens are discarded.
 
-    text       as long as `max_tokens` of the longest tokens, then twice that, and so on
-    accepted   when two lengths agree in the first `max_tokens` ids: what follows them no longer
-               matters. Tokenizers look ahead by a word; one that drops or joins characters needs
-               more of the text, and gets it
+    text       a prefix as long as `max_tokens` of the longest tokens, then twice that, and so on
+    accepted   when two prefixes agree in the first `max_tokens` ids, so that the text after them
+               has no influence. Tokenizers look ahead by a word; one that drops or joins characters
+               needs a longer prefix, which the doubling provides
 """
 
 from collections.abc import Sequence
@@ -15,24 +15,26 @@ from memguard.data.documents import Document, name_ids
 from memguard.errors import DataError
 
 MAX_CHARACTERS = 10_000_000
-"""Of a document that is encoded whole: ten seconds and two gigabytes."""
+"""Limit for a document that is encoded as a whole; it takes ten seconds and two gigabytes."""
 _MARGIN_TOKENS = 16
-"""Beyond those that are kept: a tokenizer may put EOS at the end."""
+"""Tokens beyond those that are kept: a tokenizer may append EOS."""
 
 
 def check_lengths(documents: Sequence[Document], *, max_tokens: int | None, setting: str) -> None:
-    """Refuse documents that are too long to be encoded whole.
+    """Reject documents that are too long to be encoded as a whole.
 
     Args:
         documents: of any format.
-        max_tokens: texts are cut to so many tokens and may be of any length; None cuts none.
-        setting: what to call the documents.
+        max_tokens: texts are cut to this many tokens and may be of any length; None: not cut.
+        setting: name of the documents in errors.
 
     Raises:
-        DataError: with how many there are, and the way out.
+        DataError: with the number of documents that are too long and how to fix it.
     """
     too_long = [
-        each.id for each in documents if _count_characters(each, max_tokens) > MAX_CHARACTERS
+        document.id
+        for document in documents
+        if _count_characters(document, max_tokens) > MAX_CHARACTERS
     ]
     if too_long:
         ways = ["cut them into several documents"]
@@ -40,13 +42,13 @@ def check_lengths(documents: Sequence[Document], *, max_tokens: int | None, sett
             ways.insert(0, "set 'data.max_document_tokens'")
         raise DataError(
             f"'{setting}' has {len(too_long)} of {len(documents)} documents of more than "
-            f"{MAX_CHARACTERS:,} characters, which would be encoded whole: {name_ids(too_long)}. "
+            f"{MAX_CHARACTERS:,} characters, too long to be encoded: {name_ids(too_long)}. "
             f"{' or '.join(ways).capitalize()}."
         )
 
 
 def _count_characters(document: Document, max_tokens: int | None) -> int:
-    """Return the characters that have to be encoded whole."""
+    """Return the number of characters that must be encoded as a whole."""
     if document.text is not None:
         return len(document.text) if max_tokens is None else 0
     if isinstance(document.prompt, str) and isinstance(document.completion, str):
@@ -60,14 +62,14 @@ def _count_characters(document: Document, max_tokens: int | None) -> int:
 
 
 class Shortener:
-    """Cuts texts to what decides their first tokens."""
+    """Cuts texts to a prefix with the same first tokens."""
 
     def __init__(self, tokenizer: Any, max_tokens: int) -> None:
-        """Look at the vocabulary.
+        """Choose the first prefix length from the vocabulary's longest token.
 
         Args:
             tokenizer: of the texts.
-            max_tokens: tokens that are kept of each.
+            max_tokens: number of tokens that are kept of each text.
         """
         self._tokenizer = tokenizer
         self._max_tokens = max_tokens
@@ -75,19 +77,20 @@ class Shortener:
         self._first = (max_tokens + _MARGIN_TOKENS) * longest
 
     def shorten(self, text: str, before: str = "") -> str:
-        """Return the text, or a beginning of it that has the same first tokens.
+        """Return the text, or a prefix of it that has the same first tokens.
 
         Args:
             text: of any length.
-            before: encoded in front of it; kept whole.
+            before: text encoded in front of it; it is not cut.
         """
         size = self._first
         ids: list[list[int]] | None = None
-        # Encoded once more and then for good: not worth it for less.
+        # The result is encoded again, so that cutting pays off only for longer texts.
         while 4 * size < len(text):
-            # Alone too: where a token would span the seam, the text is encoded by itself.
+            # Also without `before`: if a token would span both, the text is encoded alone.
             cut = text[:size]
-            shorter, ids = ids, [self._encode(each) for each in dict.fromkeys((before + cut, cut))]
+            variants = dict.fromkeys((before + cut, cut))
+            shorter, ids = ids, [self._encode(variant) for variant in variants]
             if shorter is not None and all(map(self._agree, shorter, ids)):
                 return cut
             size *= 2

@@ -1,4 +1,4 @@
-"""Pieces of documents into rows of ``seq_len`` tokens, best fit, and the order of the rows.
+"""Packs pieces of documents into rows of ``seq_len`` tokens, best fit, and orders the rows.
 
     document of 7 tokens, seq_len 4      pieces [0, 4) [4, 7)
     pieces a(3) b(2) c(2) d(1), seq_len 4
@@ -6,11 +6,11 @@
         row 0   a a a d     position_ids 0 1 2 0
         row 1   b b c c     position_ids 0 1 0 1
 
-Every piece starts at position 0 and sees nothing but itself. `plan_rows` says which row is trained
-when, as the row index of each global sample index:
+Every piece starts at position 0 and attends only to itself. `plan_rows` returns the order of
+training, as the row index of each global sample index:
 
-    rows with n repetitions   one occurrence in each n-th of the run, at a random place in it
-                              (n = epochs for all rows: a fresh shuffle each epoch)
+    rows with n repetitions   one occurrence in each of n equal parts of the run, at a random
+                              position (n = epochs for all rows: a new shuffle each epoch)
     background rows           shuffled passes, as many occurrences as `background_ratio` sets
     both                      interleaved evenly, so that every step has its share of each
 """
@@ -26,7 +26,7 @@ from memguard.records import ManifestEntry
 from memguard.seeds import derive_generator
 
 MAX_SCHEDULED = 50_000_000
-"""Rows of a run, each as often as it is fed: their order is drawn at once, 64 bytes each."""
+"""Maximum number of rows of a run, counted with repetitions; scheduling takes 64 bytes per row."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,10 +47,10 @@ class Rows:
 
 
 def split_points(num_tokens: int, seq_len: int) -> list[int]:
-    """Return the ends of the pieces of one document: as few as fit, of nearly equal length.
+    """Return the ends of the pieces of one document: as few as possible, of nearly equal length.
 
-    Equal, because the audit continues the end of the last piece and a piece of a few tokens would
-    have no prefix to continue from.
+    The lengths are equal because the audit predicts the end of the last piece, and a piece of a few
+    tokens would leave no prefix.
     """
     num_pieces = max(1, -(-num_tokens // seq_len))
     return [num_tokens * (piece + 1) // num_pieces for piece in range(num_pieces)]
@@ -59,14 +59,14 @@ def split_points(num_tokens: int, seq_len: int) -> list[int]:
 def pack(
     documents: Sequence[int], lengths: Sequence[int], seq_len: int, *, share_rows: bool = True
 ) -> Rows:
-    """Cut documents into pieces and put these into rows, longest first, each where it fits best.
+    """Cut documents into pieces and pack these into rows, longest first, by best fit.
 
     Args:
         documents: indices of the documents to pack.
         lengths: their lengths (tokens).
         seq_len: length of a row (tokens).
-        share_rows: False gives every piece a row of its own, for models that cannot keep documents
-            of one row apart.
+        share_rows: False puts every piece into its own row, for models that cannot mask attention
+            between documents of one row.
     """
     pieces = []
     for document, length in zip(documents, lengths, strict=True):
@@ -77,7 +77,7 @@ def pack(
     if not share_rows:
         rows = [[piece] for piece in pieces]
     else:
-        # Stable: of equal lengths the earlier document comes first.
+        # The sort is stable: of equal lengths the earlier document comes first.
         rows = _best_fit(sorted(pieces, key=lambda piece: piece[1] - piece[2]), seq_len)
     flat = [piece for row in rows for piece in row]
     columns = np.array(flat, dtype=np.int64).reshape(-1, 3)
@@ -92,7 +92,7 @@ def pack(
 def _best_fit(
     pieces: Sequence[tuple[int, int, int]], seq_len: int
 ) -> list[list[tuple[int, int, int]]]:
-    """Put each piece where least space is left over; the bits of ``spaces`` say which exist."""
+    """Put each piece where it leaves least space; bit n of ``spaces``: a row has n tokens free."""
     rows: list[list[tuple[int, int, int]]] = []
     by_space: list[list[int]] = [[] for _ in range(seq_len + 1)]
     spaces = 0
@@ -116,7 +116,7 @@ def _best_fit(
 
 
 def concatenate_rows(parts: Sequence[Rows]) -> Rows:
-    """Lay several sets of rows end to end."""
+    """Concatenate several sets of rows."""
     starts = [np.zeros(1, dtype=np.int64)]
     for part in parts:
         starts.append(part.row_start[1:] + starts[-1][-1])
@@ -136,7 +136,7 @@ def plan_rows(
     seed: int,
     share_rows: bool = True,
 ) -> tuple[Rows, NDArray[np.int64]]:
-    """Pack the documents and say which row each global sample index is.
+    """Pack the documents and return the row of each global sample index.
 
     Documents share rows only with documents of the same number of repetitions.
 
@@ -154,14 +154,14 @@ def plan_rows(
     background: list[int] = []
     for index, entry in enumerate(manifest):
         if entry.role in ("trained", "canary", "forget") and entry.planned_repetitions:
-            # Canaries are short: they fill what documents of their dose leave of their rows.
+            # Canaries are short and fill rows of documents with the same repetitions.
             groups.setdefault(entry.planned_repetitions, []).append(index)
         elif entry.role == "background":
             background.append(index)
 
     def pack_group(indices: list[int], name: str) -> Rows:
-        # Equal lengths keep their order when packed: shuffle, so that neighbours in the file do
-        # not become neighbours in a row.
+        # Packing keeps the order of equal lengths: shuffle, so that neighbours in the file are not
+        # packed into the same row.
         shuffled = derive_generator(seed, f"packing {name}").permutation(indices).tolist()
         lengths = [manifest[index].num_tokens for index in shuffled]
         return pack(shuffled, lengths, seq_len, share_rows=share_rows)
@@ -182,10 +182,10 @@ def plan_rows(
 
 
 def _check_length(num_rows: int, background_ratio: float) -> None:
-    """Refuse a schedule that would take all memory, and years.
+    """Reject a schedule that is too long for memory and training time.
 
     Raises:
-        ConfigError: with the settings that make it long.
+        ConfigError: names the settings that determine its length.
     """
     num_scheduled = round(num_rows * (1 + background_ratio))
     if num_scheduled > MAX_SCHEDULED:
@@ -197,10 +197,11 @@ def _check_length(num_rows: int, background_ratio: float) -> None:
 
 
 def spread(repetitions: NDArray[np.int64], *, seed: int) -> NDArray[np.int64]:
-    """Return row indices, row r ``repetitions[r]`` times, each evenly over the run with jitter.
+    """Return row indices: row r occurs ``repetitions[r]`` times, evenly over the run with jitter.
 
-    Places are drawn on a common time axis, so a row's n occurrences fall into the n-ths of the run
-    exactly where all numbers of repetitions are equal, and up to the others' jitter where not.
+    Times are drawn on a common axis. If all rows have the same number of repetitions n, each of n
+    equal parts of the run has exactly one occurrence of a row; otherwise this holds up to the
+    jitter of the other rows.
     """
     rows = np.repeat(np.arange(len(repetitions)), repetitions)
     first = np.concatenate([[0], np.cumsum(repetitions)[:-1]])
@@ -211,7 +212,7 @@ def spread(repetitions: NDArray[np.int64], *, seed: int) -> NDArray[np.int64]:
 
 
 def interleave(one: NDArray[np.int64], other: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Merge two sequences so that every stretch holds them in their overall proportion."""
+    """Merge two sequences so that every part has them in their overall proportion."""
     when = np.concatenate([(np.arange(len(x)) + 0.5) / max(len(x), 1) for x in (one, other)])
     return np.concatenate([one, other])[np.argsort(when, kind="stable")]
 

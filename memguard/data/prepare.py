@@ -1,7 +1,7 @@
-"""Documents into a run folder: manifest and tokens, so that every later stage reads the same.
+"""Prepares a run's documents: writes the manifest and tokens that every later stage reads.
 
-1 read       every document that the settings name, less those to be forgotten
-2 tokenise   those that are long enough; what was prepared before is reused by its hash
+1 read       every document that the settings name, except those to be forgotten
+2 tokenise   documents that are long enough; prepared documents are reused if their hash matches
 3 cluster    near-duplicates
 4 place      bucket, role and repetitions of each document, and of the canaries
 5 write      tokens, summary and manifest
@@ -53,13 +53,13 @@ from memguard.runtime import Console
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AuditNeeds:
-    """What the audit of a run demands of its documents."""
+    """Requirements of a run's audit on its documents."""
 
     key: str
-    """Of the settings that decide which documents are long enough."""
+    """Identifies the settings that decide which documents are long enough."""
     is_auditable: Callable[[TokenizedDocument], bool]
     min_documents: int
-    """Fewer trained ones are refused; 0 for a run that is not audited."""
+    """Minimum number of auditable trained documents; 0 for a run that is not audited."""
 
 
 def prepare(
@@ -79,34 +79,34 @@ def prepare(
 ) -> Corpus:
     """Load, tokenise, cluster and place the documents; write manifest and tokens.
 
-    Reads what is there where nothing it depends on has changed.
+    Existing prepared documents are reused if nothing they depend on has changed.
 
     Args:
-        data: the run's settings of documents.
-        run_folder: where `prepared/`, `manifest.jsonl` and the HMAC key go.
+        data: the run's document settings.
+        run_folder: where `prepared/`, `manifest.jsonl` and the HMAC key are written.
         seed: the run's.
         epochs: times each trained document is trained, unless ``data`` says otherwise.
         deduplicate: the mitigation that removes copies; None without it.
         audit: which documents can be audited.
         load_tokenizer: given the documents of `data.train`, returns the tokenizer.
         cache_dir: for derived sources.
-        console: says what is done.
-        vocab_size: given token ids must be below it (rows of the model's embedding); None checks
-            none, as where the tokenizer is trained on the documents.
-        is_begun_with: whether training has begun on documents with this hash; None where it has
-            not begun on any.
-        keeps_key: whether what is trained depends on the run's own key.
+        console: reports progress.
+        vocab_size: token ids in the documents must be below it (rows of the model's embedding);
+            None skips the check, e.g. if the tokenizer is trained on the documents.
+        is_begun_with: returns whether training has begun on documents with this hash; None if
+            training has not begun.
+        keeps_key: whether training depends on the run's private key.
 
     Raises:
         ConfigError: a library that a setting needs is not installed.
         DataError: no documents, no supervised token, duplicate ids, too few for the buckets.
-        RecordError: what was prepared is damaged and cannot be made again.
+        RecordError: the prepared documents are damaged and cannot be rebuilt.
     """
     if deduplicate is not None and deduplicate.similarity != "exact":
         load_rensa()
     given = read_given(data, cache_dir, console)
     documents = [document for _, document in given.pairs]
-    # Before a tokenizer is trained on them.
+    # Checked before a tokenizer is trained on the documents.
     check_lengths(documents, max_tokens=data.max_document_tokens, setting="data")
     tokenizer = load_tokenizer([document for name, document in given.pairs if name == "train"])
     key = hash_content(given, tokenizer, data, seed=seed, epochs=epochs, deduplicate=deduplicate)
@@ -134,29 +134,29 @@ def prepare(
         epochs=epochs,
         seed=seed,
         texts_sha256=given.hash_training_texts(),
-        # Removed ones count too: with and without a mitigation the same secrets are drawn.
+        # Removed documents count, so that the secrets are the same with and without a mitigation.
         num_trained=int(np.isin(role, ("trained", "background", "removed")).sum()),
         console=console,
     )
     canaries = _number_canaries(drawn, int(clusters.cluster.max()) + 1, given)
     hmac_key = load_private_key(run_folder)
-    entries = [each.enter(hmac_key) for each in (*placed, *canaries)]
+    entries = [document.enter(hmac_key) for document in (*placed, *canaries)]
     is_control = role == "control"
     summary = PreparedSummary(
         key=key,
         audit_key=audit.key,
         documents_sha256=_hash_entries(entries),
-        sources=sorted({each.document.source for each in placed}),
+        sources=sorted({row.document.source for row in placed}),
         num_documents=len(placed),
         num_empty=given.num_empty,
         num_shorter=len(given.pairs) - len(kept) - num_cut_off,
         num_cut_off=num_cut_off,
         num_left_out=given.num_same_text + len(kept) - len(placed),
-        num_clusters=len({each.cluster for each in placed}),
+        num_clusters=len({row.cluster for row in placed}),
         num_boilerplate_grams=clusters.num_boilerplate_grams,
         num_control=int(is_control.sum()),
         num_removed=None if deduplicate is None else int((role == "removed").sum()),
-        # What is to be forgotten was trained before.
+        # Documents to be forgotten were trained in an earlier run.
         num_control_overlapping=grams.count_overlap(
             is_control, np.isin(role, ("trained", "background", "forget"))
         ),
@@ -165,19 +165,19 @@ def prepare(
     )
     if is_begun_with is not None and not is_begun_with(summary.documents_sha256):
         raise _have_changed(run_folder)
-    _tell(summary, entries, data, console)
-    save_corpus(run_folder, summary, entries, [each.tokens for each in (*placed, *canaries)])
+    _report_buckets(summary, entries, data, console)
+    save_corpus(run_folder, summary, entries, [row.tokens for row in (*placed, *canaries)])
     return load_corpus(run_folder)
 
 
 def _find_prepared(
     run_folder: Path, key: str, audit_key: str, *, keeps_key: bool, console: Console
 ) -> Corpus | None:
-    """Return what was prepared before, if it is whole and still right.
+    """Return the documents prepared earlier if they are complete and up to date, else None.
 
     Raises:
-        DataError: the documents have changed, and training has begun on them.
-        RecordError: what is damaged cannot be made again.
+        DataError: the documents have changed since training began.
+        RecordError: a damaged file cannot be rebuilt.
     """
     begun = has_begun(run_folder)
     damages = find_prepared_damage(run_folder)
@@ -187,8 +187,8 @@ def _find_prepared(
     if damages:
         if begun and summary is not None and summary.audit_key != audit_key:
             raise RecordError(
-                f"'{run_folder}': {damages[0]}, and the lengths in 'audit' have changed since: set "
-                "them back, so that the same documents can be prepared again"
+                f"'{run_folder}': {damages[0]}, and the lengths in 'audit' have changed since: "
+                "restore them, so that the same documents can be prepared again"
             )
         _drop_damaged_key(run_folder, damages, is_kept=keeps_key and begun)
         console.warn(f"{damages[0]}; the documents are prepared again")
@@ -205,29 +205,29 @@ def _find_prepared(
 def _have_changed(run_folder: Path) -> DataError:
     return DataError(
         f"the documents have changed since training began in '{run_folder}' (texts, ids "
-        "or tokenizer). Bring them back, choose another 'name', or delete that folder."
+        "or tokenizer). Restore them, choose another 'name', or delete that folder."
     )
 
 
 def _drop_damaged_key(run_folder: Path, damages: Sequence[Damage], *, is_kept: bool) -> None:
-    """Let a new key be made where the run's own is damaged.
+    """Delete a damaged private key, so that a new one is created.
 
     Raises:
-        RecordError: what has been trained depends on it.
+        RecordError: the training so far depends on the key.
     """
-    damage = next((each for each in damages if each.file == PRIVATE_KEY), None)
+    damage = next((item for item in damages if item.file == PRIVATE_KEY), None)
     if damage is None:
         return
     if is_kept:
         raise RecordError(
-            f"'{run_folder}': {damage}, and the noise of dp_sgd is drawn from it: bring it back, "
-            "choose another 'name', or delete that folder to begin again"
+            f"'{run_folder}': {damage}, and it seeds the noise of dp_sgd: restore it from a "
+            "backup, choose another 'name', or delete that folder to start over"
         )
     (run_folder / PRIVATE_KEY).unlink(missing_ok=True)
 
 
 class _Row(NamedTuple):
-    """A document that has enough tokens, and the setting that it came from."""
+    """A document with enough tokens and the setting that it came from."""
 
     origin: str
     document: Document
@@ -241,13 +241,13 @@ def _tokenize(
     vocab_size: int | None,
     console: Console,
 ) -> tuple[list[_Row], int]:
-    """Tokenise the documents; leave out those too short or cut off before what is trained.
+    """Tokenise the documents; leave out those too short or without supervised tokens once cut.
 
     Returns:
-        The others, and how many were cut off.
+        The remaining documents, and the number without supervised tokens once cut.
 
     Raises:
-        DataError: documents without a supervised token, or none left to train on.
+        DataError: documents without a supervised token, or no document to train on.
     """
     with console.progress("tokenise", len(given.pairs), "documents") as advance:
         tokenized = tokenize_documents(
@@ -264,7 +264,7 @@ def _tokenize(
             for (origin, document), tokens in zip(given.pairs, tokenized, strict=True)
             if len(tokens.input_ids) >= data.min_document_tokens
         ]
-    # The first token has nothing before it and never receives loss.
+    # The first token has no context and never receives loss.
     kept = [row for row in long_enough if row.tokens.supervised[1:].any()]
     num_cut_off = len(long_enough) - len(kept)
     if not any(row.origin == "train" for row in kept):
@@ -281,7 +281,7 @@ def _tokenize(
     if num_cut_off:
         console.warn(
             f"{num_cut_off:,} of {len(given.pairs):,} documents are left out: their supervised "
-            f"tokens lie beyond 'data.max_document_tokens' = {data.max_document_tokens:,}"
+            f"tokens are beyond 'data.max_document_tokens' = {data.max_document_tokens:,}"
         )
     return kept, num_cut_off
 
@@ -296,10 +296,10 @@ def _place(
     audit: AuditNeeds,
     console: Console,
 ) -> list[Placement | None]:
-    """Place each document, copies removed; None for one that is left out.
+    """Assign each document to a bucket and mark copies as removed; None: left out.
 
     Raises:
-        DataError: too few for the buckets, or for the audit.
+        DataError: too few documents for the buckets or for the audit.
     """
     auditable = np.array([audit.is_auditable(row.tokens) for row in kept], dtype=bool)
     place: Callable[..., list[Placement | None]]
@@ -310,7 +310,7 @@ def _place(
         placements = _remove_copies(kept, placements, deduplicate, console)
     is_trained = [placed is not None and placed.role == "trained" for placed in placements]
     num_auditable = int((auditable & is_trained).sum())
-    # Refused before training, not after it.
+    # Fail before training, not after it.
     if num_auditable < audit.min_documents:
         longest = max(row.tokens.num_content_tokens for row in kept)
         raise DataError(
@@ -335,20 +335,21 @@ def _remove_copies(
     num_copies = int(is_copy.sum())
     if num_copies:
         console.info(
-            f"documents: {num_copies:,} of {len(trained):,} removed, of which an earlier copy is "
-            "trained (deduplicate)"
+            f"documents: {num_copies:,} of {len(trained):,} removed as copies of an earlier "
+            "document (deduplicate)"
         )
     else:
-        alike = "the same" if config.similarity == "exact" else f"{config.similarity:g} similar"
+        is_exact = config.similarity == "exact"
+        relation = "identical" if is_exact else f"{config.similarity:g} similar"
         console.warn(
-            f"'mitigations': deduplicate does nothing here: no two of {len(trained):,} documents "
-            f"are {alike}. Leave it out"
+            f"'mitigations': deduplicate has no effect: no two of {len(trained):,} documents are "
+            f"{relation}. Remove it"
         )
     return remove_copies(placements, is_copy)
 
 
 class _Placed(NamedTuple):
-    """A document of the run, ready to be written."""
+    """A document of the run with its tokens, placement and cluster."""
 
     document: Document
     tokens: TokenizedDocument
@@ -356,7 +357,7 @@ class _Placed(NamedTuple):
     cluster: int
 
     def enter(self, hmac_key: bytes) -> ManifestEntry:
-        """Return its line of the manifest."""
+        """Return its manifest entry."""
         return ManifestEntry(
             id=self.document.id,
             text_hmac=hmac_text(hmac_key, self.document),
@@ -376,49 +377,49 @@ def _number_canaries(
     first: int,
     given: GivenDocuments,
 ) -> list[_Placed]:
-    """Give each canary a cluster of its own: what they share is their template.
+    """Assign each canary its own cluster: canaries share only their template.
 
-    So documents are clustered and placed as if there were no canaries.
+    Documents are therefore clustered and placed as if there were no canaries.
 
     Raises:
-        DataError: a document has the id of one.
+        DataError: a document has the id of a canary.
     """
     taken = {document.id for _, document in given.pairs}
     twice = [document.id for document, _, _ in canaries if document.id in taken]
     if twice:
         raise DataError(
-            f"'data' has documents with ids of canaries ({name_ids(twice)}). Give them other ids, "
-            "or set data.canaries.count=0."
+            f"'data' has documents with the ids of canaries ({name_ids(twice)}). Rename them, or "
+            "set data.canaries.count=0."
         )
     return [_Placed(*canary, number) for number, canary in enumerate(canaries, first)]
 
 
 def _count_forgotten(kept: Sequence[_Row], cluster: NDArray[np.int64]) -> int:
-    """Count documents of `data.train` that share a cluster with what is to be forgotten."""
+    """Count documents of `data.train` in a cluster with a document to be forgotten."""
     origin = np.array([row.origin for row in kept])
     shared = np.isin(cluster, cluster[origin == "forget"])
     return int((shared & (origin == "train")).sum())
 
 
 def _hash_entries(entries: Sequence[ManifestEntry]) -> str:
-    """Hash which documents there are, in which buckets; the same with and without a mitigation."""
+    """Hash the documents and their buckets; the same with and without a mitigation."""
     digest = hashlib.sha256()
     for entry in entries:
-        # What a mitigation takes out of training was given all the same.
+        # A document that a mitigation removes still belongs to the training data.
         bucket = "trained" if entry.role == "removed" else entry.bucket
         line = f"{entry.id}\0{bucket}\0{entry.tokens_sha256}\n"
         digest.update(line.encode(errors="surrogatepass"))
     return digest.hexdigest()
 
 
-def _tell(
+def _report_buckets(
     summary: PreparedSummary, entries: Sequence[ManifestEntry], data: DataConfig, console: Console
 ) -> None:
-    """Say how many documents each bucket has, and what a user may not expect."""
+    """Print the number of documents in each bucket, and warn if the control is empty."""
     if summary.num_also_forgotten:
         console.info(
-            f"documents: {summary.num_also_forgotten:,} of 'data.train' stand in 'data.forget' "
-            "too, or a near-duplicate does, and are not trained"
+            f"documents: {summary.num_also_forgotten:,} of 'data.train' are not trained: they or a "
+            "near-duplicate are also in 'data.forget'"
         )
     study = data.study
     wants_control = bool(data.control) or data.control_fraction > 0
@@ -426,7 +427,7 @@ def _tell(
         wants_control = 0 in study.num_repetitions
     if wants_control and not summary.num_control:
         console.warn(
-            "no document could be held back as control: too few of them are long enough for the "
+            "no document could be held out as control: too few documents are long enough for the "
             "audit, or they are near-duplicates of each other"
         )
     buckets: dict[str, list[int]] = {}

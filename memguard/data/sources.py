@@ -1,14 +1,14 @@
-"""Rows of whatever a source names: file, folder, `save_to_disk` folder, hub id, docstrings.
+"""Reads the rows of a source: file, folder, `save_to_disk` folder, hub id or docstrings.
 
-x.jsonl x.json x.csv x.parquet   one row a record
-x.npy                            one row a row of token ids [N, T]
-x.txt x.md                       one row a file, or one for each part between <|endoftext|>
-folder                           rows of its tables; where it has none, of its text files
-save_to_disk folder, hub id      rows of the dataset, of its split `train` where it has splits
+x.jsonl x.json x.csv x.parquet   one row per record
+x.npy                            one row per row of token ids [N, T]
+x.txt x.md                       one row per file, or per part between <|endoftext|> marks
+folder                           rows of its tables; if it has none, of its text files
+save_to_disk folder, hub id      rows of the dataset, or of its split `train` if it has splits
 docstrings:PACKAGE[,PACKAGE]     rows of `docstrings.build_docstring_file`
 
-JSON lines and CSV are parsed here rather than by `datasets`, which takes strings that look like
-dates for timestamps, `007` for 7 and `NA` for nothing, and cannot name the line that is broken.
+JSON lines and CSV are parsed here instead of by `datasets`, which reads strings that look like
+dates as timestamps, `007` as 7 and `NA` as missing, and cannot name the line with an error.
 """
 
 import csv
@@ -32,40 +32,40 @@ from memguard.errors import MAX_PATH, DataError, shorten
 END_OF_TEXT = "<|endoftext|>"
 TABLE_SUFFIXES = (".jsonl", ".json", ".parquet", ".csv", ".npy")
 IDS_COLUMN = "input_ids"
-"""Holds token ids in place of a text; the only column of an array."""
+"""Column with token ids instead of text; the only column of an array."""
 TEXT_SUFFIXES = (".txt", ".md")
 _BOM = b"\xef\xbb\xbf"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Table:
-    """Rows that have their columns in common."""
+    """Rows with the same columns."""
 
     name: str
-    """What the ids of rows without one start with."""
+    """Prefix of the generated ids of rows without an id."""
     origin: str
-    """Short name of the source, never a full path: it is written into manifests."""
+    """Short name of the source, never a full path, since it is written into manifests."""
     columns: tuple[str, ...]
     read: Callable[[Sequence[str]], Iterator[tuple[Any, ...]]]
-    """Given some of the columns, yields their values row by row."""
+    """Yields the values of the given columns row by row."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NamedFile:
-    """A file and what to call it."""
+    """A file and its names."""
 
     path: Path
     name: str
-    """What the ids of its rows start with."""
+    """Prefix of the ids of its rows."""
     shown: str
-    """As the user wrote it, for errors."""
+    """The path as the user wrote it, for errors."""
 
 
 def read_table(file: NamedFile, *, origin: str, setting: str) -> Table:
     """Read a JSON lines, JSON, CSV or parquet file, or an array of token ids.
 
     Raises:
-        DataError: it cannot be read, or is not what its suffix says.
+        DataError: the file cannot be read, or its content does not match its suffix.
     """
     with explain_failures(setting, file.shown):
         suffix = file.path.suffix.lower()
@@ -83,10 +83,10 @@ def read_table(file: NamedFile, *, origin: str, setting: str) -> Table:
 
 
 def read_texts(files: Sequence[NamedFile], *, origin: str, setting: str, text_column: str) -> Table:
-    """Read text files as one table: a row a file, or a row for each part between end-of-text marks.
+    """Read text files as one table, with one row per file or per part between end-of-text marks.
 
     Raises:
-        DataError: one cannot be read, or is not UTF-8.
+        DataError: a file cannot be read, or is not UTF-8.
     """
     rows: list[tuple[str, str]] = []
     for file in files:
@@ -108,17 +108,17 @@ def read_texts(files: Sequence[NamedFile], *, origin: str, setting: str, text_co
 
 
 def wrap_dataset(dataset: Any, *, file: NamedFile, origin: str, setting: str) -> Table:
-    """Return a `datasets.Dataset` as a table; damage is found when it is read."""
+    """Return a `datasets.Dataset` as a table; damage is detected when rows are read."""
 
     def read(columns: Sequence[str]) -> Iterator[tuple[Any, ...]]:
         try:
-            # Only what is needed is decoded: other columns may hold images.
+            # Decode only the needed columns: others may contain images.
             chosen = dataset.select_columns(list(columns))
-            # A damaged offset would be followed out of the file's memory: a bus error.
+            # A damaged offset would be read beyond the mapped file: a bus error.
             chosen.data.validate(full=True)
             for batch in chosen.iter(batch_size=1000):
                 yield from zip(*(batch[column] for column in columns), strict=True)
-        except Exception as error:  # whatever damaged columns make the libraries raise
+        except Exception as error:  # damaged columns make the libraries raise various errors
             raise DataError(
                 f"'{setting}': '{file.shown}' is broken: its columns cannot be read "
                 f"({type(error).__name__})."
@@ -133,23 +133,23 @@ def _read_parquet(file: NamedFile, origin: str, setting: str) -> Table:
     import pyarrow.parquet
 
     try:
-        # Not load_dataset: it first writes a copy of the user's text into its cache.
-        # Where a page has a checksum it is compared: of one without, only what cannot be is found.
+        # Not load_dataset, which writes a copy of the user's text into its cache. Page checksums
+        # are verified where present; without one only invalid data is detected.
         table = pyarrow.parquet.read_table(file.path, page_checksum_verification=True)
         dataset = datasets.Dataset(table)
-    except Exception as error:  # a damaged file makes the library raise whatever it has
+    except Exception as error:  # a damaged file makes the library raise various errors
         if isinstance(error, OSError) and error.errno is not None:
-            raise  # The file system's own.
+            raise  # An error of the file system.
         raise _BrokenFile(f"it is not a parquet file ({type(error).__name__})") from error
     return wrap_dataset(dataset, file=file, origin=origin, setting=setting)
 
 
 def _read_array(file: NamedFile, origin: str) -> Table:
-    """Read token ids [N, T], a document a row."""
+    """Read token ids [N, T], one document per row."""
     with file.path.open("rb") as opened:
         try:
             ids_NT = np.lib.format.read_array(opened, allow_pickle=False)
-        except Exception as error:  # its header is parsed as Python
+        except Exception as error:  # the header is parsed as Python and may raise anything
             ragged = "Object arrays" in str(error)
             raise _BrokenFile(
                 "it holds Python objects, as rows of different lengths do; write them as jsonl "
@@ -186,7 +186,7 @@ def _parse_json(path: Path) -> list[dict[str, Any]]:
         else:
             for number, line in enumerate(file, start=1):
                 try:
-                    # A blank line keeps its number here and is left out below.
+                    # A blank line is kept here for its line number and removed below.
                     rows.append(None if line.isspace() else json.loads(line.decode()))
                 except (ValueError, RecursionError) as error:
                     raise _BrokenFile(f"line {number} is not JSON") from error
@@ -199,7 +199,7 @@ def _parse_json(path: Path) -> list[dict[str, Any]]:
 
 
 def _parse_csv(path: Path) -> list[dict[str, Any]]:
-    # The limit of 131,072 characters a field is the csv module's own, for the whole process.
+    # The csv module limits a field to 131,072 characters, for the whole process.
     limit = csv.field_size_limit(sys.maxsize)
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
@@ -212,7 +212,7 @@ def _parse_csv(path: Path) -> list[dict[str, Any]]:
     finally:
         csv.field_size_limit(limit)
     if len(set(header)) != len(header):
-        raise _BrokenFile("its first line names a column twice")
+        raise _BrokenFile("its header names a column twice")
     return rows
 
 
@@ -223,12 +223,12 @@ def _label_fields(header: Sequence[str], row: Sequence[str], line: int) -> dict[
 
 
 class _BrokenFile(Exception):
-    """A file's content is not what its suffix says."""
+    """A file's content does not match its suffix."""
 
 
 @contextmanager
 def explain_failures(setting: str, shown: str) -> Iterator[None]:
-    """Turn what the file system and the parsers say into one line that quotes no text."""
+    """Turn errors of the file system and the parsers into one line that quotes no text."""
     try:
         yield
     except OSError as error:
@@ -259,13 +259,13 @@ def read_source(source: str, *, setting: str, text_column: str, cache_dir: Path)
     """Yield the tables of one source, in an order that depends on names only.
 
     Args:
-        source: see the module.
-        setting: what to call it in errors.
-        text_column: column that the text of text files appears in.
-        cache_dir: where derived sources are kept.
+        source: see the module's docstring.
+        setting: name of the source in errors.
+        text_column: name of the column for the text of text files.
+        cache_dir: folder for derived sources.
 
     Raises:
-        DataError: not there, not readable, broken, or of a kind that is not known.
+        DataError: the source is missing, not readable, invalid or of an unknown type.
     """
     if source.startswith(_DOCSTRINGS):
         built = build_docstring_file(source.removeprefix(_DOCSTRINGS).split(","), cache_dir)
@@ -286,7 +286,8 @@ def read_source(source: str, *, setting: str, text_column: str, cache_dir: Path)
         yield read_table(file, origin=path.name, setting=setting)
     elif exists and source:
         raise DataError(
-            f"'{setting}': '{shown}' is of no known kind; known are {', '.join(_KNOWN_SUFFIXES)}."
+            f"'{setting}': '{shown}' has an unknown file type; supported are "
+            f"{', '.join(_KNOWN_SUFFIXES)}."
         )
     elif is_missing(source):
         raise DataError(f"'{setting}': there is no file or folder '{shown}'. Correct the path.")
@@ -295,7 +296,7 @@ def read_source(source: str, *, setting: str, text_column: str, cache_dir: Path)
 
 
 def is_missing(source: str) -> bool:
-    """Tell whether a source is a path where nothing is; hub ids and ``docstrings:`` pass."""
+    """Return whether a source is a path that does not exist; hub ids and ``docstrings:`` pass."""
     if source.startswith(_DOCSTRINGS):
         return False
     path = Path(os.path.expanduser(source))
@@ -303,15 +304,15 @@ def is_missing(source: str) -> bool:
         if source and path.exists():
             return False
     except OSError:
-        return False  # It cannot be looked at: reading it will say why.
+        return False  # The path cannot be examined; reading it reports the reason.
     return path.suffix.lower() in _KNOWN_SUFFIXES or not _HUB_ID.fullmatch(source)
 
 
 def check_kind(source: str, *, setting: str) -> None:
-    """Refuse what has no end or no content of its own: reading a FIFO waits for ever.
+    """Reject a FIFO, a socket or a device: reading one may never end.
 
     Raises:
-        DataError: a source is a FIFO, a socket or a device.
+        DataError: the source is one of them.
     """
     if not source.startswith(_DOCSTRINGS):
         path = Path(os.path.expanduser(source))
@@ -327,7 +328,7 @@ def _read_folder(folder: NamedFile, setting: str, text_column: str) -> Iterator[
         inside = sorted(_walk(folder.path))
     for name in inside:
         check_file_kind(folder.path / name, shown=f"{folder.shown}/{name}", setting=setting)
-    # A README beside the tables is not a document.
+    # A README in the folder of the tables is not a document.
     tables = [name for name in inside if name.lower().endswith(TABLE_SUFFIXES)]
     if tables:
         _check_one_split(tables, folder, setting)
@@ -339,13 +340,13 @@ def _read_folder(folder: NamedFile, setting: str, text_column: str) -> Iterator[
         yield read_texts(files, origin=origin, setting=setting, text_column=text_column)
     else:
         raise DataError(
-            f"'{setting}': '{folder.shown}' holds no file that ends in one of "
+            f"'{setting}': '{folder.shown}' has no file that ends in one of "
             f"{', '.join(_KNOWN_SUFFIXES)}."
         )
 
 
 def _walk(path: Path) -> Iterator[str]:
-    """Yield files of known kinds, relative, hidden ones left out."""
+    """Yield relative paths of files with known suffixes, hidden files left out."""
 
     def stop(error: OSError) -> None:
         raise error
@@ -377,7 +378,7 @@ def _read_saved(folder: NamedFile, name: str, setting: str) -> Table:
     try:
         with _quiet_datasets():
             loaded = datasets.load_from_disk(str(folder.path))
-    except Exception as error:  # whatever a half-written folder makes of the library
+    except Exception as error:  # an incomplete folder makes the library raise various errors
         raise DataError(
             f"'{setting}': '{folder.shown}' looks like a save_to_disk folder but cannot be read "
             f"({type(error).__name__}); save it again."
@@ -394,7 +395,7 @@ def _read_saved(folder: NamedFile, name: str, setting: str) -> Table:
 
 
 def _read_hub(source: str, setting: str) -> Table:
-    """Load a hub id through the cache of `datasets`, where earlier downloads are found offline."""
+    """Load a dataset of the hub through the cache of `datasets`, which also works offline."""
     import datasets
 
     match = _HUB_ID.fullmatch(source)
@@ -407,8 +408,8 @@ def _read_hub(source: str, setting: str) -> Table:
     except OSError as error:
         raise DataError(
             f"'{setting}': '{shorten(source, MAX_PATH)}' is neither a file or folder here nor a "
-            f"dataset that could be got from the hub ({type(error).__name__}). Correct the path, "
-            "or log in and connect."
+            f"dataset that could be loaded from the hub ({type(error).__name__}). Correct the "
+            "path, or log in and connect to the internet."
         ) from error
     except Exception as error:  # no such split, no such configuration, a broken repository
         reason = (str(error).splitlines() or [""])[0][:200]

@@ -1,4 +1,4 @@
-"""Documents into token ids with the supervised positions.
+"""Turns documents into token ids and marks the supervised positions.
 
     "a b"                    input_ids    a b </s>
                              supervised   1 1 1
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 _BATCH_DOCUMENTS = 1000
-_UNSUPERVISED = "without a supervised token (the assistant says nothing)"
+_UNSUPERVISED = "without a supervised token (there is no assistant text)"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,9 +48,9 @@ class TokenizedDocument:
     input_ids: NDArray[np.int32]
     """[N]"""
     supervised: NDArray[np.bool_]
-    """[N], True where this token is predicted and trained; a first token never can be."""
+    """[N], True where this token is predicted and trained; the first token cannot be."""
     num_content_tokens: int
-    """N without what follows the text at its end: special tokens, marks of the chat template."""
+    """N without trailing special tokens and markup of the chat template."""
 
 
 def tokenize_documents(
@@ -65,28 +65,29 @@ def tokenize_documents(
 ) -> Iterator[TokenizedDocument]:
     """Yield one tokenised document for each document, in order.
 
-    One whose supervised tokens lie all beyond ``max_tokens`` has none.
+    A document whose supervised tokens are all beyond ``max_tokens`` is yielded without any.
 
-    Plain text is what ``tokenizer(text)`` makes of it, every token supervised. Conversations go
-    through the chat template, assistant turns supervised; of prompt and completion the completion.
-    Token ids stay as they are, every one supervised, with neither BOS nor EOS added.
+    Plain text is encoded with ``tokenizer(text)``, and every token is supervised. Conversations are
+    rendered with the chat template, and assistant turns are supervised. For a prompt with a
+    completion, the completion is supervised. Token ids are used unchanged, without added BOS or
+    EOS, and every one is supervised.
 
     Args:
         documents: what to tokenise.
-        tokenizer: a fast tokenizer; for conversations one with a chat template. None where all
+        tokenizer: a fast tokenizer; for conversations it needs a chat template. None if all
             documents are token ids.
-        append_eos: end plain text and plain completions with the EOS token, if there is one and
-            the tokenizer has not put it there; conversations end as their template says.
-        max_tokens: keep this many tokens of a document, from its start; None keeps all.
-        setting: what to call the documents in errors, e.g. ``"data"``.
-        vocab_size: token ids must be below it (rows of the model's embedding); None checks none.
+        append_eos: append the EOS token to plain text and plain completions, if there is one and
+            the tokenizer has not added it; conversations end as their template defines.
+        max_tokens: keep the first tokens of a document up to this number; None keeps all.
+        setting: name of the documents in errors, e.g. ``"data"``.
+        vocab_size: token ids must be below it (rows of the model's embedding); None skips the
+            check.
         progress: called with the number of documents done since the last call.
 
     Raises:
-        DataError: token ids beyond the vocabulary; there is no chat template; a document is too
-            long to be encoded whole; or, after the last
-            document and with their count: the template cannot render conversations, or documents
-            have no supervised token.
+        DataError: token ids beyond the vocabulary; no chat template; a document is too long to be
+            encoded as a whole; or, with their count and after the last document, conversations
+            that the template cannot render or documents without a supervised token.
     """
     check_lengths(documents, max_tokens=max_tokens, setting=setting)
     _check_template(documents, tokenizer, setting)
@@ -134,18 +135,18 @@ def hash_tokens(input_ids: NDArray[np.int32]) -> str:
 
 
 def hmac_text(key: bytes, document: Document) -> str:
-    """Return the HMAC-SHA256 of what a document says, whatever its id and source.
+    """Return the HMAC-SHA256 of a document's content; id and source are not included.
 
     Args:
-        key: secret of the run: without it a hash can be tested against guessed texts.
+        key: private key of the run, which prevents testing a hash against guessed texts.
         document: hashed as JSON of its text, messages, or prompt and completion.
     """
-    said = {
+    content = {
         name: value.tolist() if isinstance(value, array) else value
         for name, value in asdict(document).items()
         if name not in ("id", "source", "format") and value is not None
     }
-    canonical = json.dumps(said, sort_keys=True, separators=(",", ":")).encode()
+    canonical = json.dumps(content, sort_keys=True, separators=(",", ":")).encode()
     return hmac.new(key, canonical, hashlib.sha256).hexdigest()
 
 
@@ -157,7 +158,7 @@ def _encode_batch(
     unusable: dict[str, list[str]],
     shortener: Shortener | None,
 ) -> Iterator[Encoded]:
-    """Encode documents in order; those the chat template cannot render get no tokens."""
+    """Encode documents in order; those that the chat template cannot render get no tokens."""
 
     def shorten(text: str, before: str = "") -> str:
         return text if shortener is None else shortener.shorten(text, before)
@@ -206,11 +207,11 @@ def _encode_pairs(
     wholes = _encode_plain([prompt + completion for prompt, completion in pairs], tokenizer)
     for (_, completion), prompt_ids, ids in zip(pairs, prompts, wholes, strict=True):
         if len(prompt_ids) > 1 and prompt_ids[-1] == tokenizer.eos_token_id:
-            # Put there by the tokenizer, which takes the prompt for a whole text.
+            # Added by the tokenizer, which treats the prompt as a complete text.
             prompt_ids = prompt_ids[:-1]
         if ids[: len(prompt_ids)] != prompt_ids:
-            # A token would span the seam. Whoever sends the prompt sends these ids of it, so the
-            # completion has to be learned after them.
+            # A token would span prompt and completion. At inference the prompt is encoded alone,
+            # so the completion must be trained after those ids.
             ids = (
                 prompt_ids
                 + tokenizer(completion, add_special_tokens=False, verbose=False)["input_ids"]
@@ -221,7 +222,7 @@ def _encode_pairs(
 
 
 def _encode_plain(texts: Sequence[str], tokenizer: Any) -> list[list[int]]:
-    # verbose=False: a document may be longer than the model's context, rows are cut later.
+    # verbose=False: a document may be longer than the model's context; it is cut into rows later.
     return (
         tokenizer(list(texts), return_attention_mask=False, verbose=False)["input_ids"]
         if texts
@@ -236,7 +237,7 @@ def _end_with(eos: int | None, ids: list[int]) -> list[int]:
 def _drop_blank_end(
     content: NDArray[np.int64], ids: NDArray[np.int32], tokenizer: Any
 ) -> NDArray[np.int64]:
-    """Drop positions at the end that hold line breaks of the chat template."""
+    """Drop trailing positions that contain only line breaks of the chat template."""
     while len(content) and not tokenizer.decode([int(ids[content[-1]])]).strip():
         content = content[:-1]
     return content
@@ -249,7 +250,7 @@ def _check_ids(document: Document, vocab_size: int, setting: str) -> None:
         raise DataError(
             f"'{setting}': '{document.source}', row {name_ids([document.id])}, holds token id "
             f"{highest}; the model's vocabulary has {vocab_size} (0 to {vocab_size - 1}). Use ids "
-            "of its own tokenizer."
+            "of the model's tokenizer."
         )
 
 
@@ -260,18 +261,18 @@ def _check_template(documents: Sequence[Document], tokenizer: Any, setting: str)
         tokenizer.get_chat_template()
     except ValueError as error:
         raise DataError(
-            f"'{setting}' holds conversations, but the tokenizer has no chat template. Take the "
-            "tokenizer of an instruction-tuned model, or put a chat_template.jinja beside it."
+            f"'{setting}' holds conversations, but the tokenizer has no chat template. Use the "
+            "tokenizer of an instruction-tuned model, or add a chat_template.jinja to its folder."
         ) from error
     if not tokenizer.is_fast:
         raise DataError(
             f"'{setting}' holds conversations, which need a fast tokenizer (tokenizer.json); this "
-            "one is not."
+            "tokenizer is a slow one."
         )
 
 
 def build_decoder(tokenizer: Any) -> Decode:
-    """Return what makes text of token ids, special ones left out."""
+    """Return a function that decodes token ids to text, without special tokens."""
 
     def decode(ids: Sequence[int]) -> str:
         text: str = tokenizer.decode(
@@ -283,7 +284,7 @@ def build_decoder(tokenizer: Any) -> Decode:
 
 
 def list_token_texts(tokenizer: Any) -> list[str]:
-    """Return the text of each token alone ``[V]``; special ones have none."""
+    """Return the text of each token decoded alone ``[V]``; empty for special tokens."""
     special_ids = find_special_ids(tokenizer)
     decoded = tokenizer.batch_decode(
         [[id] for id in range(len(tokenizer))], clean_up_tokenization_spaces=False
@@ -300,13 +301,13 @@ def train_bpe(texts: Iterable[str], *, vocab_size: int) -> Any:
     """Train a byte-level BPE on ``texts`` and return it as a transformers tokenizer.
 
     Every string can be encoded (all 256 bytes are in the vocabulary). BOS, EOS and padding are the
-    same token, which the tokenizer never adds by itself.
+    same token, which the tokenizer never adds automatically.
 
     Args:
-        texts: what to learn the merges from.
-        vocab_size: entries of the vocabulary (tokens), the 256 bytes and the special one included.
+        texts: training texts.
+        vocab_size: size of the vocabulary (tokens), including the 256 bytes and the special token.
     """
-    # A corpus is read without transformers; only this needs it.
+    # Imported here: reading a corpus does not need transformers.
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 

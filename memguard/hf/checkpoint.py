@@ -1,6 +1,6 @@
-"""What a checkpoint's folder or hub id says before its weights are read.
+"""Configuration, tokenizer and files of a checkpoint, from a folder or hub id, before its weights.
 
-Remote code is never run, whoever made the folder.
+Remote code is never run, regardless of where the folder comes from.
 """
 
 from pathlib import Path
@@ -22,26 +22,26 @@ from memguard.hf.checkpoint_files import (
 from memguard.hf.config_fields import check_fields
 
 _MAX_REASON = 300
-"""Characters of another library's message that are passed on; some list every model there is."""
+"""Maximum length of another library's message (characters); some list every known model."""
 
 
 def load_config(path: str, *, revision: str | None = None) -> Any:
     """Return a checkpoint's configuration.
 
     Raises:
-        ModelError: no such checkpoint, or no configuration transformers knows.
+        ModelError: there is no such checkpoint, or transformers does not know its configuration.
     """
     check_folder(path)
     try:
         config = transformers.AutoConfig.from_pretrained(
             path, revision=revision, trust_remote_code=False
         )
-    except Exception as error:  # Each family checks its fields in its own way.
-        said = f"model '{path}' is neither a folder here nor got from the hub"
+    except Exception as error:  # Each family raises its own errors for its fields.
+        problem = f"model '{path}' is not a local folder and cannot be downloaded from the hub"
         if Path(path).exists():
-            said = f"'{path}' has no usable configuration"
-        raise ModelError(f"{said}: {say_in_one_line(error)}") from error
-    if not Path(path).exists():  # Of a hub id it is seen here first.
+            problem = f"'{path}' has no usable configuration"
+        raise ModelError(f"{problem}: {say_in_one_line(error)}") from error
+    if not Path(path).exists():  # `check_folder` has checked a local folder, but not a hub id.
         check_fields(config.to_dict(), place=f"model '{path}': config.json")
     return config
 
@@ -50,36 +50,39 @@ def load_tokenizer(path: str, *, revision: str | None = None) -> Any:
     """Load a tokenizer from a folder or hub id.
 
     Raises:
-        ModelError: there is none, or it needs remote code.
+        ModelError: there is no usable tokenizer, or it needs remote code.
     """
     try:
         return transformers.AutoTokenizer.from_pretrained(
             path, revision=revision, trust_remote_code=False
         )
-    except Exception as error:  # A broken file raises what its parser raises.
+    except Exception as error:  # For a damaged file, each parser raises its own errors.
         raise ModelError(f"no usable tokenizer in {path}: {say_in_one_line(error)}") from error
 
 
 def max_positions(path: str, *, revision: str | None = None) -> int | None:
-    """Return the most tokens a checkpoint has positions for; None where it does not say.
+    """Return a checkpoint's maximum number of positions (tokens); None if it has no limit.
 
     Raises:
-        ModelError: no such checkpoint, or no configuration transformers knows.
+        ModelError: there is no such checkpoint, or transformers does not know its configuration.
     """
-    config = load_config(path, revision=revision)
+    return find_positions(load_config(path, revision=revision))
+
+
+def find_positions(config: Any) -> int | None:
+    """Return a configuration's maximum number of positions (tokens); None if it has no limit."""
     limit = getattr(config.get_text_config(), "max_position_embeddings", None)
     return limit if isinstance(limit, int) and limit > 0 else None
 
 
 def check_positions(model: Any, seq_len: int, setting: str) -> None:
-    """Refuse rows longer than the model has positions for.
+    """Refuse rows longer than the model's maximum number of positions.
 
     Raises:
         ModelError: ``seq_len`` (tokens) is above the configuration's ``max_position_embeddings``.
     """
-    config = model.config.get_text_config()
-    limit = getattr(config, "max_position_embeddings", None)
-    if isinstance(limit, int) and 0 < limit < seq_len:
+    limit = find_positions(model.config)
+    if limit is not None and limit < seq_len:
         raise ModelError(
             f"'{setting}' must be at most {limit}, the model's max_position_embeddings; "
             f"got {seq_len}"
@@ -87,15 +90,15 @@ def check_positions(model: Any, seq_len: int, setting: str) -> None:
 
 
 def get_folder(path: str, revision: str | None) -> Path:
-    """Return the checked folder of a checkpoint; a hub id's files are got into the hub's cache.
+    """Return the checked folder of a checkpoint; a hub id's files are downloaded to its cache.
 
     Raises:
-        ModelError: see `check_folder`; of a hub id also that it cannot be got.
+        ModelError: see `check_folder`; or a hub id cannot be downloaded.
     """
     if Path(path).exists() or is_missing(path):
         check_folder(path)
         return Path(path)
-    # Weights come last: what is refused is not waited for.
+    # Weights come last, so that an unusable model is refused before the long download.
     folder = _fetch(path, revision, ["*.json"])
     check_config(folder, name=path)
     folder = _fetch(path, revision, [SINGLE])
@@ -110,15 +113,15 @@ def _fetch(path: str, revision: str | None, names: list[str]) -> Path:
         return Path(
             huggingface_hub.snapshot_download(path, revision=revision, allow_patterns=names)
         )
-    except Exception as error:  # The hub's client raises its own, the network's and the system's.
+    except Exception as error:  # The hub's client also raises network and system errors.
         raise ModelError(
-            f"model '{path}' cannot be got from the hub: {say_in_one_line(error)}"
+            f"model '{path}' cannot be downloaded from the hub: {say_in_one_line(error)}"
         ) from error
 
 
 def say_in_one_line(error: BaseException) -> str:
-    """Return another library's message, short enough to be read."""
+    """Return another library's message as one short line."""
     if "trust_remote_code" in str(error):
-        return "it needs code of its own, and remote code is never run"
+        return "it needs custom code, and remote code is never run"
     text = " ".join(str(error).split()).rstrip(".:") or type(error).__name__
     return text if len(text) <= _MAX_REASON else text[:_MAX_REASON] + " ..."

@@ -1,7 +1,7 @@
-"""What a checkpoint's folder holds, from its names, index and headers. No torch: told in a second.
+"""Checks a checkpoint's folder by its file names, index and headers, in a second, without torch.
 
-Which files are read is decided here once, for one process, for a mesh and for the model's hash:
-`model.safetensors` if it is there, else the files that the index names, as transformers does.
+This module selects the files to read, for one process, for a mesh and for the model's hash:
+`model.safetensors` if it exists, otherwise the files in the index, as in transformers.
 """
 
 import json
@@ -16,7 +16,7 @@ from memguard.hf.config_fields import check_fields
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 CONFIG = "config.json"
-# Recomputed from the configuration; older checkpoints store them nevertheless.
+# Buffers that are recomputed from the configuration; older checkpoints still store them.
 RECOMPUTED = (
     "rotary_emb.inv_freq",
     ".attn.bias",
@@ -29,7 +29,7 @@ _NUM_SHOWN = 8
 _ADAPTER = "adapter_config.json"
 _PLAIN_DTYPES = ("F64", "F32", "F16", "BF16")
 _BUFFER_DTYPES = ("BOOL", "U8", "I32", "I64")
-# The largest published ones have less than a tenth of it; parsing them takes no more than seconds.
+# The largest published files are less than a tenth of this; parsing takes at most seconds.
 _MAX_JSON_BYTES = 64 << 20
 _MAX_HEADER_BYTES = 100_000_000  # safetensors' own limit
 
@@ -39,24 +39,24 @@ class StoredShape:
     """A tensor as a file's header describes it."""
 
     dtype: str
-    """As safetensors writes it: ``BF16``."""
+    """Name in safetensors, such as ``BF16``."""
     shape: tuple[int, ...]
 
 
 def is_missing(path: str) -> bool:
-    """Tell whether ``path`` names a folder that is not there; what may be a hub id passes."""
+    """Return whether ``path`` is a local path that does not exist; False for a possible hub id."""
     looks_local = path.count("/") > 1 or path.startswith((".", "/", "~"))
     return looks_local and not Path(path).exists()
 
 
 def check_folder(path: str) -> None:
-    """Refuse a folder that holds no checkpoint, or one that is not read as it is meant.
+    """Refuse a folder that has no checkpoint, or one that would be read incorrectly.
 
-    What may be a hub id passes.
+    A possible hub id is accepted.
 
     Raises:
-        ModelError: no such folder; no configuration or one that describes no model; no safetensors,
-            files outside the folder, quantised weights; an adapter.
+        ModelError: there is no such folder; its configuration or its safetensors are missing or
+            invalid; it has an adapter, quantised weights or files outside the folder.
     """
     folder = Path(path)
     if not folder.exists():
@@ -70,44 +70,44 @@ def check_folder(path: str) -> None:
 
 
 def check_config(folder: Path, *, name: str) -> None:
-    """Refuse what is known to be wrong before any weights are there.
+    """Check everything that can be checked before the weights are downloaded.
 
     Args:
-        folder: the checkpoint's, or the part of it that was got from the hub.
+        folder: folder of the checkpoint, or the part of it downloaded so far.
         name: path or hub id, for messages.
 
     Raises:
-        ModelError: an adapter, no configuration, or one that describes no model.
+        ModelError: the folder has an adapter, no configuration or an invalid one.
     """
     if (folder / _ADAPTER).is_file():
         raise ModelError(
-            f"model '{name}' has {_ADAPTER}: adapters (peft) are not read. Merge it into its base "
-            "model (merge_and_unload, save_pretrained) and name that folder; or take the adapter's "
-            "files out of this one"
+            f"model '{name}' has {_ADAPTER}: adapters (peft) are not read. Merge it into its "
+            "base model (merge_and_unload, save_pretrained) and use that folder; or remove the "
+            "adapter's files from this one"
         )
     if not (folder / CONFIG).is_file():
         raise ModelError(f"model '{name}' has no {CONFIG}")
     fields = _read_json(folder / CONFIG, name=name)
     if not isinstance(fields, dict):
-        raise ModelError(f"model '{name}': {CONFIG} must hold settings by name; it does not")
+        raise ModelError(f"model '{name}': {CONFIG} must be a JSON object")
     check_fields(fields, place=f"model '{name}': {CONFIG}")
 
 
 def check_weights(folder: Path, *, name: str) -> None:
-    """Refuse weights that are not there, lie outside the folder or are quantised.
+    """Refuse weights that are missing, outside the folder or quantised.
 
     Args:
-        folder: the checkpoint's.
+        folder: folder of the checkpoint.
         name: path or hub id, for messages.
 
     Raises:
-        ModelError: the first of these.
+        ModelError: for the first problem found.
     """
     if not any(folder.glob("*.safetensors")) and not (folder / INDEX).is_file():
         pickled = any(folder.glob("*.bin")) or any(folder.glob("*.pt*"))
         why = "only pickled ones, which are never read" if pickled else "none at all"
         raise ModelError(
-            f"model '{name}' must hold its weights as safetensors; it has {why}. Convert it "
+            f"model '{name}' must store its weights as safetensors; it has {why}. Convert it "
             "with save_pretrained in an environment you trust."
         )
     for _ in read_headers(folder, name=name):
@@ -115,32 +115,33 @@ def check_weights(folder: Path, *, name: str) -> None:
 
 
 def list_weight_files(folder: Path, *, name: str) -> list[str]:
-    """Return the names of the files that are read, in order; others may hold the same weights.
+    """Return the names of the files to read, in order; other files may have the same weights.
 
     Args:
-        folder: the checkpoint's.
+        folder: folder of the checkpoint.
         name: path or hub id, for messages.
 
     Raises:
-        ModelError: no weights, no index of weights, or a file that is missing or outside.
+        ModelError: there are no weights, the index is invalid, or a file is missing or outside
+            the folder.
     """
     if (folder / SINGLE).is_file():
         return [SINGLE]
     if not (folder / INDEX).is_file():
         raise ModelError(f"model '{name}' cannot be loaded: it has no {SINGLE} and no {INDEX}")
     names = list_indexed(folder, name=name)
-    if missing := [each for each in names if not (folder / each).is_file()]:
+    if missing := [file_name for file_name in names if not (folder / file_name).is_file()]:
         raise ModelError(
-            f"model '{name}' cannot be loaded: it lacks {shorten(missing)}. Was it wholly copied?"
+            f"model '{name}' cannot be loaded: it lacks {shorten(missing)}. Is the copy complete?"
         )
     return names
 
 
 def list_indexed(folder: Path, *, name: str) -> list[str]:
-    """Return the names that the index of a folder gives, whether the files are there or not.
+    """Return the file names in the index of a folder, whether or not the files exist.
 
     Raises:
-        ModelError: it is no index, or names a file that is not read from this folder.
+        ModelError: the index is invalid, or names a file that may not be read.
     """
     try:
         named = set(_read_json(folder / INDEX, name=name)["weight_map"].values())
@@ -148,19 +149,19 @@ def list_indexed(folder: Path, *, name: str) -> list[str]:
         raise ModelError(
             f"model '{name}' cannot be loaded: {INDEX} is not an index of weights"
         ) from error
-    for each in named:
-        if not _is_inside(each):
+    for file_name in named:
+        if not _is_inside(file_name):
             raise ModelError(
-                f"model '{name}' cannot be loaded: {INDEX} names {_cut(each)}; it must name "
+                f"model '{name}' cannot be loaded: {INDEX} names {_cut(file_name)}; it must name "
                 "safetensors files inside the model's folder"
             )
     return sorted(named)
 
 
 def _is_inside(name: Any) -> bool:
-    """Tell whether a name leads to a safetensors file without leaving the folder.
+    """Return whether a name refers to a safetensors file inside the folder.
 
-    Links pass, as the hub's cache consists of them: what they lead to is hashed.
+    Symbolic links are accepted, as the hub's cache consists of them; their targets are hashed.
     """
     if not isinstance(name, str) or not name.endswith(".safetensors") or "\0" in name:
         return False
@@ -169,40 +170,41 @@ def _is_inside(name: Any) -> bool:
 
 
 def read_headers(folder: Path, *, name: str) -> Iterator[tuple[Path, Mapping[str, StoredShape]]]:
-    """Yield each file that is read and the tensors in it.
+    """Yield each file to read and the tensors in it.
 
     Args:
-        folder: the checkpoint's.
+        folder: folder of the checkpoint.
         name: path or hub id, for messages.
 
     Raises:
-        ModelError: as `list_weight_files`; a file is damaged, or a parameter is quantised.
+        ModelError: as `list_weight_files`; or a file is damaged, or a parameter is quantised.
     """
-    for each in list_weight_files(folder, name=name):
-        path = folder / each
+    for file_name in list_weight_files(folder, name=name):
+        path = folder / file_name
         try:
             tensors = _read_header(path)
         except (ValueError, OSError, RecursionError) as error:
             raise ModelError(
-                f"model '{name}' cannot be loaded: {each} is not a whole safetensors file ({error})"
+                f"model '{name}' cannot be loaded: {file_name} is not a complete safetensors file "
+                f"({error})"
             ) from error
         for key, stored in tensors.items():
             if not _may_be_read(key, stored.dtype):
                 raise ModelError(
                     f"model '{name}' cannot be loaded: {_cut(key)} is stored as "
                     f"{_cut(stored.dtype)}; weights must be F64, F32, F16 or BF16, and quantised "
-                    "ones are not read: convert them to bfloat16 first"
+                    "ones are not supported: convert them to bfloat16 first"
                 )
         yield path, tensors
 
 
 def _may_be_read(name: str, dtype: str) -> bool:
-    """Tell numbers that are the weights themselves, or no weights, from those that need scales."""
+    """Return whether a tensor may be read: it has plain weights or is a buffer, not quantised."""
     if dtype in _PLAIN_DTYPES:
         return True
     if dtype in _BUFFER_DTYPES and name.endswith(RECOMPUTED):
         return True
-    # Tables and counters of some families. No format packs weights into them.
+    # Some families store tables and counters. No quantised format uses such names and dtypes.
     return dtype in ("I64", "BOOL") and name.rpartition(".")[2] not in ("weight", "bias")
 
 
@@ -210,15 +212,15 @@ def _read_header(path: Path) -> dict[str, StoredShape]:
     """Return the tensors of a safetensors file.
 
     Raises:
-        OSError: it cannot be read.
-        ValueError: it is none, or not whole.
+        OSError: the file cannot be read.
+        ValueError: the file is not a safetensors file, or is incomplete.
     """
     with path.open("rb") as file:
         file_bytes = file.seek(0, 2)
         file.seek(0)
         header_bytes = int.from_bytes(file.read(8), "little")
         if file_bytes < 8 or header_bytes > min(_MAX_HEADER_BYTES, file_bytes - 8):
-            raise ValueError("it has no header of that length")
+            raise ValueError("its header length is invalid")
         try:
             header = json.loads(file.read(header_bytes))
         except ValueError:
@@ -254,7 +256,7 @@ def _read_json(path: Path, *, name: str) -> Any:
 
 
 def shorten(names: Sequence[str]) -> str:
-    """Write the first of many names."""
+    """Return a comma-separated list of the first names and the number of the others."""
     more = f" and {len(names) - _NUM_SHOWN} more" if len(names) > _NUM_SHOWN else ""
     return f"{', '.join(names[:_NUM_SHOWN])}{more}"
 

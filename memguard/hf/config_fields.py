@@ -1,6 +1,6 @@
-"""Fields of a model's configuration that no model has, told before one is built. No torch.
+"""Refuses invalid configuration fields before a model is built, without torch.
 
-transformers takes them as they are: a billion layers are built one by one, and of -1 layers none.
+transformers does not check them: it builds a billion layers one by one, and none for -1 layers.
 """
 
 from collections.abc import Mapping
@@ -8,7 +8,7 @@ from typing import Any
 
 from memguard.errors import ModelError
 
-# Far above what exists; a model of these sizes is still described in seconds.
+# Far above existing models; a model of these sizes can still be described in seconds.
 _MOST_LAYERS, _MOST_HEADS, _MOST = 4096, 1 << 20, 1 << 30
 _LIMITS: dict[str, tuple[int, int]] = {
     **dict.fromkeys(("num_hidden_layers", "n_layer", "n_layers", "num_layers"), (1, _MOST_LAYERS)),
@@ -30,32 +30,32 @@ _LIMITS: dict[str, tuple[int, int]] = {
 }
 _QUANTISED = ("quantization_config", "compression_config")
 _PARTS = ("text_config", "decoder", "llm_config", "language_config", "thinker_config")
-"""Of a composite configuration, where the language model's may be."""
+"""Fields of a composite configuration that may contain the language model's configuration."""
 _MOST_DIGITS = 30
 
 
 def check_fields(fields: Mapping[str, Any], *, place: str) -> None:
-    """Refuse sizes out of range, quantised weights and other files than those that are hashed.
+    """Refuse sizes out of range, quantised weights and weights in files that are not hashed.
 
-    What is no whole number is left to the family's own checks.
+    Values that are not integers are left to the checks of the model's family.
 
     Args:
         fields: of a config.json or of `model.scratch.config`.
-        place: where they stand, for messages.
+        place: where the fields come from, for messages.
 
     Raises:
-        ModelError: the first such field.
+        ModelError: for the first invalid field.
     """
     for name in _QUANTISED:
         if fields.get(name):
             raise ModelError(
-                f"{place}: '{name}' says that the weights are quantised, and such are not read: "
+                f"{place}: '{name}' says that the weights are quantised, which is not supported: "
                 "convert them to bfloat16 first"
             )
     if fields.get("transformers_weights"):
         raise ModelError(
             f"{place}: 'transformers_weights' names another file than model.safetensors or those "
-            "of its index, and it is not read: leave it out"
+            "in its index, which is not supported: remove the field"
         )
     for name, (least, most) in _LIMITS.items():
         value = fields.get(name)
@@ -68,5 +68,5 @@ def check_fields(fields: Mapping[str, Any], *, place: str) -> None:
     for name in _PARTS:
         part = fields.get(name)
         if isinstance(part, Mapping) and part is not fields:
-            # One level: composite configurations have no more, and a file may nest without end.
+            # Composite configurations have one level; deeper nesting in a file is not followed.
             check_fields({k: v for k, v in part.items() if k not in _PARTS}, place=place)

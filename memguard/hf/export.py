@@ -1,13 +1,13 @@
 """Writes a model as a Hugging Face folder that appears under its name only when complete.
 
-    plain   `export_model`     through save_pretrained, which renames some families' weights back
+    plain   `export_model`     with save_pretrained, which restores original names of some families
     mesh    `export_sharded`   tensor by tensor: shards [N/(y z), K/x] -> full [N, K] -> file
 
-On a mesh all ranks of data replica 0 send their shards, in the written dtype and on the CPU, to the
-rank that writes the present file; files go round the ranks. Each rectangle comes from the first
-rank that has it, point-to-point over the default group, whose CPU side is gloo. No rank holds more
-than its shard and one tensor. After every file all ranks agree that it is written: a full disk on
-one ends them all.
+On a mesh, all ranks of data replica 0 cast their shards to the written dtype, move them to the CPU
+and send them to the rank that writes the current file; the ranks take turns as writer. The first
+rank that stores a rectangle sends it, point-to-point over the default group, whose CPU backend is
+gloo. No rank holds more than its shard and one tensor. After every file all ranks agree that it is
+written, so a full disk on one rank stops all of them.
 """
 
 import copy
@@ -26,10 +26,10 @@ from memguard.errors import MemguardError, OtherRankFailed
 from memguard.hf.safetensors import FileWriter, StoredTensor, WeightsFile, build_index, plan_files
 from memguard.hf.sharded import ShardedLayer, count_sharded_parameters
 from memguard.parallel.hf_plan import PLACEMENTS
-from memguard.parallel.layout import Rectangle, all_rectangles
+from memguard.parallel.layout import ShardSlice, all_rectangles
 from memguard.parallel.linear import to_local
 from memguard.parallel.mesh import Mesh4D
-from memguard.records.record import cleared_on_error, commit, make_aside, written_aside
+from memguard.records.record import atomic_folder, cleared_on_error, commit, make_temporary_folder
 
 
 def list_replica_ranks(mesh: Mesh4D) -> list[int]:
@@ -51,9 +51,9 @@ def gather_tensor(
     All ranks of data replica 0 call this in the same order.
 
     Args:
-        source: a parameter whose shards are not gathered.
+        source: a sharded parameter.
         placements: over (y, x).
-        mesh: the ranks.
+        mesh: the mesh of the run.
         dtype: of the result; shards are cast before they are sent.
         to_rank: one of `list_replica_ranks`.
     """
@@ -81,9 +81,9 @@ def gather_tensor(
 
 def _find_owners(
     shape: tuple[int, ...], placements: tuple[Placement, Placement], mesh: Mesh4D
-) -> dict[Rectangle, int]:
+) -> dict[ShardSlice, int]:
     """Return the rectangles that make up a tensor and the first rank that stores each."""
-    owners: dict[Rectangle, int] = {}
+    owners: dict[ShardSlice, int] = {}
     stored = all_rectangles(shape, placements, mesh.shape)
     for rank, (_, rectangle) in zip(list_replica_ranks(mesh), stored, strict=True):
         if rectangle.num_elements:
@@ -96,18 +96,18 @@ def export_model(
 ) -> None:
     """Write a Hugging Face folder: weights, configuration, tokenizer and README.md.
 
-    The folder appears under its name only when it is complete (written aside, then renamed).
+    The files are written to a temporary folder, which is renamed when it is complete.
 
     Args:
-        model: the trained module; its weights are cast to ``dtype`` on the way.
-        tokenizer: saved beside it, so that the folder loads alone.
-        folder: where; an older one of that name is replaced.
+        model: the trained module; its weights are cast to ``dtype`` when written.
+        tokenizer: saved with the model, so that the folder can be loaded on its own.
+        folder: the target; an existing folder of that name is replaced.
         dtype: of the written floating-point weights.
         card: text of README.md.
     """
-    with written_aside(folder) as aside:
-        # Cloning a tied weight per name would untie it: transformers drops the names that share
-        # storage only where they still do.
+    with atomic_folder(folder) as temporary:
+        # Cloning a tied weight once per name would untie it: transformers drops duplicate names
+        # only if their tensors share storage.
         cast: dict[int, Tensor] = {}
         state = {}
         for name, tensor in model.state_dict().items():
@@ -117,11 +117,11 @@ def export_model(
             state[name] = cast[source.data_ptr()].view(source.shape)
         kept_dtype = model.config.dtype
         try:
-            model.save_pretrained(aside, state_dict=state)
+            model.save_pretrained(temporary, state_dict=state)
         finally:
-            # It has set the module's dtype.
+            # save_pretrained overwrites it with the module's dtype.
             model.config.dtype = kept_dtype
-        _write_surroundings(model, tokenizer, aside, dtype=dtype, card=card)
+        _write_surroundings(model, tokenizer, temporary, dtype=dtype, card=card)
 
 
 def export_sharded(
@@ -133,74 +133,77 @@ def export_sharded(
     card: str,
     max_file_bytes: int = 4 << 30,
 ) -> None:
-    """Write the same folder from a mesh; all ranks call this, with the same arguments.
+    """Write the same folder from a mesh; all ranks call this with the same arguments.
 
     Args:
         layer: the trained model.
-        tokenizer: saved beside it, so that the folder loads alone.
-        folder: where, on a file system that all ranks see; an older one of that name is replaced.
+        tokenizer: saved with the model, so that the folder can be loaded on its own.
+        folder: the target, on a file system shared by all ranks; an existing folder of that name
+            is replaced.
         dtype: of the written floating-point weights.
         card: text of README.md.
-        max_file_bytes: of one file's weights.
+        max_file_bytes: maximum size of the weights in one file.
 
     Raises:
-        OSError: a file could not be written by this rank.
-        OtherRankFailed: something failed on another rank.
+        OSError: this rank could not write a file.
+        OtherRankFailed: another rank failed.
     """
     is_main = dist.get_rank() == 0
-    asides: list[Path | None] = [None]
+    folders: list[Path | None] = [None]
     with _agreed():
         if is_main:
-            asides = [make_aside(folder)]
-    dist.broadcast_object_list(asides, src=0)
-    aside = asides[0]
-    assert aside is not None, "rank 0 has made it, or all ranks have ended"
-    with cleared_on_error(aside if is_main else None):
-        model = layer.vocab.model
+            folders = [make_temporary_folder(folder)]
+    dist.broadcast_object_list(folders, src=0)
+    temporary = folders[0]
+    assert temporary is not None, "rank 0 created it, or all ranks have stopped"
+    with cleared_on_error(temporary if is_main else None):
+        model = layer.lm.model
         sources = _list_sources(model)
         files = plan_files(
             [
-                StoredTensor(name=name, shape=tuple(each.shape), dtype=_written_dtype(each, dtype))
-                for name, each in sources.items()
+                StoredTensor(
+                    name=name, shape=tuple(source.shape), dtype=_written_dtype(source, dtype)
+                )
+                for name, source in sources.items()
             ],
             max_file_bytes,
         )
         writers = list_replica_ranks(layer.sharding.mesh)
         for number, file in enumerate(files):
-            _agree(_write_file(layer, sources, file, aside, writers[number % len(writers)]))
+            _agree(_write_file(layer, sources, file, temporary, writers[number % len(writers)]))
         with _agreed():
             if is_main:
                 if len(files) > 1:
                     index = build_index(files, num_parameters=count_sharded_parameters(layer))
                     text = json.dumps(index, indent=2, sort_keys=True) + "\n"
-                    (aside / "model.safetensors.index.json").write_text(text, encoding="utf-8")
+                    (temporary / "model.safetensors.index.json").write_text(text, encoding="utf-8")
                 if model.can_generate():
-                    model.generation_config.save_pretrained(aside)
-                _write_surroundings(model, tokenizer, aside, dtype=dtype, card=card)
-                commit(aside, folder)
+                    model.generation_config.save_pretrained(temporary)
+                _write_surroundings(model, tokenizer, temporary, dtype=dtype, card=card)
+                commit(temporary, folder)
 
 
 def _list_sources(model: nn.Module) -> dict[str, Tensor]:
-    """Return what is stored by name, tied parameters once, in the model's order."""
+    """Return the tensors to store by name, tied parameters once, in the model's order."""
     parameters = dict(model.named_parameters())
     with_tied = dict(model.named_parameters(remove_duplicate=False))
     state: dict[str, Tensor] = model.state_dict()
-    left_out = getattr(model, "_keys_to_ignore_on_save", None) or ()
+    ignored = getattr(model, "_keys_to_ignore_on_save", None) or ()
     return {
         name: parameters.get(name, tensor)
         for name, tensor in state.items()
-        if name not in left_out and (name in parameters or name not in with_tied)
+        if name not in ignored and (name in parameters or name not in with_tied)
     }
 
 
 def _write_file(
-    layer: ShardedLayer, sources: dict[str, Tensor], file: WeightsFile, aside: Path, writer: int
+    layer: ShardedLayer, sources: dict[str, Tensor], file: WeightsFile, temporary: Path, writer: int
 ) -> OSError | None:
     """Gather one file's tensors, one by one, on the rank that writes them.
 
     Returns:
-        Why the file could not be written: raised only after all tensors have come, because the
-        others are in the middle of sending.
+        The error that kept the file from being written, or None. It is not raised here, because
+        the other ranks are still sending and all tensors must be received first.
     """
     mesh, roles = layer.sharding.mesh, layer.plan.roles
     if dist.get_rank() not in list_replica_ranks(mesh):
@@ -213,18 +216,18 @@ def _write_file(
             if isinstance(source, nn.Parameter):
                 placements = PLACEMENTS[roles[module], leaf]
                 yield gather_tensor(source, placements, mesh, dtype=stored.dtype, to_rank=writer)
-            else:  # A buffer: every rank has it.
+            else:  # A buffer: every rank has the whole tensor.
                 yield source.to("cpu", stored.dtype)
 
     gathered = gather_all()
     failure = None
     if dist.get_rank() == writer:
         try:
-            with FileWriter(aside, file) as output:
+            with FileWriter(temporary, file) as output:
                 for full in gathered:
                     assert full is not None, "this rank is the writer"
                     output.write(full)
-                    # Or it would still be there while the next one comes.
+                    # Frees its memory before the next tensor is gathered.
                     del full
         except OSError as error:
             failure = error
@@ -235,7 +238,7 @@ def _write_file(
 
 @contextmanager
 def _agreed() -> Iterator[None]:
-    """Run something on every rank, then raise on all what was raised on any; see `_agree`."""
+    """Run the block on every rank; if it fails on any rank, raise on all; see `_agree`."""
     failure = None
     try:
         yield
@@ -245,10 +248,10 @@ def _agreed() -> Iterator[None]:
 
 
 def _agree(failure: Exception | None) -> None:
-    """Raise this rank's failure, or that another rank has one.
+    """Raise this rank's failure, or `OtherRankFailed` if only another rank failed.
 
     Raises:
-        OtherRankFailed: on ranks that did not fail themselves.
+        OtherRankFailed: another rank failed and this one did not.
     """
     code = 0
     if failure is not None:
@@ -257,9 +260,9 @@ def _agree(failure: Exception | None) -> None:
     dist.all_gather_object(codes, code)
     if failure is not None:
         raise failure
-    for rank, each in enumerate(codes):
-        if each:
-            raise OtherRankFailed(rank, each)
+    for rank, exit_code in enumerate(codes):
+        if exit_code:
+            raise OtherRankFailed(rank, exit_code)
 
 
 def _written_dtype(tensor: Tensor, dtype: torch.dtype) -> torch.dtype:
@@ -267,14 +270,14 @@ def _written_dtype(tensor: Tensor, dtype: torch.dtype) -> torch.dtype:
 
 
 def _write_surroundings(
-    model: Any, tokenizer: Any, aside: Path, *, dtype: torch.dtype, card: str
+    model: Any, tokenizer: Any, temporary: Path, *, dtype: torch.dtype, card: str
 ) -> None:
-    """Write all but weights and generation settings."""
+    """Write configuration, tokenizer and README.md."""
     config = copy.deepcopy(model.config)
-    # The loader takes what stands there.
+    # from_pretrained reads the dtype from the configuration.
     config.dtype = dtype
     config.architectures = [type(model).__name__]
-    config.save_pretrained(aside)
-    tokenizer.save_pretrained(aside)
-    (aside / "README.md").write_text(card, encoding="utf-8")
-    aside.chmod(0o755)
+    config.save_pretrained(temporary)
+    tokenizer.save_pretrained(temporary)
+    (temporary / "README.md").write_text(card, encoding="utf-8")
+    temporary.chmod(0o755)

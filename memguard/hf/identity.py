@@ -1,9 +1,9 @@
-"""What a model is: the hashes of all that is read of its folder. No torch.
+"""Identifies a model by the hashes of all files that are read from its folder. No torch.
 
-    sum_model    config.json, the index where it is used, and every file of weights -> `FileSum`
-    hash_sums    those -> `weights_sha256`, also from sums that a record holds
+    sum_model    config.json, the index if it is used, and every weights file -> `FileSum`
+    hash_sums    these sums, or those stored in a record -> `weights_sha256`
 
-`weights_sha256` is what the shell gives, names in byte order:
+`weights_sha256` equals the output of this shell command, with names in byte order:
 
     sha256sum config.json model.safetensors | sha256sum
 """
@@ -17,10 +17,10 @@ from memguard.records.sealed import FileSum, sum_file
 
 
 def sum_model(folder: Path) -> dict[str, FileSum]:
-    """Return size and hash of each file that is read, by its name below the folder.
+    """Return the size and hash of each file that is read, by its name in the folder.
 
     Raises:
-        ModelError: there are no weights, or some are missing or outside the folder.
+        ModelError: there are no weights, or weights files are missing or outside the folder.
     """
     names = list_weight_files(folder, name=str(folder))
     if names != [SINGLE]:
@@ -31,19 +31,19 @@ def sum_model(folder: Path) -> dict[str, FileSum]:
 
 
 def hash_sums(sums: Mapping[str, FileSum]) -> str:
-    """Return the one hash of a model's files.
+    """Return a single hash of a model's files.
 
     Args:
-        sums: of the files that `sum_model` returns, by name.
+        sums: by file name, as returned by `sum_model`.
     """
-    lines = [f"{each.sha256}  {name}\n" for name, each in sorted(sums.items())]
+    lines = [f"{file_sum.sha256}  {name}\n" for name, file_sum in sorted(sums.items())]
     return hashlib.sha256("".join(lines).encode()).hexdigest()
 
 
 def hash_weights(path: str | Path) -> str:
-    """Return the hash of all that is read of a model's folder.
+    """Return the hash of all files that are read from a model's folder.
 
     Raises:
-        ModelError: see `sum_model`; a hub id's files lie in the hub's cache.
+        ModelError: see `sum_model`; for a hub id, ``path`` must be its folder in the hub's cache.
     """
     return hash_sums(sum_model(Path(path)))

@@ -1,12 +1,13 @@
 """A model from a folder or from random weights: plain, over several devices, or sharded.
 
-    plain      on the CPU, or with `plan_devices` where there is room for each block: on GPUs first,
-               then in the CPU's memory, then on disk. `accelerate` decides and moves them
-               (``device_map="auto"``), and brings each block to a GPU for its forward.
-    sharded    over a mesh, each rank its own rectangles
-    scratch    from a configuration and a seed in place of a checkpoint
+    plain      on the CPU, or with `plan_devices` on GPUs first, then in the CPU's memory, then on
+               disk. `accelerate` assigns the blocks (``device_map="auto"``) and moves each block to
+               a GPU for its forward pass.
+    sharded    over a mesh; each rank reads its own rectangles
+    scratch    from a configuration and a seed instead of a checkpoint
 
-Weights are read from safetensors only and remote code is never run, whoever made the folder.
+Weights are read from safetensors only and remote code is never run, regardless of where the folder
+comes from.
 """
 
 import contextlib
@@ -51,13 +52,13 @@ def load_model(
         path: folder or hub id.
         revision: of a hub id.
         dtype: of the weights.
-        attn_implementation: None takes what transformers chooses.
-        devices: of each module, see `plan_devices`; None puts all on the CPU.
-        offload_folder: for weights whose device is ``"disk"`` and that must be written there.
+        attn_implementation: attention implementation; None uses transformers' default.
+        devices: device of each module, see `plan_devices`; None loads all on the CPU.
+        offload_folder: folder for weights that are offloaded to ``"disk"``.
 
     Raises:
-        ModelError: no such folder or id, no safetensors, remote code needed, or weights that do
-            not fit the configuration.
+        ModelError: there is no such folder or id, it has no safetensors or needs remote code, or
+            its weights do not match its configuration.
     """
     folder = get_folder(path, revision)
     with _raised_in_one_line(path):
@@ -69,7 +70,7 @@ def load_model(
             offload_folder=offload_folder,
             use_safetensors=True,
             trust_remote_code=False,
-            # Listed in `info`, and refused below with what does not fit.
+            # Mismatches are listed in `info` and refused below with the other problems.
             ignore_mismatched_sizes=True,
             output_loading_info=True,
         )
@@ -96,15 +97,15 @@ def load_sharded(
     """Load a causal language model onto a mesh; each rank reads only what it stores.
 
     Args:
-        path: folder, or hub id whose files are got first.
+        path: folder, or hub id whose files are downloaded first.
         sharding: mesh, device and dtypes.
         revision: of a hub id.
-        attn: attention implementation; None takes what transformers chooses.
-        check: False leaves out the forward of `check_layer`.
+        attn: attention implementation; None uses transformers' default.
+        check: whether to run the forward pass of `check_layer`.
 
     Raises:
-        ModelError: as `load_model`, or a family that cannot be sharded.
-        ConfigError: a mesh that this model cannot run on.
+        ModelError: as `load_model`; or the model's family cannot be sharded.
+        ConfigError: the model cannot run on this mesh.
     """
     folder = get_folder(path, revision)
     with _raised_in_one_line(path):
@@ -112,16 +113,15 @@ def load_sharded(
         source = FolderWeights(folder)
         layer = build_meta_layer(config, sharding, attn=attn)
         if layer.plan.is_tied and stores_different(source, *_embedding_and_head(layer)):
-            # As transformers does: the files are right, not the configuration.
+            # As in transformers, the files take precedence over the configuration.
             config.tie_word_embeddings = False
             layer = build_meta_layer(config, sharding, attn=attn)
-        with contextlib.suppress(OSError):  # Few checkpoints have one; it is exported again.
-            layer.vocab.model.generation_config = transformers.GenerationConfig.from_pretrained(
-                folder
-            )
+        # Optional; few checkpoints have one. It is kept for the export.
+        with contextlib.suppress(OSError):
+            layer.lm.model.generation_config = transformers.GenerationConfig.from_pretrained(folder)
     unexpected = fill_layer(layer, source, name=path)
-    # On the CPU, whose group waits long: ranks finish reading minutes apart, and the first
-    # collective between GPUs would take that for a hang.
+    # On the CPU, whose process group has a long timeout: ranks may finish reading minutes apart,
+    # and the first collective between GPUs would time out.
     dist.all_reduce(torch.zeros(()))
     if check:
         check_layer(layer)
@@ -132,7 +132,7 @@ def load_sharded(
 
 
 def _warn_uncompared(family: str) -> None:
-    """Say so where a family can be sharded by its plan, but its numbers were never compared."""
+    """Warn if results of a family on a mesh were never compared with one process."""
     if family not in COMPARED_FAMILIES:
         warnings.warn(
             f"family '{family}' is sharded by transformers' plan, but its numbers on a mesh have "
@@ -144,7 +144,7 @@ def _warn_uncompared(family: str) -> None:
 
 @contextlib.contextmanager
 def _raised_in_one_line(path: str) -> Iterator[None]:
-    """Raise as ModelError whatever a broken folder raises in transformers."""
+    """Convert any error that transformers raises for a damaged folder to a ModelError."""
     try:
         yield
     except MemguardError:
@@ -156,8 +156,8 @@ def _raised_in_one_line(path: str) -> Iterator[None]:
 
 
 def _embedding_and_head(layer: ShardedLayer) -> tuple[str, str]:
-    """Return the names of the two weights that may be one."""
-    model = layer.vocab.model
+    """Return the names of the embedding and head weights, which may be tied."""
+    model = layer.lm.model
     ends = (model.get_input_embeddings(), model.get_output_embeddings())
     names = {module: name for name, module in model.named_modules() if module in ends}
     return f"{names[ends[0]]}.weight", f"{names[ends[1]]}.weight"
@@ -173,20 +173,20 @@ def plan_devices(
 ) -> dict[str, int | str]:
     """Return the device of each module of a model larger than one device.
 
-    The head stays on the first one: scores read its weight outside the model's forward, where no
-    hook would bring it.
+    The head stays on the first device: scores read its weight outside the model's forward pass,
+    where accelerate's hooks would not move it to a GPU.
 
     Args:
         config: a transformers configuration.
         dtype: of the weights.
-        max_memory: by device, e.g. ``{"0": "70GiB", "cpu": "1TB"}``; None takes what is free.
+        max_memory: by device, e.g. ``{"0": "70GiB", "cpu": "1TB"}``; None uses the free memory.
 
     Raises:
         ModelError: the head alone does not fit on the first device.
     """
     with init_empty_weights():
         model = transformers.AutoModelForCausalLM.from_config(config, dtype=dtype)
-    # Its attributes are the truth of which weights are one.
+    # The device map counts tied weights once only if the modules share them.
     model.tie_weights()
     wanted = {int(k) if k.isdigit() else k: v for k, v in (max_memory or {}).items()}
     room: dict[int | str, int] = dict(get_max_memory(wanted or None))
@@ -215,12 +215,12 @@ def build_scratch_model(
     Args:
         config: Hugging Face configuration fields with ``model_type``.
         vocab_size: rows of the embedding (tokens).
-        tokenizer: gives the ids of BOS, EOS and padding.
-        seed: decides the weights.
-        attn: attention implementation; None takes what transformers chooses.
+        tokenizer: provides the ids of BOS, EOS and padding.
+        seed: seed of the weights.
+        attn: attention implementation; None uses transformers' default.
 
     Raises:
-        ModelError: an unknown ``model_type``, a misspelt field or values it does not take.
+        ModelError: the ``model_type`` is unknown, a field is misspelt or a value is invalid.
     """
     resolved = make_scratch_config(config, vocab_size=vocab_size, tokenizer=tokenizer)
     try:
@@ -229,7 +229,7 @@ def build_scratch_model(
             model = transformers.AutoModelForCausalLM.from_config(
                 resolved, attn_implementation=attn, dtype=torch.float32
             )
-    except Exception as error:  # Each family checks its fields in its own way.
+    except Exception as error:  # Each family raises its own errors for its fields.
         raise ModelError(
             f"'model.scratch.config' does not describe a model: {say_in_one_line(error)}"
         ) from error
@@ -242,10 +242,10 @@ def make_scratch_config(config: Mapping[str, Any], *, vocab_size: int, tokenizer
     Args:
         config: Hugging Face configuration fields with ``model_type``.
         vocab_size: rows of the embedding (tokens).
-        tokenizer: gives the ids of BOS, EOS and padding; None where only sizes matter.
+        tokenizer: provides the ids of BOS, EOS and padding; None if only sizes are needed.
 
     Raises:
-        ModelError: an unknown ``model_type``, a misspelt field or values it does not take.
+        ModelError: the ``model_type`` is unknown, a field is misspelt or a value is invalid.
     """
     check_fields(config, place="'model.scratch.config'")
     names = ("bos_token_id", "eos_token_id", "pad_token_id")
@@ -253,7 +253,7 @@ def make_scratch_config(config: Mapping[str, Any], *, vocab_size: int, tokenizer
     try:
         resolved = transformers.AutoConfig.for_model(**{**ids, **config, "vocab_size": vocab_size})
         _refuse_misspelt(config, resolved)
-    except Exception as error:  # Each family checks its fields in its own way.
+    except Exception as error:  # Each family raises its own errors for its fields.
         raise ModelError(
             f"'model.scratch.config' does not describe a model: {say_in_one_line(error)}"
         ) from error
@@ -261,7 +261,7 @@ def make_scratch_config(config: Mapping[str, Any], *, vocab_size: int, tokenizer
 
 
 def shard_scratch_model(model: Any, sharding: Sharding, *, attn: str | None = None) -> ShardedLayer:
-    """Put a model drawn by `build_scratch_model` onto a mesh; every rank has drawn the same."""
+    """Shard a model from `build_scratch_model` over a mesh; every rank passes the same weights."""
     layer = build_meta_layer(model.config, sharding, attn=attn)
     fill_layer(layer, ModuleWeights(model), name="model.scratch")
     check_layer(layer)
@@ -269,10 +269,10 @@ def shard_scratch_model(model: Any, sharding: Sharding, *, attn: str | None = No
 
 
 def _refuse_misspelt(config: Mapping[str, Any], resolved: Any) -> None:
-    """Raise ValueError for a field that transformers keeps, but only another spelling of is read.
+    """Raise ValueError for an unknown field whose name is close to a known one.
 
-    Not for every unknown field: published configurations hold leftovers, and some families read
-    fields that their configuration class does not list.
+    Other unknown fields are accepted: published configurations contain unused fields, and some
+    families read fields that their configuration class does not list.
     """
     default = type(resolved)()
     known = [*default.to_dict(), *type(default).attribute_map]

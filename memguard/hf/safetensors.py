@@ -1,11 +1,11 @@
-"""Rectangles of tensors read from a folder of safetensors or from memory; files written.
+"""Reads rectangles of tensors from safetensors or from memory, and writes safetensors files.
 
 reading
-    names and shapes  ->  compared with what the model needs, all differences in one table
-    rectangle         ->  read straight into the shard; no rank ever holds a full tensor
+    names and shapes  ->  compared with the model's parameters, all differences in one message
+    rectangle         ->  read directly into the shard; no rank ever holds a full tensor
 
-writing: files of bounded size, byte for byte what safetensors' own writer writes, which needs all
-tensors of a file at once; here a writer holds one
+writing: files of bounded size, byte for byte as from safetensors' own writer. That writer needs all
+tensors of a file in memory; this one needs one at a time
 
     8 bytes   length of the header, little-endian
     header    JSON: name -> dtype, shape, first and last byte; padded with spaces to 8 bytes
@@ -28,7 +28,7 @@ from torch import Tensor
 
 from memguard.errors import ModelError
 from memguard.hf.checkpoint_files import RECOMPUTED, read_headers, shorten
-from memguard.parallel.layout import Rectangle
+from memguard.parallel.layout import ShardSlice
 
 _BLOCK_ROWS = 1024
 _DTYPE_NAMES = {
@@ -44,20 +44,20 @@ _DTYPE_NAMES = {
 
 
 class WeightSource(Protocol):
-    """Where weights come from."""
+    """A source of weights."""
 
     @property
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
         """Name and full shape of every tensor."""
         ...
 
-    def read(self, name: str, rectangle: Rectangle) -> Tensor:
+    def read(self, name: str, rectangle: ShardSlice) -> Tensor:
         """Return a rectangle of a tensor, on the CPU, in the dtype it is stored in."""
         ...
 
 
 class ModuleWeights:
-    """The weights of a module in memory, for models drawn at random."""
+    """The weights of a module in memory, for models with random weights."""
 
     def __init__(self, model: Any) -> None:
         self._tensors = dict(model.named_parameters(remove_duplicate=False))
@@ -67,7 +67,7 @@ class ModuleWeights:
         """Name and full shape of every tensor."""
         return {name: tuple(tensor.shape) for name, tensor in self._tensors.items()}
 
-    def read(self, name: str, rectangle: Rectangle) -> Tensor:
+    def read(self, name: str, rectangle: ShardSlice) -> Tensor:
         """Return a rectangle of a tensor."""
         piece: Tensor = self._tensors[name].detach()[rectangle.slices]
         return piece
@@ -96,11 +96,11 @@ class FolderWeights:
         """Name and full shape of every tensor."""
         return self._shapes
 
-    def read(self, name: str, rectangle: Rectangle) -> Tensor:
+    def read(self, name: str, rectangle: ShardSlice) -> Tensor:
         """Return a rectangle of a tensor; only its bytes are read."""
         path = self._file_of[name]
         if self._open is None or self._open[0] != path:
-            # Tensors come file by file; one stays open, mapped rather than read.
+            # Tensors are read file by file; one file stays open, memory-mapped.
             self._open = (path, safe_open(path, framework="pt"))
         content = self._open[1].get_slice(name)
         piece: Tensor = content[rectangle.slices] if rectangle.shape else content[...]
@@ -115,20 +115,20 @@ def match_names(
     prefix: str,
     model: str,
 ) -> tuple[dict[str, str], list[str]]:
-    """Say under which name each parameter is stored.
+    """Find the stored name of each parameter.
 
     Args:
         wanted: shapes of the model's parameters, tied ones once.
-        aliases: other names of tied parameters -> the one in ``wanted``.
-        found: shapes of what is stored.
-        prefix: of the body (``model``); checkpoints of a body alone are stored without.
-        model: for messages.
+        aliases: other names of tied parameters -> the name in ``wanted``.
+        found: shapes of the stored tensors.
+        prefix: of the base model (``model``); checkpoints of a base model alone lack it.
+        model: path or id, for messages.
 
     Returns:
-        Parameter -> stored name, and stored names that nothing wants.
+        Stored name of each parameter, and the stored names that no parameter uses.
 
     Raises:
-        ModelError: parameters that are missing or have other shapes, as one table.
+        ModelError: parameters are missing or have other shapes; the message lists all of them.
     """
     other_names: dict[str, list[str]] = {}
     for alias, name in aliases.items():
@@ -138,7 +138,7 @@ def match_names(
     wrong = []
     for name, shape in wanted.items():
         names = [name, name.removeprefix(f"{prefix}."), *other_names.get(name, ())]
-        stored_name = next((each for each in names if each in found), None)
+        stored_name = next((candidate for candidate in names if candidate in found), None)
         used.add(stored_name)
         if stored_name is None:
             wrong.append(f"missing {name}")
@@ -155,42 +155,43 @@ def match_names(
 
 
 def refuse_weights(model: str, table: list[str], num_wrong: int) -> None:
-    """Raise the error for weights that do not fit.
+    """Raise the error for weights that do not match the model.
 
     Args:
         model: path or id.
-        table: what is missing, has another shape or is not expected.
-        num_wrong: how many of the model's weights would be random.
+        table: descriptions of missing, mismatched and unexpected weights.
+        num_wrong: number of the model's weights that would be random.
 
     Raises:
         ModelError: always.
     """
     raise ModelError(
-        f"model '{model}': {num_wrong} weights are not in its files as its configuration has them "
-        f"({shorten(table)}); they would be random. Is it a causal language model, wholly copied?"
+        f"model '{model}': {num_wrong} weights are missing from its files or do not match its "
+        f"configuration ({shorten(table)}); they would be random. Is it a causal language model, "
+        "and is the copy complete?"
     )
 
 
 def warn_unexpected(model: str, names: Sequence[str]) -> None:
-    """Say which stored weights are not read: the model is complete without them."""
+    """Warn about stored weights that are not read; the model is complete without them."""
     if names:
         warnings.warn(
-            f"model '{model}': {len(names)} weights in its files have no place in the model its "
-            f"configuration describes and are not read ({shorten(names)})",
+            f"model '{model}': {len(names)} weights in its files are not part of the model that "
+            f"its configuration describes and are not read ({shorten(names)})",
             stacklevel=3,
         )
 
 
 def stores_different(source: WeightSource, one: str, other: str) -> bool:
-    """Whether both tensors are stored, with the same shape and different values.
+    """Return whether both tensors are stored, with the same shape and different values.
 
-    Read in blocks of rows: no rank holds a full tensor.
+    They are read in blocks of rows, so that no rank holds a full tensor.
     """
     shape = source.shapes.get(one)
     if shape is None or source.shapes.get(other) != shape:
         return False
     for row in range(0, shape[0], _BLOCK_ROWS):
-        block = Rectangle(
+        block = ShardSlice(
             start=(row, *(0 for _ in shape[1:])),
             shape=(min(_BLOCK_ROWS, shape[0] - row), *shape[1:]),
         )
@@ -199,8 +200,8 @@ def stores_different(source: WeightSource, one: str, other: str) -> bool:
     return False
 
 
-def copy_rectangle(source: WeightSource, name: str, rectangle: Rectangle, target: Tensor) -> None:
-    """Read a rectangle into ``target``, which has its shape, casting where dtypes differ."""
+def copy_rectangle(source: WeightSource, name: str, rectangle: ShardSlice, target: Tensor) -> None:
+    """Read a rectangle into ``target``, which has its shape, and cast to its dtype."""
     assert tuple(target.shape) == rectangle.shape, f"{name} has the shape of its rectangle"
     if rectangle.num_elements:
         with torch.no_grad():
@@ -209,7 +210,7 @@ def copy_rectangle(source: WeightSource, name: str, rectangle: Rectangle, target
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StoredTensor:
-    """A tensor as it will be stored."""
+    """Name, shape and dtype of a tensor to be stored."""
 
     name: str
     shape: tuple[int, ...]
@@ -217,25 +218,25 @@ class StoredTensor:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of its data."""
+        """Size of the data (bytes)."""
         return torch.Size(self.shape).numel() * self.dtype.itemsize
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WeightsFile:
-    """One file of a folder."""
+    """One weights file of a folder."""
 
     name: str
     tensors: tuple[StoredTensor, ...]
-    """In the order in which they lie in it."""
+    """The tensors in the order in which they are stored."""
 
 
 def plan_files(tensors: Sequence[StoredTensor], max_file_bytes: int) -> list[WeightsFile]:
-    """Spread tensors over files, named and filled as by `save_pretrained`.
+    """Distribute tensors over files, with the names and contents that `save_pretrained` chooses.
 
     Args:
         tensors: in the model's order.
-        max_file_bytes: of a file's tensors; a larger tensor gets a file of its own.
+        max_file_bytes: maximum size of a file's tensors; a larger tensor gets its own file.
     """
     by_name = {tensor.name: tensor for tensor in tensors}
     split = split_state_dict_into_shards_factory(
@@ -247,10 +248,10 @@ def plan_files(tensors: Sequence[StoredTensor], max_file_bytes: int) -> list[Wei
     return [
         WeightsFile(
             name=name,
-            # Wide dtypes first keeps every tensor aligned to its dtype.
+            # Wide dtypes come first, which keeps every tensor aligned to its dtype.
             tensors=tuple(
                 sorted(
-                    (by_name[each] for each in names),
+                    (by_name[tensor_name] for tensor_name in names),
                     key=lambda tensor: (-tensor.dtype.itemsize, tensor.name),
                 )
             ),
@@ -269,13 +270,13 @@ def build_index(files: Sequence[WeightsFile], *, num_parameters: int) -> dict[st
 
 
 class FileWriter:
-    """Writes one planned file, tensor after tensor; what it returns from is on the disk."""
+    """Writes one planned file, tensor by tensor; on a normal exit the file is flushed to disk."""
 
     def __init__(self, folder: Path, file: WeightsFile) -> None:
         """Create the file and write its header.
 
         Raises:
-            OSError: the folder is not there, not writable or full.
+            OSError: the folder does not exist or is not writable, or the disk is full.
         """
         self._left = list(file.tensors)
         self._content = (folder / file.name).open("wb")
@@ -286,7 +287,7 @@ class FileWriter:
             raise
 
     def write(self, tensor: Tensor) -> None:
-        """Append the next tensor of the plan, which is on the CPU."""
+        """Append the next tensor of the plan; it must be on the CPU."""
         planned = self._left.pop(0)
         assert (tensor.shape, tensor.dtype) == (planned.shape, planned.dtype), planned.name
         raw = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
@@ -305,7 +306,7 @@ class FileWriter:
             if error is None:
                 assert not self._left, "every planned tensor was written"
                 self._content.flush()
-                # Some file systems tell of a full disk only here.
+                # Some file systems report a full disk only here.
                 os.fsync(self._content.fileno())
 
 

@@ -1,11 +1,11 @@
 """Builds a sharded model: configuration -> meta -> shards -> storage -> weights.
 
-    1  the model on the meta device, its buffers (rotary frequencies) real: they are in no file
-    2  `shard`: roles, DTensors, what is computed again, FSDP2
+    1  the model on the meta device; its buffers (rotary frequencies) are real, as no file has them
+    2  `shard`: roles, DTensors, activation checkpointing, FSDP2
     3  storage for this rank's shards only
-    4  each rank reads the rectangles it stores, straight into them
+    4  each rank reads its rectangles directly into this storage
 
-Steps 1 and 2 need no memory to speak of, whatever the model.
+Steps 1 and 2 need almost no memory, whatever the size of the model.
 """
 
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ from torch.distributed.tensor import DTensor
 
 from memguard.errors import ModelError
 from memguard.hf.safetensors import WeightSource, copy_rectangle, match_names
-from memguard.model.causal_lm import VocabLayer
+from memguard.model.causal_lm import CausalLM
 from memguard.model.checks import check_causal, has_known_head
 from memguard.parallel.hf_plan import PLACEMENTS, ShardingPlan, plan_sharding
 from memguard.parallel.layout import find_rectangle
@@ -37,15 +37,15 @@ from memguard.parallel.shard import (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sharding:
-    """How a model is put on a mesh."""
+    """How a model is sharded over a mesh."""
 
     mesh: Mesh4D
     device: torch.device
-    """Of this rank's shards."""
+    """Device of this rank's shards."""
     dtype: torch.dtype = torch.float32
-    """Of the stored weights."""
+    """Dtype of the stored weights."""
     compute_dtype: torch.dtype | None = None
-    """Of gathered weights and arithmetic; None computes in ``dtype``."""
+    """Dtype of gathered weights and arithmetic; None computes in ``dtype``."""
     chunk_tokens: int = 1024
     reshard_after_forward: bool = True
     checkpointing: Checkpointing = "none"
@@ -54,31 +54,31 @@ class Sharding:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ShardedLayer:
-    """A sharded model and what it was built by."""
+    """A sharded model with its sharding plan and settings."""
 
-    vocab: VocabLayer
+    lm: CausalLM
     plan: ShardingPlan
     sharding: Sharding
 
 
 def build_meta_layer(config: Any, sharding: Sharding, *, attn: str | None = None) -> ShardedLayer:
-    """Shard a model of this configuration without giving it storage.
+    """Shard a model of this configuration without allocating storage.
 
     Args:
         config: a transformers configuration.
         sharding: mesh and dtypes.
-        attn: attention implementation; None takes what transformers chooses.
+        attn: attention implementation; None uses transformers' default.
 
     Raises:
-        ModelError: a family that cannot be sharded, or one with dropout.
-        ConfigError: a mesh that this model cannot run on.
+        ModelError: the family cannot be sharded, or the configuration has dropout.
+        ConfigError: the model cannot run on this mesh.
     """
     check_mesh(sharding.mesh.shape, ModelSizes.from_config(config))
     with init_empty_weights(include_buffers=False):
         model = transformers.AutoModelForCausalLM.from_config(
             config, attn_implementation=attn, dtype=sharding.dtype
         )
-    # After the class is known: a configuration of another kind of model is refused as that.
+    # Not earlier: a configuration of another kind of model must be refused for that reason.
     _refuse_dropout(config)
     model.tie_weights()
     plan = plan_sharding(model)
@@ -86,38 +86,38 @@ def build_meta_layer(config: Any, sharding: Sharding, *, attn: str | None = None
     checkpoint_blocks(model, sharding.checkpointing)
     if sharding.compile:
         compile_blocks(model)
-    vocab = VocabLayer(
+    lm = CausalLM(
         model,
         chunk_tokens=sharding.chunk_tokens,
         mesh=sharding.mesh,
         compute_dtype=sharding.compute_dtype,
     )
-    vocab.freed_units = wrap_fsdp(
-        vocab,
+    lm.freed_units = wrap_fsdp(
+        lm,
         model,
         plan,
         sharding.mesh,
         param_dtype=sharding.compute_dtype,
         reshard_after_forward=sharding.reshard_after_forward,
     )
-    return ShardedLayer(vocab=vocab, plan=plan, sharding=sharding)
+    return ShardedLayer(lm=lm, plan=plan, sharding=sharding)
 
 
 def fill_layer(layer: ShardedLayer, source: WeightSource, *, name: str) -> list[str]:
-    """Give a sharded model storage and this rank's weights; in evaluation mode afterwards.
+    """Allocate a sharded model, read this rank's weights and switch to evaluation mode.
 
     Args:
         layer: from `build_meta_layer`.
         source: full tensors by name.
-        name: of the model, for messages.
+        name: name of the model, for messages.
 
     Returns:
-        Stored names that the model has no place for.
+        Stored names that are not part of the model.
 
     Raises:
-        ModelError: weights that are missing or have other shapes.
+        ModelError: weights are missing or have other shapes.
     """
-    model = layer.vocab.model
+    model = layer.lm.model
     wanted = {key: tuple(parameter.shape) for key, parameter in model.named_parameters()}
     stored, unexpected = match_names(
         wanted,
@@ -139,35 +139,35 @@ def fill_layer(layer: ShardedLayer, source: WeightSource, *, name: str) -> list[
 
 
 def check_layer(layer: ShardedLayer) -> None:
-    """Run the filled model on random tokens: is it a causal LM whose head we know?
+    """Run the model on random tokens to check that it is a causal LM with a supported head.
 
-    Takes the memory of a forward, which is more than loading takes.
+    This needs the memory of a forward pass, which is more than loading needs.
 
     Raises:
-        ModelError: it is not, or its head does more than is known here.
+        ModelError: the model is not causal, or its head is not supported.
     """
-    if not has_known_head(layer.vocab):
+    if not has_known_head(layer.lm):
         raise ModelError(
-            f"{type(layer.vocab.model).__name__} does something after its head that memguard does "
-            "not know: it can run on one process only"
+            f"{type(layer.lm.model).__name__} transforms the output of its head in a way that "
+            "memguard does not support on a mesh: it can run on one process only"
         )
-    check_causal(layer.vocab)
+    check_causal(layer.lm)
 
 
 def allocate(layer: ShardedLayer) -> None:
-    """Give this rank's shards storage, without values, and move the buffers beside them."""
-    vocab, device = layer.vocab, layer.sharding.device
-    to_storage: Any = vocab._apply
+    """Allocate this rank's shards, uninitialized, and move the buffers to the same device."""
+    lm, device = layer.lm, layer.sharding.device
+    to_storage: Any = lm._apply
     to_storage(lambda t: torch.empty_like(t, device=device) if t.is_meta else t.to(device))
-    model = vocab.model
+    model = lm.model
     if layer.plan.is_tied:
-        # Each module was given storage of its own.
+        # `_apply` allocated separate storage for each module.
         model.get_output_embeddings().weight = model.get_input_embeddings().weight
 
 
 @dataclass(frozen=True, slots=True)
 class _Renamed:
-    """A source under the model's names."""
+    """A source whose tensors have the model's names."""
 
     source: WeightSource
     stored: dict[str, str]
@@ -181,7 +181,7 @@ class _Renamed:
 
 
 def _aliases(model: nn.Module) -> dict[str, str]:
-    """Return the other names of tied parameters -> the name they are listed under."""
+    """Return a mapping from the other names of tied parameters to their first name."""
     first: dict[int, str] = {}
     aliases = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
@@ -192,7 +192,7 @@ def _aliases(model: nn.Module) -> dict[str, str]:
 
 
 def _refuse_dropout(config: Any) -> None:
-    """Refuse dropout: ranks that share activations would drop different ones."""
+    """Refuse dropout: ranks that share activations would drop different elements."""
     dropping = [
         f"{field}={value}"
         for field, value in config.get_text_config().to_dict().items()
@@ -206,9 +206,9 @@ def _refuse_dropout(config: Any) -> None:
 
 
 def count_sharded_parameters(layer: ShardedLayer) -> int:
-    """Return the number of distinct parameters of the whole model."""
+    """Return the number of distinct parameters of the whole, unsharded model."""
     return sum(
         torch.Size(parameter.shape).numel()
-        for parameter in layer.vocab.model.parameters()
+        for parameter in layer.lm.model.parameters()
         if isinstance(parameter, DTensor)
     )

@@ -22,24 +22,24 @@ _TIGHTER_K = (4, 2)
 """The values of k that tightening steps through, if below the k of the document."""
 
 
-class Ladder:
+class KSchedule:
     """Masks the labels of each document with the mitigations of its rung."""
 
-    def __init__(self, rungs: Sequence[Mitigations], rung_of: NDArray[np.int8]) -> None:
+    def __init__(self, levels: Sequence[Mitigations], rung_of: NDArray[np.int8]) -> None:
         """Store the rungs and the rung of each document.
 
         Args:
-            rungs: the mitigations of each rung, from the default to the strictest.
+            levels: the mitigations of each rung, from the default to the strictest.
             rung_of: ``[num_documents]`` rung of each document; ``len(rungs)`` drops all labels.
                 Changed in place, and part of a checkpoint.
         """
-        self.rungs, self.rung_of = tuple(rungs), rung_of
+        self.levels, self.rung_of = tuple(levels), rung_of
         self._start = rung_of.copy()
 
     @property
     def target_drop_rate(self) -> float | None:
         """Expected share of the labels that are dropped; None if it differs between documents."""
-        return None if self.rung_of.any() else self.rungs[0].target_drop_rate
+        return None if self.rung_of.any() else self.levels[0].target_drop_rate
 
     @property
     def num_rungs_up(self) -> NDArray[np.int8]:
@@ -48,7 +48,7 @@ class Ladder:
 
     def tighten(self, documents: NDArray[np.integer]) -> int:
         """Move documents one rung up; return how many were not yet at the top."""
-        movable = documents[self.rung_of[documents] < len(self.rungs)]
+        movable = documents[self.rung_of[documents] < len(self.levels)]
         self.rung_of[movable] += 1
         return len(movable)
 
@@ -67,22 +67,22 @@ class Ladder:
             labels: ``[N]`` in transformers' convention.
             generator: random numbers for settings that need them.
         """
-        rung, last = int(self.rung_of[document]), len(self.rungs) - 1
+        level, last = int(self.rung_of[document]), len(self.levels) - 1
         # Every rung draws as many numbers, so the masks of other documents do not change.
-        masked = self.rungs[min(rung, last)].mask_labels(input_ids, labels, generator=generator)
-        if rung > last:
+        masked = self.levels[min(level, last)].mask_labels(input_ids, labels, generator=generator)
+        if level > last:
             masked[:] = IGNORE_LABEL
         return masked
 
 
-def build_ladder(
+def build_k_schedule(
     configs: Sequence[MitigationConfig],
     manifest: Sequence[ManifestEntry],
     *,
     can_tighten: bool,
     special_ids: Sequence[int],
     token_texts: Callable[[], Sequence[str]] | None = None,
-) -> Ladder:
+) -> KSchedule:
     """Build the rungs of a run and assign its documents to them.
 
     Args:
@@ -101,11 +101,11 @@ def build_ladder(
         dose = compute_doses(manifest)
         for least, k in k_by_dose.items():
             rung_of[dose >= least] = 1 + ks.index(k)
-    rungs = [
+    levels = [
         build_mitigations(_with_k(configs, k), special_ids=special_ids, token_texts=token_texts)
         for k in (None, *ks)
     ]
-    return Ladder(rungs, rung_of)
+    return KSchedule(levels, rung_of)
 
 
 def compute_doses(manifest: Sequence[ManifestEntry]) -> NDArray[np.int64]:

@@ -19,12 +19,12 @@ from torch.distributed.fsdp import FSDPModule
 
 from memguard.config.sampling import SamplingScheme
 from memguard.mitigation import TokenTerms
-from memguard.model.lm_head import Head, Step, apply_steps
+from memguard.model.lm_head import Head, Step, apply_logit_transforms
 from memguard.model.loss import sum_nll, token_terms
 from memguard.model.next_token import BestTokens, DrawnTokens, draw_tokens, find_best
 from memguard.model.token_scores import TokenScores, score_tokens
 from memguard.parallel.attention import share_masks, use_pieces
-from memguard.parallel.layout import Rectangle, cut
+from memguard.parallel.layout import ShardSlice, cut
 from memguard.parallel.linear import to_local
 from memguard.parallel.mesh import Axis, Mesh4D
 from memguard.parallel.shard import HeadLinear
@@ -45,7 +45,7 @@ _AFTER_HEAD: dict[str, Callable[[Tensor, float], Tensor]] = {
 _GATHERED_SHARE = 0.7
 
 
-class VocabLayer(nn.Module):
+class CausalLM(nn.Module):
     """A causal LM as hidden states plus a head, on one process or on a mesh."""
 
     def __init__(
@@ -57,7 +57,7 @@ class VocabLayer(nn.Module):
         mesh: Mesh4D | None = None,
         compute_dtype: torch.dtype | None = None,
     ) -> None:
-        """Wrap ``model``; use `build_vocab_layer`, which checks that the result is correct.
+        """Wrap ``model``; use `build_causal_lm`, which checks that the result is correct.
 
         Args:
             model: a Hugging Face causal LM, plain or sharded.
@@ -79,7 +79,7 @@ class VocabLayer(nn.Module):
         self.compute_dtype: torch.dtype = compute_dtype or model.dtype
         config = model.config.get_text_config()
         self.vocab_size: int = model.get_output_embeddings().weight.shape[0]
-        self._steps: tuple[Step, ...] = tuple(
+        self._logit_transforms: tuple[Step, ...] = tuple(
             (step, float(getattr(config, field)))
             for field, step in _AFTER_HEAD.items()
             if getattr(config, field, None) is not None
@@ -220,7 +220,7 @@ class VocabLayer(nn.Module):
     def logits(self, hidden_ND: Tensor) -> Tensor:
         """Return the local logits [N, V/x] of N tokens; callers keep N small."""
         return self._with_head(
-            lambda head, hidden: apply_steps(head.steps, head.logits(hidden)), hidden_ND
+            lambda head, hidden: apply_logit_transforms(head.steps, head.logits(hidden)), hidden_ND
         )
 
     def sum_nll(self, hidden_ND: Tensor, labels_N: Tensor) -> Tensor:
@@ -281,11 +281,11 @@ class VocabLayer(nn.Module):
         x, y = Axis(name="x"), Axis(name="y")
         if self.mesh is not None:
             x, y = self.mesh.axis("x"), self.mesh.axis("y")
-        whole = Rectangle(start=(0,), shape=(self.vocab_size,))
+        whole = ShardSlice(start=(0,), shape=(self.vocab_size,))
         return Head(
             weight_VD=to_local(linear.weight),
             bias_V=None if linear.bias is None else to_local(linear.bias),
-            steps=self._steps,
+            steps=self._logit_transforms,
             first_token=cut(whole, 0, x.rank, x.degree).start[0],
             vocab_size=self.vocab_size,
             vocab_axis=x,

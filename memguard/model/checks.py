@@ -1,6 +1,6 @@
 """Checks, by running a model on random tokens, that it is a causal LM that memguard supports.
 
-    has_known_head         VocabLayer's logits equal those of the model's own forward
+    has_known_head         CausalLM's logits equal those of the model's own forward
     check_causal           a prediction does not depend on later tokens
     keeps_documents_apart  two documents of one packed row do not attend to each other
 
@@ -16,14 +16,14 @@ import torch
 from torch import Tensor
 
 from memguard.errors import ModelError
-from memguard.model.causal_lm import VocabLayer
+from memguard.model.causal_lm import CausalLM
 from memguard.parallel.collectives import all_reduce
 from memguard.seeds import derive_generator
 
 _PROBE_ROWS, _PROBE_TOKENS = 2, 16
 
 
-def build_vocab_layer(model: Any, *, chunk_tokens: int = 1024) -> VocabLayer:
+def build_causal_lm(model: Any, *, chunk_tokens: int = 1024) -> CausalLM:
     """Wrap a plain model after comparing logits with its own forward on 2 x 16 random tokens.
 
     A family with an operation between head and loss that `_AFTER_HEAD` does not list uses its own
@@ -32,10 +32,10 @@ def build_vocab_layer(model: Any, *, chunk_tokens: int = 1024) -> VocabLayer:
     Raises:
         ModelError: the model is not a causal language model.
     """
-    layer = VocabLayer(model, chunk_tokens=chunk_tokens)
+    layer = CausalLM(model, chunk_tokens=chunk_tokens)
     has_head = has_known_head(layer)
     if not has_head:
-        layer = VocabLayer(model, chunk_tokens=chunk_tokens, own_head=False)
+        layer = CausalLM(model, chunk_tokens=chunk_tokens, own_head=False)
     check_causal(layer)
     if not has_head:
         warnings.warn(
@@ -47,7 +47,7 @@ def build_vocab_layer(model: Any, *, chunk_tokens: int = 1024) -> VocabLayer:
 
 
 @torch.no_grad()
-def has_known_head(layer: VocabLayer) -> bool:
+def has_known_head(layer: CausalLM) -> bool:
     """Whether the layer's logits of random tokens equal those of the model's own forward."""
     ids_BT = _probe_ids(layer)
     with _evaluating(layer):
@@ -66,7 +66,7 @@ def has_known_head(layer: VocabLayer) -> bool:
 
 
 @torch.no_grad()
-def check_causal(layer: VocabLayer) -> None:
+def check_causal(layer: CausalLM) -> None:
     """Reject a model that sees the tokens it predicts: it would seem to have memorized any text.
 
     Raises:
@@ -91,7 +91,7 @@ def check_causal(layer: VocabLayer) -> None:
 
 
 @torch.no_grad()
-def keeps_documents_apart(layer: VocabLayer) -> bool:
+def keeps_documents_apart(layer: CausalLM) -> bool:
     """Return whether this model isolates the documents of a packed row from each other.
 
     Compares the hidden states of two documents packed into one row with those of each alone.
@@ -110,11 +110,11 @@ def keeps_documents_apart(layer: VocabLayer) -> bool:
     return _over_mesh(layer, difference) < _tolerance(alone, layer)
 
 
-def _hidden_states(layer: VocabLayer, ids_BT: Tensor) -> Tensor:
+def _hidden_states(layer: CausalLM, ids_BT: Tensor) -> Tensor:
     return layer(lambda: layer.hidden_states(ids_BT))
 
 
-def _tolerance(values: Tensor, layer: VocabLayer) -> float:
+def _tolerance(values: Tensor, layer: CausalLM) -> float:
     """Return the largest difference between values that is accepted as rounding.
 
     A leak changes values by tenths; another order of summation changes the dtype's last bits.
@@ -123,7 +123,7 @@ def _tolerance(values: Tensor, layer: VocabLayer) -> float:
     return scale * (1e-4 if layer.compute_dtype in (torch.float32, torch.float64) else 3e-2)
 
 
-def _over_mesh(layer: VocabLayer, value: Tensor) -> float:
+def _over_mesh(layer: CausalLM, value: Tensor) -> float:
     """Return the largest value over all ranks that hold a part of the model."""
     if layer.mesh is not None:
         for name in ("x", "y"):
@@ -132,7 +132,7 @@ def _over_mesh(layer: VocabLayer, value: Tensor) -> float:
 
 
 @contextmanager
-def _evaluating(layer: VocabLayer) -> Iterator[None]:
+def _evaluating(layer: CausalLM) -> Iterator[None]:
     training = layer.model.training
     layer.model.eval()
     try:
@@ -141,7 +141,7 @@ def _evaluating(layer: VocabLayer) -> Iterator[None]:
         layer.model.train(training)
 
 
-def _probe_ids(layer: VocabLayer) -> Tensor:
+def _probe_ids(layer: CausalLM) -> Tensor:
     draw = derive_generator(0, "probe tokens")
     ids = draw.integers(0, layer.vocab_size, (_PROBE_ROWS, _PROBE_TOKENS))
     return torch.from_numpy(ids).to(layer.device)

@@ -29,7 +29,7 @@ from torch.nn import functional
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
-from memguard.model.causal_lm import VocabLayer
+from memguard.model.causal_lm import CausalLM
 from memguard.parallel.collectives import all_reduce
 from memguard.seeds import derive_generator
 
@@ -119,15 +119,15 @@ class GrowingRows:
     the result is discarded.
     """
 
-    def __init__(self, vocab: VocabLayer, *, is_cached: bool, room: int) -> None:
+    def __init__(self, lm: CausalLM, *, is_cached: bool, room: int) -> None:
         """Prepare for one batch.
 
         Args:
-            vocab: the model.
+            lm: the model.
             is_cached: False runs the whole rows again for each token; see `can_cache`.
             room: tokens that will be added to each row.
         """
-        self._vocab = vocab
+        self._lm = lm
         self._cache = build_row_cache(room) if is_cached else None
         self._ids_RT = torch.zeros(0, 1, dtype=torch.int64)
         # Stored on the CPU, so that no step waits for the device.
@@ -186,7 +186,7 @@ class GrowingRows:
     def _run_whole(self, read: Read[Result]) -> Result:
         if not len(self._lengths_R):
             dummy_11 = self._put(np.zeros((1, 1), dtype=np.int64))
-            return self._vocab(lambda: read(self._vocab.hidden_states(dummy_11)[:0, 0]))
+            return self._lm(lambda: read(self._lm.hidden_states(dummy_11)[:0, 0]))
         return self._run(self._ids_RT, read, last=self._lengths_R - 1)
 
     def _run(
@@ -197,15 +197,15 @@ class GrowingRows:
         **inputs: Tensor | None,
     ) -> Result:
         def work() -> Result:
-            hidden_RTD = self._vocab.hidden_states(ids_RT, cache=self._cache, **inputs)
+            hidden_RTD = self._lm.hidden_states(ids_RT, cache=self._cache, **inputs)
             if last is None:
                 return read(hidden_RTD[:, -1])
             return read(hidden_RTD[self._put(np.arange(len(last))), self._put(last)])
 
-        return self._vocab(work)
+        return self._lm(work)
 
     def _put(self, array: NDArray[Any]) -> Tensor:
-        return torch.from_numpy(array).to(self._vocab.device)
+        return torch.from_numpy(array).to(self._lm.device)
 
 
 def _roll(cache: Any, shift_R: Tensor) -> None:
@@ -218,14 +218,14 @@ def _roll(cache: Any, shift_R: Tensor) -> None:
 
 
 @torch.no_grad()
-def can_cache(vocab: VocabLayer, shortest: int, longest: int) -> bool:
+def can_cache(lm: CausalLM, shortest: int, longest: int) -> bool:
     """Return whether cached rows have the same hidden states as rows that are run whole and alone.
 
     The model runs on random tokens: a short row and a long one grow together. Lengths matter,
     because sliding windows and length-dependent rotary frequencies take effect only in long texts.
 
     Args:
-        vocab: the model, in evaluation mode.
+        lm: the model, in evaluation mode.
         shortest: tokens of the shortest prompt.
         longest: tokens of the longest row that will be run.
     """
@@ -234,8 +234,8 @@ def can_cache(vocab: VocabLayer, shortest: int, longest: int) -> bool:
         return True
     draw = derive_generator(0, "probe tokens")
     sizes = (min(shortest, longest - num_steps), longest - num_steps)
-    texts = [draw.integers(0, vocab.vocab_size, size + num_steps) for size in sizes]
-    rows = GrowingRows(vocab, is_cached=True, room=num_steps)
+    texts = [draw.integers(0, lm.vocab_size, size + num_steps) for size in sizes]
+    rows = GrowingRows(lm, is_cached=True, room=num_steps)
     cached_SRD = []
     try:
         prompts = [text[:size] for text, size in zip(texts, sizes, strict=True)]
@@ -248,33 +248,33 @@ def can_cache(vocab: VocabLayer, shortest: int, longest: int) -> bool:
     differences = []
     for row, (text, size) in enumerate(zip(texts, sizes, strict=True)):
         alone_SD = torch.stack(
-            [_run_alone(vocab, text[: size + step + 1]) for step in range(num_steps)]
+            [_run_alone(lm, text[: size + step + 1]) for step in range(num_steps)]
         )
         cached_SD = torch.stack([hidden_RD[row] for hidden_RD in cached_SRD])
         if cached_SD.shape != alone_SD.shape:
             return False
-        change_S = _over_mesh(vocab, (cached_SD - alone_SD).abs().amax(-1))
+        change_S = _over_mesh(lm, (cached_SD - alone_SD).abs().amax(-1))
         # The median: a near-tied choice of an expert may change single tokens, a leak changes all.
         differences.append(torch.stack([change_S.median(), alone_SD.abs().nan_to_num(0).max()]))
-    change_R, scale_R = _over_mesh(vocab, torch.stack(differences)).unbind(1)
+    change_R, scale_R = _over_mesh(lm, torch.stack(differences)).unbind(1)
     # A leak changes hidden states by tenths; another order of summation the dtype's last bits.
-    is_wide = vocab.compute_dtype in (torch.float32, torch.float64)
+    is_wide = lm.compute_dtype in (torch.float32, torch.float64)
     return bool((change_R <= scale_R * (1e-4 if is_wide else 3e-2)).all())
 
 
-def _run_alone(vocab: VocabLayer, text: NDArray[np.integer]) -> Tensor:
+def _run_alone(lm: CausalLM, text: NDArray[np.integer]) -> Tensor:
     """Return the last token's hidden states [D/y]."""
-    ids_1T = torch.from_numpy(text[None]).to(vocab.device)
-    return vocab(lambda: vocab.hidden_states(ids_1T))[0, -1].float()
+    ids_1T = torch.from_numpy(text[None]).to(lm.device)
+    return lm(lambda: lm.hidden_states(ids_1T))[0, -1].float()
 
 
 def _float(hidden_RD: Tensor) -> Tensor:
     return hidden_RD.float()
 
 
-def _over_mesh(vocab: VocabLayer, values: Tensor) -> Tensor:
+def _over_mesh(lm: CausalLM, values: Tensor) -> Tensor:
     """Return the largest values over all ranks that hold a part of the model."""
-    if vocab.mesh is not None:
+    if lm.mesh is not None:
         for name in ("x", "y"):
-            values = all_reduce(values, vocab.mesh.axis(name), "max")
+            values = all_reduce(values, lm.mesh.axis(name), "max")
     return values

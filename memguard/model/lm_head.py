@@ -59,7 +59,7 @@ class Head:
         return local_C.masked_fill(~here_C, 0), here_C
 
 
-def apply_steps(steps: tuple[Step, ...], logits: Tensor) -> Tensor:
+def apply_logit_transforms(steps: tuple[Step, ...], logits: Tensor) -> Tensor:
     """Return the logits after the family's operations between head and loss."""
     for step, value in steps:
         logits = step(logits, value)
@@ -78,7 +78,7 @@ def compute_logits(head: Head, hidden_CD: Tensor) -> Tensor:
     """Return a chunk's local logits ``[C, V/x]`` after the steps, in hidden's own dtype."""
     # Training's autocast must not affect scores.
     with torch.autocast(hidden_CD.device.type, enabled=False):
-        return apply_steps(head.steps, head.logits(hidden_CD))
+        return apply_logit_transforms(head.steps, head.logits(hidden_CD))
 
 
 def iterate_chunks(head: Head, num_tokens: int) -> Iterator[slice]:

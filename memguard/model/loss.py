@@ -24,7 +24,13 @@ import torch
 from torch import Tensor
 
 from memguard.mitigation import TokenTerms
-from memguard.model.lm_head import Head, apply_steps, iterate_chunks, max_of_piece, pick_label
+from memguard.model.lm_head import (
+    Head,
+    apply_logit_transforms,
+    iterate_chunks,
+    max_of_piece,
+    pick_label,
+)
 from memguard.parallel.collectives import all_reduce, start_all_reduce, wait
 
 
@@ -87,7 +93,7 @@ def _widen(logits: Tensor) -> Tensor:
 
 def _distribution(head: Head, hidden_CD: Tensor) -> _Chunk:
     raw_CV = head.logits(hidden_CD)
-    logits_CV = _widen(apply_steps(head.steps, raw_CV))
+    logits_CV = _widen(apply_logit_transforms(head.steps, raw_CV))
     return _Chunk(
         logits_CV=logits_CV,
         raw_CV=raw_CV if head.steps else None,
@@ -101,7 +107,7 @@ def _through_steps(head: Head, raw_CV: Tensor | None, grad_CV: Tensor) -> Tensor
         return grad_CV
     with torch.enable_grad():
         raw_CV = raw_CV.detach().requires_grad_()
-        stepped_CV = apply_steps(head.steps, raw_CV)
+        stepped_CV = apply_logit_transforms(head.steps, raw_CV)
         (grad_raw_CV,) = torch.autograd.grad(stepped_CV, raw_CV, grad_CV.to(stepped_CV.dtype))
     return grad_raw_CV
 
@@ -214,7 +220,7 @@ def _differentiate_chunk(
 ) -> tuple[Tensor, Tensor]:
     """Return a chunk's logits before the steps and their gradient after them."""
     raw_CV = head.logits(hidden_CD)
-    logprob_CV = _widen(apply_steps(head.steps, raw_CV)) - lse_C[:, None]
+    logprob_CV = _widen(apply_logit_transforms(head.steps, raw_CV)) - lse_C[:, None]
     # d nll = p - 1[label];  d entropy = -p (log p + entropy);  d mean = 1/V - p
     weight_CV = (grad_nll_C - grad_mean_C)[:, None] - grad_entropy_C[:, None] * (
         logprob_CV + entropy_C[:, None]

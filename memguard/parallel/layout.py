@@ -16,7 +16,7 @@ from memguard.parallel.mesh_shape import MeshShape
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Rectangle:
+class ShardSlice:
     """A rectangle of a full tensor."""
 
     start: tuple[int, ...]
@@ -33,7 +33,7 @@ class Rectangle:
         return torch.Size(self.shape).numel()
 
 
-def cut(rectangle: Rectangle, dim: int, rank: int, degree: int) -> Rectangle:
+def cut(rectangle: ShardSlice, dim: int, rank: int, degree: int) -> ShardSlice:
     """Return piece ``rank`` of ``degree`` along a dimension."""
     size = rectangle.shape[dim]
     piece = -(-size // degree)
@@ -41,7 +41,7 @@ def cut(rectangle: Rectangle, dim: int, rank: int, degree: int) -> Rectangle:
     start, shape = list(rectangle.start), list(rectangle.shape)
     start[dim] += first
     shape[dim] = min(piece, size - first)
-    return Rectangle(start=tuple(start), shape=tuple(shape))
+    return ShardSlice(start=tuple(start), shape=tuple(shape))
 
 
 def find_rectangle(
@@ -51,7 +51,7 @@ def find_rectangle(
     ranks: Mapping[str, int],
     *,
     over_z: bool = True,
-) -> Rectangle:
+) -> ShardSlice:
     """Return the rectangle of a tensor that one rank stores.
 
     Args:
@@ -61,7 +61,7 @@ def find_rectangle(
         ranks: the rank's coordinates along ``z``, ``y`` and ``x``.
         over_z: False for the parameter gathered over z, as a forward uses it.
     """
-    rectangle = Rectangle(start=(0,) * len(shape), shape=tuple(shape))
+    rectangle = ShardSlice(start=(0,) * len(shape), shape=tuple(shape))
     for axis, placement in zip(("y", "x"), placements, strict=True):
         if isinstance(placement, Shard):
             degree = mesh.degree(axis)  # type: ignore[arg-type]
@@ -71,7 +71,7 @@ def find_rectangle(
 
 def all_rectangles(
     shape: Sequence[int], placements: tuple[Placement, Placement], mesh: MeshShape
-) -> Iterator[tuple[dict[str, int], Rectangle]]:
+) -> Iterator[tuple[dict[str, int], ShardSlice]]:
     """Yield the coordinates of each rank of one replica and the rectangle it stores.
 
     Replicated pieces appear once for each rank that stores them.

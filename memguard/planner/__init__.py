@@ -1,23 +1,24 @@
-"""What fits where, and what a run will do, before anything is started.
+"""Estimates before a run: the meshes that fit, and what a run will train and write.
 
     machine.py         GPUs, links and network of a machine, from its YAML
-    memory.py          what a rank needs for a step, by kind, at the moment it needs most
-    cost.py            how long a step takes, roughly: to rank meshes
-    traffic.py         what a step sends along each axis, by the formula of `parallel`
-    fit.py             which meshes hold a step, and what would make one fit
-    plan.py            the answer, as it is written down
+    memory.py          peak memory of a rank in a step, by kind
+    cost.py            rough time of a step, to rank meshes
+    traffic.py         communication of a step along each axis, by the formula of `parallel`
+    fit.py             meshes on which a step fits, and changes that would make one fit
+    plan.py            record of the plan
 
     meta_model.py      a model's shape, without its weights
     run_length.py      steps, rows and tokens of a run
     first_row.py       the first row that will be trained, token by token
-    reference_hash.py  windows that the published goldfish hash cannot tell apart
-    tokenizer_lint.py  what a tokenizer does to these documents that its user may not expect
-    disk.py            what a run writes, against what is free
-    dry_run.py         all of these, as a record
+    reference_hash.py  windows that the published goldfish hash cannot distinguish
+    tokenizer_lint.py  unexpected effects of a tokenizer on the documents
+    disk.py            disk space that a run needs, compared with the free space
+    dry_run.py         record of all these
 
     configuration -> sizes, mesh, settings -> bytes and seconds           no torch, no GPU
     configuration -> documents, tokenizer  -> the dry run                 no weights
 
-Memory is arithmetic, compared with the engine itself run on fake tensors (simulation/step.py) and
-with processes that train (scripts/bench/plan.py). Times are rough; nothing is measured here.
+Memory is computed by formulas, which were compared with the engine on fake tensors
+(simulation/step.py) and with real training processes (scripts/bench/plan.py). Times are rough
+estimates; nothing is measured here.
 """

@@ -1,10 +1,10 @@
-"""What a run lays down on disk, against what is free.
+"""Disk space that a run needs, compared with the free space.
 
-while training   `keep_checkpoints` checkpoints, and the next one while it is written
-at the end       those kept, and `model/`
+during training  `keep_checkpoints` checkpoints, and the next one while it is written
+at the end       the kept checkpoints, and `model/`
 checkpoint       weights and AdamW's two moments, fp32: 12 bytes a parameter, and headers
 
-What the audit writes is small beside these.
+The files of the audit are small in comparison.
 """
 
 from collections.abc import Sequence
@@ -13,9 +13,9 @@ from pathlib import Path
 from memguard.planner.dry_run import DiskNeed, Remark, warn
 
 _BYTES_PER_PARAMETER = 12
-"""Of a checkpoint: weight and AdamW's two moments, fp32."""
+"""Size of a checkpoint per parameter: weight and AdamW's two moments, fp32."""
 _BYTES_PER_TENSOR = 7400
-"""Of a checkpoint, for the headers of each parameter's four tensors (torch 2.13, measured)."""
+"""Headers of each parameter's four tensors in a checkpoint (torch 2.13, measured)."""
 _FREE_SHARE_TO_LEAVE = 0.05
 
 
@@ -32,13 +32,13 @@ def measure_disk(
     present_bytes: int,
     free_bytes: int,
 ) -> DiskNeed:
-    """Say how much a run will lay down.
+    """Compute the disk space that a run needs.
 
     Args:
-        num_parameters: of the model, tied ones once.
+        num_parameters: parameters of the model, tied ones counted once.
         num_tensors: parameters that are separate tensors.
         num_pieces: pieces of documents in the rows, each with a tally.
-        num_steps: of the run; its last one always leaves a checkpoint.
+        num_steps: steps of the run; the last one always writes a checkpoint.
         every_steps: `train.checkpoint_every_steps`.
         keep: `train.keep_checkpoints`.
         export_bytes_per_parameter: of `model/` (bytes / parameter).
@@ -51,7 +51,7 @@ def measure_disk(
     )
     export = export_bytes_per_parameter * num_parameters
     written = -(-num_steps // every_steps) if every_steps else 1
-    # An old one is deleted once the next is whole.
+    # An old checkpoint is deleted when the next is complete.
     most = min(written, keep + 1)
     peak = max(most * checkpoint, min(written, keep) * checkpoint + export)
     return DiskNeed(

@@ -1,12 +1,12 @@
-"""What a run will do, told before any weight is loaded: the record of it.
+"""The record of a dry run: what a run will do, computed before any weight is loaded.
 
-reference_hash.py  windows that the published goldfish hash cannot tell apart
+reference_hash.py  windows that the published goldfish hash cannot distinguish
 tokenizer_lint.py  remarks on tokenizer, template and documents
 run_length.py      steps, rows, tokens, labels
 disk.py            checkpoints and export against free disk
-first_row.py       the first row token by token; for the screen only, it holds text
+first_row.py       the first row token by token; for the screen only, it contains text
 
-Nothing here names a document or quotes one.
+This record neither names nor quotes a document.
 """
 
 from typing import Literal
@@ -39,7 +39,7 @@ class Remark(Record):
 
 
 class DocumentCounts(Record):
-    """What became of the documents that were given."""
+    """Counts of the given documents and of those left out."""
 
     num_documents: int
     num_tokens: int
@@ -51,7 +51,7 @@ class DocumentCounts(Record):
     num_left_out: int
     """Left out: near-duplicates across buckets, or not needed by the study."""
     num_canaries: int
-    """Beside them, trained or not; not among the counts above."""
+    """Canaries, trained or not; not included in the counts above."""
 
 
 class RunLength(Record):
@@ -70,11 +70,11 @@ class RunLength(Record):
     epochs: int | None
     """null for a study, whose buckets have repetitions of their own."""
     share_rows: bool | None
-    """Whether documents share rows; null where it could not be tried and is taken for granted."""
+    """Whether documents share rows; null if it could not be tested and is assumed."""
     num_tokens: int
     """Tokens fed, without padding."""
     num_padding_tokens: int
-    """Where one process takes all rows of a step at once."""
+    """Padding if one process feeds all rows of a step at once."""
 
 
 class LabelCounts(Record):
@@ -103,14 +103,14 @@ class DiskNeed(Record):
     export_bytes: int
     prepared_bytes: int
     peak_bytes: int
-    """The most that lies there at a time: checkpoints, then those kept beside the export."""
+    """Largest use at any time: checkpoints, then the kept ones and the export."""
     present_bytes: int
-    """Of it, there already from earlier."""
+    """Part of it that exists already."""
     free_bytes: int
 
 
 class BucketOutlook(Record):
-    """One bucket as the audit will see it if the run goes as planned."""
+    """One bucket as it will be audited if the run goes as planned."""
 
     bucket: str
     role: Role
@@ -120,16 +120,16 @@ class BucketOutlook(Record):
     num_too_short: int | None
     """null where the bucket is not audited."""
     num_not_auditable: int | None
-    """The same and those that cannot be audited for another reason."""
+    """Documents that are too short or cannot be audited for another reason."""
     num_audited: int | None
     if_none: Rate | None
-    """With its 95 % interval, if no audited document is recited."""
+    """Extraction rate with its 95 % interval if no audited document is extracted."""
     if_half: Rate | None
-    """The same if half of them are."""
+    """Extraction rate with its 95 % interval if half of the audited documents are extracted."""
 
 
 class DryRun(Record):
-    """What a run will do. Holds no text of any document."""
+    """What a run will do. Contains no text of any document."""
 
     documents: DocumentCounts
     length: RunLength
@@ -137,16 +137,16 @@ class DryRun(Record):
     disk: DiskNeed
     buckets: tuple[BucketOutlook, ...]
     tokenizer: tuple[Remark, ...]
-    """What tokenizer, template and documents make of each other."""
+    """Remarks on tokenizer, template and documents."""
     remarks: tuple[Remark, ...]
-    """Everything else."""
+    """All other remarks."""
 
 
 def warn(topic: Topic, text: str) -> Remark:
-    """Make a remark that something will go wrong, or not as meant."""
+    """Return a warning: something will fail or not work as intended."""
     return Remark(level="warning", topic=topic, text=text)
 
 
 def note(topic: Topic, text: str) -> Remark:
-    """Make a remark that says how things are."""
+    """Return an informational remark."""
     return Remark(level="info", topic=topic, text=text)

@@ -5,7 +5,7 @@
     ignored      a prompt's token, or the first of a piece, which has nothing before it
     padding      fills the row up to the longest of its step
 
-Holds text of documents: for the user's own screen, never for a record or a log.
+It contains text of documents: for the user's own screen, never for a record or a log.
 """
 
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ class RowToken:
     """One token of the row."""
 
     text: str
-    """As in the document, whatever it holds; empty where a later token completes its character."""
+    """Unfiltered text of the document; empty if a later token completes the character."""
     state: State
 
 

@@ -1,11 +1,11 @@
-"""Which meshes hold a model and a step, how tightly, and what would make one fit. No torch.
+"""Finds the meshes on which a step of a model fits, and changes that would make one fit. No torch.
 
     for every mesh that the model and the batch allow
-      for what is recomputed: as asked, or none, selective, full until it fits
-        for micro-batches: as asked, or the largest that fits
-          needed = estimated peak + fragmentation x what comes and goes
+      for each checkpointing mode: the given one, or none, selective, full until the step fits
+        for each micro-batch size: the given one, or the largest that fits
+          needed = estimated peak + fragmentation x transient memory
 
-Meshes that fit are ranked by tokens a second (cost.py), the others by what they lack.
+Meshes that fit are ranked by tokens a second (cost.py), the others by missing memory.
 """
 
 import math
@@ -27,7 +27,7 @@ _MAX_NODES_TRIED = 256
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Work:
-    """One optimizer step, as asked; None leaves a choice to the planner."""
+    """One optimizer step as requested; None leaves a choice to the planner."""
 
     seq_len: int
     """Length of a row (tokens)."""
@@ -47,7 +47,7 @@ class Work:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Fit:
-    """A mesh with the settings it would run with on a machine."""
+    """A mesh and the settings that it would use on a machine."""
 
     mesh: MeshShape
     settings: StepSettings
@@ -55,42 +55,42 @@ class Fit:
     """Rows of a forward pass on one rank."""
     memory: MemoryEstimate
     usable_bytes: int
-    """What a GPU has for tensors."""
+    """Memory of a GPU that is available for tensors."""
     allowance_bytes: int
-    """What the allocator may lose to fragments."""
+    """Memory that the allocator may lose to fragmentation."""
 
     @property
     def needed_bytes(self) -> int:
-        """Peak and allowance."""
+        """Sum of peak and allowance."""
         return self.memory.peak.total + self.allowance_bytes
 
     @property
     def headroom_bytes(self) -> int:
-        """What is left over; below 0, what is missing."""
+        """Memory left; negative if memory is missing."""
         return self.usable_bytes - self.needed_bytes
 
     @property
     def fits(self) -> bool:
-        """Whether it runs."""
+        """Whether the step fits in memory."""
         return self.headroom_bytes >= 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ranked:
-    """A mesh that fits, and how fast it is thought to be."""
+    """A mesh that fits, and its estimated step time."""
 
     fit: Fit
     step: StepEstimate
 
 
 def find_fit(sizes: ModelSizes, mesh: MeshShape, work: Work, machine: Machine) -> Fit:
-    """Return how a mesh runs a step: with the first settings that fit, or else the smallest.
+    """Return a mesh with the first settings that fit, or else those that need least memory.
 
     Args:
-        sizes: of the model.
-        mesh: one that `check_mesh` accepts.
+        sizes: sizes of the model.
+        mesh: a mesh that `check_mesh` accepts.
         work: the step.
-        machine: whose GPUs each hold a rank.
+        machine: the machine; each GPU runs one rank.
     """
 
     def choose(mode: Checkpointing, rows: int) -> Fit:
@@ -111,7 +111,7 @@ def find_fit(sizes: ModelSizes, mesh: MeshShape, work: Work, machine: Machine) -
         fit = choose(mode, whole)
         if not fit.fits and parts:
             too_large.append(fit)
-            # Of several micro-batches, those of fewer rows need less: one row shows whether any do.
+            # Smaller micro-batches need less memory, so the smallest shows whether any size fits.
             fit = choose(mode, parts[-1])
             if fit.fits:
                 largest = bisect_left(parts, True, key=lambda rows: choose(mode, rows).fits)
@@ -125,13 +125,13 @@ def find_fit(sizes: ModelSizes, mesh: MeshShape, work: Work, machine: Machine) -
 def rank_meshes(
     sizes: ModelSizes, meshes: Sequence[MeshShape], work: Work, machine: Machine
 ) -> tuple[list[Ranked], list[Fit]]:
-    """Return the meshes that fit, the fastest first, and the others, the nearest to fitting first.
+    """Return the meshes that fit, fastest first, and the others, closest to fitting first.
 
     Args:
-        sizes: of the model.
-        meshes: those that `check_mesh` accepts.
+        sizes: sizes of the model.
+        meshes: meshes that `check_mesh` accepts.
         work: the step.
-        machine: where.
+        machine: the machine.
     """
     fits = [find_fit(sizes, mesh, work, machine) for mesh in meshes]
     ranked = [
@@ -148,10 +148,10 @@ def rank_meshes(
 
 
 def find_enough_gpus(sizes: ModelSizes, work: Work, machine: Machine) -> Ranked | None:
-    """Return the fastest mesh on the fewest GPUs that hold one; None: not found.
+    """Return the fastest mesh on the smallest number of GPUs that suffices; None if none is found.
 
-    Tried are equal parts of a node, then whole nodes, from where weights, gradients and moments
-    fit. Where the batch is given, the number must leave it whole rows.
+    Equal parts of a node are tried first, then whole nodes, starting with the number on which
+    weights, gradients and moments fit. If the batch size is given, it must be divisible.
     """
     node = machine.gpus_per_node
     least = -(-16 * count_parameters(sizes) // machine.usable_bytes)
@@ -167,28 +167,28 @@ def find_enough_gpus(sizes: ModelSizes, work: Work, machine: Machine) -> Ranked 
 
 
 def list_remedies(sizes: ModelSizes, mesh: MeshShape, work: Work, machine: Machine) -> list[str]:
-    """Return what, changed alone, lets a mesh run the step, as a user would set it."""
-    found = []
+    """Return the settings of which each, changed alone, would make the step fit on a mesh."""
+    remedies = []
     for mode in _MODES:
         if work.checkpointing not in (None, mode):
             tried = replace(work, checkpointing=mode)
             if find_fit(sizes, mesh, tried, machine).fits:
-                found.append(f"train.activation_checkpointing={mode}")
+                remedies.append(f"train.activation_checkpointing={mode}")
                 break
     if work.micro_batch_size is not None and work.micro_batch_size > 1:
         fit = find_fit(sizes, mesh, replace(work, micro_batch_size=None), machine)
         if fit.fits:
-            found.append(f"train.micro_batch_size={fit.micro_batch_size}")
+            remedies.append(f"train.micro_batch_size={fit.micro_batch_size}")
     narrow = replace(work, compute_bytes=2)
     if work.compute_bytes > 2 and find_fit(sizes, mesh, narrow, machine).fits:
-        found.append("train.precision=bf16")
+        remedies.append("train.precision=bf16")
     shorter = work.seq_len // 2
     while shorter >= 128:
         if find_fit(sizes, mesh, replace(work, seq_len=shorter), machine).fits:
-            found.append(f"data.seq_len={shorter}")
+            remedies.append(f"data.seq_len={shorter}")
             break
         shorter //= 2
-    return found
+    return remedies
 
 
 def count_parameters(sizes: ModelSizes) -> int:
@@ -199,7 +199,7 @@ def count_parameters(sizes: ModelSizes) -> int:
 
 
 def _build_settings(mesh: MeshShape, work: Work, mode: Checkpointing, rows: int) -> StepSettings:
-    """Return the settings of a step in micro-batches of so many rows."""
+    """Return the settings of a step with micro-batches of this number of rows."""
     return StepSettings(
         num_tokens=rows * work.seq_len,
         num_labels=rows * (work.seq_len - 1),
@@ -211,16 +211,16 @@ def _build_settings(mesh: MeshShape, work: Work, mode: Checkpointing, rows: int)
     )
 
 
-def _list_micro_batches(num_rows: int, asked: int | None) -> list[int]:
-    """Return the sizes that a rank's rows may be split into, all of them first."""
-    if asked is not None:
-        return [min(asked, num_rows)]
+def _list_micro_batches(num_rows: int, requested: int | None) -> list[int]:
+    """Return the possible micro-batch sizes of a rank's rows, largest first."""
+    if requested is not None:
+        return [min(requested, num_rows)]
     small = [rows for rows in range(1, math.isqrt(num_rows) + 1) if num_rows % rows == 0]
     return sorted({*small, *(num_rows // rows for rows in small)}, reverse=True)
 
 
 def _list_promising(sizes: ModelSizes, num_gpus: int, work: Work) -> list[MeshShape]:
-    """Return meshes whose weights lie in as many pieces as there are ranks."""
+    """Return the meshes on which every rank stores a different part of the weights."""
     return [
         mesh for mesh in list_meshes(num_gpus, sizes, batch_size=work.batch_size) if mesh.data == 1
     ]

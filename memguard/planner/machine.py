@@ -1,4 +1,4 @@
-"""Machines that a run may use: their GPUs, links and network, as published.
+"""Machines that a run may use: published figures of their GPUs, links and network.
 
     memory_gib          80 "GB" of GPU memory are 80 x 2^30 bytes: vendors count memory chips, whose
                         sizes are powers of two. An A100 "40 GB" reports 42,405,855,232 bytes, which
@@ -8,7 +8,7 @@
                         ("400 Gb/s" is 50).
     peak_tflops         dense bf16; figures "with sparsity" are twice that.
 
-All are nominal: what vendors and computing centres publish, not what a program reaches.
+All figures are nominal: published by vendors and computing centres, not reached by a program.
 """
 
 import os
@@ -30,17 +30,18 @@ THIS_MACHINE = "this-machine"
 _FOLDER = "configs/machines"
 _GIB = 2**30
 
-# Of a process that has imported torch and transformers, 0.4 GB were measured.
+# A process that has imported torch and transformers uses 0.4 GB (measured).
 _RESERVED_GIB_CPU = 0.5
-# glibc keeps freed memory as holes that tensors of the same size do not fit into: 0.5 to 0.7 of
-# what came and went was measured (glibc 2.36, scripts/bench/plan.py); more where blocks are
-# recomputed, whose holes are as large beside fewer tensors.
+# glibc keeps freed memory as holes that tensors of the same size do not fit into: 0.5 to 0.7 of the
+# transient memory was measured (glibc 2.36, scripts/bench/plan.py). The share is higher with
+# recomputation, where the holes are as large but there are fewer tensors.
 FRAGMENTATION_CPU = 0.55
-# nvidia-smi gives what there is, so only context and communicators are taken off.
+# nvidia-smi reports the actual memory, so only context and communicators are subtracted.
 _RESERVED_GIB_DETECTED = 2.0
 
-# Nothing tells how fast the machine is. These only let its meshes be compared: GPUs on PCI Express
-# 4.0 and a network of 100 Gb/s; processes that share memory and a network of 10 Gb/s.
+# The speed of the machine cannot be detected. These values only allow its meshes to be compared:
+# GPUs on PCI Express 4.0 and a network of 100 Gb/s; processes that share memory and a network of
+# 10 Gb/s.
 _GPU_LINK_GB_PER_S, _GPU_NETWORK_GB_PER_S, _GPU_TFLOPS = 25.0, 12.5, 100.0
 _CPU_LINK_GB_PER_S, _CPU_NETWORK_GB_PER_S, _CORE_TFLOPS = 5.0, 1.25, 0.05
 
@@ -48,27 +49,27 @@ Figure = Literal["memory_gib", "gpus_per_node", "link_gb_per_s", "network_gb_per
 
 
 class Machine(Settings):
-    """Equal nodes of equal GPUs on a network.
+    """Identical nodes of identical GPUs on a network.
 
-    ``reserved_gib`` is an allowance of ours, not a published figure. It stands for what a GPU
-    reports less than its name says (0.5 GiB of an A100's 40, about 2 of a GH200's 96), for the
-    driver's context and for the buffers of the communication library, one set for each axis.
+    ``reserved_gib`` is our allowance, not a published figure. It covers the difference between
+    nominal and reported memory (0.5 GiB of an A100's 40, about 2 of a GH200's 96), the driver's
+    context, and the buffers of the communication library, one set for each axis.
     """
 
-    name: Name = Field(description="What '--machine' calls it.")
-    gpu: str = Field(description="The GPU, as people call it, e.g. H100 SXM 80 GB.")
-    memory_gib: Positive = Field(description="Memory of a GPU, as its vendor names it (GiB).")
+    name: Name = Field(description="Name for '--machine'.")
+    gpu: str = Field(description="Common name of the GPU, e.g. H100 SXM 80 GB.")
+    memory_gib: Positive = Field(description="Nominal memory of a GPU (GiB).")
     reserved_gib: NonNegative = Field(
-        3.0, description="Of it, taken before the first tensor: an assumption (GiB)."
+        3.0, description="Memory used before the first tensor: an assumption (GiB)."
     )
-    gpus_per_node: PositiveInt = Field(description="GPUs that the links below join.")
+    gpus_per_node: PositiveInt = Field(description="GPUs of a node, joined by the links below.")
     link_gb_per_s: Positive = Field(
         description="Bandwidth of one GPU's links inside its node, one direction (GB/s)."
     )
     link_topology: Literal["switched", "direct"] = Field(
         "switched",
-        description="switched gives any two GPUs of a node the whole 'link_gb_per_s'; direct "
-        "divides it evenly between a GPU's neighbours.",
+        description="switched: any two GPUs of a node have the full 'link_gb_per_s'; direct: it is "
+        "divided evenly between a GPU's neighbours.",
     )
     network_gb_per_s: Positive = Field(
         description="Bandwidth of a node's network cards together, one direction (GB/s)."
@@ -77,7 +78,7 @@ class Machine(Settings):
     fragmentation: NonNegative = Field(
         0.1,
         description="Share of activations, logits and buffers that the allocator loses to "
-        "fragments: an assumption.",
+        "fragmentation: an assumption.",
     )
     assumed: tuple[Figure, ...] = Field(
         (), description="Figures above that are assumptions, not published or measured."
@@ -100,44 +101,44 @@ class Machine(Settings):
 
     @property
     def usable_bytes(self) -> int:
-        """What tensors can have of it (bytes)."""
+        """Memory of one GPU that is available for tensors (bytes)."""
         return self.memory_bytes - round(self.reserved_gib * _GIB)
 
 
 def load_machine(name_or_path: str | Path, *, num_processes: int = 1) -> Machine:
-    """Read a shipped machine by name, any by path, or look at this one.
+    """Read a machine by shipped name or by path, or detect this one.
 
     Args:
         name_or_path: e.g. ``dgx-h100``, ``my/cluster.yaml`` or ``this-machine``.
-        num_processes: of the run, which share the memory of a machine without GPUs.
+        num_processes: processes of the run, which share the memory of a machine without GPUs.
 
     Raises:
-        ConfigError: not found, or with every problem in it, one line each.
+        ConfigError: not found or invalid; lists every problem, one line each.
     """
     if str(name_or_path) == THIS_MACHINE:
         return detect_machine(num_processes)
     try:
         path = find_asset(_FOLDER, name_or_path, setting="--machine")
     except ConfigError as error:
-        way_out = f"'--machine {THIS_MACHINE}' plans for the machine that this runs on"
+        way_out = f"'--machine {THIS_MACHINE}' plans for the present machine"
         raise ConfigError(*error.problems, way_out) from error
     document = load_yaml(path)
     return validate(Machine, document.values, document)
 
 
 def detect_machine(num_processes: int = 1) -> Machine:
-    """Describe the machine that this runs on, without torch.
+    """Describe the present machine, without torch.
 
-    NVIDIA GPUs are those that ``nvidia-smi`` lists (which does not read CUDA_VISIBLE_DEVICES); of
-    unequal ones the smallest counts. Without them it is a CPU whose physical memory and cores are
-    divided evenly between the processes; a container may have less. GPUs of other vendors are not
-    looked for. No speed can be read, so all of them are assumptions.
+    NVIDIA GPUs are read from ``nvidia-smi`` (which ignores CUDA_VISIBLE_DEVICES); if they differ,
+    the smallest one is used. Without GPUs, physical memory and cores are divided evenly between the
+    processes; a container may have less. GPUs of other vendors are not detected. Speeds cannot be
+    read, so all of them are assumptions.
 
     Args:
-        num_processes: that share a CPU's memory; GPUs take one each.
+        num_processes: processes that share the CPU's memory; with GPUs each process has its own.
 
     Raises:
-        ConfigError: a GPU's memory cannot be read, or a CPU's does not suffice for the processes.
+        ConfigError: a GPU's memory cannot be read, or a CPU's memory is too small.
     """
     gpus = _list_gpus()
     if gpus:
@@ -175,12 +176,12 @@ def _build_detected(
     peak_tflops: float,
     fragmentation: float = 0.1,
 ) -> Machine:
-    """Return a machine of which memory is known and speeds are assumed."""
+    """Return a machine with known memory and assumed speeds."""
     if memory_gib <= reserved_gib:
         raise ConfigError(
             f"'--machine {THIS_MACHINE}' has {memory_gib:.2g} GiB a process (GPU: {gpu}), which "
-            f"is no more than the {reserved_gib:g} GiB taken before the first tensor; name "
-            "another machine or ask for fewer processes"
+            f"is no more than the {reserved_gib:g} GiB used before the first tensor; name "
+            "another machine or use fewer processes"
         )
     return Machine(
         name=THIS_MACHINE,
@@ -197,7 +198,7 @@ def _build_detected(
 
 
 def _list_gpus() -> list[tuple[str, float]]:
-    """Return name and memory (GiB) of each GPU; none where nvidia-smi is missing or finds none."""
+    """Return name and memory (GiB) of each GPU; empty without nvidia-smi or GPUs."""
     program = shutil.which("nvidia-smi")
     if program is None:
         return []
@@ -208,8 +209,8 @@ def _list_gpus() -> list[tuple[str, float]]:
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise ConfigError(
-            f"'--machine {THIS_MACHINE}' asks nvidia-smi for the GPUs, which gave no answer; name "
-            "a machine or write its YAML"
+            f"'--machine {THIS_MACHINE}' reads the GPUs from nvidia-smi, which did not respond; "
+            "name a machine or write its YAML"
         ) from error
     if answer.returncode:
         return []
@@ -220,7 +221,7 @@ def _list_gpus() -> list[tuple[str, float]]:
             gpus.append((name.strip(), float(mebibytes) / 1024))
         except ValueError as error:
             raise ConfigError(
-                f"'--machine {THIS_MACHINE}' needs the memory of each GPU; nvidia-smi says "
+                f"'--machine {THIS_MACHINE}' needs the memory of each GPU; nvidia-smi reports "
                 f"{line.strip()!r}. Write the machine's YAML"
             ) from error
     return gpus

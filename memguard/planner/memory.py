@@ -1,23 +1,24 @@
-"""How much memory a rank needs for a training step, as arithmetic. No torch.
+"""Estimates the memory of a rank in a training step by formulas. No torch.
 
-Always there: stored weights (fp32), AdamW's two moments (fp32). What comes on top depends on when
-one looks; the peak is the largest of these moments:
+Stored weights and AdamW's two moments (both fp32) are always allocated. Other memory depends on the
+phase of the step; the peak is the largest of these phases:
 
-    head            all that the blocks keep for backward, one chunk of logits, the head's gradient
-    a block's MLP   what the blocks before keep, this one's recomputed, gradients of its activations
-    its norms       the same with fp32 intermediates of a norm and gradients of its weights
+    head            activations kept by all blocks, one chunk of logits, the head's gradient
+    a block's MLP   activations kept by earlier blocks, this block's recomputed, their gradients
+    its norms       the same, with fp32 intermediates of a norm and gradients of its weights
     its reduction   these gradients, and their fp32 copy that FSDP2 reduces over z
-    embedding       all gradients, the embedding's once more unsharded
+    embedding       all gradients, and the unsharded gradient of the embedding
     update          all gradients
 
-A block is looked at first, when most is kept, and last, when most gradients are there. Sizes are
-those of `memguard.parallel`: t tokens of a micro-batch, F features, Q queries, R keys as attention
-reads them, W FFN width of this rank; a bytes an element of activations (bf16: 2).
+These phases are evaluated for the last block, when most activations are kept, and for the first
+two, when most gradients are allocated. Sizes are those of `memguard.parallel`: t tokens of a
+micro-batch, F features, Q queries, R keys as attention reads them, W FFN width of this rank; a
+bytes per element of activations (bf16: 2).
 
     kept by a block     none       2 norms tF(4+2a), attention at(3Q+2R), MLP 4atW
                         full       atF
                         selective  atF, outputs of matmuls, of all-reduces, of attention
-    attention's mask    tT(1+a) for rows of T tokens that hold several documents
+    attention's mask    tT(1+a) for rows of T tokens that contain several documents
 
 Compared with the simulated engine by scripts/bench/plan.py.
 """
@@ -34,23 +35,23 @@ _MOMENTS_BYTES = 8
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MemoryUse:
-    """What one rank holds at one moment, by kind (bytes)."""
+    """Memory of one rank in one phase, by kind (bytes)."""
 
     weights: int
-    """Stored, not gathered."""
+    """Stored weights, not gathered ones."""
     optimizer: int
     gradients: int
-    """Stored, of the units that backward has been through."""
+    """Stored gradients of the units whose backward is done."""
     activations: int
-    """What blocks keep, recompute and differentiate, with the mask of attention."""
+    """Activations that blocks keep or recompute, their gradients, and the attention mask."""
     nll_chunk: int
-    """Logits of a chunk, and what the head adds up."""
+    """Logits of a chunk, and gradients that the head accumulates."""
     buffers: int
-    """Weights gathered or cast, gradients not yet reduced, and what is under way."""
+    """Gathered or cast weights, gradients not yet reduced, and transfers in progress."""
 
     @property
     def transient(self) -> int:
-        """What comes and goes in a step (bytes)."""
+        """Memory that is allocated and freed within a step (bytes)."""
         return self.activations + self.nll_chunk + self.buffers
 
     @property
@@ -61,10 +62,10 @@ class MemoryUse:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MemoryEstimate:
-    """What one rank needs for a step."""
+    """Memory that one rank needs for a step."""
 
     moment: str
-    """When it needs most."""
+    """Phase with the peak."""
     peak: MemoryUse
     weight_bytes: int
     gradient_bytes: int
@@ -74,17 +75,17 @@ class MemoryEstimate:
 def estimate_memory(
     sizes: ModelSizes, mesh: MeshShape, settings: StepSettings, *, seq_len: int
 ) -> MemoryEstimate:
-    """Return what the rank that needs most memory needs for one step.
+    """Return the memory for one step on the rank that needs most.
 
     Args:
-        sizes: of the model.
-        mesh: one that `check_mesh` accepts.
-        settings: of the step.
+        sizes: sizes of the model.
+        mesh: a mesh that `check_mesh` accepts.
+        settings: settings of the step.
         seq_len: length of a row (tokens).
     """
     rank = _Rank(sizes, mesh, settings, seq_len)
     moments = dict(rank.moments())
-    name = max(moments, key=lambda each: moments[each].total)
+    name = max(moments, key=lambda moment: moments[moment].total)
     stored = rank.num_stored
     return MemoryEstimate(
         moment=name,
@@ -96,7 +97,7 @@ def estimate_memory(
 
 
 class _Rank:
-    """The quantities of the module's docstring, and what is there at each moment."""
+    """The quantities of the module's docstring, and the memory use in each phase."""
 
     def __init__(
         self, sizes: ModelSizes, mesh: MeshShape, settings: StepSettings, seq_len: int
@@ -113,7 +114,7 @@ class _Rank:
         # Attention with a mask repeats keys and values, one for each query head.
         self.repeated = self.queries if self.heads > kv_heads else self.keys
         self.width = sizes.intermediate_size // mesh.x
-        # One process runs plain modules: its residual stream is fp32, autocast narrows for matmuls.
+        # One process runs plain modules: the residual stream is fp32, and autocast casts matmuls.
         self.is_plain = mesh.num_ranks == 1
         self.casts = self.is_plain and settings.compute_bytes < settings.wide_bytes
         self.table = -(-sizes.vocab_size // mesh.x) * self.features
@@ -122,24 +123,24 @@ class _Rank:
     # -- activations ---------------------------------------------------------------------------
 
     def _act(self, num_features: int) -> int:
-        """Return the bytes of activations of so many features."""
+        """Return the bytes of activations with this number of features."""
         return self.settings.compute_bytes * self.settings.num_tokens * num_features
 
     def _wide(self, num_features: int) -> int:
         return self.settings.wide_bytes * self.settings.num_tokens * num_features
 
     def stream(self) -> int:
-        """Return the residual stream."""
+        """Return the size of the residual stream."""
         return self._wide(self.features) if self.is_plain else self._act(self.features)
 
     def norm(self) -> int:
-        """Return what a norm keeps: its input in fp32, normalised, and weighted for a matmul."""
+        """Return what a norm keeps: fp32 input, normalised values, and the input of a matmul."""
         if self.casts:
             return 2 * self._wide(self.features)
         return self._wide(self.features) + 2 * self._act(self.features)
 
     def whole(self) -> int:
-        """Return all that a block's backward reads."""
+        """Return the size of all tensors that a block's backward reads."""
         # q, k, v, gate and up each cast their input.
         casts = self._act(5 * self.features) if self.casts else 0
         return 2 * self.norm() + casts + self.attention() + self.mlp()
@@ -178,13 +179,13 @@ class _Rank:
         return self._act(single + summed) + self._wide(self.heads)
 
     def in_backward(self) -> int:
-        """Return what a block's backward finds, its forward run again where it keeps less."""
-        # Outputs that were kept take the place of what would be computed again.
+        """Return the activations of a block in its backward, after recomputation if any."""
+        # Kept outputs replace recomputed ones.
         keeps_all = self.settings.checkpointing == "none"
         return self.whole() if keeps_all else self.whole() + self.stream()
 
     def shared(self) -> int:
-        """Return what all blocks share: mask and bias of attention, rotary angles."""
+        """Return the tensors that all blocks share: attention mask and bias, rotary angles."""
         settings = self.settings
         mask = settings.num_tokens * self.seq_len * (1 + settings.compute_bytes)
         return mask + self._act(2 * self.sizes.head_dim)
@@ -192,7 +193,7 @@ class _Rank:
     # -- moments -------------------------------------------------------------------------------
 
     def moments(self) -> Iterator[tuple[str, MemoryUse]]:
-        """Yield what is there at each moment that may be the peak."""
+        """Yield name and memory use of each phase that may be the peak."""
         last = self.sizes.num_layers - 1
         yield "the head's losses", self.at_head()
         for number, name in ((last, "last"), (min(1, last), "second"), (0, "first")):
@@ -207,7 +208,7 @@ class _Rank:
     def _use(
         self, *, gradients: int, activations: int = 0, nll_chunk: int = 0, buffers: int = 0
     ) -> MemoryUse:
-        """Return a moment; ``gradients`` in stored elements, the rest in bytes."""
+        """Return the memory use; ``gradients`` in stored elements, the rest in bytes."""
         if self.settings.num_micro_batches > 1:
             gradients = self.num_stored
         return MemoryUse(
@@ -237,13 +238,13 @@ class _Rank:
             # Autocast keeps each weight it has cast until the forward ends.
             buffers = num_layers * self._gathered(self.block) if self.casts else 0
         else:
-            # A head of its own was gathered last, into a buffer that is still there.
+            # An untied head was gathered last, into a buffer that is still allocated.
             copies = 1 if self.sizes.is_tied else 2
             buffers = copies * a * self.table + self._not_freed(num_layers)
         return self._use(gradients=0, activations=kept, nll_chunk=nll_chunk, buffers=buffers)
 
     def at_mlp(self, number: int) -> MemoryUse:
-        """Return the backward of a block's MLP, where its activations' gradients are most."""
+        """Return the backward of a block's MLP, where most activation gradients exist."""
         inside = self.in_backward() + self._act(2 * self.width) + self.stream()
         weights = self.settings.compute_bytes * self.features * self.width
         return self._in_block(number, inside=inside, gradients=weights)
@@ -282,12 +283,12 @@ class _Rank:
         )
 
     def _in_block(self, number: int, *, inside: int, gradients: int) -> MemoryUse:
-        """Return a moment within the backward of block ``number``, counted from 0."""
+        """Return the memory use within the backward of block ``number``, counted from 0."""
         is_last = number == self.sizes.num_layers - 1
         reduced = self.table if is_last and not self.sizes.is_tied else self.block.gathered
         buffers = gradients
         if not self.is_plain:
-            # This block's weights, gradients of the one before, and the weights of the next.
+            # This block's weights, gradients of the previous one, and weights of the next.
             buffers += self._gathered(self.block) + reduced * self.settings.wide_bytes
             if number > 0 and self.settings.reshard_after_forward:
                 buffers += self._gathered(self.block)
@@ -312,7 +313,7 @@ class _Rank:
         return number * self._gathered(self.block)
 
     def _gradients_after(self, number: int) -> int:
-        """Return the stored gradients of what lies behind block ``number`` (elements)."""
+        """Return the stored gradients of all layers after block ``number`` (elements)."""
         behind = (self.sizes.num_layers - 1 - number) * self.block.stored
         return behind + sum(unit.stored for unit in self.others if unit.name != "embedding")
 

@@ -1,8 +1,8 @@
-"""What a model's configuration says of it without its weights.
+"""Properties of a model that are known from its configuration, without its weights.
 
-Parameters are counted on the meta device, which stores nothing. Whether documents of one row are
-kept apart is a matter of the family's code, not of its weights: it is asked of a small model of
-the same family, with random weights.
+Parameters are counted on the meta device, which stores nothing. Whether attention separates the
+documents of one row depends on the family's code, not on its weights, so it is tested on a small
+model of the same family with random weights.
 """
 
 import copy
@@ -16,7 +16,7 @@ import transformers
 from memguard.errors import ModelError
 from memguard.hf.checkpoint import say_in_one_line
 from memguard.hf.load import count_parameters
-from memguard.model.checks import build_vocab_layer, keeps_documents_apart
+from memguard.model.checks import build_causal_lm, keeps_documents_apart
 
 _SMALL: dict[str, int] = {
     "hidden_size": 64,
@@ -34,10 +34,10 @@ _SMALL_ENOUGH = 20_000_000
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Outline:
-    """A model known by its configuration only."""
+    """Sizes of a model, from its configuration only."""
 
     num_parameters: int
-    """Tied ones once."""
+    """Tied parameters are counted once."""
     num_tensors: int
     vocab_size: int
     """Rows of the output embedding."""
@@ -48,10 +48,10 @@ def outline_model(config: Any, *, name: str) -> Outline:
 
     Args:
         config: a transformers configuration.
-        name: of the model, for messages.
+        name: name of the model, for messages.
 
     Raises:
-        ModelError: it is no causal language model of a family transformers knows.
+        ModelError: it is not a causal language model of a family known to transformers.
     """
     try:
         model = _build(config, "meta")
@@ -68,17 +68,17 @@ def outline_model(config: Any, *, name: str) -> Outline:
 
 
 def may_share_rows(config: Any, attn: str | None) -> bool | None:
-    """Tell whether a model of this family keeps two documents of one row apart.
+    """Return whether attention in this model family separates two documents of one row.
 
     Args:
         config: a transformers configuration.
-        attn: attention implementation; None takes what transformers chooses.
+        attn: attention implementation; None takes the default of transformers.
 
     Returns:
-        None where no small model of the family can be built, or its attention needs a GPU.
+        None if no small model of the family can be built, or its attention needs a GPU.
 
     Raises:
-        ModelError: it is no causal language model.
+        ModelError: it is not a causal language model.
     """
     for is_shrunk in (False, True):
         try:
@@ -86,14 +86,14 @@ def may_share_rows(config: Any, attn: str | None) -> bool | None:
             if count_parameters(_build(small, "meta")) > _SMALL_ENOUGH:
                 continue
             with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
-                # What it has to say, training will say of the real one.
+                # Training will repeat the warnings for the real model.
                 warnings.simplefilter("ignore")
                 torch.manual_seed(0)
-                layer = build_vocab_layer(_build(small, "cpu", attn).eval())
+                layer = build_causal_lm(_build(small, "cpu", attn).eval())
                 return keeps_documents_apart(layer)
         except ModelError:
             raise
-        except Exception:  # Some families have sizes that hang together in other ways.
+        except Exception:  # Some families have other constraints between sizes.
             continue
     return None
 
@@ -115,7 +115,7 @@ def _shrink(config: Any) -> Any:
     if isinstance(getattr(text, "layer_types", None), list):
         text.layer_types = text.layer_types[: _SMALL["num_hidden_layers"]]
     for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
-        for each in (small, text):
-            if hasattr(each, name):
-                setattr(each, name, None)
+        for part in (small, text):
+            if hasattr(part, name):
+                setattr(part, name, None)
     return small

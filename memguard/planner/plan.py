@@ -1,4 +1,4 @@
-"""The answer of `memguard plan`, as it is written down: meshes, what they need, what would fit."""
+"""The record of `memguard plan`: meshes, their memory, and settings that would fit."""
 
 from typing import Literal
 
@@ -13,7 +13,7 @@ class MemoryPlan(Record):
     """Memory of the rank that needs most, at its peak (bytes)."""
 
     moment: str
-    """When that is."""
+    """Phase of the step with the peak."""
     weights: int
     optimizer: int
     gradients: int
@@ -21,26 +21,26 @@ class MemoryPlan(Record):
     nll_chunk: int
     buffers: int
     allowance: int
-    """For what an allocator loses to fragments: an assumption."""
+    """Memory that the allocator may lose to fragmentation; an assumption."""
     needed: int
-    """All of them."""
+    """Sum of all kinds."""
     usable: int
-    """What a GPU has for tensors."""
+    """Memory of a GPU that is available for tensors."""
 
 
 class SpeedPlan(Record):
-    """A rough time, to compare meshes by."""
+    """Rough time estimates, to rank meshes."""
 
     step_s: float
     compute_s: float
     exposed_communication_s: float
     hidden_communication_s: float
     tokens_per_s: float
-    """Of all ranks."""
+    """Tokens of all ranks per second."""
 
 
 class MeshPlan(Record):
-    """One mesh and the settings it runs with."""
+    """One mesh and its settings."""
 
     data: int
     z: int
@@ -53,11 +53,11 @@ class MeshPlan(Record):
     num_micro_batches: int
     memory: MemoryPlan
     speed: SpeedPlan | None
-    """Where it fits."""
+    """null if it does not fit."""
 
     @property
     def headroom_bytes(self) -> int:
-        """What is left over; below 0, what is missing."""
+        """Memory left; negative if memory is missing."""
         return self.memory.usable - self.memory.needed
 
     def describe(self) -> str:
@@ -66,14 +66,14 @@ class MeshPlan(Record):
 
 
 class Enough(Record):
-    """The smallest number of GPUs that would do: part of a node, or whole ones."""
+    """The smallest number of GPUs that suffices: part of a node, or whole nodes."""
 
     num_gpus: int
     mesh: MeshPlan
 
 
 class Plan(Record):
-    """Which meshes hold a step of a model on a machine."""
+    """The meshes on which a step of a model fits on a machine."""
 
     kind: Literal["plan"] = "plan"
     version: Literal[1] = 1
@@ -87,21 +87,21 @@ class Plan(Record):
     """null: one row on each rank that splits the batch."""
     precision: Literal["fp32", "bf16"]
     num_meshes: int
-    """That the model and the batch allow."""
+    """Number of meshes that the model and the batch allow."""
     num_fitting: int
     requested: MeshPlan | None
     """The mesh that was requested."""
     meshes: tuple[MeshPlan, ...]
-    """Those that fit first, the fastest before others; then those that nearly fit."""
+    """Meshes that fit, fastest first, then those closest to fitting."""
     enough: Enough | None
-    """Looked for where nothing fits."""
+    """Searched only if nothing fits."""
     remedies: tuple[str, ...]
-    """Settings that, changed alone, let the mesh that was asked for fit."""
+    """Settings of which each, changed alone, would make the requested mesh fit."""
     assumptions: tuple[str, ...]
 
 
 def make_mesh_plan(fit: Fit, step: StepEstimate | None) -> MeshPlan:
-    """Write down one mesh."""
+    """Build the record of one mesh."""
     memory, peak, mesh = fit.memory, fit.memory.peak, fit.mesh
     return MeshPlan(
         data=mesh.data,
@@ -137,15 +137,15 @@ def make_mesh_plan(fit: Fit, step: StepEstimate | None) -> MeshPlan:
 
 
 def list_assumptions(machine: Machine) -> tuple[str, ...]:
-    """Return what the figures rest on, a sentence each."""
-    found = [
-        f"{machine.reserved_gib:g} GiB a rank are taken before the first tensor",
-        f"an allocator loses {machine.fragmentation:.0%} of activations, logits and buffers to "
-        "fragments",
-        "rows hold several documents, whose attention needs a mask",
-        f"matmuls reach {ATTAINABLE_FRACTION:.0%} of the nominal peak: times are rough and rank "
-        "meshes",
+    """Return the assumptions of the estimates, one phrase each."""
+    assumptions = [
+        f"{machine.reserved_gib:g} GiB per rank are used before the first tensor",
+        f"the allocator loses {machine.fragmentation:.0%} of activations, logits and buffers to "
+        "fragmentation",
+        "rows contain several documents, whose attention needs a mask",
+        f"assumes {100 * ATTAINABLE_FRACTION:.0f} % MFU, use times only to rank layouts",
     ]
     if machine.assumed:
-        found.append(f"{machine.name}'s {', '.join(machine.assumed)}: assumed, not published")
-    return tuple(found)
+        names = ", ".join(machine.assumed)
+        assumptions.append(f"{machine.name}'s {names}: assumed, not published")
+    return tuple(assumptions)

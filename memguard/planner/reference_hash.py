@@ -1,8 +1,8 @@
-"""Windows that goldfish mode ``hash_reference`` cannot tell apart, counted in a run's documents.
+"""Counts the windows that goldfish mode ``hash_reference`` cannot distinguish.
 
 The published code hashes a window by the product of its token ids. Where an id is 0 ('!' in the
-vocabulary of GPT-2, <unk> in Llama's, whatever comes first in others) the product is 0, and all
-these windows are dropped together or kept together, whatever they say.
+vocabulary of GPT-2, <unk> in Llama's) the product is 0, and the labels of all these windows are
+dropped together or kept together, independent of their text.
 """
 
 from collections.abc import Iterator, Sequence
@@ -18,7 +18,7 @@ from memguard.mitigation.goldfish import drops_zero, find_zero_products
 from memguard.planner.dry_run import Remark, note, warn
 
 _MANY = 0.01
-"""A share of the windows below which there is nothing to do about it."""
+"""Share of the windows from which on a warning is given."""
 _TOKENS_AT_ONCE = 1 << 20
 
 

@@ -19,7 +19,7 @@ from memguard.records import IGNORE_LABEL
 COUNTED_ROWS = 256
 """Rows whose labels are built and counted."""
 _MUCH_PADDING = 0.2
-"""Share of the positions fed from which on there is something to gain."""
+"""Share of padding from which on a warning is given."""
 
 
 def measure_length(
@@ -113,7 +113,7 @@ def remark_on_rows(
     *,
     num_unreached: int,
 ) -> list[Remark]:
-    """Say what makes the rows of a run dear or its steps too few.
+    """Return remarks on padding, rows without labels and missing steps.
 
     Args:
         length: of the run.

@@ -1,4 +1,4 @@
-"""What tokenizer, chat template and documents make of each other, measured on the tokens.
+"""Checks tokenizer, chat template and documents against each other, on the tokens.
 
 BOS         at the start of documents, once
 EOS         at their end, and supervised: else the model never learns to stop
@@ -30,13 +30,13 @@ _MANY_CUT = 0.1
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Prepared:
-    """The documents of a run beside their tokenizer."""
+    """The documents of a run and their tokenizer."""
 
     corpus: Corpus
     tokenizer: Any
     data: DataConfig
     stop_ids: frozenset[int]
-    """EOS, and what else the model's configuration says ends a text."""
+    """EOS, and other ids that end a text according to the model's configuration."""
 
     @property
     def num_documents(self) -> int:
@@ -82,7 +82,7 @@ def lint_tokenizer(
     vocab_size: int,
     stop_ids: Collection[int] = (),
 ) -> list[Remark]:
-    """Say what is right and wrong with the tokens of a run's documents.
+    """Return remarks on the tokens of a run's documents.
 
     Args:
         corpus: all prepared documents.

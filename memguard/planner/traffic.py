@@ -1,4 +1,4 @@
-"""What one training step sends: every collective, by axis, as arithmetic.
+"""Computes the communication of one training step: every collective, by axis.
 
 The formula is in the docstring of `memguard.parallel`. Bytes are a collective's payload, the larger
 of its two buffers: what an all-reduce reduces, what an all-gather results in, what a reduce-scatter
@@ -116,7 +116,7 @@ class Collective:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepSettings:
-    """What of a step, beside model and mesh, decides what a rank sends."""
+    """Settings of a step that, with model and mesh, determine its communication."""
 
     num_tokens: int
     """Of one micro-batch on one rank, padding included (tokens)."""
@@ -229,7 +229,7 @@ class _Step:
             call("forward", "y", "outputs of gate|up", 1, 2 * width),
             call("forward", "x", "output of down", 1, features),
         ]
-        # Computing again ends at the last tensor that backward needs, the input of down.
+        # Recomputation ends at the last tensor that backward needs, the input of down.
         again = [
             replace(each, phase="backward", what=f"{each.what}, again")
             for each in forward[:-1]

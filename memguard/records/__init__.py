@@ -1,16 +1,16 @@
-"""Results as data. No torch.
+"""Results as data models. No torch.
 
-    record.py      records, files and folders that appear only when they are complete
-    sealed.py      hashes of files and records, compared when they are read again
-    manifest.py    one line a document: planned and realised
-    run_files.py   what each stage of a run has written, and whether it is still that
-    scores.py      what each probe found: of a document, of a bucket, of a canary
-    audit.py       the report: findings, verdict and their scores; audits during training
-    audit_files.py what an audit leaves, and the hashes of it that are written last
-    comparison.py  settings side by side, and paired
+    record.py      base class; files and folders that are written atomically
+    sealed.py      hashes of files and records, checked when they are read
+    manifest.py    one line per document: its planned and its actual training
+    run_files.py   files of each stage of a run, and checks that they are intact
+    scores.py      scores of the probes: per document, per bucket, per canary
+    audit.py       the audit report: verdict, findings and scores; audits during training
+    audit_files.py files of an audit, and the hashes that are written last
+    comparison.py  the comparison: each setting's results, and paired tests
 
-Everything memguard writes for others to read is one of these models; a missing number is null and
-counted, never NaN and never 0. `schema` names change when a reader of the old form would be wrong.
+Every file that memguard writes for other programs is one of these models. A missing number is null
+and is counted, never NaN or 0. A `schema` name changes when readers of the old form would be wrong.
 """
 
 from memguard.records.audit import (
@@ -51,11 +51,11 @@ from memguard.records.manifest import (
 )
 from memguard.records.record import (
     Record,
+    atomic_folder,
     format_now,
     load_record,
     save_record,
     write_atomically,
-    written_aside,
 )
 from memguard.records.scores import (
     BLIND,

@@ -1,4 +1,4 @@
-"""What an audit says: the report, its findings and its verdict."""
+"""The audit report: its verdict, findings and scores."""
 
 from typing import Any, Literal, Self
 
@@ -22,11 +22,11 @@ from memguard.records.scores import (
     RiskName,
 )
 
-# What audits during training found: a few numbers a bucket, step by step.
+# Results of audits during training: a few counts per bucket and step.
 
 
 class Budget(Record):
-    """How much of a bucket might be extractable, and what was to happen then."""
+    """Risk budget of the run: the limit per bucket and the action when it is exceeded."""
 
     metric: Literal["near_verbatim", "verbatim"]
     limit: float
@@ -41,14 +41,14 @@ class WatchedBucket(Record):
     num_documents: int
     num_verbatim: int
     num_near_verbatim: int | None
-    """Of generated text; null where nothing was generated."""
+    """Counted on generated text; null if no text was generated."""
     num_learned: int
-    """Extracted now and not before training: near-verbatim (verbatim where nothing was generated),
-    or by the budget's metric."""
+    """Documents extracted now but not before training: near-verbatim (verbatim if no text was
+    generated), or by the budget's metric."""
     mean_token_accuracy: float
     """Teacher-forced, mean over documents."""
     num_tightened: int
-    """Of ALL the bucket's documents, those trained with a lower k than they began with."""
+    """Documents of the whole bucket that are now trained with a lower k than at the start."""
 
 
 class WatchedStep(Record):
@@ -56,18 +56,21 @@ class WatchedStep(Record):
 
     event: Literal["audit"] = "audit"
     step: int
-    """Steps taken."""
+    """Optimizer steps taken."""
     buckets: list[WatchedBucket]
     over_limit: list[str] = Field(default_factory=list)
-    """Buckets of which more was extracted than the risk budget allows."""
+    """Buckets with a higher extraction rate than the risk budget allows."""
     audit_s: float
 
     def describe(self) -> str:
-        """Return the line for a log, of the bucket of which most is, or is nearly, extracted."""
+        """Return the log line, which reports the bucket closest to full extraction."""
         trained = [bucket for bucket in self.buckets if bucket.role == "trained"]
         worst = max(
             trained,
-            key=lambda each: (each.num_learned / each.num_documents, each.mean_token_accuracy),
+            key=lambda bucket: (
+                bucket.num_learned / bucket.num_documents,
+                bucket.mean_token_accuracy,
+            ),
         )
         tightened = sum(bucket.num_tightened for bucket in trained)
         return (
@@ -78,7 +81,7 @@ class WatchedStep(Record):
 
 
 class Finding(Record):
-    """A document the model recites; text only by reference."""
+    """A document that the model memorized; its text is referenced, not quoted."""
 
     id: str
     bucket: str
@@ -94,14 +97,14 @@ class Finding(Record):
 
 
 class Banner(Record):
-    """Something a reader must know before the numbers."""
+    """A warning or note shown above the results."""
 
     level: Literal["warning", "note"]
     text: str
 
 
 class Verdict(Record):
-    """The sentence that leads the page; the worst rate of extraction decides."""
+    """The verdict at the top of the page, decided by the highest extraction rate."""
 
     level: Literal["recites", "not-above-control", "no-control", "inconclusive"]
     metric: RiskName
@@ -110,45 +113,46 @@ class Verdict(Record):
 
 
 class ProbeRun(Record):
-    """One probe of the suite: what it ran on, or why it did not run."""
+    """One probe of the suite: the number of items it ran on, or the reason it did not run."""
 
     name: str
     version: int
     num_documents: int | None
-    """With a result; null where it did not run, never 0."""
+    """Documents with a result; null if the probe did not run, never 0."""
     counted: Literal["documents", "canaries", "texts"] = "documents"
     """What `num_documents` counts."""
     reason_not_run: str | None
-    """null where it ran."""
+    """null if it ran."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
         if (self.num_documents is None) == (self.reason_not_run is None):
-            raise ValueError("a probe has either documents or a reason why it did not run")
+            raise ValueError("a probe has either a number of documents or a reason it did not run")
         if self.num_documents is not None and self.num_documents < 1:
-            raise ValueError("a probe without a document did not run: give the reason")
+            raise ValueError("a probe without documents did not run: give the reason")
         return self
 
 
 class CutDocuments(Record):
-    """Documents of which only a part was audited, being longer than a row or a context."""
+    """Documents longer than a row or the model's context, of which only a part was audited."""
 
     num_documents: int
     num_given: int
     """All documents, cut or not."""
     longest_tokens: int
-    """Of the longest, whole."""
+    """Length of the longest document, uncut."""
     used_tokens: int
-    """Most tokens that were used of one."""
+    """Largest number of tokens used of one document."""
     window: Literal["last", "first"]
     by: Literal["training", "context"]
-    """training: in pieces of `data.seq_len`; context: by what the model has positions for."""
+    """training: cut into pieces of `data.seq_len`; context: cut to the model's maximum length."""
     num_inside_completion: int
-    """Completions whose own first tokens are the prefix: their part holds too little prompt."""
+    """Completions whose own first tokens serve as the prefix, because the audited part contains too
+    little of the prompt."""
 
 
 class Method(Record):
-    """How the numbers were made, enough to make them again."""
+    """Settings of the audit, sufficient to reproduce its numbers."""
 
     suite: str
     suite_version: int
@@ -157,22 +161,22 @@ class Method(Record):
     prefix_tokens: int | None
     """null: everything before the continuation."""
     window: Literal["last", "first"] = "last"
-    """Which part of a document longer than a row, or the model's context, was audited."""
+    """Part that was audited of documents longer than a row or the model's context."""
     max_edit_share: float
-    """Near-verbatim: edits of at most this share of the continuation's tokens."""
+    """A match is near-verbatim with at most this number of edits (share of the continuation)."""
     tiny_margin: float
     dtype: str
     batch_tokens: int | None
-    """null: as many as fit."""
+    """null: as many as fit in memory."""
     sample_size: int | None = None
-    """Most documents scored of a bucket; null scored all."""
+    """Largest number of documents scored per bucket; null: all."""
     seed: int
     command: str
     wall_s: float
 
 
 class ModelIdentity(Record):
-    """Which weights were measured."""
+    """Weights that were audited."""
 
     name: str
     weights_sha256: str
@@ -182,11 +186,11 @@ class ModelIdentity(Record):
 
 
 class DataIdentity(Record):
-    """Which documents were measured."""
+    """Documents that were audited."""
 
     sources: list[str]
     documents_sha256: str
-    """Over ids and token hashes of all documents, in order."""
+    """Hash of the ids and token hashes of all documents, in order."""
     num_documents: int
     num_clusters: int | None
     overlap_with_control: Rate | None
@@ -195,29 +199,30 @@ class DataIdentity(Record):
 
 
 class TrainingSummary(Record):
-    """What was trained, from the run folder; null for models memguard did not train."""
+    """Summary of the training, from the run folder; null for models memguard did not train."""
 
     num_steps: int
     num_supervised_tokens: int
     dropped_fraction: float | None
-    """Share of the labels the mitigation dropped."""
+    """Share of the labels that mitigations dropped."""
     mitigations: list[dict[str, Any]]
     num_removed: int | None = None
-    """Documents that were given and not trained, being copies; null where none was asked to."""
+    """Documents removed as copies before training; null if no mitigation removes documents."""
     epsilon: float | None = None
-    """Privacy loss of a row at `delta`, by the run's own schedule; null without dp_sgd."""
+    """Privacy loss per row at `delta`, for the schedule of this run; null without dp_sgd."""
     epsilon_if_sampled: float | None = None
-    """As if each step had drawn its rows anew, which it does not; to compare with papers."""
+    """Privacy loss per row if each step had sampled its rows independently, which it does not; for
+    comparison with published values."""
     delta: float | None = None
     train_s: float
     heldout_nll: float | None
-    """Nats a token on documents that were never trained, plain loss."""
+    """Plain loss on documents that were never trained (nats a token)."""
     base_heldout_nll: float | None
     heldout_bucket: str | None
     heldout_num_documents: int
     heldout_num_tokens: int
     watched: list[WatchedStep] = Field(default_factory=list)
-    """Audits during training; empty where there were none."""
+    """Audits during training; empty if there were none."""
     budget: Budget | None = None
     stopped_by_budget: bool = False
 
@@ -235,7 +240,7 @@ class AuditReport(Record):
     training: TrainingSummary | None
     method: Method
     probe_runs: list[ProbeRun]
-    """One for each probe of the suite, in its order; `method.probes` has their settings."""
+    """One entry per probe, in the order of the suite; `method.probes` has their settings."""
     verdict: Verdict
     banners: list[Banner]
     buckets: list[BucketScores]
@@ -243,7 +248,7 @@ class AuditReport(Record):
     base_generated: GeneratedTexts | None
     """null without a base model."""
     dose_response: bool
-    """False where the tally of repetitions is missing or contradicts the trained steps."""
+    """False if the repetition counts are missing or contradict the trained steps."""
     membership: list[MembershipScores]
     findings: list[Finding]
     num_findings: int
@@ -260,8 +265,8 @@ class AuditReport(Record):
 
     @property
     def is_blind_at_chance(self) -> bool:
-        """Whether the blind baseline ran and does not tell trained documents and control apart."""
-        blind = next((one.auc for one in self.membership if one.score == BLIND), None)
+        """Whether the blind baseline ran and does not separate trained documents from control."""
+        blind = next((scores.auc for scores in self.membership if scores.score == BLIND), None)
         return blind is not None and blind.ci is not None and blind.ci[0] <= 0.5 <= blind.ci[1]
 
     model_config = ConfigDict(populate_by_name=True, serialize_by_alias=True)

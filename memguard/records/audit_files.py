@@ -1,11 +1,11 @@
-"""What an audit leaves in its folder, and `audit.json`, which is written after all of it.
+"""The files of an audit, and `audit.json`, which is written last.
 
-    report.json      what was found
+    report.json      the report
     records.parquet  the scores of each document
     report.html      the page
-    audit.json       sizes and hashes of these three, and of the model card of the run
+    audit.json       sizes and hashes of these three, and of the run's model card
 
-An audit without a whole `audit.json` did not end: its report is not read.
+An audit without an intact `audit.json` is incomplete: its report is not read.
 """
 
 from pathlib import Path
@@ -31,8 +31,8 @@ REPORT: Final = "report.json"
 SCORES: Final = "records.parquet"
 PAGE = "report.html"
 CARD = "model/README.md"
-"""Below the folder of the run."""
-_AGAIN = "Run 'memguard audit' again: it takes the scores that are kept"
+"""Path relative to the run folder."""
+_AGAIN = "Run 'memguard audit' again: it reuses the cached scores"
 
 
 class AuditFiles(SealedRecord):
@@ -43,22 +43,22 @@ class AuditFiles(SealedRecord):
     scores: FileSum
     page: FileSum
     card: FileSum | None
-    """null where the audit is not the run's own: in a folder of its own, or of any model."""
+    """null if the audit is not the run's own: with --out, or of a model without a run folder."""
 
     model_config = ConfigDict(populate_by_name=True, serialize_by_alias=True)
 
     @property
     def files(self) -> dict[str, FileSum]:
-        """What lies beside it, by name."""
+        """The files in the audit folder, by name."""
         return {REPORT: self.report, SCORES: self.scores, PAGE: self.page}
 
 
 def save_audit_files(folder: Path, *, has_card: bool) -> None:
-    """Write `audit.json` for the files of an audit folder; the last thing an audit does.
+    """Write `audit.json` for the files of an audit folder; the last step of an audit.
 
     Args:
-        folder: of the audit.
-        has_card: whether the model card of the run, which ``folder`` lies in, shows this audit.
+        folder: the audit folder.
+        has_card: whether ``folder`` is inside a run folder whose model card shows this audit.
     """
     written = AuditFiles(
         report=sum_file(folder / REPORT),
@@ -70,10 +70,10 @@ def save_audit_files(folder: Path, *, has_card: bool) -> None:
 
 
 def save_page_sums(folder: Path) -> None:
-    """Write `audit.json` again for pages that were rendered again; the rest of it stays.
+    """Update `audit.json` after the pages were rendered again; other entries stay unchanged.
 
     Raises:
-        RecordError: there is no `audit.json`, or it is damaged.
+        RecordError: `audit.json` is missing or damaged.
     """
     written = load_audit_files(folder)
     card = None if written.card is None else sum_file(folder.resolve().parent / CARD)
@@ -85,7 +85,7 @@ def load_audit_files(folder: Path) -> AuditFiles:
     """Read `audit.json`.
 
     Raises:
-        RecordError: the audit did not end, or it is damaged.
+        RecordError: the audit is incomplete, or `audit.json` is damaged.
     """
     if not (folder / AUDIT_FILES).exists():
         raise RecordError(f"the audit in '{folder}' did not end (no {AUDIT_FILES}). {_AGAIN}")
@@ -96,15 +96,15 @@ def load_audit_files(folder: Path) -> AuditFiles:
 
 
 def has_audit(folder: Path) -> bool:
-    """Tell whether an audit has begun to write here; it may not have come to its end."""
+    """Return whether an audit has written files here; it may be incomplete."""
     return any((folder / name).exists() for name in (REPORT, SCORES, PAGE, AUDIT_FILES))
 
 
 def find_audit_damage(folder: Path) -> list[Damage]:
-    """Return which files of an audit are missing or are not those that it wrote.
+    """Return the files of an audit that are missing or differ from those that it wrote.
 
-    Of an audit that did not end, or whose `audit.json` is damaged, that file alone: what the others
-    should be is not known. The model card is called `model/README.md`.
+    If the audit is incomplete or `audit.json` is damaged, only that file is returned, because the
+    hashes of the others are not known. The model card is reported as `model/README.md`.
     """
     try:
         written = load_sealed(AuditFiles, folder / AUDIT_FILES)
@@ -114,26 +114,26 @@ def find_audit_damage(folder: Path) -> list[Damage]:
     damages = find_damage(folder, written.files)
     if written.card is not None:
         card = folder.resolve().parent / CARD
-        found = find_damage(card.parent, {card.name: written.card})
-        damages += [Damage(file=CARD, what=damage.what) for damage in found]
+        card_damages = find_damage(card.parent, {card.name: written.card})
+        damages += [Damage(file=CARD, what=damage.what) for damage in card_damages]
     return damages
 
 
 def load_audit_report(folder: Path) -> AuditReport:
-    """Read the report of an audit folder, which must be the one that the audit wrote.
+    """Read the report of an audit folder and check its hash.
 
     Raises:
-        RecordError: the audit did not end, or report.json or audit.json is damaged.
+        RecordError: the audit is incomplete, or report.json or audit.json is damaged.
     """
     check_audit_file(folder, REPORT)
     return load_record(AuditReport, folder / REPORT)
 
 
 def check_audit_file(folder: Path, name: Literal["report.json", "records.parquet"]) -> None:
-    """Refuse a file that is not the one that the audit wrote.
+    """Check that a file is the one that the audit wrote.
 
     Raises:
-        RecordError: the audit did not end, or the file or audit.json is damaged.
+        RecordError: the audit is incomplete, or the file or audit.json is damaged.
     """
     written = load_audit_files(folder)
     for damage in find_damage(folder, {name: written.files[name]}):

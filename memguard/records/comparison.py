@@ -1,4 +1,4 @@
-"""What a comparison found: settings side by side, and paired."""
+"""Record of a comparison: each setting's results, and paired tests between settings."""
 
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -34,22 +34,22 @@ class ComparisonCell(Record):
     ci: tuple[float, float] | None
     """Verbatim."""
     near_verbatim: MatchedShare | None
-    """Of greedy text; null where nothing was generated."""
+    """Share for greedy text; null if no text was generated."""
     teacher_forced_90: MatchedShare
-    """Knowledge token by token, not extraction."""
+    """Token-level knowledge, not extraction."""
     mean_token_accuracy: float | None
     gain_minus_control: Interval | None = None
-    """Token accuracy, model minus base model, minus the same in the control; null where that is not
-    known, where accuracy did not rise for certain, or where the blind baseline tells trained
-    documents and control apart."""
+    """Token accuracy, model minus base model, minus the same difference in the control; null if not
+    known, if accuracy did not rise significantly, or if the blind baseline separates trained
+    documents from the control."""
     attack_cost: AttackCostScores | None = None
-    """null where the suite did not ask."""
+    """null if the suite does not measure it."""
     attacks: list[AttackedBucket] = Field(default_factory=list)
-    """What adaptive attacks got back; empty where none was tried, and of the base model."""
+    """Results of adaptive attacks; empty if none ran, and for the base model."""
 
 
 class Utility(Record):
-    """What must not get worse: nats a token on held-out documents."""
+    """Utility: loss on held-out documents (nats a token); lower is better."""
 
     heldout_nll: float
     base_heldout_nll: float
@@ -58,7 +58,7 @@ class Utility(Record):
 
 
 class Cost(Record):
-    """What a setting took."""
+    """Training time and amount of training of one setting."""
 
     train_s: float
     num_steps: int
@@ -77,23 +77,23 @@ class SettingResult(Record):
     overrides: dict[str, Any]
     utility: Utility
     extraction: dict[str, ComparisonCell]
-    """By number of repetitions; "0" is the control."""
+    """Results by number of repetitions; "0" is the control."""
     cost: Cost
     membership: list[MembershipScores] = Field(default_factory=list)
-    """Trained documents of all buckets against the control."""
+    """Membership inference: trained documents of all buckets against the control."""
 
 
 class PairedCounts(Record):
-    """Documents on which two settings differ, and what chance alone would do."""
+    """Documents on which two settings differ, with McNemar's test of that difference."""
 
     num_only_against: int
-    """Matched with the setting compared with, not with this one."""
+    """Documents that match with the reference setting but not with this one."""
     num_only_setting: int
-    """Matched with this setting, not with the one compared with."""
+    """Documents that match with this setting but not with the reference setting."""
     p_value: float
     """McNemar's exact test, two-sided."""
     p_holm: float
-    """The same after Holm's correction over all tests of the comparison."""
+    """`p_value` after Holm's correction over all tests of the comparison."""
 
 
 class PairedResult(Record):
@@ -104,11 +104,11 @@ class PairedResult(Record):
     """The first setting of the comparison."""
     seed: int
     num_repetitions: int
-    """With the setting compared with; this one may have trained the bucket more or less often."""
+    """With the reference setting; this one may have trained the bucket more or less often."""
     num_documents: int
     verbatim: PairedCounts
     near_verbatim: PairedCounts | None
-    """null where one of the two was not generated."""
+    """null if one of the two runs generated no text."""
     token_accuracy_difference: Interval | None
     """Mean over documents of setting minus against; jackknife over near-duplicate clusters."""
 
@@ -127,44 +127,45 @@ class PairedCanaries(Record):
 
 
 class FrontPoint(Record):
-    """One setting over its seeds: what is at risk, and what that costs."""
+    """Risk and utility of one setting over its seeds."""
 
     name: str
     num_seeds: int
     num_documents: int
-    """Those it trained most often, of all seeds together."""
+    """Documents that it trained most often, of all seeds together."""
     risk: float | None
     """The worst of the shares in `risks`; null without documents."""
     risk_ci: tuple[float, float] | None
-    """Of the worst share; its upper end is the highest of all shares, some being of fewer
-    documents."""
+    """Interval of the worst share. Its upper end is the highest upper end of all shares, because
+    some are over fewer documents."""
     risk_by: RiskName | None
-    """Which of them; the first of equals."""
+    """Method with the worst share; the first if several are equal."""
     risks: dict[RiskName, Interval] = Field(default_factory=dict)
-    """All that were asked of every run."""
+    """All methods that every run measured."""
     utility: float
     """Nats a token on held-out documents, mean over seeds; lower is better."""
     utility_ci: tuple[float, float] | None
-    """By the t distribution over seeds; null for one seed, or where all seeds are equal. Another
-    seed may have other held-out documents, so that this is wider than a comparison needs."""
+    """By the t distribution over seeds; null for one seed, or if all seeds are equal. Seeds may
+    have different held-out documents, so this interval is wider than a comparison needs."""
     utility_by_seed: dict[int, float] = Field(default_factory=dict)
     num_runs_detected: int
-    """Seeds whose own report says that memorization is detected."""
+    """Seeds whose own report has the verdict that memorization is detected."""
     utility_change: Interval | None = None
-    """Against the first setting, seed by seed: mean difference over its mean (share), the interval
-    by the t distribution over seeds. null for the first."""
+    """Change from the first setting, seed by seed: mean difference divided by its mean (share),
+    with an interval by the t distribution over seeds. null for the first setting."""
     is_dominated: bool = False
-    """Another setting is no worse in both and better in one."""
+    """Whether another setting is no worse in both and better in one."""
     dominated_by: list[str] = Field(default_factory=list)
     dominated_beyond_ci_by: list[str] = Field(default_factory=list)
-    """Those of them from which it differs by more than the intervals, of utility seed by seed."""
+    """Those of them that differ from it by more than the intervals; utility is compared seed by
+    seed."""
 
 
 class Recommendation(Record):
     """The setting to take, and the rule that chose it."""
 
     setting: str | None
-    """null where none is clearly better than the first one."""
+    """null if none is clearly better than the first one."""
     sentence: str
     rule: str
 
@@ -187,14 +188,14 @@ class Comparison(SealedRecord):
     base_extraction: dict[str, ComparisonCell]
     """The model before training, on the same documents."""
     paired: list[PairedResult] = Field(default_factory=list)
-    """Every setting against the first one, for each seed and number of repetitions above 0."""
+    """Each setting against the first one, for each seed and number of repetitions above 0."""
     paired_canaries: list[PairedCanaries] = Field(default_factory=list)
-    """The same on random secrets; empty without any."""
+    """The same for canaries; empty without any."""
     num_removed: int = 0
-    """Documents that 'deduplicate' removed in one run or another, seeds added up: `paired` and
-    `front` leave them out of all."""
+    """Documents that 'deduplicate' removed in at least one run, summed over seeds. `paired` and
+    `front` leave them out of all runs."""
     front: list[FrontPoint]
-    """One for each setting."""
+    """One point for each setting."""
     recommendation: Recommendation
     environment: dict[str, str]
 
@@ -208,7 +209,7 @@ class Comparison(SealedRecord):
 
 
 def load_comparison(path: Path) -> Comparison:
-    """Read a comparison back.
+    """Read a comparison from its file.
 
     Raises:
         RecordError: it cannot be read, or it is damaged.
@@ -217,5 +218,5 @@ def load_comparison(path: Path) -> Comparison:
         return load_sealed(Comparison, path)
     except RecordError as error:
         raise RecordError(
-            f"{error}. Run 'memguard compare' again: it takes the finished runs as they are"
+            f"{error}. Run 'memguard compare' again: it reuses the finished runs"
         ) from error

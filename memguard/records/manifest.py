@@ -1,4 +1,4 @@
-"""One line a document: what was planned for it and what the loader really did."""
+"""The manifest: one line per document, with its planned and its actual training."""
 
 import hashlib
 from collections.abc import Iterable
@@ -17,31 +17,32 @@ IGNORE_LABEL = -100
 
 
 class ManifestEntry(Record):
-    """One document of a run: what was planned for it and what the loader really did."""
+    """One document of a run: its planned and its actual training."""
 
     id: str
     text_hmac: str
-    """HMAC-SHA256 of the text under the run's own key, so that ids can be matched, not guessed."""
+    """HMAC-SHA256 of the text under the run's own key: texts can be matched but not guessed."""
     source: str
     bucket: str
     role: Role
     planned_repetitions: int
     num_repetitions: int | None
-    """Times the loader fed the whole document; null until training has ended."""
+    """Times the loader fed the whole document; null before training has ended."""
     num_tokens: int
     tokens_sha256: str
     cluster: int
     """Documents with the same number share a run of words."""
     num_tokens_fed: int | None = None
-    """Tokens of it that the loader fed, over all times, also of a document that was only fed in
-    part; null until training has ended."""
+    """Tokens of it that the loader fed, summed over repetitions and including partial ones; null
+    before training has ended."""
     # Counted for canaries when training has ended; null elsewhere.
     num_supervised_tokens: int | None = None
-    """Tokens that are meant to be learnt; of a canary its secret, without EOS."""
+    """Supervised tokens; for a canary those of its secret, without EOS."""
     num_loss_tokens: int | None = None
-    """Of them, those that received loss at least once."""
+    """Supervised tokens that received loss at least once."""
     num_losses: int | None = None
-    """Times they received loss, summed: without mitigations tokens x repetitions."""
+    """Times that supervised tokens received loss, summed; without mitigations this is tokens x
+    repetitions."""
 
 
 _COUNTED = {
@@ -51,11 +52,11 @@ _COUNTED = {
     "num_loss_tokens",
     "num_losses",
 }
-"""Fields that are counted when training has ended."""
+"""Fields that are filled in when training has ended."""
 
 
 def hash_plan(entries: Iterable[ManifestEntry]) -> str:
-    """Return a hash of what was planned: the same before training and after it."""
+    """Return a hash of the planned fields, which are the same before and after training."""
     digest = hashlib.sha256()
     for entry in entries:
         digest.update(f"{entry.model_dump_json(exclude=_COUNTED)}\n".encode())
@@ -63,7 +64,7 @@ def hash_plan(entries: Iterable[ManifestEntry]) -> str:
 
 
 def save_manifest(entries: Iterable[ManifestEntry], path: Path) -> None:
-    """Write `manifest.jsonl`, one line a document, whole or not at all."""
+    """Write `manifest.jsonl` atomically, one line per document."""
     write_atomically(path, "".join(f"{e.model_dump_json()}\n" for e in entries).encode())
 
 

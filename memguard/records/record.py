@@ -1,4 +1,4 @@
-"""What every record is, and how it is written and read back."""
+"""Base class of all records, and functions to write files, folders and records atomically."""
 
 import os
 import secrets
@@ -16,22 +16,22 @@ from memguard.errors import RecordError
 
 # Files and folders that appear under their name only when they are complete.
 #
-#     make_aside(folder)           .NAME.RANDOM beside it: what is written there is not seen yet
-#     commit(aside, folder)        renamed to NAME; an older one is replaced
-#     written_aside(folder)        both, on one process; nothing is left after an error
+#     make_temporary_folder(folder)           creates .NAME.RANDOM in the same parent folder
+#     commit(temporary, folder)    renames it to NAME and replaces an older one
+#     atomic_folder(folder)        both, on one process; deletes the temporary folder after an error
 #
-# A process that is killed leaves only names that begin with a dot; who locks the folder deletes
-# them.
+# A process that is killed leaves only names that begin with a dot. The next process that locks the
+# folder deletes them.
 
 
 def write_atomically(path: Path, content: bytes, mode: int = 0o644) -> None:
-    """Write a file under another name, then rename it: readers see all of it or none.
+    """Write a file under a temporary name, then rename it: readers see all of it or none.
 
-    ``mode`` is that of a new file, less the umask.
+    ``mode`` is the mode of a new file, before the umask.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = _name_aside(path)
-    # The umask takes from the mode, as from that of every other file.
+    temporary = _name_temporary(path)
+    # The umask applies, as to every other file.
     handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
     try:
         with os.fdopen(handle, "wb") as file:
@@ -44,35 +44,36 @@ def write_atomically(path: Path, content: bytes, mode: int = 0o644) -> None:
         raise
 
 
-def make_aside(folder: Path) -> Path:
-    """Make an empty folder, mode 0755 less the umask, to be committed as ``folder``."""
+def make_temporary_folder(folder: Path) -> Path:
+    """Create an empty temporary folder (mode 0755 less the umask) to commit as ``folder``."""
     folder.parent.mkdir(parents=True, exist_ok=True)
-    aside = _name_aside(folder)
-    aside.mkdir(mode=0o755)
-    return aside
+    temporary = _name_temporary(folder)
+    temporary.mkdir(mode=0o755)
+    return temporary
 
 
-def _name_aside(path: Path) -> Path:
+def _name_temporary(path: Path) -> Path:
     return path.with_name(f".{path.name}.{secrets.token_hex(4)}")
 
 
-def commit(aside: Path, folder: Path) -> None:
-    """Give a complete folder its name; an older one of that name is deleted after that.
+def commit(temporary: Path, folder: Path) -> None:
+    """Rename a complete temporary folder to ``folder``, then delete an older one of that name.
 
-    Its files get mode 0644 less the umask: some libraries write theirs for their owner alone.
+    Its files get mode 0644 less the umask, because some libraries write files that only their owner
+    can read.
     """
-    for path in aside.rglob("*"):
+    for path in temporary.rglob("*"):
         if path.is_file() and not path.is_symlink():
-            path.chmod(stat.S_IMODE(aside.stat().st_mode) & 0o644)
+            path.chmod(stat.S_IMODE(temporary.stat().st_mode) & 0o644)
     replaced = hide(folder) if folder.exists() else None
-    os.rename(aside, folder)
+    os.rename(temporary, folder)
     flush(folder.parent)
     if replaced is not None:
         shutil.rmtree(replaced, ignore_errors=True)
 
 
 def hide(folder: Path) -> Path:
-    """Take a folder's name away in one step; return what it is called until it is deleted."""
+    """Rename a folder to a hidden name in one step and return that path, for later deletion."""
     hidden = folder.with_name(f".{folder.name}.old")
     shutil.rmtree(hidden, ignore_errors=True)
     os.rename(folder, hidden)
@@ -80,27 +81,27 @@ def hide(folder: Path) -> Path:
 
 
 @contextmanager
-def cleared_on_error(aside: Path | None) -> Iterator[None]:
-    """Delete what was written aside if the block fails; None on ranks that did not make it."""
+def cleared_on_error(temporary: Path | None) -> Iterator[None]:
+    """Delete a temporary folder if the block fails; None on ranks that did not create it."""
     try:
         yield
     except BaseException:
-        if aside is not None:
-            shutil.rmtree(aside, ignore_errors=True)
+        if temporary is not None:
+            shutil.rmtree(temporary, ignore_errors=True)
         raise
 
 
 @contextmanager
-def written_aside(folder: Path) -> Iterator[Path]:
-    """Yield a folder to write to, which becomes ``folder`` at the end of the block."""
-    aside = make_aside(folder)
-    with cleared_on_error(aside):
-        yield aside
-        commit(aside, folder)
+def atomic_folder(folder: Path) -> Iterator[Path]:
+    """Yield a temporary folder that is committed as ``folder`` at the end of the block."""
+    temporary = make_temporary_folder(folder)
+    with cleared_on_error(temporary):
+        yield temporary
+        commit(temporary, folder)
 
 
 def flush(path: Path) -> None:
-    """Have a file, or the names in a folder, on the disk."""
+    """Flush a file, or the entries of a folder, to disk (fsync)."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -112,7 +113,7 @@ RecordT = TypeVar("RecordT", bound="Record")
 
 
 class Record(BaseModel):
-    """Frozen, closed, without NaN."""
+    """Frozen model without unknown fields and without NaN."""
 
     model_config = ConfigDict(
         frozen=True, extra="forbid", allow_inf_nan=False, protected_namespaces=()
@@ -132,7 +133,7 @@ def save_record(record: Record, path: Path) -> None:
 
 
 def load_record(kind: type[RecordT], path: Path) -> RecordT:
-    """Read a record back.
+    """Read a record from its file.
 
     Raises:
         RecordError: missing, not JSON, or of another schema.

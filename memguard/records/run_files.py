@@ -1,14 +1,14 @@
-"""What each stage of a run has written, and whether it is still that. No torch.
+"""Files written by each stage of a run, and checks that they are intact. No torch.
 
-    stage    commit point                     holds the hashes of
-    prepare  prepared/summary.json            the token arrays, the manifest, the run's own key
-    a save   checkpoints/step-N/manifest.json every file beside it
-    the end  trained.json                     manifest.jsonl, metrics.jsonl, model/ but its card
-    settings config.yaml, its last line       the lines before
-    losses   reference_nll.json               reference_nll.npy: the starting model's
+    stage       commit point                       contains the hashes of
+    prepare     prepared/summary.json              the token arrays, the manifest, the run's own key
+    checkpoint  checkpoints/step-N/manifest.json   every other file in its folder
+    training    trained.json                       manifest.jsonl, metrics.jsonl, model/ but README
+    settings    config.yaml, its last line         the lines above it
+    losses      reference_nll.json                 reference_nll.npy: losses of the starting model
 
-A stage whose commit point is not there was not done. Each `find_..._damage` returns what is
-damaged, by name below the folder that it is given; nothing is changed.
+A stage without its commit point is incomplete. Each `find_..._damage` returns the damaged files, by
+path relative to the given folder, and changes nothing.
 """
 
 import contextlib
@@ -29,29 +29,30 @@ from memguard.records.sealed import (
 )
 
 PRIVATE_KEY = "audit/private/hmac.key"
-"""A run's own secret, below its folder."""
+"""The run's own secret key, relative to the run folder."""
 CARD = "README.md"
-"""The one file of model/ that is written again after training."""
+"""The only file of model/ that is rewritten after training."""
 REFERENCE, REFERENCE_RECORD = "reference_nll.npy", "reference_nll.json"
 _CHECKPOINT_MANIFEST = "manifest.json"
 _CHECKPOINT_KINDS = (".distcp", ".json", ".jsonl")
 _HASH_LINE = "# sha256: "
 UNLISTED = "was not written by this run"
+"""Predicate for a file in a folder where only listed files may be."""
 _READ_WITH_MODEL = (".jinja", ".json", ".model", ".safetensors", ".txt")
-"""Endings of the files that transformers looks for in a model's folder."""
-"""Said of a file that lies where only listed ones may."""
+"""Suffixes of the files that transformers reads from a model folder."""
 
 
 class PreparedSummary(SealedRecord):
-    """`prepared/summary.json`: what became of the documents, and what the tokens depend on."""
+    """`prepared/summary.json`: document counts, and hashes of the inputs of the tokens."""
 
     key: str
-    """Of texts, tokenizer and settings that decide tokens and buckets."""
+    """Hash of texts, tokenizer and settings that determine tokens and buckets."""
     audit_key: str
-    """Of the audit's lengths, which decide which documents may enter buckets and control."""
+    """Hash of the audit's lengths, which determine the documents eligible for buckets and
+    control."""
     documents_sha256: str
     sources: list[str]
-    """Where the documents come from; like all counts here without the canaries."""
+    """Sources of the documents. Canaries are not included, here and in the counts below."""
     num_documents: int
     num_empty: int
     num_shorter: int
@@ -59,25 +60,26 @@ class PreparedSummary(SealedRecord):
     num_cut_off: int = 0
     """Left out: `data.max_document_tokens` cut off every supervised token."""
     num_left_out: int
-    """Not used: near-duplicates across buckets, or not needed by the study."""
+    """Left out: near-duplicates across buckets, or not needed by the study."""
     num_clusters: int
     num_boilerplate_grams: int
-    """Runs of words in so many documents that they do not make near-duplicates."""
+    """Word n-grams that occur in so many documents that they do not define near-duplicates."""
     num_control: int
     num_control_overlapping: int
     """Control documents that still share a run of words with a trained one."""
     num_removed: int | None = None
-    """Copies that a mitigation took out of training; null where none was asked to."""
+    """Copies that a mitigation removed before training; null if no mitigation removes documents."""
     num_canaries: int
-    """Trained or not."""
+    """All canaries, trained or not."""
     num_also_forgotten: int = 0
-    """Of `data.train`, left out: their text stands in `data.forget`, or a near-duplicate does."""
+    """Documents of `data.train` left out because `data.forget` contains their text or a
+    near-duplicate of it."""
     arrays: dict[str, FileSum] = Field(default_factory=dict)
-    """The files of tokens beside this one."""
+    """The token files in the same folder."""
     manifest_sha256: str | None = None
-    """Of manifest.jsonl as far as it was planned: without what is counted after training."""
+    """Hash of the planned fields of manifest.jsonl, without those filled in after training."""
     private_key_sha256: str | None = None
-    """Of `audit/private/hmac.key`; null where the documents were written without one."""
+    """Hash of `audit/private/hmac.key`; null if the documents were written without a key."""
 
 
 class CheckpointManifest(SealedRecord):
@@ -85,9 +87,9 @@ class CheckpointManifest(SealedRecord):
 
     step: int
     run_key: str
-    """Of the settings and documents it was trained with."""
+    """Hash of the settings and documents of the training."""
     sample_sha256: str | None
-    """Of what audits during training ask for; null without any."""
+    """Hash of the documents sampled for audits during training; null without such audits."""
     num_supervised_tokens: int
     num_kept_tokens: int
     num_rows: int
@@ -100,17 +102,17 @@ class ReferenceRecord(SealedRecord):
     """`reference_nll.json`."""
 
     run_key: str
-    """Of the settings and documents of the run that started from this model."""
+    """Hash of the settings and documents of the run that started from this model."""
     num_tokens: int
     losses: FileSum
-    """The file beside it."""
+    """reference_nll.npy."""
 
 
 class TrainedRun(SealedRecord):
-    """`trained.json`: training has ended, and this is what it has left."""
+    """`trained.json`: hashes of the files that training wrote; written when training has ended."""
 
     run_key: str
-    """Of the settings and documents it was trained with."""
+    """Hash of the settings and documents of the training."""
     step: int
     manifest: FileSum
     metrics: FileSum
@@ -122,19 +124,19 @@ class TrainedRun(SealedRecord):
 
 
 def add_hash_line(text: str) -> str:
-    """Return a YAML text with a last line that holds the hash of what stands before it."""
+    """Return a YAML text with a last line that contains the hash of the lines above it."""
     return f"{text}{_HASH_LINE}{hashlib.sha256(text.encode()).hexdigest()}\n"
 
 
 def find_config_damage(run_folder: Path) -> list[Damage]:
-    """Say whether a run's own config.yaml is what the run wrote."""
+    """Check that the config.yaml of a run folder is the one that the run wrote."""
     name = "config.yaml"
     try:
         content = (run_folder / name).read_bytes()
     except OSError as error:
         return [_missing(name, error)]
-    body, found, line = content.rpartition(_HASH_LINE.encode())
-    if not found:
+    body, marker, line = content.rpartition(_HASH_LINE.encode())
+    if not marker:
         return [Damage(file=name, what="is damaged: its last line, with its hash, is missing")]
     if line != f"{hashlib.sha256(body).hexdigest()}\n".encode():
         return [Damage(file=name, what="is not what the run wrote (its SHA-256 differs)")]
@@ -145,28 +147,28 @@ def find_config_damage(run_folder: Path) -> list[Damage]:
 
 
 def has_prepared(run_folder: Path) -> bool:
-    """Whether the documents of a run have been prepared, whole or damaged since."""
+    """Return whether the documents of a run have been prepared; they may be damaged."""
     return (run_folder / "prepared").exists()
 
 
 def has_begun(run_folder: Path) -> bool:
-    """Whether training has begun in a folder: its documents must stay what they are."""
+    """Return whether training has begun in a folder; its documents must not change then."""
     return any(
         (run_folder / name).exists() for name in ("metrics.jsonl", "checkpoints", "trained.json")
     )
 
 
 def load_summary(run_folder: Path) -> PreparedSummary | None:
-    """Return what became of a run's documents; None where that is missing or damaged."""
+    """Return the summary of a run's documents; None if it is missing or damaged."""
     with contextlib.suppress(RecordError):
         return load_sealed(PreparedSummary, run_folder / "prepared" / "summary.json")
     return None
 
 
 def find_prepared_damage(run_folder: Path) -> list[Damage]:
-    """Hold prepared/, manifest.jsonl and the run's own key against prepared/summary.json.
+    """Check prepared/, manifest.jsonl and the run's own key against prepared/summary.json.
 
-    Nothing prepared is damage only where training has begun.
+    A missing prepared/ counts as damage only if training has begun.
     """
     if not (has_prepared(run_folder) or has_begun(run_folder)):
         return []
@@ -179,7 +181,7 @@ def find_prepared_damage(run_folder: Path) -> list[Damage]:
         *_find_unlisted(run_folder / "prepared", {*summary.arrays, "summary.json"}),
         *find_damage(run_folder / "prepared", summary.arrays),
     ]
-    damages = [Damage(file=f"prepared/{each.file}", what=each.what) for each in below]
+    damages = [Damage(file=f"prepared/{damage.file}", what=damage.what) for damage in below]
     damages += _find_manifest_damage(run_folder, summary)
     key = run_folder / PRIVATE_KEY
     if summary.private_key_sha256 is not None:
@@ -203,7 +205,7 @@ def _find_manifest_damage(run_folder: Path, summary: PreparedSummary) -> list[Da
 
 
 def find_reference_damage(run_folder: Path) -> list[Damage]:
-    """Hold the starting model's losses against their record; few runs have any."""
+    """Check the starting model's losses against their record; few runs have them."""
     if not (run_folder / REFERENCE_RECORD).exists():
         return []
     try:
@@ -222,12 +224,12 @@ def name_checkpoint(step: int) -> str:
 
 
 def list_checkpoints(folder: Path) -> list[Path]:
-    """Return the checkpoints in `checkpoints/`, the oldest first; any of them may be damaged."""
+    """Return the checkpoints in `checkpoints/`, oldest first; any of them may be damaged."""
     return sorted(path for path in folder.glob("step-*") if path.is_dir())
 
 
 def load_checkpoint_manifest(checkpoint_folder: Path) -> CheckpointManifest:
-    """Read what a checkpoint holds.
+    """Read the manifest of a checkpoint.
 
     Raises:
         RecordError: missing or damaged.
@@ -236,7 +238,7 @@ def load_checkpoint_manifest(checkpoint_folder: Path) -> CheckpointManifest:
 
 
 def find_checkpoint_damage(checkpoint_folder: Path) -> list[Damage]:
-    """Hold every file of a checkpoint against its manifest; a file not listed is damage too."""
+    """Check every file of a checkpoint against its manifest; an unlisted file is damage too."""
     try:
         manifest = load_checkpoint_manifest(checkpoint_folder)
     except RecordError as error:
@@ -245,25 +247,25 @@ def find_checkpoint_damage(checkpoint_folder: Path) -> list[Damage]:
         what = f"is of step {manifest.step}, not of '{checkpoint_folder.name}'"
         return [Damage(file=_CHECKPOINT_MANIFEST, what=what)]
     listed = {*manifest.files, _CHECKPOINT_MANIFEST}
-    # Of other kinds is torch's .metadata, a pickle.
+    # Other suffixes are refused, for example torch's .metadata, which is a pickle.
     strange = [name for name in manifest.files if Path(name).suffix not in _CHECKPOINT_KINDS]
     return [
-        *(Damage(file=name, what="is no kind of file that a checkpoint has") for name in strange),
+        *(Damage(file=name, what="has a suffix not allowed in a checkpoint") for name in strange),
         *_find_unlisted(checkpoint_folder, listed),
         *find_damage(checkpoint_folder, manifest.files),
     ]
 
 
-# -- training's end --------------------------------------------------------------------------------
+# -- end of training -------------------------------------------------------------------------------
 
 
 def has_trained(run_folder: Path) -> bool:
-    """Whether training has ended in a folder, whole or damaged since."""
+    """Return whether training has ended in a folder; its files may be damaged."""
     return (run_folder / "trained.json").exists()
 
 
 def load_trained(run_folder: Path) -> TrainedRun:
-    """Read what training has left.
+    """Read the record of a finished training.
 
     Raises:
         RecordError: missing or damaged.
@@ -272,7 +274,7 @@ def load_trained(run_folder: Path) -> TrainedRun:
 
 
 def sum_trained(run_folder: Path, *, run_key: str, step: int) -> TrainedRun:
-    """Read manifest, metrics and model whole and return the record that says training has ended."""
+    """Hash manifest, metrics and model, and return the record of the finished training."""
     return TrainedRun(
         run_key=run_key,
         step=step,
@@ -283,7 +285,7 @@ def sum_trained(run_folder: Path, *, run_key: str, step: int) -> TrainedRun:
 
 
 def find_run_keys(run_folder: Path) -> set[str]:
-    """Return the keys of what was trained in a folder, as far as its records can be read."""
+    """Return the run keys found in a folder's records, as far as these can be read."""
     keys = set()
     with contextlib.suppress(RecordError):
         keys.add(load_trained(run_folder).run_key)
@@ -294,9 +296,9 @@ def find_run_keys(run_folder: Path) -> set[str]:
 
 
 def find_trained_damage(run_folder: Path) -> list[Damage]:
-    """Hold manifest.jsonl, metrics.jsonl and model/ against trained.json.
+    """Check manifest.jsonl, metrics.jsonl and model/ against trained.json.
 
-    Returns nothing where training has not ended: `has_trained` tells.
+    Returns an empty list if training has not ended (see `has_trained`).
     """
     if not has_trained(run_folder):
         return []
@@ -312,17 +314,17 @@ def find_trained_damage(run_folder: Path) -> list[Damage]:
         if path is None:
             damages.append(Damage(file=f"model/{name}", what="is missing"))
         elif written is None:
-            # A conversion or a note that a user keeps there changes nothing.
+            # Other files, such as a user's conversion or note, do not affect the model.
             if name.endswith(_READ_WITH_MODEL):
                 damages.append(Damage(file=f"model/{name}", what=UNLISTED))
         else:
-            found = find_damage(path.parent, {path.name: written})
-            damages += [Damage(file=f"model/{name}", what=each.what) for each in found]
+            for damage in find_damage(path.parent, {path.name: written}):
+                damages.append(Damage(file=f"model/{name}", what=damage.what))
     return damages
 
 
 def list_other_model_files(run_folder: Path) -> list[str]:
-    """Return the files in model/ that training has not written; none if trained.json is damaged."""
+    """Return the files in model/ that training did not write; none if trained.json is damaged."""
     try:
         written = load_trained(run_folder).model
     except RecordError:
@@ -331,17 +333,17 @@ def list_other_model_files(run_folder: Path) -> list[str]:
 
 
 def _list_model(run_folder: Path) -> dict[str, Path]:
-    """Return the files of model/ and below, without the card, by name below it."""
+    """Return all files in model/ except the card, by path relative to it."""
     root = run_folder / "model"
     paths = sorted(path for path in root.rglob("*") if not path.is_dir())
     return {path.relative_to(root).as_posix(): path for path in paths if path != root / CARD}
 
 
-# -- alike -----------------------------------------------------------------------------------------
+# -- shared ----------------------------------------------------------------------------------------
 
 
 def _find_unlisted(folder: Path, listed: set[str]) -> list[Damage]:
-    """Return what lies in a folder and was not written there: it could be read all the same."""
+    """Return the files in a folder that were not written by the run: they could be read too."""
     names = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
     return [Damage(file=name, what=UNLISTED) for name in names if name not in listed]
 

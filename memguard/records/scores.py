@@ -1,4 +1,4 @@
-"""What each probe found: of a document, of a bucket, of a canary."""
+"""Scores of the probes: per document, per bucket and per canary."""
 
 from typing import Any, Literal
 
@@ -8,8 +8,8 @@ from memguard.records.manifest import Role
 from memguard.records.record import Record
 
 RiskName = Literal["verbatim", "near_verbatim", "attack_cost", "attack"]
-"""Ways in which documents are extracted: greedy text equal or nearly so, text drawn within
-`NUM_RISK_QUERIES`, text recovered verbatim by the best of the attacks that ran."""
+"""Extraction methods: greedy text that matches exactly or nearly, text sampled within
+`NUM_RISK_QUERIES` queries, text extracted verbatim by the best of the attacks that ran."""
 
 NUM_RISK_QUERIES = 1_000_000
 """A document whose attack cost is at most this counts as extracted (queries)."""
@@ -21,7 +21,7 @@ class Rate(Record):
     num_documents: int
     num_matched: int
     rate: float | None
-    """null where there are no documents."""
+    """null if there are no documents."""
     ci: tuple[float, float] | None
     """null below two documents."""
 
@@ -45,43 +45,44 @@ class DocumentScore(Record):
     prefix_tokens: int
     continuation_tokens: int
     num_correct: int
-    """Continuation tokens that are the argmax given everything true before them."""
+    """Continuation tokens that are the argmax given the true tokens before them."""
     verbatim: bool
-    """Greedy decoding from the prefix gives back the continuation, token by token."""
+    """Greedy decoding from the prefix generates the continuation exactly."""
     near_verbatim: bool | None
-    """Greedy decoding from the prefix, end-of-text tokens suppressed, gives back the continuation
-    within the stated edits; false where teacher-forced accuracy is too low to generate it, null
-    where nothing was generated at all."""
+    """Greedy decoding from the prefix, with end-of-text tokens suppressed, generates the
+    continuation within the stated number of edits; false if teacher-forced accuracy is too low for
+    text to be generated, null if no text was generated at all."""
     num_edits: int | None
     """Insertions, deletions and substitutions between greedy and true continuation (tokens); null
-    beyond the limit and where it was not generated."""
+    above the limit, or if no text was generated."""
     greedy_margin: float | None
     """Smallest gap between the chosen and the next best token along the greedy text (logits)."""
     teacher_forced_90: bool
-    """At least 90 % of the continuation tokens are the argmax given everything true before them."""
+    """At least 90 % of the continuation tokens are the argmax given the true tokens before them."""
     first_divergence: int
     """Index of the first wrong token; `continuation_tokens` where there is none."""
     extraction_strength: float
-    """1 - k/S, k the smallest index from which on every token is right; 0 where none is."""
+    """1 - k/S, where k is the smallest index from which every token is right; 0 if none is."""
     logprob: float
     """Sum over the continuation, natural log."""
     min_margin: float | None
-    """Smallest gap between true token and best other one where right (logits); null: none is."""
+    """Smallest gap between the true token and the best other one, over tokens that are right
+    (logits); null if none is."""
     type_token_ratio: float
     """Distinct tokens / tokens of the true continuation."""
     argmax_type_token_ratio: float
-    """The same of the model's argmax tokens: a collapsed model has a low one."""
+    """The same ratio for the model's argmax tokens; low for a collapsed model."""
     base_num_correct: int | None = None
     base_verbatim: bool | None = None
     base_near_verbatim: bool | None = None
     base_teacher_forced_90: bool | None = None
     longest_run: int | None = None
-    """Most right tokens in a row, each given everything true before."""
+    """Most consecutive right tokens, each given the true tokens before it."""
     attack_log10_queries: float | None = None
-    """log10 of the queries until one gives the continuation with probability 1/2, by the cheapest
-    of the listed ways; null: none of them can, or none was asked."""
+    """log10 of the number of queries that generate the continuation with probability 1/2, by the
+    cheapest of the listed sampling schemes; null if none of them can, or if none was run."""
     attack_scheme: str | None = None
-    """The cheapest way."""
+    """The cheapest sampling scheme."""
     num_copies: int | None = None
     """Trained documents that share a run of words with this one, itself included."""
     base_first_divergence: int | None = None
@@ -92,13 +93,13 @@ class DocumentScore(Record):
 
 
 class ModelScores(Record):
-    """What one model does on the documents of one bucket."""
+    """Scores of one model on the documents of one bucket."""
 
     verbatim: Rate
     near_verbatim: Rate | None
-    """Greedy text within the stated edits; null where nothing was generated."""
+    """Greedy text within the stated number of edits; null if no text was generated."""
     teacher_forced_90: Rate
-    """At least 90 % of the tokens right given the true text before them: not extraction."""
+    """At least 90 % of the tokens are right given the true text before them. Not extraction."""
     mean_token_accuracy: Interval | None
     """Mean over documents; interval by a jackknife over near-duplicate clusters, logit scale."""
     median_first_divergence: float | None
@@ -116,9 +117,9 @@ class BucketScores(Record):
     num_too_short: int
     """Documents of this bucket that were trained (or held back) but are too short to audit."""
     num_cut_too_short: int = 0
-    """The same, long enough as a whole, but cut into parts of which none is."""
+    """Documents that are long enough as a whole but were cut into parts that are all too short."""
     num_nothing_supervised: int = 0
-    """The same, without a token that receives loss, special tokens not counted."""
+    """Documents without a token that receives loss, special tokens not counted."""
     num_not_sampled: int = 0
     model: ModelScores
     base: ModelScores | None
@@ -126,53 +127,53 @@ class BucketScores(Record):
     mean_type_token_ratio: float | None
     mean_argmax_type_token_ratio: float | None
     num_tiny_margin: int
-    """Documents whose match hangs on a margin below the stated one: other arithmetic could flip
-    it."""
+    """Documents whose match depends on a margin below the stated one: a different order of
+    floating-point operations could change the result."""
     risks: dict[RiskName, Rate]
-    """Every way of extraction that was measured; `attack` is the best of the attacks that ran, of
-    the documents that were attacked."""
+    """Extraction rate by each method that was measured; `attack` is the rate of the best attack
+    that ran, over the documents that were attacked."""
     base_risks: dict[RiskName, Rate]
-    """The same of the model before training, which is not attacked."""
+    """The same rates for the model before training, on which no attacks run."""
     minus_control: dict[RiskName, Interval]
-    """Difference of `risks` to the control's, Newcombe's interval; empty for the control and
-    without one."""
+    """`risks` minus those of the control, with Newcombe's interval; empty for the control itself
+    and without a control."""
 
 
 class GeneratedTexts(Record):
-    """How near-verbatim matches of one model were found."""
+    """Counts of the texts generated to find near-verbatim matches of one model."""
 
     reason_not_generated: str | None
-    """null where texts were generated; otherwise all counts are 0."""
+    """null if texts were generated; otherwise all counts are 0."""
     num_verbatim: int
-    """Documents whose greedy text is known without generating it."""
+    """Documents whose greedy text is known without generation."""
     num_generated: int
     floor: float
-    """Documents below this teacher-forced accuracy are not generated, but for a sample."""
+    """Teacher-forced accuracy below which no text is generated, except for a sample."""
     num_below_floor: int
     num_checked: int
-    """Documents below the floor that were generated: a seeded sample, or all of them once one of
-    the sample matched."""
+    """Documents below the floor for which text was generated: a seeded sample, or all of them if
+    one of the sample matched."""
     num_matched_below_floor: int
 
 
 class MeasuredBucket(Record):
-    """One number of one probe over the documents of one bucket."""
+    """One metric of one probe over the documents of one bucket."""
 
     bucket: str
     num_documents: int
     num_missing: int
-    """Documents without this number: too short, or not in the probe's sample."""
+    """Documents without this metric: too short, or not in the probe's sample."""
     model: Rate | Interval | None
     base: Rate | Interval | None
     counterfactual: Interval | None
-    """Mean over documents of the model's minus the base model's; null without a base."""
+    """Mean over documents of the model's value minus the base model's; null without a base."""
     minus_control: Interval | None
     counterfactual_minus_control: Interval | None
-    """What training added, minus what it added in the control; null without base or control."""
+    """Change from the base model, minus the control's change; null without base or control."""
 
 
 class Measure(Record):
-    """One number of one probe; what it means, and what it is for each bucket."""
+    """One metric of one probe: its definition and its value for each bucket."""
 
     probe: str
     version: int
@@ -181,27 +182,27 @@ class Measure(Record):
     meaning: str
     unit: str
     higher_is_better: bool
-    """False: more of it means more was memorised."""
+    """False if a higher value means more memorization."""
     buckets: list[MeasuredBucket]
 
 
 class AttackCostScores(Record):
-    """What it takes to draw the continuations of one bucket, log10 of the queries."""
+    """Queries needed to sample the continuations of one bucket (log10)."""
 
     num_documents: int
     num_never: int
-    """Documents whose continuation no listed way can draw."""
+    """Documents whose continuation no listed sampling scheme can generate."""
     lowest: float | None
     quantile_10: float | None
     median: float | None
     quantile_90: float | None
-    """null where so many cannot be drawn at all."""
+    """null if too many documents cannot be sampled at all; so are the other quantiles."""
     within: dict[int, Rate]
-    """Documents that cost at most so many queries."""
+    """Documents that cost at most this many queries."""
 
 
 class AttackCostBucket(Record):
-    """Attack cost of one bucket: queries until one gives the continuation with probability 1/2."""
+    """Attack cost of one bucket: queries that generate the continuation with probability 1/2."""
 
     bucket: str
     model: AttackCostScores
@@ -209,7 +210,7 @@ class AttackCostBucket(Record):
 
 
 class AttackedBucket(Record):
-    """What one adaptive attack got back from one bucket."""
+    """Documents of one bucket that one adaptive attack extracted."""
 
     bucket: str
     attack: str
@@ -219,15 +220,15 @@ class AttackedBucket(Record):
     """Documents whose first answer was the true continuation."""
     any_verbatim: Rate
     mean_token_accuracy: Interval | None
-    """Share of right tokens of the first answer, compared place by place."""
+    """Share of right tokens of the first answer, compared position by position."""
     note: str = ""
 
 
 class ExtractedCopies(Record):
-    """k-eidetic memorisation: documents recited verbatim though at most k trained ones hold them.
+    """k-eidetic memorization: documents extracted verbatim that at most k trained documents hold.
 
-    Counted over near-duplicate clusters: documents that share a run of words count as holding the
-    same text, so the k of a document is never understated.
+    Copies are counted over near-duplicate clusters: documents that share a run of words count as
+    holding the same text, so the k of a document is never understated.
     """
 
     k: int
@@ -237,29 +238,29 @@ class ExtractedCopies(Record):
 
 
 BLIND = "blind"
-"""Membership score of the baseline that sees the texts and never the model."""
+"""Membership score of the blind baseline, which reads the texts but has no model access."""
 
 
 class MembershipScores(Record):
-    """How well a score tells trained documents from control documents."""
+    """Membership inference: how well a score separates trained documents from the control."""
 
     score: str
     num_members: int
     num_nonmembers: int
     auc: Interval | None
-    """0.5 is chance; higher means members score higher. Interval by DeLong. null: could not be
-    asked, too few of either kind have the score."""
+    """0.5 is chance; higher means members score higher. Interval by DeLong. null if too few
+    documents of either kind have the score."""
     higher_is_better: bool = False
     definition: str = ""
     tpr_at_fpr: dict[str, Rate | None] = Field(default_factory=dict)
-    """Members above a threshold that this share of nonmembers passes; null below 1/FPR of them. The
-    interval includes the error of the threshold."""
+    """Members above the threshold that this share of nonmembers exceeds; null with fewer than 1/FPR
+    nonmembers. The interval includes the error of the threshold."""
     num_missing: int = 0
     """Members and nonmembers without this score."""
 
 
 class CanaryScore(Record):
-    """One canary: a random secret that was, or was not, trained."""
+    """One canary: a random secret that was trained or kept as a reference."""
 
     id: str
     was_trained: bool
@@ -269,59 +270,63 @@ class CanaryScore(Record):
     num_secret_tokens: int
     num_repetitions: int
     num_loss_tokens: int | None
-    """Tokens of it that received loss at least once; null where nobody counted."""
+    """Tokens of it that received loss at least once; null if not recorded."""
     exposure_bits: float | None
     exposure_extrapolated_bits: float | None
     verbatim: bool
 
 
 class CanaryScores(Record):
-    """What random secrets of a known number show."""
+    """Results of the canary probe: exposure, extraction and a lower bound of epsilon."""
 
     num_trained: int
     num_references: int
     num_ranked: int
-    """Canaries whose secret has as many tokens as most have: these are ranked and guessed at."""
+    """Canaries whose secret has the most common number of tokens. Only these are ranked and used
+    for guesses."""
     num_ranked_references: int
     num_repetitions: int | None
     verbatim: Rate
-    """Trained secrets that greedy decoding gives back whole."""
+    """Trained secrets that greedy decoding extracts in full."""
     reference_verbatim: Rate
     loss_coverage: float | None
-    """Share of the trained secrets' tokens that ever received loss; null where nobody counted."""
+    """Share of the trained secrets' tokens that received loss at least once; null if not
+    recorded."""
     num_without_loss: int | None
-    """Trained canaries of which no token ever received loss."""
+    """Trained canaries without a token that received loss."""
     median_exposure_bits: float | None
     max_exposure_bits: float | None
-    """By rank among the references of one length; at most log2 of `num_ranked_references`."""
+    """By rank among the references of the same length; at most log2 of `num_ranked_references`."""
     median_exposure_extrapolated_bits: float | None
     max_exposure_extrapolated_bits: float | None
     num_guesses: int
-    """Of `num_ranked` coins; follows from their number before any score is looked at."""
+    """Guesses about `num_ranked` coin flips; fixed by that number before any score is read."""
     num_right: int
     epsilon_lower_bound: float | None
-    """One-run lower bound of the privacy loss at `delta`, 95 % confidence (Steinke et al. 2023). Of
-    the training algorithm with these settings; the unit is one canary with all its repetitions."""
+    """One-run lower bound of the privacy loss at `delta`, 95 % confidence (Steinke et al. 2023). It
+    applies to the training algorithm with these settings; the unit is one canary with all its
+    repetitions."""
     epsilon_ceiling: float | None
-    """The largest bound these coins could have shown; null as `epsilon_lower_bound` is."""
+    """Largest bound that this number of coin flips can show; null if `epsilon_lower_bound` is."""
     delta: float
     assumptions: list[str]
     canaries: list[CanaryScore]
 
 
 class MaskChange(Record):
-    """What one rewriting of a text does to the mask of the mitigation."""
+    """Effect of one rewriting of a text on the mitigation's label mask."""
 
     rewriting: str
     num_passages: int
     num_changed: int
-    """Passages of which a token that training dropped would receive loss in the rewritten copy."""
+    """Passages with a token that training dropped and that would receive loss in the rewritten
+    copy."""
     mean_leaked_share: float | None
     """Share of a passage's dropped tokens that receive loss in the copy."""
 
 
 class DoseTrend(Record):
-    """Does a rate rise with the number of repetitions?"""
+    """Trend test: whether a rate rises with the number of repetitions."""
 
     metric: str
     doses: list[int]
@@ -329,4 +334,4 @@ class DoseTrend(Record):
     """Rates that never fall with the dose, closest to those measured."""
     z: float | None
     p_value: float | None
-    """Cochran-Armitage trend test, two-sided; null where it cannot be asked."""
+    """Cochran-Armitage trend test, two-sided; null if it cannot be computed."""

@@ -1,10 +1,10 @@
-"""Hashes of files and records, written with them and compared when they are read again.
+"""Hashes of files and records, stored with them and checked when they are read.
 
     FileSum        size and SHA-256 of one file
     SealedRecord   a record whose JSON ends with the hash of the rest
-    find_damage    which files of a folder are not those that were written
+    find_damage    the files of a folder that are missing or differ from those that were written
 
-They detect damage, not forgery: who can write to a folder can write its hashes too.
+Hashes detect damage, not forgery: anyone who can write to a folder can also write its hashes.
 """
 
 import hashlib
@@ -32,9 +32,9 @@ class Damage:
     """A file that is not what was written."""
 
     file: str
-    """Its name below the folder it belongs to, with `/`."""
+    """Path relative to the folder it belongs to, with `/`."""
     what: str
-    """The rest of a sentence: ``is missing``, ``has 12 bytes instead of 20``."""
+    """Predicate of the message: ``is missing``, ``has 12 bytes instead of 20``."""
 
     def __str__(self) -> str:
         """Return the sentence."""
@@ -49,11 +49,12 @@ def sum_file(path: Path) -> FileSum:
 
 
 def find_damage(folder: Path, files: Mapping[str, FileSum]) -> list[Damage]:
-    """Return the files that are missing or are not what was written.
+    """Return the files that are missing or differ from those that were written.
 
     Args:
-        folder: where they are.
-        files: what was written, by name. A name with a separator is damage: it could lie anywhere.
+        folder: the folder of the files.
+        files: sizes and hashes by file name. A name with a separator counts as damage, because it
+            could point outside the folder.
     """
     damages = []
     for name, written in files.items():
@@ -73,7 +74,7 @@ def find_damage(folder: Path, files: Mapping[str, FileSum]) -> list[Damage]:
 
 
 class SealedRecord(Record):
-    """A record whose file holds its own hash; `load_sealed` compares it."""
+    """A record whose file contains its own hash; `load_sealed` checks it."""
 
 
 SealedT = TypeVar("SealedT", bound=SealedRecord)
@@ -87,7 +88,7 @@ def save_sealed(record: SealedRecord, path: Path) -> None:
 
 
 def load_sealed(kind: type[SealedT], path: Path) -> SealedT:
-    """Read a sealed record back.
+    """Read a sealed record and check its hash.
 
     Raises:
         RecordError: missing, not JSON, of another schema, or not what was written.

@@ -1,10 +1,10 @@
-"""Where a run runs and how it speaks.
+"""Processes, console output and environment of a run.
 
-processes.py     this process among all ranks: device, rank, what all agree on
-console.py       one voice for all ranks
+processes.py     device and rank of this process, and collective operations over all ranks
+console.py       output of rank 0
 environment.py   peak memory, folders, versions for the records, silenced libraries
 
-What needs torch is imported at its first use: comparing finished runs speaks without it.
+Modules that need torch are imported at first use: comparing finished runs works without it.
 """
 
 import typing

@@ -1,4 +1,4 @@
-"""The console: a live line on a terminal, log lines elsewhere; rank 0 alone speaks."""
+"""The console: a live line on a terminal, log lines elsewhere. Only rank 0 prints."""
 
 import os
 import time
@@ -22,26 +22,26 @@ def _is_another_rank() -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Console:
-    """Speaks on standard error; on other ranks than 0 it is quiet."""
+    """Prints on standard error; silent on ranks other than 0."""
 
     out: rich.console.Console = field(
         default_factory=lambda: rich.console.Console(stderr=True, highlight=False)
     )
-    # From the environment: it speaks before the ranks have met.
+    # Read from the environment, because it prints before the process group exists.
     quiet: bool = field(default_factory=_is_another_rank)
 
     @property
     def live(self) -> bool:
-        """True where a line can be drawn again and again."""
+        """Whether a line can be redrawn in place."""
         return self.out.is_terminal and not self.out.is_dumb_terminal and not self.quiet
 
     def info(self, text: str) -> None:
-        """Say what is being done."""
+        """Print a status line."""
         if not self.quiet:
             self.out.print(text, markup=False, soft_wrap=True)
 
     def warn(self, text: str) -> None:
-        """Say what the user should know although the run goes on."""
+        """Print a warning; the run continues."""
         if not self.quiet:
             self.out.print(f"warning: {text}", style="yellow", markup=False, soft_wrap=True)
 
@@ -51,13 +51,13 @@ class Console:
 
         Args:
             what: e.g. ``"audit"``.
-            total: units of the whole.
+            total: number of units in total.
             unit: e.g. ``"documents"``.
         """
         if self.live:
             columns = (
                 rich.progress.TextColumn("{task.description}"),
-                # The first to give way where the terminal is narrow.
+                # The first column to shrink on a narrow terminal.
                 rich.progress.BarColumn(bar_width=None, table_column=Column(max_width=24)),
                 rich.progress.MofNCompleteColumn(table_column=Column(no_wrap=True)),
                 rich.progress.TextColumn("{task.fields[detail]}", markup=False),

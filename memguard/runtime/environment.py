@@ -1,4 +1,4 @@
-"""What a run runs on: peak memory, folders, versions and hardware, silenced libraries."""
+"""Environment of a run: peak memory, folders, versions and hardware, silenced libraries."""
 
 import importlib.metadata
 import logging
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def peak_memory_bytes(device: "torch.device") -> int:
-    """Return the most memory used so far: of the GPU, or resident of this process on a CPU."""
+    """Return the peak memory: of the GPU, or the resident memory of this process on a CPU."""
     if device.type == "cuda":
         import torch
 
@@ -23,7 +23,7 @@ def peak_memory_bytes(device: "torch.device") -> int:
 
 
 def default_cache_dir() -> Path:
-    """Return where downloaded or derived inputs are kept between runs."""
+    """Return the folder of downloaded or derived inputs that are kept between runs."""
     named = os.environ.get("MEMGUARD_CACHE")
     if named:
         return Path(named)
@@ -31,7 +31,7 @@ def default_cache_dir() -> Path:
 
 
 def quiet_libraries() -> None:
-    """Silence progress bars and advice of the libraries: the console is ours."""
+    """Silence progress bars and advice of the libraries, to keep the console readable."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     import datasets
     import transformers
@@ -41,7 +41,7 @@ def quiet_libraries() -> None:
     datasets.disable_progress_bars()
     datasets.utils.logging.set_verbosity_error()
     logging.getLogger("torch.distributed").setLevel(logging.ERROR)
-    # torch's checkpoint writer notes that it runs without a process group, which is meant.
+    # torch's checkpoint writer warns that it runs without a process group, which is intended.
     warnings.filterwarnings("ignore", message=".*assuming the intent is to (save|load)")
 
 

@@ -1,10 +1,10 @@
-"""This process among its peers: its device, its rank, and what all ranks agree on.
+"""Device and rank of this process, and collective operations over all ranks.
 
-    default group   "cpu:gloo,cuda:nccl" where there is a GPU, else "gloo": the engine's
-    control group   gloo, over all ranks, without a time limit: numbers and objects on the CPU
+    default group   "cpu:gloo,cuda:nccl" with a GPU, else "gloo": used for training
+    control group   gloo over all ranks, without a time limit: numbers and objects on the CPU
 
-A rank may wait for hours while rank 0 reads documents; the default group keeps its time limits,
-which tell a hung collective.
+A rank may wait for hours while rank 0 reads documents, so the control group has no time limit. The
+default group keeps its limits, which detect a hung collective.
 """
 
 import os
@@ -21,19 +21,19 @@ from memguard.errors import ConfigError, MemguardError, OtherRankFailed
 
 ValueT = TypeVar("ValueT")
 
-# Nothing waits longer; gloo overflows on a much larger one.
+# Longer than any wait; gloo overflows on a much larger value.
 _FOREVER = timedelta(days=30)
-# The launcher's listening socket: the port is taken before any rank starts.
+# The launcher's listening socket, which reserves the port before any rank starts.
 _STORE_FD = "MEMGUARD_STORE_FD"
 _CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Runtime:
-    """This process among its peers; by default the only one, on the CPU.
+    """Rank and device of this process; by default a single process on the CPU.
 
-    On one process every method returns at once; on several, all ranks call the same methods in the
-    same order.
+    With one process every method returns at once. With several, all ranks must call the same
+    methods in the same order.
     """
 
     device: torch.device = _CPU
@@ -42,15 +42,15 @@ class Runtime:
     local_rank: int = 0
     """Rank among the processes of this machine; also the index of its GPU."""
     control: dist.ProcessGroup | None = None
-    """Group for what is agreed on; the default group if None."""
+    """Process group for these methods; the default group if None."""
 
     @property
     def is_main(self) -> bool:
-        """Whether this is rank 0, which speaks and writes files."""
+        """Whether this is rank 0, which prints and writes files."""
         return self.rank == 0
 
     def barrier(self) -> None:
-        """Wait until every rank is here."""
+        """Wait until every rank has called this method."""
         self.agree_max(0)
 
     def agree_max(self, value: int) -> int:
@@ -70,11 +70,11 @@ class Runtime:
         return sums.tolist()
 
     def agree_any(self, flag: bool) -> bool:
-        """Return whether any rank says so."""
+        """Return whether the flag is true on any rank."""
         return bool(self.agree_max(int(flag)))
 
     def gather_objects(self, value: ValueT) -> list[ValueT]:
-        """Return the values of all ranks, by rank; they are pickled."""
+        """Return the values of all ranks, in order of rank. Values are pickled."""
         if self.world_size == 1:
             return [value]
         values: list[Any] = [None] * self.world_size
@@ -82,7 +82,7 @@ class Runtime:
         return values
 
     def broadcast_object(self, value: ValueT | None) -> ValueT:
-        """Return rank 0's value on every rank; it is pickled, and what others give is not used."""
+        """Return rank 0's value on every rank; values of other ranks are ignored. It is pickled."""
         if self.world_size == 1:
             return cast("ValueT", value)
         values = [value]
@@ -90,10 +90,10 @@ class Runtime:
         return cast("ValueT", values[0])
 
     def only_on_main(self, function: Callable[[], ValueT]) -> ValueT | None:
-        """Run a function on rank 0 while the others wait; they return None.
+        """Run a function on rank 0 while the other ranks wait; those return None.
 
         Raises:
-            OtherRankFailed: on the others, where it failed on rank 0.
+            OtherRankFailed: on the other ranks, if the function failed on rank 0.
         """
         if not self.is_main:
             code = self.broadcast_object(0)
@@ -103,7 +103,8 @@ class Runtime:
         try:
             result = function()
         except BaseException as error:
-            # Told as a value: who waits learns of it at once, and does not take it for a lost peer.
+            # The exit code is broadcast, so that waiting ranks end at once and do not report a lost
+            # connection.
             self.broadcast_object(_exit_code(error))
             raise
         self.broadcast_object(0)
@@ -117,10 +118,10 @@ def _exit_code(error: BaseException) -> int:
 
 
 def detect_runtime() -> Runtime:
-    """Return this process's device and rank, as torchrun or `--nproc` set them; starts no group.
+    """Return this process's device and rank, as set by torchrun or `--nproc`; starts no group.
 
     Raises:
-        ConfigError: more processes on this machine than it has GPUs.
+        ConfigError: this machine has more processes than GPUs.
     """
     rank, local_rank, world_size = _read_ranks()
     if not torch.cuda.is_available():
@@ -129,7 +130,7 @@ def detect_runtime() -> Runtime:
         device = torch.device("cuda", local_rank)
     else:
         raise ConfigError(
-            f"each process needs a GPU of its own: this machine shows {torch.cuda.device_count()}, "
+            f"each process needs its own GPU: this machine has {torch.cuda.device_count()}, "
             f"and this is process {local_rank + 1}. Start fewer (--nproc, --nproc-per-node)."
         )
     return Runtime(device=device, rank=rank, world_size=world_size, local_rank=local_rank)
@@ -138,11 +139,11 @@ def detect_runtime() -> Runtime:
 def _read_ranks() -> tuple[int, int, int]:
     """Return rank, rank on this machine and number of ranks."""
     if dist.is_initialized():
-        # Called from a program that has its processes together already.
+        # Called from a program that has already initialized a process group.
         local_rank = int(os.environ.get("LOCAL_RANK", dist.get_rank()))
         return dist.get_rank(), local_rank, dist.get_world_size()
     names = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
-    # Some clusters set one of them for other purposes; who starts ranks sets all three.
+    # Some clusters set one of them for other purposes; launchers of ranks set all three.
     if not all(os.environ.get(name) for name in names):
         return 0, 0, 1
     rank, local_rank, world_size = (int(os.environ[name]) for name in names)
@@ -151,10 +152,10 @@ def _read_ranks() -> tuple[int, int, int]:
 
 @contextmanager
 def start_runtime() -> Iterator[Runtime]:
-    """Join this process to its peers, and part from them at the end.
+    """Join the process group, and leave it at the end.
 
-    After an error nobody waits for the others, and the connections stay: they break when the
-    process ends, which is after it has said what went wrong.
+    After an error this rank does not wait for the others, and the connections stay open until the
+    process ends, so that it can print its message first.
 
     Raises:
         ConfigError: see `detect_runtime`.
@@ -186,7 +187,7 @@ def _join(runtime: Runtime) -> None:
 
 
 def _find_store(runtime: Runtime) -> Any:
-    """Return where the ranks meet; None leaves it to torch, which asks torchrun's environment."""
+    """Return the store for the rendezvous; None lets torch use torchrun's environment."""
     inherited = os.environ.get(_STORE_FD)
     if inherited is None:
         return None

@@ -23,7 +23,7 @@ from memguard.config import OptimConfig, TrainConfig
 from memguard.data.loader import Batch
 from memguard.hf.sharded import Sharding, allocate, build_meta_layer
 from memguard.mitigation import build_mitigations
-from memguard.model.causal_lm import VocabLayer
+from memguard.model.causal_lm import CausalLM
 from memguard.parallel.attention import MIN_PIECE
 from memguard.parallel.mesh import Mesh4D
 from memguard.parallel.mesh_shape import MeshShape
@@ -92,17 +92,17 @@ def simulate_step(
     batch = _make_batch(-(-train.batch_size // shape.num_batch_ways), seq_len)
     with mock.patch.dict(MIN_PIECE, clear=True):
         if shape.num_ranks == 1:
-            vocab, fill = _build_plain(hf_config, train)
+            lm, fill = _build_plain(hf_config, train)
             stages.end("model on meta")
-            return _take_step(vocab, fill, batch, train, runtime, stages)
+            return _take_step(lm, fill, batch, train, runtime, stages)
         with simulated_mesh(shape, rank) as mesh:
             stages.end("process groups")
-            vocab, fill = _build_sharded(hf_config, mesh, train, reshard_after_forward)
+            lm, fill = _build_sharded(hf_config, mesh, train, reshard_after_forward)
             stages.end("model on meta, sharded")
-            return _take_step(vocab, fill, batch, train, runtime, stages)
+            return _take_step(lm, fill, batch, train, runtime, stages)
 
 
-_Built = tuple[VocabLayer, Callable[[], None]]
+_Built = tuple[CausalLM, Callable[[], None]]
 """A model on the meta device, and a function that allocates its storage."""
 
 
@@ -119,45 +119,45 @@ def _build_sharded(hf_config: Any, mesh: Mesh4D, train: TrainConfig, reshard: bo
 
     def fill() -> None:
         allocate(layer)
-        for module in layer.vocab.modules():
+        for module in layer.lm.modules():
             if isinstance(module, FSDPModule):
                 for group in module._get_fsdp_state()._fsdp_param_groups:
                     # `allocate` has padded uneven shards. At the first forward FSDP2 checks this
                     # by address; fake tensors have no addresses, so it would pad copies.
                     group._reset_sharded_params = True
 
-    return layer.vocab, fill
+    return layer.lm, fill
 
 
 def _build_plain(hf_config: Any, train: TrainConfig) -> _Built:
     with init_empty_weights(include_buffers=False):
         model = transformers.AutoModelForCausalLM.from_config(hf_config, dtype=torch.float32)
     model.tie_weights()
-    vocab = VocabLayer(model, chunk_tokens=train.nll_chunk_tokens)
+    lm = CausalLM(model, chunk_tokens=train.nll_chunk_tokens)
     checkpoint_blocks(model, train.activation_checkpointing)
 
     def fill() -> None:
         model._apply(lambda t: torch.empty_like(t, device=_CPU) if t.is_meta else t)
         model.tie_weights()
 
-    return vocab, fill
+    return lm, fill
 
 
 def _take_step(
-    vocab: VocabLayer,
+    lm: CausalLM,
     fill: Callable[[], None],
     batch: Batch,
     train: TrainConfig,
     runtime: Runtime,
     stages: "_Stages",
 ) -> SimulatedStep:
-    sent, memory = SentCollectives(vocab.mesh, vocab.model.config), Allocations()
+    sent, memory = SentCollectives(lm.mesh, lm.model.config), Allocations()
     gradient_bytes = 0
     with memory.following_resizes(), observe(sent, memory):
         fill()
-        vocab.model.train()
+        lm.model.train()
         step = TrainStep(
-            vocab=vocab,
+            lm=lm,
             mitigations=build_mitigations((), special_ids=[]),
             train=train,
             optim=OptimConfig(),
@@ -185,7 +185,7 @@ def _take_step(
         if isinstance(value, Tensor)
     ]
     return SimulatedStep(
-        num_parameters=sum(parameter.numel() for parameter in vocab.model.parameters()),
+        num_parameters=sum(parameter.numel() for parameter in lm.model.parameters()),
         num_stored=sum(tensor.numel() for tensor in stored),
         weight_bytes=_count_bytes(stored),
         gradient_bytes=gradient_bytes,

@@ -1,21 +1,21 @@
-"""The engine: rows in, trained weights out, resumable at every step.
+"""The training engine: turns rows into trained weights and can resume from every step.
 
-    trainer.py             the loop: steps, metrics, checkpoints, stopped cleanly by a signal
+    trainer.py             the loop: steps, metrics, checkpoints, clean stop on a signal
     step.py                one optimizer step, the same on one process and on every mesh
-    dropout.py             set wherever the model's family has it
-    embedding_noise.py     noise on the embeddings of one forward pass, where a mitigation asks
-    dp_sgd.py              gradients clipped row by row, noise on their sum, and the privacy spent
+    dropout.py             sets the dropout of models whose family has it
+    embedding_noise.py     noise on the embeddings of one forward pass, if a mitigation adds it
+    dp_sgd.py              per-row gradient clipping, noise on the sum, and the privacy spent
     optim.py               AdamW, its parameter groups and the learning rate of a step
     checkpoint.py          save and resume, bit for bit; committed by rename
-    checkpoint_storage.py  where a checkpoint's tensors lie: JSON in place of torch's pickle
-    resume.py              what a run has done so far, saved and restored
+    checkpoint_storage.py  locations of a checkpoint's tensors, as JSON instead of torch's pickle
+    resume.py              saves and restores the progress of a run
     heldout.py             mean loss on documents that are never trained
-    base_nll.py            NLL of every trained token under the starting model
-    audit_callback.py      audits during training, and the decisions of a risk budget
-    metrics.py             metrics.jsonl and the line on the screen
+    base_nll.py            NLL of every trained token under the initial model
+    audit_callback.py      audits during training, and the decisions of a memorization budget
+    metrics.py             metrics.jsonl and the progress line
 
-A step's state is (weights, AdamW's moments, step number, tally of rows fed, and with a budget what
-it has decided). Everything else is a function of these and the run's seed: rows, masks, dropout,
-noise and learning rate; and, where a setting compares with it, of what the starting model said,
-which is measured once and kept beside them.
+The state after a step consists of the weights, AdamW's moments, the step number, the tally of rows
+trained and, with a budget, its decisions. Rows, masks, dropout, noise and learning rate are
+functions of this state and the run's seed. Mitigations that compare with the initial model also
+use its losses, which are measured once and stored with the run.
 """

@@ -1,11 +1,12 @@
-"""What the starting model says of every trained token: measured once, before the first step.
+"""NLL of every trained token under the initial model: measured once, before the first step.
 
-    reference_nll.npy   [tokens of the corpus] NLL (nats, fp32), NaN where it is no label
-    reference_nll.json  the run it belongs to and its hash; written last, so that it says whole
+    reference_nll.npy   [tokens of the corpus] NLL (nats, fp32), NaN where the token is no label
+    reference_nll.json  key of the run and hash of the losses; written last, as a sign that the
+                        measurement is complete
 
-Some settings compare the model with what it was when training began. That model is gone after the
-first step, and a second copy would double the memory: so its losses are kept instead, of the rows
-exactly as training cuts them, and a run that goes on, on any mesh, reads them.
+Some mitigations compare the model with its initial weights. These are overwritten by the first
+step, and a second copy would double the memory. The losses of the initial model are stored instead,
+for exactly the rows that training uses; a resumed run reads them, on any mesh.
 """
 
 import hashlib
@@ -39,17 +40,17 @@ def find_reference(
     run_folder: Path,
     console: Console,
 ) -> NDArray[np.float32]:
-    """Return the starting model's NLL of each token of the corpus; every rank calls this.
+    """Return the initial model's NLL of each token of the corpus; every rank calls this.
 
-    What was measured before is read; where it is missing or damaged, it is measured again.
+    Stored losses are read; missing or damaged ones are measured again.
 
     Args:
-        step: the model, with the weights that training starts from, and the precision of training.
-        loader: the run's rows.
-        num_steps: rows beyond those of so many steps are not measured.
+        step: the model with its initial weights, and the precision of training.
+        loader: builds the run's rows.
+        num_steps: number of steps whose rows are measured.
         run_key: of the run.
-        run_folder: of the run, on a file system that all ranks see.
-        console: progress.
+        run_folder: folder of the run, on a file system shared by all ranks.
+        console: shows progress.
 
     Raises:
         ModelError: a loss is not finite.
@@ -67,42 +68,42 @@ def _measure(
     step: TrainStep, loader: Loader, *, num_steps: int, console: Console
 ) -> NDArray[np.float32]:
     """Return the NLL of each token on rank 0; the other ranks' arrays are empty."""
-    vocab, runtime = step.vocab, step.runtime
+    lm, runtime = step.lm, step.runtime
     num_samples = sum(len(loader.samples(number)) for number in range(num_steps))
     rows = np.unique(loader.schedule[:num_samples])
-    # As many as in training, which takes more memory.
-    size = step.train.micro_batch_size or -(-loader.batch_size // vocab.num_batch_ways)
+    # The batch size of training fits here, as training needs more memory.
+    size = step.train.micro_batch_size or -(-loader.batch_size // lm.num_batch_ways)
     batches = [rows[first : first + size].tolist() for first in range(0, len(rows), size)]
     nll = np.full(len(loader.corpus.input_ids) if runtime.is_main else 0, np.nan, np.float32)
-    is_first = vocab.mesh is None or vocab.mesh.axis("y").rank == vocab.mesh.axis("x").rank == 0
-    training = vocab.model.training
-    vocab.model.eval()
+    is_first = lm.mesh is None or lm.mesh.axis("y").rank == lm.mesh.axis("x").rank == 0
+    training = lm.model.training
+    lm.model.eval()
     with console.progress("losses before training", len(rows), "rows") as advance:
-        for mine in vocab.deal(batches):
+        for mine in lm.deal(batches):
             batch = loader.plain_batch(mine or [])
             nll_N = step.measure_nll(batch)
             # Ranks that share the rows have the same losses.
-            found = runtime.gather_objects((mine, nll_N) if mine and is_first else ([], nll_N[:0]))
-            for chosen, losses in found:
+            measured = (mine, nll_N) if mine and is_first else ([], nll_N[:0])
+            for measured_rows, losses in runtime.gather_objects(measured):
                 if not np.isfinite(losses).all():
                     raise ModelError(
                         "the model's losses before training are not finite: its weights are damaged"
                     )
-                advance(len(chosen), "")
+                advance(len(measured_rows), "")
                 if runtime.is_main:
-                    nll[_places(loader, chosen)] = losses
-    vocab.model.train(training)
+                    nll[_label_positions(loader, measured_rows)] = losses
+    lm.model.train(training)
     return nll
 
 
-def _places(loader: Loader, rows: Sequence[int]) -> NDArray[np.int64]:
-    """Return where the labels of some rows stand in the corpus, in the order of their losses."""
+def _label_positions(loader: Loader, rows: Sequence[int]) -> NDArray[np.int64]:
+    """Return the corpus positions of the labels of some rows, in the order of their losses."""
     labels = loader.plain_batch(rows).labels
-    places = [
+    positions = [
         loader.token_places(row)[np.flatnonzero(labels_T[1:] != IGNORE_LABEL) + 1]
         for row, labels_T in zip(rows, labels, strict=False)
     ]
-    return np.concatenate([*places, np.empty(0, dtype=np.int64)])
+    return np.concatenate([*positions, np.empty(0, dtype=np.int64)])
 
 
 def _save(nll: NDArray[np.float32], run_key: str, folder: Path) -> None:
@@ -116,13 +117,13 @@ def _save(nll: NDArray[np.float32], run_key: str, folder: Path) -> None:
 
 
 def _is_whole(run_key: str, folder: Path, console: Console) -> bool:
-    """Say whether what was measured before is there, is this run's, and is what was written."""
+    """Return whether stored losses exist, belong to this run and are undamaged."""
     record = folder / REFERENCE_RECORD
     if not record.exists():
         return False
     damages = find_reference_damage(folder)
     if not damages and load_sealed(ReferenceRecord, record).run_key == run_key:
         return True
-    what = str(damages[0]) if damages else f"{record.name} is of another run"
-    console.warn(f"{what}; the losses before training are measured again")
+    reason = str(damages[0]) if damages else f"{record.name} belongs to another run"
+    console.warn(f"{reason}; the losses before training are measured again")
     return False

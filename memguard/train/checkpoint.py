@@ -2,14 +2,14 @@
 
     checkpoints/step-00000100/
       *.distcp        torch's distributed checkpoint: weights, AdamW's moments, counts
-      metadata.json   where each tensor lies in them; see `checkpoint_storage`
+      metadata.json   location of each tensor in these files; see `checkpoint_storage`
       metrics.jsonl   the log up to this step
-      manifest.json   step, what it belongs to, size and SHA-256 of every other file
+      manifest.json   step, key of the run, size and SHA-256 of every other file
 
-Every rank writes its own part; tensors are stored as what they are of the whole, so that a run can
-go on on any mesh, or on one process. A folder named step-* is whole: it is written under another
-name, flushed to disk, then renamed by rank 0 once every rank has written. A checkpoint whose files
-do not match its manifest is passed over for the one before.
+Every rank writes its own part. Each shard is stored with its position in the whole tensor, so that
+a run can resume on any mesh or on one process. A folder named step-* is complete: it is written
+under a temporary name, flushed to disk, and renamed by rank 0 once every rank has written its part.
+A checkpoint whose files do not match its manifest is skipped, and the previous one is used.
 """
 
 import contextlib
@@ -30,7 +30,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 
 from memguard.errors import ConfigError, OtherRankFailed, RecordError
 from memguard.parallel.local_parameters import LocalParameter
-from memguard.records.record import commit, flush, hide, make_aside
+from memguard.records.record import commit, flush, hide, make_temporary_folder
 from memguard.records.run_files import (
     CheckpointManifest,
     find_checkpoint_damage,
@@ -49,35 +49,36 @@ LOG = "metrics.jsonl"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainState:
-    """What a checkpoint holds, live."""
+    """The objects of a running training that a checkpoint saves and restores."""
 
     parameters: Sequence[LocalParameter]
     optimizer: torch.optim.Optimizer
-    """On the local tensors of the parameters."""
+    """Optimizer of the parameters' local tensors."""
     buffers: Mapping[str, Tensor]
-    """Of the model, as far as its checkpoints have them."""
+    """Buffers of the model that its checkpoints store."""
     arrays: Mapping[str, NDArray[Any]]
-    """What the run has counted and decided, by name; the same on every rank."""
+    """Counts and decisions of the run, by name; the same on every rank."""
 
     def tensors(self) -> dict[str, Tensor]:
-        """Name every tensor of the state; they share storage with the live ones."""
+        """Return every tensor of the state by name; they share storage with the live tensors."""
         state = {f"model.{name}": buffer for name, buffer in self.buffers.items()}
-        for each in self.parameters:
-            state[f"model.{each.name}"] = each.to_global(each.local.detach())
-            for field, value in self.optimizer.state.get(each.local, {}).items():
-                state[f"optimizer.{each.name}.{field}"] = each.to_global(value)
+        for parameter in self.parameters:
+            state[f"model.{parameter.name}"] = parameter.to_global(parameter.local.detach())
+            for field, value in self.optimizer.state.get(parameter.local, {}).items():
+                state[f"optimizer.{parameter.name}.{field}"] = parameter.to_global(value)
         for name, array in self.arrays.items():
             state[name] = torch.from_numpy(array)
         return state
 
     def make_room(self) -> None:
-        """Give the optimizer empty moments, to be filled from a checkpoint."""
-        for each in self.parameters:
-            self.optimizer.state[each.local] = {
-                # Where the fused AdamW reads it.
-                "step": torch.zeros((), dtype=torch.float32, device=each.local.device),
-                "exp_avg": torch.zeros_like(each.local),
-                "exp_avg_sq": torch.zeros_like(each.local),
+        """Allocate the optimizer's moments, to be filled from a checkpoint."""
+        for parameter in self.parameters:
+            local = parameter.local
+            self.optimizer.state[local] = {
+                # The fused AdamW requires the step count on the parameter's device.
+                "step": torch.zeros((), dtype=torch.float32, device=local.device),
+                "exp_avg": torch.zeros_like(local),
+                "exp_avg_sq": torch.zeros_like(local),
             }
 
 
@@ -94,33 +95,35 @@ def save_checkpoint(
     """Write one checkpoint and delete the oldest beyond ``keep``; every rank calls this.
 
     Args:
-        folder: `checkpoints/` of the run, on a file system that all ranks see.
-        state: what is saved.
-        progress: the manifest with `files` still empty.
-        log: metrics.jsonl, of which the checkpoint holds a copy.
-        keep: newest checkpoints that stay.
+        folder: `checkpoints/` of the run, on a file system shared by all ranks.
+        state: the state to save.
+        progress: the manifest, with `files` still empty.
+        log: metrics.jsonl, which is copied into the checkpoint.
+        keep: number of newest checkpoints to keep.
         runtime: this rank.
-        keep_step: step of one more checkpoint that stays.
+        keep_step: step of one more checkpoint to keep.
 
     Raises:
-        OSError: the disk of this rank, or of another, is full or not writable; what was there
-            before is untouched.
+        OSError: the disk of this or another rank is full or not writable; existing checkpoints
+            are unchanged.
     """
     target = folder / name_checkpoint(progress.step)
-    aside: Path = runtime.broadcast_object(runtime.only_on_main(lambda: make_aside(target)))
+    temporary: Path = runtime.broadcast_object(
+        runtime.only_on_main(lambda: make_temporary_folder(target))
+    )
     try:
-        _agree(lambda: _write_part(state, aside, runtime), runtime)
-        runtime.only_on_main(lambda: shutil.copyfile(log, aside / LOG))
-        sums = runtime.gather_objects(_agree(lambda: _sum_part(aside, runtime), runtime))
-        files = {name: each for part in sums for name, each in sorted(part.items())}
+        _agree(lambda: _write_part(state, temporary, runtime), runtime)
+        runtime.only_on_main(lambda: shutil.copyfile(log, temporary / LOG))
+        sums = runtime.gather_objects(_agree(lambda: _sum_part(temporary, runtime), runtime))
+        files = {name: file_sum for part in sums for name, file_sum in sorted(part.items())}
         manifest = progress.model_copy(update={"files": files})
-        runtime.only_on_main(lambda: _commit(aside, target, manifest))
+        runtime.only_on_main(lambda: _commit(temporary, target, manifest))
     except BaseException as error:
         num_bytes = sum(tensor.nbytes for tensor in state.tensors().values())
-        # torch's writer says of a full disk only that a position is not the one it expected.
-        is_full = aside.exists() and shutil.disk_usage(aside).free < num_bytes
+        # On a full disk, torch's writer reports only an unexpected file position.
+        is_full = temporary.exists() and shutil.disk_usage(temporary).free < num_bytes
         if runtime.is_main:
-            shutil.rmtree(aside, ignore_errors=True)
+            shutil.rmtree(temporary, ignore_errors=True)
         if isinstance(error, CheckpointException):
             raise OSError(
                 errno.ENOSPC if is_full else errno.EIO,
@@ -136,9 +139,9 @@ def save_checkpoint(
     return target
 
 
-def _write_part(state: TrainState, aside: Path, runtime: Runtime) -> None:
+def _write_part(state: TrainState, temporary: Path, runtime: Runtime) -> None:
     # One thread: with more, a failed write is reported as a success (pytorch#191391).
-    writer = JsonWriter(str(aside), thread_count=1)
+    writer = JsonWriter(str(temporary), thread_count=1)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         save(
@@ -149,10 +152,10 @@ def _write_part(state: TrainState, aside: Path, runtime: Runtime) -> None:
         )
 
 
-def _sum_part(aside: Path, runtime: Runtime) -> dict[str, FileSum]:
-    """Flush and hash the files of this rank; rank 0 takes those that belong to none."""
+def _sum_part(temporary: Path, runtime: Runtime) -> dict[str, FileSum]:
+    """Flush and hash this rank's files; rank 0 also handles files that belong to no rank."""
     sums = {}
-    for path in sorted(aside.iterdir()):
+    for path in sorted(temporary.iterdir()):
         owner = path.name.removeprefix("__").partition("_")[0]
         if (int(owner) if owner.isdigit() else 0) == runtime.rank:
             flush(path)
@@ -160,16 +163,16 @@ def _sum_part(aside: Path, runtime: Runtime) -> dict[str, FileSum]:
     return sums
 
 
-def _commit(aside: Path, target: Path, manifest: CheckpointManifest) -> None:
-    save_sealed(manifest, aside / "manifest.json")
-    commit(aside, target)
+def _commit(temporary: Path, target: Path, manifest: CheckpointManifest) -> None:
+    save_sealed(manifest, temporary / "manifest.json")
+    commit(temporary, target)
 
 
 def _agree(work: Callable[[], Result], runtime: Runtime) -> Result:
-    """Do this rank's part; fail where any rank has failed, so that nobody waits for it.
+    """Run this rank's part; fail on every rank if any rank fails, so that none waits for it.
 
     Raises:
-        OtherRankFailed: another rank could not do its part.
+        OtherRankFailed: another rank failed.
     """
     try:
         result = work()
@@ -185,37 +188,37 @@ def _agree(work: Callable[[], Result], runtime: Runtime) -> Result:
 def find_checkpoint(
     folder: Path, *, console: Console, until_step: int | None = None
 ) -> tuple[Path, CheckpointManifest] | None:
-    """Find the newest checkpoint whose files match its manifest; clear half-written ones.
+    """Find the newest checkpoint whose files match its manifest; delete incomplete ones.
 
     Args:
         folder: `checkpoints/` of the run.
-        console: told of damaged ones.
-        until_step: newer ones do not count; None takes all.
+        console: receives a warning for each damaged checkpoint.
+        until_step: ignore checkpoints of later steps; None considers all.
 
     Returns:
-        Its folder and its manifest.
+        The checkpoint's folder and manifest; None if there is no intact checkpoint.
     """
-    for left in folder.glob(".step-*"):
-        shutil.rmtree(left, ignore_errors=True)
+    for incomplete in folder.glob(".step-*"):
+        shutil.rmtree(incomplete, ignore_errors=True)
     for path in reversed(list_checkpoints(folder)):
         if until_step is not None and path.name > name_checkpoint(until_step):
             continue
         try:
             return path, _check(path)
         except RecordError as error:
-            console.warn(f"checkpoint {path.name} is passed over: {error}")
+            console.warn(f"checkpoint {path.name} is skipped: {error}")
     return None
 
 
 def _check(path: Path) -> CheckpointManifest:
-    """Read a whole checkpoint's manifest.
+    """Verify a checkpoint and return its manifest.
 
     Raises:
-        RecordError: the checkpoint is not what was written, or says what none can say.
+        RecordError: the checkpoint's files were changed after writing, or its metadata is invalid.
     """
     damages = find_checkpoint_damage(path)
     if damages:
-        raise RecordError("; ".join(str(each) for each in damages[:3]))
+        raise RecordError("; ".join(str(damage) for damage in damages[:3]))
     manifest = load_checkpoint_manifest(path)
     load_metadata(path, manifest.files)
     return manifest
@@ -224,40 +227,40 @@ def _check(path: Path) -> CheckpointManifest:
 def check_belongs(
     path: Path, manifest: CheckpointManifest, *, run_key: str, sample_sha256: str | None
 ) -> None:
-    """Refuse a checkpoint of something else.
+    """Refuse a checkpoint that does not belong to this run.
 
     Args:
         path: of the checkpoint.
-        manifest: its own.
-        run_key: of the run that would go on from it.
-        sample_sha256: of what that run's audits during training ask for; None without any.
+        manifest: of the checkpoint.
+        run_key: of the run that would resume from it.
+        sample_sha256: of the sample that this run audits during training; None without audits.
 
     Raises:
-        ConfigError: its audits during training asked for something else.
-        RecordError: it is of other settings or documents.
+        ConfigError: the checkpoint's run audited another sample during training.
+        RecordError: the checkpoint is from a run with other settings or documents.
     """
     if manifest.run_key != run_key:
         raise RecordError(
-            f"'{path}' is of a run with other settings or documents, or of another version: "
-            f"delete '{path.parent}' to begin again, or choose another 'name'"
+            f"'{path}' is from a run with other settings or documents, or from another version: "
+            f"delete '{path.parent}' to start over, or choose another 'name'"
         )
     if manifest.sample_sha256 != sample_sha256:
         raise ConfigError(
-            "'audit.suite' and the lengths in 'audit' decide what audits during training ask "
-            f"for, and must stay what they were when '{path.parent.parent}' was begun, until it "
-            "has ended: set them back, or choose another 'name'"
+            "'audit.suite' and the lengths in 'audit' determine what is audited during training "
+            f"and must not change before '{path.parent.parent}' is finished: restore their "
+            "values, or choose another 'name'"
         )
 
 
 def load_checkpoint(
     path: Path, state: TrainState, *, files: Mapping[str, FileSum], runtime: Runtime
 ) -> None:
-    """Fill model, optimizer and tally in place from a checkpoint that `find_checkpoint` found.
+    """Fill model, optimizer and tally in place from a checkpoint that `find_checkpoint` returned.
 
-    It may have been written on any mesh. ``files`` are those that its manifest lists.
+    The checkpoint may have been written on any mesh. ``files`` are those listed in its manifest.
 
     Raises:
-        RecordError: it lacks something, has it in another size, or cannot be read.
+        RecordError: a tensor is missing or has another shape, or the checkpoint cannot be read.
     """
     state.make_room()
     tensors = state.tensors()
@@ -272,13 +275,13 @@ def load_checkpoint(
             )
     except CheckpointException as error:
         raise RecordError(
-            f"checkpoint '{path}' does not hold what this run goes on from: {_find_cause(error)}. "
-            f"Delete '{path.parent}' to begin again, or choose another 'name'"
+            f"checkpoint '{path}' is not usable for this run: {_find_cause(error)}. "
+            f"Delete '{path.parent}' to start over, or choose another 'name'"
         ) from error
     for name, array in state.arrays.items():
         array[:] = tensors[name].numpy()
 
 
 def _find_cause(error: CheckpointException) -> BaseException:
-    """Return what went wrong on the first rank on which something did."""
+    """Return the error of the first rank that failed."""
     return next((cause for cause, _ in error.failures.values()), error)

@@ -1,11 +1,11 @@
-"""Where the tensors of a checkpoint lie: JSON in place of torch's pickle.
+"""Locations of a checkpoint's tensors, stored as JSON instead of torch's pickle.
 
-    metadata.json   of each tensor its dtype, its size, and its rectangles: offsets and sizes in
-                    the tensor; file, begin and length of what torch.save wrote of it
+    metadata.json   for each tensor its dtype, its size and its rectangles: offsets and sizes in
+                    the tensor; file, begin and length of the bytes that torch.save wrote
 
-torch's own reader unpickles `.metadata`, which runs whatever a file says. Here nothing but tensors
-has a form, each lies in a file that the checkpoint's manifest lists, and torch.load reads it with
-`weights_only`.
+torch's own reader unpickles `.metadata`, which can execute arbitrary code. This format describes
+tensors only. Each tensor is in a file listed in the checkpoint's manifest, and torch.load reads it
+with `weights_only`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -45,32 +45,32 @@ class StoredChunk(Record):
     sizes: tuple[_Count, ...]
     file: str
     begin: _Count
-    """Where in the file (bytes)."""
+    """Offset in the file (bytes)."""
     length: _Count
-    """Bytes."""
+    """Length in the file (bytes)."""
 
 
 class TensorPlaces(Record):
-    """One tensor."""
+    """One tensor and the locations of its rectangles."""
 
     dtype: str
-    """Its name in torch."""
+    """Name of the dtype in torch."""
     size: tuple[_Count, ...]
     chunks: tuple[StoredChunk, ...]
 
 
 class CheckpointMetadata(Record):
-    """`metadata.json`."""
+    """Content of `metadata.json`."""
 
     tensors: dict[str, TensorPlaces]
 
 
 class JsonWriter(FileSystemWriter):
-    """Writes tensors as torch does, and JSON that says where they are."""
+    """Writes tensors as torch does, and their locations as JSON."""
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
-        """Write metadata.json; one rank calls this, after all ranks have written."""
-        places = {each.index: each.storage_data for part in results for each in part}
+        """Write metadata.json; one rank calls this after all ranks have written."""
+        places = {result.index: result.storage_data for part in results for result in part}
         tensors = {
             name: _place_tensor(name, stored, places)
             for name, stored in metadata.state_dict_metadata.items()
@@ -80,19 +80,19 @@ class JsonWriter(FileSystemWriter):
 
 
 class JsonReader(FileSystemReader):
-    """Reads what `JsonWriter` wrote."""
+    """Reads checkpoints that `JsonWriter` wrote."""
 
     def __init__(self, folder: Path, files: Mapping[str, FileSum]) -> None:
-        """Read from a checkpoint's folder, and there from ``files`` only."""
+        """Read from the files of a checkpoint's folder that are listed in ``files``."""
         super().__init__(str(folder))
         self._folder, self._files = folder, files
 
-    # Without keywords, torch does not look for another file where this one cannot be read.
+    # The signature has no keyword arguments, so torch does not try another metadata file.
     def read_metadata(self) -> Metadata:
-        """Return where the tensors are.
+        """Return the locations of the tensors.
 
         Raises:
-            RecordError: metadata.json cannot be read, or names what is not in the checkpoint.
+            RecordError: metadata.json cannot be read, or refers to data outside the checkpoint.
         """
         stored = load_metadata(self._folder, self._files)
         metadata = Metadata(
@@ -121,26 +121,26 @@ def load_metadata(folder: Path, files: Mapping[str, FileSum]) -> CheckpointMetad
 
     Args:
         folder: of the checkpoint.
-        files: that its manifest lists.
+        files: listed in the checkpoint's manifest.
 
     Raises:
-        RecordError: it cannot be read, or names what is not in the checkpoint.
+        RecordError: metadata.json cannot be read, or refers to data outside the checkpoint.
     """
     path = folder / METADATA
     metadata = load_record(CheckpointMetadata, path)
     for name, tensor in metadata.tensors.items():
         if not isinstance(getattr(torch, tensor.dtype, None), torch.dtype):
-            raise RecordError(f"'{path}': '{name}' has '{tensor.dtype[:40]}', which is no dtype")
+            raise RecordError(f"'{path}': '{name}' has unknown dtype '{tensor.dtype[:40]}'")
         for chunk in tensor.chunks:
             file = files.get(chunk.file) if _is_plain(chunk.file) else None
             if file is None or chunk.begin + chunk.length > file.num_bytes:
                 raise RecordError(
-                    f"'{path}': '{name}' lies in bytes {chunk.begin:,} to "
+                    f"'{path}': '{name}' is stored in bytes {chunk.begin:,} to "
                     f"{chunk.begin + chunk.length:,} of '{chunk.file[:80]}', which are not part "
                     "of the checkpoint"
                 )
             if not len(chunk.offsets) == len(chunk.sizes) == len(tensor.size):
-                raise RecordError(f"'{path}': '{name}' has parts of another number of dimensions")
+                raise RecordError(f"'{path}': '{name}' has parts with another number of dimensions")
     return metadata
 
 
@@ -151,7 +151,7 @@ def _is_plain(name: str) -> bool:
 def _place_tensor(
     name: str, stored: Any, places: Mapping[MetadataIndex, _StorageInfo]
 ) -> TensorPlaces:
-    assert isinstance(stored, TensorStorageMetadata), f"{name} is no tensor"
+    assert isinstance(stored, TensorStorageMetadata), f"{name} is not a tensor"
     return TensorPlaces(
         dtype=str(stored.properties.dtype).removeprefix("torch."),
         size=tuple(stored.size),

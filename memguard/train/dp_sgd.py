@@ -1,29 +1,34 @@
-"""DP-SGD: the gradient of each row clipped, noise on their sum, and what its epsilon covers.
+"""DP-SGD: per-row gradient clipping, noise on the sum, and the scope of the reported epsilon.
 
     g_r   gradient of the mean loss of row r
     step  (sum over rows of g_r min(1, C / |g_r|)  +  N(0, (sigma C)^2)) / rows of the step
 
-Abadi et al., arXiv 1607.00133, as commonly known; the paper was not read for this. One backward a
-row: opacus takes per-sample gradients by hooks on modules, and the head here is not called as one:
-`causal_lm` reads its weight and computes logits of chosen tokens only, in chunks. So a step takes
-as many passes as it has rows; it is exact, and meant for small models. epsilon is opacus' (RDP).
+The algorithm is that of Abadi et al., arXiv 1607.00133, as commonly known; it was implemented
+without reading the paper. Each row has its own backward pass: opacus computes per-sample gradients
+with module hooks, but the head is not called as a module here, since `causal_lm` reads its weight
+and computes the logits of selected tokens in chunks. A step therefore takes as many passes as it
+has rows. This is exact, and intended for small models. Epsilon is computed by opacus (RDP).
 
-What is protected is a ROW, one piece of one document, against being replaced by an empty one:
+The unit of privacy is a ROW, one piece of one document; a neighbouring data set replaces the row by
+an empty one:
 
-    epsilon             of the run's own schedule. A row is in E steps, the same ones whatever it
-                        says: E Gaussian mechanisms, and no help from sampling
-    epsilon_if_sampled  as papers give it: as if every step drew its rows anew, each with
-                        probability E / steps (Poisson). This run does not; to compare with
-                        papers. Mostly the smaller one, but not with little noise and few steps
+    epsilon             for the run's actual schedule. A row is in E steps, which do not depend on
+                        its content: E Gaussian mechanisms without amplification by sampling
+    epsilon_if_sampled  as reported in papers: as if every step drew its rows independently, each
+                        with probability E / steps (Poisson). This run does not sample; the value
+                        is for comparison with papers. It is usually smaller than epsilon, but not
+                        with little noise and few steps
 
-Neither covers: a document that was cut into several pieces, or of which there are copies; what was
-chosen by looking at the documents (tokenizer, packing, held-back clusters, learning rate); what the
-model knew before; the losses, the audit and its report, which are made of the documents. The noise
-is drawn from a secret key of the run's folder, never from its seed, which everybody may read: 128
-bits of it a step, the same numbers on every device. Who holds that folder can take the noise off
-again. The generator (Philox) is no cryptographic one, and noise and sums are fp32, whose rounding
-no epsilon covers. 'optim.max_grad_norm' then clips the noisy mean as it clips any gradient; that
-costs no privacy.
+Neither value covers: a document that was split into several pieces or that has copies; choices
+that were made by looking at the documents (tokenizer, packing, held-back clusters, learning rate);
+what the model knew before; the losses, the audit and its report, which are computed from the
+documents.
+
+The noise is drawn from a secret key in the run's folder, not from the run's seed, which is public:
+128 bits of the key per step, the same numbers on every device. Anyone with access to that folder
+can remove the noise. The generator (Philox) is not cryptographic. Noise and sums are fp32, and
+epsilon does not cover their rounding. 'optim.max_grad_norm' then clips the noisy mean like any
+other gradient; this costs no privacy.
 """
 
 from collections.abc import Sequence
@@ -42,7 +47,7 @@ from memguard.seeds import derive_secret_generator
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PrivacySpent:
-    """The privacy loss of a run; both figures at the same delta."""
+    """The privacy loss of a run; both epsilons are at the same delta."""
 
     epsilon: float
     epsilon_if_sampled: float
@@ -58,10 +63,10 @@ class PrivacySpent:
 
 
 class RowClipping:
-    """Takes the gradients of one row after the other, and gives their noisy mean."""
+    """Sums the clipped gradients of rows, one after the other, and computes their noisy mean."""
 
     def __init__(self, config: DpSgdConfig, *, noise_seed: int) -> None:
-        """Prepare.
+        """Start with empty sums.
 
         Args:
             config: clipping norm and noise.
@@ -71,17 +76,19 @@ class RowClipping:
         self._sums: dict[str, Tensor] = {}
 
     def add_row(self, parameters: Sequence[LocalParameter]) -> None:
-        """Clip the gradients that a row's backward has left, add them up and clear them.
+        """Clip the gradients of a row's backward pass, add them to the sums and clear them.
 
         Args:
             parameters: of a model on one process.
         """
         gradients = {
-            each.name: each.local.grad for each in parameters if each.local.grad is not None
+            parameter.name: parameter.local.grad
+            for parameter in parameters
+            if parameter.local.grad is not None
         }
         if not gradients:
             return
-        norm = torch.stack([each.double().norm() for each in gradients.values()]).norm()
+        norm = torch.stack([gradient.double().norm() for gradient in gradients.values()]).norm()
         scale = (self.config.max_grad_norm / norm).clamp(max=1.0)
         for name, gradient in gradients.items():
             clipped = gradient * scale.to(gradient.dtype)
@@ -89,32 +96,32 @@ class RowClipping:
         clear_gradients(parameters)
 
     def put_mean(self, parameters: Sequence[LocalParameter], *, step: int, num_rows: int) -> None:
-        """Leave the noisy mean as the parameters' gradients, and begin anew.
+        """Store the noisy mean as the parameters' gradients and reset the sums.
 
         Args:
             parameters: of a model on one process.
-            step: number of the step, which has its own noise.
+            step: number of the step; every step has its own noise.
             num_rows: rows of the step, with or without labels.
         """
         deviation = self.config.noise_multiplier * self.config.max_grad_norm
-        # torch's generator would not do: on a CPU it looks at 32 bits of a seed.
+        # torch's generator is not sufficient: on the CPU it uses only 32 bits of a seed.
         generator = derive_secret_generator(self._noise_seed, "dp noise", step)
-        for each in parameters:
-            local = each.local
+        for parameter in parameters:
+            local = parameter.local
             drawn = generator.standard_normal(tuple(local.shape), dtype=np.float32)
             noise = torch.from_numpy(drawn).to(local)
-            local.grad = (self._sums.get(each.name, 0) + deviation * noise) / num_rows
+            local.grad = (self._sums.get(parameter.name, 0) + deviation * noise) / num_rows
         self._sums = {}
 
 
 def compute_privacy(
     config: DpSgdConfig, fed: NDArray[np.int64], *, batch_size: int
 ) -> PrivacySpent:
-    """Return what a run has spent on the row that it was spent on most.
+    """Return the privacy loss of a run, for the row with the largest loss.
 
     Args:
         config: noise and delta.
-        fed: ``[num_samples]`` row of each sample that was trained.
+        fed: ``[num_samples]`` row of each trained sample.
         batch_size: rows of a step.
 
     Raises:
@@ -123,8 +130,8 @@ def compute_privacy(
     pairs, times = np.unique(
         np.stack([fed, np.arange(len(fed)) // batch_size]), axis=1, return_counts=True
     )
-    # Where one epoch ends and the next begins a step may hold a row twice: it can move the sum
-    # twice as far, which costs as much as four steps.
+    # A step across the end of an epoch may contain a row twice. Its sensitivity is then twice as
+    # large, which costs as much as four steps.
     num_mechanisms = int(np.bincount(pairs[0], weights=times**2).max())
     num_steps = -(-len(fed) // batch_size)
     rate = min(int(np.bincount(fed).max()) / num_steps, 1.0)
@@ -145,7 +152,7 @@ def load_accountant() -> type:
     """Return opacus' RDP accountant.
 
     Raises:
-        ConfigError: it is not installed.
+        ConfigError: opacus is not installed.
     """
     try:
         from opacus.accountants import RDPAccountant

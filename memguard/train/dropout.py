@@ -1,4 +1,4 @@
-"""Dropout of a model, set wherever its family has it; its configuration stays what it was."""
+"""Sets the dropout of a model, wherever its family has it; its configuration is unchanged."""
 
 import copy
 from typing import Any
@@ -12,19 +12,19 @@ _NAMES = ("dropout", "pdrop")
 
 
 def set_dropout(model: nn.Module, share: float) -> int:
-    """Set every dropout of a model and return how many its modules hold.
+    """Set every dropout rate of a model and return how many its modules have.
 
-    transformers keeps them as `torch.nn.Dropout`, or as a number on the layer that hands it to a
-    function. A few families (Falcon, Persimmon) look into their configuration at each pass: parts
-    of the model get a copy of it, and the model's own, which is exported, is left as it is.
+    transformers stores dropout as `torch.nn.Dropout`, or as a number on the layer, which passes it
+    to a function. A few families (Falcon, Persimmon) read their configuration in each forward pass:
+    submodules get a copy of it, and the model's own, which is exported, is not changed.
 
     Args:
-        model: on one process; ranks that share activations would drop different ones. Its
-            configuration says already how attention is computed: the copies say the same.
-        share: of the activations that are dropped in training.
+        model: on one process; ranks that share activations would drop different ones. The
+            attention implementation must be set in its configuration, as the copies inherit it.
+        share: share of the activations that are dropped in training.
 
     Raises:
-        ModelError: a family without dropout.
+        ModelError: the model's family has no dropout.
     """
     num_set = 0
     copies: dict[int, PretrainedConfig] = {}
@@ -41,21 +41,21 @@ def set_dropout(model: nn.Module, share: float) -> int:
             module.config = copies[id(config)]
     if not num_set:
         raise ModelError(
-            f"'train.dropout' does nothing: {type(model).__name__} has no dropout. Leave it out"
+            f"'train.dropout' has no effect: {type(model).__name__} has no dropout. Remove it"
         )
     return num_set
 
 
 def _set_numbers(holder: Any, share: float) -> int:
-    """Set the attributes that are numbers and named for dropout; return how many there are."""
-    # A configuration that says 0 makes an int of it.
-    found = [
+    """Set the numeric attributes named after dropout (`_NAMES`); return how many there are."""
+    # A 0 in a configuration is an int, not a float.
+    names = [
         name
         for name, value in vars(holder).items()
         if any(part in name for part in _NAMES)
         and isinstance(value, int | float)
         and not isinstance(value, bool)
     ]
-    for name in found:
+    for name in names:
         setattr(holder, name, share)
-    return len(found)
+    return len(names)

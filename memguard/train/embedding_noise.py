@@ -3,8 +3,9 @@
     noise_LD     of a row of L tokens, from (run seed, "neftune", global sample index)
     noise_BTD    [B, T, D/y]   this rank's rows, 0 on padding, cut to its features
 
-A row's noise depends on nothing but its index: neither on which rank has it, nor on the rows beside
-it. It is drawn whole on the CPU and then cut, since the residual stream is sharded over y.
+A row's noise depends only on the seed and the row's index, not on its rank or on the other rows of
+the batch. It is drawn for all features on the CPU and then sliced, since the residual stream is
+sharded over y.
 """
 
 from collections.abc import Iterator
@@ -16,8 +17,8 @@ from torch import Tensor
 
 from memguard.data.loader import Batch
 from memguard.mitigation import ModelMitigation
-from memguard.model.causal_lm import VocabLayer
-from memguard.parallel.layout import Rectangle, cut
+from memguard.model.causal_lm import CausalLM
+from memguard.parallel.layout import ShardSlice, cut
 from memguard.seeds import derive_generator
 
 
@@ -26,26 +27,26 @@ def draw_noise(
     batch: Batch,
     rows: slice,
     *,
-    vocab: VocabLayer,
+    lm: CausalLM,
     seed: int,
     first_sample: int,
 ) -> NDArray[np.float32]:
     """Return the noise of some rows, ``[B, T, D/y]``.
 
     Args:
-        mitigation: draws a row's.
-        batch: this rank's rows; every rank has as many.
-        rows: of them, those of this forward pass.
-        vocab: whose embeddings they are.
-        seed: the run's.
+        mitigation: draws the noise of a row.
+        batch: this rank's rows; every rank has the same number.
+        rows: the rows of this forward pass.
+        lm: the model whose embeddings get the noise.
+        seed: seed of the run.
         first_sample: global sample index of the first row of all ranks.
     """
-    num_features = vocab.model.get_input_embeddings().embedding_dim
-    here = Rectangle(start=(0,), shape=(num_features,))
-    if vocab.mesh is not None:
-        y = vocab.mesh.axis("y")
+    num_features = lm.model.get_input_embeddings().embedding_dim
+    here = ShardSlice(start=(0,), shape=(num_features,))
+    if lm.mesh is not None:
+        y = lm.mesh.axis("y")
         here = cut(here, 0, y.rank, y.degree)
-    first_row = first_sample + vocab.batch_rank * len(batch.input_ids)
+    first_row = first_sample + lm.batch_rank * len(batch.input_ids)
     lengths = batch.num_tokens_B
     indices = range(len(lengths))[rows]
     noise_BTD = np.zeros((len(indices), batch.input_ids.shape[1], *here.shape), dtype=np.float32)
@@ -59,18 +60,18 @@ def draw_noise(
 
 
 @contextmanager
-def added_to_embeddings(vocab: VocabLayer, noise_BTD: Tensor) -> Iterator[None]:
-    """Add noise to what the token embedding gives in the forward pass made within.
+def added_to_embeddings(lm: CausalLM, noise_BTD: Tensor) -> Iterator[None]:
+    """Add noise to the output of the token embedding during the forward pass in this context.
 
     Args:
-        vocab: plain or sharded.
+        lm: plain or sharded.
         noise_BTD: ``[B, T, D/y]`` in any dtype.
     """
 
     def add(_module: object, _inputs: object, hidden_BTD: Tensor) -> Tensor:
         return hidden_BTD + noise_BTD.to(hidden_BTD)
 
-    hook = vocab.model.get_input_embeddings().register_forward_hook(add)
+    hook = lm.model.get_input_embeddings().register_forward_hook(add)
     try:
         yield
     finally:

@@ -1,4 +1,4 @@
-"""Mean loss on documents that are never trained: what must not get worse."""
+"""Mean loss on documents that are never trained: the model's utility, which must not get worse."""
 
 import math
 from collections.abc import Sequence
@@ -9,24 +9,24 @@ import torch
 from memguard.data.corpus import Corpus
 from memguard.data.packing import split_points
 from memguard.errors import ModelError
-from memguard.model.causal_lm import VocabLayer
+from memguard.model.causal_lm import CausalLM
 from memguard.records import IGNORE_LABEL
 from memguard.runtime import Runtime
 from memguard.train.metrics import HeldoutMetrics
 
 
 def choose_heldout(corpus: Corpus) -> tuple[str, list[int]]:
-    """Return the bucket the loss is measured on and its documents: held-out ones, else control."""
+    """Return the bucket for the loss and its documents: held-out ones, else control."""
     for role in ("heldout", "control"):
-        found = [index for index, entry in enumerate(corpus.manifest) if entry.role == role]
-        if found:
-            return corpus.manifest[found[0]].bucket, found
+        documents = [index for index, entry in enumerate(corpus.manifest) if entry.role == role]
+        if documents:
+            return corpus.manifest[documents[0]].bucket, documents
     return "", []
 
 
 @torch.no_grad()
 def measure_heldout(
-    vocab: VocabLayer,
+    lm: CausalLM,
     corpus: Corpus,
     *,
     seq_len: int,
@@ -37,15 +37,15 @@ def measure_heldout(
     """Return the mean plain loss over all supervised tokens of the held-out documents.
 
     Args:
-        vocab: the model; on one process in fp32 arithmetic whatever the training precision.
+        lm: the model; on one process it computes in fp32, whatever the training precision.
         corpus: the run's documents.
-        seq_len: longer documents are cut into the same pieces as in training (tokens).
+        seq_len: longer documents are split into the same pieces as in training (tokens).
         batch_tokens: tokens of one forward pass, padding included.
         step: steps taken so far, for the record.
-        runtime: this rank; every rank calls this and gets the same.
+        runtime: this rank; every rank calls this and gets the same result.
 
     Returns:
-        None where nothing is held out.
+        The loss; None if there are no held-out or control documents.
 
     Raises:
         ModelError: the loss is not finite.
@@ -62,14 +62,14 @@ def measure_heldout(
             begin = end
     pieces.sort(key=lambda piece: len(piece[0]), reverse=True)
     mine = [0.0, 0.0]
-    training = vocab.model.training
-    vocab.model.eval()
-    for batch in vocab.deal(_batches(pieces, batch_tokens)):
-        nll, count = _sum_nll(vocab, batch or _NOTHING)
+    training = lm.model.training
+    lm.model.eval()
+    for batch in lm.deal(_batches(pieces, batch_tokens)):
+        nll, count = _sum_nll(lm, batch or _NOTHING)
         mine[0] += nll
         mine[1] += count
-    vocab.model.train(training)
-    copies = runtime.world_size // vocab.num_batch_ways
+    lm.model.train(training)
+    copies = runtime.world_size // lm.num_batch_ways
     total, num_tokens = (value / copies for value in runtime.agree_sum(mine))
     if not num_tokens:
         return None
@@ -87,31 +87,31 @@ def measure_heldout(
 
 Piece = tuple[np.ndarray, np.ndarray]
 """Token ids and labels."""
-# For a rank without a batch of its own: the others need it for their collectives.
+# For a rank without a batch of its own: it must take part in the other ranks' collectives.
 _NOTHING: list[Piece] = [(np.zeros(2, np.int64), np.full(2, IGNORE_LABEL, np.int64))]
 
 
-def _sum_nll(vocab: VocabLayer, batch: Sequence[Piece]) -> tuple[float, int]:
+def _sum_nll(lm: CausalLM, batch: Sequence[Piece]) -> tuple[float, int]:
     """Return the sum of losses of some pieces (nats) and the number of tokens."""
     longest = len(batch[0][0])
     ids_BT = np.zeros((len(batch), longest), dtype=np.int64)
     labels_BT = np.full((len(batch), longest), IGNORE_LABEL, dtype=np.int64)
     for row, (ids, labels) in enumerate(batch):
-        # Padding stands behind the text, where a causal model cannot see it.
+        # Padding follows the text, so causal attention does not reach it.
         ids_BT[row, : len(ids)] = ids
         labels_BT[row, : len(ids)] = labels
-    labels_next = torch.from_numpy(labels_BT).to(vocab.device)[:, 1:]
+    labels_next = torch.from_numpy(labels_BT).to(lm.device)[:, 1:]
     keep = labels_next != IGNORE_LABEL
 
     def work() -> torch.Tensor:
-        hidden = vocab.hidden_states(torch.from_numpy(ids_BT).to(vocab.device))[:, :-1]
-        return vocab.token_terms(hidden[keep], labels_next[keep]).nll_N
+        hidden = lm.hidden_states(torch.from_numpy(ids_BT).to(lm.device))[:, :-1]
+        return lm.token_terms(hidden[keep], labels_next[keep]).nll_N
 
-    return float(vocab(work).double().sum()), int(keep.sum())
+    return float(lm(work).double().sum()), int(keep.sum())
 
 
 def _batches(pieces: Sequence[Piece], batch_tokens: int) -> list[list[Piece]]:
-    """Cut pieces, longest first, into batches of at most ``batch_tokens`` with padding."""
+    """Group pieces, longest first, into batches of at most ``batch_tokens`` with padding."""
     batches: list[list[Piece]] = []
     for piece in pieces:
         if not batches or (len(batches[-1]) + 1) * len(batches[-1][0][0]) > batch_tokens:

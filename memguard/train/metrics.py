@@ -1,4 +1,4 @@
-"""metrics.jsonl and the line on the screen."""
+"""metrics.jsonl and the progress line."""
 
 import hashlib
 from collections.abc import Iterable, Iterator
@@ -17,15 +17,15 @@ class StepMetrics(Record):
 
     event: Literal["step"] = "step"
     step: int
-    """From 1: steps taken."""
+    """Steps taken, from 1."""
     num_steps: int
     loss: float | None
-    """Nats a label that received loss; null for a step without one."""
+    """Mean loss (nats per label that received loss); null for a step without such labels."""
     lr: float
     grad_norm: float | None
     num_rows: int
     num_supervised_tokens: int
-    """Labels without any mitigation."""
+    """Labels before mitigations."""
     num_kept_tokens: int
     """Labels that received loss."""
     tokens_per_s: float
@@ -33,41 +33,48 @@ class StepMetrics(Record):
     peak_memory_bytes: int
     elapsed_s: float
     penalised_share: float | None = None
-    """Of the windows of an n-gram penalty, those beyond its margin; null without one."""
+    """Share of an n-gram penalty's windows beyond its margin; null without an n-gram penalty."""
 
-    def describe(self) -> str:
-        """Return the line for a log."""
+    def describe(self, tokens_per_s: float) -> str:
+        """Return the line for a log.
+
+        Args:
+            tokens_per_s: mean over the run so far, which one slow step hardly changes.
+        """
         left = self.elapsed_s / self.step * (self.num_steps - self.step)
         loss = "none" if self.loss is None else f"{self.loss:.4f}"
         return (
             f"step {self.step}/{self.num_steps}  loss {loss}  lr {self.lr:.2e}  "
-            f"{self.tokens_per_s:,.0f} supervised tokens/s  "
+            f"{tokens_per_s:,.0f} supervised tokens/s  "
             f"peak {self.peak_memory_bytes / 2**30:.2f} GiB  {format_duration(left)} left"
         )
 
-    def describe_briefly(self) -> str:
-        """Return what stands beside a progress bar on a terminal of 80 columns."""
+    def describe_briefly(self, tokens_per_s: float) -> str:
+        """Return the text next to a progress bar, short enough for a terminal of 80 columns.
+
+        Args:
+            tokens_per_s: see `describe`.
+        """
         loss = "none" if self.loss is None else f"{self.loss:.4f}"
         return (
-            f"loss {loss}  {self.tokens_per_s:,.0f} tokens/s  "
-            f"{self.peak_memory_bytes / 2**30:.2f} GiB"
+            f"loss {loss}  {tokens_per_s:,.0f} tokens/s  {self.peak_memory_bytes / 2**30:.2f} GiB"
         )
 
 
 class HeldoutMetrics(Record):
-    """Mean loss on held-out documents, before training and after."""
+    """Mean loss on held-out documents, before and after training."""
 
     event: Literal["heldout"] = "heldout"
     step: int
     bucket: str
     nll: float
-    """Nats a token, plain loss."""
+    """Mean loss without mitigations (nats per token)."""
     num_documents: int
     num_tokens: int
 
 
 class EndMetrics(Record):
-    """The whole run, once its last step was taken."""
+    """Totals of the run, written after its last step."""
 
     event: Literal["end"] = "end"
     step: int
@@ -76,18 +83,18 @@ class EndMetrics(Record):
     num_kept_tokens: int
     train_s: float
     epsilon: float | None = None
-    """Privacy loss of a row at `delta`, by the run's own schedule; null without dp_sgd."""
+    """Privacy loss of a row at `delta`, for the run's actual schedule; null without dp_sgd."""
     epsilon_if_sampled: float | None = None
-    """As if each step had drawn its rows."""
+    """Privacy loss as if each step had sampled its rows."""
     delta: float | None = None
     tally_sha256: str
-    """Of what was fed of each document; the manifest must agree, or its doses mean nothing."""
+    """Hash of how much of each document was trained; the manifest's counts must match it."""
     stopped_by_budget: bool = False
-    """Whether the risk budget ended the run before its last step."""
+    """Whether the memorization budget ended the run before its last step."""
 
 
 def hash_tally(repetitions: Iterable[int | None], num_tokens_fed: Iterable[int | None]) -> str:
-    """Return a hash of how often, and how much of, each document was fed, in manifest's order."""
+    """Return a hash of how often and how much of each document was trained, in manifest order."""
     counts = zip(repetitions, num_tokens_fed, strict=True)
     text = ",".join(":".join("-" if n is None else str(int(n)) for n in pair) for pair in counts)
     return hashlib.sha256(text.encode()).hexdigest()
@@ -110,9 +117,9 @@ class MetricsLog:
 
         Args:
             path: of metrics.jsonl.
-            kept: the lines it begins with: those of the checkpoint that the run goes on from. What
-                an interrupted run wrote after it is dropped.
-            is_writer: False on all ranks but one: nothing is written.
+            kept: initial lines, from the checkpoint that the run resumes from. Lines that an
+                interrupted run wrote after that checkpoint are dropped.
+            is_writer: True on one rank; the others write nothing.
         """
         self._file: TextIO | None = None
         if not is_writer:
@@ -133,7 +140,7 @@ class MetricsLog:
 
 
 def read_metrics(path: Path) -> Iterator[MetricsLine]:
-    """Yield the lines of metrics.jsonl; a last line cut off by a crash is passed over.
+    """Yield the lines of metrics.jsonl; a last line truncated by a crash is skipped.
 
     Raises:
         RecordError: another line cannot be read.
@@ -152,5 +159,5 @@ def read_metrics(path: Path) -> Iterator[MetricsLine]:
                 return
             raise RecordError(
                 f"'{path}' line {number} cannot be read: run memguard train "
-                f"{path.parent / 'config.yaml'} to bring the log back from a checkpoint"
+                f"{path.parent / 'config.yaml'} to restore the log from a checkpoint"
             ) from error

@@ -10,14 +10,14 @@ from memguard.parallel.local_parameters import LocalParameter
 
 
 def build_optimizer(parameters: Sequence[LocalParameter], config: OptimConfig) -> torch.optim.AdamW:
-    """Make AdamW on local tensors with weight decay on matrices only; vectors have none."""
+    """Build AdamW on local tensors, with weight decay on matrices only."""
     groups = [
         {
-            "params": [each.local for each in parameters if each.source.ndim >= 2],
+            "params": [parameter.local for parameter in parameters if parameter.source.ndim >= 2],
             "weight_decay": config.weight_decay,
         },
         {
-            "params": [each.local for each in parameters if each.source.ndim < 2],
+            "params": [parameter.local for parameter in parameters if parameter.source.ndim < 2],
             "weight_decay": 0.0,
         },
     ]
@@ -26,15 +26,15 @@ def build_optimizer(parameters: Sequence[LocalParameter], config: OptimConfig) -
         lr=config.lr,
         betas=config.betas,
         eps=config.eps,
-        # One pass over weights, gradients and moments; the default makes ten.
+        # One pass over weights, gradients and moments instead of ten by default.
         fused=True,
     )
 
 
 def learning_rate(step: int, num_steps: int, config: OptimConfig) -> float:
-    """Return the learning rate of a step, from 0.
+    """Return the learning rate of a step, counted from 0.
 
-    Linear warm-up over ``warmup_fraction`` of the steps, then cosine to ``min_lr_fraction``.
+    Linear warm-up over ``warmup_fraction`` of the steps, then cosine decay to ``min_lr_fraction``.
     """
     num_warmup = round(config.warmup_fraction * num_steps)
     if step < num_warmup:

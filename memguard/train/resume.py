@@ -1,7 +1,7 @@
-"""What a run has done so far, saved and taken up again.
+"""Saves and restores the progress of a run.
 
-every rank   saves its part of weights, optimizer and tallies; all of them before the next step
-rank 0       finds the newest complete checkpoint, and whether it is of this run
+every rank   saves its part of weights, optimizer and tallies; all ranks finish before the next step
+rank 0       finds the newest complete checkpoint and checks that it belongs to this run
 """
 
 from collections.abc import Callable, Iterator
@@ -13,7 +13,7 @@ import torch
 from memguard.data.loader import Loader
 from memguard.records.run_files import CheckpointManifest
 from memguard.runtime import Console, Runtime
-from memguard.train.audit_callback import Watch
+from memguard.train.audit_callback import MemorizationMonitor
 from memguard.train.checkpoint import (
     LOG,
     TrainState,
@@ -27,7 +27,7 @@ from memguard.train.step import TrainStep
 
 @dataclass(slots=True)
 class Totals:
-    """What the run has done so far; part of every checkpoint."""
+    """Totals of the run so far; part of every checkpoint."""
 
     step: int = 0
     num_supervised_tokens: int = 0
@@ -45,50 +45,51 @@ class Checkpoints:
         *,
         step: TrainStep,
         loader: Loader,
-        watch: Watch | None,
+        monitor: MemorizationMonitor | None,
         run_key: str,
         keep: int,
         check_folder: Callable[[], None],
         runtime: Runtime,
         console: Console,
     ) -> None:
-        """Take what has a state.
+        """Set the objects whose state is saved and restored.
 
         Args:
-            run_folder: they are in its `checkpoints/`, and hold copies of its log.
+            run_folder: folder of the run; checkpoints are in its `checkpoints/` and contain copies
+                of its log.
             step: model and optimizer.
-            loader: has counted what was fed.
-            watch: audits during training; None where there are none.
-            run_key: hash of settings and documents; a checkpoint with another one is refused.
-            keep: newest ones that are kept (checkpoints).
-            check_folder: raises, on every rank, where the run's folder is no longer the one that
-                is locked.
+            loader: has the tally of trained pieces.
+            monitor: audits during training; None without audits.
+            run_key: hash of settings and documents; a checkpoint with another key is refused.
+            keep: number of newest checkpoints to keep.
+            check_folder: raises, on every rank, if the run's folder is no longer the one that
+                was locked.
             runtime: device and ranks.
-            console: says which are damaged.
+            console: receives warnings about damaged checkpoints.
         """
         self.folder = run_folder / "checkpoints"
         self.log = b""
-        """Of the checkpoint that was loaded, on rank 0."""
+        """Log of the checkpoint that was loaded, on rank 0."""
         self.newest_step: int | None = None
-        """After which the state was last saved or loaded."""
-        self._step, self._loader, self._watch = step, loader, watch
+        """Step after which the state was last saved or loaded."""
+        self._step, self._loader, self._watch = step, loader, monitor
         self._run_key, self._keep = run_key, keep
         self._log_path, self._check_folder = run_folder / LOG, check_folder
         self._runtime, self._console = runtime, console
 
     def load(self, until_step: int | None = None) -> Totals | None:
-        """Take the state of the newest checkpoint, up to a step; None where there is none.
+        """Restore the newest checkpoint, up to ``until_step``; return None if there is none.
 
         Raises:
-            RecordError: it is not of this run.
-            ConfigError: it was watched with another sample.
+            RecordError: the checkpoint is from another run.
+            ConfigError: the checkpoint's run audited another sample during training.
         """
-        found = self._runtime.broadcast_object(
+        checkpoint = self._runtime.broadcast_object(
             self._runtime.only_on_main(lambda: self._find(until_step))
         )
-        if found is None:
+        if checkpoint is None:
             return None
-        path, manifest = found
+        path, manifest = checkpoint
         load_checkpoint(path, self._state(), files=manifest.files, runtime=self._runtime)
         self.newest_step = manifest.step
         return Totals(
@@ -100,21 +101,24 @@ class Checkpoints:
         )
 
     def _find(self, until_step: int | None) -> tuple[Path, CheckpointManifest] | None:
-        found = find_checkpoint(self.folder, console=self._console, until_step=until_step)
-        if found is not None:
-            check_belongs(*found, run_key=self._run_key, sample_sha256=self._sample_sha256)
-            self.log = (found[0] / LOG).read_bytes()
-        return found
+        checkpoint = find_checkpoint(self.folder, console=self._console, until_step=until_step)
+        if checkpoint is not None:
+            check_belongs(*checkpoint, run_key=self._run_key, sample_sha256=self._sample_sha256)
+            self.log = (checkpoint[0] / LOG).read_bytes()
+        return checkpoint
 
     def save(self, totals: Totals) -> None:
-        """Save the state that this much training has led to.
+        """Save the current state.
+
+        Args:
+            totals: totals of the run so far.
 
         Raises:
-            OSError: it could not be written.
-            RecordError: the run's folder was deleted, renamed or replaced meanwhile.
+            OSError: the checkpoint could not be written.
+            RecordError: the run's folder was deleted, renamed or replaced during training.
         """
-        watch = self._watch
-        # Or its folder would be made again, with this checkpoint alone in it.
+        monitor = self._watch
+        # Without this check, a deleted folder would be created again with only this checkpoint.
         self._check_folder()
         save_checkpoint(
             self.folder,
@@ -132,7 +136,7 @@ class Checkpoints:
             ),
             log=self._log_path,
             keep=self._keep,
-            keep_step=watch.last_good_step if watch and watch.stops else None,
+            keep_step=monitor.last_good_step if monitor and monitor.stops else None,
             runtime=self._runtime,
         )
         self.newest_step = totals.step
@@ -153,7 +157,7 @@ class Checkpoints:
         )
 
     def _stored_buffers(self) -> Iterator[tuple[str, torch.Tensor]]:
-        model = self._step.vocab.model
+        model = self._step.lm.model
         stored = model.state_dict(keep_vars=True)
         for name, buffer in model.named_buffers():
             if name in stored:

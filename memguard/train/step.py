@@ -1,11 +1,11 @@
 """One optimizer step, the same on one process and on every mesh.
 
-    rows     a step's rows, split over the data x z ranks; x and y ranks work on the same ones
+    rows     a step's rows, split over the data x z ranks; x and y ranks share the same rows
     loss     sum over micro-batches of  reduce(terms) / labels left in the WHOLE step
     update   gradients of all rows, clipped, AdamW on the local tensors
 
-FSDP2 averages gradients over the ranks that split the batch, so that a rank's loss is multiplied
-by their number: the average of the products is the sum.
+FSDP2 averages gradients over the ranks that split the batch. Each rank's loss is therefore
+multiplied by the number of these ranks, so that the average equals the sum.
 """
 
 import math
@@ -23,7 +23,7 @@ from memguard.config import OptimConfig, TrainConfig
 from memguard.data.loader import Batch
 from memguard.errors import ModelError
 from memguard.mitigation import Mitigations
-from memguard.model.causal_lm import VocabLayer
+from memguard.model.causal_lm import CausalLM
 from memguard.parallel.local_parameters import (
     clear_gradients,
     clip_gradients,
@@ -40,37 +40,38 @@ from memguard.train.optim import build_optimizer
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepResult:
-    """What one step did, over all rows."""
+    """Result of one step, over all rows."""
 
     loss: float | None
-    """Mean over the labels that received loss (nats), as the mitigations weigh it; None where none
-    was left."""
+    """Mean loss over the labels that received loss (nats), as weighted by the mitigations; None if
+    no labels were left."""
     grad_norm: float | None
-    """Before clipping."""
+    """Gradient norm before clipping."""
     num_supervised: int
+    """Labels before mitigations."""
     num_kept: int
-    """Labels that would have received loss, and those that did."""
+    """Labels that received loss."""
     penalised_share: float | None = None
-    """Of the windows of an n-gram penalty, those beyond its margin; None where there is none."""
+    """Share of an n-gram penalty's windows beyond its margin; None without an n-gram penalty."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Labels:
-    """The labels of some rows that receive loss, N of them, and the rows."""
+    """Some rows and their N labels that receive loss."""
 
     input_ids_BT: Tensor
     position_ids_BT: Tensor
     index_N: Tensor
-    """Of the token before each, among those of all rows."""
+    """Index of the token before each label, in the flattened rows."""
     ids_N: Tensor
     piece_N: Tensor
-    """Numbered from 0 in the order of labels."""
+    """Index of the piece that contains the label, numbered from 0 in the order of labels."""
     reference_nll_N: Tensor | None
     forget_N: Tensor | None
 
-    def hidden_states(self, vocab: VocabLayer) -> Tensor:
-        """Return those the labels are predicted from; no others reach the head's matmul."""
-        hidden_BTD = vocab.hidden_states(self.input_ids_BT, self.position_ids_BT)
+    def hidden_states(self, lm: CausalLM) -> Tensor:
+        """Return the hidden states that predict the labels; only these reach the head's matmul."""
+        hidden_BTD = lm.hidden_states(self.input_ids_BT, self.position_ids_BT)
         return hidden_BTD.flatten(0, 1).index_select(0, self.index_N)
 
 
@@ -80,7 +81,7 @@ class TrainStep:
     def __init__(
         self,
         *,
-        vocab: VocabLayer,
+        lm: CausalLM,
         mitigations: Mitigations,
         train: TrainConfig,
         optim: OptimConfig,
@@ -88,29 +89,30 @@ class TrainStep:
         runtime: Runtime,
         row_clipping: RowClipping | None = None,
     ) -> None:
-        """Take a model whose weights are in place; the optimizer starts from nothing.
+        """Set up steps on a model whose weights are loaded; the optimizer state starts empty.
 
         Args:
-            vocab: plain or sharded.
+            lm: plain or sharded model.
             mitigations: how losses are reduced.
             train: micro-batches and precision.
             optim: AdamW and clipping.
-            seed: the run's; dropout's, on one process.
+            seed: seed of the run; on one process it also seeds dropout.
             runtime: device and ranks.
-            row_clipping: makes the gradients private; None leaves them. One process only.
+            row_clipping: makes the gradients differentially private, on one process only; None
+                leaves them unchanged.
         """
-        assert row_clipping is None or vocab.mesh is None, "a row is clipped by one process"
+        assert row_clipping is None or lm.mesh is None, "a row is clipped by one process"
         self.row_clipping = row_clipping
-        self.vocab, self.mitigations = vocab, mitigations
+        self.lm, self.mitigations = lm, mitigations
         self.train, self.optim, self.seed, self.runtime = train, optim, seed, runtime
-        self.parameters = find_local_parameters(vocab.model)
+        self.parameters = find_local_parameters(lm.model)
         self.optimizer = build_optimizer(self.parameters, optim)
 
     def run(self, batch: Batch, *, lr: float, step: int, first_sample: int) -> StepResult:
         """Take one step.
 
         Args:
-            batch: this rank's rows; every rank has as many.
+            batch: this rank's rows; every rank has the same number.
             lr: learning rate.
             step: number of the step, from 1, for messages.
             first_sample: global sample index of the first row of all ranks; seeds dropout and
@@ -120,31 +122,31 @@ class TrainStep:
             ModelError: the loss or the gradients are not finite.
         """
         num_supervised, num_kept = self._sum_over_batch((batch.num_supervised, batch.num_kept))
-        # Noise is added whatever the rows hold: a step left out would tell of them.
+        # Noise is added whatever the rows contain: a skipped step would reveal their content.
         if num_kept == 0 and self.row_clipping is None:
             return StepResult(
                 loss=None, grad_norm=None, num_supervised=int(num_supervised), num_kept=0
             )
-        num_ways = self.vocab.num_batch_ways
-        # Loss and, with an n-gram penalty, windows beyond its margin, and all.
+        num_ways = self.lm.num_batch_ways
+        # Loss and, with an n-gram penalty, the windows beyond its margin and all its windows.
         totals: Tensor | float = 0.0
         pieces = list(self._micro_batches(len(batch.input_ids)))
         for piece in pieces:
-            if self.vocab.mesh is None:
+            if self.lm.mesh is None:
                 torch.manual_seed(derive_seed(self.seed, "dropout", first_sample + piece.start))
-            self.vocab.set_last_micro_batch(piece is pieces[-1])
+            self.lm.set_last_micro_batch(piece is pieces[-1])
             with self._noise(batch, piece, first_sample):
                 loss, *counts = self._sum_loss(batch, piece)
             loss = loss / max(num_kept, 1)
             if self.row_clipping is None:
                 torch.autograd.backward(loss * num_ways)
             else:
-                # The mean over the row's own labels: no row weighs by what others hold.
+                # The mean over the row's own labels: its weight must not depend on other rows.
                 own = int((batch.labels[piece, 1:] != IGNORE_LABEL).sum())
                 torch.autograd.backward(loss * (num_kept / max(own, 1)))
                 self.row_clipping.add_row(self.parameters)
-            # Read once, at the end: reading waits for the GPU.
-            totals = totals + torch.stack([each.double() for each in (loss.detach(), *counts)])
+            # The values are read once, after the loop: reading waits for the GPU.
+            totals = totals + torch.stack([value.double() for value in (loss.detach(), *counts)])
         assert isinstance(totals, Tensor), "every rank has a micro-batch"
         loss_sum, *windows = self._sum_over_batch(tuple(totals.tolist()))
         take_gradients(self.parameters)
@@ -170,27 +172,27 @@ class TrainStep:
 
     @torch.no_grad()
     def measure_nll(self, batch: Batch) -> NDArray[np.float32]:
-        """Return the NLL of the batch's labels ``[N]`` (nats), row by row, in this precision."""
+        """Return the NLL of the batch's labels ``[N]`` (nats) by row, in training precision."""
         labels = self._find_labels(batch, slice(None))
 
         def work() -> Tensor:
-            return self.vocab.token_terms(labels.hidden_states(self.vocab), labels.ids_N).nll_N
+            return self.lm.token_terms(labels.hidden_states(self.lm), labels.ids_N).nll_N
 
         with self._precision():
-            nll_N: NDArray[np.float32] = self.vocab(work).float().cpu().numpy()
+            nll_N: NDArray[np.float32] = self.lm(work).float().cpu().numpy()
         return nll_N
 
     def _sum_loss(self, batch: Batch, rows: slice) -> tuple[Tensor, ...]:
-        """Return the sum of losses over the labels of some rows, and `count_windows`."""
+        """Return the sum of losses over some rows' labels, and the result of `count_windows`."""
         labels = self._find_labels(batch, rows)
 
         def work() -> tuple[Tensor, ...]:
-            hidden_ND = labels.hidden_states(self.vocab)
+            hidden_ND = labels.hidden_states(self.lm)
             if self.mitigations.sums_nll:
-                return (self.vocab.sum_nll(hidden_ND, labels.ids_N),)
+                return (self.lm.sum_nll(hidden_ND, labels.ids_N),)
             needs = self.mitigations.needs - {"reference_nll"}
             terms = replace(
-                self.vocab.token_terms(hidden_ND, labels.ids_N, needs),
+                self.lm.token_terms(hidden_ND, labels.ids_N, needs),
                 reference_nll_N=labels.reference_nll_N,
                 piece_N=labels.piece_N,
                 forget_N=labels.forget_N,
@@ -198,10 +200,10 @@ class TrainStep:
             return self.mitigations.reduce(terms), *self.mitigations.count_windows(terms)
 
         with self._precision():
-            return self.vocab(work)
+            return self.lm(work)
 
     def _find_labels(self, batch: Batch, rows: slice) -> _Labels:
-        """Find the labels that are not ignored, on the CPU: no wait for the GPU."""
+        """Find the labels that are not ignored, on the CPU to avoid waiting for the GPU."""
         labels_BT = batch.labels[rows]
         row_N, column_N = np.nonzero(labels_BT[:, 1:] != IGNORE_LABEL)
         place_N = row_N, column_N + 1
@@ -220,21 +222,21 @@ class TrainStep:
         )
 
     def _noise(self, batch: Batch, rows: slice, first_sample: int) -> AbstractContextManager[None]:
-        """Put noise on the embeddings of some rows, where a mitigation does."""
+        """Add noise to the embeddings of some rows, if a mitigation does."""
         if self.mitigations.of_model is None:
             return nullcontext()
         noise_BTD = draw_noise(
             self.mitigations.of_model,
             batch,
             rows,
-            vocab=self.vocab,
+            lm=self.lm,
             seed=self.seed,
             first_sample=first_sample,
         )
-        return added_to_embeddings(self.vocab, self._to_device(noise_BTD))
+        return added_to_embeddings(self.lm, self._to_device(noise_BTD))
 
     def _micro_batches(self, num_rows: int) -> Iterable[slice]:
-        """Cut this rank's rows into forward passes; every rank has as many."""
+        """Split this rank's rows into forward passes; every rank has the same number."""
         size = self.train.micro_batch_size or num_rows
         if self.row_clipping is not None:
             size = 1
@@ -243,7 +245,7 @@ class TrainStep:
 
     def _sum_over_batch(self, values: tuple[float, ...]) -> list[float]:
         """Return the sums over the ranks that split the batch."""
-        mesh = self.vocab.mesh
+        mesh = self.lm.mesh
         copies = 1 if mesh is None else mesh.shape.x * mesh.shape.y
         return [value / copies for value in self.runtime.agree_sum(values)]
 
@@ -251,6 +253,6 @@ class TrainStep:
         return torch.as_tensor(array, device=self.runtime.device)
 
     def _precision(self) -> AbstractContextManager[None]:
-        if self.train.precision == "bf16" and self.vocab.mesh is None:
+        if self.train.precision == "bf16" and self.lm.mesh is None:
             return torch.autocast(self.runtime.device.type, dtype=torch.bfloat16)
         return nullcontext()

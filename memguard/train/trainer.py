@@ -1,10 +1,10 @@
 """The loop: steps, metrics, checkpoints, clean interruption.
 
-    rows of a step   cut into as many equal parts as the mesh splits the batch
+    rows of a step   split into equal parts, one for each batch group of the mesh
     each rank        builds its own rows, takes the step, saves its part of a checkpoint
-    rank 0           writes metrics and speaks; all stop after the same step
+    rank 0           writes metrics and messages; all ranks stop after the same step
 
-What one step does is in `step`.
+See `step` for a single step.
 """
 
 import io
@@ -26,10 +26,10 @@ from memguard.config import OptimConfig, TrainConfig
 from memguard.data.corpus import Corpus
 from memguard.data.loader import Loader
 from memguard.errors import ConfigError, Interrupted, RecordError
-from memguard.mitigation.k_schedule import Ladder
-from memguard.model.causal_lm import VocabLayer
+from memguard.mitigation.k_schedule import KSchedule
+from memguard.model.causal_lm import CausalLM
 from memguard.runtime import Advance, Console, Runtime, peak_memory_bytes
-from memguard.train.audit_callback import Watch
+from memguard.train.audit_callback import MemorizationMonitor
 from memguard.train.base_nll import find_reference
 from memguard.train.dp_sgd import RowClipping, compute_privacy
 from memguard.train.heldout import choose_heldout, measure_heldout
@@ -43,43 +43,44 @@ from memguard.train.optim import learning_rate
 from memguard.train.resume import Checkpoints, Totals
 from memguard.train.step import TrainStep
 
-# Ctrl-C and SIGTERM: the run ends after the step in hand, on all ranks alike.
+# After Ctrl-C or SIGTERM, all ranks stop after the current step.
 
-# A launcher passes on the Ctrl-C that the terminal has sent already.
+# Signals within this time count as one: a launcher forwards the Ctrl-C that the terminal already
+# sent to the process.
 _SAME_SIGNAL_S = 1.0
 
 
 class StopRequest:
-    """Remembers that this process was asked to stop."""
+    """Records whether this process received a signal to stop."""
 
     def __init__(self, console: Console) -> None:
-        """Nobody has asked yet; ``console`` tells whoever does what happens."""
+        """Start without a request; ``console`` shows a message when a signal arrives."""
         self.signal_number: int | None = None
         self._console = console
 
     def agree(self, runtime: Runtime) -> int:
-        """Return the signal that any rank was sent, 0 for none: it may reach some ranks only."""
+        """Return the signal that any rank received, 0 for none; not all ranks may receive it."""
         return runtime.agree_max(self.signal_number or 0)
 
     @contextmanager
     def listen(self) -> Iterator[None]:
-        """Let SIGINT and SIGTERM end the run after the step in hand; a second one at once."""
+        """Stop the run after the current step on SIGINT or SIGTERM, immediately on a second one."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
         before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-        asked_s = -math.inf
+        received_s = -math.inf
 
         def stop(number: int, _frame: FrameType | None) -> None:
-            nonlocal asked_s
-            if time.monotonic() - asked_s < _SAME_SIGNAL_S:
+            nonlocal received_s
+            if time.monotonic() - received_s < _SAME_SIGNAL_S:
                 return
             if self.signal_number is not None:
-                for each, handler in before.items():
-                    signal.signal(each, handler)
+                for handled, handler in before.items():
+                    signal.signal(handled, handler)
                 signal.raise_signal(number)
-            self.signal_number, asked_s = number, time.monotonic()
-            self._console.info("stopping after this step; once more to stop at once")
+            self.signal_number, received_s = number, time.monotonic()
+            self._console.info("stopping after this step; send the signal again to stop now")
 
         for number in before:
             signal.signal(number, stop)
@@ -101,11 +102,11 @@ class Trainer:
     def __init__(
         self,
         *,
-        vocab: VocabLayer,
+        lm: CausalLM,
         corpus: Corpus,
         loader: Loader,
-        ladder: Ladder,
-        watch: Watch | None,
+        k_schedule: KSchedule,
+        monitor: MemorizationMonitor | None,
         train: TrainConfig,
         optim: OptimConfig,
         seq_len: int,
@@ -118,46 +119,55 @@ class Trainer:
         must_resume: str | None = None,
         row_clipping: RowClipping | None = None,
     ) -> None:
-        """Take everything a run consists of.
+        """Set up the components of a run.
 
         Args:
-            vocab: the model.
+            lm: the model.
             corpus: documents, for the held-out loss.
-            loader: rows of each step.
-            ladder: how losses are reduced and how many labels should be dropped.
-            watch: audits during training; None where there are none.
-            train: length, portions, precision.
+            loader: builds the rows of each step.
+            k_schedule: mitigations by rung: how losses are reduced and how many labels are dropped.
+            monitor: audits during training; None without audits.
+            train: number of steps, micro-batches, precision.
             optim: AdamW and its schedule.
             seq_len: length of a row (tokens).
-            seed: the run's.
-            run_key: hash of settings and documents; a checkpoint with another one is refused.
-            run_folder: where checkpoints and metrics go.
+            seed: seed of the run.
+            run_key: hash of settings and documents; a checkpoint with another key is refused.
+            run_folder: folder for checkpoints and metrics.
             runtime: device and ranks.
-            console: progress.
-            check_folder: raises, on every rank, where the run's folder is no longer the one that
-                is locked.
-            must_resume: why the run may not begin at its first step; None where it may.
-            row_clipping: makes the gradients private; None leaves them.
+            console: shows progress and messages.
+            check_folder: raises, on every rank, if the run's folder is no longer the one that
+                was locked.
+            must_resume: why the run must resume from a checkpoint; None if it may start at step 0.
+            row_clipping: makes the gradients differentially private; None leaves them unchanged.
 
         Raises:
-            ConfigError: a budget whose first audit would come too late.
+            ConfigError: the budget's first audit would come after the last step.
         """
-        self.vocab = vocab
-        self.corpus, self.loader, self.ladder, self.watch = corpus, loader, ladder, watch
+        self.lm = lm
+        self.corpus, self.loader, self.k_schedule, self.monitor = (
+            corpus,
+            loader,
+            k_schedule,
+            monitor,
+        )
         self.config, self.optim = train, optim
         self.seq_len, self.seed, self.run_key = seq_len, seed, run_key
         self.folder, self.runtime, self.console = run_folder, runtime, console
         self.must_resume = must_resume
         self.num_steps = min(loader.num_steps, train.max_steps or loader.num_steps)
-        if watch is not None and watch.budget is not None and watch.every_steps >= self.num_steps:
+        if (
+            monitor is not None
+            and monitor.budget is not None
+            and monitor.every_steps >= self.num_steps
+        ):
             raise ConfigError(
-                f"'train.audit_every_steps' is {watch.every_steps:,}, and the run has "
+                f"'train.audit_every_steps' is {monitor.every_steps:,}, and the run has "
                 f"{self.num_steps:,} steps: the first audit that 'budget' could act on would come "
-                "when they have been taken. Lower it"
+                "after the last step. Lower it"
             )
         self.step = TrainStep(
-            vocab=vocab,
-            mitigations=ladder.rungs[0],
+            lm=lm,
+            mitigations=k_schedule.levels[0],
             train=train,
             optim=optim,
             seed=seed,
@@ -169,7 +179,7 @@ class Trainer:
             run_folder,
             step=self.step,
             loader=loader,
-            watch=watch,
+            monitor=monitor,
             run_key=run_key,
             keep=train.keep_checkpoints,
             check_folder=check_folder,
@@ -184,17 +194,17 @@ class Trainer:
         """Train from the newest checkpoint, or from the start, to the last step.
 
         Raises:
-            ConfigError: more was learnt by heart before the first audit than the budget allows; or
-                a run that goes on would audit other tokens than before.
-            Interrupted: SIGINT or SIGTERM; the state was saved.
-            ModelError: the loss is no longer finite.
+            ConfigError: the budget was already exceeded at the first audit; or a resumed run would
+                audit other tokens than before.
+            Interrupted: SIGINT or SIGTERM was received; the state was saved.
+            ModelError: the loss is not finite.
             OSError: a checkpoint could not be written.
-            RecordError: a checkpoint is not of this run, or the last weights within the budget are
-                lost.
+            RecordError: a checkpoint is from another run, or the last weights within the budget
+                are missing.
         """
         path = self.folder / "metrics.jsonl"
         if "reference_nll" in self.step.mitigations.needs:
-            # While the weights are those that the run starts from.
+            # Before a checkpoint is loaded: it must be measured with the initial weights.
             self._reference_nll = find_reference(
                 self.step,
                 self.loader,
@@ -205,14 +215,14 @@ class Trainer:
             )
         self._resume(path)
         log = MetricsLog(path, kept=self.checkpoints.log, is_writer=self.runtime.is_main)
-        self.vocab.model.train()
+        self.lm.model.train()
         devices = [self.runtime.device] if self.runtime.device.type == "cuda" else []
         try:
             with torch.random.fork_rng(devices=devices), self.stop_request.listen():
                 if self.totals.step == 0:
                     self._measure_heldout(log)
-                    if self.watch is not None:
-                        log.write(self.watch.look(0))
+                    if self.monitor is not None:
+                        log.write(self.monitor.look(0))
                 with self.console.progress("train", self.num_steps, "steps") as advance:
                     advance(self.totals.step, "")
                     while self.totals.step < self.num_steps and not self._stopped_by_budget:
@@ -225,13 +235,13 @@ class Trainer:
                 self._stop_if(self.stop_request.agree(self.runtime))
         finally:
             log.close()
-            self.vocab.model.eval()
+            self.lm.model.eval()
 
     def _timed_step(self) -> StepMetrics:
         started = time.perf_counter()
         samples = self.loader.samples(self.totals.step)
-        num_rows = -(-len(samples) // self.vocab.num_batch_ways)
-        mine = samples[self.vocab.batch_rank * num_rows :][:num_rows]
+        num_rows = -(-len(samples) // self.lm.num_batch_ways)
+        mine = samples[self.lm.batch_rank * num_rows :][:num_rows]
         lr = learning_rate(self.totals.step, self.num_steps, self.optim)
         result = self.step.run(
             self.loader.batch(mine, num_rows=num_rows, reference_nll=self._reference_nll),
@@ -269,7 +279,7 @@ class Trainer:
                 f"held-out loss: measuring on {len(documents):,} documents ({bucket})"
             )
         line = measure_heldout(
-            self.vocab,
+            self.lm,
             self.corpus,
             seq_len=self.seq_len,
             batch_tokens=max(self.seq_len, _HELDOUT_BATCH_TOKENS),
@@ -281,52 +291,55 @@ class Trainer:
             self.console.info(f"held-out loss {line.nll:.4f} nats a token ({line.bucket})")
 
     def _look_if_due(self, log: MetricsLog) -> None:
-        """Audit the sample; a limit that is broken may end the run with earlier weights."""
-        watch, step = self.watch, self.totals.step
+        """Audit the sample if due; exceeding the limit may end the run with earlier weights."""
+        monitor, step = self.monitor, self.totals.step
         is_last = step == self.num_steps
-        if watch is None or not watch.is_due(step, is_last=is_last):
+        if monitor is None or not monitor.is_due(step, is_last=is_last):
             return
-        found = watch.look(step, is_last=is_last)
-        log.write(found)
-        self.console.info(found.describe())
-        if not watch.stops:
+        audit = monitor.look(step, is_last=is_last)
+        log.write(audit)
+        self.console.info(audit.describe())
+        if not monitor.stops:
             return
-        if not found.over_limit:
+        if not audit.over_limit:
             self.checkpoints.save(self.totals)
             return
-        last_good_step = watch.last_good_step
+        last_good_step = monitor.last_good_step
         if not last_good_step:
             raise ConfigError(
-                f"'train.audit_every_steps' must be below {step}: by then {found.over_limit[0]} "
-                "was over the limit of 'budget', and no weights within it had been kept"
+                f"'train.audit_every_steps' must be below {step}: at that step "
+                f"{audit.over_limit[0]} was over the limit of 'budget', and no earlier weights "
+                "within the limit had been saved"
             )
         kept = self.checkpoints.load(last_good_step)
         if kept is None or kept.step != last_good_step:
             folder = self.checkpoints.folder
             raise RecordError(
-                f"{', '.join(found.over_limit)} went over the limit of 'budget' after step {step}, "
-                f"and the weights of step {last_good_step}, the last ones within it, are missing "
-                f"or damaged in '{folder}': bring them back, or delete that folder to begin again"
+                f"{', '.join(audit.over_limit)} exceeded the limit of 'budget' after step {step}, "
+                f"and the weights of step {last_good_step}, the last ones within the limit, are "
+                f"missing or damaged in '{folder}': restore them, or delete that folder to start "
+                "over"
             )
         self.totals, self._stopped_by_budget = kept, True
         self.console.warn(
-            f"{', '.join(found.over_limit)} went over the limit of 'budget' after step {step}: the "
+            f"{', '.join(audit.over_limit)} exceeded the limit of 'budget' after step {step}: the "
             f"run ends with the weights of step {self.totals.step}"
         )
 
     def _show(self, line: StepMetrics, advance: Advance) -> None:
+        tokens_per_s = self.totals.num_kept_tokens / max(self.totals.train_s, 1e-9)
         if self.console.live:
-            advance(1, line.describe_briefly())
+            advance(1, line.describe_briefly(tokens_per_s))
         elif line.step % self.config.log_every_steps == 0 or line.step == self.num_steps:
-            self.console.info(line.describe())
+            self.console.info(line.describe(tokens_per_s))
 
     def _finish(self, log: MetricsLog) -> None:
         totals = self.totals
         self._measure_heldout(log)
-        clipping, fed = self.step.row_clipping, self.loader.schedule[: totals.num_rows]
+        clipping, trained = self.step.row_clipping, self.loader.schedule[: totals.num_rows]
         privacy = None
         if clipping is not None:
-            privacy = compute_privacy(clipping.config, fed, batch_size=self.loader.batch_size)
+            privacy = compute_privacy(clipping.config, trained, batch_size=self.loader.batch_size)
         log.write(
             EndMetrics(
                 step=totals.step,
@@ -343,32 +356,32 @@ class Trainer:
         )
         if privacy is not None:
             self.console.info(f"dp_sgd: {privacy.describe()}")
-        target = self.ladder.target_drop_rate
-        # Of what is to be forgotten no label is dropped, so the share is meant to be another.
+        target = self.k_schedule.target_drop_rate
+        # No labels of forget documents are dropped, so the target rate does not apply.
         forgets = any(entry.role == "forget" for entry in self.corpus.manifest)
         if not target or forgets or totals.num_supervised_tokens < _MIN_LABELS_FOR_DROP_CHECK:
             return
         realised = 1 - totals.num_kept_tokens / totals.num_supervised_tokens
-        self.console.info(f"dropped {realised:.2%} of the labels (meant: {target:.2%})")
+        self.console.info(f"mitigations masked {realised:.2%} of labels (target {target:.2%})")
         if abs(realised - target) > _DROP_RATE_TOLERANCE * target:
             self.console.warn(
-                f"the mitigations dropped {realised:.2%} of the labels, not {target:.2%}: many "
-                "repeated or special tokens, or a mask that fits these texts badly"
+                f"the mitigations masked {realised:.2%} of labels, not {target:.2%}: the texts "
+                "have many repeated or special tokens, or the mask does not suit them"
             )
 
     # -- resume and interruption ---------------------------------------------------------------
 
     def _resume(self, log_path: Path) -> None:
-        found = self.checkpoints.load()
-        if found is not None:
-            self.totals = found
+        totals = self.checkpoints.load()
+        if totals is not None:
+            self.totals = totals
             self.runtime.only_on_main(lambda: self._check_log(log_path))
             self.console.info(f"resuming after step {self.totals.step} of {self.num_steps}")
         elif self.must_resume is not None:
             raise RecordError(
-                f"{self.must_resume}, and '{self.checkpoints.folder}' holds no whole checkpoint to "
-                f"make it again from: bring that back, delete '{self.folder}' to begin again, or "
-                "choose another 'name'"
+                f"{self.must_resume}, and '{self.checkpoints.folder}' has no intact checkpoint to "
+                f"resume from: restore one, delete '{self.folder}' to start over, or choose "
+                "another 'name'"
             )
 
     def _check_log(self, path: Path) -> None:
@@ -377,23 +390,23 @@ class Trainer:
             is_whole = log.read(len(kept)) == kept
         if not is_whole:
             self.console.warn(
-                f"'{path}' is damaged or cut off: what it held up to step {self.totals.step} is "
+                f"'{path}' is damaged or truncated: its lines up to step {self.totals.step} are "
                 "restored from the checkpoint"
             )
 
     def _save_if_due(self) -> None:
         every = self.config.checkpoint_every_steps
         step = self.totals.step
-        asked = self.stop_request.agree(self.runtime)
+        signal_number = self.stop_request.agree(self.runtime)
         due = step == self.num_steps or (every is not None and step % every == 0)
-        if (asked or due) and step != self.checkpoints.newest_step:
+        if (signal_number or due) and step != self.checkpoints.newest_step:
             self.checkpoints.save(self.totals)
-        self._stop_if(asked)
+        self._stop_if(signal_number)
 
-    def _stop_if(self, asked: int) -> None:
-        if asked:
+    def _stop_if(self, signal_number: int) -> None:
+        if signal_number:
             raise Interrupted(
-                asked,
+                signal_number,
                 f"stopped after step {self.totals.step} of {self.num_steps} and saved; run the "
-                "same command again to go on",
+                "same command again to resume",
             )

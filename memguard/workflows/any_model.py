@@ -1,9 +1,10 @@
-"""What the audit of a model memguard did not train measures."""
+"""Documents and models for the audit of a model that memguard did not train."""
 
 import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,36 +16,38 @@ from memguard.audit.suite import load_audit_suite
 from memguard.config import AuditConfig
 from memguard.data.documents import Decode, Document, document_text, load_documents
 from memguard.data.duplicates import WordGrams
+from memguard.data.sources import Table
 from memguard.data.tokenization import build_decoder, hash_tokens, tokenize_documents
 from memguard.errors import MAX_PATH, ModelError, shorten
-from memguard.hf.checkpoint import load_config, load_tokenizer, max_positions
+from memguard.hf.checkpoint import find_positions, load_config, load_tokenizer
 from memguard.records import DataIdentity, Rate, Role
 from memguard.runtime import Console, default_cache_dir
 from memguard.workflows.audit_inputs import AuditTarget
+from memguard.workflows.model_in_memory import ModelInMemory
 from memguard.workflows.requests import AuditRequest
 
-# Without a stated limit a model is asked no more than this at once.
+# Length of a passage for a model without a stated limit (tokens).
 _DEFAULT_SEQ_LEN = 4096
 _NEAR_DUPLICATE_WORDS = 13
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Side:
-    """Members or non-members, as read."""
+    """Members or non-members."""
 
     name: str
     role: Role
     documents: Sequence[Document]
 
     def name_document(self, id: str) -> str:
-        """Return an id that is unique in the audit: both sides may number their rows."""
+        """Return an id that is unique in the audit; both sides may use the same row numbers."""
         return id if self.role == "trained" else f"{self.name}:{id}"
 
 
 def describe_checkpoint(
     request: AuditRequest, settings: AuditConfig, console: Console
 ) -> AuditTarget:
-    """Say what the audit of a model memguard did not train measures.
+    """Return what to audit of a model that memguard did not train.
 
     Raises:
         DataError: no documents, or unusable ones.
@@ -52,21 +55,17 @@ def describe_checkpoint(
     """
     assert request.model is not None, "checked: there is a model"
     assert request.out is not None, "checked: there is a folder for the report"
-    # Asked for even where it is not needed: a base that is not there is told before any reading.
-    limits = [max_positions(path) for path in (request.model, request.base) if path is not None]
-    seq_len = limits[0] or _DEFAULT_SEQ_LEN
-    tokenizer, missing = None, None
-    try:
-        tokenizer = load_tokenizer(request.model)
-    except ModelError as error:
-        missing = error
+    # Load the base's configuration too, so that a missing base fails before documents are read.
+    configs = [_load_config(model) for model in (request.model, request.base) if model is not None]
+    seq_len = find_positions(configs[0]) or _DEFAULT_SEQ_LEN
+    tokenizer, missing = _load_tokenizer(request.model)
     probe = load_audit_suite(settings).extraction
     sides = list(_read_sides(request, console))
     if missing is not None:
         if any(document.input_ids is None for side in sides for document in side.documents):
             raise missing
         console.warn(f"{missing}: token ids are audited without it, scores that need text are not")
-    vocab_size = getattr(load_config(request.model).get_text_config(), "vocab_size", None)
+    vocab_size = getattr(configs[0].get_text_config(), "vocab_size", None)
     console.info("documents: looking for near-duplicates")
     cluster_N, overlap = _find_copies(
         sides, None if tokenizer is None else build_decoder(tokenizer)
@@ -85,7 +84,7 @@ def describe_checkpoint(
             id = side.name_document(tokens.id)
             digest.update(f"{id}\0{side.name}\0{hash_tokens(tokens.input_ids)}\n".encode())
             documents.append(
-                # How it was cut in training is not known.
+                # It is not known how training cut the document.
                 choose_part(
                     tokens,
                     list_contexts(tokens, seq_len),
@@ -104,7 +103,8 @@ def describe_checkpoint(
     if overlap is not None and overlap.num_matched:
         console.warn(
             f"{overlap.num_matched} of {overlap.num_documents} non-members share a run of "
-            f"{_NEAR_DUPLICATE_WORDS} words with a member: the model may know them from there"
+            f"{_NEAR_DUPLICATE_WORDS} words with a member: the model may have been trained on that "
+            "text"
         )
     return AuditTarget(
         documents=documents,
@@ -113,7 +113,10 @@ def describe_checkpoint(
         reference=settings.reference,
         data=DataIdentity(
             sources=list(
-                dict.fromkeys(Path(path).name for path in (*request.members, *request.nonmembers))
+                dict.fromkeys(
+                    Path(source).name if isinstance(source, str) else source.name
+                    for source in (*request.members, *request.nonmembers)
+                )
             ),
             documents_sha256=digest.hexdigest(),
             num_documents=len(documents),
@@ -123,19 +126,36 @@ def describe_checkpoint(
         ),
         seed=request.seed,
         out=request.out,
-        has_tokenizer=tokenizer is not None,
+        tokenizer=tokenizer,
     )
 
 
+def _load_config(model: str | ModelInMemory) -> Any:
+    return load_config(model) if isinstance(model, str) else model.model.config
+
+
+def _load_tokenizer(model: str | ModelInMemory) -> tuple[Any, ModelError | None]:
+    """Return a model's tokenizer, or None and the reason."""
+    if isinstance(model, str):
+        try:
+            return load_tokenizer(model), None
+        except ModelError as error:
+            return None, error
+    if model.tokenizer is None:
+        return None, ModelError("'tokenizer' is None")
+    return model.tokenizer, None
+
+
 def _read_sides(request: AuditRequest, console: Console) -> Iterator[_Side]:
-    sides: tuple[tuple[str, Role, tuple[str, ...]], ...] = (
+    sides: tuple[tuple[str, Role, tuple[str | Table, ...]], ...] = (
         ("members", "trained", request.members),
         ("nonmembers", "control", request.nonmembers),
     )
     for name, role, given in sides:
         if not given:
             continue
-        console.info(f"{name}: reading {shorten(', '.join(given), MAX_PATH)}")
+        names = ", ".join(s if isinstance(s, str) else s.name for s in given)
+        console.info(f"{name}: reading {shorten(names, MAX_PATH)}")
         loaded = load_documents(
             given,
             setting=f"--{name}",
@@ -148,17 +168,18 @@ def _read_sides(request: AuditRequest, console: Console) -> Iterator[_Side]:
 def _find_copies(
     sides: Sequence[_Side], decode: Decode | None
 ) -> tuple[NDArray[np.int64], Rate | None]:
-    """Return each document's near-duplicate cluster, and how many non-members a member overlaps.
+    """Return each document's near-duplicate cluster, and the share of non-members with overlap.
 
-    The clusters serve the intervals. How many trained documents hold a text is not counted: members
-    may be a sample of what was trained, and the count would be too low.
+    The clusters are used for confidence intervals. The number of trained documents that contain a
+    text is not counted: members may be only a sample of the training data, so the count would be
+    too low.
 
     Args:
         sides: members, and non-members where there are any.
-        decode: of token ids; None takes ids for words.
+        decode: turns token ids into text; None compares ids as words.
 
     Returns:
-        ``[num_documents]``, sides in their order; and the rate, None without non-members.
+        ``[num_documents]`` in the order of the sides; and the rate, None without non-members.
     """
     documents = [document for side in sides for document in side.documents]
     grams = WordGrams(

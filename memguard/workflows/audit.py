@@ -1,4 +1,4 @@
-"""One audit: model and base model in turn, report and records out."""
+"""One audit: measures the model, then the base model, and writes report and records."""
 
 import contextlib
 import tempfile
@@ -21,7 +21,7 @@ from memguard.audit.suite import Suite, load_audit_suite
 from memguard.audit.summary import Summary
 from memguard.config import AuditConfig, ParallelConfig, RunConfig
 from memguard.errors import ConfigError, MemguardError, ModelError
-from memguard.hf.checkpoint import load_config, load_tokenizer
+from memguard.hf.checkpoint import load_config
 from memguard.hf.identity import hash_weights
 from memguard.parallel.mesh_shape import ModelSizes, resolve_mesh
 from memguard.records import (
@@ -43,13 +43,14 @@ from memguard.runtime import (
     quiet_libraries,
 )
 from memguard.workflows.any_model import describe_checkpoint
-from memguard.workflows.audit_context import LazyModel, open_workshop
+from memguard.workflows.audit_context import LazyModel, open_audit_context
 from memguard.workflows.audit_inputs import AuditTarget, describe_run, find_base
 from memguard.workflows.audit_output import finish_audit, restore_report
+from memguard.workflows.model_in_memory import ModelInMemory, OpenedModel
 from memguard.workflows.requests import AuditRequest, make_command
 from memguard.workflows.run_checks import check_device_map
 from memguard.workflows.run_folder import locked
-from memguard.workflows.setup import Workplace, open_workplace
+from memguard.workflows.setup import DistributedContext, open_distributed
 from memguard.workflows.verify import check_finished, load_own_config
 
 
@@ -58,35 +59,46 @@ def audit_request(request: AuditRequest, settings: AuditConfig) -> tuple[Path, A
 
     Args:
         request: the arguments of `memguard audit`.
-        settings: what its check returned.
+        settings: the result of `AuditRequest.check`.
     """
     console = Console()
     quiet_libraries()
     run = request.run_config
     parallel, sizes = choose_audit_mesh(request, detect_runtime().world_size)
-    with open_workplace(parallel, sizes) as workplace, ExitStack() as lock:
-        check_folder = workplace.runtime.only_on_main(lambda: _begin(request, settings, lock))
+    with open_distributed(parallel, sizes) as distributed, ExitStack() as lock:
+        check_folder = distributed.runtime.only_on_main(lambda: _begin(request, settings, lock))
         if run is not None and request.run is not None:
-            target = describe_run(request.run, run, settings, out=request.out, base=request.base)
+            base = _named_base(request)
+            target = describe_run(request.run, run, settings, out=request.out, base=base)
         else:
             target = describe_checkpoint(request, settings, console)
         report = _audit(
-            target, settings, workplace, console, command=make_command(), check_folder=check_folder
+            target,
+            settings,
+            distributed,
+            console,
+            command=make_command(),
+            check_folder=check_folder,
         )
     console.info(report.verdict.sentence)
     return target.out, report
 
 
+def _named_base(request: AuditRequest) -> str | None:
+    assert request.base is None or isinstance(request.base, str), "checked: that of a run is named"
+    return request.base
+
+
 def _begin(request: AuditRequest, settings: AuditConfig, lock: ExitStack) -> Callable[[], None]:
-    """Keep other processes out of what is written; refuse a run that is damaged.
+    """Lock the output folder and check that the run is not damaged.
 
     Returns:
-        What raises where the folder is no longer the one that is locked.
+        A function that raises an error if the folder is no longer the locked one.
     """
     check_folder = lock.enter_context(locked(request.locked_folder))
     if request.run is not None and request.run_config is not None:
-        if settings.base:  # Told before weights are read.
-            find_base(request.run, request.run_config, request.base)
+        if settings.base:  # Fail before weights are read.
+            find_base(request.run, request.run_config, _named_base(request))
         check_finished(request.run)
     return check_folder
 
@@ -94,11 +106,14 @@ def _begin(request: AuditRequest, settings: AuditConfig, lock: ExitStack) -> Cal
 def choose_audit_mesh(
     request: AuditRequest, world_size: int
 ) -> tuple[ParallelConfig, ModelSizes | None]:
-    """Return the mesh of the request, else the run's where it fits, else all ranks along z."""
+    """Return the mesh of the request, else the run's if it is valid, else all ranks along z."""
     if world_size == 1:
         return request.parallel or ParallelConfig(), None
     model = str(request.run / "model") if request.run is not None else request.model
-    assert model is not None, "checked: there is a run or a model"
+    if not isinstance(model, str):
+        raise ConfigError(
+            "a model in memory is audited by one process; save it and audit the folder"
+        )
     sizes = ModelSizes.from_config(load_config(model))
     if request.parallel is not None:
         return request.parallel, sizes
@@ -113,29 +128,29 @@ def choose_audit_mesh(
 def audit_run(
     folder: Path,
     *,
-    workplace: Workplace,
+    distributed: DistributedContext,
     console: Console,
     command: str,
     check_folder: Callable[[], None] | None,
 ) -> AuditReport:
-    """Audit a run as its own settings say; the report goes into its `audit/`.
+    """Audit a run with its own settings; the report is written to its `audit/`.
 
     Args:
         folder: of the run, which rank 0 has locked.
-        workplace: of this process.
-        console: says what is done.
-        command: for the report.
-        check_folder: on rank 0: raises where the folder is no longer the one that is locked.
+        distributed: of this process.
+        console: reports progress.
+        command: recorded in the report.
+        check_folder: on rank 0: raises an error if the folder is no longer the locked one.
     """
     config = load_own_config(folder)
     target = describe_run(folder, config, config.audit)
     return _audit(
-        target, config.audit, workplace, console, command=command, check_folder=check_folder
+        target, config.audit, distributed, console, command=command, check_folder=check_folder
     )
 
 
 def is_current(report: AuditReport, folder: Path, config: RunConfig) -> bool:
-    """Tell whether a report is of a run's present model and of the probes of its settings."""
+    """Return whether a report matches a run's current weights and audit settings."""
     method = report.method
     return (
         method.probes == load_audit_suite(config.audit).describe_probes()
@@ -143,15 +158,15 @@ def is_current(report: AuditReport, folder: Path, config: RunConfig) -> bool:
         and method.sample_size == config.audit.max_documents_per_bucket
         and method.window == config.audit.window
         and (report.model.base is not None) == (config.audit.base and config.model.path is not None)
-        # Last: it reads the weights.
+        # Last, because it reads the weights.
         and report.model.weights_sha256 == hash_weights(folder / "model")
     )
 
 
 def find_current_report(folder: Path, config: RunConfig, console: Console) -> AuditReport | None:
-    """Return a run's report if its audit ended and is the one that its settings ask for.
+    """Return a run's report if its audit is complete and matches the run's settings.
 
-    A page or model card that is missing or damaged is rendered again.
+    A missing or damaged page or model card is rendered again.
     """
     report = restore_report(folder / "audit", console.warn)
     return report if report is not None and is_current(report, folder, config) else None
@@ -160,42 +175,46 @@ def find_current_report(folder: Path, config: RunConfig, console: Console) -> Au
 def _audit(
     target: AuditTarget,
     settings: AuditConfig,
-    workplace: Workplace,
+    distributed: DistributedContext,
     console: Console,
     *,
     command: str,
     check_folder: Callable[[], None] | None,
 ) -> AuditReport:
-    """Check, run the probes on each model in turn, write report and records."""
+    """Check the inputs, run the probes on each model in turn, write report and records."""
     suite = load_audit_suite(settings)
-    runtime = workplace.runtime
+    runtime = distributed.runtime
     check_device_map(settings, world_size=runtime.world_size)
     runtime.only_on_main(lambda: _check_writable(target.out))
     banners = _compare_kinds(target, settings, suite, console)
     hashes = runtime.broadcast_object(
         {
-            path: hash_weights(path) if Path(path).is_dir() else None
-            for path in (target.model, target.base, target.reference)
-            if runtime.is_main and path is not None
+            model: _hash_model(model)
+            for model in (target.model, target.base, target.reference)
+            if runtime.is_main and model is not None
         }
     )
     _check_base(target, hashes)
     if cut := describe_cut(target.documents, (), window=settings.window):
         console.warn(tell_cut(cut))
 
-    def open_model(path: str, revision: str | None = None) -> LazyModel:
+    def open_model(
+        model: str | ModelInMemory, revision: str | None = None
+    ) -> LazyModel | OpenedModel:
+        if isinstance(model, ModelInMemory):
+            return OpenedModel(model, settings, runtime)
         return LazyModel(
-            path=path,
+            path=model,
             revision=revision,
-            weights_sha256=hashes[path],
+            weights_sha256=hashes[model],
             settings=settings,
             attn=target.attn,
-            workplace=workplace,
+            distributed=distributed,
         )
 
     model = open_model(target.model)
     started = time.perf_counter()
-    with _folder_told(check_folder), _shown_progress(console) as show:
+    with _reporting_lost_folder(check_folder), _shown_progress(console) as show:
         outcome = run_audit(
             documents=target.documents,
             model=model,
@@ -209,7 +228,7 @@ def _audit(
             window=settings.window,
             min_documents=settings.min_documents,
             max_documents_per_bucket=settings.max_documents_per_bucket,
-            workshop=open_workshop(target, suite, settings, runtime, show),
+            context=open_audit_context(target, suite, settings, runtime, show),
         )
     method = _describe_method(suite, settings, target.seed, command, time.perf_counter() - started)
 
@@ -233,16 +252,22 @@ def _audit(
     return report
 
 
+def _hash_model(model: str | ModelInMemory) -> str | None:
+    if isinstance(model, ModelInMemory):
+        return model.weights_sha256
+    return hash_weights(model) if Path(model).is_dir() else None
+
+
 def _compare_kinds(
     target: AuditTarget, settings: AuditConfig, suite: Suite, console: Console
 ) -> list[Banner]:
-    """Warn where members and nonmembers are different kinds of text; before weights are read.
+    """Warn if members and nonmembers are different kinds of text, before weights are read.
 
     Raises:
         DataError: see `select_windows`.
     """
     if target.run is not None:
-        return []  # A run draws its control from the documents that it trains.
+        return []  # A run draws its control from the same documents as its training data.
     selection = select_windows(
         target.documents,
         suite.extraction,
@@ -257,43 +282,50 @@ def _compare_kinds(
     return [Banner(level="warning", text=text)]
 
 
-def _check_base(target: AuditTarget, hashes: Mapping[str, str | None]) -> None:
-    """Refuse another base than the one that an earlier report of this model names by its hash."""
+def _check_base(target: AuditTarget, hashes: Mapping[str | ModelInMemory, str | None]) -> None:
+    """Reject a base model whose hash differs from that in an earlier report of this model."""
     before = target.before
     if target.base is None or before is None or before.weights_sha256 != hashes[target.model]:
         return
-    named = before.base_weights_sha256
-    if named is not None and hashes[target.base] not in (None, named):
+    expected = before.base_weights_sha256
+    if expected is not None and hashes[target.base] not in (None, expected):
         raise ModelError(
-            f"the model before training: '{target.base}' has other weights than the run was "
-            f"audited with before (sha256 {hashes[target.base]}, not {named}). Name "
-            "the right one with --base DIR, or leave it out with --no-base"
+            f"the model before training: '{_name_model(target.base)}' has other weights than in "
+            f"the run's earlier audit (sha256 {hashes[target.base]}, not {expected}). Name the "
+            "correct base model with --base DIR, or leave it out with --no-base"
         )
 
 
 def _check_writable(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    # Told before the hours of scoring, not after.
+    # Fail before the hours of scoring, not after.
     tempfile.TemporaryFile(dir=folder).close()
 
 
 def _name_models(
-    target: AuditTarget, num_parameters: int, hashes: Mapping[str, str | None]
+    target: AuditTarget,
+    num_parameters: int,
+    hashes: Mapping[str | ModelInMemory, str | None],
 ) -> ModelIdentity:
-    def name(path: str) -> str:
-        # A report is shared; where a folder lay on this machine is not.
-        return "/".join(Path(path).resolve().parts[-2:]) if Path(path).is_dir() else path
+    def identify(model: str | ModelInMemory) -> str:
+        kind = "hub id" if isinstance(model, str) else "in memory:"
+        return hashes[model] or f"{kind} {_name_model(model)}, not hashed"
 
-    def identify(path: str) -> str:
-        return hashes[path] or f"hub id {path}, not hashed"
-
+    base = target.base
     return ModelIdentity(
-        name=target.run or name(target.model),
+        name=target.run or _name_model(target.model),
         weights_sha256=identify(target.model),
         num_parameters=num_parameters,
-        base=target.base and name(target.base),
-        base_weights_sha256=target.base and identify(target.base),
+        base=None if base is None else _name_model(base),
+        base_weights_sha256=None if base is None else identify(base),
     )
+
+
+def _name_model(model: str | ModelInMemory) -> str:
+    if isinstance(model, ModelInMemory):
+        return model.name
+    # Reports are shared with others; full local paths must not be.
+    return "/".join(Path(model).resolve().parts[-2:]) if Path(model).is_dir() else model
 
 
 def _build_report(
@@ -343,8 +375,8 @@ def _describe_method(
 
 
 @contextmanager
-def _folder_told(check_folder: Callable[[], None] | None) -> Iterator[None]:
-    """Say of a file that cannot be read that the whole folder is gone, where it is."""
+def _reporting_lost_folder(check_folder: Callable[[], None] | None) -> Iterator[None]:
+    """If a file cannot be read because the whole folder is gone, raise that error instead."""
     try:
         yield
     except (OSError, MemguardError):
@@ -355,7 +387,7 @@ def _folder_told(check_folder: Callable[[], None] | None) -> Iterator[None]:
 
 @contextmanager
 def _shown_progress(console: Console) -> Iterator[Any]:
-    """Yield a function that shows one stage after the other."""
+    """Yield a function that shows the progress of each stage."""
     with ExitStack() as stack:
         advance: dict[Stage, Any] = {}
         before = 0
@@ -374,14 +406,14 @@ def _shown_progress(console: Console) -> Iterator[Any]:
 
 
 def _write_excerpts(target: AuditTarget, outcome: AuditOutcome) -> None:
-    """Write the findings' text, or ids without a tokenizer, where only this user can read it."""
+    """Write the text of the findings, or token ids if there is no tokenizer, to a private file."""
     decode: Callable[[Any], str] = str
-    if target.has_tokenizer:
-        decode = load_tokenizer(target.model).decode
+    if target.tokenizer is not None:
+        decode = target.tokenizer.decode
     documents = {document.id: document for document in target.documents}
     parts = []
     for finding in outcome.summary.findings:
-        # Of a document, or of its part, the continuation is the end.
+        # The continuation is the end of the document or of its audited part.
         ids = documents[finding.id].input_ids
         split = len(ids) - finding.continuation_tokens
         prefix, continuation = decode(ids[:split].tolist()), decode(ids[split:].tolist())

@@ -1,4 +1,4 @@
-"""Audits inside training: which documents a run asks for, and how it asks the model in hand."""
+"""Audits during training: selects the documents and measures extraction from the current model."""
 
 import hashlib
 import json
@@ -7,7 +7,7 @@ from functools import partial
 
 import numpy as np
 
-from memguard.audit.cache import Numbers
+from memguard.audit.cache import ScoreMatrix
 from memguard.audit.decoding import DECODED_TOKENS, Decoder
 from memguard.audit.extraction import (
     ExtractionProbe,
@@ -23,19 +23,19 @@ from memguard.audit.suite import load_audit_suite
 from memguard.config import RunConfig
 from memguard.data.corpus import Corpus
 from memguard.errors import ConfigError
-from memguard.mitigation.k_schedule import Ladder
-from memguard.model.causal_lm import VocabLayer
+from memguard.mitigation.k_schedule import KSchedule
+from memguard.model.causal_lm import CausalLM
 from memguard.runtime import Runtime
-from memguard.train.audit_callback import Recited, Sample, Watch
+from memguard.train.audit_callback import MemorizationMonitor, MemorizationSnapshot, Sample
 from memguard.workflows.audit_inputs import list_audited
 
 
-def build_watch(
-    config: RunConfig, corpus: Corpus, vocab: VocabLayer, ladder: Ladder, runtime: Runtime
-) -> Watch | None:
-    """Return what audits the model while it is trained; None where nobody asked for it.
+def build_monitor(
+    config: RunConfig, corpus: Corpus, lm: CausalLM, k_schedule: KSchedule, runtime: Runtime
+) -> MemorizationMonitor | None:
+    """Return the callback that audits the model during training; None if it is not enabled.
 
-    It asks what the audit at the end will ask of its main probe, of a seeded sample of each bucket.
+    The callback runs the main probe of the final audit on a seeded sample of each bucket.
 
     Raises:
         DataError: too few trained documents are long enough.
@@ -44,15 +44,15 @@ def build_watch(
         return None
     probe = load_audit_suite(config.audit).extraction
     windows = _choose_windows(config, corpus, probe)
-    scorer = ModelScorer(vocab, config.audit.batch_tokens, runtime)
-    decoder = Decoder(vocab, config.audit.batch_tokens or DECODED_TOKENS, runtime)
+    scorer = ModelScorer(lm, config.audit.batch_tokens, runtime)
+    decoder = Decoder(lm, config.audit.batch_tokens or DECODED_TOKENS, runtime)
     index_of = {entry.id: index for index, entry in enumerate(corpus.manifest)}
     documents = [index_of[window.document.id] for window in windows]
 
     sample = Sample(
         document_N=np.array(documents, dtype=np.int64),
-        sha256=_hash_asked(documents, windows, probe),
-        ask=lambda: recite(
+        sha256=_hash_sample(documents, windows, probe),
+        ask=lambda: take_snapshot(
             scorer,
             decoder,
             windows,
@@ -62,25 +62,27 @@ def build_watch(
             and config.budget.metric == "near_verbatim",
         ),
     )
-    return Watch(
+    return MemorizationMonitor(
         sample,
         corpus.manifest,
-        ladder,
+        k_schedule,
         every_steps=config.train.audit_every_steps,
         budget=config.budget,
     )
 
 
-def _hash_asked(documents: Sequence[int], windows: Sequence[Window], probe: ExtractionProbe) -> str:
-    asked = [
+def _hash_sample(
+    documents: Sequence[int], windows: Sequence[Window], probe: ExtractionProbe
+) -> str:
+    passages = [
         (document, window.start, window.prefix_tokens, window.continuation_tokens)
         for document, window in zip(documents, windows, strict=True)
     ]
-    text = json.dumps([asked, probe.model_dump(mode="json")])
+    text = json.dumps([passages, probe.model_dump(mode="json")])
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def recite(
+def take_snapshot(
     scorer: ModelScorer,
     decoder: Decoder,
     windows: Sequence[Window],
@@ -88,11 +90,11 @@ def recite(
     *,
     seed: int,
     needs_near_verbatim: bool,
-) -> Recited:
-    """Return what the model gives back of some windows.
+) -> MemorizationSnapshot:
+    """Return what the model reproduces of some windows.
 
     Raises:
-        ConfigError: near-verbatim matches are needed and nothing can be generated.
+        ConfigError: near-verbatim matches are needed but the model cannot generate text here.
     """
     names = ("num_correct", "first_divergence", "greedy_margin")
     results = scorer.score([window.passage() for window in windows])
@@ -104,23 +106,23 @@ def recite(
         ]
         for result in results
     ]
-    one_pass = Numbers(names=names, rows=np.array(rows, dtype=np.float64))
+    teacher_forced = ScoreMatrix(names=names, rows=np.array(rows, dtype=np.float64))
 
     obstacle = decoder.find_obstacle()
     if obstacle is not None and needs_near_verbatim:
         raise ConfigError(
-            "'budget.metric' near_verbatim is judged on generated text, and this run cannot "
-            f"generate any: {obstacle}. Set budget.metric=verbatim"
+            "'budget.metric' near_verbatim needs generated text, and this run cannot generate "
+            f"any: {obstacle}. Set budget.metric=verbatim"
         )
     near_verbatim_N = None
     if obstacle is None:
-        measure = partial(measure_edits, probe, decoder, windows, one_pass)
-        near = find_near_verbatim(probe, windows, one_pass, measure, seed=seed)
+        measure = partial(measure_edits, probe, decoder, windows, teacher_forced)
+        near = find_near_verbatim(probe, windows, teacher_forced, measure, seed=seed)
         near_verbatim_N = near.matched_N
     size_N = np.array([window.continuation_tokens for window in windows])
-    return Recited(
-        token_accuracy_N=one_pass["num_correct"] / size_N,
-        verbatim_N=one_pass["num_correct"] == size_N,
+    return MemorizationSnapshot(
+        token_accuracy_N=teacher_forced["num_correct"] / size_N,
+        verbatim_N=teacher_forced["num_correct"] == size_N,
         near_verbatim_N=near_verbatim_N,
     )
 
@@ -142,6 +144,6 @@ def _choose_windows(
         min_documents=config.audit.min_documents,
         max_documents_per_bucket=config.train.audit_documents,
     )
-    # In the order in which the audit at the end shows its buckets.
+    # In the bucket order of the final audit.
     place = {outline.bucket: number for number, outline in enumerate(selection.buckets)}
     return tuple(sorted(selection.windows, key=lambda window: place[window.document.bucket]))

@@ -1,10 +1,11 @@
-"""What the audit of a run measures: its documents and model."""
+"""Documents and model for the audit of a run."""
 
 import os
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from memguard.audit.canaries import SECRET, AuditCanary
 from memguard.audit.extraction import AuditDocument, ExtractionProbe
@@ -17,7 +18,7 @@ from memguard.data.corpus import Corpus, CorpusDocument, load_corpus
 from memguard.data.packing import split_points
 from memguard.data.tokenization import TokenizedDocument
 from memguard.errors import DataError, ModelError
-from memguard.hf.checkpoint import max_positions
+from memguard.hf.checkpoint import load_tokenizer, max_positions
 from memguard.mitigation.k_schedule import compute_doses
 from memguard.records import (
     Budget,
@@ -35,23 +36,24 @@ from memguard.train.metrics import (
     read_metrics,
 )
 from memguard.workflows.audit_output import is_own_audit, load_former_report
+from memguard.workflows.model_in_memory import ModelInMemory
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AuditTarget:
-    """Everything an audit needs to know of what it measures."""
+    """Documents, models and metadata of an audit."""
 
     documents: Sequence[AuditDocument]
-    model: str
-    base: str | None
+    model: str | ModelInMemory
+    base: str | ModelInMemory | None
     reference: str | None
     """Another model of the same vocabulary."""
     data: DataIdentity
     seed: int
     out: Path
-    has_tokenizer: bool = True
-    """False: the model's folder has none, and the documents are token ids."""
-    # Of a run that memguard trained:
+    tokenizer: Any
+    """None if the model's folder has no tokenizer; the documents are then token ids."""
+    # Only for a run that memguard trained:
     run: str | None = None
     base_revision: str | None = None
     attn: str | None = None
@@ -60,11 +62,11 @@ class AuditTarget:
     training: TrainingSummary | None = None
     tally: Tally = "missing"
     before: ModelIdentity | None = None
-    """The models that an earlier report of the run names; None without a report."""
+    """The models named in an earlier report of the run; None without a report."""
     card_of: RunConfig | None = None
-    """The run's settings, where its model card shows this audit; None where it goes elsewhere."""
+    """The run's settings if its model card shows this audit; None if `--out` is elsewhere."""
     notes: Sequence[str] = ()
-    """What a reader must know before the numbers, beside what these show."""
+    """Notes shown in the report before the numbers."""
 
 
 def choose_piece(
@@ -75,21 +77,21 @@ def choose_piece(
     probe: ExtractionProbe,
     window: WhichWindow,
 ) -> AuditDocument:
-    """Return the piece of a document that is audited, as the model saw it in training.
+    """Return the piece of a document that is audited, cut as in training.
 
     Args:
         tokens: of the whole document.
         identity: of the document.
         seq_len: length of a row (tokens).
         probe: decides whether a piece can be audited.
-        window: which of the pieces that can be audited is taken.
+        window: which of the auditable pieces is chosen.
     """
     pieces = list_pieces(split_points(len(tokens.input_ids), seq_len))
     return choose_part(tokens, pieces, identity, kind="piece", probe=probe, window=window)
 
 
 def name_buckets(manifest: Sequence[ManifestEntry], counts: Sequence[int | None]) -> list[str]:
-    """Name each document's bucket; those that a run cut short trained unequally are divided.
+    """Return each document's bucket name, split by repetitions if training ended early.
 
     Args:
         manifest: the documents.
@@ -114,14 +116,14 @@ def list_audited(
     probe: ExtractionProbe,
     window: WhichWindow,
 ) -> list[AuditDocument]:
-    """Return the documents that an audit may ask for: trained, control, and to be forgotten.
+    """Return the documents that an audit may measure: trained, control, and to be forgotten.
 
     Args:
         corpus: of the run.
         counts: times each document was, or will be, trained.
         seq_len: length of a row (tokens).
-        probe: decides what is continued of each.
-        window: which piece of a document is audited that was trained in several.
+        probe: decides which tokens of a document are predicted.
+        window: which piece is audited if a document was trained in several pieces.
     """
     names = name_buckets(corpus.manifest, counts)
     copies = Counter(
@@ -129,7 +131,7 @@ def list_audited(
         for entry, count in zip(corpus.manifest, counts, strict=True)
         if entry.role in ("trained", "background") and count != 0
     )
-    # As training had them: a run that ended early masked labels by what was planned.
+    # From planned repetitions, as in training: a run that ended early masked labels by these.
     doses = compute_doses(corpus.manifest).tolist()
     return [
         choose_piece(
@@ -152,14 +154,14 @@ def list_audited(
         for index, (entry, name, count, dose) in enumerate(
             zip(corpus.manifest, names, counts, doses, strict=True)
         )
-        # A run that was ended early never reached some: neither trained nor a fair control. What it
-        # should have forgotten is asked for all the same.
+        # A run that ended early did not reach some documents, which are neither trained nor a fair
+        # control. Documents to be forgotten are audited even if not reached.
         if entry.role in ("control", "forget") or (entry.role == "trained" and count != 0)
     ]
 
 
 def list_canaries(corpus: Corpus, *, seq_len: int) -> list[AuditCanary]:
-    """Return the run's canaries in the order of their drawing, which no coin decides."""
+    """Return the run's canaries in the order in which they were drawn."""
     return [
         AuditCanary(
             document=choose_piece(
@@ -186,18 +188,18 @@ def list_canaries(corpus: Corpus, *, seq_len: int) -> list[AuditCanary]:
 
 
 def find_base(folder: Path, config: RunConfig, named: str | None = None) -> str | None:
-    """Return the model that a run started from; None where it started from random weights.
+    """Return the model that a run started from; None if it started from random weights.
 
-    It is looked for where the settings say, then where it lies as seen from the run's folder, which
-    may have been moved together with it, as a sweep is.
+    The path in the settings is tried first, then the same relative path from the run's current
+    folder, since a sweep may be moved together with its models.
 
     Args:
-        folder: of the run, where it is now.
+        folder: of the run, at its current location.
         config: of the run.
-        named: where it is, as the user says; nothing else is looked for.
+        named: path given by the user; no other path is tried.
 
     Raises:
-        ModelError: it is nowhere.
+        ModelError: the model was not found.
     """
     path = config.model.path
     if path is None:
@@ -208,7 +210,7 @@ def find_base(folder: Path, config: RunConfig, named: str | None = None) -> str 
             )
         return None
     if named is not None:
-        max_positions(named)  # is it there?
+        max_positions(named)  # Raises an error if there is no model.
         return named
     before = Path(config.output_dir) / config.name
     if not Path(path).exists() and Path(path).is_absolute() == before.is_absolute():
@@ -233,24 +235,24 @@ def describe_run(
     out: Path | None = None,
     base: str | None = None,
 ) -> AuditTarget:
-    """Say what a run's audit measures: its trained and control documents, and its model.
+    """Return what a run's audit measures: its trained and control documents, and its model.
 
     Args:
         folder: of the run.
         config: of the run.
         settings: of the audit.
-        out: where the report goes; None: `audit/` of the run.
-        base: where the model before training is; None looks for it.
+        out: folder of the report; None: `audit/` of the run.
+        base: path of the model before training; None: see `find_base`.
 
     Raises:
-        DataError: too few documents were trained whole.
-        ModelError: the run is not finished, or the model before training is not there.
+        DataError: too few documents were trained in full.
+        ModelError: the run is not finished, or the model before training was not found.
     """
     if not (folder / "model" / "config.json").is_file():
         raise ModelError(
             f"'{folder}' has no model/ yet: finish it with memguard train {folder}/config.yaml"
         )
-    found = find_base(folder, config, base) if settings.base else None
+    base_path = find_base(folder, config, base) if settings.base else None
     corpus = load_corpus(folder)
     counts = [entry.num_repetitions for entry in corpus.manifest]
     documents = list_audited(
@@ -264,7 +266,8 @@ def describe_run(
     if config.train.max_steps is not None and num_trained < settings.min_documents:
         raise DataError(
             f"'train.max_steps' = {config.train.max_steps} ended the run when {num_trained} "
-            f"documents had been trained whole; 'audit.min_documents' is {settings.min_documents}. "
+            f"documents had been trained in full; 'audit.min_documents' is "
+            f"{settings.min_documents}. "
             "Train longer under another 'name', or set audit.enabled=false"
         )
     summary, report = corpus.summary, load_former_report(folder / "audit")
@@ -272,7 +275,8 @@ def describe_run(
     return AuditTarget(
         documents=documents,
         model=str(folder / "model"),
-        base=found,
+        tokenizer=load_tokenizer(str(folder / "model")),
+        base=base_path,
         reference=settings.reference,
         data=DataIdentity(
             sources=summary.sources,
@@ -287,7 +291,7 @@ def describe_run(
         seed=config.seed,
         out=out or folder / "audit",
         run=config.name,
-        base_revision=config.model.revision if found == config.model.path else None,
+        base_revision=config.model.revision if base_path == config.model.path else None,
         attn=config.model.attn_implementation,
         canaries=list_canaries(corpus, seq_len=config.data.seq_len),
         mitigations=config.mitigations,
@@ -305,8 +309,8 @@ def _note_not_reached(manifest: Sequence[ManifestEntry]) -> tuple[str, ...]:
     if not num:
         return ()
     return (
-        f"{num:,} of {len(trained):,} documents {'was' if num == 1 else 'were'} not trained whole "
-        "when the run ended, and not audited.",
+        f"{num:,} of {len(trained):,} documents {'was' if num == 1 else 'were'} not trained in "
+        "full when the run ended, and not audited.",
     )
 
 
@@ -325,7 +329,7 @@ def _summarise_training(
         num_steps=end.step,
         num_supervised_tokens=end.num_kept_tokens,
         dropped_fraction=dropped if drops else None,
-        mitigations=[each.model_dump(mode="json") for each in config.mitigations],
+        mitigations=[mitigation.model_dump(mode="json") for mitigation in config.mitigations],
         num_removed=num_removed,
         epsilon=end.epsilon,
         epsilon_if_sampled=end.epsilon_if_sampled,
@@ -343,7 +347,7 @@ def _summarise_training(
 
 
 def _check_tally(lines: Sequence[MetricsLine], manifest: Sequence[ManifestEntry]) -> Tally:
-    """Compare the manifest's counts with what training recorded when it ended."""
+    """Compare the manifest's counts with the hash that training recorded when it ended."""
     counts = [entry.num_repetitions for entry in manifest]
     if None in counts:
         return "missing"

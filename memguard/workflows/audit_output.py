@@ -1,8 +1,8 @@
-"""The pages of an audit, and the end of it; the pages again from the report.
+"""Writes the pages of an audit and marks it as finished; renders the pages again from the report.
 
-records.parquet, report.json    what was found: written before
-report.html, model/README.md    the same for readers; the card in the folder of the run
-audit.json                      last: an audit without it did not end
+records.parquet, report.json    results, written first
+report.html, model/README.md    report page, and the model card in the folder of the run
+audit.json                      written last: an audit without it is incomplete
 """
 
 from collections.abc import Callable
@@ -27,16 +27,16 @@ from memguard.workflows.verify import load_own_config
 
 
 def is_own_audit(run: Path, out: Path | None) -> bool:
-    """Tell whether an audit of a run goes into its `audit/`, which its model card shows."""
+    """Return whether an audit of a run is written to its `audit/`, which its model card shows."""
     return out is None or out.resolve() == (run / "audit").resolve()
 
 
 def finish_audit(folder: Path, report: AuditReport, *, card_of: RunConfig | None) -> None:
-    """Write the pages of an audit, then that it ended; its scores and report are written.
+    """Write the pages of an audit, then mark it as finished; scores and report already exist.
 
     Args:
         folder: of the audit.
-        report: what was found.
+        report: results of the audit.
         card_of: the run whose model card shows this audit; ``folder`` is its `audit/`.
     """
     _render(folder, report, card_of)
@@ -50,7 +50,7 @@ def render_audit(folder: Path) -> Path:
         The page.
 
     Raises:
-        RecordError: the audit did not end, or its report, or the run's config.yaml, is damaged.
+        RecordError: the audit is incomplete, or its report or the run's config.yaml is damaged.
     """
     report = load_audit_report(folder)
     run = folder.resolve().parent
@@ -61,30 +61,30 @@ def render_audit(folder: Path) -> Path:
 
 
 def restore_report(folder: Path, warn: Callable[[str], None]) -> AuditReport | None:
-    """Return the report of a finished audit; pages that are missing or damaged are rendered again.
+    """Return the report of a finished audit; missing or damaged pages are rendered again.
 
     Args:
         folder: of the audit.
-        warn: told what is damaged and what is done.
+        warn: called with a message about damaged files and the action taken.
 
     Returns:
-        None where there was no audit, or one that must run again.
+        The report; None if there was no audit or it must run again.
     """
     if not has_audit(folder):
         return None
     damages = find_audit_damage(folder)
-    told = "; ".join(map(str, damages))
+    text = "; ".join(map(str, damages))
     if any(damage.file not in (PAGE, CARD) for damage in damages):
-        warn(f"audit: {told}. It is made again, from the scores that are kept")
+        warn(f"audit: {text}. The audit runs again and reuses cached scores")
         return None
     if damages:
-        warn(f"audit: {told}. Rendered again from {REPORT}")
+        warn(f"audit: {text}. Rendered again from {REPORT}")
         render_audit(folder)
     return load_audit_report(folder)
 
 
 def load_former_report(folder: Path) -> AuditReport | None:
-    """Return the report of an audit folder; None where there is none that is whole."""
+    """Return the report of an audit folder; None if it is missing or damaged."""
     try:
         return load_audit_report(folder)
     except RecordError:
@@ -97,7 +97,7 @@ def write_card(folder: Path, config: RunConfig, report: AuditReport | None) -> N
     Args:
         folder: of the run.
         config: its settings.
-        report: of its audit; None where there was none yet.
+        report: of its audit; None if there is none yet.
     """
     card = render_model_card(
         report,
@@ -111,5 +111,5 @@ def write_card(folder: Path, config: RunConfig, report: AuditReport | None) -> N
 def _render(folder: Path, report: AuditReport, card_of: RunConfig | None) -> None:
     if card_of is not None:
         write_card(folder.resolve().parent, card_of, report)
-    # Last: it links to the card if there is one.
+    # Last, because the page links to the card if there is one.
     write_atomically(folder / PAGE, render_report(report, folder).encode())

@@ -1,6 +1,6 @@
-"""`memguard compare`: a sweep trained and compared, finished runs compared, or one run fixed.
+"""`memguard compare`: trains and compares a sweep, compares finished runs, or fixes a run.
 
-Each is imported when it is due: a wrong sweep is refused before torch is imported.
+Modules are imported late, so that an invalid sweep is rejected before torch is imported.
 """
 
 from pathlib import Path
@@ -18,13 +18,13 @@ from memguard.workflows.run_folder import locked
 
 
 def compare(request: CompareRequest) -> tuple[Path, Comparison | AuditReport | None]:
-    """Do what `memguard compare` was given.
+    """Run `memguard compare`.
 
     Args:
-        request: the arguments; checked.
+        request: the checked arguments.
 
     Returns:
-        The page, and what is on it. The run's folder and None where there was nothing to fix.
+        The page and its content; the run's folder and None if there was nothing to fix.
     """
     first, *others = request.given
     if not request.are_runs:
@@ -48,15 +48,15 @@ def compare(request: CompareRequest) -> tuple[Path, Comparison | AuditReport | N
     return fixed or (Path(first), None)
 
 
-# Pages rendered again from the JSON beside them. No torch.
+# Renders pages again from the JSON in the same folder. Does not import torch.
 
 
 def render_folder(folder: Path) -> Path:
     """Render the page of a run, an audit folder or a sweep; return its path.
 
     Raises:
-        ConfigError: another process is at work there.
-        RecordError: no report.json or comparison.json there, or one that is damaged.
+        ConfigError: another process is using the folder.
+        RecordError: report.json or comparison.json is missing or damaged.
     """
     for audit in (folder / "audit", folder):
         if (audit / REPORT).is_file():
@@ -67,7 +67,7 @@ def render_folder(folder: Path) -> Path:
     record = folder / COMPARISON
     if not record.is_file():
         raise RecordError(
-            f"'{folder}' holds neither a report.json (of a run or an audit) nor a comparison.json"
+            f"'{folder}' has neither a report.json (of a run or an audit) nor a comparison.json"
         )
     page = record.with_suffix(".html")
     write_atomically(page, render_comparison(load_comparison(record), folder).encode())

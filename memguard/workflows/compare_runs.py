@@ -1,4 +1,4 @@
-"""Finished runs side by side: comparison.json, its page and chart."""
+"""Compares finished runs: writes comparison.json, its page and chart."""
 
 from collections.abc import Iterator, Mapping, Sequence, Set
 from pathlib import Path
@@ -17,22 +17,22 @@ from memguard.workflows.requests import make_command
 from memguard.workflows.verify import load_own_config
 
 _NO_SETTING = ("name", "output_dir", "seed", "mitigations", "parallel", "audit")
-"""Parts of a run that are not its setting: how it is named, computed and measured."""
+"""Parts of a run's configuration that do not distinguish settings: name, computation, audit."""
 
 
 def compare_folders(folders: Sequence[str], out: Path | None) -> tuple[Path, Comparison]:
-    """Put finished runs side by side; the first is what the others are tested against.
+    """Compare finished runs; the others are tested against the first.
 
     Args:
         folders: of runs.
-        out: where the comparison goes; None: ``comparison`` beside the first run.
+        out: folder of the comparison; None: ``comparison`` next to the first run.
 
     Returns:
-        Its page, and the comparison.
+        The page and the comparison.
 
     Raises:
-        ConfigError: a folder that is no run's, or one given twice.
-        RecordError: a run is unreadable or not comparable; says which one and why.
+        ConfigError: a folder does not contain a run, or is given twice.
+        RecordError: a run is unreadable or not comparable; names the run and the reason.
     """
     for folder in folders:
         if not (Path(folder) / "config.yaml").is_file():
@@ -53,7 +53,7 @@ def compare_folders(folders: Sequence[str], out: Path | None) -> tuple[Path, Com
 
 
 def publish(comparison: Comparison, folder: Path, console: Console) -> Path:
-    """Write the record, its page and chart, and show the rows that lead; return the page."""
+    """Write the record, its page and chart, and print the summary table; return the page."""
     console.info("compare: drawing the page and its charts")
     save_sealed(comparison, folder / COMPARISON)
     page = folder / "comparison.html"
@@ -66,7 +66,7 @@ def publish(comparison: Comparison, folder: Path, console: Console) -> Path:
 
 
 def _name_settings(folders: Sequence[str]) -> Iterator[FinishedRun]:
-    """Say what each run is called: by its folder, or as an earlier one that differs in its seed."""
+    """Name each run by its folder, or like an earlier run that differs only in its seed."""
     known: list[tuple[str, Mapping[str, Any]]] = []
     first: Mapping[str, Any] = {}
     for number, folder in enumerate(folders):
@@ -89,7 +89,7 @@ def _name_settings(folders: Sequence[str]) -> Iterator[FinishedRun]:
 
 
 def _choose_name(folder: Path, taken: Set[str]) -> str:
-    """Return the folder's name, with those above it where other settings have that name."""
+    """Return the folder's name, with parent folders if another setting has the same name."""
     parts = folder.parts[1:]
     names = ("/".join(parts[-count:]) for count in range(1, len(parts) + 1))
     return next((name for name in names if name not in taken), str(folder))
@@ -112,11 +112,11 @@ def _flatten(values: Mapping[str, Any], above: str = "") -> dict[str, Any]:
 
 
 def _headline(comparison: Comparison) -> list[str]:
-    """Return what a terminal shows: one line a setting, over its seeds, and which to take."""
+    """Return the terminal's summary: one line per setting, over its seeds, and a recommendation."""
     width = max(12, *(len(point.name) for point in comparison.front))
     lines = [
         f"{'setting':<{width}} {'held-out NLL':>12} {'at risk':>8} {'verbatim':>10} "
-        f"{'near-verb.':>10}  beaten by"
+        f"{'near-verb.':>10}  dominated by"
     ]
     for point in comparison.front:
         risk = "" if point.risk is None else f"{point.risk:.1%}"

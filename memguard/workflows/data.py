@@ -1,6 +1,6 @@
-"""What a run feeds: its documents prepared, its rows planned, its labels masked.
+"""Prepares the documents of a run, packs its rows and masks its labels.
 
-The same for training and for the dry run, which must show what training does.
+Training and the dry run share this code, so that the dry run shows what training does.
 """
 
 import json
@@ -23,7 +23,7 @@ from memguard.data.prepare import prepare as prepare_corpus
 from memguard.data.tokenization import TokenizedDocument, list_token_texts
 from memguard.errors import ModelError
 from memguard.mitigation import Mitigations
-from memguard.mitigation.k_schedule import Ladder, build_ladder
+from memguard.mitigation.k_schedule import KSchedule, build_k_schedule
 from memguard.records import write_atomically
 from memguard.records.run_files import add_hash_line, find_run_keys
 from memguard.runtime import Console, default_cache_dir, quiet_libraries
@@ -42,16 +42,16 @@ class PreparedRun:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Feed:
-    """The rows of a run in their order, and what is left out of their loss."""
+class TrainingData:
+    """The rows of a run in their order, and the mitigations that mask labels or losses."""
 
     loader: Loader
-    ladder: Ladder
+    k_schedule: KSchedule
 
     @property
     def mitigations(self) -> Mitigations:
-        """How losses are reduced, which is the same for all documents."""
-        return self.ladder.rungs[0]
+        """The loss-stage mitigations, which are the same for all documents."""
+        return self.k_schedule.levels[0]
 
 
 def prepare(config: RunConfig, folder: Path, console: Console) -> PreparedRun:
@@ -70,9 +70,9 @@ def prepare(config: RunConfig, folder: Path, console: Console) -> PreparedRun:
     tokenizers: list[Any] = []
 
     def tokenizer_for(documents: Sequence[Document]) -> Any:
-        made = train_tokenizer(config, documents, console) if known is None else known
-        tokenizers.append(made)
-        return made
+        tokenizer = train_tokenizer(config, documents, console) if known is None else known
+        tokenizers.append(tokenizer)
+        return tokenizer
 
     corpus = prepare_corpus(
         config.data,
@@ -113,14 +113,14 @@ def _list_audit_needs(config: RunConfig) -> AuditNeeds:
 
 
 def _count_vocabulary(config: RunConfig, tokenizer: Any) -> int | None:
-    """Return the rows of the model's embedding; None where they follow from the documents."""
+    """Return the rows of the model's embedding; None if the tokenizer is not trained yet."""
     if config.model.scratch is not None and tokenizer is None:
         return None
     return int(read_model_config(config, tokenizer).get_text_config().vocab_size)
 
 
 def check_token_ids(corpus: Corpus, vocab_size: int) -> None:
-    """Refuse tokens that the model has no embedding for.
+    """Reject token ids without a row in the model's embedding.
 
     Raises:
         ModelError: an id is not below ``vocab_size`` (rows of the embedding).
@@ -128,21 +128,23 @@ def check_token_ids(corpus: Corpus, vocab_size: int) -> None:
     highest = int(corpus.input_ids.max())
     if highest >= vocab_size:
         raise ModelError(
-            f"the tokenizer gives ids up to {highest}, the model has {vocab_size} "
-            "embeddings; they do not belong together"
+            f"the tokenizer produces ids up to {highest}, but the model has {vocab_size} "
+            "embeddings; use the model's own tokenizer"
         )
 
 
-def build_feed(config: RunConfig, prepared: PreparedRun, *, share_rows: bool) -> Feed:
-    """Pack the documents into rows, say when each is trained, and mask their labels.
+def build_training_data(
+    config: RunConfig, prepared: PreparedRun, *, share_rows: bool
+) -> TrainingData:
+    """Pack the documents into rows, order the rows, and mask their labels.
 
     Args:
         config: the run's settings.
         prepared: its documents and tokenizer.
-        share_rows: whether the model keeps documents of one row apart.
+        share_rows: whether the model masks attention between documents of one row.
     """
     corpus, tokenizer = prepared.corpus, prepared.tokenizer
-    # What dp_sgd protects is a row: it must not hold parts of several documents.
+    # dp_sgd protects rows, so a row must not contain parts of several documents.
     share_rows = share_rows and find_mitigation(config.mitigations, DpSgdConfig) is None
     rows, schedule = plan_rows(
         corpus.manifest,
@@ -151,7 +153,7 @@ def build_feed(config: RunConfig, prepared: PreparedRun, *, share_rows: bool) ->
         seed=config.seed,
         share_rows=share_rows,
     )
-    ladder = build_ladder(
+    k_schedule = build_k_schedule(
         config.mitigations,
         corpus.manifest,
         can_tighten=config.budget is not None and config.budget.action == "tighten",
@@ -164,7 +166,7 @@ def build_feed(config: RunConfig, prepared: PreparedRun, *, share_rows: bool) ->
         schedule,
         batch_size=config.train.batch_size,
         pad_id=tokenizer.pad_token_id or tokenizer.eos_token_id or 0,
-        mask_labels=ladder.mask_labels,
+        mask_labels=k_schedule.mask_labels,
         seed=config.seed,
     )
-    return Feed(loader=loader, ladder=ladder)
+    return TrainingData(loader=loader, k_schedule=k_schedule)

@@ -1,10 +1,10 @@
-"""The dry run of a training configuration: what it will feed, save and be able to measure.
+"""Dry run of a training configuration: what it will train on, save and be able to measure.
 
-Documents are prepared as training prepares them, but aside: the run's folder is read, never
+Documents are prepared as in training, but in a temporary folder: the run's folder is read, never
 written. No weights are loaded.
 
-What the audit will be able to show follows from numbers of documents: the interval if none of n is
-recited, and the one if half of them are.
+The statistical power of the audit follows from the numbers of documents: the confidence interval if
+none of n documents is extracted, and the interval if half of them are.
 """
 
 import shutil
@@ -51,22 +51,22 @@ from memguard.planner.tokenizer_lint import lint_tokenizer
 from memguard.records.run_files import PRIVATE_KEY
 from memguard.runtime import Console
 from memguard.workflows.audit_inputs import list_audited, name_buckets
-from memguard.workflows.data import build_feed, check_token_ids, prepare
+from memguard.workflows.data import build_training_data, check_token_ids, prepare
 from memguard.workflows.run_folder import check_same_settings
 from memguard.workflows.setup import read_model_config
 
 _BORROWED = ("manifest.jsonl", "metrics.jsonl", PRIVATE_KEY)
 _RARE = 0.01
-"""A share of recited documents that few of them would not show."""
+"""An extraction rate so low that a small sample may show no extracted document."""
 
 
 def foresee_audit(config: RunConfig, corpus: Corpus, counts: Sequence[int]) -> list[BucketOutlook]:
-    """Say which documents the audit will ask of each bucket, and how sure that makes it.
+    """Return how many documents of each bucket will be audited, with the resulting intervals.
 
     Args:
         config: the run's settings.
         corpus: its documents.
-        counts: times each document will have been fed whole.
+        counts: times each document will have been trained in full.
     """
     names = name_buckets(corpus.manifest, counts)
     reached = dict(zip(names, counts, strict=True))
@@ -78,10 +78,10 @@ def foresee_audit(config: RunConfig, corpus: Corpus, counts: Sequence[int]) -> l
         window=config.audit.window,
     )
     outlook = []
-    asked = _count_audited(config, documents) if config.audit.enabled else {}
+    audited = _count_audited(config, documents) if config.audit.enabled else {}
     for name in dict.fromkeys(names):
         members = [e for e, own in zip(corpus.manifest, names, strict=True) if own == name]
-        num_audited, outline = asked.get(name, (None, None))
+        num_audited, outline = audited.get(name, (None, None))
         outlook.append(
             BucketOutlook(
                 bucket=name,
@@ -101,10 +101,10 @@ def foresee_audit(config: RunConfig, corpus: Corpus, counts: Sequence[int]) -> l
     order = ("control", "trained", "forget", "background", "heldout", "canary", "removed")
     return sorted(
         outlook,
-        key=lambda each: (
-            order.index(each.role),
-            each.planned_repetitions,
-            reached[each.bucket],
+        key=lambda bucket: (
+            order.index(bucket.role),
+            bucket.planned_repetitions,
+            reached[bucket.bucket],
         ),
     )
 
@@ -112,7 +112,7 @@ def foresee_audit(config: RunConfig, corpus: Corpus, counts: Sequence[int]) -> l
 def _count_audited(
     config: RunConfig, documents: Sequence[AuditDocument]
 ) -> dict[str, tuple[int, BucketOutline]]:
-    """Return for each bucket how many documents are audited, and why others are not."""
+    """Return the number of audited documents of each bucket, and the counts of excluded ones."""
     selection = select_windows(
         documents,
         load_audit_suite(config.audit).extraction,
@@ -120,19 +120,19 @@ def _count_audited(
         min_documents=0,
         max_documents_per_bucket=config.audit.max_documents_per_bucket,
     )
-    asked = [window.document.bucket for window in selection.windows]
-    return {outline.bucket: (asked.count(outline.bucket), outline) for outline in selection.buckets}
+    names = [window.document.bucket for window in selection.windows]
+    return {outline.bucket: (names.count(outline.bucket), outline) for outline in selection.buckets}
 
 
 def remark_on_audit(
     config: RunConfig, corpus: Corpus, buckets: Sequence[BucketOutlook], *, is_cut: bool
 ) -> list[Remark]:
-    """Warn where the audit will be refused, or show little.
+    """Warn if the audit will be refused or will have low statistical power.
 
     Args:
         config: of the run.
         corpus: its documents.
-        buckets: what is foreseen of them.
+        buckets: result of `foresee_audit`.
         is_cut: whether 'train.max_steps' ends the run early.
     """
     remarks = []
@@ -145,20 +145,21 @@ def remark_on_audit(
         ends = "'train.max_steps' ends the run when" if is_cut else "When the run ends,"
         text = (
             f"{ends} {num_trained} documents that are long enough for the audit have been trained "
-            f"whole; 'audit.min_documents' is {config.audit.min_documents}: the audit will refuse."
+            f"in full; 'audit.min_documents' is {config.audit.min_documents}: the audit will stop "
+            "with an error."
         )
         remarks.append(warn("audit", text))
     control = next((bucket for bucket in buckets if bucket.role == "control"), None)
     if control is None:
         text = (
-            "There is no control: without documents that are never trained, reciting cannot be "
-            "told from what the model could continue anyway."
+            "There is no control: without documents that are never trained, memorization cannot "
+            "be distinguished from text that the model can predict anyway."
         )
         remarks.append(warn("audit", text))
     elif (control.num_audited or 0) < FEW_DOCUMENTS:
         text = (
-            f"Only {control.num_audited or 0} control documents can be asked, below "
-            f"{FEW_DOCUMENTS}: give documents of your own in 'data.control', more in 'data.train', "
+            f"Only {control.num_audited or 0} control documents can be audited, fewer than "
+            f"{FEW_DOCUMENTS}: add your own documents in 'data.control', add more in 'data.train', "
             "or lower 'audit.continuation_tokens'."
         )
         remarks.append(warn("audit", text))
@@ -167,16 +168,17 @@ def remark_on_audit(
         names = ", ".join(f"'{bucket.bucket}' ({bucket.num_audited})" for bucket in few[:4])
         others = f" and {len(few) - 4} more" if len(few) > 4 else ""
         text = (
-            f"Intervals are wide below {FEW_DOCUMENTS} documents, as in {names}{others}; more "
-            "documents, or more steps, make them narrower."
+            f"Confidence intervals are wide below {FEW_DOCUMENTS} documents, as in "
+            f"{names}{others}; more documents, or more steps, make them narrower."
         )
         remarks.append(warn("audit", text))
     most = max((b.num_audited or 0 for b in buckets if b.role == "trained"), default=0)
     needed = num_needed_to_see(_RARE)
     if needed is not None and 0 < most < needed:
         text = (
-            f"Of documents of which {_RARE:.0%} are extracted, {most:,} show one with probability "
-            f"{1 - (1 - _RARE) ** most:.0%}; it takes {needed:,} in a bucket for 95 %."
+            f"If {_RARE:.0%} of the documents can be extracted, a sample of {most:,} contains at "
+            f"least one of them with probability {1 - (1 - _RARE) ** most:.0%}; a probability of "
+            f"95 % needs {needed:,} in a bucket."
         )
         remarks.append(note("audit", text))
     overlapping = corpus.summary.num_control_overlapping
@@ -191,20 +193,20 @@ def remark_on_audit(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DryRunResult:
-    """A dry run: what may be written down, and what is for the user's own screen."""
+    """A dry run: a record that may be saved, and a row that is only shown in the terminal."""
 
     record: DryRun
     first_row: FirstRow
-    """Holds text of documents."""
+    """Contains text of documents."""
 
 
 def dry_run(config: RunConfig, console: Console) -> DryRunResult:
-    """Do everything of a training run that needs no weights, and leave no folder behind.
+    """Run every stage of training that needs no weights, and leave no folder behind.
 
     Raises:
         ConfigError: no such suite.
-        DataError: as training: no documents, no supervised token, too few for the buckets.
-        ModelError: as training: no usable checkpoint or tokenizer, ids beyond the embeddings.
+        DataError: as in training: no documents, no supervised token, too few for the buckets.
+        ModelError: as in training: no usable checkpoint or tokenizer, ids beyond the embeddings.
     """
     folder = Path(config.output_dir) / config.name
     remarks = []
@@ -212,39 +214,39 @@ def dry_run(config: RunConfig, console: Console) -> DryRunResult:
         check_same_settings(config, folder, console)
         borrowed = folder
     except ConfigError as error:
-        remarks.append(warn("run", f"Training will refuse this: {error}"))
+        remarks.append(warn("run", f"Training will stop with this error: {error}"))
         borrowed = None
-    with _prepare_aside(folder, borrowed) as aside:
-        prepared = prepare(config, aside, console)
+    with _temporary_folder(folder, borrowed) as temporary:
+        prepared = prepare(config, temporary, console)
         corpus, tokenizer = prepared.corpus, prepared.tokenizer
         model = read_model_config(config, tokenizer)
         name = config.model.path or "model.scratch"
         outline = outline_model(model, name=name)
         check_token_ids(corpus, outline.vocab_size)
         shared = may_share_rows(model, config.model.attn_implementation)
-        feed = build_feed(config, prepared, share_rows=shared is not False)
+        training_data = build_training_data(config, prepared, share_rows=shared is not False)
         length = measure_length(
-            feed.loader,
+            training_data.loader,
             max_steps=config.train.max_steps,
             seq_len=config.data.seq_len,
             epochs=None if config.data.study else config.train.epochs,
             shared=shared,
         )
-        labels = count_labels(feed.loader, length.num_rows, eos_id=tokenizer.eos_token_id)
+        labels = count_labels(training_data.loader, length.num_rows, eos_id=tokenizer.eos_token_id)
         trained = [
             entry.num_tokens
             for entry in corpus.manifest
             if entry.role in ("trained", "background", "forget")
         ]
-        feed.loader.record(range(length.num_rows))
-        counts = feed.loader.realised_repetitions().tolist()
+        training_data.loader.record(range(length.num_rows))
+        counts = training_data.loader.realised_repetitions().tolist()
         num_unreached = sum(
             entry.role in ("trained", "forget") and count == 0
             for entry, count in zip(corpus.manifest, counts, strict=True)
         )
         remarks += remark_on_reference_hash(corpus, tokenizer, config.mitigations)
         remarks += remark_on_rows(length, labels, trained, num_unreached=num_unreached)
-        disk = _measure_disk(config, folder, aside, outline, feed.loader, length)
+        disk = _measure_disk(config, folder, temporary, outline, training_data.loader, length)
         remarks += remark_on_disk(disk)
         buckets = foresee_audit(config, corpus, counts)
         if config.audit.enabled:
@@ -276,43 +278,45 @@ def dry_run(config: RunConfig, console: Console) -> DryRunResult:
             ),
             remarks=tuple(remarks),
         )
-        return DryRunResult(record=record, first_row=read_first_row(feed.loader, tokenizer))
+        return DryRunResult(
+            record=record, first_row=read_first_row(training_data.loader, tokenizer)
+        )
 
 
 @contextmanager
-def _prepare_aside(folder: Path, borrowed: Path | None) -> Iterator[Path]:
-    """Give a folder to prepare in that is gone afterwards.
+def _temporary_folder(folder: Path, borrowed: Path | None) -> Iterator[Path]:
+    """Yield a temporary folder for prepared documents; it is deleted afterwards.
 
-    What a run has prepared before lies in it as links, so that it is read if it is still right;
-    to prepare again replaces the links and leaves what they point at.
+    It contains symbolic links to the files that the run has prepared before, so that they are
+    reused if they are still valid. Preparing again replaces the links, not their targets.
     """
     with (
         tempfile.TemporaryDirectory(prefix="memguard-dry-run-") as name,
         _raising_on_sigterm(),
     ):
-        aside = Path(name)
+        temporary = Path(name)
         if borrowed is not None and (borrowed / "prepared" / "summary.json").is_file():
             files = [f"prepared/{path.name}" for path in (borrowed / "prepared").iterdir()]
             for file in (*files, *_BORROWED):
                 if (borrowed / file).exists():
-                    (aside / file).parent.mkdir(parents=True, exist_ok=True)
-                    (aside / file).symlink_to((borrowed / file).absolute())
+                    (temporary / file).parent.mkdir(parents=True, exist_ok=True)
+                    (temporary / file).symlink_to((borrowed / file).absolute())
         try:
-            yield aside
+            yield temporary
         except (DataError, RecordError) as error:
             # The user knows the run's folder, not this one.
-            told = str(error).replace(str(aside), str(folder))
-            if told == str(error):
+            message = str(error).replace(str(temporary), str(folder))
+            if message == str(error):
                 raise
-            raise type(error)(told) from error
+            raise type(error)(message) from error
 
 
 @contextmanager
 def _raising_on_sigterm() -> Iterator[None]:
-    """Let SIGTERM unwind, so that folders are removed, instead of ending the process at once."""
+    """Turn SIGTERM into an exception, so that temporary folders are removed before exit."""
 
     def stop(number: int, _frame: FrameType | None) -> None:
-        # No Exception: libraries catch those of what they call.
+        # Not a subclass of Exception: libraries may catch those.
         raise SystemExit(128 + number)
 
     if threading.current_thread() is not threading.main_thread():
@@ -326,15 +330,15 @@ def _raising_on_sigterm() -> Iterator[None]:
 
 
 def _list_stop_ids(model: Any) -> list[int]:
-    """Return the ids that end a text by the model's configuration; some have several."""
-    named = getattr(model.get_text_config(), "eos_token_id", None)
-    return [named] if isinstance(named, int) else list(named or ())
+    """Return the EOS token ids of the model's configuration; some models have several."""
+    eos_ids = getattr(model.get_text_config(), "eos_token_id", None)
+    return [eos_ids] if isinstance(eos_ids, int) else list(eos_ids or ())
 
 
 def _measure_disk(
     config: RunConfig,
     folder: Path,
-    aside: Path,
+    temporary: Path,
     outline: Outline,
     loader: Loader,
     length: RunLength,
@@ -347,7 +351,7 @@ def _measure_disk(
         every_steps=config.train.checkpoint_every_steps,
         keep=config.train.keep_checkpoints,
         export_bytes_per_parameter=2 if config.train.precision == "bf16" else 4,
-        prepared_bytes=count_bytes(aside, ["prepared"]),
+        prepared_bytes=count_bytes(temporary, ["prepared"]),
         present_bytes=count_bytes(folder, ["checkpoints", "model", "prepared"]),
         free_bytes=shutil.disk_usage(find_existing_parent(folder)).free,
     )

@@ -1,4 +1,4 @@
-"""A finished run again, changed by what its audit found, and the two side by side."""
+"""Trains a finished run again, changed according to its audit, and compares the two."""
 
 import math
 import os
@@ -10,7 +10,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal
 
-from memguard.compare import Copies, Findings, find_early_end, find_fix, find_recited
+from memguard.compare import Copies, Findings, find_early_end, find_extracted, find_fix
 from memguard.config import (
     GoldfishConfig,
     RunConfig,
@@ -41,33 +41,33 @@ from memguard.workflows.run_folder import check_same_settings
 from memguard.workflows.train import train_run
 from memguard.workflows.verify import check_finished
 
-# Of a run that forgets:
+# Settings of an unlearning run:
 _EPOCHS = 5
 _FORGOTTEN_TIMES = 6
-"""The list once more than what is retained: the last word is its own."""
+"""Repetitions of documents to be forgotten: one more than retained ones, to be trained last."""
 _LR_SHARE = 0.3
-"""Of the learning rate that taught it: what is retained was learnt already."""
+"""Factor on the original learning rate: retained documents have been learned already."""
 _NATS_A_LABEL = 0.5
-"""A piece that has lost so much on average counts as forgotten; see NpoConfig.beta."""
+"""A piece whose mean log-likelihood per label fell by this much is forgotten; NpoConfig.beta."""
 
 
 def make_forgetting_run(folder: Path, config: RunConfig, console: Console) -> RunConfig | None:
-    """Return a run, NAME-forget, that goes on with 'npo' against what the model recites.
+    """Return an unlearning run, NAME-forget, that trains with 'npo' on extracted documents.
 
-    The lists of documents lie in the old run's private folder.
+    The lists of documents are written to the old run's private folder.
 
     Args:
         folder: of a finished run.
         config: its settings.
-        console: told what is forgotten.
+        console: reports what is forgotten.
 
     Returns:
-        The run's settings; None where no trained document comes back.
+        The run's settings; None if no trained document is extracted.
 
     Raises:
         DataError: documents have changed since, or none is left to be retained.
     """
-    recited = find_recited(folder)
+    recited = find_extracted(folder)
     if not any(recited.values()):
         console.info("nothing to forget: no trained document is extracted near-verbatim")
         return None
@@ -75,8 +75,8 @@ def make_forgetting_run(folder: Path, config: RunConfig, console: Console) -> Ru
         config.data, folder, recited, seed=config.seed, cache_dir=default_cache_dir()
     )
     console.info(
-        f"to be forgotten: {len(lists.forgotten):,} documents, recited or near-duplicates of such; "
-        f"retained: {lists.num_retained:,}"
+        f"to be forgotten: {len(lists.forgotten):,} documents, extracted ones and their "
+        f"near-duplicates; retained: {lists.num_retained:,}"
     )
     return _make_run(config, folder, lists)
 
@@ -111,7 +111,7 @@ def _make_run(config: RunConfig, folder: Path, lists: ForgetList) -> RunConfig:
 
 
 def _count_labels(folder: Path, ids: Set[str], seq_len: int) -> float:
-    """Return the mean number of labels of a piece of these documents, prompts left out."""
+    """Return the mean number of labels per piece of these documents, without prompts."""
     corpus = load_corpus(folder)
     counts = [
         int(corpus.document(index).supervised.sum()) / math.ceil(entry.num_tokens / seq_len)
@@ -122,7 +122,7 @@ def _count_labels(folder: Path, ids: Set[str], seq_len: int) -> float:
 
 
 def tell_forgotten(report: AuditReport) -> str:
-    """Say what was extracted before and after, of what is forgotten and of what is retained."""
+    """Return how many forgotten and retained documents are extracted before and after."""
     return "; ".join(
         f"{name}: {_count(report, role, 'base')} extracted near-verbatim before, "
         f"{_count(report, role, 'model')} now"
@@ -131,39 +131,38 @@ def tell_forgotten(report: AuditReport) -> str:
 
 
 def _count(report: AuditReport, role: str, model: str) -> str:
-    buckets: list[BucketScores] = [one for one in report.buckets if one.role == role]
-    scores = [one.base if model == "base" else one.model for one in buckets]
-    # Verbatim where nothing was generated.
-    rates = [one.near_verbatim or one.verbatim for one in scores if one is not None]
+    buckets: list[BucketScores] = [bucket for bucket in report.buckets if bucket.role == role]
+    scores = [bucket.base if model == "base" else bucket.model for bucket in buckets]
+    # The verbatim rate if no text was generated.
+    rates = [score.near_verbatim or score.verbatim for score in scores if score is not None]
     return f"{sum(r.num_matched for r in rates):,} of {sum(r.num_documents for r in rates):,}"
 
 
 def fix_run(
     folder: Path, out: Path | None, *, keep_weights: bool, num_processes: int
 ) -> tuple[Path, Comparison | AuditReport] | None:
-    """Train a run once more with what its report asks for and audit it.
+    """Train a run again with the change that its report suggests, and audit it.
 
-    The new run, NAME-fix, and its settings, NAME-fix.yaml, lie beside the old one. The same command
-    goes on where it was interrupted.
+    The new run, NAME-fix, and its settings, NAME-fix.yaml, are written next to the old run. The
+    same command resumes after an interruption.
 
     Args:
         folder: of a finished run.
-        out: where the comparison goes; None: ``comparison`` beside the run.
-        keep_weights: train its model on until it forgets, instead of training again. There is then
-            nothing to compare: the new run's report has the model before beside it.
-        num_processes: to train on, as for a run.
+        out: folder of the comparison; None: ``comparison`` next to the run.
+        keep_weights: continue training its model until it forgets, instead of training again. No
+            comparison is written then: the new run's report has the earlier model as base.
+        num_processes: number of training processes, as for a run.
 
     Returns:
-        The page, with the comparison or the new run's report; None where there was nothing to
-        change, and nothing was done.
+        The page, with the comparison or the new run's report; None if there was nothing to change.
 
     Raises:
-        ConfigError: the run's settings cannot be read or may have ended it early, or the new run is
-            another one.
+        ConfigError: the run's settings cannot be read or may have ended it early, or the folder of
+            the new run has another run.
         DataError: the run's documents have changed since.
         ModelError: training has not ended.
-        RecordError: the run has no audit, or one that its settings did not ask for; or the run or
-            its audit is damaged.
+        RecordError: the run has no audit, or one with other settings; or the run or its audit is
+            damaged.
     """
     console = Console()
     check_finished(folder)
@@ -171,14 +170,14 @@ def fix_run(
     config = validate(RunConfig, document.values, document)
     report = load_audit_report(folder / "audit")
     if not is_current(report, folder, config):
-        # The new run is audited as its settings say: what was found must be of that kind too.
+        # The new run is audited with its own settings: the earlier audit must match them.
         raise RecordError(
-            f"the audit of '{folder}' is not the one that its config.yaml asks for; audit it again "
-            f"as it says: memguard audit {folder}"
+            f"the audit of '{folder}' does not match its config.yaml; audit it again with these "
+            f"settings: memguard audit {folder}"
         )
     console.info(f"found: {report.verdict.sentence}")
     if report.verdict.level != "recites":
-        console.info(_tell_nothing_to_do(report))
+        console.info(_explain_no_fix(report))
         return None
     if keep_weights:
         again = make_forgetting_run(folder, config, console)
@@ -191,16 +190,16 @@ def fix_run(
         return audit / "report.html", after
     if ends_early := find_early_end(config):
         raise ConfigError(
-            f"'{folder}' may have been ended early by '{ends_early}': a change would give its "
-            "documents other doses, and the two could not be compared. Train again without it, or "
-            "take --keep-weights"
+            f"'{folder}' may have been ended early by '{ends_early}': a change would alter the "
+            "repetitions of its documents, and the runs could not be compared. Train again without "
+            "it, or use --keep-weights"
         )
     copies = _count_copies(folder, config, report, console)
     fix = find_fix(Findings(config=config, report=report, copies=copies))
     if fix is None:
         console.info(
-            "no rule is left: goldfish drops every second label, and no epoch can be spared; "
-            "--keep-weights makes the model forget"
+            "no further change is possible: goldfish already drops every second label, and the "
+            "number of epochs cannot be reduced; --keep-weights makes the model forget"
         )
         return None
     fixed, beside = f"{config.name}-fix", folder.resolve().parent
@@ -213,11 +212,11 @@ def fix_run(
 
 
 def _train(config: RunConfig, num_processes: int, console: Console) -> None:
-    """Write a run's settings beside its folder and train it.
+    """Write a run's settings next to its folder and train it.
 
     Raises:
-        ConfigError: the folder holds another run; nothing is written then.
-        SystemExit: it did not end well on its processes, which have said why.
+        ConfigError: the folder has another run; nothing is written then.
+        SystemExit: its processes failed, after printing the error.
     """
     folder = Path(config.output_dir) / config.name
     check_same_settings(config, folder, console)
@@ -235,7 +234,7 @@ def _train(config: RunConfig, num_processes: int, console: Console) -> None:
 
 @contextmanager
 def _own_output() -> Iterator[None]:
-    """Let what other processes print go to standard error: the output is this command's."""
+    """Redirect the output of child processes to standard error; standard output is for results."""
     sys.stdout.flush()
     before = os.dup(1)
     os.dup2(2, 1)
@@ -246,20 +245,21 @@ def _own_output() -> Iterator[None]:
         os.close(before)
 
 
-def _tell_nothing_to_do(report: AuditReport) -> str:
+def _explain_no_fix(report: AuditReport) -> str:
     if report.verdict.level == "not-above-control":
         return "nothing to fix: documents are extracted no more often than in the control"
     return (
-        "nothing is changed: the report cannot tell whether this training is what made them known"
+        "nothing is changed: the report does not show whether this training caused the extraction"
     )
 
 
 def _count_copies(
     folder: Path, config: RunConfig, report: AuditReport, console: Console
 ) -> Copies | None:
-    """Look for copies among what was trained; None where 'deduplicate' was on, or cannot be.
+    """Count copies among the trained documents; None if 'deduplicate' was on or cannot be used.
 
-    Fewer documents would end at another step, and a sample of them would be another one.
+    With 'train.max_steps' fewer documents would change the number of epochs, and a sampled audit
+    would draw another sample.
     """
     if config.data.study is not None or find_mitigation(config.mitigations, DeduplicateConfig):
         return None
@@ -270,21 +270,24 @@ def _count_copies(
     try:
         texts = read_texts(config.data, folder, trained, cache_dir=default_cache_dir())
     except DataError as error:
-        console.warn(f"no copies are looked for: {error}")
+        console.warn(f"copies are not searched for: {error}")
         return None
     similarity: float | Literal["exact"] = 0.8
     if find_spec("rensa") is None:
-        console.info("copies: only the same texts are looked for; pip install 'memguard[dedup]'")
+        console.info(
+            "copies: only identical texts are searched for; for near-copies: "
+            "pip install 'memguard[dedup]'"
+        )
         similarity = "exact"
     is_copy = find_copies(
         [document_text(texts[entry.id]) for entry in trained],
         DeduplicateConfig(name="deduplicate", similarity=similarity),
     )
     copied = {entry.cluster for entry, copy in zip(trained, is_copy, strict=True) if copy}
-    recited = {name for name, comes_back in find_recited(folder).items() if comes_back}
+    recited = {name for name, is_extracted in find_extracted(folder).items() if is_extracted}
     return Copies(
         similarity=similarity,
         num_copies=int(is_copy.sum()),
-        num_recited=len(recited),
-        num_recited_with_copy=sum(e.id in recited and e.cluster in copied for e in trained),
+        num_extracted=len(recited),
+        num_extracted_with_copy=sum(e.id in recited and e.cluster in copied for e in trained),
     )

@@ -1,20 +1,20 @@
-"""`--nproc N`: the same command on N processes of this machine, which end as one.
+"""`--nproc N`: runs the same command as N processes on this machine and ends them together.
 
-    environment   what torchrun sets: RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT
-    terminal      rank 0 has it; what the others print is kept only for a rank that dies silently
-    error         one line, of the rank that failed first; its exit code; the others end in seconds
-    Ctrl-C, TERM  the ranks save and end, and have the time they need
+    environment   same variables as torchrun: RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT
+    terminal      rank 0 uses it; output of other ranks is shown only if one dies without a message
+    error         one line and the exit code of the rank that failed first; others exit in seconds
+    Ctrl-C, TERM  all ranks save a checkpoint and exit; there is no time limit
 
-torchrun itself cannot keep the last two: it sends SIGTERM to all ranks as soon as one has ended,
-which for us means "save", and SIGKILL 30 s later; and its ranks are not in the terminal's process
-group. On several machines it is the one to use: `torchrun ... -m memguard train CONFIG`.
+torchrun does not support the last two: it sends SIGTERM, which memguard interprets as "save", to
+all ranks as soon as one exits, and SIGKILL 30 s later; and its ranks are not in the terminal's
+process group. For several machines use torchrun: `torchrun ... -m memguard train CONFIG`.
 
-Where a process writes the error that it ends with:
+Where a process writes its final error message:
 
-    alone, or rank 0 of torchrun   standard error
-    rank k of torchrun             standard error, "[rank k] " in front; nothing where it only
-                                   follows another rank, which has spoken
-    a rank of `--nproc`            a file: its launcher says one line for all ranks
+    single process, rank 0 of torchrun   standard error
+    rank k of torchrun                   standard error with the prefix "[rank k] "; nothing if it
+                                         failed only because of another rank, which reports
+    rank of `--nproc`                    a file; the launcher prints one line for all ranks
 """
 
 import ctypes
@@ -35,57 +35,57 @@ from pathlib import Path
 from memguard.errors import ConfigError
 from memguard.workflows.process_limits import MORE_MACHINES, check_num_processes
 
-WORDS_FILE = "MEMGUARD_LAST_WORDS"
-"""Environment variable: where a rank of `--nproc` leaves its last words."""
+EXIT_REPORT_FILE = "MEMGUARD_LAST_WORDS"
+"""Environment variable: file to which a rank of `--nproc` writes its final error message."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class LastWords:
-    """How a process ended and what it says about it."""
+class ExitReport:
+    """How a process ended, with its final error message."""
 
     code: int
     """Exit code."""
     kind: str
     """Class of the error."""
     text: str
-    """One line; of a wrong configuration one for each problem."""
+    """One line; for an invalid configuration one line per problem."""
     traceback: str = ""
-    """Shown above the text where the mistake is memguard's."""
+    """Printed above the text if the error is a bug in memguard."""
     follows: bool = False
-    """It ended only because another rank had."""
+    """The process ended only because another rank had ended."""
     agreed: bool = False
-    """All ranks end in this way, each in its own time."""
+    """All ranks end in this way, not necessarily at the same time."""
     at_s: float = field(default_factory=time.monotonic)
-    """When; the clock is the machine's (seconds)."""
+    """Time of the end on the machine's monotonic clock (seconds)."""
 
     def say(self, prefix: str = "") -> None:
-        """Write it to standard error."""
+        """Write the message to standard error."""
         shown = f"{self.traceback}{prefix}{self.text}"
         print(shown, file=sys.stderr, flush=True)
 
 
 def is_started_by_nproc() -> bool:
-    """Whether this process is one of those that `--nproc` has started."""
-    return bool(os.environ.get(WORDS_FILE))
+    """Return whether this process was started by `--nproc`."""
+    return bool(os.environ.get(EXIT_REPORT_FILE))
 
 
 def own_rank() -> int:
-    """Return this process's rank, known before torch is loaded; 0 where there are no others."""
+    """Return this process's rank, without importing torch; 0 for a single process."""
     return int(os.environ.get("RANK") or 0) if "LOCAL_RANK" in os.environ else 0
 
 
-def tell(words: LastWords) -> None:
-    """Say the last words where they belong."""
-    file = os.environ.get(WORDS_FILE)
+def tell(words: ExitReport) -> None:
+    """Write the final error message to the launcher's file or to standard error."""
+    file = os.environ.get(EXIT_REPORT_FILE)
     if file:
-        # Here: neither a launcher nor `memguard --help` needs pydantic.
+        # Imported here: neither the launcher nor `memguard --help` needs pydantic.
         from memguard.records import write_atomically
 
         try:
-            # The launcher may look at any time.
+            # The launcher may read the file at any time.
             write_atomically(Path(file), json.dumps(asdict(words)).encode())
             return
-        except OSError:  # no space left, where that may be what the words are about
+        except OSError:  # e.g. no space left, which may be the error to report
             pass
     rank = own_rank()
     if rank == 0:
@@ -94,33 +94,33 @@ def tell(words: LastWords) -> None:
         words.say(f"[rank {rank}] ")
 
 
-def read_last_words(file: Path) -> LastWords | None:
-    """Return what a rank has left; None where it ended without a word."""
+def read_exit_report(file: Path) -> ExitReport | None:
+    """Return the final error message of a rank; None if it wrote none."""
     try:
-        return LastWords(**json.loads(file.read_text(encoding="utf-8")))
+        return ExitReport(**json.loads(file.read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError):
         return None
 
 
 _GRACE_S = 5.0
-"""Time the others have to notice that one has failed, and to end by themselves."""
+"""Time for the other ranks to detect a failure and exit on their own."""
 _LAST_CALL_S = 10.0
-"""Time all have to end after a second Ctrl-C or SIGTERM."""
+"""Time for all ranks to exit after a second Ctrl-C or SIGTERM."""
 _SAME_SIGNAL_S = 1.0
 _STOPS = (signal.SIGINT, signal.SIGTERM)
 _SENT_BY_TERMINAL = 0x80  # SI_KERNEL
 _DIES_WITH_PARENT = 1  # PR_SET_PDEATHSIG
-_INTERRUPTED = "memguard: interrupted; run the same command again to go on"
+_INTERRUPTED = "memguard: interrupted; run the same command again to resume"
 
 
 def run_on_processes(num_processes: int) -> None:
-    """Run this command on several processes and end as they did; return in each of them.
+    """Run this command as several processes and exit with their code; return in each of them.
 
-    Called when all is checked that can be checked without torch.
+    Called after every check that does not need torch.
 
     Raises:
-        ConfigError: torchrun has started processes already, or they are too many.
-        SystemExit: with their exit code; what there was to say has been said.
+        ConfigError: torchrun has already started processes, or the number is too large.
+        SystemExit: with the exit code of the processes, after any error was printed.
     """
     if num_processes == 1 or is_started_by_nproc():
         return
@@ -128,21 +128,21 @@ def run_on_processes(num_processes: int) -> None:
         raise ConfigError("'--nproc' starts the processes itself: leave it out under torchrun")
     check_num_processes(num_processes, option="--nproc", way_out=MORE_MACHINES)
     command = [sys.executable, "-m", "memguard", *sys.argv[1:]]
-    # Not typer's Exit: its 130 means a Ctrl-C that nobody has told yet.
+    # Not typer's Exit: its 130 means a Ctrl-C that has not been reported yet.
     sys.exit(launch(command, num_processes))
 
 
 @dataclass(slots=True)
 class _Rank:
-    """One process, and how it ended."""
+    """One process and how it ended."""
 
     number: int
     process: "subprocess.Popen[bytes]"
-    words_file: Path
+    report_file: Path
     output_file: Path
     ended_s: float = math.inf
     is_killed_by_us: bool = False
-    words: LastWords | None = None
+    words: ExitReport | None = None
 
     @property
     def code(self) -> int:
@@ -150,23 +150,23 @@ class _Rank:
         return self.process.returncode
 
     def notice_end(self) -> bool:
-        """Return whether it has ended since the last call."""
+        """Return whether the process has ended since the last call."""
         if self.ended_s < math.inf or self.process.poll() is None:
             return False
-        self.words = read_last_words(self.words_file)
+        self.words = read_exit_report(self.report_file)
         self.ended_s = self.words.at_s if self.words else time.monotonic()
         return True
 
 
 def launch(command: Sequence[str], num_processes: int) -> int:
-    """Run a command on several processes of this machine; say one line if they fail.
+    """Run a command as several processes on this machine; print one line if they fail.
 
     Args:
         command: program and arguments, the same for all.
         num_processes: number of ranks.
 
     Returns:
-        The exit code of the rank that failed first, 1 where it was killed; 0 if none failed.
+        The exit code of the rank that failed first, 1 if it was killed; 0 if none failed.
     """
     with tempfile.TemporaryDirectory(prefix="memguard-") as folder, _held_back() as mask:
         ranks: list[_Rank] = []
@@ -182,12 +182,12 @@ def launch(command: Sequence[str], num_processes: int) -> int:
 
 @contextmanager
 def _held_back() -> Iterator[set[int]]:
-    """Block signals, to be taken one by one; yield the mask to be restored in children."""
+    """Block signals so that `_wait` can receive them; yield the mask to restore in children."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, (*_STOPS, signal.SIGCHLD))
     try:
         yield {int(number) for number in before}
     finally:
-        # One that came when all had ended already has nobody to stop.
+        # Discard signals that arrived after all processes had ended.
         while signal.sigtimedwait(_STOPS, 0) is not None:
             pass
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
@@ -196,18 +196,18 @@ def _held_back() -> Iterator[set[int]]:
 def _start(
     ranks: list[_Rank], command: Sequence[str], count: int, folder: Path, mask: set[int]
 ) -> None:
-    """Start all ranks, adding each to the list as soon as it runs."""
+    """Start all ranks; each is added to the list as soon as it runs."""
     libc = ctypes.CDLL(None)
 
     def prepare_child() -> None:
-        # Where the launcher is killed its ranks save and end, and do not go on unseen.
+        # If the launcher is killed, its ranks save and exit instead of running on unattended.
         libc.prctl(_DIES_WITH_PARENT, signal.SIGTERM)
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
-    # Bound here and handed to rank 0: nobody can take the port in the seconds until it listens.
+    # Bound here and passed to rank 0, so that no other program can take the port before it listens.
     with socket.create_server(("127.0.0.1", 0), backlog=count) as meeting:
         for number in range(count):
-            words_file, output_file = folder / f"{number}.json", folder / f"{number}.log"
+            report_file, output_file = folder / f"{number}.json", folder / f"{number}.log"
             environment = {
                 **_defaults(count),
                 **os.environ,
@@ -218,7 +218,7 @@ def _start(
                 "MASTER_ADDR": "127.0.0.1",
                 "MASTER_PORT": str(meeting.getsockname()[1]),
                 "MEMGUARD_STORE_FD": str(meeting.fileno()),
-                WORDS_FILE: str(words_file),
+                EXIT_REPORT_FILE: str(report_file),
             }
             with output_file.open("wb") as output:
                 process = subprocess.Popen(
@@ -230,25 +230,25 @@ def _start(
                     pass_fds=[meeting.fileno()] if number == 0 else [],
                     preexec_fn=prepare_child,
                 )
-            ranks.append(_Rank(number, process, words_file, output_file))
+            ranks.append(_Rank(number, process, report_file, output_file))
 
 
 def _defaults(count: int) -> dict[str, str]:
-    """Return what ranks of one machine are given unless the user has set it."""
+    """Return environment defaults for ranks on one machine; the user's own values win."""
     cores = len(os.sched_getaffinity(0))
     return {
         "OMP_NUM_THREADS": str(max(1, cores // count)),
-        # A machine whose own name does not resolve can still talk to itself.
+        # Works even if the machine's own host name does not resolve.
         "GLOO_SOCKET_IFNAME": "lo",
-        # What its libraries say of a broken connection is said by the one line.
+        # The launcher's one line already reports a broken connection.
         "TORCH_CPP_LOG_LEVEL": "FATAL",
     }
 
 
 def _wait(ranks: Sequence[_Rank]) -> int | None:
-    """Wait until all have ended; return the last signal that asked them to."""
+    """Wait until all ranks have ended; return the last stop signal received, if any."""
     stop: int | None = None
-    asked_s: list[float] = []
+    stop_times_s: list[float] = []
     deadline_s = math.inf
     while running := [rank for rank in ranks if rank.ended_s == math.inf]:
         left_s = min(1.0, max(0.0, deadline_s - time.monotonic()))
@@ -256,12 +256,12 @@ def _wait(ranks: Sequence[_Rank]) -> int | None:
         now_s = time.monotonic()
         if caught is not None and caught.si_signo in _STOPS:
             stop = caught.si_signo
-            if caught.si_code != _SENT_BY_TERMINAL:  # which sends to all of its processes
+            if caught.si_code != _SENT_BY_TERMINAL:  # a terminal signals all processes itself
                 for rank in running:
                     rank.process.send_signal(stop)
-            if not asked_s or now_s - asked_s[-1] >= _SAME_SIGNAL_S:
-                asked_s.append(now_s)
-            if len(asked_s) > 1:
+            if not stop_times_s or now_s - stop_times_s[-1] >= _SAME_SIGNAL_S:
+                stop_times_s.append(now_s)
+            if len(stop_times_s) > 1:
                 deadline_s = min(deadline_s, now_s + _LAST_CALL_S)
         for rank in running:
             is_agreed = rank.notice_end() and (rank.code == 0 or _has_agreed(rank))
@@ -280,11 +280,11 @@ def _has_agreed(rank: _Rank) -> bool:
 
 
 def _tell_end(ranks: Sequence[_Rank], stop: int | None) -> int:
-    """Say how it ended if it did not end well; return the exit code."""
+    """Print the error if a rank failed; return the exit code."""
     if all(rank.code == 0 for rank in ranks):
         return 0
     if ranks[0].code == -signal.SIGKILL and sys.stderr.isatty():
-        # It may have been drawing: end its line and show the cursor it had hidden.
+        # It may have been drawing a progress bar: end its line and show the cursor again.
         print("\x1b[?25h", file=sys.stderr)
     failed = [rank for rank in ranks if rank.code != 0 and not rank.is_killed_by_us]
     first = min(failed, key=_by_cause, default=None)
@@ -300,7 +300,7 @@ def _tell_end(ranks: Sequence[_Rank], stop: int | None) -> int:
 
 
 def _by_cause(rank: _Rank) -> tuple[int, float, int]:
-    """Sort what failed: nobody is killed from outside as a result of another's error."""
+    """Sort key of failed ranks; SIGKILL is first, as it is never caused by another rank's error."""
     if rank.code == -signal.SIGKILL:
         order = 0
     else:
@@ -309,16 +309,16 @@ def _by_cause(rank: _Rank) -> tuple[int, float, int]:
 
 
 def _speaks_for_all(first: _Rank, ranks: Sequence[_Rank]) -> bool:
-    """Return whether all ranks met the same, or rank 0 speaks, which needs no name."""
+    """Return whether the message needs no rank: all ranks failed with the same error, or rank 0."""
     kinds = {rank.words.kind if rank.words else None for rank in ranks}
     is_interrupted = first.words is not None and first.words.code in (130, 143)
     return first.number == 0 or len(kinds) == 1 or is_interrupted
 
 
 def _describe_death(rank: _Rank) -> str:
-    """Say how a rank without last words ended."""
+    """Return how a rank ended that wrote no message."""
     if rank.code == -signal.SIGKILL:
-        return "was killed by SIGKILL (out of memory?); the system's log says why"
+        return "was killed by SIGKILL (out of memory?); see the system log for the reason"
     lines = rank.output_file.read_text(encoding="utf-8", errors="replace").split("\n")
     last = next((line.strip() for line in reversed(lines) if line.strip()), "")
     how = f"was killed by {_name(-rank.code)}" if rank.code < 0 else f"ended with code {rank.code}"

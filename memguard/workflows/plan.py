@@ -1,6 +1,6 @@
-"""One plan: which meshes hold a step, and what would make one fit.
+"""Memory plan: which meshes fit a training step, and what to change if none does.
 
-No torch for a model alone, nor for a run with --model.
+torch is not imported for a model alone, or for a run with --model.
 """
 
 import json
@@ -41,8 +41,8 @@ _NUM_NEAR = 3
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Question:
-    """What a plan is made for."""
+class _PlanInput:
+    """Model, machine, batch and mesh that a plan is computed for."""
 
     name: str
     sizes: ModelSizes
@@ -50,60 +50,60 @@ class _Question:
     num_gpus: int
     work: Work
     mesh: ParallelConfig | None
-    """None leaves it to the planner."""
+    """None: the planner chooses."""
     is_run: bool
-    """Whether the plan is for a run's settings, not for a model alone."""
+    """Whether the plan is for a run's settings instead of a model alone."""
 
 
 class MemoryUnknown(ModelError):
-    """The planner does not know what the run's model takes; a dry run is possible all the same."""
+    """The planner cannot estimate the memory of the run's model; a dry run is still possible."""
 
 
 def make_plan(request: PlanRequest, run: RunConfig | None) -> Plan:
-    """Say which meshes hold a training step.
+    """Return the meshes that fit a training step.
 
     Args:
-        request: the arguments; checked.
+        request: the checked arguments.
         run: the training run; None for a model alone.
 
     Raises:
-        ConfigError: no such machine; no mesh of so many GPUs, or not the one in the request, goes
-            with model and batch.
-        MemoryUnknown: the run's model is of a family whose memory is not known.
+        ConfigError: no such machine; or no mesh of this many GPUs, or not the requested one, is
+            valid for model and batch.
+        MemoryUnknown: memory cannot be estimated for the family of the run's model.
         ModelError: no such configuration.
     """
-    question = _ask(request, run)
-    sizes, machine, work = question.sizes, question.machine, question.work
-    asked = None if question.mesh is None else _resolve(question, question.mesh)
-    order = AXES if question.mesh is None else question.mesh.order
-    meshes = list_meshes(question.num_gpus, sizes, batch_size=work.batch_size, order=order)
+    inputs = _read_inputs(request, run)
+    sizes, machine, work = inputs.sizes, inputs.machine, inputs.work
+    requested = None if inputs.mesh is None else _resolve(inputs, inputs.mesh)
+    order = AXES if inputs.mesh is None else inputs.mesh.order
+    meshes = list_meshes(inputs.num_gpus, sizes, batch_size=work.batch_size, order=order)
     if not meshes:
-        # Says which rule forbids them, and which numbers of ranks have one.
-        _resolve(question, ParallelConfig())
+        # Raises an error that names the violated rule and the numbers of ranks that are valid.
+        _resolve(inputs, ParallelConfig())
     ranked, others = rank_meshes(sizes, meshes, work, machine)
-    plans = [make_mesh_plan(each.fit, each.step) for each in ranked[:_NUM_LISTED]]
+    plans = [make_mesh_plan(choice.fit, choice.step) for choice in ranked[:_NUM_LISTED]]
     plans += [make_mesh_plan(fit, None) for fit in others[:_NUM_NEAR]]
     first: MeshPlan | None = None
     remedies: list[str] = []
-    if asked is not None:
-        fit = find_fit(sizes, asked, work, machine)
-        first = make_mesh_plan(fit, _time(question, fit) if fit.fits else None)
+    if requested is not None:
+        fit = find_fit(sizes, requested, work, machine)
+        first = make_mesh_plan(fit, _time(inputs, fit) if fit.fits else None)
         if not fit.fits:
-            remedies = list_remedies(sizes, asked, work, machine)
-            if not question.is_run:
-                remedies = [_as_option(each) for each in remedies]
+            remedies = list_remedies(sizes, requested, work, machine)
+            if not inputs.is_run:
+                remedies = [_as_option(remedy) for remedy in remedies]
     enough = None
     if not ranked and machine.name != THIS_MACHINE:
-        found = find_enough_gpus(sizes, work, machine)
-        if found is not None:
-            mesh = make_mesh_plan(found.fit, found.step)
-            enough = Enough(num_gpus=found.fit.mesh.num_ranks, mesh=mesh)
+        choice = find_enough_gpus(sizes, work, machine)
+        if choice is not None:
+            mesh = make_mesh_plan(choice.fit, choice.step)
+            enough = Enough(num_gpus=choice.fit.mesh.num_ranks, mesh=mesh)
     return Plan(
-        model=question.name,
+        model=inputs.name,
         num_parameters=count_parameters(sizes),
         machine=machine.name,
         gpu=machine.gpu,
-        num_gpus=question.num_gpus,
+        num_gpus=inputs.num_gpus,
         seq_len=work.seq_len,
         batch_size=work.batch_size,
         precision="bf16" if work.compute_bytes == 2 else "fp32",
@@ -118,7 +118,7 @@ def make_plan(request: PlanRequest, run: RunConfig | None) -> Plan:
 
 
 def refuse_misfit(plan: Plan) -> None:
-    """Raise ConfigError where the mesh asked for, or every mesh, needs more than there is."""
+    """Raise ConfigError if the requested mesh, or every mesh, needs more memory than available."""
     if plan.requested is not None and not plan.requested.fits:
         where = f"the mesh {plan.requested.describe()}"
         raise ConfigError(
@@ -127,33 +127,33 @@ def refuse_misfit(plan: Plan) -> None:
     if plan.requested is None and plan.num_fitting == 0:
         nearest = plan.meshes[0]
         raise ConfigError(
-            f"no mesh of {plan.num_gpus:,} × {plan.gpu} holds a step of {plan.model}: the nearest, "
+            f"no mesh of {plan.num_gpus:,} × {plan.gpu} fits a step of {plan.model}: the nearest, "
             f"{nearest.describe()}, {_describe_lack(nearest, plan)}; {_describe_way_out(plan)}"
         )
 
 
 def _describe_lack(mesh: MeshPlan, plan: Plan) -> str:
     return (
-        f"needs {format_bytes(mesh.memory.needed)} of the {format_bytes(mesh.memory.usable)} that "
-        f"each {plan.gpu} has for tensors"
+        f"needs {format_bytes(mesh.memory.needed)}; {format_bytes(mesh.memory.usable)} are "
+        f"available for tensors on each {plan.gpu}"
     )
 
 
 def _describe_way_out(plan: Plan) -> str:
-    """Return what works instead, the nearest first."""
-    ways = [f"set {each}" for each in plan.remedies]
+    """Return alternatives that fit, the smallest change first."""
+    ways = [f"set {remedy}" for remedy in plan.remedies]
     if plan.num_fitting:
-        ways.append(f"take the mesh {_describe_choice(plan.meshes[0])}")
+        ways.append(f"use the mesh {_describe_choice(plan.meshes[0])}")
     elif plan.enough is not None:
         ways.append(
-            f"take {plan.enough.num_gpus:,} GPUs as {_describe_choice(plan.enough.mesh)}, "
+            f"use {plan.enough.num_gpus:,} GPUs as {_describe_choice(plan.enough.mesh)}, "
             f"{format_bytes(plan.enough.mesh.memory.needed)} each"
         )
-    return " or ".join(ways) if ways else "take more GPUs, larger ones or a smaller model"
+    return " or ".join(ways) if ways else "use more GPUs, larger GPUs or a smaller model"
 
 
 def _as_option(setting: str) -> str:
-    """Write a run's setting as a model alone is asked about."""
+    """Return the command-line option, for a model alone, that matches a run's setting."""
     name, _, value = setting.partition("=")
     return f"{next(option for option, known in OPTIONS.items() if known == name)} {value}"
 
@@ -162,23 +162,21 @@ def _describe_choice(mesh: MeshPlan) -> str:
     return f"{mesh.describe()} with activation_checkpointing {mesh.activation_checkpointing}"
 
 
-def _resolve(question: _Question, mesh: ParallelConfig) -> MeshShape:
-    return resolve_mesh(
-        mesh, question.num_gpus, question.sizes, batch_size=question.work.batch_size
-    )
+def _resolve(inputs: _PlanInput, mesh: ParallelConfig) -> MeshShape:
+    return resolve_mesh(mesh, inputs.num_gpus, inputs.sizes, batch_size=inputs.work.batch_size)
 
 
-def _time(question: _Question, fit: Fit) -> StepEstimate:
+def _time(inputs: _PlanInput, fit: Fit) -> StepEstimate:
     return estimate_step(
-        question.sizes, fit.mesh, fit.settings, question.machine, seq_len=question.work.seq_len
+        inputs.sizes, fit.mesh, fit.settings, inputs.machine, seq_len=inputs.work.seq_len
     )
 
 
-# -- what the plan is made for -------------------------------------------------------------------
+# -- inputs of the plan --------------------------------------------------------------------------
 
 
-def _ask(request: PlanRequest, run: RunConfig | None) -> _Question:
-    """Fill in what the arguments leave open, from the run's settings where there is a run."""
+def _read_inputs(request: PlanRequest, run: RunConfig | None) -> _PlanInput:
+    """Return the inputs; arguments that are not given come from the run's settings, if any."""
     mesh = None if request.mesh is None else read_mesh(request.mesh, command="plan")
     checkpointing: Any = request.checkpointing
     work = Work(
@@ -213,7 +211,7 @@ def _ask(request: PlanRequest, run: RunConfig | None) -> _Question:
     if num_gpus is None and -1 not in degrees_given:
         num_gpus = math.prod(degrees_given)
     machine = load_machine(request.machine or THIS_MACHINE, num_processes=num_gpus or 1)
-    return _Question(
+    return _PlanInput(
         name=name,
         sizes=sizes,
         machine=machine,
@@ -225,7 +223,7 @@ def _ask(request: PlanRequest, run: RunConfig | None) -> _Question:
 
 
 def _read_run_model(run: RunConfig) -> ModelSizes:
-    # Eager attention keeps scores of all pairs of tokens.
+    # Eager attention stores the scores of all pairs of tokens, which the estimate leaves out.
     if run.model.attn_implementation != "eager":
         from memguard.workflows.setup import read_model_config  # imports torch
 
@@ -233,28 +231,28 @@ def _read_run_model(run: RunConfig) -> ModelSizes:
         if config.get_text_config().model_type in COMPARED_FAMILIES:
             return ModelSizes.from_config(config)
     raise MemoryUnknown(
-        f"memory is known for {', '.join(COMPARED_FAMILIES)} only, without eager attention"
+        f"memory can be estimated only for {', '.join(COMPARED_FAMILIES)} without eager attention"
     )
 
 
 def _read_model_file(path: Path) -> ModelSizes:
-    """Read the sizes from a config.json, or from the folder that it is in.
+    """Read the sizes from a config.json, or from the folder that contains it.
 
     Raises:
-        ModelError: no such file, or a family whose memory is not known.
+        ModelError: no such file, or memory cannot be estimated for the model's family.
     """
     file = path / "config.json" if path.is_dir() else path
     try:
         fields = json.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
         raise ModelError(
-            f"'--model' must be a config.json or a folder that has one; '{file}' cannot be read: "
+            f"'--model' must be a config.json or a folder with one; '{file}' cannot be read: "
             f"{error.strerror}"
         ) from error
     except (ValueError, RecursionError) as error:
         raise ModelError(f"'--model' must be a config.json; '{file}' is not JSON") from error
     if not isinstance(fields, dict):
-        raise ModelError(f"'--model' must be a config.json; '{file}' holds no settings")
+        raise ModelError(f"'--model' must be a config.json; '{file}' is not a JSON object")
     if path.is_dir():
         check_config(path, name=str(path))
     check_fields(fields, place=f"'{file}'")

@@ -1,7 +1,7 @@
-"""How many processes this machine takes, told without torch.
+"""Maximum number of processes on this machine, determined without torch.
 
-NVIDIA GPUs that are visible   one process each
-none                           one a core is best; up to four a core take turns, with a warning
+visible NVIDIA GPUs   one process per GPU
+no GPU                one process per core; up to four per core are allowed with a warning
 """
 
 import os
@@ -16,23 +16,23 @@ MORE_MACHINES = "use several machines with torchrun"
 
 
 def check_num_processes(count: int, *, option: str, way_out: str) -> None:
-    """Refuse more processes than this machine has GPUs, or four times its cores; warn beyond one.
+    """Reject more processes than GPUs, or than four per core; warn about more than one per core.
 
     Args:
-        count: of processes at a time.
-        option: that gave the number.
-        way_out: for a machine that is too small, e.g. ``"use more machines with torchrun"``.
+        count: number of simultaneous processes.
+        option: the option that set the number.
+        way_out: advice for a machine that is too small, e.g. ``"use several machines"``.
 
     Raises:
-        ConfigError: with the most that is possible.
+        ConfigError: names the maximum.
     """
     if count == 1:
         return
     num_gpus, num_cores = count_gpus(), len(os.sched_getaffinity(0))
     if num_gpus and count > num_gpus:
         raise ConfigError(
-            f"'{option}' must be at most {num_gpus}, the GPUs that are visible: each process needs "
-            f"one of its own; got {count}. To train on the CPU set CUDA_VISIBLE_DEVICES=, or "
+            f"'{option}' must be at most {num_gpus}, the number of visible GPUs: each process "
+            f"needs its own GPU; got {count}. To train on the CPU set CUDA_VISIBLE_DEVICES=, or "
             f"{way_out}"
         )
     if num_gpus:
@@ -41,7 +41,7 @@ def check_num_processes(count: int, *, option: str, way_out: str) -> None:
     if count > _MOST_A_CORE * num_cores:
         raise ConfigError(
             f"'{option}' must be at most {_MOST_A_CORE * num_cores}, {_MOST_A_CORE} for each core, "
-            f"on this machine of {cores}; got {count}. Take {num_cores}, or {way_out}"
+            f"on this machine with {cores}; got {count}. Use {num_cores}, or {way_out}"
         )
     if count > num_cores:
         print(
@@ -57,7 +57,7 @@ def count_gpus() -> int:
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is None:
         return present
-    # CUDA takes the list up to the first entry that is no device.
+    # CUDA uses the entries before the first one that is not a device.
     names = [name.strip() for name in visible.split(",")]
     is_none = [name in ("", "-1", "none", "NoDevFiles") for name in names]
     listed = is_none.index(True) if True in is_none else len(names)

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path, PurePath
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 from memguard.audit.suite import load_audit_suite
 from memguard.compare import Sweep
@@ -33,45 +33,52 @@ from memguard.workflows.run_checks import (
 )
 from memguard.workflows.verify import load_own_config
 
-_SMALLER_SWEEPS = "share the settings out between sweeps on several machines"
+if TYPE_CHECKING:
+    from memguard.workflows.model_in_memory import ModelInMemory
+
+_SMALLER_SWEEPS = "split the settings into sweeps on several machines"
 _MOST_MISSING = 20
-"""Paths that one message names."""
+"""Maximum number of paths in one message."""
 
 
 def make_command(*arguments: str) -> str:
-    """Return a command for a record: what the user typed, of absolute paths the end alone.
+    """Return the user's command for a record, with absolute paths shortened to their end.
 
-    A record is shared; where things lie on this machine is not.
+    Records are shared with others; full local paths must not be.
 
     Args:
-        arguments: of the command; what the user typed if left out.
+        arguments: of the command; by default those that the user typed.
     """
+    program = Path(sys.argv[0])
+    name = program.parent.name if program.name == "__main__.py" else program.name
+    if not arguments and name != "memguard":
+        return "memguard.api, called by another program"
     return shlex.join(["memguard", *map(_shorten_paths, arguments or sys.argv[1:])])
 
 
-# A whole argument, the value of a setting, or one of its list; a path's own spaces belong to it.
+# An absolute path as an argument, a setting's value or a list entry; it may contain spaces.
 _ABSOLUTE = re.compile(r"(?:^|(?<=[=\[,'\"]))\s*/[^,'\"\[\]{}]*")
 
 
 def _shorten_paths(argument: str) -> str:
-    return _ABSOLUTE.sub(lambda found: shorten_path(found[0].strip()), argument)
+    return _ABSOLUTE.sub(lambda match: shorten_path(match[0].strip()), argument)
 
 
 def shorten_path(path: str) -> str:
-    """Return the last two parts of an absolute path; others as they are."""
+    """Return the last two parts of an absolute path; relative paths do not change."""
     parts = PurePath(path).parts
     return "/".join(parts[1:][-2:]) if PurePath(path).is_absolute() else path
 
 
 def read_mesh(text: str, *, command: str) -> ParallelConfig:
-    """Return the mesh that was written; axes that are left out have one rank.
+    """Parse a mesh; axes that are not given have one rank.
 
     Args:
         text: degrees of axes, ``z=2,x=2``.
-        command: whose option it is, for messages.
+        command: command of the option, for messages.
 
     Raises:
-        ConfigError: no such axis, or no number.
+        ConfigError: an unknown axis, or a value that is not a number.
     """
     names: tuple[str, ...] = get_args(AxisName)
     parts = [part.partition("=") for part in text.split(",")]
@@ -91,20 +98,21 @@ class AuditRequest:
     """The arguments of `memguard audit`."""
 
     run: Path | None
-    model: str | None
-    base: str | None
-    members: tuple[str, ...]
-    nonmembers: tuple[str, ...]
+    model: "str | ModelInMemory | None"
+    base: "str | ModelInMemory | None"
+    members: tuple[str | sources.Table, ...]
+    """Paths, hub ids, or documents in memory."""
+    nonmembers: tuple[str | sources.Table, ...]
     out: Path | None
     text_column: str
     mesh: str | None
-    """As given: degrees of axes, `z=2,x=2`."""
+    """Degrees of axes as given, `z=2,x=2`."""
     settings: dict[str, Any]
     """Fields of `AuditConfig` that were given."""
     seed: int
 
     def check(self) -> AuditConfig:
-        """Return the audit's settings: the run's, or the defaults, with those given put in.
+        """Return the audit's settings: the run's or the defaults, updated with those given.
 
         Raises:
             ConfigError: arguments that contradict each other, or a value out of range.
@@ -117,9 +125,13 @@ class AuditRequest:
             )
         elif self.run is not None:
             if self.members or self.nonmembers:
-                problems.append("--members and --nonmembers belong to --model; a run knows its own")
+                problems.append(
+                    "--members and --nonmembers need --model; a run uses its own documents"
+                )
             if self.base and self.settings.get("base") is False:
-                problems.append("--base names what --no-base leaves out; give one of them")
+                problems.append("--base and --no-base contradict each other; give one of them")
+            if self.base is not None and not isinstance(self.base, str):
+                problems.append("--base of a run must be a folder or a hub id")
             if not (self.run / "config.yaml").is_file():
                 problems.append(
                     f"'{self.run}' is not the folder of a run (no config.yaml); for a model "
@@ -132,7 +144,7 @@ class AuditRequest:
                 problems.append("--model needs --out: a folder for the report")
         if problems:
             raise ConfigError(*problems)
-        _ = self.parallel  # refused before anything is read
+        _ = self.parallel  # Raises an error before anything is read.
         origin = Document(
             path="memguard audit",
             values={},
@@ -143,16 +155,16 @@ class AuditRequest:
 
     @cached_property
     def parallel(self) -> ParallelConfig | None:
-        """The mesh that was asked for.
+        """The requested mesh.
 
         Raises:
-            ConfigError: no such axis, or no number.
+            ConfigError: an unknown axis, or a value that is not a number.
         """
         return None if self.mesh is None else read_mesh(self.mesh, command="audit")
 
     @property
     def locked_folder(self) -> Path:
-        """Where no other process may be at work: the run's, or that of a report elsewhere."""
+        """Folder to lock: the run's, or that of a report elsewhere."""
         if self.run is not None and is_own_audit(self.run, self.out):
             return self.run
         assert self.out is not None, "checked: there is a run or a folder for the report"
@@ -163,8 +175,8 @@ class AuditRequest:
         """The settings of the run under audit; None for a model that memguard did not train.
 
         Raises:
-            ConfigError: they cannot be read.
-            RecordError: they are not what the run wrote.
+            ConfigError: the settings cannot be read.
+            RecordError: the file differs from the one that the run wrote.
         """
         return None if self.run is None else load_own_config(self.run)
 
@@ -174,7 +186,7 @@ class CompareRequest:
     """The arguments of `memguard compare`."""
 
     given: tuple[str, ...]
-    """A sweep and settings of it to change, or the folders of finished runs."""
+    """A sweep and changes to its settings, or the folders of finished runs."""
     out: Path | None
     jobs: int | None
     fix: bool
@@ -183,33 +195,35 @@ class CompareRequest:
 
     @property
     def are_runs(self) -> bool:
-        """Whether the first is the folder of a run, and not a sweep."""
+        """Whether the first argument is the folder of a run instead of a sweep."""
         return (Path(self.given[0]) / "config.yaml").is_file()
 
     def check(self) -> None:
-        """Refuse arguments that contradict each other.
+        """Reject arguments that contradict each other.
 
         Raises:
-            ConfigError: the first that does.
+            ConfigError: names the first contradiction.
         """
         if self.keep_weights and not self.fix:
-            raise ConfigError("--keep-weights belongs to --fix")
+            raise ConfigError("--keep-weights needs --fix")
         if self.num_processes > 1 and not self.fix:
-            raise ConfigError("--nproc belongs to --fix; a sweep trains several runs with --jobs")
+            raise ConfigError("--nproc needs --fix; a sweep trains several runs with --jobs")
         if not self.are_runs:
             if self.fix:
-                raise ConfigError("--fix belongs to a finished RUN; a sweep names its own settings")
+                raise ConfigError("--fix needs a finished RUN; a sweep names its own settings")
             if self.out is not None:
-                raise ConfigError("--out belongs to RUNs; a sweep has 'output_dir' in its YAML")
+                raise ConfigError("--out needs RUNs; a sweep has 'output_dir' in its YAML")
             check_num_processes(self.jobs or 1, option="--jobs", way_out=_SMALLER_SWEEPS)
             return
         check_num_processes(self.num_processes, option="--nproc", way_out=MORE_MACHINES)
         if self.jobs is not None:
-            raise ConfigError("--jobs belongs to a sweep; finished RUNs are not trained")
+            raise ConfigError("--jobs needs a sweep; finished RUNs are not trained")
         if self.fix and len(self.given) > 1:
             raise ConfigError(f"--fix takes one RUN; got {len(self.given)}")
         if self.keep_weights and self.out is not None:
-            raise ConfigError("--out is a comparison's; with --keep-weights there is none")
+            raise ConfigError(
+                "--out is the folder of a comparison, and --keep-weights writes none; remove it"
+            )
 
 
 OPTIONS = {
@@ -219,7 +233,7 @@ OPTIONS = {
     "--checkpointing": "train.activation_checkpointing",
     "--precision": "train.precision",
 }
-"""Of a model alone, and a run's settings that they stand for."""
+"""Options for a model alone, with the run's settings that they correspond to."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -231,7 +245,7 @@ class PlanRequest:
     gpus: int | None
     machine: str | None
     mesh: str | None
-    """As given: degrees of axes, `z=2,x=2`."""
+    """Degrees of axes as given, `z=2,x=2`."""
     seq_len: int | None
     batch: int | None
     micro_batch: int | None
@@ -239,10 +253,10 @@ class PlanRequest:
     precision: str | None
 
     def check(self) -> None:
-        """Refuse arguments that contradict each other.
+        """Reject arguments that contradict each other.
 
         Raises:
-            ConfigError: all of them.
+            ConfigError: lists all contradictions.
         """
         problems = []
         if self.config is None and self.model is None:
@@ -250,7 +264,7 @@ class PlanRequest:
         if self.config is not None and "=" in self.config and not Path(self.config).exists():
             problems.append(
                 f"'{self.config}' is a setting and needs the CONFIG of a run before it; for a "
-                f"model alone there are {', '.join(OPTIONS)}"
+                f"model alone use {', '.join(OPTIONS)}"
             )
         elif self.config is not None:
             problems += [
@@ -259,9 +273,9 @@ class PlanRequest:
                 if (value := getattr(self, option[2:].replace("-", "_"))) is not None
             ]
         if self.micro_batch is not None and self.config is None:
-            # As a run's settings demand it.
+            # The same rules as for the settings of a run.
             if self.batch is None:
-                problems.append("'--micro-batch' divides the rows of '--batch': give that as well")
+                problems.append("'--micro-batch' needs '--batch', whose rows it divides")
             elif self.batch % self.micro_batch:
                 problems.append(
                     f"'--micro-batch' must divide '--batch'; got {self.micro_batch} and "
@@ -277,47 +291,57 @@ class PlanRequest:
             raise ConfigError(*problems)
 
 
-# What a command was given, looked for before torch is imported and anything is read.
+# Checks that the given paths exist, before torch is imported and anything is read.
 #
 #     documents   --members, --nonmembers, data.train, data.control, ...
 #     models      --model, --base, --reference, model.path, ...
 #     suite       --suite, audit.suite
 #
-# One message lists all missing paths. Hub ids pass: whether the hub has them is said when they are
-# fetched.
+# One message lists all missing paths. Hub ids are not checked here; loading them reports errors.
 
 
 def check_audit(request: AuditRequest, settings: AuditConfig, num_processes: int) -> None:
-    """Look for the documents, models and suite of `memguard audit`.
+    """Check that the documents, models and suite of `memguard audit` exist.
 
     Raises:
-        ConfigError: there is no such suite, or it is wrong; a model spread from several processes.
+        ConfigError: the suite is missing or invalid; device_map with several processes.
         DataError: documents are missing.
-        ModelError: a folder is missing, or holds no checkpoint.
+        ModelError: a folder is missing, or has no checkpoint.
     """
     check_device_map(settings, world_size=num_processes)
-    documents = {"--members": request.members, "--nonmembers": request.nonmembers}
-    # Of a run, only what was given here: where its own model and base are is the run's to say.
+    documents = {
+        "--members": _list_paths(request.members),
+        "--nonmembers": _list_paths(request.nonmembers),
+    }
+    # For a run only these arguments: the paths of its own model and base are checked later.
     given = {"--model": request.model, "--base": request.base}
-    _check(documents, {**given, "--reference": request.settings.get("reference")}, {})
+    models = {
+        name: model for name, model in given.items() if model is None or isinstance(model, str)
+    }
+    _check(documents, {**models, "--reference": request.settings.get("reference")}, {})
     load_audit_suite(settings)
+
+
+def _list_paths(given: Sequence[str | sources.Table]) -> list[str]:
+    return [source for source in given if isinstance(source, str)]
 
 
 def check_run(
     config: RunConfig, *, num_processes: int | None = None, has_model: bool = True
 ) -> None:
-    """Look for the documents, models and suite of a run, and at what its processes can do.
+    """Check that the documents, models and suite of a run exist and suit its processes.
 
     Args:
         config: the run's settings.
-        num_processes: that train it; None where nothing is trained.
-        has_model: False where 'model.path' is trained first, by the same command.
+        num_processes: number of training processes; None if nothing is trained.
+        has_model: False if the same command trains 'model.path' first.
 
     Raises:
-        ConfigError: there is no such suite, or it is wrong; a library is missing; a setting is for
-            another number of processes.
+        ConfigError: the suite is missing or invalid; a library is missing; a setting does not work
+            with this number of processes.
         DataError: documents are missing.
-        ModelError: a folder is missing, or holds no checkpoint; rows longer than the model takes.
+        ModelError: a folder is missing, or has no checkpoint; rows are longer than the model's
+            maximum.
     """
     if num_processes is not None:
         check_processes(config, num_processes)
@@ -340,9 +364,9 @@ def check_run(
 
 
 def check_sweep(sweep: Sweep) -> None:
-    """Look for what each run of a sweep needs; see `check_run`."""
+    """Check each run of a sweep; see `check_run`."""
     for run in sweep.in_order:
-        # With 'pretrain' the settings start from a model that the sweep trains first.
+        # With 'pretrain' the other runs start from a model that the sweep trains first.
         has_model = run is sweep.pretrain or not sweep.pretrain
         check_run(run.config, num_processes=1, has_model=has_model)
 
@@ -352,7 +376,7 @@ def _check(
     models: Mapping[str, str | None],
     tokenizers: Mapping[str, str | None],
 ) -> None:
-    """Raise one error that names everything missing; then look into the models' folders."""
+    """Raise one error that names all missing paths; then check the models' folders."""
     no_documents = [
         f"'{setting}': there is no file or folder '{shorten(source, MAX_PATH)}'"
         for setting, given in documents.items()

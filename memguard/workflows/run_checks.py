@@ -1,6 +1,6 @@
-"""What of a run's settings and processes is refused before torch is imported.
+"""Checks of a run's settings and processes that do not need torch.
 
-Each is checked again where it matters, which programs reach that do not start on the command line.
+Each check is repeated where it matters, for programs that do not use the command line.
 """
 
 import json
@@ -17,10 +17,10 @@ _RANK_NAMES = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
 
 
 def count_processes(nproc: int) -> int:
-    """Return the number of processes: those of `--nproc`, or of torchrun.
+    """Return the number of processes, from `--nproc` or from torchrun.
 
     Args:
-        nproc: as given.
+        nproc: value of the option.
     """
     if nproc > 1 or not all(os.environ.get(name, "").isdigit() for name in _RANK_NAMES):
         return nproc
@@ -28,17 +28,17 @@ def count_processes(nproc: int) -> int:
 
 
 def check_processes(config: RunConfig, num_processes: int) -> None:
-    """Refuse settings that this number of processes cannot train or audit.
+    """Reject settings that do not work with this number of processes.
 
     Raises:
-        ConfigError: dropout or dp_sgd on several; device_map; a missing library.
+        ConfigError: dropout, dp_sgd or device_map with several processes; a missing library.
     """
     check_dropout(config.train, world_size=num_processes)
     if find_mitigation(config.mitigations, DpSgdConfig) is not None:
         if num_processes > 1:
             raise ConfigError(
-                f"'mitigations': dp_sgd clips row by row on one process, and this is on "
-                f"{num_processes}. Train on one process, or leave it out"
+                f"'mitigations': dp_sgd clips row by row and needs one process; got "
+                f"{num_processes}. Train on one process, or remove dp_sgd"
             )
         if find_spec("opacus") is None:
             raise ConfigError("'mitigations': dp_sgd needs opacus: pip install 'memguard[dp]'")
@@ -47,36 +47,36 @@ def check_processes(config: RunConfig, num_processes: int) -> None:
 
 
 def check_dropout(train: TrainConfig, *, world_size: int) -> None:
-    """Refuse dropout where ranks that share activations would drop different ones.
+    """Reject dropout on several ranks, which share activations but would draw different masks.
 
     Raises:
-        ConfigError: with the way out.
+        ConfigError: says how to fix it.
     """
     if train.dropout and world_size > 1:
         raise ConfigError(
-            f"'train.dropout' is for one process; got {train.dropout:g} on {world_size}. Leave it "
-            "out, or train on one"
+            f"'train.dropout' needs one process; got {train.dropout:g} on {world_size}. Remove "
+            "it, or train on one process"
         )
 
 
 def check_device_map(settings: AuditConfig, *, world_size: int) -> None:
-    """Refuse a model spread by one process where several split it.
+    """Reject device_map with several processes, which split the model over their mesh.
 
     Raises:
-        ConfigError: with the way out.
+        ConfigError: says how to fix it.
     """
     if settings.device_map is not None and world_size > 1:
         raise ConfigError(
-            f"'audit.device_map' spreads a model from one process; this audit has {world_size}, "
-            "which split it over their mesh. Leave one of the two out."
+            f"'audit.device_map' needs one process; this audit has {world_size}, which split the "
+            "model over their mesh. Remove the setting, or use one process."
         )
 
 
 def check_documents_libraries(config: RunConfig) -> None:
-    """Refuse near-copies to be removed without the library that finds them.
+    """Reject the removal of near-copies if rensa, which finds them, is missing.
 
     Raises:
-        ConfigError: it is not installed.
+        ConfigError: rensa is not installed.
     """
     deduplicate = find_mitigation(config.mitigations, DeduplicateConfig)
     if deduplicate is not None and deduplicate.similarity != "exact" and find_spec("rensa") is None:
@@ -87,10 +87,10 @@ def check_documents_libraries(config: RunConfig) -> None:
 
 
 def check_row_length(config: RunConfig) -> None:
-    """Refuse rows longer than the model has positions for, where its settings are at hand.
+    """Reject rows longer than the model's positions, if its configuration is a local file.
 
     Raises:
-        ModelError: with the most.
+        ModelError: names the maximum.
     """
     limit = _find_max_positions(config)
     if isinstance(limit, int) and 0 < limit < config.data.seq_len:
@@ -101,7 +101,7 @@ def check_row_length(config: RunConfig) -> None:
 
 
 def _find_max_positions(config: RunConfig) -> Any:
-    """Return what the model's own settings say; None where they are not here, or do not say."""
+    """Return max_position_embeddings of the model's configuration; None if not available."""
     if config.model.scratch is not None:
         return config.model.scratch.config.get("max_position_embeddings")
     try:

@@ -1,4 +1,4 @@
-"""One run, one folder: kept to one process and to the settings it was begun with. No torch."""
+"""Locks a run's folder for one process and checks its settings. Does not import torch."""
 
 import contextlib
 import errno
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from memguard.data.corpus import Corpus
     from memguard.runtime import Console
 
-# Settings that may differ when a run goes on: they do not change what is trained.
+# Settings that may differ when a run is resumed: they do not change the trained weights.
 _FREE = ("name", "output_dir", "audit", "parallel")
 _FREE_IN_TRAIN = (
     "activation_checkpointing",
@@ -32,10 +32,10 @@ _FREE_IN_TRAIN = (
     "keep_checkpoints",
     "log_every_steps",
 )
-# What is written under another name first, by folder: below a run's, or that of an audit elsewhere.
+# Files that are written under a temporary name first, by folder: of a run or a separate audit.
 _AUDIT = ("records.parquet", "report.json", "report.html", "audit.json")
 _RUN = ("config.yaml", "manifest.jsonl", "metrics.jsonl", "trained.json", "environment.json")
-_WRITTEN_ASIDE = {
+_TEMPORARY_NAMES = {
     ".": ("model", "prepared", *_RUN, "reference_nll.npy", "reference_nll.json", *_AUDIT),
     "model": ("README.md",),
     "checkpoints": ("step-N",),
@@ -47,13 +47,13 @@ _WRITTEN_ASIDE = {
 
 @contextmanager
 def locked(folder: Path) -> Iterator[Callable[[], None]]:
-    """Make a run's folder and keep a second process out of it; the lock goes with the process.
+    """Create a run's folder and lock it for this process; the lock ends with the process.
 
     Yields:
-        What raises a RecordError where the folder of that name is no longer the one locked here.
+        A function that raises a RecordError if the folder is no longer the one locked here.
 
     Raises:
-        ConfigError: another process is at work there.
+        ConfigError: another process is using the folder.
     """
     folder.mkdir(parents=True, exist_ok=True)
     handle = os.open(folder / ".lock", os.O_CREAT | os.O_RDWR, 0o644)
@@ -69,28 +69,29 @@ def locked(folder: Path) -> Iterator[Callable[[], None]]:
 
 
 def _check_held(folder: Path, handle: int) -> None:
-    """Refuse to write where a folder was deleted, renamed or replaced: it would be made in part.
+    """Reject writing to a folder that was deleted, renamed or replaced: it would be incomplete.
 
     Raises:
-        RecordError: the lock that lies there is not the one held.
+        RecordError: the folder's lock file is not the one that this process holds.
     """
     with contextlib.suppress(OSError):
         if os.path.samestat(os.stat(folder / ".lock"), os.fstat(handle)):
             return
     raise RecordError(
-        f"'{folder}' was deleted, renamed or replaced while a command was at work in it, which "
-        "ends here: bring it back and run the same command again"
+        f"'{folder}' was deleted, renamed or replaced while a command was using it, so the "
+        "command stops: restore the folder and run the same command again"
     )
 
 
 def check_free(folder: Path) -> None:
-    """Refuse a folder that cannot be made or written to, or where a process is at work.
+    """Reject a folder that cannot be created or written to, or that another process is using.
 
-    Makes and holds nothing; it tells within a second what `locked` would tell after torch.
+    Creates and locks nothing. Reports within a second what `locked` would report only after torch
+    is imported.
 
     Raises:
-        ConfigError: another process is at work there.
-        OSError: it cannot be written to.
+        ConfigError: another process is using the folder.
+        OSError: the folder cannot be written to.
     """
     nearest = next(path for path in (folder, *folder.parents) if path.exists())
     if not nearest.is_dir():
@@ -107,52 +108,52 @@ def check_free(folder: Path) -> None:
 
 def _is_at_work(folder: Path) -> ConfigError:
     return ConfigError(
-        f"another process is at work in '{folder}'; wait for it, or choose another 'name'"
+        f"another process is using '{folder}'; wait for it, or choose another 'name'"
     )
 
 
 def _clear_half_written(folder: Path) -> None:
-    """Delete what a killed process was writing aside: no other process can be at it."""
-    for place, names in _WRITTEN_ASIDE.items():
-        # A link leads to what is not the run's.
+    """Delete temporary files of a killed process; the lock excludes other processes."""
+    for place, names in _TEMPORARY_NAMES.items():
+        # The target of a link does not belong to the run.
         if not (folder / place).is_dir() or (folder / place).is_symlink():
             continue
-        for left in (folder / place).iterdir():
-            # As `make_aside`, `hide` and `write_atomically` name it; a user's own files stay.
-            named = re.fullmatch(r"\.(.+)\.([a-z0-9_]{8}|old)", left.name)
-            if named is None or left.is_symlink():
+        for path in (folder / place).iterdir():
+            # Names of `make_temporary_folder`, `hide`, `write_atomically`; a user's files stay.
+            match = re.fullmatch(r"\.(.+)\.([a-z0-9_]{8}|old)", path.name)
+            if match is None or path.is_symlink():
                 continue
-            if re.sub(r"^step-\d+$", "step-N", named[1]) not in names:
+            if re.sub(r"^step-\d+$", "step-N", match[1]) not in names:
                 continue
-            if left.is_dir():
-                shutil.rmtree(left, ignore_errors=True)
+            if path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
             else:
-                left.unlink(missing_ok=True)
+                path.unlink(missing_ok=True)
 
 
 def compute_run_key(config: RunConfig, corpus: "Corpus") -> str:
-    """Return the hash of what is trained: a checkpoint with another one belongs elsewhere."""
+    """Hash settings and documents that determine the weights; checkpoints store this hash."""
     return hash_run(config, corpus.summary.documents_sha256)
 
 
 def hash_run(config: RunConfig, documents_sha256: str) -> str:
-    """Return the same, given the hash of the documents."""
+    """Return the same as `compute_run_key`, given the hash of the documents."""
     text = json.dumps([_binding(config.model_dump(mode="json")), documents_sha256])
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _binding(values: dict[str, Any]) -> dict[str, Any]:
-    """Return the settings that decide what is trained."""
+    """Return the settings that determine the trained weights."""
     kept = {key: value for key, value in values.items() if key not in _FREE}
     kept["train"] = {k: v for k, v in kept["train"].items() if k not in _FREE_IN_TRAIN}
     return kept
 
 
 def check_same_settings(config: RunConfig, folder: Path, console: "Console") -> None:
-    """Refuse a folder in which something else has been trained already.
+    """Reject a folder that contains a run with other settings.
 
     Raises:
-        ConfigError: it holds a run with other settings.
+        ConfigError: names the settings that differ.
     """
     path = folder / "config.yaml"
     damages = find_config_damage(folder) if path.exists() else []
@@ -174,14 +175,14 @@ def check_same_settings(config: RunConfig, folder: Path, console: "Console") -> 
 
 
 def _check_damaged(config: RunConfig, folder: Path, damage: Damage, console: "Console") -> None:
-    """Hold settings against what was trained, where those that were written are damaged."""
+    """Compare settings with the hash stored by training, if config.yaml is damaged."""
     trained, summary = find_run_keys(folder), load_summary(folder)
     if trained and summary and hash_run(config, summary.documents_sha256) not in trained:
         raise ConfigError(
-            f"'{folder}': {damage}, and what was trained there was trained with other settings "
-            "than these. Give those, choose another 'name', or delete that folder."
+            f"'{folder}': {damage}, and its run was trained with other settings than these. Use "
+            "the original settings, choose another 'name', or delete that folder."
         )
-    console.warn(f"{damage}; the settings given now are taken")
+    console.warn(f"{damage}; the settings given now are used")
 
 
 def _differences(old: Any, new: Any, at: str = "") -> list[tuple[str, Any, Any]]:

@@ -1,4 +1,4 @@
-"""What a run starts from: its processes, then a checkpoint or random weights."""
+"""Setup of a run: process group and mesh, then a checkpoint or random weights."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -22,8 +22,8 @@ from memguard.hf.load import (
     shard_scratch_model,
 )
 from memguard.hf.sharded import ShardedLayer, Sharding
-from memguard.model.causal_lm import VocabLayer
-from memguard.model.checks import build_vocab_layer
+from memguard.model.causal_lm import CausalLM
+from memguard.model.checks import build_causal_lm
 from memguard.parallel.mesh import Mesh4D, build_mesh
 from memguard.parallel.mesh_shape import ModelSizes, resolve_mesh
 from memguard.parallel.shard import checkpoint_blocks, compile_blocks
@@ -34,28 +34,28 @@ from memguard.workflows.run_checks import check_dropout
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Workplace:
-    """This process, and the mesh it is part of."""
+class DistributedContext:
+    """This process and the mesh it is part of."""
 
     runtime: Runtime
     mesh: Mesh4D | None
-    """None on one process, which uses plain modules."""
+    """None for a single process, which uses plain modules."""
     parallel: ParallelConfig
 
 
 @contextmanager
-def open_workplace(
+def open_distributed(
     parallel: ParallelConfig, sizes: ModelSizes | None, *, batch_size: int | None = None
-) -> Iterator[Workplace]:
-    """Check the mesh, then let the processes meet.
+) -> Iterator[DistributedContext]:
+    """Check the mesh, then start the process group.
 
     Args:
-        parallel: the mesh asked for.
-        sizes: of the model; None where one process is enough for any.
-        batch_size: rows of an optimizer step; None where nothing is trained.
+        parallel: the requested mesh.
+        sizes: of the model; may be None for a single process.
+        batch_size: rows of an optimizer step; None if nothing is trained.
 
     Raises:
-        ConfigError: no such mesh on these processes, or not for this model.
+        ConfigError: the mesh does not match the number of processes or the model.
     """
     world_size = detect_runtime().world_size
     if world_size == 1:
@@ -65,11 +65,11 @@ def open_workplace(
         mesh = build_mesh(shape, runtime.device.type) if world_size > 1 else None
         if mesh is not None and runtime.device.type == "cuda":
             mesh.connect(runtime.device)
-        yield Workplace(runtime=runtime, mesh=mesh, parallel=parallel)
+        yield DistributedContext(runtime=runtime, mesh=mesh, parallel=parallel)
 
 
 def read_sizes(config: RunConfig) -> ModelSizes | None:
-    """Return the sizes of a run's model; None on one process, where they do not matter."""
+    """Return the sizes of a run's model; None for a single process, which does not need them."""
     if detect_runtime().world_size == 1:
         return None
     return ModelSizes.from_config(read_model_config(config))
@@ -79,11 +79,11 @@ def read_model_config(config: RunConfig, tokenizer: Any = None) -> Any:
     """Return the transformers configuration of a run's model.
 
     Args:
-        config: the run's.
-        tokenizer: of a model that starts from nothing; None where it is not trained yet.
+        config: the run's settings.
+        tokenizer: of a model with random weights; None if it is not trained yet.
 
     Raises:
-        ModelError: no such checkpoint, or fields that describe no model.
+        ModelError: no such checkpoint, or the fields are not a valid model configuration.
     """
     scratch = config.model.scratch
     if scratch is None:
@@ -98,25 +98,25 @@ def read_model_config(config: RunConfig, tokenizer: Any = None) -> Any:
 class StartedModel:
     """A model with its weights in place."""
 
-    vocab: VocabLayer
+    lm: CausalLM
     sharded: ShardedLayer | None
-    """How it lies on the mesh; None where it is plain."""
+    """Its shards on the mesh; None for a single process."""
 
     def export(self, tokenizer: Any, folder: Path, *, dtype: torch.dtype, card: str) -> None:
-        """Write it as a Hugging Face folder; every rank calls this."""
+        """Export the model as a Hugging Face folder; every rank must call this."""
         if self.sharded is None:
-            export_model(self.vocab.model, tokenizer, folder, dtype=dtype, card=card)
+            export_model(self.lm.model, tokenizer, folder, dtype=dtype, card=card)
         else:
             export_sharded(self.sharded, tokenizer, folder, dtype=dtype, card=card)
 
 
 def load_known_tokenizer(config: RunConfig) -> Any:
-    """Return the tokenizer of the checkpoint or of `model.scratch`; None where it is to be trained.
+    """Return the tokenizer of the checkpoint or of `model.scratch`; None if it must be trained.
 
-    Called before the documents are read: what is wrong with the checkpoint is told in seconds.
+    Called before the documents are read, so that errors in the checkpoint are reported in seconds.
 
     Raises:
-        ModelError: no usable checkpoint or tokenizer, or rows longer than it has positions for.
+        ModelError: no usable checkpoint or tokenizer, or rows longer than the model's maximum.
     """
     model, scratch = config.model, config.model.scratch
     if scratch is None:
@@ -134,23 +134,23 @@ def load_known_tokenizer(config: RunConfig) -> Any:
 
 
 def train_tokenizer(config: RunConfig, documents: Sequence[Document], console: Console) -> Any:
-    """Train the byte-level BPE of a model that starts from nothing, on the documents."""
+    """Train a byte-level BPE tokenizer on the documents, for a model with random weights."""
     scratch = config.model.scratch
     assert scratch is not None, "a checkpoint has its tokenizer"
     if any(document.input_ids is not None for document in documents):
         raise ConfigError(
-            "'model.scratch.tokenizer' must name the tokenizer that made the token ids in "
-            "'data.train': one trained here would have other ids"
+            "'model.scratch.tokenizer' must name the tokenizer that produced the token ids in "
+            "'data.train': a tokenizer trained here would assign other ids"
         )
     console.info(f"tokenizer: training a BPE of {scratch.vocab_size:,} entries")
     texts = (document_text(document) for document in documents)
     return train_bpe(texts, vocab_size=scratch.vocab_size)
 
 
-def start_model(config: RunConfig, tokenizer: Any, workplace: Workplace) -> StartedModel:
-    """Return the checkpoint's model, or one with random weights of the run's seed."""
+def start_model(config: RunConfig, tokenizer: Any, distributed: DistributedContext) -> StartedModel:
+    """Load the checkpoint's model, or build one with random weights from the run's seed."""
     model, scratch, train = config.model, config.model.scratch, config.train
-    check_dropout(train, world_size=workplace.runtime.world_size)
+    check_dropout(train, world_size=distributed.runtime.world_size)
     attn = model.attn_implementation
     drawn = None
     if scratch is not None:
@@ -161,33 +161,35 @@ def start_model(config: RunConfig, tokenizer: Any, workplace: Workplace) -> Star
             seed=derive_seed(config.seed, "initial weights"),
             attn=attn,
         )
-    if workplace.mesh is not None:
-        sharding = shard_for_training(train, workplace, workplace.mesh)
+    if distributed.mesh is not None:
+        sharding = shard_for_training(train, distributed, distributed.mesh)
         if drawn is not None:
             layer = shard_scratch_model(drawn, sharding, attn=attn)
         else:
             layer = load_sharded(_path(config), sharding, revision=model.revision, attn=attn)
-        return StartedModel(vocab=layer.vocab, sharded=layer)
+        return StartedModel(lm=layer.lm, sharded=layer)
     if drawn is None:
         drawn = load_model(_path(config), revision=model.revision, attn_implementation=attn)
-    drawn = drawn.to(workplace.runtime.device)
-    vocab = build_vocab_layer(drawn, chunk_tokens=train.nll_chunk_tokens)
+    drawn = drawn.to(distributed.runtime.device)
+    lm = build_causal_lm(drawn, chunk_tokens=train.nll_chunk_tokens)
     if train.dropout is not None:
         set_dropout(drawn, train.dropout)
     checkpoint_blocks(drawn, train.activation_checkpointing)
     if train.compile:
         compile_blocks(drawn)
-    return StartedModel(vocab=vocab, sharded=None)
+    return StartedModel(lm=lm, sharded=None)
 
 
-def shard_for_training(train: TrainConfig, workplace: Workplace, mesh: Mesh4D) -> Sharding:
-    """Say how a model is put on a mesh to be trained."""
+def shard_for_training(
+    train: TrainConfig, distributed: DistributedContext, mesh: Mesh4D
+) -> Sharding:
+    """Return how a model is sharded over a mesh for training."""
     return Sharding(
         mesh=mesh,
-        device=workplace.runtime.device,
+        device=distributed.runtime.device,
         compute_dtype=torch.bfloat16 if train.precision == "bf16" else None,
         chunk_tokens=train.nll_chunk_tokens,
-        reshard_after_forward=workplace.parallel.reshard_after_forward,
+        reshard_after_forward=distributed.parallel.reshard_after_forward,
         checkpointing=train.activation_checkpointing,
         compile=train.compile,
     )

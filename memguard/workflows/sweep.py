@@ -1,14 +1,15 @@
-"""A sweep: its unfinished runs as child processes, then the comparison and its page.
+"""Trains the unfinished runs of a sweep as child processes, then writes the comparison.
 
-Some run at a time, and they end as one:
+Up to `num_jobs` runs are trained at the same time:
 
-    terminal      a run alone has it; of several at a time each has a train.log in its folder
-    threads       the machine's cores are shared out, unless OMP_NUM_THREADS is set
-    error         told at once; no other run starts, those in flight come to their end
-    Ctrl-C, TERM  all in flight save and end, and have the time they need
-    a failure     of this process: the same, within two minutes
+    terminal      a single run writes to it; each of several runs writes to its own train.log
+    threads       the cores are divided among the runs, unless OMP_NUM_THREADS is set
+    error         reported immediately; no other run starts, and running ones finish
+    Ctrl-C, TERM  all running ones save a checkpoint and exit; there is no time limit
+    own failure   if this process fails, the same, within two minutes
 
-A child process for each run frees its memory and threads, and one that dies leaves the others.
+Each run is a child process, so that its memory and threads are released at its end, and a crash
+does not affect the others.
 """
 
 import os
@@ -41,52 +42,52 @@ LOG = "train.log"
 _STOPS = (signal.SIGINT, signal.SIGTERM)
 _LOOK_EVERY_S = 0.1
 _SAVE_WITHIN_S = 120.0
-"""What a run may take, once asked to, for the step in hand and its checkpoint."""
+"""Time for a run to finish its step and save a checkpoint after it was told to stop."""
 
 
 class ChildFailed(MemguardError):
-    """A setting's process ended with an error; it has said why."""
+    """The process of a run failed; it has reported the reason."""
 
-    def __init__(self, run: SweepRun, code: int, said_in: str) -> None:
-        how = f"ended with exit code {code}; {said_in} why"
+    def __init__(self, run: SweepRun, code: int, reported_in: str) -> None:
+        how = f"failed with exit code {code}; see {reported_in} for the reason"
         if code < 0:
             why = " (out of memory?)" if code == -signal.SIGKILL else ""
-            how = f"was ended by {signal.Signals(-code).name}{why}"
-        super().__init__(f"{run.name} {how}. Run the same command again: what is finished is kept")
+            how = f"was killed by {signal.Signals(-code).name}{why}"
+        super().__init__(f"{run.name} {how}. Run the same command again: finished runs are kept")
         self.exit_code = code if code > 0 else 1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Child:
-    """A run that was started."""
+    """A started run."""
 
     run: SweepRun
     title: str
-    """Which of how many, and its name."""
+    """Number of the run, total number of runs, and its name."""
     process: "subprocess.Popen[bytes]"
     log: Path | None
-    """Where it speaks; None where it has the terminal."""
+    """File of its output; None if it writes to the terminal."""
     start_s: float
 
     @property
     def stopped_by(self) -> int | None:
-        """The signal that ended it, whether it has saved or not."""
+        """The signal that ended it, whether or not it saved a checkpoint."""
         code = self.process.returncode
         return next((number for number in _STOPS if code in (128 + number, -number)), None)
 
 
 def train_runs(sweep: Sweep, runs: Sequence[SweepRun], *, num_jobs: int, console: Console) -> None:
-    """Train and audit some runs of a sweep, and mark each as finished when it is.
+    """Train and audit some runs of a sweep, and mark each as finished at its end.
 
     Args:
-        sweep: for which of how many a run is.
+        sweep: the whole sweep, for numbering the runs.
         runs: in the order in which they start.
-        num_jobs: most of them at a time.
-        console: says when a run starts and ends.
+        num_jobs: maximum number of simultaneous runs.
+        console: reports when a run starts and ends.
 
     Raises:
-        ChildFailed: a run did not end well; the first, where several did not.
-        Interrupted: a signal stopped them; run the same command again.
+        ChildFailed: a run failed; the first one if there are several.
+        Interrupted: a signal stopped the runs.
     """
     num_jobs = min(num_jobs, len(runs))
     waiting, running, ended = list(runs), list[_Child](), list[_Child]()
@@ -100,15 +101,15 @@ def train_runs(sweep: Sweep, runs: Sequence[SweepRun], *, num_jobs: int, console
             while running or may_start():
                 while len(running) < num_jobs and may_start():
                     running.append(_start(sweep, waiting.pop(0), num_jobs, console))
-                    # One that came before the child was in the list has not reached it.
+                    # Signals that arrived before the child was in the list have not reached it.
                     _pass_on(signals, running[-1:])
                 time.sleep(_LOOK_EVERY_S)
-                for child in [one for one in running if one.process.poll() is not None]:
+                for child in [child for child in running if child.process.poll() is not None]:
                     running.remove(child)
                     ended.append(child)
-                    _tell_end(child, console)
+                    _report_end(child, console)
         finally:
-            _end(running, were_asked=bool(signals))
+            _end(running, were_signalled=bool(signals))
     _raise_what_happened(ended, waiting, signals)
 
 
@@ -143,7 +144,7 @@ def _start(sweep: Sweep, run: SweepRun, num_jobs: int, console: Console) -> _Chi
 
 @contextmanager
 def _passed_on(running: list[_Child]) -> Iterator[list[int]]:
-    """Pass signals on to those in flight; yield the list of what came."""
+    """Forward signals to the running children; yield the list of received signals."""
     signals: list[int] = []
 
     def handle(number: int, _frame: object) -> None:
@@ -167,7 +168,7 @@ def _pass_on(signals: Sequence[int], children: Sequence[_Child]) -> None:
 
 
 def _is_in_foreground() -> bool:
-    """Tell whether a terminal sends its Ctrl-C to this process and its children."""
+    """Return whether a terminal sends its Ctrl-C to this process and its children."""
     try:
         with open("/dev/tty", "rb") as terminal:
             return os.tcgetpgrp(terminal.fileno()) == os.getpgrp()
@@ -175,14 +176,15 @@ def _is_in_foreground() -> bool:
         return False
 
 
-def _end(children: Sequence[_Child], *, were_asked: bool) -> None:
-    """Let those save that are still at work though this process has failed.
+def _end(children: Sequence[_Child], *, were_signalled: bool) -> None:
+    """Stop the children that still run after this process failed; they save a checkpoint.
 
     Args:
-        children: in flight.
-        were_asked: whether a signal was passed on to them; a second one would end them at once.
+        children: running children.
+        were_signalled: whether they received a signal already; a second one would end them
+            immediately.
     """
-    if not were_asked:
+    if not were_signalled:
         for child in children:
             child.process.terminate()
     deadline_s = time.monotonic() + _SAVE_WITHIN_S
@@ -194,11 +196,11 @@ def _end(children: Sequence[_Child], *, were_asked: bool) -> None:
             child.process.wait()
 
 
-def _tell_end(child: _Child, console: Console) -> None:
+def _report_end(child: _Child, console: Console) -> None:
     code = child.process.returncode
     if code == 0:
         mark_finished(child.run.folder, child.run.key)
-    if child.log is None:  # It has said so itself.
+    if child.log is None:  # It has reported its end itself.
         return
     took = format_duration(time.monotonic() - child.start_s)
     if code == 0:
@@ -206,7 +208,7 @@ def _tell_end(child: _Child, console: Console) -> None:
     elif child.stopped_by:
         console.info(f"-- {child.title} has stopped ({took})")
     else:
-        console.warn(f"{child.title} has failed ({took}; {child.log}); those in flight go on")
+        console.warn(f"{child.title} has failed ({took}; {child.log}); the other runs continue")
 
 
 def _raise_what_happened(
@@ -215,9 +217,9 @@ def _raise_what_happened(
     stopped = [child for child in ended if child.stopped_by]
     for child in ended:
         if child.process.returncode and not child.stopped_by:
-            said_in = "the lines above say" if child.log is None else f"'{child.log}' says"
-            raise ChildFailed(child.run, child.process.returncode, said_in)
-    again = "run the same command again to go on"
+            reported_in = "the lines above" if child.log is None else f"'{child.log}'"
+            raise ChildFailed(child.run, child.process.returncode, reported_in)
+    again = "run the same command again to resume"
     if stopped:
         names = ", ".join(child.run.name for child in stopped)
         number = stopped[0].stopped_by
@@ -228,25 +230,26 @@ def _raise_what_happened(
 
 
 def run_sweep(sweep: Sweep, *, num_jobs: int) -> tuple[Path, Comparison]:
-    """Train and audit what is not finished, then compare.
+    """Train and audit the unfinished runs, then compare all runs.
 
     Args:
-        sweep: what to train.
-        num_jobs: runs at a time; 'pretrain' is always alone.
+        sweep: the runs.
+        num_jobs: number of simultaneous runs; 'pretrain' always runs alone.
 
     Returns:
-        The comparison's page, and the comparison.
+        The comparison's page and the comparison.
 
     Raises:
-        ConfigError: several jobs where there is a GPU.
-        ChildFailed: a run did not end well.
-        Interrupted: a signal stopped it; run the same command again.
+        ConfigError: several jobs on a machine with a GPU.
+        ChildFailed: a run failed.
+        Interrupted: a signal stopped the sweep.
         RecordError: the runs cannot be compared.
     """
     if num_jobs > 1 and detect_runtime().device.type == "cuda":
         raise ConfigError(
-            f"'--jobs' must be 1 where there is a GPU, which all runs would share; got {num_jobs}. "
-            "Leave it out, or train on the CPU: CUDA_VISIBLE_DEVICES= memguard compare ..."
+            f"'--jobs' must be 1 on a machine with a GPU, which all runs would share; got "
+            f"{num_jobs}. Leave it out, or train on the CPU: CUDA_VISIBLE_DEVICES= memguard "
+            "compare ..."
         )
     console = Console()
     for line in describe_sweep(sweep):

@@ -1,4 +1,4 @@
-"""A run: prepare, train, export, audit; each stage leaves files and is not done twice."""
+"""A run: prepare, train, export, audit. Each stage writes files; finished stages are skipped."""
 
 import json
 from collections.abc import Callable
@@ -38,18 +38,18 @@ from memguard.runtime import (
 from memguard.train.dp_sgd import RowClipping, load_accountant
 from memguard.train.trainer import Trainer
 from memguard.workflows.audit import audit_run, find_current_report
-from memguard.workflows.audit_callback import build_watch
-from memguard.workflows.data import PreparedRun, build_feed, check_token_ids, prepare
+from memguard.workflows.audit_callback import build_monitor
+from memguard.workflows.data import PreparedRun, build_training_data, check_token_ids, prepare
 from memguard.workflows.requests import make_command
 from memguard.workflows.run_folder import check_same_settings, compute_run_key, locked
-from memguard.workflows.setup import Workplace, open_workplace, read_sizes, start_model
+from memguard.workflows.setup import DistributedContext, open_distributed, read_sizes, start_model
 
 
 def prepare_run(config: RunConfig, console: Console | None = None) -> PreparedRun:
-    """Make the run folder, then load, tokenise and place its documents.
+    """Create the run folder, then load, tokenise and place its documents.
 
     Raises:
-        ConfigError: the folder belongs to a run with other settings, or to another process.
+        ConfigError: the folder has a run with other settings, or another process is using it.
         DataError: see `prepare`.
         ModelError: no usable checkpoint or tokenizer.
     """
@@ -64,32 +64,32 @@ def _prepare(config: RunConfig, console: Console) -> PreparedRun:
 
 
 def train_run(config: RunConfig) -> dict[str, Any]:
-    """Train a run to its end, export the model and audit it; what is done is not done again.
+    """Train a run to its end, export the model and audit it; finished stages are skipped.
 
     Returns:
-        Where things are and the verdict, for `--json`.
+        Paths of run, model and report, and the verdict, for `--json`.
     """
     console = Console()
     folder = Path(config.output_dir) / config.name
     with (
-        open_workplace(
+        open_distributed(
             config.parallel, read_sizes(config), batch_size=config.train.batch_size
-        ) as workplace,
+        ) as distributed,
         ExitStack() as lock,
     ):
-        runtime = workplace.runtime
-        _check_privacy(config, workplace)
+        runtime = distributed.runtime
+        _check_privacy(config, distributed)
         held = runtime.only_on_main(lambda: lock.enter_context(locked(folder)))
-        prepared = _prepare_once(config, workplace, console)
+        prepared = _prepare_once(config, distributed, console)
         run_key = compute_run_key(config, prepared.corpus)
-        found = runtime.only_on_main(lambda: _find_trained(folder, run_key, console))
-        before = runtime.broadcast_object(found)
+        state = runtime.only_on_main(lambda: _find_trained(folder, run_key, console))
+        before = runtime.broadcast_object(state)
         if before.is_whole:
             console.info(f"model: {folder / 'model'} was trained before")
         else:
             # Rank 0 has locked the folder.
             check_folder = partial(runtime.only_on_main, held or _pass)
-            _train(config, prepared, workplace, console, before=before, check_folder=check_folder)
+            _train(config, prepared, distributed, console, before=before, check_folder=check_folder)
         result: dict[str, Any] = {"run": str(folder), "model": str(folder / "model")}
         if not config.audit.enabled:
             return result
@@ -98,26 +98,26 @@ def train_run(config: RunConfig) -> dict[str, Any]:
         if report is None:
             command = make_command("audit", str(folder))
             report = audit_run(
-                folder, workplace=workplace, console=console, command=command, check_folder=held
+                folder, distributed=distributed, console=console, command=command, check_folder=held
             )
     console.info(report.verdict.sentence)
     page = str(folder / "audit" / "report.html")
     return result | {"report": page, "verdict": report.verdict.model_dump(mode="json")}
 
 
-def _check_privacy(config: RunConfig, workplace: Workplace) -> None:
-    """Refuse dp_sgd where it cannot be had, before any document is read.
+def _check_privacy(config: RunConfig, distributed: DistributedContext) -> None:
+    """Reject dp_sgd on a mesh or without opacus, before any document is read.
 
     Raises:
-        ConfigError: on a mesh, or without opacus.
+        ConfigError: dp_sgd cannot be used.
     """
     if find_mitigation(config.mitigations, DpSgdConfig) is None:
         return
     load_accountant()
-    if workplace.mesh is not None:
+    if distributed.mesh is not None:
         raise ConfigError(
-            f"'mitigations': dp_sgd clips row by row on one process, and this is "
-            f"{workplace.mesh.shape}. Train on one process, or leave it out"
+            f"'mitigations': dp_sgd clips row by row and needs one process; got "
+            f"{distributed.mesh.shape}. Train on one process, or remove dp_sgd"
         )
 
 
@@ -130,15 +130,18 @@ def _build_row_clipping(
     num_rows = len(loader.rows)
     if dp_sgd.delta >= 1 / num_rows:
         console.warn(
-            f"'delta' of dp_sgd is {dp_sgd.delta:g}; with {num_rows:,} rows, above "
-            f"{1 / num_rows:.1g}, publishing some row whole would be called private"
+            f"'delta' of dp_sgd is {dp_sgd.delta:g}, not below 1/rows = {1 / num_rows:.1g} "
+            f"({num_rows:,} rows): at this value even a mechanism that publishes a whole row would "
+            "count as private"
         )
     return RowClipping(dp_sgd, noise_seed=int.from_bytes(load_private_key(folder)))
 
 
-def _prepare_once(config: RunConfig, workplace: Workplace, console: Console) -> PreparedRun:
-    """Prepare on rank 0; the others read what it has written."""
-    runtime = workplace.runtime
+def _prepare_once(
+    config: RunConfig, distributed: DistributedContext, console: Console
+) -> PreparedRun:
+    """Prepare on rank 0; the other ranks read the files that it wrote."""
+    runtime = distributed.runtime
     prepared = runtime.only_on_main(lambda: _prepare(config, console))
     tokenizer = runtime.broadcast_object(None if prepared is None else prepared.tokenizer)
     if prepared is not None:
@@ -149,25 +152,25 @@ def _prepare_once(config: RunConfig, workplace: Workplace, console: Console) -> 
 
 
 def _pass() -> None:
-    """Stand in, on ranks without a lock, for what rank 0 checks."""
+    """Do nothing: ranks without the lock have no folder to check."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Before:
-    """What training has left in a run's folder before."""
+    """State of earlier training in a run's folder."""
 
     is_whole: bool
-    """It has ended, and everything is still what it wrote."""
+    """Training has ended and its files are undamaged."""
     damage: str | None = None
-    """Why a model there must be made again from a checkpoint, and not trained from the start."""
+    """Why the model must be exported again from a checkpoint instead of trained from the start."""
 
 
 def _find_trained(folder: Path, run_key: str, console: Console) -> _Before:
-    """Say whether training has ended, and left what is still there.
+    """Return whether training has ended and its files are undamaged.
 
     Raises:
-        RecordError: that is of other settings or documents, or a file lies in its model that it
-            has not written.
+        RecordError: the run has other settings or documents, or model/ contains a file that
+            training has not written.
     """
     if not has_trained(folder):
         model = folder / "model"
@@ -177,7 +180,7 @@ def _find_trained(folder: Path, run_key: str, console: Console) -> _Before:
     if not damages:
         if load_trained(folder).run_key != run_key:
             raise RecordError(
-                f"'{folder}' holds a run with other settings or documents: choose another 'name', "
+                f"'{folder}' has a run with other settings or documents: choose another 'name', "
                 "or delete that folder"
             )
         return _Before(is_whole=True)
@@ -186,53 +189,53 @@ def _find_trained(folder: Path, run_key: str, console: Console) -> _Before:
             f"'{folder}': model/{others[0]} {UNLISTED} and would be read or deleted with its "
             "model: move it away"
         )
-    console.warn(f"{damages[0]}; the model is made again from the newest checkpoint")
+    console.warn(f"{damages[0]}; the model is exported again from the newest checkpoint")
     return _Before(is_whole=False, damage=f"'{folder}': {damages[0]}")
 
 
 def _train(
     config: RunConfig,
     prepared: PreparedRun,
-    workplace: Workplace,
+    distributed: DistributedContext,
     console: Console,
     *,
     before: _Before,
     check_folder: Callable[[], None],
 ) -> None:
     folder, corpus, tokenizer = prepared.folder, prepared.corpus, prepared.tokenizer
-    runtime = workplace.runtime
+    runtime = distributed.runtime
     environment = describe_environment(runtime.device, runtime.world_size)
-    written = json.dumps(environment, indent=2).encode()
-    runtime.only_on_main(lambda: write_atomically(folder / "environment.json", written))
+    text = json.dumps(environment, indent=2).encode()
+    runtime.only_on_main(lambda: write_atomically(folder / "environment.json", text))
     for remark in remark_on_reference_hash(corpus, tokenizer, config.mitigations):
         if remark.level == "warning":
             console.warn(f"'mitigations': goldfish: {remark.text}")
     console.info(f"model: loading {config.model.path or 'random weights'}")
-    started = start_model(config, tokenizer, workplace)
-    vocab, model = started.vocab, started.vocab.model
+    started = start_model(config, tokenizer, distributed)
+    lm, model = started.lm, started.lm.model
     check_positions(model, config.data.seq_len, "data.seq_len")
-    check_token_ids(corpus, vocab.vocab_size)
+    check_token_ids(corpus, lm.vocab_size)
     train = config.train
     is_selective = train.activation_checkpointing == "selective"
-    if workplace.mesh is not None and train.compile and is_selective:
+    if distributed.mesh is not None and train.compile and is_selective:
         console.warn(
-            "'train.compile' does nothing on a mesh with 'train.activation_checkpointing' "
-            "selective: decoder blocks run as they are"
+            "'train.compile' has no effect on a mesh with 'train.activation_checkpointing' "
+            "selective: decoder blocks run uncompiled"
         )
-    share_rows = keeps_documents_apart(vocab)
+    share_rows = keeps_documents_apart(lm)
     if not share_rows:
         console.warn(
-            f"{type(model).__name__} lets documents of one row see each other: each gets a row of "
-            "its own, which trains more padding"
+            f"{type(model).__name__} cannot mask attention between documents of one row: each "
+            "document gets its own row, which adds padding"
         )
-    feed = build_feed(config, prepared, share_rows=share_rows)
-    loader = feed.loader
+    training_data = build_training_data(config, prepared, share_rows=share_rows)
+    loader = training_data.loader
     trainer = Trainer(
-        vocab=vocab,
+        lm=lm,
         corpus=corpus,
         loader=loader,
-        ladder=feed.ladder,
-        watch=build_watch(config, corpus, vocab, feed.ladder, runtime),
+        k_schedule=training_data.k_schedule,
+        monitor=build_monitor(config, corpus, lm, training_data.k_schedule, runtime),
         train=config.train,
         optim=config.optim,
         seq_len=config.data.seq_len,
@@ -248,9 +251,9 @@ def _train(
     if trainer.num_steps < loader.num_steps:
         console.warn(
             f"'train.max_steps' ends the run after {trainer.num_steps:,} of {loader.num_steps:,} "
-            "steps: documents that are not reached by then are not audited"
+            "steps: documents that were not trained by then are not audited"
         )
-    mesh = "" if workplace.mesh is None else f" on {workplace.mesh.shape}"
+    mesh = "" if distributed.mesh is None else f" on {distributed.mesh.shape}"
     console.info(
         f"model: {count_parameters(model):,} parameters on {runtime.device.type}{mesh}; "
         f"{len(loader.rows):,} rows, {trainer.num_steps:,} steps"
@@ -271,16 +274,16 @@ def _train(
 
 
 def _commit(folder: Path, run_key: str, step: int) -> None:
-    """Say that training has ended, and what it has left."""
+    """Write trained.json, which records that training has ended and the hashes of its files."""
     save_sealed(sum_trained(folder, run_key=run_key, step=step), folder / "trained.json")
 
 
 def count_up(loader: Loader, num_samples: int) -> list[ManifestEntry]:
-    """Return the manifest with what was fed, and for canaries what received loss.
+    """Return the manifest with the counts of fed tokens, and for canaries of tokens with loss.
 
     Args:
         loader: after the last step.
-        num_samples: rows fed since the start of the run.
+        num_samples: number of rows fed since the start of the run.
     """
     corpus = loader.corpus
     repetitions = loader.realised_repetitions().tolist()

@@ -1,14 +1,14 @@
-"""`memguard verify`: what of a run, or of an audit, is still what was written. No torch.
+"""`memguard verify`: compares the files of a run or audit with recorded hashes, without torch.
 
-    config.yaml   its last line
-    prepared      prepared/, the run's own key
-    manifest      manifest.jsonl: as prepared, and as counted after training
-    checkpoints   each against its manifest
-    metrics       metrics.jsonl: trained.json; before that the copy in the last checkpoint
+    config.yaml   hash in its last line
+    prepared      prepared/ and the run's private key
+    manifest      manifest.jsonl: hashes from preparation and from the end of training
+    checkpoints   the manifest of each checkpoint
+    metrics       metrics.jsonl: trained.json; before the end of training the last checkpoint's copy
     model         model/ without its card: trained.json
     audit         audit.json
 
-Nothing is changed, and nothing is read that is not compared.
+No file is changed, and only files with recorded hashes are read.
 """
 
 import shlex
@@ -45,7 +45,7 @@ from memguard.workflows.run_folder import check_free
 
 State = Literal["whole", "damaged", "not there yet"]
 _MEND_CONFIG = "'memguard train' with the file that the run was started from writes it again"
-_MEND_UNLISTED = "it would be read with the rest: move away what this run has not written"
+_MEND_UNLISTED = "it would be loaded with the model: move away files that this run has not written"
 MANIFEST, METRICS = "manifest.jsonl", "metrics.jsonl"
 _RUN_FILES = ("config.yaml", "prepared", "checkpoints", "trained.json")
 
@@ -57,38 +57,38 @@ class Part:
     name: str
     state: State
     note: str
-    """How much was read; of what is not there yet, what it waits for."""
+    """Amount of data read; for a part that does not exist yet, the step that creates it."""
     damages: Sequence[Damage] = ()
     mend: str | None = None
-    """What makes it whole again, a clause; None where nothing is damaged."""
+    """How to repair the part, a clause; None if nothing is damaged."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Verified:
-    """What was found in a folder."""
+    """Result of verifying a folder."""
 
     folder: Path
     parts: tuple[Part, ...]
-    is_at_work: bool
-    """Another process was writing there: what it had in hand may look damaged."""
+    is_in_use: bool
+    """Another process was using the folder: files that it was writing may look damaged."""
 
     @property
     def is_whole(self) -> bool:
-        """Whether nothing is damaged; what is not there yet is not."""
+        """Whether no part is damaged; parts that do not exist yet are not damaged."""
         return all(part.state != "damaged" for part in self.parts)
 
     def describe(self) -> dict[str, Any]:
-        """Return it for `--json`."""
+        """Return the result for `--json`."""
         return {
             "folder": str(self.folder),
             "whole": self.is_whole,
-            "at_work": self.is_at_work,
+            "at_work": self.is_in_use,
             "parts": [
                 {
                     "name": part.name,
                     "state": part.state,
                     "note": part.note,
-                    "damages": [{"file": one.file, "what": one.what} for one in part.damages],
+                    "damages": [{"file": item.file, "what": item.what} for item in part.damages],
                     "mend": part.mend,
                 }
                 for part in self.parts
@@ -97,18 +97,18 @@ class Verified:
 
 
 OnRead = Callable[[str, int], object]
-"""(what is read next, its bytes)"""
+"""(part that is read next, its size in bytes)"""
 
 
 def verify(folder: Path, on_read: OnRead) -> Verified:
-    """Compare all that a run, or an audit, has written with the hashes written with it.
+    """Compare all files of a run or an audit with the hashes recorded when they were written.
 
     Args:
-        folder: of a run, or of an audit that was given `--out`.
-        on_read: told before each part: reading it may take long.
+        folder: of a run, or of an audit with `--out`.
+        on_read: called before each part, since reading it may take long.
 
     Raises:
-        ConfigError: it is neither.
+        ConfigError: the folder is neither.
     """
     at_work = _is_at_work(folder)
     parts: tuple[Part, ...] = ()
@@ -117,7 +117,7 @@ def verify(folder: Path, on_read: OnRead) -> Verified:
     elif any((folder / name).exists() for name in (AUDIT_FILES, REPORT)):
         parts = (_verify_audit(folder, on_read),)
     if parts:
-        return Verified(folder=folder, parts=parts, is_at_work=at_work)
+        return Verified(folder=folder, parts=parts, is_in_use=at_work)
     raise ConfigError(
         f"'{folder}' is neither the folder of a run (no config.yaml) nor of an audit "
         f"(no {AUDIT_FILES})"
@@ -126,7 +126,7 @@ def verify(folder: Path, on_read: OnRead) -> Verified:
 
 def _is_at_work(folder: Path) -> bool:
     try:
-        with suppress(OSError):  # A folder that is only read is no fault here.
+        with suppress(OSError):  # A read-only folder is not an error here.
             check_free(folder)
     except ConfigError:
         return True
@@ -137,30 +137,30 @@ def load_own_config(folder: Path) -> RunConfig:
     """Read the config.yaml that a run wrote into its folder.
 
     Raises:
-        ConfigError: another version wrote it, with settings that this one does not know.
-        RecordError: it is not what the run wrote.
+        ConfigError: another version wrote the file, with settings unknown to this one.
+        RecordError: the file differs from the one that the run wrote.
     """
     _refuse(folder, find_config_damage(folder), _MEND_CONFIG)
     return load_run_config(folder / "config.yaml")
 
 
 def check_finished(folder: Path) -> None:
-    """Refuse a run whose audit would measure something else than what was trained.
+    """Reject a run that is unfinished or whose files differ from those that training wrote.
 
     Raises:
         ModelError: training has not ended.
         RecordError: config.yaml, the prepared documents, manifest, metrics or model are damaged.
     """
-    train = _tell_train(folder)
+    train = _resume_command(folder)
     _refuse(folder, find_config_damage(folder), _MEND_CONFIG)
     if not has_trained(folder):
         has_model = (folder / "model" / "config.json").is_file()
-        why = "is not trained to its end" if has_model else "has no model/ yet"
+        why = "has not finished training" if has_model else "has no model/ yet"
         raise ModelError(f"'{folder}' {why}: finish it with {train}")
     _refuse(folder, find_prepared_damage(folder), f"'{train}' prepares the documents again")
     damages = find_trained_damage(folder)
-    is_unlisted = any(one.what == UNLISTED for one in damages)
-    mend = _MEND_UNLISTED if is_unlisted else f"'{train}' goes on from the last checkpoint"
+    is_unlisted = any(damage.what == UNLISTED for damage in damages)
+    mend = _MEND_UNLISTED if is_unlisted else f"'{train}' resumes from the last checkpoint"
     _refuse(folder, damages, mend)
 
 
@@ -170,8 +170,8 @@ def _refuse(folder: Path, damages: Sequence[Damage], mend: str) -> None:
         raise RecordError(f"'{folder / damages[0].file}' {damages[0].what}{more}. {mend}")
 
 
-def _tell_train(folder: Path) -> str:
-    """Return the command that trains a run on in its folder, wherever that lies by now."""
+def _resume_command(folder: Path) -> str:
+    """Return the command that resumes a run in its folder, even if the folder was moved."""
     command = ["memguard", "train", str(folder / "config.yaml")]
     with suppress(MemguardError):
         config = load_run_config(folder / "config.yaml")
@@ -182,8 +182,8 @@ def _tell_train(folder: Path) -> str:
 
 
 def _verify_run(folder: Path, on_read: OnRead) -> Iterator[Part]:
-    train = _tell_train(folder)
-    yield _tell("config.yaml", find_config_damage(folder), note="", mend=_MEND_CONFIG)
+    train = _resume_command(folder)
+    yield _make_part("config.yaml", find_config_damage(folder), note="", mend=_MEND_CONFIG)
     on_read("documents", _measure([folder / "prepared", folder / MANIFEST])[1])
     prepared = find_prepared_damage(folder)
     on_read("model", _measure([folder / "model"])[1])
@@ -196,71 +196,72 @@ def _verify_run(folder: Path, on_read: OnRead) -> Iterator[Part]:
     yield _verify_checkpoints(folder, saves)
     whole = [path for path, damages in saves.items() if not damages]
     yield _verify_metrics(folder, trained, whole)
-    # After training nothing needs them.
+    # The losses before training are needed only until training ends.
     if not has_trained(folder) and (lost := find_reference_damage(folder)):
         mend = f"'{train}' measures them again"
-        yield _tell("first losses", lost, note="", mend=mend)
+        yield _make_part("first losses", lost, note="", mend=mend)
     if has_trained(folder):
-        damages = [one for one in trained if one.file not in (MANIFEST, METRICS)]
+        damages = [item for item in trained if item.file not in (MANIFEST, METRICS)]
         mend = f"'{train}' exports it again from the last checkpoint"
-        if any(one.what == UNLISTED for one in damages):
+        if any(item.what == UNLISTED for item in damages):
             mend = _MEND_UNLISTED
         elif not whole:
-            mend = "no whole checkpoint is left: take it from a copy of the run"
+            mend = "no undamaged checkpoint is left: restore it from a copy of the run"
         note = _count(_measure([folder / "model"]))
-        yield _tell("model", damages, note=note, mend=mend)
+        yield _make_part("model", damages, note=note, mend=mend)
     elif has_audit(folder / "audit"):
         # Only a run whose training has ended is audited.
         ended = Damage(file="trained.json", what="is missing, and the run has been audited")
-        yield _tell("model", [ended], note="", mend=f"'{train}' makes it again")
+        yield _make_part("model", [ended], note="", mend=f"'{train}' writes it again")
     else:
-        yield Part(name="model", state="not there yet", note=f"'{train}' goes on to it")
+        yield Part(name="model", state="not there yet", note=f"'{train}' creates it")
     if has_audit(folder / "audit"):
         yield _verify_audit(folder / "audit", on_read, run=folder)
     else:
-        yield Part(name="audit", state="not there yet", note=f"'memguard audit {folder}' makes it")
+        note = f"'memguard audit {folder}' creates it"
+        yield Part(name="audit", state="not there yet", note=note)
 
 
 def _verify_documents(
     folder: Path, prepared: Sequence[Damage], trained: Sequence[Damage]
 ) -> Iterator[Part]:
-    train = _tell_train(folder)
+    train = _resume_command(folder)
     if not (has_prepared(folder) or prepared):
-        yield Part(name="prepared", state="not there yet", note=f"'{train}' makes it")
+        yield Part(name="prepared", state="not there yet", note=f"'{train}' creates it")
         return
-    yield _tell(
+    yield _make_part(
         "prepared",
-        [one for one in prepared if one.file != MANIFEST],
+        [item for item in prepared if item.file != MANIFEST],
         note=_count(_measure([folder / "prepared"])),
         mend=f"'{train}' prepares the documents again",
     )
-    # As it was prepared, or as it was counted after training: one of the two tells enough.
-    damages = [one for one in (*prepared, *trained) if one.file == MANIFEST][:1]
-    yield _tell(
+    # Preparation and the end of training may report the same damage: one message is enough.
+    damages = [item for item in (*prepared, *trained) if item.file == MANIFEST][:1]
+    yield _make_part(
         "manifest",
         damages,
         note=_count(_measure([folder / MANIFEST])),
-        mend=f"'{train}' makes it again",
+        mend=f"'{train}' writes it again",
     )
 
 
 def _verify_checkpoints(folder: Path, saves: Mapping[Path, Sequence[Damage]]) -> Part:
     name = "checkpoints"
     if not saves:
-        note = "none is kept" if has_trained(folder) else "training saves them"
+        note = "none were kept" if has_trained(folder) else "training saves them"
         return Part(name=name, state="not there yet", note=note)
     damages = [
-        Damage(file=f"{name}/{path.name}/{one.file}", what=one.what)
-        for path, found in saves.items()
-        for one in found
+        Damage(file=f"{name}/{path.name}/{item.file}", what=item.what)
+        for path, items in saves.items()
+        for item in items
     ]
-    mend = f"'{_tell_train(folder)}' passes over what is damaged"
+    mend = f"'{_resume_command(folder)}' skips damaged checkpoints"
     if has_trained(folder):
-        mend = "training has ended and needs no save: delete the folder of each that is damaged"
-    return _tell(
+        mend = "training has ended and needs no checkpoint: delete the damaged checkpoint folders"
+    return _make_part(
         name,
         damages,
-        note=f"{_plural(len(saves), 'save')}, {_count(_measure(list(saves)))}",
+        note=f"{_plural(len(saves), 'checkpoint')}, {_count(_measure(list(saves)))}",
         mend=mend,
     )
 
@@ -268,55 +269,58 @@ def _verify_checkpoints(folder: Path, saves: Mapping[Path, Sequence[Damage]]) ->
 def _verify_metrics(folder: Path, trained: Sequence[Damage], whole: Sequence[Path]) -> Part:
     path, copy = folder / METRICS, whole[-1] / METRICS if whole else None
     if has_trained(folder):
-        damages = [one for one in trained if one.file == METRICS]
+        damages = [item for item in trained if item.file == METRICS]
         note = _count(_measure([path]))
     elif copy is not None and copy.is_file():
-        damages = _hold_against(path, copy.read_bytes())
-        note = f"as far as {copy.parent.name} has it"
+        damages = _compare_with_copy(path, copy.read_bytes())
+        note = f"compared up to {copy.parent.name}"
     elif path.exists():
-        return Part(name="metrics", state="not there yet", note="compared from the first save on")
+        note = "can be compared after the first checkpoint"
+        return Part(name="metrics", state="not there yet", note=note)
     else:
         return Part(name="metrics", state="not there yet", note="training writes it")
-    return _tell("metrics", damages, note=note, mend=f"'{_tell_train(folder)}' restores it")
+    return _make_part(
+        "metrics", damages, note=note, mend=f"'{_resume_command(folder)}' restores it"
+    )
 
 
-def _hold_against(path: Path, copy: bytes) -> list[Damage]:
+def _compare_with_copy(path: Path, copy: bytes) -> list[Damage]:
     if not path.is_file():
         return [Damage(file=path.name, what="is missing")]
     with path.open("rb") as file:
         if file.read(len(copy)) == copy:
             return []
-    return [Damage(file=path.name, what="does not begin as the last checkpoint has it")]
+    return [Damage(file=path.name, what="differs from the copy in the last checkpoint")]
 
 
 def _verify_audit(folder: Path, on_read: OnRead, run: Path | None = None) -> Part:
     covered = [folder / name for name in (REPORT, SCORES, PAGE)]
     on_read("audit", _measure(covered)[1])
-    found = find_audit_damage(folder)
+    damages = find_audit_damage(folder)
     place = "" if run is None else f"{folder.name}/"
     again = "the same 'memguard audit' again" if run is None else f"'memguard audit {run}'"
-    mend = f"{again} makes it, from the scores that are kept"
-    if all(one.file in (PAGE, CARD) for one in found):
+    mend = f"{again} creates it again from cached scores"
+    if all(item.file in (PAGE, CARD) for item in damages):
         mend = f"'memguard report {run or folder}' renders it again"
-    return _tell(
+    return _make_part(
         "audit",
         [
-            one if one.file == CARD else Damage(file=f"{place}{one.file}", what=one.what)
-            for one in found
+            item if item.file == CARD else Damage(file=f"{place}{item.file}", what=item.what)
+            for item in damages
         ],
         note=_count(_measure(covered)),
         mend=mend,
     )
 
 
-def _tell(name: str, damages: Sequence[Damage], *, note: str, mend: str) -> Part:
+def _make_part(name: str, damages: Sequence[Damage], *, note: str, mend: str) -> Part:
     if damages:
         return Part(name=name, state="damaged", note=note, damages=tuple(damages), mend=mend)
     return Part(name=name, state="whole", note=note)
 
 
 def _measure(paths: Sequence[Path]) -> tuple[int, int]:
-    """Return how many files there are, and how many bytes, in files and folders."""
+    """Return the number of files and their total size (bytes), in files and folders."""
     files = [
         file
         for path in paths
@@ -335,7 +339,7 @@ def _plural(count: int, what: str) -> str:
 
 
 def format_bytes(count: int) -> str:
-    """Write bytes as ``12 bytes``, ``3.4 MB``, ``15.2 GB``."""
+    """Format a number of bytes as ``12 bytes``, ``3.4 MB``, ``15.2 GB``."""
     for unit, size in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if count >= size:
             return f"{count / size:.1f} {unit}"

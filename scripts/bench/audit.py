@@ -39,18 +39,18 @@ from harness import Rounds, Table, Verdict, build_parser, take_turns, timed
 from rapidfuzz.distance import Levenshtein
 from workload import build_llama, draw_model
 
-from memguard.audit.cache import Numbers
+from memguard.audit.cache import ScoreMatrix
 from memguard.audit.decoding import Decoder
 from memguard.audit.extraction import TINY_MARGINS, AuditDocument, ExtractionProbe, Window
 from memguard.audit.generation import measure_edits
 from memguard.audit.membership_scores import Codec
 from memguard.audit.near_verbatim import find_near_verbatim
-from memguard.audit.passages import Asked, Passage
+from memguard.audit.passages import Passage, ScoreSelection
 from memguard.audit.run import plan_one_pass
 from memguard.audit.scoring import ModelScorer
 from memguard.audit.suite import load_suite
-from memguard.audit.teacher_forcing import OnePass
-from memguard.model.checks import build_vocab_layer
+from memguard.audit.teacher_forcing import TeacherForcedScores
+from memguard.model.checks import build_causal_lm
 
 CONTINUATION_TOKENS = 50
 # Limits of the ratios between two sides.
@@ -118,14 +118,14 @@ class Bench:
     def __init__(self, config: transformers.LlamaConfig, device: str, dtype: torch.dtype) -> None:
         self.model = draw_model(config, dtype=dtype, device=device).eval()
         self.model.generation_config = transformers.GenerationConfig()
-        self.vocab = build_vocab_layer(self.model)
+        self.lm = build_causal_lm(self.model)
         self.margin = TINY_MARGINS["fp32" if dtype == torch.float32 else "bf16"]
         self.draw = np.random.default_rng(0)
 
     def make_windows(self, prefix_tokens: int, num_documents: int) -> list[Window]:
         """Return windows of random tokens; in every second one the continuation is the model's."""
         size = prefix_tokens + CONTINUATION_TOKENS
-        ids = self.draw.integers(0, self.vocab.vocab_size, (num_documents, size))
+        ids = self.draw.integers(0, self.lm.vocab_size, (num_documents, size))
         for start in range(0, num_documents, 2 * max(1, 8192 // size)):
             part = ids[start : start + 2 * max(1, 8192 // size) : 2]
             part[:] = self.generate(part[:, :prefix_tokens])
@@ -134,11 +134,11 @@ class Bench:
     def make_thirds(self, prefix_tokens: int, num_documents: int) -> list[Window]:
         """Return documents that match, diverge half-way and are unknown, in turn."""
         size = prefix_tokens + CONTINUATION_TOKENS
-        ids = self.draw.integers(0, self.vocab.vocab_size, (num_documents, size))
+        ids = self.draw.integers(0, self.lm.vocab_size, (num_documents, size))
         ids[0::3] = self.generate(ids[0::3, :prefix_tokens])
         left = prefix_tokens + CONTINUATION_TOKENS // 2
         halfway = self.generate(ids[1::3, :prefix_tokens])[:, : left + 1]
-        halfway[:, left] = (halfway[:, left] + 1) % self.vocab.vocab_size
+        halfway[:, left] = (halfway[:, left] + 1) % self.lm.vocab_size
         ids[1::3] = self.generate(halfway)[:, :size]
         return cut_windows(ids)
 
@@ -169,14 +169,14 @@ class Bench:
 
     def scorer(self, windows: Sequence[Window], batch: int) -> ModelScorer:
         """Return a scorer that processes ``batch`` documents at a time."""
-        return ModelScorer(self.vocab, batch * len(windows[0].input_ids))
+        return ModelScorer(self.lm, batch * len(windows[0].input_ids))
 
     def measure(
-        self, one_pass: OnePass, windows: Sequence[Window], scorer: ModelScorer
+        self, teacher_forced: TeacherForcedScores, windows: Sequence[Window], scorer: ModelScorer
     ) -> np.ndarray:
         """Return all numbers of one pass ``[N, len(names)]``."""
-        passages = [passage for window in windows for passage in one_pass.plan(window)]
-        return one_pass.measure(windows, scorer.score(passages, one_pass.asked))
+        passages = [passage for window in windows for passage in teacher_forced.plan(window)]
+        return teacher_forced.measure(windows, scorer.score(passages, teacher_forced.requested))
 
     @torch.no_grad()
     def score_plainly(self, windows: Sequence[Window]) -> None:
@@ -254,12 +254,12 @@ def compare_with_generate(
 ) -> None:
     """Print one row of the first table."""
     windows = bench.make_windows(row.prefix_tokens, row.num_documents)
-    one_pass = OnePass(extraction=ExtractionProbe(), tiny_margin=bench.margin)
+    teacher_forced = TeacherForcedScores(extraction=ExtractionProbe(), tiny_margin=bench.margin)
     scorer = bench.scorer(windows, row.batch)
     verdicts: dict[str, np.ndarray] = {}
 
     def ours() -> None:
-        verdicts["ours"] = bench.measure(one_pass, windows, scorer)
+        verdicts["ours"] = bench.measure(teacher_forced, windows, scorer)
 
     def batched() -> None:
         verdicts["batched"] = bench.judge_by_generating(windows, row.batch)
@@ -280,8 +280,8 @@ def compare_with_generate(
         limits.append(verdict.check(f"{row} (b)", ratio, at_least=row.min_alone))
     else:
         cells += ["", ""]
-    verbatim = verdicts["ours"][:, one_pass.names.index("num_correct")] == CONTINUATION_TOKENS
-    is_sure = verdicts["ours"][:, one_pass.names.index("hangs_on_margin")] == 0
+    verbatim = verdicts["ours"][:, teacher_forced.names.index("num_correct")] == CONTINUATION_TOKENS
+    is_sure = verdicts["ours"][:, teacher_forced.names.index("hangs_on_margin")] == 0
     same = compare_verdicts(verdict, str(row), verbatim, verdicts["batched"], is_sure)
     table.row(str(row), *cells, same, end=", ".join(filter(None, limits)))
 
@@ -292,14 +292,16 @@ def compare_default_audit(
     """Print one row of the second table."""
     windows = bench.make_thirds(row.prefix_tokens, row.num_documents)
     suite = load_suite("extraction")
-    codec = build_codec(bench.vocab.vocab_size)
-    one_pass = plan_one_pass(suite, tiny_margin=bench.margin, codec=codec)
+    codec = build_codec(bench.lm.vocab_size)
+    teacher_forced = plan_one_pass(suite, tiny_margin=bench.margin, codec=codec)
     probe, scorer = suite.extraction, bench.scorer(windows, row.batch)
-    decoder = Decoder(bench.vocab, row.batch * len(windows[0].input_ids))
+    decoder = Decoder(bench.lm, row.batch * len(windows[0].input_ids))
     verdicts: dict[str, np.ndarray] = {}
 
     def ours() -> None:
-        numbers = Numbers(names=one_pass.names, rows=bench.measure(one_pass, windows, scorer))
+        numbers = ScoreMatrix(
+            names=teacher_forced.names, rows=bench.measure(teacher_forced, windows, scorer)
+        )
         generate = partial(measure_edits, probe, decoder, windows, numbers)
         near = find_near_verbatim(probe, windows, numbers, generate, seed=0)
         verdicts["ours"] = near.matched_N
@@ -329,16 +331,16 @@ def compare_scores(
 ) -> None:
     """Print one row of the third table."""
     windows = bench.make_windows(50, num_documents)
-    vocab_size = bench.vocab.vocab_size
+    vocab_size = bench.lm.vocab_size
     suite = load_suite("extraction")
     everything = plan_one_pass(suite, tiny_margin=bench.margin, codec=build_codec(vocab_size))
-    verbatim = OnePass(extraction=ExtractionProbe(), tiny_margin=bench.margin)
-    scorer = ModelScorer(bench.vocab)
+    verbatim = TeacherForcedScores(extraction=ExtractionProbe(), tiny_margin=bench.margin)
+    scorer = ModelScorer(bench.lm)
     rows = [Passage(input_ids=w.input_ids, first_label=1, first_choice=1) for w in windows]
     works: dict[str, Callable[[], object]] = {
         "all": lambda: bench.measure(everything, windows, scorer),
         "verbatim": lambda: bench.measure(verbatim, windows, scorer),
-        "rows": lambda: scorer.score(rows, Asked()),
+        "rows": lambda: scorer.score(rows, ScoreSelection()),
         "plain": lambda: bench.score_plainly(windows),
     }
     sides = {name: bench.timed(work, num_documents) for name, work in works.items()}
@@ -371,12 +373,12 @@ def compare_scores(
 def find_best_batches(bench: Bench, batches: Sequence[int]) -> None:
     """Print the batch at which each side is fastest."""
     windows = bench.make_windows(50, max(batches))
-    one_pass = OnePass(extraction=ExtractionProbe(), tiny_margin=bench.margin)
+    teacher_forced = TeacherForcedScores(extraction=ExtractionProbe(), tiny_margin=bench.margin)
     best: dict[str, tuple[float, int]] = {}
     for batch in batches:
 
         def one(n: int = batch) -> None:
-            bench.measure(one_pass, windows, bench.scorer(windows, n))
+            bench.measure(teacher_forced, windows, bench.scorer(windows, n))
 
         def generate(n: int = batch) -> None:
             bench.judge_by_generating(windows[:n], n)

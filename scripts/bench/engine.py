@@ -48,7 +48,7 @@ from memguard.config import TrainConfig
 from memguard.data.loader import Batch
 from memguard.hf.load import load_model, load_sharded
 from memguard.hf.sharded import Sharding
-from memguard.model.checks import build_vocab_layer
+from memguard.model.checks import build_causal_lm
 from memguard.parallel.mesh import build_mesh
 from memguard.parallel.mesh_shape import MeshShape
 
@@ -124,20 +124,20 @@ def run_memguard(case: Case, rank: Rank) -> float | None:
             device=torch.device("cpu"),
             chunk_tokens=train.nll_chunk_tokens,
         )
-        vocab = load_sharded(case.folder, sharding).vocab
+        lm = load_sharded(case.folder, sharding).lm
     else:
-        vocab = build_vocab_layer(load_model(case.folder), chunk_tokens=train.nll_chunk_tokens)
+        lm = build_causal_lm(load_model(case.folder), chunk_tokens=train.nll_chunk_tokens)
     turns.wait()
-    step = build_step(vocab, train, lr=LR)
-    whole = case.draw_batches(vocab.vocab_size)
-    batches = [take_rows(batch, vocab.batch_rank, vocab.num_batch_ways) for batch in whole]
+    step = build_step(lm, train, lr=LR)
+    whole = case.draw_batches(lm.vocab_size)
+    batches = [take_rows(batch, lm.batch_rank, lm.num_batch_ways) for batch in whole]
 
     def take_step(number: int) -> None:
         batch = batches[number % NUM_BATCHES]
         step.run(batch, lr=LR, step=number + 1, first_sample=number * case.batch_size)
 
     turns.play(take_step)
-    return None if case.mesh else measure_loss(vocab.model, whole[0])
+    return None if case.mesh else measure_loss(lm.model, whole[0])
 
 
 def run_trainer(case: Case, rank: Rank) -> float:
@@ -260,7 +260,7 @@ class Side:
         """Return the peak memory of three steps above the level after loading (bytes)."""
         ranks = self.start()
         (level,) = ranks.anonymous_bytes()
-        return max(ranks.watch(1)[1][0] for _ in range(MEMORY_STEPS)) - level
+        return max(ranks.monitor(1)[1][0] for _ in range(MEMORY_STEPS)) - level
 
     def end(self) -> None:
         """Kill all ranks that still run."""

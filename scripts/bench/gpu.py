@@ -48,7 +48,7 @@ from memguard.config import TrainConfig
 from memguard.data.loader import Batch
 from memguard.hf.safetensors import ModuleWeights
 from memguard.hf.sharded import Sharding, build_meta_layer, fill_layer
-from memguard.model.checks import build_vocab_layer
+from memguard.model.checks import build_causal_lm
 from memguard.parallel.mesh import build_mesh
 from memguard.parallel.mesh_shape import MeshShape
 from memguard.parallel.shard import checkpoint_blocks, compile_blocks
@@ -88,7 +88,7 @@ class Sizes:
     inner: int = 14336
     num_heads: int = 32
     num_kv_heads: int = 8
-    vocab: int = 128256
+    lm: int = 128256
     num_layers: int = 2
     batch_size: int = 4
     seq_len: int = 2048
@@ -109,7 +109,7 @@ class Sizes:
 
     def flop_per_token(self, kept: float) -> float:
         """Return the FLOP per token of a step; see the formula at the top of this file."""
-        matmul = self.num_layers * self.layer_parameters + kept * self.vocab * self.hidden
+        matmul = self.num_layers * self.layer_parameters + kept * self.lm * self.hidden
         return 6 * matmul + 6 * self.num_layers * self.hidden * self.seq_len
 
 
@@ -118,7 +118,7 @@ TINY = Sizes(
     inner=128,
     num_heads=4,
     num_kv_heads=2,
-    vocab=512,
+    lm=512,
     batch_size=2,
     seq_len=64,
     num_warmup=1,
@@ -133,7 +133,7 @@ def count_layers(sizes: Sizes, memory_bytes: int) -> int:
     A token takes about 34 bytes per hidden feature and 14 per FFN feature in each layer, and its
     logits and their gradient, in bf16 and fp32, on the side that computes all logits at once.
     """
-    outside = 18 * 2 * sizes.vocab * sizes.hidden + sizes.step_tokens * 16 * sizes.vocab
+    outside = 18 * 2 * sizes.lm * sizes.hidden + sizes.step_tokens * 16 * sizes.lm
     kept = sizes.step_tokens * (34 * sizes.hidden + 14 * sizes.inner)
     return max(1, int((0.9 * memory_bytes - outside) // (18 * sizes.layer_parameters + kept)))
 
@@ -144,7 +144,7 @@ def count_layers(sizes: Sizes, memory_bytes: int) -> int:
 def draw_llama(sizes: Sizes, device: torch.device) -> Any:
     """Create a random fp32 Llama with untied embeddings directly on the device."""
     config = build_llama(
-        sizes.vocab,
+        sizes.lm,
         sizes.hidden,
         sizes.inner,
         sizes.num_layers,
@@ -159,7 +159,7 @@ def draw_llama(sizes: Sizes, device: torch.device) -> Any:
 def draw_rows(sizes: Sizes, *, goldfish: bool) -> list[Batch]:
     """Create packed rows of documents of random tokens."""
     return draw_batches(
-        sizes.vocab,
+        sizes.lm,
         (sizes.batch_size, sizes.seq_len),
         document_tokens=(sizes.seq_len // 4, sizes.seq_len),
         num_batches=NUM_BATCHES,
@@ -239,15 +239,15 @@ def make_step(sizes: Sizes, setting: Setting, device: torch.device, **optim: Any
         )
         layer = build_meta_layer(model.config, sharding, attn="sdpa")
         fill_layer(layer, ModuleWeights(model), name="a random Llama")
-        vocab = layer.vocab
+        lm = layer.lm
         # Two models fit into memory, but not together with the optimizer.
         del model
     else:
-        vocab = build_vocab_layer(model, chunk_tokens=train.nll_chunk_tokens)
+        lm = build_causal_lm(model, chunk_tokens=train.nll_chunk_tokens)
         checkpoint_blocks(model, train.activation_checkpointing)
         if train.compile:
             compile_blocks(model)
-    return build_step(vocab, train, device=device, lr=LR, **optim)
+    return build_step(lm, train, device=device, lr=LR, **optim)
 
 
 def time_memguard(sizes: Sizes, setting: Setting, device: torch.device) -> float:
@@ -270,7 +270,7 @@ def time_trainer(sizes: Sizes, setting: Setting, device: torch.device) -> float:
     """Return the seconds of ``sizes.num_steps`` steps of the Trainer, without logging or saving."""
     times: list[float] = []
 
-    class Watch(transformers.TrainerCallback):
+    class MemorizationMonitor(transformers.TrainerCallback):
         def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
             forget_memory(device)
 
@@ -282,7 +282,7 @@ def time_trainer(sizes: Sizes, setting: Setting, device: torch.device) -> float:
     train_by_trainer(
         draw_llama(sizes, device),
         draw_rows(sizes, goldfish=setting.goldfish),
-        Watch(),
+        MemorizationMonitor(),
         lr=LR,
         max_steps=sizes.num_warmup + sizes.num_steps,
         bf16=True,

@@ -152,7 +152,7 @@ class Ranks:
             pipe.send(message)
         return self.hear(poll)
 
-    def watch(self, message: Any = None) -> tuple[list[Any], list[int]]:
+    def monitor(self, message: Any = None) -> tuple[list[Any], list[int]]:
         """Like `go`; return the answers and the peak anonymous memory of each rank (bytes)."""
         peaks = self.anonymous_bytes()
 

@@ -48,7 +48,7 @@ def load_memguard(folder: str) -> int:
     """`load_sharded` at (z=4), without the check of the model, which no other side runs."""
     mesh = build_mesh(MeshShape(z=NUM_RANKS), "cpu")
     layer = load_sharded(folder, Sharding(mesh=mesh, device=torch.device("cpu")), check=False)
-    return touch_shards(layer.vocab.model)
+    return touch_shards(layer.lm.model)
 
 
 def load_fully_shard(folder: str) -> int:
@@ -142,7 +142,7 @@ def measure(load: Callable[[str], int], folder: str) -> Measured | str:
         with Ranks(run_rank, load, folder, num_ranks=NUM_RANKS) as ranks:
             ranks.hear()
             before, begin_s = ranks.anonymous_bytes(), time.monotonic()
-            stored, peaks = ranks.watch()
+            stored, peaks = ranks.monitor()
             took_s = time.monotonic() - begin_s
     except Failed as failure:
         return str(failure)

@@ -26,7 +26,7 @@ from workload import build_llama, build_step, draw_batches, draw_model
 from memguard.config import GoldfishConfig, TrainConfig
 from memguard.mitigation import Goldfish
 from memguard.mitigation.goldfish import TokenLetters, reference_table
-from memguard.model.checks import build_vocab_layer
+from memguard.model.checks import build_causal_lm
 
 MAX_PERCENT = 1.0
 K, WIDTH, VOCAB = 4, 13, 32_000
@@ -63,7 +63,7 @@ def build_masks() -> dict[str, Callable[[np.ndarray], Any]]:
 def make_step(rows: int, tokens: int, hidden_size: int) -> tuple[Callable[[], object], np.ndarray]:
     """Return an optimizer step of a random Llama, and the tokens of its rows."""
     config = build_llama(VOCAB, hidden_size, 4 * hidden_size, 8, 8)
-    step = build_step(build_vocab_layer(draw_model(config)), TrainConfig(batch_size=rows))
+    step = build_step(build_causal_lm(draw_model(config)), TrainConfig(batch_size=rows))
     (batch,) = draw_batches(VOCAB, (rows, tokens), document_tokens=(tokens, tokens), num_batches=1)
     return lambda: step.run(batch, lr=1e-5, step=1, first_sample=0), batch.input_ids
 

@@ -220,7 +220,7 @@ def measure(case: Case, *, maps_all: bool = False) -> int:
         ranks.hear()
         before = ranks.anonymous_bytes()
         ranks.go()
-        _, peaks = ranks.watch()
+        _, peaks = ranks.monitor()
     return max(peak - level for peak, level in zip(peaks, before, strict=True))
 
 
@@ -256,18 +256,18 @@ def make_step(case: Case, mesh: Mesh4D) -> Callable[[int], object]:
     layer = build_meta_layer(case.config, sharding)
     allocate(layer)
     torch.manual_seed(torch.distributed.get_rank())
-    for parameter in layer.vocab.model.parameters():
+    for parameter in layer.lm.model.parameters():
         piece = to_local(parameter.data)
         # Vectors are norm weights, which must be equal on ranks that replicate them.
         piece.normal_(std=0.02) if piece.ndim > 1 else piece.fill_(1.0)
-    step = build_step(layer.vocab, train)
+    step = build_step(layer.lm, train)
     batches = draw_batches(
         case.fields["vocab_size"],
         (case.num_rows, case.seq_len),
         document_tokens=(case.seq_len // 4, case.seq_len),
         num_batches=NUM_STEPS,
         # Ranks along y and x use the same rows.
-        part=layer.vocab.batch_rank,
+        part=layer.lm.batch_rank,
     )
 
     def take_step(number: int) -> None:

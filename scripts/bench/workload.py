@@ -150,14 +150,14 @@ def as_tensors(batch: Batch, device: torch.device | str = "cpu") -> dict[str, to
 
 
 def build_step(
-    vocab: Any, train: TrainConfig, *, device: torch.device | str = "cpu", **optim: Any
+    lm: Any, train: TrainConfig, *, device: torch.device | str = "cpu", **optim: Any
 ) -> TrainStep:
     """Return memguard's step on a model, plain or sharded over the ranks of this process group."""
-    vocab.model.train()
+    lm.model.train()
     is_many = dist.is_initialized()
     settings = {"betas": BETAS, "eps": EPS, "max_grad_norm": MAX_GRAD_NORM, "weight_decay": 0.0}
     return TrainStep(
-        vocab=vocab,
+        lm=lm,
         mitigations=build_mitigations([], special_ids=[]),
         train=train,
         optim=OptimConfig.model_validate({**settings, **optim}),

@@ -10,23 +10,23 @@ import torch
 import transformers
 from numpy.typing import NDArray
 
-from memguard.audit.cache import Numbers
+from memguard.audit.cache import ScoreMatrix
 from memguard.audit.canaries import AuditCanary
 from memguard.audit.decoding import Continuation, IsDone, Request
 from memguard.audit.document_scores import DocumentScores, ModelResults
 from memguard.audit.extraction import AuditDocument, ExtractionProbe, Window
 from memguard.audit.membership_scores import Codec
 from memguard.audit.near_verbatim import NearVerbatim, NotGenerated
-from memguard.audit.passages import Asked, Passage, TokenResult
+from memguard.audit.passages import Passage, ScoreSelection, TokenResult
 from memguard.audit.probes import CanaryProbe, GridProbe, MembershipProbe, SamplingProbe
 from memguard.audit.run import AuditOutcome, run_audit
 from memguard.audit.selection import BucketOutline
 from memguard.audit.suite import Suite, load_suite
 from memguard.audit.summary import Evidence
 from memguard.audit.tables import build_buckets, build_measures, list_tables
-from memguard.audit.teacher_forcing import MAIN, OnePass
-from memguard.model.causal_lm import VocabLayer
-from memguard.model.checks import build_vocab_layer
+from memguard.audit.teacher_forcing import MAIN, TeacherForcedScores
+from memguard.model.causal_lm import CausalLM
+from memguard.model.checks import build_causal_lm
 from memguard.records import BucketScores, DocumentScore
 
 _FIRST_CHARACTER = 32
@@ -87,13 +87,13 @@ class Scripted:
     def score(
         self,
         passages: Sequence[Passage],
-        asked: Asked = Asked(),  # noqa: B008 - frozen
+        requested: ScoreSelection = ScoreSelection(),  # noqa: B008 - frozen
         on_progress: Any = None,
     ) -> list[TokenResult]:
         self.calls.append(len(passages))
-        return [self._score(passage, asked) for passage in passages]
+        return [self._score(passage, requested) for passage in passages]
 
-    def _score(self, passage: Passage, asked: Asked) -> TokenResult:
+    def _score(self, passage: Passage, requested: ScoreSelection) -> TokenResult:
         ids = passage.input_ids
         said = [self.say(ids[: place + 1]) for place in range(passage.first_label, len(ids))]
         chosen = said[passage.first_choice - passage.first_label :]
@@ -109,11 +109,11 @@ class Scripted:
             argmax=np.where(right, labels, labels + 1).astype(np.int32),
             correct=right,
             margin=collect("margin", chosen),
-            entropy=collect("entropy", said) if "entropy" in asked.needs else None,
+            entropy=collect("entropy", said) if "entropy" in requested.needs else None,
             variance_logprob=(
-                collect("variance", said) if "variance_logprob" in asked.needs else None
+                collect("variance", said) if "variance_logprob" in requested.needs else None
             ),
-            sampled=sampled.T[: len(asked.schemes)] if asked.schemes else None,
+            sampled=sampled.T[: len(requested.schemes)] if requested.schemes else None,
         )
 
 
@@ -176,9 +176,9 @@ def build_tiny_llama(vocab_size: int = 61, *, seed: int = 0, **fields: Any) -> A
         return transformers.LlamaForCausalLM(config).eval()
 
 
-def build_tiny_layer(vocab_size: int = 61, *, seed: int = 0, **fields: Any) -> VocabLayer:
+def build_tiny_layer(vocab_size: int = 61, *, seed: int = 0, **fields: Any) -> CausalLM:
     """Return the same with its vocabulary layer."""
-    return build_vocab_layer(build_tiny_llama(vocab_size, seed=seed, **fields))
+    return build_causal_lm(build_tiny_llama(vocab_size, seed=seed, **fields))
 
 
 CHARACTERS = Codec(
@@ -349,12 +349,16 @@ def build_evidence(
         )
     )
     not_generated = NotGenerated(reason="the weights are offloaded")
-    base = ModelResults(one_pass=_tabulate(before), near_verbatim=base_generated or not_generated)
+    base = ModelResults(
+        teacher_forced=_tabulate(before), near_verbatim=base_generated or not_generated
+    )
     return Evidence(
         windows=[_cut(score) for score in scores],
         outlines=outlines,
-        one_pass=OnePass(extraction=ExtractionProbe(), tiny_margin=1e-3),
-        model=ModelResults(one_pass=_tabulate(rows), near_verbatim=generated or not_generated),
+        teacher_forced=TeacherForcedScores(extraction=ExtractionProbe(), tiny_margin=1e-3),
+        model=ModelResults(
+            teacher_forced=_tabulate(rows), near_verbatim=generated or not_generated
+        ),
         base=base if has_base else None,
         scores=tabulate(scores),
     )
@@ -362,7 +366,7 @@ def build_evidence(
 
 def build_rows(evidence: Evidence) -> list[BucketScores]:
     """Return the rows of the main table."""
-    tables = list_tables(evidence.windows, evidence.one_pass, evidence.model, evidence.base)
+    tables = list_tables(evidence.windows, evidence.teacher_forced, evidence.model, evidence.base)
     documents = [window.document for window in evidence.windows]
     measures = build_measures(tables, documents, evidence.outlines)
     hangs_N = np.zeros(len(documents), dtype=bool)
@@ -383,8 +387,8 @@ def _find_generated(matched: Sequence[bool | None]) -> NearVerbatim:
     )
 
 
-def _tabulate(rows: Sequence[Sequence[Any]]) -> Numbers:
-    return Numbers(names=MAIN, rows=np.array(rows, dtype=np.float64).reshape(-1, len(MAIN)))
+def _tabulate(rows: Sequence[Sequence[Any]]) -> ScoreMatrix:
+    return ScoreMatrix(names=MAIN, rows=np.array(rows, dtype=np.float64).reshape(-1, len(MAIN)))
 
 
 def _cut(score: DocumentScore) -> Window:

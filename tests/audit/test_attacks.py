@@ -25,7 +25,7 @@ from memguard.audit.scoring import ModelScorer
 from memguard.config import GoldfishConfig
 from memguard.config.sampling import SamplingScheme
 from memguard.mitigation import Goldfish
-from memguard.model.checks import build_vocab_layer
+from memguard.model.checks import build_causal_lm
 
 VOCAB, NUM_TRAINED, NUM_CONTROL, PREFIX, SIZE = 24, 12, 6, 23, 9
 PROBE = AttackProbe(width=64, candidates=VOCAB, samples=64)
@@ -79,10 +79,10 @@ def overfit(mode: Any, width: int, make_document: Callable[..., AuditDocument]) 
             logits.reshape(-1, VOCAB), labels[:, 1:].reshape(-1), ignore_index=-100
         ).backward()
         optimizer.step()
-    vocab = build_vocab_layer(model.eval())
+    lm = build_causal_lm(model.eval())
     return Overfitted(
-        decoder=Decoder(vocab, 50_000),
-        scorer=ModelScorer(vocab, 50_000),
+        decoder=Decoder(lm, 50_000),
+        scorer=ModelScorer(lm, 50_000),
         goldfish=goldfish,
         windows=[
             Window(
@@ -178,12 +178,12 @@ def test_a_window_inside_a_document_is_masked_by_its_place_there(
     overfitted: Overfitted, make_document: Callable[..., AuditDocument]
 ) -> None:
     """Static masks count from the document's start, wherever the window and its piece begin."""
-    asked: list[NDArray[np.bool_]] = []
+    requested: list[NDArray[np.bool_]] = []
     goldfish = Goldfish(GoldfishConfig(name="goldfish", k=5, mode="static"))
     original = goldfish.drop_mask
 
     def note(ids: Any, documents: Any, generator: Any) -> NDArray[np.bool_]:
-        asked.append(np.arange(ids.shape[-1]))
+        requested.append(np.arange(ids.shape[-1]))
         return original(ids, documents, generator)
 
     goldfish.drop_mask = note  # type: ignore[method-assign]
@@ -191,7 +191,7 @@ def test_a_window_inside_a_document_is_masked_by_its_place_there(
     window = Window(document=document, start=3, prefix_tokens=12, continuation_tokens=2)
     attack_by_filling(PROBE, overfitted.decoder, overfitted.scorer, [window], goldfish)
     # The prefix ends at 100 + 3 + 12; then two tokens are tried.
-    assert [len(places) for places in asked] == [115, 116, 117]
+    assert [len(places) for places in requested] == [115, 116, 117]
 
 
 # -- sampling ----------------------------------------------------------------------------------
@@ -250,7 +250,7 @@ def test_the_cost_is_read_from_what_a_prefix_was_trained_on(
     costs = _measure_guess_costs(scorer, [window, unlearned, short], goldfish)
     assert costs[1:] == [0.1, 0.1]
     with torch.no_grad():
-        model = overfitted.decoder.vocab.model
+        model = overfitted.decoder.lm.model
         logprob_TV = model(torch.from_numpy(ids[None].astype(np.int64))).logits[0].log_softmax(-1)
     places = np.arange(8, PREFIX)
     dropped = goldfish.drop_mask(ids, None, np.random.default_rng(0))[places]

@@ -7,7 +7,7 @@ import pytest
 
 from memguard.audit import attacks
 from memguard.audit.attacks import TIGHTENED_MASK, UNKNOWN_MASK, AttackResult
-from memguard.audit.cache import Numbers
+from memguard.audit.cache import ScoreMatrix
 from memguard.audit.extraction import AuditDocument, ExtractionProbe, Window
 from memguard.audit.probes import AttackProbe
 from memguard.audit.selection import BucketOutline
@@ -72,7 +72,7 @@ def test_a_row_for_each_attack_and_bucket_that_was_attacked(windows: list[Window
         )
         for name in ("b", "a", "nobody")
     ]
-    numbers = Numbers(names=names, rows=rows)
+    numbers = ScoreMatrix(names=names, rows=rows)
     table = attacks.tabulate(PROBE, windows, numbers, outlines, GOLDFISH)
     assert [(row.attack, row.bucket, row.num_queries) for row in table] == [
         ("beam_search", "b", 3),
@@ -93,7 +93,7 @@ def test_a_row_for_each_attack_and_bucket_that_was_attacked(windows: list[Window
 def test_a_mask_nobody_knows_is_told_beside_the_attack(windows: list[Window]) -> None:
     drawn = Goldfish(GoldfishConfig(name="goldfish", k=4, mode="random"))
     names = attacks.name_numbers(drawn)
-    numbers = Numbers(names=names, rows=np.zeros((5, len(names))))
+    numbers = ScoreMatrix(names=names, rows=np.zeros((5, len(names))))
     outlines = [
         BucketOutline(
             bucket="a", role="trained", num_repetitions=1, num_too_short=0, num_not_sampled=0

@@ -27,9 +27,9 @@ from ranks import RankPool
 
 from memguard.audit import cache
 from memguard.audit.cache import RecordCache
-from memguard.audit.context import Workshop
+from memguard.audit.context import AuditContext
 from memguard.audit.extraction import AuditDocument, ExtractionProbe
-from memguard.audit.passages import Asked, Passage, TokenResult
+from memguard.audit.passages import Passage, ScoreSelection, TokenResult
 from memguard.audit.probes import GridProbe, MembershipProbe, SamplingProbe
 from memguard.audit.run import AuditOutcome
 from memguard.audit.scoring import ModelScorer
@@ -44,8 +44,8 @@ from memguard.runtime import start_runtime
 def _run_kept(
     folder: Path, documents: Sequence[AuditDocument], model: Any, base: Any = None, **fields: Any
 ) -> AuditOutcome:
-    shop = Workshop(codec=CHARACTERS, cache=RecordCache(folder))
-    values: dict[str, Any] = {"suite": EVERY_PROBE, "workshop": shop, "min_documents": 1}
+    shop = AuditContext(codec=CHARACTERS, cache=RecordCache(folder))
+    values: dict[str, Any] = {"suite": EVERY_PROBE, "context": shop, "min_documents": 1}
     return audit(documents, model, base, **{**values, **fields})
 
 
@@ -132,11 +132,11 @@ def test_an_interrupted_audit_goes_on_with_the_rest(
 
     class Stopped(Scripted):
         def score(
-            self, passages: Sequence[Passage], asked: Any = None, on_progress: Any = None
+            self, passages: Sequence[Passage], requested: Any = None, on_progress: Any = None
         ) -> list[TokenResult]:
             if len(self.calls) == 2:
                 raise KeyboardInterrupt
-            return Scripted.score(self, passages, asked or Asked(), on_progress)
+            return Scripted.score(self, passages, requested or ScoreSelection(), on_progress)
 
     model = Held(Stopped(say_by_context), identity="m")
     with pytest.raises(KeyboardInterrupt):
@@ -173,9 +173,9 @@ def audit_on_ranks(
     found = []
     with start_runtime() as runtime:
         for _ in range(2):
-            model = Held(ModelScorer(layer.vocab, 300, runtime), identity="m", max_tokens=64)
-            shop = Workshop(codec=CHARACTERS, cache=RecordCache(folder), peers=runtime)
-            outcome = audit(documents, model, suite=EVERY_PROBE, workshop=shop, min_documents=1)
+            model = Held(ModelScorer(layer.lm, 300, runtime), identity="m", max_tokens=64)
+            shop = AuditContext(codec=CHARACTERS, cache=RecordCache(folder), peers=runtime)
+            outcome = audit(documents, model, suite=EVERY_PROBE, context=shop, min_documents=1)
             found.append((list_records(outcome), outcome.summary, model.num_asked))
     return found
 
@@ -193,7 +193,7 @@ def test_two_ranks_agree_with_each_other_and_with_one(
         small,
         Held(ModelScorer(build_tiny_layer(95), 300), max_tokens=64),
         suite=EVERY_PROBE,
-        workshop=Workshop(codec=CHARACTERS),
+        context=AuditContext(codec=CHARACTERS),
         min_documents=1,
     )
     for ours, theirs in zip(list_records(alone), cold_scores, strict=True):

@@ -23,7 +23,7 @@ from memguard.audit.passages import TokenResult
 from memguard.audit.scoring import ModelScorer
 from memguard.hf.checkpoint import load_tokenizer
 from memguard.hf.load import load_model
-from memguard.model.checks import build_vocab_layer
+from memguard.model.checks import build_causal_lm
 
 MakeDocument = Callable[..., AuditDocument]
 
@@ -57,7 +57,7 @@ def _ask(
     windows = [window for window in cut if window is not None]
     assert len(windows) == len(documents)
     passages = [window.passage() for window in windows]
-    return windows, ModelScorer(build_vocab_layer(model), 8192).score(passages)
+    return windows, ModelScorer(build_causal_lm(model), 8192).score(passages)
 
 
 def _find_divergence(window: Window, generated: list[int]) -> int:

@@ -21,7 +21,7 @@ from memguard.audit.passages import Passage
 from memguard.audit.scoring import ModelScorer
 from memguard.hf.checkpoint import load_tokenizer
 from memguard.hf.load import load_model
-from memguard.model.checks import build_vocab_layer
+from memguard.model.checks import build_causal_lm
 
 
 def _ask_us(model: Any, rows: list[tuple[list[int], list[int]]]) -> list[tuple[float, bool]]:
@@ -34,7 +34,7 @@ def _ask_us(model: Any, rows: list[tuple[list[int], list[int]]]) -> list[tuple[f
         )
         for context, continuation in rows
     ]
-    results = ModelScorer(build_vocab_layer(model), 2048).score(passages)
+    results = ModelScorer(build_causal_lm(model), 2048).score(passages)
     return [(float(r.logprob.sum(dtype=np.float64)), bool(r.correct.all())) for r in results]
 
 

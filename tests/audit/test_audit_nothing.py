@@ -19,7 +19,7 @@ from memguard.audit.probes import MembershipProbe
 from memguard.audit.run import AuditOutcome
 from memguard.audit.scoring import ModelScorer
 from memguard.errors import ModelError
-from memguard.model.checks import build_vocab_layer
+from memguard.model.checks import build_causal_lm
 
 
 def _check_nothing_is_found(outcome: AuditOutcome) -> None:
@@ -57,7 +57,7 @@ def test_a_collapsed_model_is_told_and_recites_nothing(seed: int, token: int) ->
     model.lm_head = head
     outcome = audit(
         documents,
-        Held(ModelScorer(build_vocab_layer(model), 2048)),
+        Held(ModelScorer(build_causal_lm(model), 2048)),
         suite=build_suite(ExtractionProbe()),
     )
     _check_nothing_is_found(outcome)

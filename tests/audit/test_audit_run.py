@@ -22,7 +22,7 @@ from audit_examples import (
     say_by_context,
 )
 
-from memguard.audit.context import Workshop
+from memguard.audit.context import AuditContext
 from memguard.audit.extraction import AuditDocument, ExtractionProbe
 from memguard.audit.probes import MaskConsistencyProbe, MembershipProbe
 from memguard.audit.run import AuditOutcome
@@ -37,7 +37,7 @@ def test_whole_audit() -> None:
     model, base = Held(know(documents, "x64")), Held(know(documents, "none"))
     stages: list[tuple[str, int, int]] = []
     outcome = audit(
-        documents, model, base, workshop=Workshop(on_progress=lambda *step: stages.append(step))
+        documents, model, base, context=AuditContext(on_progress=lambda *step: stages.append(step))
     )
     summary = outcome.summary
     assert stages == [("model", 60, 60), ("base model", 60, 60)]
@@ -76,7 +76,7 @@ def test_every_probe_at_once() -> None:
         base,
         suite=EVERY_PROBE,
         canaries=build_canaries(),
-        workshop=Workshop(codec=CHARACTERS),
+        context=AuditContext(codec=CHARACTERS),
     )
     summary = outcome.summary
     assert [row.score for row in summary.membership] == [
@@ -146,18 +146,18 @@ def test_masks_are_compared_where_somebody_can(make_document: MakeDocument) -> N
     documents = [
         make_document(draw.integers(0, 90, 60), name=f"{n}", cluster=n // 2) for n in range(12)
     ]
-    asked: list[tuple[list[str], list[tuple[str, str]]]] = []
+    requested: list[tuple[list[str], list[tuple[str, str]]]] = []
 
     def compare(texts: Any, pairs: Any) -> list[MaskChange]:
-        asked.append((list(texts), list(pairs)))
+        requested.append((list(texts), list(pairs)))
         return [MaskChange(rewriting="a", num_passages=4, num_changed=1, mean_leaked_share=None)]
 
     suite = build_suite(ExtractionProbe(), MaskConsistencyProbe(max_passages=4))
-    shop = Workshop(codec=CHARACTERS, compare_masks=compare)
-    outcome = audit(documents, Held(Scripted(say_by_context)), suite=suite, workshop=shop)
+    shop = AuditContext(codec=CHARACTERS, compare_masks=compare)
+    outcome = audit(documents, Held(Scripted(say_by_context)), suite=suite, context=shop)
     assert [change.rewriting for change in outcome.summary.mask_changes] == ["a"]
     texts = [CHARACTERS.decode(document.input_ids) for document in documents]
-    assert asked == [(texts[:4], [(texts[2 * n], texts[2 * n + 1]) for n in range(4)])]
+    assert requested == [(texts[:4], [(texts[2 * n], texts[2 * n + 1]) for n in range(4)])]
     without = audit(documents, Held(Scripted(say_by_context)), suite=suite)
     assert without.summary.mask_changes == []
 

@@ -12,19 +12,19 @@ from audit_examples import build_tiny_layer
 from ranks import RankPool
 
 from memguard.audit.extraction import AuditDocument, ExtractionProbe
-from memguard.audit.passages import Asked, Passage, TokenResult
+from memguard.audit.passages import Passage, ScoreSelection, TokenResult
 from memguard.audit.scoring import ModelScorer
 from memguard.config.sampling import SamplingScheme
 from memguard.errors import ModelError
 from memguard.hf.load import shard_scratch_model
 from memguard.hf.sharded import Sharding
-from memguard.model.causal_lm import VocabLayer
+from memguard.model.causal_lm import CausalLM
 from memguard.parallel.mesh import build_mesh
 from memguard.parallel.mesh_shape import MeshShape
 from memguard.runtime import start_runtime
 
 VOCAB = 61
-EVERYTHING = Asked(
+EVERYTHING = ScoreSelection(
     needs=frozenset({"entropy", "variance_logprob"}),
     schemes=(
         SamplingScheme(),
@@ -37,7 +37,7 @@ EVERYTHING = Asked(
 
 
 @pytest.fixture(scope="module")
-def vocab() -> VocabLayer:
+def lm() -> CausalLM:
     return build_tiny_layer(VOCAB)
 
 
@@ -120,7 +120,7 @@ def score_on_mesh(
     layer = shard_scratch_model(model, sharding)
     steps: list[tuple[int, int]] = []
     with start_runtime() as runtime:
-        scorer = ModelScorer(layer.vocab, 100, runtime)
+        scorer = ModelScorer(layer.lm, 100, runtime)
         found = scorer.score(passages, EVERYTHING, lambda *step: steps.append(step))
         assert scorer.score([], EVERYTHING) == []
         return found, steps
@@ -139,57 +139,55 @@ def score_on_mesh(
     ids=str,
 )
 def test_meshes_do_not_matter_even_where_a_rank_has_nothing_to_do(
-    vocab: VocabLayer,
+    lm: CausalLM,
     passages: list[Passage],
     ranks: RankPool,
     mesh: MeshShape,
     num_passages: int,
 ) -> None:
-    asked = passages[:num_passages]
-    alone = ModelScorer(vocab, batch_tokens=100).score(asked, EVERYTHING)
-    for results, steps in ranks(score_on_mesh, mesh.num_ranks, mesh, vocab.model, asked):
+    requested = passages[:num_passages]
+    alone = ModelScorer(lm, batch_tokens=100).score(requested, EVERYTHING)
+    for results, steps in ranks(score_on_mesh, mesh.num_ranks, mesh, lm.model, requested):
         for one, other in zip(results, alone, strict=True):
             _check_same(one, other)
         assert steps[-1] == (num_passages, num_passages)
 
 
 @pytest.mark.parametrize("num_passages", [1, 7, 32])
-def test_batches_do_not_matter(
-    vocab: VocabLayer, passages: list[Passage], num_passages: int
-) -> None:
-    scorer = ModelScorer(vocab, batch_tokens=num_passages * 64)
+def test_batches_do_not_matter(lm: CausalLM, passages: list[Passage], num_passages: int) -> None:
+    scorer = ModelScorer(lm, batch_tokens=num_passages * 64)
     for passage, result in zip(passages, scorer.score(passages, EVERYTHING), strict=True):
         assert result.argmax.dtype == np.int32
         assert len(result.logprob) == passage.num_labels
         assert len(result.argmax) == len(passage.input_ids) - passage.first_choice
-        _check_same(result, _reference(vocab.model, passage))
+        _check_same(result, _reference(lm.model, passage))
 
 
-def test_order_of_passages_does_not_matter(vocab: VocabLayer, passages: list[Passage]) -> None:
-    scorer = ModelScorer(vocab, batch_tokens=300)
+def test_order_of_passages_does_not_matter(lm: CausalLM, passages: list[Passage]) -> None:
+    scorer = ModelScorer(lm, batch_tokens=300)
     forwards = scorer.score(passages, EVERYTHING)
     backwards = scorer.score(passages[::-1], EVERYTHING)[::-1]
     for one, other in zip(forwards, backwards, strict=True):
         _check_same(one, other)
 
 
-def test_only_what_is_asked_for_is_there(vocab: VocabLayer, passages: list[Passage]) -> None:
-    for result in ModelScorer(vocab, 512).score(passages[:4]):
+def test_only_what_is_asked_for_is_there(lm: CausalLM, passages: list[Passage]) -> None:
+    for result in ModelScorer(lm, 512).score(passages[:4]):
         assert result.entropy is None
         assert result.variance_logprob is None
         assert result.sampled is None
 
 
 def test_batches_are_limited_and_longest_first(
-    vocab: VocabLayer, passages: list[Passage], monkeypatch: pytest.MonkeyPatch
+    lm: CausalLM, passages: list[Passage], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shapes: list[tuple[int, ...]] = []
-    original = vocab.hidden_states
+    original = lm.hidden_states
     monkeypatch.setattr(
-        vocab, "hidden_states", lambda ids: (shapes.append(tuple(ids.shape)), original(ids))[1]
+        lm, "hidden_states", lambda ids: (shapes.append(tuple(ids.shape)), original(ids))[1]
     )
     steps: list[tuple[int, int]] = []
-    ModelScorer(vocab, 130).score(passages, on_progress=lambda *step: steps.append(step))
+    ModelScorer(lm, 130).score(passages, on_progress=lambda *step: steps.append(step))
     assert all(rows * length <= 130 for rows, length in shapes)
     lengths = [length for _, length in shapes]
     assert lengths == sorted(lengths, reverse=True)
@@ -199,11 +197,11 @@ def test_batches_are_limited_and_longest_first(
 
 
 def test_memory_running_out_halves_the_batch(
-    vocab: VocabLayer, passages: list[Passage], monkeypatch: pytest.MonkeyPatch
+    lm: CausalLM, passages: list[Passage], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    expected = ModelScorer(vocab, 64).score(passages)
+    expected = ModelScorer(lm, 64).score(passages)
     sizes: list[int] = []
-    original = vocab.hidden_states
+    original = lm.hidden_states
 
     def limited(ids: torch.Tensor) -> torch.Tensor:
         sizes.append(len(ids))
@@ -211,14 +209,14 @@ def test_memory_running_out_halves_the_batch(
             raise torch.OutOfMemoryError("no")
         return original(ids)
 
-    monkeypatch.setattr(vocab, "hidden_states", limited)
-    results = ModelScorer(vocab, 32 * 64).score(passages)
+    monkeypatch.setattr(lm, "hidden_states", limited)
+    results = ModelScorer(lm, 32 * 64).score(passages)
     assert sizes[0] > 4
     assert [r.argmax.tolist() for r in results] == [r.argmax.tolist() for r in expected]
 
-    monkeypatch.setattr(vocab, "hidden_states", _raise_out_of_memory)
+    monkeypatch.setattr(lm, "hidden_states", _raise_out_of_memory)
     with pytest.raises(ModelError, match="does not fit into GPU memory"):
-        ModelScorer(vocab, 4096).score(passages)
+        ModelScorer(lm, 4096).score(passages)
 
 
 def _raise_out_of_memory(ids: torch.Tensor) -> torch.Tensor:
@@ -226,11 +224,11 @@ def _raise_out_of_memory(ids: torch.Tensor) -> torch.Tensor:
 
 
 def test_ties_and_margins_are_the_heads(
-    vocab: VocabLayer, passages: list[Passage], monkeypatch: pytest.MonkeyPatch
+    lm: CausalLM, passages: list[Passage], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # All logits equal: the first choice is token 0, whatever the device, by no margin.
-    monkeypatch.setattr(vocab, "hidden_states", lambda ids: torch.zeros(*ids.shape, 32))
-    for passage, result in zip(passages, ModelScorer(vocab, 512).score(passages), strict=True):
+    monkeypatch.setattr(lm, "hidden_states", lambda ids: torch.zeros(*ids.shape, 32))
+    for passage, result in zip(passages, ModelScorer(lm, 512).score(passages), strict=True):
         assert not result.argmax.any()
         labels = passage.input_ids[passage.first_choice :]
         assert result.correct.tolist() == (labels == 0).tolist()
@@ -238,52 +236,50 @@ def test_ties_and_margins_are_the_heads(
 
 
 def test_without_a_budget_all_goes_at_once_on_a_cpu(
-    vocab: VocabLayer, passages: list[Passage], monkeypatch: pytest.MonkeyPatch
+    lm: CausalLM, passages: list[Passage], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rows: list[int] = []
-    original = vocab.hidden_states
-    monkeypatch.setattr(
-        vocab, "hidden_states", lambda ids: (rows.append(len(ids)), original(ids))[1]
-    )
-    ModelScorer(vocab).score(passages)
+    original = lm.hidden_states
+    monkeypatch.setattr(lm, "hidden_states", lambda ids: (rows.append(len(ids)), original(ids))[1])
+    ModelScorer(lm).score(passages)
     assert rows == [len(passages)]
 
 
 def test_unfit_tokenizer_is_refused(
-    vocab: VocabLayer, make_document: Callable[..., AuditDocument]
+    lm: CausalLM, make_document: Callable[..., AuditDocument]
 ) -> None:
-    assert _score(vocab, [make_document([*range(20), VOCAB - 1])])
+    assert _score(lm, [make_document([*range(20), VOCAB - 1])])
     with pytest.raises(ModelError, match="a tokenizer that does not fit the model"):
-        _score(vocab, [make_document([*range(20), VOCAB])])
+        _score(lm, [make_document([*range(20), VOCAB])])
 
 
 def test_passage_beyond_the_positions_is_refused(
-    vocab: VocabLayer, make_document: Callable[..., AuditDocument]
+    lm: CausalLM, make_document: Callable[..., AuditDocument]
 ) -> None:
-    assert _score(vocab, [make_document([1] * 65)])  # the last token is only a label
+    assert _score(lm, [make_document([1] * 65)])  # the last token is only a label
     with pytest.raises(ModelError, match="'max_position_embeddings' is 64"):
-        _score(vocab, [make_document([1] * 66)])
+        _score(lm, [make_document([1] * 66)])
 
 
 def test_damaged_weights_are_refused(
-    vocab: VocabLayer, passages: list[Passage], monkeypatch: pytest.MonkeyPatch
+    lm: CausalLM, passages: list[Passage], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(vocab, "hidden_states", lambda ids: torch.full((*ids.shape, 32), math.nan))
+    monkeypatch.setattr(lm, "hidden_states", lambda ids: torch.full((*ids.shape, 32), math.nan))
     with pytest.raises(ModelError, match="not finite"):
-        ModelScorer(vocab, 512).score(passages)
+        ModelScorer(lm, 512).score(passages)
 
 
-def test_model_comes_back_as_it_was(vocab: VocabLayer, passages: list[Passage]) -> None:
-    vocab.model.train()
+def test_model_comes_back_as_it_was(lm: CausalLM, passages: list[Passage]) -> None:
+    lm.model.train()
     try:
-        ModelScorer(vocab, 512).score(passages[:2])
-        assert vocab.model.training
+        ModelScorer(lm, 512).score(passages[:2])
+        assert lm.model.training
     finally:
-        vocab.model.eval()
-    assert ModelScorer(vocab, 512).score([]) == []
+        lm.model.eval()
+    assert ModelScorer(lm, 512).score([]) == []
 
 
-def _score(vocab: VocabLayer, documents: Sequence[AuditDocument]) -> list[TokenResult]:
+def _score(lm: CausalLM, documents: Sequence[AuditDocument]) -> list[TokenResult]:
     probe = ExtractionProbe(continuation_tokens=4, min_prefix_tokens=1)
     windows = [probe.window(document) for document in documents]
-    return ModelScorer(vocab, 512).score([w.passage() for w in windows if w is not None])
+    return ModelScorer(lm, 512).score([w.passage() for w in windows if w is not None])

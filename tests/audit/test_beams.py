@@ -21,8 +21,8 @@ from memguard.errors import ModelError
 from memguard.hf.checkpoint import load_tokenizer
 from memguard.hf.load import load_model, shard_scratch_model
 from memguard.hf.sharded import Sharding
-from memguard.model.causal_lm import VocabLayer
-from memguard.model.checks import build_vocab_layer
+from memguard.model.causal_lm import CausalLM
+from memguard.model.checks import build_causal_lm
 from memguard.parallel.mesh import build_mesh
 from memguard.parallel.mesh_shape import MeshShape
 from memguard.runtime import start_runtime
@@ -63,7 +63,7 @@ def generate_beams(model: Any, request: BeamRequest, width: int) -> Any:
 
 
 def check_generated(model: Any, requests: Sequence[BeamRequest], width: int) -> None:
-    found = search_beams(Decoder(build_vocab_layer(model), 2000), requests, width)
+    found = search_beams(Decoder(build_causal_lm(model), 2000), requests, width)
     for request, beams in zip(requests, found, strict=True):
         theirs = generate_beams(model, request, width)
         new_WS = theirs.sequences[:, len(request.prompt_ids) :].tolist()
@@ -73,8 +73,8 @@ def check_generated(model: Any, requests: Sequence[BeamRequest], width: int) -> 
 
 
 @pytest.fixture(scope="module")
-def vocab() -> VocabLayer:
-    return build_vocab_layer(build("llama"))
+def lm() -> CausalLM:
+    return build_causal_lm(build("llama"))
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt2", "qwen2", "mistral", "mamba"])
@@ -101,7 +101,7 @@ def test_as_many_beams_as_there_are_texts_find_the_best_of_all() -> None:
     model = build("llama", vocab_size=7)
     prompt = np.array([3, 1, 4])
     request = BeamRequest(prompt_ids=prompt, num_new=3)
-    (beams,) = search_beams(Decoder(build_vocab_layer(model), 5000), [request], 49)
+    (beams,) = search_beams(Decoder(build_causal_lm(model), 5000), [request], 49)
     scores = {}
     for text in itertools.product(range(7), repeat=3):
         ids = torch.tensor([[*prompt.tolist(), *text]])
@@ -114,11 +114,11 @@ def test_as_many_beams_as_there_are_texts_find_the_best_of_all() -> None:
     np.testing.assert_allclose(beams.score_W, [scores[text] for text in best], atol=1e-4)
 
 
-def test_one_beam_is_greedy(vocab: VocabLayer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_beam_is_greedy(lm: CausalLM, monkeypatch: pytest.MonkeyPatch) -> None:
     # Only greedy decoding suppresses end-of-text tokens.
-    monkeypatch.setattr(vocab.model.generation_config, "eos_token_id", None)
+    monkeypatch.setattr(lm.model.generation_config, "eos_token_id", None)
     requests = make_requests(6)
-    decoder = Decoder(vocab, 300)
+    decoder = Decoder(lm, 300)
     greedy = decoder.continue_greedily(
         [Request(prompt_ids=each.prompt_ids, num_new=each.num_new) for each in requests]
     )
@@ -126,31 +126,31 @@ def test_one_beam_is_greedy(vocab: VocabLayer, monkeypatch: pytest.MonkeyPatch) 
         assert beams.ids_WS.tolist() == [tokens.token_ids.tolist()]
 
 
-def test_batches_do_not_matter(vocab: VocabLayer) -> None:
+def test_batches_do_not_matter(lm: CausalLM) -> None:
     requests = make_requests(9)
-    alone, *others = (search_beams(Decoder(vocab, size), requests, 5) for size in (1, 800, 9000))
+    alone, *others = (search_beams(Decoder(lm, size), requests, 5) for size in (1, 800, 9000))
     for other in others:
         assert [b.ids_WS.tolist() for b in other] == [b.ids_WS.tolist() for b in alone]
 
 
 def test_equal_scores_go_by_the_more_likely_token_then_the_lower_id(
-    vocab: VocabLayer, monkeypatch: pytest.MonkeyPatch
+    lm: CausalLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        vocab, "hidden_states", lambda ids, *args, **kwargs: torch.zeros(*ids.shape, 32)
+        lm, "hidden_states", lambda ids, *args, **kwargs: torch.zeros(*ids.shape, 32)
     )
     request = BeamRequest(prompt_ids=np.array([5]), num_new=2)
-    (beams,) = search_beams(Decoder(vocab, 100), [request], 4)
+    (beams,) = search_beams(Decoder(lm, 100), [request], 4)
     assert beams.ids_WS.tolist() == [[0, 0], [1, 0], [2, 0], [3, 0]]
     assert beams.score_W.tolist() == pytest.approx([-2 * math.log(VOCAB_SIZE)] * 4)
 
 
 def test_a_vocabulary_smaller_than_the_width_gives_fewer_beams() -> None:
-    vocab = build_vocab_layer(build("llama", vocab_size=3))
+    lm = build_causal_lm(build("llama", vocab_size=3))
     request = BeamRequest(prompt_ids=np.array([1]), num_new=1)
-    (beams,) = search_beams(Decoder(vocab, 100), [request], 8)
+    (beams,) = search_beams(Decoder(lm, 100), [request], 8)
     assert sorted(beams.ids_WS[:, 0].tolist()) == [0, 1, 2]
-    assert search_beams(Decoder(vocab, 100), [], 8) == []
+    assert search_beams(Decoder(lm, 100), [], 8) == []
 
 
 # -- tokens that were never learned ------------------------------------------------------------
@@ -161,15 +161,15 @@ def odd_places(ids_RT: NDArray[np.int64], candidates_RC: NDArray[np.int64]) -> N
     return np.full(candidates_RC.shape, ids_RT.shape[1] % 2 == 1)
 
 
-def test_guesses_cost_what_they_are_said_to(vocab: VocabLayer) -> None:
+def test_guesses_cost_what_they_are_said_to(lm: CausalLM) -> None:
     prompt = np.array([7, 8, 9])
     for cost in (0.0, 2.0):
         request = BeamRequest(prompt_ids=prompt, num_new=4, is_free=odd_places, guess_cost=cost)
-        (beams,) = search_beams(Decoder(vocab, 5000), [request], 6, candidates=20)
+        (beams,) = search_beams(Decoder(lm, 5000), [request], 6, candidates=20)
         for text, score in zip(beams.ids_WS.tolist(), beams.score_W, strict=True):
             ids = torch.tensor([[*prompt.tolist(), *text]])
             with torch.no_grad():
-                logprob_SV = vocab.model(ids).logits[0, 2:-1].double().log_softmax(1)
+                logprob_SV = lm.model(ids).logits[0, 2:-1].double().log_softmax(1)
             logprob = logprob_SV[range(4), text].tolist()
             # The first and the third of the new tokens stand at places 3 and 5.
             guesses = -cost * (1 - 0.05 * logprob[0]) - cost * (1 - 0.05 * logprob[2])
@@ -177,16 +177,16 @@ def test_guesses_cost_what_they_are_said_to(vocab: VocabLayer) -> None:
         assert beams.score_W.tolist() == sorted(beams.score_W, reverse=True)
 
 
-def test_free_tokens_are_found_by_what_follows_them(vocab: VocabLayer) -> None:
+def test_free_tokens_are_found_by_what_follows_them(lm: CausalLM) -> None:
     """The best pair (guess, token) over all guesses, not the one after the likeliest guess."""
     prompt = np.array([7, 8, 9])
     request = BeamRequest(prompt_ids=prompt, num_new=2, is_free=odd_places)
-    (beams,) = search_beams(Decoder(vocab, 50_000), [request], VOCAB_SIZE, candidates=VOCAB_SIZE)
+    (beams,) = search_beams(Decoder(lm, 50_000), [request], VOCAB_SIZE, candidates=VOCAB_SIZE)
     ids = torch.cat(
         [torch.from_numpy(prompt).expand(VOCAB_SIZE, 3), torch.arange(VOCAB_SIZE)[:, None]], 1
     )
     with torch.no_grad():
-        logprob_VV = vocab.model(ids).logits[:, -1].log_softmax(1)
+        logprob_VV = lm.model(ids).logits[:, -1].log_softmax(1)
     best = int(logprob_VV.argmax())
     assert beams.ids_WS[0].tolist() == [best // VOCAB_SIZE, best % VOCAB_SIZE]
 
@@ -198,12 +198,12 @@ def search_on_mesh(degrees: MeshShape, model: Any, requests: list[BeamRequest]) 
     mesh = build_mesh(degrees, "cpu")
     layer = shard_scratch_model(model, Sharding(mesh=mesh, device=torch.device("cpu")))
     with start_runtime() as runtime:
-        return search_beams(Decoder(layer.vocab, 400, runtime), requests, 4)
+        return search_beams(Decoder(layer.lm, 400, runtime), requests, 4)
 
 
 def check_mesh(ranks: RankPool, mesh: MeshShape, family: str) -> None:
     model, requests = build(family), make_requests(5)
-    alone = search_beams(Decoder(build_vocab_layer(model), 400), requests, 4)
+    alone = search_beams(Decoder(build_causal_lm(model), 400), requests, 4)
     for found in ranks(search_on_mesh, mesh.num_ranks, mesh, model, requests):
         for one, other in zip(alone, found, strict=True):
             assert one.ids_WS.tolist() == other.ids_WS.tolist()
@@ -225,9 +225,9 @@ def test_meshes_do_not_matter(ranks: RankPool, mesh: MeshShape, family: str) -> 
     check_mesh(ranks, mesh, family)
 
 
-def test_damaged_weights_are_refused(vocab: VocabLayer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_damaged_weights_are_refused(lm: CausalLM, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        vocab, "hidden_states", lambda ids, *args, **kwargs: torch.full((*ids.shape, 32), math.nan)
+        lm, "hidden_states", lambda ids, *args, **kwargs: torch.full((*ids.shape, 32), math.nan)
     )
     with pytest.raises(ModelError, match="not finite"):
-        search_beams(Decoder(vocab, 64), make_requests(1), 2)
+        search_beams(Decoder(lm, 64), make_requests(1), 2)

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import ArrayLike
 
-from memguard.audit.cache import Numbers
+from memguard.audit.cache import ScoreMatrix
 from memguard.audit.canaries import SECRET, AuditCanary, score_canaries
 from memguard.audit.extraction import AuditDocument
 from memguard.audit.probes import CanaryProbe
@@ -45,14 +45,14 @@ def _canaries(
     ]
 
 
-def _numbers(nll: ArrayLike, num_correct: ArrayLike | int = 0) -> Numbers:
+def _numbers(nll: ArrayLike, num_correct: ArrayLike | int = 0) -> ScoreMatrix:
     nll_C = np.asarray(nll, dtype=np.float64)
     right_C = np.broadcast_to(np.asarray(num_correct, dtype=np.float64), nll_C.shape)
-    return Numbers(names=("logprob", "num_correct"), rows=np.column_stack([-nll_C, right_C]))
+    return ScoreMatrix(names=("logprob", "num_correct"), rows=np.column_stack([-nll_C, right_C]))
 
 
 def _score(
-    canaries: Sequence[AuditCanary], model: Numbers, base: Numbers | None = None
+    canaries: Sequence[AuditCanary], model: ScoreMatrix, base: ScoreMatrix | None = None
 ) -> CanaryScores:
     found = score_canaries(canaries, CanaryProbe(), model, base)
     assert found is not None

@@ -23,8 +23,8 @@ from memguard.errors import ModelError
 from memguard.hf.checkpoint import load_tokenizer
 from memguard.hf.load import load_model, shard_scratch_model
 from memguard.hf.sharded import Sharding
-from memguard.model.causal_lm import VocabLayer
-from memguard.model.checks import build_vocab_layer
+from memguard.model.causal_lm import CausalLM
+from memguard.model.checks import build_causal_lm
 from memguard.parallel.mesh import build_mesh
 from memguard.parallel.mesh_shape import MeshShape
 from memguard.runtime import start_runtime
@@ -74,8 +74,8 @@ def to_lists(continued: Sequence[Continuation | NDArray[np.int32]]) -> list[Any]
 
 
 @pytest.fixture(scope="module")
-def vocab() -> VocabLayer:
-    return build_vocab_layer(build("llama"))
+def lm() -> CausalLM:
+    return build_causal_lm(build("llama"))
 
 
 @pytest.mark.parametrize(
@@ -88,7 +88,7 @@ def vocab() -> VocabLayer:
 def test_greedy_is_what_generate_gives(family: str) -> None:
     model = build(family)
     requests = make_requests(7 if family == "mamba" else 25)
-    continued = Decoder(build_vocab_layer(model), 400).continue_greedily(requests)
+    continued = Decoder(build_causal_lm(model), 400).continue_greedily(requests)
     assert to_lists(continued) == generate(model, requests)
     assert len({tuple(tokens) for tokens in to_lists(continued)}) > 5, "these say something"
 
@@ -106,14 +106,14 @@ def test_greedy_is_what_generate_gives_on_real_text(shared_data: Path) -> None:
         )
         for index, text in enumerate(texts)
     ]
-    continued = Decoder(build_vocab_layer(model), 2048).continue_greedily(requests)
+    continued = Decoder(build_causal_lm(model), 2048).continue_greedily(requests)
     assert to_lists(continued) == generate(model, requests)
 
 
 @pytest.fixture(scope="module")
-def one_by_one(vocab: VocabLayer) -> tuple[list[Any], list[Any]]:
+def one_by_one(lm: CausalLM) -> tuple[list[Any], list[Any]]:
     """33 requests continued and 8 of them drawn, each row in a batch of its own."""
-    alone, requests = Decoder(vocab, 1), make_requests(33)
+    alone, requests = Decoder(lm, 1), make_requests(33)
     return (
         to_lists(alone.continue_greedily(requests)),
         to_lists(alone.sample(requests[:8], SCHEME, 5, seed=3)),
@@ -122,27 +122,27 @@ def one_by_one(vocab: VocabLayer) -> tuple[list[Any], list[Any]]:
 
 @pytest.mark.parametrize("num_rows", [3, 32])
 def test_batches_do_not_matter(
-    vocab: VocabLayer, one_by_one: tuple[list[Any], list[Any]], num_rows: int
+    lm: CausalLM, one_by_one: tuple[list[Any], list[Any]], num_rows: int
 ) -> None:
-    requests, decoder = make_requests(33), Decoder(vocab, num_rows * 60)
+    requests, decoder = make_requests(33), Decoder(lm, num_rows * 60)
     assert to_lists(decoder.continue_greedily(requests)) == one_by_one[0]
     assert to_lists(decoder.sample(requests[:8], SCHEME, 5, seed=3)) == one_by_one[1]
 
 
 def test_batches_are_limited_and_longest_first(
-    vocab: VocabLayer, monkeypatch: pytest.MonkeyPatch
+    lm: CausalLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     requests = make_requests(20)
     shapes: list[tuple[int, ...]] = []
-    original = vocab.hidden_states
+    original = lm.hidden_states
 
     def note(ids: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         shapes.append(tuple(ids.shape))
         return original(ids, *args, **kwargs)
 
-    monkeypatch.setattr(vocab, "hidden_states", note)
+    monkeypatch.setattr(lm, "hidden_states", note)
     steps: list[tuple[int, int]] = []
-    Decoder(vocab, 200).continue_greedily(requests, lambda done, total: steps.append((done, total)))
+    Decoder(lm, 200).continue_greedily(requests, lambda done, total: steps.append((done, total)))
     # The check of whether to cache runs single rows and a pair of them first.
     prompts = [shape for shape in shapes[10:] if shape[1] > 1]
     assert all(rows * length <= 200 for rows, length in prompts)
@@ -153,7 +153,7 @@ def test_batches_are_limited_and_longest_first(
 
 
 def test_rows_that_are_done_leave_the_batch(
-    vocab: VocabLayer,
+    lm: CausalLM,
 ) -> None:
     """A finished row beside longer ones would run beyond the model's positions."""
     draw = np.random.default_rng(2)
@@ -161,19 +161,19 @@ def test_rows_that_are_done_leave_the_batch(
         Request(prompt_ids=draw.integers(0, VOCAB_SIZE, 61), num_new=3),
         Request(prompt_ids=draw.integers(0, VOCAB_SIZE, 40), num_new=24),
     ]
-    continued = Decoder(vocab, 1000).continue_greedily(requests)
-    assert to_lists(continued) == generate(vocab.model, requests)
-    gpt2 = build_vocab_layer(build("gpt2"))  # Its table of positions ends.
+    continued = Decoder(lm, 1000).continue_greedily(requests)
+    assert to_lists(continued) == generate(lm.model, requests)
+    gpt2 = build_causal_lm(build("gpt2"))  # Its table of positions ends.
     assert to_lists(Decoder(gpt2, 1000).continue_greedily(requests)) == generate(
         gpt2.model, requests
     )
 
 
-def test_ties_go_to_the_lowest_id(vocab: VocabLayer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ties_go_to_the_lowest_id(lm: CausalLM, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        vocab, "hidden_states", lambda ids, *args, **kwargs: torch.zeros(*ids.shape, 32)
+        lm, "hidden_states", lambda ids, *args, **kwargs: torch.zeros(*ids.shape, 32)
     )
-    (continued,) = Decoder(vocab, 10).continue_greedily(
+    (continued,) = Decoder(lm, 10).continue_greedily(
         [Request(prompt_ids=np.array([5, 6]), num_new=4)]
     )
     # The end-of-text tokens of this model's configuration are others.
@@ -191,30 +191,30 @@ def test_end_of_text_is_suppressed_as_generate_does(ends: int | list[int]) -> No
     ends = ends if isinstance(ends, int) else [*ends, max(set(free), key=free.count)]
     listed = [ends] if isinstance(ends, int) else ends
     model.generation_config = transformers.GenerationConfig(eos_token_id=ends)
-    vocab = build_vocab_layer(model)
-    assert vocab.end_token_ids == tuple(sorted(set(listed)))
+    lm = build_causal_lm(model)
+    assert lm.end_token_ids == tuple(sorted(set(listed)))
     expected = generate(model, requests)
-    assert to_lists(Decoder(vocab, 400).continue_greedily(requests)) == expected
+    assert to_lists(Decoder(lm, 400).continue_greedily(requests)) == expected
     assert not {token for row in expected for token in row} & set(listed)
 
 
-def test_gaps_are_between_the_best_two_tokens_along_the_text(vocab: VocabLayer) -> None:
+def test_gaps_are_between_the_best_two_tokens_along_the_text(lm: CausalLM) -> None:
     requests = [request for request in make_requests(6, seed=5) if request.num_new]
-    for request, one in zip(requests, Decoder(vocab, 90).continue_greedily(requests), strict=True):
+    for request, one in zip(requests, Decoder(lm, 90).continue_greedily(requests), strict=True):
         ids = np.concatenate([request.prompt_ids, one.token_ids])
         with torch.no_grad():
-            logits_TV = vocab.model(torch.from_numpy(ids.astype(np.int64))[None]).logits[0]
+            logits_TV = lm.model(torch.from_numpy(ids.astype(np.int64))[None]).logits[0]
         chosen = logits_TV[len(request.prompt_ids) - 1 : -1].double()
-        chosen[:, list(vocab.end_token_ids)] = -torch.inf
+        chosen[:, list(lm.end_token_ids)] = -torch.inf
         best = chosen.topk(2).values
         # fp32 logits of some units: sums in another order move them by about 1e-6.
         assert one.min_gap == pytest.approx(float((best[:, 0] - best[:, 1]).min()), abs=1e-5)
 
 
 @pytest.mark.parametrize("batch_tokens", [1, 200, 4000])
-def test_a_request_ends_where_the_rest_is_not_needed(vocab: VocabLayer, batch_tokens: int) -> None:
+def test_a_request_ends_where_the_rest_is_not_needed(lm: CausalLM, batch_tokens: int) -> None:
     requests = make_requests(33, seed=6)
-    whole = Decoder(vocab, 4000).continue_greedily(requests)
+    whole = Decoder(lm, 4000).continue_greedily(requests)
     draw = np.random.default_rng(0)
     limits = [int(draw.integers(1, request.num_new + 2)) for request in requests]
     seen: dict[int, list[int]] = {}
@@ -226,7 +226,7 @@ def test_a_request_ends_where_the_rest_is_not_needed(vocab: VocabLayer, batch_to
         seen[index].append(token)
         return step + 1 >= limits[index]
 
-    ended = Decoder(vocab, batch_tokens).continue_greedily(requests, is_done=is_done)
+    ended = Decoder(lm, batch_tokens).continue_greedily(requests, is_done=is_done)
     assert to_lists(ended) == [
         one.token_ids.tolist()[:limit] for one, limit in zip(whole, limits, strict=True)
     ]
@@ -234,34 +234,32 @@ def test_a_request_ends_where_the_rest_is_not_needed(vocab: VocabLayer, batch_to
 
 
 def test_no_forward_runs_after_all_requests_are_done(
-    vocab: VocabLayer, monkeypatch: pytest.MonkeyPatch
+    lm: CausalLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     requests = [Request(prompt_ids=np.arange(1, 9), num_new=20) for _ in range(3)]
-    decoder, calls = Decoder(vocab, 4000), 0
-    original = vocab.hidden_states
+    decoder, calls = Decoder(lm, 4000), 0
+    original = lm.hidden_states
 
     def count(*args: Any, **kwargs: Any) -> Any:
         nonlocal calls
         calls += 1
         return original(*args, **kwargs)
 
-    monkeypatch.setattr(vocab, "hidden_states", count)
+    monkeypatch.setattr(lm, "hidden_states", count)
     decoder.continue_greedily(requests)
     num_whole, calls = calls, 0
     decoder.continue_greedily(requests, is_done=lambda index, step, token: step >= 4)
     assert calls == num_whole - 15
 
 
-def test_obstacles_to_generation_are_named(
-    vocab: VocabLayer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    decoder = Decoder(vocab, 100)
+def test_obstacles_to_generation_are_named(lm: CausalLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    decoder = Decoder(lm, 100)
     assert decoder.find_obstacle() is None
-    monkeypatch.setattr(vocab.model, "hf_device_map", {"a": "cpu", "b": "disk"}, raising=False)
+    monkeypatch.setattr(lm.model, "hf_device_map", {"a": "cpu", "b": "disk"}, raising=False)
     assert "offloaded" in str(decoder.find_obstacle())
-    monkeypatch.setattr(vocab.model, "hf_device_map", {"": "cpu"}, raising=False)
+    monkeypatch.setattr(lm.model, "hf_device_map", {"": "cpu"}, raising=False)
     assert decoder.find_obstacle() is None
-    monkeypatch.setattr(type(vocab), "fits_gathered", lambda self: False)
+    monkeypatch.setattr(type(lm), "fits_gathered", lambda self: False)
     assert "gathered over z" in str(decoder.find_obstacle())
 
 
@@ -269,31 +267,29 @@ def test_obstacles_to_generation_are_named(
 
 
 @pytest.mark.parametrize("scheme", [SamplingScheme(), SamplingScheme(top_k=9), SCHEME])
-def test_tokens_are_drawn_as_often_as_they_are_likely(
-    vocab: VocabLayer, scheme: SamplingScheme
-) -> None:
+def test_tokens_are_drawn_as_often_as_they_are_likely(lm: CausalLM, scheme: SamplingScheme) -> None:
     """Pairs of tokens, 4,000 draws, against the product of their two probabilities."""
     prompt = np.array([3, 14, 15])
     num_draws = 4000
     request = Request(prompt_ids=prompt, num_new=2, document="pi")
-    (drawn,) = Decoder(vocab, 8000).sample([request], scheme, num_draws, seed=1)
+    (drawn,) = Decoder(lm, 8000).sample([request], scheme, num_draws, seed=1)
     assert drawn.shape == (num_draws, 2)
-    p_V = probabilities(vocab, prompt, scheme)
+    p_V = probabilities(lm, prompt, scheme)
     counts_V = np.bincount(drawn[:, 0], minlength=VOCAB_SIZE)
     check_counts(counts_V, p_V)
     first = int(counts_V.argmax())
     rest = drawn[drawn[:, 0] == first, 1]
-    second_V = probabilities(vocab, np.append(prompt, first), scheme)
+    second_V = probabilities(lm, np.append(prompt, first), scheme)
     check_counts(np.bincount(rest, minlength=VOCAB_SIZE), second_V)
 
 
 def probabilities(
-    vocab: VocabLayer, prompt: NDArray[np.int64], scheme: SamplingScheme
+    lm: CausalLM, prompt: NDArray[np.int64], scheme: SamplingScheme
 ) -> NDArray[np.float64]:
     """Of every next token, by the warpers of transformers on its own logits."""
     none: Any = None
     with torch.no_grad():
-        logits_1V = vocab.model(torch.from_numpy(prompt)[None]).logits[:, -1].double()
+        logits_1V = lm.model(torch.from_numpy(prompt)[None]).logits[:, -1].double()
     logits_1V = transformers.TemperatureLogitsWarper(scheme.temperature)(none, logits_1V)
     if scheme.top_k is not None:
         logits_1V = transformers.TopKLogitsWarper(scheme.top_k)(none, logits_1V)
@@ -314,31 +310,31 @@ def check_counts(counts_V: NDArray[np.int64], p_V: NDArray[np.float64]) -> None:
     assert stats.chisquare(counts[is_there], expected[is_there]).pvalue > 1e-3
 
 
-def test_draws_belong_to_seed_document_and_sample(vocab: VocabLayer) -> None:
+def test_draws_belong_to_seed_document_and_sample(lm: CausalLM) -> None:
     request, other = make_requests(2, seed=5)
-    decoder = Decoder(vocab, 500)
-    asked = [
+    decoder = Decoder(lm, 500)
+    requested = [
         Request(prompt_ids=request.prompt_ids, num_new=12, document="a"),
         Request(prompt_ids=request.prompt_ids, num_new=12, document="b"),
         Request(prompt_ids=other.prompt_ids, num_new=5, document="c"),
     ]
-    a, b, c = decoder.sample(asked, SCHEME, 4, seed=0)
+    a, b, c = decoder.sample(requested, SCHEME, 4, seed=0)
     assert a.shape == (4, 12)
     assert c.shape == (4, 5)
     assert len({tuple(row) for row in np.concatenate([a, b]).tolist()}) == 8
     # Whatever else is asked, in any order; of more samples and more tokens the first are the same.
     longer = Request(prompt_ids=request.prompt_ids, num_new=15, document="a")
-    found = decoder.sample([asked[2], longer], SCHEME, 6, seed=0)
+    found = decoder.sample([requested[2], longer], SCHEME, 6, seed=0)
     assert found[0][:4].tolist() == c.tolist()
     assert found[1][:4, :12].tolist() == a.tolist()
-    assert decoder.sample(asked[:1], SCHEME, 4, seed=1)[0].tolist() != a.tolist()
+    assert decoder.sample(requested[:1], SCHEME, 4, seed=1)[0].tolist() != a.tolist()
 
 
-def test_one_likely_token_is_greedy(vocab: VocabLayer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_likely_token_is_greedy(lm: CausalLM, monkeypatch: pytest.MonkeyPatch) -> None:
     # Only greedy decoding suppresses end-of-text tokens.
-    monkeypatch.setattr(vocab.model.generation_config, "eos_token_id", None)
+    monkeypatch.setattr(lm.model.generation_config, "eos_token_id", None)
     requests = make_requests(6)
-    decoder = Decoder(vocab, 300)
+    decoder = Decoder(lm, 300)
     drawn = decoder.sample(requests, SamplingScheme(top_k=1), 2, seed=0)
     for tokens_NS, greedy in zip(drawn, decoder.continue_greedily(requests), strict=True):
         assert tokens_NS.tolist() == [greedy.token_ids.tolist()] * 2
@@ -364,12 +360,12 @@ def decode_on_mesh(degrees: MeshShape, model: Any) -> list[Any]:
     mesh = build_mesh(degrees, "cpu")
     layer = shard_scratch_model(model, Sharding(mesh=mesh, device=torch.device("cpu")))
     with start_runtime() as runtime:
-        return decode_all(Decoder(layer.vocab, 150, runtime))
+        return decode_all(Decoder(layer.lm, 150, runtime))
 
 
 def check_mesh(ranks: RankPool, mesh: MeshShape, family: str) -> None:
     model = build(family)
-    expected = decode_all(Decoder(build_vocab_layer(model), 150))
+    expected = decode_all(Decoder(build_causal_lm(model), 150))
     for found in ranks(decode_on_mesh, mesh.num_ranks, mesh, model):
         assert found == expected
 
@@ -394,11 +390,11 @@ def count_gathers(model: Any) -> tuple[list[int], list[bool]]:
     param_group.foreach_all_gather = count
     try:
         with start_runtime() as runtime:
-            decoder = Decoder(layer.vocab, 4000, runtime)
+            decoder = Decoder(layer.lm, 4000, runtime)
             for work in (decode_all, score_twice, decode_all):
                 work(decoder)
                 is_sharded.append(
-                    all(isinstance(one, DTensor) for one in layer.vocab.model.parameters())
+                    all(isinstance(one, DTensor) for one in layer.lm.model.parameters())
                 )
                 counts.append(0)
     finally:
@@ -410,7 +406,7 @@ def count_gathers(model: Any) -> tuple[list[int], list[bool]]:
 def score_twice(decoder: Decoder) -> None:
     for _ in range(2):
         ids = torch.zeros(1, 4, dtype=torch.int64)
-        decoder.vocab(lambda ids=ids: decoder.vocab.hidden_states(ids))
+        decoder.lm(lambda ids=ids: decoder.lm.hidden_states(ids))
 
 
 def test_weights_are_gathered_once_for_all_tokens(ranks: RankPool) -> None:
@@ -446,64 +442,62 @@ def test_meshes_do_not_matter_even_where_a_rank_has_nothing_to_do(
 # -- refusals ----------------------------------------------------------------------------------
 
 
-def ask(vocab: VocabLayer, ids: Sequence[int], num_new: int) -> list[NDArray[np.int32]]:
+def ask(lm: CausalLM, ids: Sequence[int], num_new: int) -> list[NDArray[np.int32]]:
     request = Request(prompt_ids=np.array(ids), num_new=num_new)
-    return Decoder(vocab, 64).continue_greedily([request])
+    return Decoder(lm, 64).continue_greedily([request])
 
 
-def test_memory_running_out_halves_the_batch(
-    vocab: VocabLayer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_memory_running_out_halves_the_batch(lm: CausalLM, monkeypatch: pytest.MonkeyPatch) -> None:
     requests = make_requests(12)
-    expected = to_lists(Decoder(vocab, 1).continue_greedily(requests))
-    original = vocab.hidden_states
+    expected = to_lists(Decoder(lm, 1).continue_greedily(requests))
+    original = lm.hidden_states
 
     def limited(ids: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         if ids.numel() > 120:
             raise torch.OutOfMemoryError("no")
         return original(ids, *args, **kwargs)
 
-    monkeypatch.setattr(vocab, "hidden_states", limited)
-    assert to_lists(Decoder(vocab, 2000).continue_greedily(requests)) == expected
+    monkeypatch.setattr(lm, "hidden_states", limited)
+    assert to_lists(Decoder(lm, 2000).continue_greedily(requests)) == expected
 
     def refuse(ids: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         if len(ids) == 1 and ids.shape[1] == 5:
             raise torch.OutOfMemoryError("no")
         return original(ids, *args, **kwargs)
 
-    monkeypatch.setattr(vocab, "hidden_states", refuse)
+    monkeypatch.setattr(lm, "hidden_states", refuse)
     with pytest.raises(ModelError, match="fit into GPU memory beside the model"):
-        ask(vocab, [1] * 5, 1)
+        ask(lm, [1] * 5, 1)
 
 
-def test_unfit_tokenizer_is_refused(vocab: VocabLayer) -> None:
-    assert ask(vocab, [0, VOCAB_SIZE - 1], 1)
+def test_unfit_tokenizer_is_refused(lm: CausalLM) -> None:
+    assert ask(lm, [0, VOCAB_SIZE - 1], 1)
     with pytest.raises(ModelError, match="a tokenizer that does not fit the model"):
-        ask(vocab, [0, VOCAB_SIZE], 1)
+        ask(lm, [0, VOCAB_SIZE], 1)
 
 
-def test_text_beyond_the_positions_is_refused(vocab: VocabLayer) -> None:
-    assert ask(vocab, [1] * 60, 5)  # The last token is never run.
+def test_text_beyond_the_positions_is_refused(lm: CausalLM) -> None:
+    assert ask(lm, [1] * 60, 5)  # The last token is never run.
     with pytest.raises(ModelError, match="'max_position_embeddings' is 64"):
-        ask(vocab, [1] * 60, 6)
+        ask(lm, [1] * 60, 6)
 
 
-def test_damaged_weights_are_refused(vocab: VocabLayer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_damaged_weights_are_refused(lm: CausalLM, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        vocab, "hidden_states", lambda ids, *args, **kwargs: torch.full((*ids.shape, 32), math.nan)
+        lm, "hidden_states", lambda ids, *args, **kwargs: torch.full((*ids.shape, 32), math.nan)
     )
     with pytest.raises(ModelError, match="not finite"):
-        ask(vocab, [1, 2], 3)
+        ask(lm, [1, 2], 3)
     with pytest.raises(ModelError, match="not finite"):
-        Decoder(vocab, 64).sample([Request(prompt_ids=np.array([1]), num_new=2)], SCHEME, 2, 0)
+        Decoder(lm, 64).sample([Request(prompt_ids=np.array([1]), num_new=2)], SCHEME, 2, 0)
 
 
-def test_model_comes_back_as_it_was(vocab: VocabLayer) -> None:
-    vocab.model.train()
+def test_model_comes_back_as_it_was(lm: CausalLM) -> None:
+    lm.model.train()
     try:
-        ask(vocab, [1, 2], 3)
-        assert vocab.model.training
+        ask(lm, [1, 2], 3)
+        assert lm.model.training
     finally:
-        vocab.model.eval()
-    assert Decoder(vocab, 64).continue_greedily([]) == []
-    assert [len(one.token_ids) for one in ask(vocab, [1, 2], 0)] == [0]
+        lm.model.eval()
+    assert Decoder(lm, 64).continue_greedily([]) == []
+    assert [len(one.token_ids) for one in ask(lm, [1, 2], 0)] == [0]

@@ -7,7 +7,7 @@ import pytest
 import torch
 import transformers
 
-from memguard.audit.cache import Numbers
+from memguard.audit.cache import ScoreMatrix
 from memguard.audit.decoding import Decoder
 from memguard.audit.extraction import AuditDocument, ExtractionProbe, Window
 from memguard.audit.generation import name_numbers, tabulate, write_on
@@ -15,9 +15,9 @@ from memguard.audit.overlap import compute_overlap
 from memguard.audit.probes import GenerationProbe
 from memguard.audit.scoring import ModelScorer
 from memguard.audit.tables import METRICS
-from memguard.audit.teacher_forcing import OnePass
-from memguard.model.causal_lm import VocabLayer
-from memguard.model.checks import build_vocab_layer
+from memguard.audit.teacher_forcing import TeacherForcedScores
+from memguard.model.causal_lm import CausalLM
+from memguard.model.checks import build_causal_lm
 
 VOCAB, SIZE = 53, 12
 PROBE = GenerationProbe(nucleus=None)
@@ -25,7 +25,7 @@ EXTRACTION = ExtractionProbe(continuation_tokens=SIZE)
 
 
 @pytest.fixture(scope="module")
-def vocab() -> VocabLayer:
+def lm() -> CausalLM:
     torch.manual_seed(0)
     config = transformers.LlamaConfig(
         vocab_size=VOCAB,
@@ -37,12 +37,12 @@ def vocab() -> VocabLayer:
         bos_token_id=None,
         eos_token_id=None,
     )
-    return build_vocab_layer(transformers.LlamaForCausalLM(config).eval())
+    return build_causal_lm(transformers.LlamaForCausalLM(config).eval())
 
 
-def _generate(vocab: VocabLayer, ids: np.ndarray) -> np.ndarray:
+def _generate(lm: CausalLM, ids: np.ndarray) -> np.ndarray:
     with torch.no_grad():
-        whole = vocab.model.generate(
+        whole = lm.model.generate(
             torch.from_numpy(ids.astype(np.int64))[None],
             attention_mask=torch.ones(1, len(ids), dtype=torch.long),
             max_new_tokens=SIZE,
@@ -55,13 +55,13 @@ def _generate(vocab: VocabLayer, ids: np.ndarray) -> np.ndarray:
 
 
 @pytest.fixture(scope="module")
-def windows(vocab: VocabLayer, make_document: Callable[..., AuditDocument]) -> list[Window]:
+def windows(lm: CausalLM, make_document: Callable[..., AuditDocument]) -> list[Window]:
     """Texts that greedy decoding leaves at once, late, or never."""
     draw, probe = np.random.default_rng(2), ExtractionProbe(continuation_tokens=SIZE)
     found = []
     for index, prefix in enumerate((6, 9, 20, 13, 7)):
         start = draw.integers(0, VOCAB, prefix).astype(np.int32)
-        text = _generate(vocab, start)
+        text = _generate(lm, start)
         kept = (0, 5, SIZE - 1, SIZE, 1)[index]
         if kept < SIZE:
             text[kept] = (text[kept] + 1) % VOCAB
@@ -72,30 +72,32 @@ def windows(vocab: VocabLayer, make_document: Callable[..., AuditDocument]) -> l
     return found
 
 
-def _one_pass(vocab: VocabLayer, windows: list[Window]) -> Numbers:
-    one_pass = OnePass(extraction=ExtractionProbe(continuation_tokens=SIZE), tiny_margin=1e-3)
-    results = ModelScorer(vocab, 256).score([one_pass.plan(window)[0] for window in windows])
-    return Numbers(names=one_pass.names, rows=one_pass.measure(windows, results))
+def _one_pass(lm: CausalLM, windows: list[Window]) -> ScoreMatrix:
+    teacher_forced = TeacherForcedScores(
+        extraction=ExtractionProbe(continuation_tokens=SIZE), tiny_margin=1e-3
+    )
+    results = ModelScorer(lm, 256).score([teacher_forced.plan(window)[0] for window in windows])
+    return ScoreMatrix(names=teacher_forced.names, rows=teacher_forced.measure(windows, results))
 
 
 @pytest.mark.parametrize("batch_tokens", [40, 4096])
 def test_numbers_are_those_of_what_generate_writes(
-    vocab: VocabLayer, windows: list[Window], batch_tokens: int
+    lm: CausalLM, windows: list[Window], batch_tokens: int
 ) -> None:
-    one_pass = _one_pass(vocab, windows)
-    assert one_pass["first_divergence"].tolist() == [0, 5, SIZE - 1, SIZE, 1]
+    teacher_forced = _one_pass(lm, windows)
+    assert teacher_forced["first_divergence"].tolist() == [0, 5, SIZE - 1, SIZE, 1]
     rows = write_on(
         PROBE,
         EXTRACTION,
-        Decoder(vocab, batch_tokens),
+        Decoder(lm, batch_tokens),
         windows,
-        one_pass,
+        teacher_forced,
         seed=0,
         progress=lambda how: None,
     )
     names = name_numbers(PROBE)
     for window, row in zip(windows, rows, strict=True):
-        written = _generate(vocab, window.input_ids[: window.prefix_tokens])
+        written = _generate(lm, window.input_ids[: window.prefix_tokens])
         expected = compute_overlap(window.continuation_ids, written)
         found = dict(zip(names, row, strict=True))
         # The same tokens: exact.
@@ -108,36 +110,42 @@ def test_numbers_are_those_of_what_generate_writes(
 
 
 def test_what_is_verbatim_costs_no_step(
-    vocab: VocabLayer, windows: list[Window], monkeypatch: pytest.MonkeyPatch
+    lm: CausalLM, windows: list[Window], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     known = [windows[3]]
-    one_pass = _one_pass(vocab, known)
-    monkeypatch.setattr(vocab, "hidden_states", lambda *_, **__: pytest.fail("a forward"))
+    teacher_forced = _one_pass(lm, known)
+    monkeypatch.setattr(lm, "hidden_states", lambda *_, **__: pytest.fail("a forward"))
     (row,) = write_on(
-        PROBE, EXTRACTION, Decoder(vocab, 256), known, one_pass, seed=0, progress=lambda how: None
+        PROBE,
+        EXTRACTION,
+        Decoder(lm, 256),
+        known,
+        teacher_forced,
+        seed=0,
+        progress=lambda how: None,
     )
     assert dict(zip(name_numbers(PROBE), row, strict=True))["greedy.edit_distance"] == 0
 
 
 def test_draws_do_not_depend_on_the_batch_and_each_number_has_a_meaning(
-    vocab: VocabLayer, windows: list[Window]
+    lm: CausalLM, windows: list[Window]
 ) -> None:
     probe = GenerationProbe()
-    one_pass = _one_pass(vocab, windows)
+    teacher_forced = _one_pass(lm, windows)
     together, alone = (
         write_on(
             probe,
             EXTRACTION,
-            Decoder(vocab, tokens),
+            Decoder(lm, tokens),
             windows,
-            one_pass,
+            teacher_forced,
             seed=1,
             progress=lambda how: None,
         )
         for tokens in (4096, 1)
     )
     assert together == alone
-    numbers = Numbers(names=name_numbers(probe), rows=np.array(together))
+    numbers = ScoreMatrix(names=name_numbers(probe), rows=np.array(together))
     greedy, nucleus = tabulate(probe, numbers, None)
     assert (greedy.parameters, nucleus.parameters) == (
         {"decoding": "greedy"},

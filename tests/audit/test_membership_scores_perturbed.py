@@ -8,7 +8,7 @@ import pytest
 import torch
 from audit_examples import CHARACTERS, Held, build_suite, build_tiny_layer
 
-from memguard.audit.context import Workshop
+from memguard.audit.context import AuditContext
 from memguard.audit.extraction import AuditDocument, ExtractionProbe, Window
 from memguard.audit.membership_scores import (
     Codec,
@@ -21,7 +21,7 @@ from memguard.audit.membership_scores import (
 from memguard.audit.probes import MembershipProbe
 from memguard.audit.run import AuditOutcome, run_audit
 from memguard.audit.scoring import ModelScorer
-from memguard.model.causal_lm import VocabLayer
+from memguard.model.causal_lm import CausalLM
 from memguard.records import MembershipScores
 
 MakeDocument = Callable[..., AuditDocument]
@@ -30,12 +30,12 @@ POSITIONS = 160
 
 
 @pytest.fixture(scope="module")
-def model() -> VocabLayer:
+def model() -> CausalLM:
     return build_tiny_layer(95, max_position_embeddings=POSITIONS)
 
 
 @pytest.fixture(scope="module")
-def other() -> VocabLayer:
+def other() -> CausalLM:
     return build_tiny_layer(95, seed=1, max_position_embeddings=POSITIONS)
 
 
@@ -71,7 +71,7 @@ def _windows(documents: list[AuditDocument]) -> list[Window]:
     return [window for window in cut if window is not None]
 
 
-def _mean_logprob(layer: VocabLayer, ids: Any, first_label: int = 1) -> float:
+def _mean_logprob(layer: CausalLM, ids: Any, first_label: int = 1) -> float:
     """By the model's own forward, in float64 from its logits on."""
     tokens = torch.tensor(np.asarray(ids), dtype=torch.int64)
     with torch.no_grad():
@@ -81,8 +81,8 @@ def _mean_logprob(layer: VocabLayer, ids: Any, first_label: int = 1) -> float:
 
 def _audit(
     documents: list[AuditDocument],
-    model: VocabLayer,
-    reference: VocabLayer | None = None,
+    model: CausalLM,
+    reference: CausalLM | None = None,
     scores: tuple[str, ...] = ("lowercase", "recall", "reference"),
     max_tokens: int | None = POSITIONS,
     codec: Codec | None = CHARACTERS,
@@ -97,7 +97,7 @@ def _audit(
         tally="complete",
         tiny_margin=1e-3,
         seed=5,
-        workshop=Workshop(codec=codec),
+        context=AuditContext(codec=codec),
     )
 
 
@@ -111,7 +111,7 @@ def _auc(members: list[float], nonmembers: list[float]) -> float:
 
 
 def test_each_score_is_the_direct_computation(
-    documents: list[AuditDocument], model: VocabLayer, other: VocabLayer
+    documents: list[AuditDocument], model: CausalLM, other: CausalLM
 ) -> None:
     rows = _rows(_audit(documents, model, other))
     assert list(rows) == ["lowercase", "recall", "reference", "blind"]
@@ -148,7 +148,7 @@ def test_each_score_is_the_direct_computation(
 
 
 def test_numbers_of_the_passes_are_the_direct_ones(
-    documents: list[AuditDocument], model: VocabLayer
+    documents: list[AuditDocument], model: CausalLM
 ) -> None:
     """The same without ranks in between: every document's own number."""
     windows = _windows(documents)
@@ -228,7 +228,7 @@ def test_lower_case_that_outgrows_the_model_is_cut(make_document: MakeDocument) 
 
 
 def test_an_audit_at_the_models_last_position_goes_through(
-    make_document: MakeDocument, model: VocabLayer, other: VocabLayer
+    make_document: MakeDocument, model: CausalLM, other: CausalLM
 ) -> None:
     draw = np.random.default_rng(4)
     full = [
@@ -246,9 +246,7 @@ def test_an_audit_at_the_models_last_position_goes_through(
     assert (rows["recall"].auc, rows["recall"].num_missing) == (None, 12)
 
 
-def test_what_cannot_be_asked_is_left_out(
-    documents: list[AuditDocument], model: VocabLayer
-) -> None:
+def test_what_cannot_be_asked_is_left_out(documents: list[AuditDocument], model: CausalLM) -> None:
     assert list(_rows(_audit(documents, model))) == ["lowercase", "recall", "blind"]
     assert list(_rows(_audit(documents, model, codec=None))) == ["recall", "blind"]
     outcome = _audit(documents, model, scores=("loss", "reference"))

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from nltk.metrics.distance import edit_distance
 
-from memguard.audit.cache import Numbers
+from memguard.audit.cache import ScoreMatrix
 from memguard.audit.decoding import Decoder
 from memguard.audit.extraction import AuditDocument, ExtractionProbe, Window
 from memguard.audit.generation import generate_edits
@@ -23,8 +23,8 @@ from memguard.audit.near_verbatim import (
     find_near_verbatim,
 )
 from memguard.audit.scoring import ModelScorer
-from memguard.audit.teacher_forcing import OnePass
-from memguard.model.causal_lm import VocabLayer
+from memguard.audit.teacher_forcing import TeacherForcedScores
+from memguard.model.causal_lm import CausalLM
 
 MakeDocument = Callable[..., AuditDocument]
 VOCAB, SIZE, PREFIX, END = 61, 20, 9, 7
@@ -54,16 +54,16 @@ def test_edit_distance_grows_to_that_of_nltk(texts: tuple[list[int], list[int]])
 
 
 @pytest.fixture(scope="module")
-def vocab() -> VocabLayer:
+def lm() -> CausalLM:
     layer = build_tiny_layer(VOCAB, seed=3)
     layer.model.generation_config = transformers.GenerationConfig(eos_token_id=END)
     return layer
 
 
-def generate(vocab: VocabLayer, prefix: np.ndarray, size: int = SIZE) -> list[int]:
+def generate(lm: CausalLM, prefix: np.ndarray, size: int = SIZE) -> list[int]:
     """Continue greedily by transformers, end-of-text suppressed."""
     ids = torch.from_numpy(prefix.astype(np.int64))[None]
-    whole = vocab.model.generate(
+    whole = lm.model.generate(
         ids,
         attention_mask=torch.ones_like(ids),
         do_sample=False,
@@ -76,13 +76,13 @@ def generate(vocab: VocabLayer, prefix: np.ndarray, size: int = SIZE) -> list[in
 
 
 @pytest.fixture(scope="module")
-def windows(vocab: VocabLayer, make_document: MakeDocument) -> list[Window]:
+def windows(lm: CausalLM, make_document: MakeDocument) -> list[Window]:
     """Greedy texts with 0 to 4 edits anywhere, and random ones."""
     draw = np.random.default_rng(0)
     found = []
     for index in range(60):
         prefix = draw.integers(0, VOCAB, PREFIX)
-        text = generate(vocab, prefix)
+        text = generate(lm, prefix)
         for _ in range(index % 5):
             place = int(draw.integers(0, SIZE))
             match draw.integers(0, 3):
@@ -100,28 +100,28 @@ def windows(vocab: VocabLayer, make_document: MakeDocument) -> list[Window]:
     return found
 
 
-def score(vocab: VocabLayer, windows: Sequence[Window]) -> Numbers:
-    one_pass = OnePass(extraction=PROBE, tiny_margin=1e-3)
-    results = ModelScorer(vocab, 512).score([one_pass.plan(window)[0] for window in windows])
-    return Numbers(names=one_pass.names, rows=one_pass.measure(windows, results))
+def score(lm: CausalLM, windows: Sequence[Window]) -> ScoreMatrix:
+    teacher_forced = TeacherForcedScores(extraction=PROBE, tiny_margin=1e-3)
+    results = ModelScorer(lm, 512).score([teacher_forced.plan(window)[0] for window in windows])
+    return ScoreMatrix(names=teacher_forced.names, rows=teacher_forced.measure(windows, results))
 
 
 def find(
-    vocab: VocabLayer, windows: Sequence[Window], probe: ExtractionProbe = PROBE, **fields: Any
+    lm: CausalLM, windows: Sequence[Window], probe: ExtractionProbe = PROBE, **fields: Any
 ) -> NearVerbatim:
-    one_pass = score(vocab, windows)
-    decoder = Decoder(vocab, fields.pop("batch_tokens", 300))
+    teacher_forced = score(lm, windows)
+    decoder = Decoder(lm, fields.pop("batch_tokens", 300))
 
-    def measure(indices: Sequence[int]) -> Numbers:
+    def measure(indices: Sequence[int]) -> ScoreMatrix:
         rows = generate_edits(
             probe,
             decoder,
             [windows[index] for index in indices],
-            one_pass["first_divergence"][list(indices)].astype(int).tolist(),
+            teacher_forced["first_divergence"][list(indices)].astype(int).tolist(),
         )
-        return Numbers(names=NAMES, rows=np.array(rows).reshape(-1, len(NAMES)))
+        return ScoreMatrix(names=NAMES, rows=np.array(rows).reshape(-1, len(NAMES)))
 
-    return find_near_verbatim(probe, windows, one_pass, measure, seed=0)
+    return find_near_verbatim(probe, windows, teacher_forced, measure, seed=0)
 
 
 @pytest.mark.parametrize(
@@ -129,11 +129,11 @@ def find(
     [100, *(pytest.param(each, marks=pytest.mark.slow) for each in (1, 4000))],
 )
 def test_matches_are_those_of_plain_generation(
-    vocab: VocabLayer, windows: list[Window], batch_tokens: int
+    lm: CausalLM, windows: list[Window], batch_tokens: int
 ) -> None:
-    found = find(vocab, windows, batch_tokens=batch_tokens)
+    found = find(lm, windows, batch_tokens=batch_tokens)
     edits = [
-        edit_distance(generate(vocab, window.input_ids[:PREFIX]), window.continuation_ids.tolist())
+        edit_distance(generate(lm, window.input_ids[:PREFIX]), window.continuation_ids.tolist())
         for window in windows
     ]
     assert found.matched_N.tolist() == [count <= SIZE // 10 for count in edits]
@@ -146,9 +146,9 @@ def test_matches_are_those_of_plain_generation(
 
 
 def test_texts_that_left_for_good_are_not_generated_to_their_end(
-    vocab: VocabLayer, windows: list[Window], monkeypatch: pytest.MonkeyPatch
+    lm: CausalLM, windows: list[Window], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    decoder = Decoder(vocab, 4000)
+    decoder = Decoder(lm, 4000)
     continued = []
     original = decoder.continue_greedily
 
@@ -164,45 +164,41 @@ def test_texts_that_left_for_good_are_not_generated_to_their_end(
     assert min(len(one.token_ids) for one in continued) >= 3
 
 
-def test_only_a_sample_below_the_floor_is_generated(
-    vocab: VocabLayer, windows: list[Window]
-) -> None:
+def test_only_a_sample_below_the_floor_is_generated(lm: CausalLM, windows: list[Window]) -> None:
     probe = ExtractionProbe(
         continuation_tokens=SIZE, generation_floor=0.5, num_generated_below_floor=3
     )
-    accuracy_N = score(vocab, windows)["num_correct"] / SIZE
-    found = find(vocab, windows, probe)
+    accuracy_N = score(lm, windows)["num_correct"] / SIZE
+    found = find(lm, windows, probe)
     assert found.num_below_floor == int((accuracy_N < 0.5).sum()) >= 10
     assert (found.num_checked, found.num_matched_below_floor) == (3, 0)
     assert int(np.isnan(found.num_edits_N).sum()) == found.num_below_floor - 3
     assert not found.matched_N[np.isnan(found.num_edits_N)].any()
     # What is generated does not depend on the order of the documents.
-    turned = find(vocab, windows[::-1], probe)
+    turned = find(lm, windows[::-1], probe)
     assert np.array_equal(turned.num_edits_N[::-1], found.num_edits_N, equal_nan=True)
 
 
-def test_all_are_generated_once_the_sample_has_a_match(
-    vocab: VocabLayer, windows: list[Window]
-) -> None:
+def test_all_are_generated_once_the_sample_has_a_match(lm: CausalLM, windows: list[Window]) -> None:
     probe = ExtractionProbe(
         continuation_tokens=SIZE, generation_floor=1.0, num_generated_below_floor=12
     )
-    found, whole = find(vocab, windows, probe), find(vocab, windows)
+    found, whole = find(lm, windows, probe), find(lm, windows)
     assert found.num_checked == found.num_below_floor == len(windows) - found.num_verbatim
     assert found.num_matched_below_floor == int(whole.matched_N.sum()) - found.num_verbatim > 0
     assert found.matched_N.tolist() == whole.matched_N.tolist()
 
 
 def test_gap_covers_the_tokens_before_and_after_the_divergence(
-    vocab: VocabLayer, windows: list[Window]
+    lm: CausalLM, windows: list[Window]
 ) -> None:
-    found = find(vocab, windows)
+    found = find(lm, windows)
     for index in (0, 1, 2):
         window = windows[index]
-        written = generate(vocab, window.input_ids[:PREFIX])
+        written = generate(lm, window.input_ids[:PREFIX])
         ids = np.concatenate([window.input_ids[:PREFIX], written]).astype(np.int64)
         with torch.no_grad():
-            logits_SV = vocab.model(torch.from_numpy(ids)[None]).logits[0, PREFIX - 1 : -1]
+            logits_SV = lm.model(torch.from_numpy(ids)[None]).logits[0, PREFIX - 1 : -1]
         logits_SV[:, END] = -torch.inf
         best = logits_SV.double().topk(2).values
         gap = float((best[:, 0] - best[:, 1]).min())

@@ -6,7 +6,7 @@ from audit_examples import Scripted, say_by_context
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memguard.audit.passages import Asked, Passage
+from memguard.audit.passages import Passage, ScoreSelection
 from memguard.config.sampling import SamplingScheme
 
 
@@ -36,8 +36,10 @@ def test_cut_tokens_are_those_of_their_places(data: st.DataObject) -> None:
     end = data.draw(st.integers(start + 1, size))
     ids = np.arange(size, dtype=np.int32)
     passage = Passage(input_ids=ids, first_label=first_label, first_choice=first_choice)
-    asked = Asked(needs=frozenset({"entropy"}), schemes=(SamplingScheme(), SamplingScheme(top_k=2)))
-    (whole,) = Scripted(say_by_context).score([passage], asked)
+    requested = ScoreSelection(
+        needs=frozenset({"entropy"}), schemes=(SamplingScheme(), SamplingScheme(top_k=2))
+    )
+    (whole,) = Scripted(say_by_context).score([passage], requested)
     part = whole.cut(start - first_choice, end - first_choice)
     said = [say_by_context(ids[: place + 1]) for place in range(start, end)]
     assert part.logprob.tolist() == [each.logprob for each in said]

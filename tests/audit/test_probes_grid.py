@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from memguard.audit.extraction import AuditDocument, ExtractionProbe
 from memguard.audit.probes import GridCell, GridProbe
 from memguard.audit.scoring import ModelScorer
-from memguard.audit.teacher_forcing import IN_A_CELL, OnePass
+from memguard.audit.teacher_forcing import IN_A_CELL, TeacherForcedScores
 
 MakeDocument = Callable[..., AuditDocument]
 
@@ -40,15 +40,15 @@ def test_cells_reach_the_whole_of_a_text_longer_than_the_context(
     )
     probe = ExtractionProbe(continuation_tokens=10)
     grid = GridProbe(offsets=(0, 136, 170, 195), prefix_tokens=(8, 60), continuation_tokens=(4,))
-    one_pass = OnePass(extraction=probe, tiny_margin=1e-3, cells=grid.cells)
+    teacher_forced = TeacherForcedScores(extraction=probe, tiny_margin=1e-3, cells=grid.cells)
     window = probe.window(part)
     assert window is not None
     scorer = ModelScorer(layer, 512)
-    (row,) = one_pass.measure([window], scorer.score(one_pass.plan(window)))
-    found = dict(zip(one_pass.names, row, strict=True))
+    (row,) = teacher_forced.measure([window], scorer.score(teacher_forced.plan(window)))
+    found = dict(zip(teacher_forced.names, row, strict=True))
     # The passes start at 0, at 136 with the main window's, and at 170.
-    assert len(one_pass.plan(window)) == 3
-    alone = OnePass(extraction=probe, tiny_margin=1e-3)
+    assert len(teacher_forced.plan(window)) == 3
+    alone = TeacherForcedScores(extraction=probe, tiny_margin=1e-3)
     (main,) = alone.measure([window], scorer.score(alone.plan(window)))
     # fp32 sums in batches of another shape.
     np.testing.assert_allclose(row[: len(main)], main, atol=1e-4)
@@ -60,7 +60,7 @@ def test_cells_reach_the_whole_of_a_text_longer_than_the_context(
             continue
         text = make_document(ids[cell.offset : end])
         ask = ExtractionProbe(continuation_tokens=4, min_prefix_tokens=1)
-        alone = OnePass(extraction=ask, tiny_margin=1e-3)
+        alone = TeacherForcedScores(extraction=ask, tiny_margin=1e-3)
         cut = ask.window(text)
         assert cut is not None
         (numbers,) = alone.measure([cut], scorer.score(alone.plan(cut)))
@@ -88,20 +88,20 @@ def test_sharing_a_pass_changes_nothing(make_document: MakeDocument) -> None:
     documents = [make_document(draw.integers(0, 61, size)) for size in (64, 40, 33)]
     grid = GridProbe(offsets=(0, 9), prefix_tokens=(5, 16), continuation_tokens=(4, 15))
     scorer = ModelScorer(build_tiny_layer(), 256)
-    together = OnePass(
+    together = TeacherForcedScores(
         extraction=ExtractionProbe(continuation_tokens=8), tiny_margin=1e-3, cells=grid.cells
     )
     for document in documents:
         window = together.extraction.window(document)
         assert window is not None
-        (row,) = together.measure([window], scorer.score(together.plan(window), together.asked))
+        (row,) = together.measure([window], scorer.score(together.plan(window), together.requested))
         found = dict(zip(together.names, row, strict=True))
         for index, cell in enumerate(grid.cells):
             own = cell.window(document)
             if own is None:
                 assert all(np.isnan(found[f"grid.{index}.{name}"]) for name in IN_A_CELL)
                 continue
-            alone = OnePass(extraction=ExtractionProbe(), tiny_margin=1e-3)
+            alone = TeacherForcedScores(extraction=ExtractionProbe(), tiny_margin=1e-3)
             (numbers,) = alone.measure([own], scorer.score([own.passage()]))
             for name, expected in zip(alone.names, numbers, strict=True):
                 if name in IN_A_CELL:

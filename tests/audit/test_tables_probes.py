@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from audit_examples import Scripted, say_by_context, say_known
 
-from memguard.audit.cache import Numbers
+from memguard.audit.cache import ScoreMatrix
 from memguard.audit.document_scores import ModelResults, build_scores
 from memguard.audit.extraction import AuditDocument, ExtractionProbe, Window
 from memguard.audit.near_verbatim import NotGenerated
@@ -14,17 +14,19 @@ from memguard.audit.probabilistic import QUERY_BOUNDS
 from memguard.audit.probes import GridProbe
 from memguard.audit.selection import BucketOutline
 from memguard.audit.tables import METRICS, build_attack_cost, list_tables
-from memguard.audit.teacher_forcing import OnePass
+from memguard.audit.teacher_forcing import TeacherForcedScores
 from memguard.config.sampling import SamplingScheme
 
 MakeDocument = Callable[..., AuditDocument]
 
 
-def _ask(scorer: Scripted, one_pass: OnePass, windows: list[Window]) -> ModelResults:
-    passages = [passage for window in windows for passage in one_pass.plan(window)]
-    rows = one_pass.measure(windows, scorer.score(passages, one_pass.asked))
+def _ask(
+    scorer: Scripted, teacher_forced: TeacherForcedScores, windows: list[Window]
+) -> ModelResults:
+    passages = [passage for window in windows for passage in teacher_forced.plan(window)]
+    rows = teacher_forced.measure(windows, scorer.score(passages, teacher_forced.requested))
     return ModelResults(
-        one_pass=Numbers(names=one_pass.names, rows=rows),
+        teacher_forced=ScoreMatrix(names=teacher_forced.names, rows=rows),
         near_verbatim=NotGenerated(reason="it is not tested here"),
     )
 
@@ -44,12 +46,12 @@ def windows(make_document: MakeDocument) -> list[Window]:
 
 def test_a_table_for_the_window_and_one_for_each_cell(windows: list[Window]) -> None:
     grid = GridProbe(offsets=(0, 4), prefix_tokens=(3, 8), continuation_tokens=(4,))
-    one_pass = OnePass(
+    teacher_forced = TeacherForcedScores(
         extraction=ExtractionProbe(continuation_tokens=6), tiny_margin=1.0, cells=grid.cells
     )
-    model = _ask(Scripted(say_by_context), one_pass, windows)
-    base = _ask(Scripted(say_known(lambda ids: True)), one_pass, windows)
-    tables = list_tables(windows, one_pass, model, base)
+    model = _ask(Scripted(say_by_context), teacher_forced, windows)
+    base = _ask(Scripted(say_known(lambda ids: True)), teacher_forced, windows)
+    tables = list_tables(windows, teacher_forced, model, base)
     assert [table.probe for table in tables] == ["extraction", *["grid"] * 4]
     assert tables[0].parameters["continuation_tokens"] == 6
     assert "name" not in tables[0].parameters
@@ -62,11 +64,11 @@ def test_a_table_for_the_window_and_one_for_each_cell(windows: list[Window]) -> 
         assert set(table.base) == set(table.model)
         size = 6 if index == 0 else 4
         for number, window in enumerate(windows):
-            asked = window if index == 0 else grid.cells[index - 1].window(window.document)
-            if asked is None:
+            requested = window if index == 0 else grid.cells[index - 1].window(window.document)
+            if requested is None:
                 assert all(np.isnan(value_N[number]) for value_N in table.model.values())
                 continue
-            ids = asked.input_ids
+            ids = requested.input_ids
             said = [say_by_context(ids[: place + 1]) for place in range(len(ids))][-size:]
             num_right = sum(each.right for each in said)
             found = {name: value_N[number] for name, value_N in table.model.items()}
@@ -77,11 +79,11 @@ def test_a_table_for_the_window_and_one_for_each_cell(windows: list[Window]) -> 
             assert found["logprob"] == sum(each.logprob for each in said) / size
             assert table.base["verbatim"][number] == 1
             assert table.base["logprob"][number] == -0.125
-    assert list_tables(windows, one_pass, model, None)[0].base is None
+    assert list_tables(windows, teacher_forced, model, None)[0].base is None
 
 
 def test_attack_cost_of_each_bucket(windows: list[Window]) -> None:
-    one_pass = OnePass(
+    teacher_forced = TeacherForcedScores(
         extraction=ExtractionProbe(continuation_tokens=6),
         tiny_margin=1.0,
         schemes=(SamplingScheme(), SamplingScheme(top_k=40)),
@@ -94,9 +96,11 @@ def test_attack_cost_of_each_bucket(windows: list[Window]) -> None:
     ]
     odd = {tuple(w.input_ids.tolist()) for w in windows if w.document.bucket == "x1"}
     knows = say_known(lambda ids: any(row[: len(ids)] == ids for row in odd))
-    model = _ask(Scripted(knows), one_pass, windows)
-    base = _ask(Scripted(say_known(lambda ids: False)), one_pass, windows)
-    even, known, empty = build_attack_cost(build_scores(windows, one_pass, model, base), outlines)
+    model = _ask(Scripted(knows), teacher_forced, windows)
+    base = _ask(Scripted(say_known(lambda ids: False)), teacher_forced, windows)
+    even, known, empty = build_attack_cost(
+        build_scores(windows, teacher_forced, model, base), outlines
+    )
     assert (even.bucket, known.bucket, empty.bucket) == ("x0", "x1", "empty")
     assert (even.model.num_documents, even.model.num_never, even.model.median) == (6, 6, None)
     assert (known.model.num_documents, known.model.num_never, known.model.median) == (6, 0, 0.0)
@@ -106,10 +110,15 @@ def test_attack_cost_of_each_bucket(windows: list[Window]) -> None:
     assert known.model.within[1].num_matched == 6
     assert even.model.within[QUERY_BOUNDS[-1]].num_matched == 0
     assert (empty.model.num_documents, empty.model.lowest) == (0, None)
-    assert build_attack_cost(build_scores(windows, one_pass, model, None), outlines)[0].base is None
+    assert (
+        build_attack_cost(build_scores(windows, teacher_forced, model, None), outlines)[0].base
+        is None
+    )
 
 
 def test_no_attack_cost_where_no_way_to_draw_was_asked_for(windows: list[Window]) -> None:
-    one_pass = OnePass(extraction=ExtractionProbe(continuation_tokens=6), tiny_margin=1.0)
-    model = _ask(Scripted(say_by_context), one_pass, windows)
-    assert build_attack_cost(build_scores(windows, one_pass, model, None), []) == []
+    teacher_forced = TeacherForcedScores(
+        extraction=ExtractionProbe(continuation_tokens=6), tiny_margin=1.0
+    )
+    model = _ask(Scripted(say_by_context), teacher_forced, windows)
+    assert build_attack_cost(build_scores(windows, teacher_forced, model, None), []) == []

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from memguard.audit.extraction import AuditDocument, ExtractionProbe, Window
 from memguard.audit.probes import GridCell, GridProbe
-from memguard.audit.teacher_forcing import IN_A_CELL, OnePass
+from memguard.audit.teacher_forcing import IN_A_CELL, TeacherForcedScores
 from memguard.config.sampling import SamplingScheme
 
 MakeDocument = Callable[..., AuditDocument]
@@ -97,7 +97,7 @@ def test_numbers_equal_naive_loops(
     window = probe.window(document)
     if window is None:
         return
-    one_pass = OnePass(
+    teacher_forced = TeacherForcedScores(
         extraction=probe,
         tiny_margin=1.0,
         schemes=SCHEMES,
@@ -105,10 +105,10 @@ def test_numbers_equal_naive_loops(
         membership=SCORES,
         decode=CHARACTERS.decode,
     )
-    plan = one_pass.plan(window)
+    plan = teacher_forced.plan(window)
     scorer = Scripted(say_by_context)
-    (row,) = one_pass.measure([window], scorer.score(plan, one_pass.asked))
-    found = dict(zip(one_pass.names, row, strict=True))
+    (row,) = teacher_forced.measure([window], scorer.score(plan, teacher_forced.requested))
+    found = dict(zip(teacher_forced.names, row, strict=True))
 
     said = _ask_alone(window.input_ids, window.prefix_tokens, window.continuation_tokens)
     expected: dict[str, float] = dict(_count_naively(said))
@@ -158,14 +158,14 @@ def test_numbers_equal_naive_loops(
 
 def test_a_cell_at_the_windows_start_shares_its_passage(make_document: MakeDocument) -> None:
     document = make_document(np.arange(40))
-    one_pass = OnePass(
+    teacher_forced = TeacherForcedScores(
         extraction=ExtractionProbe(continuation_tokens=10),
         tiny_margin=1.0,
         cells=GridProbe(offsets=(0, 5, 30), prefix_tokens=(4, 8), continuation_tokens=(6,)).cells,
     )
-    window = one_pass.extraction.window(document)
+    window = teacher_forced.extraction.window(document)
     assert window is not None
-    plan = one_pass.plan(window)
+    plan = teacher_forced.plan(window)
     # Offset 30 leaves 10 tokens: 4 + 6 fit, 8 + 6 do not.
     assert [passage.input_ids[0] for passage in plan] == [0, 5, 30]
     assert [len(passage.input_ids) for passage in plan] == [40, 14, 10]
@@ -178,7 +178,7 @@ def test_documents_of_all_sizes_are_measured_together(make_document: MakeDocumen
     """What is said of one does not depend on what it is measured beside."""
     draw = np.random.default_rng(0)
     probe = ExtractionProbe(continuation_tokens=6)
-    one_pass = OnePass(
+    teacher_forced = TeacherForcedScores(
         extraction=probe,
         tiny_margin=1.0,
         schemes=SCHEMES,
@@ -199,35 +199,37 @@ def test_documents_of_all_sizes_are_measured_together(make_document: MakeDocumen
         assert window is not None
         windows.append(window)
     scorer = Scripted(say_by_context)
-    plans = [one_pass.plan(window) for window in windows]
+    plans = [teacher_forced.plan(window) for window in windows]
     passages = [passage for plan in plans for passage in plan]
-    together = one_pass.measure(windows, scorer.score(passages, one_pass.asked))
+    together = teacher_forced.measure(windows, scorer.score(passages, teacher_forced.requested))
     for row, window, plan in zip(together, windows, plans, strict=True):
-        (alone,) = one_pass.measure([window], scorer.score(plan, one_pass.asked))
+        (alone,) = teacher_forced.measure([window], scorer.score(plan, teacher_forced.requested))
         # float64 sums of the same numbers.
         np.testing.assert_allclose(row, alone, rtol=1e-12)
 
 
 def test_only_what_is_asked_for_is_asked_of_the_model() -> None:
     probe = ExtractionProbe()
-    plain = OnePass(extraction=probe, tiny_margin=1.0, membership=("loss", "min_k", "zlib"))
-    assert plain.asked.needs == frozenset()
-    assert plain.asked.schemes == ()
-    more = OnePass(extraction=probe, tiny_margin=1.0, membership=("min_k_plus_plus",))
-    assert more.asked.needs == {"entropy", "variance_logprob"}
+    plain = TeacherForcedScores(
+        extraction=probe, tiny_margin=1.0, membership=("loss", "min_k", "zlib")
+    )
+    assert plain.requested.needs == frozenset()
+    assert plain.requested.schemes == ()
+    more = TeacherForcedScores(extraction=probe, tiny_margin=1.0, membership=("min_k_plus_plus",))
+    assert more.requested.needs == {"entropy", "variance_logprob"}
 
 
 def test_scores_of_text_are_missing_without_a_tokenizer(make_document: MakeDocument) -> None:
-    one_pass = OnePass(
+    teacher_forced = TeacherForcedScores(
         extraction=ExtractionProbe(continuation_tokens=4),
         tiny_margin=1.0,
         membership=("loss", "zlib"),
     )
-    window = one_pass.extraction.window(make_document(np.arange(12)))
+    window = teacher_forced.extraction.window(make_document(np.arange(12)))
     assert window is not None
-    results = Scripted(say_by_context).score(one_pass.plan(window))
-    (row,) = one_pass.measure([window], results)
-    found = dict(zip(one_pass.names, row, strict=True))
+    results = Scripted(say_by_context).score(teacher_forced.plan(window))
+    (row,) = teacher_forced.measure([window], results)
+    found = dict(zip(teacher_forced.names, row, strict=True))
     assert math.isfinite(found["membership.loss"])
     assert math.isnan(found["membership.zlib"])
 
@@ -237,21 +239,25 @@ def test_only_tokens_with_loss_count_for_membership(make_document: MakeDocument)
     supervised = np.zeros(30, dtype=bool)
     supervised[8:12] = supervised[20:28] = True
     document = make_document(np.arange(30), supervised=supervised, format="messages")
-    one_pass = OnePass(extraction=ExtractionProbe(), tiny_margin=1.0, membership=("loss",))
-    window = one_pass.extraction.window(document)
+    teacher_forced = TeacherForcedScores(
+        extraction=ExtractionProbe(), tiny_margin=1.0, membership=("loss",)
+    )
+    window = teacher_forced.extraction.window(document)
     assert window is not None
-    (passage,) = one_pass.plan(window)
+    (passage,) = teacher_forced.plan(window)
     assert (passage.first_label, passage.first_choice, len(passage.input_ids)) == (1, 20, 28)
-    (found,) = one_pass.measure([window], Scripted(say_by_context).score([passage]))
+    (found,) = teacher_forced.measure([window], Scripted(say_by_context).score([passage]))
     places = [*range(8, 12), *range(20, 28)]
     said = [say_by_context(document.input_ids[: place + 1]).logprob for place in places]
-    assert found[one_pass.names.index("membership.loss")] == pytest.approx(sum(said) / 12)
+    assert found[teacher_forced.names.index("membership.loss")] == pytest.approx(sum(said) / 12)
 
 
 def test_what_numbers_depend_on_is_in_their_parameters() -> None:
     """Whatever changes a number must change the name that cached numbers have."""
     probe = ExtractionProbe()
-    base = OnePass(extraction=probe, tiny_margin=1.0, membership=("loss",), schemes=SCHEMES[:1])
+    base = TeacherForcedScores(
+        extraction=probe, tiny_margin=1.0, membership=("loss",), schemes=SCHEMES[:1]
+    )
     fields = {
         "extraction": probe.adapt(prefix_tokens=9),
         "tiny_margin": 2.0,
@@ -263,6 +269,6 @@ def test_what_numbers_depend_on_is_in_their_parameters() -> None:
     before = {name: getattr(base, name) for name in fields}
     seen = [base.parameters]
     for name, value in fields.items():
-        changed = OnePass(**{**before, name: value}).parameters
+        changed = TeacherForcedScores(**{**before, name: value}).parameters
         assert changed not in seen, name
         seen.append(changed)

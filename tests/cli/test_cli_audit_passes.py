@@ -73,7 +73,7 @@ def test_a_reference_with_another_vocabulary_is_refused(
         *("--members", folder / "documents.jsonl", "--suite", suite),
     )
     assert outcome.code == 3
-    assert "'audit.reference' must have the vocabulary of the model under audit" in outcome.err
+    assert "'audit.reference' must have the vocabulary of the audited model" in outcome.err
 
 
 def test_text_is_decoded_without_special_tokens(shared_data: Path) -> None:

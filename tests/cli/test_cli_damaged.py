@@ -76,7 +76,7 @@ def test_a_damaged_run_is_not_audited(run: Path, name: str) -> None:
     found = run_cli("verify", run)
     assert found.code == 3
     assert name in found.out
-    assert "mend: 'memguard train" in found.out
+    assert "repair: 'memguard train" in found.out
 
 
 @pytest.mark.parametrize("change", [flip_byte, cut, Path.unlink])
@@ -143,7 +143,7 @@ def test_an_audit_elsewhere_leaves_the_run_as_it_is(run: Path, tmp_path: Path) -
     assert run_cli("verify", "out").code == 0
     flip_byte(tmp_path / "out" / "report.html")
     found = run_cli("verify", "out")
-    assert (found.code, "mend: 'memguard report out' renders it again" in found.out) == (3, True)
+    assert (found.code, "repair: 'memguard report out' renders it again" in found.out) == (3, True)
     assert run_cli("report", "out").code == 0
     assert run_cli("verify", "out").code == 0
 
@@ -177,9 +177,9 @@ def test_a_second_audit_of_the_same_folder_is_refused(
         os.close(handle)
     assert refused.code == 2
     # One line: torch, whose import is told, is not waited for.
-    assert refused.err.startswith(f"another process is at work in '{locked}'")
+    assert refused.err.startswith(f"another process is using '{locked}'")
     assert refused.err.count("\n") == 1
-    assert at_work is None or "what it is writing may look damaged" in at_work.out
+    assert at_work is None or "files that it is writing may look damaged" in at_work.out
     assert read_all(run / "audit", *before) == before
     assert run_cli("audit", run, *arguments).code == 0
 

@@ -166,7 +166,9 @@ def test_canaries_are_counted_as_they_are_trained(folder: Path) -> None:
     assert "200 documents" in say(result, "EOS")
     assert "209" not in json.dumps([remark.text for remark in record.tokenizer])
     # Where there are none, that is said beforehand too.
-    assert "no canaries, which take 160 trained documents or more" in rehearse(write_run(folder))[1]
+    assert (
+        "no canaries, which need at least 160 trained documents" in rehearse(write_run(folder))[1]
+    )
 
 
 def test_it_leaves_nothing_behind(folder: Path, asides: Path) -> None:
@@ -210,9 +212,9 @@ def test_a_run_that_was_begun_is_not_disturbed(folder: Path) -> None:
     before = look_at(folder / "runs")
     result, _ = rehearse(path, "data.seq_len=64")
     said = say(result, "run")
-    assert said.startswith("warning: Training will refuse this: ")
+    assert said.startswith("warning: Training will stop with this error: ")
     assert "data.seq_len (128 there, 64 here)" in said
-    assert "Training will refuse this" in show(result)
+    assert "Training will stop with this error" in show(result)
     (folder / "documents.jsonl").unlink()
     write_texts(folder / "documents.jsonl", 50)
     # As training would say it: of the run's folder, not of a temporary one.
@@ -247,7 +249,7 @@ def test_a_model_drawn_from_nothing_has_its_tokenizer_trained(folder: Path) -> N
 
 def test_weak_audits_are_told(folder: Path) -> None:
     result, _ = rehearse(write_run(folder), "train.max_steps=1")
-    assert "Only 6 control documents can be asked, below 30" in say(result, "audit")
+    assert "Only 6 control documents can be audited, fewer than 30" in say(result, "audit")
     assert "ends the run after 1 of" in say(result, "steps")
     unreached = [b for b in result.record.buckets if b.num_audited is None]
     assert [bucket.bucket for bucket in unreached] == ["trained, 0 times"]
@@ -317,7 +319,7 @@ def test_hostile_text_does_not_reach_the_terminal(chat: DryRunResult) -> None:
 def test_elsewhere_no_text_is_shown(chat: DryRunResult) -> None:
     screen = show(chat)
     assert "\x1b" not in screen
-    assert "for a terminal only" in screen
+    assert "printed only on a terminal" in screen
     word = make_texts(80, words=12)[0].split()[0]
     assert "user>" not in screen
     assert word not in screen
@@ -371,6 +373,6 @@ def test_colour_that_is_forced_into_a_file_brings_no_text(
 ) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")
     screen = strip_styles(show(chat))
-    assert "not shown: it is text of your documents, for a terminal only" in screen
+    assert "not shown: text of your documents is printed only on a terminal" in screen
     for piece in chat.first_row.pieces:
         assert "".join(token.text for token in piece.tokens[:20]) not in screen

@@ -108,7 +108,7 @@ def test_a_run_at_work_and_an_adapter_are_told_without_torch(
     with locked(folder / "runs" / "run"):
         ended = bare("train", path, "--nproc", 2)
         assert (ended.returncode, len(ended.stderr.splitlines())) == (2, 1), ended.stderr
-        assert "another process is at work" in ended.stderr
+        assert "another process is using" in ended.stderr
     (tmp_path / "adapter").mkdir()
     (tmp_path / "adapter" / "adapter_config.json").write_text("{}")
     ended = bare("train", path, f"model.path={tmp_path / 'adapter'}")
@@ -236,13 +236,15 @@ def test_unfinished_runs_and_empty_folders_have_no_audit(folder: Path) -> None:
     path = write_run(folder)
     assert run_cli("prepare", path).code == 0
     assert "has no model/ yet" in fails(3, "audit", folder / "runs" / "run")
-    assert "holds neither a report.json" in fails(3, "report", folder)
+    assert "has neither a report.json" in fails(3, "report", folder)
 
 
 def test_a_run_that_ended_before_it_trained_anything_whole(folder: Path) -> None:
     path = write_run(folder, data={"seq_len": 32}, train={"max_steps": 1, "batch_size": 2})
     message = fails(3, "train", path)
-    assert "'train.max_steps' = 1 ended the run when 0 documents had been trained whole" in message
+    assert (
+        "'train.max_steps' = 1 ended the run when 0 documents had been trained in full" in message
+    )
     assert (folder / "runs" / "run" / "model" / "config.json").exists(), "the model is kept"
 
 
@@ -296,14 +298,14 @@ def test_a_full_disk(folder: Path, monkeypatch: pytest.MonkeyPatch, error: Excep
 
     monkeypatch.setattr(setup, "export_model", fail)
     path = write_run(folder, train={"max_steps": 1}, audit={"enabled": False})
-    assert "the disk is full; what was saved before is whole" in fails(1, "train", path)
+    assert "the disk is full; files saved before are intact" in fails(1, "train", path)
 
 
 def test_out_of_memory(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object, **__: object) -> None:
         raise MemoryError
 
-    monkeypatch.setattr(setup, "build_vocab_layer", fail)
+    monkeypatch.setattr(setup, "build_causal_lm", fail)
     assert "lower 'train.micro_batch_size'" in fails(1, "train", write_run(folder))
 
 
@@ -315,7 +317,7 @@ def test_mistakes_of_ours_show_where(folder: Path, monkeypatch: pytest.MonkeyPat
     outcome = run_cli("train", write_run(folder))
     assert outcome.code == 1
     assert "Traceback" in outcome.err
-    assert "this is a mistake in memguard" in outcome.err
+    assert "this is a bug in memguard" in outcome.err
 
 
 def test_interrupted_while_preparing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -325,7 +327,7 @@ def test_interrupted_while_preparing(folder: Path, monkeypatch: pytest.MonkeyPat
     path = write_run(folder, train={"max_steps": 1}, audit={"enabled": False})
     with monkeypatch.context() as patched:
         patched.setattr(train, "prepare", interrupt)
-        assert "run the same command again to go on" in fails(130, "train", path)
+        assert "run the same command again to resume" in fails(130, "train", path)
     assert run_cli("train", path).code == 0
 
 
@@ -362,8 +364,8 @@ def test_two_processes_in_one_folder(folder: Path) -> None:
 
     path = write_run(folder)
     with locked(folder / "runs" / "run"):
-        assert "another process is at work" in fails(2, "train", path)
-        assert "another process is at work" in fails(2, "prepare", path)
+        assert "another process is using" in fails(2, "train", path)
+        assert "another process is using" in fails(2, "prepare", path)
 
 
 def test_what_a_killed_process_was_writing_is_cleared(folder: Path) -> None:

@@ -42,7 +42,7 @@ def test_nothing_to_fix_is_said_and_nothing_trained(run: Path) -> None:
     assert (done.code, json.loads(done.out)) == (0, None)
     assert "nothing to fix: documents are extracted no more often than in the control" in done.err
     say(run, level="no-control")
-    assert "the report cannot tell" in run_cli("compare", run, "--fix").err
+    assert "the report does not show" in run_cli("compare", run, "--fix").err
     assert not run.with_name("run-fix").exists()
 
 
@@ -78,7 +78,7 @@ def test_an_audit_of_another_kind_is_told_before_anything_is_trained(run: Path) 
     save_audit_files(path.parent, has_card=True)
     refused = run_cli("compare", run, "--fix")
     assert (refused.code, refused.err.count("\n")) == (3, 2)
-    assert "is not the one that its config.yaml asks for; audit it again" in refused.err
+    assert "does not match its config.yaml; audit it again" in refused.err
     path.write_text(before)
     save_audit_files(path.parent, has_card=True)
 
@@ -159,11 +159,11 @@ def test_what_is_damaged_is_not_fixed(run: Path, name: str, way_out: str) -> Non
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
-        (("quickstart", "--fix"), "--fix belongs to a finished RUN"),
+        (("quickstart", "--fix"), "--fix needs a finished RUN"),
         (("{run}", "{run}", "--fix"), "--fix takes one RUN; got 2"),
-        (("{run}", "--keep-weights"), "--keep-weights belongs to --fix"),
-        (("{run}", "--nproc", "2"), "--nproc belongs to --fix"),
-        (("{run}", "--fix", "--keep-weights", "--out", "x"), "with --keep-weights there is none"),
+        (("{run}", "--keep-weights"), "--keep-weights needs --fix"),
+        (("{run}", "--nproc", "2"), "--nproc needs --fix"),
+        (("{run}", "--fix", "--keep-weights", "--out", "x"), "--keep-weights writes none"),
     ],
 )
 def test_what_is_refused(run: Path, arguments: tuple[str, ...], reason: str) -> None:

@@ -59,7 +59,7 @@ def test_a_full_disk_is_told_in_a_line_and_loses_nothing(
     code, message, left, code_again, message_again = json.loads(said.read_text())
     assert code == 1, message
     assert "Traceback" not in message
-    assert message.splitlines()[-1].startswith("memguard: the disk is full; what was saved before")
+    assert message.splitlines()[-1].startswith("memguard: the disk is full; files saved before")
     assert f"run/{absent}" not in left
     assert f"run/{kept}" in left
     assert not [name for name in left if "/." in name and name.count(".") > 1], left

@@ -58,7 +58,7 @@ def test_another_base_is_refused(sweep: Path, tmp_path: Path) -> None:
     arguments = ("--out", tmp_path / "out", "--base", other)
     outcome = run_cli("audit", sweep / "run", *arguments)
     assert outcome.code == 3
-    assert "has other weights than the run was audited with before" in outcome.err
+    assert "has other weights than in the run's earlier audit" in outcome.err
     outcome = run_cli("audit", sweep / "run", *arguments, "--no-base")
     assert outcome.code == 2
-    assert "--base names what --no-base leaves out" in outcome.err
+    assert "--base and --no-base contradict each other" in outcome.err

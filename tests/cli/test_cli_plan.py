@@ -92,14 +92,14 @@ def test_405b_on_16384_gpus(model: Path) -> None:
 def test_405b_on_8_gpus_is_told_how_many_would_do(model: Path) -> None:
     outcome = plan("--model", model, "--gpus", 8, "--machine", "dgx-h100")
     assert outcome.code == 2
-    assert "none of 20 meshes fits; the nearest to fitting first" in outcome.out
+    assert "none of 20 meshes fits; the closest to fitting first" in outcome.out
     (line,) = outcome.err.splitlines()
-    found = re.search(r"take ([\d,]+) GPUs as \(data=1, z=(\d+), y=(\d+), x=(\d+)\)", line)
+    found = re.search(r"use ([\d,]+) GPUs as \(data=1, z=(\d+), y=(\d+), x=(\d+)\)", line)
     assert found
     num_gpus = int(found[1].replace(",", ""))
     # 405.9 B parameters of 16 bytes are 75.6 GiB on 80 GPUs, of 77: nothing left for a block.
     assert num_gpus == 88
-    assert f"{num_gpus} GPUs would do, as (data=1, " in outcome.out
+    assert f"{num_gpus} GPUs would suffice, as (data=1, " in outcome.out
     # What is proposed runs.
     mesh = f"z={found[2]},y={found[3]},x={found[4]}"
     settings = ("--gpus", num_gpus, "--mesh", mesh, "--checkpointing", "full")
@@ -171,7 +171,7 @@ def test_options_are_taken(tmp_path: Path) -> None:
         assert mesh["activation_checkpointing"] == "full"
         assert mesh["micro_batch_size"] == 2
         assert mesh["num_micro_batches"] == 16 // (mesh["data"] * mesh["z"])
-    assert "a step of 32 rows, 512 tokens a row, fp32" in flatten(
+    assert "a step of 32 rows, 512 tokens per row, fp32" in flatten(
         plan("--model", path, "--machine", "h200", "--batch", 32, "--seq-len", 512).out.replace(
             "bf16", "fp32"
         )
@@ -213,7 +213,7 @@ def test_remedies_of_a_model_alone_are_options_of_this_command(tmp_path: Path) -
         (["--batch", "0"], "'--batch'"),
         (["--checkpointing", "some"], "must be none, selective or full; got 'some'"),
         (["--precision", "fp8"], "must be fp32 or bf16; got 'fp8'"),
-        (["--micro-batch", "2"], "give that as well"),
+        (["--micro-batch", "2"], "needs '--batch', whose rows it divides"),
         (["--micro-batch", "3", "--batch", "16"], "must divide '--batch'; got 3 and 16"),
         (["train.batch_size=3"], "'train.batch_size=3' is a setting and needs the CONFIG"),
         (["--nonsense"], "--nonsense"),
@@ -256,7 +256,7 @@ def test_no_such_model(tmp_path: Path) -> None:
     ("text", "said"),
     [
         ("{not json", "is not JSON"),
-        ("[1, 2]", "holds no settings"),
+        ("[1, 2]", "is not a JSON object"),
         ("{}", "'model_type' must be one of llama, mistral, qwen2, qwen3"),
         ('{"model_type": "mixtral"}', "got 'mixtral'"),
         ('{"model_type": "llama"}', "must give 'hidden_size' as a whole number"),
@@ -329,7 +329,7 @@ def test_a_run_with_its_documents(folder: Path) -> None:
     path = write_run(folder)
     outcome = plan(path)
     assert outcome.code == 0
-    assert "a step of 8 rows, 128 tokens a row, fp32" in outcome.out
+    assert "a step of 8 rows, 128 tokens per row, fp32" in outcome.out
     assert "only mesh fits" in outcome.out
     for title in ("Tokenizer", "Training", "Disk", "Documents and audit"):
         assert f"\n{title}\n" in outcome.out
@@ -399,7 +399,7 @@ def test_a_family_whose_memory_is_not_known_is_told_the_rest(folder: Path) -> No
     path = write_run(folder, model=model)
     outcome = plan(path)
     assert outcome.code == 0
-    assert "only, without eager attention: left out" in outcome.err
+    assert "without eager attention: left out" in outcome.err
     assert "Training" in outcome.out
 
 
@@ -436,11 +436,11 @@ def test_nothing_is_cut_off(model: Path, width: int) -> None:
     [
         (1, 1, False, "the only mesh fits"),
         (1, 0, False, "the only mesh does not fit"),
-        (4, 0, False, "none of 4 meshes fits; the nearest to fitting first"),
+        (4, 0, False, "none of 4 meshes fits; the closest to fitting first"),
         (4, 1, False, "1 of 4 meshes fits; the fastest first"),
         (4, 3, False, "3 of 4 meshes fit; the fastest first"),
         (4, 3, True, "3 of 4 meshes fit; yours, then the fastest"),
-        (4, 0, True, "none of 4 meshes fits; yours, then the nearest to fitting"),
+        (4, 0, True, "none of 4 meshes fits; yours, then the closest to fitting"),
     ],
 )
 def test_how_many_fit(
@@ -450,9 +450,9 @@ def test_how_many_fit(
         plan("--model", model, "--gpus", 512, "--machine", "h200", "--json").out
     )
     changes = {"num_meshes": num_meshes, "num_fitting": num_fitting}
-    asked = {"requested": made.meshes[0] if is_asked else None}
+    requested = {"requested": made.meshes[0] if is_asked else None}
     screen = io.StringIO()
-    render_plan(made.model_copy(update=changes | asked), rich.console.Console(file=screen))
+    render_plan(made.model_copy(update=changes | requested), rich.console.Console(file=screen))
     assert said in screen.getvalue().splitlines()
 
 

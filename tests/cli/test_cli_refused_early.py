@@ -25,14 +25,16 @@ def test_a_run_that_another_process_is_at_work_in(
 ) -> None:
     path = write_run(folder)
     with locked(folder / "runs" / "run"):
-        assert "another process is at work" in is_refused(2, *command, path)
+        assert "another process is using" in is_refused(2, *command, path)
 
 
 @pytest.mark.parametrize("command", ["train", "prepare"])
 def test_a_folder_that_cannot_be_made(folder: Path, command: str) -> None:
     path = write_run(folder, output_dir=str(folder / "documents.jsonl"))
     line = is_refused(2, command, path)
-    assert "cannot be made or read (Not a directory): choose another folder ('output_dir'" in line
+    assert (
+        "cannot be created or read (Not a directory): choose another folder ('output_dir'" in line
+    )
 
 
 def test_an_adapter_beside_the_weights(folder: Path) -> None:

@@ -32,7 +32,7 @@ def test_the_live_line_is_one_line_with_everything_on_it(
     text = io.StringIO()
     console = Console(rich.console.Console(file=text, force_terminal=True, width=width))
     with console.progress("train", LINE.num_steps, "steps") as advance:
-        advance(LINE.step, LINE.describe_briefly())
+        advance(LINE.step, LINE.describe_briefly(1_234_567.8))
     shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text.getvalue()).replace("\r", "\n").splitlines()
     (last,) = {line for line in shown if "loss" in line}
     assert len(last) <= width
@@ -41,7 +41,7 @@ def test_the_live_line_is_one_line_with_everything_on_it(
 
 
 def test_the_line_of_a_log_says_the_same_and_more() -> None:
-    said = LINE.describe()
+    said = LINE.describe(1_234_567.8)
     assert said.startswith("step 12345/250000  loss 10.1234  lr 1.20e-05  ")
     assert "1,234,568 supervised tokens/s  peak 123.00 GiB" in said
     # 1,234.5 s for 12,345 steps: 237,655 more take 23,766 s.
@@ -50,5 +50,5 @@ def test_the_line_of_a_log_says_the_same_and_more() -> None:
 
 def test_a_step_without_a_loss_is_told_as_such() -> None:
     line = LINE.model_copy(update={"loss": None})
-    assert "loss none" in line.describe()
-    assert "loss none" in line.describe_briefly()
+    assert "loss none" in line.describe(1.0)
+    assert "loss none" in line.describe_briefly(1.0)

@@ -18,7 +18,7 @@ from memguard.data import corpus
 from memguard.hf import export
 from memguard.workflows import audit
 
-GO_ON = "memguard: interrupted; run the same command again to go on"
+GO_ON = "memguard: interrupted; run the same command again to resume"
 CODES = {signal.SIGINT: 130, signal.SIGTERM: 143}
 
 

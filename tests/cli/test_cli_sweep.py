@@ -86,14 +86,14 @@ def watched(
         started.append(start(*arguments, **how))
         return started[-1]
 
-    def watch() -> None:
+    def monitor() -> None:
         for _ in range(2400):
             if count_steps(run) >= steps:
                 act(started[-1])
                 return
             time.sleep(0.025)
 
-    watcher = threading.Thread(target=watch)
+    watcher = threading.Thread(target=monitor)
     with mock.patch.object(sweep_module.subprocess, "Popen", remember):
         watcher.start()
         yield
@@ -132,19 +132,19 @@ def sweep(
         finished = run_cli("compare", file)
     assert finished.code == 0, finished.err
     assert finished.out.strip() == str(folder / "small" / "comparison.html")
-    assert "1 of 3 runs finished before: base" in finished.err
-    assert "1 of 3 runs continue where they stopped: none" in finished.err
+    assert "1 of 3 runs already finished: base" in finished.err
+    assert "1 of 3 runs resume: none" in finished.err
     return Sweep(file=file, folder=folder / "small", killed=killed, interrupted=interrupted)
 
 
 def test_a_killed_child_is_told(sweep: Sweep) -> None:
     assert (sweep.killed.code, sweep.killed.out) == (1, "")
-    assert "none was ended by SIGKILL (out of memory?)" in sweep.killed.err
+    assert "none was killed by SIGKILL (out of memory?)" in sweep.killed.err
 
 
 def test_an_interrupted_sweep_says_how_to_go_on(sweep: Sweep) -> None:
     assert (sweep.interrupted.code, sweep.interrupted.out) == (130, "")
-    assert "stopped in none; run the same command again to go on" in sweep.interrupted.err
+    assert "stopped in none; run the same command again to resume" in sweep.interrupted.err
 
 
 def test_both_were_resumed(sweep: Sweep) -> None:
@@ -202,7 +202,7 @@ def test_a_second_call_trains_nothing(sweep: Sweep) -> None:
     with mock.patch.object(sweep_module.subprocess, "Popen", side_effect=AssertionError("a child")):
         again = run_cli("compare", sweep.file, "--json")
     assert again.code == 0, again.err
-    assert "3 of 3 runs finished before: base, none, k2" in again.err
+    assert "3 of 3 runs already finished: base, none, k2" in again.err
     assert "held-out NLL" in again.err
     now = json.loads(again.out)
     del before["sha256"]
@@ -241,12 +241,12 @@ def test_other_settings_start_afresh_beside_the_old_ones(sweep: Sweep) -> None:
     with mock.patch.object(sweep_module.subprocess, "Popen", side_effect=KeyboardInterrupt):
         outcome = run_cli("compare", sweep.file, "settings[1].mitigations[0].k=4")
     assert outcome.code == 130
-    assert "2 of 3 runs finished before: base, none" in outcome.err
-    assert "1 of 3 runs start afresh" in outcome.err
+    assert "2 of 3 runs already finished: base, none" in outcome.err
+    assert "1 of 3 runs start again" in outcome.err
     assert (sweep.folder / "k2.replaced-1" / "model").is_dir()
 
 
 def test_a_sweep_has_its_own_folder(tmp_path: Path) -> None:
     done = run_cli("compare", "quickstart", "--out", tmp_path)
     assert (done.code, done.err.count("\n")) == (2, 1)
-    assert "--out belongs to RUNs" in done.err
+    assert "--out needs RUNs" in done.err

@@ -98,7 +98,7 @@ def test_it_finds_shipped_configurations_by_name(installed: Installed) -> None:
     ended = installed.run("-m", "memguard", "train", "quickstart")
     assert ended.returncode == 2
     sweep = installed.site / "memguard" / "_assets" / "configs" / "quickstart.yaml"
-    assert ended.stderr == f"{sweep} holds a sweep, not a run: use 'memguard compare {sweep}'\n"
+    assert ended.stderr == f"{sweep} contains a sweep, not a run: use 'memguard compare {sweep}'\n"
     ended = installed.run("-m", "memguard", "train", "quickstrat")
     assert "must be a YAML file or one of llama31-405b, llama31-70b, llama31-8b, " in ended.stderr
     assert "did you mean 'quickstart'?" in ended.stderr

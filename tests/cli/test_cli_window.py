@@ -93,7 +93,7 @@ def test_documents_that_a_run_did_not_reach_are_counted(folder: Path) -> None:
     trained = [entry for entry in entries if entry["role"] == "trained"]
     num = sum(entry["num_repetitions"] == 0 for entry in trained)
     assert 0 < num < len(trained)
-    assert f"{num} of {len(trained)} documents were not trained whole" in notes(run / "audit")
+    assert f"{num} of {len(trained)} documents were not trained in full" in notes(run / "audit")
 
 
 def _pairs() -> list[dict[str, Any]]:

@@ -15,7 +15,7 @@ from memguard.compare import (
     FinishedRun,
     build_comparison,
     compare_runs,
-    find_recited,
+    find_extracted,
     load_sweep,
     mark_finished,
     prepare_folder,
@@ -223,7 +223,7 @@ def test_documents_that_greedy_decoding_extracts_are_found_again(
 ) -> None:
     correct = {0: [50, 3], 4: [50, 46, 45]}
     run = write_run(tmp_path / "run", correct=correct, generated=generated)
-    found = find_recited(run.folder)
+    found = find_extracted(run.folder)
     # The control is no part of it; 46 of 50 right is near-verbatim where that was generated.
     assert found == {"doc-4-0": True, "doc-4-1": generated, "doc-4-2": False}
 
@@ -263,7 +263,7 @@ def test_environments_that_differ_are_both_shown(tmp_path: Path) -> None:
         ("method.dtype", "bf16", "'dtype' is bf16, not fp32"),
         ("method.probes", [], "its suite has other probes"),
         ("data.sources", ["b.jsonl"], "its documents come from other sources"),
-        ("data.documents_sha256", "dd", "it was given other documents ('documents_sha256')"),
+        ("data.documents_sha256", "dd", "it has other documents ('documents_sha256')"),
         ("model.base_weights_sha256", "ee", "it started from other weights"),
         (
             "training.heldout_num_tokens",
@@ -310,7 +310,7 @@ def test_rounding_of_the_base_loss_is_no_difference(tmp_path: Path) -> None:
 def test_other_documents_under_the_same_hash(tmp_path: Path) -> None:
     plain = write_run(tmp_path / "plain")
     other = write_run(tmp_path / "other", name="other", ids="another")
-    with pytest.raises(RecordError, match="its control documents are other ones; its trained"):
+    with pytest.raises(RecordError, match="its control documents differ; its trained"):
         compare(plain, other)
 
 
@@ -383,17 +383,17 @@ def test_a_run_that_cannot_be_compared(tmp_path: Path, place: str, value: Any, r
 
 def test_a_run_without_readable_files(tmp_path: Path) -> None:
     run = FinishedRun(name="plain", seed=0, folder=tmp_path / "none", overrides={})
-    with pytest.raises(RecordError, match=r"there is no '.*report\.json'\. Run what made"):
+    with pytest.raises(RecordError, match=r"'.*report\.json' does not exist\. Run the command"):
         compare(run)
     run = write_run(tmp_path / "run")
     path = run.folder / "audit" / "records.parquet"
     path.write_bytes(b"PAR1 not really")
     save_audit_files(path.parent, has_card=False)
-    with pytest.raises(RecordError, match="does not hold document scores"):
+    with pytest.raises(RecordError, match="does not contain document scores"):
         compare(run)
     pq.write_table(pa.table({"id": ["a"]}), path)
     save_audit_files(path.parent, has_card=False)
-    with pytest.raises(RecordError, match="does not hold document scores"):
+    with pytest.raises(RecordError, match="does not contain document scores"):
         compare(run)
     path.unlink()
     with pytest.raises(RecordError, match=r"records\.parquet' is damaged: it is missing"):
@@ -453,7 +453,7 @@ def test_a_sweep_from_file_to_record(tmp_path: Path, monkeypatch: pytest.MonkeyP
     )
     sweep = load_sweep("sweep.yaml")
     for number, run in enumerate(sweep.runs):
-        with pytest.raises(RecordError, match=r"'sweep' is not finished: .*slow-seed1 left"):
+        with pytest.raises(RecordError, match=r"'sweep' is not finished; missing: .*slow-seed1\."):
             build_comparison(sweep, command="")
         prepare_folder(run)
         write_run(run.folder, correct=LESS if number > 1 else CORRECT)

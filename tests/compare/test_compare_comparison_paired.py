@@ -81,7 +81,7 @@ def test_what_one_run_removed_is_left_out_of_all(tmp_path: Path) -> None:
     correct = {0: [0, 0], 4: [50, 50, 1, 1]}
     plain = write_run(tmp_path / "plain", correct=correct)
     fewer = write_run(tmp_path / "fewer", name="fewer", correct={0: [0, 0], 4: [50, 50, 1]})
-    with pytest.raises(RecordError, match="its trained documents are other ones"):
+    with pytest.raises(RecordError, match="its trained documents differ"):
         pair(plain, fewer)
     write_manifest(fewer, clusters=[0, 1, 2, 1], removed=["doc-4-3"])
     comparison = compare_runs([plain, fewer], name="x", command="")

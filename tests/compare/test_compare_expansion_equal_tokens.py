@@ -134,14 +134,14 @@ def without(*keys: str) -> dict[str, Any]:
         (without("background"), "without 'run.data.study' and 'run.data.background'"),
         (without("background", "study"), "without 'run.data.study' and 'run.data.background'"),
         ({"settings": SWEEP["settings"][:1]}, "no setting drops labels (goldfish, token_dropout)"),
-        ({"run": SWEEP["run"] | {"train": {"max_steps": 9}}}, "beside 'train.max_steps', which"),
+        ({"run": SWEEP["run"] | {"train": {"max_steps": 9}}}, "with 'train.max_steps', which"),
         (
             {"run": SWEEP["run"] | {"train": {"audit_every_steps": 5}, "budget": {}}},
-            "beside 'budget', which may drop more labels",
+            "with 'budget', which may drop more labels",
         ),
         (
             {"settings": [{"name": "a", "mitigations": [K4 | {"k_by_dose": {16: 2}}]}]},
-            "where 'settings[0]' has a goldfish with 'k_by_dose'",
+            "where 'settings[0]' has goldfish with 'k_by_dose'",
         ),
         (
             {"run": SWEEP["run"] | {"data": SWEEP["run"]["data"] | {"background_ratio": 80}}},

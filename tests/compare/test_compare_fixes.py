@@ -148,8 +148,8 @@ def test_copies_go_first_where_they_are_what_is_recited(
     copies = Copies(
         similarity=0.8,
         num_copies=num_copies,
-        num_recited=10,
-        num_recited_with_copy=num_with_copy,
+        num_extracted=10,
+        num_extracted_with_copy=num_with_copy,
     )
     fix = find_fix(findings(config, copies))
     assert fix is not None

@@ -195,13 +195,13 @@ def test_the_best_attack_is_spoken_of() -> None:
         ),
         (
             [PLAIN, make_point("a", (0, 0, 0.1), 5.0), make_point("b", (0, 0.1, 0.2), 4.4)],
-            "whatever has less risk than 'plain' beyond the intervals has a held-out NLL more "
-            "than 5 % above its own; the lowest is that of 'b', 4.400 (+10.0 %).",
+            "every setting with a risk below 'plain' beyond the intervals has a held-out NLL more "
+            "than 5 % above it; the lowest is that of 'b', 4.400 (+10.0 %).",
         ),
         (
             [PLAIN, make_point("a", (0.6, 0.9, 1.0), 4.0)],
-            "no other has less risk than 'plain' beyond the intervals (100.0 % (95 % CI 90.0 to "
-            "100.0 %) of its documents).",
+            "no other setting has a risk below 'plain' beyond the intervals (100.0 % (95 % CI 90.0 "
+            "to 100.0 %) of its documents).",
         ),
     ],
 )

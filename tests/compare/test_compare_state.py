@@ -132,7 +132,7 @@ def test_a_folder_whose_beginning_is_damaged_is_kept_and_told() -> None:
     (run.folder / "checkpoints").mkdir()
     flip_byte(run.folder / "started.json")
     assert describe_sweep(load())[-1] == (
-        "1 of 3 runs start afresh (started.json is damaged; old folder kept): plain"
+        "1 of 3 runs start again (started.json is damaged; old folder kept): plain"
     )
     assert prepare_folder(run) == "unknown"
     assert (run.folder.parent / "plain.replaced-1" / "checkpoints").is_dir()
@@ -157,8 +157,7 @@ def test_progress_names_every_run_once() -> None:
     other.folder.mkdir()
     (other.folder / "file").touch()
     assert describe_sweep(sweep) == (
-        "1 of 3 runs finished before: base",
-        "1 of 3 runs continue where they stopped: plain",
-        "1 of 3 runs start afresh (other settings, documents or version before; old folder kept): "
-        "other",
+        "1 of 3 runs already finished: base",
+        "1 of 3 runs resume: plain",
+        "1 of 3 runs start again (settings, documents or version changed; old folder kept): other",
     )

@@ -155,7 +155,7 @@ def test_the_pretrained_models_run_has_its_name() -> None:
 
 def test_a_starting_point_beside_pretrain() -> None:
     (problem,) = problems_of(SWEEP | {"pretrain": PRETRAIN})
-    assert "'run.model.path' must not be set beside 'pretrain'" in problem
+    assert "'run.model.path' must not be set with 'pretrain'" in problem
 
 
 def test_an_empty_section_is_an_override() -> None:
@@ -223,7 +223,7 @@ def test_all_problems_come_together_also_around_the_blocks() -> None:
         "'seed' is not a setting; did you mean 'seeds'?",
         "'run.seed' must not be set here",
         "'run.optim.lr' should be greater than 0",
-        "'run.model.path' must not be set beside 'pretrain'",
+        "'run.model.path' must not be set with 'pretrain'",
         "'pretrain.model' is missing",
     ):
         assert expected in text
@@ -245,14 +245,14 @@ def test_a_sweep_needs_its_audits() -> None:
 
 def test_a_run_is_not_a_sweep() -> None:
     (problem,) = problems_of({"name": "x", **SWEEP["run"]})
-    assert problem == "sweep.yaml holds a run, not a sweep: use 'memguard train sweep.yaml'"
+    assert problem == "sweep.yaml contains a run, not a sweep: use 'memguard train sweep.yaml'"
 
 
 @pytest.mark.parametrize("key", ["", "."])
 def test_an_override_that_names_nothing(key: str) -> None:
     settings = [{"name": "plain", "overrides": {key: 3}}]
     (problem,) = problems_of(SWEEP | {"settings": settings})
-    assert problem.endswith("names no setting")
+    assert problem.endswith("is not a setting")
 
 
 @pytest.mark.parametrize("run", [None, 3, "text", [1]])

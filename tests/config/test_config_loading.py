@@ -178,7 +178,7 @@ def test_all_problems_come_together(write) -> None:
         (b"a: \x00", "is not valid YAML"),
         (b"{[1]: 2}", "is not valid YAML"),
         (b"[" * 5000, "is not valid YAML"),
-        (b"run: {}\nsettings: []", "holds a sweep, not a run: use 'memguard compare"),
+        (b"run: {}\nsettings: []", "contains a sweep, not a run: use 'memguard compare"),
     ],
 )
 def test_files_that_hold_no_run(write, content: bytes, expected: str) -> None:

@@ -97,7 +97,7 @@ def test_the_json_schema_is_one(kind: type[schema.Settings]) -> None:
         ),
         (
             {"data": {"train": "a", "canaries": {"count": 7}}},
-            "at least 8: fewer show nothing; got 7",
+            "at least 8: fewer give no evidence; got 7",
         ),
         ({"data": {"train": "a", "canaries": {"count": -1}}}, "greater than or equal to 0"),
         ({"data": {"train": "a", "canaries": {"num_repetitions": 0}}}, "greater than or equal to"),

@@ -146,7 +146,7 @@ def shard_on_meta(fields: dict[str, Any], shape: MeshShape, rank: int) -> Sharde
     with simulated_mesh(shape, rank) as mesh:
         sharding = Sharding(mesh=mesh, device=torch.device("cpu"), compute_dtype=torch.bfloat16)
         layer = build_meta_layer(transformers.LlamaConfig(**fields), sharding)
-        parameters = dict(layer.vocab.model.named_parameters())
+        parameters = dict(layer.lm.model.named_parameters())
         return Sharded(
             num_parameters=count_sharded_parameters(layer),
             num_stored=sum(

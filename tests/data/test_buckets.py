@@ -295,5 +295,5 @@ def _doses(placements: Sequence[Placement | None]) -> set[tuple[str, int]]:
 
 
 def test_a_forget_list_that_leaves_nothing_is_refused() -> None:
-    with pytest.raises(DataError, match=r"has no document that is not in 'data\.forget' too"):
+    with pytest.raises(DataError, match=r"is also in 'data\.forget', or is a near-duplicate"):
         place([0, 1, 1, 0], origin=["train", "train", "forget", "forget"])

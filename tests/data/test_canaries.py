@@ -358,9 +358,9 @@ def test_a_tokenizer_without_digits_is_told() -> None:
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="[unk]")
     canaries = draw(8)
     why = explain_absence(canaries, tokenize(canaries, tokenizer), num_trained=500, seq_len=512)
-    assert why == "whose digits the tokenizer does not tell apart"
+    assert why == "whose digits the tokenizer does not distinguish"
 
 
 def test_too_few_documents_are_told() -> None:
     why = explain_absence([], [], num_trained=159, seq_len=512)
-    assert why == "which take 160 trained documents or more: there are 159"
+    assert why == "which need at least 160 trained documents: there are 159"

@@ -106,7 +106,7 @@ def test_a_damaged_folder_is_named(
     file.unlink()
     if damage != "missing":
         file.write_bytes(b"" if damage == "empty" else content[:-1])
-    with pytest.raises(RecordError, match=r"prepared.* is not whole"):
+    with pytest.raises(RecordError, match=r"prepared.* is incomplete"):
         load_corpus(tmp_path)
 
 

@@ -125,4 +125,4 @@ def test_what_may_never_end_is_refused_by_its_name(
     for source in (path, folder):
         with pytest.raises(DataError) as error:
             load_documents([str(source)], setting="data.train", cache_dir=tmp_path)
-        assert f"'{path}' is a {kind}; documents are read from regular files" in str(error.value)
+        assert f"'{path}' is a {kind}; documents must be in regular files" in str(error.value)

@@ -167,5 +167,5 @@ def test_names_that_cannot_be_read(tmp_path, monkeypatch, name, reason):
 
 def test_cache_that_cannot_be_written(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(DataError, match=r"cannot keep the docstrings: .* Set MEMGUARD_CACHE"):
+    with pytest.raises(DataError, match=r"the docstrings cannot be saved in .* Set MEMGUARD_CACHE"):
         build_docstring_file(["topics"], tmp_path / "file")

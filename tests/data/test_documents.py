@@ -131,17 +131,17 @@ def test_save_to_disk(tmp_path):
 
 
 def test_hub_id(monkeypatch):
-    asked = []
+    requested = []
 
     def load_dataset(*args, **kwargs):
-        asked.append((args, kwargs))
+        requested.append((args, kwargs))
         assert datasets.are_progress_bars_disabled()
         return datasets.Dataset.from_list([{"text": "one"}])
 
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
     shown_before = datasets.are_progress_bars_disabled()
     [document] = load("some-one/a.set:de@v1.0").documents
-    assert asked == [(("some-one/a.set", "de"), {"revision": "v1.0", "split": "train"})]
+    assert requested == [(("some-one/a.set", "de"), {"revision": "v1.0", "split": "train"})]
     assert (document.id, document.source) == ("a.set-000000", "some-one/a.set:de@v1.0")
     assert datasets.are_progress_bars_disabled() == shown_before
 
@@ -149,8 +149,11 @@ def test_hub_id(monkeypatch):
 @pytest.mark.parametrize(
     ("error", "said"),
     [
-        (ConnectionError("down"), "neither a file or folder here nor a dataset that could be got"),
-        (datasets.exceptions.DatasetNotFoundError("x"), "got from the hub"),
+        (
+            ConnectionError("down"),
+            "neither a file or folder here nor a dataset that could be loaded",
+        ),
+        (datasets.exceptions.DatasetNotFoundError("x"), "loaded from the hub"),
         (
             ValueError('Unknown split "train".\nmore'),
             'cannot be used: Unknown split "train". Write',
@@ -181,9 +184,9 @@ def test_missing_path_never_asks_the_hub(monkeypatch, source):
 def test_file_of_unknown_kind(tmp_path):
     (tmp_path / "x.tsv").write_text("a\tb")
     (tmp_path / "empty").mkdir()
-    with pytest.raises(DataError, match=r"of no known kind; known are .jsonl, "):
+    with pytest.raises(DataError, match=r"has an unknown file type; supported are .jsonl, "):
         load(tmp_path / "x.tsv")
-    with pytest.raises(DataError, match=r"holds no file that ends in one of .jsonl, "):
+    with pytest.raises(DataError, match=r"has no file that ends in one of .jsonl, "):
         load(tmp_path / "empty")
 
 
@@ -199,7 +202,7 @@ def test_file_of_unknown_kind(tmp_path):
         ("x.json", b'[{"text": "a"}, "secret"]', "entry 2 is not a JSON object"),
         ("x.csv", b"id,text\n1,a,secret\n", "line 2 ends a row of 3 fields, not 2"),
         ("x.csv", b'id,text\n1,"secret\n', "line 2: unexpected end of data"),
-        ("x.csv", b"text,text\na,secret\n", "its first line names a column twice"),
+        ("x.csv", b"text,text\na,secret\n", "its header names a column twice"),
         ("x.csv", b"text,n\nsecret\xff,1\n", "is not UTF-8"),
         ("x.txt", b"secret\xff", "is not UTF-8"),
         ("x.parquet", b"secret", "it is not a parquet file"),
@@ -285,7 +288,7 @@ def test_empty_rows_are_counted(tmp_path):
     loaded = load(file, chats, pairs)
     assert [d.id for d in loaded.documents] == ["x-000000"]
     assert loaded.num_empty == 8
-    with pytest.raises(DataError, match=r"holds no document but 1 row without text: .*z.jsonl"):
+    with pytest.raises(DataError, match=r"has no documents, only 1 row without text: .*z.jsonl"):
         load(pairs)
 
 
@@ -294,13 +297,13 @@ def test_empty_rows_are_counted(tmp_path):
 )
 def test_empty_files(tmp_path, name, content):
     (tmp_path / name).write_text(content)
-    with pytest.raises(DataError, match=r"'data.train' holds no document: "):
+    with pytest.raises(DataError, match=r"'data.train' has no documents: "):
         load(tmp_path / name)
 
 
 def test_empty_parquet(tmp_path):
     datasets.Dataset.from_dict({"text": []}).to_parquet(str(tmp_path / "x.parquet"))
-    with pytest.raises(DataError, match=r"'data.train' holds no document: "):
+    with pytest.raises(DataError, match=r"'data.train' has no documents: "):
         load(tmp_path / "x.parquet")
 
 
@@ -353,7 +356,7 @@ def test_at_most_five_ids_are_named_on_one_line(tmp_path):
 def test_ids_are_unique_over_all_sources(tmp_path):
     one = write_jsonl(tmp_path / "x.jsonl", {"id": 1, "text": "a"}, {"id": "2", "text": "b"})
     other = write_jsonl(tmp_path / "y.jsonl", {"id": "1", "text": "c"})
-    with pytest.raises(DataError, match=r"1 ids that stand for more than one document \(1\)"):
+    with pytest.raises(DataError, match=r"1 ids that more than one document uses \(1\)"):
         load(one, other)
 
 

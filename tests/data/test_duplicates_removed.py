@@ -167,8 +167,8 @@ def test_other_settings_prepare_again(tmp_path: Path, copied: list[str]) -> None
     second, said = prepare_run(tmp_path, "run", copied, exact)
     assert first.summary.num_removed
     assert second.summary.num_removed == 0
-    assert "does nothing here: no two of" in said
-    assert "are the same. Leave it out" in said
+    assert "has no effect: no two of" in said
+    assert "are identical. Remove it" in said
 
 
 def test_a_study_refuses_it() -> None:
@@ -179,7 +179,7 @@ def test_a_study_refuses_it() -> None:
         "mitigations": [{"name": "deduplicate"}],
     }
     with pytest.raises(
-        ValueError, match=r"cannot have deduplicate beside 'data.study', which takes"
+        ValueError, match=r"cannot have deduplicate beside 'data.study', which already takes"
     ):
         RunConfig.model_validate(settings)
     with pytest.raises(ValueError, match="'num_words' does nothing with 'similarity: exact'"):

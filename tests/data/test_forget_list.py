@@ -130,14 +130,16 @@ def test_what_has_changed_since_is_named(tmp_path: Path) -> None:
     assert set(read_texts(config.data, run, entries, cache_dir=tmp_path)) == {e.id for e in entries}
     path = tmp_path / "text.jsonl"
     path.write_text(path.read_text().replace("text number 2", "another text"))
-    with pytest.raises(DataError, match=r"1 of the documents of .* other texts now \(d2\)"):
+    with pytest.raises(
+        DataError, match=r"1 of the documents of .* have changed since training \(d2\)"
+    ):
         read_texts(config.data, run, entries, cache_dir=tmp_path)
     unchanged = [entry for entry in entries if entry.id != "d2"]
     assert len(read_texts(config.data, run, unchanged, cache_dir=tmp_path)) == len(entries) - 1
 
 
 def test_something_must_be_left_to_retain(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="nothing is left that the model could retain"):
+    with pytest.raises(DataError, match="no document is left to be retained"):
         make_list(tmp_path, judge("d0", "d2", "chat", "pair"))
 
 
@@ -176,8 +178,8 @@ def test_no_more_is_retained_than_is_needed(tmp_path: Path) -> None:
         for count in (2, 20)
     )
     assert (few.num_retained, many.num_retained) == (64, 80)
-    asked = {f"d{n}": n < 2 for n in range(200)}
-    again = write_forget_list(config.data, run, asked, seed=config.seed, cache_dir=tmp_path)
+    requested = {f"d{n}": n < 2 for n in range(200)}
+    again = write_forget_list(config.data, run, requested, seed=config.seed, cache_dir=tmp_path)
     assert read_ids(again.train, tmp_path) == read_ids(few.train, tmp_path)
 
 

@@ -128,25 +128,25 @@ def test_what_would_be_encoded_whole_is_refused(monkeypatch: pytest.MonkeyPatch)
     with pytest.raises(DataError) as error:
         check(text, max_tokens=None)
     assert str(error.value) == (
-        "'data' has 1 of 1 documents of more than 1,000 characters, which would be encoded whole: "
+        "'data' has 1 of 1 documents of more than 1,000 characters, too long to be encoded: "
         "a. Set 'data.max_document_tokens' or cut them into several documents."
     )
     check(text, max_tokens=8)
-    with pytest.raises(DataError, match=r"whole: a\. Cut them into several documents\.$"):
+    with pytest.raises(DataError, match=r"encoded: a\. Cut them into several documents\.$"):
         check(text, max_tokens=None, setting="--members")
     for prompt, completion, refused in ((short, long, False), (long, short, True)):
         pair = Document(
             id="a", source="s", format="prompt_completion", prompt=prompt, completion=completion
         )
-        with pytest.raises(DataError, match="would be encoded whole"):
+        with pytest.raises(DataError, match="too long to be encoded"):
             check(pair, max_tokens=None)
         if refused:
-            with pytest.raises(DataError, match=r"whole: a\. Cut them"):
+            with pytest.raises(DataError, match=r"encoded: a\. Cut them"):
                 check(pair, max_tokens=8)
         else:
             check(pair, max_tokens=8)
     turns = (Message(role="user", content=long),)
-    with pytest.raises(DataError, match="would be encoded whole"):
+    with pytest.raises(DataError, match="too long to be encoded"):
         check(Document(id="a", source="s", format="messages", messages=turns), max_tokens=8)
 
 

@@ -15,15 +15,15 @@ from memguard.data.corpus import Corpus
 from memguard.data.loader import Loader
 from memguard.data.packing import pack
 from memguard.mitigation import build_mitigations
-from memguard.model.causal_lm import VocabLayer
-from memguard.model.checks import build_vocab_layer
+from memguard.model.causal_lm import CausalLM
+from memguard.model.checks import build_causal_lm
 from memguard.records import IGNORE_LABEL
 
 VOCAB_SIZE = 53
 
 
 @pytest.fixture(scope="module")
-def layer() -> VocabLayer:
+def layer() -> CausalLM:
     config = transformers.LlamaConfig(
         vocab_size=VOCAB_SIZE,
         hidden_size=32,
@@ -37,7 +37,7 @@ def layer() -> VocabLayer:
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        return build_vocab_layer(transformers.LlamaForCausalLM(config).double(), chunk_tokens=16)
+        return build_causal_lm(transformers.LlamaForCausalLM(config).double(), chunk_tokens=16)
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +54,7 @@ def corpus() -> Corpus:
 
 
 def loss_and_gradients(
-    layer: VocabLayer, corpus: Corpus, *, share_rows: bool, batch_size: int, mitigations: Any
+    layer: CausalLM, corpus: Corpus, *, share_rows: bool, batch_size: int, mitigations: Any
 ) -> tuple[float, dict[str, Tensor]]:
     """Feed every row once, as a step of training does; one mean over all labels that are left."""
     lengths = [entry.num_tokens for entry in corpus.manifest]
@@ -91,7 +91,7 @@ def loss_and_gradients(
 
 @pytest.mark.parametrize("mode", [None, "hash", "hash_reference", "static"])
 def test_packed_rows_give_the_loss_and_gradients_of_one_document_a_row(
-    layer: VocabLayer, corpus: Corpus, mode: Any
+    layer: CausalLM, corpus: Corpus, mode: Any
 ) -> None:
     configs = [GoldfishConfig(name="goldfish", k=3, context_width=4, mode=mode)] if mode else []
     mitigations = build_mitigations(configs, special_ids=[7])
@@ -110,12 +110,12 @@ def test_packed_rows_give_the_loss_and_gradients_of_one_document_a_row(
 
 
 def test_rows_that_leak_would_be_noticed(
-    layer: VocabLayer, corpus: Corpus, monkeypatch: pytest.MonkeyPatch
+    layer: CausalLM, corpus: Corpus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mitigations = build_mitigations([], special_ids=[])
     arguments: dict[str, Any] = {"batch_size": 1, "mitigations": mitigations}
     alone, _ = loss_and_gradients(layer, corpus, share_rows=False, **arguments)
     plain = layer.hidden_states
-    monkeypatch.setattr(VocabLayer, "hidden_states", lambda self, ids, positions: plain(ids, None))
+    monkeypatch.setattr(CausalLM, "hidden_states", lambda self, ids, positions: plain(ids, None))
     leaking, _ = loss_and_gradients(layer, corpus, share_rows=True, **arguments)
     assert abs(leaking - alone) > 1e-3

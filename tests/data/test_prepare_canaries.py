@@ -221,7 +221,7 @@ def test_tiny_runs_stay_as_they_are(prepared: Prepare) -> None:
     bare, _ = prepared("bare", count=100, data={"canaries": {"count": 0}})
     assert without_hmac(corpus.manifest) == without_hmac(bare.manifest)
     assert corpus.summary.documents_sha256 == bare.summary.documents_sha256
-    line = "documents: no canaries, which take 160 trained documents or more: there are 90"
+    line = "documents: no canaries, which need at least 160 trained documents: there are 90"
     assert said.splitlines().count(line) == 1
 
 

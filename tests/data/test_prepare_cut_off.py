@@ -42,7 +42,7 @@ def test_they_are_left_out_and_counted(tmp_path: Path, tokenizer: Any) -> None:
     summary = corpus.summary
     assert (summary.num_cut_off, summary.num_shorter, summary.num_documents) == (7, 0, 20)
     assert all(entry.id.startswith("short") for entry in corpus.without_canaries().manifest)
-    assert "7 of 27 documents are left out: their supervised tokens lie beyond" in said
+    assert "7 of 27 documents are left out: their supervised tokens are beyond" in said
     assert "'data.max_document_tokens' = 60" in said
 
 

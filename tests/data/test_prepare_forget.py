@@ -72,16 +72,16 @@ def test_a_list_cut_from_the_documents_leaves_their_rest(tmp_path: Path) -> None
     assert not others & {entry.cluster for entry in forgotten}
     assert corpus.summary.num_also_forgotten == 15
     assert corpus.summary.num_left_out == 15
-    assert "15 of 'data.train' stand in 'data.forget' too" in said
+    assert "15 of 'data.train' are not trained" in said
 
 
 def test_an_id_of_another_text_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="1 ids stand for more than one document"):
+    with pytest.raises(DataError, match="1 ids are used by more than one document"):
         work(tmp_path, named(0, 50), [("d3", TEXTS[60])])
 
 
 def test_nothing_to_retain_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="give documents that the model shall retain"):
+    with pytest.raises(DataError, match="add documents that the model must retain"):
         work(tmp_path, named(0, 20), named(0, 20, "copy"))
 
 

@@ -262,10 +262,10 @@ def test_template_that_forgets_is_refused_with_count_and_ids():
 
 def test_template_that_refuses():
     documents = [document(turns("secret", first="assistant"), "one")]
-    with pytest.raises(DataError, match=r"template refuses \(Roles must alternate\): one"):
+    with pytest.raises(DataError, match=r"template rejects \(Roles must alternate\): one"):
         tokenize(documents, build_tokenizer(STRICT))
     quoting = "{{ raise_exception('no ' + messages[0].content) }}"
-    with pytest.raises(DataError, match=r"template refuses \(TemplateError\): one"):
+    with pytest.raises(DataError, match=r"template rejects \(TemplateError\): one"):
         tokenize(documents, build_tokenizer(quoting))
 
 
@@ -378,7 +378,7 @@ def test_token_ids_beyond_the_vocabulary():
         tokenize(documents, build_tokenizer(), vocab_size=300)
     assert str(caught.value) == (
         "'data': 'x.npy', row x-000001, holds token id 300; the model's vocabulary has 300 (0 to "
-        "299). Use ids of its own tokenizer."
+        "299). Use ids of the model's tokenizer."
     )
 
 

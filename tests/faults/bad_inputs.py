@@ -395,9 +395,9 @@ SETTINGS = (
 DOCUMENTS = (
     _bad("no such file", _setting({"data.train": "nowhere.jsonl"}), 3, "there is no file"),
     _bad("standard input", _setting({"data.train": "-"}), 3, "there is no file"),
-    _bad("unknown kind of file", _data("a.bin", b"a"), 3, "is of no known kind", torch=True),
-    _bad("empty jsonl", _data("a.jsonl", b""), 3, "holds no document", torch=True),
-    _bad("blank jsonl", _data("a.jsonl", b"\n\n \n"), 3, "holds no document", torch=True),
+    _bad("unknown kind of file", _data("a.bin", b"a"), 3, "has an unknown file type", torch=True),
+    _bad("empty jsonl", _data("a.jsonl", b""), 3, "has no documents", torch=True),
+    _bad("blank jsonl", _data("a.jsonl", b"\n\n \n"), 3, "has no documents", torch=True),
     _bad("half a line", _data("a.jsonl", _line("a") + b'{"te'), 3, "line 2 is not", torch=True),
     _bad("lines that are lists", _data("a.jsonl", b"[1]\n[2]\n"), 3, "is not JSON", torch=True),
     _bad("lines that are numbers", _data("a.jsonl", b"1\n2\n"), 3, "line 1 is not", torch=True),
@@ -505,7 +505,7 @@ ARGUMENTS = (
     _bad("plan of no model", _say("plan", "--model", "nowhere"), 3, "cannot be read"),
     _bad("unknown machine", _say("plan", "--model", "m", "--machine", "x"), 3, "cannot be read"),
     _bad("comparison of runs without reports", _run_folder_without_report, 3, "is damaged"),
-    _bad("report of nothing", lambda f: ("report", f), 3, "holds neither a report.json"),
+    _bad("report of nothing", lambda f: ("report", f), 3, "has neither a report.json"),
 )
 
 BAD_INPUTS = (*YAML_FILES, *SETTINGS, *DOCUMENTS, *MODELS, *ARGUMENTS)

@@ -292,7 +292,7 @@ def list_refusals(said: str) -> list[str]:
 def said_once(said: str, code: int) -> bool:
     """Tell whether a command that failed said why in one line, with an exit code that fits."""
     lines = list_refusals(said)
-    return 1 <= code <= 3 and len(lines) == 1 and "mistake in memguard" not in lines[0]
+    return 1 <= code <= 3 and len(lines) == 1 and "bug in memguard" not in lines[0]
 
 
 def find_group(group: int) -> list[int]:

@@ -100,7 +100,7 @@ REFUSED: dict[str, tuple[Callable[[Path], object], str]] = {
     "inside": (change(text_config={"num_hidden_layers": -1}), r"'num_hidden_layers' must be"),
     "a deep config": (replace("config.json", _DEEP), r"config\.json is nested too deeply"),
     "a huge config": (replace("config.json", b" " * (65 << 20)), r"at most 64 MiB; it has 65"),
-    "a list": (replace("config.json", "[]"), r"must hold settings by name"),
+    "a list": (replace("config.json", "[]"), r"must be a JSON object"),
     "absolute": (split({"a": "/etc/x.safetensors"}), r"names '/etc/x\.safetensors'; it must name"),
     "upwards": (split({"a": "b/../../x.safetensors"}), r"files inside the model's folder"),
     "a pickle": (split({"a": "pytorch_model.bin"}), r"names 'pytorch_model\.bin'; it must name"),
@@ -112,11 +112,11 @@ REFUSED: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "a header that claims much": (
         replace("model.safetensors", (1 << 60).to_bytes(8, "little") + b"{}"),
-        r"not a whole safetensors file \(it has no header of that length\)",
+        r"not a complete safetensors file \(its header length is invalid\)",
     ),
     "a deep header": (
         replace("model.safetensors", len(_DEEP).to_bytes(8, "little") + _DEEP.encode()),
-        r"not a whole safetensors file",
+        r"not a complete safetensors file",
     ),
     "a header of numbers": (
         replace("model.safetensors", (9).to_bytes(8, "little") + b'{"a": 34}'),

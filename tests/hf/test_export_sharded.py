@@ -122,7 +122,7 @@ def export_bf16_of_fp32(source: str, tokenizer_folder: str, folder: str) -> None
     layer = load(source, (1, 2, 1, 2))
     tokenizer = load_tokenizer(tokenizer_folder)
     export_sharded(layer, tokenizer, Path(folder), dtype=torch.bfloat16, card=CARD)
-    assert layer.vocab.model.config.dtype == torch.float32, "the layer is left alone"
+    assert layer.lm.model.config.dtype == torch.float32, "the layer is left alone"
 
 
 def test_a_real_checkpoint_survives_load_and_export(
@@ -166,10 +166,10 @@ def test_a_trained_model_is_exported_with_its_trained_weights(
 def halve_and_export(source: str, tokenizer_folder: str, folder: str) -> None:
     """On a rank: change the shards as an optimizer does, then look at the model once more."""
     layer = load(source, (1, 2, 1, 2))
-    for parameter in layer.vocab.model.parameters():
+    for parameter in layer.lm.model.parameters():
         parameter.to_local().detach().mul_(0.5)
     with torch.no_grad():
-        layer.vocab(lambda: layer.vocab.hidden_states(torch.zeros(1, 4, dtype=torch.int64)))
+        layer.lm(lambda: layer.lm.hidden_states(torch.zeros(1, 4, dtype=torch.int64)))
     tokenizer = load_tokenizer(tokenizer_folder)
     export_sharded(layer, tokenizer, Path(folder), dtype=torch.float32, card=CARD)
 
@@ -216,7 +216,7 @@ def test_a_full_disk_on_one_rank_ends_all_and_leaves_the_older_folder(
         else:
             assert (kind, message) == (
                 "OtherRankFailed",
-                f"rank {failing} has ended with an error, which it has told",
+                f"rank {failing} failed; see its message above",
             )
     assert [path.name for path in ours.parent.iterdir()] == ["model"]
     assert [path.name for path in ours.iterdir()] == ["old"]

@@ -93,8 +93,8 @@ DAMAGES: dict[str, tuple[Callable[[Path], Any], str]] = {
         lambda f: (f / "config.json").write_bytes(b"\xff\xfe\x00"),
         r"config\.json is not JSON",
     ),
-    "config a list": (lambda f: (f / "config.json").write_text("[]"), r"must hold settings"),
-    "config a number": (lambda f: (f / "config.json").write_text("3"), r"must hold settings"),
+    "config a list": (lambda f: (f / "config.json").write_text("[]"), r"must be a JSON object"),
+    "config a number": (lambda f: (f / "config.json").write_text("3"), r"must be a JSON object"),
     "no model type": (lambda f: (f / "config.json").write_text("{}"), r"model_type"),
     "unknown model type": (lambda f: change_config(f, model_type="foo"), r"cannot be loaded.*foo"),
     "not a causal model": (lambda f: change_config(f, model_type="t5"), r"cannot be loaded.*T5"),
@@ -110,7 +110,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], Any], str]] = {
         lambda f: change_config(
             f, model_type="foo", auto_map={"AutoConfig": "c.C", "AutoModelForCausalLM": "m.M"}
         ),
-        r"it needs code of its own, and remote code is never run",
+        r"it needs custom code, and remote code is never run",
     ),
     "no weights": (
         lambda f: (f / "model.safetensors").unlink(),
@@ -134,11 +134,11 @@ DAMAGES: dict[str, tuple[Callable[[Path], Any], str]] = {
     ),
     "a weight missing": (
         lambda f: drop_weights(f, "layers.1.mlp.up"),
-        r"1 weights are not .*model\.layers\.1\.mlp\.up_proj\.weight.*would be random",
+        r"1 weights are missing .*model\.layers\.1\.mlp\.up_proj\.weight.*would be random",
     ),
     "many weights missing": (
         lambda f: change_config(f, num_hidden_layers=4),
-        r"18 weights are not .* and 10 more",
+        r"18 weights are missing .* and 10 more",
     ),
     "weights of another size": (
         lambda f: change_config(f, intermediate_size=64),
@@ -207,7 +207,7 @@ def test_max_positions_comes_from_the_configuration(folder: Path) -> None:
     change_config(folder, model_type="bloom", max_position_embeddings=None)
     assert max_positions(str(folder)) is None
     (folder / "config.json").write_text("3")
-    with pytest.raises(ModelError, match="must hold settings"):
+    with pytest.raises(ModelError, match="must be a JSON object"):
         max_positions(str(folder))
 
 

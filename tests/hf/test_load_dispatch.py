@@ -7,14 +7,16 @@ import pytest
 import torch
 import transformers
 
-from memguard.audit.passages import Asked, Passage
+from memguard.audit.passages import Passage, ScoreSelection
 from memguard.audit.scoring import ModelScorer
 from memguard.config.sampling import SamplingScheme
 from memguard.errors import ModelError
 from memguard.hf.load import load_model, plan_devices
-from memguard.model.checks import build_vocab_layer
+from memguard.model.checks import build_causal_lm
 
-ASKED = Asked(needs=frozenset({"entropy", "variance_logprob"}), schemes=(SamplingScheme(top_k=5),))
+ASKED = ScoreSelection(
+    needs=frozenset({"entropy", "variance_logprob"}), schemes=(SamplingScheme(top_k=5),)
+)
 
 
 @pytest.fixture
@@ -52,7 +54,7 @@ def test_blocks_on_disk_score_as_in_memory(folder: Path, tmp_path: Path) -> None
         for size in draw.integers(4, 64, 9)
     ]
     scorers = [
-        ModelScorer(build_vocab_layer(model), 128) for model in (load_model(str(folder)), spread)
+        ModelScorer(build_causal_lm(model), 128) for model in (load_model(str(folder)), spread)
     ]
     whole, parted = (scorer.score(passages, ASKED) for scorer in scorers)
     for one, other in zip(whole, parted, strict=True):

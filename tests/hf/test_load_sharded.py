@@ -43,7 +43,7 @@ def load(folder: str, degrees: Degrees, dtype: torch.dtype = torch.float32) -> S
 
 def compare(layer: ShardedLayer, reference: Any) -> list[str]:
     """On a rank: what differs from the model that transformers has loaded."""
-    mesh, model = layer.sharding.mesh, layer.vocab.model
+    mesh, model = layer.sharding.mesh, layer.lm.model
     here = {axis: mesh.axis(axis).rank for axis in ("z", "y", "x")}
     full = dict(reference.named_parameters(remove_duplicate=False))
     shards = dict(model.named_parameters(remove_duplicate=False))
@@ -189,7 +189,7 @@ def test_two_different_weights_are_not_tied_whatever_the_configuration_says(
 
 
 def frequencies(folder: str) -> list[torch.Tensor]:
-    return [buffer for _, buffer in load(folder, (1, 1, 1, 2)).vocab.model.named_buffers()]
+    return [buffer for _, buffer in load(folder, (1, 1, 1, 2)).lm.model.named_buffers()]
 
 
 @pytest.mark.parametrize(
@@ -278,7 +278,7 @@ def test_the_table_of_differences_is_the_same_as_on_one_process(
     with pytest.raises(ModelError) as caught:
         load_model(str(folder))
     parts = (
-        "2 weights are not",
+        "2 weights are missing from its files or do not match",
         "missing model.layers.1.mlp.up_proj.weight",
         "model.norm.weight [3] instead of [32]",
         "unexpected score.weight",

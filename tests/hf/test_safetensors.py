@@ -23,7 +23,7 @@ from memguard.hf.safetensors import (
     stores_different,
     warn_unexpected,
 )
-from memguard.parallel.layout import Rectangle
+from memguard.parallel.layout import ShardSlice
 
 WEIGHTS = {
     "a.weight": torch.arange(35, dtype=torch.float32).reshape(7, 5),
@@ -47,8 +47,8 @@ def write_split(folder: Path) -> None:
     (folder / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": places}))
 
 
-def whole(tensor: torch.Tensor) -> Rectangle:
-    return Rectangle(start=(0,) * tensor.ndim, shape=tuple(tensor.shape))
+def whole(tensor: torch.Tensor) -> ShardSlice:
+    return ShardSlice(start=(0,) * tensor.ndim, shape=tuple(tensor.shape))
 
 
 @pytest.mark.parametrize("lay_out", [lambda folder: write(folder, WEIGHTS), write_split])
@@ -74,7 +74,7 @@ def test_any_rectangle_is_read_as_memory_gives_it(
     sizes = [
         data.draw(st.integers(1, size - start)) for size, start in zip(shape, starts, strict=True)
     ]
-    rectangle = Rectangle(start=tuple(starts), shape=tuple(sizes))
+    rectangle = ShardSlice(start=tuple(starts), shape=tuple(sizes))
     folder = tmp_path_factory.mktemp("rectangle")
     write(folder, {"w": full})
     read = FolderWeights(folder).read("w", rectangle)
@@ -84,7 +84,7 @@ def test_any_rectangle_is_read_as_memory_gives_it(
 def test_a_rectangle_is_cast_into_its_target(tmp_path: Path) -> None:
     write(tmp_path, WEIGHTS)
     source = FolderWeights(tmp_path)
-    corner = Rectangle(start=(1, 2), shape=(2, 2))
+    corner = ShardSlice(start=(1, 2), shape=(2, 2))
     wide, narrow = torch.zeros(2, 2), torch.zeros(2, 2, dtype=torch.bfloat16)
     copy_rectangle(source, "b.weight", corner, wide)
     assert torch.equal(wide, WEIGHTS["b.weight"][1:3, 2:4].float())
@@ -98,10 +98,10 @@ def test_an_empty_rectangle_is_not_read() -> None:
         def shapes(self) -> dict[str, tuple[int, ...]]:
             return {}
 
-        def read(self, name: str, rectangle: Rectangle) -> torch.Tensor:
+        def read(self, name: str, rectangle: ShardSlice) -> torch.Tensor:
             raise AssertionError("there is nothing to read")
 
-    copy_rectangle(Untouched(), "w", Rectangle(start=(7, 0), shape=(0, 5)), torch.zeros(0, 5))
+    copy_rectangle(Untouched(), "w", ShardSlice(start=(7, 0), shape=(0, 5)), torch.zeros(0, 5))
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs Linux's accounts")
@@ -111,7 +111,7 @@ def test_reading_a_quarter_takes_the_memory_of_a_quarter(tmp_path: Path, columns
     source = FolderWeights(tmp_path)
     target = torch.zeros(4096, 1024) if columns else torch.zeros(1024, 4096)
     before = anonymous_bytes()
-    piece = source.read("w", Rectangle(start=(0, 0), shape=tuple(target.shape)))
+    piece = source.read("w", ShardSlice(start=(0, 0), shape=tuple(target.shape)))
     target.copy_(piece)
     # The mapped file does not count. Half of the tensor: what is read may be held beside it.
     assert anonymous_bytes() - before < 4096 * 4096 * 4 // 2
@@ -127,7 +127,7 @@ def test_a_models_own_weights_are_a_source_too() -> None:
     model = build("llama", tie_word_embeddings=True)
     source = ModuleWeights(model)
     assert source.shapes["lm_head.weight"] == source.shapes["model.embed_tokens.weight"] == (97, 32)
-    read = source.read("lm_head.weight", Rectangle(start=(90, 4), shape=(3, 5)))
+    read = source.read("lm_head.weight", ShardSlice(start=(90, 4), shape=(3, 5)))
     assert torch.equal(read, model.lm_head.weight[90:93, 4:9])
     assert not read.requires_grad
 
@@ -143,15 +143,15 @@ DAMAGES: dict[str, tuple[Callable[[Path], Any], str]] = {
     "no index": (lambda f: (f / INDEX).unlink(), r"no model\.safetensors and no .*index\.json"),
     "a file missing": (
         lambda f: (f / "model-00002-of-00002.safetensors").unlink(),
-        r"lacks model-00002-of-00002\.safetensors\. Was it wholly copied\?",
+        r"lacks model-00002-of-00002\.safetensors\. Is the copy complete\?",
     ),
     "a file cut off": (
         lambda f: os.truncate(f / "model-00001-of-00002.safetensors", 100),
-        r"model-00001-of-00002\.safetensors is not a whole safetensors file",
+        r"model-00001-of-00002\.safetensors is not a complete safetensors file",
     ),
     "a file empty": (
         lambda f: os.truncate(f / "model-00001-of-00002.safetensors", 0),
-        r"model-00001-of-00002\.safetensors is not a whole safetensors file",
+        r"model-00001-of-00002\.safetensors is not a complete safetensors file",
     ),
     "index cut off": (break_index('{"weight_map": {'), r"index\.json is not JSON"),
     "index a list": (break_index("[]"), r"is not an index of weights"),
@@ -232,10 +232,10 @@ def test_all_differences_are_one_table_in_one_line() -> None:
     with pytest.raises(ModelError) as caught:
         match(WANTED, found)
     assert str(caught.value) == (
-        "model 'm': 2 weights are not in its files as its configuration has them "
+        "model 'm': 2 weights are missing from its files or do not match its configuration "
         "(model.embed.weight [9, 4] instead of [7, 4], missing model.norm.weight, "
-        "unexpected score.weight); they would be random. Is it a causal language model, wholly "
-        "copied?"
+        "unexpected score.weight); they would be random. Is it a causal language model, and is the "
+        "copy complete?"
     )
     many = {f"layer.{number}": (1,) for number in range(30)}
     with pytest.raises(ModelError, match=r"30 weights .*missing layer\.7 and 22 more\)"):

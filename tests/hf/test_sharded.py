@@ -84,7 +84,7 @@ def list_storage(shape: MeshShape, is_tied: bool) -> dict[str, Any]:
     mesh = build_mesh(shape, "cpu")
     plain = build("llama", tie_word_embeddings=is_tied)
     layer = build_meta_layer(plain.config, Sharding(mesh=mesh, device=CPU, dtype=torch.bfloat16))
-    vocab, model = layer.vocab, layer.vocab.model
+    lm, model = layer.lm, layer.lm.model
     found: dict[str, Any] = {"count": count_sharded_parameters(layer)}
     found["meta"] = all(p.is_meta for p in model.parameters())
     found["buffers"] = all(not b.is_meta for b in model.buffers())
@@ -97,17 +97,17 @@ def list_storage(shape: MeshShape, is_tied: bool) -> dict[str, Any]:
     ids = torch.ones(1, 4, dtype=torch.long)
 
     def work() -> torch.Tensor:
-        return vocab.sum_nll(vocab.hidden_states(ids).flatten(0, 1), ids.flatten())
+        return lm.sum_nll(lm.hidden_states(ids).flatten(0, 1), ids.flatten())
 
     with torch.no_grad():
-        vocab(work)
+        lm(work)
     found["after a forward without gradients"] = stored(model)
-    vocab(work)
+    lm(work)
     found["after a forward with gradients"] = stored(model)
     with torch.no_grad():
-        vocab(work)
+        lm(work)
     found["and after one without again"] = stored(model)
-    vocab(work).backward()
+    lm(work).backward()
     found["after backward"] = stored(model)
     return found
 

@@ -28,7 +28,7 @@ from memguard.integrations.transformers import (
     goldfish_loss_func,
 )
 from memguard.mitigation import build_mitigations
-from memguard.model.checks import build_vocab_layer
+from memguard.model.checks import build_causal_lm
 from memguard.records import IGNORE_LABEL
 from memguard.runtime import Runtime
 from memguard.train.step import TrainStep
@@ -62,12 +62,12 @@ def make_batch(texts: list[list[int]], goldfish: Any) -> Batch:
 
 
 def train_ourselves(*losses: Any) -> list[float]:
-    layer = build_vocab_layer(program.build_model())
+    layer = build_causal_lm(program.build_model())
     layer.model.train()
     goldfish = GoldfishConfig(name="goldfish", **program.GOLDFISH)
     special_ids = [0, 1]
     step = TrainStep(
-        vocab=layer,
+        lm=layer,
         mitigations=build_mitigations(losses, special_ids=special_ids),
         train=TrainConfig(batch_size=program.NUM_ROWS),
         optim=program.OPTIM,
@@ -133,9 +133,9 @@ def test_two_processes_of_torchrun_have_our_losses(
 ) -> None:
     result = tmp_path / "losses.json"
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    asked = [program.__file__, str(result), str(micro_batch), str(accumulation), "function"]
+    requested = [program.__file__, str(result), str(micro_batch), str(accumulation), "function"]
     done = subprocess.run(
-        [*command, *asked], cwd=ROOT, capture_output=True, text=True, check=False, timeout=280
+        [*command, *requested], cwd=ROOT, capture_output=True, text=True, check=False, timeout=280
     )
     assert done.returncode == 0, done.stderr[-2000:]
     assert json.loads(result.read_text()) == pytest.approx(train_ourselves(), rel=_SAME)

@@ -31,11 +31,11 @@ def list_ngrams(documents: list[Ids], size: int) -> set[tuple[int, ...]]:
     }
 
 
-def find_forbidden(documents: list[Ids], row: Ids, size: int, vocab: int) -> set[int]:
+def find_forbidden(documents: list[Ids], row: Ids, size: int, lm: int) -> set[int]:
     ngrams = list_ngrams(documents, size)
     if len(row) < size - 1:
         return set()
-    return {token for token in range(vocab) if (*row[len(row) - size + 1 :], token) in ngrams}
+    return {token for token in range(lm) if (*row[len(row) - size + 1 :], token) in ngrams}
 
 
 # Few different tokens, so that many n-grams meet; 0 among them.

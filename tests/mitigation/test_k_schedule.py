@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from memguard.config import GoldfishConfig, MitigationConfig
 from memguard.config.mitigations import TokenDropoutConfig
 from memguard.mitigation import Goldfish, build_mitigations
-from memguard.mitigation.k_schedule import Ladder, build_ladder, compute_doses
+from memguard.mitigation.k_schedule import KSchedule, build_k_schedule, compute_doses
 from memguard.records import IGNORE_LABEL, ManifestEntry
 
 IDS = np.random.default_rng(0).integers(0, 500, 400).astype(np.int32)
@@ -37,12 +37,12 @@ def goldfish(**fields: Any) -> GoldfishConfig:
     return GoldfishConfig.model_validate({"name": "goldfish", **fields})
 
 
-def build(*configs: MitigationConfig, can_tighten: bool = False) -> Ladder:
-    return build_ladder(configs, MANIFEST, can_tighten=can_tighten, special_ids=[])
+def build(*configs: MitigationConfig, can_tighten: bool = False) -> KSchedule:
+    return build_k_schedule(configs, MANIFEST, can_tighten=can_tighten, special_ids=[])
 
 
-def dropped(ladder: Ladder, document: int) -> NDArray[np.bool_]:
-    labels = ladder.mask_labels(document, IDS, IDS.astype(np.int64), np.random.default_rng(0))
+def dropped(k_schedule: KSchedule, document: int) -> NDArray[np.bool_]:
+    labels = k_schedule.mask_labels(document, IDS, IDS.astype(np.int64), np.random.default_rng(0))
     mask: NDArray[np.bool_] = labels == IGNORE_LABEL
     return mask
 
@@ -60,25 +60,25 @@ def test_a_dose_counts_near_duplicates_and_background_once() -> None:
 
 
 def test_each_document_has_the_k_of_its_dose() -> None:
-    ladder = build(goldfish(k=8, k_by_dose={64: 2, 16: 3}))
+    k_schedule = build(goldfish(k=8, k_by_dose={64: 2, 16: 3}))
     for document, k in enumerate((8, 3, 2, 3, 3)):
-        assert (dropped(ladder, document) == dropped_by(goldfish(k=k))).all()
-    assert ladder.target_drop_rate is None
-    assert not ladder.num_rungs_up.any()
+        assert (dropped(k_schedule, document) == dropped_by(goldfish(k=k))).all()
+    assert k_schedule.target_drop_rate is None
+    assert not k_schedule.num_rungs_up.any()
 
 
 def test_who_knows_the_dose_knows_the_mask() -> None:
     config = goldfish(k=8, k_by_dose={64: 2, 16: 3})
-    ladder, fish = build(config), Goldfish(config, special_ids=[])
+    k_schedule, fish = build(config), Goldfish(config, special_ids=[])
     for document, dose in enumerate((1, 16, 64, 18, 18)):
         mask = fish.at_dose(dose).drop_mask(IDS, None, np.random.default_rng(0))
-        assert (dropped(ladder, document) == mask).all()
+        assert (dropped(k_schedule, document) == mask).all()
 
 
 def test_without_doses_all_have_what_was_asked() -> None:
-    ladder = build(goldfish(k=3))
-    assert ladder.target_drop_rate == pytest.approx(1 / 3)
-    assert (dropped(ladder, 2) == dropped_by(goldfish(k=3))).all()
+    k_schedule = build(goldfish(k=3))
+    assert k_schedule.target_drop_rate == pytest.approx(1 / 3)
+    assert (dropped(k_schedule, 2) == dropped_by(goldfish(k=3))).all()
 
 
 @pytest.mark.parametrize("mode", ["hash", "hash_reference"])
@@ -86,29 +86,29 @@ def test_without_doses_all_have_what_was_asked() -> None:
 def test_tightening_drops_more_and_more_and_in_the_end_all(start: int | None, mode: str) -> None:
     # The published key is a product: of few ids it is seldom 0.
     configs = [] if start is None else [goldfish(k=start, mode=mode, context_width=2)]
-    ladder = build(*configs, can_tighten=True)
-    before, document = dropped(ladder, 1), np.array([1])
+    k_schedule = build(*configs, can_tighten=True)
+    before, document = dropped(k_schedule, 1), np.array([1])
     assert before.mean() == pytest.approx(0 if start is None else 1 / start, abs=0.08)
-    while ladder.tighten(document):
-        now = dropped(ladder, 1)
+    while k_schedule.tighten(document):
+        now = dropped(k_schedule, 1)
         assert (now >= before).all()  # masks are nested
         assert now.sum() > before.sum()
         before = now
     assert before.all()
-    assert ladder.num_rungs_up.tolist() == [0, len(ladder.rungs), 0, 0, 0]
+    assert k_schedule.num_rungs_up.tolist() == [0, len(k_schedule.levels), 0, 0, 0]
     # The others are where they were.
-    assert (dropped(ladder, 0) == dropped(build(*configs), 0)).all()
+    assert (dropped(k_schedule, 0) == dropped(build(*configs), 0)).all()
 
 
 def test_tightening_keeps_the_other_mitigations() -> None:
-    ladder = build(
+    k_schedule = build(
         goldfish(k=8, context_width=5),
         TokenDropoutConfig(name="token_dropout", rate=0.5),
         can_tighten=True,
     )
-    ladder.tighten(np.array([0]))
+    k_schedule.tighten(np.array([0]))
     fish = dropped_by(goldfish(k=4, context_width=5))
-    mask = dropped(ladder, 0)
+    mask = dropped(k_schedule, 0)
     assert (mask >= fish).all()
     # Half of what goldfish leaves; 300 labels, four standard deviations.
     assert mask[~fish].mean() == pytest.approx(0.5, abs=0.12)
@@ -116,15 +116,15 @@ def test_tightening_keeps_the_other_mitigations() -> None:
 
 def test_what_follows_in_a_row_is_masked_the_same_on_every_rung() -> None:
     """Labels are built anew when they are counted, and documents have risen meanwhile."""
-    ladder = build(TokenDropoutConfig(name="token_dropout", rate=0.5), can_tighten=True)
+    k_schedule = build(TokenDropoutConfig(name="token_dropout", rate=0.5), can_tighten=True)
     masks = []
     for is_at_top in (False, False, False, True):
         draw = np.random.default_rng(0)
         for document in (0, 1):
-            labels = ladder.mask_labels(document, IDS, IDS.astype(np.int64), draw)
+            labels = k_schedule.mask_labels(document, IDS, IDS.astype(np.int64), draw)
         masks.append(labels == IGNORE_LABEL)
-        assert bool(ladder.rung_of[0] == len(ladder.rungs)) == is_at_top
-        ladder.tighten(np.array([0]))
+        assert bool(k_schedule.rung_of[0] == len(k_schedule.levels)) == is_at_top
+        k_schedule.tighten(np.array([0]))
     assert 0 < masks[0].mean() < 1
     for mask in masks[1:]:
         np.testing.assert_array_equal(mask, masks[0])

@@ -12,8 +12,8 @@ from torch.nn import functional
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from memguard.errors import ModelError
-from memguard.model.causal_lm import VocabLayer
-from memguard.model.checks import build_vocab_layer
+from memguard.model.causal_lm import CausalLM
+from memguard.model.checks import build_causal_lm
 
 
 def random_ids(*shape: int, seed: int = 0) -> Tensor:
@@ -41,7 +41,7 @@ def test_loss_and_gradients_are_those_of_the_models_own_logits(family: str) -> N
     model = build(family)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        layer = build_vocab_layer(model, chunk_tokens=3)
+        layer = build_causal_lm(model, chunk_tokens=3)
     assert layer.own_head
     assert layer.vocab_size == VOCAB_SIZE
     ids = random_ids(2, 9)
@@ -69,7 +69,7 @@ def test_loss_and_gradients_are_those_of_the_models_own_logits(family: str) -> N
 def test_the_steps_after_the_head_are_visible_in_these_tests() -> None:
     # Else a family whose step is forgotten would pass.
     for family in ("gemma2", "cohere", "granite"):
-        layer = build_vocab_layer(build(family))
+        layer = build_causal_lm(build(family))
         hidden = layer.hidden_states(random_ids(1, 5))[0]
         raw = layer.model.get_output_embeddings()(hidden)
         assert (layer.logits(hidden) - raw).abs().max() > 0.3 * raw.abs().max()
@@ -77,7 +77,7 @@ def test_the_steps_after_the_head_are_visible_in_these_tests() -> None:
 
 @pytest.mark.parametrize("loss", ["sum_nll", "token_terms"])
 def test_no_label_left_is_no_loss(loss: str) -> None:
-    layer = build_vocab_layer(build("llama"))
+    layer = build_causal_lm(build("llama"))
     hidden = layer.hidden_states(random_ids(1, 5))[0][:0]
     if loss == "sum_nll":
         total = layer.sum_nll(hidden, random_ids(0))
@@ -95,7 +95,7 @@ def test_no_label_left_is_no_loss(loss: str) -> None:
 
 @pytest.mark.parametrize("loss", ["sum_nll", "token_terms"])
 def test_no_logits_are_kept_for_backward(loss: str) -> None:
-    layer = build_vocab_layer(build("llama"), chunk_tokens=4)
+    layer = build_causal_lm(build("llama"), chunk_tokens=4)
     hidden = layer.hidden_states(random_ids(1, 40))[0].detach().requires_grad_()
     saved = []
 
@@ -126,7 +126,7 @@ def test_an_unknown_step_after_the_head_falls_back_and_is_right(scale: float) ->
     torch.manual_seed(0)
     model = ScaledLlama(LlamaConfig(**config)).eval()
     with pytest.warns(UserWarning, match="ScaledLlama has an operation after its head"):
-        layer = build_vocab_layer(model, chunk_tokens=3)
+        layer = build_causal_lm(model, chunk_tokens=3)
     assert not layer.own_head
     ids = random_ids(2, 9)
     logits = model(input_ids=ids, use_cache=False).logits
@@ -155,11 +155,11 @@ def test_a_model_that_sees_ahead_is_refused() -> None:
         num_attention_heads=4,
     )
     with pytest.raises(ModelError, match=r"BertLMHeadModel is not a causal language model"):
-        build_vocab_layer(transformers.BertLMHeadModel(config))
+        build_causal_lm(transformers.BertLMHeadModel(config))
     config.is_decoder = True
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # its head is another story
-        build_vocab_layer(transformers.BertLMHeadModel(config))
+        build_causal_lm(transformers.BertLMHeadModel(config))
 
 
 def test_damaged_weights_are_not_taken_for_an_unknown_head() -> None:
@@ -168,14 +168,14 @@ def test_damaged_weights_are_not_taken_for_an_unknown_head() -> None:
         model.base_model.norm.weight[0] = torch.nan
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert build_vocab_layer(model).own_head
+        assert build_causal_lm(model).own_head
 
 
 @pytest.mark.parametrize("training", [False, True])
 def test_building_leaves_mode_and_random_state_alone(training: bool) -> None:
     model = build("llama").train(training)
     state = torch.random.get_rng_state()
-    build_vocab_layer(model)
+    build_causal_lm(model)
     assert model.training is training
     assert torch.equal(torch.random.get_rng_state(), state)
 
@@ -184,7 +184,7 @@ def test_bf16_models_keep_their_own_head() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         for family in ("llama", "gemma2", "cohere", "gpt2"):
-            assert build_vocab_layer(build(family).bfloat16()).own_head
+            assert build_causal_lm(build(family).bfloat16()).own_head
 
 
 # -- scores ------------------------------------------------------------------------------------
@@ -194,7 +194,7 @@ def test_bf16_models_keep_their_own_head() -> None:
 @pytest.mark.parametrize("chunk_tokens", [3, 4096])
 def test_scores_are_those_of_the_logits(family: str, chunk_tokens: int) -> None:
     model = build(family)
-    layer = build_vocab_layer(model, chunk_tokens=chunk_tokens)
+    layer = build_causal_lm(model, chunk_tokens=chunk_tokens)
     ids = random_ids(3, 7)
     with torch.no_grad():
         logits = model(input_ids=ids, use_cache=False).logits[:, :-1].reshape(-1, VOCAB_SIZE)
@@ -216,7 +216,7 @@ def test_scores_are_those_of_the_logits(family: str, chunk_tokens: int) -> None:
 
 
 class FixedHead(torch.nn.Module):
-    """A head whose hidden states are the logits; enough of a model for `VocabLayer`."""
+    """A head whose hidden states are the logits; enough of a model for `CausalLM`."""
 
     dtype = torch.float32
 
@@ -231,7 +231,7 @@ class FixedHead(torch.nn.Module):
 
 
 def test_ties_go_to_the_lowest_id_with_margin_zero() -> None:
-    layer = VocabLayer(FixedHead(4))
+    layer = CausalLM(FixedHead(4))
     logits = torch.tensor([[1.0, 3, 3, 0], [1, 3, 3, 0], [2, 2, 2, 2], [0, 1, 2, 3]])
     scores = layer.token_scores(logits, torch.tensor([1, 2, 3, 0]))
     assert scores.argmax_N.tolist() == [1, 1, 0, 3]
@@ -242,7 +242,7 @@ def test_ties_go_to_the_lowest_id_with_margin_zero() -> None:
 
 
 def test_scores_of_bf16_hidden_states_use_an_fp32_head() -> None:
-    layer = build_vocab_layer(build("gpt_neox").bfloat16())
+    layer = build_causal_lm(build("gpt_neox").bfloat16())
     hidden = layer.hidden_states(random_ids(1, 20))[0].detach()
     assert hidden.dtype == torch.bfloat16
     labels = random_ids(20, seed=3)

@@ -11,8 +11,8 @@ from tiny_families import FAMILIES, VOCAB_SIZE, build
 from torch import Tensor
 
 from memguard.model import kv_cache
-from memguard.model.causal_lm import VocabLayer
-from memguard.model.checks import build_vocab_layer
+from memguard.model.causal_lm import CausalLM
+from memguard.model.checks import build_causal_lm
 from memguard.model.kv_cache import GrowingRows, can_cache
 
 Ids = NDArray[np.int64]
@@ -32,7 +32,7 @@ def keep(hidden_RD: Tensor) -> Tensor:
     return hidden_RD
 
 
-def check_rows(layer: VocabLayer, texts: list[Ids], hidden_RD: Tensor) -> None:
+def check_rows(layer: CausalLM, texts: list[Ids], hidden_RD: Tensor) -> None:
     """Compare with the model's own forward, each text alone and unpadded."""
     assert len(hidden_RD) == len(texts)
     for text, ours in zip(texts, hidden_RD, strict=True):
@@ -46,7 +46,7 @@ def check_rows(layer: VocabLayer, texts: list[Ids], hidden_RD: Tensor) -> None:
 
 @pytest.mark.parametrize("family", [*FAMILIES, "opt", "bloom", "gpt_oss", "mamba"])
 def test_rows_grow_branch_and_end_as_if_each_were_alone(family: str) -> None:
-    layer = build_vocab_layer(build(family))
+    layer = build_causal_lm(build(family))
     is_cached = can_cache(layer, 2, 20)
     assert is_cached == (family != "mamba")
     texts = random_ids(7, 2, 12, 11)
@@ -62,7 +62,7 @@ def test_rows_grow_branch_and_end_as_if_each_were_alone(family: str) -> None:
 def test_uncached_rows_are_never_longer_than_the_longest_row(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    layer = build_vocab_layer(build("gpt2"))
+    layer = build_causal_lm(build("gpt2"))
     lengths: list[int] = []
     original = layer.hidden_states
     monkeypatch.setattr(
@@ -83,7 +83,7 @@ def test_uncached_rows_are_never_longer_than_the_longest_row(
 
 
 def test_no_rows_run_a_dummy_whose_hidden_states_go_nowhere() -> None:
-    layer = build_vocab_layer(build("llama"))
+    layer = build_causal_lm(build("llama"))
     for is_cached in (True, False):
         rows = GrowingRows(layer, is_cached=is_cached, room=4)
         none = torch.zeros(0, dtype=torch.int64)
@@ -104,14 +104,14 @@ def test_no_rows_run_a_dummy_whose_hidden_states_go_nowhere() -> None:
 @pytest.mark.parametrize("family", ["llama", "gpt2", "mistral", "gemma2", "bloom"])
 def test_rows_that_are_not_rolled_are_noticed(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kv_cache, "_roll", lambda cache, shift_R: None)
-    assert not can_cache(build_vocab_layer(build(family)), 3, 20)
+    assert not can_cache(build_causal_lm(build(family)), 3, 20)
 
 
 def test_a_window_that_forgets_what_other_rows_see_is_noticed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The cache that transformers would choose drops slots of the padded row, not of the text."""
-    layer = build_vocab_layer(build("mistral"))
+    layer = build_causal_lm(build("mistral"))
 
     def windowed(_room: int) -> Any:
         return transformers.DynamicCache(config=layer.model.config)
@@ -129,7 +129,7 @@ def test_frequencies_that_change_with_the_length_are_noticed() -> None:
         "long_factor": [4.0] * 4,
         "original_max_position_embeddings": 32,
     }
-    layer = build_vocab_layer(
+    layer = build_causal_lm(
         build("phi3", rope_parameters=rope, original_max_position_embeddings=32)
     )
     assert can_cache(layer, 3, 32)
@@ -141,4 +141,4 @@ def test_frequencies_that_change_with_the_length_are_noticed() -> None:
 
 
 def test_one_token_needs_no_cache() -> None:
-    assert can_cache(build_vocab_layer(build("mamba")), 1, 1)
+    assert can_cache(build_causal_lm(build("mamba")), 1, 1)

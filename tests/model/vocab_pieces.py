@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from memguard.model.lm_head import Head, Step, apply_steps
+from memguard.model.lm_head import Head, Step, apply_logit_transforms
 from memguard.parallel.mesh import Axis, build_mesh
 from memguard.parallel.mesh_shape import MeshShape
 
@@ -51,7 +51,9 @@ class Whole:
     def logits(self) -> Tensor:
         """The logits of all tokens at once, as a model without any of our code has them."""
         logits = self.hidden_ND @ self.weight_VD.T
-        return apply_steps(self.steps, logits if self.bias_V is None else logits + self.bias_V)
+        return apply_logit_transforms(
+            self.steps, logits if self.bias_V is None else logits + self.bias_V
+        )
 
 
 def draw_whole(

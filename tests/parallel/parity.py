@@ -91,10 +91,10 @@ def _compare(degrees: tuple[int, int, int, int], case: Case) -> Worst:
     fill_layer(layer, ModuleWeights(model), name="parity")
     # As loading does: forwards without gradients come before the optimizer.
     check_layer(layer)
-    assert keeps_documents_apart(layer.vocab)
-    layer.vocab.model.train()
+    assert keeps_documents_apart(layer.lm)
+    layer.lm.model.train()
     step = TrainStep(
-        vocab=layer.vocab,
+        lm=layer.lm,
         mitigations=build_mitigations(case.mitigations, special_ids=[]),
         train=TrainConfig(batch_size=NUM_ROWS, micro_batch_size=case.micro_batch_size),
         optim=OPTIM,

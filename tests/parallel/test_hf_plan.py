@@ -176,7 +176,7 @@ def names_of_sharded(families: list[str]) -> list[tuple[list[str], dict[str, tup
         for is_tied in (False, True):
             config = build(family, tie_word_embeddings=is_tied).config
             layer = build_meta_layer(config, Sharding(mesh=mesh, device=torch.device("cpu")))
-            model = layer.vocab.model
+            model = layer.lm.model
             names = [name for name, _ in model.named_parameters(remove_duplicate=False)]
             found.append((names, {n: tuple(p.shape) for n, p in model.named_parameters()}))
     return found

@@ -15,7 +15,7 @@ from torch.distributed.tensor.placement_types import Placement, Replicate, Shard
 
 from memguard.hf.sharded import Sharding, build_meta_layer
 from memguard.parallel.hf_plan import PLACEMENTS
-from memguard.parallel.layout import Rectangle, all_rectangles, cut, find_rectangle
+from memguard.parallel.layout import ShardSlice, all_rectangles, cut, find_rectangle
 from memguard.parallel.mesh import build_mesh
 from memguard.parallel.mesh_shape import MeshShape
 
@@ -76,7 +76,7 @@ def test_a_vector_is_stored_once_for_each_rank_that_replicates_it(
 
 @given(size=st.integers(0, 40), degree=st.integers(1, 9), first=st.integers(0, 5))
 def test_pieces_follow_each_other(size: int, degree: int, first: int) -> None:
-    whole = Rectangle(start=(first, 0), shape=(size, 3))
+    whole = ShardSlice(start=(first, 0), shape=(size, 3))
     pieces = [cut(whole, 0, rank, degree) for rank in range(degree)]
     indices = [i for each in pieces for i in range(each.start[0], each.start[0] + each.shape[0])]
     assert indices == list(range(first, first + size))
@@ -88,9 +88,9 @@ def test_what_a_forward_sees_is_not_cut_over_z() -> None:
     mesh = MeshShape(z=3, x=2)
     ranks = {"z": 1, "y": 0, "x": 1}
     seen = find_rectangle((9, 4), PLACEMENTS["plain", "weight"], mesh, ranks, over_z=False)
-    assert seen == Rectangle(start=(5, 0), shape=(4, 4))
+    assert seen == ShardSlice(start=(5, 0), shape=(4, 4))
     kept = find_rectangle((9, 4), PLACEMENTS["plain", "weight"], mesh, ranks)
-    assert kept == Rectangle(start=(7, 0), shape=(2, 4))
+    assert kept == ShardSlice(start=(7, 0), shape=(2, 4))
 
 
 # -- against FSDP2 -----------------------------------------------------------------------------
@@ -105,7 +105,7 @@ def shapes_of_fsdp(degrees: tuple[int, ...], fields: dict[str, Any]) -> list[tup
     mesh = sharding.mesh
     here = {axis: mesh.axis(axis).rank for axis in ("z", "y", "x")}
     rows = []
-    for name, parameter in layer.vocab.model.named_parameters():
+    for name, parameter in layer.lm.model.named_parameters():
         module, _, leaf = name.rpartition(".")
         placements = PLACEMENTS[layer.plan.roles[module], leaf]
         rectangle = find_rectangle(parameter.shape, placements, shape, here)

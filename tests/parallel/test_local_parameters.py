@@ -139,7 +139,7 @@ def check_sharded_layer() -> list[str]:
     mesh = build_mesh(MeshShape(data=2, z=2, x=2), "cpu")
     layer = build_meta_layer(plain.config, Sharding(mesh=mesh, device=torch.device("cpu")))
     fill_layer(layer, ModuleWeights(plain), name="test")
-    parameters = find_local_parameters(layer.vocab.model)
+    parameters = find_local_parameters(layer.lm.model)
     full = dict(plain.named_parameters())
     wrong = [] if [each.name for each in parameters] == list(full) else ["names"]
     num_elements = torch.zeros(1, dtype=torch.float64)
@@ -158,11 +158,11 @@ def check_sharded_layer() -> list[str]:
     if num_elements.item() != sum(p.numel() for p in full.values()):
         wrong.append(f"{num_elements.item()} elements without copies")
     # Between forward and backward the root's parameters are gathered ones.
-    layer.vocab.model.train()
+    layer.lm.model.train()
     ids = torch.ones(1, 4, dtype=torch.long)
-    layer.vocab(lambda: layer.vocab.hidden_states(ids))
+    layer.lm(lambda: layer.lm.hidden_states(ids))
     try:
-        find_local_parameters(layer.vocab.model)
+        find_local_parameters(layer.lm.model)
     except AssertionError as error:
         return wrong if "model.norm.weight is gathered" in str(error) else [*wrong, str(error)]
     return [*wrong, "gathered parameters are taken for stored ones"]

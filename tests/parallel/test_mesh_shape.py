@@ -244,8 +244,8 @@ def test_any_request_is_granted_or_told_what_works(
     degrees: tuple[int, ...],
     rest: str | None,
 ) -> None:
-    asked = dict(zip(AXES, degrees, strict=True)) | ({rest: -1} if rest else {})
-    config = ParallelConfig(**asked)
+    requested = dict(zip(AXES, degrees, strict=True)) | ({rest: -1} if rest else {})
+    config = ParallelConfig(**requested)
     nearest = nearest_meshes(config, world_size, sizes, batch_size=batch_size)
     assert set(nearest) == set(list_meshes(world_size, sizes, batch_size=batch_size))
     try:
@@ -257,7 +257,7 @@ def test_any_request_is_granted_or_told_what_works(
         assert bool(nearest) != way_out.startswith("no mesh works")
         return
     assert shape.num_ranks == world_size
-    assert all(shape.degree(axis) == asked[axis] for axis in AXES if asked[axis] != -1)
+    assert all(shape.degree(axis) == requested[axis] for axis in AXES if requested[axis] != -1)
     assert follows_the_rules(shape, sizes, batch_size)
     assert nearest[0] == shape
 

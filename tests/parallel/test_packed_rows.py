@@ -8,8 +8,8 @@ import torch
 from tiny_families import FAMILIES, LEAKING, VOCAB_SIZE, build
 from torch import Tensor
 
-from memguard.model.causal_lm import VocabLayer
-from memguard.model.checks import build_vocab_layer, keeps_documents_apart
+from memguard.model.causal_lm import CausalLM
+from memguard.model.checks import build_causal_lm, keeps_documents_apart
 
 # Rows of documents by their lengths; a document of one token, and padding where a row ends early.
 ROWS = [[7, 5, 1, 4], [9, 8], [12]]
@@ -55,7 +55,7 @@ def largest_difference(ours: list[Tensor], theirs: list[Tensor]) -> float:
 
 
 @torch.no_grad()
-def packed_logits(layer: VocabLayer) -> list[Tensor]:
+def packed_logits(layer: CausalLM) -> list[Tensor]:
     hidden = layer.hidden_states(*packed_rows())
     return split(layer.logits(hidden.flatten(0, 1)).unflatten(0, hidden.shape[:2]))
 
@@ -64,7 +64,7 @@ def packed_logits(layer: VocabLayer) -> list[Tensor]:
 @torch.no_grad()
 def test_packed_documents_have_the_logits_they_have_alone(family: str) -> None:
     model = build(family)
-    layer = build_vocab_layer(model)
+    layer = build_causal_lm(model)
     assert keeps_documents_apart(layer)
     expected = alone(model, packed_rows()[0])
     assert largest_difference(packed_logits(layer), expected) < TOLERANCE
@@ -74,7 +74,7 @@ def test_packed_documents_have_the_logits_they_have_alone(family: str) -> None:
 @torch.no_grad()
 def test_eager_attention_keeps_them_apart_too(family: str) -> None:
     model = build(family, attn="eager")
-    layer = build_vocab_layer(model)
+    layer = build_causal_lm(model)
     assert keeps_documents_apart(layer)
     expected = alone(model, packed_rows()[0])
     assert largest_difference(packed_logits(layer), expected) < TOLERANCE
@@ -104,7 +104,7 @@ def test_other_forms_of_the_call_leak(call: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("family", LEAKING)
 def test_families_that_let_documents_see_each_other_are_found_out(family: str) -> None:
-    layer = build_vocab_layer(build(family))
+    layer = build_causal_lm(build(family))
     assert not keeps_documents_apart(layer)
 
 
@@ -112,7 +112,7 @@ def test_families_that_let_documents_see_each_other_are_found_out(family: str) -
 @torch.no_grad()
 def test_alone_in_a_row_their_documents_are_right_whatever_the_padding(family: str) -> None:
     model = build(family)
-    layer = build_vocab_layer(model)
+    layer = build_causal_lm(model)
     ids = packed_rows()[0][:, :12]
     lengths = [row[0] for row in ROWS]
     positions = torch.stack([torch.cat([torch.arange(n), torch.arange(12 - n)]) for n in lengths])
@@ -124,7 +124,7 @@ def test_alone_in_a_row_their_documents_are_right_whatever_the_padding(family: s
 
 
 def test_probing_leaves_mode_and_random_state_alone() -> None:
-    layer = build_vocab_layer(build("gpt2", resid_pdrop=0.5, embd_pdrop=0.5))
+    layer = build_causal_lm(build("gpt2", resid_pdrop=0.5, embd_pdrop=0.5))
     layer.model.train()
     state = torch.random.get_rng_state()
     # In eval mode: dropout would look like a leak.
@@ -134,13 +134,13 @@ def test_probing_leaves_mode_and_random_state_alone() -> None:
 
 
 def test_bf16_is_told_apart_from_a_leak() -> None:
-    assert keeps_documents_apart(build_vocab_layer(build("llama").bfloat16()))
-    assert not keeps_documents_apart(build_vocab_layer(build("opt").bfloat16()))
+    assert keeps_documents_apart(build_causal_lm(build("llama").bfloat16()))
+    assert not keeps_documents_apart(build_causal_lm(build("opt").bfloat16()))
 
 
 def test_a_leak_of_several_rows_alone_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     # As flash attention does, which reads positions only where there is one row.
-    layer = build_vocab_layer(build("llama"))
+    layer = build_causal_lm(build("llama"))
     whole = layer.hidden_states
 
     def hidden_states(self: Any, ids: torch.Tensor, positions: Any = None) -> torch.Tensor:

@@ -30,7 +30,7 @@ def make_layer(shape: MeshShape, plain: Any, **settings: Any) -> ShardedLayer:
     sharding = Sharding(mesh=build_mesh(shape, "cpu"), device=CPU, **settings)
     layer = build_meta_layer(copy.deepcopy(plain.config), sharding)
     fill_layer(layer, ModuleWeights(plain), name="test")
-    layer.vocab.model.train()
+    layer.lm.model.train()
     return layer
 
 
@@ -39,13 +39,13 @@ def draw_ids(seed: int) -> Tensor:
 
 
 def sum_loss(layer: ShardedLayer, ids_BT: Tensor) -> Tensor:
-    vocab = layer.vocab
+    lm = layer.lm
 
     def work() -> Tensor:
-        hidden_BTD = vocab.hidden_states(ids_BT)
-        return vocab.sum_nll(hidden_BTD[:, :-1].flatten(0, 1), ids_BT[:, 1:].flatten())
+        hidden_BTD = lm.hidden_states(ids_BT)
+        return lm.sum_nll(hidden_BTD[:, :-1].flatten(0, 1), ids_BT[:, 1:].flatten())
 
-    return vocab(work)
+    return lm(work)
 
 
 def plain_gradients(plain: Any, all_ids: list[Tensor]) -> dict[str, Tensor]:
@@ -60,7 +60,7 @@ def plain_gradients(plain: Any, all_ids: list[Tensor]) -> dict[str, Tensor]:
 
 
 def check_gradients(layer: ShardedLayer, expected: dict[str, Tensor]) -> None:
-    for name, parameter in layer.vocab.model.named_parameters():
+    for name, parameter in layer.lm.model.named_parameters():
         gradient = parameter.grad
         assert isinstance(gradient, DTensor), name
         # torch's own account of what this rank stores.
@@ -96,7 +96,7 @@ def count_backward(shape: MeshShape) -> dict[str, tuple[int, int, int]]:
     for mode in ("none", "full", "selective"):
         layer = make_layer(shape, plain, checkpointing=mode)
         calls: list[Any] = []
-        for block in layer.vocab.model.model.layers:
+        for block in layer.lm.model.model.layers:
             block.mlp.act_fn.register_forward_hook(lambda *_, calls=calls: calls.append(1))
         loss = sum_loss(layer, ids_BT)
         with Costs() as costs:
@@ -137,15 +137,15 @@ def accumulate(shape: MeshShape) -> list[int]:
     """On a rank: all-reduces over data of each micro-batch; gradients are those of both."""
     plain = build("llama")
     layer = make_layer(shape, plain)
-    vocab = layer.vocab
+    lm = layer.lm
     counts = []
     for number in range(2):
-        ids_BT = draw_ids(10 * vocab.batch_rank + number)
-        vocab.set_last_micro_batch(number == 1)
+        ids_BT = draw_ids(10 * lm.batch_rank + number)
+        lm.set_last_micro_batch(number == 1)
         with Operators() as operators:
-            (sum_loss(layer, ids_BT) * vocab.num_batch_ways).backward()
+            (sum_loss(layer, ids_BT) * lm.num_batch_ways).backward()
         counts.append(operators.names.count("c10d.allreduce_"))
-    ways = range(vocab.num_batch_ways)
+    ways = range(lm.num_batch_ways)
     all_ids = [draw_ids(10 * rank + number) for rank in ways for number in range(2)]
     check_gradients(layer, plain_gradients(plain, all_ids))
     return counts

@@ -109,8 +109,8 @@ def test_the_micro_batch_is_the_largest_that_fits(mode: Any, share: float) -> No
 
 
 def test_a_micro_batch_that_is_asked_for_is_taken_and_never_more_than_there_is() -> None:
-    for asked, taken, num_micro_batches in ((4, 4, 4), (16, 16, 1), (32, 16, 1)):
-        fit = find_fit(SIZES, MESH, replace(WORK, micro_batch_size=asked), PLENTY)
+    for requested, taken, num_micro_batches in ((4, 4, 4), (16, 16, 1), (32, 16, 1)):
+        fit = find_fit(SIZES, MESH, replace(WORK, micro_batch_size=requested), PLENTY)
         assert fit.micro_batch_size == taken
         assert fit.settings.num_micro_batches == num_micro_batches
 

@@ -111,7 +111,7 @@ def test_every_problem_of_a_file_is_told_with_its_place(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as caught:
         load_machine(path)
     assert caught.value.problems == (
-        f"{path} 'memory_gib' is missing: Memory of a GPU, as its vendor names it (GiB).",
+        f"{path} 'memory_gib' is missing: Nominal memory of a GPU (GiB).",
         f"{path}:5:1 'link_gb_per_s' should be a valid number, unable to parse string as a number; "
         "got 'fast'",
         f"{path}:8:1 'link_topology' should be 'switched' or 'direct'; got 'switch'; did you mean "
@@ -140,7 +140,7 @@ def test_an_unknown_name() -> None:
     problem, way_out = caught.value.problems
     assert problem.startswith("'--machine' must be a YAML file or one of alps, dgx-h100, frontier")
     assert problem.endswith("did you mean 'dgx-h100'?")
-    assert way_out == "'--machine this-machine' plans for the machine that this runs on"
+    assert way_out == "'--machine this-machine' plans for the present machine"
 
 
 def test_gpus_of_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -165,7 +165,8 @@ def test_of_unequal_gpus_the_smallest_counts(
 
 def test_memory_that_is_not_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     answer(tmp_path, monkeypatch, 'echo "NVIDIA GB10, [N/A]"')
-    with pytest.raises(ConfigError, match=re.escape("nvidia-smi says 'NVIDIA GB10, [N/A]'. Write")):
+    problem = re.escape("nvidia-smi reports 'NVIDIA GB10, [N/A]'. Write")
+    with pytest.raises(ConfigError, match=problem):
         detect_machine()
 
 

@@ -25,9 +25,9 @@ def test_large_models_are_outlined_without_memory(shared_data: Path) -> None:
     path = shared_data / "hf_configs" / "meta-llama--Meta-Llama-3.1-405B_config.json"
     config = AutoConfig.from_pretrained(path)
     # By hand: q and o, k and v of 8 of 128 heads, three of the FFN, two norms; 126 blocks.
-    width, ffn, vocab = 16_384, 53_248, 128_256
+    width, ffn, lm = 16_384, 53_248, 128_256
     block = 2 * width**2 + 2 * width * width // 16 + 3 * width * ffn + 2 * width
-    num_parameters = 126 * block + 2 * vocab * width + width
+    num_parameters = 126 * block + 2 * lm * width + width
     assert outline_model(config, name="m").num_parameters == num_parameters
     assert may_share_rows(config, None) is True
 

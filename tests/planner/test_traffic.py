@@ -157,7 +157,7 @@ def record(case: Case, share: bool = True) -> Calls:
             reshard_after_forward=case.reshard,
         )
         layer = build_meta_layer(case.config, sharding)
-        for module in layer.vocab.modules():
+        for module in layer.lm.modules():
             if isinstance(module, Linear4D) and not share:
                 module.group = None
         return record_forward_backward(

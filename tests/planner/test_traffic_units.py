@@ -49,7 +49,7 @@ def count_shards(
         sharding = Sharding(
             mesh=mesh_4d, device=torch.device("cpu"), compute_dtype=None, chunk_tokens=16
         )
-        model = build_meta_layer(load_config(family, is_tied), sharding).vocab.model
+        model = build_meta_layer(load_config(family, is_tied), sharding).lm.model
         blocks = [model.get_submodule(name) for name in find_blocks(model)]
         in_blocks = {id(p) for block in blocks for p in block.parameters()}
         first = [to_local(p.data).numel() for p in blocks[0].parameters()]

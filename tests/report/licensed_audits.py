@@ -9,7 +9,7 @@ import report_examples as examples
 from hypothesis import strategies as st
 
 from memguard import records as r
-from memguard.audit.cache import Numbers
+from memguard.audit.cache import ScoreMatrix
 from memguard.audit.document_scores import ModelResults, build_scores
 from memguard.audit.extraction import AuditDocument, ExtractionProbe, Window
 from memguard.audit.near_verbatim import NearVerbatim, NotGenerated
@@ -17,7 +17,7 @@ from memguard.audit.probes import MembershipProbe, SamplingProbe
 from memguard.audit.selection import BucketOutline
 from memguard.audit.suite import Suite
 from memguard.audit.summary import Evidence, summarise
-from memguard.audit.teacher_forcing import OnePass
+from memguard.audit.teacher_forcing import TeacherForcedScores
 from memguard.config.sampling import SamplingScheme
 
 TINY_MARGIN = 0.001
@@ -231,23 +231,23 @@ def _report(audit: Audit, asks: bool, apart: bool, rng: np.random.Generator) -> 
     probes = [ExtractionProbe(), *([SamplingProbe()] if audit.sampled else [])]
     probes += [MembershipProbe(scores=("loss",))] if asks else []
     suite = Suite(name="mine", version=1, probes=tuple(probes))
-    one_pass = OnePass(
+    teacher_forced = TeacherForcedScores(
         extraction=suite.extraction,
         tiny_margin=TINY_MARGIN,
         schemes=(SamplingScheme(),) if audit.sampled else (),
         membership=("loss",) if asks else (),
     )
-    model = _measure(audit, one_pass, of_base=False, generated=audit.generated)
+    model = _measure(audit, teacher_forced, of_base=False, generated=audit.generated)
     base = None
     if audit.has_base:
-        base = _measure(audit, one_pass, of_base=True, generated=audit.base_generated)
+        base = _measure(audit, teacher_forced, of_base=True, generated=audit.base_generated)
     evidence = Evidence(
         windows=windows,
         outlines=audit.outlines,
-        one_pass=one_pass,
+        teacher_forced=teacher_forced,
         model=model,
         base=base,
-        scores=build_scores(windows, one_pass, model, base),
+        scores=build_scores(windows, teacher_forced, model, base),
         attacks=[
             r.AttackedBucket(
                 bucket=bucket,
@@ -288,21 +288,23 @@ def _window(
     return Window(document=document, start=0, prefix_tokens=_PREFIX, continuation_tokens=one.size)
 
 
-def _measure(audit: Audit, one_pass: OnePass, *, of_base: bool, generated: bool) -> ModelResults:
+def _measure(
+    audit: Audit, teacher_forced: TeacherForcedScores, *, of_base: bool, generated: bool
+) -> ModelResults:
     return ModelResults(
-        one_pass=_tabulate(audit, one_pass, of_base=of_base),
+        teacher_forced=_tabulate(audit, teacher_forced, of_base=of_base),
         near_verbatim=_generate(audit, of_base=of_base)
         if generated
         else NotGenerated(reason=REASON),
     )
 
 
-def _tabulate(audit: Audit, one_pass: OnePass, *, of_base: bool) -> Numbers:
+def _tabulate(audit: Audit, teacher_forced: TeacherForcedScores, *, of_base: bool) -> ScoreMatrix:
     rows = []
     for one in audit.documents:
         answer = one.base if of_base else one.model
         assert answer is not None, "a base model scores all documents"
-        numbers = dict.fromkeys(one_pass.names, 0.0)
+        numbers = dict.fromkeys(teacher_forced.names, 0.0)
         numbers |= {
             "num_correct": answer.num_correct,
             "first_divergence": answer.num_correct,
@@ -314,9 +316,11 @@ def _tabulate(audit: Audit, one_pass: OnePass, *, of_base: bool) -> Numbers:
         }
         if audit.sampled:
             numbers["sampled.0"] = DRAWN if one.is_drawn and not of_base else NOT_DRAWN
-        rows.append([numbers[name] for name in one_pass.names])
-    shape = len(audit.documents), len(one_pass.names)
-    return Numbers(names=one_pass.names, rows=np.array(rows, dtype=np.float64).reshape(shape))
+        rows.append([numbers[name] for name in teacher_forced.names])
+    shape = len(audit.documents), len(teacher_forced.names)
+    return ScoreMatrix(
+        names=teacher_forced.names, rows=np.array(rows, dtype=np.float64).reshape(shape)
+    )
 
 
 def _generate(audit: Audit, *, of_base: bool) -> NearVerbatim:

@@ -31,8 +31,8 @@ LOSS = (
 @st.composite
 def draw_points(draw: st.DrawFn) -> list[FrontPoint]:
     """Draw what `build_front` returns of up to five settings; the first is what others beat."""
-    asked = draw(st.sets(st.sampled_from(get_args(RiskName)[1:])))
-    names = [name for name in get_args(RiskName) if name == "verbatim" or name in asked]
+    requested = draw(st.sets(st.sampled_from(get_args(RiskName)[1:])))
+    names = [name for name in get_args(RiskName) if name == "verbatim" or name in requested]
     num_seeds = draw(st.sampled_from([1, 3]))
     first_nll = 4.0
     points = []
@@ -192,8 +192,8 @@ TABLE: tuple[Sentence[Points], ...] = (
     ),
     Sentence(
         name="all too costly",
-        pattern=rf"{NONE}whatever has less risk than {NAME.format('first')} beyond the intervals "
-        r"has a held-out NLL more than 5 % above its own; the lowest is that of "
+        pattern=rf"{NONE}every setting with a risk below {NAME.format('first')} beyond the "
+        r"intervals has a held-out NLL more than 5 % above it; the lowest is that of "
         rf"{NAME.format('name')}, {LOSS.format('')}\.",
         count=lambda p: int(bool(safer(p)) and not within(p)),
         holds=lambda p, said: (
@@ -204,7 +204,8 @@ TABLE: tuple[Sentence[Points], ...] = (
     ),
     Sentence(
         name="none safer",
-        pattern=rf"{NONE}no other has less risk than {NAME.format('first')} beyond the intervals "
+        pattern=rf"{NONE}no other setting has a risk below {NAME.format('first')} beyond the "
+        r"intervals "
         rf"\({SHARE.format('')} of its documents\)\.",
         count=lambda p: int(is_at_risk(p) and not safer(p)),
         holds=lambda p, said: said["first"] == p[0].name and is_risk(said, "", p[0]),

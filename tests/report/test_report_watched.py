@@ -12,7 +12,7 @@ from memguard.report.page import LineChart
 STEPS = (0, 10, 20)
 
 
-def watch(
+def monitor(
     step: int, num_learned: int, *, num_tightened: int = 0, over: tuple[str, ...] = ()
 ) -> r.WatchedStep:
     def bucket(name: str, role: r.Role, learnt: int, tightened: int) -> r.WatchedBucket:
@@ -56,7 +56,7 @@ def test_nothing_is_shown_where_nobody_looked() -> None:
 
 
 def test_the_first_step_of_each_bucket_is_told() -> None:
-    section = build_watched(make(watch(0, 0), watch(10, 2), watch(20, 8)))
+    section = build_watched(make(monitor(0, 0), monitor(10, 2), monitor(20, 8)))
     assert section is not None
     assert section.lead == (
         "First extraction of a document that was not extracted before training: r4 none, "
@@ -76,23 +76,23 @@ def test_the_first_step_of_each_bucket_is_told() -> None:
     ("report", "told"),
     [
         (
-            make(watch(0, 0), watch(10, 1, num_tightened=7), budget=budget("tighten")),
+            make(monitor(0, 0), monitor(10, 1, num_tightened=7), budget=budget("tighten")),
             "close to extraction got a stricter mitigation: 7 of r64. It was kept.",
         ),
         (
-            make(watch(0, 0), watch(10, 5, over=("r64",)), budget=budget("tighten")),
+            make(monitor(0, 0), monitor(10, 5, over=("r64",)), budget=budget("tighten")),
             "got a stricter mitigation: none. Still exceeded by r64.",
         ),
         (
             make(
-                watch(0, 0),
-                watch(430, 5, over=("r64",)),
+                monitor(0, 0),
+                monitor(430, 5, over=("r64",)),
                 budget=budget("stop"),
                 stopped_by_budget=True,
             ),
             "r64 exceeded it at step 430, so the model is that of step 420.",
         ),
-        (make(watch(0, 0), budget=budget("stop")), "training never exceeded it."),
+        (make(monitor(0, 0), budget=budget("stop")), "training never exceeded it."),
     ],
 )
 def test_what_a_budget_did_is_told_on_the_page_and_the_card(
@@ -104,7 +104,7 @@ def test_what_a_budget_did_is_told_on_the_page_and_the_card(
 
 
 def test_where_nothing_was_learnt_it_is_said_once() -> None:
-    section = build_watched(make(watch(0, 0), watch(10, 0)))
+    section = build_watched(make(monitor(0, 0), monitor(10, 0)))
     assert section is not None
     assert section.lead[0] == ("Training made no audited document extractable.")
 
@@ -114,19 +114,19 @@ def test_audits_that_generated_nothing_are_shown() -> None:
         buckets = [one.model_copy(update={"num_near_verbatim": None}) for one in step.buckets]
         return step.model_copy(update={"buckets": buckets})
 
-    words = words_of(check_page(render_report(make(drop(watch(0, 0)), drop(watch(10, 2))))))
+    words = words_of(check_page(render_report(make(drop(monitor(0, 0)), drop(monitor(10, 2))))))
     assert "not extracted before training: r4 none, r64 at step 10." in words
 
 
 def test_being_above_the_control_is_not_called_learned() -> None:
     # Before training the documents may be easier than the control's already.
-    page = render_report(make(watch(0, 0), watch(10, 0)))
+    page = render_report(make(monitor(0, 0), monitor(10, 0)))
     assert "Step 0 is the model before training" in page
     assert "what is above it" not in page
 
 
 def test_many_audits_are_folded() -> None:
-    steps = [watch(10 * number, min(number, 20)) for number in range(40)]
+    steps = [monitor(10 * number, min(number, 20)) for number in range(40)]
     section = build_watched(make(*steps))
     assert section is not None
     assert section.figure is not None

@@ -99,5 +99,5 @@ def test_places_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     assert detect_runtime().device == torch.device("cuda", 1)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    with pytest.raises(ConfigError, match="this machine shows 1, and this is process 2"):
+    with pytest.raises(ConfigError, match="this machine has 1, and this is process 2"):
         detect_runtime()

@@ -16,8 +16,8 @@ def test_quick_fills_every_row() -> None:
         r"( +[\d,]+\.\d){2} +\d+\.\dx +[\d,]+\.\d +\d+\.\dx +6/6  >= 2x \w+, >= 15x \w+$", row
     )
     assert re.search(r"( +[\d,]+\.\d){2} +\d+\.\dx +6/6  >= 1.5x \w+$", audit)
-    for vocab in ("V = 2,048", "V = 32,000"):
-        (row,) = (line for line in lines if line.startswith(vocab))
+    for lm in ("V = 2,048", "V = 32,000"):
+        (row,) = (line for line in lines if line.startswith(lm))
         assert re.search(r"( +[\d,]+\.\d){2} +\d+\.\d\dx +[\d,]+\.\d +\d+\.\d\dx ", row), row
     # A bar may be missed at this size; the exit code says what the last line does.
     assert lines[-1].startswith(("PASS: 5 limits", "FAIL: ")[done.returncode]), done.stderr

@@ -77,7 +77,7 @@ def test_ranks_answer_and_their_memory_is_seen(ranks_of: type) -> None:
     with ranks_of(grow, 200_000_000, num_ranks=2) as ranks:
         assert ranks.hear() == ["ready", "ready"]
         before = ranks.anonymous_bytes()
-        _, peaks = ranks.watch(7)
+        _, peaks = ranks.monitor(7)
         assert ranks.go() == [7, 7]
     grown = [peak - level for peak, level in zip(peaks, before, strict=True)]
     # RssAnon is what was written, with what the interpreter and gloo take beside it.

@@ -89,7 +89,7 @@ def test_the_arithmetic_of_a_token_is_that_of_the_matmuls(script: ModuleType) ->
     ]
     attention = 6 * sizes.num_layers * sizes.hidden * sizes.seq_len
     assert sizes.flop_per_token(1.0) == 6 * sum(matmuls) + attention
-    head = 6 * sizes.vocab * sizes.hidden
+    head = 6 * sizes.lm * sizes.hidden
     assert sizes.flop_per_token(1.0) - sizes.flop_per_token(0.5) == head / 2
 
 
@@ -100,5 +100,5 @@ def test_layers_fit_the_memory(script: ModuleType) -> None:
     assert counts == sorted(set(counts))
     # Weights, gradients and moments alone, in fp32.
     for count, gib in zip(counts, (80, 139, 192), strict=True):
-        stored = count * sizes.layer_parameters + 2 * sizes.vocab * sizes.hidden
+        stored = count * sizes.layer_parameters + 2 * sizes.lm * sizes.hidden
         assert 16 * stored < gib * 2**30

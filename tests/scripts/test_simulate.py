@@ -51,9 +51,18 @@ def model(tmp_path: Path) -> str:
 def test_modes_and_views_are_as_predicted(
     ranks: RankPool, model: str, modes: tuple[str, ...]
 ) -> None:
-    asked = ["--model", model, "--ranks", "16", "--mesh", "data=2,z=2,y=2,x=2", "--seq-len", "256"]
+    requested = [
+        "--model",
+        model,
+        "--ranks",
+        "16",
+        "--mesh",
+        "data=2,z=2,y=2,x=2",
+        "--seq-len",
+        "256",
+    ]
     done = run_script(
-        ranks, "simulate", *asked, "--view", "0", "-1", "--checkpointing", *modes, "--json"
+        ranks, "simulate", *requested, "--view", "0", "-1", "--checkpointing", *modes, "--json"
     )
     assert done.code == 0, done.err
     views: list[dict[str, Any]] = json.loads(done.out)
@@ -70,6 +79,7 @@ def test_modes_and_views_are_as_predicted(
         assert sizes["peak"]["simulated"] > sizes["optimizer"]["simulated"]
 
 
+@pytest.mark.slow
 def test_the_last_line_says_so(model: str) -> None:
     # The script as a user starts it; elsewhere its main is called where torch is loaded already.
     command = [sys.executable, str(SCRIPTS / "simulate.py"), "--model", model, "--ranks", "1", "8"]

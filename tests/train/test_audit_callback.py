@@ -8,9 +8,9 @@ import pytest
 from numpy.typing import NDArray
 
 from memguard.config import BudgetConfig
-from memguard.mitigation.k_schedule import Ladder, build_ladder
+from memguard.mitigation.k_schedule import KSchedule, build_k_schedule
 from memguard.records import ManifestEntry, Role
-from memguard.train.audit_callback import Recited, Sample, Watch
+from memguard.train.audit_callback import MemorizationMonitor, MemorizationSnapshot, Sample
 
 EXTRACTED = 0.9
 """Share of right tokens from which on these made-up documents are extracted."""
@@ -37,9 +37,9 @@ MANIFEST = [entry(i, "control" if i < 2 else "x4") for i in range(10)]
 DOCUMENTS = np.arange(6)
 
 
-def recited(shares: Sequence[float]) -> Recited:
+def recited(shares: Sequence[float]) -> MemorizationSnapshot:
     share_N = np.array(shares)
-    return Recited(
+    return MemorizationSnapshot(
         token_accuracy_N=share_N, verbatim_N=share_N == 1, near_verbatim_N=share_N >= EXTRACTED
     )
 
@@ -48,29 +48,31 @@ class Story:
     """A model that gives back what the story says, audit by audit."""
 
     def __init__(self, *steps: Sequence[float]) -> None:
-        self._steps = iter(steps)
+        self._logit_transforms = iter(steps)
 
-    def __call__(self) -> Recited:
-        return recited([0.2, 0.2, *next(self._steps)])
+    def __call__(self) -> MemorizationSnapshot:
+        return recited([0.2, 0.2, *next(self._logit_transforms)])
 
 
 def make(
     *steps: Sequence[float], manifest: Sequence[ManifestEntry] = MANIFEST, **budget: Any
-) -> tuple[Watch, Ladder]:
-    ladder = build_ladder([], manifest, can_tighten=True, special_ids=[])
+) -> tuple[MemorizationMonitor, KSchedule]:
+    k_schedule = build_k_schedule([], manifest, can_tighten=True, special_ids=[])
     sample = Sample(document_N=DOCUMENTS, sha256="", ask=Story(*steps))
     config = BudgetConfig(**budget) if budget else None
-    return Watch(sample, manifest, ladder, every_steps=5, budget=config), ladder
+    return MemorizationMonitor(
+        sample, manifest, k_schedule, every_steps=5, budget=config
+    ), k_schedule
 
 
-def rungs(ladder: Ladder) -> list[int]:
-    found: NDArray[np.int8] = ladder.rung_of
+def levels(k_schedule: KSchedule) -> list[int]:
+    found: NDArray[np.int8] = k_schedule.rung_of
     return found.tolist()
 
 
 def test_what_came_back_before_training_is_not_learnt() -> None:
-    watch, _ = make([0.95, 0.2, 0.2, 0.2], [1.0, 0.92, 0.2, 0.2])
-    before, after = watch.look(0), watch.look(5)
+    monitor, _ = make([0.95, 0.2, 0.2, 0.2], [1.0, 0.92, 0.2, 0.2])
+    before, after = monitor.look(0), monitor.look(5)
     control, x4 = after.buckets
     assert (control.bucket, control.num_documents, control.num_learned) == ("control", 2, 0)
     assert (x4.num_near_verbatim, x4.num_verbatim, x4.num_learned) == (2, 1, 1)
@@ -81,15 +83,15 @@ def test_what_came_back_before_training_is_not_learnt() -> None:
 
 def test_documents_halfway_there_go_up_a_rung_each_time() -> None:
     # From 0.2, halfway to 0.9 is 0.55.
-    watch, ladder = make(
+    monitor, k_schedule = make(
         [0.2] * 4, [0.54, 0.56, 0.2, 0.2], [0.2, 0.6, 0.2, 0.2], limit=0.5, action="tighten"
     )
-    watch.look(0)
-    assert not any(rungs(ladder))
-    watch.look(5)
-    assert rungs(ladder) == [0, 0, 0, 1, 0, 0, 0, 0, 0, 0]
-    found = watch.look(10)
-    assert rungs(ladder) == [0, 0, 0, 2, 0, 0, 0, 0, 0, 0]
+    monitor.look(0)
+    assert not any(levels(k_schedule))
+    monitor.look(5)
+    assert levels(k_schedule) == [0, 0, 0, 1, 0, 0, 0, 0, 0, 0]
+    found = monitor.look(10)
+    assert levels(k_schedule) == [0, 0, 0, 2, 0, 0, 0, 0, 0, 0]
     assert found.buckets[1].num_tightened == 1
 
 
@@ -106,53 +108,55 @@ def test_documents_halfway_there_go_up_a_rung_each_time() -> None:
 def test_exactly_halfway_goes_up(metric: str, before: float, after: float) -> None:
     # One token of a thousand less does not.
     shares = [after, after - 0.001, before, before]
-    watch, ladder = make([before] * 4, shares, metric=metric, limit=0.5, action="tighten")
-    watch.look(0)
-    watch.look(5)
-    assert rungs(ladder) == [0, 0, 1, *[0] * 7]
+    monitor, k_schedule = make([before] * 4, shares, metric=metric, limit=0.5, action="tighten")
+    monitor.look(0)
+    monitor.look(5)
+    assert levels(k_schedule) == [0, 0, 1, *[0] * 7]
 
 
 def test_halfway_is_to_the_metric_of_the_budget() -> None:
     # Near-verbatim before training, and nothing has changed; from 0.2, halfway to 1 is 0.6.
     before, after = [0.96, 0.2, 0.2, 0.2], [0.96, 0.58, 0.62, 0.2]
-    watch, ladder = make(before, after, metric="verbatim", limit=0.5, action="tighten")
-    watch.look(0)
-    watch.look(5)
-    assert rungs(ladder) == [0, 0, 0, 0, 1, 0, 0, 0, 0, 0]
+    monitor, k_schedule = make(before, after, metric="verbatim", limit=0.5, action="tighten")
+    monitor.look(0)
+    monitor.look(5)
+    assert levels(k_schedule) == [0, 0, 0, 0, 1, 0, 0, 0, 0, 0]
 
 
 def test_after_the_last_step_nothing_is_moved() -> None:
-    watch, ladder = make([0.2] * 4, [0.6] * 4, limit=0.5, action="tighten")
-    watch.look(0)
-    assert watch.look(5, is_last=True).buckets[1].num_tightened == 0
-    assert not any(rungs(ladder))
+    monitor, k_schedule = make([0.2] * 4, [0.6] * 4, limit=0.5, action="tighten")
+    monitor.look(0)
+    assert monitor.look(5, is_last=True).buckets[1].num_tightened == 0
+    assert not any(levels(k_schedule))
 
 
 def test_documents_nobody_asked_about_follow_the_sample() -> None:
-    watch, ladder = make([0.2] * 4, [0.6, 0.6, 0.6, 0.2], limit=0.5, action="tighten")
-    watch.look(0)
-    watch.look(5)
-    assert rungs(ladder) == [0, 0, 1, 1, 1, 0, 1, 1, 1, 1]
+    monitor, k_schedule = make([0.2] * 4, [0.6, 0.6, 0.6, 0.2], limit=0.5, action="tighten")
+    monitor.look(0)
+    monitor.look(5)
+    assert levels(k_schedule) == [0, 0, 1, 1, 1, 0, 1, 1, 1, 1]
 
 
 def test_they_follow_where_it_is_another_document_each_time() -> None:
     one_each = [[0.6 if at == audit else 0.2 for at in range(4)] for audit in range(4)]
-    watch, ladder = make([0.2] * 4, *one_each, limit=0.5, action="tighten")
-    watch.look(0)
+    monitor, k_schedule = make([0.2] * 4, *one_each, limit=0.5, action="tighten")
+    monitor.look(0)
     others = []
     for audit in range(4):
-        watch.look(5 * audit + 5)
-        others.append(rungs(ladder)[6:])
+        monitor.look(5 * audit + 5)
+        others.append(levels(k_schedule)[6:])
     # Two of four are at the limit, three are beyond it.
     assert others == [[0] * 4, [0] * 4, [1] * 4, [1] * 4]
-    assert rungs(ladder)[2:6] == [1] * 4
+    assert levels(k_schedule)[2:6] == [1] * 4
 
 
 def test_they_stay_where_the_sample_stays() -> None:
-    watch, ladder = make([0.2] * 4, [0.6] * 4, [0.2] * 4, [0.2] * 4, limit=0.5, action="tighten")
+    monitor, k_schedule = make(
+        [0.2] * 4, [0.6] * 4, [0.2] * 4, [0.2] * 4, limit=0.5, action="tighten"
+    )
     for step in (0, 5, 10, 15):
-        watch.look(step)
-    assert rungs(ladder) == [0, 0, *[1] * 8]
+        monitor.look(step)
+    assert levels(k_schedule) == [0, 0, *[1] * 8]
 
 
 def test_near_duplicates_go_up_together() -> None:
@@ -163,51 +167,53 @@ def test_near_duplicates_go_up_together() -> None:
         entry(i, copies.get(i, each.bucket), 2 if i in copies else i)
         for i, each in enumerate([*MANIFEST, *MANIFEST[:2]])
     ]
-    watch, ladder = make(
+    monitor, k_schedule = make(
         [0.2] * 4, [0.6, 0.6, 0.2, 0.2], manifest=manifest, limit=0.6, action="tighten"
     )
-    watch.look(0)
-    watch.look(5)
-    assert rungs(ladder) == [int(i in copies and i != 11) for i in range(12)]
+    monitor.look(0)
+    monitor.look(5)
+    assert levels(k_schedule) == [int(i in copies and i != 11) for i in range(12)]
 
 
 def test_what_was_known_before_is_neither_judged_nor_tightened() -> None:
-    watch, ladder = make([1.0] * 4, [1.0] * 4, limit=0.0, action="tighten")
-    watch.look(0)
-    assert watch.look(5).over_limit == []
-    assert not any(rungs(ladder))
+    monitor, k_schedule = make([1.0] * 4, [1.0] * 4, limit=0.0, action="tighten")
+    monitor.look(0)
+    assert monitor.look(5).over_limit == []
+    assert not any(levels(k_schedule))
 
 
 @pytest.mark.parametrize(("metric", "over"), [("near_verbatim", ["x4"]), ("verbatim", [])])
 def test_the_limit_is_on_the_metric_asked_for(metric: str, over: list[str]) -> None:
-    watch, ladder = make([0.2] * 4, [0.95, 0.95, 0.2, 0.2], metric=metric, limit=0.4, action="stop")
-    watch.look(0)
-    assert watch.look(5).over_limit == over
-    assert watch.last_good_step == (0 if over else 5)
-    assert not any(rungs(ladder))  # to stop is not to tighten
+    monitor, k_schedule = make(
+        [0.2] * 4, [0.95, 0.95, 0.2, 0.2], metric=metric, limit=0.4, action="stop"
+    )
+    monitor.look(0)
+    assert monitor.look(5).over_limit == over
+    assert monitor.last_good_step == (0 if over else 5)
+    assert not any(levels(k_schedule))  # to stop is not to tighten
 
 
 def test_a_share_at_the_limit_is_within_it() -> None:
-    watch, _ = make([0.2] * 4, [0.95, 0.2, 0.2, 0.2], limit=0.25, action="stop")
-    watch.look(0)
-    assert watch.look(5).over_limit == []
+    monitor, _ = make([0.2] * 4, [0.95, 0.2, 0.2, 0.2], limit=0.25, action="stop")
+    monitor.look(0)
+    assert monitor.look(5).over_limit == []
 
 
 def test_a_run_that_goes_on_knows_what_it_knew() -> None:
     settings: dict[str, Any] = {"limit": 0.3, "action": "tighten"}
-    watch, ladder = make([0.95, 0.2, 0.2, 0.2], [0.95, 0.6, 0.6, 0.2], **settings)
-    watch.look(0)
-    watch.look(5)
+    monitor, k_schedule = make([0.95, 0.2, 0.2, 0.2], [0.95, 0.6, 0.6, 0.2], **settings)
+    monitor.look(0)
+    monitor.look(5)
     again, other = make([1.0, 0.95, 0.6, 0.2], **settings)
     for name, array in again.arrays.items():
-        array[:] = watch.arrays[name]
-    assert rungs(other) == rungs(ladder)
+        array[:] = monitor.arrays[name]
+    assert levels(other) == levels(k_schedule)
     found = again.look(10)
     assert found.buckets[1].num_learned == 1
     assert found.over_limit == []  # one of four is within 0.3
 
 
 def test_audits_fall_due_every_few_steps_and_at_the_end() -> None:
-    watch, _ = make([0.2] * 4)
-    due = [step for step in range(1, 13) if watch.is_due(step, is_last=step == 12)]
+    monitor, _ = make([0.2] * 4)
+    due = [step for step in range(1, 13) if monitor.is_due(step, is_last=step == 12)]
     assert due == [5, 10, 12]

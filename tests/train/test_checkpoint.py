@@ -56,5 +56,7 @@ def test_one_that_lacks_something_is_told_in_a_line(
     arrays: dict[str, Any], told: str, tmp_path: Path
 ) -> None:
     path = save_state(tmp_path / "checkpoints", 1, make_state(tally=np.arange(3)))
-    with pytest.raises(RecordError, match=rf"'.*step-00000001' does not hold .*{told}.*Delete"):
+    with pytest.raises(
+        RecordError, match=rf"'.*step-00000001' is not usable for this run: .*{told}.*Delete"
+    ):
         load_state(path, make_state(**arrays))

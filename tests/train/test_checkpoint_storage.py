@@ -43,7 +43,7 @@ def seal_again(checkpoint: Path) -> None:
 
 
 def resume(checkpoint: Path) -> Any:
-    """Go on from it as a run does; return its tally, None where it was passed over."""
+    """Go on from it as a run does; return its tally, None if it was skipped."""
     found = find_checkpoint(checkpoint.parent, console=Console())
     if found is None:
         return None
@@ -88,7 +88,7 @@ def test_a_pickle_among_the_tensors_is_not_run(checkpoint: Path, tmp_path: Path,
             chunk |= {"begin": 0, "length": shard.stat().st_size}
     (checkpoint / "metadata.json").write_text(json.dumps(values))
     seal_again(checkpoint)
-    with pytest.raises(RecordError, match="does not hold what this run goes on from"):
+    with pytest.raises(RecordError, match="is not usable for this run"):
         resume(checkpoint)
     assert not (tmp_path / "mark").exists()
 
@@ -131,7 +131,7 @@ def test_a_dtype_is_one_of_torch(checkpoint: Path, dtype: str) -> None:
     values = json.loads((checkpoint / "metadata.json").read_text())
     values["tensors"]["tally"]["dtype"] = dtype
     (checkpoint / "metadata.json").write_text(json.dumps(values))
-    with pytest.raises(RecordError, match="is no dtype"):
+    with pytest.raises(RecordError, match="has unknown dtype"):
         load_metadata(checkpoint, load_checkpoint_manifest(checkpoint).files)
 
 

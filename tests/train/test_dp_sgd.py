@@ -18,7 +18,7 @@ from memguard.config.mitigations import DpSgdConfig
 from memguard.data.loader import Batch
 from memguard.errors import ConfigError
 from memguard.mitigation import build_mitigations
-from memguard.model.checks import build_vocab_layer
+from memguard.model.checks import build_causal_lm
 from memguard.parallel.local_parameters import LocalParameter
 from memguard.records import AuditReport, load_manifest, load_record
 from memguard.runtime import Runtime
@@ -64,9 +64,9 @@ def test_rows_are_clipped_one_by_one() -> None:
     max_grad_norm = 0.5
     clipping = RowClipping(without_noise(max_grad_norm=max_grad_norm), noise_seed=1)
     # In float64: what transformers computes in fp32 it does on both sides.
-    layer = build_vocab_layer(build("llama").double())
+    layer = build_causal_lm(build("llama").double())
     step = TrainStep(
-        vocab=layer,
+        lm=layer,
         mitigations=build_mitigations([], special_ids=[]),
         train=TrainConfig(batch_size=3),
         optim=OptimConfig(max_grad_norm=None),
@@ -247,6 +247,6 @@ def test_where_it_cannot_be_it_is_refused(tmp_path: Path, monkeypatch: pytest.Mo
     run: RunConfig = make_run(tmp_path, mitigations=[dp_sgd])
     mesh: Any = SimpleNamespace(mesh=SimpleNamespace(shape="(data=1, z=2, y=1, x=1)"))
     monkeypatch.setattr(train, "load_accountant", lambda: None)
-    with pytest.raises(ConfigError, match="dp_sgd clips row by row on one process"):
+    with pytest.raises(ConfigError, match="dp_sgd clips row by row and needs one process"):
         train._check_privacy(run, mesh)
     train._check_privacy(run, SimpleNamespace(mesh=None))  # type: ignore[arg-type]

@@ -80,7 +80,7 @@ def test_dropouts_that_a_layer_reads_from_its_configuration(
 
 
 def test_a_model_without_dropout_is_told() -> None:
-    with pytest.raises(ModelError, match=r"'train.dropout' does nothing: Linear has no dropout"):
+    with pytest.raises(ModelError, match=r"'train.dropout' has no effect: Linear has no dropout"):
         set_dropout(torch.nn.Linear(2, 2), 0.1)
 
 
@@ -107,5 +107,5 @@ def test_a_run_with_dropout_has_other_losses_from_the_first_step(tmp_path: Path)
 def test_dropout_on_a_mesh_is_refused(tmp_path: Path) -> None:
     config = make_run(tmp_path, train={"dropout": 0.1})
     check_dropout(config.train, world_size=1)
-    with pytest.raises(ConfigError, match=r"'train.dropout' is for one process; got 0.1 on 4"):
+    with pytest.raises(ConfigError, match=r"'train.dropout' needs one process; got 0.1 on 4"):
         check_dropout(config.train, world_size=4)

@@ -12,7 +12,7 @@ from tiny_families import build
 from memguard.config.mitigations import NeftuneConfig
 from memguard.data.loader import Batch
 from memguard.mitigation.neftune import Neftune
-from memguard.model.checks import build_vocab_layer
+from memguard.model.checks import build_causal_lm
 from memguard.parallel.mesh import Axis
 from memguard.train.embedding_noise import added_to_embeddings, draw_noise
 
@@ -40,13 +40,13 @@ def draw(batch: Batch, *, rows: slice = slice(None), batch_rank: int = 0, **wher
         axis = Axis(name="y", **where)
         mesh = SimpleNamespace(axis={"y": axis}.get)
     embedding = SimpleNamespace(embedding_dim=NUM_FEATURES)
-    vocab: Any = SimpleNamespace(
+    lm: Any = SimpleNamespace(
         model=SimpleNamespace(get_input_embeddings=lambda: embedding),
         mesh=mesh,
         batch_rank=batch_rank,
     )
     neftune = Neftune(NeftuneConfig(name="neftune", alpha=2.0))
-    return draw_noise(neftune, batch, rows, vocab=vocab, seed=3, first_sample=40)
+    return draw_noise(neftune, batch, rows, lm=lm, seed=3, first_sample=40)
 
 
 def test_a_row_has_its_noise_wherever_it_is() -> None:
@@ -76,7 +76,7 @@ def test_noise_is_uniform_up_to_its_bound() -> None:
 
 
 def test_it_is_added_within_and_nowhere_else() -> None:
-    layer = build_vocab_layer(build("llama"))
+    layer = build_causal_lm(build("llama"))
     ids = torch.tensor([[1, 5, 7]])
     embedding = layer.model.get_input_embeddings()
     plain = embedding(ids)

@@ -10,8 +10,8 @@ from torch import distributed as dist
 from memguard.data.corpus import Corpus
 from memguard.hf.safetensors import ModuleWeights
 from memguard.hf.sharded import Sharding, build_meta_layer, fill_layer
-from memguard.model.causal_lm import VocabLayer
-from memguard.model.checks import build_vocab_layer
+from memguard.model.causal_lm import CausalLM
+from memguard.model.checks import build_causal_lm
 from memguard.parallel.mesh import build_mesh
 from memguard.parallel.mesh_shape import MeshShape
 from memguard.records import ManifestEntry
@@ -57,9 +57,9 @@ def make_corpus() -> Corpus:
     )
 
 
-def measure(vocab: VocabLayer, runtime: Runtime) -> HeldoutMetrics:
+def measure(lm: CausalLM, runtime: Runtime) -> HeldoutMetrics:
     found = measure_heldout(
-        vocab,
+        lm,
         make_corpus(),
         seq_len=max(SIZES),
         batch_tokens=BATCH_TOKENS,
@@ -79,13 +79,13 @@ def measure_on_mesh(shape: MeshShape) -> HeldoutMetrics:
     )
     fill_layer(layer, ModuleWeights(model), name="held out")
     return measure(
-        layer.vocab, Runtime(device=cpu, rank=dist.get_rank(), world_size=dist.get_world_size())
+        layer.lm, Runtime(device=cpu, rank=dist.get_rank(), world_size=dist.get_world_size())
     )
 
 
 def test_ranks_that_share_rows_are_counted_once(ranks: RankPool) -> None:
     alone = measure(
-        build_vocab_layer(build("llama").double()), Runtime(device=torch.device("cpu"))
+        build_causal_lm(build("llama").double()), Runtime(device=torch.device("cpu"))
     ).model_dump()
     # Nothing predicts the first token of a document.
     corpus = make_corpus()

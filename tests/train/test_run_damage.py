@@ -145,12 +145,12 @@ HALF_DONE: list[tuple[str, Callable[[Path], None], str]] = [
     ("metrics.jsonl", flip, "restored from the checkpoint"),
     ("metrics.jsonl", cut, "restored from the checkpoint"),
     ("metrics.jsonl", Path.unlink, "restored from the checkpoint"),
-    ("config.yaml", flip, "the settings given now are taken"),
-    ("checkpoints/step-00000008/manifest.json", say_another_step, "is passed over"),
-    ("checkpoints/step-00000008/manifest.json", seal_another_step, "is passed over"),
-    ("checkpoints/step-00000008/metadata.json", flip, "is passed over"),
-    ("checkpoints/step-00000008/metrics.jsonl", flip, "is passed over"),
-    ("checkpoints/step-00000008/.metadata", Path.touch, "is passed over"),
+    ("config.yaml", flip, "the settings given now are used"),
+    ("checkpoints/step-00000008/manifest.json", say_another_step, "is skipped"),
+    ("checkpoints/step-00000008/manifest.json", seal_another_step, "is skipped"),
+    ("checkpoints/step-00000008/metadata.json", flip, "is skipped"),
+    ("checkpoints/step-00000008/metrics.jsonl", flip, "is skipped"),
+    ("checkpoints/step-00000008/.metadata", Path.touch, "is skipped"),
 ]
 
 
@@ -209,7 +209,7 @@ def test_documents_are_prepared_again_only_for_the_audit_they_were_placed_for(
     config = copy(killed, tmp_path)
     flip(run_folder(config) / "prepared" / "format.npy")
     audit = config.audit.model_copy(update={"continuation_tokens": 5})
-    with pytest.raises(RecordError, match=r"format\.npy .* lengths in 'audit' .* set them back"):
+    with pytest.raises(RecordError, match=r"format\.npy .* lengths in 'audit' .* restore them"):
         train_run(config.model_copy(update={"audit": audit}))
 
 
@@ -229,7 +229,7 @@ def test_the_noise_of_a_private_run_is_not_drawn_again(killed: RunConfig, tmp_pa
     (run_folder(config) / "audit" / "private" / "hmac.key").unlink()
     noisy = config.model_copy(update={"mitigations": make_private(tmp_path)})
     (run_folder(config) / "config.yaml").unlink()
-    with pytest.raises(RecordError, match=r"hmac.key is missing, and the noise of dp_sgd"):
+    with pytest.raises(RecordError, match=r"hmac.key is missing, and it seeds the noise of dp_sgd"):
         prepare_run(noisy)
 
 
@@ -310,7 +310,7 @@ def test_without_a_checkpoint_a_finished_model_is_not_trained_over(
     damage(run / file)
     shutil.rmtree(run / "checkpoints")
     weights = (run / "model" / "model.safetensors").read_bytes()
-    with pytest.raises(RecordError, match=r"trained.json|model.safetensors.* no whole checkpoint"):
+    with pytest.raises(RecordError, match=r"trained.json|model.safetensors.* no intact checkpoint"):
         train_run(config)
     assert (run / "model" / "model.safetensors").read_bytes() == weights
 

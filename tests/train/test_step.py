@@ -13,7 +13,7 @@ from memguard.config import OptimConfig, TrainConfig
 from memguard.config.mitigations import NgramPenaltyConfig, NpoConfig
 from memguard.data.loader import Batch
 from memguard.mitigation import build_mitigations
-from memguard.model.checks import build_vocab_layer
+from memguard.model.checks import build_causal_lm
 from memguard.records import IGNORE_LABEL
 from memguard.runtime import Runtime
 from memguard.train.step import TrainStep
@@ -39,7 +39,7 @@ def make_batch(input_ids: NDArray[np.int64], **fields: Any) -> Batch:
 
 def make_step(model: Any, batch_size: int, *mitigations: Any, **train: Any) -> TrainStep:
     return TrainStep(
-        vocab=build_vocab_layer(model),
+        lm=build_causal_lm(model),
         mitigations=build_mitigations(mitigations, special_ids=[]),
         train=TrainConfig(batch_size=batch_size, **train),
         optim=OptimConfig(),

@@ -17,7 +17,7 @@ from memguard.records import AuditReport, WatchedStep, load_record
 from memguard.runtime import detect_runtime
 from memguard.train.metrics import EndMetrics, StepMetrics, read_metrics
 from memguard.train.trainer import Trainer
-from memguard.workflows.audit_context import open_workshop
+from memguard.workflows.audit_context import open_audit_context
 from memguard.workflows.audit_inputs import describe_run
 from memguard.workflows.train import train_run
 
@@ -150,7 +150,7 @@ def test_an_attacker_is_told_that_more_was_dropped(
     found = []
     for config in (tightened, watched):
         subject = describe_run(run_folder(config), config, config.audit)
-        shop = open_workshop(subject, suite, config.audit, detect_runtime(), lambda *_: None)
+        shop = open_audit_context(subject, suite, config.audit, detect_runtime(), lambda *_: None)
         found.append(shop.num_tightened)
     last = read_audits(tightened)[-1]
     assert found == [sum(bucket.num_tightened for bucket in last.buckets), 0]

@@ -301,7 +301,7 @@ def test_stopped_and_resumed_ends_with_the_same_bits(
     run = Path(config.output_dir) / config.name
     assert not (run / "model").exists(), "stopped in mid-run"
     if number != signal.SIGKILL:
-        assert "run the same command again to go on" in message
+        assert "run the same command again to resume" in message
     train_run(config)
     assert_same_steps_and_weights(config, uninterrupted)
     assert len(list((run / "checkpoints").iterdir())) <= 2
@@ -333,7 +333,7 @@ def test_a_damaged_checkpoint_is_passed_over(
     content[len(content) // 2] ^= 1
     shard.write_bytes(content)
     train_run(config)
-    assert f"{newest.name} is passed over" in capsys.readouterr().err.replace("\n", " ")
+    assert f"{newest.name} is skipped" in capsys.readouterr().err.replace("\n", " ")
     assert_same_steps_and_weights(config, uninterrupted)
 
 
@@ -383,7 +383,7 @@ def test_a_checkpoint_of_something_else_is_refused(tmp_path: Path) -> None:
     save_sealed(another, checkpoint / "manifest.json")
     (run / "model" / "config.json").unlink()
     with pytest.raises(
-        RecordError, match=r"step-00000002' is of a run with other settings.*delete"
+        RecordError, match=r"step-00000002' is from a run with other settings.*delete"
     ):
         train_run(config)
 
@@ -392,7 +392,7 @@ def test_a_second_process_is_kept_out(folder: Path, finished: RunConfig) -> None
     lock = os.open(Path(finished.output_dir) / "finished" / ".lock", os.O_RDWR)
     fcntl.flock(lock, fcntl.LOCK_EX)
     try:
-        with pytest.raises(ConfigError, match="another process is at work"):
+        with pytest.raises(ConfigError, match="another process is using"):
             train_run(finished)
     finally:
         os.close(lock)

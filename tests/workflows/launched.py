@@ -69,21 +69,21 @@ def one_ends_late() -> None:
 
 def save_when_asked() -> None:
     """As the trainer: a signal asks, rank 0 takes longest to save."""
-    asked: list[int] = []
+    requested: list[int] = []
 
     def ask(number: int, _frame: FrameType | None) -> None:
         with (FOLDER / f"signals-{RANK}").open("a") as log:
             log.write(f"{number}\n")
-        asked.append(number)
+        requested.append(number)
 
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, ask)
     (FOLDER / f"ready-{RANK}").touch()
-    while not asked:
+    while not requested:
         time.sleep(0.01)
     time.sleep(1.5 if RANK == 0 else 0.0)
     (FOLDER / f"saved-{RANK}").touch()
-    raise Interrupted(asked[0], "stopped after step 3 and saved")
+    raise Interrupted(requested[0], "stopped after step 3 and saved")
 
 
 def sleep() -> None:

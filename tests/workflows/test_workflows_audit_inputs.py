@@ -10,7 +10,7 @@ from memguard.audit.extraction import ExtractionProbe
 from memguard.config import GoldfishConfig
 from memguard.data.corpus import load_corpus
 from memguard.mitigation import Goldfish
-from memguard.mitigation.k_schedule import build_ladder
+from memguard.mitigation.k_schedule import build_k_schedule
 from memguard.records import IGNORE_LABEL
 from memguard.workflows.audit_inputs import list_audited
 
@@ -26,7 +26,7 @@ def test_the_mask_known_is_that_of_the_planned_dose(folder: Path) -> None:
     assert outcome.code == 0, outcome.err
     corpus = load_corpus(folder / "runs" / "run")
     config = GoldfishConfig(name="goldfish", k=8, k_by_dose={16: 4, 32: 2})
-    ladder = build_ladder([config], corpus.manifest, can_tighten=False, special_ids=[])
+    k_schedule = build_k_schedule([config], corpus.manifest, can_tighten=False, special_ids=[])
     goldfish = Goldfish(config)
     index_of = {entry.id: index for index, entry in enumerate(corpus.manifest)}
     trained = [entry.role in ("trained", "canary") for entry in corpus.manifest]
@@ -45,6 +45,6 @@ def test_the_mask_known_is_that_of_the_planned_dose(folder: Path) -> None:
         index = index_of[document.id]
         whole = corpus.document(index)
         labels = whole.input_ids.astype(np.int64)
-        masked = ladder.mask_labels(index, whole.input_ids, labels, draw)
+        masked = k_schedule.mask_labels(index, whole.input_ids, labels, draw)
         known = goldfish.at_dose(document.dose).drop_mask(document.input_ids, None, draw)
         assert ((masked == IGNORE_LABEL)[: len(known)] == known).all()

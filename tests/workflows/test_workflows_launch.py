@@ -79,12 +79,14 @@ def test_a_rank_that_hears_nothing_is_ended(launched: Launch) -> None:
     assert code == 1
     assert lines[0].startswith("Traceback")
     assert "ZeroDivisionError" in lines[-2]
-    assert lines[-1].startswith("rank 1: memguard: this is a mistake in memguard")
+    assert lines[-1].startswith("rank 1: memguard: this is a bug in memguard")
     assert time.monotonic() - started < 20
 
 
 def test_a_killed_rank_is_named_even_where_its_peer_spoke_first(launched: Launch) -> None:
-    line = "memguard: rank 1 was killed by SIGKILL (out of memory?); the system's log says why"
+    line = (
+        "memguard: rank 1 was killed by SIGKILL (out of memory?); see the system log for the reason"
+    )
     assert launched("killed") == (1, [line])
 
 
@@ -174,7 +176,7 @@ def test_ranks_with_nothing_to_save_are_interrupted(start: Start, number: int) -
     launcher.send_signal(number)
     _, err = launcher.communicate(timeout=30)
     assert launcher.returncode == 128 + number
-    assert err == "memguard: interrupted; run the same command again to go on\n"
+    assert err == "memguard: interrupted; run the same command again to resume\n"
 
 
 def test_a_second_signal_ends_ranks_that_do_not(start: Start) -> None:
@@ -185,7 +187,7 @@ def test_a_second_signal_ends_ranks_that_do_not(start: Start) -> None:
     launcher.send_signal(signal.SIGINT)
     _, err = launcher.communicate(timeout=30)
     assert launcher.returncode == 130
-    assert err == "memguard: interrupted; run the same command again to go on\n"
+    assert err == "memguard: interrupted; run the same command again to resume\n"
 
 
 def test_ranks_save_when_the_launcher_is_killed(start: Start, tmp_path: Path) -> None:

@@ -52,7 +52,9 @@ def test_a_list_of_gpus_that_are_not_there(machine: Any) -> None:
 def test_each_process_has_a_gpu_of_its_own(machine: Any, capfd: pytest.CaptureFixture[str]) -> None:
     machine(cores=1, gpus=4)
     check(4)
-    with pytest.raises(ConfigError, match="'--nproc' must be at most 4, the GPUs that are visible"):
+    with pytest.raises(
+        ConfigError, match="'--nproc' must be at most 4, the number of visible GPUs"
+    ):
         check(5)
     machine(cores=8, gpus=4, visible="1")
     with pytest.raises(ConfigError, match=r"at most 1, .* got 2\. To train on the CPU set CUDA_VI"):
@@ -69,7 +71,7 @@ def test_without_gpus_four_processes_share_a_core_at_most(
     check(8)
     said = "warning: '--nproc' 8 on 2 cores: the processes take turns; 2 would be as fast\n"
     assert capfd.readouterr().err == said
-    with pytest.raises(ConfigError, match=r"must be at most 8, 4 for each core, .* got 9\. Take 2"):
+    with pytest.raises(ConfigError, match=r"must be at most 8, 4 for each core, .* got 9\. Use 2"):
         check(9)
 
 

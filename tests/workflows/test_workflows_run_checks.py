@@ -39,8 +39,11 @@ def make_run(folder: Path, **changes: Any) -> RunConfig:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"train": {"dropout": 0.1}}, r"'train.dropout' is for one process; got 0\.1 on 2"),
-        ({"mitigations": [{"name": "dp_sgd"}]}, r"dp_sgd clips row by row on one .* on 2\. Train"),
+        ({"train": {"dropout": 0.1}}, r"'train.dropout' needs one process; got 0\.1 on 2"),
+        (
+            {"mitigations": [{"name": "dp_sgd"}]},
+            r"dp_sgd clips row by row and needs one process; got 2\. Train",
+        ),
         ({"audit": {"device_map": "auto"}}, r"'audit.device_map' .* this audit has 2,"),
     ],
 )

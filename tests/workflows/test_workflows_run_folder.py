@@ -11,7 +11,7 @@ import pytest
 
 from memguard.config import RunConfig, dump_yaml
 from memguard.errors import ConfigError
-from memguard.records.record import make_aside, write_atomically
+from memguard.records.record import make_temporary_folder, write_atomically
 from memguard.records.run_files import add_hash_line
 from memguard.runtime import Console
 from memguard.workflows.run_folder import check_free, check_same_settings, compute_run_key, locked
@@ -114,7 +114,7 @@ def test_what_killed_processes_were_writing_is_cleared_and_nothing_else(
 ) -> None:
     folder = tmp_path / "run"
     for name in ("model", "prepared", "checkpoints/step-12"):
-        (make_aside(folder / name) / "part").write_bytes(b"half")
+        (make_temporary_folder(folder / name) / "part").write_bytes(b"half")
     for name in (
         *("config.yaml", "manifest.jsonl", "metrics.jsonl", "trained.json", "environment.json"),
         *("audit/records.parquet", "audit/report.json", "audit/report.html", "audit/audit.json"),
@@ -154,7 +154,7 @@ def test_a_folder_that_is_free_stays_as_it_was(tmp_path: Path) -> None:
 def test_a_folder_where_a_process_is_at_work_is_refused(tmp_path: Path) -> None:
     with locked(tmp_path / "run"):
         for enter in (check_free, lambda folder: locked(folder).__enter__()):
-            with pytest.raises(ConfigError, match="another process is at work in"):
+            with pytest.raises(ConfigError, match="another process is using"):
                 enter(tmp_path / "run")
 
 

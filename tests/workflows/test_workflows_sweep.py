@@ -92,14 +92,14 @@ def read_num_at_work(sweep: Sweep) -> list[int]:
 def when_at_work(names: Sequence[str], act: Callable[[], object]) -> threading.Thread:
     """Let ``act`` happen as soon as all of these runs are at work."""
 
-    def watch() -> None:
+    def monitor() -> None:
         for _ in range(2000):
             if all(Path(f"runs/sweep/{name}/num-at-work").exists() for name in names):
                 act()
                 return
             time.sleep(0.01)
 
-    watcher = threading.Thread(target=watch)
+    watcher = threading.Thread(target=monitor)
     watcher.start()
     return watcher
 
@@ -167,13 +167,17 @@ def test_one_that_fails_is_told_and_those_in_flight_end() -> None:
     sweep = make_sweep("waits", "fails", "never")
     console = mock.Mock()
     console.warn.side_effect = lambda _: go_on()
-    with pytest.raises(ChildFailed, match=r"fails ended with exit code 3; '.*train.log' says why"):
+    with pytest.raises(
+        ChildFailed, match=r"fails failed with exit code 3; see '.*train.log' for the reason"
+    ):
         train_runs(sweep, sweep.runs, num_jobs=2, console=console)
     assert [is_finished(run) for run in sweep.runs] == [True, False, False]
     assert not Path("runs/sweep/never").exists()
     ((told,), _) = console.warn.call_args
     assert told.startswith("2 of 3: fails has failed (")
-    with pytest.raises(ChildFailed, match="fails ended with exit code 3; the lines above") as alone:
+    with pytest.raises(
+        ChildFailed, match="fails failed with exit code 3; see the lines above"
+    ) as alone:
         train(sweep, 1)
     assert alone.value.exit_code == 3
     assert not Path("runs/sweep/never").exists()
@@ -215,13 +219,13 @@ def test_those_in_flight_may_save_when_this_process_fails() -> None:
 def test_who_does_not_end_is_killed_and_who_was_asked_is_not_asked_again() -> None:
     saves, hangs = mock.Mock(), mock.Mock()
     hangs.process.wait.side_effect = [subprocess.TimeoutExpired("memguard", 120), -9]
-    sweep_module._end([hangs, saves], were_asked=False)
+    sweep_module._end([hangs, saves], were_signalled=False)
     assert [each.process.terminate.call_count for each in (hangs, saves)] == [1, 1]
     assert [each.process.kill.call_count for each in (hangs, saves)] == [1, 0]
-    asked = mock.Mock()
-    sweep_module._end([asked], were_asked=True)
-    asked.process.terminate.assert_not_called()
-    asked.process.wait.assert_called_once()
+    requested = mock.Mock()
+    sweep_module._end([requested], were_signalled=True)
+    requested.process.terminate.assert_not_called()
+    requested.process.wait.assert_called_once()
 
 
 def test_a_gpu_is_not_shared() -> None:
@@ -229,7 +233,7 @@ def test_a_gpu_is_not_shared() -> None:
     runtime.device.type = "cuda"
     with (
         mock.patch.object(sweep_module, "detect_runtime", return_value=runtime),
-        pytest.raises(ConfigError, match="'--jobs' must be 1 where there is a GPU"),
+        pytest.raises(ConfigError, match="'--jobs' must be 1 on a machine with a GPU"),
     ):
         sweep_module.run_sweep(make_sweep("a"), num_jobs=2)
 
@@ -238,4 +242,4 @@ def test_finished_runs_have_no_jobs() -> None:
     Path("config.yaml").touch()
     done = run_cli("compare", ".", "--jobs", 2)
     assert (done.code, done.err.count("\n")) == (2, 1)
-    assert "--jobs belongs to a sweep" in done.err
+    assert "--jobs needs a sweep" in done.err

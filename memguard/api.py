@@ -1,0 +1,479 @@
+"""memguard from Python: the functions behind the command line, for scripts and notebooks.
+
+    audit(...)    -> AuditResult     of a run, a checkpoint, or a model in memory
+    train(...)    -> TrainResult     a run: documents, training, export, audit
+    compare(...)  -> CompareResult   a sweep, or finished runs
+    plan(...)     -> PlanResult      which meshes hold a training step
+
+Importing this module loads neither torch nor transformers; the functions do. Each result has
+`to_pandas()`, `save(folder)` and a rich form in notebooks. Errors are those of `memguard.errors`,
+with the messages of the command line. Progress goes to standard error.
+"""
+
+import html
+import json
+import shutil
+import tempfile
+import weakref
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from memguard.assets import find_asset
+from memguard.config import RunConfig, apply_settings, load_yaml, validate
+from memguard.errors import ConfigError
+from memguard.records import AuditReport, Comparison, Verdict, load_record
+from memguard.records.audit_files import AUDIT_FILES, PAGE, REPORT, SCORES
+
+if TYPE_CHECKING:
+    import pandas
+
+    from memguard.planner.plan import Plan
+
+_FRAME_HEIGHT = 720
+
+
+@dataclass(frozen=True, kw_only=True)
+class AuditResult:
+    """A finished audit."""
+
+    folder: Path
+    """Contains report.json, report.html and records.parquet."""
+    report: AuditReport
+
+    @property
+    def verdict(self) -> Verdict:
+        """The sentence of the report's first line, with its counts and interval."""
+        return self.report.verdict
+
+    def to_pandas(self) -> "pandas.DataFrame":
+        """Return the scores of the documents, one row each, without any text."""
+        import pandas
+
+        return pandas.read_parquet(self.folder / SCORES)
+
+    def save(self, folder: str | Path) -> Path:
+        """Copy the audit's files into a folder, which is created if needed; return it."""
+        return _copy_files(self.folder, (SCORES, REPORT, PAGE, AUDIT_FILES), Path(folder))
+
+    def _repr_html_(self) -> str:
+        return _embed((self.folder / PAGE).read_text(encoding="utf-8"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainResult:
+    """A finished run."""
+
+    folder: Path
+    model: Path
+    """A Hugging Face folder."""
+    audit: AuditResult | None
+    """None if `audit.enabled` is false."""
+
+    @property
+    def verdict(self) -> Verdict | None:
+        """The verdict of the audit; None without one."""
+        return None if self.audit is None else self.audit.verdict
+
+    def to_pandas(self) -> "pandas.DataFrame":
+        """Return metrics.jsonl, one line a row: optimizer steps, held-out losses, the end."""
+        import pandas
+
+        lines = (self.folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+        return pandas.DataFrame([json.loads(line) for line in lines])
+
+    def save(self, folder: str | Path) -> Path:
+        """Copy model, settings, log and audit into a folder that does not exist; return it.
+
+        Raises:
+            ConfigError: the folder exists.
+        """
+        target = Path(folder)
+        if target.exists():
+            raise ConfigError(f"'{target}' exists already; choose another name or delete it")
+        target.mkdir(parents=True)
+        shutil.copytree(self.model, target / "model")
+        _copy_files(self.folder, ("config.yaml", "metrics.jsonl", "manifest.jsonl"), target)
+        if self.audit is not None:
+            self.audit.save(target / "audit")
+        return target
+
+    def _repr_html_(self) -> str:
+        if self.audit is None:
+            return f"<p>Run <code>{html.escape(str(self.folder))}</code>, not audited</p>"
+        return self.audit._repr_html_()
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompareResult:
+    """Settings compared."""
+
+    page: Path
+    """comparison.html, beside comparison.json."""
+    comparison: Comparison
+
+    @property
+    def verdict(self) -> str:
+        """The recommendation, as a sentence."""
+        return self.comparison.recommendation.sentence
+
+    def to_pandas(self) -> "pandas.DataFrame":
+        """Return one row for each setting: its risk, its utility and what dominates it."""
+        import pandas
+
+        points = [point.model_dump(mode="json") for point in self.comparison.front]
+        return pandas.json_normalize(points)
+
+    def save(self, folder: str | Path) -> Path:
+        """Copy comparison.json, its page and chart into a folder; return it."""
+        names = tuple(self.page.with_suffix(suffix).name for suffix in (".json", ".html", ".svg"))
+        return _copy_files(self.page.parent, names, Path(folder))
+
+    def _repr_html_(self) -> str:
+        return _embed(self.page.read_text(encoding="utf-8"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanResult:
+    """Which meshes hold a training step."""
+
+    plan: "Plan"
+
+    @property
+    def verdict(self) -> str:
+        """Which mesh is best, or what would make one fit."""
+        plan = self.plan
+        where = f"{plan.num_gpus:,} x {plan.gpu}"
+        if plan.num_fitting:
+            best = next(mesh for mesh in plan.meshes if mesh.fits)
+            return (
+                f"{plan.num_fitting:,} of {plan.num_meshes:,} meshes of {where} hold a step of "
+                f"{plan.model}; the fastest is {best.describe()}"
+            )
+        sentence = f"No mesh of {where} holds a step of {plan.model}"
+        if plan.enough is None:
+            return sentence
+        enough = plan.enough
+        return f"{sentence}; {enough.num_gpus:,} GPUs would, as {enough.mesh.describe()}"
+
+    def to_pandas(self) -> "pandas.DataFrame":
+        """Return one row for each mesh, the best first (memory in bytes, times in seconds)."""
+        import pandas
+
+        return pandas.json_normalize([mesh.model_dump(mode="json") for mesh in self.plan.meshes])
+
+    def save(self, folder: str | Path) -> Path:
+        """Write plan.json into a folder, which is created if needed; return the folder."""
+        from memguard.records import save_record
+
+        save_record(self.plan, Path(folder) / "plan.json")
+        return Path(folder)
+
+    def _repr_html_(self) -> str:
+        return f"<p>{html.escape(self.verdict)}</p>{self.to_pandas().to_html(index=False)}"
+
+
+def audit(
+    run: str | Path | None = None,
+    *,
+    model: Any = None,
+    tokenizer: Any = None,
+    members: Any = (),
+    nonmembers: Any = None,
+    base: Any = None,
+    suite: str | None = None,
+    out: str | Path | None = None,
+    text_column: str = "text",
+    seed: int = 0,
+    **settings: Any,
+) -> AuditResult:
+    """Measure what a model has memorized of its training documents.
+
+    Args:
+        run: folder of a run that memguard trained; knows its model and documents.
+        model: in place of a run: a folder, a hub id, or a `PreTrainedModel` in memory, which is
+            left as it is (mode, device, dtype) and audited in its own dtype.
+        tokenizer: of a model in memory.
+        members: documents that ``model`` was trained on: paths or hub ids, a list of texts, or a
+            `datasets.Dataset`. A list of strings that are all files or hub ids is a list of paths
+            only where each exists; a `pathlib.Path` always is.
+        nonmembers: documents of the same kind that it never saw.
+        base: the model before fine-tuning, like ``model``; of a run, its folder now.
+        suite: name of a shipped suite or a YAML file; "extraction" if None.
+        out: folder of the report; of a run its `audit/` if None, else a temporary folder that is
+            deleted with the result.
+        text_column: column of the texts.
+        seed: decides which documents are sampled.
+        settings: further settings of an audit, e.g. ``continuation_tokens=100``, ``cache=False``.
+
+    Raises:
+        ConfigError: arguments that contradict each other, or a setting out of range.
+        DataError: documents are missing or unusable.
+        ModelError: no usable model or tokenizer.
+        RecordError: the run is damaged.
+
+    Example:
+        >>> from memguard import api
+        >>> result = api.audit(model=model, tokenizer=tokenizer, members=texts, nonmembers=unseen)
+        >>> print(result.verdict.sentence)
+        >>> worst = result.to_pandas().sort_values("num_correct").tail()
+        >>> result.save("report")
+    """
+    from memguard.workflows.requests import AuditRequest, check_audit
+
+    given = {**settings, **({} if suite is None else {"suite": suite})}
+    is_temporary = run is None and out is None
+    if is_temporary:
+        out = tempfile.mkdtemp(prefix="memguard-audit-")
+    opened = _take_model(model, tokenizer, "model")
+    in_memory = None if opened is None or isinstance(opened, str) else opened
+    if in_memory is not None:
+        given["dtype"] = _choose_dtype(given.get("dtype"), in_memory.dtype)
+    request = AuditRequest(
+        run=None if run is None else Path(run),
+        model=opened,
+        base=_take_model(base, None if in_memory is None else in_memory.tokenizer, "base"),
+        members=_take_documents(members, "members", text_column),
+        nonmembers=_take_documents(nonmembers, "nonmembers", text_column),
+        out=None if out is None else Path(out),
+        text_column=text_column,
+        mesh=None,
+        settings=given,
+        seed=seed,
+    )
+    with ExitStack() as on_error:
+        if is_temporary and request.out is not None:
+            on_error.callback(shutil.rmtree, request.out, ignore_errors=True)
+        checked = request.check()
+        check_audit(request, checked, num_processes=1)
+        from memguard.workflows.audit import audit_request
+
+        folder, report = audit_request(request, checked)
+        on_error.pop_all()
+    result = AuditResult(folder=folder, report=report)
+    if is_temporary:
+        weakref.finalize(result, shutil.rmtree, folder, ignore_errors=True)
+    return result
+
+
+def train(
+    config: str | Path | Mapping[str, Any], overrides: Mapping[str, Any] | None = None
+) -> TrainResult:
+    """Train a run, export its model and audit it; a run that was interrupted resumes.
+
+    Args:
+        config: a run's YAML, the name of a shipped one, or its settings as nested dicts.
+        overrides: settings to change, by dotted name: ``{"optim.lr": 1e-4}``.
+
+    Raises:
+        ConfigError: settings that are wrong; all of them, one line each.
+        DataError: documents are missing or unusable.
+        Interrupted: Ctrl-C; the state was saved, and the same call resumes.
+        ModelError: no usable checkpoint.
+        RecordError: the run's folder is damaged beyond repair, or of other settings.
+
+    Example:
+        >>> from memguard import api
+        >>> settings = {"name": "mails", "model": {"path": path}, "data": {"train": [documents]}}
+        >>> result = api.train(settings, {"mitigations": [{"name": "goldfish", "k": 4}]})
+        >>> print(result.model, result.verdict.sentence)
+    """
+    run = _load_run(config, overrides)
+    from memguard.workflows.requests import check_run
+    from memguard.workflows.run_folder import check_free
+
+    check_run(run, num_processes=1)
+    check_free(Path(run.output_dir) / run.name)
+    from memguard.workflows.train import train_run
+
+    outcome = train_run(run)
+    folder = Path(outcome["run"])
+    audited = None
+    if run.audit.enabled:
+        report = load_record(AuditReport, folder / "audit" / REPORT)
+        audited = AuditResult(folder=folder / "audit", report=report)
+    return TrainResult(folder=folder, model=Path(outcome["model"]), audit=audited)
+
+
+def compare(
+    sweep: str | Path | Sequence[str | Path],
+    overrides: Mapping[str, Any] | None = None,
+    *,
+    out: str | Path | None = None,
+    jobs: int = 1,
+) -> CompareResult:
+    """Train and compare the settings of a sweep, or compare finished runs.
+
+    Args:
+        sweep: a sweep's YAML or the name of a shipped one; or the folders of finished runs, of
+            which the first is the reference.
+        overrides: settings of the sweep to change, by dotted name.
+        out: folder of a comparison of runs; `comparison` beside the first run if None.
+        jobs: runs of a sweep that are trained at a time.
+
+    Raises:
+        ConfigError: a sweep that is wrong, or arguments that contradict each other.
+        RecordError: runs that cannot be compared, with the reason.
+
+    Example:
+        >>> from memguard import api
+        >>> result = api.compare(["runs/plain", "runs/goldfish"])
+        >>> print(result.verdict)
+        >>> result.to_pandas()[["name", "risk", "utility"]]
+    """
+    from memguard.workflows.compare import compare as compare_request
+    from memguard.workflows.requests import CompareRequest
+
+    runs = (sweep,) if isinstance(sweep, str | Path) else tuple(sweep)
+    changes = tuple(f"{key}={json.dumps(value)}" for key, value in (overrides or {}).items())
+    request = CompareRequest(
+        given=(*map(str, runs), *changes),
+        out=None if out is None else Path(out),
+        jobs=None if jobs == 1 else jobs,
+        fix=False,
+        keep_weights=False,
+        num_processes=1,
+    )
+    request.check()
+    page, comparison = compare_request(request)
+    assert isinstance(comparison, Comparison), "nothing was fixed"
+    return CompareResult(page=page, comparison=comparison)
+
+
+def plan(
+    config: str | Path | Mapping[str, Any] | None = None,
+    overrides: Mapping[str, Any] | None = None,
+    *,
+    model: str | Path | None = None,
+    gpus: int | None = None,
+    machine: str | None = None,
+    mesh: str | None = None,
+    seq_len: int | None = None,
+    batch: int | None = None,
+    micro_batch: int | None = None,
+    checkpointing: str | None = None,
+    precision: str | None = None,
+) -> PlanResult:
+    """Estimate memory and time of a training step on every mesh of a machine.
+
+    Args:
+        config: a run's YAML, the name of a shipped one, or its settings; None for a model alone.
+        overrides: settings to change, by dotted name.
+        model: a model's config.json, or the folder it is in; alone or for ``config``.
+        gpus: number of GPUs; the mesh's or one machine's if None.
+        machine: name of a shipped machine or a YAML file; this machine if None.
+        mesh: plan this mesh only, e.g. ``"z=16,y=2,x=8"``.
+        seq_len: without ``config``: length of a row (tokens).
+        batch: without ``config``: rows of an optimizer step.
+        micro_batch: without ``config``: rows of one forward pass of a GPU.
+        checkpointing: without ``config``: none, selective or full.
+        precision: without ``config``: fp32 or bf16.
+
+    Raises:
+        ConfigError: no such machine or mesh, or arguments that contradict each other.
+        ModelError: no such configuration, or a family whose memory is not known.
+
+    Example:
+        >>> from memguard import api
+        >>> result = api.plan(model="config.json", gpus=8, machine="dgx-h100")
+        >>> print(result.verdict)
+        >>> result.to_pandas()[["z", "y", "x", "fits", "memory.needed"]].head()
+    """
+    from memguard.workflows.plan import make_plan
+    from memguard.workflows.requests import PlanRequest
+
+    request = PlanRequest(
+        config=None if config is None else "config",
+        model=None if model is None else Path(model),
+        gpus=gpus,
+        machine=machine,
+        mesh=mesh,
+        seq_len=seq_len,
+        batch=batch,
+        micro_batch=micro_batch,
+        checkpointing=checkpointing,
+        precision=precision,
+    )
+    request.check()
+    run = None if config is None else _load_run(config, overrides)
+    return PlanResult(plan=make_plan(request, run))
+
+
+def _load_run(
+    config: str | Path | Mapping[str, Any], overrides: Mapping[str, Any] | None
+) -> RunConfig:
+    from memguard.config import Document
+
+    if isinstance(config, Mapping):
+        document = Document(path="config", values=dict(config), places={})
+    else:
+        document = load_yaml(find_asset("configs", str(config), setting="config"))
+    values = apply_settings(document.values, overrides or {})
+    return validate(RunConfig, values, document)
+
+
+def _take_model(model: Any, tokenizer: Any, name: str) -> Any:
+    """Return a path or hub id as it is, a model in memory with its tokenizer."""
+    if model is None:
+        return None
+    if isinstance(model, str | Path):
+        if tokenizer is not None and name == "model":
+            raise ConfigError("'tokenizer' belongs to a model in memory; a folder has its own")
+        return str(model)
+    from memguard.workflows.model_in_memory import ModelInMemory
+
+    taken = ModelInMemory(model=model, tokenizer=tokenizer)
+    _ = taken.dtype  # Raises if it cannot be audited.
+    return taken
+
+
+def _choose_dtype(wanted: str | None, own: str) -> str:
+    if wanted not in (None, own):
+        raise ConfigError(
+            f"'dtype' must be {own}, the dtype of the model in memory; got {wanted}. Convert the "
+            "model, or leave it out"
+        )
+    return own
+
+
+def _take_documents(documents: Any, name: str, text_column: str) -> tuple[Any, ...]:
+    """Return paths and hub ids as strings, documents in memory as a table."""
+    if documents is None:
+        return ()
+    if isinstance(documents, str | Path):
+        return (str(documents),)
+    if isinstance(documents, list | tuple):
+        if not documents:
+            return ()
+        if all(isinstance(each, Path) or _names_a_source(each) for each in documents):
+            return tuple(map(str, documents))
+    from memguard.data.in_memory import make_table
+
+    return (make_table(documents, name=name, text_column=text_column),)
+
+
+def _names_a_source(text: Any) -> bool:
+    """Tell a path from a text: it exists, or names reference documentation."""
+    if not isinstance(text, str) or len(text) > 4096 or "\n" in text:
+        return False
+    try:
+        return text.startswith("docstrings:") or (bool(text.strip()) and Path(text).exists())
+    except (OSError, ValueError):
+        return False
+
+
+def _copy_files(source: Path, names: Sequence[str], target: Path) -> Path:
+    target.mkdir(parents=True, exist_ok=True)
+    for name in names:
+        if (source / name).exists() and (source / name).resolve() != (target / name).resolve():
+            shutil.copy2(source / name, target / name)
+    return target
+
+
+def _embed(page: str) -> str:
+    """Show a page in a notebook without letting it run anything or reach the network."""
+    text = html.escape(page, quote=True)
+    style = f"width:100%;height:{_FRAME_HEIGHT}px;border:1px solid #8888"
+    return f'<iframe sandbox srcdoc="{text}" style="{style}" title="memguard report"></iframe>'

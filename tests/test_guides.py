@@ -1,0 +1,228 @@
+"""README and guides: every command in them parses, and those that a small machine can run, run.
+
+What is only parsed, and why: eight processes and clusters (a test has two cores), scripts
+(tests/scripts runs them), installation (it needs the network).
+"""
+
+import json
+import os
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+import typer.main
+import yaml
+from cli_examples import make_texts, run_cli, save_tiny_model, write_jsonl
+from preloaded import PreloadedChild
+from ranks import RankPool
+
+from memguard import api
+from memguard.cli.app import app
+from memguard.config import load_run_config
+from memguard.workflows import sweep as sweep_module
+
+ROOT = Path(__file__).resolve().parents[1]
+GUIDES = (
+    "README.md",
+    "configs/README.md",
+    "eval/README.md",
+    "scripts/README.md",
+    "memguard/integrations/README.md",
+)
+PLACES = {"RUN": "runs/support-mails", "DIR": "path/to/checkpoint", "ORIGINAL": "original"}
+# From the config.json published with meta-llama/Llama-3.1-8B and 405B.
+LLAMA_8B = {
+    "model_type": "llama",
+    "hidden_size": 4096,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 32,
+    "vocab_size": 128256,
+    "max_position_embeddings": 131072,
+}
+LLAMA_405B = LLAMA_8B | {
+    "hidden_size": 16384,
+    "num_attention_heads": 128,
+    "intermediate_size": 53248,
+    "num_hidden_layers": 126,
+}
+
+
+def list_blocks(guide: str, language: str) -> list[str]:
+    text = (ROOT / guide).read_text(encoding="utf-8")
+    return re.findall(rf"```{language}\n(.*?)```", text, re.S)
+
+
+def list_lines(guide: str) -> list[str]:
+    """Return the shell lines of a guide, those that go on joined, without comments."""
+    blocks = "\n".join(list_blocks(guide, "sh")).replace("\\\n", " ")
+    lines = (re.sub(r"(^|\s)#.*", "", line).strip() for line in blocks.splitlines())
+    return [line for line in lines if line]
+
+
+def list_commands(*guides: str) -> list[tuple[str, ...]]:
+    """Return the arguments of each `memguard` line of guides, also behind torchrun."""
+    commands = []
+    for guide in guides:
+        for line in list_lines(guide):
+            words = shlex.split(line)
+            if words[0] == "torchrun":
+                words = words[words.index("memguard") :]
+            if words[0] == "memguard":
+                commands.append(tuple(PLACES.get(word, word) for word in words[1:]))
+    return list(dict.fromkeys(commands))
+
+
+def is_large(command: tuple[str, ...]) -> bool:
+    """Whether a command needs more processes than a test has, or only stands for others."""
+    return "--nproc" in command or "..." in command or command[:2] == ("plan", "llama31-405b")
+
+
+def write_sweep(folder: Path) -> None:
+    values = {
+        "name": "sweep",
+        "output_dir": "sweep",
+        "run": {
+            "model": {"path": "path/to/checkpoint"},
+            "data": {"train": ["mails.jsonl"], "seq_len": 512},
+            "train": {"batch_size": 16},
+        },
+        "settings": [
+            {"name": "plain"},
+            {"name": "goldfish", "mitigations": [{"name": "goldfish", "k": 4}]},
+        ],
+    }
+    (folder / "sweep.yaml").write_text(yaml.safe_dump(values))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A folder in which the guides' names are: a checkpoint, documents, a sweep, two runs."""
+    folder = tmp_path_factory.mktemp("guides")
+    checkpoint = save_tiny_model(folder / "path/to/checkpoint", max_position_embeddings=1024)
+    (folder / "original").symlink_to(checkpoint)
+    (folder / "config.json").write_text(json.dumps(LLAMA_8B))
+    for seed, name in enumerate(("mails", "trained", "unseen", "documents")):
+        texts = make_texts(60, seed=seed, words=40)
+        write_jsonl(folder / f"{name}.jsonl", ({"text": text} for text in texts))
+    erase = ({"text": text} for text in make_texts(60, seed=3, words=40)[:5])
+    write_jsonl(folder / "erase.jsonl", erase)
+    write_sweep(folder)
+    (run,) = (block for block in list_blocks("README.md", "yaml") if "run.yaml" in block)
+    (folder / "run.yaml").write_text(run)
+    before = Path.cwd()
+    os.chdir(folder)
+    try:
+        for changes in ((), ("name=plain", "mitigations=[]"), ("name=goldfish",)):
+            assert run_cli("train", "run.yaml", *changes).code == 0
+        yield folder
+    finally:
+        os.chdir(before)
+
+
+@pytest.mark.parametrize("command", list_commands(*GUIDES), ids=" ".join)
+def test_every_command_parses(command: tuple[str, ...]) -> None:
+    name, *arguments = (word for word in command if word != "...")
+    parser: Any = typer.main.get_command(app)
+    subcommand = parser.commands[name]
+    context = subcommand.make_context(name, arguments)
+    unknown = [word for word in context.args if word.startswith("-")]
+    assert not unknown
+
+
+def run_commands(ranks: RankPool, guide: str) -> None:
+    ranks.start(1)  # Its server forks the children of a sweep.
+    with mock.patch.object(sweep_module.subprocess, "Popen", PreloadedChild):
+        for command in list_commands(guide):
+            if not is_large(command):
+                outcome = run_cli(*command)
+                assert outcome.code == 0, f"memguard {' '.join(command)}\n{outcome.err}"
+
+
+def test_the_commands_of_the_readme_run(folder: Path, ranks: RankPool) -> None:
+    run_commands(ranks, "README.md")
+    assert (folder / "report" / "report.html").is_file()
+    assert (folder / "sweep" / "sweep" / "comparison.html").is_file()
+    assert (folder / "runs" / "comparison" / "comparison.html").is_file()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("guide", ["configs/README.md", "eval/README.md", "scripts/README.md"])
+def test_the_commands_of_a_guide_run(folder: Path, ranks: RankPool, guide: str) -> None:
+    run_commands(ranks, guide)
+
+
+def test_405b_fits_as_the_guide_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA_405B))
+    monkeypatch.chdir(tmp_path)
+    (plan, _) = (c for c in list_commands("scripts/README.md") if c[:2] == ("plan", "llama31-405b"))
+    outcome = run_cli(*plan)
+    assert outcome.code == 0, outcome.err
+    text = (ROOT / "scripts/README.md").read_text(encoding="utf-8")
+    (mesh,) = re.findall(r"yours is (\(data=.*?\))", text)
+    (needed,) = re.findall(r", ([\d.]+ GiB) of 77", text)
+    assert mesh in outcome.out
+    assert needed in outcome.out
+
+
+def test_the_settings_of_the_guides_are_valid(folder: Path) -> None:
+    run = yaml.safe_load((folder / "run.yaml").read_text())
+    blocks = [block for guide in GUIDES for block in list_blocks(guide, "yaml")]
+    assert len(blocks) == 3
+    for number, block in enumerate(blocks):
+        values = yaml.safe_load(block)
+        if "name" not in values:  # A part of a run's settings.
+            values = {**run, **values, "train": {**run["train"], **values["train"]}}
+        path = folder / f"block{number}.yaml"
+        path.write_text(yaml.safe_dump(values))
+        load_run_config(path)
+
+
+@pytest.mark.slow
+def test_forgetting_runs_as_the_guide_says(folder: Path) -> None:
+    (block,) = (b for b in list_blocks("configs/README.md", "yaml") if "mine-without" in b)
+    (folder / "forget.yaml").write_text(block)
+    changes = ("name=mine", "data.train=[documents.jsonl]", "mitigations=[]", "train.epochs=1")
+    for command in (("train", "run.yaml", *changes), ("train", "forget.yaml", "data.seq_len=512")):
+        outcome = run_cli(*command)
+        assert outcome.code == 0, outcome.err
+
+
+def test_the_python_of_the_readme_runs(folder: Path) -> None:
+    import transformers
+
+    path = folder / "path/to/checkpoint"
+    (code,) = list_blocks("README.md", "python")
+    names: dict[str, Any] = {
+        "model": transformers.AutoModelForCausalLM.from_pretrained(path),
+        "tokenizer": transformers.AutoTokenizer.from_pretrained(path),
+        "texts": make_texts(60, words=40),
+        "unseen_texts": make_texts(60, words=40, seed=1),
+    }
+    exec(code, names)
+    assert isinstance(names["result"], api.AuditResult)
+
+
+def test_scripts_that_guides_name_are_there() -> None:
+    for guide in GUIDES:
+        for line in list_lines(guide):
+            for name in re.findall(r"\bscripts/[\w/]+\.(?:sh|py)", line):
+                assert (ROOT / name).is_file(), f"{guide}: {name}"
+
+
+@pytest.mark.parametrize("guide", GUIDES)
+def test_links_lead_somewhere(guide: str) -> None:
+    text = (ROOT / guide).read_text(encoding="utf-8")
+    targets = re.findall(r"\]\(([^)#\s]+)\)", text)
+    for target in targets:
+        if not target.startswith("https://"):
+            assert ((ROOT / guide).parent / target).exists(), target
+
+
+def test_the_readme_is_one_page() -> None:
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 200
