@@ -10,169 +10,21 @@ Importing this module loads neither torch nor transformers; the functions do. Ea
 with the messages of the command line. Progress goes to standard error.
 """
 
-import html
 import json
 import shutil
 import tempfile
 import weakref
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from memguard.assets import find_asset
 from memguard.config import RunConfig, apply_settings, load_yaml, validate
 from memguard.errors import ConfigError
-from memguard.records import AuditReport, Comparison, Verdict, load_record
-from memguard.records.audit_files import AUDIT_FILES, PAGE, REPORT, SCORES
-
-if TYPE_CHECKING:
-    import pandas
-
-    from memguard.planner.plan import Plan
-
-_FRAME_HEIGHT = 720
-
-
-@dataclass(frozen=True, kw_only=True)
-class AuditResult:
-    """A finished audit."""
-
-    folder: Path
-    """Contains report.json, report.html and records.parquet."""
-    report: AuditReport
-
-    @property
-    def verdict(self) -> Verdict:
-        """The sentence of the report's first line, with its counts and interval."""
-        return self.report.verdict
-
-    def to_pandas(self) -> "pandas.DataFrame":
-        """Return the scores of the documents, one row each, without any text."""
-        import pandas
-
-        return pandas.read_parquet(self.folder / SCORES)
-
-    def save(self, folder: str | Path) -> Path:
-        """Copy the audit's files into a folder, which is created if needed; return it."""
-        return _copy_files(self.folder, (SCORES, REPORT, PAGE, AUDIT_FILES), Path(folder))
-
-    def _repr_html_(self) -> str:
-        return _embed((self.folder / PAGE).read_text(encoding="utf-8"))
-
-
-@dataclass(frozen=True, kw_only=True)
-class TrainResult:
-    """A finished run."""
-
-    folder: Path
-    model: Path
-    """A Hugging Face folder."""
-    audit: AuditResult | None
-    """None if `audit.enabled` is false."""
-
-    @property
-    def verdict(self) -> Verdict | None:
-        """The verdict of the audit; None without one."""
-        return None if self.audit is None else self.audit.verdict
-
-    def to_pandas(self) -> "pandas.DataFrame":
-        """Return metrics.jsonl, one line a row: optimizer steps, held-out losses, the end."""
-        import pandas
-
-        lines = (self.folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-        return pandas.DataFrame([json.loads(line) for line in lines])
-
-    def save(self, folder: str | Path) -> Path:
-        """Copy model, settings, log and audit into a folder that does not exist; return it.
-
-        Raises:
-            ConfigError: the folder exists.
-        """
-        target = Path(folder)
-        if target.exists():
-            raise ConfigError(f"'{target}' exists already; choose another name or delete it")
-        target.mkdir(parents=True)
-        shutil.copytree(self.model, target / "model")
-        _copy_files(self.folder, ("config.yaml", "metrics.jsonl", "manifest.jsonl"), target)
-        if self.audit is not None:
-            self.audit.save(target / "audit")
-        return target
-
-    def _repr_html_(self) -> str:
-        if self.audit is None:
-            return f"<p>Run <code>{html.escape(str(self.folder))}</code>, not audited</p>"
-        return self.audit._repr_html_()
-
-
-@dataclass(frozen=True, kw_only=True)
-class CompareResult:
-    """Settings compared."""
-
-    page: Path
-    """comparison.html, beside comparison.json."""
-    comparison: Comparison
-
-    @property
-    def verdict(self) -> str:
-        """The recommendation, as a sentence."""
-        return self.comparison.recommendation.sentence
-
-    def to_pandas(self) -> "pandas.DataFrame":
-        """Return one row for each setting: its risk, its utility and what dominates it."""
-        import pandas
-
-        points = [point.model_dump(mode="json") for point in self.comparison.front]
-        return pandas.json_normalize(points)
-
-    def save(self, folder: str | Path) -> Path:
-        """Copy comparison.json, its page and chart into a folder; return it."""
-        names = tuple(self.page.with_suffix(suffix).name for suffix in (".json", ".html", ".svg"))
-        return _copy_files(self.page.parent, names, Path(folder))
-
-    def _repr_html_(self) -> str:
-        return _embed(self.page.read_text(encoding="utf-8"))
-
-
-@dataclass(frozen=True, kw_only=True)
-class PlanResult:
-    """Which meshes hold a training step."""
-
-    plan: "Plan"
-
-    @property
-    def verdict(self) -> str:
-        """Which mesh is best, or what would make one fit."""
-        plan = self.plan
-        where = f"{plan.num_gpus:,} x {plan.gpu}"
-        if plan.num_fitting:
-            best = next(mesh for mesh in plan.meshes if mesh.fits)
-            return (
-                f"{plan.num_fitting:,} of {plan.num_meshes:,} meshes of {where} hold a step of "
-                f"{plan.model}; the fastest is {best.describe()}"
-            )
-        sentence = f"No mesh of {where} holds a step of {plan.model}"
-        if plan.enough is None:
-            return sentence
-        enough = plan.enough
-        return f"{sentence}; {enough.num_gpus:,} GPUs would, as {enough.mesh.describe()}"
-
-    def to_pandas(self) -> "pandas.DataFrame":
-        """Return one row for each mesh, the best first (memory in bytes, times in seconds)."""
-        import pandas
-
-        return pandas.json_normalize([mesh.model_dump(mode="json") for mesh in self.plan.meshes])
-
-    def save(self, folder: str | Path) -> Path:
-        """Write plan.json into a folder, which is created if needed; return the folder."""
-        from memguard.records import save_record
-
-        save_record(self.plan, Path(folder) / "plan.json")
-        return Path(folder)
-
-    def _repr_html_(self) -> str:
-        return f"<p>{html.escape(self.verdict)}</p>{self.to_pandas().to_html(index=False)}"
+from memguard.records import AuditReport, Comparison, load_record
+from memguard.records.audit_files import REPORT
+from memguard.workflows.results import AuditResult, CompareResult, PlanResult, TrainResult
 
 
 def audit(
@@ -462,18 +314,3 @@ def _names_a_source(text: Any) -> bool:
         return text.startswith("docstrings:") or (bool(text.strip()) and Path(text).exists())
     except (OSError, ValueError):
         return False
-
-
-def _copy_files(source: Path, names: Sequence[str], target: Path) -> Path:
-    target.mkdir(parents=True, exist_ok=True)
-    for name in names:
-        if (source / name).exists() and (source / name).resolve() != (target / name).resolve():
-            shutil.copy2(source / name, target / name)
-    return target
-
-
-def _embed(page: str) -> str:
-    """Show a page in a notebook without letting it run anything or reach the network."""
-    text = html.escape(page, quote=True)
-    style = f"width:100%;height:{_FRAME_HEIGHT}px;border:1px solid #8888"
-    return f'<iframe sandbox srcdoc="{text}" style="{style}" title="memguard report"></iframe>'
