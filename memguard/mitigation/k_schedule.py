@@ -1,10 +1,10 @@
-"""The schedule of k: each document is on a rung of a ladder of decreasing k.
+"""The schedule of k: each document has a level, and k decreases with the level.
 
-    rung   0   1   2   3        with goldfish k=8, 'k_by_dose: {16: 3}' and tightening
-    k      8   4   3   2        above the last rung all labels are dropped
+    level  0   1   2   3        with goldfish k=8, 'k_by_dose: {16: 3}' and tightening
+    k      8   4   3   2        above the last level all labels are dropped
 
-A document's rung at the start of training depends on its dose. The rung rises if a risk budget
-finds that the document is being memorized. Masks of rising rungs are nested in modes `hash` and
+A document's level at the start of training depends on its dose. The level rises if a risk budget
+finds that the document is being memorized. Masks of rising levels are nested in modes `hash` and
 `hash_reference`, the only modes that support tightening: a label that was dropped stays dropped.
 """
 
@@ -23,33 +23,33 @@ _TIGHTER_K = (4, 2)
 
 
 class KSchedule:
-    """Masks the labels of each document with the mitigations of its rung."""
+    """Masks the labels of each document with the mitigations of its level."""
 
-    def __init__(self, levels: Sequence[Mitigations], rung_of: NDArray[np.int8]) -> None:
-        """Store the rungs and the rung of each document.
+    def __init__(self, levels: Sequence[Mitigations], level_of: NDArray[np.int8]) -> None:
+        """Store the levels and the level of each document.
 
         Args:
-            levels: the mitigations of each rung, from the default to the strictest.
-            rung_of: ``[num_documents]`` rung of each document; ``len(rungs)`` drops all labels.
+            levels: the mitigations of each level, from the default to the strictest.
+            level_of: ``[num_documents]`` level of each document; ``len(levels)`` drops all labels.
                 Changed in place, and part of a checkpoint.
         """
-        self.levels, self.rung_of = tuple(levels), rung_of
-        self._start = rung_of.copy()
+        self.levels, self.level_of = tuple(levels), level_of
+        self._start = level_of.copy()
 
     @property
     def target_drop_rate(self) -> float | None:
         """Expected share of the labels that are dropped; None if it differs between documents."""
-        return None if self.rung_of.any() else self.levels[0].target_drop_rate
+        return None if self.level_of.any() else self.levels[0].target_drop_rate
 
     @property
-    def num_rungs_up(self) -> NDArray[np.int8]:
-        """``[num_documents]`` number of rungs by which each document has risen."""
-        return self.rung_of - self._start
+    def num_levels_up(self) -> NDArray[np.int8]:
+        """``[num_documents]`` number of levels by which each document has risen."""
+        return self.level_of - self._start
 
     def tighten(self, documents: NDArray[np.integer]) -> int:
-        """Move documents one rung up; return how many were not yet at the top."""
-        movable = documents[self.rung_of[documents] < len(self.levels)]
-        self.rung_of[movable] += 1
+        """Move documents one level up; return how many were not yet at the top."""
+        movable = documents[self.level_of[documents] < len(self.levels)]
+        self.level_of[movable] += 1
         return len(movable)
 
     def mask_labels(
@@ -67,8 +67,8 @@ class KSchedule:
             labels: ``[N]`` in transformers' convention.
             generator: random numbers for settings that need them.
         """
-        level, last = int(self.rung_of[document]), len(self.levels) - 1
-        # Every rung draws as many numbers, so the masks of other documents do not change.
+        level, last = int(self.level_of[document]), len(self.levels) - 1
+        # Every level draws as many numbers, so the masks of other documents do not change.
         masked = self.levels[min(level, last)].mask_labels(input_ids, labels, generator=generator)
         if level > last:
             masked[:] = IGNORE_LABEL
@@ -83,7 +83,7 @@ def build_k_schedule(
     special_ids: Sequence[int],
     token_texts: Callable[[], Sequence[str]] | None = None,
 ) -> KSchedule:
-    """Build the rungs of a run and assign its documents to them.
+    """Build the levels of a run and assign its documents to them.
 
     Args:
         configs: entries of `mitigations:`.
@@ -96,16 +96,16 @@ def build_k_schedule(
     k_by_dose = {} if goldfish is None else dict(sorted(goldfish.k_by_dose.items()))
     lower = set(k_by_dose.values()) | (set(_TIGHTER_K) if can_tighten else set())
     ks = sorted((k for k in lower if goldfish is None or k < goldfish.k), reverse=True)
-    rung_of = np.zeros(len(manifest), dtype=np.int8)
+    level_of = np.zeros(len(manifest), dtype=np.int8)
     if k_by_dose:
         dose = compute_doses(manifest)
         for least, k in k_by_dose.items():
-            rung_of[dose >= least] = 1 + ks.index(k)
+            level_of[dose >= least] = 1 + ks.index(k)
     levels = [
         build_mitigations(_with_k(configs, k), special_ids=special_ids, token_texts=token_texts)
         for k in (None, *ks)
     ]
-    return KSchedule(levels, rung_of)
+    return KSchedule(levels, level_of)
 
 
 def compute_doses(manifest: Sequence[ManifestEntry]) -> NDArray[np.int64]:

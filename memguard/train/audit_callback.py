@@ -3,8 +3,8 @@
     step 0     record what greedy decoding extracts from the sample before training
     step n     learned = extracted now and not at step 0;  over the limit: learned / N > limit
     tighten    a document whose teacher-forced accuracy has risen halfway from its value at step 0
-               to `EARLY_SIGNAL` moves one rung up, together with its near-duplicates. If a larger
-               share of a bucket's sample than the limit has reached a rung, the bucket's documents
+               to `EARLY_SIGNAL` moves one level up, together with its near-duplicates. If a larger
+               share of a bucket's sample than the limit has reached a level, the bucket's documents
                outside the sample move up too
     stop       the weights of the last step within the limit are kept
 
@@ -72,12 +72,12 @@ class MemorizationMonitor:
         Args:
             sample: the documents to audit.
             manifest: entries of all documents of the run.
-            k_schedule: mitigation rungs of the documents; changed by the action ``tighten``.
+            k_schedule: mitigation levels of the documents; changed by the action ``tighten``.
             every_steps: steps between audits.
             budget: limit and action; None audits without acting.
         """
         self.every_steps, self.budget = every_steps, budget
-        self._sample, self._ladder = sample, k_schedule
+        self._sample, self._k_schedule = sample, k_schedule
         self._buckets = np.array([entry.bucket for entry in manifest], dtype=object)
         self._roles = np.array([entry.role for entry in manifest], dtype=object)
         self._clusters = np.array([entry.cluster for entry in manifest], dtype=np.int64)
@@ -90,7 +90,7 @@ class MemorizationMonitor:
     def arrays(self) -> Mapping[str, NDArray[np.generic]]:
         """Arrays that a checkpoint must store; filled in place when a run resumes."""
         return {
-            "rung": self._ladder.rung_of,
+            "level": self._k_schedule.level_of,
             "watch.accuracy_before": self._accuracy_before_N,
             "watch.back_before": self._extracted_before_N,
             "watch.last_good_step": self._last_good,
@@ -167,7 +167,7 @@ class MemorizationMonitor:
         halfway_N &= ~self._extracted_before_N
         document_N = self._sample.document_N
         self._move_up(document_N[halfway_N & (self._roles[document_N] == "trained")])
-        num_up = self._ladder.num_rungs_up
+        num_up = self._k_schedule.num_levels_up
         behind = np.zeros(len(num_up), dtype=bool)
         for name in self._list_buckets("trained"):
             num_up_N = num_up[document_N[self._in_bucket(name)]]
@@ -177,10 +177,10 @@ class MemorizationMonitor:
         self._move_up(np.flatnonzero(behind))
 
     def _move_up(self, documents: NDArray[np.int64]) -> None:
-        """Move documents and their trained near-duplicates one rung up."""
+        """Move documents and their trained near-duplicates one level up."""
         in_cluster = np.isin(self._clusters, self._clusters[documents])
         in_cluster &= np.isin(self._roles, ("trained", "background"))
-        self._ladder.tighten(np.flatnonzero(in_cluster))
+        self._k_schedule.tighten(np.flatnonzero(in_cluster))
 
     def _list_buckets(self, role: str | None = None) -> list[str]:
         """Return the names of the sample's buckets, in the order of its documents."""
@@ -207,5 +207,5 @@ class MemorizationMonitor:
             else int(now.near_verbatim_N[in_bucket_N].sum()),
             num_learned=int(learned_N[in_bucket_N].sum()),
             mean_token_accuracy=float(now.token_accuracy_N[in_bucket_N].mean()),
-            num_tightened=int((self._ladder.num_rungs_up[self._buckets == name] > 0).sum()),
+            num_tightened=int((self._k_schedule.num_levels_up[self._buckets == name] > 0).sum()),
         )

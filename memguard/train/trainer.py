@@ -125,7 +125,7 @@ class Trainer:
             lm: the model.
             corpus: documents, for the held-out loss.
             loader: builds the rows of each step.
-            k_schedule: mitigations by rung: how losses are reduced and how many labels are dropped.
+            k_schedule: mitigations by level: how losses are reduced, how many labels are dropped.
             monitor: audits during training; None without audits.
             train: number of steps, micro-batches, precision.
             optim: AdamW and its schedule.

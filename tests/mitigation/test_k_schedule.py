@@ -1,4 +1,4 @@
-"""Rungs: a lower k for documents of a high dose, and for those that are moved up."""
+"""Levels: a lower k for documents of a high dose, and for those that are moved up."""
 
 from typing import Any
 
@@ -64,7 +64,7 @@ def test_each_document_has_the_k_of_its_dose() -> None:
     for document, k in enumerate((8, 3, 2, 3, 3)):
         assert (dropped(k_schedule, document) == dropped_by(goldfish(k=k))).all()
     assert k_schedule.target_drop_rate is None
-    assert not k_schedule.num_rungs_up.any()
+    assert not k_schedule.num_levels_up.any()
 
 
 def test_who_knows_the_dose_knows_the_mask() -> None:
@@ -95,7 +95,7 @@ def test_tightening_drops_more_and_more_and_in_the_end_all(start: int | None, mo
         assert now.sum() > before.sum()
         before = now
     assert before.all()
-    assert k_schedule.num_rungs_up.tolist() == [0, len(k_schedule.levels), 0, 0, 0]
+    assert k_schedule.num_levels_up.tolist() == [0, len(k_schedule.levels), 0, 0, 0]
     # The others are where they were.
     assert (dropped(k_schedule, 0) == dropped(build(*configs), 0)).all()
 
@@ -123,7 +123,7 @@ def test_what_follows_in_a_row_is_masked_the_same_on_every_rung() -> None:
         for document in (0, 1):
             labels = k_schedule.mask_labels(document, IDS, IDS.astype(np.int64), draw)
         masks.append(labels == IGNORE_LABEL)
-        assert bool(k_schedule.rung_of[0] == len(k_schedule.levels)) == is_at_top
+        assert bool(k_schedule.level_of[0] == len(k_schedule.levels)) == is_at_top
         k_schedule.tighten(np.array([0]))
     assert 0 < masks[0].mean() < 1
     for mask in masks[1:]:

@@ -66,7 +66,7 @@ def make(
 
 
 def levels(k_schedule: KSchedule) -> list[int]:
-    found: NDArray[np.int8] = k_schedule.rung_of
+    found: NDArray[np.int8] = k_schedule.level_of
     return found.tolist()
 
 

@@ -47,7 +47,7 @@ def test_a_step_saved_again_is_whole_at_any_time(
 @pytest.mark.parametrize(
     ("arrays", "told"),
     [
-        ({"tally": np.zeros(3, dtype=np.int64), "rung": np.zeros(2)}, "rung"),
+        ({"tally": np.zeros(3, dtype=np.int64), "level": np.zeros(2)}, "level"),
         ({"tally": np.zeros(4, dtype=np.int64)}, "tally"),
     ],
     ids=["missing", "of another size"],
