@@ -450,7 +450,7 @@ DOCUMENTS = (
     _bad("FIFO in a folder of data", _source(_fifo_in_folder), 3, "FIFO", torch=True),
     _bad("device as data", _source(_device), 3, "device"),
     _bad("socket as data", _source(_socket), 3, "socket"),
-    _bad("folder without documents", _source(_empty_folder), 3, "holds no file", torch=True),
+    _bad("folder without documents", _source(_empty_folder), 3, "has no file that ends in", torch=True),
     _bad("link to itself", _source(_link_to_itself), 3, "there is no file or folder"),
     _bad("docstrings of nothing", _setting({"data.train": "docstrings:"}), 3, "''", torch=True),
     _bad("FIFO as control", lambda f: _setting({"data.control": str(_fifo(f))})(f), 3, "FIFO"),

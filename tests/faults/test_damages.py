@@ -181,5 +181,5 @@ def _delete_needless_save(folder: Path, harm: Hurt) -> None:
     if verified.code == 0 or not harm.file.startswith("checkpoints/"):
         return
     assert harm.file in verified.out
-    assert "delete the folder of each" in verified.out
+    assert "delete the damaged checkpoint folders" in verified.out
     shutil.rmtree((folder / RUN / harm.file).parent)
