@@ -113,7 +113,7 @@ def audit(
 def train(
     config: str | Path | Mapping[str, Any], overrides: Mapping[str, Any] | None = None
 ) -> TrainResult:
-    """Train a run, export its model and audit it; a run that was interrupted resumes.
+    """Train a run in this process, export its model and audit it; an interrupted run resumes.
 
     Args:
         config: a run's YAML, the name of a shipped one, or its settings as nested dicts.
@@ -133,9 +133,13 @@ def train(
         >>> print(result.model, result.verdict.sentence)
     """
     run = _load_run(config, overrides)
+    from memguard.runtime import Console
+    from memguard.workflows.process_choice import count_usable_gpus
     from memguard.workflows.requests import check_run
     from memguard.workflows.run_folder import check_free
 
+    if (num_gpus := count_usable_gpus()) > 1:
+        Console().info(f"train: 1 of {num_gpus} visible GPUs is used; `memguard train` uses more")
     check_run(run, num_processes=1)
     check_free(Path(run.output_dir) / run.name)
     from memguard.workflows.train import train_run
@@ -186,7 +190,7 @@ def compare(
         jobs=None if jobs == 1 else jobs,
         fix=False,
         keep_weights=False,
-        num_processes=1,
+        num_processes=None,
     )
     request.check()
     page, comparison = compare_request(request)

@@ -230,7 +230,7 @@ def choose_mesh(sizes: ModelSizes, num_ranks: int, options: argparse.Namespace) 
     x = next(x for x in (8, 4, 2, 1) if sizes.num_kv_heads % x == 0 and num_ranks % x == 0)
     y = 2 if num_ranks // x >= MANY and num_ranks % (2 * x) == 0 else 1
     z = math.gcd(num_ranks // (x * y), MOST_Z)
-    return resolve_mesh(ParallelConfig(z=z, y=y, x=x), num_ranks, sizes)
+    return resolve_mesh(ParallelConfig(data=-1, z=z, y=y, x=x), num_ranks, sizes)
 
 
 def at_least(smallest: int) -> Callable[[str], int]:

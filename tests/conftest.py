@@ -9,6 +9,7 @@ from pathlib import Path
 import hypothesis
 import jinja2
 import pytest
+import torch
 from cli_examples import save_tiny_model, write_texts
 from ranks import RankPool
 
@@ -95,3 +96,21 @@ def folder(tiny_folder: Path, tmp_path: Path) -> Path:
     (tmp_path / "model").symlink_to(tiny_folder / "model")
     (tmp_path / "documents.jsonl").symlink_to(tiny_folder / "documents.jsonl")
     return tmp_path
+
+
+# Libraries of a GPU warn of more than those of the CPU; none of that is an error.
+_ON_GPU = (pytest.mark.gpu, pytest.mark.filterwarnings("default"))
+
+
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=_ON_GPU)])
+def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> torch.device:
+    """Device of a test of a path that only a GPU takes in full.
+
+    Each test runs on the CPU too, by default: what it does is then known to work, and `-m gpu` adds
+    the GPU. A run that is started on the CPU does not see a GPU of the machine.
+    """
+    if request.param == "cpu":
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    elif not torch.cuda.is_available():
+        pytest.skip("torch sees no GPU")
+    return torch.device(request.param)

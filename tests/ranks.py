@@ -3,7 +3,8 @@
     def mean_rank() -> float: ...                 at the top level of a module
     assert ranks(mean_rank, 4) == [1.5] * 4       in a test that takes the fixture `ranks`
 
-One server process imports torch once; each rank is a fork of it, with one thread and gloo.
+One server process imports torch once; each rank is a fork of it, with one thread and gloo. With
+`RankPool("cuda")` each rank is a new process with a GPU of its own and NCCL.
 """
 
 import multiprocessing
@@ -40,7 +41,12 @@ class RankFailure(AssertionError):
 class RankPool:
     """Runs functions on many ranks; each call has fresh processes and a fresh process group."""
 
-    def __init__(self) -> None:
+    def __init__(self, device_type: str = "cpu") -> None:
+        self._device_type = device_type
+        self._context: Any = multiprocessing.get_context("spawn")
+        if device_type == "cuda":
+            # A fork cannot use CUDA once its parent has looked for a GPU.
+            return
         self._context = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload(_PRELOADED)
         before = dict(os.environ)
@@ -73,7 +79,8 @@ class RankPool:
             try:
                 for rank in range(world_size):
                     receiver, sender = self._context.Pipe(duplex=False)
-                    work = (function, args, rank, world_size, Path(folder) / "store", sender)
+                    group = (rank, world_size, Path(folder) / "store", self._device_type)
+                    work = (function, args, *group, sender)
                     process = self._context.Process(target=_run_rank, args=work, daemon=True)
                     process.start()
                     sender.close()
@@ -117,15 +124,21 @@ def _collect(receivers: Sequence[connection.Connection], deadline: float) -> lis
     return [results[rank] for rank in range(len(receivers))]
 
 
-def _run_rank(function: Any, args: Any, rank: int, size: int, store: Path, sender: Any) -> None:
+def _run_rank(
+    function: Any, args: Any, rank: int, size: int, store: Path, device_type: str, sender: Any
+) -> None:
     import torch
     from torch import distributed as dist
 
     torch.set_num_threads(1)
     try:
         group = {"store": dist.FileStore(str(store), size), "rank": rank, "world_size": size}
+        backend = "gloo"
+        if device_type == "cuda":
+            torch.cuda.set_device(rank)
+            backend = "cpu:gloo,cuda:nccl"
         # Who is too slow is decided by the caller's timeout alone.
-        dist.init_process_group("gloo", timeout=timedelta(hours=1), **group)
+        dist.init_process_group(backend, timeout=timedelta(hours=1), **group)
         message = pickle.dumps((0.0, None, function(*args)))
         if dist.is_initialized():  # A simulation ends the group of its only real rank.
             # Nobody leaves while another rank may still wait for it.

@@ -55,6 +55,10 @@ LEAKING: dict[str, dict[str, Any]] = {
 }
 
 
+# For flex attention on GPUs.
+LARGE_HEADS = {"head_dim": 16}
+
+
 def build(family: str, *, attn: str | None = None, seed: int = 0, **overrides: Any) -> Any:
     """A model in fp32, in eval mode, the same for the same arguments; sdpa where it has it."""
     fields = {**{**FAMILIES, **LEAKING}[family], **overrides}

@@ -1,6 +1,5 @@
 """The commands and their arguments."""
 
-from collections.abc import Iterable
 from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any
@@ -8,6 +7,18 @@ from typing import Annotated, Any
 import typer
 
 import memguard
+from memguard.cli.options import (
+    MAX_GPUS,
+    MAX_ROWS,
+    TAKES_SETTINGS,
+    Config,
+    Json,
+    Nproc,
+    Overrides,
+    TrainNproc,
+    pick,
+    say,
+)
 from memguard.workflows.launch import own_rank, run_on_processes
 
 app = typer.Typer(
@@ -20,22 +31,6 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     help="Fine-tune causal language models, measure memorization, and prevent it in the loss.",
 )
-
-_Config = Annotated[
-    str, typer.Argument(metavar="CONFIG", help="A run's YAML, or the name of a shipped one.")
-]
-_Overrides = Annotated[
-    list[str] | None,
-    typer.Argument(metavar="[KEY=VALUE]...", help="Settings to change, e.g. optim.lr=1e-4."),
-]
-# `--optim.lr=1e-4`, the style of other trainers, is accepted as a setting.
-_TAKES_SETTINGS = {"ignore_unknown_options": True}
-# The same limits as those of the settings.
-_MAX_GPUS, _MAX_ROWS = 10**7, 10**9
-_Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
-_Nproc = Annotated[
-    int, typer.Option("--nproc", min=1, help="Run on this many processes of this machine.")
-]
 
 
 @app.callback(invoke_without_command=True)
@@ -78,14 +73,14 @@ def init(
         typer.echo(f"wrote {path}; {hint}")
 
 
-@app.command(context_settings=_TAKES_SETTINGS)
+@app.command(context_settings=TAKES_SETTINGS)
 def plan(
     context: typer.Context,
     config: Annotated[
         str | None,
         typer.Argument(metavar="[CONFIG]", help="A run's YAML, or the name of a shipped one."),
     ] = None,
-    overrides: _Overrides = None,
+    overrides: Overrides = None,
     model: Annotated[
         Path | None,
         typer.Option(help="A model's config.json or its folder; alone, or for a CONFIG."),
@@ -93,7 +88,7 @@ def plan(
     gpus: Annotated[
         int | None,
         typer.Option(
-            min=1, max=_MAX_GPUS, help="Number of GPUs; the mesh's or one node's if left out."
+            min=1, max=MAX_GPUS, help="Number of GPUs; the mesh's or one node's if left out."
         ),
     ] = None,
     machine: Annotated[
@@ -116,12 +111,12 @@ def plan(
     ] = None,
     batch: Annotated[
         int | None,
-        typer.Option(min=1, max=_MAX_ROWS, help="Without a CONFIG: rows per optimizer step."),
+        typer.Option(min=1, max=MAX_ROWS, help="Without a CONFIG: rows per optimizer step."),
     ] = None,
     micro_batch: Annotated[
         int | None,
         typer.Option(
-            min=1, max=_MAX_ROWS, help="Without a CONFIG: rows per forward pass on one GPU."
+            min=1, max=MAX_ROWS, help="Without a CONFIG: rows per forward pass on one GPU."
         ),
     ] = None,
     checkpointing: Annotated[
@@ -133,7 +128,7 @@ def plan(
     documents: Annotated[
         bool, typer.Option(help="With a CONFIG: read its documents, as training would.")
     ] = True,
-    as_json: _Json = False,
+    as_json: Json = False,
 ) -> None:
     """Estimate memory and list feasible parallel layouts.
 
@@ -141,19 +136,19 @@ def plan(
     """
     from memguard.workflows.requests import PlanRequest
 
-    request = PlanRequest(**_pick(context, [field.name for field in fields(PlanRequest)]))
+    request = PlanRequest(**pick(context, [field.name for field in fields(PlanRequest)]))
     request.check()
     run = None if config is None else _load_run(config, overrides)
     if run is not None and documents:
         _check(run)
-        _say("plan: loading torch and transformers")
+        say("plan: loading torch and transformers")
     from memguard.cli.screens import print_plan
 
     print_plan(request, run, with_documents=documents, as_json=as_json)
 
 
-@app.command(context_settings=_TAKES_SETTINGS)
-def prepare(config: _Config, overrides: _Overrides = None, as_json: _Json = False) -> None:
+@app.command(context_settings=TAKES_SETTINGS)
+def prepare(config: Config, overrides: Overrides = None, as_json: Json = False) -> None:
     """Read and tokenise the documents of a run.
 
     Documents are also assigned to buckets. Nothing is trained.
@@ -161,31 +156,37 @@ def prepare(config: _Config, overrides: _Overrides = None, as_json: _Json = Fals
     run = _load_run(config, overrides)
     _check(run)
     _check_folder(run)
-    _say("prepare: loading torch and transformers")
+    say("prepare: loading torch and transformers")
     from memguard.workflows.train import prepare_run
 
     corpus = prepare_run(run).corpus
     _print(as_json, corpus.summary.model_dump(mode="json"), _run_folder(run) / "manifest.jsonl")
 
 
-@app.command(context_settings=_TAKES_SETTINGS)
+@app.command(context_settings=TAKES_SETTINGS)
 def train(
-    config: _Config,
-    overrides: _Overrides = None,
-    nproc: _Nproc = 1,
-    as_json: _Json = False,
+    config: Config,
+    overrides: Overrides = None,
+    nproc: TrainNproc = None,
+    as_json: Json = False,
 ) -> None:
     """Train a run and audit it.
 
     After an interruption the same command resumes.
     """
+    run = _load_run(config, overrides)
+    from memguard.workflows.memory_check import check_memory_early
+    from memguard.workflows.process_choice import choose_num_processes
     from memguard.workflows.run_checks import count_processes
 
-    run = _load_run(config, overrides)
-    _check(run, num_processes=count_processes(nproc))
+    chosen, why_fewer = choose_num_processes(run, nproc)
+    _check(run, num_processes=count_processes(chosen))
     _check_folder(run)
-    run_on_processes(nproc)
-    _say("train: loading torch and transformers")
+    check_memory_early(run, count_processes(chosen))
+    if why_fewer:
+        say(f"train: {why_fewer}")
+    run_on_processes(chosen)
+    say("train: loading torch and transformers")
     from memguard.workflows.train import train_run
 
     outcome = train_run(run)
@@ -267,18 +268,18 @@ def audit(
     seed: Annotated[
         int, typer.Option(min=0, max=2**63 - 1, help="Random seed of the document samples.")
     ] = 0,
-    nproc: _Nproc = 1,
+    nproc: Nproc = None,
     mesh: Annotated[
         str | None,
         typer.Option(help="Mesh of the processes, e.g. z=2,x=2; the run's if left out."),
     ] = None,
-    as_json: _Json = False,
+    as_json: Json = False,
 ) -> None:
     """Measure what a model memorized of its training data."""
     from memguard.config import AuditConfig
     from memguard.workflows.requests import AuditRequest
 
-    given = _pick(context, AuditConfig.model_fields)
+    given = pick(context, AuditConfig.model_fields)
     settings = {name: value for name, value in given.items() if value is not None}
     request = AuditRequest(
         run=run,
@@ -293,22 +294,25 @@ def audit(
         seed=seed,
     )
     checked = request.check()
+    from memguard.workflows.process_choice import count_usable_gpus
     from memguard.workflows.requests import check_audit
     from memguard.workflows.run_checks import count_processes
     from memguard.workflows.run_folder import check_free
 
-    check_audit(request, checked, count_processes(nproc))
+    check_audit(request, checked, count_processes(nproc or 1))
     if own_rank() == 0:
         check_free(request.locked_folder)
-    run_on_processes(nproc)
-    _say("audit: loading torch and transformers")
+    if nproc is None and (num_gpus := count_usable_gpus()) > 1:
+        say(f"audit: 1 of {num_gpus} visible GPUs is used; --nproc splits the model over more")
+    run_on_processes(nproc or 1)
+    say("audit: loading torch and transformers")
     from memguard.workflows.audit import audit_request
 
     folder, report = audit_request(request, checked)
     _print(as_json, report.model_dump(mode="json", by_alias=True), folder / "report.html")
 
 
-@app.command(context_settings=_TAKES_SETTINGS)
+@app.command(context_settings=TAKES_SETTINGS)
 def compare(
     sweep: Annotated[
         str,
@@ -344,8 +348,8 @@ def compare(
             "--keep-weights", help="With --fix: train the same weights until they forget; audit."
         ),
     ] = False,
-    nproc: _Nproc = 1,
-    as_json: _Json = False,
+    nproc: TrainNproc = None,
+    as_json: Json = False,
 ) -> None:
     """Train, audit and compare settings or runs.
 
@@ -365,7 +369,7 @@ def compare(
     request.check()
     if request.are_runs:
         count = len(request.given)
-        _say(f"compare: reading {count} {'run' if count == 1 else 'runs'}")
+        say(f"compare: reading {count} {'run' if count == 1 else 'runs'}")
     from memguard.workflows.compare import compare as compare_request
 
     page, result = compare_request(request)
@@ -387,7 +391,7 @@ def verify(
     folder: Annotated[
         Path, typer.Argument(metavar="RUN", help="Folder of a run, or of an audit with --out.")
     ],
-    as_json: _Json = False,
+    as_json: Json = False,
 ) -> None:
     """Check a run's files for damage.
 
@@ -410,11 +414,6 @@ def verify(
         raise typer.Exit(3)
 
 
-def _pick(context: typer.Context, names: Iterable[str]) -> dict[str, Any]:
-    """Return the arguments of a command with these names."""
-    return {name: context.params[name] for name in names if name in context.params}
-
-
 def _load_run(config: str, overrides: list[str] | None) -> Any:
     from memguard.assets import find_asset
     from memguard.config import load_run_config
@@ -434,12 +433,6 @@ def _check_folder(run: Any) -> None:
 
     if own_rank() == 0:
         check_free(_run_folder(run))
-
-
-def _say(text: str) -> None:
-    """Print a status line before a wait, on standard error; only rank 0 does."""
-    if own_rank() == 0:
-        typer.echo(text, err=True)
 
 
 def _run_folder(run: Any) -> Path:

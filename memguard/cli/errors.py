@@ -21,6 +21,7 @@ from memguard.errors import (
     OtherRankFailed,
     shorten,
 )
+from memguard.runtime import set_allocator_defaults
 from memguard.workflows.launch import ExitReport, own_rank, tell
 
 _INTERRUPTED = 130
@@ -44,6 +45,8 @@ def run_app() -> NoReturn:
     interrupted.
     """
     warnings.showwarning = _show_warning
+    # Before torch is imported, and for all ranks that this process starts.
+    set_allocator_defaults()
     if isinstance(sys.stdout, io.TextIOWrapper):
         # As standard error does: a terminal that cannot encode a character must not end a command.
         sys.stdout.reconfigure(errors="backslashreplace")
@@ -114,10 +117,11 @@ def _explain_failure(error: BaseException) -> ExitReport:
             "command again"
         )
         return _words(error, 1, line)
+    # Training has its own message, which depends on its mesh.
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         line = (
-            "out of memory: lower 'train.micro_batch_size', 'data.seq_len' or "
-            "'audit.batch_tokens', or set 'train.activation_checkpointing' to full, and run again"
+            "out of memory: use a machine with more; an audit needs less with a lower "
+            "'audit.batch_tokens', or on several GPUs (--nproc)"
         )
         return _words(error, 1, line)
     if _is_lost_peer(error):

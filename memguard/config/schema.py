@@ -122,17 +122,26 @@ class TrainConfig(Settings):
         None, description="Stop after this many optimizer steps; null trains everything."
     )
     batch_size: PositiveInt = Field(16, description="Rows of an optimizer step (rows).")
-    micro_batch_size: PositiveInt | None = Field(
-        None,
-        description="Rows of one forward pass of a process; null takes all it has (rows).",
+    micro_batch_size: PositiveInt | Literal["auto"] | None = Field(
+        "auto",
+        description="Rows of one forward pass of a process (rows); null: all that it has; auto: as "
+        "many as fit on a GPU, all on a CPU.",
     )
-    precision: Literal["fp32", "bf16"] = Field(
-        "fp32", description="Arithmetic of forward and backward; weights stay fp32."
+    precision: Literal["auto", "fp32", "bf16"] = Field(
+        "auto",
+        description="Arithmetic of forward and backward; weights stay fp32. auto: bf16 on a GPU, "
+        "fp32 on a CPU.",
     )
-    activation_checkpointing: Literal["none", "full", "selective"] = Field(
-        "none",
+    activation_checkpointing: Literal["auto", "none", "full", "selective"] = Field(
+        "auto",
         description="To save memory, full recomputes each decoder block in backward; selective "
-        "does so but keeps the outputs of matmuls and of all-reduces.",
+        "does so but keeps the outputs of matmuls and of all-reduces. auto: the fastest that fits "
+        "on a GPU, none on a CPU.",
+    )
+    deterministic: bool = Field(
+        False,
+        description="Use only deterministic algorithms, so that a resumed run ends with the same "
+        "bits on a GPU too; slower there.",
     )
     dropout: Annotated[float, Field(ge=0, lt=1)] | None = Field(
         None,
@@ -168,6 +177,20 @@ class TrainConfig(Settings):
             )
         return self
 
+    @property
+    def checkpointing(self) -> Literal["none", "full", "selective"]:
+        """`activation_checkpointing`, once auto is resolved."""
+        assert self.activation_checkpointing != "auto", _UNRESOLVED
+        return self.activation_checkpointing
+
+    def count_micro_rows(self, num_rows: int) -> int:
+        """Return the rows of one forward pass of a process that has ``num_rows`` in a step."""
+        assert self.micro_batch_size != "auto", _UNRESOLVED
+        return self.micro_batch_size or num_rows
+
+
+_UNRESOLVED = "auto is resolved by workflows.auto_settings before it is used"
+
 
 class ParallelConfig(Settings):
     """The mesh: how many ranks split the batch, the weights and the model's width.
@@ -177,10 +200,12 @@ class ParallelConfig(Settings):
     """
 
     data: Degree = Field(
-        -1, description="Copies of the model, each with its share of the batch (ranks)."
+        1, description="Copies of the model, each with its share of the batch (ranks)."
     )
     z: Degree = Field(
-        1, description="Ranks that share the storage of the weights, and the batch (ranks)."
+        -1,
+        description="Ranks that share the storage of the weights, and the batch (ranks); 1 by "
+        "default where another axis is -1.",
     )
     y: Degree = Field(1, description="Ranks that split the hidden size (ranks).")
     x: Degree = Field(1, description="Ranks that split heads, FFN width and vocabulary (ranks).")
@@ -191,6 +216,18 @@ class ParallelConfig(Settings):
     reshard_after_forward: bool = Field(
         True, description="Free a block's gathered weights after its forward; false keeps them."
     )
+    timeout_minutes: Positive = Field(
+        30, description="Longest wait of a rank for the others in a step (minutes)."
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _take_rest_once(cls, values: Any) -> Any:
+        if isinstance(values, dict) and "z" not in values:
+            others = {name: values.get(name) for name in get_args(AxisName)}
+            if any(degree in (-1, "-1") for degree in others.values()):
+                return {**values, "z": 1}
+        return values
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -294,7 +331,7 @@ class RunConfig(Settings):
     @model_validator(mode="after")
     def _check(self) -> Self:
         micro = self.train.micro_batch_size
-        if micro is not None and self.train.batch_size % micro:
+        if isinstance(micro, int) and self.train.batch_size % micro:
             raise ValueError(
                 f"'train.micro_batch_size' must divide 'train.batch_size'; got {micro} and "
                 f"{self.train.batch_size}"
@@ -302,7 +339,7 @@ class RunConfig(Settings):
         tightens = self.budget is not None and self.budget.action == "tighten"
         used = {
             "data.study": self.data.study,
-            "train.micro_batch_size": micro,
+            "train.micro_batch_size": micro if isinstance(micro, int) else None,
             "budget": self.budget,
             "budget.action: tighten": tightens or None,
         }

@@ -57,6 +57,15 @@ class Batch:
         count: NDArray[np.int64] = (self.document_ids >= 0).sum(1)
         return count
 
+    def cu_seqlens(self, rows: slice) -> NDArray[np.int32]:
+        """Return the start of each document in some flattened rows, then their number of tokens.
+
+        The padding of a row is a document of its own.
+        """
+        positions = self.position_ids[rows].ravel()
+        starts = np.flatnonzero(positions == 0)
+        return np.append(starts, len(positions)).astype(np.int32)
+
 
 class _Row(NamedTuple):
     """One row without padding: every array is [T]."""

@@ -91,6 +91,7 @@ def build_meta_layer(config: Any, sharding: Sharding, *, attn: str | None = None
         chunk_tokens=sharding.chunk_tokens,
         mesh=sharding.mesh,
         compute_dtype=sharding.compute_dtype,
+        device_type=sharding.device.type,
     )
     lm.freed_units = wrap_fsdp(
         lm,

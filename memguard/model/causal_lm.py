@@ -23,10 +23,11 @@ from memguard.model.lm_head import Head, Step, apply_logit_transforms
 from memguard.model.loss import sum_nll, token_terms
 from memguard.model.next_token import BestTokens, DrawnTokens, draw_tokens, find_best
 from memguard.model.token_scores import TokenScores, score_tokens
-from memguard.parallel.attention import share_masks, use_pieces
+from memguard.parallel.attention import prepare_attention
 from memguard.parallel.layout import ShardSlice, cut
 from memguard.parallel.linear import to_local
 from memguard.parallel.mesh import Axis, Mesh4D
+from memguard.parallel.packed_rows import Packing
 from memguard.parallel.shard import HeadLinear
 
 Result = TypeVar("Result")
@@ -56,6 +57,7 @@ class CausalLM(nn.Module):
         own_head: bool = True,
         mesh: Mesh4D | None = None,
         compute_dtype: torch.dtype | None = None,
+        device_type: str | None = None,
     ) -> None:
         """Wrap ``model``; use `build_causal_lm`, which checks that the result is correct.
 
@@ -65,11 +67,12 @@ class CausalLM(nn.Module):
             own_head: False runs the model's own forward and treats its logits as hidden states.
             mesh: the mesh over which the model is sharded; None for a plain model.
             compute_dtype: dtype of its matmuls; None uses the weights' dtype.
+            device_type: type of the device on which it will run, which chooses its attention
+                kernel; None: that of its weights.
         """
         super().__init__()
         self.model = model
-        share_masks(model)
-        use_pieces(model)
+        self.attention = prepare_attention(model, device_type or self.device.type)
         self.chunk_tokens = chunk_tokens
         self.own_head = own_head
         self.mesh = mesh
@@ -189,30 +192,37 @@ class CausalLM(nn.Module):
         input_ids_BT: Tensor,
         position_ids_BT: Tensor | None = None,
         *,
+        packing: Packing | None = None,
         mask_BT: Tensor | None = None,
         cache: Any = None,
     ) -> Tensor:
         """Return the last hidden states [B, T, D/y].
 
-        Rows are passed without an attention mask, without a cache, and with positions that restart
-        at each document. This is the only form in which transformers isolates the documents of a
-        packed row exactly: with a mask of ones or the default cache they attend to each other.
+        Packed rows are passed without a cache, and with positions that restart at each document.
+        transformers isolates their documents exactly only without an attention mask: with a mask of
+        ones or the default cache they attend to each other.
 
         Args:
             input_ids_BT: tokens.
             position_ids_BT: position of each token; None counts from 0.
+            packing: the documents of the rows, if there are several; without it, a GPU needs a
+                mask of all pairs of tokens.
             mask_BT: only with a cache: True for the slots, old and new, that are visible.
             cache: only for rows of one document each, see `kv_cache`; stores the keys and values
                 of these tokens, which attend to all of its slots.
         """
         body = self.model.base_model if self.own_head else self.model
-        output = body(
-            input_ids=input_ids_BT,
-            position_ids=position_ids_BT,
-            attention_mask=mask_BT,
-            use_cache=cache is not None,
-            **({} if cache is None else {"past_key_values": cache}),
-        )
+        if cache is None:
+            arguments = self.attention.arguments(
+                input_ids_BT, position_ids_BT, packing, compute_dtype=self.compute_dtype
+            )
+        else:
+            arguments = {
+                "attention_mask": mask_BT,
+                "position_ids": position_ids_BT,
+                "past_key_values": cache,
+            }
+        output = body(input_ids=input_ids_BT, use_cache=cache is not None, **arguments)
         hidden: Tensor = output.last_hidden_state if self.own_head else output.logits
         # Blocks may be on several devices; the head is on the first.
         return hidden.to(self.device)

@@ -18,6 +18,7 @@ from torch import Tensor
 from memguard.errors import ModelError
 from memguard.model.causal_lm import CausalLM
 from memguard.parallel.collectives import all_reduce
+from memguard.parallel.packed_rows import Packing
 from memguard.seeds import derive_generator
 
 _PROBE_ROWS, _PROBE_TOKENS = 2, 16
@@ -51,7 +52,10 @@ def has_known_head(layer: CausalLM) -> bool:
     """Whether the layer's logits of random tokens equal those of the model's own forward."""
     ids_BT = _probe_ids(layer)
     with _evaluating(layer):
-        own = layer(lambda: layer.model(input_ids=ids_BT, use_cache=False).logits).float()
+        # The same attention kernel: in bf16, another kernel rounds differently in every layer.
+        arguments = layer.attention.arguments(ids_BT, None, None, compute_dtype=layer.compute_dtype)
+        call = {"input_ids": ids_BT, "use_cache": False, **arguments}
+        own = layer(lambda: layer.model(**call).logits).float()
         try:
             logits = layer(lambda: layer.logits(layer.hidden_states(ids_BT))).float()
         except (AttributeError, TypeError):
@@ -91,36 +95,55 @@ def check_causal(layer: CausalLM) -> None:
 
 
 @torch.no_grad()
-def keeps_documents_apart(layer: CausalLM) -> bool:
+def keeps_documents_apart(layer: CausalLM, *, bf16: bool = False) -> bool:
     """Return whether this model isolates the documents of a packed row from each other.
 
     Compares the hidden states of two documents packed into one row with those of each alone.
+
+    Args:
+        layer: the model.
+        bf16: whether it trains under autocast to bf16, in which a GPU has other attention kernels.
     """
     ids_BT = _probe_ids(layer)
     positions = torch.arange(_PROBE_TOKENS, device=ids_BT.device).repeat(_PROBE_ROWS)[None]
     row, swapped = ids_BT.reshape(1, -1), ids_BT.flip(0).reshape(1, -1)
     rows = torch.cat([row, swapped])
-    with _evaluating(layer):
+
+    def hidden_states(ids: Tensor) -> Tensor:
+        packing = Packing.of_equal_documents(
+            ids.numel() // _PROBE_TOKENS, _PROBE_TOKENS, device=ids.device
+        )
+        return layer.hidden_states(ids, positions.expand(len(ids), -1), packing=packing)
+
+    with _evaluating(layer, bf16=bf16):
         alone = layer(lambda: layer.hidden_states(ids_BT)).float()
-        one = layer(lambda: layer.hidden_states(row, positions)).float()
-        # Flash attention isolates documents within a single row, but not within two rows.
-        two = layer(lambda: layer.hidden_states(rows, positions.expand(2, -1))).float()
+        one = layer(lambda: hidden_states(row)).float()
+        # Without cu_seqlens, flash attention isolates documents only if there is a single row.
+        two = layer(lambda: hidden_states(rows)).float()
     packed = torch.cat([one, two]).reshape(3, *alone.shape)
     difference = (packed - torch.stack([alone, alone, alone.flip(0)])).abs().max()
-    return _over_mesh(layer, difference) < _tolerance(alone, layer)
+    return _over_mesh(layer, difference) < _tolerance(alone, layer, bf16=bf16)
 
 
 def _hidden_states(layer: CausalLM, ids_BT: Tensor) -> Tensor:
     return layer(lambda: layer.hidden_states(ids_BT))
 
 
-def _tolerance(values: Tensor, layer: CausalLM) -> float:
+def _tolerance(values: Tensor, layer: CausalLM, *, bf16: bool = False) -> float:
     """Return the largest difference between values that is accepted as rounding.
 
     A leak changes values by tenths; another order of summation changes the dtype's last bits.
     """
     scale = _over_mesh(layer, values.nan_to_num(0).abs().max()) or 1.0
-    return scale * (1e-4 if layer.compute_dtype in (torch.float32, torch.float64) else 3e-2)
+    is_exact = layer.compute_dtype in (torch.float32, torch.float64) and not (
+        bf16 or _needs_autocast(layer)
+    )
+    return scale * (1e-4 if is_exact else 3e-2)
+
+
+def _needs_autocast(layer: CausalLM) -> bool:
+    """Whether the probes need autocast: flash attention has no fp32."""
+    return layer.attention.kernel == "flash" and layer.compute_dtype == torch.float32
 
 
 def _over_mesh(layer: CausalLM, value: Tensor) -> float:
@@ -132,11 +155,13 @@ def _over_mesh(layer: CausalLM, value: Tensor) -> float:
 
 
 @contextmanager
-def _evaluating(layer: CausalLM) -> Iterator[None]:
+def _evaluating(layer: CausalLM, *, bf16: bool = False) -> Iterator[None]:
     training = layer.model.training
     layer.model.eval()
+    enabled = bf16 or _needs_autocast(layer)
     try:
-        yield
+        with torch.autocast(layer.device.type, dtype=torch.bfloat16, enabled=enabled):
+            yield
     finally:
         layer.model.train(training)
 

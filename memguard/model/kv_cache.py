@@ -194,7 +194,7 @@ class GrowingRows:
         ids_RT: Tensor,
         read: Read[Result],
         last: NDArray[np.int64] | None = None,
-        **inputs: Tensor | None,
+        **inputs: Any,
     ) -> Result:
         def work() -> Result:
             hidden_RTD = self._lm.hidden_states(ids_RT, cache=self._cache, **inputs)

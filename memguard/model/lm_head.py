@@ -49,7 +49,9 @@ class Head:
         if self.weight_VD is None:
             return hidden_CD
         weight_VD = self.weight_VD.to(hidden_CD.dtype)
-        logits_CV = all_reduce(functional.linear(hidden_CD, weight_VD), self.feature_axis)
+        logits_CV = all_reduce(
+            functional.linear(hidden_CD, weight_VD), self.feature_axis, owned=True
+        )
         return logits_CV if self.bias_V is None else logits_CV + self.bias_V.to(logits_CV.dtype)
 
     def local_labels(self, labels_C: Tensor) -> tuple[Tensor, Tensor]:

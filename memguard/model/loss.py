@@ -132,7 +132,7 @@ class _Gradients:
             self.bias_V += grad_CV.sum(0)
         grad_CV = grad_CV.to(hidden_CD.dtype)
         partial_CD = grad_CV @ self.head.weight_VD.to(hidden_CD.dtype)
-        started_CD = start_all_reduce(partial_CD, self.head.vocab_axis)
+        started_CD = start_all_reduce(partial_CD, self.head.vocab_axis, owned=True)
         if self.weight_VD is not None:
             if self.weight_VD.dtype == hidden_CD.dtype:
                 self.weight_VD.addmm_(grad_CV.T, hidden_CD)

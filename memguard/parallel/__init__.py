@@ -5,7 +5,10 @@
     linear.py             linear layers over y and x
     embedding.py          token embedding over y and x
     norm.py               norms over sharded features
-    attention.py          attention of packed rows, without pairs of different documents
+    attention.py          chooses the attention kernel; flash attention of packed rows
+    attention_flex.py     attention with a soft cap or sinks, by blocks
+    attention_pieces.py   attention with a mask of all pairs, without most masked pairs
+    packed_rows.py        where the documents of packed rows begin
     mesh_shape.py         validates a mesh, or lists the nearest valid ones; no torch
     mesh.py               the process groups
     collectives.py        collectives over one axis and their gradients
@@ -49,7 +52,10 @@ of z rows.
     z             weights, all-gather:  Pa          a block's, if freed, again:  Pa
                                                     gradients, reduce-scatter:  Pw
     data                                            gradients, all-reduce:  Pw/z, once a step
-    world         counts of labels, loss, gradient norm, once a step:  16, 8 and w bytes
+    y all-reduce  gradients of biases of q|k|v, gate|up and of head norms, C elements with those of
+                  the other blocks:  8C/z, once a step
+    world         loss with the labels of the next step and requests to stop; gradient norm, once
+                  a step:  40 and w bytes
 
 Full recomputation repeats a block's forward collectives over x and y in backward, except that of
 the output of down; selective recomputation repeats none. In a ring of R ranks, each rank sends

@@ -1,39 +1,57 @@
-"""Causal attention of packed rows, computed in pieces to skip masked query-key pairs.
+"""Which attention kernel a model runs, chosen once when the model is built.
 
-    scores of T queries and T keys      k k . .      Q_THd, K_THd, V_THd, bias_TT
-    in n pieces of C = T/n queries      k k . .      . = -inf for every query of the piece
-                                        k k k k
-                                        k k k k
-    piece i     softmax(Q_C K^T + bias) V  over keys 0 .. (i+1) C only       (n+1) / 2n of the work
+    kernel    runs on                                   computes in   documents are separated by
+    varlen    GPUs; families with SDPA attention        bf16, fp16    cu_seqlens
+    flex      GPUs; families with a soft cap or sinks   bf16, fp16    blocks made from cu_seqlens
+    flash     `model.attn_implementation` flash_attention_2           cu_seqlens
+    pieces    everything else with SDPA attention       any dtype     a mask of T x T pairs
+    own       all other models                          any dtype     the family's own mask
 
-Rows that hold one document each need no bias, and torch's kernels skip the keys above the diagonal.
-With a bias, which separates documents, torch computes all pairs. Heads are local: no collective.
+varlen calls torch's `varlen_attn` (flash attention) on the flattened rows; key heads are not
+repeated. In fp32, for which there is no flash attention, and with a cache of keys, whose
+slots are masked, attention is computed as by pieces (varlen) or own (flex).
+
+transformers makes the mask of packed rows from their positions, and waits for the GPU to read them.
+It passes a mask of four dimensions on unchanged. Therefore packed rows are passed with a mask that
+holds no pairs, cu_seqlens [1, 1, 1, documents + 1], which a hook removes before each block. Heads
+are local: no collective.
 """
 
-from typing import Any
+import inspect
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import torch
 import transformers
 from torch import Tensor, nn
-from torch.nn import functional
-from transformers.integrations.sdpa_attention import sdpa_attention_forward
-from transformers.masking_utils import sdpa_mask
+from torch.nn.attention.varlen import varlen_attn
+from transformers.masking_utils import eager_mask, sdpa_mask
 
+from memguard.parallel.attention_flex import attend_flex, make_block_masks
+from memguard.parallel.attention_pieces import (
+    UNSUPPORTED,
+    Arguments,
+    SharedBias,
+    attend_in_pieces,
+    attention_dtype,
+    cast_for_attention,
+)
 from memguard.parallel.hf_plan import find_blocks
+from memguard.parallel.packed_rows import Packing, find_first_keys, make_dense_mask
 
-NAME = "memguard_pieces"
-"""Name under which this attention is registered in transformers."""
-_MAX_PIECES = 8
-# Below these lengths, launching another kernel costs more than computing the masked pairs.
-MIN_PIECE = {"cpu": 128}
-_MIN_PIECE_ELSEWHERE = 512
-# Optional attention arguments that the computation in pieces does not support.
-_WHOLE_ONLY = ("position_bias", "cache", "softcap")
+Kernel = Literal["varlen", "flex", "flash", "pieces", "own"]
 
-Arguments = tuple[tuple[Any, ...], dict[str, Any]]
+HALF_DTYPES = (torch.bfloat16, torch.float16)
+"""Dtypes of flash attention's kernels."""
+_LARGEST_HEAD = 256
+_SMALLEST_FLEX_HEAD = 16
+_WINDOW_IN_MASK = frozenset({"phimoe", "qwen2_moe"})
+"""Families with a sliding window in their mask only, which they do not pass on to attention."""
+# torch 2.11 has no such argument, and its documentation asks for equal numbers of heads.
+_HAS_GQA = "enable_gqa" in inspect.signature(varlen_attn).parameters
 
 
-def attend_in_pieces(
+def attend_varlen(
     module: nn.Module,
     query: Tensor,
     key: Tensor,
@@ -41,136 +59,241 @@ def attend_in_pieces(
     attention_mask: Tensor | None,
     dropout: float = 0.0,
     scaling: float | None = None,
+    *,
+    sliding_window: int | None = None,
+    cu_seq_lens_q: Tensor | None = None,
+    max_length_q: int | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """Return the attention output ``[B, T, H, d]``; implements transformers' attention interface.
+
+    Without ``cu_seq_lens_q`` (a cache, fp32), and with dropout or another argument that
+    `varlen_attn` does not have, `attend_in_pieces` runs.
 
     Args:
         module: the attention layer.
         query: ``[B, H, T, d]``.
         key: ``[B, H/groups, T, d]``.
         value: as ``key``.
-        attention_mask: causal ``[B, 1, T, T]``. Without a mask, or with fewer queries than keys,
-            transformers' SDPA attention runs instead.
+        attention_mask: passed to `attend_in_pieces` if it runs.
         dropout: dropout probability of the attention weights.
         scaling: factor of the scores; None uses 1/sqrt(d).
-        kwargs: passed to transformers' SDPA attention if it runs.
+        sliding_window: tokens that a query sees, itself included; None: all of its document.
+        cu_seq_lens_q: see `Packing`.
+        max_length_q: see `Packing`.
+        kwargs: passed to `attend_in_pieces` if it runs.
     """
-    num_tokens = query.shape[2]
-    size = _piece_tokens(num_tokens, query.device.type)
-    whole = (
-        attention_mask is None
-        or attention_mask.shape[-2:] != (num_tokens, num_tokens)
-        or key.shape[2] != num_tokens
-        or size >= num_tokens
-        # Lengths change from step to step, and each would trigger a recompilation.
-        or torch.compiler.is_compiling()
-        or any(kwargs.get(name) is not None for name in _WHOLE_ONLY)
-    )
-    if whole:
-        attended, _ = sdpa_attention_forward(
+    num_rows, _, num_tokens, _ = query.shape
+    has_more = dropout > 0 or any(kwargs.get(name) is not None for name in UNSUPPORTED)
+    if cu_seq_lens_q is None or has_more:
+        if cu_seq_lens_q is not None:
+            attention_mask = make_dense_mask(
+                find_first_keys(cu_seq_lens_q, num_rows, num_tokens, sliding_window)
+            )
+        return attend_in_pieces(
             module, query, key, value, attention_mask, dropout, scaling, **kwargs
         )
-        return attended, None
-    assert attention_mask is not None, "checked above"
-    kind = query.device.type
-    if torch.is_autocast_enabled(kind) and query.dtype != torch.float64:
-        # Torch's attention casts by itself, but would do so once per piece.
-        dtype = torch.get_autocast_dtype(kind)
-        query, key, value = (tensor.to(dtype) for tensor in (query, key, value))
-    groups = query.shape[1] // key.shape[1]
-    if groups > 1:
+    assert max_length_q is not None, "they are passed together"
+    query, key, value = cast_for_attention(query, key, value)
+    if not _HAS_GQA:
+        groups = query.shape[1] // key.shape[1]
         key, value = (tensor.repeat_interleave(groups, dim=1) for tensor in (key, value))
-    pieces = [
-        functional.scaled_dot_product_attention(
-            query[:, :, start : start + size],
-            key[:, :, : start + size],
-            value[:, :, : start + size],
-            attn_mask=attention_mask[:, :, start : start + size, : start + size],
-            dropout_p=dropout,
-            scale=scaling,
-        ).transpose(1, 2)
-        for start in range(0, num_tokens, size)
-    ]
-    return torch.cat(pieces, dim=1), None
+    options: dict[str, Any] = {"enable_gqa": True} if _HAS_GQA else {}
+    attended = varlen_attn(
+        query.transpose(1, 2).flatten(0, 1),
+        key.transpose(1, 2).flatten(0, 1),
+        value.transpose(1, 2).flatten(0, 1),
+        cu_seq_lens_q,
+        cu_seq_lens_q,
+        max_length_q,
+        max_length_q,
+        scale=scaling,
+        # Its window is the number of tokens before the query; -1 is no limit.
+        window_size=(-1 if sliding_window is None else sliding_window - 1, 0),
+        **options,
+    )
+    assert isinstance(attended, Tensor), "no other output was requested"
+    return attended.view(num_rows, num_tokens, *attended.shape[1:]), None
 
 
-def _piece_tokens(num_tokens: int, device_type: str) -> int:
-    """Return C: at most eight pieces, none too short; a multiple of 128 for kernel efficiency."""
-    shortest = MIN_PIECE.get(device_type, _MIN_PIECE_ELSEWHERE)
-    return max(shortest, -(-num_tokens // (_MAX_PIECES * 128)) * 128)
+# By kernel: the attention function, the function that makes its masks, and what it replaces.
+_REPLACING: dict[Kernel, tuple[Any, Any, str]] = {
+    "varlen": (attend_varlen, sdpa_mask, "sdpa"),
+    "flex": (attend_flex, eager_mask, "eager"),
+    "pieces": (attend_in_pieces, sdpa_mask, "sdpa"),
+}
+_PREFIX = "memguard_"
 
 
-def use_pieces(model: Any) -> None:
-    """Make a causal model that uses SDPA attention compute it in pieces.
+def _read_implementation(model: Any) -> str:
+    """Return transformers' name of a model's attention, before this module replaced it.
+
+    Empty for models without a choice of attention.
+    """
+    name: str = model.config._attn_implementation or ""
+    names = {_PREFIX + kernel: replaced for kernel, (*_, replaced) in _REPLACING.items()}
+    return names.get(name, name)
+
+
+def choose_attention(model: Any, device_type: str) -> Kernel:
+    """Return the attention kernel of a model that runs on this type of device."""
+    implementation = _read_implementation(model)
+    if "flash" in implementation:
+        return "flash"
+    if implementation not in ("sdpa", "eager") or not model._supports_attention_backend:
+        return "own"
+    on_gpu = _has_flash(device_type) and _is_plain_causal(model)
+    if implementation == "sdpa":
+        return "varlen" if on_gpu and _fits_flash(model.config.get_text_config()) else "pieces"
+    # Eager is the default of families that SDPA attention cannot compute.
+    return "flex" if on_gpu and not model._supports_sdpa and _is_flexible(model) else "own"
+
+
+def _has_flash(device_type: str) -> bool:
+    if device_type != "cuda" or torch.version.hip is not None:
+        return False
+    return not torch.cuda.is_available() or torch.cuda.get_device_capability() >= (8, 0)
+
+
+def _is_plain_causal(model: Any) -> bool:
+    """Whether each token sees its document up to itself, or a window of it, in all layers.
+
+    Families that support flash attention pass the window on to the attention function, with the
+    exceptions listed.
+    """
+    config = model.config.get_text_config()
+    fields = config.to_dict()
+    kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
+    is_spread = len(set((getattr(model, "hf_device_map", None) or {}).values())) > 1
+    return (
+        model._supports_flash_attn
+        and not getattr(model, "_is_stateful", False)
+        and getattr(config, "is_causal", True)
+        and not (config.model_type in _WINDOW_IN_MASK and fields.get("sliding_window"))
+        and kinds <= {"full_attention", "sliding_attention"}
+        and not fields.get("attention_chunk_size")
+        and not fields.get("use_bidirectional_attention")
+        and not any(
+            isinstance(value, float | int) and value > 0
+            for name, value in fields.items()
+            if "att" in name and "drop" in name
+        )
+        # accelerate moves arguments to the device of a block, but not what is inside a mask.
+        and not is_spread
+        and len(find_blocks(model)) > 0
+    )
+
+
+def _head_sizes(config: Any) -> list[int]:
+    fields = config.to_dict()
+    sizes = [value for name, value in fields.items() if name.endswith("head_dim") and value]
+    return sizes or [config.hidden_size // config.num_attention_heads]
+
+
+def _fits_flash(config: Any) -> bool:
+    """Whether flash attention's kernels take the heads: one size for queries, keys and values."""
+    fields = config.to_dict()
+    is_one = fields.get("kv_lora_rank") is None and "v_head_dim" not in fields
+    return is_one and all(size % 8 == 0 and size <= _LARGEST_HEAD for size in _head_sizes(config))
+
+
+def _is_flexible(model: Any) -> bool:
+    """Whether a soft cap or sinks are all that a family adds to SDPA attention."""
+    config = model.config.get_text_config()
+    return (
+        model._supports_flex_attn
+        and min(_head_sizes(config)) >= _SMALLEST_FLEX_HEAD
+        and (
+            getattr(config, "attn_logit_softcapping", None) is not None
+            or any(name.endswith(".sinks") for name, _ in model.named_parameters())
+        )
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Attention:
+    """The attention kernel of a model."""
+
+    kernel: Kernel
+    windows: tuple[int | None, ...]
+    """Sliding windows of its layers (tokens); None: no window."""
+
+    def arguments(
+        self,
+        input_ids_BT: Tensor,
+        position_ids_BT: Tensor | None,
+        packing: Packing | None,
+        *,
+        compute_dtype: torch.dtype,
+    ) -> dict[str, Any]:
+        """Return arguments of the model's forward pass, without a cache, about attention.
+
+        Args:
+            input_ids_BT: tokens.
+            position_ids_BT: position of each token; None: rows of one document each.
+            packing: the documents of the rows; None: transformers finds them by their positions.
+            compute_dtype: dtype of the model's matmuls outside autocast.
+        """
+        plain = {"attention_mask": None, "position_ids": position_ids_BT}
+        device = input_ids_BT.device
+        dtype = attention_dtype(compute_dtype, device.type)
+        if self.kernel in ("pieces", "own") or (
+            self.kernel != "flash" and dtype not in HALF_DTYPES
+        ):
+            return plain
+        num_rows, num_tokens = input_ids_BT.shape
+        if position_ids_BT is None:
+            position_ids_BT = torch.arange(num_tokens, device=device)[None]
+            packing = Packing.of_equal_documents(num_rows, num_tokens, device=device)
+        if packing is None:
+            return plain
+        ends = packing.cu_seqlens
+        arguments = {
+            "attention_mask": ends[None, None, None],
+            "position_ids": position_ids_BT,
+            "cu_seq_lens_q": ends,
+            "cu_seq_lens_k": ends,
+            "max_length_q": packing.max_seqlen,
+            "max_length_k": packing.max_seqlen,
+        }
+        if self.kernel == "flex":
+            arguments["block_masks"] = make_block_masks(ends, num_rows, num_tokens, self.windows)
+        return arguments
+
+
+def prepare_attention(model: Any, device_type: str) -> Attention:
+    """Choose a model's attention kernel, and make its blocks share what they attend by.
 
     The exported configuration does not change: transformers does not write the attention name.
+
+    Args:
+        model: a Hugging Face causal LM.
+        device_type: type of the device on which it will run.
     """
-    if model.config._attn_implementation == "sdpa" and model._supports_attention_backend:
-        transformers.AttentionInterface.register(NAME, attend_in_pieces)
-        transformers.AttentionMaskInterface.register(NAME, sdpa_mask)
-        model.config._attn_implementation = NAME
-
-
-class SharedBias:
-    """A forward pre-hook that replaces each block's boolean mask by one shared additive bias.
-
-        mask_B1TT   bool, True where a token is seen     from transformers, the same for all blocks
-        bias_B1TT   0 where True, -inf elsewhere         added by scaled_dot_product_attention
-
-    torch converts a mask into a bias at every call and keeps each bias for backward: T^2 numbers
-    per row and block. Here all blocks share one bias; the results are the same.
-    """
-
-    def __init__(self, first: nn.Module) -> None:
-        """Store the first block, at which a forward begins."""
-        self._first = first
-        # Keyed by id(mask); a few families use two masks, one of them a sliding window.
-        self._biases: dict[int, tuple[Tensor, Tensor]] = {}
-
-    def __call__(
-        self, block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Arguments | None:
-        """Replace the mask in the arguments; return None, no change, if there is none."""
-        mask = kwargs.get("attention_mask")
-        hidden = args[0] if args else kwargs.get("hidden_states")
-        # A compiled block makes its own bias: a lookup by id would trigger recompilation each step.
-        if torch.compiler.is_compiling() or not isinstance(hidden, Tensor):
-            return None
-        if not isinstance(mask, Tensor) or mask.dtype != torch.bool or mask.ndim != 4:
-            return None
-        return args, {**kwargs, "attention_mask": self._bias(block, mask, _dtype(hidden))}
-
-    def _bias(self, block: nn.Module, mask: Tensor, dtype: torch.dtype) -> Tensor:
-        _, bias = self._biases.get(id(mask), (mask, None))
-        if bias is None or bias.dtype != dtype:
-            if block is self._first:
-                # Drops the biases of the previous forward; a recomputed first block reuses its own.
-                self._biases.clear()
-            # GPU kernels need rows that begin at multiples of 8 and copy any other mask.
-            num_keys = mask.shape[-1]
-            padded = (*mask.shape[:-1], -(-num_keys // 8) * 8)
-            bias = mask.new_zeros(padded, dtype=dtype)[..., :num_keys]
-            bias.masked_fill_(~mask, -torch.inf)
-            self._biases[id(mask)] = mask, bias
-        return bias
-
-
-def _dtype(hidden: Tensor) -> torch.dtype:
-    """Return the dtype in which attention computes, which the bias must have."""
-    kind = hidden.device.type
-    if hidden.dtype == torch.float64 or not torch.is_autocast_enabled(kind):
-        return hidden.dtype
-    return torch.get_autocast_dtype(kind)
-
-
-def share_masks(model: nn.Module) -> None:
-    """Make the decoder blocks of a model share one attention bias per mask.
-
-    Blocks that receive no boolean mask are unaffected.
-    """
+    kernel = choose_attention(model, device_type)
+    if kernel in _REPLACING:
+        name = _PREFIX + kernel
+        attend, make_mask, _ = _REPLACING[kernel]
+        transformers.AttentionInterface.register(name, attend)
+        transformers.AttentionMaskInterface.register(name, make_mask)
+        model.config._attn_implementation = name
     blocks = [model.get_submodule(name) for name in find_blocks(model)]
     if blocks:
         bias = SharedBias(blocks[0])
         for block in blocks:
+            block.register_forward_pre_hook(_drop_packing_mask, with_kwargs=True)
             block.register_forward_pre_hook(bias, with_kwargs=True)
+    window = getattr(model.config.get_text_config(), "sliding_window", None)
+    return Attention(kernel=kernel, windows=(None,) if window is None else (None, window))
+
+
+def _drop_packing_mask(
+    block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Arguments:
+    """Remove the mask that only kept transformers from making one, see `Attention.arguments`."""
+
+    def keep(value: Any) -> Any:
+        is_packing = isinstance(value, Tensor) and value.dtype == torch.int32 and value.ndim == 4
+        return None if is_packing else value
+
+    return tuple(keep(value) for value in args), {name: keep(v) for name, v in kwargs.items()}

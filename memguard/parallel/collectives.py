@@ -7,8 +7,10 @@
     gather_from_axis   all-gather(t)   reduce-scatter(dt)    key/value heads several ranks share
 
 Only functional collectives are used: they are asynchronous until `wait`, and selective
-checkpointing, CommDebugMode, fake tensors and torch.compile support them. None of these supports
-an in-place `all_reduce`.
+checkpointing, CommDebugMode, fake tensors and torch.compile support them. An all-reduce first
+copies its input. Where the input is not needed again (``owned``) it is reduced in place, unless one
+of these is active: CommDebugMode does not count it, and selective checkpointing and the compiler
+need operations without side effects (the compiler itself omits the copy).
 """
 
 from typing import Any
@@ -16,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd.function import FunctionCtx
+from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from memguard.parallel.mesh import Axis
 
@@ -23,19 +26,40 @@ from memguard.parallel.mesh import Axis
 _ops = torch.ops._c10d_functional
 
 
-def all_reduce(tensor: Tensor, axis: Axis, op: str = "sum") -> Tensor:
-    """Return the sum (or ``op``: "max", "min") over the axis; no gradient."""
+def all_reduce(tensor: Tensor, axis: Axis, op: str = "sum", *, owned: bool = False) -> Tensor:
+    """Return the sum (or ``op``: "max", "min") over the axis; no gradient.
+
+    Args:
+        tensor: each rank's part.
+        axis: the ranks.
+        op: the operation.
+        owned: whether ``tensor`` may be overwritten.
+    """
     if axis.degree == 1:
         return tensor
-    return wait(start_all_reduce(tensor, axis, op))
+    return wait(start_all_reduce(tensor, axis, op, owned=owned))
 
 
-def start_all_reduce(tensor: Tensor, axis: Axis, op: str = "sum") -> Tensor:
-    """Start an all-reduce whose result must be passed through `wait`; no gradient."""
+def start_all_reduce(tensor: Tensor, axis: Axis, op: str = "sum", *, owned: bool = False) -> Tensor:
+    """Start an all-reduce whose result must be passed through `wait`; see `all_reduce`."""
     if axis.degree == 1:
         return tensor
-    started: Tensor = _ops.all_reduce(tensor.contiguous(), op, axis.group_name)
+    if not tensor.is_contiguous():
+        tensor, owned = tensor.contiguous(), True
+    if owned and _can_overwrite():
+        started: Tensor = _ops.all_reduce_(tensor, op, axis.group_name)
+    else:
+        started = _ops.all_reduce(tensor, op, axis.group_name)
     return started
+
+
+def _can_overwrite() -> bool:
+    """Whether nothing records operations, so that one may have a side effect."""
+    return not (
+        torch.compiler.is_compiling()
+        or torch.is_grad_enabled()
+        or _get_current_dispatch_mode() is not None
+    )
 
 
 def wait(tensor: Tensor) -> Tensor:
@@ -67,7 +91,10 @@ def copy_to_axis(tensor: Tensor, axis: Axis) -> Tensor:
 
 
 def sum_over_axis(tensor: Tensor, axis: Axis) -> Tensor:
-    """Return the sum over the axis, for identical use on all ranks: the gradient is unchanged."""
+    """Return the sum over the axis, for identical use on all ranks: the gradient is unchanged.
+
+    May overwrite ``tensor``, which must not be a leaf or needed for another gradient.
+    """
     return tensor if axis.degree == 1 else _Sum.apply(tensor, axis)  # type: ignore[no-untyped-call]
 
 
@@ -95,7 +122,10 @@ class _Copy(torch.autograd.Function):
 class _Sum(torch.autograd.Function):
     @staticmethod
     def forward(ctx: FunctionCtx, tensor: Tensor, axis: Axis) -> Tensor:
-        return all_reduce(tensor, axis)
+        total = all_reduce(tensor, axis, owned=True)
+        if total is tensor:
+            ctx.mark_dirty(tensor)
+        return total
 
     @staticmethod
     def backward(ctx: FunctionCtx, grad: Tensor) -> tuple[Tensor, None]:

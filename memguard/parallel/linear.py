@@ -172,7 +172,7 @@ class _Linear(torch.autograd.Function):
         if in_axis.degree == 1 or len(outputs) == 1:
             return tuple(outputs)
         sizes = [weight.shape[0] for weight in weights_NK]
-        return torch.split(all_reduce(torch.cat(outputs, -1), in_axis), sizes, -1)
+        return torch.split(all_reduce(torch.cat(outputs, -1), in_axis, owned=True), sizes, -1)
 
     @staticmethod
     def backward(ctx: Any, *grads_MN: Tensor) -> tuple[Tensor | None, ...]:
@@ -183,7 +183,7 @@ class _Linear(torch.autograd.Function):
                 part = grad_MN @ weight
                 grad_input = part if grad_input is None else grad_input.add_(part)
             assert grad_input is not None, "a group has at least one weight"
-            grad_input = start_all_reduce(grad_input, ctx.out_axis)
+            grad_input = start_all_reduce(grad_input, ctx.out_axis, owned=True)
         # The weights' gradients are computed while the all-reduce runs.
         rows_MK = input_MK.reshape(-1, input_MK.shape[-1])
         grad_weights = [

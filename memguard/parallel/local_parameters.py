@@ -7,6 +7,15 @@ operations first plans the placement of every tensor, which takes 0.2 s per para
 step.
 
     norm^2 = all-reduce over all ranks (sum over local tensors  |g|^2 / copies of the tensor)
+
+Biases of q, k, v, gate and up and norms of heads are the same on all ranks along y, each of which
+computes their gradients itself, from the backward of attention. On GPUs this differs in its last
+bits from rank to rank, and the copies would drift apart. They get one gradient:
+
+    g      = all-reduce over y (g) / y             all such gradients together, in float64
+
+Copies along x have equal gradients: these come from sums that all-reduces over x have made equal,
+through kernels that give the same result for the same input.
 """
 
 from collections.abc import Sequence
@@ -14,12 +23,11 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch import distributed as dist
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.placement_types import Replicate
 
 from memguard.parallel.collectives import all_reduce
-from memguard.parallel.mesh import Axis
+from memguard.parallel.mesh import Axis, world_axis
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,6 +41,8 @@ class LocalParameter:
     """The piece, in the same storage; the parameter itself if the model is not sharded."""
     num_copies: int
     """Ranks that hold this piece."""
+    is_copied_over_y: bool = False
+    """Whether all ranks along y hold this piece."""
 
     def to_global(self, value: Tensor) -> Tensor:
         """Return a tensor of the piece's shape as a DTensor of the full shape, for checkpoints."""
@@ -54,7 +64,7 @@ def find_local_parameters(model: nn.Module) -> list[LocalParameter]:
     for name, parameter in model.named_parameters():
         if not parameter.requires_grad:
             continue
-        local, copies = parameter, 1
+        local, copies, over_y = parameter, 1, False
         if isinstance(parameter, DTensor):
             names = parameter.device_mesh.mesh_dim_names or ()
             assert "z" in names, f"{name} is gathered: list it outside forward and backward"
@@ -62,8 +72,15 @@ def find_local_parameters(model: nn.Module) -> list[LocalParameter]:
             for dim, placement in enumerate(parameter.placements):
                 if isinstance(placement, Replicate):
                     copies *= parameter.device_mesh.size(dim)
+                    over_y |= names[dim] == "y"
         parameters.append(
-            LocalParameter(name=name, source=parameter, local=local, num_copies=copies)
+            LocalParameter(
+                name=name,
+                source=parameter,
+                local=local,
+                num_copies=copies,
+                is_copied_over_y=over_y,
+            )
         )
     return parameters
 
@@ -75,6 +92,25 @@ def take_gradients(parameters: Sequence[LocalParameter]) -> None:
         if parameter.local is not parameter.source:
             local = gradient.to_local() if isinstance(gradient, DTensor) else gradient
             parameter.local.grad = local
+
+
+def average_copies(parameters: Sequence[LocalParameter], y: Axis) -> None:
+    """Average over y the gradients of parameters that all ranks along y hold.
+
+    Args:
+        parameters: after `take_gradients`; all ranks along y call this.
+        y: the axis.
+    """
+    copied = [parameter.local.grad for parameter in parameters if parameter.is_copied_over_y]
+    gradients = [gradient for gradient in copied if gradient is not None and gradient.numel()]
+    if y.degree == 1 or not gradients:
+        return
+    # In float64 the mean of equal fp32 numbers is that number, for any number of ranks.
+    flat = torch.cat([gradient.flatten().double() for gradient in gradients])
+    means = all_reduce(flat, y) / y.degree
+    sizes = [gradient.numel() for gradient in gradients]
+    for gradient, mean in zip(gradients, torch.split(means, sizes), strict=True):
+        gradient.copy_(mean.view_as(gradient))
 
 
 def clear_gradients(parameters: Sequence[LocalParameter]) -> None:
@@ -99,8 +135,7 @@ def clip_gradients(parameters: Sequence[LocalParameter], max_norm: float | None)
     copies = torch.tensor([copies for _, copies in present], dtype=wide, device=norms[0].device)
     squared = (torch.stack(norms).pow(2) / copies).sum()
     if any(isinstance(parameter.source, DTensor) for parameter in parameters):
-        world = Axis(name="world", degree=dist.get_world_size(), group=dist.group.WORLD)
-        squared = all_reduce(squared, world)
+        squared = all_reduce(squared, world_axis())
     norm = squared.sqrt()
     if max_norm is not None:
         # The formula of torch's clip_grad_norm_: the same results on one process and on a mesh.

@@ -5,10 +5,18 @@
     y             0 0 1 1 0 0 1 1      shards the residual stream's features
     x             0 1 0 1 0 1 0 1      shards heads, FFN width and vocabulary
 
+A rank creates the groups that it is in, at most five, and no others: with torch's default every
+rank takes part in the creation of every group, thousands on large meshes. Axes of one rank share a
+group of this rank alone. On GPUs the collectives over x and y, for which computation waits, run on
+streams of high priority; otherwise matmuls that overlap them could fill the GPU first.
+
 The same code runs over gloo on CPUs, NCCL on GPUs and a fake group in simulation.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
 
 import torch
 from torch import distributed as dist
@@ -35,10 +43,17 @@ class Axis:
         return self.group.group_name
 
 
+def world_axis() -> Axis:
+    """Return all ranks as an axis."""
+    return Axis(
+        name="world", degree=dist.get_world_size(), rank=dist.get_rank(), group=dist.group.WORLD
+    )
+
+
 class Mesh4D:
     """All axes of this rank, and the two submeshes over which parameters are distributed."""
 
-    def __init__(self, shape: MeshShape, device_mesh: DeviceMesh) -> None:
+    def __init__(self, shape: MeshShape, device_mesh: DeviceMesh, timeout: timedelta) -> None:
         """Wrap a device mesh; use `build_mesh` to create one."""
         self.shape = shape
         self.device_mesh = device_mesh
@@ -57,6 +72,7 @@ class Mesh4D:
             )
             for name in AXES
         }
+        self._timeout = timeout
         self._kv_replicas: dict[int, Axis] = {}
 
     def axis(self, name: AxisName) -> Axis:
@@ -78,17 +94,16 @@ class Mesh4D:
         if replicas == 1:
             return Axis(name="x")
         if replicas not in self._kv_replicas:
-            ranks = self.device_mesh.mesh.reshape(-1, x.degree // replicas, replicas)
-            mesh = DeviceMesh(
+            members = _ranks_along(self.device_mesh.mesh, "x")
+            first = x.rank // replicas * replicas
+            group = _join_group(
+                members[first : first + replicas],
+                "kv_replicas",
                 self.device_mesh.device_type,
-                ranks,
-                mesh_dim_names=("rest", "kv_heads", "kv_replicas"),
+                self._timeout,
             )
             self._kv_replicas[replicas] = Axis(
-                name="kv_replicas",
-                degree=replicas,
-                rank=x.rank % replicas,
-                group=mesh.get_group("kv_replicas"),
+                name="kv_replicas", degree=replicas, rank=x.rank % replicas, group=group
             )
         return self._kv_replicas[replicas]
 
@@ -98,20 +113,69 @@ class Mesh4D:
         NCCL connects a group at its first use, which for some groups is the end of the first step:
         after hours of preparation, and when no memory is left for its buffers.
         """
-        groups = [*(self.axis(name).group for name in AXES), dist.group.WORLD]
+        axes = [self.axis(name) for name in AXES]
+        groups = [*(axis.group for axis in axes if axis.degree > 1), dist.group.WORLD]
         for group in groups:
             dist.all_reduce(torch.zeros(1, device=device), group=group)
 
 
-def build_mesh(shape: MeshShape, device_type: str) -> Mesh4D:
-    """Create the mesh over all ranks of the default process group.
+def build_mesh(
+    shape: MeshShape, device_type: str, *, timeout: timedelta = timedelta(minutes=30)
+) -> Mesh4D:
+    """Create the mesh over all ranks of the default process group; every rank calls this.
 
     Args:
         shape: degrees whose product is the number of ranks; checked by `resolve_mesh`.
         device_type: ``"cpu"`` or ``"cuda"``.
+        timeout: longest wait of a collective over an axis.
     """
     assert dist.get_world_size() == shape.num_ranks, "resolve_mesh compares them first"
     ordered = torch.arange(shape.num_ranks).reshape([shape.degree(name) for name in shape.order])
     # Permutes from the order in which ranks are numbered to the order of the axes.
-    ranks = ordered.permute([shape.order.index(name) for name in AXES])
-    return Mesh4D(shape, DeviceMesh(device_type, ranks, mesh_dim_names=AXES))
+    ranks = ordered.permute([shape.order.index(name) for name in AXES]).contiguous()
+    groups: list[Any] = []
+    alone: Any = None
+    for name in AXES:
+        if shape.degree(name) > 1:
+            groups.append(_join_group(_ranks_along(ranks, name), name, device_type, timeout))
+        else:
+            alone = alone or _join_group([dist.get_rank()], "alone", device_type, timeout)
+            groups.append(alone)
+    device_mesh = DeviceMesh.from_group(groups, device_type, ranks, mesh_dim_names=AXES)
+    return Mesh4D(shape, device_mesh, timeout)
+
+
+def _ranks_along(ranks: torch.Tensor, name: AxisName) -> list[int]:
+    """Return the ranks that differ from this one at most in the coordinate of one axis."""
+    dim = AXES.index(name)
+    lines = ranks.movedim(dim, -1).flatten(0, -2)
+    (line,) = lines[(lines == dist.get_rank()).any(-1)].tolist()
+    return [int(rank) for rank in line]
+
+
+# Axes whose collectives computation waits for.
+_URGENT = ("y", "x", "kv_replicas")
+
+
+def _join_group(ranks: Sequence[int], name: str, device_type: str, timeout: timedelta) -> Any:
+    """Create the group of these ranks; only they call this.
+
+    NCCL splits the communicator of all ranks, so every rank creates a group of this name at the
+    same time, with its own ranks.
+    """
+    is_urgent = device_type == "cuda" and name in _URGENT
+    if len(ranks) == dist.get_world_size() and not is_urgent:
+        return dist.group.WORLD
+    options: Any = None
+    if is_urgent:
+        options = dist.ProcessGroupNCCL.Options(is_high_priority_stream=True)
+        options._timeout = timeout  # Otherwise torch warns that they differ.
+    return dist.new_group(
+        ranks,
+        timeout=timeout,
+        backend="nccl" if device_type == "cuda" else None,
+        pg_options=options,
+        # Only the members wait for each other.
+        use_local_synchronization=True,
+        group_desc=f"mesh_{name}",
+    )

@@ -10,6 +10,8 @@ Each rank uses the statistics for its own features, so their gradients are all-r
 The residual stream is sharded over y. A norm of each head (Qwen3) sees whole heads and has no
 feature axis. Each rank along x has different heads, so gradients of its weight are summed over x.
 
+A rank that has all features runs torch's own kernel: one launch on a GPU, eight for the equations.
+
 The formula of a family's norm is found by running the norm, not from its class name.
 """
 
@@ -77,24 +79,54 @@ class Norm4D(nn.Module):
 
     def forward(self, input_MD: Tensor) -> Tensor:
         """Normalise the local features ``[..., D/axis]``; statistics in fp32 or wider."""
+        weight_D = copy_to_axis(to_local(self.weight), self.gradient_axis)
+        bias = getattr(self, "bias", None)
+        bias_D = None if bias is None else copy_to_axis(to_local(bias), self.gradient_axis)
+        if self.feature_axis.degree > 1:
+            return self._normalise_shard(input_MD, weight_D, bias_D)
+        if self.formula.centred:
+            scale_D = weight_D + self.formula.offset if self.formula.offset else weight_D
+            shape, eps = weight_D.shape, self.formula.eps
+            return functional.layer_norm(input_MD, shape, scale_D, bias_D, eps)
+        output = self._rms_norm(input_MD, weight_D)
+        return output if bias_D is None else output + bias_D
+
+    def _rms_norm(self, input_MD: Tensor, weight_D: Tensor) -> Tensor:
+        """Normalise by torch's kernel, one for forward; rounds where transformers' norms do."""
+        formula, shape = self.formula, weight_D.shape
+        if formula.offset:
+            # The kernel is fused only if input and weight have one dtype, and the offset needs a
+            # wide one.
+            x_MD = _widen(input_MD)
+            scale_D = formula.offset + weight_D.to(x_MD.dtype)
+            return functional.rms_norm(x_MD, shape, scale_D, formula.eps).to(input_MD.dtype)
+        if input_MD.dtype == weight_D.dtype == _widen(input_MD).dtype:
+            return functional.rms_norm(input_MD, shape, weight_D, formula.eps)
+        # Families round to bf16 before the weight; with the weight the kernel rounds after it.
+        return weight_D * functional.rms_norm(input_MD, shape, None, formula.eps)
+
+    def _normalise_shard(self, input_MD: Tensor, weight_D: Tensor, bias_D: Tensor | None) -> Tensor:
         formula, axis = self.formula, self.feature_axis
-        x_MD = input_MD if input_MD.dtype == torch.float64 else input_MD.float()
+        x_MD = _widen(input_MD)
         if formula.centred:
             x_MD = x_MD - sum_for_each(x_MD.sum(-1, True), axis) / formula.num_features
         squares_M1 = sum_for_each(x_MD.pow(2).sum(-1, True), axis)
         x_MD = x_MD * torch.rsqrt(squares_M1 / formula.num_features + formula.eps)
-        weight_D = copy_to_axis(to_local(self.weight), self.gradient_axis)
         if formula.offset:
             # Gemma's weights are near zero: the offset is added in fp32, before the cast.
             output = (x_MD * (formula.offset + weight_D.to(x_MD.dtype))).to(input_MD.dtype)
         else:
             output = weight_D * x_MD.to(input_MD.dtype)
-        bias = getattr(self, "bias", None)
-        return output if bias is None else output + copy_to_axis(to_local(bias), self.gradient_axis)
+        return output if bias_D is None else output + bias_D
 
     def extra_repr(self) -> str:
         """Describe the formula and how the norm is sharded."""
         return f"{self.formula}, features/{self.feature_axis.name}"
+
+
+def _widen(tensor: Tensor) -> Tensor:
+    """Return the tensor in the dtype of statistics: fp32, or float64 if it has that."""
+    return tensor if tensor.dtype == torch.float64 else tensor.float()
 
 
 @torch.no_grad()

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import Any, Literal
 
 import torch
+import torch.nn.attention.varlen  # Registers torch.ops.torch_attn.
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
@@ -199,6 +200,8 @@ _COSTLY = frozenset(
         torch.ops.aten._scaled_dot_product_efficient_attention.default,
         torch.ops.aten._scaled_dot_product_cudnn_attention.default,
         torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default,
+        torch.ops.torch_attn._varlen_attn.default,
+        torch.ops.higher_order.flex_attention,
         torch.ops._c10d_functional.all_reduce.default,
         torch.ops._c10d_functional.wait_tensor.default,
         torch.ops._c10d_functional.all_gather_into_tensor.default,
@@ -209,14 +212,19 @@ _COSTLY = frozenset(
 def compile_blocks(model: nn.Module) -> None:
     """Compile each decoder block; call this after `checkpoint_blocks` and before `wrap_fsdp`.
 
-    With selective checkpointing the blocks of a sharded model are not compiled. Compiled outside
-    the checkpoint, groups of linear layers change their state in the traced region, which torch
-    does not support; compiled inside, buffers are reused that the checkpoint keeps.
+    With selective checkpointing the checkpoint is compiled too, as the compiler itself must keep
+    what the mode keeps. With full checkpointing the compiled block is inside the checkpoint:
+    compiled outside, torch saves meshes of parameters for backward and fails.
     """
     for name in find_blocks(model):
         block: Any = model.get_submodule(name)
         checkpoint = getattr(block, "_gradient_checkpointing_func", None)
-        if checkpoint is None or "context_fn" in checkpoint.keywords:
+        if checkpoint is None:
+            block.compile()
+        elif "context_fn" in checkpoint.keywords:
+            # A group of linear layers stores outputs between calls. Backward recomputes them from
+            # the graph, in which there are no calls.
+            torch._dynamo.config.skip_fwd_side_effects_in_bwd_under_checkpoint = True
             block.compile()
         else:
             block._gradient_checkpointing_func = functools.partial(

@@ -2,7 +2,8 @@
 
     machine.py         GPUs, links and network of a machine, from its YAML
     memory.py          peak memory of a rank in a step, by kind
-    cost.py            rough time of a step, to rank meshes
+    compute.py         computing time of a step on one rank
+    cost.py            rough time of a step with its communication, to rank meshes
     traffic.py         communication of a step along each axis, by the formula of `parallel`
     fit.py             meshes on which a step fits, and changes that would make one fit
     plan.py            record of the plan
@@ -20,5 +21,6 @@
 
 Memory is computed by formulas, which were compared with the engine on fake tensors
 (simulation/step.py) and with real training processes (scripts/bench/plan.py). Times are rough
-estimates; nothing is measured here.
+estimates, compared with published training runs (scripts/bench/published.py); nothing is measured
+here.
 """

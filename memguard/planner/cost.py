@@ -1,10 +1,24 @@
 """Rough estimate of the time of a step on a mesh. Use it only to rank meshes.
 
-    step      = compute + exposed          if z and data overlap fully with the computation
-              = z + data + exposed         if they take longer than the computation
-    exposed   = x + y (+ kv_replicas, world)
-    compute   = FLOPs of one rank / (peak x ATTAINABLE_FRACTION)
-    an axis   = bytes around its rings / bandwidth + calls x CALL_S + rounds x ROUND_S
+    step      = compute + exposed
+    compute   = compute.py
+    exposed   = the part of the communication during which a rank does not compute:
+
+    x, y      forward and what is computed again: all of it. Backward: what a layer group's
+              all-reduce takes longer than its weight gradients (parallel/linear.py)
+    z         the first gather and the last reduction of a micro-batch, and for each block
+
+                  forward     gather of the next block            - time of this block
+                  backward    gather of the next block, reduction
+                              of the previous one                 - time of this block
+
+              where positive. The time of a block is its computation and its exposed collectives
+              over x and y, less all collectives over x and y that use the same wires as z does
+    data      the same, in the last micro-batch only: reductions of stored gradients
+    the rest  all of it: head, embedding, norms, shared key/value heads, what all ranks agree on
+
+    an axis   = bytes around its rings / (bandwidth x LINK_SHARE)
+                + calls x CALL_S + rounds x ROUND_S
 
 The bandwidth of an axis depends on the placement of its ranks. Ranks are ordered along
 ``mesh.order``, the last axis fastest; i is the product of the degrees of all faster axes, G the
@@ -17,35 +31,36 @@ This is the model of AxoNN (arXiv 2502.08145) with latencies added, which domina
 ranks around a ring. A ring over R ranks has R-1 rounds. An all-reduce is counted with 2 log2 R
 rounds, because small payloads are sent along trees.
 
-Bandwidths and peaks are nominal, and the constants below are assumptions. Links are counted as if
-only one axis used them at a time, and the overlap of backward over x with its own matmuls is not
-subtracted. Costs that are the same on every mesh (optimizer arithmetic, norms, loading) are left
-out.
+Bandwidths and peaks are nominal. LINK_SHARE is published for NCCL; CALL_S and ROUND_S are
+assumptions. scripts/bench/published.py compares the estimates with published training runs.
 """
 
 import math
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 
 from memguard.parallel.mesh_shape import MeshShape, ModelSizes
+from memguard.planner.compute import ComputeTimes, count_flops, estimate_compute
 from memguard.planner.machine import Machine
 from memguard.planner.traffic import (
     Collective,
+    LayerGroup,
+    Phase,
     StepSettings,
+    StepTraffic,
     TrafficAxis,
-    list_collectives,
-    sum_by_axis,
+    split_collectives,
 )
 
-ATTAINABLE_FRACTION = 0.5
-"""Share of the nominal peak that matmuls of a training step reach. An assumption."""
+LINK_SHARE = 0.82
+"""Share of the nominal bandwidth that collectives reach: 370 of an H100's 450 GB/s, according to
+NCCL's developers (https://github.com/NVIDIA/nccl-tests/issues/212)."""
 
 CALL_S = 20e-6
 """Time to start one collective, independent of its size (seconds). An assumption."""
 
 ROUND_S = 5e-6
 """Latency of one message between two ranks (seconds). An assumption."""
-
-_HIDDEN: tuple[TrafficAxis, ...] = ("z", "data")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,13 +72,10 @@ class AxisTime:
     ring_bytes: float
     """Bytes that each rank sends."""
     gb_per_s: float
-    """Bandwidth that each of its rings gets (GB/s)."""
+    """Nominal bandwidth that each of its rings gets (GB/s)."""
     time_s: float
-
-    @property
-    def is_hidden(self) -> bool:
-        """Whether it overlaps with the computation."""
-        return self.axis in _HIDDEN
+    exposed_s: float
+    """The part of its time during which nothing is computed (seconds)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -81,17 +93,17 @@ class StepEstimate:
     @property
     def exposed_s(self) -> float:
         """Communication that does not overlap with the computation (seconds)."""
-        return sum(axis.time_s for axis in self.axes if not axis.is_hidden)
+        return sum(axis.exposed_s for axis in self.axes)
 
     @property
     def hidden_s(self) -> float:
         """Communication that overlaps with the computation (seconds)."""
-        return sum(axis.time_s for axis in self.axes if axis.is_hidden)
+        return sum(axis.time_s - axis.exposed_s for axis in self.axes)
 
     @property
     def step_s(self) -> float:
         """Time of the step (seconds)."""
-        return self.exposed_s + max(self.compute_s, self.hidden_s)
+        return self.compute_s + self.exposed_s
 
     @property
     def tokens_per_s(self) -> float:
@@ -111,63 +123,173 @@ def estimate_step(
         machine: the machine, with as many nodes as the mesh needs.
         seq_len: tokens of a row, over which attention is counted (see `count_flops`).
     """
-    num_flops = count_flops(sizes, mesh, settings, seq_len=seq_len)
-    # fp32 has half the peak, as TF32 has on NVIDIA GPUs.
-    peak = machine.peak_tflops * 1e12 * 2 / settings.compute_bytes
-    collectives = list_collectives(sizes, mesh, settings)
-    axes = []
-    for axis, (num_calls, _, ring_bytes) in sum_by_axis(collectives).items():
-        own = [collective for collective in collectives if collective.axis == axis]
-        gb_per_s = compute_gb_per_s(machine, mesh, axis, degree=own[0].degree)
-        num_rounds = sum(collective.num_calls * _count_rounds(collective) for collective in own)
-        latency_s = num_calls * CALL_S + num_rounds * ROUND_S
-        axes.append(
-            AxisTime(
-                axis=axis,
-                num_calls=num_calls,
-                ring_bytes=ring_bytes,
-                gb_per_s=gb_per_s,
-                time_s=ring_bytes / (gb_per_s * 1e9) + latency_s,
-            )
-        )
+    compute = estimate_compute(sizes, mesh, settings, machine, seq_len=seq_len)
+    times = settings.num_micro_batches
+    schedule = _Schedule(machine, mesh, split_collectives(sizes, mesh, settings), compute)
+    # Gradients go over data in the last micro-batch.
+    schedule.add_micro_batches(times - 1, sizes.num_layers, reduces_data=False)
+    schedule.add_micro_batches(1, sizes.num_layers, reduces_data=True)
+    schedule.add_update()
+    micro_batch_s = sizes.num_layers * compute.block.total_s + compute.ends_s
     return StepEstimate(
-        num_tokens=settings.num_tokens * settings.num_micro_batches * mesh.num_batch_ways,
-        num_flops=num_flops,
-        compute_s=num_flops / (peak * ATTAINABLE_FRACTION),
-        axes=tuple(axes),
+        num_tokens=settings.num_tokens * times * mesh.num_batch_ways,
+        num_flops=count_flops(sizes, mesh, settings, seq_len=seq_len),
+        compute_s=times * micro_batch_s + compute.update_s,
+        axes=schedule.axes(),
     )
 
 
-def count_flops(sizes: ModelSizes, mesh: MeshShape, settings: StepSettings, *, seq_len: int) -> int:
-    """Count the floating-point operations of matmuls of one rank in one step.
+@dataclass(kw_only=True, slots=True)
+class _Total:
+    """Sums of one axis."""
 
-    A token costs 2 operations per parameter in forward and 4 in backward, and attends to
-    (seq_len + 1) / 2 others: causal attention over whole rows. Rows packed with shorter documents
-    cost less, equally on every mesh. Heads are split over x only, so every rank along y computes
-    their attention.
+    gb_per_s: float
+    num_calls: int = 0
+    ring_bytes: float = 0.0
+    time_s: float = 0.0
+    exposed_s: float = 0.0
 
-    Args:
-        sizes: sizes of the model.
-        mesh: a mesh that `check_mesh` accepts.
-        settings: settings of the step; the head is computed for its labels only.
-        seq_len: tokens of a row.
-    """
-    features, width = sizes.hidden_size // mesh.y, sizes.intermediate_size // mesh.x
-    queries = sizes.num_heads * sizes.head_dim // mesh.x
-    keys = sizes.num_kv_heads * sizes.head_dim // mesh.x
-    down = 2 * settings.num_tokens * features * width
-    linear = 2 * settings.num_tokens * features * 2 * (queries + keys + width) + down
-    # Attention scores and their product with the values: two matmuls, half of them masked.
-    attention = 2 * settings.num_tokens * (seq_len + 1) * queries
-    block = 3 * (linear + attention)
-    if settings.checkpointing == "full":
-        # Recomputation ends at the last tensor that backward needs, the input of down. Selective
-        # checkpointing keeps the outputs of matmuls and attention.
-        block += linear + attention - down
-    head = 2 * settings.num_labels * features * -(-sizes.vocab_size // mesh.x)
-    # Per-label losses recompute the logits in backward.
-    num_head = 3 if settings.sums_nll else 4
-    return settings.num_micro_batches * (sizes.num_layers * block + num_head * head)
+
+@dataclass(kw_only=True, slots=True)
+class _Load:
+    """What one block, or an end, sends in one pass: seconds on each kind of wire."""
+
+    exposed: float = 0.0
+    """Over x and y, while nothing is computed."""
+    foreground: dict[bool, float] = field(default_factory=lambda: {False: 0.0, True: 0.0})
+    """Over x and y; True: across nodes."""
+
+
+class _Schedule:
+    """Adds up the communication of a step, and what of it is exposed."""
+
+    def __init__(
+        self, machine: Machine, mesh: MeshShape, parts: StepTraffic, compute: ComputeTimes
+    ) -> None:
+        self.machine, self.mesh = machine, mesh
+        self.parts, self.compute = parts, compute
+        self.totals: dict[TrafficAxis, _Total] = {}
+
+    def axes(self) -> tuple[AxisTime, ...]:
+        """Return the sums of all axes."""
+        return tuple(
+            AxisTime(
+                axis=axis,
+                num_calls=total.num_calls,
+                ring_bytes=total.ring_bytes,
+                gb_per_s=total.gb_per_s,
+                time_s=total.time_s,
+                exposed_s=total.exposed_s,
+            )
+            for axis, total in self.totals.items()
+        )
+
+    def add_update(self) -> None:
+        """Add what all ranks agree on, once a step."""
+        self._add_exposed(self.parts.update, 1)
+
+    def add_micro_batches(self, times: int, num_layers: int, *, reduces_data: bool) -> None:
+        """Add micro-batches; ``reduces_data``: their gradients go over data."""
+        if times == 0:
+            return
+        block, between = self.compute.block, times * (num_layers - 1)
+        forward = self._add_foreground("forward", times * num_layers)
+        backward = self._add_foreground("backward", times * num_layers)
+        self._add_exposed(self.parts.ends, times)
+        storage = self._select([self.parts.block_storage], reduces_data)
+        embedding = self._select(self.parts.end_storage[:1], reduces_data)
+        others = self._select(self.parts.end_storage[1:], reduces_data)
+        # Forward: nothing is computed before the embedding's and the first block's weights are
+        # gathered. The last block overlaps with the gathers of head and last norm.
+        gathers = _of("forward", storage)
+        self._add_exposed([*_of("forward", embedding), *gathers], times)
+        self._add_background(gathers, block.forward_s, forward, times=between)
+        self._add_background(_of("forward", others), block.forward_s, forward, times=times)
+        # Backward: nothing is left to compute when the first block's and the embedding's gradients
+        # are reduced. The last block overlaps with the reduction of the head's.
+        backward_s = block.again_s + block.backward_s
+        returns = _of("backward", storage)
+        again = [call for call in returns if call.operation == "all_gather"]
+        reduced = [call for call in returns if call.operation != "all_gather"]
+        self._add_exposed([*reduced, *_of("backward", embedding)], times)
+        self._add_background(returns, backward_s, backward, times=between)
+        last = [*again, *_of("backward", others)]
+        self._add_background(last, backward_s, backward, times=times)
+
+    def _select(
+        self, units: Iterable[Iterable[Collective]], reduces_data: bool
+    ) -> list[Collective]:
+        """Return the collectives of units of storage that a micro-batch runs."""
+        return [call for unit in units for call in unit if reduces_data or call.axis != "data"]
+
+    # -- one kind of communication after the other ---------------------------------------------
+
+    def _add_exposed(self, calls: Iterable[Collective], times: int) -> None:
+        """Add collectives during which nothing is computed."""
+        for call in calls:
+            self._add(call, times, exposed=1.0)
+
+    def _add_foreground(self, phase: Phase, times: int) -> _Load:
+        """Add a pass of a block over x and y; return what one of them takes."""
+        load = _Load()
+        for call in self.parts.block:
+            if call.phase != phase or call.degree == 1:
+                continue
+            once = self._time_s(call) / call.num_calls
+            groups: Sequence[LayerGroup | None] = call.behind or (None,) * call.num_calls
+            exposed = 0.0
+            for group in groups:
+                behind = self.compute.block.weight_gradients_s[group] if group else 0.0
+                exposed += max(0.0, once - behind)
+            self._add(call, times, exposed=exposed / (once * call.num_calls))
+            load.exposed += exposed
+            load.foreground[self._crosses(call)] += once * call.num_calls
+        return load
+
+    def _add_background(
+        self,
+        calls: Sequence[Collective],
+        compute_s: float,
+        load: _Load,
+        *,
+        times: int,
+    ) -> None:
+        """Add collectives that run at the same time as one block, some number of times."""
+        for crosses in (False, True):
+            own = [call for call in calls if call.degree > 1 and self._crosses(call) == crosses]
+            own_s = sum(self._time_s(call) for call in own)
+            free_s = max(0.0, compute_s + load.exposed - load.foreground[crosses])
+            for call in own:
+                self._add(call, times, exposed=max(0.0, own_s - free_s) / own_s)
+
+    def _add(self, call: Collective, times: int, *, exposed: float) -> None:
+        """Add a collective to its axis; ``exposed`` is a share of its time."""
+        if call.degree == 1 or times == 0:
+            return
+        total = self.totals.setdefault(call.axis, _Total(gb_per_s=self._gb_per_s(call)))
+        time_s = times * self._time_s(call)
+        total.num_calls += times * call.num_calls
+        total.ring_bytes += times * call.ring_bytes
+        total.time_s += time_s
+        total.exposed_s += exposed * time_s
+
+    # -- one collective ------------------------------------------------------------------------
+
+    def _gb_per_s(self, call: Collective) -> float:
+        return compute_gb_per_s(self.machine, self.mesh, call.axis, degree=call.degree)
+
+    def _crosses(self, call: Collective) -> bool:
+        return _crosses_nodes(self.machine, self.mesh, call.axis, degree=call.degree)
+
+    def _time_s(self, call: Collective) -> float:
+        """Return the time of all its calls (seconds)."""
+        transfer_s = call.ring_bytes / (self._gb_per_s(call) * 1e9 * LINK_SHARE)
+        return transfer_s + call.num_calls * (CALL_S + _count_rounds(call) * ROUND_S)
+
+
+def _of(phase: Phase, calls: Iterable[Collective]) -> list[Collective]:
+    """Return the collectives of one phase."""
+    return [call for call in calls if call.phase == phase]
 
 
 def compute_gb_per_s(machine: Machine, mesh: MeshShape, axis: TrafficAxis, *, degree: int) -> float:
@@ -179,12 +301,20 @@ def compute_gb_per_s(machine: Machine, mesh: MeshShape, axis: TrafficAxis, *, de
         axis: an axis of the mesh, ``kv_replicas`` (neighbours along x), or ``world``.
         degree: ranks of a ring, 2 or more.
     """
-    num_inner, num_gpus = _count_inner(mesh, axis), machine.gpus_per_node
-    if mesh.num_ranks <= num_gpus or num_gpus % (num_inner * degree) == 0:
+    num_gpus = machine.gpus_per_node
+    if not _crosses_nodes(machine, mesh, axis, degree=degree):
         if machine.link_topology == "direct" and num_gpus > 1:
             return machine.link_gb_per_s * (degree - 1) / (num_gpus - 1)
         return machine.link_gb_per_s
-    return min(machine.link_gb_per_s, machine.network_gb_per_s / min(num_gpus, num_inner))
+    num_rings = min(num_gpus, _count_inner(mesh, axis))
+    return min(machine.link_gb_per_s, machine.network_gb_per_s / num_rings)
+
+
+def _crosses_nodes(machine: Machine, mesh: MeshShape, axis: TrafficAxis, *, degree: int) -> bool:
+    """Return whether rings along an axis leave their node."""
+    num_gpus = machine.gpus_per_node
+    is_inside = num_gpus % (_count_inner(mesh, axis) * degree) == 0
+    return mesh.num_ranks > num_gpus and not is_inside
 
 
 def _count_inner(mesh: MeshShape, axis: TrafficAxis) -> int:
@@ -193,7 +323,7 @@ def _count_inner(mesh: MeshShape, axis: TrafficAxis) -> int:
         return 1
     own = "x" if axis == "kv_replicas" else axis
     faster = mesh.order[mesh.order.index(own) + 1 :]
-    return math.prod(mesh.degree(each) for each in faster)
+    return math.prod(mesh.degree(name) for name in faster)
 
 
 def _count_rounds(collective: Collective) -> int:

@@ -1,11 +1,12 @@
 """Finds the meshes on which a step of a model fits, and changes that would make one fit. No torch.
 
     for every mesh that the model and the batch allow
-      for each checkpointing mode: the given one, or none, selective, full until the step fits
-        for each micro-batch size: the given one, or the largest that fits
+      for each checkpointing mode: the given one, or none, selective and full
+        for each micro-batch size: the given one, or the largest that fits; 1 is tried first
           needed = estimated peak + fragmentation x transient memory
 
-Meshes that fit are ranked by tokens a second (cost.py), the others by missing memory.
+Of the modes of a mesh that fit, the one with most estimated tokens a second is taken (cost.py).
+Meshes that fit are ranked by the same, the others by missing memory.
 """
 
 import math
@@ -23,6 +24,7 @@ from memguard.planner.traffic import StepSettings, block_unit, other_units
 Checkpointing = Literal["none", "selective", "full"]
 _MODES: tuple[Checkpointing, ...] = get_args(Checkpointing)
 _MAX_NODES_TRIED = 256
+_LARGEST_FLASH_HEAD = 256
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,6 +41,7 @@ class Work:
     compute_bytes: int = 2
     chunk_tokens: int = 1024
     reshard_after_forward: bool = True
+    is_compiled: bool = False
 
     def num_rows(self, mesh: MeshShape) -> int:
         """Return the rows of a step on one rank."""
@@ -84,7 +87,7 @@ class Ranked:
 
 
 def find_fit(sizes: ModelSizes, mesh: MeshShape, work: Work, machine: Machine) -> Fit:
-    """Return a mesh with the first settings that fit, or else those that need least memory.
+    """Return the fastest settings that fit on a mesh, or else those that need least memory.
 
     Args:
         sizes: sizes of the model.
@@ -94,7 +97,7 @@ def find_fit(sizes: ModelSizes, mesh: MeshShape, work: Work, machine: Machine) -
     """
 
     def choose(mode: Checkpointing, rows: int) -> Fit:
-        settings = _build_settings(mesh, work, mode, rows)
+        settings = replace(_build_settings(mesh, work, mode, rows), has_mask=has_mask)
         memory = estimate_memory(sizes, mesh, settings, seq_len=work.seq_len)
         return Fit(
             mesh=mesh,
@@ -105,21 +108,32 @@ def find_fit(sizes: ModelSizes, mesh: MeshShape, work: Work, machine: Machine) -
             allowance_bytes=round(machine.fragmentation * memory.peak.transient),
         )
 
+    has_mask = needs_mask(sizes, work, machine)
+    fitting: list[Fit] = []
     too_large: list[Fit] = []
+    micro_batches = list_micro_batches(work.num_rows(mesh))
+    if work.micro_batch_size is not None:
+        micro_batches = [min(work.micro_batch_size, work.num_rows(mesh))]
     for mode in _MODES if work.checkpointing is None else (work.checkpointing,):
-        whole, *parts = _list_micro_batches(work.num_rows(mesh), work.micro_batch_size)
-        fit = choose(mode, whole)
-        if not fit.fits and parts:
-            too_large.append(fit)
-            # Smaller micro-batches need less memory, so the smallest shows whether any size fits.
-            fit = choose(mode, parts[-1])
-            if fit.fits:
-                largest = bisect_left(parts, True, key=lambda rows: choose(mode, rows).fits)
-                fit = choose(mode, parts[largest])
+        # The smallest micro-batch needs least memory, so it shows whether any size fits.
+        fit = choose(mode, micro_batches[-1])
         if fit.fits:
-            return fit
-        too_large.append(fit)
+            largest = bisect_left(micro_batches, True, key=lambda rows: choose(mode, rows).fits)
+            fitting.append(choose(mode, micro_batches[largest]))
+        else:
+            too_large.append(fit)
+    if len(fitting) == 1:
+        return fitting[0]
+    if fitting:
+        # Of equally fast ones the first, which recomputes least.
+        return max(fitting, key=lambda fit: _time(sizes, fit, machine, work).tokens_per_s)
     return min(too_large, key=lambda fit: fit.needed_bytes)
+
+
+def needs_mask(sizes: ModelSizes, work: Work, machine: Machine) -> bool:
+    """Return whether attention reads a mask of all pairs of tokens (parallel/attention.py)."""
+    fits_flash = sizes.head_dim % 8 == 0 and sizes.head_dim <= _LARGEST_FLASH_HEAD
+    return not (machine.has_flash and work.compute_bytes == 2 and fits_flash)
 
 
 def rank_meshes(
@@ -134,14 +148,7 @@ def rank_meshes(
         machine: the machine.
     """
     fits = [find_fit(sizes, mesh, work, machine) for mesh in meshes]
-    ranked = [
-        Ranked(
-            fit=fit,
-            step=estimate_step(sizes, fit.mesh, fit.settings, machine, seq_len=work.seq_len),
-        )
-        for fit in fits
-        if fit.fits
-    ]
+    ranked = [Ranked(fit=fit, step=_time(sizes, fit, machine, work)) for fit in fits if fit.fits]
     ranked.sort(key=lambda each: (-each.step.tokens_per_s, each.fit.needed_bytes))
     others = sorted((fit for fit in fits if not fit.fits), key=lambda fit: fit.needed_bytes)
     return ranked, others
@@ -198,6 +205,10 @@ def count_parameters(sizes: ModelSizes) -> int:
     return blocks + sum(unit.stored for unit in other_units(sizes, whole))
 
 
+def _time(sizes: ModelSizes, fit: Fit, machine: Machine, work: Work) -> StepEstimate:
+    return estimate_step(sizes, fit.mesh, fit.settings, machine, seq_len=work.seq_len)
+
+
 def _build_settings(mesh: MeshShape, work: Work, mode: Checkpointing, rows: int) -> StepSettings:
     """Return the settings of a step with micro-batches of this number of rows."""
     return StepSettings(
@@ -208,13 +219,12 @@ def _build_settings(mesh: MeshShape, work: Work, mode: Checkpointing, rows: int)
         compute_bytes=work.compute_bytes,
         checkpointing=mode,
         reshard_after_forward=work.reshard_after_forward,
+        is_compiled=work.is_compiled,
     )
 
 
-def _list_micro_batches(num_rows: int, requested: int | None) -> list[int]:
+def list_micro_batches(num_rows: int) -> list[int]:
     """Return the possible micro-batch sizes of a rank's rows, largest first."""
-    if requested is not None:
-        return [min(requested, num_rows)]
     small = [rows for rows in range(1, math.isqrt(num_rows) + 1) if num_rows % rows == 0]
     return sorted({*small, *(num_rows // rows for rows in small)}, reverse=True)
 

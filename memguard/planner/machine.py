@@ -7,6 +7,7 @@
                         (NVLink "900 GB/s" is 450) and give networks in bits, one direction
                         ("400 Gb/s" is 50).
     peak_tflops         dense bf16; figures "with sparsity" are twice that.
+    fp32_tflops         with 'train.precision' fp32, which uses TF32 on NVIDIA's GPUs: half of bf16.
 
 All figures are nominal: published by vendors and computing centres, not reached by a program.
 """
@@ -14,6 +15,7 @@ All figures are nominal: published by vendors and computing centres, not reached
 import os
 import shutil
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal, Self
 
@@ -44,8 +46,17 @@ _RESERVED_GIB_DETECTED = 2.0
 # 10 Gb/s.
 _GPU_LINK_GB_PER_S, _GPU_NETWORK_GB_PER_S, _GPU_TFLOPS = 25.0, 12.5, 100.0
 _CPU_LINK_GB_PER_S, _CPU_NETWORK_GB_PER_S, _CORE_TFLOPS = 5.0, 1.25, 0.05
+_GPU_MEMORY_GB_PER_S, _CORE_MEMORY_GB_PER_S = 2000.0, 5.0
 
-Figure = Literal["memory_gib", "gpus_per_node", "link_gb_per_s", "network_gb_per_s", "peak_tflops"]
+Figure = Literal[
+    "memory_gib",
+    "gpus_per_node",
+    "link_gb_per_s",
+    "network_gb_per_s",
+    "memory_gb_per_s",
+    "peak_tflops",
+    "fp32_tflops",
+]
 
 
 class Machine(Settings):
@@ -74,7 +85,24 @@ class Machine(Settings):
     network_gb_per_s: Positive = Field(
         description="Bandwidth of a node's network cards together, one direction (GB/s)."
     )
+    memory_gb_per_s: Positive = Field(
+        _GPU_MEMORY_GB_PER_S,
+        description="Bandwidth of a GPU's memory (GB/s); the default is an assumption.",
+    )
     peak_tflops: Positive = Field(description="Dense bf16 peak of a GPU (TFLOP/s).")
+    fp32_tflops: Positive | None = Field(
+        None,
+        description="Peak of a GPU in fp32 training (TFLOP/s). None: half of 'peak_tflops', as "
+        "TF32 has on NVIDIA's GPUs.",
+    )
+    has_gpus: bool = Field(
+        True, description="Whether each rank has a GPU. false: each is a process on CPU cores."
+    )
+    has_flash: bool = Field(
+        True,
+        description="Whether its GPUs run torch's flash attention for packed rows in bf16: CUDA of "
+        "compute capability 8.0 or higher. false: attention reads a mask of all pairs.",
+    )
     fragmentation: NonNegative = Field(
         0.1,
         description="Share of activations, logits and buffers that the allocator loses to "
@@ -93,6 +121,15 @@ class Machine(Settings):
                 f"{self.memory_gib:g}"
             )
         return self
+
+    def peak_flops(self, compute_bytes: int) -> float:
+        """Return the nominal peak of a GPU (FLOP/s).
+
+        Args:
+            compute_bytes: bytes of an element of activations: 2 for bf16, 4 for fp32.
+        """
+        fp32_tflops = self.fp32_tflops or self.peak_tflops / 2
+        return 1e12 * (self.peak_tflops if compute_bytes == 2 else fp32_tflops)
 
     @property
     def memory_bytes(self) -> int:
@@ -126,21 +163,25 @@ def load_machine(name_or_path: str | Path, *, num_processes: int = 1) -> Machine
     return validate(Machine, document.values, document)
 
 
-def detect_machine(num_processes: int = 1) -> Machine:
+def detect_machine(
+    num_processes: int = 1, *, gpus: Sequence[tuple[str, float]] | None = None
+) -> Machine:
     """Describe the present machine, without torch.
 
-    NVIDIA GPUs are read from ``nvidia-smi`` (which ignores CUDA_VISIBLE_DEVICES); if they differ,
-    the smallest one is used. Without GPUs, physical memory and cores are divided evenly between the
-    processes; a container may have less. GPUs of other vendors are not detected. Speeds cannot be
-    read, so all of them are assumptions.
+    By default NVIDIA GPUs are read from ``nvidia-smi`` (which ignores CUDA_VISIBLE_DEVICES); if
+    they differ, the smallest one is used. Without GPUs, physical memory and cores are divided
+    evenly between the processes; a container may have less. GPUs of other vendors are not detected.
+    Speeds cannot be read, so all of them are assumptions.
 
     Args:
         num_processes: processes that share the CPU's memory; with GPUs each process has its own.
+        gpus: name and memory (GiB) of each GPU that is used, none for the CPU; None detects them.
 
     Raises:
         ConfigError: a GPU's memory cannot be read, or a CPU's memory is too small.
     """
-    gpus = _list_gpus()
+    if gpus is None:
+        gpus = _list_gpus()
     if gpus:
         return _build_detected(
             gpu=", ".join(sorted({name for name, _ in gpus})),
@@ -149,6 +190,7 @@ def detect_machine(num_processes: int = 1) -> Machine:
             gpus_per_node=len(gpus),
             link_gb_per_s=_GPU_LINK_GB_PER_S,
             network_gb_per_s=_GPU_NETWORK_GB_PER_S,
+            memory_gb_per_s=_GPU_MEMORY_GB_PER_S,
             peak_tflops=_GPU_TFLOPS,
         )
     total_gib = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / _GIB
@@ -161,7 +203,9 @@ def detect_machine(num_processes: int = 1) -> Machine:
         gpus_per_node=num_processes,
         link_gb_per_s=_CPU_LINK_GB_PER_S,
         network_gb_per_s=_CPU_NETWORK_GB_PER_S,
+        memory_gb_per_s=num_cores * _CORE_MEMORY_GB_PER_S / num_processes,
         peak_tflops=num_cores * _CORE_TFLOPS / num_processes,
+        has_gpus=False,
     )
 
 
@@ -173,8 +217,10 @@ def _build_detected(
     gpus_per_node: int,
     link_gb_per_s: float,
     network_gb_per_s: float,
+    memory_gb_per_s: float,
     peak_tflops: float,
     fragmentation: float = 0.1,
+    has_gpus: bool = True,
 ) -> Machine:
     """Return a machine with known memory and assumed speeds."""
     if memory_gib <= reserved_gib:
@@ -191,9 +237,14 @@ def _build_detected(
         gpus_per_node=gpus_per_node,
         link_gb_per_s=link_gb_per_s,
         network_gb_per_s=network_gb_per_s,
+        memory_gb_per_s=memory_gb_per_s,
         peak_tflops=peak_tflops,
+        # A CPU computes bf16 no faster than fp32.
+        fp32_tflops=None if has_gpus else peak_tflops,
+        has_gpus=has_gpus,
+        has_flash=has_gpus,
         fragmentation=fragmentation,
-        assumed=("link_gb_per_s", "network_gb_per_s", "peak_tflops"),
+        assumed=("link_gb_per_s", "network_gb_per_s", "memory_gb_per_s", "peak_tflops"),
     )
 
 

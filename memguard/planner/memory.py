@@ -18,7 +18,8 @@ bytes per element of activations (bf16: 2).
     kept by a block     none       2 norms tF(4+2a), attention at(3Q+2R), MLP 4atW
                         full       atF
                         selective  atF, outputs of matmuls, of all-reduces, of attention
-    attention's mask    tT(1+a) for rows of T tokens that contain several documents
+    attention's mask    tT(1+a) for rows of T tokens that contain several documents. None with
+                        flash attention (GPUs, bf16), where R is not repeated either
 
 Compared with the simulated engine by scripts/bench/plan.py.
 """
@@ -112,7 +113,8 @@ class _Rank:
         kv_heads = max(1, sizes.num_kv_heads // mesh.x)
         self.keys = kv_heads * sizes.head_dim
         # Attention with a mask repeats keys and values, one for each query head.
-        self.repeated = self.queries if self.heads > kv_heads else self.keys
+        is_repeated = settings.has_mask and self.heads > kv_heads
+        self.repeated = self.queries if is_repeated else self.keys
         self.width = sizes.intermediate_size // mesh.x
         # One process runs plain modules: the residual stream is fp32, and autocast casts matmuls.
         self.is_plain = mesh.num_ranks == 1
@@ -188,7 +190,8 @@ class _Rank:
         """Return the tensors that all blocks share: attention mask and bias, rotary angles."""
         settings = self.settings
         mask = settings.num_tokens * self.seq_len * (1 + settings.compute_bytes)
-        return mask + self._act(2 * self.sizes.head_dim)
+        angles = self._act(2 * self.sizes.head_dim)
+        return mask + angles if settings.has_mask else angles
 
     # -- moments -------------------------------------------------------------------------------
 

@@ -3,7 +3,8 @@
 from typing import Literal
 
 from memguard.parallel.mesh_shape import AXES
-from memguard.planner.cost import ATTAINABLE_FRACTION, StepEstimate
+from memguard.planner.compute import MATMUL_SHARE
+from memguard.planner.cost import StepEstimate
 from memguard.planner.fit import Checkpointing, Fit
 from memguard.planner.machine import Machine
 from memguard.records.record import Record
@@ -136,16 +137,27 @@ def make_mesh_plan(fit: Fit, step: StepEstimate | None) -> MeshPlan:
     )
 
 
-def list_assumptions(machine: Machine) -> tuple[str, ...]:
-    """Return the assumptions of the estimates, one phrase each."""
+def list_assumptions(machine: Machine, *, has_mask: bool) -> tuple[str, ...]:
+    """Return the assumptions of the estimates, one phrase each.
+
+    Args:
+        machine: the machine.
+        has_mask: whether attention reads a mask of all pairs of tokens.
+    """
     assumptions = [
         f"{machine.reserved_gib:g} GiB per rank are used before the first tensor",
         f"the allocator loses {machine.fragmentation:.0%} of activations, logits and buffers to "
         "fragmentation",
-        "rows contain several documents, whose attention needs a mask",
-        f"assumes {100 * ATTAINABLE_FRACTION:.0f} % MFU, use times only to rank layouts",
+        "rows contain several documents, whose attention needs a mask"
+        if has_mask
+        else "flash attention reads where documents end, without a mask",
+        f"large matmuls reach {MATMUL_SHARE:.0%} of the peak, as in published runs on H100s: use "
+        "speeds only to rank meshes",
     ]
-    if machine.assumed:
-        names = ", ".join(machine.assumed)
+    assumed = list(machine.assumed)
+    if "memory_gb_per_s" not in {*assumed, *machine.model_fields_set}:
+        assumed.append("memory_gb_per_s")
+    if assumed:
+        names = ", ".join(assumed)
         assumptions.append(f"{machine.name}'s {names}: assumed, not published")
     return tuple(assumptions)

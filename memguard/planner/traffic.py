@@ -19,6 +19,8 @@ Operation = Literal["all_reduce", "all_gather", "reduce_scatter"]
 Phase = Literal["forward", "backward", "update"]
 TrafficAxis = Literal["data", "z", "y", "x", "kv_replicas", "world"]
 """``kv_replicas``: those ranks along x that share a key/value head; ``world``: all ranks."""
+LayerGroup = Literal["q|k|v", "o", "gate|up", "down"]
+"""Linear layers of a decoder block that read the same input."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -101,6 +103,8 @@ class Collective:
     num_calls: int
     num_bytes: int
     """Payload of one call (bytes)."""
+    behind: tuple[LayerGroup, ...] = ()
+    """The layers whose weight gradients are computed at the same time, one group a call."""
 
     @property
     def payload_bytes(self) -> int:
@@ -116,7 +120,7 @@ class Collective:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepSettings:
-    """Settings of a step that, with model and mesh, determine its communication."""
+    """Settings of a step that, with model and mesh, determine communication, memory and time."""
 
     num_tokens: int
     """Of one micro-batch on one rank, padding included (tokens)."""
@@ -131,6 +135,11 @@ class StepSettings:
     reshard_after_forward: bool = True
     sums_nll: bool = True
     """Whether the loss is a plain sum, as mitigations that only drop labels leave it."""
+    has_mask: bool = True
+    """Whether attention reads a mask of all pairs of tokens, as on CPUs and in fp32. Flash
+    attention reads where documents end, and does not repeat keys and values."""
+    is_compiled: bool = False
+    """Whether torch.compile fuses element-wise work."""
 
     @property
     def wide_bytes(self) -> int:
@@ -138,10 +147,27 @@ class StepSettings:
         return max(4, self.compute_bytes)
 
 
-def list_collectives(
-    sizes: ModelSizes, mesh: MeshShape, settings: StepSettings
-) -> list[Collective]:
-    """Return all collectives of one optimizer step.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepTraffic:
+    """The collectives of one micro-batch, and of the update, part by part.
+
+    Collectives over one rank are included. Those over data run only in the last micro-batch.
+    """
+
+    block: tuple[Collective, ...]
+    """Of one decoder block, over x and y."""
+    block_storage: tuple[Collective, ...]
+    """Of one decoder block, over z and data."""
+    ends: tuple[Collective, ...]
+    """Of embedding, last norm and head, over x and y."""
+    end_storage: tuple[tuple[Collective, ...], ...]
+    """Of each other unit of storage, over z and data; the embedding's first."""
+    update: tuple[Collective, ...]
+    """Of all ranks, once a step."""
+
+
+def split_collectives(sizes: ModelSizes, mesh: MeshShape, settings: StepSettings) -> StepTraffic:
+    """Return the collectives of each part of a step.
 
     Args:
         sizes: of the model.
@@ -149,12 +175,32 @@ def list_collectives(
         settings: of the step.
     """
     step = _Step(sizes, mesh, settings)
-    blocks = [_repeat(each, sizes.num_layers) for each in (*step.block(), *step.block_storage())]
-    micro_batch = [*blocks, *step.ends(), *step.other_storage()]
+    return StepTraffic(
+        block=tuple(step.block()),
+        block_storage=tuple(step.block_storage()),
+        ends=tuple(step.ends()),
+        end_storage=tuple(tuple(unit) for unit in step.end_storage()),
+        update=tuple(step.update()),
+    )
+
+
+def list_collectives(
+    sizes: ModelSizes, mesh: MeshShape, settings: StepSettings
+) -> list[Collective]:
+    """Return all collectives of one optimizer step between two ranks or more.
+
+    Args:
+        sizes: of the model.
+        mesh: one that `check_mesh` accepts.
+        settings: of the step.
+    """
+    parts = split_collectives(sizes, mesh, settings)
+    blocks = [_repeat(call, sizes.num_layers) for call in (*parts.block, *parts.block_storage)]
+    micro_batch = [*blocks, *parts.ends, *(call for unit in parts.end_storage for call in unit)]
     times = settings.num_micro_batches
     # Only complete gradients go over data.
-    whole = [each if each.axis == "data" else _repeat(each, times) for each in micro_batch]
-    return [each for each in (*whole, *step.update()) if each.degree > 1]
+    whole = [call if call.axis == "data" else _repeat(call, times) for call in micro_batch]
+    return [call for call in (*whole, *parts.update) if call.degree > 1]
 
 
 def sum_by_axis(collectives: Iterable[Collective]) -> dict[TrafficAxis, tuple[int, int, float]]:
@@ -202,6 +248,7 @@ class _Step:
         num_calls: int,
         num_bytes: int,
         operation: Operation = "all_reduce",
+        behind: tuple[LayerGroup, ...] = (),
     ) -> Collective:
         return Collective(
             axis=axis,
@@ -211,6 +258,7 @@ class _Step:
             degree=self.degrees[axis],
             num_calls=num_calls,
             num_bytes=num_bytes,
+            behind=behind,
         )
 
     def block(self) -> list[Collective]:
@@ -235,10 +283,11 @@ class _Step:
             for each in forward[:-1]
             if settings.checkpointing == "full"
         ]
+        inputs = "gradients of the inputs of q|k|v, of gate|up"
         backward = [
-            call("backward", "x", "gradients of the inputs of q|k|v, of gate|up", 2, features),
-            call("backward", "y", "gradient of the input of o", 1, queries),
-            call("backward", "y", "gradient of the input of down", 1, width),
+            call("backward", "x", inputs, 2, features, behind=("q|k|v", "gate|up")),
+            call("backward", "y", "gradient of the input of o", 1, queries, behind=("o",)),
+            call("backward", "y", "gradient of the input of down", 1, width, behind=("down",)),
             call("backward", "y", "gradients of statistics", 2, statistics),
             call("backward", "kv_replicas", "their gradients", 2, heads, "reduce_scatter"),
         ]
@@ -289,14 +338,10 @@ class _Step:
         unit = block_unit(self.sizes, self.mesh)
         return self._unit(unit, is_freed=self.settings.reshard_after_forward)
 
-    def other_storage(self) -> list[Collective]:
-        """Return what the weights of embedding, final norm and head send over z and data."""
+    def end_storage(self) -> list[list[Collective]]:
+        """Return what the weights of embedding, head and last norm send over z and data."""
         # Backward does not read the embedding, and starts with the others.
-        return [
-            collective
-            for unit in other_units(self.sizes, self.mesh)
-            for collective in self._unit(unit, is_freed=False)
-        ]
+        return [self._unit(unit, is_freed=False) for unit in other_units(self.sizes, self.mesh)]
 
     def _unit(self, unit: Unit, *, is_freed: bool) -> list[Collective]:
         """Return what one unit of storage sends; ``is_freed``: backward gathers it again."""
@@ -317,10 +362,20 @@ class _Step:
         ]
 
     def update(self) -> list[Collective]:
-        """Return what all ranks agree on: two counts of labels, the loss, the gradient norm."""
-        call = self._call
+        """Return what is sent once a step: gradients of copies, sums for the host, their norm."""
+        call, sizes, copied = self._call, self.sizes, list[int]()
+        if sizes.has_qkv_bias:
+            copied += [self.queries, self.keys, self.keys]
+        if sizes.has_mlp_bias:
+            copied += [self.width] * 2
+        if sizes.has_head_norms:
+            copied += [sizes.head_dim] * 2
+        # In float64.
+        num_bytes = 8 * sizes.num_layers * sum(-(-length // self.mesh.z) for length in copied)
+        averages = [call("update", "y", "gradients of biases and head norms", 1, num_bytes)]
         return [
-            call("update", "world", "counts of labels", 1, 16),
-            call("update", "world", "loss", 1, 8),
+            *(averages if copied else []),
+            # Five numbers in float64: loss, two counts, two signals.
+            call("update", "world", "loss, labels of the next step, requests to stop", 1, 40),
             call("update", "world", "gradient norm", 1, self.settings.wide_bytes),
         ]

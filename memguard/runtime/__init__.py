@@ -3,6 +3,7 @@
 processes.py     device and rank of this process, and collective operations over all ranks
 console.py       output of rank 0
 environment.py   peak memory, folders, versions for the records, silenced libraries
+gpu_defaults.py  allocator, cuBLAS workspace and TF32 on GPUs
 
 Modules that need torch are imported at first use: comparing finished runs works without it.
 """
@@ -15,6 +16,12 @@ from memguard.runtime.environment import (
     describe_environment,
     peak_memory_bytes,
     quiet_libraries,
+)
+from memguard.runtime.gpu_defaults import (
+    deterministic_algorithms,
+    fast_matmuls,
+    set_allocator_defaults,
+    set_deterministic_defaults,
 )
 
 if typing.TYPE_CHECKING:

@@ -1,6 +1,7 @@
 """Device and rank of this process, and collective operations over all ranks.
 
-    default group   "cpu:gloo,cuda:nccl" with a GPU, else "gloo": used for training
+    default group   "cpu:gloo,cuda:nccl" with a GPU, else "gloo": used for training. With a GPU its
+                    NCCL communicator is connected at once, and groups of axes are split from it
     control group   gloo over all ranks, without a time limit: numbers and objects on the CPU
 
 A rank may wait for hours while rank 0 reads documents, so the control group has no time limit. The
@@ -151,11 +152,14 @@ def _read_ranks() -> tuple[int, int, int]:
 
 
 @contextmanager
-def start_runtime() -> Iterator[Runtime]:
+def start_runtime(timeout: timedelta = timedelta(minutes=30)) -> Iterator[Runtime]:
     """Join the process group, and leave it at the end.
 
     After an error this rank does not wait for the others, and the connections stay open until the
     process ends, so that it can print its message first.
+
+    Args:
+        timeout: longest wait of a collective of the default group.
 
     Raises:
         ConfigError: see `detect_runtime`.
@@ -168,7 +172,7 @@ def start_runtime() -> Iterator[Runtime]:
         torch.cuda.set_device(runtime.device)
     has_begun = dist.is_initialized()
     if not has_begun:
-        _join(runtime)
+        _join(runtime, timeout)
     control = dist.new_group(backend="gloo", timeout=_FOREVER)
     runtime = replace(runtime, control=cast("dist.ProcessGroup", control))
     yield runtime
@@ -177,12 +181,18 @@ def start_runtime() -> Iterator[Runtime]:
         dist.destroy_process_group()
 
 
-def _join(runtime: Runtime) -> None:
+def _join(runtime: Runtime, timeout: timedelta) -> None:
+    is_cuda = runtime.device.type == "cuda"
+    # A rank then connects with the few it talks to, not with all: two groups of 16,384 ranks would
+    # hold 32,768 sockets each. Read by torch when a group is created.
+    os.environ.setdefault("TORCH_GLOO_LAZY_INIT", "1")
     dist.init_process_group(
-        "cpu:gloo,cuda:nccl" if runtime.device.type == "cuda" else "gloo",
+        "cpu:gloo,cuda:nccl" if is_cuda else "gloo",
         store=_find_store(runtime),
         rank=runtime.rank,
         world_size=runtime.world_size,
+        timeout=timeout,
+        device_id=runtime.device if is_cuda else None,
     )
 
 

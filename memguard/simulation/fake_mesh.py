@@ -111,9 +111,11 @@ class SentCollectives:
     def _record(self, name: str, given: list[Any], result: Any) -> None:
         (axis,) = {self._axes[group] for value in given for group in self._groups(value)}
         num_bytes = max(t.numel() * t.element_size() for t in find_tensors([*given, result]))
-        # Recomputation runs inside backward.
+        # Recomputation runs inside backward. Only sums of the update are in float64.
         in_backward = torch._C._current_graph_task_id() != -1
-        phase = "update" if axis == "world" else "backward" if in_backward else "forward"
+        is_wide = any(t.dtype == torch.float64 for t in find_tensors(given))
+        in_update = axis == "world" or is_wide
+        phase = "update" if in_update else "backward" if in_backward else "forward"
         self.calls[phase, axis, _OPERATIONS[name], num_bytes] += 1
 
     def _groups(self, value: Any) -> Iterator[str]:
@@ -138,7 +140,8 @@ def find_tensors(value: Any) -> Iterator[torch.Tensor]:
 
 def _name_groups(mesh: Mesh4D, num_kv_heads: int) -> dict[str, str]:
     """Return a mapping from group names to the axes of a mesh."""
-    axes = [mesh.axis(name) for name in AXES]
+    # Axes of one rank share a group, through which only FSDP2 sends, over z.
+    axes = sorted((mesh.axis(name) for name in AXES), key=lambda axis: axis.name == "z")
     replicas = mesh.kv_replicas(num_kv_heads)
     axes += [replicas] if replicas.degree > 1 else []
     world: Any = dist.group.WORLD

@@ -24,7 +24,7 @@ from memguard.data.loader import Batch
 from memguard.hf.sharded import Sharding, allocate, build_meta_layer
 from memguard.mitigation import build_mitigations
 from memguard.model.causal_lm import CausalLM
-from memguard.parallel.attention import MIN_PIECE
+from memguard.parallel.attention_pieces import MIN_PIECE
 from memguard.parallel.mesh import Mesh4D
 from memguard.parallel.mesh_shape import MeshShape
 from memguard.parallel.shard import checkpoint_blocks
@@ -39,6 +39,8 @@ from memguard.simulation.fake_mesh import (
 from memguard.train.step import TrainStep
 
 _CPU = torch.device("cpu")
+# Numbers that the trainer sends with the loss: two counts of labels, two of signals.
+_NUM_SHARED = 4
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -113,7 +115,7 @@ def _build_sharded(hf_config: Any, mesh: Mesh4D, train: TrainConfig, reshard: bo
         compute_dtype=torch.bfloat16 if train.precision == "bf16" else None,
         chunk_tokens=train.nll_chunk_tokens,
         reshard_after_forward=reshard,
-        checkpointing=train.activation_checkpointing,
+        checkpointing=train.checkpointing,
     )
     layer = build_meta_layer(hf_config, sharding)
 
@@ -134,7 +136,7 @@ def _build_plain(hf_config: Any, train: TrainConfig) -> _Built:
         model = transformers.AutoModelForCausalLM.from_config(hf_config, dtype=torch.float32)
     model.tie_weights()
     lm = CausalLM(model, chunk_tokens=train.nll_chunk_tokens)
-    checkpoint_blocks(model, train.activation_checkpointing)
+    checkpoint_blocks(model, train.checkpointing)
 
     def fill() -> None:
         model._apply(lambda t: torch.empty_like(t, device=_CPU) if t.is_meta else t)
@@ -176,7 +178,11 @@ def _take_step(
         step.optimizer.register_step_pre_hook(see_gradients)
         sent.calls.clear()
         memory.reset_peak()
-        step.run(batch, lr=1e-4, step=1, first_sample=0)
+        # As in every step but the first, labels are known and those of the next step are sent.
+        labels = (float(batch.num_supervised), float(batch.num_kept))
+        step.run(
+            batch, lr=1e-4, step=1, first_sample=0, labels=labels, share=lambda: [0.0] * _NUM_SHARED
+        )
         stages.end("update")
     moments = [
         value

@@ -1,6 +1,8 @@
 """The training engine: turns rows into trained weights and can resume from every step.
 
-    trainer.py             the loop: steps, metrics, checkpoints, clean stop on a signal
+    trainer.py             the loop: steps, metrics, checkpoints
+    stop_request.py        clean stop on a signal
+    prefetch.py            builds the next batch in a background thread
     step.py                one optimizer step, the same on one process and on every mesh
     dropout.py             sets the dropout of models whose family has it
     embedding_noise.py     noise on the embeddings of one forward pass, if a mitigation adds it

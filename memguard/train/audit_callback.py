@@ -112,6 +112,11 @@ class MemorizationMonitor:
         """Whether training stops when the limit is exceeded."""
         return self.budget is not None and self.budget.action == "stop"
 
+    @property
+    def tightens(self) -> bool:
+        """Whether audits may change the mitigations of documents."""
+        return self.budget is not None and self.budget.action == "tighten"
+
     def is_due(self, step: int, *, is_last: bool) -> bool:
         """Whether to audit after this step; the last step is always audited."""
         return is_last or step % self.every_steps == 0
@@ -134,8 +139,7 @@ class MemorizationMonitor:
         over_limit = self._find_over_limit(learned_N)
         if not over_limit:
             self._last_good[0] = step
-        tightens = self.budget is not None and self.budget.action == "tighten"
-        if tightens and step > 0 and not is_last:
+        if self.tightens and step > 0 and not is_last:
             self._tighten(now)
         return WatchedStep(
             step=step,

@@ -72,7 +72,7 @@ def _measure(
     num_samples = sum(len(loader.samples(number)) for number in range(num_steps))
     rows = np.unique(loader.schedule[:num_samples])
     # The batch size of training fits here, as training needs more memory.
-    size = step.train.micro_batch_size or -(-loader.batch_size // lm.num_batch_ways)
+    size = step.train.count_micro_rows(-(-loader.batch_size // lm.num_batch_ways))
     batches = [rows[first : first + size].tolist() for first in range(0, len(rows), size)]
     nll = np.full(len(loader.corpus.input_ids) if runtime.is_main else 0, np.nan, np.float32)
     is_first = lm.mesh is None or lm.mesh.axis("y").rank == lm.mesh.axis("x").rank == 0

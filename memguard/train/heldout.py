@@ -1,7 +1,12 @@
-"""Mean loss on documents that are never trained: the model's utility, which must not get worse."""
+"""Mean loss on documents that are never trained: the model's utility, which must not get worse.
+
+It is computed in the precision of training, on one process as on every mesh, whose gathered weights
+have no other: the same model has the same loss everywhere.
+"""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 import numpy as np
 import torch
@@ -33,16 +38,18 @@ def measure_heldout(
     batch_tokens: int,
     step: int,
     runtime: Runtime,
+    precision: Callable[[], AbstractContextManager[None]] = nullcontext,
 ) -> HeldoutMetrics | None:
     """Return the mean plain loss over all supervised tokens of the held-out documents.
 
     Args:
-        lm: the model; on one process it computes in fp32, whatever the training precision.
+        lm: the model.
         corpus: the run's documents.
         seq_len: longer documents are split into the same pieces as in training (tokens).
         batch_tokens: tokens of one forward pass, padding included.
         step: steps taken so far, for the record.
         runtime: this rank; every rank calls this and gets the same result.
+        precision: of forward passes; see `TrainStep.precision`.
 
     Returns:
         The loss; None if there are no held-out or control documents.
@@ -65,7 +72,7 @@ def measure_heldout(
     training = lm.model.training
     lm.model.eval()
     for batch in lm.deal(_batches(pieces, batch_tokens)):
-        nll, count = _sum_nll(lm, batch or _NOTHING)
+        nll, count = _sum_nll(lm, batch or _NOTHING, precision)
         mine[0] += nll
         mine[1] += count
     lm.model.train(training)
@@ -91,7 +98,11 @@ Piece = tuple[np.ndarray, np.ndarray]
 _NOTHING: list[Piece] = [(np.zeros(2, np.int64), np.full(2, IGNORE_LABEL, np.int64))]
 
 
-def _sum_nll(lm: CausalLM, batch: Sequence[Piece]) -> tuple[float, int]:
+def _sum_nll(
+    lm: CausalLM,
+    batch: Sequence[Piece],
+    precision: Callable[[], AbstractContextManager[None]],
+) -> tuple[float, int]:
     """Return the sum of losses of some pieces (nats) and the number of tokens."""
     longest = len(batch[0][0])
     ids_BT = np.zeros((len(batch), longest), dtype=np.int64)
@@ -107,7 +118,9 @@ def _sum_nll(lm: CausalLM, batch: Sequence[Piece]) -> tuple[float, int]:
         hidden = lm.hidden_states(torch.from_numpy(ids_BT).to(lm.device))[:, :-1]
         return lm.token_terms(hidden[keep], labels_next[keep]).nll_N
 
-    return float(lm(work).double().sum()), int(keep.sum())
+    with precision():
+        nll_N = lm(work)
+    return float(nll_N.double().sum()), int(keep.sum())
 
 
 def _batches(pieces: Sequence[Piece], batch_tokens: int) -> list[list[Piece]]:

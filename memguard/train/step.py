@@ -6,10 +6,14 @@
 
 FSDP2 averages gradients over the ranks that split the batch. Each rank's loss is therefore
 multiplied by the number of these ranks, so that the average equals the sum.
+
+Once a step the host waits for numbers of all ranks: sums of losses, with which the caller may send
+its own, such as the counts of labels of the next step. This step's must be known before its
+backward; a caller that has not sent them in the step before pays another collective.
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
@@ -24,12 +28,16 @@ from memguard.data.loader import Batch
 from memguard.errors import ModelError
 from memguard.mitigation import Mitigations
 from memguard.model.causal_lm import CausalLM
+from memguard.parallel.collectives import all_reduce
 from memguard.parallel.local_parameters import (
+    average_copies,
     clear_gradients,
     clip_gradients,
     find_local_parameters,
     take_gradients,
 )
+from memguard.parallel.mesh import world_axis
+from memguard.parallel.packed_rows import Packing
 from memguard.records import IGNORE_LABEL
 from memguard.runtime import Runtime
 from memguard.seeds import derive_seed
@@ -53,6 +61,8 @@ class StepResult:
     """Labels that received loss."""
     penalised_share: float | None = None
     """Share of an n-gram penalty's windows beyond its margin; None without an n-gram penalty."""
+    shared: tuple[float, ...] = ()
+    """Sums of the caller's numbers over the ranks that split the batch."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -61,6 +71,7 @@ class _Labels:
 
     input_ids_BT: Tensor
     position_ids_BT: Tensor
+    packing: Packing
     index_N: Tensor
     """Index of the token before each label, in the flattened rows."""
     ids_N: Tensor
@@ -71,7 +82,7 @@ class _Labels:
 
     def hidden_states(self, lm: CausalLM) -> Tensor:
         """Return the hidden states that predict the labels; only these reach the head's matmul."""
-        hidden_BTD = lm.hidden_states(self.input_ids_BT, self.position_ids_BT)
+        hidden_BTD = lm.hidden_states(self.input_ids_BT, self.position_ids_BT, packing=self.packing)
         return hidden_BTD.flatten(0, 1).index_select(0, self.index_N)
 
 
@@ -108,7 +119,16 @@ class TrainStep:
         self.parameters = find_local_parameters(lm.model)
         self.optimizer = build_optimizer(self.parameters, optim)
 
-    def run(self, batch: Batch, *, lr: float, step: int, first_sample: int) -> StepResult:
+    def run(
+        self,
+        batch: Batch,
+        *,
+        lr: float,
+        step: int,
+        first_sample: int,
+        labels: tuple[float, float] | None = None,
+        share: Callable[[], Sequence[float]] = tuple,
+    ) -> StepResult:
         """Take one step.
 
         Args:
@@ -117,15 +137,27 @@ class TrainStep:
             step: number of the step, from 1, for messages.
             first_sample: global sample index of the first row of all ranks; seeds dropout and
                 noise.
+            labels: labels of all ranks before and after mitigations; None sums them first.
+            share: called after backward; returns numbers of this rank, the same number on every
+                rank, which are summed over ranks together with the loss.
 
         Raises:
             ModelError: the loss or the gradients are not finite.
         """
-        num_supervised, num_kept = self._sum_over_batch((batch.num_supervised, batch.num_kept))
+        if labels is None:
+            own_labels = torch.tensor([batch.num_supervised, batch.num_kept], dtype=torch.float64)
+            num_supervised, num_kept = self._sum_over_batch(own_labels).tolist()
+        else:
+            num_supervised, num_kept = labels
         # Noise is added whatever the rows contain: a skipped step would reveal their content.
         if num_kept == 0 and self.row_clipping is None:
+            sums = self._sum_over_batch(torch.tensor(share(), dtype=torch.float64))
             return StepResult(
-                loss=None, grad_norm=None, num_supervised=int(num_supervised), num_kept=0
+                loss=None,
+                grad_norm=None,
+                num_supervised=int(num_supervised),
+                num_kept=0,
+                shared=tuple(sums.tolist()),
             )
         num_ways = self.lm.num_batch_ways
         # Loss and, with an n-gram penalty, the windows beyond its margin and all its windows.
@@ -145,14 +177,19 @@ class TrainStep:
                 own = int((batch.labels[piece, 1:] != IGNORE_LABEL).sum())
                 torch.autograd.backward(loss * (num_kept / max(own, 1)))
                 self.row_clipping.add_row(self.parameters)
-            # The values are read once, after the loop: reading waits for the GPU.
+            # The values are read once, after the update is computed: reading waits for the GPU.
             totals = totals + torch.stack([value.double() for value in (loss.detach(), *counts)])
         assert isinstance(totals, Tensor), "every rank has a micro-batch"
-        loss_sum, *windows = self._sum_over_batch(tuple(totals.tolist()))
+        mine = torch.tensor(share(), dtype=torch.float64)
+        sums = self._sum_over_batch(torch.cat([totals, mine.to(totals.device, non_blocking=True)]))
         take_gradients(self.parameters)
+        if self.lm.mesh is not None:
+            average_copies(self.parameters, self.lm.mesh.axis("y"))
         if self.row_clipping is not None:
             self.row_clipping.put_mean(self.parameters, step=step, num_rows=len(batch.input_ids))
         grad_norm = clip_gradients(self.parameters, self.optim.max_grad_norm)
+        loss_sum, *others = sums.tolist()
+        windows, shared = others[: len(totals) - 1], others[len(totals) - 1 :]
         if not (math.isfinite(loss_sum) and math.isfinite(grad_norm)):
             raise ModelError(
                 f"training diverged at step {step}: loss {loss_sum}, gradient norm {grad_norm}. "
@@ -168,6 +205,7 @@ class TrainStep:
             num_supervised=int(num_supervised),
             num_kept=int(num_kept),
             penalised_share=windows[0] / windows[1] if windows and windows[1] else None,
+            shared=tuple(shared),
         )
 
     @torch.no_grad()
@@ -178,7 +216,7 @@ class TrainStep:
         def work() -> Tensor:
             return self.lm.token_terms(labels.hidden_states(self.lm), labels.ids_N).nll_N
 
-        with self._precision():
+        with self.precision():
             nll_N: NDArray[np.float32] = self.lm(work).float().cpu().numpy()
         return nll_N
 
@@ -199,7 +237,7 @@ class TrainStep:
             )
             return self.mitigations.reduce(terms), *self.mitigations.count_windows(terms)
 
-        with self._precision():
+        with self.precision():
             return self.lm(work)
 
     def _find_labels(self, batch: Batch, rows: slice) -> _Labels:
@@ -210,10 +248,12 @@ class TrainStep:
         number_N = row_N * labels_BT.shape[1] + batch.document_ids[rows][place_N]
         reference_N = None if batch.reference_nll is None else batch.reference_nll[rows][place_N]
         forget_N = None if batch.forget is None else batch.forget[rows][place_N]
+        ends = batch.cu_seqlens(rows)
         assert reference_N is None or np.isfinite(reference_N).all(), "a label was not measured"
         return _Labels(
             input_ids_BT=self._to_device(batch.input_ids[rows]),
             position_ids_BT=self._to_device(batch.position_ids[rows]),
+            packing=Packing(cu_seqlens=self._to_device(ends), max_seqlen=int(np.diff(ends).max())),
             index_N=self._to_device(row_N * labels_BT.shape[1] + column_N),
             ids_N=self._to_device(labels_BT[place_N]),
             piece_N=self._to_device(np.cumsum(np.diff(number_N, prepend=number_N[:1]) != 0)),
@@ -237,22 +277,29 @@ class TrainStep:
 
     def _micro_batches(self, num_rows: int) -> Iterable[slice]:
         """Split this rank's rows into forward passes; every rank has the same number."""
-        size = self.train.micro_batch_size or num_rows
+        size = self.train.count_micro_rows(num_rows)
         if self.row_clipping is not None:
             size = 1
         for first in range(0, num_rows, size):
             yield slice(first, min(first + size, num_rows))
 
-    def _sum_over_batch(self, values: tuple[float, ...]) -> list[float]:
-        """Return the sums over the ranks that split the batch."""
-        mesh = self.lm.mesh
-        copies = 1 if mesh is None else mesh.shape.x * mesh.shape.y
-        return [value / copies for value in self.runtime.agree_sum(values)]
+    def _sum_over_batch(self, values: Tensor) -> Tensor:
+        """Return the sums over the ranks that split the batch; waits for them only when read."""
+        if self.lm.mesh is None:
+            return values
+        shape = self.lm.mesh.shape
+        sums = all_reduce(values.to(self.runtime.device), world_axis())
+        return sums / (shape.x * shape.y)
 
     def _to_device(self, array: Any) -> Tensor:
-        return torch.as_tensor(array, device=self.runtime.device)
+        tensor = torch.as_tensor(array)
+        if self.runtime.device.type != "cuda":
+            return tensor
+        # From pinned memory the copy runs while the host continues.
+        return tensor.pin_memory().to(self.runtime.device, non_blocking=True)
 
-    def _precision(self) -> AbstractContextManager[None]:
+    def precision(self) -> AbstractContextManager[None]:
+        """Return a context in which forwards compute in the precision of training."""
         if self.train.precision == "bf16" and self.lm.mesh is None:
             return torch.autocast(self.runtime.device.type, dtype=torch.bfloat16)
         return nullcontext()

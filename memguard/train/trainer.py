@@ -8,15 +8,10 @@ See `step` for a single step.
 """
 
 import io
-import math
-import signal
-import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from types import FrameType
 
 import numpy as np
 import torch
@@ -24,11 +19,11 @@ from numpy.typing import NDArray
 
 from memguard.config import OptimConfig, TrainConfig
 from memguard.data.corpus import Corpus
-from memguard.data.loader import Loader
+from memguard.data.loader import Batch, Loader
 from memguard.errors import ConfigError, Interrupted, RecordError
 from memguard.mitigation.k_schedule import KSchedule
 from memguard.model.causal_lm import CausalLM
-from memguard.runtime import Advance, Console, Runtime, peak_memory_bytes
+from memguard.runtime import Advance, Console, Runtime, fast_matmuls, peak_memory_bytes
 from memguard.train.audit_callback import MemorizationMonitor
 from memguard.train.base_nll import find_reference
 from memguard.train.dp_sgd import RowClipping, compute_privacy
@@ -40,56 +35,10 @@ from memguard.train.metrics import (
     hash_tally,
 )
 from memguard.train.optim import learning_rate
+from memguard.train.prefetch import Prefetcher
 from memguard.train.resume import Checkpoints, Totals
 from memguard.train.step import TrainStep
-
-# After Ctrl-C or SIGTERM, all ranks stop after the current step.
-
-# Signals within this time count as one: a launcher forwards the Ctrl-C that the terminal already
-# sent to the process.
-_SAME_SIGNAL_S = 1.0
-
-
-class StopRequest:
-    """Records whether this process received a signal to stop."""
-
-    def __init__(self, console: Console) -> None:
-        """Start without a request; ``console`` shows a message when a signal arrives."""
-        self.signal_number: int | None = None
-        self._console = console
-
-    def agree(self, runtime: Runtime) -> int:
-        """Return the signal that any rank received, 0 for none; not all ranks may receive it."""
-        return runtime.agree_max(self.signal_number or 0)
-
-    @contextmanager
-    def listen(self) -> Iterator[None]:
-        """Stop the run after the current step on SIGINT or SIGTERM, immediately on a second one."""
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-        before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-        received_s = -math.inf
-
-        def stop(number: int, _frame: FrameType | None) -> None:
-            nonlocal received_s
-            if time.monotonic() - received_s < _SAME_SIGNAL_S:
-                return
-            if self.signal_number is not None:
-                for handled, handler in before.items():
-                    signal.signal(handled, handler)
-                signal.raise_signal(number)
-            self.signal_number, received_s = number, time.monotonic()
-            self._console.info("stopping after this step; send the signal again to stop now")
-
-        for number in before:
-            signal.signal(number, stop)
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
-
+from memguard.train.stop_request import StopRequest
 
 _HELDOUT_BATCH_TOKENS = 4096
 _MIN_LABELS_FOR_DROP_CHECK = 10_000
@@ -188,7 +137,18 @@ class Trainer:
         )
         self._reference_nll: NDArray[np.float32] | None = None
         self.stop_request = StopRequest(console)
+        self._batches = Prefetcher(self._build_batch)
+        self._signal_number = 0
+        """Signal that any rank had received in the last step; 0 for none."""
+        self._labels: tuple[float, float] | None = None
+        """Labels of all ranks in the next step, before and after mitigations; None: not known."""
         self._stopped_by_budget = False
+        self._first_step = 0
+
+    @property
+    def num_updates(self) -> int:
+        """Optimizer steps that this process has completed."""
+        return self.totals.step - self._first_step
 
     def run(self) -> None:
         """Train from the newest checkpoint, or from the start, to the last step.
@@ -214,11 +174,16 @@ class Trainer:
                 console=self.console,
             )
         self._resume(path)
+        self._first_step = self.totals.step
         log = MetricsLog(path, kept=self.checkpoints.log, is_writer=self.runtime.is_main)
         self.lm.model.train()
         devices = [self.runtime.device] if self.runtime.device.type == "cuda" else []
         try:
-            with torch.random.fork_rng(devices=devices), self.stop_request.listen():
+            with (
+                torch.random.fork_rng(devices=devices),
+                self.stop_request.listen(),
+                self._batches,
+            ):
                 if self.totals.step == 0:
                     self._measure_heldout(log)
                     if self.monitor is not None:
@@ -226,7 +191,8 @@ class Trainer:
                 with self.console.progress("train", self.num_steps, "steps") as advance:
                     advance(self.totals.step, "")
                     while self.totals.step < self.num_steps and not self._stopped_by_budget:
-                        line = self._timed_step()
+                        with fast_matmuls(self.runtime.device):
+                            line = self._timed_step()
                         log.write(line)
                         self._show(line, advance)
                         self._look_if_due(log)
@@ -237,18 +203,43 @@ class Trainer:
             log.close()
             self.lm.model.eval()
 
-    def _timed_step(self) -> StepMetrics:
-        started = time.perf_counter()
-        samples = self.loader.samples(self.totals.step)
+    def _build_batch(self, step: int) -> Batch:
+        """Build this rank's rows of a step, from 0."""
+        samples = self.loader.samples(step)
         num_rows = -(-len(samples) // self.lm.num_batch_ways)
         mine = samples[self.lm.batch_rank * num_rows :][:num_rows]
-        lr = learning_rate(self.totals.step, self.num_steps, self.optim)
-        result = self.step.run(
-            self.loader.batch(mine, num_rows=num_rows, reference_nll=self._reference_nll),
-            lr=lr,
-            step=self.totals.step + 1,
-            first_sample=samples[0],
+        return self.loader.batch(mine, num_rows=num_rows, reference_nll=self._reference_nll)
+
+    def _timed_step(self) -> StepMetrics:
+        started = time.perf_counter()
+        number, monitor = self.totals.step, self.monitor
+        samples = self.loader.samples(number)
+        lr = learning_rate(number, self.num_steps, self.optim)
+        batch = self._batches.take(number)
+        is_last = number + 1 == self.num_steps
+        # An audit after this step may change the labels of the next one.
+        changes = (
+            monitor is not None and monitor.tightens and monitor.is_due(number + 1, is_last=is_last)
         )
+        if not (is_last or changes):
+            self._batches.start(number + 1)
+
+        def share() -> list[float]:
+            following = self._batches.look()
+            labels = (0, 0) if following is None else (following.num_supervised, following.num_kept)
+            return [*labels, *self.stop_request.count()]
+
+        result = self.step.run(
+            batch,
+            lr=lr,
+            step=number + 1,
+            first_sample=samples[0],
+            labels=self._labels,
+            share=share,
+        )
+        *labels, interrupts, terminations = result.shared
+        self._labels = None if is_last or changes else (labels[0], labels[1])
+        self._signal_number = self.stop_request.find((interrupts, terminations))
         self.loader.record(samples)
         took = time.perf_counter() - started
         totals = self.totals
@@ -285,6 +276,7 @@ class Trainer:
             batch_tokens=max(self.seq_len, _HELDOUT_BATCH_TOKENS),
             step=self.totals.step,
             runtime=self.runtime,
+            precision=self.step.precision,
         )
         if line is not None:
             log.write(line)
@@ -297,6 +289,8 @@ class Trainer:
         if monitor is None or not monitor.is_due(step, is_last=is_last):
             return
         audit = monitor.look(step, is_last=is_last)
+        # Audits take long, and the step's own agreement came before.
+        self._signal_number = self.stop_request.agree(self.runtime)
         log.write(audit)
         self.console.info(audit.describe())
         if not monitor.stops:
@@ -397,7 +391,9 @@ class Trainer:
     def _save_if_due(self) -> None:
         every = self.config.checkpoint_every_steps
         step = self.totals.step
-        signal_number = self.stop_request.agree(self.runtime)
+        # One process need not agree with others, and sees a signal of this moment.
+        is_alone = self.runtime.world_size == 1
+        signal_number = self.stop_request.agree(self.runtime) if is_alone else self._signal_number
         due = step == self.num_steps or (every is not None and step % every == 0)
         if (signal_number or due) and step != self.checkpoints.newest_step:
             self.checkpoints.save(self.totals)

@@ -21,5 +21,8 @@ verify.py          compares a run's files with their recorded hashes
 requests.py        checks arguments and their paths before torch is imported
 run_checks.py      checks settings against processes, libraries and the model's positions
 launch.py          --nproc: runs one command as several processes and reports errors
+auto_settings.py   replaces `auto` in a run's settings by values for its device
+memory_check.py    refuses a run that cannot fit; what helps against out-of-memory errors
+process_choice.py  number of processes that `train` starts if --nproc is left out
 process_limits.py  maximum number of processes on this machine
 """

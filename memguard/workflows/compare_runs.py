@@ -14,6 +14,7 @@ from memguard.records.sealed import save_sealed
 from memguard.report import render_comparison, render_comparison_chart
 from memguard.runtime import Console
 from memguard.workflows.requests import make_command
+from memguard.workflows.run_folder import FREE_IN_TRAIN
 from memguard.workflows.verify import load_own_config
 
 _NO_SETTING = ("name", "output_dir", "seed", "mitigations", "parallel", "audit")
@@ -96,7 +97,7 @@ def _choose_name(folder: Path, taken: Set[str]) -> str:
 
 
 def _list_settings(config: RunConfig) -> dict[str, Any]:
-    values = config.model_dump(mode="json")
+    values = config.model_dump(mode="json", exclude={"train": set(FREE_IN_TRAIN)})
     return {key: value for key, value in values.items() if key not in _NO_SETTING}
 
 

@@ -49,9 +49,10 @@ from memguard.planner.reference_hash import remark_on_reference_hash
 from memguard.planner.run_length import count_labels, measure_length, remark_on_rows
 from memguard.planner.tokenizer_lint import lint_tokenizer
 from memguard.records.run_files import PRIVATE_KEY
-from memguard.runtime import Console
+from memguard.runtime import Console, detect_runtime
 from memguard.workflows.audit_inputs import list_audited, name_buckets
 from memguard.workflows.data import build_training_data, check_token_ids, prepare
+from memguard.workflows.memory_check import settle_for_documents
 from memguard.workflows.run_folder import check_same_settings
 from memguard.workflows.setup import read_model_config
 
@@ -209,6 +210,7 @@ def dry_run(config: RunConfig, console: Console) -> DryRunResult:
         ModelError: as in training: no usable checkpoint or tokenizer, ids beyond the embeddings.
     """
     folder = Path(config.output_dir) / config.name
+    config = settle_for_documents(config, detect_runtime().device.type)
     remarks = []
     try:
         check_same_settings(config, folder, console)

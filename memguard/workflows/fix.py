@@ -37,6 +37,7 @@ from memguard.runtime import Console, default_cache_dir
 from memguard.workflows.audit import is_current
 from memguard.workflows.compare_runs import compare_folders
 from memguard.workflows.launch import launch
+from memguard.workflows.process_choice import choose_num_processes
 from memguard.workflows.run_folder import check_same_settings
 from memguard.workflows.train import train_run
 from memguard.workflows.verify import check_finished
@@ -139,7 +140,7 @@ def _count(report: AuditReport, role: str, model: str) -> str:
 
 
 def fix_run(
-    folder: Path, out: Path | None, *, keep_weights: bool, num_processes: int
+    folder: Path, out: Path | None, *, keep_weights: bool, num_processes: int | None
 ) -> tuple[Path, Comparison | AuditReport] | None:
     """Train a run again with the change that its report suggests, and audit it.
 
@@ -151,7 +152,7 @@ def fix_run(
         out: folder of the comparison; None: ``comparison`` next to the run.
         keep_weights: continue training its model until it forgets, instead of training again. No
             comparison is written then: the new run's report has the earlier model as base.
-        num_processes: number of training processes, as for a run.
+        num_processes: number of training processes; None chooses it, as for a run.
 
     Returns:
         The page, with the comparison or the new run's report; None if there was nothing to change.
@@ -211,7 +212,7 @@ def fix_run(
     return compare_folders([str(folder), str(beside / fixed)], out)
 
 
-def _train(config: RunConfig, num_processes: int, console: Console) -> None:
+def _train(config: RunConfig, num_processes: int | None, console: Console) -> None:
     """Write a run's settings next to its folder and train it.
 
     Raises:
@@ -223,11 +224,14 @@ def _train(config: RunConfig, num_processes: int, console: Console) -> None:
     path = folder.with_name(f"{config.name}.yaml")
     write_atomically(path, dump_yaml(config).encode())
     console.info(f"trained: {folder}, by {path}")
-    if num_processes == 1:
+    chosen, why_fewer = choose_num_processes(config, num_processes)
+    if why_fewer:
+        console.info(why_fewer)
+    if chosen == 1:
         train_run(config)
         return
     with _own_output():
-        code = launch([sys.executable, "-m", "memguard", "train", str(path)], num_processes)
+        code = launch([sys.executable, "-m", "memguard", "train", str(path)], chosen)
     if code:
         raise SystemExit(code)
 

@@ -3,6 +3,8 @@
     environment   same variables as torchrun: RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT
     terminal      rank 0 uses it; output of other ranks is shown only if one dies without a message
     error         one line and the exit code of the rank that failed first; others exit in seconds
+    memory        if it runs out in the first steps with a micro-batch that `auto` chose, all ranks
+                  are ended and started again with half of it, once
     Ctrl-C, TERM  all ranks save a checkpoint and exit; there is no time limit
 
 torchrun does not support the last two: it sends SIGTERM, which memguard interprets as "save", to
@@ -37,6 +39,11 @@ from memguard.workflows.process_limits import MORE_MACHINES, check_num_processes
 
 EXIT_REPORT_FILE = "MEMGUARD_LAST_WORDS"
 """Environment variable: file to which a rank of `--nproc` writes its final error message."""
+HALVE_MICRO_BATCH = "MEMGUARD_HALVE_MICRO_BATCH"
+"""Environment variable of the second attempt of a run whose first one ran out of memory."""
+STARTED_AGAIN = "Training starts again with that"
+_TOO_LARGE = "MicroBatchTooLarge"
+"""Class of the error after which all ranks are started again, once."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -168,16 +175,31 @@ def launch(command: Sequence[str], num_processes: int) -> int:
     Returns:
         The exit code of the rank that failed first, 1 if it was killed; 0 if none failed.
     """
+    code = _run(command, num_processes, {})
+    if code is None:
+        code = _run(command, num_processes, {HALVE_MICRO_BATCH: "1"})
+    assert code is not None, "ranks are started again once"
+    return code
+
+
+def _run(command: Sequence[str], num_processes: int, variables: dict[str, str]) -> int | None:
+    """Run all ranks to their end; None if they must be started again.
+
+    Args:
+        command: program and arguments.
+        num_processes: number of ranks.
+        variables: environment variables to add; none at the first attempt.
+    """
     with tempfile.TemporaryDirectory(prefix="memguard-") as folder, _held_back() as mask:
         ranks: list[_Rank] = []
         try:
-            _start(ranks, command, num_processes, Path(folder), mask)
+            _start(ranks, command, num_processes, Path(folder), mask, variables)
             stop = _wait(ranks)
         finally:
             for rank in ranks:
                 rank.process.kill()
                 rank.process.wait()
-        return _tell_end(ranks, stop)
+        return _tell_end(ranks, stop, may_restart=not variables)
 
 
 @contextmanager
@@ -194,7 +216,12 @@ def _held_back() -> Iterator[set[int]]:
 
 
 def _start(
-    ranks: list[_Rank], command: Sequence[str], count: int, folder: Path, mask: set[int]
+    ranks: list[_Rank],
+    command: Sequence[str],
+    count: int,
+    folder: Path,
+    mask: set[int],
+    variables: dict[str, str],
 ) -> None:
     """Start all ranks; each is added to the list as soon as it runs."""
     libc = ctypes.CDLL(None)
@@ -211,6 +238,7 @@ def _start(
             environment = {
                 **_defaults(count),
                 **os.environ,
+                **variables,
                 "RANK": str(number),
                 "LOCAL_RANK": str(number),
                 "WORLD_SIZE": str(count),
@@ -279,8 +307,8 @@ def _has_agreed(rank: _Rank) -> bool:
     return rank.words is not None and rank.words.agreed
 
 
-def _tell_end(ranks: Sequence[_Rank], stop: int | None) -> int:
-    """Print the error if a rank failed; return the exit code."""
+def _tell_end(ranks: Sequence[_Rank], stop: int | None, *, may_restart: bool) -> int | None:
+    """Print the error if a rank failed; return the exit code, None to start all ranks again."""
     if all(rank.code == 0 for rank in ranks):
         return 0
     if ranks[0].code == -signal.SIGKILL and sys.stderr.isatty():
@@ -295,7 +323,11 @@ def _tell_end(ranks: Sequence[_Rank], stop: int | None) -> int:
     if first.words is None:
         print(f"memguard: rank {first.number} {_describe_death(first)}", file=sys.stderr)
         return max(1, first.code)
-    first.words.say("" if _speaks_for_all(first, ranks) else f"rank {first.number}: ")
+    prefix = "" if _speaks_for_all(first, ranks) else f"rank {first.number}: "
+    if may_restart and stop is None and first.words.kind == _TOO_LARGE:
+        print(f"{prefix}{first.words.text}. {STARTED_AGAIN}", file=sys.stderr, flush=True)
+        return None
+    first.words.say(prefix)
     return first.words.code
 
 

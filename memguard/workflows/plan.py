@@ -5,7 +5,7 @@ torch is not imported for a model alone, or for a run with --model.
 
 import json
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,10 +30,12 @@ from memguard.planner.fit import (
     find_enough_gpus,
     find_fit,
     list_remedies,
+    needs_mask,
     rank_meshes,
 )
 from memguard.planner.machine import THIS_MACHINE, Machine, load_machine
 from memguard.planner.plan import Enough, MeshPlan, Plan, list_assumptions, make_mesh_plan
+from memguard.workflows.auto_settings import describe_work
 from memguard.workflows.requests import OPTIONS, PlanRequest, read_mesh
 
 _NUM_LISTED = 20
@@ -72,7 +74,34 @@ def make_plan(request: PlanRequest, run: RunConfig | None) -> Plan:
         MemoryUnknown: memory cannot be estimated for the family of the run's model.
         ModelError: no such configuration.
     """
-    inputs = _read_inputs(request, run)
+    return _make(_read_inputs(request, run))
+
+
+def plan_run(config: RunConfig, *, sizes: ModelSizes, machine: Machine, num_gpus: int) -> Plan:
+    """Return the plan of a run on the machine that it was started on.
+
+    Args:
+        config: the run's settings.
+        sizes: sizes of its model.
+        machine: the machine.
+        num_gpus: number of ranks.
+
+    Raises:
+        ConfigError: no mesh of this many ranks, or not the run's, is valid for model and batch.
+    """
+    inputs = _PlanInput(
+        name=config.model.path or "model.scratch",
+        sizes=sizes,
+        machine=machine,
+        num_gpus=num_gpus,
+        work=describe_work(config, device_type="cuda" if machine.has_gpus else "cpu"),
+        mesh=config.parallel,
+        is_run=True,
+    )
+    return _make(inputs)
+
+
+def _make(inputs: _PlanInput) -> Plan:
     sizes, machine, work = inputs.sizes, inputs.machine, inputs.work
     requested = None if inputs.mesh is None else _resolve(inputs, inputs.mesh)
     order = AXES if inputs.mesh is None else inputs.mesh.order
@@ -93,8 +122,11 @@ def make_plan(request: PlanRequest, run: RunConfig | None) -> Plan:
             if not inputs.is_run:
                 remedies = [_as_option(remedy) for remedy in remedies]
     enough = None
-    if not ranked and machine.name != THIS_MACHINE:
-        choice = find_enough_gpus(sizes, work, machine)
+    # Processes of one CPU share its memory: more of them do not help.
+    if not ranked and machine.has_gpus:
+        # The answer names checkpointing and micro-batch too, so these are free.
+        free = replace(work, checkpointing=None, micro_batch_size=None)
+        choice = find_enough_gpus(sizes, free, machine)
         if choice is not None:
             mesh = make_mesh_plan(choice.fit, choice.step)
             enough = Enough(num_gpus=choice.fit.mesh.num_ranks, mesh=mesh)
@@ -113,7 +145,7 @@ def make_plan(request: PlanRequest, run: RunConfig | None) -> Plan:
         meshes=tuple(plans),
         enough=enough,
         remedies=tuple(remedies),
-        assumptions=list_assumptions(machine),
+        assumptions=list_assumptions(machine, has_mask=needs_mask(sizes, work, machine)),
     )
 
 
@@ -149,7 +181,9 @@ def _describe_way_out(plan: Plan) -> str:
             f"use {plan.enough.num_gpus:,} GPUs as {_describe_choice(plan.enough.mesh)}, "
             f"{format_bytes(plan.enough.mesh.memory.needed)} each"
         )
-    return " or ".join(ways) if ways else "use more GPUs, larger GPUs or a smaller model"
+    return (
+        " or ".join(ways) if ways else "use GPUs with more memory, more of them, or a smaller model"
+    )
 
 
 def _as_option(setting: str) -> str:
@@ -159,7 +193,10 @@ def _as_option(setting: str) -> str:
 
 
 def _describe_choice(mesh: MeshPlan) -> str:
-    return f"{mesh.describe()} with activation_checkpointing {mesh.activation_checkpointing}"
+    return (
+        f"{mesh.describe()} with activation_checkpointing {mesh.activation_checkpointing} and "
+        f"micro_batch_size {mesh.micro_batch_size:,}"
+    )
 
 
 def _resolve(inputs: _PlanInput, mesh: ParallelConfig) -> MeshShape:
@@ -192,25 +229,19 @@ def _read_inputs(request: PlanRequest, run: RunConfig | None) -> _PlanInput:
         else:
             degrees: dict[str, int] = {axis: getattr(mesh, axis) for axis in AXES}
             mesh = run.parallel.model_copy(update=degrees)
-        work = Work(
-            seq_len=run.data.seq_len,
-            batch_size=run.train.batch_size,
-            micro_batch_size=run.train.micro_batch_size or run.train.batch_size,
-            checkpointing=run.train.activation_checkpointing,
-            compute_bytes=2 if run.train.precision == "bf16" else 4,
-            chunk_tokens=run.train.nll_chunk_tokens,
-            reshard_after_forward=mesh.reshard_after_forward,
-        )
+        run = run.model_copy(update={"parallel": mesh})
     if request.model is not None:
         name, sizes = _name(request.model), _read_model_file(request.model)
     else:
         assert run is not None, "checked: there is a run or a model"
-        name, sizes = run.model.path or "model.scratch", _read_run_model(run)
+        name, sizes = run.model.path or "model.scratch", read_run_model(run)
     degrees_given = [-1] if mesh is None else [getattr(mesh, axis) for axis in AXES]
     num_gpus = request.gpus
     if num_gpus is None and -1 not in degrees_given:
         num_gpus = math.prod(degrees_given)
     machine = load_machine(request.machine or THIS_MACHINE, num_processes=num_gpus or 1)
+    if run is not None:
+        work = describe_work(run, device_type="cuda" if machine.has_gpus else "cpu")
     return _PlanInput(
         name=name,
         sizes=sizes,
@@ -222,7 +253,13 @@ def _read_inputs(request: PlanRequest, run: RunConfig | None) -> _PlanInput:
     )
 
 
-def _read_run_model(run: RunConfig) -> ModelSizes:
+def read_run_model(run: RunConfig) -> ModelSizes:
+    """Return the sizes of a run's model.
+
+    Raises:
+        MemoryUnknown: memory cannot be estimated for the model's family.
+        ModelError: no such configuration.
+    """
     # Eager attention stores the scores of all pairs of tokens, which the estimate leaves out.
     if run.model.attn_implementation != "eager":
         from memguard.workflows.setup import read_model_config  # imports torch

@@ -90,7 +90,7 @@ def read_mesh(text: str, *, command: str) -> ParallelConfig:
             f"got '{text}'"
         )
     place = Document(path=f"memguard {command} --mesh", values={}, places={})
-    return validate(ParallelConfig, {"data": 1} | degrees, place)
+    return validate(ParallelConfig, {"data": 1, "z": 1} | degrees, place)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -191,7 +191,8 @@ class CompareRequest:
     jobs: int | None
     fix: bool
     keep_weights: bool
-    num_processes: int
+    num_processes: int | None
+    """Value of `--nproc`; None if left out."""
 
     @property
     def are_runs(self) -> bool:
@@ -206,7 +207,7 @@ class CompareRequest:
         """
         if self.keep_weights and not self.fix:
             raise ConfigError("--keep-weights needs --fix")
-        if self.num_processes > 1 and not self.fix:
+        if (self.num_processes or 1) > 1 and not self.fix:
             raise ConfigError("--nproc needs --fix; a sweep trains several runs with --jobs")
         if not self.are_runs:
             if self.fix:
@@ -215,7 +216,7 @@ class CompareRequest:
                 raise ConfigError("--out needs RUNs; a sweep has 'output_dir' in its YAML")
             check_num_processes(self.jobs or 1, option="--jobs", way_out=_SMALLER_SWEEPS)
             return
-        check_num_processes(self.num_processes, option="--nproc", way_out=MORE_MACHINES)
+        check_num_processes(self.num_processes or 1, option="--nproc", way_out=MORE_MACHINES)
         if self.jobs is not None:
             raise ConfigError("--jobs needs a sweep; finished RUNs are not trained")
         if self.fix and len(self.given) > 1:

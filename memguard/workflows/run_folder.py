@@ -25,8 +25,10 @@ if TYPE_CHECKING:
 
 # Settings that may differ when a run is resumed: they do not change the trained weights.
 _FREE = ("name", "output_dir", "audit", "parallel")
-_FREE_IN_TRAIN = (
+FREE_IN_TRAIN = (
     "activation_checkpointing",
+    "micro_batch_size",
+    "deterministic",
     "compile",
     "checkpoint_every_steps",
     "keep_checkpoints",
@@ -145,7 +147,7 @@ def hash_run(config: RunConfig, documents_sha256: str) -> str:
 def _binding(values: dict[str, Any]) -> dict[str, Any]:
     """Return the settings that determine the trained weights."""
     kept = {key: value for key, value in values.items() if key not in _FREE}
-    kept["train"] = {k: v for k, v in kept["train"].items() if k not in _FREE_IN_TRAIN}
+    kept["train"] = {k: v for k, v in kept["train"].items() if k not in FREE_IN_TRAIN}
     return kept
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,13 @@ from memguard.model.checks import build_causal_lm
 from memguard.parallel.mesh import Mesh4D, build_mesh
 from memguard.parallel.mesh_shape import ModelSizes, resolve_mesh
 from memguard.parallel.shard import checkpoint_blocks, compile_blocks
-from memguard.runtime import Console, Runtime, detect_runtime, start_runtime
+from memguard.runtime import (
+    Console,
+    Runtime,
+    detect_runtime,
+    set_allocator_defaults,
+    start_runtime,
+)
 from memguard.seeds import derive_seed
 from memguard.train.dropout import set_dropout
 from memguard.workflows.run_checks import check_dropout
@@ -57,12 +64,14 @@ def open_distributed(
     Raises:
         ConfigError: the mesh does not match the number of processes or the model.
     """
+    set_allocator_defaults()
     world_size = detect_runtime().world_size
     if world_size == 1:
         sizes = batch_size = None
     shape = resolve_mesh(parallel, world_size, sizes, batch_size=batch_size)
-    with start_runtime() as runtime:
-        mesh = build_mesh(shape, runtime.device.type) if world_size > 1 else None
+    timeout = timedelta(minutes=parallel.timeout_minutes)
+    with start_runtime(timeout) as runtime:
+        mesh = build_mesh(shape, runtime.device.type, timeout=timeout) if world_size > 1 else None
         if mesh is not None and runtime.device.type == "cuda":
             mesh.connect(runtime.device)
         yield DistributedContext(runtime=runtime, mesh=mesh, parallel=parallel)
@@ -174,7 +183,7 @@ def start_model(config: RunConfig, tokenizer: Any, distributed: DistributedConte
     lm = build_causal_lm(drawn, chunk_tokens=train.nll_chunk_tokens)
     if train.dropout is not None:
         set_dropout(drawn, train.dropout)
-    checkpoint_blocks(drawn, train.activation_checkpointing)
+    checkpoint_blocks(drawn, train.checkpointing)
     if train.compile:
         compile_blocks(drawn)
     return StartedModel(lm=lm, sharded=None)
@@ -190,7 +199,7 @@ def shard_for_training(
         compute_dtype=torch.bfloat16 if train.precision == "bf16" else None,
         chunk_tokens=train.nll_chunk_tokens,
         reshard_after_forward=distributed.parallel.reshard_after_forward,
-        checkpointing=train.activation_checkpointing,
+        checkpointing=train.checkpointing,
         compile=train.compile,
     )
 

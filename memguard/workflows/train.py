@@ -1,6 +1,8 @@
 """A run: prepare, train, export, audit. Each stage writes files; finished stages are skipped."""
 
+import gc
 import json
+import os
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -18,6 +20,7 @@ from memguard.errors import ConfigError, RecordError
 from memguard.hf.checkpoint import check_positions
 from memguard.hf.load import count_parameters
 from memguard.model.checks import keeps_documents_apart
+from memguard.parallel.mesh_shape import MeshShape
 from memguard.planner.reference_hash import remark_on_reference_hash
 from memguard.records import ManifestEntry, save_manifest, write_atomically
 from memguard.records.run_files import (
@@ -33,16 +36,36 @@ from memguard.report import render_model_card
 from memguard.runtime import (
     Console,
     describe_environment,
+    detect_runtime,
+    deterministic_algorithms,
     quiet_libraries,
+    set_deterministic_defaults,
 )
 from memguard.train.dp_sgd import RowClipping, load_accountant
 from memguard.train.trainer import Trainer
 from memguard.workflows.audit import audit_run, find_current_report
 from memguard.workflows.audit_callback import build_monitor
 from memguard.workflows.data import PreparedRun, build_training_data, check_token_ids, prepare
+from memguard.workflows.launch import HALVE_MICRO_BATCH, STARTED_AGAIN
+from memguard.workflows.memory_check import (
+    MicroBatchTooLarge,
+    OutOfMemory,
+    explain_halving,
+    explain_out_of_memory,
+    find_half,
+    is_out_of_memory,
+    settle_for_documents,
+    settle_settings,
+)
 from memguard.workflows.requests import make_command
 from memguard.workflows.run_folder import check_same_settings, compute_run_key, locked
-from memguard.workflows.setup import DistributedContext, open_distributed, read_sizes, start_model
+from memguard.workflows.setup import (
+    DistributedContext,
+    StartedModel,
+    open_distributed,
+    read_sizes,
+    start_model,
+)
 
 
 def prepare_run(config: RunConfig, console: Console | None = None) -> PreparedRun:
@@ -53,6 +76,7 @@ def prepare_run(config: RunConfig, console: Console | None = None) -> PreparedRu
         DataError: see `prepare`.
         ModelError: no usable checkpoint or tokenizer.
     """
+    config = settle_for_documents(config, detect_runtime().device.type)
     with locked(Path(config.output_dir) / config.name):
         return _prepare(config, console or Console())
 
@@ -71,6 +95,8 @@ def train_run(config: RunConfig) -> dict[str, Any]:
     """
     console = Console()
     folder = Path(config.output_dir) / config.name
+    if config.train.deterministic:
+        set_deterministic_defaults()
     with (
         open_distributed(
             config.parallel, read_sizes(config), batch_size=config.train.batch_size
@@ -79,17 +105,28 @@ def train_run(config: RunConfig) -> dict[str, Any]:
     ):
         runtime = distributed.runtime
         _check_privacy(config, distributed)
+        is_second = HALVE_MICRO_BATCH in os.environ
+        settled = settle_settings(config, runtime, halve=is_second)
         held = runtime.only_on_main(lambda: lock.enter_context(locked(folder)))
-        prepared = _prepare_once(config, distributed, console)
-        run_key = compute_run_key(config, prepared.corpus)
-        state = runtime.only_on_main(lambda: _find_trained(folder, run_key, console))
-        before = runtime.broadcast_object(state)
-        if before.is_whole:
-            console.info(f"model: {folder / 'model'} was trained before")
-        else:
-            # Rank 0 has locked the folder.
-            check_folder = partial(runtime.only_on_main, held or _pass)
-            _train(config, prepared, distributed, console, before=before, check_folder=check_folder)
+        # Rank 0 has locked the folder.
+        check_folder = partial(runtime.only_on_main, held or _pass)
+        may_halve = config.train.micro_batch_size == "auto" and not is_second
+        reason = None
+        try:
+            _prepare_and_train(settled, distributed, console, check_folder, may_halve=may_halve)
+        except MicroBatchTooLarge as error:
+            if runtime.world_size > 1:
+                # Other ranks wait in collectives: the launcher ends them and starts all again.
+                raise
+            reason = str(error)
+        if reason is not None:
+            # Here, where no traceback holds the model.
+            gc.collect()
+            torch.cuda.empty_cache()
+            settled = settle_settings(config, runtime, halve=True)
+            console.warn(f"{reason}. {STARTED_AGAIN}")
+            _prepare_and_train(settled, distributed, console, check_folder, may_halve=False)
+        config = settled
         result: dict[str, Any] = {"run": str(folder), "model": str(folder / "model")}
         if not config.audit.enabled:
             return result
@@ -103,6 +140,58 @@ def train_run(config: RunConfig) -> dict[str, Any]:
     console.info(report.verdict.sentence)
     page = str(folder / "audit" / "report.html")
     return result | {"report": page, "verdict": report.verdict.model_dump(mode="json")}
+
+
+def _prepare_and_train(
+    config: RunConfig,
+    distributed: DistributedContext,
+    console: Console,
+    check_folder: Callable[[], None],
+    *,
+    may_halve: bool,
+) -> None:
+    """Prepare the documents, then train and export unless that was done before.
+
+    Args:
+        config: the run's settings, without `auto`.
+        distributed: this process and its mesh.
+        console: shows progress and messages.
+        check_folder: raises if the run's folder is no longer the locked one.
+        may_halve: whether training may start again with half of the micro-batch.
+
+    Raises:
+        MicroBatchTooLarge: memory ran out in the first steps, and a smaller micro-batch exists.
+        OutOfMemory: memory ran out otherwise.
+    """
+    runtime, folder = distributed.runtime, Path(config.output_dir) / config.name
+    prepared = _prepare_once(config, distributed, console)
+    run_key = compute_run_key(config, prepared.corpus)
+    state = runtime.only_on_main(lambda: _find_trained(folder, run_key, console))
+    before = runtime.broadcast_object(state)
+    if before.is_whole:
+        console.info(f"model: {folder / 'model'} was trained before")
+        return
+    trainer: Trainer | None = None
+    try:
+        started, trainer = _build_trainer(
+            config, prepared, distributed, console, before=before, check_folder=check_folder
+        )
+        with deterministic_algorithms(config.train.deterministic):
+            trainer.run()
+        check_folder()
+        _export(config, prepared, distributed, console, started, trainer)
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
+        shape = MeshShape() if distributed.mesh is None else distributed.mesh.shape
+        # AdamW's moments exist from the second step on, so the first two show whether a step fits.
+        is_new = trainer is not None and trainer.num_updates < 2
+        half = find_half(config, shape)
+        if may_halve and is_new and half is not None:
+            raise MicroBatchTooLarge(explain_halving(config, shape, half)) from error
+        device_type = runtime.device.type
+        text = explain_out_of_memory(config, shape, device_type, is_loaded=trainer is not None)
+        raise OutOfMemory(text) from error
 
 
 def _check_privacy(config: RunConfig, distributed: DistributedContext) -> None:
@@ -193,7 +282,7 @@ def _find_trained(folder: Path, run_key: str, console: Console) -> _Before:
     return _Before(is_whole=False, damage=f"'{folder}': {damages[0]}")
 
 
-def _train(
+def _build_trainer(
     config: RunConfig,
     prepared: PreparedRun,
     distributed: DistributedContext,
@@ -201,7 +290,8 @@ def _train(
     *,
     before: _Before,
     check_folder: Callable[[], None],
-) -> None:
+) -> tuple[StartedModel, Trainer]:
+    """Load the model and set up its training."""
     folder, corpus, tokenizer = prepared.folder, prepared.corpus, prepared.tokenizer
     runtime = distributed.runtime
     environment = describe_environment(runtime.device, runtime.world_size)
@@ -215,14 +305,8 @@ def _train(
     lm, model = started.lm, started.lm.model
     check_positions(model, config.data.seq_len, "data.seq_len")
     check_token_ids(corpus, lm.vocab_size)
-    train = config.train
-    is_selective = train.activation_checkpointing == "selective"
-    if distributed.mesh is not None and train.compile and is_selective:
-        console.warn(
-            "'train.compile' has no effect on a mesh with 'train.activation_checkpointing' "
-            "selective: decoder blocks run uncompiled"
-        )
-    share_rows = keeps_documents_apart(lm)
+    autocasts = config.train.precision == "bf16" and distributed.mesh is None
+    share_rows = keeps_documents_apart(lm, bf16=autocasts)
     if not share_rows:
         console.warn(
             f"{type(model).__name__} cannot mask attention between documents of one row: each "
@@ -258,8 +342,19 @@ def _train(
         f"model: {count_parameters(model):,} parameters on {runtime.device.type}{mesh}; "
         f"{len(loader.rows):,} rows, {trainer.num_steps:,} steps"
     )
-    trainer.run()
-    check_folder()
+    return started, trainer
+
+
+def _export(
+    config: RunConfig,
+    prepared: PreparedRun,
+    distributed: DistributedContext,
+    console: Console,
+    started: StartedModel,
+    trainer: Trainer,
+) -> None:
+    """Write the manifest, the model and the hashes of both, after the last step."""
+    folder, runtime, loader = prepared.folder, distributed.runtime, trainer.loader
     num_samples = trainer.totals.num_rows
     runtime.only_on_main(
         lambda: save_manifest(count_up(loader, num_samples), folder / "manifest.jsonl")
@@ -268,7 +363,7 @@ def _train(
         None, run_name=config.name, base_model=config.model.path, config_yaml=dump_yaml(config)
     )
     dtype = torch.bfloat16 if config.train.precision == "bf16" else torch.float32
-    started.export(tokenizer, folder / "model", dtype=dtype, card=card)
+    started.export(prepared.tokenizer, folder / "model", dtype=dtype, card=card)
     runtime.only_on_main(lambda: _commit(folder, trainer.run_key, trainer.totals.step))
     console.info(f"model: saved in {folder / 'model'}")
 

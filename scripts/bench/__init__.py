@@ -6,6 +6,13 @@ mitigation   overhead of a goldfish mask in a step
 audit        speed of the audit's scores and default suite, vs `generate`
 plan         predicted memory, vs simulated and measured memory
 gpu          an 8B-shaped Llama on one GPU; started by scripts/gpu_check.sh
+gpu_many     the same on several GPUs; started by scripts/gpu_check_many.sh
+gpu_sizes    sizes of the model, FLOP a token, peak rates of GPUs
+gpu_rows     what a rank measures: a step checked, rounds of steps timed
+gpu_parity   tiny models on every mesh, vs one process
+gpu_overlap  collectives that computation hides, from a profiler's trace
+gpu_work     measurements in new processes, started by memguard's launcher
+gpu_session  one run of a GPU benchmark: tables, verdict and JSON
 harness      ranks as processes, alternating sides, tables and a verdict
 workload     random models, packed rows, memguard's step and transformers' Trainer
 """

@@ -57,6 +57,8 @@ MIN_SPEED, MIN_GOLDFISH_SPEED, MAX_MEMORY = 1.0, 1.25, 0.8
 LR = 1e-3
 NUM_BATCHES = 32
 MEMORY_STEPS = 3
+# Counts of labels and of signals, which the trainer sends with the loss.
+NUM_SHARED = 4
 # Tolerance of losses after the same steps with another order of summation, fp32.
 SAME_LOSS = 2e-3
 
@@ -117,7 +119,7 @@ class Turns:
 
 def run_memguard(case: Case, rank: Rank) -> float | None:
     """The engine of memguard, on one process or on a mesh."""
-    turns, train = Turns(rank), TrainConfig()
+    turns, train = Turns(rank), TrainConfig(micro_batch_size=None)
     if case.mesh:
         sharding = Sharding(
             mesh=build_mesh(case.mesh, "cpu"),
@@ -133,8 +135,16 @@ def run_memguard(case: Case, rank: Rank) -> float | None:
     batches = [take_rows(batch, lm.batch_rank, lm.num_batch_ways) for batch in whole]
 
     def take_step(number: int) -> None:
-        batch = batches[number % NUM_BATCHES]
-        step.run(batch, lr=LR, step=number + 1, first_sample=number * case.batch_size)
+        index = number % NUM_BATCHES
+        # As in a run, labels are known from the step before, and those of the next are sent.
+        step.run(
+            batches[index],
+            lr=LR,
+            step=number + 1,
+            first_sample=number * case.batch_size,
+            labels=(whole[index].num_supervised, whole[index].num_kept),
+            share=lambda: [0.0] * NUM_SHARED,
+        )
 
     turns.play(take_step)
     return None if case.mesh else measure_loss(lm.model, whole[0])

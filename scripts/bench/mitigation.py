@@ -63,7 +63,8 @@ def build_masks() -> dict[str, Callable[[np.ndarray], Any]]:
 def make_step(rows: int, tokens: int, hidden_size: int) -> tuple[Callable[[], object], np.ndarray]:
     """Return an optimizer step of a random Llama, and the tokens of its rows."""
     config = build_llama(VOCAB, hidden_size, 4 * hidden_size, 8, 8)
-    step = build_step(build_causal_lm(draw_model(config)), TrainConfig(batch_size=rows))
+    train = TrainConfig(batch_size=rows, micro_batch_size=None)
+    step = build_step(build_causal_lm(draw_model(config)), train)
     (batch,) = draw_batches(VOCAB, (rows, tokens), document_tokens=(tokens, tokens), num_batches=1)
     return lambda: step.run(batch, lr=1e-5, step=1, first_sample=0), batch.input_ids
 

@@ -251,7 +251,7 @@ def make_step(case: Case, mesh: Mesh4D) -> Callable[[int], object]:
         device=torch.device("cpu"),
         compute_dtype=torch.bfloat16 if case.precision == "bf16" else None,
         chunk_tokens=train.nll_chunk_tokens,
-        checkpointing=train.activation_checkpointing,
+        checkpointing=train.checkpointing,
     )
     layer = build_meta_layer(case.config, sharding)
     allocate(layer)

@@ -176,9 +176,19 @@ def train_by_trainer(
     callback: transformers.TrainerCallback,
     *,
     lr: float,
+    num_ranks: int = 1,
     **arguments: Any,
 ) -> None:
-    """Train by `transformers.Trainer` with its defaults; nothing is logged, saved or evaluated."""
+    """Train by `transformers.Trainer` with its defaults; nothing is logged, saved or evaluated.
+
+    Args:
+        model: a plain model.
+        batches: rows of a step, of all ranks.
+        callback: added to the Trainer's own.
+        lr: learning rate.
+        num_ranks: ranks that share the rows of a step.
+        arguments: of `transformers.TrainingArguments`.
+    """
 
     class InOrder(transformers.Trainer):
         def _get_train_sampler(self, train_dataset: Any = None) -> Any:
@@ -194,7 +204,7 @@ def train_by_trainer(
     with tempfile.TemporaryDirectory() as folder:
         settings = {
             "output_dir": folder,
-            "per_device_train_batch_size": batch_size,
+            "per_device_train_batch_size": batch_size // num_ranks,
             "learning_rate": lr,
             "lr_scheduler_type": "constant",
             "adam_beta1": BETAS[0],
@@ -225,14 +235,14 @@ def train_by_trainer(
 def describe_step(train: TrainConfig, mesh: MeshShape, *, seq_len: int) -> StepSettings:
     """Return a step's settings as the planner's input."""
     num_rows = train.batch_size // mesh.num_batch_ways
-    micro_batch = train.micro_batch_size or num_rows
+    micro_batch = train.count_micro_rows(num_rows)
     return StepSettings(
         num_tokens=micro_batch * seq_len,
         num_labels=micro_batch * (seq_len - 1),
         num_micro_batches=num_rows // micro_batch,
         chunk_tokens=train.nll_chunk_tokens,
         compute_bytes=2 if train.precision == "bf16" else 4,
-        checkpointing=train.activation_checkpointing,
+        checkpointing=train.checkpointing,
     )
 
 

@@ -27,6 +27,7 @@ source .venv/bin/activate
 
 set -u
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$((SLURM_CPUS_PER_TASK / GPUS_PER_NODE))}
+export PYTORCH_ALLOC_CONF=${PYTORCH_ALLOC_CONF:-expandable_segments:True}
 export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1
 # Time that torchrun allows for writing a checkpoint (seconds): just under the notice of --signal.
 export TORCH_ELASTIC_SHUTDOWN_TIMEOUT=270

@@ -306,7 +306,19 @@ def test_out_of_memory(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         raise MemoryError
 
     monkeypatch.setattr(setup, "build_causal_lm", fail)
-    assert "lower 'train.micro_batch_size'" in fails(1, "train", write_run(folder))
+    message = fails(1, "train", write_run(folder))
+    assert "out of memory while the model was loaded: use a machine with more memory" in message
+    assert "micro_batch_size" not in message, "it would not help"
+
+
+def test_out_of_memory_elsewhere(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(train, "prepare", fail)
+    assert "an audit needs less with a lower 'audit.batch_tokens'" in fails(
+        1, "train", write_run(folder)
+    )
 
 
 def test_mistakes_of_ours_show_where(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

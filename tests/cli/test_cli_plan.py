@@ -356,7 +356,9 @@ def test_a_run_without_its_documents(folder: Path) -> None:
 
 
 def test_a_run_on_many_gpus(folder: Path) -> None:
-    path = write_run(folder, parallel={"z": 2, "x": 2, "order": ["x", "y", "z", "data"]})
+    path = write_run(
+        folder, parallel={"data": -1, "z": 2, "x": 2, "order": ["x", "y", "z", "data"]}
+    )
     arguments = ("--no-documents", "--machine", "dgx-h100", "--json")
     printed = json.loads(plan(path, *arguments).out)
     assert printed["num_gpus"] == 8, "'parallel.data' is -1: one node"

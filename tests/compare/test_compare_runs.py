@@ -69,6 +69,14 @@ def test_runs_that_differ_in_their_seed_are_one_setting(tmp_path: Path) -> None:
     assert names == [("plain-0", 0), ("plain-0", 1), ("other-0", 0), ("other-0", 1)]
 
 
+def test_what_fitted_in_memory_is_no_setting(tmp_path: Path) -> None:
+    halved = {"micro_batch_size": 4, "activation_checkpointing": "full"}
+    folders = [write(tmp_path, "a"), write(tmp_path, "b", seed=1, train=halved)]
+    _, comparison = compare_folders(folders, tmp_path / "out")
+    assert [(each.name, each.seed) for each in comparison.settings] == [("a", 0), ("a", 1)]
+    assert not any(each.overrides for each in comparison.settings)
+
+
 def test_other_settings_in_folders_of_one_name_are_told_apart(tmp_path: Path) -> None:
     folders = [
         write(tmp_path / "low", "none"),

@@ -108,7 +108,7 @@ def test_the_json_schema_is_one(kind: type[schema.Settings]) -> None:
         ({"seed": 2**63}, "less than"),
         ({"optim": {"lr": float("nan")}}, "finite number"),
         ({"train": {"audit_documents": 8}}, "'audit_documents' does nothing without 'audit_every"),
-        ({"parallel": {"x": -1}}, "only one of 'data', 'z', 'y' and 'x' can be -1"),
+        ({"parallel": {"x": -1, "z": -1}}, "only one of 'data', 'z', 'y' and 'x' can be -1"),
         ({"parallel": {"x": 0}}, "should be 1 or more, or -1 for the rest of the ranks; got 0"),
         ({"parallel": {"z": -2}}, "should be 1 or more, or -1 for the rest of the ranks; got -2"),
         ({"parallel": {"order": ["x", "y", "z"]}}, "each of data, z, y, x once; got x, y, z"),
@@ -133,10 +133,15 @@ def test_a_sweep_names_each_setting_once() -> None:
         SweepConfig.model_validate({"name": "x", "run": {}, "settings": settings})
 
 
-def test_the_mesh_takes_all_ranks_as_copies_by_default() -> None:
+def test_the_mesh_shares_the_weights_over_all_ranks_by_default() -> None:
     parallel = RunConfig.model_validate(RUN).parallel
-    assert (parallel.data, parallel.z, parallel.y, parallel.x) == (-1, 1, 1, 1)
+    assert (parallel.data, parallel.z, parallel.y, parallel.x) == (1, -1, 1, 1)
     assert parallel.order == ("data", "z", "y", "x")
+    assert parallel.timeout_minutes == 30
+    # Only one axis takes the rest.
+    for axis in ("data", "y", "x"):
+        other = ParallelConfig.model_validate({axis: -1})
+        assert (getattr(other, axis), other.z) == (-1, 1)
     assert ParallelConfig(data=2, z=-1, order=["x", "y", "z", "data"]).order[0] == "x"
     assert RunConfig.model_validate(RUN | {"parallel": None}).parallel == ParallelConfig()
 

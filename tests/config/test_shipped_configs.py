@@ -15,8 +15,17 @@ from memguard.assets import find_asset, list_assets
 from memguard.compare import load_sweep
 from memguard.config import CanaryConfig, RunConfig, load_run_config
 from memguard.hf.sharded import Sharding, build_meta_layer, count_sharded_parameters
-from memguard.parallel.mesh_shape import MeshShape, ModelSizes, check_mesh, resolve_mesh
+from memguard.parallel.mesh_shape import (
+    MeshShape,
+    ModelSizes,
+    check_mesh,
+    list_meshes,
+    resolve_mesh,
+)
+from memguard.planner.fit import rank_meshes
+from memguard.planner.machine import load_machine
 from memguard.simulation.fake_mesh import simulated_mesh
+from memguard.workflows.auto_settings import describe_work
 
 ROOT = Path(__file__).resolve().parents[2]
 SWEEPS = ("quickstart",)
@@ -54,11 +63,22 @@ def load(name: str) -> RunConfig:
     return load_run_config(find_asset("configs", name, setting="CONFIG"), ())
 
 
-def mesh_of(config: RunConfig) -> MeshShape:
-    degrees = config.parallel
-    num_ranks = degrees.data * degrees.z * degrees.y * degrees.x
-    assert num_ranks > 0, "a study says its whole mesh"
-    return resolve_mesh(degrees, num_ranks)
+def count_gpus(name: str) -> tuple[int, int]:
+    """The nodes that a study's first lines say, and the GPUs of each."""
+    text = (ROOT / "configs" / f"{name}.yaml").read_text(encoding="utf-8")
+    jobs = set(re.findall(r"sbatch --nodes=(\d+) (scripts/slurm/\S+)", text))
+    ((num_nodes, script),) = jobs
+    (gpus,) = re.findall(r"^GPUS_PER_NODE=(\d+)", (ROOT / script).read_text(), re.MULTILINE)
+    return int(num_nodes), int(gpus)
+
+
+def mesh_of(name: str) -> MeshShape:
+    num_nodes, gpus = count_gpus(name)
+    return resolve_mesh(load(name).parallel, num_nodes * gpus)
+
+
+def sizes_of(name: str) -> ModelSizes:
+    return ModelSizes.from_config(transformers.LlamaConfig(**model_fields(name)))
 
 
 def test_every_shipped_configuration_loads() -> None:
@@ -105,23 +125,26 @@ def test_studies_differ_in_size_only() -> None:
 
 @pytest.mark.parametrize("name", STUDIES)
 def test_the_mesh_fits_the_machine_and_the_model(name: str) -> None:
-    config = load(name)
-    shape = mesh_of(config)
-    check_mesh(
-        shape,
-        ModelSizes.from_config(transformers.LlamaConfig(**model_fields(name))),
-        batch_size=config.train.batch_size,
-    )
-    text = (ROOT / "configs" / f"{name}.yaml").read_text(encoding="utf-8")
-    jobs = set(re.findall(r"sbatch --nodes=(\d+) (scripts/slurm/\S+)", text))
-    ((num_nodes, script),) = jobs
-    (gpus,) = re.findall(r"^GPUS_PER_NODE=(\d+)", (ROOT / script).read_text(), re.MULTILINE)
-    assert int(num_nodes) * int(gpus) == shape.num_ranks
+    config, shape = load(name), mesh_of(name)
+    check_mesh(shape, sizes_of(name), batch_size=config.train.batch_size)
+    _, gpus = count_gpus(name)
     # x stays within a node.
-    assert int(gpus) % shape.x == 0
-    rows = config.train.batch_size // shape.num_batch_ways
-    assert config.train.micro_batch_size is not None
-    assert rows % config.train.micro_batch_size == 0
+    assert gpus % shape.x == 0
+    num_nodes, _ = count_gpus(name)
+    text = (ROOT / "configs" / f"{name}.yaml").read_text(encoding="utf-8")
+    words = {1: "one node", 4: "4 nodes", 32: "32 nodes"}
+    assert f"# On {words[num_nodes]} of 8 H100 with 80 GB." in text
+
+
+@pytest.mark.parametrize("name", STUDIES)
+def test_the_mesh_is_about_as_fast_as_the_fastest(name: str) -> None:
+    config, sizes, shape = load(name), sizes_of(name), mesh_of(name)
+    machine, work = load_machine("dgx-h100"), describe_work(config, device_type="cuda")
+    batch_size = config.train.batch_size
+    meshes = list_meshes(shape.num_ranks, sizes, batch_size=batch_size)
+    ranked, _ = rank_meshes(sizes, meshes, work, machine)
+    speeds = {choice.fit.mesh: choice.step.tokens_per_s for choice in ranked}
+    assert speeds[shape] >= 0.85 * ranked[0].step.tokens_per_s
 
 
 def test_sizes_are_those_of_the_published_models(shared_data: Path) -> None:
@@ -172,7 +195,7 @@ def shard_first_and_last(fields: dict[str, Any], shape: MeshShape) -> list[Shard
     ],
 )
 def test_each_rank_stores_its_share(ranks: RankPool, name: str, num_parameters: int) -> None:
-    shape = mesh_of(load(name))
+    shape = mesh_of(name)
     for sharded in ranks(shard_first_and_last, 1, model_fields(name), shape)[0]:
         assert not sharded.not_sharded
         assert sharded.num_parameters == num_parameters

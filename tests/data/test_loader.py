@@ -87,6 +87,11 @@ def test_a_batch_by_hand(small: Corpus) -> None:
         [0, 0, 0, -1, -1],
     ]
     assert batch.num_tokens_B.tolist() == [5, 4, 3]
+    # Padding is a document of its own; a micro-batch counts from its first row.
+    ends = batch.cu_seqlens(slice(None))
+    assert ends.tolist() == [0, 3, 5, 8, 9, 10, 13, 15]
+    assert ends.dtype == np.int32
+    assert batch.cu_seqlens(slice(1, 2)).tolist() == [0, 3, 4, 5]
     # 2 3, 5, 8, 10: the first token of a piece is never counted.
     assert batch.num_supervised == batch.num_kept == 5
     for array in (batch.input_ids, batch.labels, batch.position_ids, batch.document_ids):

@@ -69,7 +69,7 @@ def train_ourselves(*losses: Any) -> list[float]:
     step = TrainStep(
         lm=layer,
         mitigations=build_mitigations(losses, special_ids=special_ids),
-        train=TrainConfig(batch_size=program.NUM_ROWS),
+        train=TrainConfig(batch_size=program.NUM_ROWS, micro_batch_size=None),
         optim=program.OPTIM,
         seed=0,
         runtime=Runtime(device=torch.device("cpu")),

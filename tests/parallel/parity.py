@@ -46,12 +46,15 @@ class Case:
     compute_dtype: torch.dtype | None = None
     micro_batch_size: int | None = None
     checkpointing: str = "none"
+    compile: bool = False
     reshard_after_forward: bool = True
     order: tuple[str, ...] = ("data", "z", "y", "x")
     chunk_tokens: int = 7
     num_steps: int = 3
     mitigations: tuple[Any, ...] = ()
     """Configurations, beside the goldfish that masks the labels."""
+    device: str = "cpu"
+    """Of this rank, for both sides."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,18 +77,20 @@ def compare(degrees: tuple[int, int, int, int], cases: list[Case]) -> list[Worst
 def _compare(degrees: tuple[int, int, int, int], case: Case) -> Worst:
     names = ("data", "z", "y", "x")
     shape = MeshShape(**dict(zip(names, degrees, strict=True)), order=case.order)
-    mesh = build_mesh(shape, "cpu")
+    device = torch.device(case.device)
+    mesh = build_mesh(shape, device.type)
     model = build_reference(case)
     layer = build_meta_layer(
         model.config,
         Sharding(
             mesh=mesh,
-            device=torch.device("cpu"),
+            device=device,
             dtype=case.dtype,
             compute_dtype=case.compute_dtype,
             chunk_tokens=case.chunk_tokens,
             checkpointing=case.checkpointing,  # type: ignore[arg-type]
             reshard_after_forward=case.reshard_after_forward,
+            compile=case.compile,
         ),
     )
     fill_layer(layer, ModuleWeights(model), name="parity")
@@ -99,9 +104,7 @@ def _compare(degrees: tuple[int, int, int, int], case: Case) -> Worst:
         train=TrainConfig(batch_size=NUM_ROWS, micro_batch_size=case.micro_batch_size),
         optim=OPTIM,
         seed=0,
-        runtime=Runtime(
-            device=torch.device("cpu"), rank=dist.get_rank(), world_size=dist.get_world_size()
-        ),
+        runtime=Runtime(device=device, rank=dist.get_rank(), world_size=dist.get_world_size()),
     )
     gradients: dict[str, Tensor] = {}
 
@@ -116,7 +119,7 @@ def _compare(degrees: tuple[int, int, int, int], case: Case) -> Worst:
     where = ""
     for number in range(case.num_steps):
         batch = make_batch(number, model.config.vocab_size)
-        result = step.run(_share(batch, mesh), lr=OPTIM.lr, step=number + 1, first_sample=0)
+        result = step.run(share(batch, mesh), lr=OPTIM.lr, step=number + 1, first_sample=0)
         expected = reference.step(batch)
         assert result.num_kept == batch.num_kept
         assert result.loss is not None
@@ -157,7 +160,7 @@ def _distances(
     ]
 
 
-def _share(batch: Batch, mesh: Mesh4D) -> Batch:
+def share(batch: Batch, mesh: Mesh4D) -> Batch:
     size = -(-NUM_ROWS // mesh.shape.num_batch_ways)
     rows = slice(mesh.batch_rank * size, (mesh.batch_rank + 1) * size)
     labels = batch.labels[rows]
@@ -233,7 +236,7 @@ def build_reference(case: Case) -> Any:
         for parameter in model.parameters():
             noise = torch.randn(parameter.shape, generator=generator).to(case.dtype)
             parameter.add_(noise * (0.1 if parameter.ndim == 1 else 0.05))
-    return model.train()
+    return model.to(case.device).train()
 
 
 class Reference:
@@ -261,10 +264,10 @@ class Reference:
         """Take one step on the whole batch."""
         logits = self.model(
             inputs_embeds=self._embed(batch),
-            position_ids=torch.from_numpy(batch.position_ids),
+            position_ids=self._move(batch.position_ids),
             use_cache=False,
         ).logits[:, :-1]
-        labels = torch.from_numpy(batch.labels)[:, 1:]
+        labels = self._move(batch.labels)[:, 1:]
         if self.mitigations:
             assert batch.reference_nll is not None
             assert batch.forget is not None
@@ -273,9 +276,9 @@ class Reference:
                 logits.flatten(0, 1),
                 labels.flatten(),
                 self.mitigations,
-                reference_nll_N=torch.from_numpy(batch.reference_nll)[:, 1:].flatten(),
-                piece_N=torch.from_numpy(piece_ids)[:, 1:].flatten(),
-                forget_N=torch.from_numpy(batch.forget)[:, 1:].flatten(),
+                reference_nll_N=self._move(batch.reference_nll)[:, 1:].flatten(),
+                piece_N=self._move(piece_ids)[:, 1:].flatten(),
+                forget_N=self._move(batch.forget)[:, 1:].flatten(),
             )
         else:
             loss = functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
@@ -289,17 +292,20 @@ class Reference:
         self.optimizer.step()
         return Expected(loss=float(loss.detach()), grad_norm=float(norm), gradients=gradients)
 
+    def _move(self, array: Any) -> Tensor:
+        return torch.from_numpy(array).to(self.model.device)
+
     def _embed(self, batch: Batch) -> Tensor:
         """Look up the tokens, with NEFTune's noise where it is asked for."""
         embedding = self.model.get_input_embeddings()
-        hidden: Tensor = embedding(torch.from_numpy(batch.input_ids))
+        hidden: Tensor = embedding(self._move(batch.input_ids))
         for config in self.mitigations:
             if config.name == "neftune":
                 size = (NUM_TOKENS, hidden.shape[2])
                 scale = np.float32(config.alpha / np.prod(size) ** 0.5)
                 draws = [derive_generator(0, "neftune", row) for row in range(NUM_ROWS)]
                 noise = [(2 * draw.random(size, np.float32) - 1) * scale for draw in draws]
-                hidden = hidden + torch.from_numpy(np.stack(noise)).to(hidden.dtype)
+                hidden = hidden + self._move(np.stack(noise)).to(hidden.dtype)
         return hidden
 
 

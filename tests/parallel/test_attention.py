@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from tiny_families import VOCAB_SIZE, build
 from torch import Tensor
 
-from memguard.parallel.attention import NAME, _piece_tokens, use_pieces
+from memguard.parallel.attention import prepare_attention
+from memguard.parallel.attention_pieces import _piece_tokens
 
 # 300 tokens: pieces of 128, 128 and 44.
 LENGTHS = (7, 140, 1, 152)
@@ -26,7 +27,7 @@ def packed_row() -> dict[str, Tensor]:
 def build_pair(family: str, **overrides: Any) -> tuple[Any, Any]:
     """A model as it is, and the same in pieces."""
     models = [build(family, max_position_embeddings=512, **overrides).double() for _ in range(2)]
-    use_pieces(models[1])
+    prepare_attention(models[1], "cpu")
     return models[0], models[1]
 
 
@@ -77,13 +78,13 @@ def test_generation_is_the_same() -> None:
 
 def test_other_attention_stays() -> None:
     model = build("llama", attn="eager")
-    use_pieces(model)
+    assert prepare_attention(model, "cpu").kernel == "own"
     assert model.config._attn_implementation == "eager"
 
 
 def test_nothing_of_it_is_exported() -> None:
     whole, pieces = build_pair("llama")
-    assert pieces.config._attn_implementation == NAME
+    assert pieces.config._attn_implementation == "memguard_pieces"
     assert pieces.config.to_json_string() == whole.config.to_json_string()
 
 

@@ -7,7 +7,7 @@ import torch
 from tiny_families import VOCAB_SIZE, build
 from torch import Tensor
 
-from memguard.parallel.attention import share_masks
+from memguard.parallel.attention import prepare_attention
 from memguard.parallel.shard import Checkpointing, checkpoint_blocks
 
 LENGTHS = (7, 4, 1, 5)
@@ -45,7 +45,7 @@ def gradients(model: Any) -> list[Tensor]:
 @pytest.mark.parametrize("family", ["llama", "mistral", "qwen3", "gemma3_text", "mixtral"])
 def test_gradients_are_the_same_bits(family: str, recompute: Checkpointing) -> None:
     plain, shared = build(family).train(), build(family).train()
-    share_masks(shared)
+    prepare_attention(shared, "cpu")
     for model in (plain, shared):
         checkpoint_blocks(model, recompute)
     for _ in range(2):
@@ -55,7 +55,7 @@ def test_gradients_are_the_same_bits(family: str, recompute: Checkpointing) -> N
 
 def test_all_blocks_get_one_bias_and_the_next_forward_another() -> None:
     model = build("llama")
-    share_masks(model)
+    prepare_attention(model, "cpu")
     seen = watch_masks(model)
     model(**packed_row(), use_cache=False)
     first, second = seen
@@ -69,7 +69,7 @@ def test_all_blocks_get_one_bias_and_the_next_forward_another() -> None:
 
 def test_two_masks_are_shared_apart() -> None:
     model = build("gemma3_text", num_hidden_layers=4, layer_types=LAYERS)
-    share_masks(model)
+    prepare_attention(model, "cpu")
     seen = watch_masks(model)
     model(**packed_row(), use_cache=False)
     assert seen[0] is seen[2]
@@ -79,7 +79,7 @@ def test_two_masks_are_shared_apart() -> None:
 
 def test_the_bias_has_the_dtype_of_the_arithmetic() -> None:
     model = build("llama")
-    share_masks(model)
+    prepare_attention(model, "cpu")
     seen = watch_masks(model)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         model(**packed_row(), use_cache=False)
@@ -88,7 +88,7 @@ def test_the_bias_has_the_dtype_of_the_arithmetic() -> None:
 
 def test_rows_without_a_mask_are_left_alone() -> None:
     model = build("llama")
-    share_masks(model)
+    prepare_attention(model, "cpu")
     seen = watch_masks(model)
     model(input_ids=packed_row()["input_ids"], use_cache=False)
     assert seen == [None, None]

@@ -7,6 +7,7 @@ import pytest
 import torch
 from ranks import RankPool
 from torch import Tensor
+from torch.distributed.tensor.debug import CommDebugMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from memguard.parallel import collectives
@@ -128,3 +129,67 @@ def test_an_axis_of_one_rank_needs_no_process_group(name: str) -> None:
     tensor = torch.ones(2, requires_grad=True)
     function: Callable[[Tensor, Axis], Tensor] = getattr(collectives, name)
     assert function(tensor, Axis(name="x")) is tensor
+
+
+# -- in place --------------------------------------------------------------------------------------
+
+
+class CountedOperators:
+    """Stands for the operators, without a dispatch mode, which would turn reducing in place off."""
+
+    def __init__(self, operators: Any) -> None:
+        self._operators = operators
+        self.names: list[str] = []
+
+    def __getattr__(self, name: str) -> Any:
+        self.names.append(name)
+        return getattr(self._operators, name)
+
+
+def reduce_in_place() -> dict[str, Any]:
+    """On a rank: which operators ran, whether the input was overwritten, and the sums."""
+    axis = make_axis(2)
+    counted = CountedOperators(collectives._ops)
+    collectives._ops = counted
+
+    def reduce(tensor: Tensor, **settings: Any) -> tuple[list[str], bool, list[float]]:
+        counted.names.clear()
+        total = collectives.all_reduce(tensor, axis, **settings)
+        overwritten = total.untyped_storage().data_ptr() == tensor.untyped_storage().data_ptr()
+        return list(counted.names), overwritten, total.flatten().tolist()
+
+    ones = torch.ones(2, 1)
+    with torch.no_grad():
+        found: dict[str, Any] = {
+            "owned": reduce(ones.clone(), owned=True),
+            "kept": reduce(ones.clone()),
+            # Its copy is owned.
+            "strided": reduce(torch.ones(2, 4)[:, ::4]),
+        }
+        with Operators():
+            found["recorded"] = reduce(ones.clone(), owned=True)
+        with CommDebugMode() as counts:
+            reduce(ones.clone(), owned=True)
+        found["counted"] = counts.get_total_counts()
+    found["with gradients"] = reduce(ones.clone(), owned=True)
+    leaf = torch.ones(3, requires_grad=True)
+    counted.names.clear()
+    (collectives.sum_over_axis(leaf * 2, axis) ** 2).sum().backward()
+    assert leaf.grad is not None
+    found["sum_over_axis"] = counted.names, leaf.grad.tolist()
+    return found
+
+
+def test_an_input_that_is_not_needed_again_is_reduced_in_place(ranks: RankPool) -> None:
+    plain, in_place = ["all_reduce", "wait_tensor"], ["all_reduce_", "wait_tensor"]
+    for found in ranks(reduce_in_place, 2):
+        assert found == {
+            "owned": (in_place, True, [2.0, 2.0]),
+            "kept": (plain, False, [2.0, 2.0]),
+            "strided": (in_place, False, [2.0, 2.0]),
+            "recorded": (plain, False, [2.0, 2.0]),
+            "counted": 1,
+            "with gradients": (plain, False, [2.0, 2.0]),
+            # (2 leaf, summed over two ranks)^2, whose gradient is 2 * 4 * 2.
+            "sum_over_axis": (in_place, [16.0] * 3),
+        }

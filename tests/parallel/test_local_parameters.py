@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 import torch
+from parity import OPTIM, make_batch, share
 from ranks import RankPool
 from test_collectives import draw
 from tiny_families import build
@@ -13,17 +14,22 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.placement_types import Replicate, Shard
 
+from memguard.config import TrainConfig
 from memguard.hf.safetensors import ModuleWeights
 from memguard.hf.sharded import Sharding, build_meta_layer, fill_layer
+from memguard.mitigation import build_mitigations
 from memguard.parallel.local_parameters import (
     LocalParameter,
+    average_copies,
     clear_gradients,
     clip_gradients,
     find_local_parameters,
     take_gradients,
 )
-from memguard.parallel.mesh import build_mesh
+from memguard.parallel.mesh import Axis, build_mesh
 from memguard.parallel.mesh_shape import MeshShape
+from memguard.runtime import Runtime
+from memguard.train.step import TrainStep
 
 # Sums of squares of some dozen float64 numbers, in another order.
 EXACT = {"rtol": 1e-14, "atol": 0.0}
@@ -170,3 +176,80 @@ def check_sharded_layer() -> list[str]:
 
 def test_the_local_parameters_of_a_sharded_model(ranks: RankPool) -> None:
     assert ranks(check_sharded_layer, 8) == [[]] * 8
+
+
+# -- copies over y -----------------------------------------------------------------------------
+
+
+def average(degree: int) -> list[tuple[str, Tensor, Tensor]]:
+    """On a rank: name, gradient before and after averaging; z cuts one row into one and none."""
+    mesh = init_device_mesh("cpu", (2, degree), mesh_dim_names=("z", "y"))
+    model = make_model(mesh)
+    parameters = find_local_parameters(model)
+    for seed, parameter in enumerate(parameters):
+        # Equal on all ranks, and one bit more on one of them.
+        gradient = draw(70 + seed, *parameter.local.shape).float()
+        parameter.local.data = parameter.local.data.float()
+        parameter.local.grad = gradient * (1 + 2**-22 * (seed % 2) * (dist.get_rank() == 1))
+    before = {parameter.name: parameter.local.grad.clone() for parameter in parameters}  # type: ignore[union-attr]
+    y = Axis(name="y", degree=degree, rank=mesh.get_local_rank("y"), group=mesh.get_group("y"))
+    average_copies(parameters, y)
+    return [
+        (parameter.name, before[parameter.name], parameter.local.grad.clone())  # type: ignore[union-attr]
+        for parameter in parameters
+        if parameter.local.grad is not None
+    ]
+
+
+@pytest.mark.parametrize("degree", [2, 3])
+def test_gradients_of_copies_over_y_are_averaged(ranks: RankPool, degree: int) -> None:
+    found = ranks(average, 2 * degree, degree)
+    for z in range(2):
+        members = found[z * degree : (z + 1) * degree]
+        for pieces in zip(*members, strict=True):
+            name = pieces[0][0]
+            mean = torch.stack([before.double() for _, before, _ in pieces]).mean(0).float()
+            for _, before, after in pieces:
+                is_copy = PIECES[name][1][1] == Replicate()
+                # Bit for bit: the mean of equal numbers is that number, over three ranks too.
+                assert torch.equal(after, mean if is_copy else before), name
+
+
+def train_with_noise() -> list[Tensor]:
+    """On a rank of y=2: biases and head norms after two steps with noise in attention's backward.
+
+    The noise stands for kernels whose sums have no fixed order, and differs along y.
+    """
+    mesh = build_mesh(MeshShape(y=2, x=2), "cpu")
+    found = []
+    for family in ("qwen2", "qwen3"):
+        model = build(family)
+        sharding = Sharding(mesh=mesh, device=torch.device("cpu"))
+        layer = build_meta_layer(model.config, sharding)
+        fill_layer(layer, ModuleWeights(model), name="noise")
+        layer.lm.model.train()
+        for name, module in layer.lm.model.named_modules():
+            if name.endswith("o_proj"):
+                module.register_full_backward_hook(
+                    lambda _, grads, __: (grads[0] * (1 + 1e-3 * mesh.axis("y").rank),)
+                )
+        step = TrainStep(
+            lm=layer.lm,
+            mitigations=build_mitigations((), special_ids=[]),
+            train=TrainConfig(batch_size=8, micro_batch_size=None),
+            optim=OPTIM,
+            seed=0,
+            runtime=Runtime(rank=dist.get_rank(), world_size=dist.get_world_size()),
+        )
+        for number in range(2):
+            step.run(share(make_batch(number, 97), mesh), lr=1e-2, step=1, first_sample=0)
+        found += [each.local.detach().clone() for each in step.parameters if each.is_copied_over_y]
+    return found
+
+
+def test_copies_over_y_stay_equal_where_backward_is_not_exact(ranks: RankPool) -> None:
+    # Ranks 0 and 1 are along x, which cuts the biases.
+    one, two, one_y, two_y = ranks(train_with_noise, 4)
+    assert len(one) == 2 * 3 + 2 * 2, "three biases a block of qwen2, two norms of qwen3"
+    for rank, other in ((one, one_y), (two, two_y)):
+        assert all(torch.equal(a, b) for a, b in zip(rank, other, strict=True))

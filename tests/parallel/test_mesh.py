@@ -1,6 +1,10 @@
 """Which ranks share an axis, for any order of the axes."""
 
 import itertools
+import types
+from datetime import timedelta
+from typing import Any
+from unittest import mock
 
 import pytest
 from ranks import RankPool
@@ -102,3 +106,66 @@ def test_ranks_that_share_a_head_are_neighbours_along_x_in_any_order(ranks: Rank
 def test_one_rank_along_an_axis_has_no_group_to_name() -> None:
     with pytest.raises(AssertionError, match="left out"):
         _ = Axis(name="x").group_name
+
+
+# -- how groups are created ----------------------------------------------------------------------
+
+
+class NcclOptions:
+    """Stands for `ProcessGroupNCCL.Options`, which builds of torch for CPUs lack."""
+
+    def __init__(self, *, is_high_priority_stream: bool) -> None:
+        self.is_high_priority_stream = is_high_priority_stream
+
+
+def create(device_type: str, shape: MeshShape, num_kv_heads: int) -> list[tuple[Any, ...]]:
+    """On a rank: ranks, backend, name, priority and limits of the groups it creates."""
+    inner, calls = dist.new_group, []
+
+    def spy(ranks: Any, *, backend: Any, pg_options: Any, **settings: Any) -> Any:
+        is_urgent = pg_options is not None and pg_options.is_high_priority_stream
+        limits = {settings["timeout"], *([pg_options._timeout] if is_urgent else [])}
+        assert settings["use_local_synchronization"]
+        calls.append((list(ranks), backend, settings["group_desc"], is_urgent, limits))
+        return inner(ranks, **settings)
+
+    options = types.SimpleNamespace(Options=NcclOptions)
+    with (
+        mock.patch.object(dist, "new_group", spy),
+        mock.patch.object(dist, "ProcessGroupNCCL", options, create=True),
+    ):
+        mesh = build_mesh(shape, device_type, timeout=timedelta(minutes=7))
+        mesh.kv_replicas(num_kv_heads)
+    return calls
+
+
+def test_a_rank_creates_its_own_groups_only(ranks: RankPool) -> None:
+    limits = {timedelta(minutes=7)}
+    found = ranks(create, 4, "cpu", MeshShape(z=2, x=2), 2)
+    for rank, calls in enumerate(found):
+        z, x = divmod(rank, 2)
+        # data and y are axes of one rank and share a group.
+        assert calls == [
+            ([rank], None, "mesh_alone", False, limits),
+            ([x, x + 2], None, "mesh_z", False, limits),
+            ([2 * z, 2 * z + 1], None, "mesh_x", False, limits),
+        ]
+    (calls, *_) = ranks(create, 4, "cpu", MeshShape(z=4), 2)
+    assert calls == [([0], None, "mesh_alone", False, limits)], "z has the group of all ranks"
+
+
+def test_collectives_that_computation_waits_for_have_priority_on_gpus(ranks: RankPool) -> None:
+    limits = {timedelta(minutes=7)}
+    (calls, *_) = ranks(create, 4, "cuda", MeshShape(x=4), 2)
+    assert calls == [
+        ([0], "nccl", "mesh_alone", False, limits),
+        # Not the group of all ranks, whose stream is as urgent as that of computation.
+        ([0, 1, 2, 3], "nccl", "mesh_x", True, limits),
+        ([0, 1], "nccl", "mesh_kv_replicas", True, limits),
+    ]
+    (calls, *_) = ranks(create, 4, "cuda", MeshShape(z=2, y=2), 2)
+    assert [(call[2], call[3]) for call in calls] == [
+        ("mesh_alone", False),
+        ("mesh_z", False),
+        ("mesh_y", True),
+    ]

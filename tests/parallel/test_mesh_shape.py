@@ -69,8 +69,10 @@ def test_a_shape_that_is_none_is_our_mistake(wrong: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("config", "expected"),
     [
-        ({}, (16, 1, 1, 1)),
-        ({"x": 4}, (4, 1, 1, 4)),
+        ({}, (1, 16, 1, 1)),
+        ({"x": 4}, (1, 4, 1, 4)),
+        ({"data": -1}, (16, 1, 1, 1)),
+        ({"data": -1, "x": 4}, (4, 1, 1, 4)),
         ({"data": 1, "z": -1, "y": 2, "x": 2}, (1, 4, 2, 2)),
         ({"data": 2, "z": 2, "y": 2, "x": 2}, (2, 2, 2, 2)),
         ({"data": 16, "z": -1}, (16, 1, 1, 1)),
@@ -95,15 +97,15 @@ def test_a_wrong_product_is_told_with_the_ranks_it_fits() -> None:
         "(--nproc 16)",
     ]
     assert problems_of({"x": 2}, 1) == [
-        "'parallel.z' × 'parallel.y' × 'parallel.x' must divide the number of ranks started, 1, "
-        "because 'parallel.data' is -1, the rest of them; got 1 × 1 × 2 = 2",
+        "'parallel.data' × 'parallel.y' × 'parallel.x' must divide the number of ranks started, 1, "
+        "because 'parallel.z' is -1, the rest of them; got 1 × 1 × 2 = 2",
         "meshes that work on 1 rank, nearest first: (data=1, z=1, y=1, x=1); the requested degrees "
         "fit 2 ranks (--nproc 2)",
     ]
 
 
 def test_all_broken_rules_come_together_and_the_way_out_once() -> None:
-    problems = problems_of({"x": 3, "y": 5, "z": 3}, 16, LLAMA_8B, batch_size=16)
+    problems = problems_of({"data": -1, "x": 3, "y": 5, "z": 3}, 16, LLAMA_8B, batch_size=16)
     assert [problem.partition("; got ")[0] for problem in problems] == [
         "'parallel.z' × 'parallel.y' × 'parallel.x' must divide the number of ranks started, 16, "
         "because 'parallel.data' is -1, the rest of them",
@@ -119,7 +121,7 @@ def test_all_broken_rules_come_together_and_the_way_out_once() -> None:
 def test_where_no_mesh_works_other_numbers_of_ranks_are_told() -> None:
     assert problems_of({}, 12, LLAMA_8B, batch_size=16) == [
         "'parallel.data' × 'parallel.z' must divide 'train.batch_size', 16 rows; "
-        "got 12 × 1 = 12 ('parallel.data' is -1, the rest of the ranks)",
+        "got 1 × 12 = 12 ('parallel.z' is -1, the rest of the ranks)",
         "no mesh works on 12 ranks: choose another 'train.batch_size', or start a number of ranks "
         "that has one, nearest first: 8, 16, 4",
     ]
@@ -160,7 +162,7 @@ def test_published_meshes_of_405b_pass() -> None:
 
 def test_near_means_few_changes_then_small_ones() -> None:
     def nearest(num_ranks: int, **config: Any) -> list[str]:
-        meshes = nearest_meshes(ParallelConfig(**config), num_ranks, LLAMA_8B)[:3]
+        meshes = nearest_meshes(ParallelConfig(**{"data": -1} | config), num_ranks, LLAMA_8B)[:3]
         return ["".join(str(mesh.degree(axis)) for axis in AXES) for mesh in meshes]
 
     # x alone changes: to 4 by a third, to 2 by a half, to 8.

@@ -21,7 +21,7 @@ from transformers.models.qwen2.modeling_qwen2 import Qwen2RMSNorm
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 
 from memguard.errors import ModelError
-from memguard.parallel.mesh import Mesh4D, build_mesh
+from memguard.parallel.mesh import Axis, Mesh4D, build_mesh
 from memguard.parallel.mesh_shape import MeshShape
 from memguard.parallel.norm import Norm4D, NormFormula, measure_norm
 
@@ -197,24 +197,56 @@ def test_norms_of_families_are_measured(
     assert after == before
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
 @pytest.mark.parametrize(("build", "kind", "eps"), MEASURED)
 def test_a_measured_norm_rounds_as_the_family_does(
-    build: Callable[[], nn.Module], kind: tuple[bool, float], eps: float
+    build: Callable[[], nn.Module], kind: tuple[bool, float], eps: float, dtype: torch.dtype
 ) -> None:
-    x_MD = (draw(0, 5, 8) * 3).bfloat16()
-    norm = build().bfloat16()
+    x_MD = (draw(0, 5, 8) * 3).to(dtype)
+    norm = build().to(dtype)
     with torch.no_grad():
         for seed, parameter in enumerate(norm.parameters()):
             parameter.copy_(draw(seed, 8))
     expected_MD = norm(x_MD)
+    is_torch_rms = isinstance(norm, nn.RMSNorm)
     Norm4D.convert(norm, measure_norm(norm))
     found_MD = norm(x_MD)
-    assert found_MD.dtype == torch.bfloat16
-    if kind in (RMS, RMS_1P) and not isinstance(build(), nn.RMSNorm):
+    assert found_MD.dtype == dtype
+    if kind in (RMS, RMS_1P) and not is_torch_rms:
         assert torch.equal(found_MD, expected_MD)
     else:
-        # torch's own norms round once at the end, ours before the weight: two roundings of 2^-9.
-        torch.testing.assert_close(found_MD, expected_MD, rtol=2**-7, atol=2**-7)
+        # Torch's own RMS norm rounds once at the end, ours before the weight; layer norms compute
+        # the variance in other orders: four roundings.
+        tolerance = 4 * torch.finfo(dtype).eps
+        torch.testing.assert_close(found_MD, expected_MD, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("degree", [1, 2])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize(
+    ("centred", "offset"), [(False, 0.0), (False, 1.0), (True, 0.0), (True, 1.0)]
+)
+def test_a_rank_with_all_features_runs_the_fused_kernel(
+    monkeypatch: pytest.MonkeyPatch, centred: bool, offset: float, dtype: torch.dtype, degree: int
+) -> None:
+    """On CUDA it is fused only if input and weight have one dtype."""
+    calls = []
+    name = "layer_norm" if centred else "rms_norm"
+    plain = getattr(functional, name)
+
+    def spy(x_MD: Tensor, shape: Any, weight_D: Tensor | None, *rest: Any) -> Tensor:
+        assert weight_D is None or weight_D.dtype == x_MD.dtype
+        calls.append(tuple(shape))
+        result: Tensor = plain(x_MD, shape, weight_D, *rest)
+        return result
+
+    monkeypatch.setattr(functional, name, spy)
+    # Stands for a sum over ranks that all have zeros.
+    monkeypatch.setattr("memguard.parallel.norm.sum_for_each", lambda tensor, axis: tensor)
+    case = Case(centred=centred, offset=offset, num_features=8)
+    axis = Axis(name="y", degree=degree)
+    make_norm(case, draw(1, 8).to(dtype), None, feature_axis=axis)(draw(0, 3, 8).to(dtype))
+    assert calls == ([(8,)] if degree == 1 else [])
 
 
 class EpsOutside(nn.Module):

@@ -138,12 +138,24 @@ def test_bf16_is_told_apart_from_a_leak() -> None:
     assert not keeps_documents_apart(build_causal_lm(build("opt").bfloat16()))
 
 
+def test_probes_run_under_autocast_if_training_does() -> None:
+    layer = build_causal_lm(build("llama"))
+    dtypes = set()
+    first = layer.model.get_submodule("model.layers.0.self_attn.q_proj")
+    first.register_forward_hook(lambda *call: dtypes.add(call[2].dtype))
+    assert keeps_documents_apart(layer, bf16=True)
+    assert dtypes == {torch.bfloat16}
+    assert not keeps_documents_apart(build_causal_lm(build("opt")), bf16=True)
+
+
 def test_a_leak_of_several_rows_alone_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     # As flash attention does, which reads positions only where there is one row.
     layer = build_causal_lm(build("llama"))
     whole = layer.hidden_states
 
-    def hidden_states(self: Any, ids: torch.Tensor, positions: Any = None) -> torch.Tensor:
+    def hidden_states(
+        self: Any, ids: torch.Tensor, positions: Any = None, packing: Any = None
+    ) -> torch.Tensor:
         return whole(ids, positions if len(ids) == 1 else None)
 
     monkeypatch.setattr(type(layer), "hidden_states", hidden_states)

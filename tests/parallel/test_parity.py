@@ -1,6 +1,7 @@
 """Every mesh gives the numbers of one process: loss, gradients, norm, weights after three steps."""
 
 import itertools
+import shutil
 from dataclasses import replace
 from typing import Any
 
@@ -110,6 +111,19 @@ def test_settings_that_save_memory_change_no_number(ranks: RankPool) -> None:
         Case(changes=_UNTIED, reshard_after_forward=False, chunk_tokens=1000),
     ]
     check(ranks, (1, 2, 1, 2), cases)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    not (shutil.which("g++") or shutil.which("clang++")), reason="no C++ compiler to compile with"
+)
+@pytest.mark.parametrize("family", ["llama", "qwen3"])
+def test_compiled_blocks_with_selective_checkpointing_equal_one_process(
+    ranks: RankPool, family: str
+) -> None:
+    changes = (*_FAMILIES.get(family, ()), *_UNTIED)
+    case = Case(family=family, changes=changes, checkpointing="selective", compile=True)
+    check(ranks, (1, 1, 2, 2), [replace(case, micro_batch_size=4)])
 
 
 @pytest.mark.parametrize(

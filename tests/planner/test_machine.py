@@ -151,7 +151,9 @@ def test_gpus_of_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert machine.gpu == "NVIDIA A100-SXM4-40GB"
     assert machine.gpus_per_node == 4
     assert machine.memory_bytes == 40 * GIB
-    assert set(machine.assumed) == {"link_gb_per_s", "network_gb_per_s", "peak_tflops"}
+    assert machine.has_gpus
+    speeds = {"link_gb_per_s", "network_gb_per_s", "memory_gb_per_s", "peak_tflops"}
+    assert set(machine.assumed) == speeds
 
 
 def test_of_unequal_gpus_the_smallest_counts(
@@ -183,6 +185,9 @@ def test_processes_share_a_cpu(
     assert 2 * two.peak_tflops == one.peak_tflops
     assert (one.gpus_per_node, two.gpus_per_node) == (1, 2)
     assert one.gpu == f"CPU process, of {os.cpu_count()} cores"
+    assert not one.has_gpus
+    assert not one.has_flash
+    assert one.peak_flops(4) == one.peak_flops(2), "bf16 is no faster"
 
 
 def test_more_processes_than_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

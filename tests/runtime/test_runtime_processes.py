@@ -1,6 +1,10 @@
 """What ranks agree on; how they find their places."""
 
+import os
+import sys
 import time
+from datetime import timedelta
+from pathlib import Path
 
 import pytest
 import torch
@@ -8,7 +12,7 @@ from ranks import RankPool
 from torch import distributed as dist
 
 from memguard.errors import ConfigError, DataError, OtherRankFailed
-from memguard.runtime import Runtime, detect_runtime, start_runtime
+from memguard.runtime import Runtime, detect_runtime, processes, start_runtime
 
 
 def here() -> Runtime:
@@ -101,3 +105,48 @@ def test_places_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     with pytest.raises(ConfigError, match="this machine has 1, and this is process 2"):
         detect_runtime()
+
+
+def join(monkeypatch: pytest.MonkeyPatch, device: str) -> dict[str, object]:
+    """Return what a rank on this device gives to `init_process_group`."""
+    given: dict[str, object] = {}
+    monkeypatch.setattr(dist, "init_process_group", lambda *_, **settings: given.update(settings))
+    monkeypatch.setattr(processes, "_find_store", lambda _: None)
+    runtime = Runtime(device=torch.device(device), rank=1, world_size=2)
+    monkeypatch.delenv("TORCH_GLOO_LAZY_INIT", raising=False)
+    processes._join(runtime, timedelta(minutes=7))
+    return given
+
+
+def test_the_group_connects_its_gpu_at_once_and_has_the_time_limit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    on_gpu, on_cpu = join(monkeypatch, "cuda:1"), join(monkeypatch, "cpu")
+    assert on_gpu["device_id"] == torch.device("cuda", 1)
+    assert on_cpu["device_id"] is None
+    assert on_gpu["timeout"] == on_cpu["timeout"] == timedelta(minutes=7)
+
+
+def count_sockets() -> int:
+    links = [link for link in Path("/proc/self/fd").iterdir() if link.is_symlink()]
+    return sum("socket" in os.readlink(link) for link in links)
+
+
+def connect(is_lazy: bool) -> tuple[int, float]:
+    """On a rank: sockets that a second group adds, and a sum over it."""
+    os.environ["TORCH_GLOO_LAZY_INIT"] = "1" if is_lazy else "0"
+    before = count_sockets()
+    group = dist.new_group(backend="gloo")
+    total = torch.ones(1)
+    dist.all_reduce(total, group=group)
+    added = count_sockets() - before
+    dist.barrier()
+    return added, float(total)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="counts sockets in /proc")
+def test_gloo_connects_those_that_talk_only(ranks: RankPool) -> None:
+    """What torch does with the setting of `_join`."""
+    lazy, eager = [ranks(connect, 6, is_lazy)[0] for is_lazy in (True, False)]
+    assert lazy[1] == eager[1] == 6
+    assert lazy[0] < eager[0]

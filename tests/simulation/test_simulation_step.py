@@ -17,6 +17,9 @@ from memguard.simulation.step import SimulatedStep, simulate_step
 # A mesh would refuse its dropout before anything else.
 GPT2 = {"summary_first_dropout": 0}
 
+# What auto means on a CPU.
+CPU = {"micro_batch_size": None, "activation_checkpointing": "none", "precision": "fp32"}
+
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
@@ -41,7 +44,7 @@ class Case:
 
 
 def simulate(case: Case) -> list[SimulatedStep]:
-    train = TrainConfig(**{"batch_size": case.shape.num_batch_ways, **case.train})
+    train = TrainConfig(**{**CPU, "batch_size": case.shape.num_batch_ways, **case.train})
     return [
         simulate_step(case.config, case.shape, train=train, seq_len=16, rank=rank)
         for rank in case.views

@@ -68,7 +68,7 @@ def test_rows_are_clipped_one_by_one() -> None:
     step = TrainStep(
         lm=layer,
         mitigations=build_mitigations([], special_ids=[]),
-        train=TrainConfig(batch_size=3),
+        train=TrainConfig(batch_size=3, micro_batch_size=None),
         optim=OptimConfig(max_grad_norm=None),
         seed=0,
         runtime=Runtime(device=torch.device("cpu")),

@@ -1,15 +1,21 @@
 """The loss on held-out documents: the whole record is the same on every mesh."""
 
+from pathlib import Path
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 from ranks import RankPool
+from run_examples import make_run
 from tiny_families import VOCAB_SIZE, build
 from torch import distributed as dist
 
+from memguard.config import OptimConfig, TrainConfig
 from memguard.data.corpus import Corpus
 from memguard.hf.safetensors import ModuleWeights
 from memguard.hf.sharded import Sharding, build_meta_layer, fill_layer
+from memguard.mitigation import build_mitigations
 from memguard.model.causal_lm import CausalLM
 from memguard.model.checks import build_causal_lm
 from memguard.parallel.mesh import build_mesh
@@ -18,7 +24,9 @@ from memguard.records import ManifestEntry
 from memguard.records.run_files import PreparedSummary
 from memguard.runtime import Runtime
 from memguard.train.heldout import measure_heldout
-from memguard.train.metrics import HeldoutMetrics
+from memguard.train.metrics import HeldoutMetrics, read_metrics
+from memguard.train.step import TrainStep
+from memguard.workflows.train import train_run
 
 # Three batches of at most 40 tokens, 30 | 16 12 | 9 5: one of two ranks has none of its own at the
 # end.
@@ -57,7 +65,7 @@ def make_corpus() -> Corpus:
     )
 
 
-def measure(lm: CausalLM, runtime: Runtime) -> HeldoutMetrics:
+def measure(lm: CausalLM, runtime: Runtime, **settings: Any) -> HeldoutMetrics:
     found = measure_heldout(
         lm,
         make_corpus(),
@@ -65,9 +73,19 @@ def measure(lm: CausalLM, runtime: Runtime) -> HeldoutMetrics:
         batch_tokens=BATCH_TOKENS,
         step=3,
         runtime=runtime,
+        **settings,
     )
     assert found is not None
     return found
+
+
+def measure_bf16_on_mesh(shape: MeshShape) -> float:
+    cpu, model = torch.device("cpu"), build("llama")
+    sharding = Sharding(mesh=build_mesh(shape, "cpu"), device=cpu, compute_dtype=torch.bfloat16)
+    layer = build_meta_layer(model.config, sharding)
+    fill_layer(layer, ModuleWeights(model), name="held out")
+    runtime = Runtime(device=cpu, rank=dist.get_rank(), world_size=dist.get_world_size())
+    return measure(layer.lm, runtime).nll
 
 
 def measure_on_mesh(shape: MeshShape) -> HeldoutMetrics:
@@ -96,3 +114,44 @@ def test_ranks_that_share_rows_are_counted_once(ranks: RankPool) -> None:
         # float64, but for rotary frequencies, which one side has rounded to fp32.
         expected = {**alone, "nll": pytest.approx(alone["nll"], rel=1e-6)}
         assert found.model_dump() == expected
+
+
+def make_step(lm: CausalLM, precision: Any) -> TrainStep:
+    return TrainStep(
+        lm=lm,
+        mitigations=build_mitigations((), special_ids=[]),
+        train=TrainConfig(batch_size=1, precision=precision),
+        optim=OptimConfig(),
+        seed=0,
+        runtime=Runtime(),
+    )
+
+
+def test_one_process_has_the_precision_of_training_and_of_every_mesh(ranks: RankPool) -> None:
+    lm = build_causal_lm(build("llama"))
+    plain, fp32, bf16 = (
+        measure(lm, Runtime(), **settings).nll
+        for settings in (
+            {},
+            {"precision": make_step(lm, "fp32").precision},
+            {"precision": make_step(lm, "bf16").precision},
+        )
+    )
+    assert fp32 == plain
+    assert bf16 != fp32
+    (on_mesh, *_) = ranks(measure_bf16_on_mesh, 2, MeshShape(x=2))
+    # Means of 50 losses of about 4.6, each with some roundings of 2^-9 that differ in place.
+    assert bf16 == pytest.approx(fp32, rel=2**-9)
+    assert on_mesh == pytest.approx(bf16, rel=2**-9)
+
+
+def test_a_run_measures_in_its_precision(tmp_path: Path) -> None:
+    losses = []
+    for precision in ("fp32", "bf16"):
+        train = {"precision": precision, "max_steps": 1}
+        config = make_run(tmp_path, name=precision, train=train, audit={"enabled": False})
+        train_run(config)
+        lines = read_metrics(Path(config.output_dir) / config.name / "metrics.jsonl")
+        losses.append(next(line.nll for line in lines if isinstance(line, HeldoutMetrics)))
+    fp32, bf16 = losses
+    assert fp32 != bf16 == pytest.approx(fp32, rel=2**-9)

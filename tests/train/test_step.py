@@ -41,7 +41,7 @@ def make_step(model: Any, batch_size: int, *mitigations: Any, **train: Any) -> T
     return TrainStep(
         lm=build_causal_lm(model),
         mitigations=build_mitigations(mitigations, special_ids=[]),
-        train=TrainConfig(batch_size=batch_size, **train),
+        train=TrainConfig(**{"batch_size": batch_size, "micro_batch_size": None} | train),
         optim=OptimConfig(),
         seed=5,
         runtime=Runtime(device=torch.device("cpu")),
@@ -96,3 +96,24 @@ def test_every_micro_batch_draws_dropout_of_its_own() -> None:
         # 256 coins each.
         assert not torch.equal(masks[one], masks[other])
     assert torch.equal(torch.cat(masks[1:]), torch.cat(shifted[:2]))
+
+
+def test_arrays_go_to_a_gpu_from_pinned_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Spied on the CPU: a copy from other memory would make the host wait."""
+    step, calls = make_step(build("llama"), 2), []
+
+    def pin(tensor: torch.Tensor) -> torch.Tensor:
+        calls.append("pinned")
+        return tensor
+
+    def move(tensor: torch.Tensor, device: torch.device, *, non_blocking: bool) -> torch.Tensor:
+        calls.append(f"{device}, {non_blocking}")
+        return tensor
+
+    array = np.arange(3)
+    assert step._to_device(array).tolist() == [0, 1, 2]
+    step.runtime = Runtime(device=torch.device("cuda", 0))
+    monkeypatch.setattr(torch.Tensor, "pin_memory", pin)
+    monkeypatch.setattr(torch.Tensor, "to", move)
+    step._to_device(array)
+    assert calls == ["pinned", "cuda:0, True"]

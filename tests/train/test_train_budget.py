@@ -12,10 +12,12 @@ from safetensors.torch import load_file
 
 from memguard.audit.suite import load_suite
 from memguard.config import RunConfig
+from memguard.data.loader import Batch
 from memguard.errors import ConfigError, Interrupted, RecordError
 from memguard.records import AuditReport, WatchedStep, load_record
 from memguard.runtime import detect_runtime
 from memguard.train.metrics import EndMetrics, StepMetrics, read_metrics
+from memguard.train.prefetch import Prefetcher
 from memguard.train.trainer import Trainer
 from memguard.workflows.audit_context import open_audit_context
 from memguard.workflows.audit_inputs import describe_run
@@ -210,6 +212,38 @@ def test_an_interrupted_run_decides_the_same(
     train_run(config)
     assert_same_weights(config, whole)
     assert read_end(config).step == read_end(whole).step
+
+
+class NothingAhead(Prefetcher):
+    """Builds each batch when it is taken."""
+
+    def start(self, step: int) -> None:
+        """Start nothing."""
+
+    def look(self) -> Batch | None:
+        """Return none: nothing was started."""
+        return None
+
+    def take(self, step: int) -> Batch:
+        """Build the batch now."""
+        return self._build(step)
+
+
+def test_batches_that_are_built_ahead_have_the_labels_after_an_audit(
+    folder: Path, tightened: RunConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = Trainer._timed_step
+
+    def timed_step(self: Trainer) -> StepMetrics:
+        # Nothing was ahead, so the labels of this step were not sent in the one before.
+        self._labels = None
+        return original(self)
+
+    monkeypatch.setattr("memguard.train.trainer.Prefetcher", NothingAhead)
+    monkeypatch.setattr(Trainer, "_timed_step", timed_step)
+    config = make(folder, "nothing-ahead", TIGHTEN, audit_at_end=False)
+    train_run(config)
+    assert_same_weights(config, tightened)
 
 
 def kill_after(step: int, monkeypatch: pytest.MonkeyPatch) -> None:

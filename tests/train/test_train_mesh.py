@@ -132,11 +132,10 @@ def train_until(config: RunConfig, step: int) -> None:
     original = Trainer._timed_step
 
     def timed_step(self: Trainer) -> StepMetrics:
-        line = original(self)
         # One rank only is told, as where a terminal's Ctrl-C reaches some of the processes.
-        if line.step == step and self.runtime.rank == 1:
+        if self.totals.step + 1 == step and self.runtime.rank == 1:
             self.stop_request.signal_number = signal.SIGTERM
-        return line
+        return original(self)
 
     # For this process only, which ends with the test.
     Trainer._timed_step = timed_step  # type: ignore[method-assign]

@@ -7,6 +7,7 @@ import signal
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -29,6 +30,7 @@ from memguard.runtime import Runtime
 from memguard.train.checkpoint import TrainState, load_checkpoint
 from memguard.train.metrics import EndMetrics, HeldoutMetrics, StepMetrics, read_metrics
 from memguard.train.optim import build_optimizer
+from memguard.train.step import StepResult, TrainStep
 from memguard.train.trainer import Trainer
 from memguard.workflows.train import prepare_run, train_run
 
@@ -440,3 +442,23 @@ def test_a_manifest_that_contradicts_the_steps_is_counted_again(tmp_path: Path) 
     manifest.write_text(counted.replace('"num_repetitions":2', '"num_repetitions":5', 1))
     train_run(config)
     assert manifest.read_text() == counted
+
+
+def test_a_deterministic_run_trains_with_deterministic_algorithms(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On the CPU they are the same ones; what a GPU does is torch's promise."""
+    original, seen = TrainStep.run, []
+
+    def run(self: TrainStep, *args: Any, **settings: Any) -> StepResult:
+        seen.append(torch.are_deterministic_algorithms_enabled())
+        return original(self, *args, **settings)
+
+    monkeypatch.setattr(TrainStep, "run", run)
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    for deterministic in (True, False):
+        train = {"deterministic": deterministic, "max_steps": 1}
+        name = f"deterministic-{deterministic}"
+        train_run(make_run(folder, name=name, train=train, audit={"enabled": False}))
+    assert seen == [True, False]
+    assert not torch.are_deterministic_algorithms_enabled()

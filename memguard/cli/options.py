@@ -1,0 +1,43 @@
+"""Arguments, options and status lines that several commands have."""
+
+from collections.abc import Iterable
+from typing import Annotated, Any
+
+import typer
+
+from memguard.workflows.launch import own_rank
+
+Config = Annotated[
+    str, typer.Argument(metavar="CONFIG", help="A run's YAML, or the name of a shipped one.")
+]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[KEY=VALUE]...", help="Settings to change, e.g. optim.lr=1e-4."),
+]
+# `--optim.lr=1e-4`, the style of other trainers, is accepted as a setting.
+TAKES_SETTINGS = {"ignore_unknown_options": True}
+# The same limits as those of the settings.
+MAX_GPUS, MAX_ROWS = 10**7, 10**9
+Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
+Nproc = Annotated[
+    int | None, typer.Option("--nproc", min=1, help="Run on this many processes of this machine.")
+]
+TrainNproc = Annotated[
+    int | None,
+    typer.Option(
+        "--nproc",
+        min=1,
+        help="Run on this many processes of this machine; one for each visible GPU if left out.",
+    ),
+]
+
+
+def pick(context: typer.Context, names: Iterable[str]) -> dict[str, Any]:
+    """Return the arguments of a command with these names."""
+    return {name: context.params[name] for name in names if name in context.params}
+
+
+def say(text: str) -> None:
+    """Print a status line before a wait, on standard error; only rank 0 does."""
+    if own_rank() == 0:
+        typer.echo(text, err=True)

@@ -1,0 +1,66 @@
+"""Builds the batch of the next step in a background thread while a step computes.
+
+    main thread     step n: forward, backward      collective, update      step n + 1
+    background      batch n + 1 ................. counts of its labels
+
+At most one batch is ahead. A batch is a pure function of its step and of the levels of its
+documents; a caller that may change levels starts the next batch afterwards.
+"""
+
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from types import TracebackType
+from typing import Self
+
+from memguard.data.loader import Batch
+
+
+class Prefetcher:
+    """Batches by number of the step; a context manager, which ends its thread."""
+
+    def __init__(self, build: Callable[[int], Batch]) -> None:
+        """Set the function that builds a batch; it runs in the thread."""
+        self._build = build
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="memguard-batch")
+        self._ahead: tuple[int, Future[Batch]] | None = None
+
+    def __enter__(self) -> Self:
+        """Return itself."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Wait for a batch that is being built, and drop it."""
+        self._thread.shutdown(cancel_futures=True)
+
+    def start(self, step: int) -> None:
+        """Start building the batch of a step; the one before must have been taken."""
+        assert self._ahead is None, "at most one batch is ahead"
+        self._ahead = step, self._thread.submit(self._build, step)
+
+    def look(self) -> Batch | None:
+        """Wait for the batch that was started and return it; None if none was started.
+
+        Raises:
+            Exception: the error of building it, of its own type.
+        """
+        return None if self._ahead is None else self._ahead[1].result()
+
+    def take(self, step: int) -> Batch:
+        """Return the batch of a step, built now if it was not started.
+
+        Raises:
+            Exception: see `look`.
+        """
+        if self._ahead is None:
+            self.start(step)
+        batch = self.look()
+        assert self._ahead is not None, "was just started"
+        assert self._ahead[0] == step, "steps are taken in order"
+        self._ahead = None
+        assert batch is not None, "was just started"
+        return batch

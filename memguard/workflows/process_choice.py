@@ -1,0 +1,78 @@
+"""Number of processes that a training run starts if `--nproc` is left out. Does not import torch.
+
+several visible GPUs    one process for each, as many as mesh, batch and model allow
+one GPU, or a CPU       one process
+torchrun, Slurm         the processes that these started
+"""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from memguard.config import RunConfig
+from memguard.config.mitigations import DpSgdConfig, find_mitigation
+from memguard.errors import ConfigError
+from memguard.parallel.mesh_shape import COMPARED_FAMILIES, resolve_mesh
+from memguard.workflows.memory_check import is_cpu_build, read_local_sizes
+from memguard.workflows.process_limits import count_gpus
+
+
+def choose_num_processes(config: RunConfig, nproc: int | None) -> tuple[int, str]:
+    """Return the number of processes, and why some GPUs are not used ("" if all are).
+
+    Args:
+        config: the run's settings.
+        nproc: value of `--nproc`; None if left out.
+    """
+    num_gpus = count_usable_gpus()
+    if nproc is not None or num_gpus <= 1:
+        return nproc or 1, ""
+    why = _explain_one_process(config)
+    if why is not None:
+        return 1, f"1 of {num_gpus} visible GPUs is used: {why}"
+    sizes = read_local_sizes(config)
+    for count in range(num_gpus, 0, -1):
+        try:
+            resolve_mesh(config.parallel, count, sizes, batch_size=config.train.batch_size)
+        except ConfigError as error:
+            why = why or error.problems[0]
+            continue
+        is_all = count == num_gpus
+        return count, "" if is_all else f"{count} of {num_gpus} visible GPUs are used: {why}"
+    # No number works: the mesh is refused with the ones that would.
+    return num_gpus, ""
+
+
+def count_usable_gpus() -> int:
+    """Return the number of GPUs that processes started here would have; 0 under torchrun."""
+    return 0 if "LOCAL_RANK" in os.environ or is_cpu_build() else count_gpus()
+
+
+def _explain_one_process(config: RunConfig) -> str | None:
+    """Return which setting needs a single process, if any."""
+    if find_mitigation(config.mitigations, DpSgdConfig) is not None:
+        return "dp_sgd needs one process"
+    if config.train.dropout:
+        return "'train.dropout' needs one process"
+    if config.audit.enabled and config.audit.device_map is not None:
+        return "'audit.device_map' needs one process"
+    family = _read_family(config)
+    if family is not None and family not in COMPARED_FAMILIES:
+        return (
+            f"a model of type '{family}' may not run on several; --nproc starts more (tested: "
+            f"{', '.join(COMPARED_FAMILIES)})"
+        )
+    return None
+
+
+def _read_family(config: RunConfig) -> str | None:
+    """Return 'model_type'; None if the model is not in a local folder."""
+    fields: Any = config.model.scratch and config.model.scratch.config
+    if fields is None:
+        try:
+            fields = json.loads((Path(config.model.path or "") / "config.json").read_bytes())
+        except (OSError, ValueError, RecursionError):
+            return None
+    family = fields.get("model_type") if isinstance(fields, dict) else None
+    return family if isinstance(family, str) else None

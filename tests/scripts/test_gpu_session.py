@@ -1,0 +1,196 @@
+"""Tables, limits and fallbacks of the GPU scripts on a machine made up here: no row is measured."""
+
+import argparse
+import json
+import re
+import types
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from script_calls import load_script
+
+GIB = 2**30
+OUT_OF_MEMORY = {"failed": "out of memory"}
+Answer = Callable[[Any], dict[str, Any]]
+
+
+@pytest.fixture(scope="module")
+def script() -> ModuleType:
+    module: ModuleType = load_script("bench/gpu")
+    return module
+
+
+@pytest.fixture(autouse=True)
+def _h100(monkeypatch: pytest.MonkeyPatch) -> None:
+    properties = types.SimpleNamespace(name="NVIDIA H100 80GB HBM3", total_memory=79 * GIB)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda number: properties)
+
+
+def time_step(work: Any, seconds: float = 1.0, **changes: Any) -> dict[str, Any]:
+    """Return the answer of a row whose plain steps all take the same time."""
+    rows = {"kept": 1.0, "attended": work.sizes.seq_len / 2}
+    kinds = {"plain": [seconds] * 5}
+    if work.setting.goldfish:
+        kinds["goldfish"] = [seconds * changes.pop("goldfish", 1.0)] * 5
+    return {
+        "seconds": kinds,
+        "rows": dict.fromkeys(kinds, rows),
+        "used": asdict(work.setting),
+        "peak_bytes": 50 * 10**9,
+        "reserved_bytes": 60 * 10**9,
+        **changes,
+    }
+
+
+def make_session(
+    monkeypatch: pytest.MonkeyPatch,
+    answer: Answer,
+    *,
+    json_file: Path | None = None,
+    ranks: int = 1,
+) -> Any:
+    """Start a session of which each work has the given answer."""
+    session_script, sizes = load_script("bench/gpu_session"), load_script("bench/gpu_sizes")
+    options = argparse.Namespace(dry_run=False, peak_tflops=None, deadline_s=500.0, json=json_file)
+
+    def do(self: Any, works: Sequence[Any]) -> list[dict[str, Any]]:
+        return [answer(work) for work in works]
+
+    monkeypatch.setattr(session_script.Session, "do", do)
+    return session_script.Session(options, sizes.Sizes(num_layers=8), num_ranks=ranks)
+
+
+def test_a_row_as_fast_as_the_trainer_passes_and_a_slower_one_fails(
+    script: ModuleType,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+) -> None:
+    ours_s = 0.99
+
+    def answer(work: Any) -> dict[str, Any]:
+        theirs_s = 3.0 if work.setting.precision == "fp32" else 1.0 - 0.1 * work.setting.compile
+        seconds = theirs_s if work.setting.trainer else ours_s - 0.1 * work.setting.compile
+        return time_step(work, seconds, goldfish=1.005)
+
+    rows = script.choose_rows()
+    for expected, ours_s in ((0, 0.99), (1, 1.1)):  # noqa: B007 - read by `answer`
+        session = make_session(monkeypatch, answer, json_file=tmp_path / "a.json")
+        session.measure(rows)
+        session.show_speed(rows, script.DEFAULT)
+        assert session.end() == expected
+    output = capsys.readouterr().out
+    # 8 layers and the head, 6 FLOP each, half of attention: 8,192 tokens in a second of 989 TFLOP.
+    flop = 6 * (8 * 218_103_808 + 128256 * 4096) + 12 * 8 * 4096 * 1024
+    mfu = f"{8192 * flop / 989e12:.1%}"
+    lines = [line.split() for line in output.splitlines() if line.startswith("Trainer, bf16 ")]
+    assert lines[0][2:4] == ["8,192", mfu]
+    # Three times the default's speed, 0.9 of the best row's.
+    assert lines[0][-3:] == ["3.00x", "0.90x", "1.00x"]
+    assert "memguard, compile / Trainer, bf16, compile = 1.01x >= 1x ok" in output
+    assert "= 0.90x >= 1x MISSED" in output
+    written = json.loads((tmp_path / "a.json").read_text())
+    assert written["num_gpus"] == 1
+    assert written["results"]["best"]["ratio"] == pytest.approx(0.9)
+    assert written["failed"]
+
+
+def test_goldfish_may_cost_one_percent(
+    script: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    session = make_session(monkeypatch, lambda work: time_step(work, goldfish=1.02))
+    rows = script.choose_rows()
+    session.measure(rows)
+    session.show_speed(rows, script.DEFAULT)
+    assert session.end() == 1
+    assert "1.020x the step time <= 1.01x MISSED" in capsys.readouterr().out
+
+
+def test_layers_are_fewer_until_the_trainer_fits(
+    script: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def answer(work: Any) -> dict[str, Any]:
+        return OUT_OF_MEMORY if work.sizes.num_layers > 5 else time_step(work)
+
+    session = make_session(monkeypatch, answer)
+    rows = script.choose_rows()
+    script.choose_layers(session, rows)
+    assert session.sizes.num_layers == 4
+    assert session.speeds[rows[0].name].sizes.batch_size == session.sizes.batch_size
+
+
+def test_the_first_setting_that_fits_is_measured(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Two GPUs, where nothing fits without recomputation, and fp32 not with all rows either."""
+    many = load_script("bench/gpu_many")
+
+    def answer(work: Any) -> dict[str, Any]:
+        rows = 2 if work.setting.precision == "fp32" else 4
+        fits = work.setting.checkpointing != "none" or work.setting.auto
+        return time_step(work) if fits and work.sizes.batch_size <= rows else OUT_OF_MEMORY
+
+    session = make_session(monkeypatch, answer, ranks=2)
+    rows = many.choose_rows(2)
+    session.measure(rows)
+    assert [session.speeds[row.name].setting.checkpointing for row in rows] == [
+        *("full", "full", "full"),
+        "none",
+        *("selective", "selective", "selective", "selective"),
+    ]
+    session.show_speed(rows, many.DEFAULT)
+    output = capsys.readouterr().out
+    assert "checkpointing full; only 2 rows fit" in output
+    # Tokens/s are those of one of the two GPUs.
+    assert re.search(r"^memguard \(1,2,1,1\) +4,096 ", output, re.MULTILINE)
+
+
+def test_a_row_of_memguard_that_does_not_run_fails(
+    script: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def answer(work: Any) -> dict[str, Any]:
+        return {"failed": "no kernel"} if work.setting.mesh else time_step(work)
+
+    session = make_session(monkeypatch, answer)
+    rows = script.choose_rows()
+    session.measure(rows)
+    session.show_speed(rows, script.DEFAULT)
+    assert session.end() == 1
+    assert "memguard, mesh (1,1,1,1) did not run" in capsys.readouterr().out
+
+
+def test_rows_for_which_no_time_is_left_do_not_fail(
+    script: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def answer(work: Any) -> dict[str, Any]:
+        is_extra = work.setting.checkpointing != "none"
+        return {"failed": "skipped: out of time"} if is_extra else time_step(work)
+
+    session = make_session(monkeypatch, answer)
+    rows = [*script.choose_rows(), *script.EXTRA_ROWS]
+    session.measure(rows)
+    session.show_speed(rows, script.DEFAULT)
+    assert session.end() == 0
+    assert re.search(r"checkpointing full +does not run: skipped", capsys.readouterr().out)
+
+
+def test_tests_are_run_where_pytest_is(script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    session = make_session(monkeypatch, time_step)
+    commands: list[list[str]] = []
+
+    def run(command: list[str], **_: Any) -> Any:
+        commands.append(command)
+        return types.SimpleNamespace(returncode=1, stdout="1 failed, 30 passed", stderr="")
+
+    monkeypatch.setattr(script.subprocess, "run", run)
+    assert script.run_tests(session) == "1 failed, 30 passed"
+    assert commands[0][-5:] == ["-q", "-m", "gpu", "-p", "no:cacheprovider"]
+    monkeypatch.setattr(script.importlib.util, "find_spec", lambda name: None)
+    assert script.run_tests(session) == "skipped (pytest is not installed)"
+    assert len(commands) == 1
+    assert session.verdict.failed == ["tests failed"]

@@ -1,0 +1,283 @@
+"""Micro-batch and checkpointing: free when a run resumes, halved once if memory runs out."""
+
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from cli_examples import run_cli, write_run
+from ranks import RankPool
+from run_examples import make_run
+
+from memguard.config import RunConfig, dump_yaml, load_yaml
+from memguard.records.run_files import find_config_damage
+from memguard.runtime import detect_runtime
+from memguard.train import trainer as trainer_module
+from memguard.train.metrics import StepMetrics, read_metrics
+from memguard.train.step import TrainStep
+from memguard.train.trainer import Trainer
+from memguard.workflows import launch as launch_module
+from memguard.workflows import train as train_module
+from memguard.workflows.launch import HALVE_MICRO_BATCH
+from memguard.workflows.memory_check import MicroBatchTooLarge, OutOfMemory
+from memguard.workflows.train import train_run
+
+PROGRAM = Path(__file__).with_name("run_out_of_memory.py")
+QUIET = {"audit": {"enabled": False}}
+
+
+def read_losses(config: RunConfig) -> list[float]:
+    lines = read_metrics(Path(config.output_dir) / config.name / "metrics.jsonl")
+    return [line.loss for line in lines if isinstance(line, StepMetrics) and line.loss is not None]
+
+
+def read_train(folder: Path) -> dict[str, Any]:
+    """Return the section 'train' of a run's config.yaml, which must be whole."""
+    assert find_config_damage(folder) == []
+    train: dict[str, Any] = load_yaml(folder / "config.yaml").values["train"]
+    return train
+
+
+class Killed(Exception):
+    pass
+
+
+def stop_after(step: int, config: RunConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Train up to a step whose checkpoint is saved, then end without saving."""
+    original = Trainer._timed_step
+
+    def timed_step(self: Trainer) -> StepMetrics:
+        if self.totals.step == step:
+            raise Killed
+        return original(self)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Trainer, "_timed_step", timed_step)
+        with pytest.raises(Killed):
+            train_run(config)
+
+
+def test_a_run_resumes_with_another_micro_batch_and_checkpointing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = make_run(tmp_path, name="whole", **QUIET)
+    train_run(whole)
+
+    def make(**train: Any) -> RunConfig:
+        return make_run(
+            tmp_path, name="changed", train={"checkpoint_every_steps": 4, **train}, **QUIET
+        )
+
+    stop_after(5, make(micro_batch_size=8), monkeypatch)
+    train_run(make(micro_batch_size=2, activation_checkpointing="full"))
+    assert len(read_losses(whole)) > 6
+    # fp32 sums in another order, and AdamW's division by small second moments.
+    np.testing.assert_allclose(read_losses(make()), read_losses(whole), rtol=2e-4)
+    stored = read_train(tmp_path / "runs" / "changed")
+    assert (stored["micro_batch_size"], stored["activation_checkpointing"]) == (2, "full")
+
+
+def limit_rows(monkeypatch: pytest.MonkeyPatch, most: int, *, from_step: int = 1) -> list[int]:
+    """Have memory for few rows at a time; return the rows of each forward pass."""
+    original: Callable[..., Any] = TrainStep._sum_loss
+    steps = TrainStep.run
+    seen: list[int] = []
+    now = [0]
+
+    def run(self: TrainStep, *arguments: Any, **options: Any) -> Any:
+        now[0] = options["step"]
+        return steps(self, *arguments, **options)
+
+    def sum_loss(self: TrainStep, batch: Any, rows: slice) -> Any:
+        seen.append(rows.stop - rows.start)
+        if seen[-1] > most and now[0] >= from_step:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+        return original(self, batch, rows)
+
+    monkeypatch.setattr(TrainStep, "run", run)
+    monkeypatch.setattr(TrainStep, "_sum_loss", sum_loss)
+    return seen
+
+
+@pytest.mark.parametrize("from_step", [1, 2])
+def test_one_process_starts_again_with_half(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    from_step: int,
+) -> None:
+    """In the second step too, whose forward pass is the first beside AdamW's moments."""
+    whole = make_run(tmp_path, name="whole", **QUIET)
+    train_run(whole)
+    seen = limit_rows(monkeypatch, 4, from_step=from_step)
+    config = make_run(tmp_path, name="halved", **QUIET)
+    train_run(config)
+    assert seen[: from_step + 1] == [*[8] * from_step, 4]
+    assert max(seen[from_step:]) == 4
+    np.testing.assert_allclose(read_losses(config), read_losses(whole), rtol=2e-4)
+    assert read_train(tmp_path / "runs" / "halved")["micro_batch_size"] == 4
+    message = " ".join(capsys.readouterr().err.split())
+    assert "'train.micro_batch_size' must be 4 or less. Training starts again with that" in message
+
+
+@pytest.mark.parametrize(
+    ("most", "train", "passes"),
+    [
+        # Half is too large too.
+        (2, {}, [8, 4]),
+        # The user's own micro-batch.
+        (4, {"micro_batch_size": 8}, [8]),
+        # There is no smaller one.
+        (0, {"batch_size": 1, "max_steps": 2}, [1]),
+    ],
+    ids=["twice", "given", "one row"],
+)
+def test_it_is_halved_once_and_only_if_auto(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    most: int,
+    train: dict[str, Any],
+    passes: list[int],
+) -> None:
+    seen = limit_rows(monkeypatch, most)
+    with pytest.raises(
+        OutOfMemory, match=r"out of memory with .* of 128 tokens at a time"
+    ) as error:
+        train_run(make_run(tmp_path, train=train, **QUIET))
+    assert not isinstance(error.value, MicroBatchTooLarge)
+    assert seen == passes
+
+
+def test_later_steps_end_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    limit_rows(monkeypatch, 4, from_step=3)
+    with pytest.raises(OutOfMemory, match=r"set 'train\.micro_batch_size' to 4") as error:
+        train_run(make_run(tmp_path, **QUIET))
+    assert not isinstance(error.value, MicroBatchTooLarge)
+
+
+def test_the_command_names_what_helps(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    limit_rows(monkeypatch, 4)
+    outcome = run_cli("train", write_run(folder, train={"micro_batch_size": 8}))
+    assert outcome.code == 1
+    line = outcome.err.splitlines()[-1]
+    assert line.startswith(
+        "memguard: out of memory with 8 rows of 128 tokens at a time: set 'train"
+    )
+    assert "Traceback" not in outcome.err
+
+
+def train_short_of_memory(config: RunConfig, *, is_second: bool) -> None:
+    """Train as a rank; rank 1 has memory for two rows at a time."""
+    most = 2 if detect_runtime().rank == 1 else 8
+    with pytest.MonkeyPatch.context() as patched:
+        if is_second:
+            patched.setenv(HALVE_MICRO_BATCH, "1")
+        limit_rows(patched, most)
+        train_run(config)
+
+
+def test_ranks_agree_on_half(tmp_path: Path, ranks: RankPool) -> None:
+    config = make_run(tmp_path, train={"max_steps": 3}, parallel={"z": 2}, **QUIET)
+    # A rank that waits for another in a collective cannot be told: all of them end.
+    with pytest.raises(MicroBatchTooLarge, match=r"with 4 rows .* must be 2 or less"):
+        ranks(partial(train_short_of_memory, is_second=False), 2, config)
+    ranks(partial(train_short_of_memory, is_second=True), 2, config)
+    assert len(read_losses(config)) == 3
+    assert read_train(tmp_path / "runs" / "run")["micro_batch_size"] == 2
+
+
+@pytest.mark.slow
+def test_two_processes_are_started_again_with_half(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rank 1 runs out of memory in a forward pass; rank 0 waits in a collective."""
+    config = make_run(tmp_path, train={"max_steps": 3}, parallel={"z": 2}, **QUIET)
+    path = tmp_path / "run.yaml"
+    path.write_text(dump_yaml(config))
+    monkeypatch.setenv("PYTHONPATH", str(PROGRAM.parents[2]))
+    monkeypatch.setattr(launch_module, "_GRACE_S", 0.3)
+    command = [sys.executable, str(PROGRAM), "2", "train", str(path)]
+    assert launch_module.launch(command, 2) == 0
+    err = " ".join(capfd.readouterr().err.split())
+    assert err.count("rank 1: memguard: out of memory with 4 rows of 128 tokens at a time") == 1
+    assert "must be 2 or less. Training starts again with that" in err
+    assert len(read_losses(config)) == 3
+    assert read_train(tmp_path / "runs" / "run")["micro_batch_size"] == 2
+    assert (tmp_path / "runs" / "run" / "trained.json").exists()
+
+
+def test_processes_are_started_again_once(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launch_module, "_GRACE_S", 0.3)
+    program = tmp_path / "fail.py"
+    program.write_text(
+        "import os, sys\n"
+        "from memguard.workflows.launch import ExitReport, tell\n"
+        f"second = os.environ.get('{HALVE_MICRO_BATCH}', '')\n"
+        "tell(ExitReport(code=1, kind='MicroBatchTooLarge', text=f'memguard: no {second}'))\n"
+        "sys.exit(1)\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(PROGRAM.parents[2]))
+    assert launch_module.launch([sys.executable, str(program)], 2) == 1
+    first, last = capfd.readouterr().err.splitlines()
+    assert first == "memguard: no . Training starts again with that"
+    assert last == "memguard: no 1"
+    assert MicroBatchTooLarge.__name__ == launch_module._TOO_LARGE
+
+
+@pytest.mark.slow
+def test_under_torchrun_the_setting_is_named(tmp_path: Path) -> None:
+    config = make_run(tmp_path, train={"max_steps": 3}, parallel={"z": 2}, **QUIET)
+    path = tmp_path / "run.yaml"
+    path.write_text(dump_yaml(config))
+    torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+    ended = subprocess.run(
+        [sys.executable, *torchrun, str(PROGRAM), "2", "train", str(path)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert ended.returncode != 0
+    assert (
+        "[rank 1] memguard: out of memory with 4 rows of 128 tokens at a time, which 'auto' chose: "
+        "'train.micro_batch_size' must be 2 or less\n"
+    ) in ended.stderr
+
+
+def test_tf32_is_for_training_steps_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Held-out losses, audits during training and the audit afterwards are exact."""
+    events: list[str] = []
+    inside = [False]
+
+    @contextmanager
+    def spy(device: torch.device) -> Any:
+        assert device.type == "cpu"
+        inside[0] = True
+        yield
+        inside[0] = False
+
+    def note(target: Any, name: str) -> None:
+        original = getattr(target, name)
+
+        def call(*arguments: Any, **options: Any) -> Any:
+            events.append(f"{name} {'fast' if inside[0] else 'exact'}")
+            return original(*arguments, **options)
+
+        monkeypatch.setattr(target, name, call)
+
+    monkeypatch.setattr(trainer_module, "fast_matmuls", spy)
+    note(TrainStep, "run")
+    note(trainer_module, "measure_heldout")
+    note(trainer_module.MemorizationMonitor, "look")
+    note(train_module, "audit_run")
+    train_run(make_run(tmp_path, train={"max_steps": 4, "audit_every_steps": 2}))
+    assert set(events) == {"run fast", "measure_heldout exact", "look exact", "audit_run exact"}
+    assert events.count("run fast") == 4

@@ -1,0 +1,123 @@
+"""`memguard train` without `--nproc`: one process for each visible GPU, or the reason why not."""
+
+import contextlib
+import importlib.metadata
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cli_examples import run_cli, write_run
+from published_sizes import CONFIG_FIELDS
+
+from memguard import api
+from memguard.config import RunConfig
+from memguard.workflows import audit as audit_module
+from memguard.workflows import launch as launch_module
+from memguard.workflows import process_choice, process_limits
+from memguard.workflows import train as train_module
+from memguard.workflows.process_choice import choose_num_processes
+
+
+@pytest.fixture
+def _gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine of 8 GPUs, with a torch that may use them."""
+    devices = tmp_path / "dev"
+    devices.mkdir()
+    for number in range(8):
+        (devices / f"nvidia{number}").touch()
+    monkeypatch.setattr(process_limits, "_DEVICES", devices)
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: "2.13.0+cu130")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.delenv("LOCAL_RANK", raising=False)
+
+
+def make(folder: Path, family: str = "llama", **changes: Any) -> RunConfig:
+    model = folder / "model"
+    model.mkdir(exist_ok=True)
+    fields = CONFIG_FIELDS["Llama-3.1-8B"] | {"model_type": family}
+    (model / "config.json").write_text(json.dumps(fields))
+    return RunConfig.model_validate_json(write_run(folder, **changes).read_text())
+
+
+@pytest.mark.usefixtures("_gpus")
+@pytest.mark.parametrize(
+    ("changes", "count", "why"),
+    [
+        ({}, 8, ""),
+        ({"parallel": {"x": 2}}, 8, ""),
+        ({"parallel": {"data": -1}}, 8, ""),
+        ({"parallel": {"z": 2, "x": 2}}, 4, "4 of 8 visible GPUs are used: 'parallel.data' × "),
+        ({"train": {"batch_size": 12}}, 6, "6 of 8 visible GPUs are used: 'parallel.data' × "),
+        ({"family": "gemma2"}, 1, "1 of 8 visible GPUs is used: a model of type 'gemma2' may not"),
+        ({"mitigations": [{"name": "dp_sgd"}]}, 1, "is used: dp_sgd needs one process"),
+        ({"train": {"dropout": 0.1}}, 1, "is used: 'train.dropout' needs one process"),
+        ({"audit": {"device_map": "auto"}}, 1, "is used: 'audit.device_map' needs one process"),
+        # No number of processes up to 8 works: the mesh's own error tells.
+        ({"parallel": {"z": 16}}, 8, ""),
+    ],
+    ids=str,
+)
+def test_as_many_as_the_settings_allow(
+    tmp_path: Path, changes: dict[str, Any], count: int, why: str
+) -> None:
+    number, text = choose_num_processes(make(tmp_path, **changes), None)
+    assert number == count
+    assert (why in text) if why else text == ""
+
+
+@pytest.mark.usefixtures("_gpus")
+def test_what_was_started_or_named_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = make(tmp_path)
+    assert choose_num_processes(config, 3) == (3, "")
+    with monkeypatch.context() as patched:
+        patched.setenv("CUDA_VISIBLE_DEVICES", "0,5")
+        assert choose_num_processes(config, None) == (2, "")
+        patched.setenv("CUDA_VISIBLE_DEVICES", "")
+        assert choose_num_processes(config, None) == (1, "")
+    with monkeypatch.context() as patched:
+        patched.setenv("LOCAL_RANK", "0")
+        assert choose_num_processes(config, None) == (1, "")
+    monkeypatch.setattr(process_choice, "is_cpu_build", lambda: True)
+    assert choose_num_processes(config, None) == (1, "")
+
+
+@pytest.mark.usefixtures("_gpus")
+def test_the_command_starts_them_and_says_why_not_all(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[int] = []
+
+    def launch(command: list[str], count: int) -> int:
+        started.append(count)
+        return 12
+
+    monkeypatch.setattr(launch_module, "launch", launch)
+    path = write_run(folder, train={"batch_size": 4})
+    outcome = run_cli("train", path)
+    assert (outcome.code, started) == (12, [4])
+    (line,) = outcome.err.splitlines()
+    assert line.startswith("train: 4 of 8 visible GPUs are used: ")
+    assert run_cli("train", path, "--nproc", 2).code == 12
+    assert started[1:] == [2]
+
+
+@pytest.mark.usefixtures("_gpus")
+def test_what_runs_on_one_gpu_says_so(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Ended(Exception):
+        pass
+
+    def end(*_: object) -> None:
+        raise Ended
+
+    monkeypatch.setattr(audit_module, "audit_request", end)
+    arguments = ("--members", folder / "documents.jsonl", "--out", folder / "out")
+    audited = run_cli("audit", "--model", folder / "model", *arguments)
+    assert "audit: 1 of 8 visible GPUs is used; --nproc splits the model over more\n" in audited.err
+    audited = run_cli("audit", "--model", folder / "model", *arguments, "--nproc", 1)
+    assert "visible" not in audited.err
+    monkeypatch.setattr(train_module, "train_run", end)
+    with pytest.raises(Ended), contextlib.redirect_stderr(io.StringIO()) as err:
+        api.train(write_run(folder))
+    assert "train: 1 of 8 visible GPUs is used; `memguard train` uses more" in err.getvalue()
