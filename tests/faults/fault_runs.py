@@ -296,15 +296,26 @@ def said_once(said: str, code: int) -> bool:
 
 
 def find_group(group: int) -> list[int]:
-    """Return the processes of a group that still run; those that are dead but not buried do not."""
+    """Return the processes of a group that still run; those that are dead but not buried do not.
+
+    A process runs as long as one of its threads does: until then it keeps its files, and so a lock.
+    """
     running = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             try:
-                # After the name, which may hold anything.
-                state, _, pgrp = (entry / "stat").read_text().rpartition(")")[2].split()[:3]
+                _, _, pgrp = _read_status(entry)
+                if int(pgrp) != group:
+                    continue
+                states = [_read_status(thread)[0] for thread in (entry / "task").iterdir()]
             except OSError:
                 continue
-            if int(pgrp) == group and state not in "ZX":
+            if any(state not in "ZX" for state in states):
                 running.append(int(entry.name))
     return running
+
+
+def _read_status(entry: Path) -> list[str]:
+    """Return state, parent and process group."""
+    # After the name, which may hold anything.
+    return (entry / "stat").read_text().rpartition(")")[2].split()[:3]
