@@ -5,6 +5,7 @@ load         memory of loading a checkpoint onto four ranks, vs transformers and
 mitigation   overhead of a goldfish mask in a step
 audit        speed of the audit's scores and default suite, vs `generate`
 plan         predicted memory, vs simulated and measured memory
+published    estimated speed, vs published training runs
 gpu          an 8B-shaped Llama on one GPU; started by scripts/gpu_check.sh
 gpu_many     the same on several GPUs; started by scripts/gpu_check_many.sh
 gpu_sizes    sizes of the model, FLOP a token, peak rates of GPUs

@@ -131,57 +131,27 @@ class Run:
         return tokens / self.x / seconds
 
 
+_EAGER_8B = Run(
+    name="8B",
+    sizes=LLAMA_8B,
+    z=8,
+    x=1,
+    rows=2,
+    tokens_per_s=5762,
+    is_compiled=False,
+    checkpointing="selective",
+    source=DECEMBER,
+    is_fitted=True,
+)
 # Pages, tables: December: 1 and 3, batch size 2 a GPU, "op" selective checkpointing. June: the rows
 # without quantization and without asynchronous tensor parallelism; their batch size is that of a
 # tensor-parallel group. August: 405B without Float8, batch size 2 a group; its settings of that day
 # (train_configs/llama3_405b.toml) compile the model; those of the A100 runs do not.
 RUNS = (
-    Run(
-        name="8B",
-        sizes=LLAMA_8B,
-        z=8,
-        x=1,
-        rows=2,
-        tokens_per_s=6667,
-        is_compiled=True,
-        checkpointing="selective",
-        source=DECEMBER,
-        is_fitted=True,
-    ),
-    Run(
-        name="8B",
-        sizes=LLAMA_8B,
-        z=8,
-        x=1,
-        rows=2,
-        tokens_per_s=5762,
-        is_compiled=False,
-        checkpointing="selective",
-        source=DECEMBER,
-        is_fitted=True,
-    ),
-    Run(
-        name="8B",
-        sizes=LLAMA_8B,
-        z=128,
-        x=1,
-        rows=2,
-        tokens_per_s=6514,
-        is_compiled=True,
-        checkpointing="selective",
-        source=DECEMBER,
-    ),
-    Run(
-        name="8B",
-        sizes=LLAMA_8B,
-        z=128,
-        x=1,
-        rows=2,
-        tokens_per_s=5605,
-        is_compiled=False,
-        checkpointing="selective",
-        source=DECEMBER,
-    ),
+    replace(_EAGER_8B, tokens_per_s=6667, is_compiled=True),
+    _EAGER_8B,
+    replace(_EAGER_8B, z=128, tokens_per_s=6514, is_compiled=True, is_fitted=False),
+    replace(_EAGER_8B, z=128, tokens_per_s=5605, is_fitted=False),
     Run(
         name="8B",
         sizes=LLAMA_8B,
