@@ -14,7 +14,7 @@ from unittest import mock
 import numpy as np
 from tiny_llama import TINY_LLAMA
 
-from memguard.cli import main
+from memguard.cli.errors import run_app
 from memguard.data.tokenization import train_bpe
 from memguard.hf.load import build_scratch_model
 
@@ -44,7 +44,7 @@ def run_cli(*arguments: object) -> Outcome:
         contextlib.redirect_stderr(err),
     ):
         try:
-            main()
+            run_app()
         except SystemExit as stop:
             code = stop.code
         finally:

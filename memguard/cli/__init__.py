@@ -10,12 +10,26 @@
 Commands import what they need when they run, so a wrong setting is refused before torch is loaded.
 """
 
+import os
+import sys
+from typing import NoReturn
+
 from memguard.cli.errors import run_app
 
 
-def main() -> None:
-    """Run the command line; never returns."""
-    run_app()
+def main() -> NoReturn:
+    """Run the command line and exit; see `run_app` for the exit codes."""
+    try:
+        run_app()
+    except SystemExit as end:
+        if "LOCAL_RANK" in os.environ and isinstance(end.code, int):
+            # A rank ends without finalizing Python. The threads of gloo outlive their groups; one
+            # that frees a tensor meanwhile aborts the process: "terminate called without an active
+            # exception". Leaving a group whose other ranks have exited may hang or abort, too.
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(end.code)
+        raise
 
 
 __all__ = ["main"]

@@ -72,10 +72,6 @@ def run_app() -> NoReturn:
 def _end(words: ExitReport) -> NoReturn:
     tell(words)
     sys.stdout.flush()
-    dist = sys.modules.get("torch.distributed")
-    if dist is not None and dist.is_available() and dist.is_initialized():
-        # Destroying a process group whose other ranks have exited may hang or abort.
-        os._exit(words.code)
     sys.exit(words.code)
 
 

@@ -440,3 +440,34 @@ def test_what_init_writes_trains_once_it_is_filled_in(
     outcome = run_cli("train", "new.yaml", *changes, "--json")
     assert outcome.code == 0, outcome.err
     assert json.loads(outcome.out) == {"run": "runs/my-run", "model": "runs/my-run/model"}
+
+
+@pytest.mark.parametrize(("arguments", "code"), [(["--version"], 0), (["train", "no.yaml"], 2)])
+def test_a_rank_ends_without_finalizing_python(
+    tmp_path: Path, arguments: list[str], code: int
+) -> None:
+    """A thread of gloo that frees a tensor during finalization aborts the process."""
+    program = (
+        "import atexit, os, memguard.cli\n"
+        "atexit.register(lambda: os._exit(99))\n"
+        "print('before')\n"
+        "memguard.cli.main()\n"
+    )
+    done = {}
+    for rank in (None, "0"):
+        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+        if rank is not None:
+            environment |= {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": "1"}
+        done[rank] = subprocess.run(
+            [sys.executable, "-c", program, *arguments],
+            cwd=tmp_path,
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    assert done[None].returncode == 99
+    assert done["0"].returncode == code, done["0"].stderr
+    assert done["0"].stdout.startswith("before\n")
+    assert done["0"].stdout == done[None].stdout
+    assert done["0"].stderr == done[None].stderr
