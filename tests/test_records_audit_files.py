@@ -8,7 +8,7 @@ from damage import cut, flip_byte
 
 from memguard.errors import RecordError
 from memguard.records.audit_files import (
-    CARD,
+    CARDS,
     check_audit_file,
     find_audit_damage,
     has_audit,
@@ -27,7 +27,7 @@ def audit(tmp_path: Path) -> Path:
     folder.mkdir()
     for name in NAMES:
         (folder / name).write_text(f"this is {name}")
-    (folder.parent / CARD).write_text("# model")
+    (folder.parent / CARDS[0]).write_text("# model")
     save_audit_files(folder, has_card=True)
     return folder
 
@@ -43,11 +43,11 @@ def test_what_was_written_is_whole(audit: Path) -> None:
 
 
 @pytest.mark.parametrize("change", [flip_byte, cut, Path.unlink])
-@pytest.mark.parametrize("name", [*NAMES, "audit.json", CARD])
+@pytest.mark.parametrize("name", [*NAMES, "audit.json", CARDS[0]])
 def test_each_file_that_is_damaged_is_named(
     audit: Path, name: str, change: Callable[[Path], None]
 ) -> None:
-    change(audit.parent / CARD if name == CARD else audit / name)
+    change(audit.parent / CARDS[0] if name == CARDS[0] else audit / name)
     assert list_names(audit) == [name]
 
 
@@ -72,7 +72,7 @@ def test_a_report_is_read_only_as_it_was_written(audit: Path) -> None:
 def test_pages_that_are_rendered_again_leave_the_other_sums(audit: Path) -> None:
     for name in ("report.html", "records.parquet"):
         (audit / name).write_text("other")
-    (audit.parent / CARD).write_text("other")
+    (audit.parent / CARDS[0]).write_text("other")
     save_page_sums(audit)
     assert list_names(audit) == ["records.parquet"]
     check_audit_file(audit, "report.json")
@@ -82,5 +82,5 @@ def test_pages_that_are_rendered_again_leave_the_other_sums(audit: Path) -> None
 
 def test_an_audit_without_a_card_has_none_to_damage(audit: Path) -> None:
     save_audit_files(audit, has_card=False)
-    (audit.parent / CARD).unlink()
+    (audit.parent / CARDS[0]).unlink()
     assert list_names(audit) == []

@@ -377,6 +377,37 @@ def compare(
 
 
 @app.command()
+def export(
+    folder: Annotated[
+        Path,
+        typer.Argument(metavar="FOLDER", help="A run that trained an adapter, or a peft folder."),
+    ],
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="Folder to write; must not exist.")],
+    merge: Annotated[
+        bool, typer.Option("--merge", help="Merge the adapter into its base model.")
+    ] = False,
+    dtype: Annotated[
+        str | None,
+        typer.Option(help="float32, bfloat16 or float16; that of the base if left out."),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Write an adapter merged into its base model.
+
+    The result loads in plain transformers. Its logits are compared with those of adapter and base,
+    and nothing is written if they differ by more than rounding.
+    """
+    from memguard.workflows.export_request import ExportRequest
+
+    request = ExportRequest(folder=folder, out=out, merge=merge, dtype=dtype)
+    request.check()
+    say("export: loading torch, transformers and peft")
+    from memguard.workflows.export import export_merged
+
+    _print(as_json, export_merged(request).describe(), out)
+
+
+@app.command()
 def report(
     folder: Annotated[Path, typer.Argument(help="Folder of a run, an audit or a sweep.")],
 ) -> None:

@@ -188,7 +188,9 @@ def build_setting(
     model = config.run.get("model")
     if config.pretrain is not None and (model is None or isinstance(model, Mapping)):
         kept = {k: v for k, v in (model or {}).items() if k not in _STARTING_POINT}
-        values["model"] = {**kept, "path": str(folder / BASE / "model")}
+        is_adapter = config.pretrain.get("adapter") is not None
+        weights = folder / BASE / ("adapter" if is_adapter else "model")
+        values["model"] = {**kept, "path": str(weights)}
     document = document.place(("run", "name"), document.locate(("settings", index, "name")))
     document = document.place(("run", "seed"), document.locate(("seeds", number)))
     problems = []

@@ -3,6 +3,7 @@
     settings.py      what all settings have in common
     schema.py        the settings of a run and of a sweep: one sentence, a unit, a default each
     data.py          the settings of its documents
+    adapters.py      the settings of its adapters
     sampling.py      how the next token is drawn: temperature, top-k, top-p
     mitigations.py   the settings of each mitigation, and which of them conflict
     yaml_text.py     YAML within bounds -> plain values, each with its line and column

@@ -4,6 +4,7 @@ from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import AfterValidator, Field, model_validator
 
+from memguard.config.adapters import LoraConfig
 from memguard.config.data import DataConfig
 from memguard.config.mitigations import MitigationConfig, check_forgetting, check_mitigations
 from memguard.config.settings import (
@@ -310,6 +311,11 @@ class RunConfig(Settings):
     mitigations: tuple[MitigationConfig, ...] = Field(
         (), description="Applied in this order; [] trains with the plain loss."
     )
+    adapter: LoraConfig | None = Field(
+        None,
+        description="Train adapters of the layers instead of the weights: {name: lora, r: 8}; null "
+        "trains the weights.",
+    )
     optim: OptimConfig = OptimConfig()
     train: TrainConfig = TrainConfig()
     budget: BudgetConfig | None = Field(
@@ -336,6 +342,8 @@ class RunConfig(Settings):
                 f"'train.micro_batch_size' must divide 'train.batch_size'; got {micro} and "
                 f"{self.train.batch_size}"
             )
+        if self.adapter is not None:
+            self._check_adapter()
         tightens = self.budget is not None and self.budget.action == "tighten"
         used = {
             "data.study": self.data.study,
@@ -356,6 +364,18 @@ class RunConfig(Settings):
                 "'model.scratch' have nothing to forget"
             )
         return self
+
+    def _check_adapter(self) -> None:
+        if self.model.scratch is not None:
+            raise ValueError(
+                "'adapter' needs a trained model in 'model.path'; random weights of "
+                "'model.scratch' would stay random"
+            )
+        if self.train.compile:
+            raise ValueError(
+                "'adapter' and 'train.compile' cannot be combined: layers with an adapter are not "
+                "compiled; remove one of them"
+            )
 
 
 # The settings of a sweep: runs that differ in few settings, trained and compared.

@@ -2,10 +2,16 @@
 
 checkpoint_files.py  selects and checks the files to read: names, index, headers; no torch
 config_fields.py     refuses configuration fields that no model has; no torch
+adapter_base.py      locates the base model of an adapter; no torch
+adapter_config.py    reads and checks adapter_config.json; no torch
+adapter_files.py     reads and checks a peft folder: layers, ranks, base; no torch
 identity.py          hashes of all files that are read; no torch
 checkpoint.py        configuration and tokenizer of a checkpoint, before its weights are read
 load.py              a folder, or random weights, into a model: plain, over devices, or sharded
+merged_weights.py    base and adapter as one source of merged weights
 sharded.py           a sharded model: configuration -> meta -> shards -> storage -> weights
 safetensors.py       reads rectangles of tensors; writes files of bounded size
+export_merged.py     an adapter merged into its base, tensor by tensor, and its logits compared
 export.py            a trained model, gathered tensor by tensor, into a folder
+adapter_export.py    trained adapters, into a folder that peft loads
 """

@@ -1,6 +1,7 @@
 """Configuration, tokenizer and files of a checkpoint, from a folder or hub id, before its weights.
 
-Remote code is never run, regardless of where the folder comes from.
+A path may also be a local folder with an adapter (peft); its configuration is then that of its base
+model. Remote code is never run, regardless of where the folder comes from.
 """
 
 from pathlib import Path
@@ -10,17 +11,18 @@ import huggingface_hub
 import transformers
 
 from memguard.errors import ModelError
+from memguard.hf.adapter_files import AdapterFolder, check_model, is_adapter, read_adapter
 from memguard.hf.checkpoint_files import (
     INDEX,
     SINGLE,
     check_config,
-    check_folder,
     check_weights,
     is_missing,
     list_indexed,
 )
 from memguard.hf.config_fields import check_fields
 
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")
 _MAX_REASON = 300
 """Maximum length of another library's message (characters); some list every known model."""
 
@@ -31,7 +33,10 @@ def load_config(path: str, *, revision: str | None = None) -> Any:
     Raises:
         ModelError: there is no such checkpoint, or transformers does not know its configuration.
     """
-    check_folder(path)
+    check_model(path)
+    if is_adapter(path):
+        adapter = read_adapter(path)
+        return load_config(adapter.base, revision=adapter.revision)
     try:
         config = transformers.AutoConfig.from_pretrained(
             path, revision=revision, trust_remote_code=False
@@ -41,23 +46,31 @@ def load_config(path: str, *, revision: str | None = None) -> Any:
         if Path(path).exists():
             problem = f"'{path}' has no usable configuration"
         raise ModelError(f"{problem}: {say_in_one_line(error)}") from error
-    if not Path(path).exists():  # `check_folder` has checked a local folder, but not a hub id.
+    if not Path(path).exists():  # `check_model` has checked a local folder, but not a hub id.
         check_fields(config.to_dict(), place=f"model '{path}': config.json")
     return config
 
 
 def load_tokenizer(path: str, *, revision: str | None = None) -> Any:
-    """Load a tokenizer from a folder or hub id.
+    """Load a tokenizer from a folder or hub id; that of the base if an adapter has none.
 
     Raises:
         ModelError: there is no usable tokenizer, or it needs remote code.
     """
+    if is_adapter(path) and not has_tokenizer(Path(path)):
+        adapter = read_adapter(path)
+        return load_tokenizer(adapter.base, revision=adapter.revision)
     try:
         return transformers.AutoTokenizer.from_pretrained(
             path, revision=revision, trust_remote_code=False
         )
     except Exception as error:  # For a damaged file, each parser raises its own errors.
         raise ModelError(f"no usable tokenizer in {path}: {say_in_one_line(error)}") from error
+
+
+def has_tokenizer(folder: Path) -> bool:
+    """Return whether a folder has a tokenizer; transformers makes up one for some without."""
+    return any((folder / name).is_file() for name in _TOKENIZER_FILES)
 
 
 def max_positions(path: str, *, revision: str | None = None) -> int | None:
@@ -90,13 +103,13 @@ def check_positions(model: Any, seq_len: int, setting: str) -> None:
 
 
 def get_folder(path: str, revision: str | None) -> Path:
-    """Return the checked folder of a checkpoint; a hub id's files are downloaded to its cache.
+    """Return the checked folder of a checkpoint or adapter; a hub id's files are downloaded.
 
     Raises:
-        ModelError: see `check_folder`; or a hub id cannot be downloaded.
+        ModelError: see `check_model`; or a hub id cannot be downloaded.
     """
     if Path(path).exists() or is_missing(path):
-        check_folder(path)
+        check_model(path)
         return Path(path)
     # Weights come last, so that an unusable model is refused before the long download.
     folder = _fetch(path, revision, ["*.json"])
@@ -106,6 +119,18 @@ def get_folder(path: str, revision: str | None) -> Path:
         folder = _fetch(path, revision, list_indexed(folder, name=path))
     check_weights(folder, name=path)
     return folder
+
+
+def get_base_folder(adapter: AdapterFolder) -> Path:
+    """Return the checked folder of an adapter's base; a hub id's files are downloaded.
+
+    Raises:
+        ModelError: see `get_folder`.
+    """
+    try:
+        return get_folder(adapter.base, adapter.revision)
+    except ModelError as error:
+        raise ModelError(f"adapter '{adapter.folder}': its base model: {error}") from error
 
 
 def _fetch(path: str, revision: str | None, names: list[str]) -> Path:

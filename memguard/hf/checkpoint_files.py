@@ -26,8 +26,8 @@ RECOMPUTED = (
     ".position_ids",
 )
 _NUM_SHOWN = 8
-_ADAPTER = "adapter_config.json"
-_PLAIN_DTYPES = ("F64", "F32", "F16", "BF16")
+ADAPTER_CONFIG = "adapter_config.json"
+PLAIN_DTYPES = ("F64", "F32", "F16", "BF16")
 _BUFFER_DTYPES = ("BOOL", "U8", "I32", "I64")
 # The largest published files are less than a tenth of this; parsing takes at most seconds.
 _MAX_JSON_BYTES = 64 << 20
@@ -79,15 +79,15 @@ def check_config(folder: Path, *, name: str) -> None:
     Raises:
         ModelError: the folder has an adapter, no configuration or an invalid one.
     """
-    if (folder / _ADAPTER).is_file():
+    if (folder / ADAPTER_CONFIG).is_file():
         raise ModelError(
-            f"model '{name}' has {_ADAPTER}: adapters (peft) are not read. Merge it into its "
-            "base model (merge_and_unload, save_pretrained) and use that folder; or remove the "
-            "adapter's files from this one"
+            f"model '{name}' must not have {ADAPTER_CONFIG} here: an adapter (peft) is read only "
+            "from a local folder without other weights, and its base has no adapter. Merge it "
+            "with memguard export --merge, or move it to a folder of its own"
         )
     if not (folder / CONFIG).is_file():
         raise ModelError(f"model '{name}' has no {CONFIG}")
-    fields = _read_json(folder / CONFIG, name=name)
+    fields = read_json(folder / CONFIG, name=name)
     if not isinstance(fields, dict):
         raise ModelError(f"model '{name}': {CONFIG} must be a JSON object")
     check_fields(fields, place=f"model '{name}': {CONFIG}")
@@ -144,7 +144,7 @@ def list_indexed(folder: Path, *, name: str) -> list[str]:
         ModelError: the index is invalid, or names a file that may not be read.
     """
     try:
-        named = set(_read_json(folder / INDEX, name=name)["weight_map"].values())
+        named = set(read_json(folder / INDEX, name=name)["weight_map"].values())
     except (KeyError, TypeError, AttributeError) as error:
         raise ModelError(
             f"model '{name}' cannot be loaded: {INDEX} is not an index of weights"
@@ -152,7 +152,7 @@ def list_indexed(folder: Path, *, name: str) -> list[str]:
     for file_name in named:
         if not _is_inside(file_name):
             raise ModelError(
-                f"model '{name}' cannot be loaded: {INDEX} names {_cut(file_name)}; it must name "
+                f"model '{name}' cannot be loaded: {INDEX} names {quote(file_name)}; it must name "
                 "safetensors files inside the model's folder"
             )
     return sorted(named)
@@ -182,7 +182,7 @@ def read_headers(folder: Path, *, name: str) -> Iterator[tuple[Path, Mapping[str
     for file_name in list_weight_files(folder, name=name):
         path = folder / file_name
         try:
-            tensors = _read_header(path)
+            tensors = read_header(path)
         except (ValueError, OSError, RecursionError) as error:
             raise ModelError(
                 f"model '{name}' cannot be loaded: {file_name} is not a complete safetensors file "
@@ -191,8 +191,8 @@ def read_headers(folder: Path, *, name: str) -> Iterator[tuple[Path, Mapping[str
         for key, stored in tensors.items():
             if not _may_be_read(key, stored.dtype):
                 raise ModelError(
-                    f"model '{name}' cannot be loaded: {_cut(key)} is stored as "
-                    f"{_cut(stored.dtype)}; weights must be F64, F32, F16 or BF16, and quantised "
+                    f"model '{name}' cannot be loaded: {quote(key)} is stored as "
+                    f"{quote(stored.dtype)}; weights must be F64, F32, F16 or BF16, and quantised "
                     "ones are not supported: convert them to bfloat16 first"
                 )
         yield path, tensors
@@ -200,7 +200,7 @@ def read_headers(folder: Path, *, name: str) -> Iterator[tuple[Path, Mapping[str
 
 def _may_be_read(name: str, dtype: str) -> bool:
     """Return whether a tensor may be read: it has plain weights or is a buffer, not quantised."""
-    if dtype in _PLAIN_DTYPES:
+    if dtype in PLAIN_DTYPES:
         return True
     if dtype in _BUFFER_DTYPES and name.endswith(RECOMPUTED):
         return True
@@ -208,7 +208,7 @@ def _may_be_read(name: str, dtype: str) -> bool:
     return dtype in ("I64", "BOOL") and name.rpartition(".")[2] not in ("weight", "bias")
 
 
-def _read_header(path: Path) -> dict[str, StoredShape]:
+def read_header(path: Path) -> dict[str, StoredShape]:
     """Return the tensors of a safetensors file.
 
     Raises:
@@ -242,7 +242,12 @@ def _read_header(path: Path) -> dict[str, StoredShape]:
     return tensors
 
 
-def _read_json(path: Path, *, name: str) -> Any:
+def read_json(path: Path, *, name: str) -> Any:
+    """Return the content of a JSON file of a model.
+
+    Raises:
+        ModelError: the file is too large, not JSON, or nested too deeply.
+    """
     if path.stat().st_size > _MAX_JSON_BYTES:
         raise ModelError(
             f"model '{name}': {path.name} must be at most {_MAX_JSON_BYTES >> 20} MiB; it has "
@@ -261,7 +266,8 @@ def shorten(names: Sequence[str]) -> str:
     return f"{', '.join(names[:_NUM_SHOWN])}{more}"
 
 
-def _cut(value: Any) -> str:
+def quote(value: Any) -> str:
+    """Return a value from a file for a message: quoted, on one line, at most 100 characters."""
     text = value if isinstance(value, str) else json.dumps(value)
     text = text.encode("unicode_escape").decode()
     return f"'{text}'" if len(text) <= 100 else f"'{text[:100]}...'"

@@ -6,14 +6,23 @@
 `weights_sha256` equals the output of this shell command, with names in byte order:
 
     sha256sum config.json model.safetensors | sha256sum
+
+For an adapter these are its own two files and those of its base, named `base/config.json` and so
+on, as if the base were a folder in the adapter's.
 """
 
 import hashlib
 from collections.abc import Mapping
 from pathlib import Path
 
-from memguard.hf.checkpoint_files import CONFIG, INDEX, SINGLE, list_weight_files
-from memguard.records.sealed import FileSum, sum_file
+from memguard.errors import ModelError
+from memguard.hf.adapter_files import ADAPTER_WEIGHTS, is_adapter, read_adapter
+from memguard.hf.checkpoint_files import ADAPTER_CONFIG, CONFIG, INDEX, SINGLE, list_weight_files
+from memguard.records.run_files import has_trained, load_trained
+from memguard.records.sealed import FileSum, find_damage, sum_file
+
+BASE = "base/"
+"""Prefix of the names of a base's files in the sums of an adapter."""
 
 
 def sum_model(folder: Path) -> dict[str, FileSum]:
@@ -22,12 +31,26 @@ def sum_model(folder: Path) -> dict[str, FileSum]:
     Raises:
         ModelError: there are no weights, or weights files are missing or outside the folder.
     """
+    if is_adapter(folder):
+        own = {name: sum_file(folder / name) for name in (ADAPTER_CONFIG, ADAPTER_WEIGHTS)}
+        base = sum_model(_find_base_folder(folder))
+        return {**own, **{f"{BASE}{name}": file_sum for name, file_sum in base.items()}}
     names = list_weight_files(folder, name=str(folder))
     if names != [SINGLE]:
         names.append(INDEX)
     if (folder / CONFIG).is_file():
         names.append(CONFIG)
     return {name: sum_file(folder / name) for name in sorted(names)}
+
+
+def _find_base_folder(folder: Path) -> Path:
+    adapter = read_adapter(folder)
+    if Path(adapter.base).is_dir():
+        return Path(adapter.base)
+    # Imports transformers; the base's files may have to be downloaded first.
+    from memguard.hf.checkpoint import get_base_folder
+
+    return get_base_folder(adapter)
 
 
 def hash_sums(sums: Mapping[str, FileSum]) -> str:
@@ -38,6 +61,38 @@ def hash_sums(sums: Mapping[str, FileSum]) -> str:
     """
     lines = [f"{file_sum.sha256}  {name}\n" for name, file_sum in sorted(sums.items())]
     return hashlib.sha256("".join(lines).encode()).hexdigest()
+
+
+def check_base(folder: Path, base_folder: Path) -> None:
+    """Refuse a base that differs from the one that a run of memguard trained an adapter on.
+
+    Nothing is known about the base of an adapter outside its run folder.
+
+    Args:
+        folder: with the adapter.
+        base_folder: its base, at its present location; all its files are read.
+
+    Raises:
+        ModelError: names the first file that differs.
+        RecordError: trained.json of the run is damaged.
+    """
+    run_folder = folder.resolve().parent
+    if folder.resolve().name != "adapter" or not has_trained(run_folder):
+        return
+    if damages := find_damage(base_folder, load_trained(run_folder).base):
+        raise ModelError(
+            f"adapter '{folder}': its base model '{base_folder}' was changed since training: "
+            f"{damages[0]}. Restore it, or correct 'base_model_name_or_path' in {ADAPTER_CONFIG}"
+        )
+
+
+def split_sums(
+    sums: Mapping[str, FileSum],
+) -> tuple[dict[str, FileSum], dict[str, FileSum]]:
+    """Return the sums of an adapter's own files, and those of its base, by name in its folder."""
+    own = {name: item for name, item in sums.items() if not name.startswith(BASE)}
+    base = {name.removeprefix(BASE): sums[name] for name in sums.keys() - own.keys()}
+    return own, base
 
 
 def hash_weights(path: str | Path) -> str:

@@ -6,6 +6,8 @@
     sharded    over a mesh; each rank reads its own rectangles
     scratch    from a configuration and a seed instead of a checkpoint
 
+The folder may also have an adapter (peft): then its base model is loaded with the merged weights.
+
 Weights are read from safetensors only and remote code is never run, regardless of where the folder
 comes from.
 """
@@ -14,6 +16,7 @@ import contextlib
 import difflib
 import warnings
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -24,11 +27,14 @@ from torch import distributed as dist
 from torch import nn
 
 from memguard.errors import MemguardError, ModelError
+from memguard.hf.adapter_files import is_adapter
 from memguard.hf.checkpoint import get_folder, say_in_one_line
 from memguard.hf.config_fields import check_fields
+from memguard.hf.merged_weights import merge_into, open_merged
 from memguard.hf.safetensors import (
     FolderWeights,
     ModuleWeights,
+    WeightSource,
     refuse_weights,
     stores_different,
     warn_unexpected,
@@ -49,7 +55,7 @@ def load_model(
     """Load a causal language model from a folder or hub id, in ``dtype``.
 
     Args:
-        path: folder or hub id.
+        path: folder or hub id; the folder may have an adapter.
         revision: of a hub id.
         dtype: of the weights.
         attn_implementation: attention implementation; None uses transformers' default.
@@ -61,6 +67,8 @@ def load_model(
             its weights do not match its configuration.
     """
     folder = get_folder(path, revision)
+    if is_adapter(folder):
+        return _load_merged(folder, dtype, attn_implementation, devices)
     with _raised_in_one_line(path):
         model, info = transformers.AutoModelForCausalLM.from_pretrained(
             str(folder),
@@ -86,6 +94,22 @@ def load_model(
     return model.eval()
 
 
+def _load_merged(
+    folder: Path, dtype: torch.dtype, attn: str | None, devices: Mapping[str, int | str] | None
+) -> Any:
+    """Load an adapter's base model, with the adapter merged into its weights."""
+    if devices is not None:
+        raise ModelError(
+            f"model '{folder}' is an adapter, which is not merged over several devices "
+            "('audit.device_map'): merge it first with memguard export --merge"
+        )
+    source, base_folder = open_merged(folder)
+    model = load_model(str(base_folder), dtype=dtype, attn_implementation=attn)
+    with _raised_in_one_line(str(folder)):
+        merge_into(model, source)
+    return model
+
+
 def load_sharded(
     path: str,
     sharding: Sharding,
@@ -97,7 +121,7 @@ def load_sharded(
     """Load a causal language model onto a mesh; each rank reads only what it stores.
 
     Args:
-        path: folder, or hub id whose files are downloaded first.
+        path: folder, or hub id whose files are downloaded first; the folder may have an adapter.
         sharding: mesh, device and dtypes.
         revision: of a hub id.
         attn: attention implementation; None uses transformers' default.
@@ -108,9 +132,13 @@ def load_sharded(
         ConfigError: the model cannot run on this mesh.
     """
     folder = get_folder(path, revision)
+    source: WeightSource
+    if is_adapter(folder):
+        source, folder = open_merged(folder)
+    else:
+        source = FolderWeights(folder)
     with _raised_in_one_line(path):
         config = transformers.AutoConfig.from_pretrained(str(folder), trust_remote_code=False)
-        source = FolderWeights(folder)
         layer = build_meta_layer(config, sharding, attn=attn)
         if layer.plan.is_tied and stores_different(source, *_embedding_and_head(layer)):
             # As in transformers, the files take precedence over the configuration.

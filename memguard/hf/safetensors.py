@@ -41,6 +41,8 @@ _DTYPE_NAMES = {
     torch.uint8: "U8",
     torch.bool: "BOOL",
 }
+DTYPES = {name: dtype for dtype, name in _DTYPE_NAMES.items()}
+"""Dtypes by their names in safetensors."""
 
 
 class WeightSource(Protocol):

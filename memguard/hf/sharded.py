@@ -1,7 +1,7 @@
 """Builds a sharded model: configuration -> meta -> shards -> storage -> weights.
 
     1  the model on the meta device; its buffers (rotary frequencies) are real, as no file has them
-    2  `shard`: roles, DTensors, activation checkpointing, FSDP2
+    2  `shard`: roles, DTensors, adapters, activation checkpointing, FSDP2
     3  storage for this rank's shards only
     4  each rank reads its rectangles directly into this storage
 
@@ -24,6 +24,7 @@ from memguard.model.checks import check_causal, has_known_head
 from memguard.parallel.hf_plan import PLACEMENTS, ShardingPlan, plan_sharding
 from memguard.parallel.layout import find_rectangle
 from memguard.parallel.linear import to_local
+from memguard.parallel.lora import LoraSpec, attach_lora, fill_lora, is_adapter_parameter
 from memguard.parallel.mesh import Mesh4D
 from memguard.parallel.mesh_shape import ModelSizes, check_mesh
 from memguard.parallel.shard import (
@@ -50,6 +51,8 @@ class Sharding:
     reshard_after_forward: bool = True
     checkpointing: Checkpointing = "none"
     compile: bool = False
+    adapter: LoraSpec | None = None
+    """Adapters to train instead of the weights; None trains the weights."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -83,6 +86,8 @@ def build_meta_layer(config: Any, sharding: Sharding, *, attn: str | None = None
     model.tie_weights()
     plan = plan_sharding(model)
     shard_model(model, plan, sharding.mesh)
+    if sharding.adapter is not None:
+        attach_lora(model, sharding.adapter, sharding.mesh)
     checkpoint_blocks(model, sharding.checkpointing)
     if sharding.compile:
         compile_blocks(model)
@@ -119,7 +124,11 @@ def fill_layer(layer: ShardedLayer, source: WeightSource, *, name: str) -> list[
         ModelError: weights are missing or have other shapes.
     """
     model = layer.lm.model
-    wanted = {key: tuple(parameter.shape) for key, parameter in model.named_parameters()}
+    wanted = {
+        key: tuple(parameter.shape)
+        for key, parameter in model.named_parameters()
+        if not is_adapter_parameter(key)
+    }
     stored, unexpected = match_names(
         wanted,
         _aliases(model),
@@ -131,10 +140,14 @@ def fill_layer(layer: ShardedLayer, source: WeightSource, *, name: str) -> list[
     mesh = layer.sharding.mesh
     here = {axis: mesh.axis(axis).rank for axis in ("z", "y", "x")}
     for key, parameter in model.named_parameters():
+        if is_adapter_parameter(key):
+            continue
         module, _, leaf = key.rpartition(".")
         placements = PLACEMENTS[layer.plan.roles[module], leaf]
         rectangle = find_rectangle(parameter.shape, placements, mesh.shape, here)
         copy_rectangle(_Renamed(source, stored), key, rectangle, to_local(parameter.data))
+    if layer.sharding.adapter is not None:
+        fill_lora(model, layer.sharding.adapter, mesh)
     model.eval()
     return unexpected
 

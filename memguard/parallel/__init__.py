@@ -3,6 +3,7 @@
     hf_plan.py            the role of each module of a Hugging Face model
     shard.py              applies the roles; activation checkpointing; units of storage (FSDP2)
     linear.py             linear layers over y and x
+    lora.py               low-rank adapters of linear layers
     embedding.py          token embedding over y and x
     norm.py               norms over sharded features
     attention.py          chooses the attention kernel; flash attention of packed rows

@@ -46,14 +46,14 @@ def start_all_reduce(tensor: Tensor, axis: Axis, op: str = "sum", *, owned: bool
         return tensor
     if not tensor.is_contiguous():
         tensor, owned = tensor.contiguous(), True
-    if owned and _can_overwrite():
+    if owned and can_overwrite():
         started: Tensor = _ops.all_reduce_(tensor, op, axis.group_name)
     else:
         started = _ops.all_reduce(tensor, op, axis.group_name)
     return started
 
 
-def _can_overwrite() -> bool:
+def can_overwrite() -> bool:
     """Whether nothing records operations, so that one may have a side effect."""
     return not (
         torch.compiler.is_compiling()

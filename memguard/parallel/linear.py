@@ -22,6 +22,23 @@ One equation and collective a pass. `in` is the axis that shards K, `out` the ax
 Neither dW nor db has a collective over x or y: X is replicated over `out` and dY over `in`, so each
 rank computes its own shard whole. The bias is added after the all-reduce, once.
 
+A layer may have a low-rank adapter (`lora`) of rank R; W is then frozen and has no wgrad:
+
+    A_RK       [R, K/in]     replicated over `out`         D: dropout mask, 1 if kept
+    B_NR       [N/out, R]    replicated over `in`          s: scale / (1 - rate)
+    m_N        [N/out]       as b_N; only of DoRA
+
+    forward    Y  = all-reduce over in (X @ W.T + s H @ B.T) + b       H = (D * X) @ A.T
+    dgrad      dX = all-reduce over out (dY @ W + D * (G @ A))         G = s dY @ B
+    dA         G.T @ (D * X)      partial over `out`, summed once a step (`lora`)
+    dB         s dY.T @ H         partial over `in`, the same
+
+H and G are partial sums too, so the adapter adds no collective of the size of an activation. With
+DoRA the sum is multiplied before the bias is added; the norm is a constant for the gradients:
+
+    n  = norms of the rows of W + s B A         one all-reduce over in of [N/out] squares
+    Y  = m / n * all-reduce over in (...) + b
+
 Overlap in backward. Autograd's default order waits for the network; here wgrad runs at the same
 time:
 
@@ -38,7 +55,8 @@ call computes the outputs of all its layers, and each later call returns the sto
 Source of the algorithm: AxoNN (arXiv 2305.13525), with z left to FSDP2.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -48,6 +66,7 @@ from torch.nn import functional
 
 from memguard.parallel.collectives import (
     all_reduce,
+    can_overwrite,
     gather_from_axis,
     start_all_reduce,
     sum_over_axis,
@@ -59,6 +78,18 @@ from memguard.parallel.mesh import Axis
 def to_local(parameter: Tensor) -> Tensor:
     """Return this rank's piece of a parameter; gradients flow into the parameter."""
     return parameter.to_local() if isinstance(parameter, DTensor) else parameter
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LowRank:
+    """The adapter of one layer for one input."""
+
+    A_RK: Tensor
+    """Local, in the dtype of the weight."""
+    B_NR: Tensor
+    scale: float
+    mask_MK: Tensor | None = None
+    """False for dropped features of the input; None without dropout."""
 
 
 class LinearGroup4D:
@@ -90,7 +121,8 @@ class LinearGroup4D:
             )
         if number not in self._parts:
             weights = [to_local(layer.weight) for layer in self.members]
-            outputs = linear_4d(input_MK, weights, member.in_axis, member.out_axis)
+            adapters = [layer.low_rank(input_MK) for layer in self.members]
+            outputs = linear_4d(input_MK, weights, member.in_axis, member.out_axis, adapters)
             self._input, self._parts = input_MK, dict(enumerate(outputs))
         part = self._parts.pop(number)
         if not self._parts:
@@ -105,6 +137,14 @@ class Linear4D(nn.Linear):
     out_axis: Axis
     kv_replicas: Axis
     group: LinearGroup4D | None
+    lora_A: Any
+    lora_B: Any
+    lora_magnitude_vector: Any
+    lora_scale: float | None
+    """Scale of the adapter in ``lora_A`` and ``lora_B``; None without an adapter."""
+    lora_dropout_rate: float
+    draw_mask: Callable[[Tensor], Tensor] | None
+    """Returns the dropout mask of an input in training; None without dropout."""
 
     @staticmethod
     def convert(
@@ -122,6 +162,7 @@ class Linear4D(nn.Linear):
         assert isinstance(linear, Linear4D), "its class was just set"
         linear.in_axis, linear.out_axis, linear.group = in_axis, out_axis, None
         linear.kv_replicas = kv_replicas or Axis(name="x")
+        linear.lora_scale = linear.draw_mask = None
         return linear
 
     def forward(self, input: Tensor) -> Tensor:
@@ -129,12 +170,45 @@ class Linear4D(nn.Linear):
         if self.group is not None:
             output = self.group.take(self, input)
         else:
-            weights = [to_local(self.weight)]
-            (output,) = linear_4d(input, weights, self.in_axis, self.out_axis)
+            weights, adapters = [to_local(self.weight)], [self.low_rank(input)]
+            (output,) = linear_4d(input, weights, self.in_axis, self.out_axis, adapters)
+        if hasattr(self, "lora_magnitude_vector"):
+            output = output * self._scale_rows().to(output.dtype)
         if self.bias is not None:
             # After the all-reduce, so that the bias is added once.
             output = output + to_local(self.bias)
         return gather_from_axis(output, self.kv_replicas)
+
+    def low_rank(self, input_MK: Tensor) -> LowRank | None:
+        """Return the adapter as it is applied to this input; None without an adapter."""
+        if self.lora_scale is None:
+            return None
+        A_RK, B_NR = (to_local(factor.weight) for factor in (self.lora_A, self.lora_B))
+        mask_MK, scale = None, self.lora_scale
+        if self.draw_mask is not None and self.training:
+            mask_MK, scale = self.draw_mask(input_MK), scale / (1 - self.lora_dropout_rate)
+        return LowRank(
+            A_RK=A_RK.to(input_MK.dtype),
+            B_NR=B_NR.to(input_MK.dtype),
+            scale=scale,
+            mask_MK=mask_MK,
+        )
+
+    def _scale_rows(self) -> Tensor:
+        """Return DoRA's factor of each row, ``[N/out]``, in the dtype of the adapter."""
+        assert self.lora_scale is not None, "a magnitude belongs to two factors"
+        magnitude_N, A_RK, B_NR = (
+            to_local(part.weight) for part in (self.lora_magnitude_vector, self.lora_A, self.lora_B)
+        )
+        with torch.no_grad():
+            weight_NK, scaled_NR = to_local(self.weight).to(A_RK.dtype), B_NR * self.lora_scale
+            # |W|^2 + 2 W.(sBA) + |sBA|^2 of each row: no product has the size of the weight, which
+            # selective checkpointing would keep.
+            squares_N = weight_NK.norm(dim=1).square()
+            cross_NR = 2 * (weight_NK @ A_RK.T) + scaled_NR @ (A_RK @ A_RK.T)
+            squares_N = squares_N + (cross_NR * scaled_NR).sum(1)
+            squares_N = all_reduce(squares_N, self.in_axis)
+        return magnitude_N / squares_N.sqrt()
 
     def extra_repr(self) -> str:
         """Describe how the layer is sharded."""
@@ -143,7 +217,11 @@ class Linear4D(nn.Linear):
 
 
 def linear_4d(
-    input_MK: Tensor, weights_NK: Sequence[Tensor], in_axis: Axis, out_axis: Axis
+    input_MK: Tensor,
+    weights_NK: Sequence[Tensor],
+    in_axis: Axis,
+    out_axis: Axis,
+    adapters: Sequence[LowRank | None] = (),
 ) -> tuple[Tensor, ...]:
     """Return ``input @ weight.T`` for each weight, summed over the in-axis.
 
@@ -152,8 +230,20 @@ def linear_4d(
         weights_NK: local weights ``[N/out, K/in]`` of layers that share this input.
         in_axis: shards K.
         out_axis: shards N.
+        adapters: of each weight; empty without adapters.
     """
-    outputs: tuple[Tensor, ...] = _Linear.apply(input_MK, in_axis, out_axis, *weights_NK)  # type: ignore[no-untyped-call]
+    scales: tuple[float | None, ...] = ()
+    factors: list[Tensor | None] = []
+    if any(adapters):
+        scales = tuple(None if adapter is None else adapter.scale for adapter in adapters)
+        for adapter in adapters:
+            if adapter is None:
+                factors += [None, None, None]
+            else:
+                factors += [adapter.A_RK, adapter.B_NR, adapter.mask_MK]
+    outputs: tuple[Tensor, ...] = _Linear.apply(  # type: ignore[no-untyped-call]
+        input_MK, in_axis, out_axis, scales, *weights_NK, *factors
+    )
     if len(outputs) > 1:
         return outputs
     # Outside the autograd function: a recomputed block stops at the last tensor that backward
@@ -162,34 +252,99 @@ def linear_4d(
 
 
 class _Linear(torch.autograd.Function):
+    """Inputs: X, axes, scales, all weights, then A, B and mask of each weight if there are scales.
+
+    Rows are flattened for products with factors, so that sums can be added in place.
+    """
+
     @staticmethod
     def forward(
-        ctx: Any, input_MK: Tensor, in_axis: Axis, out_axis: Axis, *weights_NK: Tensor
+        ctx: Any,
+        input_MK: Tensor,
+        in_axis: Axis,
+        out_axis: Axis,
+        scales: tuple[float | None, ...],
+        *tensors: Tensor | None,
     ) -> tuple[Tensor, ...]:
-        ctx.save_for_backward(input_MK, *weights_NK)
-        ctx.out_axis = out_axis
-        outputs = [functional.linear(input_MK, weight) for weight in weights_NK]
+        num_weights = len(scales) or len(tensors)
+        weights_NK, factors = tensors[:num_weights], tensors[num_weights:]
+        outputs, hidden = [], []
+        for number, weight in enumerate(weights_NK):
+            assert weight is not None, "factors may be None, weights are not"
+            output = functional.linear(input_MK, weight)
+            if scales and (scale := scales[number]) is not None:
+                A_RK, B_NR, mask_MK = factors[3 * number : 3 * number + 3]
+                assert A_RK is not None, "a scale belongs to two factors"
+                assert B_NR is not None, "a scale belongs to two factors"
+                hidden_MR = functional.linear(_masked(input_MK, mask_MK), A_RK)
+                output = _add_product(output, hidden_MR, B_NR.T, scale)
+                hidden.append(hidden_MR)
+            outputs.append(output)
+        ctx.out_axis, ctx.scales, ctx.num_weights = out_axis, scales, num_weights
+        # A frozen layer without an adapter does not need its input in backward.
+        keeps_input = any(ctx.needs_input_grad[4:])
+        ctx.save_for_backward(input_MK if keeps_input else None, *tensors, *hidden)
         if in_axis.degree == 1 or len(outputs) == 1:
             return tuple(outputs)
-        sizes = [weight.shape[0] for weight in weights_NK]
+        sizes = [output.shape[-1] for output in outputs]
         return torch.split(all_reduce(torch.cat(outputs, -1), in_axis, owned=True), sizes, -1)
 
     @staticmethod
     def backward(ctx: Any, *grads_MN: Tensor) -> tuple[Tensor | None, ...]:
-        input_MK, *weights_NK = ctx.saved_tensors
+        input_MK, *saved = ctx.saved_tensors
+        weights_NK, rest = saved[: ctx.num_weights], saved[ctx.num_weights :]
+        factors, hidden = rest[: 3 * len(ctx.scales)], iter(rest[3 * len(ctx.scales) :])
+        # s dY @ B of each layer with an adapter.
+        inner = {
+            number: grads_MN[number] @ (factors[3 * number + 1] * scale)
+            for number, scale in enumerate(ctx.scales)
+            if scale is not None
+        }
         grad_input: Tensor | None = None
         if ctx.needs_input_grad[0]:
-            for grad_MN, weight in zip(grads_MN, weights_NK, strict=True):
+            for number, (grad_MN, weight) in enumerate(zip(grads_MN, weights_NK, strict=True)):
                 part = grad_MN @ weight
+                if number in inner:
+                    A_RK, _, mask_MK = factors[3 * number : 3 * number + 3]
+                    if mask_MK is None:
+                        part = _add_product(part, inner[number], A_RK)
+                    else:
+                        part = part.add_((inner[number] @ A_RK).mul_(mask_MK))
                 grad_input = part if grad_input is None else grad_input.add_(part)
             assert grad_input is not None, "a group has at least one weight"
             grad_input = start_all_reduce(grad_input, ctx.out_axis, owned=True)
         # The weights' gradients are computed while the all-reduce runs.
-        rows_MK = input_MK.reshape(-1, input_MK.shape[-1])
         grad_weights = [
-            grad_MN.reshape(-1, grad_MN.shape[-1]).T @ rows_MK if needed else None
-            for grad_MN, needed in zip(grads_MN, ctx.needs_input_grad[3:], strict=True)
+            _rows(grad_MN).T @ _rows(input_MK) if needed else None
+            for grad_MN, needed in zip(
+                grads_MN, ctx.needs_input_grad[4 : 4 + ctx.num_weights], strict=True
+            )
         ]
+        grad_factors: list[Tensor | None] = []
+        for number, scale in enumerate(ctx.scales):
+            if scale is None:
+                grad_factors += [None, None, None]
+                continue
+            dropped_MK = _masked(input_MK, factors[3 * number + 2])
+            grad_A = _rows(inner[number]).T @ _rows(dropped_MK)
+            grad_B = (_rows(grads_MN[number]).T @ _rows(next(hidden))).mul_(scale)
+            grad_factors += [grad_A, grad_B, None]
         if grad_input is not None and ctx.out_axis.degree > 1:
             grad_input = wait(grad_input)
-        return (grad_input, None, None, *grad_weights)
+        return (grad_input, None, None, None, *grad_weights, *grad_factors)
+
+
+def _rows(tensor: Tensor) -> Tensor:
+    return tensor.reshape(-1, tensor.shape[-1])
+
+
+def _masked(input_MK: Tensor, mask_MK: Tensor | None) -> Tensor:
+    return input_MK if mask_MK is None else input_MK * mask_MK
+
+
+def _add_product(sum_MN: Tensor, left_MR: Tensor, right_RN: Tensor, scale: float = 1.0) -> Tensor:
+    """Return ``sum + scale * left @ right``, in place where nothing records operations."""
+    if can_overwrite():
+        _rows(sum_MN).addmm_(_rows(left_MR), right_RN, alpha=scale)
+        return sum_MN
+    return torch.add(sum_MN, left_MR @ right_RN, alpha=scale)

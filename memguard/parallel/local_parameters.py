@@ -16,8 +16,14 @@ bits from rank to rank, and the copies would drift apart. They get one gradient:
 
 Copies along x have equal gradients: these come from sums that all-reduces over x have made equal,
 through kernels that give the same result for the same input.
+
+Adapters (`lora`) are stored outside FSDP2. Each rank has a part of the gradients of their factors:
+
+    g      = all-reduce over the axis of the factor's copies (g)                one tensor an axis
+    g      = all-reduce over z and data (g) / (z data)        of magnitudes too, one tensor
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -27,7 +33,8 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.placement_types import Replicate
 
 from memguard.parallel.collectives import all_reduce
-from memguard.parallel.mesh import Axis, world_axis
+from memguard.parallel.lora import is_adapter_parameter, is_factor
+from memguard.parallel.mesh import Axis, Mesh4D, world_axis
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,7 +49,11 @@ class LocalParameter:
     num_copies: int
     """Ranks that hold this piece."""
     is_copied_over_y: bool = False
-    """Whether all ranks along y hold this piece."""
+    """Whether all ranks along y hold this piece and compute its whole gradient."""
+    is_adapter: bool = False
+    """Whether it is part of an adapter, which FSDP2 does not reduce."""
+    partial_over: str | None = None
+    """Axis over which the gradient of an adapter's factor is partial; None for other parameters."""
 
     def to_global(self, value: Tensor) -> Tensor:
         """Return a tensor of the piece's shape as a DTensor of the full shape, for checkpoints."""
@@ -58,28 +69,40 @@ class LocalParameter:
         )
 
 
-def find_local_parameters(model: nn.Module) -> list[LocalParameter]:
+def find_local_parameters(model: nn.Module, mesh: Mesh4D | None = None) -> list[LocalParameter]:
     """List the trainable parameters; call this once their storage will no longer change."""
     parameters = []
     for name, parameter in model.named_parameters():
         if not parameter.requires_grad:
             continue
-        local, copies, over_y = parameter, 1, False
-        if isinstance(parameter, DTensor):
-            names = parameter.device_mesh.mesh_dim_names or ()
-            assert "z" in names, f"{name} is gathered: list it outside forward and backward"
-            local = nn.Parameter(parameter.to_local().detach())
-            for dim, placement in enumerate(parameter.placements):
-                if isinstance(placement, Replicate):
-                    copies *= parameter.device_mesh.size(dim)
-                    over_y |= names[dim] == "y"
+        if not isinstance(parameter, DTensor):
+            parameters.append(
+                LocalParameter(name=name, source=parameter, local=parameter, num_copies=1)
+            )
+            continue
+        names = parameter.device_mesh.mesh_dim_names or ()
+        is_adapter = is_adapter_parameter(name)
+        assert "z" in names or is_adapter, (
+            f"{name} is gathered: list it outside forward and backward"
+        )
+        copied_over = {
+            names[dim]: parameter.device_mesh.size(dim)
+            for dim, placement in enumerate(parameter.placements)
+            if isinstance(placement, Replicate)
+        }
+        copies = math.prod(copied_over.values())
+        if is_adapter:
+            assert mesh is not None, "DTensors are on a mesh"
+            copies *= mesh.shape.num_batch_ways
         parameters.append(
             LocalParameter(
                 name=name,
                 source=parameter,
-                local=local,
+                local=nn.Parameter(parameter.to_local().detach()),
                 num_copies=copies,
-                is_copied_over_y=over_y,
+                is_copied_over_y="y" in copied_over and not is_factor(name),
+                is_adapter=is_adapter,
+                partial_over=next(iter(copied_over)) if is_factor(name) else None,
             )
         )
     return parameters
@@ -111,6 +134,32 @@ def average_copies(parameters: Sequence[LocalParameter], y: Axis) -> None:
     sizes = [gradient.numel() for gradient in gradients]
     for gradient, mean in zip(gradients, torch.split(means, sizes), strict=True):
         gradient.copy_(mean.view_as(gradient))
+
+
+def sum_partial_gradients(parameters: Sequence[LocalParameter], mesh: Mesh4D) -> None:
+    """Sum the gradients of adapters over the ranks that have parts of them.
+
+    Args:
+        parameters: after `take_gradients`, once a step; every rank calls this.
+        mesh: the mesh of the model.
+    """
+    adapters = [parameter for parameter in parameters if parameter.is_adapter]
+    for axis in (mesh.axis("y"), mesh.axis("x")):
+        _reduce_together([part for part in adapters if part.partial_over == axis.name], axis)
+    for axis in (mesh.axis("z"), mesh.axis("data")):
+        _reduce_together(adapters, axis, divisor=axis.degree)
+
+
+def _reduce_together(parameters: Sequence[LocalParameter], axis: Axis, *, divisor: int = 1) -> None:
+    """Replace the gradients of some parameters by their sums over an axis, in one all-reduce."""
+    gradients = [parameter.local.grad for parameter in parameters]
+    present = [gradient for gradient in gradients if gradient is not None and gradient.numel()]
+    if axis.degree == 1 or not present:
+        return
+    sums = all_reduce(torch.cat([gradient.flatten() for gradient in present]), axis, owned=True)
+    sizes = [gradient.numel() for gradient in present]
+    for gradient, part in zip(present, torch.split(sums, sizes), strict=True):
+        gradient.copy_(part.view_as(gradient) / divisor)
 
 
 def clear_gradients(parameters: Sequence[LocalParameter]) -> None:

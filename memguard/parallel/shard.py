@@ -25,6 +25,7 @@ from memguard.parallel.embedding import Embedding4D
 from memguard.parallel.hf_plan import PLACEMENTS, ShardingPlan, find_blocks
 from memguard.parallel.layout import find_rectangle
 from memguard.parallel.linear import Linear4D, LinearGroup4D
+from memguard.parallel.lora import is_adapter_parameter
 from memguard.parallel.mesh import Mesh4D
 from memguard.parallel.norm import Norm4D, measure_norm
 
@@ -136,6 +137,8 @@ def wrap_fsdp(
     Returns:
         Units whose gathered weights are freed after their forward.
     """
+    # Adapters are too small to be sharded, and stay in fp32.
+    adapters = {p for name, p in model.named_parameters() if is_adapter_parameter(name)}
     policy = MixedPrecisionPolicy(
         param_dtype=param_dtype, reduce_dtype=None if param_dtype is None else torch.float32
     )
@@ -144,6 +147,7 @@ def wrap_fsdp(
         mesh=mesh.batch_mesh,
         mp_policy=policy,
         reshard_after_forward=reshard_after_forward,
+        ignored_params=adapters,
     )
     modules = dict(model.named_modules())
     blocks: list[FSDPModule] = [wrap(modules[name]) for name in plan.blocks]
@@ -156,7 +160,7 @@ def wrap_fsdp(
         # Backward needs the head's weight first, like the root's.
         wrap(model.get_output_embeddings(), reshard_after_forward=False)
     # Backward needs the root's own parameters (final norm, tied embedding) first.
-    fully_shard(root, mesh=mesh.batch_mesh, mp_policy=policy, reshard_after_forward=False)
+    wrap(root, reshard_after_forward=False)
     for before, after in itertools.pairwise(blocks):
         before.set_modules_to_forward_prefetch([after])
         after.set_modules_to_backward_prefetch([before])

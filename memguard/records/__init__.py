@@ -14,6 +14,7 @@ and is counted, never NaN or 0. A `schema` name changes when readers of the old 
 """
 
 from memguard.records.audit import (
+    AdapterIdentity,
     AuditReport,
     Banner,
     Budget,

@@ -175,6 +175,17 @@ class Method(Record):
     wall_s: float
 
 
+class AdapterIdentity(Record):
+    """Adapter and base whose merged weights were audited."""
+
+    description: str
+    """Kind, rank and alpha, as in ``LoRA, r=8, alpha=16``."""
+    weights_sha256: str
+    """Hash of the adapter's two files."""
+    base: str
+    base_weights_sha256: str
+
+
 class ModelIdentity(Record):
     """Weights that were audited."""
 
@@ -182,7 +193,10 @@ class ModelIdentity(Record):
     weights_sha256: str
     num_parameters: int
     base: str | None
+    """Model that was scored for comparison."""
     base_weights_sha256: str | None
+    adapter: AdapterIdentity | None = None
+    """null: the model has weights of its own."""
 
 
 class DataIdentity(Record):

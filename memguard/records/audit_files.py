@@ -16,6 +16,7 @@ from pydantic import ConfigDict, Field
 from memguard.errors import RecordError
 from memguard.records.audit import AuditReport
 from memguard.records.record import load_record
+from memguard.records.run_files import CARD, find_weights_folder
 from memguard.records.sealed import (
     Damage,
     FileSum,
@@ -30,8 +31,8 @@ AUDIT_FILES = "audit.json"
 REPORT: Final = "report.json"
 SCORES: Final = "records.parquet"
 PAGE = "report.html"
-CARD = "model/README.md"
-"""Path relative to the run folder."""
+CARDS = ("model/README.md", "adapter/README.md")
+"""Model cards, relative to the run folder; a run has one of them."""
 _AGAIN = "Run 'memguard audit' again: it reuses the cached scores"
 
 
@@ -64,7 +65,7 @@ def save_audit_files(folder: Path, *, has_card: bool) -> None:
         report=sum_file(folder / REPORT),
         scores=sum_file(folder / SCORES),
         page=sum_file(folder / PAGE),
-        card=sum_file(folder.resolve().parent / CARD) if has_card else None,
+        card=sum_file(find_card(folder.resolve().parent)) if has_card else None,
     )
     save_sealed(written, folder / AUDIT_FILES)
 
@@ -76,7 +77,7 @@ def save_page_sums(folder: Path) -> None:
         RecordError: `audit.json` is missing or damaged.
     """
     written = load_audit_files(folder)
-    card = None if written.card is None else sum_file(folder.resolve().parent / CARD)
+    card = None if written.card is None else sum_file(find_card(folder.resolve().parent))
     pages = {"page": sum_file(folder / PAGE), "card": card}
     save_sealed(written.model_copy(update=pages), folder / AUDIT_FILES)
 
@@ -95,6 +96,11 @@ def load_audit_files(folder: Path) -> AuditFiles:
         raise RecordError(f"{error}. {_AGAIN}") from error
 
 
+def find_card(run_folder: Path) -> Path:
+    """Return the path of a run's model card, which need not exist."""
+    return find_weights_folder(run_folder) / CARD
+
+
 def has_audit(folder: Path) -> bool:
     """Return whether an audit has written files here; it may be incomplete."""
     return any((folder / name).exists() for name in (REPORT, SCORES, PAGE, AUDIT_FILES))
@@ -104,7 +110,7 @@ def find_audit_damage(folder: Path) -> list[Damage]:
     """Return the files of an audit that are missing or differ from those that it wrote.
 
     If the audit is incomplete or `audit.json` is damaged, only that file is returned, because the
-    hashes of the others are not known. The model card is reported as `model/README.md`.
+    hashes of the others are not known. The model card is reported as one of `CARDS`.
     """
     try:
         written = load_sealed(AuditFiles, folder / AUDIT_FILES)
@@ -113,9 +119,10 @@ def find_audit_damage(folder: Path) -> list[Damage]:
         return [Damage(file=AUDIT_FILES, what="is damaged" if is_there else "is missing")]
     damages = find_damage(folder, written.files)
     if written.card is not None:
-        card = folder.resolve().parent / CARD
+        card = find_card(folder.resolve().parent)
         card_damages = find_damage(card.parent, {card.name: written.card})
-        damages += [Damage(file=CARD, what=damage.what) for damage in card_damages]
+        name = f"{card.parent.name}/{card.name}"
+        damages += [Damage(file=name, what=damage.what) for damage in card_damages]
     return damages
 
 

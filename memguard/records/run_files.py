@@ -3,7 +3,9 @@
     stage       commit point                       contains the hashes of
     prepare     prepared/summary.json              the token arrays, the manifest, the run's own key
     checkpoint  checkpoints/step-N/manifest.json   every other file in its folder
-    training    trained.json                       manifest.jsonl, metrics.jsonl, model/ but README
+    training    trained.json                       manifest.jsonl, metrics.jsonl, model/ but README;
+                                                   adapter/ instead of model/ if adapters were
+                                                   trained, and the files of their base model
     settings    config.yaml, its last line         the lines above it
     losses      reference_nll.json                 reference_nll.npy: losses of the starting model
 
@@ -13,7 +15,9 @@ path relative to the given folder, and changes nothing.
 
 import contextlib
 import hashlib
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Literal
 
 from pydantic import Field
 
@@ -31,7 +35,7 @@ from memguard.records.sealed import (
 PRIVATE_KEY = "audit/private/hmac.key"
 """The run's own secret key, relative to the run folder."""
 CARD = "README.md"
-"""The only file of model/ that is rewritten after training."""
+"""The only file of model/ or adapter/ that is rewritten after training."""
 REFERENCE, REFERENCE_RECORD = "reference_nll.npy", "reference_nll.json"
 _CHECKPOINT_MANIFEST = "manifest.json"
 _CHECKPOINT_KINDS = (".distcp", ".json", ".jsonl")
@@ -117,7 +121,11 @@ class TrainedRun(SealedRecord):
     manifest: FileSum
     metrics: FileSum
     model: dict[str, FileSum]
-    """The files of model/, without its card."""
+    """The files of model/ or adapter/, without its card."""
+    folder: Literal["model", "adapter"] = "model"
+    """Folder of the trained weights."""
+    base: dict[str, FileSum] = Field(default_factory=dict)
+    """The files of the model that the adapters belong to; empty if there are no adapters."""
 
 
 # -- settings --------------------------------------------------------------------------------------
@@ -273,14 +281,43 @@ def load_trained(run_folder: Path) -> TrainedRun:
     return load_sealed(TrainedRun, run_folder / "trained.json")
 
 
-def sum_trained(run_folder: Path, *, run_key: str, step: int) -> TrainedRun:
-    """Hash manifest, metrics and model, and return the record of the finished training."""
+def find_weights_folder(run_folder: Path) -> Path:
+    """Return the folder of a run's trained weights: `adapter/` if it trained adapters.
+
+    The folder need not exist.
+    """
+    with contextlib.suppress(RecordError):
+        return run_folder / load_trained(run_folder).folder
+    has_adapter = (run_folder / "adapter").is_dir() and not (run_folder / "model").is_dir()
+    return run_folder / ("adapter" if has_adapter else "model")
+
+
+def has_weights(run_folder: Path) -> bool:
+    """Return whether a run has exported its weights; they may be damaged."""
+    folder = find_weights_folder(run_folder)
+    return any((folder / name).is_file() for name in ("config.json", "adapter_config.json"))
+
+
+def sum_trained(
+    run_folder: Path, *, run_key: str, step: int, base: Mapping[str, FileSum] | None = None
+) -> TrainedRun:
+    """Hash manifest, metrics and weights, and return the record of the finished training.
+
+    Args:
+        run_folder: of the run.
+        run_key: hash of its settings and documents.
+        step: number of steps.
+        base: the files of the base model if adapters were trained.
+    """
+    folder: Literal["model", "adapter"] = "model" if base is None else "adapter"
     return TrainedRun(
+        folder=folder,
+        base=dict(base or {}),
         run_key=run_key,
         step=step,
         manifest=sum_file(run_folder / "manifest.jsonl"),
         metrics=sum_file(run_folder / "metrics.jsonl"),
-        model={name: sum_file(path) for name, path in _list_model(run_folder).items()},
+        model={name: sum_file(path) for name, path in _list_weights(run_folder / folder).items()},
     )
 
 
@@ -296,7 +333,7 @@ def find_run_keys(run_folder: Path) -> set[str]:
 
 
 def find_trained_damage(run_folder: Path) -> list[Damage]:
-    """Check manifest.jsonl, metrics.jsonl and model/ against trained.json.
+    """Check manifest.jsonl, metrics.jsonl and the trained weights against trained.json.
 
     Returns an empty list if training has not ended (see `has_trained`).
     """
@@ -308,33 +345,36 @@ def find_trained_damage(run_folder: Path) -> list[Damage]:
         return [_damaged("trained.json", error, run_folder)]
     files = {"manifest.jsonl": trained.manifest, "metrics.jsonl": trained.metrics}
     damages = find_damage(run_folder, files)
-    present = _list_model(run_folder)
+    present = _list_weights(run_folder / trained.folder)
     for name in sorted(present.keys() | trained.model.keys()):
         path, written = present.get(name), trained.model.get(name)
         if path is None:
-            damages.append(Damage(file=f"model/{name}", what="is missing"))
+            damages.append(Damage(file=f"{trained.folder}/{name}", what="is missing"))
         elif written is None:
             # Other files, such as a user's conversion or note, do not affect the model.
             if name.endswith(_READ_WITH_MODEL):
-                damages.append(Damage(file=f"model/{name}", what=UNLISTED))
+                damages.append(Damage(file=f"{trained.folder}/{name}", what=UNLISTED))
         else:
             for damage in find_damage(path.parent, {path.name: written}):
-                damages.append(Damage(file=f"model/{name}", what=damage.what))
+                damages.append(Damage(file=f"{trained.folder}/{name}", what=damage.what))
     return damages
 
 
 def list_other_model_files(run_folder: Path) -> list[str]:
-    """Return the files in model/ that training did not write; none if trained.json is damaged."""
+    """Return the files beside the weights that training did not write, relative to the run.
+
+    None are returned if trained.json is damaged.
+    """
     try:
-        written = load_trained(run_folder).model
+        trained = load_trained(run_folder)
     except RecordError:
         return []
-    return sorted(_list_model(run_folder).keys() - written.keys())
+    names = _list_weights(run_folder / trained.folder).keys() - trained.model.keys()
+    return sorted(f"{trained.folder}/{name}" for name in names)
 
 
-def _list_model(run_folder: Path) -> dict[str, Path]:
-    """Return all files in model/ except the card, by path relative to it."""
-    root = run_folder / "model"
+def _list_weights(root: Path) -> dict[str, Path]:
+    """Return all files of trained weights except the card, by path relative to their folder."""
     paths = sorted(path for path in root.rglob("*") if not path.is_dir())
     return {path.relative_to(root).as_posix(): path for path in paths if path != root / CARD}
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from memguard.records import AuditReport, Budget, TrainingSummary
+from memguard.records import AdapterIdentity, AuditReport, Budget, TrainingSummary
 from memguard.report import formatting as fmt
 from memguard.report.page import Fact
 from memguard.report.texts import describe_loss_change, describe_overlap
@@ -13,9 +13,11 @@ _WITHIN = "Within the audited part of a document."
 
 def describe_identity(report: AuditReport) -> tuple[Fact, ...]:
     """List the facts in the header of the page."""
-    base = report.model.base
+    base, adapter = report.model.base, report.model.adapter
+    parts = () if adapter is None else (_describe_adapter(adapter),)
     return (
         Fact("Weights", fmt.hash(report.model.weights_sha256), code=True),
+        *parts,
         Fact("Parameters", fmt.count(report.model.num_parameters)),
         Fact(
             "Base model",
@@ -29,6 +31,15 @@ def describe_identity(report: AuditReport) -> tuple[Fact, ...]:
             fmt.time(report.created),
             detail=f"memguard {fmt.clean_name(report.tool_version, 40)}",
         ),
+    )
+
+
+def _describe_adapter(adapter: AdapterIdentity) -> Fact:
+    base = fmt.clean_name(fmt.shorten_place(adapter.base), 48)
+    return Fact(
+        "Adapter",
+        fmt.clean_name(adapter.description, 80),
+        detail=f"merged into {base}, {fmt.hash(adapter.base_weights_sha256)}",
     )
 
 
@@ -167,6 +178,14 @@ def describe_method(report: AuditReport) -> tuple[Fact, ...]:
         Fact("Time", fmt.duration(method.wall_s)),
         Fact("Weights", fmt.clean_name(model.weights_sha256, 80), code=True),
     ]
+    if model.adapter is not None:
+        adapter = model.adapter
+        facts += [
+            Fact("Adapter", fmt.clean_name(adapter.description, 80)),
+            Fact("Adapter weights", fmt.clean_name(adapter.weights_sha256, 80), code=True),
+            Fact("Base of the adapter", fmt.clean_name(adapter.base, 240)),
+            Fact("Its weights", fmt.clean_name(adapter.base_weights_sha256, 80), code=True),
+        ]
     if model.base:
         facts.append(Fact("Base model", fmt.clean_name(model.base, 240)))
     if model.base_weights_sha256:

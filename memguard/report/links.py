@@ -4,6 +4,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from memguard.records import Comparison
+from memguard.records.run_files import find_weights_folder
 from memguard.report import formatting as fmt
 from memguard.report.page import Link
 
@@ -19,9 +20,10 @@ def link_report(folder: Path | None) -> tuple[Link, ...]:
     if folder is None:
         return ()
     run = folder.resolve().parent
+    weights = find_weights_folder(run)
     # A sweep writes its comparison above its runs; `compare` of single runs beside them.
     places = (
-        ("Model card", run / "model" / "README.md", "../model/README.md"),
+        ("Model card", weights / "README.md", f"../{weights.name}/README.md"),
         ("Comparison", run.parent / "comparison.html", "../../comparison.html"),
         (
             "Comparison",

@@ -38,18 +38,20 @@ def render_model_card(
     """
     config = _read_config(config_yaml)
     mitigations = _list_mitigations(config)
+    is_adapter = (config or {}).get("adapter") is not None
     sections = [
-        _write_front_matter(report, base_model, mitigations),
+        _write_front_matter(report, base_model, mitigations, is_adapter=is_adapter),
         f"# Model of run '{_escape(fmt.clean_name(run_name))}'",
-        _write_origin(base_model, mitigations),
+        _write_origin(base_model, mitigations, is_adapter=is_adapter),
         "## Memorization audit",
         *(_write_audit(report) if report else [_NO_AUDIT]),
         "## How to load",
-        _HOW_TO_LOAD,
+        *([_NEEDS_BASE] if is_adapter else []),
+        HOW_TO_LOAD,
     ]
     if config is not None:
         shown = {key: value for key, value in config.items() if key not in _NOT_SHOWN}
-        if _name_base(base_model) is None and isinstance(shown.get("model"), dict):
+        if name_base(base_model) is None and isinstance(shown.get("model"), dict):
             shown["model"] = {**shown["model"], "path": None}
         sections += ["## Configuration", _show_config(shown)]
     return "\n\n".join(sections) + "\n"
@@ -59,7 +61,11 @@ _NO_AUDIT = (
     "These weights have not been audited: it is not known which training documents can be "
     "extracted from them. `memguard audit` on the run folder measures it."
 )
-_HOW_TO_LOAD = """\
+_NEEDS_BASE = (
+    "This folder has an adapter only: `peft` must be installed, and the base model must be where "
+    "`base_model_name_or_path` in `adapter_config.json` says."
+)
+HOW_TO_LOAD = """\
 ```python
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -87,7 +93,7 @@ def _escape(text: str) -> str:
     return _MARKDOWN.sub(r"\\\1", fmt.hide_paths(fmt.clean_text(text, 2000)))
 
 
-def _name_base(base_model: str | None) -> str | None:
+def name_base(base_model: str | None) -> str | None:
     """Return the base model's hub id; None if it is or looks like a folder."""
     if base_model is None or not fmt.is_hub_id(base_model) or Path(base_model).exists():
         return None
@@ -95,27 +101,35 @@ def _name_base(base_model: str | None) -> str | None:
 
 
 def _write_front_matter(
-    report: AuditReport | None, base_model: str | None, mitigations: list[dict[str, Any]]
+    report: AuditReport | None,
+    base_model: str | None,
+    mitigations: list[dict[str, Any]],
+    *,
+    is_adapter: bool,
 ) -> str:
-    tags = ["memguard"]
+    tags = ["memguard", *(["lora"] if is_adapter else [])]
     if report:
         tags.append("memorization-audit")
     if any(mitigation.get("name") == "goldfish" for mitigation in mitigations):
         tags.append("goldfish-loss")
-    entries: dict[str, Any] = {"library_name": "transformers", "pipeline_tag": "text-generation"}
-    base = _name_base(base_model)
+    library = "peft" if is_adapter else "transformers"
+    entries: dict[str, Any] = {"library_name": library, "pipeline_tag": "text-generation"}
+    base = name_base(base_model)
     if base:
         entries["base_model"] = base
     entries["tags"] = tags
     return f"---\n{yaml.safe_dump(entries, sort_keys=False)}---"
 
 
-def _write_origin(base_model: str | None, mitigations: list[dict[str, Any]]) -> str:
-    base = _name_base(base_model)
+def _write_origin(
+    base_model: str | None, mitigations: list[dict[str, Any]], *, is_adapter: bool
+) -> str:
+    base = name_base(base_model)
     start = f"`{base}`" if base else "a local checkpoint" if base_model else "random weights"
     named = "; ".join(_escape(fmt.settings(m)) for m in mitigations[:20])
     return (
-        f"A causal language model trained with memguard from {start}. "
+        f"{'A LoRA adapter' if is_adapter else 'A causal language model'} trained with memguard "
+        f"{'for' if is_adapter else 'from'} {start}. "
         f"Mitigations in the loss: {named or 'none (plain loss)'}."
     )
 
@@ -142,11 +156,23 @@ def _write_audit(report: AuditReport) -> list[str]:
     parts.append("\n".join(f"- {_escape(limit)}" for limit in write_limits(report)))
     parts.append(
         f"Measured by memguard {_escape(report.tool_version)} on weights "
-        f"`{_code(fmt.hash(report.model.weights_sha256))}` and documents "
+        f"`{_code(fmt.hash(report.model.weights_sha256))}`{_write_adapter(report)} and documents "
         f"`{_code(fmt.hash(report.data.documents_sha256))}`, {_escape(report.created)}. The full "
         "report is `audit/report.html` in the folder of the run."
     )
     return parts
+
+
+def _write_adapter(report: AuditReport) -> str:
+    adapter = report.model.adapter
+    if adapter is None:
+        return ""
+    # The base is named at the top of the card if it is on a hub.
+    own, base = fmt.hash(adapter.weights_sha256), fmt.hash(adapter.base_weights_sha256)
+    return (
+        f" (adapter {_escape(adapter.description)} `{_code(own)}`, merged into base weights "
+        f"`{_code(base)}`)"
+    )
 
 
 def _write_costs(report: AuditReport) -> list[str]:

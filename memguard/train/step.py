@@ -34,8 +34,10 @@ from memguard.parallel.local_parameters import (
     clear_gradients,
     clip_gradients,
     find_local_parameters,
+    sum_partial_gradients,
     take_gradients,
 )
+from memguard.parallel.lora import list_masks
 from memguard.parallel.mesh import world_axis
 from memguard.parallel.packed_rows import Packing
 from memguard.records import IGNORE_LABEL
@@ -116,7 +118,8 @@ class TrainStep:
         self.row_clipping = row_clipping
         self.lm, self.mitigations = lm, mitigations
         self.train, self.optim, self.seed, self.runtime = train, optim, seed, runtime
-        self.parameters = find_local_parameters(lm.model)
+        self._masks = list_masks(lm.model)
+        self.parameters = find_local_parameters(lm.model, lm.mesh)
         self.optimizer = build_optimizer(self.parameters, optim)
 
     def run(
@@ -166,6 +169,9 @@ class TrainStep:
         for piece in pieces:
             if self.lm.mesh is None:
                 torch.manual_seed(derive_seed(self.seed, "dropout", first_sample + piece.start))
+            for masks in self._masks:
+                own_first = self.lm.batch_rank * len(batch.input_ids) + piece.start
+                masks.first_sample = first_sample + own_first
             self.lm.set_last_micro_batch(piece is pieces[-1])
             with self._noise(batch, piece, first_sample):
                 loss, *counts = self._sum_loss(batch, piece)
@@ -184,6 +190,7 @@ class TrainStep:
         sums = self._sum_over_batch(torch.cat([totals, mine.to(totals.device, non_blocking=True)]))
         take_gradients(self.parameters)
         if self.lm.mesh is not None:
+            sum_partial_gradients(self.parameters, self.lm.mesh)
             average_copies(self.parameters, self.lm.mesh.axis("y"))
         if self.row_clipping is not None:
             self.row_clipping.put_mean(self.parameters, step=step, num_rows=len(batch.input_ids))
@@ -300,6 +307,8 @@ class TrainStep:
 
     def precision(self) -> AbstractContextManager[None]:
         """Return a context in which forwards compute in the precision of training."""
-        if self.train.precision == "bf16" and self.lm.mesh is None:
+        # A frozen base is stored in bf16.
+        is_wide = self.lm.compute_dtype != torch.bfloat16
+        if self.train.precision == "bf16" and self.lm.mesh is None and is_wide:
             return torch.autocast(self.runtime.device.type, dtype=torch.bfloat16)
         return nullcontext()

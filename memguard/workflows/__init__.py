@@ -8,6 +8,7 @@ audit.py           one audit: measures model and base model, writes report and r
 audit_inputs.py    documents and model for the audit of a run, read from the run folder
 audit_output.py    pages of an audit; renders them again from its report
 any_model.py       documents and model for the audit of a model memguard did not train
+model_identity.py  names and hashes of the models of an audit
 model_in_memory.py audits a model in memory without changing it
 audit_context.py   resources of an audit; models are loaded at first use and freed afterwards
 audit_callback.py  audits during training: selects documents and scores them
@@ -15,6 +16,8 @@ compare.py         a sweep, finished runs or the fix of a run; renders pages aga
 sweep.py           trains the unfinished runs of a sweep in child processes, then compares
 compare_runs.py    compares finished runs: comparison.json, its page and chart
 fix.py             trains a finished run again, changed according to its audit
+export.py          merges an adapter into its base model and compares the logits
+export_request.py  checks the arguments of `export` before torch is imported
 plan.py            estimates memory and lists the meshes that fit a training step
 dry_run.py         what a run will train on and what its audit can measure, without weights
 verify.py          compares a run's files with their recorded hashes

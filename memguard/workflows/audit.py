@@ -3,7 +3,7 @@
 import contextlib
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import fields
 from pathlib import Path
@@ -20,7 +20,7 @@ from memguard.audit.selection import select_windows
 from memguard.audit.suite import Suite, load_audit_suite
 from memguard.audit.summary import Summary
 from memguard.config import AuditConfig, ParallelConfig, RunConfig
-from memguard.errors import ConfigError, MemguardError, ModelError
+from memguard.errors import ConfigError, MemguardError
 from memguard.hf.checkpoint import load_config
 from memguard.hf.identity import hash_weights
 from memguard.parallel.mesh_shape import ModelSizes, resolve_mesh
@@ -34,6 +34,7 @@ from memguard.records import (
     write_atomically,
 )
 from memguard.records.audit_files import REPORT, SCORES
+from memguard.records.run_files import find_weights_folder
 from memguard.report.audit_probes import write_not_run, write_ran
 from memguard.runtime import (
     Console,
@@ -46,6 +47,7 @@ from memguard.workflows.any_model import describe_checkpoint
 from memguard.workflows.audit_context import LazyModel, open_audit_context
 from memguard.workflows.audit_inputs import AuditTarget, describe_run, find_base
 from memguard.workflows.audit_output import finish_audit, restore_report
+from memguard.workflows.model_identity import check_base, hash_models, name_models, sum_models
 from memguard.workflows.model_in_memory import ModelInMemory, OpenedModel
 from memguard.workflows.requests import AuditRequest, make_command
 from memguard.workflows.run_checks import check_device_map
@@ -109,7 +111,7 @@ def choose_audit_mesh(
     """Return the mesh of the request, else the run's if it is valid, else all ranks along z."""
     if world_size == 1:
         return request.parallel or ParallelConfig(), None
-    model = str(request.run / "model") if request.run is not None else request.model
+    model = str(find_weights_folder(request.run)) if request.run is not None else request.model
     if not isinstance(model, str):
         raise ConfigError(
             "a model in memory is audited by one process; save it and audit the folder"
@@ -159,7 +161,7 @@ def is_current(report: AuditReport, folder: Path, config: RunConfig) -> bool:
         and method.window == config.audit.window
         and (report.model.base is not None) == (config.audit.base and config.model.path is not None)
         # Last, because it reads the weights.
-        and report.model.weights_sha256 == hash_weights(folder / "model")
+        and report.model.weights_sha256 == hash_weights(find_weights_folder(folder))
     )
 
 
@@ -187,14 +189,10 @@ def _audit(
     check_device_map(settings, world_size=runtime.world_size)
     runtime.only_on_main(lambda: _check_writable(target.out))
     banners = _compare_kinds(target, settings, suite, console)
-    hashes = runtime.broadcast_object(
-        {
-            model: _hash_model(model)
-            for model in (target.model, target.base, target.reference)
-            if runtime.is_main and model is not None
-        }
-    )
-    _check_base(target, hashes)
+    models = (target.model, target.base, target.reference)
+    sums = sum_models(models) if runtime.is_main else {}
+    hashes = runtime.broadcast_object(hash_models(models, sums) if runtime.is_main else {})
+    check_base(target, hashes)
     if cut := describe_cut(target.documents, (), window=settings.window):
         console.warn(tell_cut(cut))
 
@@ -235,7 +233,7 @@ def _audit(
     def write() -> AuditReport:
         if check_folder is not None:
             check_folder()
-        names = _name_models(target, model.num_parameters, hashes)
+        names = name_models(target, model.num_parameters, hashes, sums)
         report = _build_report(target, outcome.summary, names, method, banners, runtime)
         if settings.excerpts:
             _write_excerpts(target, outcome)
@@ -250,12 +248,6 @@ def _audit(
         console.info(f"audit: not run: {not_run}")
     console.info(f"audit: report in {target.out / 'report.html'}")
     return report
-
-
-def _hash_model(model: str | ModelInMemory) -> str | None:
-    if isinstance(model, ModelInMemory):
-        return model.weights_sha256
-    return hash_weights(model) if Path(model).is_dir() else None
 
 
 def _compare_kinds(
@@ -282,50 +274,10 @@ def _compare_kinds(
     return [Banner(level="warning", text=text)]
 
 
-def _check_base(target: AuditTarget, hashes: Mapping[str | ModelInMemory, str | None]) -> None:
-    """Reject a base model whose hash differs from that in an earlier report of this model."""
-    before = target.before
-    if target.base is None or before is None or before.weights_sha256 != hashes[target.model]:
-        return
-    expected = before.base_weights_sha256
-    if expected is not None and hashes[target.base] not in (None, expected):
-        raise ModelError(
-            f"the model before training: '{_name_model(target.base)}' has other weights than in "
-            f"the run's earlier audit (sha256 {hashes[target.base]}, not {expected}). Name the "
-            "correct base model with --base DIR, or leave it out with --no-base"
-        )
-
-
 def _check_writable(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     # Fail before the hours of scoring, not after.
     tempfile.TemporaryFile(dir=folder).close()
-
-
-def _name_models(
-    target: AuditTarget,
-    num_parameters: int,
-    hashes: Mapping[str | ModelInMemory, str | None],
-) -> ModelIdentity:
-    def identify(model: str | ModelInMemory) -> str:
-        kind = "hub id" if isinstance(model, str) else "in memory:"
-        return hashes[model] or f"{kind} {_name_model(model)}, not hashed"
-
-    base = target.base
-    return ModelIdentity(
-        name=target.run or _name_model(target.model),
-        weights_sha256=identify(target.model),
-        num_parameters=num_parameters,
-        base=None if base is None else _name_model(base),
-        base_weights_sha256=None if base is None else identify(base),
-    )
-
-
-def _name_model(model: str | ModelInMemory) -> str:
-    if isinstance(model, ModelInMemory):
-        return model.name
-    # Reports are shared with others; full local paths must not be.
-    return "/".join(Path(model).resolve().parts[-2:]) if Path(model).is_dir() else model
 
 
 def _build_report(

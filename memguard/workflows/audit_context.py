@@ -6,7 +6,6 @@ import hashlib
 import tempfile
 from collections.abc import Sequence
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -24,6 +23,7 @@ from memguard.config.mitigations import find_mitigation
 from memguard.data.chat import find_special_ids
 from memguard.data.tokenization import build_decoder, list_token_texts
 from memguard.errors import ModelError
+from memguard.hf.adapter_files import find_config
 from memguard.hf.checkpoint import load_config, load_tokenizer, max_positions
 from memguard.hf.load import count_parameters, load_model, load_sharded, plan_devices
 from memguard.hf.sharded import Sharding, count_sharded_parameters
@@ -210,7 +210,7 @@ class LazyModel:
         if self._weights_sha256 is None:
             return None
         # With another rotary base, window or scale the same weights are a different model.
-        config = hashlib.sha256((Path(self._path) / "config.json").read_bytes()).hexdigest()
+        config = hashlib.sha256(find_config(self._path).read_bytes()).hexdigest()
         device = self._workplace.runtime.device.type
         versions = f"torch {torch.__version__} transformers {transformers.__version__}"
         arithmetic = f"{self._settings.dtype} {device} {self._attn}"

@@ -1,6 +1,5 @@
 """Documents and model for the audit of a run."""
 
-import os
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from memguard.data.corpus import Corpus, CorpusDocument, load_corpus
 from memguard.data.packing import split_points
 from memguard.data.tokenization import TokenizedDocument
 from memguard.errors import DataError, ModelError
+from memguard.hf.adapter_base import find_moved_base
 from memguard.hf.checkpoint import load_tokenizer, max_positions
 from memguard.mitigation.k_schedule import compute_doses
 from memguard.records import (
@@ -28,6 +28,7 @@ from memguard.records import (
     TrainingSummary,
     WatchedStep,
 )
+from memguard.records.run_files import find_weights_folder, has_weights
 from memguard.train.metrics import (
     EndMetrics,
     HeldoutMetrics,
@@ -212,11 +213,8 @@ def find_base(folder: Path, config: RunConfig, named: str | None = None) -> str 
     if named is not None:
         max_positions(named)  # Raises an error if there is no model.
         return named
-    before = Path(config.output_dir) / config.name
-    if not Path(path).exists() and Path(path).is_absolute() == before.is_absolute():
-        moved = Path(os.path.normpath(folder.resolve() / os.path.relpath(path, before)))
-        if (moved / "config.json").is_file():
-            return str(moved)
+    if (moved := find_moved_base(folder, config)) is not None:
+        return moved
     try:
         max_positions(path, revision=config.model.revision)
     except ModelError as error:
@@ -248,7 +246,7 @@ def describe_run(
         DataError: too few documents were trained in full.
         ModelError: the run is not finished, or the model before training was not found.
     """
-    if not (folder / "model" / "config.json").is_file():
+    if not has_weights(folder):
         raise ModelError(
             f"'{folder}' has no model/ yet: finish it with memguard train {folder}/config.yaml"
         )
@@ -270,12 +268,13 @@ def describe_run(
             f"{settings.min_documents}. "
             "Train longer under another 'name', or set audit.enabled=false"
         )
+    weights = str(find_weights_folder(folder))
     summary, report = corpus.summary, load_former_report(folder / "audit")
     metrics = list(read_metrics(folder / "metrics.jsonl"))
     return AuditTarget(
         documents=documents,
-        model=str(folder / "model"),
-        tokenizer=load_tokenizer(str(folder / "model")),
+        model=weights,
+        tokenizer=load_tokenizer(weights),
         base=base_path,
         reference=settings.reference,
         data=DataIdentity(

@@ -1,7 +1,7 @@
 """Writes the pages of an audit and marks it as finished; renders the pages again from the report.
 
 records.parquet, report.json    results, written first
-report.html, model/README.md    report page, and the model card in the folder of the run
+report.html, model/README.md    report page, and the model card in the run folder, or in adapter/
 audit.json                      written last: an audit without it is incomplete
 """
 
@@ -12,10 +12,11 @@ from memguard.config import RunConfig, dump_yaml
 from memguard.errors import RecordError
 from memguard.records import AuditReport, write_atomically
 from memguard.records.audit_files import (
-    CARD,
+    CARDS,
     PAGE,
     REPORT,
     find_audit_damage,
+    find_card,
     has_audit,
     load_audit_files,
     load_audit_report,
@@ -74,7 +75,7 @@ def restore_report(folder: Path, warn: Callable[[str], None]) -> AuditReport | N
         return None
     damages = find_audit_damage(folder)
     text = "; ".join(map(str, damages))
-    if any(damage.file not in (PAGE, CARD) for damage in damages):
+    if any(damage.file not in (PAGE, *CARDS) for damage in damages):
         warn(f"audit: {text}. The audit runs again and reuses cached scores")
         return None
     if damages:
@@ -105,7 +106,7 @@ def write_card(folder: Path, config: RunConfig, report: AuditReport | None) -> N
         base_model=config.model.path,
         config_yaml=dump_yaml(config),
     )
-    write_atomically(folder / CARD, card.encode())
+    write_atomically(find_card(folder), card.encode())
 
 
 def _render(folder: Path, report: AuditReport, card_of: RunConfig | None) -> None:

@@ -354,6 +354,6 @@ def _measure_disk(
         keep=config.train.keep_checkpoints,
         export_bytes_per_parameter=2 if config.train.precision == "bf16" else 4,
         prepared_bytes=count_bytes(temporary, ["prepared"]),
-        present_bytes=count_bytes(folder, ["checkpoints", "model", "prepared"]),
+        present_bytes=count_bytes(folder, ["adapter", "checkpoints", "model", "prepared"]),
         free_bytes=shutil.disk_usage(find_existing_parent(folder)).free,
     )

@@ -33,6 +33,7 @@ from memguard.records import (
     write_atomically,
 )
 from memguard.records.audit_files import load_audit_report
+from memguard.records.run_files import find_weights_folder
 from memguard.runtime import Console, default_cache_dir
 from memguard.workflows.audit import is_current
 from memguard.workflows.compare_runs import compare_folders
@@ -89,8 +90,10 @@ def _make_run(config: RunConfig, folder: Path, lists: ForgetList) -> RunConfig:
     settings: dict[str, Any] = {
         "name": f"{config.name}-forget",
         "output_dir": str(folder.resolve().parent),
-        "model": {"path": str(folder / "model")},
+        "model": {"path": str(find_weights_folder(folder))},
         "mitigations": [*([goldfish.model_dump(mode="json")] if goldfish else []), npo],
+        # An adapter is merged: what it has memorized is unlearned in all weights.
+        "adapter": None,
         "budget": None,
         "optim.lr": float(f"{_LR_SHARE * config.optim.lr:.2g}"),
         "train.epochs": _EPOCHS,

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, TypeVar
 from memguard.config import RunConfig, load_yaml
 from memguard.config.mitigations import DpSgdConfig, find_mitigation
 from memguard.errors import ConfigError, MemguardError, ModelError
+from memguard.hf.adapter_files import find_config
 from memguard.parallel.mesh_shape import MeshShape, ModelSizes, resolve_mesh
 from memguard.planner.fit import find_fit, list_micro_batches
 from memguard.planner.machine import Machine, detect_machine
@@ -152,7 +153,7 @@ def read_local_sizes(config: RunConfig) -> ModelSizes | None:
     if config.model.path is None or config.model.attn_implementation == "eager":
         return None
     try:
-        fields = json.loads((Path(config.model.path) / "config.json").read_bytes())
+        fields = json.loads(find_config(config.model.path).read_bytes())
         return ModelSizes.from_json(fields) if isinstance(fields, dict) else None
     except (OSError, ValueError, RecursionError, ModelError):
         return None

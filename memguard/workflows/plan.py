@@ -11,6 +11,7 @@ from typing import Any
 
 from memguard.config import ParallelConfig, RunConfig
 from memguard.errors import ConfigError, ModelError
+from memguard.hf.adapter_files import find_config, is_adapter
 from memguard.hf.checkpoint_files import check_config
 from memguard.hf.config_fields import check_fields
 from memguard.parallel.mesh_shape import (
@@ -278,7 +279,7 @@ def _read_model_file(path: Path) -> ModelSizes:
     Raises:
         ModelError: no such file, or memory cannot be estimated for the model's family.
     """
-    file = path / "config.json" if path.is_dir() else path
+    file = find_config(path) if path.is_dir() else path
     try:
         fields = json.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
@@ -290,7 +291,7 @@ def _read_model_file(path: Path) -> ModelSizes:
         raise ModelError(f"'--model' must be a config.json; '{file}' is not JSON") from error
     if not isinstance(fields, dict):
         raise ModelError(f"'--model' must be a config.json; '{file}' is not a JSON object")
-    if path.is_dir():
+    if path.is_dir() and not is_adapter(path):
         check_config(path, name=str(path))
     check_fields(fields, place=f"'{file}'")
     return ModelSizes.from_json(fields)

@@ -7,12 +7,12 @@ torchrun, Slurm         the processes that these started
 
 import json
 import os
-from pathlib import Path
 from typing import Any
 
 from memguard.config import RunConfig
 from memguard.config.mitigations import DpSgdConfig, find_mitigation
 from memguard.errors import ConfigError
+from memguard.hf.adapter_files import find_config
 from memguard.parallel.mesh_shape import COMPARED_FAMILIES, resolve_mesh
 from memguard.workflows.memory_check import is_cpu_build, read_local_sizes
 from memguard.workflows.process_limits import count_gpus
@@ -71,7 +71,7 @@ def _read_family(config: RunConfig) -> str | None:
     fields: Any = config.model.scratch and config.model.scratch.config
     if fields is None:
         try:
-            fields = json.loads((Path(config.model.path or "") / "config.json").read_bytes())
+            fields = json.loads(find_config(config.model.path or "").read_bytes())
         except (OSError, ValueError, RecursionError):
             return None
     family = fields.get("model_type") if isinstance(fields, dict) else None

@@ -21,7 +21,7 @@ from memguard.config import (
 )
 from memguard.data import sources
 from memguard.errors import MAX_PATH, ConfigError, DataError, ModelError, shorten
-from memguard.hf import checkpoint_files
+from memguard.hf import adapter_files, checkpoint_files
 from memguard.hf.config_fields import check_fields
 from memguard.workflows.audit_output import is_own_audit
 from memguard.workflows.process_limits import MORE_MACHINES, check_num_processes
@@ -401,4 +401,4 @@ def _check(
             sources.check_kind(source, setting=setting)
     for path in models.values():
         if path is not None:
-            checkpoint_files.check_folder(path)
+            adapter_files.check_model(path)

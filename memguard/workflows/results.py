@@ -85,7 +85,7 @@ class TrainResult:
         if target.exists():
             raise ConfigError(f"'{target}' exists already; choose another name or delete it")
         target.mkdir(parents=True)
-        shutil.copytree(self.model, target / "model")
+        shutil.copytree(self.model, target / self.model.name)
         _copy_files(self.folder, ("config.yaml", "metrics.jsonl", "manifest.jsonl"), target)
         if self.audit is not None:
             self.audit.save(target / "audit")

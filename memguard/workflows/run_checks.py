@@ -6,12 +6,12 @@ Each check is repeated where it matters, for programs that do not use the comman
 import json
 import os
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 from memguard.config import AuditConfig, RunConfig, TrainConfig
 from memguard.config.mitigations import DeduplicateConfig, DpSgdConfig, find_mitigation
 from memguard.errors import ConfigError, ModelError
+from memguard.hf.adapter_files import find_config, is_adapter
 
 _RANK_NAMES = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
 
@@ -31,9 +31,11 @@ def check_processes(config: RunConfig, num_processes: int) -> None:
     """Reject settings that do not work with this number of processes.
 
     Raises:
-        ConfigError: dropout, dp_sgd or device_map with several processes; a missing library.
+        ConfigError: dropout, dp_sgd or device_map with several processes; a missing library; an
+            adapter of an adapter.
     """
     check_dropout(config.train, world_size=num_processes)
+    check_adapter(config)
     if find_mitigation(config.mitigations, DpSgdConfig) is not None:
         if num_processes > 1:
             raise ConfigError(
@@ -56,6 +58,20 @@ def check_dropout(train: TrainConfig, *, world_size: int) -> None:
         raise ConfigError(
             f"'train.dropout' needs one process; got {train.dropout:g} on {world_size}. Remove "
             "it, or train on one process"
+        )
+
+
+def check_adapter(config: RunConfig) -> None:
+    """Reject an adapter on a model that is itself an adapter, which peft could not load.
+
+    Raises:
+        ConfigError: says how to fix it.
+    """
+    path = config.model.path
+    if config.adapter is not None and path is not None and is_adapter(path):
+        raise ConfigError(
+            f"'model.path' must not be an adapter if 'adapter' is set: '{path}' would be the base "
+            "of another adapter. Merge it first with memguard export --merge"
         )
 
 
@@ -105,7 +121,7 @@ def _find_max_positions(config: RunConfig) -> Any:
     if config.model.scratch is not None:
         return config.model.scratch.config.get("max_position_embeddings")
     try:
-        fields = json.loads((Path(config.model.path or "") / "config.json").read_bytes())
+        fields = json.loads(find_config(config.model.path or "").read_bytes())
     except (OSError, ValueError, RecursionError):
         return None
     if not isinstance(fields, dict):

@@ -38,8 +38,12 @@ FREE_IN_TRAIN = (
 _AUDIT = ("records.parquet", "report.json", "report.html", "audit.json")
 _RUN = ("config.yaml", "manifest.jsonl", "metrics.jsonl", "trained.json", "environment.json")
 _TEMPORARY_NAMES = {
-    ".": ("model", "prepared", *_RUN, "reference_nll.npy", "reference_nll.json", *_AUDIT),
+    ".": (
+        *("model", "adapter", "prepared", "reference_nll.npy", "reference_nll.json"),
+        *(*_RUN, *_AUDIT),
+    ),
     "model": ("README.md",),
+    "adapter": ("README.md",),
     "checkpoints": ("step-N",),
     "audit": _AUDIT,
     "audit/private": ("hmac.key", "excerpts.txt"),
@@ -147,6 +151,9 @@ def hash_run(config: RunConfig, documents_sha256: str) -> str:
 def _binding(values: dict[str, Any]) -> dict[str, Any]:
     """Return the settings that determine the trained weights."""
     kept = {key: value for key, value in values.items() if key not in _FREE}
+    if kept.get("adapter") is None:
+        # Keys of runs without adapters are those of versions that had none.
+        kept.pop("adapter", None)
     kept["train"] = {k: v for k, v in kept["train"].items() if k not in FREE_IN_TRAIN}
     return kept
 

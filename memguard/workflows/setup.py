@@ -13,6 +13,7 @@ from memguard.config import ParallelConfig, RunConfig, TrainConfig
 from memguard.data.documents import Document, document_text
 from memguard.data.tokenization import train_bpe
 from memguard.errors import ConfigError, ModelError
+from memguard.hf.adapter_export import gather_adapter, make_peft_config, write_adapter
 from memguard.hf.checkpoint import load_config, load_tokenizer, max_positions
 from memguard.hf.export import export_model, export_sharded
 from memguard.hf.load import (
@@ -25,6 +26,7 @@ from memguard.hf.load import (
 from memguard.hf.sharded import ShardedLayer, Sharding
 from memguard.model.causal_lm import CausalLM
 from memguard.model.checks import build_causal_lm
+from memguard.parallel.lora import LoraSpec, attach_lora, fill_lora
 from memguard.parallel.mesh import Mesh4D, build_mesh
 from memguard.parallel.mesh_shape import ModelSizes, resolve_mesh
 from memguard.parallel.shard import checkpoint_blocks, compile_blocks
@@ -37,7 +39,7 @@ from memguard.runtime import (
 )
 from memguard.seeds import derive_seed
 from memguard.train.dropout import set_dropout
-from memguard.workflows.run_checks import check_dropout
+from memguard.workflows.run_checks import check_adapter, check_dropout
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -110,10 +112,34 @@ class StartedModel:
     lm: CausalLM
     sharded: ShardedLayer | None
     """Its shards on the mesh; None for a single process."""
+    adapter: LoraSpec | None = None
+    """Its adapters; None if its weights are trained."""
+    base: str | None = None
+    """Folder or hub id of the model that the adapters belong to."""
+    base_revision: str | None = None
 
-    def export(self, tokenizer: Any, folder: Path, *, dtype: torch.dtype, card: str) -> None:
-        """Export the model as a Hugging Face folder; every rank must call this."""
-        if self.sharded is None:
+    def export(
+        self, tokenizer: Any, folder: Path, *, dtype: torch.dtype, card: str, runtime: Runtime
+    ) -> None:
+        """Export the weights, or the adapters if there are any; every rank must call this.
+
+        Args:
+            tokenizer: written to the folder.
+            folder: the target.
+            dtype: of the weights; adapters are fp32.
+            card: text of README.md.
+            runtime: this rank.
+        """
+        if self.adapter is not None:
+            assert self.base is not None, "adapters belong to a checkpoint"
+            tensors = gather_adapter(self.lm.model)
+            config = make_peft_config(
+                self.lm.model, self.adapter, base=self.base, revision=self.base_revision
+            )
+            runtime.only_on_main(
+                lambda: write_adapter(tensors, config, tokenizer, folder, card=card)
+            )
+        elif self.sharded is None:
             export_model(self.lm.model, tokenizer, folder, dtype=dtype, card=card)
         else:
             export_sharded(self.sharded, tokenizer, folder, dtype=dtype, card=card)
@@ -157,9 +183,16 @@ def train_tokenizer(config: RunConfig, documents: Sequence[Document], console: C
 
 
 def start_model(config: RunConfig, tokenizer: Any, distributed: DistributedContext) -> StartedModel:
-    """Load the checkpoint's model, or build one with random weights from the run's seed."""
+    """Load the checkpoint's model, or build one with random weights from the run's seed.
+
+    Raises:
+        ModelError: the model cannot be loaded, or its layers cannot have adapters.
+        ConfigError: 'adapter.target_modules' names no layer.
+    """
     model, scratch, train = config.model, config.model.scratch, config.train
+    adapter = make_lora(config)
     check_dropout(train, world_size=distributed.runtime.world_size)
+    check_adapter(config)
     attn = model.attn_implementation
     drawn = None
     if scratch is not None:
@@ -171,31 +204,82 @@ def start_model(config: RunConfig, tokenizer: Any, distributed: DistributedConte
             attn=attn,
         )
     if distributed.mesh is not None:
-        sharding = shard_for_training(train, distributed, distributed.mesh)
+        sharding = shard_for_training(train, distributed, distributed.mesh, adapter)
         if drawn is not None:
             layer = shard_scratch_model(drawn, sharding, attn=attn)
         else:
             layer = load_sharded(_path(config), sharding, revision=model.revision, attn=attn)
-        return StartedModel(lm=layer.lm, sharded=layer)
+        return _started(config, layer.lm, layer, adapter)
     if drawn is None:
-        drawn = load_model(_path(config), revision=model.revision, attn_implementation=attn)
+        drawn = load_model(
+            _path(config),
+            revision=model.revision,
+            dtype=_stored_dtype(train, adapter),
+            attn_implementation=attn,
+        )
     drawn = drawn.to(distributed.runtime.device)
     lm = build_causal_lm(drawn, chunk_tokens=train.nll_chunk_tokens)
     if train.dropout is not None:
         set_dropout(drawn, train.dropout)
+    if adapter is not None:
+        attach_lora(drawn, adapter)
+        fill_lora(drawn, adapter)
     checkpoint_blocks(drawn, train.checkpointing)
     if train.compile:
         compile_blocks(drawn)
-    return StartedModel(lm=lm, sharded=None)
+    return _started(config, lm, None, adapter)
+
+
+def _started(
+    config: RunConfig, lm: CausalLM, sharded: ShardedLayer | None, adapter: LoraSpec | None
+) -> StartedModel:
+    if adapter is None:
+        return StartedModel(lm=lm, sharded=sharded)
+    return StartedModel(
+        lm=lm,
+        sharded=sharded,
+        adapter=adapter,
+        base=_path(config),
+        base_revision=config.model.revision,
+    )
+
+
+def make_lora(config: RunConfig) -> LoraSpec | None:
+    """Return the adapters of a run; None if its weights are trained."""
+    adapter = config.adapter
+    if adapter is None:
+        return None
+    chosen = adapter.target_modules
+    return LoraSpec(
+        r=adapter.r,
+        alpha=adapter.lora_alpha,
+        target_modules=None if chosen == "all-linear" else tuple(chosen),
+        dropout=adapter.lora_dropout,
+        use_rslora=adapter.use_rslora,
+        use_dora=adapter.use_dora,
+        init="gaussian" if adapter.init_lora_weights == "gaussian" else "kaiming",
+        seed=derive_seed(config.seed, "adapters"),
+    )
+
+
+def _stored_dtype(train: TrainConfig, adapter: LoraSpec | None) -> torch.dtype:
+    """Return the dtype of the stored weights: fp32 if they are trained."""
+    is_narrow = adapter is not None and train.precision == "bf16"
+    return torch.bfloat16 if is_narrow else torch.float32
 
 
 def shard_for_training(
-    train: TrainConfig, distributed: DistributedContext, mesh: Mesh4D
+    train: TrainConfig,
+    distributed: DistributedContext,
+    mesh: Mesh4D,
+    adapter: LoraSpec | None = None,
 ) -> Sharding:
     """Return how a model is sharded over a mesh for training."""
     return Sharding(
         mesh=mesh,
         device=distributed.runtime.device,
+        dtype=_stored_dtype(train, adapter),
+        adapter=adapter,
         compute_dtype=torch.bfloat16 if train.precision == "bf16" else None,
         chunk_tokens=train.nll_chunk_tokens,
         reshard_after_forward=distributed.parallel.reshard_after_forward,

@@ -17,15 +17,18 @@ from memguard.config.mitigations import DpSgdConfig, find_mitigation
 from memguard.data.corpus import load_corpus, load_private_key
 from memguard.data.loader import Loader
 from memguard.errors import ConfigError, RecordError
-from memguard.hf.checkpoint import check_positions
+from memguard.hf.checkpoint import check_positions, get_folder
+from memguard.hf.identity import sum_model
 from memguard.hf.load import count_parameters
 from memguard.model.checks import keeps_documents_apart
+from memguard.parallel.lora import find_targets
 from memguard.parallel.mesh_shape import MeshShape
 from memguard.planner.reference_hash import remark_on_reference_hash
 from memguard.records import ManifestEntry, save_manifest, write_atomically
 from memguard.records.run_files import (
     UNLISTED,
     find_trained_damage,
+    find_weights_folder,
     has_trained,
     list_other_model_files,
     load_trained,
@@ -127,7 +130,7 @@ def train_run(config: RunConfig) -> dict[str, Any]:
             console.warn(f"{reason}. {STARTED_AGAIN}")
             _prepare_and_train(settled, distributed, console, check_folder, may_halve=False)
         config = settled
-        result: dict[str, Any] = {"run": str(folder), "model": str(folder / "model")}
+        result: dict[str, Any] = {"run": str(folder), "model": str(find_weights_folder(folder))}
         if not config.audit.enabled:
             return result
         current = runtime.only_on_main(lambda: find_current_report(folder, config, console))
@@ -169,7 +172,7 @@ def _prepare_and_train(
     state = runtime.only_on_main(lambda: _find_trained(folder, run_key, console))
     before = runtime.broadcast_object(state)
     if before.is_whole:
-        console.info(f"model: {folder / 'model'} was trained before")
+        console.info(f"model: {find_weights_folder(folder)} was trained before")
         return
     trainer: Trainer | None = None
     try:
@@ -258,11 +261,11 @@ def _find_trained(folder: Path, run_key: str, console: Console) -> _Before:
     """Return whether training has ended and its files are undamaged.
 
     Raises:
-        RecordError: the run has other settings or documents, or model/ contains a file that
+        RecordError: the run has other settings or documents, or its model contains a file that
             training has not written.
     """
     if not has_trained(folder):
-        model = folder / "model"
+        model = find_weights_folder(folder)
         damage = f"'{model}' has no 'trained.json' beside it, so it may be damaged"
         return _Before(is_whole=False, damage=damage if model.exists() else None)
     damages = find_trained_damage(folder)
@@ -275,7 +278,7 @@ def _find_trained(folder: Path, run_key: str, console: Console) -> _Before:
         return _Before(is_whole=True)
     if others := list_other_model_files(folder):
         raise RecordError(
-            f"'{folder}': model/{others[0]} {UNLISTED} and would be read or deleted with its "
+            f"'{folder}': {others[0]} {UNLISTED} and would be read or deleted with its "
             "model: move it away"
         )
     console.warn(f"{damages[0]}; the model is exported again from the newest checkpoint")
@@ -305,7 +308,8 @@ def _build_trainer(
     lm, model = started.lm, started.lm.model
     check_positions(model, config.data.seq_len, "data.seq_len")
     check_token_ids(corpus, lm.vocab_size)
-    autocasts = config.train.precision == "bf16" and distributed.mesh is None
+    is_wide = lm.compute_dtype != torch.bfloat16
+    autocasts = config.train.precision == "bf16" and distributed.mesh is None and is_wide
     share_rows = keeps_documents_apart(lm, bf16=autocasts)
     if not share_rows:
         console.warn(
@@ -337,6 +341,10 @@ def _build_trainer(
             f"'train.max_steps' ends the run after {trainer.num_steps:,} of {loader.num_steps:,} "
             "steps: documents that were not trained by then are not audited"
         )
+    if started.adapter is not None:
+        trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
+        names = find_targets(model, started.adapter.target_modules)
+        console.info(f"adapter: {trained:,} trained parameters in {len(names):,} layers")
     mesh = "" if distributed.mesh is None else f" on {distributed.mesh.shape}"
     console.info(
         f"model: {count_parameters(model):,} parameters on {runtime.device.type}{mesh}; "
@@ -363,14 +371,19 @@ def _export(
         None, run_name=config.name, base_model=config.model.path, config_yaml=dump_yaml(config)
     )
     dtype = torch.bfloat16 if config.train.precision == "bf16" else torch.float32
-    started.export(prepared.tokenizer, folder / "model", dtype=dtype, card=card)
-    runtime.only_on_main(lambda: _commit(folder, trainer.run_key, trainer.totals.step))
-    console.info(f"model: saved in {folder / 'model'}")
+    target = folder / ("model" if started.adapter is None else "adapter")
+    started.export(prepared.tokenizer, target, dtype=dtype, card=card, runtime=runtime)
+    runtime.only_on_main(lambda: _commit(folder, started, trainer.run_key, trainer.totals.step))
+    console.info(f"model: saved in {target}")
 
 
-def _commit(folder: Path, run_key: str, step: int) -> None:
+def _commit(folder: Path, started: StartedModel, run_key: str, step: int) -> None:
     """Write trained.json, which records that training has ended and the hashes of its files."""
-    save_sealed(sum_trained(folder, run_key=run_key, step=step), folder / "trained.json")
+    base = None
+    if started.base is not None:
+        base = sum_model(get_folder(started.base, started.base_revision))
+    trained = sum_trained(folder, run_key=run_key, step=step, base=base)
+    save_sealed(trained, folder / "trained.json")
 
 
 def count_up(loader: Loader, num_samples: int) -> list[ManifestEntry]:

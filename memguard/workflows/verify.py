@@ -22,7 +22,7 @@ from memguard.config import RunConfig, load_run_config
 from memguard.errors import ConfigError, MemguardError, ModelError, RecordError
 from memguard.records.audit_files import (
     AUDIT_FILES,
-    CARD,
+    CARDS,
     PAGE,
     REPORT,
     SCORES,
@@ -36,8 +36,10 @@ from memguard.records.run_files import (
     find_prepared_damage,
     find_reference_damage,
     find_trained_damage,
+    find_weights_folder,
     has_prepared,
     has_trained,
+    has_weights,
     list_checkpoints,
 )
 from memguard.records.sealed import Damage
@@ -154,8 +156,7 @@ def check_finished(folder: Path) -> None:
     train = _resume_command(folder)
     _refuse(folder, find_config_damage(folder), _MEND_CONFIG)
     if not has_trained(folder):
-        has_model = (folder / "model" / "config.json").is_file()
-        why = "has not finished training" if has_model else "has no model/ yet"
+        why = "has not finished training" if has_weights(folder) else "has no model/ yet"
         raise ModelError(f"'{folder}' {why}: finish it with {train}")
     _refuse(folder, find_prepared_damage(folder), f"'{train}' prepares the documents again")
     damages = find_trained_damage(folder)
@@ -186,7 +187,7 @@ def _verify_run(folder: Path, on_read: OnRead) -> Iterator[Part]:
     yield _make_part("config.yaml", find_config_damage(folder), note="", mend=_MEND_CONFIG)
     on_read("documents", _measure([folder / "prepared", folder / MANIFEST])[1])
     prepared = find_prepared_damage(folder)
-    on_read("model", _measure([folder / "model"])[1])
+    on_read("model", _measure([find_weights_folder(folder)])[1])
     trained = find_trained_damage(folder)
     yield from _verify_documents(folder, prepared, trained)
     saves: dict[Path, list[Damage]] = {}
@@ -207,7 +208,7 @@ def _verify_run(folder: Path, on_read: OnRead) -> Iterator[Part]:
             mend = _MEND_UNLISTED
         elif not whole:
             mend = "no undamaged checkpoint is left: restore it from a copy of the run"
-        note = _count(_measure([folder / "model"]))
+        note = _count(_measure([find_weights_folder(folder)]))
         yield _make_part("model", damages, note=note, mend=mend)
     elif has_audit(folder / "audit"):
         # Only a run whose training has ended is audited.
@@ -300,12 +301,12 @@ def _verify_audit(folder: Path, on_read: OnRead, run: Path | None = None) -> Par
     place = "" if run is None else f"{folder.name}/"
     again = "the same 'memguard audit' again" if run is None else f"'memguard audit {run}'"
     mend = f"{again} creates it again from cached scores"
-    if all(item.file in (PAGE, CARD) for item in damages):
+    if all(item.file in (PAGE, *CARDS) for item in damages):
         mend = f"'memguard report {run or folder}' renders it again"
     return _make_part(
         "audit",
         [
-            item if item.file == CARD else Damage(file=f"{place}{item.file}", what=item.what)
+            item if item.file in CARDS else Damage(file=f"{place}{item.file}", what=item.what)
             for item in damages
         ],
         note=_count(_measure(covered)),

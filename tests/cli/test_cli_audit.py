@@ -14,6 +14,7 @@ from cli_examples import make_texts, read_json, run_cli, write_jsonl, write_run,
 from memguard.errors import ModelError
 from memguard.records import AuditReport, BucketScores, load_record
 from memguard.workflows import audit as audit_module
+from memguard.workflows import model_identity
 
 LENGTH = ("--continuation-tokens", 6)
 # Of the same form as the training sentences, none of them among those.
@@ -225,7 +226,7 @@ def test_nonmembers_of_another_kind_are_told_before_the_model_is_loaded(
     def load(*_: Any, **__: Any) -> Any:
         raise ModelError("weights are read")
 
-    monkeypatch.setattr(audit_module, "hash_weights", load)
+    monkeypatch.setattr(model_identity, "sum_model", load)
     outcome = run_cli("audit", "--model", folder / "model", "--out", folder / "new", *arguments)
     assert (outcome.code, outcome.err.splitlines()[-1]) == (3, "memguard: weights are read")
     assert f"warning: {banner.text}" in outcome.err

@@ -113,7 +113,7 @@ def test_a_run_at_work_and_an_adapter_are_told_without_torch(
     (tmp_path / "adapter" / "adapter_config.json").write_text("{}")
     ended = bare("train", path, f"model.path={tmp_path / 'adapter'}")
     assert (ended.returncode, len(ended.stderr.splitlines())) == (3, 1), ended.stderr
-    assert "adapters (peft) are not read" in ended.stderr
+    assert "adapter_config.json: 'peft_type' must be LORA; got 'null'" in ended.stderr
 
 
 def test_a_rank_of_torchrun_is_named(tmp_path: Path) -> None:

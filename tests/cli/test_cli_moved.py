@@ -62,3 +62,33 @@ def test_another_base_is_refused(sweep: Path, tmp_path: Path) -> None:
     outcome = run_cli("audit", sweep / "run", *arguments, "--no-base")
     assert outcome.code == 2
     assert "--base and --no-base contradict each other" in outcome.err
+
+
+def test_an_adapter_that_was_moved_with_its_base_finds_it(
+    tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(tiny_folder / "model", "runs/sweep/base/model")
+    settings = write_run(
+        tmp_path,
+        output_dir="runs/sweep",
+        model={"path": "runs/sweep/base/model"},
+        adapter={"name": "lora", "r": 2},
+        data={"train": str(tiny_folder / "documents.jsonl")},
+        train={"max_steps": 6},
+    )
+    outcome = run_cli("train", settings)
+    assert outcome.code == 0, outcome.err
+    before = read_json(tmp_path / "runs/sweep/run/audit/report.json")
+    moved = (tmp_path / "runs" / "sweep").rename(tmp_path / "kept")
+    outcome = run_cli("audit", moved / "run", "--out", tmp_path / "out")
+    assert outcome.code == 0, outcome.err
+    after = read_json(tmp_path / "out" / "report.json")
+    assert after["buckets"] == before["buckets"]
+    # Its hash shows that it is the same base; another one is refused, and so is none.
+    hashes = [report["model"]["adapter"]["base_weights_sha256"] for report in (before, after)]
+    assert hashes[0] == hashes[1]
+    (moved / "base").rename(tmp_path / "other")
+    outcome = run_cli("export", moved / "run", tmp_path / "merged", "--merge")
+    assert (outcome.code, len(outcome.err.splitlines())) == (3, 1), outcome.err
+    assert f"its base model '{tmp_path / 'runs/sweep/base/model'}' is missing" in outcome.err

@@ -51,7 +51,7 @@ def test_an_adapter_beside_the_weights(folder: Path) -> None:
         ("audit", "--model", folder / "model", "--base", model, *members),
     ):
         line = is_refused(3, *arguments)
-        assert f"model '{model}' has adapter_config.json: adapters (peft) are not read" in line
+        assert f"model '{model}' must not have adapter_config.json here" in line
 
 
 @pytest.mark.parametrize("layers", [-1, 0, 10**9])

@@ -1,11 +1,13 @@
 """A model's hash is that of all that is read, and of nothing else."""
 
+import hashlib
 import json
 import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
+from tiny_adapters import save_adapter
 from tiny_families import build
 
 from memguard.errors import ModelError
@@ -112,3 +114,26 @@ def test_weights_outside_the_folder_are_refused(
 def test_a_folder_without_weights_has_no_hash(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"it has no model\.safetensors and no"):
         hash_weights(tmp_path)
+
+
+def test_an_adapter_is_its_files_and_those_of_its_base(tmp_path: Path) -> None:
+    save_adapter(tmp_path)
+    adapter = tmp_path / "adapter"
+    before = hash_weights(adapter)
+    # As by sha256sum in a folder that has the base as `base`.
+    shutil.copytree(tmp_path / "base", adapter / "base")
+    names = ("adapter_config.json", "adapter_model.safetensors", "base/config.json")
+    text = subprocess.run(
+        ["sha256sum", *names, "base/model.safetensors"],
+        cwd=adapter,
+        capture_output=True,
+        check=True,
+    )
+    assert hashlib.sha256(text.stdout).hexdigest() == before
+    for file in (adapter / "adapter_model.safetensors", tmp_path / "base" / "model.safetensors"):
+        content = file.read_bytes()
+        flip(file)
+        assert hash_weights(adapter) != before, file
+        file.write_bytes(content)
+    (adapter / "README.md").write_text("not read")
+    assert hash_weights(adapter) == before

@@ -6,26 +6,39 @@ transformers computes them in fp32 whatever the weights' dtype.
 """
 
 import types
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import peft
 import torch
 from plain_losses import reduce_plainly
 from tiny_families import build
 from torch import Tensor, nn
 from torch import distributed as dist
+from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 from torch.nn import functional
 
 from memguard.config import GoldfishConfig, OptimConfig, TrainConfig
 from memguard.data.loader import Batch
 from memguard.hf.safetensors import ModuleWeights
-from memguard.hf.sharded import Sharding, build_meta_layer, check_layer, fill_layer
+from memguard.hf.sharded import Sharding, build_meta_layer, fill_layer
 from memguard.mitigation import Mitigations, build_mitigations
-from memguard.model.checks import keeps_documents_apart
+from memguard.model.causal_lm import CausalLM
+from memguard.model.checks import build_causal_lm, check_causal, keeps_documents_apart
+from memguard.parallel.linear import Linear4D, to_local
+from memguard.parallel.lora import (
+    DropoutMasks,
+    LoraSpec,
+    attach_lora,
+    fill_lora,
+    is_adapter_parameter,
+)
 from memguard.parallel.mesh import Mesh4D, build_mesh
 from memguard.parallel.mesh_shape import MeshShape
+from memguard.parallel.shard import checkpoint_blocks
 from memguard.records import IGNORE_LABEL
 from memguard.runtime import Runtime
 from memguard.seeds import derive_generator
@@ -55,6 +68,10 @@ class Case:
     """Configurations, beside the goldfish that masks the labels."""
     device: str = "cpu"
     """Of this rank, for both sides."""
+    adapter: LoraSpec | None = None
+    """Trained instead of the weights, on the other side by `peft`."""
+    plain: bool = False
+    """One process, which keeps transformers' modules, instead of a mesh."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,32 +97,21 @@ def _compare(degrees: tuple[int, int, int, int], case: Case) -> Worst:
     device = torch.device(case.device)
     mesh = build_mesh(shape, device.type)
     model = build_reference(case)
-    layer = build_meta_layer(
-        model.config,
-        Sharding(
-            mesh=mesh,
-            device=device,
-            dtype=case.dtype,
-            compute_dtype=case.compute_dtype,
-            chunk_tokens=case.chunk_tokens,
-            checkpointing=case.checkpointing,  # type: ignore[arg-type]
-            reshard_after_forward=case.reshard_after_forward,
-            compile=case.compile,
-        ),
-    )
-    fill_layer(layer, ModuleWeights(model), name="parity")
+    lm = _build_plain(case) if case.plain else _build_sharded(case, model, mesh)
     # As loading does: forwards without gradients come before the optimizer.
-    check_layer(layer)
-    assert keeps_documents_apart(layer.lm)
-    layer.lm.model.train()
+    check_causal(lm)
+    assert keeps_documents_apart(lm)
+    lm.model.train()
+    model = _wrap_in_peft(case, model, lm)
     step = TrainStep(
-        lm=layer.lm,
+        lm=lm,
         mitigations=build_mitigations(case.mitigations, special_ids=[]),
         train=TrainConfig(batch_size=NUM_ROWS, micro_batch_size=case.micro_batch_size),
         optim=OPTIM,
         seed=0,
         runtime=Runtime(device=device, rank=dist.get_rank(), world_size=dist.get_world_size()),
     )
+    frozen = {n: to_local(p).clone() for n, p in lm.model.named_parameters() if not p.requires_grad}
     gradients: dict[str, Tensor] = {}
 
     def keep_gradients(*_: Any) -> None:
@@ -132,10 +138,115 @@ def _compare(degrees: tuple[int, int, int, int], case: Case) -> Worst:
             if error > worst["gradient"]:
                 worst["gradient"], where = error, name
         ours = {each.name: each.local.detach() for each in step.parameters}
-        weights = {name: weight.detach() for name, weight in model.named_parameters()}
+        weights = {name: weight.detach() for name, weight in trained_parameters(model)}
+        assert ours.keys() == weights.keys()
         for _, error in _distances(step.parameters, ours, weights, 0.0):
             worst["weight"] = max(worst["weight"], error)
+    for name, parameter in lm.model.named_parameters():
+        if name in frozen:
+            assert torch.equal(to_local(parameter), frozen[name]), f"{name} is frozen"
+            assert parameter.grad is None, f"{name} is frozen"
     return Worst(**worst, where=where)
+
+
+def _build_sharded(case: Case, model: Any, mesh: Mesh4D) -> CausalLM:
+    layer = build_meta_layer(
+        model.config,
+        Sharding(
+            mesh=mesh,
+            device=torch.device(case.device),
+            dtype=case.dtype,
+            compute_dtype=case.compute_dtype,
+            chunk_tokens=case.chunk_tokens,
+            checkpointing=case.checkpointing,  # type: ignore[arg-type]
+            reshard_after_forward=case.reshard_after_forward,
+            compile=case.compile,
+            adapter=case.adapter,
+        ),
+    )
+    fill_layer(layer, ModuleWeights(model), name="parity")
+    return layer.lm
+
+
+def _build_plain(case: Case) -> CausalLM:
+    model = build_reference(case)
+    if model.dtype == torch.float64:
+        use_float64_norms(model)
+    lm = build_causal_lm(model, chunk_tokens=case.chunk_tokens)
+    assert case.adapter is not None, "a mesh is compared with transformers otherwise"
+    attach_lora(model, case.adapter)
+    fill_lora(model, case.adapter)
+    checkpoint_blocks(model, case.checkpointing)  # type: ignore[arg-type]
+    return lm
+
+
+@torch.no_grad()
+def _wrap_in_peft(case: Case, model: Any, lm: CausalLM) -> Any:
+    """Give the other side adapters too, and both sides the same values, none of them zero."""
+    spec = case.adapter
+    if spec is None:
+        return model
+    wrapped = peft.get_peft_model(
+        model,
+        peft.LoraConfig(
+            r=spec.r,
+            lora_alpha=spec.alpha,  # type: ignore[arg-type]
+            target_modules=list(spec.target_modules or ()) or "all-linear",
+            use_rslora=spec.use_rslora,
+            use_dora=spec.use_dora,
+            lora_dropout=spec.dropout,
+            task_type="CAUSAL_LM",
+        ),
+    ).to(case.dtype)
+    if spec.dropout:
+        _use_masks(wrapped, spec, lm)
+    values = dict(trained_parameters(wrapped))
+    generator = torch.Generator().manual_seed(2)
+    for name in sorted(values):
+        noise = torch.randn(values[name].shape, generator=generator, dtype=torch.float64)
+        # Magnitudes are near the norms of the rows.
+        is_factor = values[name].ndim == 2
+        values[name].copy_(noise * 0.2 + (0 if is_factor else values[name]))
+    found = {n: p for n, p in lm.model.named_parameters() if is_adapter_parameter(n)}
+    assert found.keys() == values.keys()
+    for name, parameter in found.items():
+        full: Tensor = values[name]
+        if isinstance(parameter, DTensor):
+            shape, offset = compute_local_shape_and_global_offset(
+                parameter.shape, parameter.device_mesh, parameter.placements
+            )
+            full = full[tuple(slice(a, a + n) for a, n in zip(offset, shape, strict=True))]
+        to_local(parameter).copy_(full)
+    return wrapped.train()
+
+
+def trained_parameters(model: Any) -> Iterator[tuple[str, nn.Parameter]]:
+    """Yield the parameters that train, by the names that memguard has for them."""
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            name = name.removeprefix("base_model.model.").replace(".default.", ".")
+            yield name, parameter
+
+
+def _use_masks(wrapped: Any, spec: LoraSpec, lm: CausalLM) -> None:
+    """Drop the features on the other side that the ranks drop, put together from their pieces."""
+    for name, layer in lm.model.named_modules():
+        if not isinstance(layer, Linear4D) or layer.draw_mask is None:
+            continue
+        pieces = [DropoutMasks(spec, name, rank) for rank in range(layer.in_axis.degree)]
+        other = wrapped.get_submodule(f"base_model.model.{name}")
+        other.lora_dropout["default"] = _Masked(pieces, spec.dropout)
+
+
+class _Masked(nn.Module):
+    def __init__(self, pieces: list[DropoutMasks], rate: float) -> None:
+        super().__init__()
+        self.pieces, self.rate = pieces, rate
+
+    def forward(self, input_MK: Tensor) -> Tensor:
+        parts = input_MK.chunk(len(self.pieces), -1)
+        masks = [piece(part) for piece, part in zip(self.pieces, parts, strict=True)]
+        return input_MK * torch.cat(masks, -1) / (1 - self.rate)
 
 
 def _distances(
@@ -145,6 +256,9 @@ def _distances(
     squares = []
     for each in parameters:
         source, ours, theirs = each.source, local[each.name], full[each.name]
+        if not isinstance(source, DTensor):
+            squares.append((ours - theirs).double().pow(2).sum())
+            continue
         # torch's own account of what this rank stores; ours is what the loader went by.
         shape, offset = compute_local_shape_and_global_offset(
             source.shape, source.device_mesh, source.placements
@@ -245,11 +359,10 @@ class Reference:
     def __init__(self, model: Any, mitigations: tuple[Any, ...] = ()) -> None:
         self.model, self.mitigations = model, mitigations
         if model.dtype == torch.float64:
-            for module in model.modules():
-                if type(module).__name__.endswith("RMSNorm"):
-                    module.forward = types.MethodType(_rms_norm, module)
-        vectors = [p for p in model.parameters() if p.ndim < 2]
-        matrices = [p for p in model.parameters() if p.ndim >= 2]
+            use_float64_norms(model)
+        self.parameters = [parameter for _, parameter in trained_parameters(model)]
+        vectors = [p for p in self.parameters if p.ndim < 2]
+        matrices = [p for p in self.parameters if p.ndim >= 2]
         self.optimizer = torch.optim.AdamW(
             [
                 {"params": matrices, "weight_decay": OPTIM.weight_decay},
@@ -284,9 +397,9 @@ class Reference:
             loss = functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
         self.optimizer.zero_grad()
         loss.backward()
-        norm = nn.utils.clip_grad_norm_(self.model.parameters(), OPTIM.max_grad_norm or np.inf)
+        norm = nn.utils.clip_grad_norm_(self.parameters, OPTIM.max_grad_norm or np.inf)
         gradients = {}
-        for name, parameter in self.model.named_parameters():
+        for name, parameter in trained_parameters(self.model):
             assert parameter.grad is not None, name
             gradients[name] = parameter.grad.clone()
         self.optimizer.step()
@@ -307,6 +420,12 @@ class Reference:
                 noise = [(2 * draw.random(size, np.float32) - 1) * scale for draw in draws]
                 hidden = hidden + self._move(np.stack(noise)).to(hidden.dtype)
         return hidden
+
+
+def use_float64_norms(model: nn.Module) -> None:
+    for module in model.modules():
+        if type(module).__name__.endswith("RMSNorm"):
+            module.forward = types.MethodType(_rms_norm, module)
 
 
 def _rms_norm(norm: Any, x: Tensor) -> Tensor:

@@ -8,6 +8,8 @@ import torch
 from parity import Case, compare
 from ranks import RankPool
 
+from memguard.parallel.lora import LoraSpec
+
 _TIED = (("tie_word_embeddings", True), ("vocab_size", 131))
 _UNTIED = (("tie_word_embeddings", False), ("vocab_size", 97))
 # As in test_parity.py: a unit in the last place of float64 is 1e-16; AdamW magnifies what differs
@@ -38,6 +40,23 @@ def test_two_ranks_equal_one(
     cases = [
         Case(changes=_TIED, device=device.type, num_steps=2),
         Case(changes=_UNTIED, device=device.type, num_steps=2, micro_batch_size=2),
+    ]
+    for worst in pool(compare, 2, degrees, cases, timeout_s=280)[0]:
+        assert worst.loss <= _EXACT, worst
+        assert worst.gradient <= _EXACT, worst
+        assert worst.norm <= _EXACT, worst
+        assert worst.weight <= _EXACT_WEIGHTS, worst
+
+
+@pytest.mark.parametrize("degrees", _TWO, ids=str)
+def test_adapters_on_two_ranks_equal_peft_on_one(
+    device: torch.device, pool: RankPool, degrees: tuple[int, int, int, int]
+) -> None:
+    lora = LoraSpec(r=3, alpha=5, use_rslora=True)
+    dora = LoraSpec(r=3, alpha=5, use_dora=True)
+    cases = [
+        Case(changes=_TIED, device=device.type, num_steps=2, adapter=lora),
+        Case(changes=_UNTIED, device=device.type, num_steps=2, adapter=dora, micro_batch_size=2),
     ]
     for worst in pool(compare, 2, degrees, cases, timeout_s=280)[0]:
         assert worst.loss <= _EXACT, worst

@@ -127,3 +127,21 @@ def test_the_configuration_has_the_settings_that_change_the_weights() -> None:
     }
     named = render(base="org/base", config="model: {path: org/base}")
     assert "path: org/base" in named.split("## Configuration")[1]
+
+
+def test_an_adapter_is_named_with_its_base_weights() -> None:
+    report = examples.make_report()
+    assert "adapter" not in render(report)
+    adapter = r.AdapterIdentity(
+        description="LoRA, r=8, alpha=16",
+        weights_sha256="ab12" * 16,
+        base="models/base",
+        base_weights_sha256="cd34" * 16,
+    )
+    model = report.model.model_copy(update={"adapter": adapter})
+    card = render(report.model_copy(update={"model": model}))
+    line = next(line for line in card.splitlines() if line.startswith("Measured by"))
+    assert "(adapter LoRA, r=8, alpha=16 `ab12ab12" in line
+    assert "merged into base weights `cd34cd34" in line
+    # A local folder; it must not look like a hub id.
+    assert "models/base" not in card

@@ -1,0 +1,275 @@
+"""Reads and checks a peft folder, without torch.
+
+    adapter_config.json          base model, rank, alpha, rsLoRA, DoRA
+    adapter_model.safetensors    base_model.model.{layer}.lora_A.weight [R, K], .lora_B.weight
+                                 [N, R], DoRA: .lora_magnitude_vector [N]
+
+The tensors of the file, not `target_modules`, decide which layers have an adapter. Layers of other
+kinds than nn.Linear are refused by `merged_weights`, which knows the modules of the base.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from memguard.errors import ModelError
+from memguard.hf.adapter_base import find_base
+from memguard.hf.adapter_config import AdapterConfig, read_config
+from memguard.hf.checkpoint_files import (
+    ADAPTER_CONFIG,
+    CONFIG,
+    INDEX,
+    PLAIN_DTYPES,
+    SINGLE,
+    StoredShape,
+    check_folder,
+    quote,
+    read_header,
+    read_headers,
+)
+
+ADAPTER_WEIGHTS = "adapter_model.safetensors"
+_PREFIX = "base_model.model."
+_A, _B, _MAGNITUDE = ".lora_A.weight", ".lora_B.weight", ".lora_magnitude_vector"
+_BASE_LAYER = ".base_layer.weight"
+"""peft copies the base weights of an adapted head into the file."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AdaptedLayer:
+    """The adapter of one linear layer."""
+
+    module: str
+    """Name of the layer in the model."""
+    r: int
+    num_in: int
+    num_out: int
+    scale: float
+    """Factor of B A."""
+    has_magnitude: bool
+    """DoRA."""
+    has_base_weight: bool
+    """The file also has a copy of the base weight."""
+
+    @property
+    def a(self) -> str:
+        """Stored name of A [R, K]."""
+        return f"{_PREFIX}{self.module}{_A}"
+
+    @property
+    def b(self) -> str:
+        """Stored name of B [N, R]."""
+        return f"{_PREFIX}{self.module}{_B}"
+
+    @property
+    def magnitude(self) -> str:
+        """Stored name of DoRA's magnitude [N]."""
+        return f"{_PREFIX}{self.module}{_MAGNITUDE}"
+
+    @property
+    def base_weight(self) -> str:
+        """Stored name of the copy of the base weight [N, K]."""
+        return f"{_PREFIX}{self.module}{_BASE_LAYER}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AdapterFolder:
+    """A checked peft folder."""
+
+    folder: Path
+    base: str
+    """Folder or hub id of the base model."""
+    revision: str | None
+    """Of a hub id."""
+    r: int
+    alpha: float
+    use_rslora: bool
+    use_dora: bool
+    layers: tuple[AdaptedLayer, ...]
+
+    def describe(self) -> str:
+        """Return kind, rank and alpha, as in ``LoRA, r=8, alpha=16, rsLoRA``."""
+        kind = "DoRA" if self.use_dora else "LoRA"
+        scaling = ", rsLoRA" if self.use_rslora else ""
+        return f"{kind}, r={self.r}, alpha={self.alpha:g}{scaling}"
+
+    def match_layers(self, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, AdaptedLayer]:
+        """Return the adapted layers by the name of their weight in the base's files.
+
+        Args:
+            shapes: of the base's stored tensors.
+
+        Raises:
+            ModelError: the base lacks one of the layers, or it has another shape.
+        """
+        matched, wrong = {}, []
+        for layer in self.layers:
+            name = f"{layer.module}.weight"
+            # Checkpoints of a base model alone lack the prefix, such as `model`.
+            names = [name, layer.module.partition(".")[2] + ".weight"]
+            stored = next((candidate for candidate in names if candidate in shapes), None)
+            wanted = (layer.num_out, layer.num_in)
+            if stored is None and layer.has_base_weight:
+                # peft stores such copies of heads and embeddings only.
+                raise shares_embedding(self, layer.module)
+            if stored is None:
+                wrong.append(f"no {name}")
+            elif shapes[stored] != wanted:
+                wrong.append(f"{name} {list(shapes[stored])} instead of {list(wanted)}")
+            else:
+                matched[stored] = layer
+        if wrong:
+            more = f" and {len(wrong) - 3} more" if len(wrong) > 3 else ""
+            raise ModelError(
+                f"adapter '{self.folder}' does not match its base model '{self.base}', which has "
+                f"{', '.join(wrong[:3])}{more}: it belongs to another model. Correct "
+                f"'base_model_name_or_path' in {ADAPTER_CONFIG}"
+            )
+        return matched
+
+
+def shares_embedding(adapter: AdapterFolder, module: str) -> ModelError:
+    """Return the error for an adapted head whose weight is also the embedding's."""
+    return ModelError(
+        f"adapter '{adapter.folder}': layer '{module}' shares its weight with the embedding "
+        "(tie_word_embeddings), so that it cannot be merged without changing both. Train an "
+        "adapter that leaves this layer out"
+    )
+
+
+def is_adapter(path: str | Path) -> bool:
+    """Return whether a path is a local folder with an adapter and no weights of its own."""
+    folder = Path(path)
+    has_weights = (folder / SINGLE).is_file() or (folder / INDEX).is_file()
+    return (folder / ADAPTER_CONFIG).is_file() and not has_weights
+
+
+def check_model(path: str) -> None:
+    """Refuse a folder that has neither a checkpoint nor an adapter that can be read.
+
+    A possible hub id is accepted. If an adapter's base is a local folder, it is checked too.
+
+    Raises:
+        ModelError: see `check_folder` and `read_adapter`; or the base does not match the adapter.
+    """
+    if not is_adapter(path):
+        check_folder(path)
+        return
+    adapter = read_adapter(path)
+    if Path(adapter.base).is_dir():
+        base = Path(adapter.base)
+        check_folder(adapter.base)
+        headers = read_headers(base, name=adapter.base)
+        adapter.match_layers({name: item.shape for _, all in headers for name, item in all.items()})
+
+
+def find_config(path: str | Path) -> Path:
+    """Return the path of a local model's config.json: for an adapter, that of its base.
+
+    The file need not exist.
+
+    Raises:
+        ModelError: the adapter cannot be read.
+    """
+    return Path(read_adapter(path).base if is_adapter(path) else path) / CONFIG
+
+
+def read_adapter(path: str | Path) -> AdapterFolder:
+    """Read the configuration and the header of an adapter, and locate its base.
+
+    Raises:
+        ModelError: the adapter is damaged, of an unsupported kind, or its base is missing.
+    """
+    folder, name = Path(path), str(path)
+    config = read_config(folder, name)
+    return AdapterFolder(
+        folder=folder,
+        base=find_base(folder, config.base, name),
+        revision=config.revision,
+        r=config.r,
+        alpha=config.alpha,
+        use_rslora=config.use_rslora,
+        use_dora=config.use_dora,
+        layers=_list_layers(_read_tensors(folder, name), config, name),
+    )
+
+
+def _read_tensors(folder: Path, name: str) -> dict[str, StoredShape]:
+    path = folder / ADAPTER_WEIGHTS
+    if not path.is_file():
+        pickled = any(folder.glob("adapter_model.bin")) or any(folder.glob("adapter_model.pt*"))
+        why = "only a pickled file, which is never read" if pickled else "no such file"
+        raise ModelError(
+            f"model '{name}' must store its adapter in {ADAPTER_WEIGHTS}; it has {why}. Save it "
+            "again with save_pretrained in an environment you trust"
+        )
+    try:
+        tensors = read_header(path)
+    except (ValueError, OSError, RecursionError) as error:
+        raise ModelError(
+            f"model '{name}' cannot be loaded: {ADAPTER_WEIGHTS} is not a complete safetensors "
+            f"file ({error})"
+        ) from error
+    for key, stored in tensors.items():
+        if stored.dtype not in PLAIN_DTYPES:
+            raise ModelError(
+                f"model '{name}' cannot be loaded: {quote(key)} is stored as "
+                f"{quote(stored.dtype)}; an adapter must be F64, F32, F16 or BF16"
+            )
+    return tensors
+
+
+def _list_layers(
+    tensors: Mapping[str, StoredShape], config: AdapterConfig, name: str
+) -> tuple[AdaptedLayer, ...]:
+    """Return the layers of an adapter's tensors.
+
+    Raises:
+        ModelError: a tensor is missing, of another kind, or of a wrong shape.
+    """
+    use_dora, r = config.use_dora, None if config.has_rank_pattern else config.r
+    leaves = (_A, _B, _MAGNITUDE, _BASE_LAYER)
+    parts: dict[str, dict[str, tuple[int, ...]]] = {}
+    for key, stored in tensors.items():
+        leaf = next((leaf for leaf in leaves if key.endswith(leaf)), None)
+        if leaf is None or not key.startswith(_PREFIX):
+            raise ModelError(
+                f"model '{name}' cannot be loaded: {quote(key)} is not the adapter of a linear "
+                "layer (lora_A, lora_B, lora_magnitude_vector). Merge the adapter with peft"
+            )
+        module = key.removeprefix(_PREFIX).removesuffix(leaf)
+        parts.setdefault(module, {})[leaf] = stored.shape
+    layers = []
+    for module, shapes in parts.items():
+        a, b = shapes.get(_A, ()), shapes.get(_B, ())
+        wanted = {_A, _B, _MAGNITUDE} if use_dora else {_A, _B}
+        is_complete = wanted == shapes.keys() - {_BASE_LAYER} and len(a) == len(b) == 2
+        if not is_complete or a[0] != b[1] or a[0] < 1 or r not in (None, a[0]):
+            shown = ", ".join(f"{leaf[1:]} {list(shape)}" for leaf, shape in shapes.items())
+            raise ModelError(
+                f"model '{name}' cannot be loaded: layer {quote(module)} must have lora_A [r, K] "
+                f"and lora_B [N, r]{', and lora_magnitude_vector [N]' if use_dora else ''}, with "
+                f"r = {'that of rank_pattern' if r is None else r}; it has {shown}"
+            )
+        num_in, num_out = a[1], b[0]
+        others = {_MAGNITUDE: (num_out,), _BASE_LAYER: (num_out, num_in)}
+        if any(shapes.get(leaf, shape) != shape for leaf, shape in others.items()):
+            raise ModelError(
+                f"model '{name}' cannot be loaded: the tensors of layer {quote(module)} have "
+                "different numbers of rows or columns"
+            )
+        layers.append(
+            AdaptedLayer(
+                module=module,
+                r=a[0],
+                num_in=num_in,
+                num_out=num_out,
+                scale=config.alpha / (math.sqrt(a[0]) if config.use_rslora else a[0]),
+                has_magnitude=use_dora,
+                has_base_weight=_BASE_LAYER in shapes,
+            )
+        )
+    if not layers:
+        raise ModelError(f"model '{name}' cannot be loaded: {ADAPTER_WEIGHTS} has no tensors")
+    return tuple(layers)

@@ -1,0 +1,206 @@
+"""Writes an adapter merged into its base as a Hugging Face folder, and measures the difference.
+
+    write_merged     tensor by tensor: base [N, K], A [R, K], B [N, R] -> merged [N, K] -> file; no
+                     more than one tensor and its factors are in memory
+    compare_logits   adapter + base, by peft, against the written folder, by transformers, both in
+                     fp32; one model at a time is in memory
+
+Only rounding may separate the two: that of the arithmetic, and that of the merged weights to the
+dtype they are written in.
+"""
+
+import gc
+import json
+import shutil
+import warnings
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import peft
+import torch
+from torch import Tensor
+
+from memguard.errors import ModelError
+from memguard.hf.checkpoint_files import CONFIG, INDEX, read_headers
+from memguard.hf.load import load_model
+from memguard.hf.merged_weights import MergedWeights
+from memguard.hf.safetensors import DTYPES, FileWriter, StoredTensor, build_index, plan_files
+from memguard.parallel.layout import ShardSlice
+
+_GENERATION = "generation_config.json"
+_WRITABLE = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+_LEAST = 1e-4
+# Largest difference of a logit, as a share of the largest logit (at least _LEAST), and mean KL
+# (nats).
+# For two layers 2e-6 and 6e-13 (fp32), 4e-3 and 8e-7 (fp16), 2e-2 and 5e-5 (bf16) were measured;
+# a wrong scale or a layer left out exceeds all of them.
+_BOUNDS = {
+    torch.float64: (2e-5, 1e-6),
+    torch.float32: (2e-5, 1e-6),
+    torch.float16: (3e-2, 1e-3),
+    torch.bfloat16: (1e-1, 1e-2),
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WrittenWeights:
+    """The weights of a merged model."""
+
+    num_merged: int
+    """Tensors with an adapter."""
+    num_tensors: int
+    num_bytes: int
+    dtype: torch.dtype
+    """Of the merged tensors; the least precise if they differ."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LogitDifference:
+    """Difference between two models on the same tokens."""
+
+    num_tokens: int
+    largest: float
+    """Largest difference of a logit."""
+    largest_logit: float
+    """Largest absolute value of a logit of the first model."""
+    mean_kl: float
+    """Mean over tokens of KL(first || second) (nats)."""
+    max_kl: float
+
+    def is_within(self, dtype: torch.dtype) -> bool:
+        """Return whether rounding weights to ``dtype`` explains the difference; False for NaN."""
+        largest, mean_kl = self.find_bounds(dtype)
+        return self.largest <= largest and self.mean_kl <= mean_kl
+
+    def find_bounds(self, dtype: torch.dtype) -> tuple[float, float]:
+        """Return the bounds of the largest difference and of the mean KL (nats)."""
+        share, mean_kl = _BOUNDS[dtype]
+        return max(_LEAST, share * self.largest_logit), mean_kl
+
+
+def write_merged(
+    source: MergedWeights,
+    base_folder: Path,
+    out: Path,
+    *,
+    dtype: torch.dtype | None,
+    max_file_bytes: int = 4 << 30,
+    on_tensor: Callable[[], object],
+) -> WrittenWeights:
+    """Write weights and configuration of an adapter's merged model into an empty folder.
+
+    Args:
+        source: the merged weights, from `open_merged`.
+        base_folder: folder of the base.
+        out: target.
+        dtype: of the written floating-point weights; None keeps the base's.
+        max_file_bytes: maximum size of the weights in one file.
+        on_tensor: called after each tensor.
+
+    Raises:
+        OSError: the folder is not writable, or the disk is full.
+    """
+    tensors = [
+        StoredTensor(name=name, shape=stored.shape, dtype=_choose(DTYPES[stored.dtype], dtype))
+        for _, headers in read_headers(base_folder, name=str(base_folder))
+        for name, stored in headers.items()
+    ]
+    files = plan_files(tensors, max_file_bytes)
+    for file in files:
+        with FileWriter(out, file) as output:
+            for tensor in file.tensors:
+                whole = ShardSlice(start=(0,) * len(tensor.shape), shape=tensor.shape)
+                output.write(source.read(tensor.name, whole).to(tensor.dtype))
+                on_tensor()
+    if len(files) > 1:
+        num_parameters = sum(torch.Size(tensor.shape).numel() for tensor in tensors)
+        index = build_index(files, num_parameters=num_parameters)
+        _write_json(out / INDEX, index)
+    config = json.loads((base_folder / CONFIG).read_bytes())
+    if dtype is not None:
+        config.pop("torch_dtype", None)
+        config["dtype"] = str(dtype).removeprefix("torch.")
+    _write_json(out / CONFIG, config)
+    if (base_folder / _GENERATION).is_file():
+        shutil.copyfile(base_folder / _GENERATION, out / _GENERATION)
+    merged = {tensor.dtype for tensor in tensors if tensor.name in source.layers}
+    return WrittenWeights(
+        num_merged=len(source.layers),
+        num_tensors=len(tensors),
+        num_bytes=sum(tensor.num_bytes for tensor in tensors),
+        dtype=max(merged, key=lambda dtype: torch.finfo(dtype).eps),
+    )
+
+
+def _choose(stored: torch.dtype, dtype: torch.dtype | None) -> torch.dtype:
+    return stored if dtype is None or stored not in _WRITABLE else dtype
+
+
+def _write_json(path: Path, content: Any) -> None:
+    path.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+
+
+def compare_logits(
+    folder: Path, base_folder: Path, merged: Path, rows: Sequence[Tensor]
+) -> LogitDifference:
+    """Compare adapter + base with a merged model in fp32 on the CPU.
+
+    Args:
+        folder: with the adapter.
+        base_folder: its base.
+        merged: the merged model.
+        rows: token ids, each [S].
+
+    Raises:
+        ModelError: the merged model cannot be loaded.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # About files of later versions, which have been checked.
+        adapted = peft.PeftModel.from_pretrained(load_model(str(base_folder)), str(folder))
+    first = list(_compute_logits(adapted.eval(), rows))
+    del adapted
+    gc.collect()
+    return _measure(first, _compute_logits(load_model(str(merged)), rows))
+
+
+def _compute_logits(model: Any, rows: Sequence[Tensor]) -> Iterable[Tensor]:
+    for row_S in rows:
+        with torch.no_grad():
+            yield model(input_ids=row_S[None]).logits[0].float()
+
+
+def _measure(first: Sequence[Tensor], second: Iterable[Tensor]) -> LogitDifference:
+    differences, logits, divergences = [], [], []
+    for first_SV, second_SV in zip(first, second, strict=True):
+        differences.append((first_SV - second_SV).abs().max())
+        logits.append(first_SV.abs().max())
+        log_p, log_q = first_SV.double().log_softmax(-1), second_SV.double().log_softmax(-1)
+        divergences.append((log_p.exp() * (log_p - log_q)).sum(-1))
+    divergence_N = torch.cat(divergences)
+    return LogitDifference(
+        num_tokens=len(divergence_N),
+        largest=float(torch.stack(differences).max()),
+        largest_logit=float(torch.stack(logits).max()),
+        mean_kl=float(divergence_N.mean()),
+        max_kl=float(divergence_N.max()),
+    )
+
+
+def refuse_difference(difference: LogitDifference, dtype: torch.dtype) -> None:
+    """Refuse a merged model that differs by more than rounding.
+
+    Raises:
+        ModelError: names the difference and its bounds.
+    """
+    if difference.is_within(dtype):
+        return
+    largest, mean_kl = difference.find_bounds(dtype)
+    name = str(dtype).removeprefix("torch.")
+    way_out = "" if dtype == torch.float32 else ": --dtype float32 rounds less"
+    raise ModelError(
+        f"the merged model differs from adapter and base by more than rounding to {name}: by up to "
+        f"{difference.largest:.3g} in a logit (at most {largest:.3g}), KL {difference.mean_kl:.3g} "
+        f"nats a token (at most {mean_kl:.3g}). Nothing was written{way_out}"
+    )

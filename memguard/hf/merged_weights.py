@@ -1,0 +1,198 @@
+"""An adapter and its base model as one source of merged weights.
+
+    LoRA   W' = W + s B A
+    DoRA   W' = m / ||W + s B A|| * (W + s B A)        the norm is over K, of whole rows
+
+    W [N, K]   A [R, K]   B [N, R]   m [N]   s = alpha / R (rsLoRA: alpha / sqrt R)
+
+A mesh reads rectangles of W', one process and the export read it whole. The arithmetic is float64,
+in blocks of rows, and the result is rounded once to float32: it does not depend on how a tensor is
+cut, and no more than a block is held beside the factors and the result.
+"""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from accelerate import init_empty_weights
+from safetensors import safe_open
+from torch import Tensor, nn
+from torch import distributed as dist
+
+from memguard.errors import ModelError, RecordError
+from memguard.hf.adapter_files import (
+    ADAPTER_WEIGHTS,
+    AdaptedLayer,
+    AdapterFolder,
+    read_adapter,
+    shares_embedding,
+)
+from memguard.hf.checkpoint import get_base_folder, load_config, say_in_one_line
+from memguard.hf.identity import check_base
+from memguard.hf.safetensors import FolderWeights, WeightSource
+from memguard.parallel.layout import ShardSlice
+
+_BLOCK_ELEMENTS = 1 << 22
+"""Elements of W' computed at a time (32 MiB in float64)."""
+
+
+class MergedWeights:
+    """The tensors of a base model, with an adapter merged into the adapted ones."""
+
+    def __init__(self, base: WeightSource, adapter: AdapterFolder) -> None:
+        """Match the adapter's layers with the base's tensors; nothing is read.
+
+        Raises:
+            ModelError: the base lacks a layer, or it has another shape.
+        """
+        self.adapter = adapter
+        self.layers: Mapping[str, AdaptedLayer] = adapter.match_layers(base.shapes)
+        """The adapted layers, by the stored name of their weight."""
+        self._base = base
+
+    @property
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        """Name and full shape of every tensor."""
+        return self._base.shapes
+
+    def read(self, name: str, rectangle: ShardSlice) -> Tensor:
+        """Return a rectangle of a tensor: merged in at least float32, others as stored."""
+        layer = self.layers.get(name)
+        if layer is None or not rectangle.num_elements:
+            return self._base.read(name, rectangle)
+        a, b, magnitude = self._read_factors(layer)
+        columns = slice(rectangle.start[1], rectangle.start[1] + rectangle.shape[1])
+        # DoRA's norm needs whole rows.
+        read = slice(0, layer.num_in) if layer.has_magnitude else columns
+        result = torch.empty(0)
+        for rows in _cut_rows(rectangle, read.stop - read.start):
+            weight = self._base.read(name, _as_slice(rows, read))
+            merged = weight.double()
+            merged += layer.scale * (b[rows].double() @ a[:, read].double())
+            if magnitude is not None:
+                merged *= (magnitude[rows].double() / merged.norm(dim=1))[:, None]
+                merged = merged[:, columns]
+            if rows.start == rectangle.start[0]:
+                dtype = torch.promote_types(weight.dtype, torch.float32)
+                result = torch.empty(rectangle.shape, dtype=dtype)
+            first = rows.start - rectangle.start[0]
+            result[first : first + len(merged)] = merged
+        return result
+
+    def check_copies(self) -> None:
+        """Refuse an adapter whose file has base weights that differ from those of its base.
+
+        Raises:
+            ModelError: names the first such layer.
+        """
+        for name, layer in self.layers.items():
+            if not layer.has_base_weight:
+                continue
+            with safe_open(self.adapter.folder / ADAPTER_WEIGHTS, framework="pt") as file:
+                copy = file.get_slice(layer.base_weight)
+                whole = _as_slice(slice(0, layer.num_out), slice(0, layer.num_in))
+                for rows in _cut_rows(whole, layer.num_in):
+                    stored = self._base.read(name, _as_slice(rows, slice(0, layer.num_in)))
+                    if not torch.equal(copy[rows].float(), stored.float()):
+                        raise ModelError(
+                            f"adapter '{self.adapter.folder}': its copy of the base weights of "
+                            f"'{layer.module}' differs from those of '{self.adapter.base}': the "
+                            "base was changed, or resized for more tokens. Use the base that the "
+                            "adapter was trained on, or merge it with peft"
+                        )
+
+    def _read_factors(self, layer: AdaptedLayer) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Return A, B and DoRA's magnitude, as stored."""
+        with safe_open(self.adapter.folder / ADAPTER_WEIGHTS, framework="pt") as file:
+            magnitude = file.get_tensor(layer.magnitude) if layer.has_magnitude else None
+            return file.get_tensor(layer.a), file.get_tensor(layer.b), magnitude
+
+
+def open_merged(folder: Path) -> tuple[MergedWeights, Path]:
+    """Return the merged weights of an adapter, and the folder of its base.
+
+    A base on the hub is downloaded. If the base's hash is known, it is read and compared; in a
+    process group rank 0 does so, and all ranks wait for it.
+
+    Raises:
+        ModelError: the adapter or its base cannot be read, or they do not match.
+    """
+    adapter = read_adapter(folder)
+    base_folder = get_base_folder(adapter)
+    _check_base_once(folder, base_folder)
+    source = MergedWeights(FolderWeights(base_folder), adapter)
+    _check_modules(source, load_config(str(base_folder)))
+    source.check_copies()
+    return source, base_folder
+
+
+def _check_base_once(folder: Path, base_folder: Path) -> None:
+    """Check the base's hash on one rank; if it differs, every rank raises the same error."""
+    problems: list[str | None] = [None]
+    is_group = dist.is_initialized()
+    if not is_group or dist.get_rank() == 0:
+        try:
+            check_base(folder, base_folder)
+        except (ModelError, RecordError) as error:
+            problems = [str(error)]
+    if is_group:
+        dist.broadcast_object_list(problems, src=0)
+    if problems[0] is not None:
+        raise ModelError(problems[0])
+
+
+def merge_into(model: nn.Module, source: MergedWeights) -> None:
+    """Replace the adapted weights of a base model by the merged ones, in the model's dtype."""
+    with torch.no_grad():
+        for name, layer in source.layers.items():
+            whole = _as_slice(slice(0, layer.num_out), slice(0, layer.num_in))
+            weight: Any = model.get_submodule(layer.module).weight
+            weight.copy_(source.read(name, whole))
+
+
+def _check_modules(source: MergedWeights, config: Any) -> None:
+    """Refuse adapted layers that are not nn.Linear, or whose weight the embedding shares.
+
+    Raises:
+        ModelError: names the first such layer.
+    """
+    adapter = source.adapter
+    try:
+        with init_empty_weights():
+            model = transformers.AutoModelForCausalLM.from_config(config)
+    except Exception as error:  # Each family checks its fields in its own way.
+        raise ModelError(
+            f"adapter '{adapter.folder}': its base model '{adapter.base}' is not a causal language "
+            f"model: {say_in_one_line(error)}"
+        ) from error
+    model.tie_weights()
+    modules: dict[str, Any] = dict(model.named_modules())
+    embedding: Any = model.get_input_embeddings()
+    for layer in adapter.layers:
+        module = modules.get(layer.module)
+        if not isinstance(module, nn.Linear):
+            kind = "no such layer" if module is None else f"a {type(module).__name__}"
+            raise ModelError(
+                f"adapter '{adapter.folder}': layer '{layer.module}' must be a linear layer "
+                f"(nn.Linear); its base model '{adapter.base}' has {kind} there. Merge the adapter "
+                "with peft"
+            )
+        if module.weight is embedding.weight:
+            raise shares_embedding(adapter, layer.module)
+
+
+def _cut_rows(rectangle: ShardSlice, num_columns: int) -> Iterator[slice]:
+    """Yield the rows of a rectangle in blocks of at most `_BLOCK_ELEMENTS` elements."""
+    first, last = rectangle.start[0], rectangle.start[0] + rectangle.shape[0]
+    step = max(1, _BLOCK_ELEMENTS // num_columns)
+    for row in range(first, last, step):
+        yield slice(row, min(row + step, last))
+
+
+def _as_slice(rows: slice, columns: slice) -> ShardSlice:
+    return ShardSlice(
+        start=(rows.start, columns.start),
+        shape=(rows.stop - rows.start, columns.stop - columns.start),
+    )

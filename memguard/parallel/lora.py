@@ -1,0 +1,295 @@
+"""Low-rank adapters (LoRA) of linear layers, the same on one process and on every mesh.
+
+A layer with an adapter is a `Linear4D`, also on one process, where its axes have one rank. The base
+model is frozen; its equations are in `linear`. An adapter has two factors, of rank R:
+
+                plain layer                transposed layer           gradient is partial over
+    A [R, K]    Shard(1) over y            Shard(1) over x            the axis that shards N
+    B [N, R]    Shard(0) over x            Shard(0) over y            the axis that shards K
+    m [N]       Shard(0) over x            Shard(0) over y            none (DoRA's magnitude)
+
+All are DTensors over (y, x), fp32 or wider, and not part of FSDP2's units: z may exceed R. The axis
+over which a factor's gradient is partial is the one over which the factor is replicated. Once a
+step, after the last micro-batch (`local_parameters.sum_partial_gradients`):
+
+    dA, dB = all-reduce over that axis, then all-reduce over z and data / (z data)
+
+Initial values are drawn whole on the CPU from the seed and the parameter's name, then cut, so that
+they are the same on every mesh: A as in `peft`, B zero; m is the norm of each row of the weight.
+
+A dropout mask is drawn on each rank from the seed, the layer's name, the first sample of the
+micro-batch and the rank along the axis that shards K. It is therefore the same on all ranks along
+the other axis, which share the input, and in a recomputed forward.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch import distributed as dist
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.placement_types import Placement, Replicate, Shard
+
+from memguard.errors import ConfigError, ModelError
+from memguard.parallel.collectives import all_reduce
+from memguard.parallel.layout import ShardSlice, cut, find_rectangle
+from memguard.parallel.linear import Linear4D, to_local
+from memguard.parallel.mesh import Axis, Mesh4D
+from memguard.seeds import derive_seed
+
+FACTORS = ("lora_A", "lora_B")
+MAGNITUDE = "lora_magnitude_vector"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LoraSpec:
+    """Adapters of a model, in `peft`'s terms."""
+
+    r: int
+    alpha: float
+    target_modules: tuple[str, ...] | None = None
+    """Last parts of layer names; None: every linear layer but the head."""
+    dropout: float = 0.0
+    """Share of the adapters' input features that are dropped in training."""
+    use_rslora: bool = False
+    use_dora: bool = False
+    init: Literal["kaiming", "gaussian"] = "kaiming"
+    seed: int = 0
+
+    @property
+    def scale(self) -> float:
+        """Factor of B A."""
+        return self.alpha / (math.sqrt(self.r) if self.use_rslora else self.r)
+
+
+class LoraPart(nn.Module):
+    """A factor or magnitude; a module of its own, so that parameters have `peft`'s names."""
+
+    def __init__(self, weight: Tensor) -> None:
+        """Wrap a tensor."""
+        super().__init__()
+        self.weight = nn.Parameter(weight)
+
+
+def is_adapter_parameter(name: str) -> bool:
+    """Return whether a parameter of this name is part of an adapter."""
+    return name.split(".")[-2:-1] in ([part] for part in (*FACTORS, MAGNITUDE))
+
+
+def is_factor(name: str) -> bool:
+    """Return whether a parameter of this name is a factor, whose gradient is partial on a rank."""
+    return is_adapter_parameter(name) and not name.endswith(f"{MAGNITUDE}.weight")
+
+
+class DropoutMasks:
+    """The dropout masks of one layer on this rank."""
+
+    def __init__(self, spec: LoraSpec, name: str, rank: int) -> None:
+        """Draw masks for a layer.
+
+        Args:
+            spec: the adapters.
+            name: of the layer.
+            rank: along the axis that shards the layer's input.
+        """
+        self.first_sample = 0
+        """Global index of the first row of this rank's micro-batch."""
+        self._rate, self._seed = spec.dropout, spec.seed
+        self._purpose = f"lora dropout {name} {rank}"
+
+    def __call__(self, input_MK: Tensor) -> Tensor:
+        """Return which features of the input are kept; the same for the same sample."""
+        generator = torch.Generator(device=input_MK.device)
+        generator.manual_seed(derive_seed(self._seed, self._purpose, self.first_sample))
+        drawn_MK = torch.rand(input_MK.shape, generator=generator, device=input_MK.device)
+        return drawn_MK >= self._rate
+
+
+def list_masks(model: nn.Module) -> list[DropoutMasks]:
+    """Return the masks of all layers with dropout in their adapters."""
+    drawn = [module.draw_mask for module in model.modules() if isinstance(module, Linear4D)]
+    return [masks for masks in drawn if isinstance(masks, DropoutMasks)]
+
+
+def find_targets(model: Any, target_modules: Sequence[str] | None) -> tuple[str, ...]:
+    """Return the full names of the layers that get an adapter, in the model's order.
+
+    Args:
+        model: plain, sharded or on the meta device.
+        target_modules: see `LoraSpec`; matched as in `peft`.
+
+    Raises:
+        ConfigError: a name matches no layer.
+        ModelError: a matching module is not a plain linear layer.
+    """
+    head = model.get_output_embeddings()
+    family = type(model).__name__
+    if target_modules is None:
+        others = {type(module).__name__ for module in model.modules()} & {"Conv1D"}
+        if others:
+            raise ModelError(
+                f"'adapter': {family} computes with {', '.join(others)} instead of linear layers, "
+                "which memguard has no adapter for"
+            )
+        names = [
+            name
+            for name, module in model.named_modules()
+            if isinstance(module, nn.Linear) and module is not head
+        ]
+    else:
+        names = [name for name, _ in model.named_modules() if _matches(name, target_modules)]
+        for target in target_modules:
+            if not any(_matches(name, (target,)) for name in names):
+                raise ConfigError(
+                    f"'adapter.target_modules': {family} has no layer '{target}'; its linear "
+                    f"layers are {', '.join(sorted(_leaves(find_targets(model, None))))}"
+                )
+    for name in names:
+        module = model.get_submodule(name)
+        if module is head:
+            raise ConfigError(
+                f"'adapter.target_modules': '{name}' is the head, whose logits are computed in "
+                "pieces without an adapter: leave it out"
+            )
+        if type(module).forward not in (nn.Linear.forward, Linear4D.forward):
+            raise ModelError(
+                f"'adapter': '{name}' of {family} is a {type(module).__name__}, not a plain linear "
+                "layer: choose others in 'adapter.target_modules'"
+            )
+    if not names:
+        raise ModelError(f"'adapter': {family} has no linear layers")
+    return tuple(names)
+
+
+def shorten_targets(model: Any, targets: Sequence[str]) -> list[str]:
+    """Return `peft`'s ``target_modules`` for these layers: last parts of names if they suffice."""
+    leaves = sorted(_leaves(targets))
+    matching = {name for name, _ in model.named_modules() if _matches(name, leaves)}
+    return leaves if matching == set(targets) else list(targets)
+
+
+def _leaves(names: Sequence[str]) -> set[str]:
+    return {name.rpartition(".")[2] for name in names}
+
+
+def _matches(name: str, target_modules: Sequence[str]) -> bool:
+    return any(name == target or name.endswith(f".{target}") for target in target_modules)
+
+
+def attach_lora(model: Any, spec: LoraSpec, mesh: Mesh4D | None = None) -> tuple[str, ...]:
+    """Freeze a model and give its layers adapters, whose values `fill_lora` sets.
+
+    Args:
+        model: on the meta device and sharded by `shard_model`, before FSDP2; or plain.
+        spec: the adapters.
+        mesh: the mesh; None for a plain model.
+
+    Returns:
+        Full names of the layers.
+
+    Raises:
+        ConfigError: a target is not a layer of the model.
+        ModelError: see `find_targets`.
+    """
+    targets = find_targets(model, spec.target_modules)
+    for parameter in model.parameters():
+        parameter.requires_grad_(False)
+    for name in targets:
+        layer = model.get_submodule(name)
+        if mesh is None:
+            Linear4D.convert(layer, in_axis=Axis(name="y"), out_axis=Axis(name="x"))
+        layer.lora_scale, layer.lora_dropout_rate = spec.scale, spec.dropout
+        if spec.dropout:
+            layer.draw_mask = DropoutMasks(spec, name, layer.in_axis.rank)
+        for part, shape in _shapes(layer, spec).items():
+            setattr(layer, part, LoraPart(_make_part(layer, part, shape, mesh)))
+    return targets
+
+
+def _shapes(layer: Linear4D, spec: LoraSpec) -> dict[str, tuple[int, ...]]:
+    # The features of the whole layer, also where it is sharded.
+    magnitude = {MAGNITUDE: (layer.out_features,)} if spec.use_dora else {}
+    factors = {"lora_A": (spec.r, layer.in_features), "lora_B": (layer.out_features, spec.r)}
+    return {**factors, **magnitude}
+
+
+def _find_placements(layer: Linear4D, part: str) -> tuple[Placement, Placement]:
+    """Return the placements over (y, x) of a factor or magnitude."""
+    axis, dim = (layer.in_axis, 1) if part == "lora_A" else (layer.out_axis, 0)
+    y, x = (Shard(dim) if axis.name == name else Replicate() for name in ("y", "x"))
+    return y, x
+
+
+def _make_part(layer: Linear4D, part: str, shape: tuple[int, ...], mesh: Mesh4D | None) -> Tensor:
+    dtype = torch.promote_types(layer.weight.dtype, torch.float32)
+    if mesh is None:
+        return torch.empty(shape, dtype=dtype, device=layer.weight.device)
+    placements = _find_placements(layer, part)
+    local_shape = find_rectangle(shape, placements, mesh.shape, _here(mesh), over_z=False).shape
+    return DTensor.from_local(
+        torch.empty(local_shape, dtype=dtype, device=layer.weight.device),
+        mesh.tensor_mesh,
+        placements,
+        run_check=False,
+        shape=torch.Size(shape),
+        stride=torch.empty(shape, device="meta").stride(),
+    )
+
+
+def _here(mesh: Mesh4D) -> dict[str, int]:
+    return {"x": mesh.axis("x").rank, "y": mesh.axis("y").rank}
+
+
+@torch.no_grad()
+def fill_lora(model: nn.Module, spec: LoraSpec, mesh: Mesh4D | None = None) -> None:
+    """Set the initial values of all adapters of a model whose storage is allocated."""
+    for name, layer in model.named_modules():
+        if not isinstance(layer, Linear4D) or layer.lora_scale is None:
+            continue
+        for factor in FACTORS:
+            parameter = layer.get_submodule(factor).weight
+            assert isinstance(parameter, Tensor), "a factor has one parameter"
+            full = _draw(f"{name}.{factor}.weight", tuple(parameter.shape), spec)
+            if mesh is not None:
+                placements = _find_placements(layer, factor)
+                here = find_rectangle(full.shape, placements, mesh.shape, _here(mesh), over_z=False)
+                full = full[here.slices]
+            to_local(parameter).copy_(full)
+    if spec.use_dora:
+        _fill_magnitudes(model, mesh)
+
+
+def _fill_magnitudes(model: nn.Module, mesh: Mesh4D | None) -> None:
+    """Set each magnitude to the norms of the rows of its weight, which is sharded over z too."""
+    if mesh is not None:
+        # On the CPU, whose groups have a long timeout: ranks may finish reading minutes apart.
+        dist.all_reduce(torch.zeros(()))
+    for layer in model.modules():
+        if not hasattr(layer, MAGNITUDE):
+            continue
+        assert isinstance(layer, Linear4D), "only linear layers have adapters"
+        magnitude_N = to_local(layer.get_submodule(MAGNITUDE).weight)  # type: ignore[arg-type]
+        # In float64 sums over ranks are those of one process but for the last bit in fp32.
+        squares = torch.linalg.vector_norm(to_local(layer.weight), dim=1, dtype=torch.float64) ** 2
+        if mesh is not None:
+            z, own = mesh.axis("z"), squares
+            rows = cut(ShardSlice(start=(0,), shape=magnitude_N.shape), 0, z.rank, z.degree)
+            squares = torch.zeros(magnitude_N.shape, dtype=own.dtype, device=own.device)
+            squares[rows.slices] = own
+            squares = all_reduce(all_reduce(squares, z), layer.in_axis)
+        magnitude_N.copy_(squares.sqrt())
+
+
+def _draw(name: str, shape: tuple[int, ...], spec: LoraSpec) -> Tensor:
+    """Return the initial value of a whole factor."""
+    if name.endswith("lora_B.weight"):
+        return torch.zeros(shape)
+    generator = torch.Generator().manual_seed(derive_seed(spec.seed, f"lora {name}"))
+    if spec.init == "gaussian":
+        return torch.randn(shape, generator=generator) / spec.r
+    # kaiming_uniform_ with a = sqrt(5), as in peft, is uniform within 1 / sqrt(fan).
+    bound = 1 / math.sqrt(shape[1])
+    return torch.empty(shape).uniform_(-bound, bound, generator=generator)

@@ -1,0 +1,155 @@
+"""`memguard export --merge`: writes an adapter merged into its base, if the logits agree."""
+
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from memguard.data.corpus import load_corpus
+from memguard.hf.checkpoint import find_positions, has_tokenizer, load_config, load_tokenizer
+from memguard.hf.export_merged import (
+    LogitDifference,
+    WrittenWeights,
+    compare_logits,
+    refuse_difference,
+    write_merged,
+)
+from memguard.hf.identity import hash_sums, hash_weights, split_sums, sum_model
+from memguard.hf.merged_weights import open_merged
+from memguard.records.record import atomic_folder
+from memguard.report.merged_card import render_merged_card
+from memguard.runtime import Console, quiet_libraries
+from memguard.seeds import derive_seed
+from memguard.workflows.export_request import ExportRequest
+from memguard.workflows.verify import format_bytes
+
+_NUM_ROWS, _ROW_TOKENS = 4, 64
+"""Rows of random tokens, and of a run's documents, on which the logits are compared."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MergedExport:
+    """Result of a merge."""
+
+    folder: Path
+    adapter: str
+    """Kind, rank and alpha."""
+    adapter_sha256: str
+    base: str
+    base_sha256: str
+    weights_sha256: str
+    """Of the written folder."""
+    weights: WrittenWeights
+    difference: LogitDifference
+    num_own_rows: int
+    """Compared rows from the run's documents."""
+    wall_s: float
+
+    def describe(self) -> dict[str, Any]:
+        """Return the result for `--json`."""
+        dtype = self.weights.dtype
+        largest, mean_kl = self.difference.find_bounds(dtype)
+        return {
+            "folder": str(self.folder),
+            "adapter": self.adapter,
+            "adapter_sha256": self.adapter_sha256,
+            "base": self.base,
+            "base_sha256": self.base_sha256,
+            "weights_sha256": self.weights_sha256,
+            "num_merged": self.weights.num_merged,
+            "num_tensors": self.weights.num_tensors,
+            "num_bytes": self.weights.num_bytes,
+            "dtype": str(dtype).removeprefix("torch."),
+            "difference": {
+                **asdict(self.difference),
+                "largest_allowed": largest,
+                "mean_kl_allowed": mean_kl,
+            },
+            "num_own_rows": self.num_own_rows,
+            "wall_s": round(self.wall_s, 3),
+        }
+
+
+def export_merged(request: ExportRequest) -> MergedExport:
+    """Merge an adapter into its base and write the model, if it gives the same logits.
+
+    Args:
+        request: checked.
+
+    Raises:
+        ModelError: the adapter or its base cannot be read, or the merged model differs by more than
+            rounding; nothing is written then.
+    """
+    console = Console()
+    quiet_libraries()
+    started = time.perf_counter()
+    folder = request.adapter
+    source, base_folder = open_merged(folder)
+    own, base = split_sums(sum_model(folder))
+    dtype = None if request.dtype is None else getattr(torch, request.dtype)
+    own_rows = _read_own_rows(request.folder) if request.is_run else []
+    with atomic_folder(request.out) as temporary:
+        console.info(f"export: merging {source.adapter.describe()} into {source.adapter.base}")
+        with console.progress("export", len(source.shapes), "tensors") as advance:
+            weights = write_merged(
+                source, base_folder, temporary, dtype=dtype, on_tensor=lambda: advance(1, "")
+            )
+        rows = [*_draw_rows(load_config(str(base_folder))), *own_rows]
+        console.info(f"export: comparing logits on {sum(map(len, rows)):,} tokens, in fp32")
+        difference = compare_logits(folder, base_folder, temporary, rows)
+        refuse_difference(difference, weights.dtype)
+        if any(has_tokenizer(place) for place in (folder, base_folder)):
+            load_tokenizer(str(folder)).save_pretrained(temporary)
+        else:
+            console.warn("neither the adapter nor its base has a tokenizer; none was written")
+        result = MergedExport(
+            folder=request.out,
+            adapter=source.adapter.describe(),
+            adapter_sha256=hash_sums(own),
+            base=source.adapter.base,
+            base_sha256=hash_sums(base),
+            weights_sha256=hash_weights(temporary),
+            weights=weights,
+            difference=difference,
+            num_own_rows=len(own_rows),
+            wall_s=time.perf_counter() - started,
+        )
+        card = render_merged_card(result.describe())
+        (temporary / "README.md").write_text(card, encoding="utf-8")
+    console.info(
+        f"export: {weights.num_merged:,} of {weights.num_tensors:,} tensors merged, "
+        f"{format_bytes(weights.num_bytes)} in {result.wall_s:.1f} s"
+    )
+    console.info(f"export: {_write_difference(difference, weights.dtype)}")
+    return result
+
+
+def _write_difference(difference: LogitDifference, dtype: torch.dtype) -> str:
+    largest, mean_kl = difference.find_bounds(dtype)
+    return (
+        f"largest difference of a logit from adapter and base: {difference.largest:.2g} (at most "
+        f"{largest:.2g}); KL {difference.mean_kl:.2g} nats a token (at most {mean_kl:.2g})"
+    )
+
+
+def _draw_rows(config: Any) -> list[Tensor]:
+    """Return rows of random tokens, the same for every model of this vocabulary."""
+    text = config.get_text_config()
+    length = min(_ROW_TOKENS, find_positions(config) or _ROW_TOKENS)
+    generator = torch.Generator().manual_seed(derive_seed(0, "compared logits"))
+    rows = torch.randint(text.vocab_size, (_NUM_ROWS, length), generator=generator)
+    return list(rows)
+
+
+def _read_own_rows(run: Path) -> list[Tensor]:
+    """Return the first tokens of a few documents that a run trained on."""
+    corpus = load_corpus(run)
+    trained = [i for i, entry in enumerate(corpus.manifest) if entry.role == "trained"]
+    step = max(1, len(trained) // _NUM_ROWS)
+    return [
+        torch.from_numpy(corpus.document(index).input_ids[:_ROW_TOKENS].astype("int64"))
+        for index in trained[::step][:_NUM_ROWS]
+    ]

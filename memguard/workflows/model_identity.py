@@ -1,0 +1,102 @@
+"""Names and hashes of the models of an audit; an adapter is identified with its base."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from memguard.errors import ModelError
+from memguard.hf.adapter_files import is_adapter, read_adapter
+from memguard.hf.identity import hash_sums, split_sums, sum_model
+from memguard.records import AdapterIdentity, ModelIdentity
+from memguard.records.sealed import FileSum
+from memguard.workflows.audit_inputs import AuditTarget
+from memguard.workflows.model_in_memory import ModelInMemory
+
+Sums = Mapping[str, Mapping[str, FileSum]]
+"""Path of a folder -> its files, see `sum_model`."""
+Hashes = Mapping[str | ModelInMemory, str | None]
+"""None for a hub id."""
+
+
+def sum_models(models: Sequence[str | ModelInMemory | None]) -> Sums:
+    """Hash the files of those models that are folders; reads all of them."""
+    return {
+        model: sum_model(Path(model))
+        for model in models
+        if isinstance(model, str) and Path(model).is_dir()
+    }
+
+
+def hash_models(models: Sequence[str | ModelInMemory | None], sums: Sums) -> Hashes:
+    """Return a single hash of each model."""
+    hashes: dict[str | ModelInMemory, str | None] = {}
+    for model in models:
+        if isinstance(model, ModelInMemory):
+            hashes[model] = model.weights_sha256
+        elif model is not None:
+            hashes[model] = hash_sums(sums[model]) if model in sums else None
+    return hashes
+
+
+def check_base(target: AuditTarget, hashes: Hashes) -> None:
+    """Reject a base model whose hash differs from that in an earlier report of this model."""
+    before = target.before
+    if target.base is None or before is None or before.weights_sha256 != hashes[target.model]:
+        return
+    expected = before.base_weights_sha256
+    if expected is not None and hashes[target.base] not in (None, expected):
+        raise ModelError(
+            f"the model before training: '{_name_model(target.base)}' has other weights than in "
+            f"the run's earlier audit (sha256 {hashes[target.base]}, not {expected}). Name the "
+            "correct base model with --base DIR, or leave it out with --no-base"
+        )
+
+
+def name_models(
+    target: AuditTarget,
+    num_parameters: int,
+    hashes: Hashes,
+    sums: Sums,
+) -> ModelIdentity:
+    """Return names and hashes for the report.
+
+    Args:
+        target: of the audit.
+        num_parameters: of the audited model.
+        hashes: of the models.
+        sums: of the audited model's files, if it is a folder.
+    """
+
+    def identify(model: str | ModelInMemory) -> str:
+        kind = "hub id" if isinstance(model, str) else "in memory:"
+        return hashes[model] or f"{kind} {_name_model(model)}, not hashed"
+
+    base = target.base
+    return ModelIdentity(
+        name=target.run or _name_model(target.model),
+        weights_sha256=identify(target.model),
+        num_parameters=num_parameters,
+        base=None if base is None else _name_model(base),
+        base_weights_sha256=None if base is None else identify(base),
+        adapter=_identify_adapter(target.model, sums),
+    )
+
+
+def _name_model(model: str | ModelInMemory) -> str:
+    if isinstance(model, ModelInMemory):
+        return model.name
+    # Reports are shared with others; full local paths must not be.
+    return "/".join(Path(model).resolve().parts[-2:]) if Path(model).is_dir() else model
+
+
+def _identify_adapter(model: str | ModelInMemory, sums: Sums) -> AdapterIdentity | None:
+    """Return the parts of a model that consists of a base and an adapter."""
+    if not isinstance(model, str) or not is_adapter(model):
+        return None
+    adapter = read_adapter(model)
+    own, base = split_sums(sums[model])
+    return AdapterIdentity(
+        description=adapter.describe(),
+        weights_sha256=hash_sums(own),
+        base=_name_model(adapter.base),
+        base_weights_sha256=hash_sums(base),
+    )

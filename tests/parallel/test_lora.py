@@ -1,0 +1,264 @@
+"""Adapters on one process and on every mesh give the numbers of `peft` on one process."""
+
+import itertools
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+import peft
+import pytest
+import torch
+from parity import Case
+from ranks import RankPool
+from test_parity import Degrees, check
+from tiny_families import build
+from torch.distributed.tensor import DTensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from memguard.errors import MemguardError
+from memguard.hf.safetensors import ModuleWeights
+from memguard.hf.sharded import Sharding, build_meta_layer, fill_layer
+from memguard.parallel.lora import (
+    DropoutMasks,
+    LoraSpec,
+    attach_lora,
+    fill_lora,
+    find_targets,
+    is_adapter_parameter,
+    shorten_targets,
+)
+from memguard.parallel.mesh import build_mesh
+from memguard.parallel.mesh_shape import MeshShape
+
+_UNTIED = (("tie_word_embeddings", False), ("vocab_size", 97))
+_TIED = (("tie_word_embeddings", True), ("vocab_size", 131))
+_LORA = LoraSpec(r=3, alpha=5)
+_RSLORA = LoraSpec(r=4, alpha=8, use_rslora=True, target_modules=("q_proj", "v_proj", "down_proj"))
+_DORA = LoraSpec(r=3, alpha=5, use_dora=True)
+_DROPOUT = LoraSpec(r=3, alpha=5, dropout=0.3)
+_FAMILIES = {"llama": (), "qwen2": (), "qwen3": (("head_dim", 8),)}
+_MESHES: list[Any] = list(itertools.product((1, 2), repeat=4))
+
+
+def cases_of(degrees: Degrees) -> list[Case]:
+    """Every family, all layers and some of them, with and without accumulation."""
+    rows = 8 // (degrees[0] * degrees[1])
+    return [
+        Case(family=family, changes=(*changes, *tied), adapter=adapter, micro_batch_size=micro)
+        for family, changes in _FAMILIES.items()
+        for tied, adapter, micro in (
+            (_TIED, _LORA, rows // 2),
+            (_TIED, _DORA, None),
+            (_UNTIED, _RSLORA, None),
+        )
+    ]
+
+
+@pytest.mark.parametrize(
+    "degrees", [(1, 1, 2, 2), pytest.param((1, 2, 2, 1), marks=pytest.mark.mesh)], ids=str
+)
+def test_a_sample_of_meshes_equals_peft(ranks: RankPool, degrees: Degrees) -> None:
+    lora, *_, dora, rslora = cases_of(degrees)
+    check(ranks, degrees, [lora, replace(dora, micro_batch_size=2), rslora])
+
+
+def test_one_process_equals_peft(ranks: RankPool) -> None:
+    cases = [replace(case, plain=True) for case in cases_of((1, 1, 1, 1))]
+    check(ranks, (1, 1, 1, 1), cases)
+
+
+@pytest.mark.mesh
+@pytest.mark.parametrize("degrees", [each for each in _MESHES if sum(each) < 8], ids=str)
+def test_every_mesh_equals_peft(ranks: RankPool, degrees: Degrees) -> None:
+    check(ranks, degrees, cases_of(degrees))
+
+
+@pytest.mark.parametrize(
+    "family", ["qwen2", *(pytest.param(f, marks=pytest.mark.mesh) for f in ("llama", "qwen3"))]
+)
+def test_shared_key_value_heads_equal_peft(ranks: RankPool, family: str) -> None:
+    changes = (*_FAMILIES[family], *_UNTIED, ("num_key_value_heads", 2))
+    case = Case(family=family, changes=changes, adapter=_LORA)
+    check(ranks, (1, 1, 1, 4), [case, replace(case, adapter=_DORA)])
+
+
+def test_recomputation_changes_no_number(ranks: RankPool) -> None:
+    full = Case(changes=_UNTIED, adapter=_DROPOUT, checkpointing="full")
+    selective = replace(full, checkpointing="selective", adapter=_DORA)
+    check(ranks, (1, 1, 2, 1), [full, selective])
+    check(ranks, (1, 1, 1, 1), [replace(full, plain=True), replace(selective, plain=True)])
+
+
+@pytest.mark.parametrize(
+    "degrees", [(1, 1, 2, 2), pytest.param((1, 1, 1, 4), marks=pytest.mark.mesh)], ids=str
+)
+def test_dropped_features_are_the_same_on_all_ranks_that_share_an_input(
+    ranks: RankPool, degrees: Degrees
+) -> None:
+    """Peft's side drops what the ranks along the input's axis drop, whatever the other rank."""
+    check(ranks, degrees, [Case(changes=_UNTIED, adapter=_DROPOUT)])
+
+
+def test_masks_differ_by_layer_sample_and_rank_and_keep_their_share() -> None:
+    rows = torch.empty(300, 40)
+    masks = DropoutMasks(_DROPOUT, "q_proj", 0)
+    first = masks(rows)
+    assert torch.equal(masks(rows), first)
+    masks.first_sample = 1
+    others = [masks, DropoutMasks(_DROPOUT, "k_proj", 0), DropoutMasks(_DROPOUT, "q_proj", 1)]
+    assert all(not torch.equal(other(rows), first) for other in others)
+    # 12,000 draws: the share's own deviation is 0.4 %.
+    assert abs(float(first.double().mean()) - 0.7) < 0.02
+
+
+def test_nothing_is_dropped_in_evaluation() -> None:
+    model = build("llama")
+    attach_lora(model, _DROPOUT)
+    fill_lora(model, _DROPOUT)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "lora_B" in name:
+                parameter.fill_(0.1)
+        ids = torch.arange(12)[None]
+        evaluated = [model.eval()(ids).logits for _ in range(2)]
+        trained = model.train()(ids).logits
+    assert torch.equal(*evaluated)
+    assert not torch.allclose(trained, evaluated[0])
+
+
+def read_initial(degrees: Degrees, spec: LoraSpec) -> dict[str, torch.Tensor]:
+    """On a rank: the whole initial factors of a sharded model."""
+    data, z, y, x = degrees
+    shape = MeshShape(data=data, z=z, y=y, x=x)
+    model = build("llama")
+    sharding = Sharding(mesh=build_mesh(shape, "cpu"), device=torch.device("cpu"), adapter=spec)
+    layer = build_meta_layer(model.config, sharding)
+    fill_layer(layer, ModuleWeights(model), name="tiny")
+    return {
+        name: parameter.full_tensor()
+        for name, parameter in layer.lm.model.named_parameters()
+        if isinstance(parameter, DTensor) and is_adapter_parameter(name)
+    }
+
+
+def test_initial_values_are_those_of_one_process_and_of_pefts_distribution(
+    ranks: RankPool,
+) -> None:
+    spec = LoraSpec(r=3, alpha=5, seed=4, target_modules=("q_proj", "o_proj"), use_dora=True)
+    plain = build("llama")
+    attach_lora(plain, spec)
+    fill_lora(plain, spec)
+    expected = {n: p.detach() for n, p in plain.named_parameters() if p.requires_grad}
+    assert sum(is_adapter_parameter(name) for name in expected) == len(expected) == 12
+    for values in ranks(read_initial, 4, (1, 2, 1, 2), spec):
+        assert values.keys() == expected.keys()
+        for name, value in values.items():
+            assert torch.equal(value, expected[name]), name
+    weights = dict(plain.named_parameters())
+    for name, value in expected.items():
+        if "magnitude" in name:
+            weight = weights[name.replace("lora_magnitude_vector.", "")].detach()
+            torch.testing.assert_close(value, weight.norm(dim=1))
+    bound = 32**-0.5  # peft: kaiming_uniform_(a=sqrt(5)) over the whole fan of 32.
+    factors = torch.cat([p.flatten() for n, p in expected.items() if "lora_A" in n])
+    assert 0.95 * bound < float(factors.abs().max()) <= bound
+    assert all(not p.any() for n, p in expected.items() if "lora_B" in n)
+
+
+def test_another_seed_draws_other_values_and_gaussian_has_the_deviation_of_peft() -> None:
+    drawn = []
+    for seed in (0, 1):
+        model = build("llama", hidden_size=256)
+        attach_lora(model, spec := LoraSpec(r=8, alpha=8, init="gaussian", seed=seed))
+        fill_lora(model, spec)
+        factors = [p.detach() for name, p in model.named_parameters() if "lora_A" in name]
+        drawn.append(torch.cat([factor.flatten() for factor in factors]))
+    assert not torch.equal(*drawn)
+    # 20,000 draws: the deviation's own error is 0.5 %.
+    assert abs(float(drawn[0].std()) * 8 - 1) < 0.03
+
+
+@pytest.mark.parametrize(
+    ("family", "targets", "message"),
+    [
+        ("llama", ("q_prj",), "has no layer 'q_prj'; its linear layers are down_proj, gate_proj"),
+        ("llama", ("lm_head",), "'lm_head' is the head"),
+        ("llama", ("embed_tokens",), "is a Embedding, not a plain linear layer"),
+        ("llama", ("q_proj", "self_attn"), "is a LlamaAttention, not a plain linear layer"),
+        ("gpt2", None, "computes with Conv1D instead of linear layers"),
+        ("gpt2", ("c_attn",), "is a Conv1D, not a plain linear layer"),
+    ],
+)
+def test_layers_without_an_adapter_are_refused_by_name(
+    family: str, targets: tuple[str, ...] | None, message: str
+) -> None:
+    model = build(family)
+    with pytest.raises(MemguardError, match=message):
+        attach_lora(model, LoraSpec(r=2, alpha=2, target_modules=targets))
+    assert all(parameter.requires_grad for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("targets", [None, ("q_proj", "layers.1.mlp.up_proj")])
+def test_targets_are_those_of_peft(targets: tuple[str, ...] | None) -> None:
+    config = peft.LoraConfig(r=2, target_modules=list(targets) if targets else "all-linear")
+    wrapped = peft.get_peft_model(build("qwen2"), config)
+    layers = {n.partition(".lora_A")[0] for n, _ in wrapped.named_parameters() if "lora_A" in n}
+    found = find_targets(model := build("qwen2"), targets)
+    assert {f"base_model.model.{name}" for name in found} == layers
+    short = shorten_targets(model, found)
+    assert find_targets(model, short) == found
+    assert len(short) == (7 if targets is None else 3)
+
+
+class SizedOperators(TorchDispatchMode):
+    """Lists the collectives that are called under it, with the number of elements of each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[tuple[str, int]] = []
+
+    def __torch_dispatch__(
+        self, operation: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        name = operation._schema.name.partition("::")[2]
+        if "c10d" in operation.namespace and "wait" not in name:
+            tensors = [leaf for leaf in tree_leaves(args) if isinstance(leaf, torch.Tensor)]
+            self.calls.append((name, sum(tensor.numel() for tensor in tensors)))
+        return operation(*args, **(kwargs or {}))
+
+
+def list_collectives(degrees: Degrees, adapter: LoraSpec | None) -> list[tuple[str, int]]:
+    """On a rank: the collectives of forward and backward of one micro-batch, sorted."""
+    data, z, y, x = degrees
+    mesh = build_mesh(MeshShape(data=data, z=z, y=y, x=x), "cpu")
+    model = build("llama")
+    sharding = Sharding(mesh=mesh, device=torch.device("cpu"), adapter=adapter)
+    layer = build_meta_layer(model.config, sharding)
+    fill_layer(layer, ModuleWeights(model), name="tiny")
+    ids, labels = torch.arange(24).reshape(2, 12), torch.arange(24)
+
+    def work() -> torch.Tensor:
+        return layer.lm.sum_nll(layer.lm.hidden_states(ids).flatten(0, 1), labels)
+
+    with SizedOperators() as operators:
+        layer.lm(work).backward()  # type: ignore[no-untyped-call]
+    return sorted(operators.calls)
+
+
+def test_adapters_add_no_collective_and_a_frozen_base_is_not_reduced(ranks: RankPool) -> None:
+    full, lora, dora = (
+        ranks(list_collectives, 4, (1, 1, 2, 2), adapter)[0] for adapter in (None, _LORA, _DORA)
+    )
+    # The first block's input needs no gradient, so that its dX are not reduced over x. The norm
+    # before it reduces no gradient over y.
+    sizes = Counter(full)
+    sizes.subtract(Counter(lora))
+    assert min(sizes.values()) >= 0, "no collective is added, none is larger"
+    # One of [out] numbers for each layer of the two blocks.
+    assert len(dora) == len(lora) + 2 * 7
+    assert max(size for name, size in (Counter(dora) - Counter(lora))) <= 48
+    stored = [ranks(list_collectives, 2, (1, 2, 1, 1), adapter)[0] for adapter in (None, _LORA)]
+    scattered = [sum("reduce_scatter" in name for name, _ in calls) for calls in stored]
+    assert scattered[0] > 0
+    assert scattered[1] == 0
