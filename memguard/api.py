@@ -39,6 +39,7 @@ def audit(
     out: str | Path | None = None,
     text_column: str = "text",
     seed: int = 0,
+    variants: Sequence[str] = (),
     **settings: Any,
 ) -> AuditResult:
     """Measure what a model has memorized of its training documents.
@@ -58,6 +59,7 @@ def audit(
             deleted with the result.
         text_column: column of the texts.
         seed: decides which documents are sampled.
+        variants: forms of the model to compare on the same documents: adapter, merged, int8, nf4.
         settings: further settings of an audit, e.g. ``continuation_tokens=100``, ``cache=False``.
 
     Raises:
@@ -94,6 +96,7 @@ def audit(
         mesh=None,
         settings=given,
         seed=seed,
+        variants=tuple(variants),
     )
     with ExitStack() as on_error:
         if is_temporary and request.out is not None:
@@ -211,6 +214,7 @@ def plan(
     micro_batch: int | None = None,
     checkpointing: str | None = None,
     precision: str | None = None,
+    lora_r: int | None = None,
 ) -> PlanResult:
     """Estimate memory and time of a training step on every mesh of a machine.
 
@@ -226,6 +230,7 @@ def plan(
         micro_batch: without ``config``: rows of one forward pass of a GPU.
         checkpointing: without ``config``: none, selective or full.
         precision: without ``config``: fp32 or bf16.
+        lora_r: without ``config``: rank of LoRA adapters that are trained instead of the weights.
 
     Raises:
         ConfigError: no such machine or mesh, or arguments that contradict each other.
@@ -251,6 +256,7 @@ def plan(
         micro_batch=micro_batch,
         checkpointing=checkpointing,
         precision=precision,
+        lora_r=lora_r,
     )
     request.check()
     run = None if config is None else _load_run(config, overrides)

@@ -1,25 +1,31 @@
 """Run a study of eval/studies and write its tables into its page.
 
-    python scripts/study.py mitigations | goldfish_k | risk_budget | catastrophic [--jobs 2]
+    python scripts/study.py NAME [--jobs 2]     NAME: adapters, catastrophic, goldfish_k, ...
 
-A study is a sweep, eval/studies/NAME.yaml, or several sweeps that differ in the model's size.
-Finished runs are not repeated. The tables are written between the marks of eval/studies/NAME.md;
-the text around them is written by hand and describes the results at the time of writing.
+A study is a sweep, eval/studies/NAME.yaml, or several: catastrophic has one for each size of the
+model, adapters one that chooses learning rates (`study_adapters`). Finished runs are not repeated.
+The tables are written between the marks of eval/studies/NAME.md; the text around them is written by
+hand and describes the results at the time of writing.
 """
 
 import argparse
-import json
-import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
-STUDIES = ROOT / "eval" / "studies"
-BEGIN, END = "<!-- tables: scripts/study.py -->", "<!-- end of tables -->"
+import study_adapters
+from study_common import (
+    STUDIES,
+    mean,
+    replace_tables,
+    run_compare,
+    show_change,
+    show_dose,
+    show_queries,
+    show_share,
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,21 +65,41 @@ def main() -> None:
     parser.add_argument("--output-dir", default="runs/studies", help="where the runs go")
     parser.add_argument("--another-seed", type=int, help="also recommend with this seed added")
     parser.add_argument("override", nargs="*", help="key=value for the sweep")
+    parser.add_argument(
+        "--quick", action="store_true", help="adapters: a small sample; prints its tables only"
+    )
     options = parser.parse_intermixed_args()
-    if options.another_seed is not None and options.study == "catastrophic":
-        parser.error("--another-seed needs a recommendation, which catastrophic does not have")
+    if options.another_seed is not None and options.study in ("adapters", "catastrophic"):
+        parser.error(f"--another-seed needs a recommendation, which {options.study} does not have")
+    if options.quick and options.study != "adapters":
+        parser.error("--quick is for adapters only")
     started = time.perf_counter()
+    page = STUDIES / f"{options.study}.md"
+    tables = run_study(options)
+    print(tables)
+    if options.quick:
+        return
+    replace_tables(page, tables)
+    minutes = (time.perf_counter() - started) / 60
+    print(f"{page}: {minutes:.1f} minutes, finished runs not counted")
+
+
+def run_study(options: argparse.Namespace) -> str:
+    """Run all sweeps of a study and return its tables."""
+    if options.study == "adapters":
+        return study_adapters.run(
+            Path(options.output_dir),
+            jobs=options.jobs,
+            quick=options.quick,
+            overrides=options.override,
+        )
     sizes = SIZES if options.study == "catastrophic" else (None,)
     comparisons = [run_sweep(options, size) for size in sizes]
     write = write_sizes if options.study == "catastrophic" else write_settings
     tables = write(comparisons)
     if options.another_seed is not None:
         tables += "\n\n" + write_another_seed(options, comparisons[0])
-    page = STUDIES / f"{options.study}.md"
-    replace_tables(page, tables)
-    print(tables)
-    minutes = (time.perf_counter() - started) / 60
-    print(f"{page}: {minutes:.1f} minutes, finished runs not counted")
+    return tables
 
 
 def run_sweep(
@@ -85,16 +111,13 @@ def run_sweep(
         overrides.append(f"seeds={list(seeds)}")
     if size is not None:
         overrides += size.list_overrides(options.study)
-    command = [sys.executable, "-m", "memguard", "compare", f"eval/studies/{options.study}.yaml"]
-    # Without --jobs, runs are sequential, as a GPU needs them.
-    jobs = ["--jobs", str(options.jobs)] if options.jobs > 1 else []
-    ended = subprocess.run([*command, *jobs, *overrides], check=False, cwd=ROOT)
-    if ended.returncode:
-        raise SystemExit(ended.returncode)
     name = options.study if size is None else f"{options.study}-{size.hidden}"
-    path = ROOT / options.output_dir / name / "comparison.json"
-    comparison: dict[str, Any] = json.loads(path.read_text())
-    return comparison
+    return run_compare(
+        Path("eval/studies") / f"{options.study}.yaml",
+        Path(options.output_dir) / name,
+        jobs=options.jobs,
+        overrides=overrides,
+    )
 
 
 def write_settings(comparisons: Sequence[dict[str, Any]]) -> str:
@@ -194,63 +217,10 @@ def write_sizes(comparisons: Sequence[dict[str, Any]]) -> str:
     )
 
 
-def show_dose(count: int) -> str:
-    """Format how often a bucket is trained."""
-    return {0: "never", 1: "once"}.get(count, f"{count} times")
-
-
 def count_parameters(size: Size, vocab_size: int = 2048) -> int:
     """Return the parameters of a Llama with tied embeddings and equal numbers of heads."""
     block = 4 * size.hidden**2 + 3 * size.hidden * size.intermediate + 2 * size.hidden
     return vocab_size * size.hidden + size.layers * block + size.hidden
-
-
-def mean(values: Sequence[float]) -> float:
-    """Return the mean."""
-    return sum(values) / len(values)
-
-
-def show_change(change: dict[str, Any] | None) -> str:
-    """Format a change of the held-out loss and its interval in percent."""
-    if change is None:
-        return "reference"
-    text, ci = f"{show_percent(change['value'])} %", change["ci"]
-    return text if ci is None else f"{text} [{', '.join(map(show_percent, ci))}]"
-
-
-def show_percent(share: float) -> str:
-    """Format a change with its sign; adding 0.0 turns a rounded -0.0 into 0.0."""
-    return f"{round(100 * share, 1) + 0.0:+.1f}"
-
-
-def show_share(risk: dict[str, Any] | None) -> str:
-    """Format a share of documents and its interval in percent."""
-    if risk is None:
-        return "not measured"
-    ci = risk["ci"]
-    text = f"{100 * risk['value']:.0f} %"
-    return text if ci is None else f"{text} [{100 * ci[0]:.0f}, {100 * ci[1]:.0f}]"
-
-
-def show_queries(log10_queries: Sequence[float | None]) -> str:
-    """Format the mean over seeds of a median attack cost; None is an infinite median."""
-    finite = [power for power in log10_queries if power is not None]
-    if not log10_queries:
-        return "not measured"
-    if len(finite) < len(log10_queries):
-        return "never"
-    power = mean(finite)
-    return "1" if power == 0 else f"10^{power:.0f}"
-
-
-def replace_tables(page: Path, tables: str) -> None:
-    """Write the tables between the page's marks."""
-    text = page.read_text(encoding="utf-8")
-    before, _, rest = text.partition(BEGIN)
-    _, mark, after = rest.partition(END)
-    if not mark:
-        raise SystemExit(f"{page} needs the marks '{BEGIN}' and '{END}'")
-    page.write_text(f"{before}{BEGIN}\n\n{tables}\n\n{END}{after}", encoding="utf-8")
 
 
 if __name__ == "__main__":

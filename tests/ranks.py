@@ -30,6 +30,7 @@ _PRELOADED = [
     "memguard.workflows.audit",
     "datasets",
     "matplotlib.figure",
+    "peft",
 ]
 _ENVIRONMENT = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "CUDA_VISIBLE_DEVICES": ""}
 

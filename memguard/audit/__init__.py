@@ -18,6 +18,7 @@ running the probes
     cache.py               rows of numbers, cached on disk and computed once
     context.py             the models, tokenizer, cache and process group of an audit
     model_probes.py        each probe of a suite, run on one model
+    variants.py            forms of one model, such as quantised ones, and paired differences
     run.py                 one audit: the model, its base, the reference; then the summary
 measuring
     teacher_forcing.py     one pass -> a row of numbers

@@ -149,6 +149,38 @@ class ModelProbes:
         )
         return _spread(numbers, where, len(plans))["mean_logprob"]
 
+    def measure_losses(
+        self, texts: Sequence[tuple[NDArray[np.int32], NDArray[np.bool_]]], stage: Stage
+    ) -> ScoreMatrix:
+        """Return the sum of losses of each text (nats), and the number of tokens with loss.
+
+        Args:
+            texts: token ids and which of them have loss; the first one never has.
+            stage: name of the measurement.
+        """
+
+        def measure(indices: Sequence[int]) -> ArrayLike:
+            passages = [
+                Passage(input_ids=ids, first_label=1, first_choice=len(ids))
+                for ids, _ in (texts[index] for index in indices)
+            ]
+            results = self.model.scorer().score(passages)
+            rows = []
+            for index, result in zip(indices, results, strict=True):
+                supervised = texts[index][1][1:]
+                logprob = result.logprob[supervised].astype(np.float64)
+                rows.append([-float(logprob.sum()), float(supervised.sum())])
+            return rows
+
+        return self._collect(
+            {"kind": "loss of a text", "version": 1},
+            ("nll", "num_tokens"),
+            [compute_key(ids, supervised) for ids, supervised in texts],
+            [len(ids) for ids, _ in texts],
+            measure,
+            stage,
+        )
+
     def measure_near_verbatim(
         self, teacher_forced: ScoreMatrix, windows: Sequence[Window], stage: Stage
     ) -> NearVerbatim | NotGenerated:

@@ -1,4 +1,4 @@
-"""The commands and their arguments."""
+"""The commands and their arguments; those on finished folders are in `finished`."""
 
 from dataclasses import fields
 from pathlib import Path
@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import typer
 
 import memguard
+from memguard.cli import finished
 from memguard.cli.options import (
     MAX_GPUS,
     MAX_ROWS,
@@ -17,6 +18,7 @@ from memguard.cli.options import (
     Overrides,
     TrainNproc,
     pick,
+    print_result,
     say,
 )
 from memguard.workflows.launch import own_rank, run_on_processes
@@ -125,6 +127,12 @@ def plan(
     precision: Annotated[
         str | None, typer.Option(help="Without a CONFIG: fp32 or bf16; bf16 if left out.")
     ] = None,
+    lora_r: Annotated[
+        int | None,
+        typer.Option(
+            min=1, max=10**5, help="Without a CONFIG: train LoRA adapters of this rank instead."
+        ),
+    ] = None,
     documents: Annotated[
         bool, typer.Option(help="With a CONFIG: read its documents, as training would.")
     ] = True,
@@ -160,7 +168,9 @@ def prepare(config: Config, overrides: Overrides = None, as_json: Json = False) 
     from memguard.workflows.train import prepare_run
 
     corpus = prepare_run(run).corpus
-    _print(as_json, corpus.summary.model_dump(mode="json"), _run_folder(run) / "manifest.jsonl")
+    print_result(
+        as_json, corpus.summary.model_dump(mode="json"), _run_folder(run) / "manifest.jsonl"
+    )
 
 
 @app.command(context_settings=TAKES_SETTINGS)
@@ -190,7 +200,7 @@ def train(
     from memguard.workflows.train import train_run
 
     outcome = train_run(run)
-    _print(as_json, outcome, _run_folder(run))
+    print_result(as_json, outcome, _run_folder(run))
 
 
 @app.command()
@@ -268,6 +278,12 @@ def audit(
     seed: Annotated[
         int, typer.Option(min=0, max=2**63 - 1, help="Random seed of the document samples.")
     ] = 0,
+    variants: Annotated[
+        str | None,
+        typer.Option(
+            help="Compare forms of the model: adapter,merged,int8,nf4; int8,nf4 without an adapter."
+        ),
+    ] = None,
     nproc: Nproc = None,
     mesh: Annotated[
         str | None,
@@ -292,6 +308,7 @@ def audit(
         mesh=mesh,
         settings=settings | ({"base": False} if no_base else {}),
         seed=seed,
+        variants=() if variants is None else tuple(map(str.strip, variants.split(","))),
     )
     checked = request.check()
     from memguard.workflows.process_choice import count_usable_gpus
@@ -309,7 +326,7 @@ def audit(
     from memguard.workflows.audit import audit_request
 
     folder, report = audit_request(request, checked)
-    _print(as_json, report.model_dump(mode="json", by_alias=True), folder / "report.html")
+    print_result(as_json, report.model_dump(mode="json", by_alias=True), folder / "report.html")
 
 
 @app.command(context_settings=TAKES_SETTINGS)
@@ -373,76 +390,7 @@ def compare(
     from memguard.workflows.compare import compare as compare_request
 
     page, result = compare_request(request)
-    _print(as_json, result and result.model_dump(mode="json", by_alias=True), page)
-
-
-@app.command()
-def export(
-    folder: Annotated[
-        Path,
-        typer.Argument(metavar="FOLDER", help="A run that trained an adapter, or a peft folder."),
-    ],
-    out: Annotated[Path, typer.Argument(metavar="OUT", help="Folder to write; must not exist.")],
-    merge: Annotated[
-        bool, typer.Option("--merge", help="Merge the adapter into its base model.")
-    ] = False,
-    dtype: Annotated[
-        str | None,
-        typer.Option(help="float32, bfloat16 or float16; that of the base if left out."),
-    ] = None,
-    as_json: Json = False,
-) -> None:
-    """Write an adapter merged into its base model.
-
-    The result loads in plain transformers. Its logits are compared with those of adapter and base,
-    and nothing is written if they differ by more than rounding.
-    """
-    from memguard.workflows.export_request import ExportRequest
-
-    request = ExportRequest(folder=folder, out=out, merge=merge, dtype=dtype)
-    request.check()
-    say("export: loading torch, transformers and peft")
-    from memguard.workflows.export import export_merged
-
-    _print(as_json, export_merged(request).describe(), out)
-
-
-@app.command()
-def report(
-    folder: Annotated[Path, typer.Argument(help="Folder of a run, an audit or a sweep.")],
-) -> None:
-    """Render the HTML page again from its JSON."""
-    from memguard.workflows.compare import render_folder
-
-    typer.echo(render_folder(folder))
-
-
-@app.command()
-def verify(
-    folder: Annotated[
-        Path, typer.Argument(metavar="RUN", help="Folder of a run, or of an audit with --out.")
-    ],
-    as_json: Json = False,
-) -> None:
-    """Check a run's files for damage.
-
-    For each damaged part it shows how to repair it.
-    """
-    import json
-
-    import rich.console
-
-    from memguard.cli.verify_screen import render_verified, shown_reading
-    from memguard.workflows.verify import verify as verify_folder
-
-    with shown_reading() as on_read:
-        verified = verify_folder(folder, on_read)
-    if as_json:
-        typer.echo(json.dumps(verified.describe(), indent=2))
-    else:
-        render_verified(verified, rich.console.Console(highlight=False))
-    if not verified.is_whole:
-        raise typer.Exit(3)
+    print_result(as_json, result and result.model_dump(mode="json", by_alias=True), page)
 
 
 def _load_run(config: str, overrides: list[str] | None) -> Any:
@@ -470,8 +418,5 @@ def _run_folder(run: Any) -> Path:
     return Path(run.output_dir) / str(run.name)
 
 
-def _print(as_json: bool, result: Any, path: Path) -> None:
-    import json
-
-    if own_rank() == 0:
-        typer.echo(json.dumps(result, indent=2) if as_json else str(path))
+for command in (finished.export, finished.report, finished.verify):
+    app.command()(command)

@@ -1,6 +1,8 @@
 """Arguments, options and status lines that several commands have."""
 
+import json
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -41,3 +43,9 @@ def say(text: str) -> None:
     """Print a status line before a wait, on standard error; only rank 0 does."""
     if own_rank() == 0:
         typer.echo(text, err=True)
+
+
+def print_result(as_json: bool, result: Any, path: Path) -> None:
+    """Print the result of a command as JSON, or where it is; only rank 0 does."""
+    if own_rank() == 0:
+        typer.echo(json.dumps(result, indent=2) if as_json else str(path))

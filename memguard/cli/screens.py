@@ -158,7 +158,7 @@ def _describe_disk(record: DryRun) -> list[tuple[str, str]]:
             f"{format_bytes(disk.checkpoint_bytes)} each, {times} at a time "
             f"({disk.num_parameters:,} parameters)",
         ),
-        ("model/", format_bytes(disk.export_bytes)),
+        (f"{disk.export_folder}/", format_bytes(disk.export_bytes)),
         ("documents", format_bytes(disk.prepared_bytes)),
         (
             "at most",
@@ -317,7 +317,8 @@ def _step(plan: Plan) -> str:
         if plan.batch_size is None
         else f"{plan.batch_size:,} row{'' if plan.batch_size == 1 else 's'}"
     )
-    return f"a step of {rows}, {plan.seq_len:,} tokens per row, {plan.precision}"
+    trained = "" if plan.adapter_r is None else f", LoRA adapters of rank {plan.adapter_r:,}"
+    return f"a step of {rows}, {plan.seq_len:,} tokens per row, {plan.precision}{trained}"
 
 
 def _count(plan: Plan) -> str:

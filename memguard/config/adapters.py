@@ -1,10 +1,12 @@
 """The settings of adapters, with `peft`'s names and meanings."""
 
+from collections.abc import Iterable, Sequence
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
 from memguard.config.settings import Positive, Settings
+from memguard.errors import ConfigError
 
 # Fields of peft's LoraConfig that a run cannot set, because memguard does not compute them. Fields
 # that do not change the adapter's arithmetic, such as 'inference_mode', are unknown like any other.
@@ -55,6 +57,12 @@ class LoraConfig(Settings):
         "(Kaiming); gaussian: normal with standard deviation 1 / r.",
     )
 
+    quantization: Literal["nf4"] | None = Field(
+        None,
+        description="nf4: the frozen weights of linear layers take 4 bits (QLoRA), as with "
+        "load_in_4bit and bnb_4bit_quant_type nf4 in transformers; one process.",
+    )
+
     @model_validator(mode="before")
     @classmethod
     def _refuse_unsupported(cls, values: Any) -> Any:
@@ -64,6 +72,12 @@ class LoraConfig(Settings):
                 raise ValueError(
                     f"memguard has no '{wrong[0]}' of peft: its adapters have "
                     f"{', '.join(cls.model_fields)}"
+                )
+            targets = values.get("target_modules")
+            if isinstance(targets, str) and targets != "all-linear":
+                raise ValueError(
+                    "'target_modules' must be all-linear or a list of names, as in [q_proj, "
+                    f"v_proj]; got '{targets}'"
                 )
         return values
 
@@ -77,3 +91,23 @@ class LoraConfig(Settings):
                 "weights to the dropped input too; set lora_dropout to 0"
             )
         return self
+
+
+def matches_target(layer: str, target_modules: Sequence[str]) -> bool:
+    """Return whether `target_modules` names a layer, as in peft: whole, or by its last parts."""
+    return any(layer == target or layer.endswith(f".{target}") for target in target_modules)
+
+
+def refuse_target(target: str, family: str, layers: Iterable[str]) -> ConfigError:
+    """Return the error for a name that matches no layer.
+
+    Args:
+        target: the name.
+        family: of the model.
+        layers: full names of its linear layers without the head.
+    """
+    names = sorted({layer.rpartition(".")[2] for layer in layers})
+    return ConfigError(
+        f"'adapter.target_modules' must name linear layers of {family}, its head excepted; got "
+        f"'{target}'. They are {', '.join(names)}, or all-linear for all of them"
+    )

@@ -133,6 +133,11 @@ class TrainConfig(Settings):
         description="Arithmetic of forward and backward; weights stay fp32. auto: bf16 on a GPU, "
         "fp32 on a CPU.",
     )
+    trainable_modules: tuple[str, ...] | None = Field(
+        None,
+        description="Modules whose weights are trained, by the last part of their names, e.g. "
+        "[lm_head]; all others are frozen. null trains all.",
+    )
     activation_checkpointing: Literal["auto", "none", "full", "selective"] = Field(
         "auto",
         description="To save memory, full recomputes each decoder block in backward; selective "
@@ -170,6 +175,8 @@ class TrainConfig(Settings):
     @model_validator(mode="after")
     def _check(self) -> Self:
         # A run's own config.yaml has every default written out.
+        if self.trainable_modules is not None and not self.trainable_modules:
+            raise ValueError("'trainable_modules' must name a module, or be null; got []")
         is_default = self.audit_documents == type(self).model_fields["audit_documents"].default
         if self.audit_every_steps is None and not is_default:
             raise ValueError(
@@ -370,6 +377,11 @@ class RunConfig(Settings):
             raise ValueError(
                 "'adapter' needs a trained model in 'model.path'; random weights of "
                 "'model.scratch' would stay random"
+            )
+        if self.train.trainable_modules is not None:
+            raise ValueError(
+                "'adapter' and 'train.trainable_modules' cannot be combined: with an adapter all "
+                "weights of the model are frozen; remove one of them"
             )
         if self.train.compile:
             raise ValueError(

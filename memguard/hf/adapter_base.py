@@ -8,39 +8,64 @@ from memguard.errors import MAX_PATH, MemguardError, ModelError, shorten
 from memguard.hf.checkpoint_files import ADAPTER_CONFIG, CONFIG, is_missing
 
 
-def find_base(folder: Path, base: str, name: str) -> str:
+def find_base(folder: Path, base: str, name: str, *, named: str | None = None) -> str:
     """Return the base's folder, or the name itself if it may be a hub id.
 
     A relative path is read as peft does, from the current folder, and then from the adapter's. The
     base of a run may have been moved together with the run.
 
+    Args:
+        folder: with the adapter.
+        base: path or hub id in the adapter's configuration.
+        name: of the adapter, for messages.
+        named: path or hub id given by the user; no other is tried.
+
     Raises:
         ModelError: the path does not exist, or it is an adapter itself.
     """
-    candidates = [Path(base), folder / base]
-    found = next((str(candidate) for candidate in candidates if candidate.is_dir()), base)
-    if found == base and not Path(base).exists():
-        found = _find_base_of_run(folder) or base
-    if found == base and is_missing(base):
+    if named is not None:
+        base = located = named
+        way_out = "Correct '--base'"
+    else:
+        candidates = [Path(base), folder / base]
+        located = next((str(candidate) for candidate in candidates if candidate.is_dir()), base)
+        if located == base and not Path(base).exists():
+            located = _find_base_of_run(folder) or base
+        way_out = f"Restore that folder, or {say_where_base_is(folder)}"
+    if located == base and is_missing(base):
         raise ModelError(
-            f"adapter '{name}': its base model '{shorten(base, MAX_PATH)}' is missing. Restore "
-            f"that folder, or correct 'base_model_name_or_path' in {ADAPTER_CONFIG}"
+            f"adapter '{name}': its base model '{shorten(base, MAX_PATH)}' is missing. {way_out}"
         )
-    if (Path(found) / ADAPTER_CONFIG).is_file():
+    if (Path(located) / ADAPTER_CONFIG).is_file():
         raise ModelError(
-            f"adapter '{name}': its base model '{shorten(found, MAX_PATH)}' is an adapter itself "
+            f"adapter '{name}': its base model '{shorten(located, MAX_PATH)}' is an adapter itself "
             f"({ADAPTER_CONFIG}). Merge that one first (memguard export --merge)"
         )
-    return found
+    return located
+
+
+def say_where_base_is(folder: Path) -> str:
+    """Return how the user names the location of an adapter's base, a clause for messages."""
+    if (run := find_run_of(folder)) is not None:
+        # The configuration of a run's adapter is sealed.
+        return f"name its location with --base DIR (memguard audit, verify or export {run})"
+    return f"correct 'base_model_name_or_path' in {ADAPTER_CONFIG}"
+
+
+def find_run_of(folder: Path) -> Path | None:
+    """Return the folder of the run that an adapter belongs to; None if it is not in a run."""
+    parent = folder.parent
+    is_run = folder.name == "adapter" and (parent / "config.yaml").is_file()
+    return parent if is_run else None
 
 
 def _find_base_of_run(folder: Path) -> str | None:
     """Return the moved base of an adapter in a run's folder; None if there is none."""
-    path = folder.resolve()
-    if path.name != "adapter" or not (path.parent / "config.yaml").is_file():
+    run = find_run_of(folder.resolve())
+    if run is None:
         return None
     try:
-        return find_moved_base(path.parent, load_run_config(path.parent / "config.yaml"))
+        return find_moved_base(run, load_run_config(run / "config.yaml"))
     except MemguardError:
         return None
 

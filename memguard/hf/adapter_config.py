@@ -91,7 +91,8 @@ def _read_fields(folder: Path, name: str) -> dict[str, Any]:
     if fields.get("task_type") not in _TASKS:
         raise _refused(name, "task_type", fields["task_type"], "must be CAUSAL_LM")
     if fields.get("bias", "none") != "none":
-        raise _refused(name, "bias", fields["bias"], "must be none, as trained biases are not read")
+        rule = "must be none, as trained biases are not read; merge the adapter with peft"
+        raise _refused(name, "bias", fields["bias"], rule)
     init = fields.get("init_lora_weights")
     if not any(init is value or (isinstance(init, str) and init == value) for value in _INITS):
         rule = (

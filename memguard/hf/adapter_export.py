@@ -17,6 +17,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from memguard.hf.adapter_files import QUANTIZATION
 from memguard.parallel.lora import (
     MAGNITUDE,
     LoraSpec,
@@ -79,7 +80,13 @@ def make_peft_config(
 
 
 def write_adapter(
-    tensors: dict[str, Tensor], config: dict[str, Any], tokenizer: Any, folder: Path, *, card: str
+    tensors: dict[str, Tensor],
+    config: dict[str, Any],
+    tokenizer: Any,
+    folder: Path,
+    *,
+    card: str,
+    base_quantization: str | None = None,
 ) -> None:
     """Write a peft folder; an existing folder of that name is replaced.
 
@@ -89,9 +96,13 @@ def write_adapter(
         tokenizer: saved with the adapters.
         folder: the target.
         card: text of README.md.
+        base_quantization: form of the base in training; None if it was not quantised.
     """
+    metadata = {"format": "pt"}
+    if base_quantization is not None:
+        metadata[QUANTIZATION] = base_quantization
     with atomic_folder(folder) as temporary:
-        save_file(tensors, temporary / "adapter_model.safetensors", metadata={"format": "pt"})
+        save_file(tensors, temporary / "adapter_model.safetensors", metadata=metadata)
         text = json.dumps(config, indent=2) + "\n"
         (temporary / "adapter_config.json").write_text(text, encoding="utf-8")
         tokenizer.save_pretrained(temporary)

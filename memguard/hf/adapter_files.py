@@ -4,6 +4,9 @@
     adapter_model.safetensors    base_model.model.{layer}.lora_A.weight [R, K], .lora_B.weight
                                  [N, R], DoRA: .lora_magnitude_vector [N]
 
+The base may have been quantised in training (QLoRA): the metadata of adapter_model.safetensors then
+has `base_quantization`, which other programs ignore.
+
 The tensors of the file, not `target_modules`, decide which layers have an adapter. Layers of other
 kinds than nn.Linear are refused by `merged_weights`, which knows the modules of the base.
 """
@@ -12,6 +15,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from memguard.errors import ModelError
 from memguard.hf.adapter_base import find_base
@@ -27,9 +31,12 @@ from memguard.hf.checkpoint_files import (
     quote,
     read_header,
     read_headers,
+    read_metadata,
 )
 
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
+QUANTIZATION = "base_quantization"
+"""Name in the metadata of the file."""
 _PREFIX = "base_model.model."
 _A, _B, _MAGNITUDE = ".lora_A.weight", ".lora_B.weight", ".lora_magnitude_vector"
 _BASE_LAYER = ".base_layer.weight"
@@ -87,12 +94,15 @@ class AdapterFolder:
     use_rslora: bool
     use_dora: bool
     layers: tuple[AdaptedLayer, ...]
+    base_quantization: Literal["nf4"] | None = None
+    """Form in which the base's linear layers were trained on; None: as stored."""
 
     def describe(self) -> str:
         """Return kind, rank and alpha, as in ``LoRA, r=8, alpha=16, rsLoRA``."""
         kind = "DoRA" if self.use_dora else "LoRA"
         scaling = ", rsLoRA" if self.use_rslora else ""
-        return f"{kind}, r={self.r}, alpha={self.alpha:g}{scaling}"
+        base = "" if self.base_quantization is None else f", base in {self.base_quantization}"
+        return f"{kind}, r={self.r}, alpha={self.alpha:g}{scaling}{base}"
 
     def match_layers(self, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, AdaptedLayer]:
         """Return the adapted layers by the name of their weight in the base's files.
@@ -145,10 +155,14 @@ def is_adapter(path: str | Path) -> bool:
     return (folder / ADAPTER_CONFIG).is_file() and not has_weights
 
 
-def check_model(path: str) -> None:
+def check_model(path: str, *, base: str | None = None) -> None:
     """Refuse a folder that has neither a checkpoint nor an adapter that can be read.
 
     A possible hub id is accepted. If an adapter's base is a local folder, it is checked too.
+
+    Args:
+        path: folder or hub id.
+        base: see `read_adapter`.
 
     Raises:
         ModelError: see `check_folder` and `read_adapter`; or the base does not match the adapter.
@@ -156,27 +170,30 @@ def check_model(path: str) -> None:
     if not is_adapter(path):
         check_folder(path)
         return
-    adapter = read_adapter(path)
+    adapter = read_adapter(path, base=base)
     if Path(adapter.base).is_dir():
-        base = Path(adapter.base)
         check_folder(adapter.base)
-        headers = read_headers(base, name=adapter.base)
+        headers = read_headers(Path(adapter.base), name=adapter.base)
         adapter.match_layers({name: item.shape for _, all in headers for name, item in all.items()})
 
 
-def find_config(path: str | Path) -> Path:
+def find_config(path: str | Path, *, base: str | None = None) -> Path:
     """Return the path of a local model's config.json: for an adapter, that of its base.
 
-    The file need not exist.
+    The file need not exist. See `read_adapter` for ``base``.
 
     Raises:
         ModelError: the adapter cannot be read.
     """
-    return Path(read_adapter(path).base if is_adapter(path) else path) / CONFIG
+    return Path(read_adapter(path, base=base).base if is_adapter(path) else path) / CONFIG
 
 
-def read_adapter(path: str | Path) -> AdapterFolder:
+def read_adapter(path: str | Path, *, base: str | None = None) -> AdapterFolder:
     """Read the configuration and the header of an adapter, and locate its base.
+
+    Args:
+        path: of its folder.
+        base: folder or hub id of the base; None locates the one in the adapter's configuration.
 
     Raises:
         ModelError: the adapter is damaged, of an unsupported kind, or its base is missing.
@@ -185,14 +202,24 @@ def read_adapter(path: str | Path) -> AdapterFolder:
     config = read_config(folder, name)
     return AdapterFolder(
         folder=folder,
-        base=find_base(folder, config.base, name),
-        revision=config.revision,
+        base=find_base(folder, config.base, name, named=base),
+        revision=config.revision if base is None else None,
         r=config.r,
         alpha=config.alpha,
         use_rslora=config.use_rslora,
         use_dora=config.use_dora,
         layers=_list_layers(_read_tensors(folder, name), config, name),
+        base_quantization=_read_quantization(folder, name),
     )
+
+
+def _read_quantization(folder: Path, name: str) -> Literal["nf4"] | None:
+    value = read_metadata(folder / ADAPTER_WEIGHTS).get(QUANTIZATION)
+    if value not in (None, "nf4"):
+        raise ModelError(
+            f"model '{name}': {ADAPTER_WEIGHTS}: '{QUANTIZATION}' must be nf4; got {quote(value)}"
+        )
+    return "nf4" if value == "nf4" else None
 
 
 def _read_tensors(folder: Path, name: str) -> dict[str, StoredShape]:

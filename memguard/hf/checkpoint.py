@@ -4,6 +4,8 @@ A path may also be a local folder with an adapter (peft); its configuration is t
 model. Remote code is never run, regardless of where the folder comes from.
 """
 
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ import huggingface_hub
 import transformers
 
 from memguard.errors import ModelError
+from memguard.hf.adapter_base import say_where_base_is
 from memguard.hf.adapter_files import AdapterFolder, check_model, is_adapter, read_adapter
 from memguard.hf.checkpoint_files import (
     INDEX,
@@ -27,16 +30,22 @@ _MAX_REASON = 300
 """Maximum length of another library's message (characters); some list every known model."""
 
 
-def load_config(path: str, *, revision: str | None = None) -> Any:
+def load_config(path: str, *, revision: str | None = None, base: str | None = None) -> Any:
     """Return a checkpoint's configuration.
+
+    Args:
+        path: folder or hub id.
+        revision: of a hub id.
+        base: folder or hub id of an adapter's base; None locates it.
 
     Raises:
         ModelError: there is no such checkpoint, or transformers does not know its configuration.
     """
-    check_model(path)
+    check_model(path, base=base)
     if is_adapter(path):
-        adapter = read_adapter(path)
-        return load_config(adapter.base, revision=adapter.revision)
+        adapter = read_adapter(path, base=base)
+        with _about_base(adapter):
+            return load_config(adapter.base, revision=adapter.revision)
     try:
         config = transformers.AutoConfig.from_pretrained(
             path, revision=revision, trust_remote_code=False
@@ -51,15 +60,21 @@ def load_config(path: str, *, revision: str | None = None) -> Any:
     return config
 
 
-def load_tokenizer(path: str, *, revision: str | None = None) -> Any:
+def load_tokenizer(path: str, *, revision: str | None = None, base: str | None = None) -> Any:
     """Load a tokenizer from a folder or hub id; that of the base if an adapter has none.
+
+    Args:
+        path: folder or hub id.
+        revision: of a hub id.
+        base: folder or hub id of an adapter's base; None locates it.
 
     Raises:
         ModelError: there is no usable tokenizer, or it needs remote code.
     """
     if is_adapter(path) and not has_tokenizer(Path(path)):
-        adapter = read_adapter(path)
-        return load_tokenizer(adapter.base, revision=adapter.revision)
+        adapter = read_adapter(path, base=base)
+        with _about_base(adapter):
+            return load_tokenizer(adapter.base, revision=adapter.revision)
     try:
         return transformers.AutoTokenizer.from_pretrained(
             path, revision=revision, trust_remote_code=False
@@ -73,13 +88,15 @@ def has_tokenizer(folder: Path) -> bool:
     return any((folder / name).is_file() for name in _TOKENIZER_FILES)
 
 
-def max_positions(path: str, *, revision: str | None = None) -> int | None:
+def max_positions(path: str, *, revision: str | None = None, base: str | None = None) -> int | None:
     """Return a checkpoint's maximum number of positions (tokens); None if it has no limit.
+
+    See `load_config` for the arguments.
 
     Raises:
         ModelError: there is no such checkpoint, or transformers does not know its configuration.
     """
-    return find_positions(load_config(path, revision=revision))
+    return find_positions(load_config(path, revision=revision, base=base))
 
 
 def find_positions(config: Any) -> int | None:
@@ -102,14 +119,16 @@ def check_positions(model: Any, seq_len: int, setting: str) -> None:
         )
 
 
-def get_folder(path: str, revision: str | None) -> Path:
+def get_folder(path: str, revision: str | None, *, base: str | None = None) -> Path:
     """Return the checked folder of a checkpoint or adapter; a hub id's files are downloaded.
+
+    See `load_config` for the arguments.
 
     Raises:
         ModelError: see `check_model`; or a hub id cannot be downloaded.
     """
     if Path(path).exists() or is_missing(path):
-        check_model(path)
+        check_model(path, base=base)
         return Path(path)
     # Weights come last, so that an unusable model is refused before the long download.
     folder = _fetch(path, revision, ["*.json"])
@@ -127,10 +146,21 @@ def get_base_folder(adapter: AdapterFolder) -> Path:
     Raises:
         ModelError: see `get_folder`.
     """
-    try:
+    with _about_base(adapter):
         return get_folder(adapter.base, adapter.revision)
+
+
+@contextlib.contextmanager
+def _about_base(adapter: AdapterFolder) -> Iterator[None]:
+    """Name the adapter in an error about its base, and the way out if this is a hub id."""
+    try:
+        yield
     except ModelError as error:
-        raise ModelError(f"adapter '{adapter.folder}': its base model: {error}") from error
+        way_out = ""
+        if not Path(adapter.base).is_dir():
+            way_out = f". Download the base, or {say_where_base_is(adapter.folder)}"
+        text = f"adapter '{adapter.folder}': its base model: {error}{way_out}"
+        raise ModelError(text) from error
 
 
 def _fetch(path: str, revision: str | None, names: list[str]) -> Path:

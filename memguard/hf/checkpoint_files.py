@@ -215,16 +215,7 @@ def read_header(path: Path) -> dict[str, StoredShape]:
         OSError: the file cannot be read.
         ValueError: the file is not a safetensors file, or is incomplete.
     """
-    with path.open("rb") as file:
-        file_bytes = file.seek(0, 2)
-        file.seek(0)
-        header_bytes = int.from_bytes(file.read(8), "little")
-        if file_bytes < 8 or header_bytes > min(_MAX_HEADER_BYTES, file_bytes - 8):
-            raise ValueError("its header length is invalid")
-        try:
-            header = json.loads(file.read(header_bytes))
-        except ValueError:
-            raise ValueError("its header is not JSON") from None
+    header, num_data_bytes = _load_header(path)
     tensors, end = {}, 0
     try:
         for name, entry in header.items():
@@ -234,12 +225,37 @@ def read_header(path: Path) -> dict[str, StoredShape]:
             end = max(end, int(entry["data_offsets"][1]))
     except (AttributeError, KeyError, IndexError, TypeError):
         raise ValueError("its header does not describe tensors") from None
-    if end != file_bytes - 8 - header_bytes:
+    if end != num_data_bytes:
         raise ValueError(
-            f"its header describes {end:,} bytes of tensors, and it has "
-            f"{file_bytes - 8 - header_bytes:,}"
+            f"its header describes {end:,} bytes of tensors, and it has {num_data_bytes:,}"
         )
     return tensors
+
+
+def read_metadata(path: Path) -> dict[str, Any]:
+    """Return the texts that a safetensors file stores beside its tensors.
+
+    Raises:
+        OSError: the file cannot be read.
+        ValueError: the file is not a safetensors file.
+    """
+    header, _ = _load_header(path)
+    stored = header.get("__metadata__") if isinstance(header, dict) else None
+    return stored if isinstance(stored, dict) else {}
+
+
+def _load_header(path: Path) -> tuple[Any, int]:
+    """Return the header of a safetensors file, and the bytes that follow it."""
+    with path.open("rb") as file:
+        file_bytes = file.seek(0, 2)
+        file.seek(0)
+        header_bytes = int.from_bytes(file.read(8), "little")
+        if file_bytes < 8 or header_bytes > min(_MAX_HEADER_BYTES, file_bytes - 8):
+            raise ValueError("its header length is invalid")
+        try:
+            return json.loads(file.read(header_bytes)), file_bytes - 8 - header_bytes
+        except ValueError:
+            raise ValueError("its header is not JSON") from None
 
 
 def read_json(path: Path, *, name: str) -> Any:

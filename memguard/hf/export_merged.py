@@ -25,7 +25,7 @@ from torch import Tensor
 from memguard.errors import ModelError
 from memguard.hf.checkpoint_files import CONFIG, INDEX, read_headers
 from memguard.hf.load import load_model
-from memguard.hf.merged_weights import MergedWeights
+from memguard.hf.merged_weights import MergedWeights, restore_base
 from memguard.hf.safetensors import DTYPES, FileWriter, StoredTensor, build_index, plan_files
 from memguard.parallel.layout import ShardSlice
 
@@ -143,24 +143,26 @@ def _write_json(path: Path, content: Any) -> None:
 
 
 def compare_logits(
-    folder: Path, base_folder: Path, merged: Path, rows: Sequence[Tensor]
+    source: MergedWeights, base_folder: Path, merged: Path, rows: Sequence[Tensor]
 ) -> LogitDifference:
     """Compare adapter + base with a merged model in fp32 on the CPU.
 
     Args:
-        folder: with the adapter.
-        base_folder: its base.
+        source: the merged weights, from `open_merged`.
+        base_folder: folder of the base.
         merged: the merged model.
         rows: token ids, each [S].
 
     Raises:
         ModelError: the merged model cannot be loaded.
     """
+    base = load_model(str(base_folder))
+    restore_base(base, source)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # About files of later versions, which have been checked.
-        adapted = peft.PeftModel.from_pretrained(load_model(str(base_folder)), str(folder))
+        adapted = peft.PeftModel.from_pretrained(base, str(source.adapter.folder))
     first = list(_compute_logits(adapted.eval(), rows))
-    del adapted
+    del adapted, base
     gc.collect()
     return _measure(first, _compute_logits(load_model(str(merged)), rows))
 

@@ -12,10 +12,11 @@ on, as if the base were a folder in the adapter's.
 """
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from memguard.errors import ModelError
+from memguard.hf.adapter_base import say_where_base_is
 from memguard.hf.adapter_files import ADAPTER_WEIGHTS, is_adapter, read_adapter
 from memguard.hf.checkpoint_files import ADAPTER_CONFIG, CONFIG, INDEX, SINGLE, list_weight_files
 from memguard.records.run_files import has_trained, load_trained
@@ -25,16 +26,20 @@ BASE = "base/"
 """Prefix of the names of a base's files in the sums of an adapter."""
 
 
-def sum_model(folder: Path) -> dict[str, FileSum]:
+def sum_model(folder: Path, *, base: str | None = None) -> dict[str, FileSum]:
     """Return the size and hash of each file that is read, by its name in the folder.
+
+    Args:
+        folder: of a checkpoint or an adapter.
+        base: folder or hub id of an adapter's base; None locates it.
 
     Raises:
         ModelError: there are no weights, or weights files are missing or outside the folder.
     """
     if is_adapter(folder):
         own = {name: sum_file(folder / name) for name in (ADAPTER_CONFIG, ADAPTER_WEIGHTS)}
-        base = sum_model(_find_base_folder(folder))
-        return {**own, **{f"{BASE}{name}": file_sum for name, file_sum in base.items()}}
+        sums = sum_model(_get_base_folder(folder, base))
+        return {**own, **{f"{BASE}{name}": file_sum for name, file_sum in sums.items()}}
     names = list_weight_files(folder, name=str(folder))
     if names != [SINGLE]:
         names.append(INDEX)
@@ -43,14 +48,41 @@ def sum_model(folder: Path) -> dict[str, FileSum]:
     return {name: sum_file(folder / name) for name in sorted(names)}
 
 
-def _find_base_folder(folder: Path) -> Path:
-    adapter = read_adapter(folder)
+def _get_base_folder(folder: Path, base: str | None) -> Path:
+    adapter = read_adapter(folder, base=base)
     if Path(adapter.base).is_dir():
         return Path(adapter.base)
     # Imports transformers; the base's files may have to be downloaded first.
     from memguard.hf.checkpoint import get_base_folder
 
     return get_base_folder(adapter)
+
+
+def find_base_folder(folder: Path, names: Iterable[str], *, base: str | None = None) -> Path | None:
+    """Return the folder of an adapter's base without downloading it; None if that is necessary.
+
+    Args:
+        folder: with the adapter.
+        names: files that a base from the hub has once it is downloaded.
+        base: folder or hub id of the base; None locates it.
+
+    Raises:
+        ModelError: the adapter cannot be read, or its base is missing.
+    """
+    adapter = read_adapter(folder, base=base)
+    if Path(adapter.base).is_dir():
+        return Path(adapter.base)
+    import huggingface_hub
+
+    try:
+        place = Path(
+            huggingface_hub.snapshot_download(
+                adapter.base, revision=adapter.revision, local_files_only=True
+            )
+        )
+    except Exception:  # The hub's client raises errors of several kinds for what is not cached.
+        return None
+    return place if all((place / name).is_file() for name in names) else None
 
 
 def hash_sums(sums: Mapping[str, FileSum]) -> str:
@@ -82,7 +114,7 @@ def check_base(folder: Path, base_folder: Path) -> None:
     if damages := find_damage(base_folder, load_trained(run_folder).base):
         raise ModelError(
             f"adapter '{folder}': its base model '{base_folder}' was changed since training: "
-            f"{damages[0]}. Restore it, or correct 'base_model_name_or_path' in {ADAPTER_CONFIG}"
+            f"{damages[0]}. Restore it, or {say_where_base_is(folder)}"
         )
 
 

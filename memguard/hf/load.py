@@ -51,6 +51,7 @@ def load_model(
     attn_implementation: str | None = None,
     devices: Mapping[str, int | str] | None = None,
     offload_folder: str | None = None,
+    base: str | None = None,
 ) -> Any:
     """Load a causal language model from a folder or hub id, in ``dtype``.
 
@@ -61,14 +62,15 @@ def load_model(
         attn_implementation: attention implementation; None uses transformers' default.
         devices: device of each module, see `plan_devices`; None loads all on the CPU.
         offload_folder: folder for weights that are offloaded to ``"disk"``.
+        base: folder or hub id of an adapter's base; None locates it.
 
     Raises:
         ModelError: there is no such folder or id, it has no safetensors or needs remote code, or
             its weights do not match its configuration.
     """
-    folder = get_folder(path, revision)
+    folder = get_folder(path, revision, base=base)
     if is_adapter(folder):
-        return _load_merged(folder, dtype, attn_implementation, devices)
+        return _load_merged(folder, dtype, attn_implementation, devices, base)
     with _raised_in_one_line(path):
         model, info = transformers.AutoModelForCausalLM.from_pretrained(
             str(folder),
@@ -95,7 +97,11 @@ def load_model(
 
 
 def _load_merged(
-    folder: Path, dtype: torch.dtype, attn: str | None, devices: Mapping[str, int | str] | None
+    folder: Path,
+    dtype: torch.dtype,
+    attn: str | None,
+    devices: Mapping[str, int | str] | None,
+    base: str | None,
 ) -> Any:
     """Load an adapter's base model, with the adapter merged into its weights."""
     if devices is not None:
@@ -103,7 +109,7 @@ def _load_merged(
             f"model '{folder}' is an adapter, which is not merged over several devices "
             "('audit.device_map'): merge it first with memguard export --merge"
         )
-    source, base_folder = open_merged(folder)
+    source, base_folder = open_merged(folder, base=base)
     model = load_model(str(base_folder), dtype=dtype, attn_implementation=attn)
     with _raised_in_one_line(str(folder)):
         merge_into(model, source)
@@ -117,6 +123,7 @@ def load_sharded(
     revision: str | None = None,
     attn: str | None = None,
     check: bool = True,
+    base: str | None = None,
 ) -> ShardedLayer:
     """Load a causal language model onto a mesh; each rank reads only what it stores.
 
@@ -126,15 +133,16 @@ def load_sharded(
         revision: of a hub id.
         attn: attention implementation; None uses transformers' default.
         check: whether to run the forward pass of `check_layer`.
+        base: folder or hub id of an adapter's base; None locates it.
 
     Raises:
         ModelError: as `load_model`; or the model's family cannot be sharded.
         ConfigError: the model cannot run on this mesh.
     """
-    folder = get_folder(path, revision)
+    folder = get_folder(path, revision, base=base)
     source: WeightSource
     if is_adapter(folder):
-        source, folder = open_merged(folder)
+        source, folder = open_merged(folder, base=base)
     else:
         source = FolderWeights(folder)
     with _raised_in_one_line(path):

@@ -5,12 +5,15 @@
 
     W [N, K]   A [R, K]   B [N, R]   m [N]   s = alpha / R (rsLoRA: alpha / sqrt R)
 
+W is as stored or, if the adapter was trained on it, as dequantised from NF4 (`nf4_base`).
+
 A mesh reads rectangles of W', one process and the export read it whole. The arithmetic is float64,
 in blocks of rows, and the result is rounded once to float32: it does not depend on how a tensor is
 cut, and no more than a block is held beside the factors and the result.
 """
 
 from collections.abc import Iterator, Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +34,7 @@ from memguard.hf.adapter_files import (
 )
 from memguard.hf.checkpoint import get_base_folder, load_config, say_in_one_line
 from memguard.hf.identity import check_base
+from memguard.hf.nf4_base import Nf4Base, dequantise_base
 from memguard.hf.safetensors import FolderWeights, WeightSource
 from memguard.parallel.layout import ShardSlice
 
@@ -50,25 +54,26 @@ class MergedWeights:
         self.adapter = adapter
         self.layers: Mapping[str, AdaptedLayer] = adapter.match_layers(base.shapes)
         """The adapted layers, by the stored name of their weight."""
-        self._base = base
+        self.base = base
+        """The weights without the adapter."""
 
     @property
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
         """Name and full shape of every tensor."""
-        return self._base.shapes
+        return self.base.shapes
 
     def read(self, name: str, rectangle: ShardSlice) -> Tensor:
         """Return a rectangle of a tensor: merged in at least float32, others as stored."""
         layer = self.layers.get(name)
         if layer is None or not rectangle.num_elements:
-            return self._base.read(name, rectangle)
+            return self.base.read(name, rectangle)
         a, b, magnitude = self._read_factors(layer)
         columns = slice(rectangle.start[1], rectangle.start[1] + rectangle.shape[1])
         # DoRA's norm needs whole rows.
         read = slice(0, layer.num_in) if layer.has_magnitude else columns
         result = torch.empty(0)
         for rows in _cut_rows(rectangle, read.stop - read.start):
-            weight = self._base.read(name, _as_slice(rows, read))
+            weight = self.base.read(name, _as_slice(rows, read))
             merged = weight.double()
             merged += layer.scale * (b[rows].double() @ a[:, read].double())
             if magnitude is not None:
@@ -94,7 +99,7 @@ class MergedWeights:
                 copy = file.get_slice(layer.base_weight)
                 whole = _as_slice(slice(0, layer.num_out), slice(0, layer.num_in))
                 for rows in _cut_rows(whole, layer.num_in):
-                    stored = self._base.read(name, _as_slice(rows, slice(0, layer.num_in)))
+                    stored = self.base.read(name, _as_slice(rows, slice(0, layer.num_in)))
                     if not torch.equal(copy[rows].float(), stored.float()):
                         raise ModelError(
                             f"adapter '{self.adapter.folder}': its copy of the base weights of "
@@ -110,20 +115,33 @@ class MergedWeights:
             return file.get_tensor(layer.a), file.get_tensor(layer.b), magnitude
 
 
-def open_merged(folder: Path) -> tuple[MergedWeights, Path]:
+def open_merged(folder: Path, *, base: str | None = None) -> tuple[MergedWeights, Path]:
     """Return the merged weights of an adapter, and the folder of its base.
 
     A base on the hub is downloaded. If the base's hash is known, it is read and compared; in a
     process group rank 0 does so, and all ranks wait for it.
 
+    Args:
+        folder: with the adapter.
+        base: folder or hub id of the base; None locates it.
+
     Raises:
         ModelError: the adapter or its base cannot be read, or they do not match.
     """
-    adapter = read_adapter(folder)
+    adapter = read_adapter(folder, base=base)
     base_folder = get_base_folder(adapter)
     _check_base_once(folder, base_folder)
-    source = MergedWeights(FolderWeights(base_folder), adapter)
-    _check_modules(source, load_config(str(base_folder)))
+    weights: WeightSource = FolderWeights(base_folder)
+    model = _outline(adapter, load_config(str(base_folder)))
+    if adapter.base_quantization is not None:
+        if find_spec("bitsandbytes") is None:
+            raise ModelError(
+                f"adapter '{folder}' was trained on a base in {adapter.base_quantization}, which "
+                "needs bitsandbytes: pip install 'memguard[quant]'"
+            )
+        weights = Nf4Base(weights, model)
+    source = MergedWeights(weights, adapter)
+    _check_modules(source, model)
     source.check_copies()
     return source, base_folder
 
@@ -144,7 +162,11 @@ def _check_base_once(folder: Path, base_folder: Path) -> None:
 
 
 def merge_into(model: nn.Module, source: MergedWeights) -> None:
-    """Replace the adapted weights of a base model by the merged ones, in the model's dtype."""
+    """Replace the adapted weights of a base model by the merged ones, in the model's dtype.
+
+    If the adapter was trained on quantised weights, the others become the dequantised ones.
+    """
+    restore_base(model, source)
     with torch.no_grad():
         for name, layer in source.layers.items():
             whole = _as_slice(slice(0, layer.num_out), slice(0, layer.num_in))
@@ -152,13 +174,18 @@ def merge_into(model: nn.Module, source: MergedWeights) -> None:
             weight.copy_(source.read(name, whole))
 
 
-def _check_modules(source: MergedWeights, config: Any) -> None:
-    """Refuse adapted layers that are not nn.Linear, or whose weight the embedding shares.
+def restore_base(model: nn.Module, source: MergedWeights) -> None:
+    """Give a base model, as loaded, the weights on which the adapter was trained."""
+    if isinstance(source.base, Nf4Base):
+        dequantise_base(model, source.base)
+
+
+def _outline(adapter: AdapterFolder, config: Any) -> Any:
+    """Return the base model without storage.
 
     Raises:
-        ModelError: names the first such layer.
+        ModelError: it is not a causal language model.
     """
-    adapter = source.adapter
     try:
         with init_empty_weights():
             model = transformers.AutoModelForCausalLM.from_config(config)
@@ -168,6 +195,16 @@ def _check_modules(source: MergedWeights, config: Any) -> None:
             f"model: {say_in_one_line(error)}"
         ) from error
     model.tie_weights()
+    return model
+
+
+def _check_modules(source: MergedWeights, model: Any) -> None:
+    """Refuse adapted layers that are not nn.Linear, or whose weight the embedding shares.
+
+    Raises:
+        ModelError: names the first such layer.
+    """
+    adapter = source.adapter
     modules: dict[str, Any] = dict(model.named_modules())
     embedding: Any = model.get_input_embeddings()
     for layer in adapter.layers:

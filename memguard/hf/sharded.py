@@ -21,6 +21,7 @@ from memguard.errors import ModelError
 from memguard.hf.safetensors import WeightSource, copy_rectangle, match_names
 from memguard.model.causal_lm import CausalLM
 from memguard.model.checks import check_causal, has_known_head
+from memguard.model.trainable import freeze_others
 from memguard.parallel.hf_plan import PLACEMENTS, ShardingPlan, plan_sharding
 from memguard.parallel.layout import find_rectangle
 from memguard.parallel.linear import to_local
@@ -53,6 +54,8 @@ class Sharding:
     compile: bool = False
     adapter: LoraSpec | None = None
     """Adapters to train instead of the weights; None trains the weights."""
+    trainable_modules: tuple[str, ...] | None = None
+    """Modules whose weights are trained, see `freeze_others`; None trains all."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -88,6 +91,8 @@ def build_meta_layer(config: Any, sharding: Sharding, *, attn: str | None = None
     shard_model(model, plan, sharding.mesh)
     if sharding.adapter is not None:
         attach_lora(model, sharding.adapter, sharding.mesh)
+    if sharding.trainable_modules is not None:
+        freeze_others(model, sharding.trainable_modules)
     checkpoint_blocks(model, sharding.checkpointing)
     if sharding.compile:
         compile_blocks(model)

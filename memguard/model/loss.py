@@ -118,7 +118,7 @@ class _Gradients:
     def __init__(self, head: Head, hidden_ND: Tensor, needed: Sequence[bool]) -> None:
         """Allocate gradients for those of hidden states, weight and bias that need one."""
         self.head = head
-        self.hidden_ND = torch.empty_like(hidden_ND)
+        self.hidden_ND = torch.empty_like(hidden_ND) if needed[0] else None
         self.weight_VD = _zeros_like(head.weight_VD) if needed[1] else None
         self.bias_V = _zeros_like(head.bias_V) if needed[2] else None
 
@@ -126,19 +126,24 @@ class _Gradients:
         """Add one chunk's gradient of the logits after the steps."""
         grad_CV = _through_steps(self.head, raw_CV, grad_CV)
         if self.head.weight_VD is None:
+            assert self.hidden_ND is not None, "the values passed as hidden states need gradients"
             self.hidden_ND[rows] = grad_CV
             return
         if self.bias_V is not None:
             self.bias_V += grad_CV.sum(0)
         grad_CV = grad_CV.to(hidden_CD.dtype)
-        partial_CD = grad_CV @ self.head.weight_VD.to(hidden_CD.dtype)
-        started_CD = start_all_reduce(partial_CD, self.head.vocab_axis, owned=True)
+        axis, started_CD = self.head.vocab_axis, None
+        # Hidden states of frozen blocks need no gradient, on any rank.
+        if self.hidden_ND is not None:
+            partial_CD = grad_CV @ self.head.weight_VD.to(hidden_CD.dtype)
+            started_CD = start_all_reduce(partial_CD, axis, owned=True)
         if self.weight_VD is not None:
             if self.weight_VD.dtype == hidden_CD.dtype:
                 self.weight_VD.addmm_(grad_CV.T, hidden_CD)
             else:
                 self.weight_VD += grad_CV.T @ hidden_CD
-        self.hidden_ND[rows] = wait(started_CD) if self.head.vocab_axis.degree > 1 else started_CD
+        if self.hidden_ND is not None and started_CD is not None:
+            self.hidden_ND[rows] = wait(started_CD) if axis.degree > 1 else started_CD
 
     def result(self, scale: Tensor | None = None) -> tuple[Tensor | None, ...]:
         """Return the gradients of hidden states, weight and bias in their dtypes."""

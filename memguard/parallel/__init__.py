@@ -4,6 +4,7 @@
     shard.py              applies the roles; activation checkpointing; units of storage (FSDP2)
     linear.py             linear layers over y and x
     lora.py               low-rank adapters of linear layers
+    nf4.py                frozen weights in 4-bit NormalFloat
     embedding.py          token embedding over y and x
     norm.py               norms over sharded features
     attention.py          chooses the attention kernel; flash attention of packed rows

@@ -33,6 +33,9 @@ A layer may have a low-rank adapter (`lora`) of rank R; W is then frozen and has
     dA         G.T @ (D * X)      partial over `out`, summed once a step (`lora`)
     dB         s dY.T @ H         partial over `in`, the same
 
+The frozen W may be in NF4 (`nf4`): forward and dgrad each dequantise it, so that the weights of one
+layer at a time are dense.
+
 H and G are partial sums too, so the adapter adds no collective of the size of an activation. With
 DoRA the sum is multiplied before the bias is added; the norm is a constant for the gradients:
 
@@ -73,6 +76,7 @@ from memguard.parallel.collectives import (
     wait,
 )
 from memguard.parallel.mesh import Axis
+from memguard.parallel.nf4 import Nf4Weight, quantise_nf4
 
 
 def to_local(parameter: Tensor) -> Tensor:
@@ -120,7 +124,7 @@ class LinearGroup4D:
                 f"layer {number} was called with a different one than the layer before it"
             )
         if number not in self._parts:
-            weights = [to_local(layer.weight) for layer in self.members]
+            weights = [layer.stored_weight() for layer in self.members]
             adapters = [layer.low_rank(input_MK) for layer in self.members]
             outputs = linear_4d(input_MK, weights, member.in_axis, member.out_axis, adapters)
             self._input, self._parts = input_MK, dict(enumerate(outputs))
@@ -143,6 +147,9 @@ class Linear4D(nn.Linear):
     lora_scale: float | None
     """Scale of the adapter in ``lora_A`` and ``lora_B``; None without an adapter."""
     lora_dropout_rate: float
+    packed: Tensor
+    scales: Tensor
+    """Buffers of a layer in NF4, whose ``weight`` is on the meta device: shape and dtype only."""
     draw_mask: Callable[[Tensor], Tensor] | None
     """Returns the dropout mask of an input in training; None without dropout."""
 
@@ -165,12 +172,35 @@ class Linear4D(nn.Linear):
         linear.lora_scale = linear.draw_mask = None
         return linear
 
+    def quantise(self, weight_NK: Tensor) -> None:
+        """Freeze the layer with this weight in NF4, on the device of its present weight."""
+        packed, scales = quantise_nf4(weight_NK.to(self.weight.device))
+        self.register_buffer("packed", packed, persistent=False)
+        self.register_buffer("scales", scales, persistent=False)
+        self.weight = nn.Parameter(self.weight.detach().to("meta"), requires_grad=False)
+
+    @property
+    def device(self) -> torch.device:
+        """Device on which the layer computes."""
+        return self.packed.device if self.is_quantised else self.weight.device
+
+    @property
+    def is_quantised(self) -> bool:
+        """Whether the weight is in NF4."""
+        return "packed" in self._buffers
+
+    def stored_weight(self) -> Tensor | Nf4Weight:
+        """Return the local weight as it is stored."""
+        if self.is_quantised:
+            return Nf4Weight(self.packed, self.scales, (self.out_features, self.in_features))
+        return to_local(self.weight)
+
     def forward(self, input: Tensor) -> Tensor:
         """Return the local output ``[..., N/out]`` of the local input ``[..., K/in]``."""
         if self.group is not None:
             output = self.group.take(self, input)
         else:
-            weights, adapters = [to_local(self.weight)], [self.low_rank(input)]
+            weights, adapters = [self.stored_weight()], [self.low_rank(input)]
             (output,) = linear_4d(input, weights, self.in_axis, self.out_axis, adapters)
         if hasattr(self, "lora_magnitude_vector"):
             output = output * self._scale_rows().to(output.dtype)
@@ -201,7 +231,8 @@ class Linear4D(nn.Linear):
             to_local(part.weight) for part in (self.lora_magnitude_vector, self.lora_A, self.lora_B)
         )
         with torch.no_grad():
-            weight_NK, scaled_NR = to_local(self.weight).to(A_RK.dtype), B_NR * self.lora_scale
+            weight_NK = _dense(self.stored_weight(), A_RK.dtype).to(A_RK.dtype)
+            scaled_NR = B_NR * self.lora_scale
             # |W|^2 + 2 W.(sBA) + |sBA|^2 of each row: no product has the size of the weight, which
             # selective checkpointing would keep.
             squares_N = weight_NK.norm(dim=1).square()
@@ -218,7 +249,7 @@ class Linear4D(nn.Linear):
 
 def linear_4d(
     input_MK: Tensor,
-    weights_NK: Sequence[Tensor],
+    weights_NK: Sequence[Tensor | Nf4Weight],
     in_axis: Axis,
     out_axis: Axis,
     adapters: Sequence[LowRank | None] = (),
@@ -227,7 +258,8 @@ def linear_4d(
 
     Args:
         input_MK: local input ``[..., K/in]``.
-        weights_NK: local weights ``[N/out, K/in]`` of layers that share this input.
+        weights_NK: local weights ``[N/out, K/in]`` of layers that share this input; frozen if they
+            are in NF4.
         in_axis: shards K.
         out_axis: shards N.
         adapters: of each weight; empty without adapters.
@@ -264,14 +296,13 @@ class _Linear(torch.autograd.Function):
         in_axis: Axis,
         out_axis: Axis,
         scales: tuple[float | None, ...],
-        *tensors: Tensor | None,
+        *tensors: Any,
     ) -> tuple[Tensor, ...]:
         num_weights = len(scales) or len(tensors)
         weights_NK, factors = tensors[:num_weights], tensors[num_weights:]
         outputs, hidden = [], []
         for number, weight in enumerate(weights_NK):
-            assert weight is not None, "factors may be None, weights are not"
-            output = functional.linear(input_MK, weight)
+            output = functional.linear(input_MK, _dense(weight, input_MK.dtype))
             if scales and (scale := scales[number]) is not None:
                 A_RK, B_NR, mask_MK = factors[3 * number : 3 * number + 3]
                 assert A_RK is not None, "a scale belongs to two factors"
@@ -283,7 +314,10 @@ class _Linear(torch.autograd.Function):
         ctx.out_axis, ctx.scales, ctx.num_weights = out_axis, scales, num_weights
         # A frozen layer without an adapter does not need its input in backward.
         keeps_input = any(ctx.needs_input_grad[4:])
-        ctx.save_for_backward(input_MK if keeps_input else None, *tensors, *hidden)
+        # Not the dense weights: those of all layers would be in memory until backward.
+        ctx.quantised = [w if isinstance(w, Nf4Weight) else None for w in weights_NK]
+        saved = [None if isinstance(w, Nf4Weight) else w for w in weights_NK]
+        ctx.save_for_backward(input_MK if keeps_input else None, *saved, *factors, *hidden)
         if in_axis.degree == 1 or len(outputs) == 1:
             return tuple(outputs)
         sizes = [output.shape[-1] for output in outputs]
@@ -303,7 +337,7 @@ class _Linear(torch.autograd.Function):
         grad_input: Tensor | None = None
         if ctx.needs_input_grad[0]:
             for number, (grad_MN, weight) in enumerate(zip(grads_MN, weights_NK, strict=True)):
-                part = grad_MN @ weight
+                part = grad_MN @ _dense(ctx.quantised[number] or weight, grad_MN.dtype)
                 if number in inner:
                     A_RK, _, mask_MK = factors[3 * number : 3 * number + 3]
                     if mask_MK is None:
@@ -334,6 +368,11 @@ class _Linear(torch.autograd.Function):
         return (grad_input, None, None, None, *grad_weights, *grad_factors)
 
 
+def _dense(weight_NK: Tensor | Nf4Weight, dtype: torch.dtype) -> Tensor:
+    """Return a weight for arithmetic in ``dtype``; only weights in NF4 are converted."""
+    return weight_NK.dequantise(dtype) if isinstance(weight_NK, Nf4Weight) else weight_NK
+
+
 def _rows(tensor: Tensor) -> Tensor:
     return tensor.reshape(-1, tensor.shape[-1])
 
@@ -347,4 +386,7 @@ def _add_product(sum_MN: Tensor, left_MR: Tensor, right_RN: Tensor, scale: float
     if can_overwrite():
         _rows(sum_MN).addmm_(_rows(left_MR), right_RN, alpha=scale)
         return sum_MN
-    return torch.add(sum_MN, left_MR @ right_RN, alpha=scale)
+    # Selective checkpointing keeps the results of mm and addmm. It has kept the sum already, and
+    # with a small R the product costs little to compute again.
+    added_MN = torch.addbmm(_rows(sum_MN), _rows(left_MR)[None], right_RN[None], alpha=scale)
+    return added_MN.view(sum_MN.shape)

@@ -33,11 +33,13 @@ from torch import distributed as dist
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.placement_types import Placement, Replicate, Shard
 
+from memguard.config.adapters import matches_target, refuse_target
 from memguard.errors import ConfigError, ModelError
 from memguard.parallel.collectives import all_reduce
 from memguard.parallel.layout import ShardSlice, cut, find_rectangle
 from memguard.parallel.linear import Linear4D, to_local
 from memguard.parallel.mesh import Axis, Mesh4D
+from memguard.parallel.nf4 import Nf4Weight
 from memguard.seeds import derive_seed
 
 FACTORS = ("lora_A", "lora_B")
@@ -140,13 +142,10 @@ def find_targets(model: Any, target_modules: Sequence[str] | None) -> tuple[str,
             if isinstance(module, nn.Linear) and module is not head
         ]
     else:
-        names = [name for name, _ in model.named_modules() if _matches(name, target_modules)]
+        names = [name for name, _ in model.named_modules() if matches_target(name, target_modules)]
         for target in target_modules:
-            if not any(_matches(name, (target,)) for name in names):
-                raise ConfigError(
-                    f"'adapter.target_modules': {family} has no layer '{target}'; its linear "
-                    f"layers are {', '.join(sorted(_leaves(find_targets(model, None))))}"
-                )
+            if not any(matches_target(name, (target,)) for name in names):
+                raise refuse_target(target, family, find_targets(model, None))
     for name in names:
         module = model.get_submodule(name)
         if module is head:
@@ -166,17 +165,9 @@ def find_targets(model: Any, target_modules: Sequence[str] | None) -> tuple[str,
 
 def shorten_targets(model: Any, targets: Sequence[str]) -> list[str]:
     """Return `peft`'s ``target_modules`` for these layers: last parts of names if they suffice."""
-    leaves = sorted(_leaves(targets))
-    matching = {name for name, _ in model.named_modules() if _matches(name, leaves)}
+    leaves = sorted({name.rpartition(".")[2] for name in targets})
+    matching = {name for name, _ in model.named_modules() if matches_target(name, leaves)}
     return leaves if matching == set(targets) else list(targets)
-
-
-def _leaves(names: Sequence[str]) -> set[str]:
-    return {name.rpartition(".")[2] for name in names}
-
-
-def _matches(name: str, target_modules: Sequence[str]) -> bool:
-    return any(name == target or name.endswith(f".{target}") for target in target_modules)
 
 
 def attach_lora(model: Any, spec: LoraSpec, mesh: Mesh4D | None = None) -> tuple[str, ...]:
@@ -226,11 +217,11 @@ def _find_placements(layer: Linear4D, part: str) -> tuple[Placement, Placement]:
 def _make_part(layer: Linear4D, part: str, shape: tuple[int, ...], mesh: Mesh4D | None) -> Tensor:
     dtype = torch.promote_types(layer.weight.dtype, torch.float32)
     if mesh is None:
-        return torch.empty(shape, dtype=dtype, device=layer.weight.device)
+        return torch.empty(shape, dtype=dtype, device=layer.device)
     placements = _find_placements(layer, part)
     local_shape = find_rectangle(shape, placements, mesh.shape, _here(mesh), over_z=False).shape
     return DTensor.from_local(
-        torch.empty(local_shape, dtype=dtype, device=layer.weight.device),
+        torch.empty(local_shape, dtype=dtype, device=layer.device),
         mesh.tensor_mesh,
         placements,
         run_check=False,
@@ -273,7 +264,10 @@ def _fill_magnitudes(model: nn.Module, mesh: Mesh4D | None) -> None:
         assert isinstance(layer, Linear4D), "only linear layers have adapters"
         magnitude_N = to_local(layer.get_submodule(MAGNITUDE).weight)  # type: ignore[arg-type]
         # In float64 sums over ranks are those of one process but for the last bit in fp32.
-        squares = torch.linalg.vector_norm(to_local(layer.weight), dim=1, dtype=torch.float64) ** 2
+        weight = layer.stored_weight()
+        if isinstance(weight, Nf4Weight):
+            weight = weight.dequantise(torch.float32)
+        squares = torch.linalg.vector_norm(weight, dim=1, dtype=torch.float64) ** 2
         if mesh is not None:
             z, own = mesh.axis("z"), squares
             rows = cut(ShardSlice(start=(0,), shape=magnitude_N.shape), 0, z.rank, z.degree)

@@ -186,6 +186,9 @@ def checkpoint_blocks(model: Any, mode: Checkpointing) -> None:
     name = "activation_checkpointing_enable"
     enable = getattr(model, name, None) or model.gradient_checkpointing_enable
     enable(arguments)
+    # transformers makes the embedding's output require a gradient, as reentrant checkpoints need.
+    # With a frozen embedding the first block would compute one that nothing uses.
+    model.disable_input_require_grads()
 
 
 def _keep_costly(_: Any, operation: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:

@@ -2,6 +2,7 @@
 
     machine.py         GPUs, links and network of a machine, from its YAML
     memory.py          peak memory of a rank in a step, by kind
+    adapters.py        sizes of LoRA adapters on a rank
     compute.py         computing time of a step on one rank
     cost.py            rough time of a step with its communication, to rank meshes
     traffic.py         communication of a step along each axis, by the formula of `parallel`

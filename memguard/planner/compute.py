@@ -11,6 +11,9 @@ The first line is the efficiency curve: a matmul with M, N and K in the thousand
 MATMUL_SHARE of the peak, one with a side of a few hundred (small micro-batches, degrees of x and y
 that leave little of a weight) is limited by memory and reaches less.
 
+With adapters the weights are frozen: a matmul has no weight gradient. Each adapter adds two matmuls
+in forward, two for the input gradient and two for its own.
+
 Origin of the constants (tables and sources: scripts/bench/published.py):
 
     MATMUL_SHARE      fitted to the published 8B run on 8 H100 with torch.compile
@@ -30,6 +33,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from memguard.parallel.mesh_shape import MeshShape, ModelSizes
+from memguard.planner.adapters import count_elements, list_adapted
 from memguard.planner.machine import Machine
 from memguard.planner.traffic import LayerGroup, StepSettings, block_unit, other_units
 
@@ -95,9 +99,22 @@ def estimate_compute(
     rank = _Rank(sizes, mesh, settings, machine)
     blocks = sizes.num_layers * block_unit(sizes, mesh).stored
     stored = blocks + sum(unit.stored for unit in other_units(sizes, mesh))
+    if settings.adapter is not None:
+        stored = count_elements(sizes, mesh, settings.adapter)
     return ComputeTimes(
         block=rank.block(seq_len), ends_s=rank.ends(), update_s=rank.move(stored * _UPDATE_BYTES)
     )
+
+
+_GROUPS: dict[str, LayerGroup] = {
+    "q_proj": "q|k|v",
+    "k_proj": "q|k|v",
+    "v_proj": "q|k|v",
+    "o_proj": "o",
+    "gate_proj": "gate|up",
+    "up_proj": "gate|up",
+    "down_proj": "down",
+}
 
 
 class _Rank:
@@ -137,6 +154,7 @@ class _Rank:
             "down": [(self.features, self.width)],
         }
         groups = {group: self.matmuls(tokens, many) for group, many in shapes.items()}
+        adapters = self.adapters()
         operations = 4 * tokens * self.queries * (seq_len + 1) / 2
         attention = operations / (self.peak * ATTENTION_SHARE)
         if settings.has_mask:
@@ -149,28 +167,45 @@ class _Rank:
         other = self.move(passes * a * tokens * elements)
         unit, is_sharded = block_unit(self.sizes, self.mesh), self.mesh.z > 1
         gather = self.move(2 * a * unit.gathered) if is_sharded else 0.0
-        reduce = self.move((a + settings.wide_bytes) * unit.gathered) if is_sharded else 0.0
-        forward = sum(groups.values()) + attention + other
+        is_frozen = settings.adapter is not None
+        reduce = 0.0
+        if is_sharded and not is_frozen:
+            reduce = self.move((a + settings.wide_bytes) * unit.gathered)
+        linear = sum(groups.values()) + sum(adapters.values())
+        forward = linear + attention + other
         again = {
             "none": 0.0,
             # Recomputation ends at the last tensor that backward needs, the input of down.
-            "full": forward - groups["down"],
+            "full": forward - (0.0 if adapters["down"] else groups["down"]),
             # The outputs of matmuls and attention are kept.
             "selective": other,
         }[settings.checkpointing]
-        backward = 2 * sum(groups.values()) + _ATTENTION_BACKWARD * attention + 2 * other
+        weight_gradients = adapters if is_frozen else groups
+        backward = linear + sum(weight_gradients.values())
+        backward += _ATTENTION_BACKWARD * attention + 2 * other
         return BlockTimes(
             forward_s=forward + gather,
             again_s=again,
             backward_s=backward + reduce + (gather if settings.reshard_after_forward else 0.0),
-            weight_gradients_s=groups,
+            weight_gradients_s=weight_gradients,
         )
+
+    def adapters(self) -> dict[LayerGroup, float]:
+        """Return the time of one pass of the adapters of each group."""
+        adapter, tokens = self.settings.adapter, self.settings.num_tokens
+        times: dict[LayerGroup, float] = dict.fromkeys(("q|k|v", "o", "gate|up", "down"), 0.0)
+        for layer in list_adapted(self.sizes, self.mesh, adapter):
+            assert adapter is not None, "layers are adapted by an adapter"
+            shapes = [(adapter.r, layer.ins), (layer.outs, adapter.r)]
+            times[_GROUPS[layer.name]] += self.matmuls(tokens, shapes)
+        return times
 
     def ends(self) -> float:
         """Return the time of head and losses, with their backward."""
         settings = self.settings
         # Per-label losses compute the logits again in backward.
         num_matmuls = 3 if settings.sums_nll else 4
+        num_matmuls -= settings.adapter is not None
         rows = min(settings.num_labels, settings.chunk_tokens)
         chunk = num_matmuls * self.matmuls(rows, [(self.vocab, self.features)])
         logits = settings.num_labels * self.vocab
@@ -181,10 +216,10 @@ class _Rank:
 def count_flops(sizes: ModelSizes, mesh: MeshShape, settings: StepSettings, *, seq_len: int) -> int:
     """Count the floating-point operations of matmuls of one rank in one step.
 
-    A token costs 2 operations per parameter in forward and 4 in backward, and attends to
-    (seq_len + 1) / 2 others: causal attention over whole rows. Flash attention and attention
-    in pieces skip masked pairs. Rows packed with shorter documents cost less, equally on every
-    mesh. Heads are split over x only, so every rank along y computes their attention.
+    A token costs 2 operations per parameter in forward and 4 in backward, 2 for a frozen one, and
+    attends to (seq_len + 1) / 2 others: causal attention over whole rows. Flash attention and
+    attention in pieces skip masked pairs. Rows packed with shorter documents cost less, equally on
+    every mesh. Heads are split over x only, so every rank along y computes their attention.
 
     Args:
         sizes: sizes of the model.
@@ -199,12 +234,24 @@ def count_flops(sizes: ModelSizes, mesh: MeshShape, settings: StepSettings, *, s
     linear = 2 * settings.num_tokens * features * 2 * (queries + keys + width) + down
     # Attention scores and their product with the values: two matmuls, half of them masked.
     attention = 2 * settings.num_tokens * (seq_len + 1) * queries
-    block = 3 * (linear + attention)
+    adapter, layers = settings.adapter, list_adapted(sizes, mesh, settings.adapter)
+    rank = 0 if adapter is None else adapter.r
+    adapters = sum(2 * settings.num_tokens * rank * (layer.ins + layer.outs) for layer in layers)
+    block = (3 if adapter is None else 2) * linear + 3 * (attention + adapters)
     if settings.checkpointing == "full":
-        # Recomputation ends at the last tensor that backward needs, the input of down. Selective
-        # checkpointing keeps the outputs of matmuls and attention.
-        block += linear + attention - down
+        # Recomputation ends at the last tensor that backward needs, the input of down, or what the
+        # adapter of down computes. Selective checkpointing keeps the outputs of matmuls and
+        # attention, but adds what adapters compute to them again.
+        block += linear + attention + adapters
+        block -= 0 if any(layer.name == "down_proj" for layer in layers) else down
+    if settings.checkpointing == "selective":
+        block += sum(2 * settings.num_tokens * rank * layer.outs for layer in layers)
+    total = sizes.num_layers * block
+    if adapter is not None:
+        # The frozen embedding needs no gradient, nor does the input of the first block.
+        num_adapted = sum(_GROUPS[layer.name] == "q|k|v" for layer in layers)
+        total -= 2 * settings.num_tokens * features * (queries + 2 * keys + rank * num_adapted)
     head = 2 * settings.num_labels * features * -(-sizes.vocab_size // mesh.x)
     # Per-label losses recompute the logits in backward.
-    num_head = 3 if settings.sums_nll else 4
-    return settings.num_micro_batches * (sizes.num_layers * block + num_head * head)
+    num_head = (3 if settings.sums_nll else 4) - (adapter is not None)
+    return settings.num_micro_batches * (total + num_head * head)

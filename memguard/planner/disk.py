@@ -1,14 +1,15 @@
 """Disk space that a run needs, compared with the free space.
 
 during training  `keep_checkpoints` checkpoints, and the next one while it is written
-at the end       the kept checkpoints, and `model/`
-checkpoint       weights and AdamW's two moments, fp32: 12 bytes a parameter, and headers
+at the end       the kept checkpoints, and `model/` or `adapter/`
+checkpoint       trained weights and AdamW's two moments, fp32: 12 bytes a parameter, and headers
 
 The files of the audit are small in comparison.
 """
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Literal
 
 from memguard.planner.dry_run import DiskNeed, Remark, warn
 
@@ -31,20 +32,22 @@ def measure_disk(
     prepared_bytes: int,
     present_bytes: int,
     free_bytes: int,
+    export_folder: Literal["model", "adapter"] = "model",
 ) -> DiskNeed:
     """Compute the disk space that a run needs.
 
     Args:
-        num_parameters: parameters of the model, tied ones counted once.
-        num_tensors: parameters that are separate tensors.
+        num_parameters: trained parameters, tied ones counted once.
+        num_tensors: trained parameters that are separate tensors.
         num_pieces: pieces of documents in the rows, each with a tally.
         num_steps: steps of the run; the last one always writes a checkpoint.
         every_steps: `train.checkpoint_every_steps`.
         keep: `train.keep_checkpoints`.
-        export_bytes_per_parameter: of `model/` (bytes / parameter).
+        export_bytes_per_parameter: of `model/` or `adapter/` (bytes / trained parameter).
         prepared_bytes: the documents' tokens.
         present_bytes: checkpoints, model and tokens that are there already.
         free_bytes: of the file system.
+        export_folder: what is exported.
     """
     checkpoint = (
         _BYTES_PER_PARAMETER * num_parameters + _BYTES_PER_TENSOR * num_tensors + 8 * num_pieces
@@ -63,6 +66,7 @@ def measure_disk(
         peak_bytes=peak + prepared_bytes,
         present_bytes=present_bytes,
         free_bytes=free_bytes,
+        export_folder=export_folder,
     )
 
 

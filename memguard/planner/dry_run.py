@@ -97,10 +97,12 @@ class DiskNeed(Record):
     """What a run leaves on disk against what is free (bytes)."""
 
     num_parameters: int
+    """Trained ones: the model's, or those of its adapters."""
     checkpoint_bytes: int
     num_checkpoints: int
     """At most at a time, the one being written included."""
     export_bytes: int
+    export_folder: Literal["model", "adapter"] = "model"
     prepared_bytes: int
     peak_bytes: int
     """Largest use at any time: checkpoints, then the kept ones and the export."""

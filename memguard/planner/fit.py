@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 from memguard.parallel.mesh_shape import MeshShape, ModelSizes, list_meshes
+from memguard.planner.adapters import AdapterSizes
 from memguard.planner.cost import StepEstimate, estimate_step
 from memguard.planner.machine import Machine
 from memguard.planner.memory import MemoryEstimate, estimate_memory
@@ -42,6 +43,8 @@ class Work:
     chunk_tokens: int = 1024
     reshard_after_forward: bool = True
     is_compiled: bool = False
+    adapter: AdapterSizes | None = None
+    """Adapters that are trained instead of the weights; None trains the weights."""
 
     def num_rows(self, mesh: MeshShape) -> int:
         """Return the rows of a step on one rank."""
@@ -161,7 +164,10 @@ def find_enough_gpus(sizes: ModelSizes, work: Work, machine: Machine) -> Ranked 
     weights, gradients and moments fit. If the batch size is given, it must be divisible.
     """
     node = machine.gpus_per_node
-    least = -(-16 * count_parameters(sizes) // machine.usable_bytes)
+    stored = 16 * count_parameters(sizes)
+    if work.adapter is not None:
+        stored = work.compute_bytes * count_parameters(sizes)
+    least = -(-stored // machine.usable_bytes)
     parts = [part for part in range(least, node) if node % part == 0]
     first = -(-least // node)
     nodes = range(first, first + _MAX_NODES_TRIED)
@@ -198,6 +204,37 @@ def list_remedies(sizes: ModelSizes, mesh: MeshShape, work: Work, machine: Machi
     return remedies
 
 
+def find_adapter_fit(
+    sizes: ModelSizes,
+    meshes: Sequence[MeshShape],
+    work: Work,
+    machine: Machine,
+    *,
+    r: int,
+    first: MeshShape | None,
+) -> Ranked | None:
+    """Return the mesh on which training LoRA adapters instead of the weights fits.
+
+    Args:
+        sizes: sizes of the model.
+        meshes: meshes that `check_mesh` accepts.
+        work: the step, without adapters.
+        machine: the machine.
+        r: rank of the adapters.
+        first: a mesh that is preferred if it fits.
+
+    Returns:
+        The first mesh or the fastest; None if the step fits on no mesh.
+    """
+    work = replace(work, adapter=AdapterSizes(r=r))
+    if first is not None:
+        ranked, _ = rank_meshes(sizes, [first], work, machine)
+        if ranked:
+            return ranked[0]
+    ranked, _ = rank_meshes(sizes, meshes, work, machine)
+    return ranked[0] if ranked else None
+
+
 def count_parameters(sizes: ModelSizes) -> int:
     """Return the number of distinct parameters of the whole model."""
     whole = MeshShape()
@@ -220,6 +257,7 @@ def _build_settings(mesh: MeshShape, work: Work, mode: Checkpointing, rows: int)
         checkpointing=mode,
         reshard_after_forward=work.reshard_after_forward,
         is_compiled=work.is_compiled,
+        adapter=work.adapter,
     )
 
 

@@ -38,6 +38,9 @@ _RESERVED_GIB_CPU = 0.5
 # transient memory was measured (glibc 2.36, scripts/bench/plan.py). The share is higher with
 # recomputation, where the holes are as large but there are fewer tensors.
 FRAGMENTATION_CPU = 0.55
+# One process has no buffers of gathered weights and gradients between its activations: 0.28 in fp32
+# and 0.33 in bf16 were measured (scripts/bench/adapters.py).
+FRAGMENTATION_ONE_CPU = 0.3
 # nvidia-smi reports the actual memory, so only context and communicators are subtracted.
 _RESERVED_GIB_DETECTED = 2.0
 
@@ -197,7 +200,7 @@ def detect_machine(
     num_cores = os.cpu_count() or 1
     return _build_detected(
         gpu=f"CPU process, of {num_cores} cores",
-        fragmentation=FRAGMENTATION_CPU,
+        fragmentation=FRAGMENTATION_CPU if num_processes > 1 else FRAGMENTATION_ONE_CPU,
         memory_gib=total_gib / num_processes,
         reserved_gib=_RESERVED_GIB_CPU,
         gpus_per_node=num_processes,

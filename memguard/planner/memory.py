@@ -10,6 +10,12 @@ phase of the step; the peak is the largest of these phases:
     embedding       all gradients, and the unsharded gradient of the embedding
     update          all gradients
 
+With adapters the base is frozen: it is stored in the precision of the run and has no gradients, so
+that neither reductions nor the embedding are phases, and no norm keeps normalised values. An
+adapter of rank R keeps tR of each layer, its factors in the precision of the run, with dropout one
+byte per feature, and with DoRA the layer's output. o and down keep their input only with an
+adapter.
+
 These phases are evaluated for the last block, when most activations are kept, and for the first
 two, when most gradients are allocated. Sizes are those of `memguard.parallel`: t tokens of a
 micro-batch, F features, Q queries, R keys as attention reads them, W FFN width of this rank; a
@@ -28,6 +34,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, fields
 
 from memguard.parallel.mesh_shape import MeshShape, ModelSizes
+from memguard.planner.adapters import ADAPTER_BYTES, count_elements, list_adapted
 from memguard.planner.traffic import StepSettings, Unit, block_unit, other_units
 
 _STORED_BYTES = 4
@@ -87,13 +94,12 @@ def estimate_memory(
     rank = _Rank(sizes, mesh, settings, seq_len)
     moments = dict(rank.moments())
     name = max(moments, key=lambda moment: moments[moment].total)
-    stored = rank.num_stored
     return MemoryEstimate(
         moment=name,
         peak=moments[name],
-        weight_bytes=stored * _STORED_BYTES,
-        gradient_bytes=stored * _STORED_BYTES,
-        optimizer_bytes=stored * _MOMENTS_BYTES,
+        weight_bytes=rank.weight_bytes,
+        gradient_bytes=rank.num_trained * _STORED_BYTES,
+        optimizer_bytes=rank.num_trained * _MOMENTS_BYTES,
     )
 
 
@@ -117,10 +123,19 @@ class _Rank:
         self.repeated = self.queries if is_repeated else self.keys
         self.width = sizes.intermediate_size // mesh.x
         # One process runs plain modules: the residual stream is fp32, and autocast casts matmuls.
+        # A frozen base is stored in the precision of the run instead.
         self.is_plain = mesh.num_ranks == 1
-        self.casts = self.is_plain and settings.compute_bytes < settings.wide_bytes
+        self.is_frozen = settings.adapter is not None
+        is_narrow = settings.compute_bytes < settings.wide_bytes
+        self.casts = self.is_plain and is_narrow and not self.is_frozen
+        self.adapted = list_adapted(sizes, mesh, settings.adapter)
         self.table = -(-sizes.vocab_size // mesh.x) * self.features
         self.num_stored = self.block.stored * sizes.num_layers + sum(u.stored for u in self.others)
+        self.num_trained, self.weight_bytes = self.num_stored, self.num_stored * _STORED_BYTES
+        if self.is_frozen:
+            self.num_trained = count_elements(sizes, mesh, settings.adapter)
+            self.weight_bytes = self.num_stored * settings.compute_bytes
+            self.weight_bytes += self.num_trained * ADAPTER_BYTES
 
     # -- activations ---------------------------------------------------------------------------
 
@@ -133,31 +148,54 @@ class _Rank:
 
     def stream(self) -> int:
         """Return the size of the residual stream."""
-        return self._wide(self.features) if self.is_plain else self._act(self.features)
+        if self.is_plain and not self.is_frozen:
+            return self._wide(self.features)
+        return self._act(self.features)
 
     def norm(self) -> int:
         """Return what a norm keeps: fp32 input, normalised values, and the input of a matmul."""
         if self.casts:
             return 2 * self._wide(self.features)
-        return self._wide(self.features) + 2 * self._act(self.features)
+        # Normalised values are kept for the gradient of the norm's weight.
+        return self._wide(self.features) + self._act((1 if self.is_frozen else 2) * self.features)
 
     def whole(self) -> int:
         """Return the size of all tensors that a block's backward reads."""
         # q, k, v, gate and up each cast their input.
         casts = self._act(5 * self.features) if self.casts else 0
-        return 2 * self.norm() + casts + self.attention() + self.mlp()
+        return 2 * self.norm() + casts + self.attention() + self.mlp() + self.adapters()
+
+    def adapters(self) -> int:
+        """Return what the adapters of a block keep, without the inputs of their layers."""
+        adapter, settings = self.settings.adapter, self.settings
+        if adapter is None:
+            return 0
+        kept = self._act(adapter.r * len(self.adapted))
+        for layer in self.adapted:
+            if settings.compute_bytes < ADAPTER_BYTES:
+                kept += settings.compute_bytes * adapter.r * (layer.ins + layer.outs)
+            kept += settings.num_tokens * layer.ins if adapter.has_dropout else 0
+            kept += self._act(layer.outs) if adapter.use_dora else 0
+        return kept
 
     def attention(self) -> int:
         """Return what attention keeps: queries, repeated keys and values, its output twice."""
-        kept = self._act(3 * self.queries + 2 * self.repeated) + self._wide(self.heads)
+        output = 1 if self.is_frozen and not self._is_adapted("o_proj") else 2
+        kept = self._act((1 + output) * self.queries + 2 * self.repeated) + self._wide(self.heads)
         if self.sizes.has_head_norms:
             normed = self.queries + self.keys
-            kept += self._wide(normed) + (self._wide(normed) if self.casts else self._act(normed))
+            kept += self._wide(normed)
+            if not self.is_frozen:
+                kept += self._wide(normed) if self.casts else self._act(normed)
         return kept
+
+    def _is_adapted(self, name: str) -> bool:
+        return any(layer.name == name for layer in self.adapted)
 
     def mlp(self) -> int:
         """Return what the MLP keeps: gate, its activation, up, their product."""
-        return self._act(4 * self.width)
+        keeps_product = not self.is_frozen or self._is_adapted("down_proj")
+        return self._act((4 if keeps_product else 3) * self.width)
 
     def kept(self) -> int:
         """Return what one block keeps until its backward."""
@@ -178,6 +216,8 @@ class _Rank:
         if self.keys > self.raw_keys:
             summed += 2 * self.keys
         single = projected + wide + 2 * self.features + self.queries
+        if self.settings.adapter is not None:
+            single += self.settings.adapter.r * len(self.adapted)
         return self._act(single + summed) + self._wide(self.heads)
 
     def in_backward(self) -> int:
@@ -203,20 +243,21 @@ class _Rank:
             yield f"backward through the {name} block's MLP", self.at_mlp(number)
             yield f"backward through the {name} block's second norm", self.at_second_norm(number)
             yield f"backward through the {name} block's first norm", self.at_first_norm(number)
-            if not self.is_plain:
+            if not self.is_plain and not self.is_frozen:
                 yield f"reduction of the {name} block's gradients", self.at_reduction(number)
-        yield "backward of the embedding", self.at_embedding()
-        yield "the update", self._use(gradients=self.num_stored)
+        if not self.is_frozen:
+            yield "backward of the embedding", self.at_embedding()
+        yield "the update", self.at_update()
 
     def _use(
         self, *, gradients: int, activations: int = 0, nll_chunk: int = 0, buffers: int = 0
     ) -> MemoryUse:
         """Return the memory use; ``gradients`` in stored elements, the rest in bytes."""
         if self.settings.num_micro_batches > 1:
-            gradients = self.num_stored
+            gradients = self.num_trained
         return MemoryUse(
-            weights=self.num_stored * _STORED_BYTES,
-            optimizer=self.num_stored * _MOMENTS_BYTES,
+            weights=self.weight_bytes,
+            optimizer=self.num_trained * _MOMENTS_BYTES,
             gradients=gradients * _STORED_BYTES,
             activations=activations,
             nll_chunk=nll_chunk,
@@ -234,7 +275,8 @@ class _Rank:
         nll_chunk = 2 * labelled + chunk * self.features * a
         # Logits in fp32 and their gradient; the head's gradient in fp32 and one chunk's part.
         nll_chunk += logits * (a + wide if narrow else a)
-        nll_chunk += self.table * (wide + (a if narrow else 0))
+        if not self.is_frozen:
+            nll_chunk += self.table * (wide + (a if narrow else 0))
         num_layers = self.sizes.num_layers
         kept = num_layers * self.kept() + self.shared() + self.norm() + self.stream()
         if self.is_plain:
@@ -245,6 +287,12 @@ class _Rank:
             copies = 1 if self.sizes.is_tied else 2
             buffers = copies * a * self.table + self._not_freed(num_layers)
         return self._use(gradients=0, activations=kept, nll_chunk=nll_chunk, buffers=buffers)
+
+    def at_update(self) -> MemoryUse:
+        """Return the update; the gradients of adapters are reduced in one tensor before it."""
+        is_reduced = self.is_frozen and not self.is_plain
+        buffers = self.num_trained * _STORED_BYTES if is_reduced else 0
+        return self._use(gradients=self.num_trained, buffers=buffers)
 
     def at_mlp(self, number: int) -> MemoryUse:
         """Return the backward of a block's MLP, where most activation gradients exist."""
@@ -289,10 +337,11 @@ class _Rank:
         """Return the memory use within the backward of block ``number``, counted from 0."""
         is_last = number == self.sizes.num_layers - 1
         reduced = self.table if is_last and not self.sizes.is_tied else self.block.gathered
-        buffers = gradients
+        buffers = 0 if self.is_frozen else gradients
         if not self.is_plain:
             # This block's weights, gradients of the previous one, and weights of the next.
-            buffers += self._gathered(self.block) + reduced * self.settings.wide_bytes
+            buffers += self._gathered(self.block)
+            buffers += 0 if self.is_frozen else reduced * self.settings.wide_bytes
             if number > 0 and self.settings.reshard_after_forward:
                 buffers += self._gathered(self.block)
             buffers += self._tied_table()
@@ -307,7 +356,8 @@ class _Rank:
 
     def _tied_table(self) -> int:
         """Return tied weights and the head's part of their gradient, until the embedding's."""
-        return 2 * self.settings.compute_bytes * self.table if self.sizes.is_tied else 0
+        copies = 1 if self.is_frozen else 2
+        return copies * self.settings.compute_bytes * self.table if self.sizes.is_tied else 0
 
     def _not_freed(self, number: int) -> int:
         """Return the gathered weights of the blocks before, where they are kept."""
@@ -317,7 +367,10 @@ class _Rank:
 
     def _gradients_after(self, number: int) -> int:
         """Return the stored gradients of all layers after block ``number`` (elements)."""
-        behind = (self.sizes.num_layers - 1 - number) * self.block.stored
+        num_behind = self.sizes.num_layers - 1 - number
+        if self.is_frozen:
+            return num_behind * self.num_trained // self.sizes.num_layers
+        behind = num_behind * self.block.stored
         return behind + sum(unit.stored for unit in self.others if unit.name != "embedding")
 
     def _gathered(self, unit: Unit) -> int:

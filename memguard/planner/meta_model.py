@@ -17,6 +17,7 @@ from memguard.errors import ModelError
 from memguard.hf.checkpoint import say_in_one_line
 from memguard.hf.load import count_parameters
 from memguard.model.checks import build_causal_lm, keeps_documents_apart
+from memguard.parallel.lora import LoraSpec, attach_lora
 
 _SMALL: dict[str, int] = {
     "hidden_size": 64,
@@ -38,19 +39,24 @@ class Outline:
 
     num_parameters: int
     """Tied parameters are counted once."""
+    num_trained: int
+    """Those of adapters if there are any, else all of them."""
     num_tensors: int
+    """Trained parameters that are separate tensors."""
     vocab_size: int
     """Rows of the output embedding."""
 
 
-def outline_model(config: Any, *, name: str) -> Outline:
+def outline_model(config: Any, *, name: str, adapter: LoraSpec | None = None) -> Outline:
     """Count the parameters of a configuration's model.
 
     Args:
         config: a transformers configuration.
         name: name of the model, for messages.
+        adapter: adapters to train instead of the weights; None trains the weights.
 
     Raises:
+        ConfigError: the adapters name a layer that the model does not have.
         ModelError: it is not a causal language model of a family known to transformers.
     """
     try:
@@ -60,9 +66,14 @@ def outline_model(config: Any, *, name: str) -> Outline:
         raise ModelError(
             f"model '{name}' cannot be loaded as a causal language model: {say_in_one_line(error)}"
         ) from error
+    num_parameters = count_parameters(model)
+    if adapter is not None:
+        attach_lora(model, adapter)
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     return Outline(
-        num_parameters=count_parameters(model),
-        num_tensors=len(list(model.parameters())),
+        num_parameters=num_parameters,
+        num_trained=sum(parameter.numel() for parameter in trained),
+        num_tensors=len(trained),
         vocab_size=head.shape[0],
     )
 

@@ -96,6 +96,11 @@ class Plan(Record):
     """Meshes that fit, fastest first, then those closest to fitting."""
     enough: Enough | None
     """Searched only if nothing fits."""
+    adapter_r: int | None = None
+    """Rank of the adapters that are trained; null trains the weights."""
+    with_adapters: MeshPlan | None = None
+    """A mesh of these GPUs on which training LoRA adapters of rank 16 instead of the weights fits.
+    Searched only if the requested mesh, or every mesh, does not fit."""
     remedies: tuple[str, ...]
     """Settings of which each, changed alone, would make the requested mesh fit."""
     assumptions: tuple[str, ...]

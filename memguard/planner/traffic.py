@@ -6,6 +6,10 @@ is given. Around a ring of R ranks each of them sends
 
     all-reduce  2 (R-1)/R of it        all-gather, reduce-scatter  (R-1)/R of it
 
+With adapters the base is frozen: its gradients are not sent. Those of the adapters are summed once
+a step (`memguard.parallel.lora`), in fp32: each factor over the axis over which it is partial, then
+all of them over z and data.
+
 Where shards are uneven (vocabulary over x, weights over z) sizes are rank 0's, the largest.
 """
 
@@ -14,6 +18,12 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from memguard.parallel.mesh_shape import MeshShape, ModelSizes
+from memguard.planner.adapters import (
+    ADAPTER_BYTES,
+    AdapterSizes,
+    count_elements,
+    list_adapted,
+)
 
 Operation = Literal["all_reduce", "all_gather", "reduce_scatter"]
 Phase = Literal["forward", "backward", "update"]
@@ -140,6 +150,8 @@ class StepSettings:
     attention reads where documents end, and does not repeat keys and values."""
     is_compiled: bool = False
     """Whether torch.compile fuses element-wise work."""
+    adapter: AdapterSizes | None = None
+    """Adapters that are trained instead of the weights; None trains the weights."""
 
     @property
     def wide_bytes(self) -> int:
@@ -196,6 +208,12 @@ def list_collectives(
     """
     parts = split_collectives(sizes, mesh, settings)
     blocks = [_repeat(call, sizes.num_layers) for call in (*parts.block, *parts.block_storage)]
+    if settings.adapter is not None:
+        # The frozen embedding needs no gradient, nor does the input of the first block.
+        blocks = [
+            replace(call, num_calls=call.num_calls - 1) if call.what in _OF_BLOCK_INPUT else call
+            for call in blocks
+        ]
     micro_batch = [*blocks, *parts.ends, *(call for unit in parts.end_storage for call in unit)]
     times = settings.num_micro_batches
     # Only complete gradients go over data.
@@ -214,6 +232,13 @@ def sum_by_axis(collectives: Iterable[Collective]) -> dict[TrafficAxis, tuple[in
             ring + each.ring_bytes,
         )
     return totals
+
+
+_DOWN = "down_proj"
+_INPUTS = "gradients of the inputs of q|k|v, of gate|up"
+_STATISTICS = "gradients of statistics"
+_OF_BLOCK_INPUT = (_INPUTS, _STATISTICS)
+"""Of two calls in a block's backward, the second is for the gradient of the block's input."""
 
 
 def _repeat(collective: Collective, times: int) -> Collective:
@@ -277,24 +302,43 @@ class _Step:
             call("forward", "y", "outputs of gate|up", 1, 2 * width),
             call("forward", "x", "output of down", 1, features),
         ]
-        # Recomputation ends at the last tensor that backward needs, the input of down.
+        norms = self._row_norms()
+        # Recomputation ends at the last tensor that backward needs: the input of down, or its
+        # output if DoRA multiplies it.
+        scales_down = any(call.what.endswith(_DOWN) for call in norms)
+        forward = [*norms, *forward]
         again = [
             replace(each, phase="backward", what=f"{each.what}, again")
-            for each in forward[:-1]
+            for each in (forward if scales_down else forward[:-1])
             if settings.checkpointing == "full"
         ]
-        inputs = "gradients of the inputs of q|k|v, of gate|up"
         backward = [
-            call("backward", "x", inputs, 2, features, behind=("q|k|v", "gate|up")),
+            call("backward", "x", _INPUTS, 2, features, behind=("q|k|v", "gate|up")),
             call("backward", "y", "gradient of the input of o", 1, queries, behind=("o",)),
             call("backward", "y", "gradient of the input of down", 1, width, behind=("down",)),
-            call("backward", "y", "gradients of statistics", 2, statistics),
+            call("backward", "y", _STATISTICS, 2, statistics),
             call("backward", "kv_replicas", "their gradients", 2, heads, "reduce_scatter"),
         ]
-        if self.sizes.has_head_norms:
+        if self.sizes.has_head_norms and settings.adapter is None:
             num_bytes = self.sizes.head_dim * settings.compute_bytes
             backward.append(call("backward", "x", "gradients of head norms", 2, num_bytes))
         return [*forward, *again, *backward]
+
+    def _row_norms(self) -> list[Collective]:
+        """Return what DoRA sends for the norms of its layers' rows."""
+        adapter = self.settings.adapter
+        if adapter is None or not adapter.use_dora:
+            return []
+        return [
+            self._call(
+                "forward",
+                layer.in_axis,
+                f"norms of the rows of {layer.name}",
+                1,
+                layer.outs * ADAPTER_BYTES,
+            )
+            for layer in list_adapted(self.sizes, self.mesh, adapter)
+        ]
 
     def ends(self) -> list[Collective]:
         """Return what embedding, final norm and head send over x and y."""
@@ -352,6 +396,8 @@ class _Step:
             found.append(
                 call("backward", "z", f"weights of {what}, again", 1, weights, "all_gather")
             )
+        if settings.adapter is not None:
+            return found
         wide = settings.wide_bytes
         return [
             *found,
@@ -364,6 +410,8 @@ class _Step:
     def update(self) -> list[Collective]:
         """Return what is sent once a step: gradients of copies, sums for the host, their norm."""
         call, sizes, copied = self._call, self.sizes, list[int]()
+        if self.settings.adapter is not None:
+            return [*self._adapters(self.settings.adapter), *self._agreed()]
         if sizes.has_qkv_bias:
             copied += [self.queries, self.keys, self.keys]
         if sizes.has_mlp_bias:
@@ -375,7 +423,36 @@ class _Step:
         averages = [call("update", "y", "gradients of biases and head norms", 1, num_bytes)]
         return [
             *(averages if copied else []),
+            *self._agreed(),
+        ]
+
+    def _agreed(self) -> list[Collective]:
+        """Return what all ranks agree on."""
+        call = self._call
+        return [
             # Five numbers in float64: loss, two counts, two signals.
             call("update", "world", "loss, labels of the next step, requests to stop", 1, 40),
             call("update", "world", "gradient norm", 1, self.settings.wide_bytes),
         ]
+
+    def _adapters(self, adapter: AdapterSizes) -> list[Collective]:
+        """Return what the gradients of adapters send once a step."""
+        call, layers = self._call, list_adapted(self.sizes, self.mesh, adapter)
+        num_layers = self.sizes.num_layers
+        partial = {"y": 0, "x": 0}
+        for layer in layers:
+            partial[layer.out_axis] += adapter.r * layer.ins
+            partial[layer.in_axis] += adapter.r * layer.outs
+        what = "gradients of adapters"
+        calls = [
+            call("update", axis, what, 1, ADAPTER_BYTES * num_layers * partial[axis])
+            for axis in ("y", "x")
+        ]
+        whole = ADAPTER_BYTES * count_elements(self.sizes, self.mesh, adapter)
+        calls += [call("update", axis, what, 1, whole) for axis in ("z", "data")]
+        if adapter.use_dora:
+            # In float64; those of other layers are equal along x only.
+            copied = sum(layer.outs for layer in layers if layer.in_axis == "y")
+            what = "gradients of magnitudes"
+            calls.append(call("update", "y", what, 1, 8 * num_layers * copied))
+        return calls

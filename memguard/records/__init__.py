@@ -7,6 +7,7 @@
     scores.py      scores of the probes: per document, per bucket, per canary
     audit.py       the audit report: verdict, findings and scores; audits during training
     audit_files.py files of an audit, and the hashes that are written last
+    variants.py    forms of a model as it may be shipped, on the same documents
     comparison.py  the comparison: each setting's results, and paired tests
 
 Every file that memguard writes for other programs is one of these models. A missing number is null
@@ -79,4 +80,11 @@ from memguard.records.scores import (
     ModelScores,
     Rate,
     RiskName,
+)
+from memguard.records.variants import (
+    VARIANT_LIBRARIES,
+    Variant,
+    VariantBucket,
+    VariantComparison,
+    VariantName,
 )

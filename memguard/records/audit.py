@@ -21,6 +21,7 @@ from memguard.records.scores import (
     Rate,
     RiskName,
 )
+from memguard.records.variants import VariantComparison
 
 # Results of audits during training: a few counts per bucket and step.
 
@@ -275,6 +276,8 @@ class AuditReport(Record):
     canaries: CanaryScores | None = None
     mask_changes: list[MaskChange] = Field(default_factory=list)
     trends: list[DoseTrend] = Field(default_factory=list)
+    variants: VariantComparison | None = None
+    """null unless they were requested."""
     environment: dict[str, str]
 
     @property

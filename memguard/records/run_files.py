@@ -99,6 +99,8 @@ class CheckpointManifest(SealedRecord):
     num_rows: int
     train_s: float
     torch_version: str
+    base: dict[str, FileSum] = Field(default_factory=dict)
+    """The files of the model that the adapters belong to; empty if there are no adapters."""
     files: dict[str, FileSum]
 
 
@@ -126,6 +128,8 @@ class TrainedRun(SealedRecord):
     """Folder of the trained weights."""
     base: dict[str, FileSum] = Field(default_factory=dict)
     """The files of the model that the adapters belong to; empty if there are no adapters."""
+    base_quantization: Literal["nf4"] | None = None
+    """Form of that model's linear layers in training; null if they were not quantised."""
 
 
 # -- settings --------------------------------------------------------------------------------------
@@ -299,7 +303,12 @@ def has_weights(run_folder: Path) -> bool:
 
 
 def sum_trained(
-    run_folder: Path, *, run_key: str, step: int, base: Mapping[str, FileSum] | None = None
+    run_folder: Path,
+    *,
+    run_key: str,
+    step: int,
+    base: Mapping[str, FileSum] | None = None,
+    base_quantization: Literal["nf4"] | None = None,
 ) -> TrainedRun:
     """Hash manifest, metrics and weights, and return the record of the finished training.
 
@@ -308,11 +317,13 @@ def sum_trained(
         run_key: hash of its settings and documents.
         step: number of steps.
         base: the files of the base model if adapters were trained.
+        base_quantization: form of its linear layers in training.
     """
     folder: Literal["model", "adapter"] = "model" if base is None else "adapter"
     return TrainedRun(
         folder=folder,
         base=dict(base or {}),
+        base_quantization=base_quantization,
         run_key=run_key,
         step=step,
         manifest=sum_file(run_folder / "manifest.jsonl"),

@@ -5,7 +5,7 @@
                       audit_attacks, audit_probes │                         │
                       audit_membership            │                         └─ templates/*.j2
                       audit_canaries              │                            charts ─► svg
-                      facts, texts                │                            links
+                      audit_variants, facts, texts│                            links
     comparison ─┬► comparison_page ──────────────┘
                 │     comparison_front, seed_means
                 │     comparison_tables, comparison_paired

@@ -29,6 +29,7 @@ from memguard.report.audit_summary import (
     tell_learned,
     write_findings_note,
 )
+from memguard.report.audit_variants import build_variants
 from memguard.report.facts import (
     describe_data,
     describe_environment,
@@ -121,6 +122,7 @@ def _write_heading(report: AuditReport) -> str:
 def _build_evidence(report: AuditReport) -> tuple[Section, ...]:
     """Build the sections of further probes; those that do not apply are omitted."""
     sections = (
+        build_variants(report),
         build_grid(report),
         build_generation(report),
         build_membership(report),

@@ -41,6 +41,9 @@ def quiet_libraries() -> None:
     datasets.disable_progress_bars()
     datasets.utils.logging.set_verbosity_error()
     logging.getLogger("torch.distributed").setLevel(logging.ERROR)
+    # Advice of torchao and bitsandbytes about kernels that this machine cannot use.
+    for name in ("torchao", "bitsandbytes", "torch.utils._pytree"):
+        logging.getLogger(name).setLevel(logging.ERROR)
     # torch's checkpoint writer warns that it runs without a process group, which is intended.
     warnings.filterwarnings("ignore", message=".*assuming the intent is to (save|load)")
 

@@ -25,7 +25,8 @@ from memguard.hf.sharded import Sharding, allocate, build_meta_layer
 from memguard.mitigation import build_mitigations
 from memguard.model.causal_lm import CausalLM
 from memguard.parallel.attention_pieces import MIN_PIECE
-from memguard.parallel.mesh import Mesh4D
+from memguard.parallel.linear import to_local
+from memguard.parallel.lora import LoraSpec, attach_lora
 from memguard.parallel.mesh_shape import MeshShape
 from memguard.parallel.shard import checkpoint_blocks
 from memguard.runtime import Runtime
@@ -50,8 +51,9 @@ class SimulatedStep:
     num_parameters: int
     """Parameters of the whole model."""
     num_stored: int
-    """Parameter elements that this rank stores."""
+    """Trainable parameter elements that this rank stores."""
     weight_bytes: int
+    """Of all weights that this rank stores, frozen ones too."""
     gradient_bytes: int
     optimizer_bytes: int
     peak_bytes: int
@@ -72,6 +74,7 @@ def simulate_step(
     seq_len: int,
     rank: int = 0,
     reshard_after_forward: bool = True,
+    adapter: LoraSpec | None = None,
 ) -> SimulatedStep:
     """Run one training step of one rank of a mesh on fake tensors.
 
@@ -84,6 +87,7 @@ def simulate_step(
         seq_len: length of a row (tokens).
         rank: the simulated rank.
         reshard_after_forward: whether a block's gathered weights are freed until backward.
+        adapter: adapters to train instead of the weights; None trains the weights.
 
     Raises:
         ModelError: the family cannot be sharded.
@@ -94,12 +98,22 @@ def simulate_step(
     batch = _make_batch(-(-train.batch_size // shape.num_batch_ways), seq_len)
     with mock.patch.dict(MIN_PIECE, clear=True):
         if shape.num_ranks == 1:
-            lm, fill = _build_plain(hf_config, train)
+            lm, fill = _build_plain(hf_config, train, adapter)
             stages.end("model on meta")
             return _take_step(lm, fill, batch, train, runtime, stages)
         with simulated_mesh(shape, rank) as mesh:
             stages.end("process groups")
-            lm, fill = _build_sharded(hf_config, mesh, train, reshard_after_forward)
+            sharding = Sharding(
+                mesh=mesh,
+                device=_CPU,
+                dtype=_stored_dtype(train, adapter),
+                compute_dtype=torch.bfloat16 if train.precision == "bf16" else None,
+                chunk_tokens=train.nll_chunk_tokens,
+                reshard_after_forward=reshard_after_forward,
+                checkpointing=train.checkpointing,
+                adapter=adapter,
+            )
+            lm, fill = _build_sharded(hf_config, sharding)
             stages.end("model on meta, sharded")
             return _take_step(lm, fill, batch, train, runtime, stages)
 
@@ -108,15 +122,12 @@ _Built = tuple[CausalLM, Callable[[], None]]
 """A model on the meta device, and a function that allocates its storage."""
 
 
-def _build_sharded(hf_config: Any, mesh: Mesh4D, train: TrainConfig, reshard: bool) -> _Built:
-    sharding = Sharding(
-        mesh=mesh,
-        device=_CPU,
-        compute_dtype=torch.bfloat16 if train.precision == "bf16" else None,
-        chunk_tokens=train.nll_chunk_tokens,
-        reshard_after_forward=reshard,
-        checkpointing=train.checkpointing,
-    )
+def _stored_dtype(train: TrainConfig, adapter: LoraSpec | None) -> torch.dtype:
+    is_narrow = adapter is not None and train.precision == "bf16"
+    return torch.bfloat16 if is_narrow else torch.float32
+
+
+def _build_sharded(hf_config: Any, sharding: Sharding) -> _Built:
     layer = build_meta_layer(hf_config, sharding)
 
     def fill() -> None:
@@ -131,11 +142,14 @@ def _build_sharded(hf_config: Any, mesh: Mesh4D, train: TrainConfig, reshard: bo
     return layer.lm, fill
 
 
-def _build_plain(hf_config: Any, train: TrainConfig) -> _Built:
+def _build_plain(hf_config: Any, train: TrainConfig, adapter: LoraSpec | None) -> _Built:
+    dtype = _stored_dtype(train, adapter)
     with init_empty_weights(include_buffers=False):
-        model = transformers.AutoModelForCausalLM.from_config(hf_config, dtype=torch.float32)
+        model = transformers.AutoModelForCausalLM.from_config(hf_config, dtype=dtype)
     model.tie_weights()
     lm = CausalLM(model, chunk_tokens=train.nll_chunk_tokens)
+    if adapter is not None:
+        attach_lora(model, adapter)
     checkpoint_blocks(model, train.checkpointing)
 
     def fill() -> None:
@@ -167,6 +181,7 @@ def _take_step(
             runtime=runtime,
         )
         stored = [parameter.local for parameter in step.parameters]
+        frozen = [to_local(part) for part in lm.model.parameters() if not part.requires_grad]
         _make_moments(step)
         stages.end("weights and moments")
 
@@ -193,7 +208,7 @@ def _take_step(
     return SimulatedStep(
         num_parameters=sum(parameter.numel() for parameter in lm.model.parameters()),
         num_stored=sum(tensor.numel() for tensor in stored),
-        weight_bytes=_count_bytes(stored),
+        weight_bytes=_count_bytes([*stored, *frozen]),
         gradient_bytes=gradient_bytes,
         optimizer_bytes=_count_bytes(moments),
         peak_bytes=memory.peak_bytes,

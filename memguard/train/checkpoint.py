@@ -225,7 +225,12 @@ def _check(path: Path) -> CheckpointManifest:
 
 
 def check_belongs(
-    path: Path, manifest: CheckpointManifest, *, run_key: str, sample_sha256: str | None
+    path: Path,
+    manifest: CheckpointManifest,
+    *,
+    run_key: str,
+    sample_sha256: str | None,
+    base: Mapping[str, FileSum],
 ) -> None:
     """Refuse a checkpoint that does not belong to this run.
 
@@ -234,10 +239,12 @@ def check_belongs(
         manifest: of the checkpoint.
         run_key: of the run that would resume from it.
         sample_sha256: of the sample that this run audits during training; None without audits.
+        base: the files of the model that the run's adapters belong to; empty without adapters.
 
     Raises:
         ConfigError: the checkpoint's run audited another sample during training.
-        RecordError: the checkpoint is from a run with other settings or documents.
+        RecordError: the checkpoint is from a run with other settings or documents, or its adapters
+            belong to another base model.
     """
     if manifest.run_key != run_key:
         raise RecordError(
@@ -249,6 +256,13 @@ def check_belongs(
             "'audit.suite' and the lengths in 'audit' determine what is audited during training "
             f"and must not change before '{path.parent.parent}' is finished: restore their "
             "values, or choose another 'name'"
+        )
+    names = sorted({*manifest.base, *base})
+    changed = [name for name in names if manifest.base.get(name) != base.get(name)]
+    if changed:
+        raise RecordError(
+            f"'{path}' has adapters of another base model: its {changed[0]} was changed since this "
+            f"run began. Restore the model in 'model.path', or delete '{path.parent}' to start over"
         )
 
 

@@ -4,7 +4,7 @@ every rank   saves its part of weights, optimizer and tallies; all ranks finish 
 rank 0       finds the newest complete checkpoint and checks that it belongs to this run
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,6 +12,7 @@ import torch
 
 from memguard.data.loader import Loader
 from memguard.records.run_files import CheckpointManifest
+from memguard.records.sealed import FileSum
 from memguard.runtime import Console, Runtime
 from memguard.train.audit_callback import MemorizationMonitor
 from memguard.train.checkpoint import (
@@ -47,6 +48,7 @@ class Checkpoints:
         loader: Loader,
         monitor: MemorizationMonitor | None,
         run_key: str,
+        base: Mapping[str, FileSum],
         keep: int,
         check_folder: Callable[[], None],
         runtime: Runtime,
@@ -61,6 +63,8 @@ class Checkpoints:
             loader: has the tally of trained pieces.
             monitor: audits during training; None without audits.
             run_key: hash of settings and documents; a checkpoint with another key is refused.
+            base: the files of the model that the adapters belong to, also compared; empty without
+                adapters.
             keep: number of newest checkpoints to keep.
             check_folder: raises, on every rank, if the run's folder is no longer the one that
                 was locked.
@@ -73,7 +77,7 @@ class Checkpoints:
         self.newest_step: int | None = None
         """Step after which the state was last saved or loaded."""
         self._step, self._loader, self._watch = step, loader, monitor
-        self._run_key, self._keep = run_key, keep
+        self._run_key, self._base, self._keep = run_key, dict(base), keep
         self._log_path, self._check_folder = run_folder / LOG, check_folder
         self._runtime, self._console = runtime, console
 
@@ -81,7 +85,7 @@ class Checkpoints:
         """Restore the newest checkpoint, up to ``until_step``; return None if there is none.
 
         Raises:
-            RecordError: the checkpoint is from another run.
+            RecordError: the checkpoint is from another run, or of another base model.
             ConfigError: the checkpoint's run audited another sample during training.
         """
         checkpoint = self._runtime.broadcast_object(
@@ -103,7 +107,12 @@ class Checkpoints:
     def _find(self, until_step: int | None) -> tuple[Path, CheckpointManifest] | None:
         checkpoint = find_checkpoint(self.folder, console=self._console, until_step=until_step)
         if checkpoint is not None:
-            check_belongs(*checkpoint, run_key=self._run_key, sample_sha256=self._sample_sha256)
+            check_belongs(
+                *checkpoint,
+                run_key=self._run_key,
+                sample_sha256=self._sample_sha256,
+                base=self._base,
+            )
             self.log = (checkpoint[0] / LOG).read_bytes()
         return checkpoint
 
@@ -132,6 +141,7 @@ class Checkpoints:
                 num_rows=totals.num_rows,
                 train_s=totals.train_s,
                 torch_version=torch.__version__,
+                base=self._base,
                 files={},
             ),
             log=self._log_path,

@@ -9,7 +9,7 @@ See `step` for a single step.
 
 import io
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 
@@ -23,6 +23,7 @@ from memguard.data.loader import Batch, Loader
 from memguard.errors import ConfigError, Interrupted, RecordError
 from memguard.mitigation.k_schedule import KSchedule
 from memguard.model.causal_lm import CausalLM
+from memguard.records.sealed import FileSum
 from memguard.runtime import Advance, Console, Runtime, fast_matmuls, peak_memory_bytes
 from memguard.train.audit_callback import MemorizationMonitor
 from memguard.train.base_nll import find_reference
@@ -61,6 +62,7 @@ class Trainer:
         seq_len: int,
         seed: int,
         run_key: str,
+        base: Mapping[str, FileSum],
         run_folder: Path,
         runtime: Runtime,
         console: Console,
@@ -81,6 +83,7 @@ class Trainer:
             seq_len: length of a row (tokens).
             seed: seed of the run.
             run_key: hash of settings and documents; a checkpoint with another key is refused.
+            base: the files of the model that the adapters belong to; empty without adapters.
             run_folder: folder for checkpoints and metrics.
             runtime: device and ranks.
             console: shows progress and messages.
@@ -130,6 +133,7 @@ class Trainer:
             loader=loader,
             monitor=monitor,
             run_key=run_key,
+            base=base,
             keep=train.keep_checkpoints,
             check_folder=check_folder,
             runtime=runtime,

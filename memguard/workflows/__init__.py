@@ -11,6 +11,8 @@ any_model.py       documents and model for the audit of a model memguard did not
 model_identity.py  names and hashes of the models of an audit
 model_in_memory.py audits a model in memory without changing it
 audit_context.py   resources of an audit; models are loaded at first use and freed afterwards
+audit_variants.py  forms of a model as it may be shipped, on the documents of its audit
+variant_request.py checks the argument --variants before torch is imported
 audit_callback.py  audits during training: selects documents and scores them
 compare.py         a sweep, finished runs or the fix of a run; renders pages again from JSON
 sweep.py           trains the unfinished runs of a sweep in child processes, then compares

@@ -21,6 +21,7 @@ from memguard.audit.suite import Suite, load_audit_suite
 from memguard.audit.summary import Summary
 from memguard.config import AuditConfig, ParallelConfig, RunConfig
 from memguard.errors import ConfigError, MemguardError
+from memguard.hf import adapter_files
 from memguard.hf.checkpoint import load_config
 from memguard.hf.identity import hash_weights
 from memguard.parallel.mesh_shape import ModelSizes, resolve_mesh
@@ -47,6 +48,7 @@ from memguard.workflows.any_model import describe_checkpoint
 from memguard.workflows.audit_context import LazyModel, open_audit_context
 from memguard.workflows.audit_inputs import AuditTarget, describe_run, find_base
 from memguard.workflows.audit_output import finish_audit, restore_report
+from memguard.workflows.audit_variants import VariantPlan, plan_variants
 from memguard.workflows.model_identity import check_base, hash_models, name_models, sum_models
 from memguard.workflows.model_in_memory import ModelInMemory, OpenedModel
 from memguard.workflows.requests import AuditRequest, make_command
@@ -81,6 +83,7 @@ def audit_request(request: AuditRequest, settings: AuditConfig) -> tuple[Path, A
             console,
             command=make_command(),
             check_folder=check_folder,
+            variants=plan_variants(request, settings, target, distributed),
         )
     console.info(report.verdict.sentence)
     return target.out, report
@@ -111,12 +114,13 @@ def choose_audit_mesh(
     """Return the mesh of the request, else the run's if it is valid, else all ranks along z."""
     if world_size == 1:
         return request.parallel or ParallelConfig(), None
-    model = str(find_weights_folder(request.run)) if request.run is not None else request.model
+    model = request.audited
     if not isinstance(model, str):
         raise ConfigError(
             "a model in memory is audited by one process; save it and audit the folder"
         )
-    sizes = ModelSizes.from_config(load_config(model))
+    base = None if request.run is None else _named_base(request)
+    sizes = ModelSizes.from_config(load_config(model, base=base))
     if request.parallel is not None:
         return request.parallel, sizes
     if request.run_config is not None:
@@ -182,37 +186,40 @@ def _audit(
     *,
     command: str,
     check_folder: Callable[[], None] | None,
+    variants: VariantPlan | None = None,
 ) -> AuditReport:
     """Check the inputs, run the probes on each model in turn, write report and records."""
     suite = load_audit_suite(settings)
     runtime = distributed.runtime
-    check_device_map(settings, world_size=runtime.world_size)
+    is_adapter = isinstance(target.model, str) and adapter_files.is_adapter(target.model)
+    check_device_map(settings, world_size=runtime.world_size, is_adapter=is_adapter)
     runtime.only_on_main(lambda: _check_writable(target.out))
     banners = _compare_kinds(target, settings, suite, console)
-    models = (target.model, target.base, target.reference)
-    sums = sum_models(models) if runtime.is_main else {}
-    hashes = runtime.broadcast_object(hash_models(models, sums) if runtime.is_main else {})
+    sums = sum_models(target) if runtime.is_main else {}
+    hashes = runtime.broadcast_object(hash_models(target, sums) if runtime.is_main else {})
     check_base(target, hashes)
     if cut := describe_cut(target.documents, (), window=settings.window):
         console.warn(tell_cut(cut))
 
     def open_model(
-        model: str | ModelInMemory, revision: str | None = None
+        model: str | ModelInMemory, revision: str | None = None, base: str | None = None
     ) -> LazyModel | OpenedModel:
         if isinstance(model, ModelInMemory):
             return OpenedModel(model, settings, runtime)
         return LazyModel(
             path=model,
             revision=revision,
+            base=base,
             weights_sha256=hashes[model],
             settings=settings,
             attn=target.attn,
             distributed=distributed,
         )
 
-    model = open_model(target.model)
+    model = open_model(target.model, base=target.adapter_base)
     started = time.perf_counter()
     with _reporting_lost_folder(check_folder), _shown_progress(console) as show:
+        context = open_audit_context(target, suite, settings, runtime, show)
         outcome = run_audit(
             documents=target.documents,
             model=model,
@@ -226,8 +233,11 @@ def _audit(
             window=settings.window,
             min_documents=settings.min_documents,
             max_documents_per_bucket=settings.max_documents_per_bucket,
-            context=open_audit_context(target, suite, settings, runtime, show),
+            context=context,
         )
+        compared = None
+        if variants is not None:
+            compared = variants.measure(target, hashes[target.model], suite, context, console)
     method = _describe_method(suite, settings, target.seed, command, time.perf_counter() - started)
 
     def write() -> AuditReport:
@@ -235,6 +245,7 @@ def _audit(
             check_folder()
         names = name_models(target, model.num_parameters, hashes, sums)
         report = _build_report(target, outcome.summary, names, method, banners, runtime)
+        report = report.model_copy(update={"variants": compared})
         if settings.excerpts:
             _write_excerpts(target, outcome)
         save_scores(outcome.scores, target.out / SCORES)

@@ -27,6 +27,7 @@ from memguard.hf.adapter_files import find_config
 from memguard.hf.checkpoint import load_config, load_tokenizer, max_positions
 from memguard.hf.load import count_parameters, load_model, load_sharded, plan_devices
 from memguard.hf.sharded import Sharding, count_sharded_parameters
+from memguard.hf.variants import VariantForm
 from memguard.mitigation import Goldfish, build_goldfish, build_mitigations, drops_labels
 from memguard.model.causal_lm import CausalLM
 from memguard.model.checks import build_causal_lm
@@ -169,7 +170,7 @@ def _check_same_vocabulary(tokenizer: Any, reference: str) -> None:
         )
 
 
-_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
 class LazyModel:
@@ -180,22 +181,27 @@ class LazyModel:
         *,
         path: str,
         revision: str | None,
+        base: str | None,
         weights_sha256: str | None,
         settings: AuditConfig,
         attn: str | None,
         distributed: DistributedContext,
+        form: VariantForm | None = None,
     ) -> None:
         """Store the location of a checkpoint; nothing is loaded.
 
         Args:
             path: folder or hub id.
             revision: of a hub id.
+            base: folder or hub id of an adapter's base; None locates it.
             weights_sha256: hash of the weights; None if not hashed, which disables the score cache.
             settings: the audit's.
             attn: attention implementation.
             distributed: this process and the mesh it is part of.
+            form: of a variant, on one process; None loads the model as it is.
         """
-        self._path, self._revision, self._attn = path, revision, attn
+        self._form = form
+        self._path, self._revision, self._base, self._attn = path, revision, base, attn
         self._weights_sha256 = weights_sha256
         self._settings, self._workplace = settings, distributed
         self._lm: CausalLM | None = None
@@ -210,22 +216,23 @@ class LazyModel:
         if self._weights_sha256 is None:
             return None
         # With another rotary base, window or scale the same weights are a different model.
-        config = hashlib.sha256(find_config(self._path).read_bytes()).hexdigest()
+        config = hashlib.sha256(find_config(self._path, base=self._base).read_bytes()).hexdigest()
         device = self._workplace.runtime.device.type
         versions = f"torch {torch.__version__} transformers {transformers.__version__}"
         arithmetic = f"{self._settings.dtype} {device} {self._attn}"
-        return f"{self._weights_sha256} {config} {arithmetic} {versions}"
+        form = "" if self._form is None else f" {self._form.describe()}"
+        return f"{self._weights_sha256} {config} {arithmetic} {versions}{form}"
 
     @cached_property
     def max_tokens(self) -> int | None:
         """Number of positions; None if the configuration does not limit it."""
-        return max_positions(self._path, revision=self._revision)
+        return max_positions(self._path, revision=self._revision, base=self._base)
 
     @property
     def num_parameters(self) -> int:
         """Number of parameters, tied ones counted once; does not load the model."""
         if self._num_parameters is None:
-            config = load_config(self._path, revision=self._revision)
+            config = load_config(self._path, revision=self._revision, base=self._base)
             self._num_parameters = outline_model(config, name=self._path).num_parameters
         return self._num_parameters
 
@@ -258,16 +265,32 @@ class LazyModel:
         return self._lm
 
     def _load(self) -> CausalLM:
-        dtype, runtime = _DTYPES[self._settings.dtype], self._workplace.runtime
+        dtype, runtime = DTYPES[self._settings.dtype], self._workplace.runtime
         if self._workplace.mesh is not None:
             sharding = Sharding(mesh=self._workplace.mesh, device=runtime.device, dtype=dtype)
-            layer = load_sharded(self._path, sharding, revision=self._revision, attn=self._attn)
+            layer = load_sharded(
+                self._path, sharding, revision=self._revision, attn=self._attn, base=self._base
+            )
             self._num_parameters = count_sharded_parameters(layer)
             return layer.lm
+        if self._form is not None:
+            return build_causal_lm(
+                self._form.load(
+                    self._path,
+                    runtime.device,
+                    revision=self._revision,
+                    base=self._base,
+                    attn=self._attn,
+                )
+            )
         if self._settings.device_map is not None:
             return build_causal_lm(self._load_spread(dtype))
         model = load_model(
-            self._path, revision=self._revision, dtype=dtype, attn_implementation=self._attn
+            self._path,
+            revision=self._revision,
+            dtype=dtype,
+            attn_implementation=self._attn,
+            base=self._base,
         )
         self._num_parameters = count_parameters(model)
         return build_causal_lm(model.to(runtime.device))

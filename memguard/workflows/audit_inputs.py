@@ -56,6 +56,8 @@ class AuditTarget:
     """None if the model's folder has no tokenizer; the documents are then token ids."""
     # Only for a run that memguard trained:
     run: str | None = None
+    adapter_base: str | None = None
+    """Present location of the base that the run's adapters belong to; None if it was not named."""
     base_revision: str | None = None
     attn: str | None = None
     canaries: Sequence[AuditCanary] = ()
@@ -218,9 +220,10 @@ def find_base(folder: Path, config: RunConfig, named: str | None = None) -> str 
     try:
         max_positions(path, revision=config.model.revision)
     except ModelError as error:
+        # Adapters cannot be audited without it.
+        other = "" if config.adapter is not None else ", or leave it out with --no-base"
         raise ModelError(
-            f"the model before training: {error}. Name it with --base DIR, or leave it out with "
-            "--no-base"
+            f"the model before training: {error}. Name it with --base DIR{other}"
         ) from error
     return path
 
@@ -240,7 +243,8 @@ def describe_run(
         config: of the run.
         settings: of the audit.
         out: folder of the report; None: `audit/` of the run.
-        base: path of the model before training; None: see `find_base`.
+        base: path of the model before training, which is also the base of the run's adapters;
+            None: see `find_base`.
 
     Raises:
         DataError: too few documents were trained in full.
@@ -274,7 +278,7 @@ def describe_run(
     return AuditTarget(
         documents=documents,
         model=weights,
-        tokenizer=load_tokenizer(weights),
+        tokenizer=load_tokenizer(weights, base=base),
         base=base_path,
         reference=settings.reference,
         data=DataIdentity(
@@ -290,6 +294,7 @@ def describe_run(
         seed=config.seed,
         out=out or folder / "audit",
         run=config.name,
+        adapter_base=base,
         base_revision=config.model.revision if base_path == config.model.path else None,
         attn=config.model.attn_implementation,
         canaries=list_canaries(corpus, seq_len=config.data.seq_len),

@@ -14,6 +14,7 @@ from typing import Any
 from memguard.config import RunConfig
 from memguard.config.mitigations import DpSgdConfig, find_mitigation
 from memguard.parallel.mesh_shape import ModelSizes, resolve_mesh
+from memguard.planner.adapters import AdapterSizes
 from memguard.planner.fit import Work, find_fit
 from memguard.planner.machine import Machine
 
@@ -90,6 +91,7 @@ def describe_work(config: RunConfig, *, device_type: str) -> Work:
         chunk_tokens=train.nll_chunk_tokens,
         reshard_after_forward=config.parallel.reshard_after_forward,
         is_compiled=train.compile,
+        adapter=AdapterSizes.from_settings(config.adapter),
     )
 
 

@@ -54,7 +54,7 @@ from memguard.workflows.audit_inputs import list_audited, name_buckets
 from memguard.workflows.data import build_training_data, check_token_ids, prepare
 from memguard.workflows.memory_check import settle_for_documents
 from memguard.workflows.run_folder import check_same_settings
-from memguard.workflows.setup import read_model_config
+from memguard.workflows.setup import make_lora, read_model_config
 
 _BORROWED = ("manifest.jsonl", "metrics.jsonl", PRIVATE_KEY)
 _RARE = 0.01
@@ -223,7 +223,7 @@ def dry_run(config: RunConfig, console: Console) -> DryRunResult:
         corpus, tokenizer = prepared.corpus, prepared.tokenizer
         model = read_model_config(config, tokenizer)
         name = config.model.path or "model.scratch"
-        outline = outline_model(model, name=name)
+        outline = outline_model(model, name=name, adapter=make_lora(config))
         check_token_ids(corpus, outline.vocab_size)
         shared = may_share_rows(model, config.model.attn_implementation)
         training_data = build_training_data(config, prepared, share_rows=shared is not False)
@@ -345,14 +345,17 @@ def _measure_disk(
     loader: Loader,
     length: RunLength,
 ) -> DiskNeed:
+    # Adapters are written in fp32, whatever the precision.
+    is_narrow = config.train.precision == "bf16" and config.adapter is None
     return measure_disk(
-        num_parameters=outline.num_parameters,
+        num_parameters=outline.num_trained,
         num_tensors=outline.num_tensors,
         num_pieces=len(loader.rows.document),
         num_steps=length.num_steps,
         every_steps=config.train.checkpoint_every_steps,
         keep=config.train.keep_checkpoints,
-        export_bytes_per_parameter=2 if config.train.precision == "bf16" else 4,
+        export_bytes_per_parameter=2 if is_narrow else 4,
+        export_folder="model" if config.adapter is None else "adapter",
         prepared_bytes=count_bytes(temporary, ["prepared"]),
         present_bytes=count_bytes(folder, ["adapter", "checkpoints", "model", "prepared"]),
         free_bytes=shutil.disk_usage(find_existing_parent(folder)).free,

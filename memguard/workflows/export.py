@@ -87,8 +87,8 @@ def export_merged(request: ExportRequest) -> MergedExport:
     quiet_libraries()
     started = time.perf_counter()
     folder = request.adapter
-    source, base_folder = open_merged(folder)
-    own, base = split_sums(sum_model(folder))
+    source, base_folder = open_merged(folder, base=request.base)
+    own, base = split_sums(sum_model(folder, base=request.base))
     dtype = None if request.dtype is None else getattr(torch, request.dtype)
     own_rows = _read_own_rows(request.folder) if request.is_run else []
     with atomic_folder(request.out) as temporary:
@@ -99,10 +99,10 @@ def export_merged(request: ExportRequest) -> MergedExport:
             )
         rows = [*_draw_rows(load_config(str(base_folder))), *own_rows]
         console.info(f"export: comparing logits on {sum(map(len, rows)):,} tokens, in fp32")
-        difference = compare_logits(folder, base_folder, temporary, rows)
+        difference = compare_logits(source, base_folder, temporary, rows)
         refuse_difference(difference, weights.dtype)
         if any(has_tokenizer(place) for place in (folder, base_folder)):
-            load_tokenizer(str(folder)).save_pretrained(temporary)
+            load_tokenizer(str(folder), base=request.base).save_pretrained(temporary)
         else:
             console.warn("neither the adapter nor its base has a tokenizer; none was written")
         result = MergedExport(

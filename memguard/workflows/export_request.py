@@ -20,6 +20,8 @@ class ExportRequest:
     merge: bool
     dtype: str | None
     """Of the written weights; None keeps the base's."""
+    base: str | None = None
+    """Folder or hub id of the base model; None locates the one that the adapter names."""
 
     @property
     def is_run(self) -> bool:
@@ -58,4 +60,4 @@ class ExportRequest:
             raise ConfigError(f"'{self.out}' exists already; choose another name or delete it")
         if self.adapter.resolve() in self.out.resolve().parents:
             raise ConfigError(f"'{self.out}' must not be inside the adapter's folder")
-        check_model(str(self.adapter))
+        check_model(str(self.adapter), base=self.base)

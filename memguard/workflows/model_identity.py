@@ -17,19 +17,23 @@ Hashes = Mapping[str | ModelInMemory, str | None]
 """None for a hub id."""
 
 
-def sum_models(models: Sequence[str | ModelInMemory | None]) -> Sums:
-    """Hash the files of those models that are folders; reads all of them."""
+def sum_models(target: AuditTarget) -> Sums:
+    """Hash the files of those models of an audit that are folders; reads all of them."""
     return {
-        model: sum_model(Path(model))
-        for model in models
+        model: sum_model(Path(model), base=target.adapter_base if model == target.model else None)
+        for model in _list_models(target)
         if isinstance(model, str) and Path(model).is_dir()
     }
 
 
-def hash_models(models: Sequence[str | ModelInMemory | None], sums: Sums) -> Hashes:
-    """Return a single hash of each model."""
+def _list_models(target: AuditTarget) -> Sequence[str | ModelInMemory | None]:
+    return target.model, target.base, target.reference
+
+
+def hash_models(target: AuditTarget, sums: Sums) -> Hashes:
+    """Return a single hash of each model of an audit."""
     hashes: dict[str | ModelInMemory, str | None] = {}
-    for model in models:
+    for model in _list_models(target):
         if isinstance(model, ModelInMemory):
             hashes[model] = model.weights_sha256
         elif model is not None:
@@ -77,7 +81,7 @@ def name_models(
         num_parameters=num_parameters,
         base=None if base is None else _name_model(base),
         base_weights_sha256=None if base is None else identify(base),
-        adapter=_identify_adapter(target.model, sums),
+        adapter=_identify_adapter(target, sums),
     )
 
 
@@ -88,11 +92,12 @@ def _name_model(model: str | ModelInMemory) -> str:
     return "/".join(Path(model).resolve().parts[-2:]) if Path(model).is_dir() else model
 
 
-def _identify_adapter(model: str | ModelInMemory, sums: Sums) -> AdapterIdentity | None:
+def _identify_adapter(target: AuditTarget, sums: Sums) -> AdapterIdentity | None:
     """Return the parts of a model that consists of a base and an adapter."""
+    model = target.model
     if not isinstance(model, str) or not is_adapter(model):
         return None
-    adapter = read_adapter(model)
+    adapter = read_adapter(model, base=target.adapter_base)
     own, base = split_sums(sums[model])
     return AdapterIdentity(
         description=adapter.describe(),

@@ -22,12 +22,14 @@ from memguard.parallel.mesh_shape import (
     list_meshes,
     resolve_mesh,
 )
+from memguard.planner.adapters import AdapterSizes
 from memguard.planner.cost import StepEstimate, estimate_step
 from memguard.planner.disk import format_bytes
 from memguard.planner.fit import (
     Fit,
     Work,
     count_parameters,
+    find_adapter_fit,
     find_enough_gpus,
     find_fit,
     list_remedies,
@@ -41,6 +43,8 @@ from memguard.workflows.requests import OPTIONS, PlanRequest, read_mesh
 
 _NUM_LISTED = 20
 _NUM_NEAR = 3
+_ADAPTER_R = 16
+_SCRATCH = "model.scratch"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,6 +60,12 @@ class _PlanInput:
     """None: the planner chooses."""
     is_run: bool
     """Whether the plan is for a run's settings instead of a model alone."""
+
+    @property
+    def may_adapt(self) -> bool:
+        """Whether adapters could be trained instead of the weights."""
+        is_trained_before = self.name != _SCRATCH
+        return self.work.adapter is None and is_trained_before and not self.work.is_compiled
 
 
 class MemoryUnknown(ModelError):
@@ -91,7 +101,7 @@ def plan_run(config: RunConfig, *, sizes: ModelSizes, machine: Machine, num_gpus
         ConfigError: no mesh of this many ranks, or not the run's, is valid for model and batch.
     """
     inputs = _PlanInput(
-        name=config.model.path or "model.scratch",
+        name=config.model.path or _SCRATCH,
         sizes=sizes,
         machine=machine,
         num_gpus=num_gpus,
@@ -131,6 +141,10 @@ def _make(inputs: _PlanInput) -> Plan:
         if choice is not None:
             mesh = make_mesh_plan(choice.fit, choice.step)
             enough = Enough(num_gpus=choice.fit.mesh.num_ranks, mesh=mesh)
+    is_short = not ranked or (first is not None and not first.fits)
+    choice = None
+    if is_short and inputs.may_adapt:
+        choice = find_adapter_fit(sizes, meshes, work, machine, r=_ADAPTER_R, first=requested)
     return Plan(
         model=inputs.name,
         num_parameters=count_parameters(sizes),
@@ -145,6 +159,8 @@ def _make(inputs: _PlanInput) -> Plan:
         requested=first,
         meshes=tuple(plans),
         enough=enough,
+        adapter_r=None if work.adapter is None else work.adapter.r,
+        with_adapters=None if choice is None else make_mesh_plan(choice.fit, choice.step),
         remedies=tuple(remedies),
         assumptions=list_assumptions(machine, has_mask=needs_mask(sizes, work, machine)),
     )
@@ -181,6 +197,11 @@ def _describe_way_out(plan: Plan) -> str:
         ways.append(
             f"use {plan.enough.num_gpus:,} GPUs as {_describe_choice(plan.enough.mesh)}, "
             f"{format_bytes(plan.enough.mesh.memory.needed)} each"
+        )
+    if plan.with_adapters is not None:
+        ways.append(
+            "train LoRA adapters instead of the weights, adapter.name=lora "
+            f"adapter.r={_ADAPTER_R}, on the mesh {_describe_choice(plan.with_adapters)}"
         )
     return (
         " or ".join(ways) if ways else "use GPUs with more memory, more of them, or a smaller model"
@@ -223,6 +244,7 @@ def _read_inputs(request: PlanRequest, run: RunConfig | None) -> _PlanInput:
         micro_batch_size=request.micro_batch,
         checkpointing=checkpointing,
         compute_bytes=4 if request.precision == "fp32" else 2,
+        adapter=None if request.lora_r is None else AdapterSizes(r=request.lora_r),
     )
     if run is not None:
         if mesh is None:
@@ -235,7 +257,7 @@ def _read_inputs(request: PlanRequest, run: RunConfig | None) -> _PlanInput:
         name, sizes = _name(request.model), _read_model_file(request.model)
     else:
         assert run is not None, "checked: there is a run or a model"
-        name, sizes = run.model.path or "model.scratch", read_run_model(run)
+        name, sizes = run.model.path or _SCRATCH, read_run_model(run)
     degrees_given = [-1] if mesh is None else [getattr(mesh, axis) for axis in AXES]
     num_gpus = request.gpus
     if num_gpus is None and -1 not in degrees_given:

@@ -55,6 +55,8 @@ def _explain_one_process(config: RunConfig) -> str | None:
         return "dp_sgd needs one process"
     if config.train.dropout:
         return "'train.dropout' needs one process"
+    if config.adapter is not None and config.adapter.quantization is not None:
+        return "'adapter.quantization' needs one process"
     if config.audit.enabled and config.audit.device_map is not None:
         return "'audit.device_map' needs one process"
     family = _read_family(config)

@@ -23,6 +23,7 @@ from memguard.data import sources
 from memguard.errors import MAX_PATH, ConfigError, DataError, ModelError, shorten
 from memguard.hf import adapter_files, checkpoint_files
 from memguard.hf.config_fields import check_fields
+from memguard.records.run_files import find_weights_folder
 from memguard.workflows.audit_output import is_own_audit
 from memguard.workflows.process_limits import MORE_MACHINES, check_num_processes
 from memguard.workflows.run_checks import (
@@ -30,7 +31,9 @@ from memguard.workflows.run_checks import (
     check_documents_libraries,
     check_processes,
     check_row_length,
+    check_targets,
 )
+from memguard.workflows.variant_request import check_variants
 from memguard.workflows.verify import load_own_config
 
 if TYPE_CHECKING:
@@ -110,6 +113,8 @@ class AuditRequest:
     settings: dict[str, Any]
     """Fields of `AuditConfig` that were given."""
     seed: int
+    variants: tuple[str, ...] = ()
+    """Value of `--variants`, split at commas."""
 
     def check(self) -> AuditConfig:
         """Return the audit's settings: the run's or the defaults, updated with those given.
@@ -128,7 +133,9 @@ class AuditRequest:
                 problems.append(
                     "--members and --nonmembers need --model; a run uses its own documents"
                 )
-            if self.base and self.settings.get("base") is False:
+            # Adapters cannot be audited without their base, even if it is not scored itself.
+            needs_base = find_weights_folder(self.run).name == "adapter"
+            if self.base and self.settings.get("base") is False and not needs_base:
                 problems.append("--base and --no-base contradict each other; give one of them")
             if self.base is not None and not isinstance(self.base, str):
                 problems.append("--base of a run must be a folder or a hub id")
@@ -161,6 +168,14 @@ class AuditRequest:
             ConfigError: an unknown axis, or a value that is not a number.
         """
         return None if self.mesh is None else read_mesh(self.mesh, command="audit")
+
+    @property
+    def audited(self) -> "str | ModelInMemory":
+        """The audited model: folder, hub id, or in memory."""
+        if self.run is not None:
+            return str(find_weights_folder(self.run))
+        assert self.model is not None, "checked: there is a run or a model"
+        return self.model
 
     @property
     def locked_folder(self) -> Path:
@@ -233,6 +248,7 @@ OPTIONS = {
     "--micro-batch": "train.micro_batch_size",
     "--checkpointing": "train.activation_checkpointing",
     "--precision": "train.precision",
+    "--lora-r": "adapter.name=lora adapter.r",
 }
 """Options for a model alone, with the run's settings that they correspond to."""
 
@@ -252,6 +268,8 @@ class PlanRequest:
     micro_batch: int | None
     checkpointing: str | None
     precision: str | None
+    lora_r: int | None
+    """Rank of adapters that are trained instead of the weights."""
 
     def check(self) -> None:
         """Reject arguments that contradict each other.
@@ -305,11 +323,15 @@ def check_audit(request: AuditRequest, settings: AuditConfig, num_processes: int
     """Check that the documents, models and suite of `memguard audit` exist.
 
     Raises:
-        ConfigError: the suite is missing or invalid; device_map with several processes.
+        ConfigError: the suite is missing or invalid; device_map or variants with several
+            processes; variants that the model does not have, or whose library is missing.
         DataError: documents are missing.
         ModelError: a folder is missing, or has no checkpoint.
     """
-    check_device_map(settings, world_size=num_processes)
+    audited = request.audited
+    is_adapter = isinstance(audited, str | Path) and adapter_files.is_adapter(audited)
+    check_device_map(settings, world_size=num_processes, is_adapter=is_adapter)
+    check_variants(request.variants, audited, settings, num_processes)
     documents = {
         "--members": _list_paths(request.members),
         "--nonmembers": _list_paths(request.nonmembers),
@@ -339,7 +361,7 @@ def check_run(
 
     Raises:
         ConfigError: the suite is missing or invalid; a library is missing; a setting does not work
-            with this number of processes.
+            with this number of processes; adapters for layers that do not exist.
         DataError: documents are missing.
         ModelError: a folder is missing, or has no checkpoint; rows are longer than the model's
             maximum.
@@ -359,6 +381,7 @@ def check_run(
     )
     if has_model:
         check_row_length(config)
+        check_targets(config)
     if scratch is not None:
         check_fields(scratch.config, place="'model.scratch.config'")
     load_audit_suite(config.audit)

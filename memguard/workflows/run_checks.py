@@ -9,9 +9,11 @@ from importlib.util import find_spec
 from typing import Any
 
 from memguard.config import AuditConfig, RunConfig, TrainConfig
+from memguard.config.adapters import matches_target, refuse_target
 from memguard.config.mitigations import DeduplicateConfig, DpSgdConfig, find_mitigation
 from memguard.errors import ConfigError, ModelError
 from memguard.hf.adapter_files import find_config, is_adapter
+from memguard.parallel.mesh_shape import COMPARED_FAMILIES
 
 _RANK_NAMES = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
 
@@ -31,11 +33,12 @@ def check_processes(config: RunConfig, num_processes: int) -> None:
     """Reject settings that do not work with this number of processes.
 
     Raises:
-        ConfigError: dropout, dp_sgd or device_map with several processes; a missing library; an
-            adapter of an adapter.
+        ConfigError: dropout, dp_sgd, device_map or a quantised base with several processes; a
+            missing library; an adapter of an adapter.
     """
     check_dropout(config.train, world_size=num_processes)
     check_adapter(config)
+    check_quantization(config, world_size=num_processes)
     if find_mitigation(config.mitigations, DpSgdConfig) is not None:
         if num_processes > 1:
             raise ConfigError(
@@ -45,7 +48,9 @@ def check_processes(config: RunConfig, num_processes: int) -> None:
         if find_spec("opacus") is None:
             raise ConfigError("'mitigations': dp_sgd needs opacus: pip install 'memguard[dp]'")
     if config.audit.enabled:
-        check_device_map(config.audit, world_size=num_processes)
+        check_device_map(
+            config.audit, world_size=num_processes, is_adapter=config.adapter is not None
+        )
 
 
 def check_dropout(train: TrainConfig, *, world_size: int) -> None:
@@ -75,12 +80,70 @@ def check_adapter(config: RunConfig) -> None:
         )
 
 
-def check_device_map(settings: AuditConfig, *, world_size: int) -> None:
-    """Reject device_map with several processes, which split the model over their mesh.
+_LINEAR_LAYERS = (
+    *("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj"),
+    *("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"),
+)
+"""Of each block of `COMPARED_FAMILIES`."""
+
+
+def check_targets(config: RunConfig) -> None:
+    """Reject a name in `adapter.target_modules` that matches no layer of a known family.
+
+    Models whose configuration is not a local file, and other families, are checked once torch is
+    imported (`setup.check_layers`).
+
+    Raises:
+        ConfigError: names the layers that exist.
+    """
+    if config.adapter is None or config.adapter.target_modules == "all-linear":
+        return
+    fields = _read_local_config(config)
+    family, num_blocks = fields.get("model_type"), fields.get("num_hidden_layers")
+    if family not in COMPARED_FAMILIES or not isinstance(num_blocks, int) or num_blocks > 10**4:
+        return
+    layers = [f"model.layers.{i}.{name}" for i in range(num_blocks) for name in _LINEAR_LAYERS]
+    for target in config.adapter.target_modules:
+        if not any(matches_target(layer, (target,)) for layer in layers):
+            raise refuse_target(target, family, layers)
+
+
+def check_quantization(config: RunConfig, *, world_size: int) -> None:
+    """Reject a quantised base on several ranks, or without the library that quantises it.
 
     Raises:
         ConfigError: says how to fix it.
     """
+    if config.adapter is None or config.adapter.quantization is None:
+        return
+    if world_size > 1:
+        raise ConfigError(
+            f"'adapter.quantization' needs one process; got {world_size}: weights in nf4 are not "
+            "sharded over data, z, y or x. Train on one process, or remove the setting"
+        )
+    if find_spec("bitsandbytes") is None:
+        raise ConfigError(
+            "'adapter.quantization': nf4 needs bitsandbytes: pip install 'memguard[quant]'"
+        )
+
+
+def check_device_map(settings: AuditConfig, *, world_size: int, is_adapter: bool) -> None:
+    """Reject device_map with several processes, which split the model over their mesh.
+
+    Args:
+        settings: of the audit.
+        world_size: number of processes.
+        is_adapter: whether the audited model is an adapter, which is merged in memory.
+
+    Raises:
+        ConfigError: says how to fix it.
+    """
+    if settings.device_map is not None and is_adapter:
+        raise ConfigError(
+            "'audit.device_map' cannot be combined with an adapter, which is merged on one device. "
+            "Split the model over several processes (--nproc), or merge it with memguard export "
+            "--merge and audit the result"
+        )
     if settings.device_map is not None and world_size > 1:
         raise ConfigError(
             f"'audit.device_map' needs one process; this audit has {world_size}, which split the "
@@ -120,11 +183,15 @@ def _find_max_positions(config: RunConfig) -> Any:
     """Return max_position_embeddings of the model's configuration; None if not available."""
     if config.model.scratch is not None:
         return config.model.scratch.config.get("max_position_embeddings")
+    fields = _read_local_config(config)
+    text = fields.get("text_config")
+    return (text if isinstance(text, dict) else fields).get("max_position_embeddings")
+
+
+def _read_local_config(config: RunConfig) -> dict[str, Any]:
+    """Return the fields of the model's config.json; empty if it is not a readable local file."""
     try:
         fields = json.loads(find_config(config.model.path or "").read_bytes())
     except (OSError, ValueError, RecursionError):
-        return None
-    if not isinstance(fields, dict):
-        return None
-    text = fields.get("text_config")
-    return (text if isinstance(text, dict) else fields).get("max_position_embeddings")
+        return {}
+    return fields if isinstance(fields, dict) else {}

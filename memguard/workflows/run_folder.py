@@ -154,7 +154,12 @@ def _binding(values: dict[str, Any]) -> dict[str, Any]:
     if kept.get("adapter") is None:
         # Keys of runs without adapters are those of versions that had none.
         kept.pop("adapter", None)
+    elif kept["adapter"].get("quantization") is None:
+        kept["adapter"] = {k: v for k, v in kept["adapter"].items() if k != "quantization"}
     kept["train"] = {k: v for k, v in kept["train"].items() if k not in FREE_IN_TRAIN}
+    if kept["train"].get("trainable_modules") is None:
+        # For the same reason.
+        kept["train"].pop("trainable_modules", None)
     return kept
 
 

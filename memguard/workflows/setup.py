@@ -1,21 +1,30 @@
 """Setup of a run: process group and mesh, then a checkpoint or random weights."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
+import transformers
+from accelerate import init_empty_weights
 
 from memguard.config import ParallelConfig, RunConfig, TrainConfig
 from memguard.data.documents import Document, document_text
 from memguard.data.tokenization import train_bpe
 from memguard.errors import ConfigError, ModelError
 from memguard.hf.adapter_export import gather_adapter, make_peft_config, write_adapter
-from memguard.hf.checkpoint import load_config, load_tokenizer, max_positions
+from memguard.hf.checkpoint import (
+    get_folder,
+    load_config,
+    load_tokenizer,
+    max_positions,
+    say_in_one_line,
+)
 from memguard.hf.export import export_model, export_sharded
+from memguard.hf.identity import sum_model
 from memguard.hf.load import (
     build_scratch_model,
     load_model,
@@ -23,13 +32,16 @@ from memguard.hf.load import (
     make_scratch_config,
     shard_scratch_model,
 )
+from memguard.hf.nf4_base import quantise_base
 from memguard.hf.sharded import ShardedLayer, Sharding
 from memguard.model.causal_lm import CausalLM
 from memguard.model.checks import build_causal_lm
-from memguard.parallel.lora import LoraSpec, attach_lora, fill_lora
+from memguard.model.trainable import freeze_others
+from memguard.parallel.lora import LoraSpec, attach_lora, fill_lora, find_targets
 from memguard.parallel.mesh import Mesh4D, build_mesh
 from memguard.parallel.mesh_shape import ModelSizes, resolve_mesh
 from memguard.parallel.shard import checkpoint_blocks, compile_blocks
+from memguard.records.sealed import FileSum
 from memguard.runtime import (
     Console,
     Runtime,
@@ -39,7 +51,7 @@ from memguard.runtime import (
 )
 from memguard.seeds import derive_seed
 from memguard.train.dropout import set_dropout
-from memguard.workflows.run_checks import check_adapter, check_dropout
+from memguard.workflows.run_checks import check_adapter, check_dropout, check_quantization
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -117,6 +129,10 @@ class StartedModel:
     base: str | None = None
     """Folder or hub id of the model that the adapters belong to."""
     base_revision: str | None = None
+    base_files: Mapping[str, FileSum] = field(default_factory=dict)
+    """The base's files before training; empty without adapters."""
+    quantization: Literal["nf4"] | None = None
+    """Form of that model's linear layers."""
 
     def export(
         self, tokenizer: Any, folder: Path, *, dtype: torch.dtype, card: str, runtime: Runtime
@@ -137,12 +153,41 @@ class StartedModel:
                 self.lm.model, self.adapter, base=self.base, revision=self.base_revision
             )
             runtime.only_on_main(
-                lambda: write_adapter(tensors, config, tokenizer, folder, card=card)
+                lambda: write_adapter(
+                    tensors,
+                    config,
+                    tokenizer,
+                    folder,
+                    card=card,
+                    base_quantization=self.quantization,
+                )
             )
         elif self.sharded is None:
             export_model(self.lm.model, tokenizer, folder, dtype=dtype, card=card)
         else:
             export_sharded(self.sharded, tokenizer, folder, dtype=dtype, card=card)
+
+
+def check_layers(config: RunConfig) -> None:
+    """Check that a run's adapters have layers, on the meta device: before documents are read.
+
+    Raises:
+        ConfigError: 'adapter.target_modules' names no layer.
+        ModelError: the model cannot be built, or its layers cannot have adapters.
+    """
+    adapter = make_lora(config)
+    if adapter is None:
+        return
+    model_config = read_model_config(config)
+    try:
+        with init_empty_weights():
+            model = transformers.AutoModelForCausalLM.from_config(model_config)
+    except Exception as error:  # Each family checks its fields in its own way.
+        raise ModelError(
+            f"model '{_path(config)}' cannot be loaded as a causal language model: "
+            f"{say_in_one_line(error)}"
+        ) from error
+    find_targets(model, adapter.target_modules)
 
 
 def load_known_tokenizer(config: RunConfig) -> Any:
@@ -187,12 +232,14 @@ def start_model(config: RunConfig, tokenizer: Any, distributed: DistributedConte
 
     Raises:
         ModelError: the model cannot be loaded, or its layers cannot have adapters.
-        ConfigError: 'adapter.target_modules' names no layer.
+        ConfigError: 'adapter.target_modules' or 'train.trainable_modules' names no layer.
     """
     model, scratch, train = config.model, config.model.scratch, config.train
     adapter = make_lora(config)
     check_dropout(train, world_size=distributed.runtime.world_size)
     check_adapter(config)
+    check_quantization(config, world_size=distributed.runtime.world_size)
+    base_files = {} if adapter is None else _sum_base(config, distributed.runtime)
     attn = model.attn_implementation
     drawn = None
     if scratch is not None:
@@ -209,7 +256,7 @@ def start_model(config: RunConfig, tokenizer: Any, distributed: DistributedConte
             layer = shard_scratch_model(drawn, sharding, attn=attn)
         else:
             layer = load_sharded(_path(config), sharding, revision=model.revision, attn=attn)
-        return _started(config, layer.lm, layer, adapter)
+        return _started(config, layer.lm, layer, adapter, base_files)
     if drawn is None:
         drawn = load_model(
             _path(config),
@@ -218,22 +265,38 @@ def start_model(config: RunConfig, tokenizer: Any, distributed: DistributedConte
             attn_implementation=attn,
         )
     drawn = drawn.to(distributed.runtime.device)
+    if config.adapter is not None and config.adapter.quantization is not None:
+        quantise_base(drawn, get_folder(_path(config), model.revision))
     lm = build_causal_lm(drawn, chunk_tokens=train.nll_chunk_tokens)
     if train.dropout is not None:
         set_dropout(drawn, train.dropout)
     if adapter is not None:
         attach_lora(drawn, adapter)
         fill_lora(drawn, adapter)
+    if train.trainable_modules is not None:
+        freeze_others(drawn, train.trainable_modules)
     checkpoint_blocks(drawn, train.checkpointing)
     if train.compile:
         compile_blocks(drawn)
-    return _started(config, lm, None, adapter)
+    return _started(config, lm, None, adapter, base_files)
+
+
+def _sum_base(config: RunConfig, runtime: Runtime) -> Mapping[str, FileSum]:
+    """Hash the files of the model that adapters are about to be trained for, on rank 0."""
+    folder, revision = _path(config), config.model.revision
+    sums = runtime.only_on_main(lambda: sum_model(get_folder(folder, revision)))
+    files: Mapping[str, FileSum] = runtime.broadcast_object(sums)
+    return files
 
 
 def _started(
-    config: RunConfig, lm: CausalLM, sharded: ShardedLayer | None, adapter: LoraSpec | None
+    config: RunConfig,
+    lm: CausalLM,
+    sharded: ShardedLayer | None,
+    adapter: LoraSpec | None,
+    base_files: Mapping[str, FileSum],
 ) -> StartedModel:
-    if adapter is None:
+    if adapter is None or config.adapter is None:
         return StartedModel(lm=lm, sharded=sharded)
     return StartedModel(
         lm=lm,
@@ -241,6 +304,8 @@ def _started(
         adapter=adapter,
         base=_path(config),
         base_revision=config.model.revision,
+        base_files=base_files,
+        quantization=config.adapter.quantization,
     )
 
 
@@ -280,6 +345,7 @@ def shard_for_training(
         device=distributed.runtime.device,
         dtype=_stored_dtype(train, adapter),
         adapter=adapter,
+        trainable_modules=train.trainable_modules,
         compute_dtype=torch.bfloat16 if train.precision == "bf16" else None,
         chunk_tokens=train.nll_chunk_tokens,
         reshard_after_forward=distributed.parallel.reshard_after_forward,

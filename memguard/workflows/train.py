@@ -17,8 +17,7 @@ from memguard.config.mitigations import DpSgdConfig, find_mitigation
 from memguard.data.corpus import load_corpus, load_private_key
 from memguard.data.loader import Loader
 from memguard.errors import ConfigError, RecordError
-from memguard.hf.checkpoint import check_positions, get_folder
-from memguard.hf.identity import sum_model
+from memguard.hf.checkpoint import check_positions
 from memguard.hf.load import count_parameters
 from memguard.model.checks import keeps_documents_apart
 from memguard.parallel.lora import find_targets
@@ -65,6 +64,7 @@ from memguard.workflows.run_folder import check_same_settings, compute_run_key, 
 from memguard.workflows.setup import (
     DistributedContext,
     StartedModel,
+    check_layers,
     open_distributed,
     read_sizes,
     start_model,
@@ -87,6 +87,7 @@ def prepare_run(config: RunConfig, console: Console | None = None) -> PreparedRu
 def _prepare(config: RunConfig, console: Console) -> PreparedRun:
     folder = Path(config.output_dir) / config.name
     check_same_settings(config, folder, console)
+    check_layers(config)
     return prepare(config, folder, console)
 
 
@@ -329,6 +330,7 @@ def _build_trainer(
         seq_len=config.data.seq_len,
         seed=config.seed,
         run_key=compute_run_key(config, corpus),
+        base=started.base_files,
         run_folder=folder,
         runtime=runtime,
         console=console,
@@ -341,10 +343,13 @@ def _build_trainer(
             f"'train.max_steps' ends the run after {trainer.num_steps:,} of {loader.num_steps:,} "
             "steps: documents that were not trained by then are not audited"
         )
+    trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
     if started.adapter is not None:
-        trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
         names = find_targets(model, started.adapter.target_modules)
         console.info(f"adapter: {trained:,} trained parameters in {len(names):,} layers")
+    if config.train.trainable_modules is not None:
+        chosen = ", ".join(config.train.trainable_modules)
+        console.info(f"model: {trained:,} trained parameters ({chosen}); the others are frozen")
     mesh = "" if distributed.mesh is None else f" on {distributed.mesh.shape}"
     console.info(
         f"model: {count_parameters(model):,} parameters on {runtime.device.type}{mesh}; "
@@ -379,10 +384,10 @@ def _export(
 
 def _commit(folder: Path, started: StartedModel, run_key: str, step: int) -> None:
     """Write trained.json, which records that training has ended and the hashes of its files."""
-    base = None
-    if started.base is not None:
-        base = sum_model(get_folder(started.base, started.base_revision))
-    trained = sum_trained(folder, run_key=run_key, step=step, base=base)
+    base = None if started.adapter is None else started.base_files
+    trained = sum_trained(
+        folder, run_key=run_key, step=step, base=base, base_quantization=started.quantization
+    )
     save_sealed(trained, folder / "trained.json")
 
 

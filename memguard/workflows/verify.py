@@ -5,7 +5,8 @@
     manifest      manifest.jsonl: hashes from preparation and from the end of training
     checkpoints   the manifest of each checkpoint
     metrics       metrics.jsonl: trained.json; before the end of training the last checkpoint's copy
-    model         model/ without its card: trained.json
+    model         model/ or adapter/ without its card: trained.json
+    base model    the files of the model that the adapters belong to: trained.json
     audit         audit.json
 
 No file is changed, and only files with recorded hashes are read.
@@ -20,6 +21,8 @@ from typing import Any, Literal
 
 from memguard.config import RunConfig, load_run_config
 from memguard.errors import ConfigError, MemguardError, ModelError, RecordError
+from memguard.hf.adapter_base import say_where_base_is
+from memguard.hf.identity import find_base_folder
 from memguard.records.audit_files import (
     AUDIT_FILES,
     CARDS,
@@ -41,14 +44,16 @@ from memguard.records.run_files import (
     has_trained,
     has_weights,
     list_checkpoints,
+    load_trained,
 )
-from memguard.records.sealed import Damage
+from memguard.records.sealed import Damage, find_damage
 from memguard.workflows.run_folder import check_free
 
 State = Literal["whole", "damaged", "not there yet"]
 _MEND_CONFIG = "'memguard train' with the file that the run was started from writes it again"
 _MEND_UNLISTED = "it would be loaded with the model: move away files that this run has not written"
 MANIFEST, METRICS = "manifest.jsonl", "metrics.jsonl"
+BASE_MODEL = "base model"
 _RUN_FILES = ("config.yaml", "prepared", "checkpoints", "trained.json")
 
 
@@ -102,22 +107,25 @@ OnRead = Callable[[str, int], object]
 """(part that is read next, its size in bytes)"""
 
 
-def verify(folder: Path, on_read: OnRead) -> Verified:
+def verify(folder: Path, on_read: OnRead, *, base: str | None = None) -> Verified:
     """Compare all files of a run or an audit with the hashes recorded when they were written.
 
     Args:
         folder: of a run, or of an audit with `--out`.
         on_read: called before each part, since reading it may take long.
+        base: present location of the model that the run's adapters belong to; None locates it.
 
     Raises:
-        ConfigError: the folder is neither.
+        ConfigError: the folder is neither; or it has no adapters and ``base`` is given.
     """
     at_work = _is_at_work(folder)
     parts: tuple[Part, ...] = ()
     if any((folder / name).exists() for name in _RUN_FILES):
-        parts = tuple(_verify_run(folder, on_read))
+        parts = tuple(_verify_run(folder, on_read, base))
     elif any((folder / name).exists() for name in (AUDIT_FILES, REPORT)):
         parts = (_verify_audit(folder, on_read),)
+    if base is not None and find_weights_folder(folder).name != "adapter":
+        raise ConfigError(f"--base '{base}': '{folder}' has no trained adapter. Leave it out")
     if parts:
         return Verified(folder=folder, parts=parts, is_in_use=at_work)
     raise ConfigError(
@@ -182,7 +190,7 @@ def _resume_command(folder: Path) -> str:
     return shlex.join(command)
 
 
-def _verify_run(folder: Path, on_read: OnRead) -> Iterator[Part]:
+def _verify_run(folder: Path, on_read: OnRead, base: str | None) -> Iterator[Part]:
     train = _resume_command(folder)
     yield _make_part("config.yaml", find_config_damage(folder), note="", mend=_MEND_CONFIG)
     on_read("documents", _measure([folder / "prepared", folder / MANIFEST])[1])
@@ -210,6 +218,8 @@ def _verify_run(folder: Path, on_read: OnRead) -> Iterator[Part]:
             mend = "no undamaged checkpoint is left: restore it from a copy of the run"
         note = _count(_measure([find_weights_folder(folder)]))
         yield _make_part("model", damages, note=note, mend=mend)
+        if not damages:
+            yield from _verify_base(folder, on_read, base)
     elif has_audit(folder / "audit"):
         # Only a run whose training has ended is audited.
         ended = Damage(file="trained.json", what="is missing, and the run has been audited")
@@ -221,6 +231,32 @@ def _verify_run(folder: Path, on_read: OnRead) -> Iterator[Part]:
     else:
         note = f"'memguard audit {folder}' creates it"
         yield Part(name="audit", state="not there yet", note=note)
+
+
+def _verify_base(folder: Path, on_read: OnRead, named: str | None) -> Iterator[Part]:
+    """Compare the base of a run's undamaged adapters with the model they were trained on."""
+    files, adapter = load_trained(folder).base, find_weights_folder(folder)
+    if not files:
+        return
+    mend = f"restore it, or {say_where_base_is(adapter)}"
+    try:
+        place = find_base_folder(adapter, files, base=named)
+    except ModelError as error:
+        # The message has the way out too.
+        damage = Damage(file=BASE_MODEL, what=f"cannot be read: {error}")
+        yield _make_part(BASE_MODEL, [damage], note="", mend=mend)
+        return
+    if place is None:
+        note = "on the hub and not downloaded yet: 'memguard audit' checks it"
+        yield Part(name=BASE_MODEL, state="not there yet", note=note)
+        return
+    paths = [place / name for name in files]
+    on_read(BASE_MODEL, _measure(paths)[1])
+    damages = [
+        Damage(file=str(place / damage.file), what=damage.what)
+        for damage in find_damage(place, files)
+    ]
+    yield _make_part(BASE_MODEL, damages, note=_count(_measure(paths)), mend=mend)
 
 
 def _verify_documents(

@@ -1,6 +1,7 @@
 """Benchmarks: scripts that end in a verdict, e.g. `python scripts/bench/engine.py --quick`.
 
 engine       training speed and memory, vs transformers' Trainer, FSDP2 and tensor parallelism
+adapters     training a LoRA adapter, vs peft and transformers' Trainer
 load         memory of loading a checkpoint onto four ranks, vs transformers and Accelerate
 mitigation   overhead of a goldfish mask in a step
 audit        speed of the audit's scores and default suite, vs `generate`

@@ -165,6 +165,11 @@ class Ranks:
         """Return RssAnon of each rank, which excludes mapped files; 0 if the rank has ended."""
         return [_read_anonymous_bytes(process.pid or 0) for process in self._processes]
 
+    @property
+    def process_ids(self) -> list[int]:
+        """Id of each rank's process."""
+        return [process.pid or 0 for process in self._processes]
+
     def end(self) -> None:
         """Kill all ranks that still run."""
         for process in self._processes:

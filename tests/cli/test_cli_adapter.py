@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 import transformers
 from cli_examples import read_json, run_cli, save_tiny_model, write_run, write_texts
 from tiny_adapters import adapt
+from tiny_families import build
 
 from memguard.errors import ModelError
 from memguard.hf.identity import hash_weights, sum_model
@@ -110,6 +112,70 @@ def test_a_base_that_is_missing_is_one_line(adapted: Path, tmp_path: Path, comma
     assert f"its base model '{tmp_path / 'gone'}' is missing" in ended.err
 
 
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"adapter": {"target_modules": ["q_proj", "q_prj"]}}, "got 'q_prj'. They are down_proj, "),
+        ({"adapter": {"target_modules": ["layers.2.mlp.up_proj"]}}, "got 'layers.2.mlp.up_proj'"),
+        ({"audit": {"device_map": "auto"}}, "'audit.device_map' cannot be combined with an ada"),
+    ],
+)
+def test_adapters_that_cannot_be_trained_or_audited_are_refused_before_torch(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], message: str
+) -> None:
+    values = {"model": {"path": str(folder / "model")}, **changes}
+    values["adapter"] = {"name": "lora", **values.get("adapter", {})}
+    monkeypatch.setitem(sys.modules, "memguard.workflows.train", None)
+    ended = run_cli("train", write_run(folder, **values))
+    assert (ended.code, len(ended.err.splitlines())) == (2, 1), ended.err
+    assert message in ended.err
+    assert not (folder / "runs").exists()
+
+
+def test_an_audit_over_devices_is_refused_before_torch(
+    adapted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "memguard.workflows.audit", None)
+    members = ("--members", adapted / "members.jsonl", "--out", tmp_path / "out")
+    ended = run_cli("audit", "--model", adapted / "adapter", *members, "--device-map", "auto")
+    assert (ended.code, len(ended.err.splitlines())) == (2, 1), ended.err
+    assert "'audit.device_map' cannot be combined with an adapter" in ended.err
+
+
+@pytest.mark.parametrize("command", ["audit", "export"])
+def test_a_base_on_the_hub_without_a_network_is_named_with_its_adapter(
+    adapted: Path, tmp_path: Path, command: str
+) -> None:
+    adapter = Path(shutil.copytree(adapted / "adapter", tmp_path / "adapter"))
+    fields = read_json(adapter / "adapter_config.json")
+    fields["base_model_name_or_path"] = "someone/model-7b"
+    (adapter / "adapter_config.json").write_text(json.dumps(fields))
+    arguments: dict[str, tuple[Any, ...]] = {
+        "audit": ("--model", adapter, "--members", adapted / "members.jsonl", "--out", tmp_path),
+        "export": (adapter, tmp_path / "merged", "--merge"),
+    }
+    ended = run_cli(command, *arguments[command])
+    assert ended.code == 3, ended.err
+    line = ended.err.splitlines()[-1]
+    assert f"adapter '{adapter}': its base model: model 'someone/model-7b'" in line
+    assert line.endswith(
+        "Download the base, or correct 'base_model_name_or_path' in adapter_config.json"
+    )
+
+
+def test_layers_of_another_family_are_checked_before_documents(folder: Path) -> None:
+    build("gpt_neox", max_position_embeddings=512).save_pretrained(folder / "neox")
+    transformers.AutoTokenizer.from_pretrained(folder / "model").save_pretrained(folder / "neox")
+    adapter = {"name": "lora", "target_modules": ["q_proj"]}
+    ended = run_cli(
+        "train", write_run(folder, model={"path": str(folder / "neox")}, adapter=adapter)
+    )
+    assert ended.code == 2, ended.err
+    assert "got 'q_proj'. They are dense, dense_4h_to_h, " in ended.err.splitlines()[-1]
+    assert "documents:" not in ended.err
+    assert not (folder / "runs/run/prepared").exists()
+
+
 def test_a_run_with_an_adapter_is_audited_and_merged_and_its_base_is_checked(
     folder: Path, tmp_path: Path
 ) -> None:
@@ -136,8 +202,37 @@ def test_a_run_with_an_adapter_is_audited_and_merged_and_its_base_is_checked(
     assert result["difference"]["largest"] < 1e-4
     ended = run_cli("export", folder / "merged", folder / "again", "--merge")
     assert (ended.code, len(ended.err.splitlines())) == (2, 1)
+    # The base is moved away from its run.
+    moved = base.rename(folder / "elsewhere")
+    for arguments in (("audit", run), ("audit", run, "--no-base"), ("export", run, folder / "no")):
+        ended = run_cli(*arguments, *(["--merge"] if arguments[0] == "export" else []))
+        assert ended.code == 3, ended.err
+        assert "--base DIR" in ended.err.splitlines()[-1]
+    verified = run_cli("verify", run)
+    assert verified.code == 3
+    assert f"base model cannot be read: adapter '{run / 'adapter'}': its base" in verified.out
+    assert run_cli("verify", run, "--base", moved).code == 0
+    assert run_cli("verify", folder / "merged", "--base", moved).code == 2
+    before = (run / "audit" / "records.parquet").read_bytes()
+    ended = run_cli("audit", run, "--base", moved)
+    assert ended.code == 0, ended.err
+    assert (run / "audit" / "records.parquet").read_bytes() == before
+    report = load_record(AuditReport, run / "audit" / "report.json")
+    assert report.model.adapter is not None
+    assert report.model.adapter.base == report.model.base == f"{folder.name}/elsewhere"
+    ended = run_cli("audit", run, "--base", moved, "--no-base", "--out", folder / "only")
+    assert ended.code == 0, ended.err
+    ended = run_cli("export", run, folder / "merged-2", "--merge", "--base", moved, "--json")
+    assert ended.code == 0, ended.err
+    assert json.loads(ended.out)["weights_sha256"] == result["weights_sha256"]
+    ended = run_cli("export", run, folder / "no", "--merge", "--base", folder / "nowhere")
+    assert (ended.code, len(ended.err.splitlines())) == (3, 1), ended.err
+    assert f"its base model '{folder / 'nowhere'}' is missing. Correct '--base'" in ended.err
     # The base is trained on: its weights are others, of the same shapes.
     save_tiny_model(base, initializer_range=0.03)
+    verified = run_cli("verify", run)
+    assert verified.code == 3
+    assert f"{base / 'model.safetensors'} is not what was written" in verified.out
     members = ("--members", folder / "documents.jsonl", "--out", folder / "out", *LENGTH)
     for arguments in (
         ("audit", run),
@@ -149,6 +244,7 @@ def test_a_run_with_an_adapter_is_audited_and_merged_and_its_base_is_checked(
         assert ended.code == 3, ended.err
         line = ended.err.splitlines()[-1]
         assert f"its base model '{base}' was changed since training: " in line
+        assert "--base DIR" in line
     assert not (folder / "again").exists()
 
 

@@ -376,3 +376,24 @@ def test_colour_that_is_forced_into_a_file_brings_no_text(
     assert "not shown: text of your documents is printed only on a terminal" in screen
     for piece in chat.first_row.pieces:
         assert "".join(token.text for token in piece.tokens[:20]) not in screen
+
+
+def test_the_disk_that_adapters_need_is_what_they_take(folder: Path) -> None:
+    path = write_run(
+        folder,
+        adapter={"name": "lora", "r": 16},
+        train={"epochs": 1, "checkpoint_every_steps": None},
+        audit={"enabled": False},
+    )
+    result, _ = rehearse(path)
+    assert run_cli("train", path).code == 0
+    run = folder / "runs" / "run"
+    (checkpoint,) = (run / "checkpoints").iterdir()
+    taken = sum(file.stat().st_size for file in checkpoint.iterdir())
+    disk = result.record.disk
+    # Headers of tensors are estimated, and most of a checkpoint as small as this.
+    assert disk.checkpoint_bytes == pytest.approx(taken, rel=0.1)
+    weights = (run / "adapter" / "adapter_model.safetensors").stat().st_size
+    # The file's own header lists each tensor.
+    assert disk.export_bytes < weights < 1.2 * disk.export_bytes
+    assert disk.export_folder == "adapter"

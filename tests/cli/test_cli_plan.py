@@ -486,3 +486,20 @@ def test_a_model_alone_is_answered_without_torch(model: Path) -> None:
         env={**os.environ, "COLUMNS": "80"},
     )
     assert done.stdout.splitlines()[-1] == "0 set()"
+
+
+def test_adapters_of_a_model_alone(tmp_path: Path) -> None:
+    model = write_model(tmp_path)
+    arguments = ("--model", model, "--machine", "dgx-h100", "--gpus", 32, "--seq-len", 2048)
+    refused = plan(*arguments, "--mesh", "z=32")
+    assert refused.code == 2
+    assert "train LoRA adapters instead of the weights, adapter.name=lora" in flatten(refused.err)
+    done = plan(*arguments, "--mesh", "z=32", "--lora-r", 16, "--json")
+    assert done.code == 0, done.err
+    printed = json.loads(done.out)
+    assert (printed["adapter_r"], printed["with_adapters"]) == (16, None)
+    # 16 (K + N) of each layer of 126 blocks.
+    block = 4 * 16384 + 2 * (16384 + 1024) + 3 * (16384 + 53248)
+    assert printed["requested"]["memory"]["optimizer"] == 8 * 126 * 16 * block
+    shown = plan(*arguments, "--mesh", "z=32", "--lora-r", 16)
+    assert "bf16, LoRA adapters of rank 16" in flatten(shown.out)

@@ -19,6 +19,7 @@ RUN: dict[str, Any] = {"name": "x", "model": {"path": "m"}, "data": {"train": "a
         ({"modules_to_save": ["lm_head"]}, "memguard has no 'modules_to_save' of peft"),
         ({"bias": "all"}, "memguard has no 'bias' of peft"),
         ({"target_modules": []}, "'target_modules' must name a layer, or be all-linear"),
+        ({"target_modules": "q_proj"}, "must be all-linear or a list of names, as in .*'q_proj'"),
         ({"init_lora_weights": "pissa"}, "gaussian"),
         ({"use_dora": True, "lora_dropout": 0.1}, "'use_dora' and 'lora_dropout' cannot be comb"),
         ({"r": 0}, "greater than or equal to 1"),
@@ -33,6 +34,10 @@ def test_unsupported_adapters_are_refused_by_name(changes: dict[str, Any], messa
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
+        (
+            {"train": {"trainable_modules": ["lm_head"]}},
+            "'adapter' and 'train.trainable_modules' cannot be combined",
+        ),
         ({"train": {"compile": True}}, "'adapter' and 'train.compile' cannot be combined"),
         (
             {"model": {"scratch": {"config": {"model_type": "llama"}}}},

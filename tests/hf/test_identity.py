@@ -6,12 +6,13 @@ import shutil
 import subprocess
 from pathlib import Path
 
+import huggingface_hub
 import pytest
 from tiny_adapters import save_adapter
 from tiny_families import build
 
 from memguard.errors import ModelError
-from memguard.hf.identity import hash_sums, hash_weights, sum_model
+from memguard.hf.identity import find_base_folder, hash_sums, hash_weights, sum_model
 from memguard.hf.load import load_model
 from memguard.records.sealed import sum_file
 
@@ -137,3 +138,24 @@ def test_an_adapter_is_its_files_and_those_of_its_base(tmp_path: Path) -> None:
         file.write_bytes(content)
     (adapter / "README.md").write_text("not read")
     assert hash_weights(adapter) == before
+
+
+def test_a_base_on_the_hub_is_located_without_a_download_if_it_is_complete(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_adapter(tmp_path)
+    names = sum_model(tmp_path / "base").keys()
+    config = tmp_path / "adapter" / "adapter_config.json"
+    config.write_text(config.read_text().replace(str(tmp_path / "base"), "someone/base"))
+    assert find_base_folder(tmp_path / "adapter", names) is None
+
+    def fetch(path: str, *, revision: str | None, local_files_only: bool) -> str:
+        assert (path, revision, local_files_only) == ("someone/base", None, True)
+        return str(tmp_path / "base")
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", fetch)
+    assert find_base_folder(tmp_path / "adapter", names) == tmp_path / "base"
+    (tmp_path / "base" / "model.safetensors").unlink()
+    assert find_base_folder(tmp_path / "adapter", names) is None
+    with pytest.raises(ModelError, match="its base model '/no/such/base' is missing"):
+        find_base_folder(tmp_path / "adapter", names, base="/no/such/base")

@@ -233,20 +233,30 @@ def _use_masks(wrapped: Any, spec: LoraSpec, lm: CausalLM) -> None:
     for name, layer in lm.model.named_modules():
         if not isinstance(layer, Linear4D) or layer.draw_mask is None:
             continue
-        pieces = [DropoutMasks(spec, name, rank) for rank in range(layer.in_axis.degree)]
+        num_ways = 1 if lm.mesh is None else lm.mesh.shape.num_batch_ways
+        pieces = [
+            [DropoutMasks(spec, name, rank) for rank in range(layer.in_axis.degree)]
+            for _ in range(num_ways)
+        ]
+        for way, masks in enumerate(pieces):
+            for mask in masks:
+                mask.first_sample = way * (NUM_ROWS // num_ways)
         other = wrapped.get_submodule(f"base_model.model.{name}")
         other.lora_dropout["default"] = _Masked(pieces, spec.dropout)
 
 
 class _Masked(nn.Module):
-    def __init__(self, pieces: list[DropoutMasks], rate: float) -> None:
+    def __init__(self, pieces: list[list[DropoutMasks]], rate: float) -> None:
         super().__init__()
         self.pieces, self.rate = pieces, rate
 
     def forward(self, input_MK: Tensor) -> Tensor:
-        parts = input_MK.chunk(len(self.pieces), -1)
-        masks = [piece(part) for piece, part in zip(self.pieces, parts, strict=True)]
-        return input_MK * torch.cat(masks, -1) / (1 - self.rate)
+        rows = []
+        for pieces, share in zip(self.pieces, input_MK.chunk(len(self.pieces)), strict=True):
+            parts = share.chunk(len(pieces), -1)
+            masks = [piece(part) for piece, part in zip(pieces, parts, strict=True)]
+            rows.append(torch.cat(masks, -1))
+        return input_MK * torch.cat(rows) / (1 - self.rate)
 
 
 def _distances(

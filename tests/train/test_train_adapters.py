@@ -1,6 +1,7 @@
 """Whole runs that train adapters: on one process and on meshes, resumed, exported, audited."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,11 @@ import torch
 import transformers
 from ranks import RankPool
 from run_examples import make_run, write_documents
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from test_train_mesh import curve, stop_after
 
-from memguard.config import RunConfig
+from memguard.config import ParallelConfig, RunConfig
+from memguard.errors import RecordError
 from memguard.hf.identity import sum_model
 from memguard.hf.load import load_model
 from memguard.records.run_files import (
@@ -123,6 +125,7 @@ def test_a_damaged_adapter_is_exported_again(folder: Path, alone: RunConfig) -> 
     assert path.read_bytes() == before
 
 
+@pytest.mark.mesh
 def test_a_mesh_trains_the_adapter_of_one_process(
     folder: Path, alone: RunConfig, ranks: RankPool
 ) -> None:
@@ -146,6 +149,17 @@ def test_a_run_resumes_on_any_mesh(folder: Path, alone: RunConfig, ranks: RankPo
     last = make(folder, name="moving", audit={"enabled": False})
     train_run(last)
     np.testing.assert_allclose(curve(last), curve(alone), rtol=2e-4)
+
+
+def test_a_run_does_not_resume_on_a_changed_base(folder: Path, ranks: RankPool) -> None:
+    base = Path(shutil.copytree(folder / "runs/base/model", folder / "own-base"))
+    config = make(folder, name="changed", mesh={"y": 2}, model={"path": str(base), "scratch": None})
+    stop_after(ranks, config, 2, 2)
+    tensors = load_file(base / "model.safetensors")
+    tensors["model.norm.weight"] *= 2
+    save_file(tensors, base / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(RecordError, match=r"another base model: its model\.safetensors was chang"):
+        train_run(config.model_copy(update={"parallel": ParallelConfig()}))
 
 
 @pytest.mark.slow

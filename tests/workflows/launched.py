@@ -9,6 +9,7 @@ from pathlib import Path
 from types import FrameType
 
 from memguard.cli import app, main
+from memguard.cli.options import print_result
 from memguard.errors import ConfigError, DataError, Interrupted, ModelError
 from memguard.workflows.launch import own_rank
 
@@ -25,7 +26,7 @@ def gather() -> None:
 
     with start_runtime() as runtime:
         everyone = runtime.gather_objects((runtime.rank, os.environ["OMP_NUM_THREADS"]))
-    app._print(True, everyone, FOLDER)
+    print_result(True, everyone, FOLDER)
 
 
 def raise_beside_a_barrier() -> None:

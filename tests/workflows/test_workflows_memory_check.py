@@ -256,3 +256,22 @@ def test_out_of_memory_of_each_kind() -> None:
         torch.empty(2**60, dtype=torch.uint8)
     assert is_out_of_memory(error.value)
     assert not is_out_of_memory(RuntimeError("shapes differ"))
+
+
+def test_adapters_are_named_where_they_fit_and_the_weights_do_not(large: Path) -> None:
+    with pytest.raises(ConfigError) as error:
+        check_memory(make(large), LLAMA_8B, gpus(1, 79.6), 1)
+    assert (
+        "or train LoRA adapters instead of the weights, adapter.name=lora adapter.r=16, on the "
+        "mesh (data=1, z=1, y=1, x=1) with activation_checkpointing " in str(error.value)
+    )
+    adapter = {"name": "lora", "r": 16}
+    check_memory(make(large, adapter=adapter), LLAMA_8B, gpus(1, 79.6), 1)
+    # Where the base alone is too large, adapters are no way out.
+    with pytest.raises(ConfigError) as error:
+        check_memory(make(large), LLAMA_8B, gpus(1, 15.0), 1)
+    assert "LoRA" not in str(error.value)
+    # The run already trains adapters.
+    with pytest.raises(ConfigError) as error:
+        check_memory(make(large, adapter=adapter), LLAMA_8B, gpus(1, 15.0), 1)
+    assert "LoRA" not in str(error.value)

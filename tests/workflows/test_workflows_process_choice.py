@@ -53,6 +53,11 @@ def make(folder: Path, family: str = "llama", **changes: Any) -> RunConfig:
         ({"family": "gemma2"}, 1, "1 of 8 visible GPUs is used: a model of type 'gemma2' may not"),
         ({"mitigations": [{"name": "dp_sgd"}]}, 1, "is used: dp_sgd needs one process"),
         ({"train": {"dropout": 0.1}}, 1, "is used: 'train.dropout' needs one process"),
+        (
+            {"adapter": {"name": "lora", "quantization": "nf4"}},
+            1,
+            "is used: 'adapter.quantization' needs one process",
+        ),
         ({"audit": {"device_map": "auto"}}, 1, "is used: 'audit.device_map' needs one process"),
         # No number of processes up to 8 works: the mesh's own error tells.
         ({"parallel": {"z": 16}}, 8, ""),

@@ -1,0 +1,231 @@
+"""Variants of one model, such as its quantised forms, on the documents of its audit.
+
+    windows, held-out texts  ->  VariantResults of each variant, one model in memory at a time
+    VariantResults           ->  rates of each bucket, and paired differences from the first variant
+
+The pass over each document is that of the audit, so that a variant whose weights are those of the
+audited model has its cached scores.
+
+Held-out loss of D documents with n_d of T supervised tokens: the mean over tokens is the mean over
+documents of D / T times the document's sum of losses. Its difference is therefore paired by
+document.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from memguard.audit.cache import ScoreMatrix
+from memguard.audit.context import AuditContext, AuditedModel
+from memguard.audit.document_scores import DocumentScores, ModelResults, build_scores
+from memguard.audit.extraction import Window, list_clusters
+from memguard.audit.model_probes import ModelProbes
+from memguard.audit.near_verbatim import NotGenerated
+from memguard.audit.run import plan_one_pass
+from memguard.audit.selection import BucketOutline
+from memguard.audit.statistics import clopper_pearson, compute_mean, compute_paired_difference
+from memguard.audit.suite import Suite
+from memguard.audit.tables import build_attack_cost
+from memguard.records import (
+    NUM_RISK_QUERIES,
+    Interval,
+    RiskName,
+    Variant,
+    VariantBucket,
+    VariantComparison,
+    VariantName,
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class HeldoutPiece:
+    """T tokens of a document that was never trained, in a row of their own."""
+
+    document: int
+    """Index of the document; a long one has several pieces."""
+    input_ids: NDArray[np.int32]
+    """[T], at least two."""
+    supervised: NDArray[np.bool_]
+    """[T] tokens with loss; the first token of a piece has none."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class HeldoutTexts:
+    """The documents on which the loss is measured."""
+
+    bucket: str
+    pieces: Sequence[HeldoutPiece]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class VariantResults:
+    """Measurements of one variant."""
+
+    name: VariantName
+    description: str
+    scores: DocumentScores
+    reason_not_generated: str | None
+    heldout: ScoreMatrix | None
+    """One row per piece: `nll` and `num_tokens`; None without pieces."""
+
+
+def measure_variant(
+    name: VariantName,
+    description: str,
+    model: AuditedModel,
+    windows: Sequence[Window],
+    heldout: HeldoutTexts,
+    *,
+    suite: Suite,
+    tiny_margin: float,
+    seed: int,
+    context: AuditContext,
+) -> VariantResults:
+    """Score one variant, which is loaded only if its scores are not cached, and free it.
+
+    Args:
+        name: of the variant.
+        description: of the variant, for the report.
+        model: the variant.
+        windows: of the audited documents.
+        heldout: documents for the loss.
+        suite: of the audit.
+        tiny_margin: margin in logits.
+        seed: of the audit.
+        context: of the audit.
+    """
+    plan = plan_one_pass(suite, tiny_margin=tiny_margin, codec=context.codec)
+    probes = ModelProbes(model=model, suite=suite, tiny_margin=tiny_margin, seed=seed, shop=context)
+    with probes:
+        numbers = probes.measure_documents(plan, windows, name)
+        near = probes.measure_near_verbatim(numbers, windows, f"{name}, near-verbatim")
+        losses = None
+        if heldout.pieces:
+            pieces = [(piece.input_ids, piece.supervised) for piece in heldout.pieces]
+            losses = probes.measure_losses(pieces, f"{name}, held-out loss")
+    results = ModelResults(teacher_forced=numbers, near_verbatim=near)
+    return VariantResults(
+        name=name,
+        description=description,
+        scores=build_scores(windows, plan, results, None),
+        reason_not_generated=near.reason if isinstance(near, NotGenerated) else None,
+        heldout=losses,
+    )
+
+
+def compare_variants(
+    results: Sequence[VariantResults],
+    windows: Sequence[Window],
+    outlines: Sequence[BucketOutline],
+    heldout: HeldoutTexts,
+) -> VariantComparison:
+    """Return the rates of each variant and their differences from the first one.
+
+    Args:
+        results: of each variant, on the same documents.
+        windows: of the documents.
+        outlines: the buckets.
+        heldout: documents on which the loss was measured.
+    """
+    cluster_N = list_clusters([window.document for window in windows])
+    first = results[0]
+    return VariantComparison(
+        heldout_bucket=heldout.bucket if heldout.pieces else None,
+        heldout_num_documents=len({piece.document for piece in heldout.pieces}),
+        heldout_num_tokens=sum(int(piece.supervised[1:].sum()) for piece in heldout.pieces),
+        variants=[
+            _build_variant(
+                variant, None if variant is first else first, cluster_N, outlines, heldout
+            )
+            for variant in results
+        ],
+    )
+
+
+def _build_variant(
+    variant: VariantResults,
+    first: VariantResults | None,
+    cluster_N: NDArray[np.int64],
+    outlines: Sequence[BucketOutline],
+    heldout: HeldoutTexts,
+) -> Variant:
+    """Return the record of a variant; ``first`` is None for the first one."""
+    loss_D = _list_losses(variant, heldout)
+    before_D = None if first is None else _list_losses(first, heldout)
+    mean = None if loss_D is None else compute_mean(loss_D)
+    costs = {cost.bucket: cost.model for cost in build_attack_cost(variant.scores, outlines)}
+    buckets = []
+    for outline in outlines:
+        (where,) = np.nonzero(variant.scores["bucket"] == outline.bucket)
+        clusters = cluster_N[where]
+        matches, logprob_N = _list_matches(variant, where), _mean_logprob(variant.scores, where)
+        differences: dict[RiskName, Interval] = {}
+        logprob_difference = None
+        if first is not None:
+            before = _list_matches(first, where)
+            paired = {
+                risk: compute_paired_difference(matched_N, before[risk], clusters=clusters)
+                for risk, matched_N in matches.items()
+                if risk in before
+            }
+            differences = {risk: value for risk, value in paired.items() if value is not None}
+            logprob_difference = compute_paired_difference(
+                logprob_N, _mean_logprob(first.scores, where), clusters=clusters
+            )
+        buckets.append(
+            VariantBucket(
+                bucket=outline.bucket,
+                role=outline.role,
+                num_documents=len(where),
+                risks={
+                    risk: clopper_pearson(int(matched_N.sum()), len(where))
+                    for risk, matched_N in matches.items()
+                },
+                attack_cost=costs.get(outline.bucket),
+                mean_logprob=compute_mean(logprob_N, clusters=clusters),
+                differences=differences,
+                logprob_difference=logprob_difference,
+            )
+        )
+    return Variant(
+        name=variant.name,
+        description=variant.description,
+        reason_not_generated=variant.reason_not_generated,
+        heldout_nll=None if mean is None else mean.value,
+        heldout_difference=None
+        if loss_D is None or before_D is None
+        else compute_paired_difference(loss_D, before_D),
+        buckets=buckets,
+    )
+
+
+def _list_matches(
+    variant: VariantResults, where: NDArray[np.int64]
+) -> dict[RiskName, NDArray[np.float64]]:
+    """Return 1 or 0 of each document by each extraction method that was measured."""
+    scores = variant.scores
+    matches: dict[RiskName, NDArray[np.float64]] = {"verbatim": scores["verbatim"][where]}
+    if variant.reason_not_generated is None:
+        matches["near_verbatim"] = scores["near_verbatim"][where]
+    # Infinite, not NaN, if no scheme can generate the document.
+    if not np.isnan(scores["attack_log10_queries"]).all():
+        within_N = scores["attack_log10_queries"][where] <= np.log10(NUM_RISK_QUERIES)
+        matches["attack_cost"] = within_N.astype(np.float64)
+    return matches
+
+
+def _mean_logprob(scores: DocumentScores, where: NDArray[np.int64]) -> NDArray[np.float64]:
+    mean_N: NDArray[np.float64] = (scores["logprob"] / scores["continuation_tokens"])[where]
+    return mean_N
+
+
+def _list_losses(variant: VariantResults, heldout: HeldoutTexts) -> NDArray[np.float64] | None:
+    """Return [D] values of the documents, whose mean is the loss (nats a token)."""
+    if variant.heldout is None:
+        return None
+    documents, where = np.unique([p.document for p in heldout.pieces], return_inverse=True)
+    sum_D = np.bincount(where, weights=variant.heldout["nll"])
+    scaled_D: NDArray[np.float64] = sum_D * len(documents) / variant.heldout["num_tokens"].sum()
+    return scaled_D

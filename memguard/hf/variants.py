@@ -1,0 +1,120 @@
+"""Loads a model as it may be shipped: with its adapter unmerged, or quantised.
+
+    adapter    base + adapter, by peft: Y = X W^T + s (X A^T) B^T
+    merged     W + s B A, rounded once to the stored precision
+    int8       merged, then torchao: 8-bit weights with a scale per output feature
+    nf4        merged, then bitsandbytes: 4-bit weights with a scale per 64 of them
+
+Quantised are the weights of all linear layers but the head; arithmetic stays in the audit's dtype.
+A model without an adapter is quantised as it is. The libraries are those of the extra `quant`.
+"""
+
+import importlib.metadata
+import warnings
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from memguard.hf.checkpoint import get_folder
+from memguard.hf.load import load_model
+from memguard.hf.merged_weights import open_merged, restore_base
+from memguard.parallel.nf4 import Nf4Linear, list_quantised
+from memguard.records import VARIANT_LIBRARIES, VariantName
+
+_FORMS: dict[VariantName, str] = {
+    "model": "the model's own weights",
+    "adapter": "base model and adapter, not merged",
+    "merged": "adapter merged into the base",
+    "int8": "8-bit weights",
+    "nf4": "4-bit weights",
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class VariantForm:
+    """How one variant is made of a model."""
+
+    name: VariantName
+    stored: torch.dtype
+    """Precision to which the weights are rounded, before they are quantised if they are."""
+    dtype: torch.dtype
+    """Of the arithmetic, and of the weights in memory that are not quantised."""
+
+    @property
+    def loaded(self) -> torch.dtype:
+        """The dtype in which weights are loaded: the less precise one."""
+        return min(self.stored, self.dtype, key=lambda kind: kind.itemsize)
+
+    def describe(self) -> str:
+        """Return how the weights were made, with the library that quantised them."""
+        made = f"{_FORMS[self.name]}, from {_name(self.loaded)}"
+        library = VARIANT_LIBRARIES.get(self.name)
+        if library is None:
+            return made
+        return f"{made} by {library} {importlib.metadata.version(library)}"
+
+    def load(
+        self,
+        path: str,
+        device: torch.device,
+        *,
+        revision: str | None = None,
+        base: str | None = None,
+        attn: str | None,
+    ) -> Any:
+        """Load the variant of a model onto a device.
+
+        Args:
+            path: folder or hub id; a folder with an adapter for `adapter` and `merged`.
+            device: of the model.
+            revision: of a hub id.
+            base: folder or hub id of an adapter's base; None locates it.
+            attn: attention implementation; None uses transformers' default.
+
+        Raises:
+            ModelError: see `load_model`.
+        """
+        if self.name == "adapter":
+            return self._load_adapted(path, base, attn).to(device)
+        model = load_model(
+            path, revision=revision, dtype=self.loaded, attn_implementation=attn, base=base
+        )
+        model = model.to(self.dtype).to(device)
+        if self.name == "int8":
+            _quantise_int8(model)
+        elif self.name == "nf4":
+            _quantise_nf4(model)
+        return model
+
+    def _load_adapted(self, path: str, base: str | None, attn: str | None) -> Any:
+        """Load the base, and attach the adapter without merging it."""
+        import peft  # Takes seconds to import.
+
+        folder = get_folder(path, None)
+        # The checks of a merge: the base is the adapter's, and its layers are linear.
+        source, base_folder = open_merged(folder, base=base)
+        model = load_model(str(base_folder), dtype=self.loaded, attn_implementation=attn)
+        restore_base(model, source)
+        model = model.to(self.dtype)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # About files of later versions, which were checked.
+            peft.PeftModel.from_pretrained(model, str(folder))
+        # peft has replaced the layers of the model itself.
+        return model.eval()
+
+
+def _name(dtype: torch.dtype) -> str:
+    return {torch.float32: "fp32", torch.bfloat16: "bf16"}[dtype]
+
+
+def _quantise_int8(model: Any) -> None:
+    from torchao.quantization import Int8WeightOnlyConfig, quantize_
+
+    chosen = set(list_quantised(model).values())
+    quantize_(model, Int8WeightOnlyConfig(), filter_fn=lambda module, _: module in chosen)
+
+
+def _quantise_nf4(model: Any) -> None:
+    for name, layer in list_quantised(model).items():
+        model.set_submodule(name, Nf4Linear(layer))

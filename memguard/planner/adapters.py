@@ -1,0 +1,107 @@
+"""Sizes of low-rank adapters on one rank, from the settings. No torch.
+
+                                          plain layer            transposed layer (o, down)
+    A [R, K]    fp32, over y or x         K/y                    K/x
+    B [N, R]    the same                  N/x                    N/y
+    m [N]       only with DoRA            N/x                    N/y
+
+Adapters are replicated over data and z; the base is frozen and stored in the precision of the run.
+A target that names layers of some blocks only is counted for every block.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from memguard.config.adapters import LoraConfig
+from memguard.parallel.mesh_shape import MeshShape, ModelSizes
+
+LINEAR_LAYERS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+"""Linear layers of a block of the families whose memory is estimated."""
+
+ADAPTER_BYTES = 4
+"""Of an element of an adapter, of its gradient and of each of its two moments (bytes)."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AdapterSizes:
+    """What determines the size of the adapters of a model."""
+
+    r: int
+    targets: tuple[str, ...] = LINEAR_LAYERS
+    """Linear layers of a block that have an adapter."""
+    use_dora: bool = False
+    has_dropout: bool = False
+
+    @classmethod
+    def from_settings(cls, config: LoraConfig | None) -> "AdapterSizes | None":
+        """Read the sizes from the settings of a run; None if it trains the weights."""
+        if config is None:
+            return None
+        targets: tuple[str, ...] = LINEAR_LAYERS
+        if config.target_modules != "all-linear":
+            leaves = {target.rpartition(".")[2] for target in config.target_modules}
+            targets = tuple(name for name in LINEAR_LAYERS if name in leaves)
+        return cls(
+            r=config.r,
+            targets=targets,
+            use_dora=config.use_dora,
+            has_dropout=config.lora_dropout > 0,
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AdaptedLayer:
+    """A layer with an adapter on one rank."""
+
+    name: str
+    ins: int
+    """In-features of this rank."""
+    outs: int
+    """Out-features of this rank."""
+    in_axis: Literal["y", "x"]
+    """The axis that shards the in-features, over which B's gradient is partial; A's is over the
+    other."""
+
+    @property
+    def out_axis(self) -> Literal["y", "x"]:
+        """The axis that shards the out-features."""
+        return "x" if self.in_axis == "y" else "y"
+
+
+def list_adapted(
+    sizes: ModelSizes, mesh: MeshShape, adapter: AdapterSizes | None
+) -> list[AdaptedLayer]:
+    """Return the layers of a block that have an adapter; none without adapters."""
+    if adapter is None:
+        return []
+    features, width = sizes.hidden_size // mesh.y, sizes.intermediate_size // mesh.x
+    queries = sizes.num_heads * sizes.head_dim // mesh.x
+    keys = sizes.num_kv_heads * sizes.head_dim // mesh.x
+    plain = {"q_proj": queries, "k_proj": keys, "v_proj": keys, "gate_proj": width}
+    plain["up_proj"] = width
+    transposed = {"o_proj": queries, "down_proj": width}
+    layers = []
+    for name in adapter.targets:
+        if name in plain:
+            layer = AdaptedLayer(name=name, ins=features, outs=plain[name], in_axis="y")
+        else:
+            layer = AdaptedLayer(name=name, ins=transposed[name], outs=features, in_axis="x")
+        layers.append(layer)
+    return layers
+
+
+def count_elements(sizes: ModelSizes, mesh: MeshShape, adapter: AdapterSizes | None) -> int:
+    """Return the elements of all adapters that one rank stores; 0 without adapters."""
+    if adapter is None:
+        return 0
+    per_feature = adapter.r + (1 if adapter.use_dora else 0)
+    in_block = sum(
+        adapter.r * layer.ins + per_feature * layer.outs
+        for layer in list_adapted(sizes, mesh, adapter)
+    )
+    return sizes.num_layers * in_block
+
+
+def count_tensors(sizes: ModelSizes, adapter: AdapterSizes) -> int:
+    """Return the number of tensors of all adapters."""
+    return sizes.num_layers * len(adapter.targets) * (3 if adapter.use_dora else 2)

@@ -1,0 +1,163 @@
+"""Audits the forms in which a model may be shipped, on the documents of its audit."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from memguard.audit.context import AuditContext
+from memguard.audit.extraction import TINY_MARGINS
+from memguard.audit.selection import select_windows
+from memguard.audit.suite import Suite
+from memguard.audit.variants import (
+    HeldoutPiece,
+    HeldoutTexts,
+    compare_variants,
+    measure_variant,
+)
+from memguard.config import AuditConfig
+from memguard.data.corpus import Corpus, load_corpus
+from memguard.data.packing import split_points
+from memguard.hf.variants import VariantForm
+from memguard.records import VariantComparison, VariantName
+from memguard.runtime import Console
+from memguard.train.heldout import choose_heldout
+from memguard.workflows.audit_context import DTYPES, LazyModel
+from memguard.workflows.audit_inputs import AuditTarget
+from memguard.workflows.requests import AuditRequest
+from memguard.workflows.setup import DistributedContext
+from memguard.workflows.variant_request import check_variants
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class VariantPlan:
+    """The variants of an audit, and the documents on which their loss is measured."""
+
+    forms: Sequence[VariantForm]
+    heldout: HeldoutTexts
+    settings: AuditConfig
+    distributed: DistributedContext
+
+    def measure(
+        self,
+        target: AuditTarget,
+        weights_sha256: str | None,
+        suite: Suite,
+        context: AuditContext,
+        console: Console,
+    ) -> VariantComparison:
+        """Score the variants one after the other; cached scores are not measured again.
+
+        Args:
+            target: of the audit.
+            weights_sha256: hash of the audited model; None disables the cache.
+            suite: of the audit.
+            context: of the audit.
+            console: shows which variant is scored.
+        """
+        assert isinstance(target.model, str), "checked: variants are of a folder or hub id"
+        selection = select_windows(
+            target.documents,
+            suite.extraction,
+            seed=target.seed,
+            min_documents=self.settings.min_documents,
+            max_documents_per_bucket=self.settings.max_documents_per_bucket,
+        )
+        results = []
+        for form in self.forms:
+            console.info(f"audit: variant {form.name}: {form.describe()}")
+            model = LazyModel(
+                path=target.model,
+                revision=None,
+                base=target.adapter_base,
+                weights_sha256=weights_sha256,
+                settings=self.settings,
+                attn=target.attn,
+                distributed=self.distributed,
+                form=None if _is_audited(form) else form,
+            )
+            results.append(
+                measure_variant(
+                    form.name,
+                    form.describe(),
+                    model,
+                    selection.windows,
+                    self.heldout,
+                    suite=suite,
+                    tiny_margin=TINY_MARGINS[self.settings.dtype],
+                    seed=target.seed,
+                    context=context,
+                )
+            )
+        return compare_variants(results, selection.windows, selection.buckets, self.heldout)
+
+
+def _is_audited(form: VariantForm) -> bool:
+    """Return whether a variant is the audited model itself, whose scores are then cached."""
+    return form.name in ("model", "merged") and form.loaded == form.dtype
+
+
+def plan_variants(
+    request: AuditRequest,
+    settings: AuditConfig,
+    target: AuditTarget,
+    distributed: DistributedContext,
+) -> VariantPlan | None:
+    """Return the variants of a request; None if it has none.
+
+    Weights are rounded to the precision of the run that trained them. The loss is measured on the
+    held-out documents of a run, cut as in training; of another model on the audited parts of its
+    nonmembers.
+
+    Raises:
+        ConfigError: see `check_variants`.
+    """
+    num_processes = distributed.runtime.world_size
+    names = check_variants(request.variants, request.audited, settings, num_processes)
+    if not names:
+        return None
+    run, config = request.run, request.run_config
+    if run is not None and config is not None:
+        precision = "bf16" if config.train.precision == "bf16" else "fp32"
+        heldout = _list_heldout(load_corpus(run), config.data.seq_len)
+    else:
+        precision = settings.dtype
+        heldout = _list_nonmembers(target)
+    return VariantPlan(
+        forms=[_describe(name, precision, settings) for name in names],
+        heldout=heldout,
+        settings=settings,
+        distributed=distributed,
+    )
+
+
+def _describe(name: VariantName, precision: str, settings: AuditConfig) -> VariantForm:
+    return VariantForm(name=name, stored=DTYPES[precision], dtype=DTYPES[settings.dtype])
+
+
+def _list_heldout(corpus: Corpus, seq_len: int) -> HeldoutTexts:
+    bucket, documents = choose_heldout(corpus)
+
+    def cut() -> Iterator[HeldoutPiece]:
+        for index in documents:
+            document, begin = corpus.document(index), 0
+            for end in split_points(len(document.input_ids), seq_len):
+                piece = HeldoutPiece(
+                    document=index,
+                    input_ids=np.asarray(document.input_ids[begin:end]),
+                    supervised=np.asarray(document.supervised[begin:end]),
+                )
+                begin = end
+                if piece.supervised[1:].any():
+                    yield piece
+
+    return HeldoutTexts(bucket=bucket, pieces=list(cut()))
+
+
+def _list_nonmembers(target: AuditTarget) -> HeldoutTexts:
+    pieces = [
+        HeldoutPiece(document=index, input_ids=d.input_ids, supervised=d.supervised)
+        for index, d in enumerate(target.documents)
+        if d.role == "control" and d.supervised[1:].any()
+    ]
+    return HeldoutTexts(bucket="nonmembers", pieces=pieces)

@@ -1,0 +1,77 @@
+"""Checks the argument `--variants` of `audit` before torch is imported."""
+
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, cast, get_args
+
+from memguard.config import AuditConfig
+from memguard.errors import ConfigError
+from memguard.hf.adapter_files import is_adapter
+from memguard.records import VARIANT_LIBRARIES, VariantName
+
+if TYPE_CHECKING:
+    from memguard.workflows.model_in_memory import ModelInMemory
+
+_OF_ADAPTERS: tuple[VariantName, ...] = ("adapter", "merged")
+_CHOICES: tuple[VariantName, ...] = tuple(name for name in get_args(VariantName) if name != "model")
+
+
+def check_variants(
+    names: tuple[str, ...],
+    model: "str | ModelInMemory",
+    settings: AuditConfig,
+    num_processes: int,
+) -> tuple[VariantName, ...]:
+    """Return the variants to audit; the others are compared with the first one.
+
+    A model without an adapter is the first one itself, as `model`.
+
+    Args:
+        names: as given; empty for no variants.
+        model: folder or hub id of the audited model.
+        settings: of the audit.
+        num_processes: of the audit.
+
+    Raises:
+        ConfigError: an unknown or repeated name, a model that has no such variant, several
+            processes, or a missing library.
+    """
+    if not names:
+        return ()
+    unknown = [name for name in names if name not in _CHOICES]
+    if unknown or len(set(names)) < len(names):
+        raise ConfigError(
+            f"'--variants' must give each of {', '.join(_CHOICES)} at most once, separated by "
+            f"commas; got '{','.join(names)}'"
+        )
+    if not isinstance(model, str):
+        raise ConfigError("'--variants' needs the folder of a model; save the model and audit that")
+    given = cast("tuple[VariantName, ...]", names)
+    if is_adapter(model):
+        if len(given) < 2:
+            other = "merged" if given[0] == "adapter" else "adapter"
+            raise ConfigError(
+                "'--variants' compares the others with the first one and needs two or more; got "
+                f"'{given[0]}'. Write {other},{given[0]}"
+            )
+    else:
+        wrong = [name for name in given if name in _OF_ADAPTERS]
+        if wrong:
+            raise ConfigError(
+                f"'--variants': '{wrong[0]}' needs a model with an adapter, and '{model}' has "
+                "none: its own weights are the first variant. Choose from int8, nf4"
+            )
+        given = ("model", *given)
+    if num_processes > 1:
+        raise ConfigError(
+            f"'--variants' needs one process; got {num_processes}. Audit the variants without "
+            "--nproc"
+        )
+    if settings.device_map is not None:
+        raise ConfigError("'--variants' and 'audit.device_map' cannot be combined; remove one")
+    for name in given:
+        library = VARIANT_LIBRARIES.get(name)
+        if library is not None and find_spec(library) is None:
+            raise ConfigError(
+                f"'--variants': {name} needs {library}: pip install 'memguard[quant]'"
+            )
+    return given

@@ -1,0 +1,350 @@
+"""The study of adapters: what each way of fine-tuning memorizes at the same held-out loss.
+
+    1  rates      every setting at every learning rate of its grid, one seed that step 3 lacks
+    2  matching   target = the worst of the settings' lowest held-out losses
+                  rates  = the lowest and the highest that reach the target, interpolated
+    3  runs       every setting at these rates, three seeds
+
+The loss falls and then rises with the learning rate, so one loss has two rates: at the low one the
+model is trained little, at the high one it overfits.
+
+All runs train the same documents as often as planned, in the same number of steps; a run that
+stopped where it reaches the target would have trained them less often than others. Losses are
+compared as changes from the model before training, because seeds have different held-out documents.
+"""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+from safetensors import safe_open
+from scipy.interpolate import PchipInterpolator
+from study_common import ROOT, STUDIES, mean, run_compare, show_queries
+
+from memguard.config import apply_overrides, load_yaml
+
+RATES = {
+    "full": (5e-5, 1.5e-4, 5e-4, 1.5e-3, 4e-3, 1e-2),
+    "lora": (5e-4, 1.2e-3, 3e-3, 7e-3, 1.5e-2, 3e-2),
+    "head": (5e-4, 1.2e-3, 3e-3, 8e-3, 2e-2, 5e-2),
+}
+"""Learning rates by the first part of a setting's name."""
+RATES_SEED = 100
+HIGH = "_high"
+"""End of the name of a setting at the higher one of its rates."""
+SAME_RATE = 1.25
+"""Two rates are one if their ratio is lower."""
+TOLERANCE = 0.03
+"""Largest difference of a matched held-out loss from the target (nats a token)."""
+QUICK_SETTINGS = ("full", "lora-r4", "head")
+QUICK_OVERRIDES = (
+    "pretrain.model.scratch.config.hidden_size=32",
+    "pretrain.model.scratch.config.intermediate_size=48",
+    "pretrain.model.scratch.config.num_hidden_layers=1",
+    "pretrain.model.scratch.vocab_size=400",
+    "pretrain.data.train=['docstrings:topics']",
+    "pretrain.train.max_steps=4",
+    "run.data.train=['docstrings:networkx']",
+    "run.data.study={num_repetitions: [0, 2], documents_per_bucket: 6}",
+    "run.data.heldout_documents=10",
+    "seeds=[0]",
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Choice:
+    """The learning rates of a setting."""
+
+    rate: float
+    """The lowest rate that reaches the target."""
+    high_rate: float | None
+    """The highest rate that reaches the target; None if it is the same."""
+    best_rate: float
+    """Of the grid, the rate with the lowest held-out loss."""
+    best_change: float
+    """Its change of the held-out loss (nats a token)."""
+
+
+def run(output_dir: Path, *, jobs: int, quick: bool, overrides: Sequence[str]) -> str:
+    """Run all steps and return the tables.
+
+    Args:
+        output_dir: folder of the two sweeps.
+        jobs: runs trained at a time.
+        quick: three settings, one rate, one seed and a tiny model.
+        overrides: key=value for the study's YAML.
+    """
+    added = QUICK_OVERRIDES if quick else ()
+    document = apply_overrides(load_yaml(STUDIES / "adapters.yaml"), [*added, *overrides])
+    values = {**document.values, "output_dir": str(output_dir)}
+    if quick:
+        chosen = [item for item in values["settings"] if item["name"] in QUICK_SETTINGS]
+        values |= {"name": "adapters-quick", "settings": chosen}
+    name = values["name"]
+    searching = build_rates(values, num_rates=1 if quick else None)
+    searched = run_sweep(output_dir, searching, jobs=jobs)
+    target, choices = choose_rates(read_curves(searched))
+    base = output_dir / searching["name"] / "base" / "model"
+    compared = run_sweep(output_dir, build_matched(values, choices, base), jobs=jobs)
+    return "\n\n".join(
+        [
+            write_matching(compared, choices, target, output_dir / name),
+            write_doses(compared),
+            write_rates(searched),
+        ]
+    )
+
+
+def run_sweep(output_dir: Path, values: Mapping[str, Any], *, jobs: int) -> dict[str, Any]:
+    """Write a sweep's YAML into its folder and run it."""
+    folder = output_dir / values["name"]
+    path = folder / "sweep.yaml"
+    (ROOT / folder).mkdir(parents=True, exist_ok=True)
+    (ROOT / path).write_text(yaml.safe_dump(dict(values), sort_keys=False), encoding="utf-8")
+    return run_compare(path, folder, jobs=jobs, overrides=())
+
+
+def build_rates(values: Mapping[str, Any], *, num_rates: int | None = None) -> dict[str, Any]:
+    """Return the sweep of step 1.
+
+    Args:
+        values: the study's YAML.
+        num_rates: number of rates of each setting, the highest ones; None takes all.
+    """
+    settings = []
+    for setting in values["settings"]:
+        rates = RATES[setting["name"].partition("-")[0]]
+        for rate in rates[-(num_rates or len(rates)) :]:
+            changes = {**setting.get("overrides", {}), "optim.lr": rate}
+            name = f"{setting['name']}_{rate:g}"
+            settings.append({**setting, "name": name, "overrides": changes})
+    name = f"{values['name']}-rates"
+    return {**values, "name": name, "settings": settings, "seeds": [RATES_SEED]}
+
+
+def build_matched(
+    values: Mapping[str, Any], choices: Mapping[str, Choice], base: Path
+) -> dict[str, Any]:
+    """Return the sweep of step 3, which starts from the model that step 1 has trained."""
+    settings = []
+    for setting in values["settings"]:
+        choice = choices[setting["name"]]
+        for end, rate in (("", choice.rate), (HIGH, choice.high_rate)):
+            if rate is not None:
+                changes = {**setting.get("overrides", {}), "optim.lr": rate}
+                name = f"{setting['name']}{end}"
+                settings.append({**setting, "name": name, "overrides": changes})
+    kept = {key: value for key, value in values.items() if key != "pretrain"}
+    run = {**values["run"], "model": {**values["run"].get("model", {}), "path": str(base)}}
+    return {**kept, "run": run, "settings": settings}
+
+
+Curve = Sequence[tuple[float, float]]
+"""Learning rates, ascending, each with its change of the held-out loss."""
+
+
+def find_change(run: Mapping[str, Any]) -> float:
+    """Return the change of the held-out loss by a run's training (nats a token)."""
+    utility = run["utility"]
+    change: float = utility["heldout_nll"] - utility["base_heldout_nll"]
+    return change
+
+
+def read_curves(searched: Mapping[str, Any]) -> dict[str, Curve]:
+    """Return the curve of each setting of step 1."""
+    curves: dict[str, list[tuple[float, float]]] = {}
+    for run in searched["settings"]:
+        name, _, rate = run["name"].rpartition("_")
+        curves.setdefault(name, []).append((float(rate), find_change(run)))
+    return {name: sorted(curve) for name, curve in curves.items()}
+
+
+def choose_rates(curves: Mapping[str, Curve]) -> tuple[float, dict[str, Choice]]:
+    """Return the target, which every setting reaches, and each setting's learning rates."""
+    target = max(min(change for _, change in curve) for curve in curves.values())
+    choices = {}
+    for name, curve in curves.items():
+        best_rate, best_change = min(curve, key=lambda point: point[1])
+        rate, high_rate = find_rates(curve, target)
+        choices[name] = Choice(
+            rate=rate, high_rate=high_rate, best_rate=best_rate, best_change=best_change
+        )
+    return target, choices
+
+
+def find_rates(curve: Curve, target: float) -> tuple[float, float | None]:
+    """Return the lowest and the highest rate at which the change of the loss is ``target``.
+
+    Between the rates of the grid the change is interpolated in log(rate), monotonically. The lowest
+    rate of the grid is returned where its change is already below the target. There is no second
+    rate where the curve does not rise above the target again, or soon after the lowest rate.
+    """
+    if len(curve) == 1:
+        return curve[0][0], None
+    powers_N = np.log([rate for rate, _ in curve])
+    changes_N = [change for _, change in curve]
+    fine_M = np.unique(np.concatenate([powers_N, np.linspace(powers_N[0], powers_N[-1], 2000)]))
+    curve_M = PchipInterpolator(powers_N, changes_N)(fine_M)
+    reached = np.exp(fine_M[curve_M <= target + 1e-9])
+    low, high = (float(f"{rate:.3g}") for rate in (reached[0], reached[-1]))
+    has_two = changes_N[-1] > target and high > SAME_RATE * low
+    return low, high if has_two else None
+
+
+# Tables
+
+
+def write_matching(
+    compared: Mapping[str, Any], choices: Mapping[str, Choice], target: float, folder: Path
+) -> str:
+    """Format one row per setting: how its loss was matched, and what its training costs."""
+    rows = [
+        "| setting | trained parameters | learning rate | change of held-out NLL | from the target "
+        "| lowest at any rate | training time | peak memory |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for name, runs in group(compared).items():
+        choice = choices[name.removesuffix(HIGH)]
+        rate = choice.high_rate if name.endswith(HIGH) else choice.rate
+        changes = [find_change(run) for run in runs]
+        beside = mean(changes) - target
+        is_matched = abs(beside) <= TOLERANCE
+        peaks = [read_peak(folder / run["run"]) for run in runs]
+        cells = (
+            name,
+            f"{count_trained(folder / runs[0]['run']):,}",
+            f"{rate:g}",
+            f"{mean(changes):+.3f} {show_range(changes, '+.3f')}",
+            f"{beside:+.3f}" + ("" if is_matched else " **not matched**"),
+            f"{choice.best_change:+.3f} at {choice.best_rate:g}",
+            f"{mean([run['cost']['train_s'] for run in runs]):.0f} s",
+            f"{mean(peaks) / 2**20:.0f} MiB",
+        )
+        rows.append(f"| {' | '.join(cells)} |")
+    before = mean([run["utility"]["base_heldout_nll"] for run in compared["settings"]])
+    seeds = sorted({run["seed"] for run in compared["settings"]})
+    return "\n".join(
+        [
+            f"Target: {target:+.3f} nats a token from the model before training (held-out NLL "
+            f"{before:.3f}). Means over seeds {', '.join(map(str, seeds))}, in brackets the lowest "
+            f"and highest seed; matched is within {TOLERANCE} of the target. The lowest change at "
+            f"any rate is of seed {RATES_SEED}. Peak memory is the resident memory of the whole "
+            "process, libraries and documents included.",
+            "",
+            *rows,
+        ]
+    )
+
+
+def write_doses(compared: Mapping[str, Any]) -> str:
+    """Format one row per setting: membership, and extraction by number of repetitions."""
+    doses = [dose for dose in list_doses(compared) if dose]
+    groups = group(compared)
+    first = next(iter(groups.values()))[0]
+    rows = [
+        f"| setting | membership AUC | {' | '.join(f'{dose} times' for dose in doses)} |",
+        "|---|---|" + "---|" * len(doses),
+    ]
+    base = [show_cells([compared["base_extraction"][str(dose)]]) for dose in doses]
+    rows.append(f"| before training | | {' | '.join(base)} |")
+    for name, runs in groups.items():
+        shown = [show_cells([run["extraction"][str(dose)] for run in runs]) for dose in doses]
+        rows.append(f"| {name} | {show_auc(runs)} | {' | '.join(shown)} |")
+    num = first["extraction"][str(doses[0])]["num_documents"]
+    return "\n".join(
+        [
+            f"By number of repetitions: verbatim / near-verbatim of all documents ({num} a seed), "
+            "mean teacher-forced accuracy of the last 50 tokens, median attack cost (queries, mean "
+            "of the seeds' logarithms). Membership is the AUC of the loss, trained documents of "
+            "all repetitions against the control, in brackets the lowest and highest seed. 'Before "
+            "training' is of the first seed.",
+            "",
+            *rows,
+        ]
+    )
+
+
+def write_rates(searched: Mapping[str, Any]) -> str:
+    """Format the runs of step 1: one row per setting, one column per rank of the rate."""
+    dose = list_doses(searched)[-1]
+    by_name: dict[str, list[str]] = {}
+    for run in searched["settings"]:
+        name, _, rate = run["name"].rpartition("_")
+        cell = show_cells([run["extraction"][str(dose)]])
+        by_name.setdefault(name, []).append(f"{rate}: {find_change(run):+.3f}; {cell}")
+    num_rates = len(next(iter(by_name.values())))
+    head = " | ".join(["setting", *(f"rate {n}" for n in range(1, num_rates + 1))])
+    rows = [f"| {head} |", "|---|" + "---|" * num_rates]
+    for name, cells in by_name.items():
+        rows.append(f"| {name} | {' | '.join(cells)} |")
+    return "\n".join(
+        [
+            f"All rates, seed {RATES_SEED}: learning rate, change of the held-out NLL, then as "
+            f"above for documents trained {dose} times.",
+            "",
+            *rows,
+        ]
+    )
+
+
+def group(compared: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
+    """Return the runs of each setting."""
+    groups: dict[str, list[dict[str, Any]]] = {}
+    for run in compared["settings"]:
+        groups.setdefault(run["name"], []).append(run)
+    return groups
+
+
+def list_doses(compared: Mapping[str, Any]) -> list[int]:
+    """Return the numbers of repetitions, ascending."""
+    return sorted(map(int, compared["settings"][0]["extraction"]))
+
+
+def show_cells(cells: Sequence[Mapping[str, Any]]) -> str:
+    """Format one setting's documents of one number of repetitions, over its seeds."""
+    num = sum(cell["num_documents"] for cell in cells)
+    verbatim = sum(cell["num_matched"] for cell in cells)
+    near = [cell["near_verbatim"] for cell in cells]
+    matched = "-" if None in near else f"{100 * sum(n['num_matched'] for n in near) / num:.0f}"
+    accuracy = 100 * mean([cell["mean_token_accuracy"] for cell in cells])
+    costs = [cell["attack_cost"]["median"] for cell in cells if cell["attack_cost"]]
+    return f"{100 * verbatim / num:.0f} / {matched} %, {accuracy:.0f} %, {show_queries(costs)}"
+
+
+def show_auc(runs: Sequence[Mapping[str, Any]]) -> str:
+    """Format the AUC of the loss as a membership score, over a setting's seeds."""
+    scores = [score for run in runs for score in run["membership"] if score["score"] == "loss"]
+    values = [score["auc"]["value"] for score in scores if score["auc"] is not None]
+    return f"{mean(values):.2f} {show_range(values, '.2f')}" if values else "not measured"
+
+
+def show_range(values: Sequence[float], form: str) -> str:
+    """Format the lowest and the highest value."""
+    return f"[{min(values):{form}}, {max(values):{form}}]"
+
+
+def read_peak(folder: Path) -> int:
+    """Return the peak memory of a run's training (bytes)."""
+    lines = (ROOT / folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    steps = [json.loads(line) for line in lines if '"event":"step"' in line]
+    return max(step["peak_memory_bytes"] for step in steps)
+
+
+def count_trained(folder: Path) -> int:
+    """Return the number of parameters that a run has trained."""
+    config = yaml.safe_load((ROOT / folder / "config.yaml").read_text(encoding="utf-8"))
+    adapter = ROOT / folder / "adapter" / "adapter_model.safetensors"
+    path = adapter if adapter.exists() else ROOT / folder / "model" / "model.safetensors"
+    chosen = config["train"]["trainable_modules"]
+    with safe_open(path, framework="np") as file:
+        return sum(
+            math.prod(file.get_slice(name).get_shape())
+            # The file has no iterator.
+            for name in file.keys()  # noqa: SIM118
+            if chosen is None or any(f".{module}." in f".{name}" for module in chosen)
+        )

@@ -1,0 +1,84 @@
+"""What the studies share: running a sweep, the words of a table's cells, writing into a page."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+STUDIES = ROOT / "eval" / "studies"
+BEGIN, END = "<!-- tables: scripts/study.py -->", "<!-- end of tables -->"
+
+
+def run_compare(path: Path, folder: Path, *, jobs: int, overrides: Sequence[str]) -> dict[str, Any]:
+    """Train and compare the runs of one sweep; finished ones are not repeated.
+
+    Args:
+        path: the sweep's YAML.
+        folder: the sweep's folder, in which it writes its comparison.
+        jobs: runs trained at a time.
+        overrides: key=value for the sweep.
+    """
+    command = [sys.executable, "-m", "memguard", "compare", str(path)]
+    # Without --jobs, runs are sequential, as a GPU needs them.
+    parallel = ["--jobs", str(jobs)] if jobs > 1 else []
+    ended = subprocess.run([*command, *parallel, *overrides], check=False, cwd=ROOT)
+    if ended.returncode:
+        raise SystemExit(ended.returncode)
+    comparison: dict[str, Any] = json.loads((ROOT / folder / "comparison.json").read_text())
+    return comparison
+
+
+def mean(values: Sequence[float]) -> float:
+    """Return the mean."""
+    return sum(values) / len(values)
+
+
+def show_dose(count: int) -> str:
+    """Format how often a bucket is trained."""
+    return {0: "never", 1: "once"}.get(count, f"{count} times")
+
+
+def show_change(change: dict[str, Any] | None) -> str:
+    """Format a change of the held-out loss and its interval in percent."""
+    if change is None:
+        return "reference"
+    text, ci = f"{show_percent(change['value'])} %", change["ci"]
+    return text if ci is None else f"{text} [{', '.join(map(show_percent, ci))}]"
+
+
+def show_percent(share: float) -> str:
+    """Format a change with its sign; adding 0.0 turns a rounded -0.0 into 0.0."""
+    return f"{round(100 * share, 1) + 0.0:+.1f}"
+
+
+def show_share(risk: dict[str, Any] | None) -> str:
+    """Format a share of documents and its interval in percent."""
+    if risk is None:
+        return "not measured"
+    ci = risk["ci"]
+    text = f"{100 * risk['value']:.0f} %"
+    return text if ci is None else f"{text} [{100 * ci[0]:.0f}, {100 * ci[1]:.0f}]"
+
+
+def show_queries(log10_queries: Sequence[float | None]) -> str:
+    """Format the mean over seeds of a median attack cost; None is an infinite median."""
+    finite = [power for power in log10_queries if power is not None]
+    if not log10_queries:
+        return "not measured"
+    if len(finite) < len(log10_queries):
+        return "never"
+    power = mean(finite)
+    return "1" if power == 0 else f"10^{power:.0f}"
+
+
+def replace_tables(page: Path, tables: str) -> None:
+    """Write the tables between the page's marks."""
+    text = page.read_text(encoding="utf-8")
+    before, _, rest = text.partition(BEGIN)
+    _, mark, after = rest.partition(END)
+    if not mark:
+        raise SystemExit(f"{page} needs the marks '{BEGIN}' and '{END}'")
+    page.write_text(f"{before}{BEGIN}\n\n{tables}\n\n{END}{after}", encoding="utf-8")

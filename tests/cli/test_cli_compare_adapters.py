@@ -1,0 +1,105 @@
+"""Adapters as settings of `memguard compare`, and runs with adapters that are fixed."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import yaml
+from cli_examples import TINY_LLAMA, read_json, run_cli, write_run, write_texts
+
+from memguard.config import load_run_config
+from memguard.records.audit_files import save_audit_files
+
+SETTINGS: list[dict[str, Any]] = [
+    {"name": "full"},
+    {
+        "name": "lora",
+        "overrides": {"adapter": {"name": "lora", "r": 2}, "optim.lr": 1e-3},
+        "mitigations": [{"name": "goldfish", "k": 2}],
+    },
+]
+
+
+@pytest.mark.slow
+def test_adapters_are_settings_of_a_sweep(tmp_path: Path) -> None:
+    texts = str(write_texts(tmp_path / "texts.jsonl", 30, words=20))
+    values = {
+        "name": "small",
+        "output_dir": str(tmp_path),
+        "pretrain": {
+            "model": {"scratch": {"vocab_size": 400, "config": TINY_LLAMA}},
+            "data": {"train": texts, "seq_len": 64, "control_fraction": 0},
+            "train": {"max_steps": 2},
+        },
+        "run": {
+            "data": {
+                "train": texts,
+                "study": {"num_repetitions": [0, 1], "documents_per_bucket": 6},
+                "background": "remainder",
+                "heldout_documents": 6,
+                "seq_len": 128,
+            },
+            "train": {"batch_size": 4},
+            "audit": {"continuation_tokens": 8},
+        },
+        "settings": SETTINGS,
+    }
+    file = tmp_path / "sweep.yaml"
+    file.write_text(yaml.safe_dump(values))
+    done = run_cli("compare", file)
+    assert done.code == 0, done.err
+    assert (tmp_path / "small/full/model").is_dir()
+    assert (tmp_path / "small/lora/adapter").is_dir()
+    comparison = read_json(tmp_path / "small" / "comparison.json")
+    assert [setting["name"] for setting in comparison["settings"]] == ["full", "lora"]
+    page = (tmp_path / "small" / "comparison.html").read_text(encoding="utf-8")
+    assert "adapter (lora (r 2))" in page
+    # The same runs, compared as finished ones.
+    runs = [tmp_path / "small" / setting["name"] for setting in SETTINGS]
+    again = run_cli("compare", *runs, "--out", tmp_path / "again", "--json")
+    assert again.code == 0, again.err
+    compared = json.loads(again.out)
+    assert compared["paired"] == comparison["paired"]
+    overrides = compared["settings"][1]["overrides"]
+    assert (overrides["adapter.name"], overrides["adapter.r"]) == ("lora", 2)
+
+
+def recite(run: Path) -> None:
+    """Let the report say that three trained documents are extracted."""
+    report, scores = read_json(run / "audit/report.json"), run / "audit/records.parquet"
+    report["verdict"]["level"] = "recites"
+    (run / "audit/report.json").write_text(json.dumps(report))
+    table = pq.read_table(scores)
+    roles = table.column("role").to_pylist()
+    extracted = [
+        role == "trained" and roles[:row].count("trained") < 3 for row, role in enumerate(roles)
+    ]
+    place = table.schema.get_field_index("near_verbatim")
+    pq.write_table(table.set_column(place, "near_verbatim", pa.array(extracted)), scores)
+    save_audit_files(run / "audit", has_card=True)
+
+
+@pytest.mark.slow
+def test_a_run_with_adapters_is_fixed_in_both_ways(tiny_folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "model").symlink_to(tiny_folder / "model")
+    write_texts(tmp_path / "documents.jsonl", 60)
+    settings = write_run(tmp_path, adapter={"name": "lora", "r": 2}, train={"epochs": 1})
+    trained = run_cli("train", settings)
+    assert trained.code == 0, trained.err
+    run = tmp_path / "runs" / "run"
+    recite(run)
+    done = run_cli("compare", run, "--fix")
+    assert done.code == 0, done.err
+    again = load_run_config(run.with_name("run-fix") / "config.yaml")
+    # The same adapters are trained from the same base.
+    assert again.adapter == load_run_config(run / "config.yaml").adapter
+    assert (run.with_name("run-fix") / "adapter").is_dir()
+    recite(run)
+    forgotten = run_cli("compare", run, "--fix", "--keep-weights")
+    assert forgotten.code == 0, forgotten.err
+    # The adapter is merged into the base, and all weights forget.
+    assert load_run_config(run.with_name("run-forget") / "config.yaml").adapter is None
+    assert (run.with_name("run-forget") / "model").is_dir()

@@ -1,0 +1,254 @@
+"""Adapters on a base in NF4: against peft and transformers' BitsAndBytesConfig, on one process."""
+
+import json
+import warnings
+from pathlib import Path
+from typing import Any
+
+import peft
+import pytest
+import torch
+import transformers
+from cli_examples import run_cli, save_tiny_model, write_run, write_texts
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+from tiny_adapters import save_adapter
+from torch import Tensor, nn
+
+from memguard.config import load_run_config
+from memguard.errors import ModelError
+from memguard.hf import merged_weights
+from memguard.hf.load import load_model
+from memguard.hf.merged_weights import open_merged
+from memguard.hf.nf4_base import quantise_base
+from memguard.parallel.linear import Linear4D
+from memguard.parallel.lora import LoraSpec, attach_lora, is_adapter_parameter
+from memguard.records.run_files import load_trained
+from memguard.workflows import run_checks
+from memguard.workflows.run_folder import hash_run
+
+LAYERS = 2 * 7
+Gradients = dict[str, Tensor]
+
+
+def load_reference(base: Path, *, dtype: torch.dtype, use_dora: bool) -> Any:
+    """Return transformers' 4-bit model with peft's adapters, in training mode.
+
+    In evaluation mode bitsandbytes may compute in bf16 on this machine's CPU.
+    """
+    config = transformers.BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_quant_type="nf4",
+        bnb_4bit_use_double_quant=False,
+        bnb_4bit_compute_dtype=dtype,
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model = transformers.AutoModelForCausalLM.from_pretrained(
+            base, quantization_config=config, dtype=dtype, device_map="cpu"
+        )
+        adapted = peft.get_peft_model(
+            model,
+            peft.LoraConfig(
+                r=4,
+                lora_alpha=8,
+                target_modules="all-linear",
+                use_dora=use_dora,
+                task_type="CAUSAL_LM",
+            ),
+        )
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for name, parameter in adapted.named_parameters():
+            if "lora_A" in name or "lora_B" in name:
+                parameter.copy_(0.1 * torch.randn(parameter.shape, generator=generator))
+    return adapted.train()
+
+
+def load_ours(base: Path, reference: Any, *, dtype: torch.dtype, use_dora: bool) -> Any:
+    """Return memguard's model with the same adapters."""
+    model = load_model(str(base), dtype=dtype)
+    quantise_base(model, base)
+    attach_lora(model, LoraSpec(r=4, alpha=8, use_dora=use_dora))
+    theirs = {
+        name.removeprefix("base_model.model.").replace(".default", ""): parameter
+        for name, parameter in reference.named_parameters()
+        if parameter.requires_grad
+    }
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if is_adapter_parameter(name):
+                parameter.copy_(theirs.pop(name))
+    assert not theirs
+    return model.train()
+
+
+def backpropagate(model: Any) -> tuple[Tensor, Gradients]:
+    """Return logits, and gradients of the adapters by name."""
+    ids = torch.randint(0, 300, (2, 20), generator=torch.Generator().manual_seed(1))
+    logits = model(input_ids=ids).logits
+    nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten()).backward()
+    gradients = {
+        name.removeprefix("base_model.model.").replace(".default", ""): parameter.grad
+        for name, parameter in model.named_parameters()
+        if parameter.requires_grad
+    }
+    return logits.detach(), gradients
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    # For other lengths of a row, bitsandbytes' kernel for CPUs is wrong, see `dequantise_nf4`.
+    sizes = {"hidden_size": 64, "intermediate_size": 128}
+    folder = tmp_path_factory.mktemp("nf4") / "base"
+    return save_tiny_model(folder, initializer_range=0.2, **sizes)
+
+
+@pytest.mark.parametrize("use_dora", [False, True])
+def test_logits_and_gradients_are_those_of_peft_and_bitsandbytes(
+    base: Path, use_dora: bool
+) -> None:
+    reference = load_reference(base, dtype=torch.float32, use_dora=use_dora)
+    ours = load_ours(base, reference, dtype=torch.float32, use_dora=use_dora)
+    expected, expected_gradients = backpropagate(reference)
+    logits, gradients = backpropagate(ours)
+    plain = load_model(str(base))(input_ids=torch.zeros(1, 2, dtype=torch.long)).logits
+    assert plain.dtype == logits.dtype
+    # fp32 on the same dequantised weights, added in another order.
+    torch.testing.assert_close(logits, expected, rtol=0, atol=2e-5)
+    assert gradients.keys() == expected_gradients.keys()
+    assert len(gradients) == LAYERS * (3 if use_dora else 2)
+    for name, gradient in gradients.items():
+        largest = float(expected_gradients[name].abs().max())
+        assert largest > 0
+        torch.testing.assert_close(
+            gradient, expected_gradients[name], rtol=0, atol=1e-5 * max(1.0, largest)
+        )
+
+
+def test_the_base_takes_four_and_a_half_bits_a_weight(base: Path) -> None:
+    model = load_model(str(base), dtype=torch.bfloat16)
+    linear = [module for module in model.modules() if isinstance(module, nn.Linear)][:-1]
+    before = sum(layer.weight.nbytes for layer in linear)
+    quantise_base(model, base)
+    layers = [module for module in model.modules() if isinstance(module, Linear4D)]
+    after = sum(tensor.nbytes for layer in layers for tensor in layer.buffers())
+    assert len(layers) == len(linear) == LAYERS
+    assert all(layer.weight.is_meta for layer in layers), "no dense copy is kept"
+    # 4 bits and 32 / 64 for the scale, of 16; blocks of 64 fill these weights exactly.
+    assert after / before == 4.5 / 16
+
+
+def test_backward_keeps_no_dense_weight(base: Path) -> None:
+    model = load_model(str(base))
+    quantise_base(model, base)
+    attach_lora(model, LoraSpec(r=4, alpha=8))
+    shapes = {tuple(m.weight.shape) for m in model.modules() if isinstance(m, Linear4D)}
+    saved: list[tuple[int, ...]] = []
+
+    def keep(tensor: Tensor) -> Tensor:
+        saved.append(tuple(tensor.shape))
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        model(input_ids=torch.zeros(1, 5, dtype=torch.long))
+    assert len(saved) > LAYERS
+    assert not shapes & set(saved)
+
+
+def test_a_run_on_nf4_is_audited_and_merged_with_the_numbers_it_was_trained_on(
+    base: Path, tmp_path: Path
+) -> None:
+    write_texts(tmp_path / "documents.jsonl", 20, words=24)
+    path = write_run(
+        tmp_path,
+        model={"path": str(base)},
+        adapter={"name": "lora", "r": 4, "quantization": "nf4", "target_modules": ["q_proj"]},
+        optim={"lr": 1e-2},
+        train={"max_steps": 4, "epochs": 4},
+        audit={"min_documents": 1, "continuation_tokens": 6},
+    )
+    ended = run_cli("train", path)
+    assert ended.code == 0, ended.err
+    run = tmp_path / "runs" / "run"
+    assert load_trained(run).base_quantization == "nf4"
+    with safe_open(run / "adapter" / "adapter_model.safetensors", framework="pt") as file:
+        assert file.metadata() == {"format": "pt", "base_quantization": "nf4"}
+    report = json.loads((run / "audit" / "report.json").read_text())
+    assert report["model"]["adapter"]["description"] == "LoRA, r=4, alpha=8, base in nf4"
+    # The loss that training measured last, on the control, is that of the merged weights.
+    lines = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
+    trained = [line["nll"] for line in lines if line["event"] == "heldout"][-1]
+    ended = run_cli(
+        *("audit", run, "--out", tmp_path / "out", "--variants", "merged,adapter"),
+    )
+    assert ended.code == 0, ended.err
+    variants = json.loads((tmp_path / "out" / "report.json").read_text())["variants"]["variants"]
+    for variant in variants:
+        # fp32 in another order.
+        assert variant["heldout_nll"] == pytest.approx(trained, abs=1e-5)
+    ended = run_cli("export", run, tmp_path / "merged", "--merge", "--json")
+    assert ended.code == 0, ended.err
+    assert json.loads(ended.out)["difference"]["largest"] < 1e-4
+    merged = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
+    source, _ = open_merged(run / "adapter")
+    stored = transformers.AutoModelForCausalLM.from_pretrained(base)
+    weights = [m.state_dict()["model.layers.0.mlp.up_proj.weight"] for m in (merged, stored)]
+    # Layers without an adapter are the dequantised ones too.
+    assert len(weights[0].unique()) < 16 * weights[0].numel() / 32
+    assert 0 < float((weights[0] - weights[1]).abs().max()) < 0.2
+    assert len(source.layers) == 2
+
+
+def test_several_processes_and_a_missing_library_are_one_line(
+    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_texts(tmp_path / "documents.jsonl")
+    adapter = {"name": "lora", "quantization": "nf4"}
+    path = write_run(tmp_path, model={"path": str(base)}, adapter=adapter)
+    ended = run_cli("train", path, "--nproc", 2, "parallel.z=2")
+    assert (ended.code, len(ended.err.splitlines())) == (2, 1), ended.err
+    assert "'adapter.quantization' needs one process; got 2" in ended.err
+    monkeypatch.setattr(run_checks, "find_spec", lambda name: None)
+    ended = run_cli("train", path, "--nproc", 1)
+    assert (ended.code, len(ended.err.splitlines())) == (2, 1), ended.err
+    assert "nf4 needs bitsandbytes: pip install 'memguard[quant]'" in ended.err
+    assert not (tmp_path / "runs").exists()
+
+
+def test_the_base_in_nf4_belongs_to_the_key_of_a_run(base: Path, tmp_path: Path) -> None:
+    keys = {
+        hash_run(
+            load_run_config(
+                write_run(
+                    tmp_path,
+                    model={"path": str(base)},
+                    adapter={"name": "lora", **({"quantization": value} if value else {})},
+                )
+            ),
+            "documents",
+        )
+        for value in (None, "nf4")
+    }
+    assert len(keys) == 2
+
+
+def test_an_adapter_of_another_form_or_without_the_library_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_adapter(tmp_path)
+    path = tmp_path / "adapter" / "adapter_model.safetensors"
+    tensors = load_file(path)
+
+    def mark(value: str) -> None:
+        save_file(tensors, path, metadata={"format": "pt", "base_quantization": value})
+
+    mark("fp4")
+    with pytest.raises(ModelError, match="'base_quantization' must be nf4; got 'fp4'"):
+        open_merged(tmp_path / "adapter")
+    mark("nf4")
+    source, _ = open_merged(tmp_path / "adapter")
+    assert source.adapter.describe() == "LoRA, r=4, alpha=6, base in nf4"
+    monkeypatch.setattr(merged_weights, "find_spec", lambda name: None)
+    with pytest.raises(ModelError, match=r"needs bitsandbytes: pip install 'memguard\[quant\]'"):
+        open_merged(tmp_path / "adapter")

@@ -1,0 +1,183 @@
+"""The study of adapters: learning rates for equal held-out losses, its sweeps, a quick run."""
+
+import math
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+from cli_examples import run_cli, write_texts
+from preloaded import PreloadedChild
+from ranks import RankPool
+from script_calls import load_script
+
+from memguard.compare import load_sweep
+from memguard.config import load_yaml
+from memguard.workflows import sweep as sweep_module
+
+STUDY = Path(__file__).resolve().parents[2] / "eval" / "studies" / "adapters.yaml"
+
+
+@pytest.fixture(scope="module")
+def script() -> Any:
+    return load_script("study_adapters")
+
+
+def test_the_study_has_each_setting_with_and_without_goldfish() -> None:
+    sweep = load_sweep(STUDY)
+    plain = [setting for setting in sweep.config.settings if not setting.mitigations]
+    assert [setting.name for setting in plain] == [
+        "full",
+        "lora-r4",
+        "lora-r16",
+        "lora-r64",
+        "head",
+    ]
+    masked = [setting for setting in sweep.config.settings if setting.mitigations]
+    for before, after in zip(plain, masked, strict=True):
+        assert after.name == f"{before.name}-goldfish"
+        assert after.overrides == before.overrides
+        assert after.mitigations[0].model_dump()["k"] == 4
+    assert len(sweep.runs) == 30
+
+
+def test_one_loss_has_a_low_and_a_high_rate(script: Any) -> None:
+    # A parabola in log(rate), with its minimum at 1e-3.
+    rates = [10 ** (power / 2) for power in range(-10, -2)]
+    curve = [(rate, math.log10(rate / 1e-3) ** 2 - 2) for rate in rates]
+    low, high = script.find_rates(curve, -1.0)
+    # At nodes of the interpolation, to the three digits of a rate.
+    assert low == pytest.approx(1e-4, rel=5e-3)
+    assert high == pytest.approx(1e-2, rel=5e-3)
+    low, high = script.find_rates(curve, -1.5)
+    # Between nodes half a decade apart: a cubic is near a parabola.
+    assert low == pytest.approx(10 ** (-3 - math.sqrt(0.5)), rel=0.05)
+    assert high == pytest.approx(10 ** (-3 + math.sqrt(0.5)), rel=0.05)
+    assert script.find_rates(curve, -2.0) == (1e-3, None), "the minimum is one rate"
+
+
+def test_a_curve_that_does_not_rise_again_has_no_high_rate(script: Any) -> None:
+    assert script.find_rates([(1e-4, -0.1), (1e-3, -0.3), (1e-2, -0.2)], -0.1) == (1e-4, None)
+    assert script.find_rates([(1e-3, -0.3)], -0.3) == (1e-3, None)
+
+
+def test_the_target_is_the_worst_of_the_minima(script: Any) -> None:
+    curves = {
+        "full": [(1e-4, -0.1), (1e-3, -0.5), (1e-2, 0.2)],
+        "lora-r4": [(1e-3, -0.1), (2e-3, -0.3), (4e-3, -0.2)],
+    }
+    target, choices = script.choose_rates(curves)
+    assert target == -0.3
+    assert 1e-4 < choices["full"].rate < 1e-3 < choices["full"].high_rate < 1e-2
+    assert (choices["full"].best_rate, choices["full"].best_change) == (1e-3, -0.5)
+    assert (choices["lora-r4"].rate, choices["lora-r4"].high_rate) == (2e-3, None)
+
+
+def test_the_sweeps_are_valid_and_differ_in_what_they_should(script: Any, tmp_path: Path) -> None:
+    values = load_yaml(STUDY).values
+    searching = script.build_rates(values)
+    assert searching["seeds"] == [script.RATES_SEED]
+    assert script.RATES_SEED not in values["seeds"]
+    names = [setting["name"] for setting in searching["settings"]]
+    assert len(names) == len(set(names)) == 60
+    choices = {
+        setting["name"]: script.Choice(
+            rate=3e-3,
+            high_rate=9e-3 if setting["name"] == "full" else None,
+            best_rate=1,
+            best_change=0,
+        )
+        for setting in values["settings"]
+    }
+    matched = script.build_matched(values, choices, tmp_path / "base")
+    assert "pretrain" not in matched
+    for sweep in (searching, matched):
+        path = tmp_path / f"{sweep['name']}.yaml"
+        path.write_text(script.yaml.safe_dump(sweep))
+        loaded = load_sweep(path)
+        runs = {run.setting: run.config for run in loaded.runs}
+        assert {run.data.model_dump_json() for run in runs.values()} == {
+            loaded.runs[0].config.data.model_dump_json()
+        }
+        if sweep is matched:
+            lrs = {name: run.optim.lr for name, run in runs.items()}
+            assert lrs.pop("full_high") == 9e-3
+            assert len(lrs) == 10
+            assert set(lrs.values()) == {3e-3}
+            assert {run.model.path for run in runs.values()} == {str(tmp_path / "base")}
+        else:
+            assert runs["lora-r4_0.003"].optim.lr == 3e-3
+            assert runs["lora-r4_0.003"].adapter is not None
+
+
+def make_run(name: str, seed: int, heldout_nll: float) -> dict[str, Any]:
+    return {
+        "name": name,
+        "seed": seed,
+        "run": f"{name}-{seed}",
+        "utility": {"heldout_nll": heldout_nll, "base_heldout_nll": 5.0},
+        "cost": {"train_s": 10.0 + seed},
+    }
+
+
+def test_a_setting_whose_loss_is_off_the_target_is_marked(
+    script: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(script, "read_peak", lambda folder: 3 * 2**20)
+    monkeypatch.setattr(script, "count_trained", lambda folder: 1234)
+    choice = script.Choice(rate=1e-3, high_rate=4e-3, best_rate=2e-3, best_change=-0.7)
+    losses = {"full": (4.52, 4.5), "full_high": (4.5, 4.62)}
+    runs = [make_run(name, n, nll) for name, nlls in losses.items() for n, nll in enumerate(nlls)]
+    table = script.write_matching({"settings": runs}, {"full": choice}, -0.5, Path("x"))
+    rows = [row.split(" | ") for row in table.splitlines() if row.startswith("| ")][1:]
+    assert [row[2] for row in rows] == ["0.001", "0.004"]
+    assert rows[0][3:5] == ["-0.490 [-0.500, -0.480]", "+0.010"]
+    assert rows[1][4] == "+0.060 **not matched**"
+    assert rows[0][5:] == ["-0.700 at 0.002", "10 s", "3 MiB |"]
+
+
+def run_inside(command: Sequence[str], **_: Any) -> Any:
+    """Run `python -m memguard` in this process."""
+    outcome = run_cli(*command[3:])
+    return subprocess.CompletedProcess(command, outcome.code, outcome.out, outcome.err)
+
+
+def test_a_quick_run_trains_matches_and_prints_its_tables(
+    script: Any, ranks: RankPool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    texts = write_texts(tmp_path / "documents.jsonl", 60)
+    study, common = load_script("study"), load_script("study_common")
+    page = script.STUDIES / "adapters.md"
+    before = page.read_bytes()
+    arguments = [
+        "study.py",
+        "adapters",
+        "--quick",
+        f"--output-dir={tmp_path}",
+        f"run.data.train=[{texts}]",
+        f"pretrain.data.train=[{texts}]",
+        # These documents have about 100 tokens.
+        "run.data.min_document_tokens=60",
+        # Two of its three settings.
+        "settings=[{name: lora-r4, overrides: {adapter: {name: lora, r: 4, lora_alpha: 8}}}, "
+        "{name: head, overrides: {train.trainable_modules: [lm_head]}}]",
+    ]
+    with (
+        mock.patch.object(sys, "argv", arguments),
+        mock.patch.object(common.subprocess, "run", run_inside),
+        mock.patch.object(sweep_module.subprocess, "Popen", PreloadedChild),
+    ):
+        study.main()
+    printed = capsys.readouterr().out
+    assert page.read_bytes() == before, "a quick run is no result"
+    folder = tmp_path / "adapters-quick"
+    assert {path.name for path in folder.iterdir() if path.is_dir()} == {"lora-r4", "head"}
+    rows = [row for row in printed.splitlines() if row.startswith(("| lora", "| head"))]
+    assert len(rows) == 3 * 2, "three tables of two settings"
+    trained = {row.split(" | ")[0][2:]: row.split(" | ")[1] for row in rows[:2]}
+    assert trained["head"] == f"{32 * 400:,}"
+    # Queries, keys, values and output of 32 x 32, three matrices of 32 x 48, rank 4.
+    assert trained["lora-r4"] == f"{4 * (4 * 64 + 3 * 80):,}"
