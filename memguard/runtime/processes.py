@@ -27,6 +27,8 @@ _FOREVER = timedelta(days=30)
 # The launcher's listening socket, which reserves the port before any rank starts.
 _STORE_FD = "MEMGUARD_STORE_FD"
 _CPU = torch.device("cpu")
+# Ranks of which each is connected with all others by gloo.
+_MAX_CONNECTED = 256
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -183,9 +185,11 @@ def start_runtime(timeout: timedelta = timedelta(minutes=30)) -> Iterator[Runtim
 
 def _join(runtime: Runtime, timeout: timedelta) -> None:
     is_cuda = runtime.device.type == "cuda"
-    # A rank then connects with the few it talks to, not with all: two groups of 16,384 ranks would
-    # hold 32,768 sockets each. Read by torch when a group is created.
-    os.environ.setdefault("TORCH_GLOO_LAZY_INIT", "1")
+    if runtime.world_size > _MAX_CONNECTED:
+        # A rank then connects with the few it talks to, not with all: two groups of 16,384 ranks
+        # would hold 32,768 sockets each. Fewer ranks connect at once: one that waits for a rank
+        # that died before they were connected would wait for hours. Read when a group is created.
+        os.environ.setdefault("TORCH_GLOO_LAZY_INIT", "1")
     dist.init_process_group(
         "cpu:gloo,cuda:nccl" if is_cuda else "gloo",
         store=_find_store(runtime),

@@ -215,6 +215,23 @@ def _held_back() -> Iterator[set[int]]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
+_LIBC = ctypes.CDLL(None)
+
+
+def end_with_launcher(launcher: int) -> None:
+    """Let this process get SIGTERM when the launcher, its parent, is killed.
+
+    Its ranks then save and exit instead of running on unattended.
+
+    Args:
+        launcher: its process id.
+    """
+    _LIBC.prctl(_DIES_WITH_PARENT, signal.SIGTERM)
+    if os.getppid() != launcher:
+        # It was killed before the call.
+        signal.raise_signal(signal.SIGTERM)
+
+
 def _start(
     ranks: list[_Rank],
     command: Sequence[str],
@@ -224,11 +241,10 @@ def _start(
     variables: dict[str, str],
 ) -> None:
     """Start all ranks; each is added to the list as soon as it runs."""
-    libc = ctypes.CDLL(None)
+    launcher = os.getpid()
 
     def prepare_child() -> None:
-        # If the launcher is killed, its ranks save and exit instead of running on unattended.
-        libc.prctl(_DIES_WITH_PARENT, signal.SIGTERM)
+        end_with_launcher(launcher)
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
     # Bound here and passed to rank 0, so that no other program can take the port before it listens.

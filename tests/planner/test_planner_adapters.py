@@ -33,9 +33,9 @@ from memguard.planner.traffic import StepSettings, list_collectives
 from memguard.simulation.fake_mesh import Calls
 from memguard.simulation.step import SimulatedStep, simulate_step
 
-# Measured: 7 % at most, 11 % too much on (1, 1, 1, 4). The estimate counts the mask, keys and values
-# as the attention kernel that needs most has them, and the first block as the others, whose input
-# needs a gradient; both are a larger share where the base has no gradients and no moments.
+# Measured: 7 % at most, 11 % too much on (1, 1, 1, 4). The estimate counts mask, keys and values as
+# the attention kernel that needs most has them, and the first block as the others, whose inputs
+# need gradients; both weigh more where the base has no gradients and no moments.
 PEAK_TOLERANCE = 0.12
 
 MODEL: dict[str, Any] = {

@@ -107,13 +107,14 @@ def test_places_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> No
         detect_runtime()
 
 
-def join(monkeypatch: pytest.MonkeyPatch, device: str) -> dict[str, object]:
+def join(monkeypatch: pytest.MonkeyPatch, device: str, world_size: int = 2) -> dict[str, object]:
     """Return what a rank on this device gives to `init_process_group`."""
     given: dict[str, object] = {}
     monkeypatch.setattr(dist, "init_process_group", lambda *_, **settings: given.update(settings))
     monkeypatch.setattr(processes, "_find_store", lambda _: None)
-    runtime = Runtime(device=torch.device(device), rank=1, world_size=2)
-    monkeypatch.delenv("TORCH_GLOO_LAZY_INIT", raising=False)
+    runtime = Runtime(device=torch.device(device), rank=1, world_size=world_size)
+    monkeypatch.setenv("TORCH_GLOO_LAZY_INIT", "")  # So that it is restored.
+    monkeypatch.delenv("TORCH_GLOO_LAZY_INIT")
     processes._join(runtime, timedelta(minutes=7))
     return given
 
@@ -125,6 +126,15 @@ def test_the_group_connects_its_gpu_at_once_and_has_the_time_limit(
     assert on_gpu["device_id"] == torch.device("cuda", 1)
     assert on_cpu["device_id"] is None
     assert on_gpu["timeout"] == on_cpu["timeout"] == timedelta(minutes=7)
+
+
+@pytest.mark.parametrize(("world_size", "setting"), [(2, None), (256, None), (4096, "1")])
+def test_few_ranks_connect_at_once(
+    monkeypatch: pytest.MonkeyPatch, world_size: int, setting: str | None
+) -> None:
+    """One that waits for a rank that was killed would otherwise wait without an end."""
+    join(monkeypatch, "cpu", world_size)
+    assert os.environ.get("TORCH_GLOO_LAZY_INIT") == setting
 
 
 def count_sockets() -> int:

@@ -304,3 +304,15 @@ def test_slurm_files(tmp_path: Path, file: Path, is_stopped: bool) -> None:
 
 def test_there_is_a_slurm_file_for_each_kind_of_node() -> None:
     assert [file.stem for file in SLURM] == ["frontier", "h100", "perlmutter"]
+
+
+@pytest.mark.parametrize("is_alive", [True, False])
+def test_a_rank_whose_launcher_was_killed_before_it_could_watch_ends(is_alive: bool) -> None:
+    launcher = os.getpid() if is_alive else 1
+    pid = os.fork()
+    if pid == 0:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        launch_module.end_with_launcher(launcher)
+        os._exit(0)
+    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    assert code == (0 if is_alive else -signal.SIGTERM)
