@@ -132,7 +132,8 @@ def open_merged(folder: Path, *, base: str | None = None) -> tuple[MergedWeights
     base_folder = get_base_folder(adapter)
     _check_base_once(folder, base_folder)
     weights: WeightSource = FolderWeights(base_folder)
-    model = _outline(adapter, load_config(str(base_folder)))
+    name = f"adapter '{adapter.folder}': its base model '{adapter.base}'"
+    model = outline_model(load_config(str(base_folder)), name=name)
     if adapter.base_quantization is not None:
         if find_spec("bitsandbytes") is None:
             raise ModelError(
@@ -180,8 +181,12 @@ def restore_base(model: nn.Module, source: MergedWeights) -> None:
         dequantise_base(model, source.base)
 
 
-def _outline(adapter: AdapterFolder, config: Any) -> Any:
-    """Return the base model without storage.
+def outline_model(config: Any, *, name: str) -> Any:
+    """Return a model without storage.
+
+    Args:
+        config: a transformers configuration.
+        name: of the model, for messages; starts a sentence.
 
     Raises:
         ModelError: it is not a causal language model.
@@ -191,8 +196,7 @@ def _outline(adapter: AdapterFolder, config: Any) -> Any:
             model = transformers.AutoModelForCausalLM.from_config(config)
     except Exception as error:  # Each family checks its fields in its own way.
         raise ModelError(
-            f"adapter '{adapter.folder}': its base model '{adapter.base}' is not a causal language "
-            f"model: {say_in_one_line(error)}"
+            f"{name} is not a causal language model: {say_in_one_line(error)}"
         ) from error
     model.tie_weights()
     return model

@@ -10,7 +10,7 @@
                 │     comparison_front, seed_means
                 │     comparison_tables, comparison_paired
                 └► comparison_picture ─► charts ─► svg ─► one SVG file
-    audit report ─► model_card ─► README.md
+    audit report ─► model_card ─► README.md        merged model ─► merged_card ─► README.md
 
     Column(heading, model, base) ─► tables ─► page.Table: every table of both pages
 

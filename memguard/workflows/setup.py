@@ -8,8 +8,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-import transformers
-from accelerate import init_empty_weights
 
 from memguard.config import ParallelConfig, RunConfig, TrainConfig
 from memguard.data.documents import Document, document_text
@@ -21,7 +19,6 @@ from memguard.hf.checkpoint import (
     load_config,
     load_tokenizer,
     max_positions,
-    say_in_one_line,
 )
 from memguard.hf.export import export_model, export_sharded
 from memguard.hf.identity import sum_model
@@ -32,6 +29,7 @@ from memguard.hf.load import (
     make_scratch_config,
     shard_scratch_model,
 )
+from memguard.hf.merged_weights import outline_model
 from memguard.hf.nf4_base import quantise_base
 from memguard.hf.sharded import ShardedLayer, Sharding
 from memguard.model.causal_lm import CausalLM
@@ -178,15 +176,7 @@ def check_layers(config: RunConfig) -> None:
     adapter = make_lora(config)
     if adapter is None:
         return
-    model_config = read_model_config(config)
-    try:
-        with init_empty_weights():
-            model = transformers.AutoModelForCausalLM.from_config(model_config)
-    except Exception as error:  # Each family checks its fields in its own way.
-        raise ModelError(
-            f"model '{_path(config)}' cannot be loaded as a causal language model: "
-            f"{say_in_one_line(error)}"
-        ) from error
+    model = outline_model(read_model_config(config), name=f"model '{config.model.path}'")
     find_targets(model, adapter.target_modules)
 
 

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from planner_models import TINY
 from published_sizes import LLAMA_405B
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -32,15 +33,6 @@ STEP = StepSettings(
     has_mask=False,
 )
 H100 = load_machine("dgx-h100")
-TINY: dict[str, Any] = {
-    "hidden_size": 32,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 12,
-    "intermediate_size": 44,
-    "vocab_size": 97,
-    "num_hidden_layers": 3,
-}
 
 
 def estimate(mesh: MeshShape, machine: Machine = H100, **changes: Any) -> ComputeTimes:

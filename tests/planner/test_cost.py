@@ -37,15 +37,6 @@ NODES = Machine(
     peak_tflops=1000,
 )
 DIRECT = NODES.model_copy(update={"gpus_per_node": 4, "link_topology": "direct"})
-TINY: dict[str, Any] = {
-    "hidden_size": 32,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 12,
-    "intermediate_size": 44,
-    "vocab_size": 97,
-    "num_hidden_layers": 3,
-}
 
 
 def estimate(mesh: MeshShape, machine: Machine, **changes: Any) -> StepEstimate:

@@ -10,6 +10,7 @@ import pytest
 import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from planner_models import MODEL
 from published_sizes import LLAMA_405B
 from ranks import RankPool
 
@@ -25,16 +26,6 @@ from memguard.simulation.step import SimulatedStep, simulate_step
 # by token, indices, copies that live for one operation.
 PEAK_TOLERANCE = 0.1
 
-MODEL: dict[str, Any] = {
-    "vocab_size": 4096,
-    "hidden_size": 512,
-    "intermediate_size": 1408,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 4,
-    "max_position_embeddings": 8192,
-    "tie_word_embeddings": False,
-}
 TIED = {"tie_word_embeddings": True}
 SMALL = {"hidden_size": 256, "intermediate_size": 1024, "num_hidden_layers": 2}
 LARGE = {"hidden_size": 1024, "intermediate_size": 2816, "num_hidden_layers": 6}

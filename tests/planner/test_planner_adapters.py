@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from planner_models import MODEL, TINY
 from published_sizes import LLAMA_8B
 from ranks import RankPool
 from torch.utils.flop_counter import FlopCounterMode
@@ -38,16 +39,6 @@ from memguard.simulation.step import SimulatedStep, simulate_step
 # need gradients; both weigh more where the base has no gradients and no moments.
 PEAK_TOLERANCE = 0.12
 
-MODEL: dict[str, Any] = {
-    "vocab_size": 4096,
-    "hidden_size": 512,
-    "intermediate_size": 1408,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 4,
-    "max_position_embeddings": 8192,
-    "tie_word_embeddings": False,
-}
 QUERY_VALUE = ("q_proj", "v_proj")
 
 _RANK_16 = AdapterSizes(r=16)
@@ -207,16 +198,6 @@ def test_more_meshes_and_adapters(more: dict[str, SimulatedStep], case: Case) ->
 
 
 # -- operations ------------------------------------------------------------------------------------
-
-TINY: dict[str, Any] = {
-    "hidden_size": 32,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 12,
-    "intermediate_size": 44,
-    "vocab_size": 97,
-    "num_hidden_layers": 3,
-}
 
 
 def count_addbmm(_: Any, left: Any, right: Any, *__: Any, **___: Any) -> int:
