@@ -231,13 +231,7 @@ def _read_tensors(folder: Path, name: str) -> dict[str, StoredShape]:
             f"model '{name}' must store its adapter in {ADAPTER_WEIGHTS}; it has {why}. Save it "
             "again with save_pretrained in an environment you trust"
         )
-    try:
-        tensors = read_header(path)
-    except (ValueError, OSError, RecursionError) as error:
-        raise ModelError(
-            f"model '{name}' cannot be loaded: {ADAPTER_WEIGHTS} is not a complete safetensors "
-            f"file ({error})"
-        ) from error
+    tensors = read_header(path, name=name)
     for key, stored in tensors.items():
         if stored.dtype not in PLAIN_DTYPES:
             raise ModelError(

@@ -181,13 +181,7 @@ def read_headers(folder: Path, *, name: str) -> Iterator[tuple[Path, Mapping[str
     """
     for file_name in list_weight_files(folder, name=name):
         path = folder / file_name
-        try:
-            tensors = read_header(path)
-        except (ValueError, OSError, RecursionError) as error:
-            raise ModelError(
-                f"model '{name}' cannot be loaded: {file_name} is not a complete safetensors file "
-                f"({error})"
-            ) from error
+        tensors = read_header(path, name=name)
         for key, stored in tensors.items():
             if not _may_be_read(key, stored.dtype):
                 raise ModelError(
@@ -208,7 +202,26 @@ def _may_be_read(name: str, dtype: str) -> bool:
     return dtype in ("I64", "BOOL") and name.rpartition(".")[2] not in ("weight", "bias")
 
 
-def read_header(path: Path) -> dict[str, StoredShape]:
+def read_header(path: Path, *, name: str) -> dict[str, StoredShape]:
+    """Return the tensors of a safetensors file of a model.
+
+    Args:
+        path: the file.
+        name: path or hub id of the model, for messages.
+
+    Raises:
+        ModelError: the file cannot be read, or is not a complete safetensors file.
+    """
+    try:
+        return _read_header(path)
+    except (ValueError, OSError, RecursionError) as error:
+        raise ModelError(
+            f"model '{name}' cannot be loaded: {path.name} is not a complete safetensors file "
+            f"({error})"
+        ) from error
+
+
+def _read_header(path: Path) -> dict[str, StoredShape]:
     """Return the tensors of a safetensors file.
 
     Raises:
