@@ -234,7 +234,7 @@ def plan(
 
     Raises:
         ConfigError: no such machine or mesh, or arguments that contradict each other.
-        ModelError: no such configuration, or a family whose memory is not known.
+        ModelError: no such configuration.
 
     Example:
         >>> from memguard import api

@@ -4,6 +4,7 @@
     2  matching   target = the worst of the settings' lowest held-out losses
                   rates  = the lowest and the highest that reach the target, interpolated
     3  runs       every setting at these rates, three seeds
+    4  correction rates whose mean loss is off the target are corrected and run again, up to twice
 
 The loss falls and then rises with the learning rate, so one loss has two rates: at the low one the
 model is trained little, at the high one it overfits.
@@ -39,6 +40,7 @@ HIGH = "_high"
 """End of the name of a setting at the higher one of its rates."""
 SAME_RATE = 1.25
 """Two rates are one if their ratio is lower."""
+NUM_CORRECTIONS = 2
 TOLERANCE = 0.03
 """Largest difference of a matched held-out loss from the target (nats a token)."""
 QUICK_SETTINGS = ("full", "lora-r4", "head")
@@ -54,6 +56,9 @@ QUICK_OVERRIDES = (
     "run.data.heldout_documents=10",
     "seeds=[0]",
 )
+
+Curve = Sequence[tuple[float, float]]
+"""Learning rates, ascending, each with its change of the held-out loss."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -88,12 +93,22 @@ def run(output_dir: Path, *, jobs: int, quick: bool, overrides: Sequence[str]) -
     name = values["name"]
     searching = build_rates(values, num_rates=1 if quick else None)
     searched = run_sweep(output_dir, searching, jobs=jobs)
-    target, choices = choose_rates(read_curves(searched))
+    curves = read_curves(searched)
+    target, choices = choose_rates(curves)
     base = output_dir / searching["name"] / "base" / "model"
-    compared = run_sweep(output_dir, build_matched(values, choices, base), jobs=jobs)
+    rates = list_rates(choices)
+    compared = run_sweep(output_dir, build_matched(values, rates, base), jobs=jobs)
+    measured: dict[str, dict[float, float]] = {}
+    for attempt in range(1, 1 if quick else NUM_CORRECTIONS + 1):
+        corrected = correct_rates(curves, rates, measure(compared, rates, measured), target)
+        if not corrected:
+            break
+        sweep = build_matched({**values, "name": f"{name}-corrected{attempt}"}, corrected, base)
+        compared = replace_runs(compared, run_sweep(output_dir, sweep, jobs=jobs))
+        rates |= corrected
     return "\n\n".join(
         [
-            write_matching(compared, choices, target, output_dir / name),
+            write_matching(compared, choices, rates, target, output_dir),
             write_doses(compared),
             write_rates(searched),
         ]
@@ -106,7 +121,10 @@ def run_sweep(output_dir: Path, values: Mapping[str, Any], *, jobs: int) -> dict
     path = folder / "sweep.yaml"
     (ROOT / folder).mkdir(parents=True, exist_ok=True)
     (ROOT / path).write_text(yaml.safe_dump(dict(values), sort_keys=False), encoding="utf-8")
-    return run_compare(path, folder, jobs=jobs, overrides=())
+    comparison = run_compare(path, folder, jobs=jobs, overrides=())
+    for run in comparison["settings"]:
+        run["run"] = str(Path(values["name"]) / run["run"])
+    return comparison
 
 
 def build_rates(values: Mapping[str, Any], *, num_rates: int | None = None) -> dict[str, Any]:
@@ -127,25 +145,94 @@ def build_rates(values: Mapping[str, Any], *, num_rates: int | None = None) -> d
     return {**values, "name": name, "settings": settings, "seeds": [RATES_SEED]}
 
 
+def list_rates(choices: Mapping[str, Choice]) -> dict[str, float]:
+    """Return the rates of step 3 by label: the setting's name, with `HIGH` for the higher one."""
+    rates = {}
+    for name, choice in choices.items():
+        rates[name] = choice.rate
+        if choice.high_rate is not None:
+            rates[f"{name}{HIGH}"] = choice.high_rate
+    return rates
+
+
 def build_matched(
-    values: Mapping[str, Any], choices: Mapping[str, Choice], base: Path
+    values: Mapping[str, Any], rates: Mapping[str, float], base: Path
 ) -> dict[str, Any]:
-    """Return the sweep of step 3, which starts from the model that step 1 has trained."""
+    """Return a sweep at these rates by label, which starts from the model of step 1."""
+    by_name = {setting["name"]: setting for setting in values["settings"]}
     settings = []
-    for setting in values["settings"]:
-        choice = choices[setting["name"]]
-        for end, rate in (("", choice.rate), (HIGH, choice.high_rate)):
-            if rate is not None:
-                changes = {**setting.get("overrides", {}), "optim.lr": rate}
-                name = f"{setting['name']}{end}"
-                settings.append({**setting, "name": name, "overrides": changes})
+    for label, rate in rates.items():
+        setting = by_name[label.removesuffix(HIGH)]
+        changes = {**setting.get("overrides", {}), "optim.lr": rate}
+        settings.append({**setting, "name": label, "overrides": changes})
     kept = {key: value for key, value in values.items() if key != "pretrain"}
     run = {**values["run"], "model": {**values["run"].get("model", {}), "path": str(base)}}
     return {**kept, "run": run, "settings": settings}
 
 
-Curve = Sequence[tuple[float, float]]
-"""Learning rates, ascending, each with its change of the held-out loss."""
+def measure(
+    compared: Mapping[str, Any], rates: Mapping[str, float], measured: dict[str, dict[float, float]]
+) -> dict[str, dict[float, float]]:
+    """Add the mean change of each label's runs to those of its setting, by rate."""
+    for label, runs in group(compared).items():
+        by_rate = measured.setdefault(label.removesuffix(HIGH), {})
+        by_rate[rates[label]] = mean([find_change(run) for run in runs])
+    return measured
+
+
+def correct_rates(
+    curves: Mapping[str, Curve],
+    rates: Mapping[str, float],
+    measured: Mapping[str, Mapping[float, float]],
+    target: float,
+) -> dict[str, float]:
+    """Return new rates by label where the mean change of the seeds is off the target.
+
+    Args:
+        curves: of step 1, which has another seed than the means.
+        rates: by label, as trained.
+        measured: mean changes by setting and rate.
+        target: the change of the held-out loss to reach.
+    """
+    corrected = {}
+    for label, rate in rates.items():
+        name = label.removesuffix(HIGH)
+        if abs(measured[name][rate] - target) <= TOLERANCE:
+            continue
+        low, high = find_rates(shift_curve(curves[name], measured[name]), target)
+        wanted = high if label.endswith(HIGH) else low
+        if wanted is not None and wanted not in measured[name]:
+            corrected[label] = wanted
+    return corrected
+
+
+def shift_curve(curve: Curve, measured: Mapping[float, float]) -> Curve:
+    """Return a curve through the means, elsewhere with the shape of the other seed's.
+
+    Each point is shifted as far as the nearest mean is from the curve. Below the lowest rate the
+    change is proportional to the rate, as that of a short step is.
+    """
+    powers_N = np.log([rate for rate, _ in curve])
+    changes_N = [change for _, change in curve]
+    shifts = {
+        rate: mean_change - float(np.interp(np.log(rate), powers_N, changes_N))
+        for rate, mean_change in measured.items()
+    }
+    points = dict(measured)
+    for rate, change in curve:
+        nearest = min(shifts, key=lambda other: abs(math.log(other / rate)))
+        points.setdefault(rate, change + shifts[nearest])
+    lowest = min(points)
+    for part in (4, 16, 64):
+        points[lowest / part] = points[lowest] / part
+    return sorted(points.items())
+
+
+def replace_runs(compared: Mapping[str, Any], again: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a comparison with the runs of some labels replaced, in the same order."""
+    later = group(again)
+    runs = [run for label, old in group(compared).items() for run in later.get(label, old)]
+    return {**compared, "settings": runs}
 
 
 def find_change(run: Mapping[str, Any]) -> float:
@@ -200,7 +287,11 @@ def find_rates(curve: Curve, target: float) -> tuple[float, float | None]:
 
 
 def write_matching(
-    compared: Mapping[str, Any], choices: Mapping[str, Choice], target: float, folder: Path
+    compared: Mapping[str, Any],
+    choices: Mapping[str, Choice],
+    rates: Mapping[str, float],
+    target: float,
+    folder: Path,
 ) -> str:
     """Format one row per setting: how its loss was matched, and what its training costs."""
     rows = [
@@ -210,7 +301,6 @@ def write_matching(
     ]
     for name, runs in group(compared).items():
         choice = choices[name.removesuffix(HIGH)]
-        rate = choice.high_rate if name.endswith(HIGH) else choice.rate
         changes = [find_change(run) for run in runs]
         beside = mean(changes) - target
         is_matched = abs(beside) <= TOLERANCE
@@ -218,7 +308,7 @@ def write_matching(
         cells = (
             name,
             f"{count_trained(folder / runs[0]['run']):,}",
-            f"{rate:g}",
+            f"{rates[name]:g}",
             f"{mean(changes):+.3f} {show_range(changes, '+.3f')}",
             f"{beside:+.3f}" + ("" if is_matched else " **not matched**"),
             f"{choice.best_change:+.3f} at {choice.best_rate:g}",

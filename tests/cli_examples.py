@@ -102,6 +102,37 @@ def write_run(folder: Path, **changes: Any) -> Path:
     return path
 
 
+def write_sweep(
+    folder: Path, settings: list[dict[str, Any]], *, num_repetitions: list[int], **run: Any
+) -> Path:
+    """Write a sweep of a tiny study on `texts.jsonl`; `run` has more sections of its runs."""
+    texts = str(folder / "texts.jsonl")
+    values = {
+        "name": "small",
+        "output_dir": str(folder),
+        "pretrain": {
+            "model": {"scratch": {"vocab_size": 400, "config": TINY_LLAMA}},
+            "data": {"train": texts, "seq_len": 64, "control_fraction": 0},
+            "train": {"max_steps": 2},
+        },
+        "run": {
+            "data": {
+                "train": texts,
+                "study": {"num_repetitions": num_repetitions, "documents_per_bucket": 6},
+                "background": "remainder",
+                "heldout_documents": 6,
+                "seq_len": 128,
+            },
+            "audit": {"continuation_tokens": 8},
+            **run,
+        },
+        "settings": settings,
+    }
+    path = folder / "sweep.yaml"
+    path.write_text(json.dumps(values, indent=2))
+    return path
+
+
 def read_json(path: Path) -> Any:
     """Read JSON as strict readers do: NaN and Infinity are errors."""
 

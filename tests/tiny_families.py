@@ -5,6 +5,13 @@ from typing import Any
 import torch
 import transformers
 
+from memguard.hf.small_config import (
+    RUNNABLE,
+    make_default_config,
+    reduce_config,
+    set_no_dropout,
+)
+
 VOCAB_SIZE = 97
 
 _COMMON: dict[str, Any] = {
@@ -40,7 +47,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "phi3": _COMMON,
     "gpt_neox": _SMALL,
     "olmo2": _COMMON,
-    "mixtral": {**_COMMON, "num_local_experts": 4},
+    "mixtral": {**_COMMON, "num_local_experts": 4, "intermediate_size": 64},
     "starcoder2": {**_COMMON, "sliding_window": 4},
     "stablelm": _COMMON,
 }
@@ -48,24 +55,149 @@ FAMILIES: dict[str, dict[str, Any]] = {
 # Those that do not, each in its own way: learned positions counted from a mask, ALiBi, a mask made
 # without positions, a recurrent state.
 LEAKING: dict[str, dict[str, Any]] = {
-    "opt": {**_SMALL, "ffn_dim": 48, "word_embed_proj_dim": 32},
+    "opt": {**_SMALL, "ffn_dim": 48, "word_embed_proj_dim": 32, "dropout": 0},
     "bloom": {"vocab_size": VOCAB_SIZE, "hidden_size": 32, "n_layer": 2, "n_head": 4},
+    "falcon": {**_SMALL, "alibi": False},
     "gpt_oss": {**_COMMON, "head_dim": 8, "num_local_experts": 4, "num_experts_per_tok": 2},
     "mamba": {"vocab_size": VOCAB_SIZE, "hidden_size": 32, "num_hidden_layers": 2, "state_size": 4},
 }
 
 
+_HEADS: dict[str, Any] = {**_COMMON, "head_dim": 8}
+_WINDOWS = {"sliding_window": 4, "layer_types": ["sliding_attention", "full_attention"]}
+_EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+
+# For comparisons of meshes with one process only. Eager experts have float64.
+MORE_FAMILIES: dict[str, dict[str, Any]] = {
+    "arcee": _COMMON,
+    "bitnet": _COMMON,
+    "cohere2": {**_COMMON, **_WINDOWS},
+    "cwm": {
+        **_HEADS,
+        **_WINDOWS,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+    },
+    "dots1": {
+        **_HEADS,
+        **_EXPERTS,
+        "n_routed_experts": 4,
+        "n_shared_experts": 1,
+        "first_k_dense_replace": 1,
+    },
+    "ernie4_5": _HEADS,
+    "ernie4_5_moe": {
+        **_HEADS,
+        **_EXPERTS,
+        "moe_num_experts": 4,
+        "moe_k": 2,
+        "moe_num_shared_experts": 2,
+        "moe_layer_start_index": 1,
+        "moe_layer_end_index": 1,
+    },
+    "flex_olmo": {
+        **_COMMON,
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "intermediate_size": 64,
+    },
+    "exaone4": {**_HEADS, **_WINDOWS},
+    "gemma": _HEADS,
+    "glm": {**_HEADS, "attention_bias": True},
+    "glm4": {**_HEADS, "attention_bias": True},
+    "gpt_bigcode": {**_SMALL, **_OLD_NAMES, "resid_pdrop": 0, "embd_pdrop": 0, "attn_pdrop": 0},
+    "glm4_moe": {
+        **_HEADS,
+        **_EXPERTS,
+        "n_routed_experts": 4,
+        "n_shared_experts": 1,
+        "first_k_dense_replace": 1,
+        "use_qk_norm": True,
+        "attention_bias": True,
+    },
+    "granitemoeshared": {
+        **_COMMON,
+        "num_local_experts": 4,
+        "intermediate_size": 64,
+        "shared_intermediate_size": 40,
+    },
+    "granitemoe": {
+        **_COMMON,
+        "num_local_experts": 4,
+        "intermediate_size": 64,
+        "logits_scaling": 3.0,
+    },
+    "helium": _HEADS,
+    "internlm3": _HEADS,
+    "ministral": {**_HEADS, "sliding_window": 4},
+    "nemotron": _HEADS,
+    "olmo3": {**_COMMON, **_WINDOWS},
+    "persimmon": {**_SMALL, "attention_dropout": 0.0},
+    "phi": _COMMON,
+    "olmoe": {
+        **_COMMON,
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "intermediate_size": 64,
+    },
+    # The first layer is dense.
+    "qwen2_moe": {
+        **_COMMON,
+        **_EXPERTS,
+        "shared_expert_intermediate_size": 40,
+        "mlp_only_layers": [0],
+    },
+    "qwen3_moe": {**_HEADS, **_EXPERTS},
+    "seed_oss": {**_HEADS, "attention_dropout": 0.0, "residual_dropout": 0.0},
+    "smollm3": _COMMON,
+}
+
+# Whose checkpoints have other names, layouts or buffers than their modules, or old names.
+_ROUTED = {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
+_LATENT = {"q_lora_rank": 16, "kv_lora_rank": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 8}
+STORED_OTHERWISE: dict[str, dict[str, Any]] = {
+    "deepseek_v3": {
+        **_SMALL,
+        **_ROUTED,
+        **_LATENT,
+        "v_head_dim": 8,
+        "n_group": 2,
+        "topk_group": 1,
+        "first_k_dense_replace": 1,
+    },
+    "gptj": {"vocab_size": VOCAB_SIZE, **_OLD_NAMES, "rotary_dim": 4, "resid_pdrop": 0},
+    "hrm_text": _HEADS,
+    "phimoe": {**_COMMON, "num_local_experts": 4, "num_experts_per_tok": 2},
+}
+
 # For flex attention on GPUs.
 LARGE_HEADS = {"head_dim": 16}
 
 
-def build(family: str, *, attn: str | None = None, seed: int = 0, **overrides: Any) -> Any:
-    """A model in fp32, in eval mode, the same for the same arguments; sdpa where it has it."""
-    fields = {**{**FAMILIES, **LEAKING}[family], **overrides}
-    config = transformers.AutoConfig.for_model(family, **fields)
+def build(
+    family: str,
+    *,
+    attn: str | None = None,
+    seed: int = 0,
+    dtype: torch.dtype = torch.float32,
+    **overrides: Any,
+) -> Any:
+    """A model in eval mode, the same for the same arguments; sdpa where it has it."""
+    config = make_config(family, **overrides)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = transformers.AutoModelForCausalLM.from_config(
-            config, attn_implementation=attn, dtype=torch.float32
+            config, attn_implementation=attn, dtype=dtype
         )
     return model.eval()
+
+
+def make_config(family: str, **overrides: Any) -> Any:
+    """A tiny configuration of any model type; without an entry its default one, reduced."""
+    entries = {**FAMILIES, **MORE_FAMILIES, **LEAKING, **STORED_OTHERWISE}
+    if family in entries:
+        return transformers.AutoConfig.for_model(family, **{**entries[family], **overrides})
+    # A mesh draws other masks of dropout than one process.
+    config = set_no_dropout(reduce_config(make_default_config(family), RUNNABLE[0]))
+    for name, value in overrides.items():
+        setattr(config, f"_{name}" if name == "experts_implementation" else name, value)
+    return config

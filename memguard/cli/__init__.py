@@ -6,6 +6,9 @@
     errors.py         prints every error as one line and sets the exit code
     signals.py        raises an exception on Ctrl-C and SIGTERM
     screens.py        prints a plan and a dry run
+    storage_screen.py prints a plan of a family whose memory cannot be estimated
+    doctor.py         `memguard doctor`
+    doctor_screen.py  prints its results
     verify_screen.py  prints the result of `memguard verify`
 
 Commands import what they need when they run, so a wrong setting is refused before torch is loaded.

@@ -8,6 +8,7 @@ import typer
 
 import memguard
 from memguard.cli import finished
+from memguard.cli.doctor import doctor
 from memguard.cli.options import (
     MAX_GPUS,
     MAX_ROWS,
@@ -418,5 +419,5 @@ def _run_folder(run: Any) -> Path:
     return Path(run.output_dir) / str(run.name)
 
 
-for command in (finished.export, finished.report, finished.verify):
+for command in (finished.export, finished.report, finished.verify, doctor):
     app.command()(command)

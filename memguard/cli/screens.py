@@ -26,10 +26,11 @@ import json
 import sys
 from typing import Any
 
+from memguard.cli.storage_screen import render_storage_plan
 from memguard.config import RunConfig
-from memguard.errors import ModelError
-from memguard.workflows.plan import MemoryUnknown, make_plan, refuse_misfit
+from memguard.workflows.plan import make_plan, refuse_misfit
 from memguard.workflows.requests import PlanRequest
+from memguard.workflows.storage_plan import refuse_storage
 
 SHOWN_TOKENS = 400
 """Tokens of the first row that are shown."""
@@ -394,22 +395,18 @@ def print_plan(
     Raises:
         ConfigError: nothing fits, or the given mesh does not; raised after the plan is printed.
         DataError: same as in training.
-        ModelError: same as in training, or the memory of the model family is not known.
+        ModelError: same as in training.
     """
     out = rich.console.Console(file=sys.stdout, highlight=False)
     printed: dict[str, Any] = {}
-    plan = None
-    try:
-        plan = make_plan(request, run)
-    except MemoryUnknown as error:
-        if not with_documents:
-            text = f"{error}; leave out --no-documents for the dry run alone"
-            raise ModelError(text) from error
-        print(f"{error}: left out", file=sys.stderr)
-    if plan is not None:
-        printed |= plan.model_dump(mode="json")
-        if not as_json:
-            render_plan(plan, out)
+    plan = make_plan(request, run)
+    printed |= plan.model_dump(mode="json")
+    if as_json:
+        pass
+    elif isinstance(plan, Plan):
+        render_plan(plan, out)
+    else:
+        render_storage_plan(plan, out)
     if run is not None and with_documents:
         # Imported here, because the plan of a model alone does not need torch.
         from memguard.runtime import Console
@@ -422,6 +419,8 @@ def print_plan(
             render_dry_run(result, out)
     if as_json:
         sys.stdout.write(json.dumps(printed, indent=2) + "\n")
-    if plan is not None:
-        sys.stdout.flush()  # The table must appear before the error.
+    sys.stdout.flush()  # The table must appear before the error.
+    if isinstance(plan, Plan):
         refuse_misfit(plan)
+    else:
+        refuse_storage(plan)

@@ -60,7 +60,7 @@ class LoraConfig(Settings):
     quantization: Literal["nf4"] | None = Field(
         None,
         description="nf4: the frozen weights of linear layers take 4 bits (QLoRA), as with "
-        "load_in_4bit and bnb_4bit_quant_type nf4 in transformers; one process.",
+        "load_in_4bit and bnb_4bit_quant_type nf4 in transformers; on one process, data and z.",
     )
 
     @model_validator(mode="before")

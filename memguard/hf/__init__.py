@@ -1,6 +1,7 @@
 """Loads and exports Hugging Face folders, whole or by shards; no other package does either.
 
 checkpoint_files.py  selects and checks the files to read: names, index, headers; no torch
+small_config.py      default and reduced configurations of a family, for trials
 config_fields.py     refuses configuration fields that no model has; no torch
 adapter_base.py      locates the base model of an adapter; no torch
 adapter_config.py    reads and checks adapter_config.json; no torch
@@ -11,6 +12,9 @@ load.py              a folder, or random weights, into a model: plain, over devi
 nf4_base.py          the base of an adapter that was trained on 4-bit weights
 merged_weights.py    base and adapter as one source of merged weights
 variants.py          a model as it may be shipped: adapter unmerged, or quantised
+meta_build.py        a model on the meta device, whose buffers have their values
+stored_names.py      a checkpoint's tensors under the names and in the layouts of the modules
+stored_form.py       the reverse: what transformers would store for a model
 sharded.py           a sharded model: configuration -> meta -> shards -> storage -> weights
 safetensors.py       reads rectangles of tensors; writes files of bounded size
 export_merged.py     an adapter merged into its base, tensor by tensor, and its logits compared

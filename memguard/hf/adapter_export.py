@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from memguard.hf.adapter_files import QUANTIZATION
+from memguard.parallel.linear_kinds import find_orders
 from memguard.parallel.lora import (
     MAGNITUDE,
     LoraSpec,
@@ -33,10 +34,13 @@ _PREFIX = "base_model.model."
 def gather_adapter(model: nn.Module) -> dict[str, Tensor]:
     """Return the whole adapters by the names in peft's file, on the CPU; every rank calls this."""
     tensors = {}
+    orders = find_orders(model)
     for name, parameter in model.named_parameters():
         if is_adapter_parameter(name):
             value = parameter.detach()
             full = value.full_tensor() if isinstance(value, DTensor) else value
+            if name in orders:
+                full = orders[name].to_file(full)
             # peft stores magnitudes without the name of their parameter.
             stored = name.removesuffix(".weight") if MAGNITUDE in name else name
             tensors[_PREFIX + stored] = full.cpu().contiguous()

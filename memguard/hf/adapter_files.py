@@ -105,30 +105,26 @@ class AdapterFolder:
         return f"{kind}, r={self.r}, alpha={self.alpha:g}{scaling}{base}"
 
     def match_layers(self, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, AdaptedLayer]:
-        """Return the adapted layers by the name of their weight in the base's files.
+        """Return the adapted layers by the name of their weight.
 
         Args:
-            shapes: of the base's stored tensors.
+            shapes: of the base's tensors by their names in the model.
 
         Raises:
             ModelError: the base lacks one of the layers, or it has another shape.
         """
         matched, wrong = {}, []
         for layer in self.layers:
-            name = f"{layer.module}.weight"
-            # Checkpoints of a base model alone lack the prefix, such as `model`.
-            names = [name, layer.module.partition(".")[2] + ".weight"]
-            stored = next((candidate for candidate in names if candidate in shapes), None)
-            wanted = (layer.num_out, layer.num_in)
-            if stored is None and layer.has_base_weight:
+            name, wanted = f"{layer.module}.weight", (layer.num_out, layer.num_in)
+            if name not in shapes and layer.has_base_weight:
                 # peft stores such copies of heads and embeddings only.
                 raise shares_embedding(self, layer.module)
-            if stored is None:
+            if name not in shapes:
                 wrong.append(f"no {name}")
-            elif shapes[stored] != wanted:
-                wrong.append(f"{name} {list(shapes[stored])} instead of {list(wanted)}")
+            elif shapes[name] != wanted:
+                wrong.append(f"{name} {list(shapes[name])} instead of {list(wanted)}")
             else:
-                matched[stored] = layer
+                matched[name] = layer
         if wrong:
             more = f" and {len(wrong) - 3} more" if len(wrong) > 3 else ""
             raise ModelError(
@@ -174,7 +170,31 @@ def check_model(path: str, *, base: str | None = None) -> None:
     if Path(adapter.base).is_dir():
         check_folder(adapter.base)
         headers = read_headers(Path(adapter.base), name=adapter.base)
-        adapter.match_layers({name: item.shape for _, all in headers for name, item in all.items()})
+        stored = {name: item.shape for _, all in headers for name, item in all.items()}
+        adapter.match_layers(_name_layers(adapter, stored))
+
+
+def _name_layers(
+    adapter: AdapterFolder, stored: Mapping[str, tuple[int, ...]]
+) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of the adapted weights by their names in the model, as far as known.
+
+    Older checkpoints have other names, which only transformers knows: where some of the adapter's
+    layers have the names of stored ones, the others are checked when the base is opened.
+    """
+    stored_leaves = {name.removesuffix(".weight").rpartition(".")[2] for name in stored}
+    leaves = {layer.module.rpartition(".")[2] for layer in adapter.layers}
+    may_be_renamed = not stored_leaves.isdisjoint(leaves)
+    shapes = {}
+    for layer in adapter.layers:
+        name = f"{layer.module}.weight"
+        # Checkpoints of a base model alone lack the prefix, such as `model`.
+        shape = stored.get(name, stored.get(name.partition(".")[2]))
+        if shape is None and may_be_renamed and not layer.has_base_weight:
+            shape = (layer.num_out, layer.num_in)
+        if shape is not None:
+            shapes[name] = shape
+    return shapes
 
 
 def find_config(path: str | Path, *, base: str | None = None) -> Path:

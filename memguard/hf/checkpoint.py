@@ -5,7 +5,7 @@ model. Remote code is never run, regardless of where the folder comes from.
 """
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +58,28 @@ def load_config(path: str, *, revision: str | None = None, base: str | None = No
     if not Path(path).exists():  # `check_model` has checked a local folder, but not a hub id.
         check_fields(config.to_dict(), place=f"model '{path}': config.json")
     return config
+
+
+def read_config_fields(fields: Mapping[str, Any], *, place: str) -> Any:
+    """Return the transformers configuration with the fields of a config.json.
+
+    Args:
+        fields: content of the file.
+        place: where the fields come from, for messages.
+
+    Raises:
+        ModelError: transformers does not know the ``model_type``, or refuses a field.
+    """
+    family = fields.get("model_type")
+    if family not in transformers.CONFIG_MAPPING:
+        raise ModelError(
+            f"{place}: 'model_type' must be one that transformers {transformers.__version__} has; "
+            f"got {family!r}"
+        )
+    try:
+        return transformers.CONFIG_MAPPING[family].from_dict(dict(fields))
+    except Exception as error:  # Each family raises its own errors for its fields.
+        raise ModelError(f"{place} does not describe a model: {say_in_one_line(error)}") from error
 
 
 def load_tokenizer(path: str, *, revision: str | None = None, base: str | None = None) -> Any:

@@ -34,6 +34,15 @@ _PARTS = ("text_config", "decoder", "llm_config", "language_config", "thinker_co
 _MOST_DIGITS = 30
 
 
+def _is_online(quantised: Any) -> bool:
+    """Whether weights are stored plain and rounded to ternary ones in each forward (BitNet)."""
+    return isinstance(quantised, Mapping) and (
+        quantised.get("quant_method") == "bitnet"
+        and quantised.get("linear_class") == "autobitlinear"
+        and quantised.get("quantization_mode") == "online"
+    )
+
+
 def check_fields(fields: Mapping[str, Any], *, place: str) -> None:
     """Refuse sizes out of range, quantised weights and weights in files that are not hashed.
 
@@ -47,10 +56,20 @@ def check_fields(fields: Mapping[str, Any], *, place: str) -> None:
         ModelError: for the first invalid field.
     """
     for name in _QUANTISED:
+        if _is_online(fields.get(name)):
+            continue
+        if isinstance(quantised := fields.get(name), Mapping) and (
+            quantised.get("quant_method") == "bitnet"
+        ):
+            raise ModelError(
+                f"{place}: '{name}' says that the weights are packed ternary ones, which cannot "
+                "be trained: use the checkpoint of the same model that has its plain weights in "
+                "bfloat16 ('linear_class': 'autobitlinear', 'quantization_mode': 'online')"
+            )
         if fields.get(name):
             raise ModelError(
                 f"{place}: '{name}' says that the weights are quantised, which is not supported: "
-                "convert them to bfloat16 first"
+                f"{_say_how_to_convert(fields[name])}"
             )
     if fields.get("transformers_weights"):
         raise ModelError(
@@ -70,3 +89,12 @@ def check_fields(fields: Mapping[str, Any], *, place: str) -> None:
         if isinstance(part, Mapping) and part is not fields:
             # Composite configurations have one level; deeper nesting in a file is not followed.
             check_fields({k: v for k, v in part.items() if k not in _PARTS}, place=place)
+
+
+def _say_how_to_convert(settings: Any) -> str:
+    if isinstance(settings, Mapping) and settings.get("quant_method") == "mxfp4":
+        return (
+            "they are in MXFP4; use the model's bfloat16 form, which transformers writes with "
+            "Mxfp4Config(dequantize=True) and save_pretrained"
+        )
+    return "convert them to bfloat16 first"

@@ -1,13 +1,14 @@
 """Writes a model as a Hugging Face folder that appears under its name only when complete.
 
     plain   `export_model`     with save_pretrained, which restores original names of some families
-    mesh    `export_sharded`   tensor by tensor: shards [N/(y z), K/x] -> full [N, K] -> file
+    mesh    `export_sharded`   tensor by tensor: shards [N/(y z), K/x] -> full [N, K] -> its form in
+                               the original files, which `StoredForm` knows -> file
 
 On a mesh, all ranks of data replica 0 cast their shards to the written dtype, move them to the CPU
 and send them to the rank that writes the current file; the ranks take turns as writer. The first
 rank that stores a rectangle sends it, point-to-point over the default group, whose CPU backend is
-gloo. No rank holds more than its shard and one tensor. After every file all ranks agree that it is
-written, so a full disk on one rank stops all of them.
+gloo. No rank holds more than its shard and the tensors that are stored together. After every file
+all ranks agree that it is written, so a full disk on one rank stops all of them.
 """
 
 import copy
@@ -23,11 +24,14 @@ from torch import distributed as dist
 from torch.distributed.tensor.placement_types import Placement
 
 from memguard.errors import MemguardError, OtherRankFailed
-from memguard.hf.safetensors import FileWriter, StoredTensor, WeightsFile, build_index, plan_files
+from memguard.hf.meta_build import outline_model
+from memguard.hf.safetensors import FileWriter, WeightsFile, build_index, plan_files
 from memguard.hf.sharded import ShardedLayer, count_sharded_parameters
-from memguard.parallel.hf_plan import PLACEMENTS
+from memguard.hf.stored_form import StoredForm, StoredGroup, written_dtype
+from memguard.parallel.experts import list_halves
 from memguard.parallel.layout import ShardSlice, all_rectangles
 from memguard.parallel.linear import to_local
+from memguard.parallel.linear_kinds import find_orders
 from memguard.parallel.mesh import Mesh4D
 from memguard.records.record import atomic_folder, cleared_on_error, commit, make_temporary_folder
 
@@ -113,7 +117,7 @@ def export_model(
         for name, tensor in model.state_dict().items():
             source = tensor.detach()
             if source.data_ptr() not in cast or source.numel() == 0:
-                cast[source.data_ptr()] = source.to("cpu", _written_dtype(source, dtype))
+                cast[source.data_ptr()] = source.to("cpu", written_dtype(source, dtype))
             state[name] = cast[source.data_ptr()].view(source.shape)
         kept_dtype = model.config.dtype
         try:
@@ -158,19 +162,12 @@ def export_sharded(
     assert temporary is not None, "rank 0 created it, or all ranks have stopped"
     with cleared_on_error(temporary if is_main else None):
         model = layer.lm.model
-        sources = _list_sources(model)
-        files = plan_files(
-            [
-                StoredTensor(
-                    name=name, shape=tuple(source.shape), dtype=_written_dtype(source, dtype)
-                )
-                for name, source in sources.items()
-            ],
-            max_file_bytes,
-        )
+        form = _find_form(model, dtype)
+        files = plan_files(form.tensors, max_file_bytes)
         writers = list_replica_ranks(layer.sharding.mesh)
         for number, file in enumerate(files):
-            _agree(_write_file(layer, sources, file, temporary, writers[number % len(writers)]))
+            writer = writers[number % len(writers)]
+            _agree(_write_file(layer, form, file, temporary, writer, dtype))
         with _agreed():
             if is_main:
                 if len(files) > 1:
@@ -183,57 +180,71 @@ def export_sharded(
                 commit(temporary, folder)
 
 
-def _list_sources(model: nn.Module) -> dict[str, Tensor]:
-    """Return the tensors to store by name, tied parameters once, in the model's order."""
-    parameters = dict(model.named_parameters())
-    with_tied = dict(model.named_parameters(remove_duplicate=False))
-    state: dict[str, Tensor] = model.state_dict()
-    ignored = getattr(model, "_keys_to_ignore_on_save", None) or ()
-    return {
-        name: parameters.get(name, tensor)
-        for name, tensor in state.items()
-        if name not in ignored and (name in parameters or name not in with_tied)
-    }
+def _find_form(model: Any, dtype: torch.dtype) -> StoredForm:
+    """Return what one process would store for a sharded model."""
+    outline = outline_model(model.config, name=type(model).__name__)
+    outline._weight_conversions = getattr(model, "_weight_conversions", None)
+    return StoredForm(outline, dtype=dtype)
 
 
 def _write_file(
-    layer: ShardedLayer, sources: dict[str, Tensor], file: WeightsFile, temporary: Path, writer: int
+    layer: ShardedLayer,
+    form: StoredForm,
+    file: WeightsFile,
+    temporary: Path,
+    writer: int,
+    dtype: torch.dtype,
 ) -> OSError | None:
-    """Gather one file's tensors, one by one, on the rank that writes them.
+    """Gather one file's tensors, group by group, on the rank that writes them.
 
     Returns:
         The error that kept the file from being written, or None. It is not raised here, because
         the other ranks are still sending and all tensors must be received first.
     """
-    mesh, roles = layer.sharding.mesh, layer.plan.roles
-    if dist.get_rank() not in list_replica_ranks(mesh):
+    if dist.get_rank() not in list_replica_ranks(layer.sharding.mesh):
         return None
+    names = {stored.name for stored in file.tensors}
+    # A group at the border of two files is gathered for each of them.
+    groups = iter({form.group_of[stored.name]: None for stored in file.tensors})
 
-    def gather_all() -> Iterator[Tensor | None]:
-        for stored in file.tensors:
-            source = sources[stored.name]
-            module, _, leaf = stored.name.rpartition(".")
-            if isinstance(source, nn.Parameter):
-                placements = PLACEMENTS[roles[module], leaf]
-                yield gather_tensor(source, placements, mesh, dtype=stored.dtype, to_rank=writer)
-            else:  # A buffer: every rank has the whole tensor.
-                yield source.to("cpu", stored.dtype)
+    def gather(group: StoredGroup) -> dict[str, Any]:
+        return {name: _gather(layer, name, dtype, writer) for name in group.modules}
 
-    gathered = gather_all()
     failure = None
     if dist.get_rank() == writer:
         try:
             with FileWriter(temporary, file) as output:
-                for full in gathered:
-                    assert full is not None, "this rank is the writer"
-                    output.write(full)
-                    # Frees its memory before the next tensor is gathered.
-                    del full
+                for group in groups:
+                    stored = form.revert(gather(group))
+                    for name in names.intersection(group.stored):
+                        output.write(name, stored[name])
+                    # Frees its memory before the next group is gathered.
+                    del stored
         except OSError as error:
             failure = error
-    for _ in gathered:
-        pass
+    for group in groups:
+        gather(group)
     return failure
+
+
+def _gather(layer: ShardedLayer, name: str, dtype: torch.dtype, to_rank: int) -> Tensor | None:
+    """Return a tensor of the unsharded model, whole, on one rank; None on the others."""
+    module, _, leaf = name.rpartition(".")
+    source = getattr(layer.lm.model.get_submodule(module), leaf)
+    dtype = written_dtype(source, dtype)
+    if not isinstance(source, nn.Parameter):
+        # A buffer: every rank has the whole tensor.
+        return source.to("cpu", dtype) if dist.get_rank() == to_rank else None
+    placements = layer.plan.placements(name)
+    mesh = layer.sharding.mesh
+    full = gather_tensor(source, placements, mesh, dtype=dtype, to_rank=to_rank)
+    if full is None:
+        return None
+    order = find_orders(layer.lm.model).get(name)
+    if order is not None:
+        full = order.to_file(full)
+    # Gate and up of experts have a dimension more on meshes.
+    return full.view(list_halves(layer.lm.model).get(name, full.shape))
 
 
 @contextmanager
@@ -263,10 +274,6 @@ def _agree(failure: Exception | None) -> None:
     for rank, exit_code in enumerate(codes):
         if exit_code:
             raise OtherRankFailed(rank, exit_code)
-
-
-def _written_dtype(tensor: Tensor, dtype: torch.dtype) -> torch.dtype:
-    return dtype if tensor.is_floating_point() else tensor.dtype
 
 
 def _write_surroundings(

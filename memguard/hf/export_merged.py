@@ -13,7 +13,7 @@ import gc
 import json
 import shutil
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,10 +23,19 @@ import torch
 from torch import Tensor
 
 from memguard.errors import ModelError
-from memguard.hf.checkpoint_files import CONFIG, INDEX, read_headers
+from memguard.hf.checkpoint_files import CONFIG, INDEX, read_headers, shorten
 from memguard.hf.load import load_model
 from memguard.hf.merged_weights import MergedWeights, restore_base
-from memguard.hf.safetensors import DTYPES, FileWriter, StoredTensor, build_index, plan_files
+from memguard.hf.nf4_base import Nf4Base
+from memguard.hf.safetensors import (
+    DTYPES,
+    FileWriter,
+    FolderWeights,
+    StoredTensor,
+    WeightSource,
+    build_index,
+    plan_files,
+)
 from memguard.parallel.layout import ShardSlice
 
 _GENERATION = "generation_config.json"
@@ -100,8 +109,11 @@ def write_merged(
         on_tensor: called after each tensor.
 
     Raises:
+        ModelError: the base stores an adapted layer together with others.
         OSError: the folder is not writable, or the disk is full.
     """
+    stored = FolderWeights(base_folder)
+    changed = _find_changed(source, stored.shapes)
     tensors = [
         StoredTensor(name=name, shape=stored.shape, dtype=_choose(DTYPES[stored.dtype], dtype))
         for _, headers in read_headers(base_folder, name=str(base_folder))
@@ -112,7 +124,9 @@ def write_merged(
         with FileWriter(out, file) as output:
             for tensor in file.tensors:
                 whole = ShardSlice(start=(0,) * len(tensor.shape), shape=tensor.shape)
-                output.write(source.read(tensor.name, whole).to(tensor.dtype))
+                weights: WeightSource = source if tensor.name in changed else stored
+                name = changed.get(tensor.name, tensor.name)
+                output.write(tensor.name, weights.read(name, whole).to(tensor.dtype))
                 on_tensor()
     if len(files) > 1:
         num_parameters = sum(torch.Size(tensor.shape).numel() for tensor in tensors)
@@ -125,13 +139,37 @@ def write_merged(
     _write_json(out / CONFIG, config)
     if (base_folder / _GENERATION).is_file():
         shutil.copyfile(base_folder / _GENERATION, out / _GENERATION)
-    merged = {tensor.dtype for tensor in tensors if tensor.name in source.layers}
+    merged = {tensor.dtype for tensor in tensors if changed.get(tensor.name) in source.layers}
     return WrittenWeights(
         num_merged=len(source.layers),
         num_tensors=len(tensors),
         num_bytes=sum(tensor.num_bytes for tensor in tensors),
         dtype=max(merged, key=lambda dtype: torch.finfo(dtype).eps),
     )
+
+
+def _find_changed(source: MergedWeights, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, str]:
+    """Return the names in the model of the tensors that differ from the base's, by stored name.
+
+    Args:
+        source: the merged weights.
+        shapes: of the base's stored tensors.
+
+    Raises:
+        ModelError: the base stores one of them together with others.
+    """
+    quantised = source.base.layers if isinstance(source.base, Nf4Base) else {}
+    changed = {}
+    for name in (*source.layers, *quantised):
+        stored = (name,) if source.origin is None else source.origin.names[name]
+        if len(stored) > 1 or shapes[stored[0]] != source.shapes[name]:
+            raise ModelError(
+                f"adapter '{source.adapter.folder}': its base stores '{name}' together with other "
+                f"weights ({shorten(stored)}), so that it cannot be merged tensor by tensor: merge "
+                "it with peft"
+            )
+        changed[stored[0]] = name
+    return changed
 
 
 def _choose(stored: torch.dtype, dtype: torch.dtype | None) -> torch.dtype:

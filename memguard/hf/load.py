@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 import transformers
-from accelerate import infer_auto_device_map, init_empty_weights
+from accelerate import infer_auto_device_map
 from accelerate.utils import get_max_memory
 from torch import distributed as dist
 from torch import nn
@@ -31,6 +31,8 @@ from memguard.hf.adapter_files import is_adapter
 from memguard.hf.checkpoint import get_folder, say_in_one_line
 from memguard.hf.config_fields import check_fields
 from memguard.hf.merged_weights import merge_into, open_merged
+from memguard.hf.meta_build import build_on_meta, outline_model
+from memguard.hf.nf4_base import list_nf4
 from memguard.hf.safetensors import (
     FolderWeights,
     ModuleWeights,
@@ -40,6 +42,7 @@ from memguard.hf.safetensors import (
     warn_unexpected,
 )
 from memguard.hf.sharded import ShardedLayer, Sharding, build_meta_layer, check_layer, fill_layer
+from memguard.hf.stored_names import ModuleNames
 from memguard.parallel.mesh_shape import COMPARED_FAMILIES
 
 
@@ -140,13 +143,14 @@ def load_sharded(
         ConfigError: the model cannot run on this mesh.
     """
     folder = get_folder(path, revision, base=base)
-    source: WeightSource
+    merged: WeightSource | None = None
     if is_adapter(folder):
-        source, folder = open_merged(folder, base=base)
-    else:
-        source = FolderWeights(folder)
+        merged, folder = open_merged(folder, base=base)
     with _raised_in_one_line(path):
         config = transformers.AutoConfig.from_pretrained(str(folder), trust_remote_code=False)
+        source = merged or ModuleNames(
+            FolderWeights(folder), outline_model(config, name=f"model '{path}'")
+        )
         layer = build_meta_layer(config, sharding, attn=attn)
         if layer.plan.is_tied and stores_different(source, *_embedding_and_head(layer)):
             # As in transformers, the files take precedence over the configuration.
@@ -163,7 +167,8 @@ def load_sharded(
         check_layer(layer)
     if dist.get_rank() == 0:
         warn_unexpected(path, unexpected)
-        _warn_uncompared(config.get_text_config().model_type)
+        if layer.plan.is_split:
+            _warn_uncompared(config.get_text_config().model_type)
     return layer
 
 
@@ -171,7 +176,7 @@ def _warn_uncompared(family: str) -> None:
     """Warn if results of a family on a mesh were never compared with one process."""
     if family not in COMPARED_FAMILIES:
         warnings.warn(
-            f"family '{family}' is sharded by transformers' plan, but its numbers on a mesh have "
+            f"family '{family}' is split by transformers' plan, but its numbers on a mesh have "
             f"not been compared with one process, as those of {', '.join(COMPARED_FAMILIES)} "
             "have: compare the first losses of a short run",
             stacklevel=3,
@@ -200,8 +205,11 @@ def _embedding_and_head(layer: ShardedLayer) -> tuple[str, str]:
 
 
 def count_parameters(model: nn.Module) -> int:
-    """Return the number of distinct parameters (tied ones once)."""
-    return sum(parameter.numel() for parameter in model.parameters())
+    """Return the number of distinct parameters (tied ones once); of weights in NF4, the weights."""
+    quantised = list_nf4(model).values()
+    blocks = {id(part) for layer in quantised for part in (layer.packed, layer.scales)}
+    others = sum(part.numel() for part in model.parameters() if id(part) not in blocks)
+    return others + sum(layer.weight.numel() for layer in quantised)
 
 
 def plan_devices(
@@ -220,10 +228,8 @@ def plan_devices(
     Raises:
         ModelError: the head alone does not fit on the first device.
     """
-    with init_empty_weights():
-        model = transformers.AutoModelForCausalLM.from_config(config, dtype=dtype)
-    # The device map counts tied weights once only if the modules share them.
-    model.tie_weights()
+    # The device map counts tied weights once, as the modules share them.
+    model = build_on_meta(config, dtype=dtype)
     wanted = {int(k) if k.isdigit() else k: v for k, v in (max_memory or {}).items()}
     room: dict[int | str, int] = dict(get_max_memory(wanted or None))
     first: int | str = next(iter(room))

@@ -18,8 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
-from accelerate import init_empty_weights
 from safetensors import safe_open
 from torch import Tensor, nn
 from torch import distributed as dist
@@ -32,10 +30,12 @@ from memguard.hf.adapter_files import (
     read_adapter,
     shares_embedding,
 )
-from memguard.hf.checkpoint import get_base_folder, load_config, say_in_one_line
+from memguard.hf.checkpoint import get_base_folder, load_config
 from memguard.hf.identity import check_base
+from memguard.hf.meta_build import outline_model
 from memguard.hf.nf4_base import Nf4Base, dequantise_base
-from memguard.hf.safetensors import FolderWeights, WeightSource
+from memguard.hf.safetensors import FolderWeights, Origin, WeightSource
+from memguard.hf.stored_names import ModuleNames
 from memguard.parallel.layout import ShardSlice
 
 _BLOCK_ELEMENTS = 1 << 22
@@ -53,9 +53,14 @@ class MergedWeights:
         """
         self.adapter = adapter
         self.layers: Mapping[str, AdaptedLayer] = adapter.match_layers(base.shapes)
-        """The adapted layers, by the stored name of their weight."""
+        """The adapted layers, by the name of their weight."""
         self.base = base
         """The weights without the adapter."""
+
+    @property
+    def origin(self) -> Origin | None:
+        """How the base's files have the tensors."""
+        return self.base.origin
 
     @property
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
@@ -131,9 +136,9 @@ def open_merged(folder: Path, *, base: str | None = None) -> tuple[MergedWeights
     adapter = read_adapter(folder, base=base)
     base_folder = get_base_folder(adapter)
     _check_base_once(folder, base_folder)
-    weights: WeightSource = FolderWeights(base_folder)
     name = f"adapter '{adapter.folder}': its base model '{adapter.base}'"
     model = outline_model(load_config(str(base_folder)), name=name)
+    weights: WeightSource = ModuleNames(FolderWeights(base_folder), model)
     if adapter.base_quantization is not None:
         if find_spec("bitsandbytes") is None:
             raise ModelError(
@@ -179,27 +184,6 @@ def restore_base(model: nn.Module, source: MergedWeights) -> None:
     """Give a base model, as loaded, the weights on which the adapter was trained."""
     if isinstance(source.base, Nf4Base):
         dequantise_base(model, source.base)
-
-
-def outline_model(config: Any, *, name: str) -> Any:
-    """Return a model without storage.
-
-    Args:
-        config: a transformers configuration.
-        name: of the model, for messages; starts a sentence.
-
-    Raises:
-        ModelError: it is not a causal language model.
-    """
-    try:
-        with init_empty_weights():
-            model = transformers.AutoModelForCausalLM.from_config(config)
-    except Exception as error:  # Each family checks its fields in its own way.
-        raise ModelError(
-            f"{name} is not a causal language model: {say_in_one_line(error)}"
-        ) from error
-    model.tie_weights()
-    return model
 
 
 def _check_modules(source: MergedWeights, model: Any) -> None:

@@ -2,8 +2,9 @@
 
     stored weight [N, K], in fp32  ->  NF4  ->  dequantised [N, K], in fp32
 
-The numbers depend on the base's files only, not on the precision of a run. Training keeps the NF4
-form; the merge, the audit and the comparison of logits read the dequantised one.
+The numbers depend on the base's files only, not on the precision or the mesh of a run. Training
+keeps the NF4 form, a rank on z the blocks of its part; the merge, the audit and the comparison of
+logits read the dequantised one. Of each tensor only the rows that have these blocks are read.
 """
 
 from collections.abc import Mapping
@@ -11,14 +12,21 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from memguard.errors import ModelError
-from memguard.hf.safetensors import FolderWeights, WeightSource
-from memguard.parallel.layout import ShardSlice
+from memguard.hf.safetensors import FolderWeights, Origin, WeightSource
+from memguard.hf.stored_names import ModuleNames
+from memguard.parallel.layout import ShardSlice, cut
 from memguard.parallel.linear import Linear4D
 from memguard.parallel.mesh import Axis
-from memguard.parallel.nf4 import dequantise_nf4, list_quantised, quantise_nf4
+from memguard.parallel.nf4 import (
+    BLOCK,
+    count_blocks,
+    dequantise_nf4,
+    list_quantised,
+    quantise_nf4,
+)
 
 
 class Nf4Base:
@@ -28,16 +36,20 @@ class Nf4Base:
         """Match the layers of the model with the stored tensors; nothing is read.
 
         Args:
-            base: the stored tensors.
+            base: the stored tensors under their names in the model.
             model: of the base's configuration, on any device.
 
         Raises:
-            ModelError: a layer's weight is not stored under its name.
+            ModelError: a layer's weight is not stored.
         """
         self.layers: Mapping[str, str] = match_layers(base, model)
-        """Names of the quantised layers, by the stored name of their weight."""
+        """Names of the quantised layers, by the name of their weight."""
         self._base = base
-        self._last: tuple[str, Tensor] | None = None
+
+    @property
+    def origin(self) -> Origin | None:
+        """How the base's files have the tensors."""
+        return self._base.origin
 
     @property
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
@@ -48,33 +60,66 @@ class Nf4Base:
         """Return a rectangle of a tensor: of a quantised layer in fp32, others as stored."""
         if name not in self.layers:
             return self._base.read(name, rectangle)
-        if self._last is None or self._last[0] != name:
-            # Readers take a tensor in several rectangles; it is quantised whole.
-            weight_NK = _read_whole(self._base, name)
-            shape = (weight_NK.shape[0], weight_NK.shape[1])
-            self._last = (name, dequantise_nf4(*quantise_nf4(weight_NK), shape))
-        return self._last[1][rectangle.slices]
+        num_rows, num_columns = rectangle.shape[0], self.shapes[name][1]
+        start = rectangle.start[0] * num_columns
+        first, last = start // BLOCK, count_blocks(start + num_rows * num_columns)
+        weights = read_blocks(self._base, name, first, last - first)
+        dense = dequantise_nf4(*quantise_nf4(weights), tuple(weights.shape))
+        rows = dense[start - first * BLOCK :][: num_rows * num_columns]
+        return rows.reshape(num_rows, num_columns)[:, rectangle.slices[1]]
 
 
 def match_layers(base: WeightSource, model: Any) -> dict[str, str]:
-    """Return the names of a model's quantised layers, by the stored name of their weight.
+    """Return the names of a model's quantised layers, by the name of their weight.
 
     Raises:
-        ModelError: a layer's weight is not stored under its name.
+        ModelError: a layer's weight is not stored.
     """
     matched = {}
     for module, layer in list_quantised(model).items():
-        # Checkpoints of a base model alone lack the prefix, such as `model`.
-        names = (f"{module}.weight", f"{module.partition('.')[2]}.weight")
-        stored = next((name for name in names if name in base.shapes), None)
-        if stored is None or base.shapes[stored] != tuple(layer.weight.shape):
+        name = f"{module}.weight"
+        if base.shapes.get(name) != tuple(layer.weight.shape):
             raise ModelError(
                 f"'adapter.quantization': {type(model).__name__} stores the weight of '{module}' "
                 "under another name or in another shape, so that it cannot be quantised: remove "
                 "the setting"
             )
-        matched[stored] = module
+        matched[name] = module
     return matched
+
+
+def outline_nf4(model: Any) -> None:
+    """Let the linear layers of a model on the meta device store their weights in NF4.
+
+    Args:
+        model: as transformers builds it, or sharded with y = x = 1, before FSDP2.
+    """
+    for layer in list_quantised(model).values():
+        _convert(layer).use_nf4()
+
+
+def list_nf4(model: Any) -> dict[str, Linear4D]:
+    """Return the layers in NF4 by the name that their weights have in files."""
+    return {
+        f"{name}.weight": module
+        for name, module in model.named_modules()
+        if isinstance(module, Linear4D) and module.is_quantised
+    }
+
+
+def fill_nf4(layer: Linear4D, source: WeightSource, name: str, z: Axis) -> None:
+    """Read and quantise the blocks of a layer that this rank stores.
+
+    Args:
+        layer: in NF4, with storage.
+        source: full tensors by name.
+        name: of the layer's weight in the source.
+        z: the axis that cuts the blocks.
+    """
+    whole = ShardSlice(start=(0,), shape=(count_blocks(layer.weight.numel()),))
+    blocks = cut(whole, 0, z.rank, z.degree)
+    if blocks.num_elements:
+        layer.fill_nf4(read_blocks(source, name, blocks.start[0], blocks.shape[0]))
 
 
 def quantise_base(model: Any, folder: Path) -> None:
@@ -88,12 +133,11 @@ def quantise_base(model: Any, folder: Path) -> None:
     Raises:
         ModelError: see `match_layers`.
     """
-    base = FolderWeights(folder)
+    base = ModuleNames(FolderWeights(folder), model)
     for stored, module in match_layers(base, model).items():
-        layer = Linear4D.convert(
-            model.get_submodule(module), in_axis=Axis(name="y"), out_axis=Axis(name="x")
-        )
-        layer.quantise(_read_whole(base, stored))
+        layer = _convert(model.get_submodule(module))
+        layer.use_nf4()
+        fill_nf4(layer, base, stored, Axis(name="z"))
 
 
 def dequantise_base(model: Any, base: Nf4Base) -> None:
@@ -105,6 +149,26 @@ def dequantise_base(model: Any, base: Nf4Base) -> None:
             weight.copy_(base.read(stored, whole))
 
 
-def _read_whole(base: WeightSource, name: str) -> Tensor:
-    shape = base.shapes[name]
-    return base.read(name, ShardSlice(start=(0,) * len(shape), shape=shape)).float()
+def read_blocks(base: WeightSource, name: str, first: int, count: int) -> Tensor:
+    """Return the weights of some blocks in fp32, as one row; only their rows are read.
+
+    Args:
+        base: full tensors by name.
+        name: of a weight ``[N, K]``.
+        first: number of the first block.
+        count: number of blocks; the last one of a tensor may be shorter.
+    """
+    num_rows, num_columns = base.shapes[name]
+    start = first * BLOCK
+    end = min(start + count * BLOCK, num_rows * num_columns)
+    row, last_row = start // num_columns, -(-end // num_columns)
+    rows = ShardSlice(start=(row, 0), shape=(last_row - row, num_columns))
+    flat = base.read(name, rows).to(torch.float32).reshape(-1)
+    return flat[start - row * num_columns :][: end - start]
+
+
+def _convert(layer: nn.Module) -> Linear4D:
+    """Return a layer as one that can be in NF4."""
+    if isinstance(layer, Linear4D):
+        return layer
+    return Linear4D.convert(layer, in_axis=Axis(name="y"), out_axis=Axis(name="x"))

@@ -45,8 +45,28 @@ DTYPES = {name: dtype for dtype, name in _DTYPE_NAMES.items()}
 """Dtypes by their names in safetensors."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Origin:
+    """How the tensors of a checkpoint became those of a model's modules."""
+
+    names: Mapping[str, tuple[str, ...]]
+    """Stored names of the tensors that each tensor of the model is made of."""
+    conversions: tuple[Any, ...]
+    """transformers' rules that changed a name or a layout, in order."""
+
+    def describe(self, name: str) -> str:
+        """Return a tensor's name, and the stored names if they differ."""
+        stored = self.names.get(name, (name,))
+        return name if stored == (name,) else f"{name} (stored as {shorten(stored)})"
+
+
 class WeightSource(Protocol):
     """A source of weights."""
+
+    @property
+    def origin(self) -> Origin | None:
+        """How a checkpoint stores the tensors; None if they have their names and layouts."""
+        ...
 
     @property
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
@@ -59,10 +79,14 @@ class WeightSource(Protocol):
 
 
 class ModuleWeights:
-    """The weights of a module in memory, for models with random weights."""
+    """The weights and persistent buffers of a module in memory, for models with random weights."""
 
     def __init__(self, model: Any) -> None:
-        self._tensors = dict(model.named_parameters(remove_duplicate=False))
+        self._tensors: dict[str, Tensor] = model.state_dict()
+
+    @property
+    def origin(self) -> None:
+        """None: the tensors have their names and layouts."""
 
     @property
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
@@ -94,6 +118,10 @@ class FolderWeights:
                 self._shapes[name] = stored.shape
 
     @property
+    def origin(self) -> None:
+        """None: the tensors have their names and layouts."""
+
+    @property
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
         """Name and full shape of every tensor."""
         return self._shapes
@@ -112,26 +140,25 @@ class FolderWeights:
 def match_names(
     wanted: Mapping[str, tuple[int, ...]],
     aliases: Mapping[str, str],
-    found: Mapping[str, tuple[int, ...]],
+    source: WeightSource,
     *,
-    prefix: str,
     model: str,
 ) -> tuple[dict[str, str], list[str]]:
-    """Find the stored name of each parameter.
+    """Find the name in a source of each parameter and persistent buffer.
 
     Args:
-        wanted: shapes of the model's parameters, tied ones once.
+        wanted: shapes of the model's parameters and persistent buffers, tied ones once.
         aliases: other names of tied parameters -> the name in ``wanted``.
-        found: shapes of the stored tensors.
-        prefix: of the base model (``model``); checkpoints of a base model alone lack it.
+        source: the stored tensors.
         model: path or id, for messages.
 
     Returns:
-        Stored name of each parameter, and the stored names that no parameter uses.
+        Name in the source of each tensor of the model, and the names that the model does not use.
 
     Raises:
-        ModelError: parameters are missing or have other shapes; the message lists all of them.
+        ModelError: tensors are missing or have other shapes; the message lists all of them.
     """
+    found, origin = source.shapes, source.origin
     other_names: dict[str, list[str]] = {}
     for alias, name in aliases.items():
         other_names.setdefault(name, []).append(alias)
@@ -139,13 +166,14 @@ def match_names(
     used: set[str | None] = {*aliases}
     wrong = []
     for name, shape in wanted.items():
-        names = [name, name.removeprefix(f"{prefix}."), *other_names.get(name, ())]
+        names = [name, *other_names.get(name, ())]
         stored_name = next((candidate for candidate in names if candidate in found), None)
         used.add(stored_name)
         if stored_name is None:
             wrong.append(f"missing {name}")
         elif found[stored_name] != shape:
-            wrong.append(f"{name} {list(found[stored_name])} instead of {list(shape)}")
+            shown = name if origin is None else origin.describe(stored_name)
+            wrong.append(f"{shown} {list(found[stored_name])} instead of {list(shape)}")
         else:
             stored[name] = stored_name
     unexpected = sorted(
@@ -272,7 +300,10 @@ def build_index(files: Sequence[WeightsFile], *, num_parameters: int) -> dict[st
 
 
 class FileWriter:
-    """Writes one planned file, tensor by tensor; on a normal exit the file is flushed to disk."""
+    """Writes one planned file, tensor by tensor; on a normal exit the file is flushed to disk.
+
+    The tensors may be written in any order: each has its place.
+    """
 
     def __init__(self, folder: Path, file: WeightsFile) -> None:
         """Create the file and write its header.
@@ -280,18 +311,25 @@ class FileWriter:
         Raises:
             OSError: the folder does not exist or is not writable, or the disk is full.
         """
-        self._left = list(file.tensors)
+        header = _build_header(file.tensors)
+        self._left: dict[str, tuple[int, StoredTensor]] = {}
+        start = len(header)
+        for tensor in file.tensors:
+            self._left[tensor.name] = (start, tensor)
+            start += tensor.num_bytes
         self._content = (folder / file.name).open("wb")
         try:
-            self._content.write(_build_header(file.tensors))
+            self._content.write(header)
         except BaseException:
             self._content.close()
             raise
 
-    def write(self, tensor: Tensor) -> None:
-        """Append the next tensor of the plan; it must be on the CPU."""
-        planned = self._left.pop(0)
-        assert (tensor.shape, tensor.dtype) == (planned.shape, planned.dtype), planned.name
+    def write(self, name: str, tensor: Tensor) -> None:
+        """Write a tensor of the plan; it must be on the CPU."""
+        start, planned = self._left.pop(name)
+        assert (tensor.shape, tensor.dtype) == (planned.shape, planned.dtype), name
+        if self._content.tell() != start:
+            self._content.seek(start)
         raw = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
         self._content.write(raw.numpy().data)
 

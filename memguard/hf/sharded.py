@@ -8,26 +8,36 @@
 Steps 1 and 2 need almost no memory, whatever the size of the model.
 """
 
+import re
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
-import transformers
-from accelerate import init_empty_weights
 from torch import nn
 from torch.distributed.tensor import DTensor
 
 from memguard.errors import ModelError
+from memguard.hf.meta_build import build_on_meta
+from memguard.hf.nf4_base import fill_nf4, list_nf4, outline_nf4
 from memguard.hf.safetensors import WeightSource, copy_rectangle, match_names
 from memguard.model.causal_lm import CausalLM
-from memguard.model.checks import check_causal, has_known_head
+from memguard.model.checks import check_causal, has_known_head, warn_of_unknown_head
+from memguard.model.dropout import list_dropout
 from memguard.model.trainable import freeze_others
-from memguard.parallel.hf_plan import PLACEMENTS, ShardingPlan, plan_sharding
-from memguard.parallel.layout import find_rectangle
+from memguard.parallel.experts import join_halves, list_halves
+from memguard.parallel.hf_plan import ShardingPlan, plan_sharding, plan_storage
+from memguard.parallel.layout import ShardSlice, find_rectangle
 from memguard.parallel.linear import to_local
+from memguard.parallel.linear_kinds import find_orders
 from memguard.parallel.lora import LoraSpec, attach_lora, fill_lora, is_adapter_parameter
 from memguard.parallel.mesh import Mesh4D
-from memguard.parallel.mesh_shape import ModelSizes, check_mesh
+from memguard.parallel.mesh_shape import (
+    ESTIMATED_FAMILIES,
+    ModelSizes,
+    Sizes,
+    StorageOnly,
+    check_mesh,
+)
 from memguard.parallel.shard import (
     Checkpointing,
     checkpoint_blocks,
@@ -54,6 +64,8 @@ class Sharding:
     compile: bool = False
     adapter: LoraSpec | None = None
     """Adapters to train instead of the weights; None trains the weights."""
+    quantization: Literal["nf4"] | None = None
+    """Form of the linear layers' frozen weights; needs adapters and y = x = 1."""
     trainable_modules: tuple[str, ...] | None = None
     """Modules whose weights are trained, see `freeze_others`; None trains all."""
 
@@ -76,19 +88,18 @@ def build_meta_layer(config: Any, sharding: Sharding, *, attn: str | None = None
         attn: attention implementation; None uses transformers' default.
 
     Raises:
-        ModelError: the family cannot be sharded, or the configuration has dropout.
+        ModelError: the family cannot be split over this mesh, or drops activations on it.
         ConfigError: the model cannot run on this mesh.
     """
-    check_mesh(sharding.mesh.shape, ModelSizes.from_config(config))
-    with init_empty_weights(include_buffers=False):
-        model = transformers.AutoModelForCausalLM.from_config(
-            config, attn_implementation=attn, dtype=sharding.dtype
-        )
-    # Not earlier: a configuration of another kind of model must be refused for that reason.
-    _refuse_dropout(config)
-    model.tie_weights()
-    plan = plan_sharding(model)
+    is_split = sharding.mesh.shape.y * sharding.mesh.shape.x > 1
+    if is_split:
+        check_mesh(sharding.mesh.shape, ModelSizes.from_config(config))
+    model = build_on_meta(config, attn=attn, dtype=sharding.dtype)
+    plan = _choose_plan(model, is_split=is_split)
+    _refuse_dropout(model, is_split=is_split)
     shard_model(model, plan, sharding.mesh)
+    if sharding.quantization is not None:
+        outline_nf4(model)
     if sharding.adapter is not None:
         attach_lora(model, sharding.adapter, sharding.mesh)
     if sharding.trainable_modules is not None:
@@ -114,12 +125,41 @@ def build_meta_layer(config: Any, sharding: Sharding, *, attn: str | None = None
     return ShardedLayer(lm=lm, plan=plan, sharding=sharding)
 
 
+def find_sizes(config: Any) -> Sizes:
+    """Return what determines the valid meshes of a model.
+
+    Args:
+        config: a transformers configuration.
+
+    Raises:
+        ModelError: the model has no LM head.
+    """
+    family = config.get_text_config().model_type
+    is_known = family in ESTIMATED_FAMILIES
+    if not is_known and not _choose_plan(build_on_meta(config), is_split=False).is_split:
+        return StorageOnly(family=family)
+    try:
+        return ModelSizes.from_config(config)
+    except ModelError:
+        return StorageOnly(family=family)
+
+
+def _choose_plan(model: Any, *, is_split: bool) -> ShardingPlan:
+    """Return the plan of a model; of a family that cannot be split, one for storage only."""
+    try:
+        return plan_sharding(model)
+    except ModelError:
+        if is_split:
+            raise
+        return plan_storage(model)
+
+
 def fill_layer(layer: ShardedLayer, source: WeightSource, *, name: str) -> list[str]:
     """Allocate a sharded model, read this rank's weights and switch to evaluation mode.
 
     Args:
         layer: from `build_meta_layer`.
-        source: full tensors by name.
+        source: full tensors by their names in the unsharded model.
         name: name of the model, for messages.
 
     Returns:
@@ -129,28 +169,48 @@ def fill_layer(layer: ShardedLayer, source: WeightSource, *, name: str) -> list[
         ModelError: weights are missing or have other shapes.
     """
     model = layer.lm.model
+    quantised = list_nf4(model)
+    own = {id(part) for nf4 in quantised.values() for part in (nf4.packed, nf4.scales)}
+    halves = list_halves(model)
     wanted = {
-        key: tuple(parameter.shape)
+        key: halves.get(key) or tuple(parameter.shape)
         for key, parameter in model.named_parameters()
-        if not is_adapter_parameter(key)
+        if not is_adapter_parameter(key) and id(parameter) not in own
     }
-    stored, unexpected = match_names(
-        wanted,
-        _aliases(model),
-        source.shapes,
-        prefix=model.base_model_prefix,
-        model=name,
-    )
+    wanted |= {key: tuple(nf4.weight.shape) for key, nf4 in quantised.items()}
+    buffers = _list_stored_buffers(model, source)
+    wanted |= {key: tuple(buffer.shape) for key, buffer in buffers.items()}
+    stored, unexpected = match_names(wanted, _aliases(model), source, model=name)
     allocate(layer)
     mesh = layer.sharding.mesh
     here = {axis: mesh.axis(axis).rank for axis in ("z", "y", "x")}
+    orders = find_orders(model)
     for key, parameter in model.named_parameters():
-        if is_adapter_parameter(key):
+        if key not in wanted:
             continue
-        module, _, leaf = key.rpartition(".")
-        placements = PLACEMENTS[layer.plan.roles[module], leaf]
+        placements = layer.plan.placements(key)
         rectangle = find_rectangle(parameter.shape, placements, mesh.shape, here)
-        copy_rectangle(_Renamed(source, stored), key, rectangle, to_local(parameter.data))
+        local = to_local(parameter.data)
+        if key not in orders:
+            copy_rectangle(_Renamed(source, stored, halves), key, rectangle, local)
+            continue
+        for piece in orders[key].split(rectangle):
+            target = local[piece.mesh.slices]
+            copy_rectangle(_Renamed(source, stored, halves), key, piece.file, target)
+    for key, nf4 in quantised.items():
+        fill_nf4(nf4, source, stored[key], mesh.axis("z"))
+    for key in buffers:
+        # Every rank has the whole buffer. Some are in fp32 in a model of a less precise dtype.
+        buffer = model.get_buffer(key)
+        module, _, leaf = key.rpartition(".")
+        dtype = _find_dtype(model, key, layer.sharding.dtype) or buffer.dtype
+        target = torch.empty_like(buffer, dtype=dtype)
+        whole = ShardSlice(start=(0,) * buffer.ndim, shape=tuple(buffer.shape))
+        copy_rectangle(source, stored[key], whole, target)
+        model.get_submodule(module)._buffers[leaf] = target
+    if source.origin is not None:
+        # The export reverts them, as that of transformers does.
+        model._weight_conversions = list(source.origin.conversions)
     if layer.sharding.adapter is not None:
         fill_lora(model, layer.sharding.adapter, mesh)
     model.eval()
@@ -165,38 +225,75 @@ def check_layer(layer: ShardedLayer) -> None:
     Raises:
         ModelError: the model is not causal, or its head is not supported.
     """
-    if not has_known_head(layer.lm):
-        raise ModelError(
-            f"{type(layer.lm.model).__name__} transforms the output of its head in a way that "
-            "memguard does not support on a mesh: it can run on one process only"
-        )
+    layer.lm.own_head = has_known_head(layer.lm)
+    if not layer.lm.own_head and layer.plan.is_split:
+        raise ModelError(explain_head(layer.lm.model))
     check_causal(layer.lm)
+    if not layer.lm.own_head:
+        warn_of_unknown_head(layer.lm)
+
+
+def explain_head(model: Any) -> str:
+    """Return why a model with this head cannot be split over y and x."""
+    return (
+        f"{type(model).__name__} transforms the output of its head in a way that memguard does "
+        "not support over x and y: it can use the axes data and z"
+    )
 
 
 def allocate(layer: ShardedLayer) -> None:
     """Allocate this rank's shards, uninitialized, and move the buffers to the same device."""
     lm, device = layer.lm, layer.sharding.device
+    aliases = _aliases(lm.model)
     to_storage: Any = lm._apply
     to_storage(lambda t: torch.empty_like(t, device=device) if t.is_meta else t.to(device))
-    model = lm.model
-    if layer.plan.is_tied:
+    for name, first in aliases.items():
         # `_apply` allocated separate storage for each module.
-        model.get_output_embeddings().weight = model.get_input_embeddings().weight
+        module, _, leaf = name.rpartition(".")
+        setattr(lm.model.get_submodule(module), leaf, lm.model.get_parameter(first))
 
 
 @dataclass(frozen=True, slots=True)
 class _Renamed:
-    """A source whose tensors have the model's names."""
+    """A source whose tensors have the model's names and dimensions."""
 
     source: WeightSource
     stored: dict[str, str]
+    halves: dict[str, tuple[int, ...]]
+    """Shapes in the source of parameters that have halves (`experts`)."""
+
+    @property
+    def origin(self) -> Any:
+        return self.source.origin
 
     @property
     def shapes(self) -> Any:
         return {name: self.source.shapes[key] for name, key in self.stored.items()}
 
-    def read(self, name: str, rectangle: Any) -> torch.Tensor:
-        return self.source.read(self.stored[name], rectangle)
+    def read(self, name: str, rectangle: ShardSlice) -> torch.Tensor:
+        key = self.stored[name]
+        if name not in self.halves:
+            return self.source.read(key, rectangle)
+        parts = join_halves(rectangle, self.halves[name][1] // 2)
+        return torch.stack([self.source.read(key, part) for part in parts], 1)
+
+
+def _list_stored_buffers(model: Any, source: WeightSource) -> dict[str, torch.Tensor]:
+    """Return the buffers that checkpoints have; not those that transformers lets them lack."""
+    state, optional = model.state_dict(), model._keys_to_ignore_on_load_missing or ()
+    return {
+        name: buffer
+        for name, buffer in model.named_buffers()
+        if name in state
+        and (name in source.shapes or not any(re.search(pattern, name) for pattern in optional))
+    }
+
+
+def _find_dtype(model: Any, name: str, dtype: torch.dtype) -> torch.dtype | None:
+    """Return the dtype that transformers gives a tensor in a model of ``dtype``, if another."""
+    plan: dict[str, torch.dtype] = model._get_dtype_plan(dtype)
+    patterns = {pattern.replace("*", ".*"): kept for pattern, kept in plan.items()}
+    return next((kept for text, kept in patterns.items() if re.search(text, name)), None)
 
 
 def _aliases(model: nn.Module) -> dict[str, str]:
@@ -210,17 +307,26 @@ def _aliases(model: nn.Module) -> dict[str, str]:
     return aliases
 
 
-def _refuse_dropout(config: Any) -> None:
-    """Refuse dropout: ranks that share activations would drop different elements."""
-    dropping = [
-        f"{field}={value}"
-        for field, value in config.get_text_config().to_dict().items()
-        if "drop" in field and isinstance(value, int | float) and value > 0
-    ]
+def _refuse_dropout(model: Any, *, is_split: bool) -> None:
+    """Refuse what ranks draw differently: activations that they share, and layers left out."""
+    noise = {
+        name: value
+        for module in model.modules()
+        for name, value in vars(module).items()
+        if "jitter" in name and isinstance(value, float) and value > 0
+    }
+    dropping = {
+        name: rate
+        for name, rate in {**list_dropout(model), **noise}.items()
+        # A rank that leaves out a layer would not take part in its collectives.
+        if is_split or "layerdrop" in name
+    }
     if dropping:
+        listed = ", ".join(f"{name}={rate:g}" for name, rate in dropping.items())
+        way_out = "use the axes data and z" if is_split else "train on one process"
         raise ModelError(
-            f"dropout must be 0 on a mesh; the model's configuration has {', '.join(dropping)}. "
-            "Set it to 0 there, or train on one process"
+            f"{type(model).__name__} must not drop activations, or add noise to those of routers, "
+            f"on this mesh; it has {listed}. Set it to 0 in the model's configuration, or {way_out}"
         )
 
 

@@ -177,8 +177,12 @@ class CausalLM(nn.Module):
         """
         if self.mesh is None or self.mesh.shape.z == 1 or self.device.type != "cuda":
             return True
-        numel = sum(to_local(parameter).numel() for parameter in self.model.parameters())
-        needed = numel * self.mesh.shape.z * self.compute_dtype.itemsize
+        needed = self.mesh.shape.z * sum(
+            # Weights in NF4 are integers, which are gathered as they are stored.
+            to_local(part).numel()
+            * (self.compute_dtype if part.is_floating_point() else part.dtype).itemsize
+            for part in self.model.parameters()
+        )
         free, _ = torch.cuda.mem_get_info(self.device)
         cached = torch.cuda.memory_reserved(self.device) - torch.cuda.memory_allocated(self.device)
         return needed <= _GATHERED_SHARE * (free + cached)

@@ -34,17 +34,20 @@ def build_causal_lm(model: Any, *, chunk_tokens: int = 1024) -> CausalLM:
         ModelError: the model is not a causal language model.
     """
     layer = CausalLM(model, chunk_tokens=chunk_tokens)
-    has_head = has_known_head(layer)
-    if not has_head:
-        layer = CausalLM(model, chunk_tokens=chunk_tokens, own_head=False)
+    layer.own_head = has_known_head(layer)
     check_causal(layer)
-    if not has_head:
-        warnings.warn(
-            f"{type(model).__name__} has an operation after its head that memguard does not "
-            "support: using its own forward, which needs memory for all logits at once.",
-            stacklevel=2,
-        )
+    if not layer.own_head:
+        warn_of_unknown_head(layer)
     return layer
+
+
+def warn_of_unknown_head(layer: CausalLM) -> None:
+    """Warn that logits are computed by the model's own forward."""
+    warnings.warn(
+        f"{type(layer.model).__name__} has an operation after its head that memguard does not "
+        "support: using its own forward, which needs memory for all logits at once.",
+        stacklevel=3,
+    )
 
 
 @torch.no_grad()

@@ -3,19 +3,25 @@
     hf_plan.py            the role of each module of a Hugging Face model
     shard.py              applies the roles; activation checkpointing; units of storage (FSDP2)
     linear.py             linear layers over y and x
+    linear_kinds.py       which modules are linear layers; the order of their features
+    fused.py              features of layers whose output is several projections
     lora.py               low-rank adapters of linear layers
     nf4.py                frozen weights in 4-bit NormalFloat
     embedding.py          token embedding over y and x
+    experts.py            mixture-of-experts blocks over y and x together
     norm.py               norms over sharded features
     attention.py          chooses the attention kernel; flash attention of packed rows
     attention_flex.py     attention with a soft cap or sinks, by blocks
     attention_pieces.py   attention with a mask of all pairs, without most masked pairs
     packed_rows.py        where the documents of packed rows begin
     mesh_shape.py         validates a mesh, or lists the nearest valid ones; no torch
+    config_fields.py      sizes under the names that families have for them; no torch
+    mesh_rules.py         rules for the degrees of axes; no torch
     mesh.py               the process groups
     collectives.py        collectives over one axis and their gradients
     layout.py             which rectangle of each full tensor a rank stores
     local_parameters.py   parameters as the optimizer sees them: plain local tensors
+    stored_pieces.py      several rectangles of a tensor, for checkpoints
 
 A single process uses Hugging Face's plain modules.
 
@@ -38,6 +44,12 @@ of z rows.
     y all-reduce  outputs of q|k|v:  ta(Q+2K)/x     input of o:  taQ/x
                   outputs of gate|up:  ta 2F/x      input of down:  taF/x
                   two norms:  2 of tw               two norms:  2 of tw
+    a block of experts instead of gate, up and down
+    y             hidden states, all-gather:  taH   gradient of output, all-gather:  taH
+                  output, reduce-scatter:  taH      of hidden states, reduce-scatter:  taH
+    x all-reduce  output:  taH/y                    gradient of hidden states:  taH/y
+    y, x          gradients of routers, R elements with those of the other blocks, all-reduce over
+                  each axis:  8R/z, once a step
     if x exceeds the number of key/value heads, over the x/kv_heads ranks that share one
                   keys, values, all-gather:         their gradients, reduce-scatter:
                   2 of taD                          2 of taD

@@ -4,7 +4,9 @@
     copy_to_axis       t               all-reduce(dt)        a weight each rank uses for its heads
     sum_over_axis      all-reduce(t)   dt                    a sum all ranks use in the same way
     sum_for_each       all-reduce(t)   all-reduce(dt)        a sum each rank uses for its shard
-    gather_from_axis   all-gather(t)   reduce-scatter(dt)    key/value heads several ranks share
+    gather_from_axis   all-gather(t)   reduce-scatter(dt)    key/value heads several ranks share;
+                                                             features of which each rank needs all
+    scatter_over_axis  reduce-scatter  all-gather(dt)        a sum of which each rank needs a piece
 
 Only functional collectives are used: they are asynchronous until `wait`, and selective
 checkpointing, CommDebugMode, fake tensors and torch.compile support them. An all-reduce first
@@ -72,17 +74,18 @@ def all_gather(tensor: Tensor, axis: Axis) -> Tensor:
     """Return the pieces of all ranks along the last dimension, in rank order; no gradient."""
     if axis.degree == 1:
         return tensor
-    first = tensor.movedim(-1, 0).contiguous()
-    gathered: Tensor = wait(_ops.all_gather_into_tensor(first, axis.degree, axis.group_name))
+    rows = tensor.contiguous()
+    gathered: Tensor = wait(_ops.all_gather_into_tensor(rows, axis.degree, axis.group_name))
+    pieces = gathered.view(axis.degree, *rows.shape)
     # Attention's fused kernels require keys and values whose features are contiguous.
-    return gathered.movedim(0, -1).contiguous()
+    return pieces.movedim(0, -2).flatten(-2)
 
 
 def _reduce_scatter(tensor: Tensor, axis: Axis) -> Tensor:
-    first = tensor.movedim(-1, 0).contiguous()
-    started = _ops.reduce_scatter_tensor(first, "sum", axis.degree, axis.group_name)
-    piece: Tensor = wait(started)
-    return piece.movedim(0, -1)
+    """Return this rank's piece, along the last dimension, of the sum over the axis."""
+    pieces = tensor.reshape(*tensor.shape[:-1], axis.degree, tensor.shape[-1] // axis.degree)
+    rows = pieces.movedim(-2, 0).flatten(0, 1).contiguous()
+    return wait(_ops.reduce_scatter_tensor(rows, "sum", axis.degree, axis.group_name))
 
 
 def copy_to_axis(tensor: Tensor, axis: Axis) -> Tensor:
@@ -106,6 +109,11 @@ def sum_for_each(tensor: Tensor, axis: Axis) -> Tensor:
 def gather_from_axis(tensor: Tensor, axis: Axis) -> Tensor:
     """Return all ranks' pieces along the last dimension; gradients of a piece are summed."""
     return tensor if axis.degree == 1 else _Gather.apply(tensor, axis)  # type: ignore[no-untyped-call]
+
+
+def scatter_over_axis(tensor: Tensor, axis: Axis) -> Tensor:
+    """Return this rank's piece, along the last dimension, of the sum over the axis."""
+    return tensor if axis.degree == 1 else _Scatter.apply(tensor, axis)  # type: ignore[no-untyped-call]
 
 
 class _Copy(torch.autograd.Function):
@@ -152,3 +160,14 @@ class _Gather(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         return _reduce_scatter(grad, ctx.axis), None
+
+
+class _Scatter(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, axis: Axis) -> Tensor:
+        ctx.axis = axis
+        return _reduce_scatter(tensor, axis)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return all_gather(grad, ctx.axis), None

@@ -1,8 +1,9 @@
 """The role of each module of a Hugging Face model on the mesh.
 
 Roles are derived from Hugging Face's own plan for tensor parallelism. Its styles change with every
-release, so only those in `_ROLE_OF_STYLE` are accepted. Modules that the plan omits (embedding,
-norms of the residual stream) get their roles here.
+release, so only those in `_ROLE_OF_STYLE` are accepted. `family_styles` has the roles of families
+whose plan is missing or has other styles. Modules that neither names (embedding, norms of the
+residual stream) get their roles here.
 
     role         weight [out, in]        placements over (y, x)   gradient of the weight
     plain        q k v gate up lm_head   Shard(1), Shard(0)       whole
@@ -10,23 +11,43 @@ norms of the residual stream) get their roles here.
     transposed   o down                  Shard(0), Shard(1)       whole
       its bias                           Shard(0), Replicate      whole
     embedding    [vocabulary, features]  Shard(1), Shard(0)       whole
+    positions    [positions, features]   Shard(1), Replicate      whole
     norm         features                Shard(0), Replicate      whole
     head_norm    one head's features     Replicate, Replicate     summed over x
+    heads_norm   features of all heads   Replicate, Shard(0)      whole
+    sinks        one number a head       Replicate, Shard(0)      whole
+    unsplit      any                     Replicate, Replicate     whole
 
-"Whole" means that every rank that holds a copy computes the same gradient.
+    in blocks of experts (`experts`); d is the dimension of intermediate features
+    experts      gate and up in halves   Shard(d), Shard(d)       whole
+    alternating_experts                  Shard(d), Shard(d)       whole
+    expert_plain shared gate up          Shard(0), Shard(0)       whole
+    expert_transposed  shared down       Shard(1), Shard(1)       whole
+    router       [experts, features]     Replicate, Replicate     summed over y and x
+
+"Whole" means that every rank that holds a copy computes the same gradient. The output of a plain
+layer may be several projections (`fused`). The weights of GPT-2's Conv1D are [in, out], and their
+two placements are exchanged. The parent of experts has the role experts_block.
+
+A family without such a plan can use the axes data and z: all its modules are `unsplit`, stay as
+they are, and only their storage is sharded (`plan_storage`).
 """
 
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any, Literal
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 from torch import nn
 from torch.distributed.tensor.placement_types import Placement, Replicate, Shard
+from transformers.pytorch_utils import Conv1D
 
 from memguard.errors import ModelError
-
-Role = Literal["plain", "transposed", "embedding", "norm", "head_norm"]
+from memguard.parallel.embedding import is_scaled_lookup
+from memguard.parallel.experts import alternates, has_halves
+from memguard.parallel.family_styles import PARTS_OF_FAMILY, ROLES_OF_FAMILY, Role
+from memguard.parallel.fused import Parts
+from memguard.parallel.linear_kinds import is_linear
 
 _ROLE_OF_STYLE: dict[str, Role] = {
     "colwise": "plain",
@@ -34,12 +55,16 @@ _ROLE_OF_STYLE: dict[str, Role] = {
     "replicated_with_grad_allreduce": "head_norm",
 }
 
-# Forwards that the sharded layers reproduce. A class with another forward computes another result.
-_FORWARD_OF_ROLE = {
-    "plain": nn.Linear.forward,
-    "transposed": nn.Linear.forward,
-    "embedding": nn.Embedding.forward,
+# What the sharded layers reproduce. A module that computes something else gives another result.
+_REPRODUCED: dict[str, Callable[[nn.Module], bool]] = {
+    "plain": is_linear,
+    "transposed": is_linear,
+    "expert_plain": is_linear,
+    "expert_transposed": is_linear,
+    "embedding": is_scaled_lookup,
 }
+
+_LAYOUT_OF_ROLE = {"experts": has_halves, "alternating_experts": alternates}
 
 PLACEMENTS: dict[tuple[Role, str], tuple[Placement, Placement]] = {
     ("plain", "weight"): (Shard(1), Shard(0)),
@@ -47,17 +72,43 @@ PLACEMENTS: dict[tuple[Role, str], tuple[Placement, Placement]] = {
     ("transposed", "weight"): (Shard(0), Shard(1)),
     ("transposed", "bias"): (Shard(0), Replicate()),
     ("embedding", "weight"): (Shard(1), Shard(0)),
+    ("positions", "weight"): (Shard(1), Replicate()),
     ("norm", "weight"): (Shard(0), Replicate()),
     ("norm", "bias"): (Shard(0), Replicate()),
     ("head_norm", "weight"): (Replicate(), Replicate()),
     ("head_norm", "bias"): (Replicate(), Replicate()),
+    ("heads_norm", "weight"): (Replicate(), Shard(0)),
+    ("heads_norm", "bias"): (Replicate(), Shard(0)),
+    ("sinks", "sinks"): (Replicate(), Shard(0)),
+    # Of [E, 2, I, H] and [E, H, I].
+    ("experts", "gate_up_proj"): (Shard(2), Shard(2)),
+    ("experts", "down_proj"): (Shard(2), Shard(2)),
+    # Of [E, H, 2 I], [E, 2 I], [E, I, H] and [E, H].
+    ("alternating_experts", "gate_up_proj"): (Shard(2), Shard(2)),
+    ("alternating_experts", "gate_up_proj_bias"): (Shard(1), Shard(1)),
+    ("alternating_experts", "down_proj"): (Shard(1), Shard(1)),
+    ("alternating_experts", "down_proj_bias"): (Shard(1), Shard(1)),
+    ("expert_plain", "weight"): (Shard(0), Shard(0)),
+    ("expert_transposed", "weight"): (Shard(1), Shard(1)),
+    ("router", "weight"): (Replicate(), Replicate()),
+    ("router", "bias"): (Replicate(), Replicate()),
+    ("router", "e_score_correction_bias"): (Replicate(), Replicate()),
 }
 
 # Layers of one parent that read the same input.
 _GROUPS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 _KEY_VALUE = ("k_proj", "v_proj")
+# Attributes of attention modules: numbers of query heads, of key/value heads, their ratio.
+QUERY_COUNTS = ("num_heads", "num_attention_heads")
+KEY_VALUE_COUNTS = ("num_key_value_heads", "num_kv_heads", "kv_heads")
+RATIO = "num_key_value_groups"
+HEAD_COUNTS = (*QUERY_COUNTS, *KEY_VALUE_COUNTS, RATIO)
+# Features of all query heads, and of all key heads.
+QUERY_FEATURES = ("split_size", "embed_dim")
+KEY_VALUE_FEATURES = "kv_dim"
 
 _NUM_LISTED = 6
+_WAY_OUT = "It can use the axes data and z."
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -68,13 +119,31 @@ class ShardingPlan:
     groups: tuple[tuple[str, ...], ...]
     """Linear layers that read the same input."""
     key_value: frozenset[str]
-    """Linear layers whose outputs are key or value heads."""
+    """Modules whose outputs are key or value heads, as attention reads them."""
     attentions: tuple[str, ...]
-    """Modules that store their number of heads."""
+    """Modules that store numbers of heads."""
     blocks: tuple[str, ...]
     """Decoder blocks, in order."""
     is_tied: bool
     """Whether head and embedding are one parameter."""
+    parts: Mapping[str, Parts] = field(default_factory=dict)
+    """Of layers whose output is several projections, by name."""
+    in_out: frozenset[str] = frozenset()
+    """Layers whose weights are [in, out]."""
+
+    @property
+    def is_split(self) -> bool:
+        """Whether layers are split over y and x; if not, only storage is sharded."""
+        return "unsplit" not in self.roles.values()
+
+    def placements(self, parameter: str) -> tuple[Placement, Placement]:
+        """Return the placements over (y, x) of a parameter, by its name in the model."""
+        module, _, leaf = parameter.rpartition(".")
+        role = self.roles[module]
+        if role == "unsplit":
+            return Replicate(), Replicate()
+        y, x = PLACEMENTS[role, leaf]
+        return (x, y) if module in self.in_out and leaf == "weight" else (y, x)
 
 
 def plan_sharding(model: Any) -> ShardingPlan:
@@ -88,9 +157,7 @@ def plan_sharding(model: Any) -> ShardingPlan:
             differs from that of its sharded layer, or parameters have no role; each is listed.
     """
     family = type(model).__name__
-    embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
-    if head is None:
-        raise ModelError(f"{family} has no LM head: it is not a causal language model")
+    embedding, head = _find_ends(model)
     styles = _read_styles(model)
     roles: dict[str, Role] = {}
     unknown: dict[str, str] = {}
@@ -101,46 +168,117 @@ def plan_sharding(model: Any) -> ShardingPlan:
             roles[name] = "embedding"
         elif module is head:
             roles[name] = "plain"
-        elif style is not None and style not in _ROLE_OF_STYLE:
-            unknown[name] = style
+        elif isinstance(style, _UnknownStyle):
+            unknown[name] = style.name
         elif style is not None:
-            roles[name] = _ROLE_OF_STYLE[style]
+            roles[name] = style
         elif _is_residual_norm(module, hidden_size):
             roles[name] = "norm"
     if unknown:
         listed = _join([f"{name} ({style})" for name, style in unknown.items()])
         raise ModelError(
-            f"{family} cannot be sharded: its plan for tensor parallelism has styles that memguard "
-            f"does not support: {listed}. It can run on one process."
+            f"{family} cannot be split over x and y: its plan for tensor parallelism has styles "
+            f"that memguard does not support: {listed}. {_WAY_OUT}"
         )
+    roles |= {
+        name.rpartition(".")[0]: "experts_block"
+        for name, role in roles.items()
+        if role in _LAYOUT_OF_ROLE
+    }
     _check_covered(model, roles, family)
     names = dict(model.named_modules())
     _check_computed(names, roles, family)
+    config = model.config.get_text_config()
+    if getattr(config, "alibi", False):
+        raise ModelError(
+            f"{family} cannot be split over x and y: its biases of attention (ALiBi) are those of "
+            f"all heads. {_WAY_OUT}"
+        )
     return ShardingPlan(
         roles=roles,
         groups=tuple(_find_groups(names)),
-        key_value=frozenset(name for name in roles if name.rpartition(".")[2] in _KEY_VALUE),
+        key_value=frozenset(_find_key_value(roles)),
         attentions=tuple(
-            name for name, module in names.items() if hasattr(module, "num_key_value_groups")
+            name
+            for name, module in names.items()
+            if any(hasattr(module, field) for field in HEAD_COUNTS)
         ),
         blocks=find_blocks(model),
         is_tied=head.weight is embedding.weight,
+        parts=dict(_find_parts(names, config)),
+        in_out=frozenset(name for name in roles if isinstance(names[name], Conv1D)),
     )
 
 
-def _read_styles(model: Any) -> dict[str, str]:
-    """Return Hugging Face's plan with names that start at the root of the model."""
-    base = model.config.get_text_config().base_model_tp_plan or {}
+def plan_storage(model: Any) -> ShardingPlan:
+    """Return the plan of a model whose layers are not split: of any family, for data and z.
+
+    Args:
+        model: an unsharded Hugging Face causal LM; may be on the meta device.
+
+    Raises:
+        ModelError: the model has no LM head, or a parameter without dimensions.
+    """
+    embedding, head = _find_ends(model)
+    scalars = [name for name, parameter in model.named_parameters() if parameter.ndim == 0]
+    if scalars:
+        raise ModelError(
+            f"{type(model).__name__} has parameters without dimensions, whose storage cannot be "
+            f"shared: {_join(scalars)}. It can run on one process."
+        )
+    blocks = find_blocks(model)
+    owners = [{id(p) for p in model.get_submodule(name).parameters()} for name in blocks]
+    # A parameter cannot be in two units of storage: blocks that share one are all in the root's.
+    is_shared = sum(map(len, owners)) > len(set().union(*owners))
+    return ShardingPlan(
+        roles={
+            name: "unsplit"
+            for name, module in model.named_modules()
+            if next(module.parameters(recurse=False), None) is not None
+        },
+        groups=(),
+        key_value=frozenset(),
+        attentions=(),
+        blocks=() if is_shared else blocks,
+        is_tied=getattr(head, "weight", None) is embedding.weight,
+    )
+
+
+def _find_ends(model: Any) -> tuple[Any, Any]:
+    """Return the embedding and the head."""
+    head = model.get_output_embeddings()
+    if head is None:
+        raise ModelError(
+            f"{type(model).__name__} has no LM head: it is not a causal language model"
+        )
+    return model.get_input_embeddings(), head
+
+
+@dataclass(frozen=True, slots=True)
+class _UnknownStyle:
+    """A style of Hugging Face's plan that has no role."""
+
+    name: str
+
+
+def _read_styles(model: Any) -> dict[str, Role | _UnknownStyle]:
+    """Return the roles of modules by pattern, with names that start at the root of the model."""
+    config = model.config.get_text_config()
     prefix = f"{model.base_model_prefix}."
+    own = ROLES_OF_FAMILY.get(config.model_type)
+    if own is not None:
+        return {prefix + name: role for name, role in own.items()}
+    base = config.base_model_tp_plan or {}
     if not base:
         raise ModelError(
             f"{type(model).__name__} has no plan for tensor parallelism in this version of "
-            "transformers: it can run on one process only"
+            f"transformers. {_WAY_OUT}"
         )
-    return {**{prefix + name: style for name, style in base.items()}, **(model._tp_plan or {})}
+    styles = {**{prefix + name: style for name, style in base.items()}, **(model._tp_plan or {})}
+    return {name: _ROLE_OF_STYLE.get(style, _UnknownStyle(style)) for name, style in styles.items()}
 
 
-def _match(styles: dict[str, str], name: str) -> str | None:
+def _match(styles: dict[str, Role | _UnknownStyle], name: str) -> Role | _UnknownStyle | None:
     for pattern, style in styles.items():
         if re.fullmatch(re.escape(pattern).replace(r"\*", r"\d+"), name):
             return style
@@ -165,8 +303,8 @@ def _check_covered(model: nn.Module, roles: dict[str, Role], family: str) -> Non
             uncovered.append(name)
     if uncovered:
         raise ModelError(
-            f"{family} cannot be sharded: no role is defined for {_join(uncovered)}. It can run on "
-            "one process."
+            f"{family} cannot be split over x and y: no role is defined for {_join(uncovered)}. "
+            f"{_WAY_OUT}"
         )
 
 
@@ -175,22 +313,47 @@ def _check_computed(names: dict[str, nn.Module], roles: dict[str, Role], family:
     unsupported = []
     for name, module in names.items():
         role = roles.get(name)
-        forward = type(module).forward
-        if role in _FORWARD_OF_ROLE and forward is not _FORWARD_OF_ROLE[role]:
+        if role in _REPRODUCED and not _REPRODUCED[role](module):
+            unsupported.append(f"{name} ({type(module).__name__})")
+        if role in _LAYOUT_OF_ROLE and not _LAYOUT_OF_ROLE[role](module):
             unsupported.append(f"{name} ({type(module).__name__})")
         if role is None and "Norm" in type(module).__name__:
             # A norm without weights needs no role, but would compute statistics of its shard only.
             unsupported.append(f"{name} ({type(module).__name__})")
     if unsupported:
         raise ModelError(
-            f"{family} cannot be sharded: memguard has no sharded form of {_join(unsupported)}. It "
-            "can run on one process."
+            f"{family} cannot be split over x and y: memguard has no sharded form of "
+            f"{_join(unsupported)}. {_WAY_OUT}"
         )
 
 
 def _join(items: list[str]) -> str:
     more = len(items) - _NUM_LISTED
     return ", ".join(items[:_NUM_LISTED]) + (f" and {more} more" if more > 0 else "")
+
+
+def _find_key_value(roles: dict[str, Role]) -> Iterator[str]:
+    """Return the last modules before attention that have key or value heads as output."""
+    for name, role in roles.items():
+        parent, _, leaf = name.rpartition(".")
+        # Statistics of a norm over all heads are those of heads that are not copied yet.
+        is_normed = leaf == "k_proj" and roles.get(f"{parent}.k_norm") == "heads_norm"
+        is_norm = leaf == "k_norm" and role == "heads_norm"
+        if is_norm or (leaf in _KEY_VALUE and not is_normed):
+            yield name
+
+
+def _find_parts(names: dict[str, nn.Module], config: Any) -> Iterator[tuple[str, Parts]]:
+    splits = PARTS_OF_FAMILY.get(config.model_type, {})
+    for name, module in names.items():
+        split = splits.get(name.rpartition(".")[2])
+        if split is None:
+            continue
+        num_features = module.get_parameter("weight").shape[1 if isinstance(module, Conv1D) else 0]
+        parts = split(config, num_features)
+        if parts is not None:
+            assert parts.num_groups * sum(parts.sizes) == num_features, f"{name} has these parts"
+            yield name, parts
 
 
 def _find_groups(names: dict[str, nn.Module]) -> Iterator[tuple[str, ...]]:
@@ -202,7 +365,17 @@ def _find_groups(names: dict[str, nn.Module]) -> Iterator[tuple[str, ...]]:
 
 
 def find_blocks(model: nn.Module) -> tuple[str, ...]:
-    """Return the names of the decoder blocks: the entries of the longest list of modules."""
-    lists = [(len(m), name) for name, m in model.named_modules() if isinstance(m, nn.ModuleList)]
-    length, name = max(lists, default=(0, ""))
-    return tuple(f"{name}.{number}" for number in range(length))
+    """Return the names of the decoder blocks: the list of modules with the most parameters.
+
+    Of lists with as many, it is the outer one: a block may be all experts, also a list.
+    """
+
+    def rank(name: str, modules: nn.ModuleList) -> tuple[int, int, int]:
+        num_parameters = sum(parameter.numel() for parameter in modules.parameters())
+        return num_parameters, -name.count("."), len(modules)
+
+    lists = {name: m for name, m in model.named_modules() if isinstance(m, nn.ModuleList)}
+    if not lists:
+        return ()
+    name = max(lists, key=lambda name: rank(name, lists[name]))
+    return tuple(f"{name}.{number}" for number in range(len(lists[name])))

@@ -3,7 +3,9 @@
     full tensor [N, K]  ->  y and x split the dimensions their placements name, like torch.chunk
                         ->  z splits dimension 0 of the result, like torch.chunk (FSDP2)
 
-Pieces have the sizes that torch.chunk gives: the last may be smaller, or empty.
+Pieces have the sizes that torch.chunk gives: the last may be smaller, or empty. FSDP2 pads each to
+the size of the first. Of 8 experts, 16 ranks along z would each store one, twice as much as their
+share: z splits another dimension of tensors with three or more if it does not divide the first.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -44,6 +46,20 @@ def cut(rectangle: ShardSlice, dim: int, rank: int, degree: int) -> ShardSlice:
     return ShardSlice(start=tuple(start), shape=tuple(shape))
 
 
+def find_storage_dim(shape: Sequence[int], degree: int) -> int:
+    """Return the dimension that z splits, of a tensor that y and x have split.
+
+    Args:
+        shape: shape of the tensor gathered over z.
+        degree: ranks along z.
+    """
+    if len(shape) < 3 or shape[0] % degree == 0:
+        return 0
+    # FSDP2 splits other dimensions only evenly.
+    others = [dim for dim in range(1, len(shape)) if shape[dim] % degree == 0]
+    return max(others, key=lambda dim: shape[dim], default=0)
+
+
 def find_rectangle(
     shape: Sequence[int],
     placements: tuple[Placement, Placement],
@@ -66,7 +82,9 @@ def find_rectangle(
         if isinstance(placement, Shard):
             degree = mesh.degree(axis)  # type: ignore[arg-type]
             rectangle = cut(rectangle, placement.dim, ranks[axis], degree)
-    return cut(rectangle, 0, ranks["z"], mesh.z) if over_z else rectangle
+    if not over_z:
+        return rectangle
+    return cut(rectangle, find_storage_dim(rectangle.shape, mesh.z), ranks["z"], mesh.z)
 
 
 def all_rectangles(

@@ -33,8 +33,9 @@ A layer may have a low-rank adapter (`lora`) of rank R; W is then frozen and has
     dA         G.T @ (D * X)      partial over `out`, summed once a step (`lora`)
     dB         s dY.T @ H         partial over `in`, the same
 
-The frozen W may be in NF4 (`nf4`): forward and dgrad each dequantise it, so that the weights of one
-layer at a time are dense.
+The frozen W may be in NF4 (`nf4`) if y = x = 1: its blocks are cut and gathered over z instead of
+its rows, and forward and dgrad each dequantise it, so that the weights of one layer at a time are
+dense.
 
 H and G are partial sums too, so the adapter adds no collective of the size of an activation. With
 DoRA the sum is multiplied before the bias is added; the norm is a constant for the gradients:
@@ -55,6 +56,9 @@ outputs, concatenated, and one backward all-reduce of the sum of their dX. The m
 to transformers and calls the layers one by one, so a group keeps state between calls: the first
 call computes the outputs of all its layers, and each later call returns the stored output.
 
+A layer whose output is several projections (`fused`) is one layer here. A weight that is stored as
+[K, N] (GPT-2's Conv1D) is read as a transposed view, and its gradient is computed in that layout.
+
 Source of the algorithm: AxoNN (arXiv 2305.13525), with z left to FSDP2.
 """
 
@@ -66,6 +70,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.nn import functional
+from transformers.pytorch_utils import Conv1D
 
 from memguard.parallel.collectives import (
     all_reduce,
@@ -75,8 +80,9 @@ from memguard.parallel.collectives import (
     sum_over_axis,
     wait,
 )
+from memguard.parallel.fused import Parts
 from memguard.parallel.mesh import Axis
-from memguard.parallel.nf4 import Nf4Weight, quantise_nf4
+from memguard.parallel.nf4 import BLOCK, Nf4Weight, count_blocks, quantise_nf4
 
 
 def to_local(parameter: Tensor) -> Tensor:
@@ -140,6 +146,10 @@ class Linear4D(nn.Linear):
     in_axis: Axis
     out_axis: Axis
     kv_replicas: Axis
+    parts: Parts | None
+    """Of an output that is several projections; None for one projection."""
+    stores_in_out: bool
+    """Whether the weight is stored as ``[K, N]``."""
     group: LinearGroup4D | None
     lora_A: Any
     lora_B: Any
@@ -149,35 +159,67 @@ class Linear4D(nn.Linear):
     lora_dropout_rate: float
     packed: Tensor
     scales: Tensor
-    """Buffers of a layer in NF4, whose ``weight`` is on the meta device: shape and dtype only."""
+    """Parameters of a layer in NF4, whose ``weight`` is no parameter and on the meta device: shape
+    and dtype only. The scales are stored as the bits of int32, which FSDP2 never casts."""
     draw_mask: Callable[[Tensor], Tensor] | None
     """Returns the dropout mask of an input in training; None without dropout."""
 
     @staticmethod
     def convert(
-        linear: nn.Module, *, in_axis: Axis, out_axis: Axis, kv_replicas: Axis | None = None
+        linear: nn.Module,
+        *,
+        in_axis: Axis,
+        out_axis: Axis,
+        kv_replicas: Axis | None = None,
+        parts: Parts | None = None,
     ) -> "Linear4D":
         """Change the class of a linear layer in place; its parameters are sharded elsewhere.
 
         Args:
-            linear: an ``nn.Linear``; keeps its parameters, their names and its hooks.
+            linear: an ``nn.Linear`` or transformers' ``Conv1D``; keeps its parameters, their names
+                and its hooks.
             in_axis: shards the in-features: y for a plain layer, x for a transposed one.
             out_axis: shards the out-features.
             kv_replicas: ranks that each store a part of one key/value head and gather all of it.
+            parts: of an output that is several projections.
         """
+        conv: Any = linear if isinstance(linear, Conv1D) else None
         linear.__class__ = Linear4D
         assert isinstance(linear, Linear4D), "its class was just set"
+        linear.stores_in_out = conv is not None
+        if conv is not None:
+            linear.in_features, linear.out_features = conv.nx, conv.nf
         linear.in_axis, linear.out_axis, linear.group = in_axis, out_axis, None
         linear.kv_replicas = kv_replicas or Axis(name="x")
+        linear.parts = parts
         linear.lora_scale = linear.draw_mask = None
         return linear
 
-    def quantise(self, weight_NK: Tensor) -> None:
-        """Freeze the layer with this weight in NF4, on the device of its present weight."""
-        packed, scales = quantise_nf4(weight_NK.to(self.weight.device))
-        self.register_buffer("packed", packed, persistent=False)
-        self.register_buffer("scales", scales, persistent=False)
-        self.weight = nn.Parameter(self.weight.detach().to("meta"), requires_grad=False)
+    def use_nf4(self) -> None:
+        """Freeze the weight and store it in NF4; `fill_nf4` sets the values."""
+        device, dtype = self.weight.device, self.weight.dtype
+        shape = (self.out_features, self.in_features)
+        assert to_local(self.weight).shape == shape, "a weight in NF4 is not split over y and x"
+        num_blocks = count_blocks(self.weight.numel())
+        del self.weight
+        self.weight = torch.empty(shape, dtype=dtype, device="meta")
+        for name, size, kind in (
+            ("packed", (num_blocks, BLOCK // 2), torch.uint8),
+            ("scales", (num_blocks,), torch.int32),
+        ):
+            stored = torch.empty(size, dtype=kind, device=device)
+            self.register_parameter(name, nn.Parameter(stored, requires_grad=False))
+
+    @torch.no_grad()
+    def fill_nf4(self, weights: Tensor) -> None:
+        """Set the values of the blocks that this rank stores.
+
+        Args:
+            weights: of these blocks, or the whole weight where all blocks are stored.
+        """
+        packed, scales = quantise_nf4(weights.to(self.device))
+        to_local(self.packed).copy_(packed)
+        to_local(self.scales).copy_(scales.view(torch.int32))
 
     @property
     def device(self) -> torch.device:
@@ -187,13 +229,15 @@ class Linear4D(nn.Linear):
     @property
     def is_quantised(self) -> bool:
         """Whether the weight is in NF4."""
-        return "packed" in self._buffers
+        return "packed" in self._parameters
 
     def stored_weight(self) -> Tensor | Nf4Weight:
-        """Return the local weight as it is stored."""
+        """Return the local weight as it is stored; in NF4 it is whole only if gathered over z."""
         if self.is_quantised:
-            return Nf4Weight(self.packed, self.scales, (self.out_features, self.in_features))
-        return to_local(self.weight)
+            scales = to_local(self.scales).view(torch.float32)
+            return Nf4Weight(to_local(self.packed), scales, (self.out_features, self.in_features))
+        weight = to_local(self.weight)
+        return weight.T if self.stores_in_out else weight
 
     def forward(self, input: Tensor) -> Tensor:
         """Return the local output ``[..., N/out]`` of the local input ``[..., K/in]``."""
@@ -207,7 +251,19 @@ class Linear4D(nn.Linear):
         if self.bias is not None:
             # After the all-reduce, so that the bias is added once.
             output = output + to_local(self.bias)
-        return gather_from_axis(output, self.kv_replicas)
+        if self.parts is None or self.kv_replicas.degree == 1:
+            return gather_from_axis(output, self.kv_replicas)
+        sizes = list(self.parts.local_sizes(self.out_axis.degree))
+        pieces = torch.split(output, sizes, -1)
+        return torch.cat(
+            [
+                gather_from_axis(piece, self.kv_replicas)
+                if number in self.parts.key_value
+                else piece
+                for number, piece in enumerate(pieces)
+            ],
+            -1,
+        )
 
     def low_rank(self, input_MK: Tensor) -> LowRank | None:
         """Return the adapter as it is applied to this input; None without an adapter."""
@@ -349,9 +405,9 @@ class _Linear(torch.autograd.Function):
             grad_input = start_all_reduce(grad_input, ctx.out_axis, owned=True)
         # The weights' gradients are computed while the all-reduce runs.
         grad_weights = [
-            _rows(grad_MN).T @ _rows(input_MK) if needed else None
-            for grad_MN, needed in zip(
-                grads_MN, ctx.needs_input_grad[4 : 4 + ctx.num_weights], strict=True
+            _weight_gradient(grad_MN, input_MK, weight) if needed else None
+            for grad_MN, weight, needed in zip(
+                grads_MN, weights_NK, ctx.needs_input_grad[4 : 4 + ctx.num_weights], strict=True
             )
         ]
         grad_factors: list[Tensor | None] = []
@@ -371,6 +427,13 @@ class _Linear(torch.autograd.Function):
 def _dense(weight_NK: Tensor | Nf4Weight, dtype: torch.dtype) -> Tensor:
     """Return a weight for arithmetic in ``dtype``; only weights in NF4 are converted."""
     return weight_NK.dequantise(dtype) if isinstance(weight_NK, Nf4Weight) else weight_NK
+
+
+def _weight_gradient(grad_MN: Tensor, input_MK: Tensor, weight_NK: Tensor) -> Tensor:
+    """Return ``dY.T @ X`` in the layout of the weight, so that no later copy changes it."""
+    if weight_NK.is_contiguous():
+        return _rows(grad_MN).T @ _rows(input_MK)
+    return (_rows(input_MK).T @ _rows(grad_MN)).T
 
 
 def _rows(tensor: Tensor) -> Tensor:

@@ -17,6 +17,11 @@ bits from rank to rank, and the copies would drift apart. They get one gradient:
 Copies along x have equal gradients: these come from sums that all-reduces over x have made equal,
 through kernels that give the same result for the same input.
 
+Routers of experts and gates of shared experts (`experts`) are the same on all ranks along y and x.
+Each has a part of their gradients:
+
+    g      = all-reduce over y, then over x (g)                                in float64
+
 Adapters (`lora`) are stored outside FSDP2. Each rank has a part of the gradients of their factors:
 
     g      = all-reduce over the axis of the factor's copies (g)                one tensor an axis
@@ -30,11 +35,17 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 from torch.distributed.tensor.placement_types import Replicate
 
 from memguard.parallel.collectives import all_reduce
+from memguard.parallel.experts import ExpertsBlock4D, list_halves, separate
+from memguard.parallel.fused import FeatureOrder
+from memguard.parallel.layout import ShardSlice
+from memguard.parallel.linear_kinds import find_orders
 from memguard.parallel.lora import is_adapter_parameter, is_factor
 from memguard.parallel.mesh import Axis, Mesh4D, world_axis
+from memguard.parallel.stored_pieces import StoredPieces
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,13 +63,32 @@ class LocalParameter:
     """Whether all ranks along y hold this piece and compute its whole gradient."""
     is_adapter: bool = False
     """Whether it is part of an adapter, which FSDP2 does not reduce."""
-    partial_over: str | None = None
-    """Axis over which the gradient of an adapter's factor is partial; None for other parameters."""
+    partial_over: tuple[str, ...] = ()
+    """Axes over whose ranks the gradient is summed: of an adapter's factor, and in blocks of
+    experts."""
+    has_halves: bool = False
+    """Whether it is gate and up of experts in halves, in the shape of model files."""
+    order: FeatureOrder | None = None
+    """Order of its features if it is not that of files."""
 
     def to_global(self, value: Tensor) -> Tensor:
-        """Return a tensor of the piece's shape as a DTensor of the full shape, for checkpoints."""
-        if not isinstance(self.source, DTensor) or value.shape != self.local.shape:
+        """Return a tensor of the piece's shape as one of the full shape, for checkpoints.
+
+        It is a DTensor, or `StoredPieces` if files have another order; it shares storage.
+        """
+        if value.shape != self.local.shape:
             return value
+        if not isinstance(self.source, DTensor):
+            return separate(value) if self.has_halves else value
+        if self.order is not None:
+            shape, start = compute_local_shape_and_global_offset(
+                self.source.shape, self.source.device_mesh, self.source.placements
+            )
+            rectangle = ShardSlice(start=tuple(start), shape=tuple(shape))
+            pieces = {
+                piece.file.start: value[piece.mesh.slices] for piece in self.order.split(rectangle)
+            }
+            return StoredPieces(self.source.shape, pieces, value.dtype)
         return DTensor.from_local(
             value,
             self.source.device_mesh,
@@ -72,12 +102,26 @@ class LocalParameter:
 def find_local_parameters(model: nn.Module, mesh: Mesh4D | None = None) -> list[LocalParameter]:
     """List the trainable parameters; call this once their storage will no longer change."""
     parameters = []
+    orders = find_orders(model)
+    halves = list_halves(model)
+    in_experts = {
+        parameter
+        for block in model.modules()
+        if isinstance(block, ExpertsBlock4D)
+        for parameter in block.parameters()
+    }
     for name, parameter in model.named_parameters():
         if not parameter.requires_grad:
             continue
         if not isinstance(parameter, DTensor):
             parameters.append(
-                LocalParameter(name=name, source=parameter, local=parameter, num_copies=1)
+                LocalParameter(
+                    name=name,
+                    source=parameter,
+                    local=parameter,
+                    num_copies=1,
+                    has_halves=name in halves,
+                )
             )
             continue
         names = parameter.device_mesh.mesh_dim_names or ()
@@ -94,15 +138,21 @@ def find_local_parameters(model: nn.Module, mesh: Mesh4D | None = None) -> list[
         if is_adapter:
             assert mesh is not None, "DTensors are on a mesh"
             copies *= mesh.shape.num_batch_ways
+        partial_over: tuple[str, ...] = ()
+        if is_factor(name):
+            partial_over = tuple(copied_over)[:1]
+        elif parameter in in_experts and {"y", "x"} <= copied_over.keys():
+            partial_over = ("y", "x")
         parameters.append(
             LocalParameter(
                 name=name,
                 source=parameter,
                 local=nn.Parameter(parameter.to_local().detach()),
                 num_copies=copies,
-                is_copied_over_y="y" in copied_over and not is_factor(name),
+                is_copied_over_y="y" in copied_over and not partial_over,
                 is_adapter=is_adapter,
-                partial_over=next(iter(copied_over)) if is_factor(name) else None,
+                partial_over=partial_over,
+                order=orders.get(name),
             )
         )
     return parameters
@@ -137,15 +187,17 @@ def average_copies(parameters: Sequence[LocalParameter], y: Axis) -> None:
 
 
 def sum_partial_gradients(parameters: Sequence[LocalParameter], mesh: Mesh4D) -> None:
-    """Sum the gradients of adapters over the ranks that have parts of them.
+    """Sum the gradients of routers and adapters over the ranks that have parts of them.
 
     Args:
         parameters: after `take_gradients`, once a step; every rank calls this.
         mesh: the mesh of the model.
     """
     adapters = [parameter for parameter in parameters if parameter.is_adapter]
+    routers = [part for part in parameters if part.partial_over and not part.is_adapter]
     for axis in (mesh.axis("y"), mesh.axis("x")):
-        _reduce_together([part for part in adapters if part.partial_over == axis.name], axis)
+        _reduce_together([part for part in adapters if axis.name in part.partial_over], axis)
+    _sum_widely(routers, [mesh.axis("y"), mesh.axis("x")])
     for axis in (mesh.axis("z"), mesh.axis("data")):
         _reduce_together(adapters, axis, divisor=axis.degree)
 
@@ -160,6 +212,22 @@ def _reduce_together(parameters: Sequence[LocalParameter], axis: Axis, *, diviso
     sizes = [gradient.numel() for gradient in present]
     for gradient, part in zip(present, torch.split(sums, sizes), strict=True):
         gradient.copy_(part.view_as(gradient) / divisor)
+
+
+def _sum_widely(parameters: Sequence[LocalParameter], axes: Sequence[Axis]) -> None:
+    """Replace gradients by their sums over all axes, which differ in no bit between ranks."""
+    gradients = [parameter.local.grad for parameter in parameters]
+    present = [gradient for gradient in gradients if gradient is not None and gradient.numel()]
+    if not present or all(axis.degree == 1 for axis in axes):
+        return
+    # Groups of an axis may add in different orders. In float64 the sum of a few fp32 numbers
+    # rounds to the same fp32 number.
+    sums = torch.cat([gradient.flatten().double() for gradient in present])
+    for axis in axes:
+        sums = all_reduce(sums, axis, owned=True)
+    sizes = [gradient.numel() for gradient in present]
+    for gradient, part in zip(present, torch.split(sums, sizes), strict=True):
+        gradient.copy_(part.view_as(gradient))
 
 
 def clear_gradients(parameters: Sequence[LocalParameter]) -> None:

@@ -36,10 +36,12 @@ from torch.distributed.tensor.placement_types import Placement, Replicate, Shard
 from memguard.config.adapters import matches_target, refuse_target
 from memguard.errors import ConfigError, ModelError
 from memguard.parallel.collectives import all_reduce
+from memguard.parallel.experts import ExpertsBlock4D
 from memguard.parallel.layout import ShardSlice, cut, find_rectangle
 from memguard.parallel.linear import Linear4D, to_local
+from memguard.parallel.linear_kinds import is_conv1d, is_linear
 from memguard.parallel.mesh import Axis, Mesh4D
-from memguard.parallel.nf4 import Nf4Weight
+from memguard.parallel.nf4 import dequantise_nf4
 from memguard.seeds import derive_seed
 
 FACTORS = ("lora_A", "lora_B")
@@ -130,11 +132,10 @@ def find_targets(model: Any, target_modules: Sequence[str] | None) -> tuple[str,
     head = model.get_output_embeddings()
     family = type(model).__name__
     if target_modules is None:
-        others = {type(module).__name__ for module in model.modules()} & {"Conv1D"}
-        if others:
+        if any(is_conv1d(module) for module in model.modules()):
             raise ModelError(
-                f"'adapter': {family} computes with {', '.join(others)} instead of linear layers, "
-                "which memguard has no adapter for"
+                f"'adapter': {family} computes with Conv1D instead of linear layers, which "
+                "memguard has no adapter for"
             )
         names = [
             name
@@ -153,9 +154,10 @@ def find_targets(model: Any, target_modules: Sequence[str] | None) -> tuple[str,
                 f"'adapter.target_modules': '{name}' is the head, whose logits are computed in "
                 "pieces without an adapter: leave it out"
             )
-        if type(module).forward not in (nn.Linear.forward, Linear4D.forward):
+        if not is_linear(module) or is_conv1d(module):
+            kind = "Conv1D" if is_conv1d(module) else type(module).__name__
             raise ModelError(
-                f"'adapter': '{name}' of {family} is a {type(module).__name__}, not a plain linear "
+                f"'adapter': '{name}' of {family} is a {kind}, not a plain linear "
                 "layer: choose others in 'adapter.target_modules'"
             )
     if not names:
@@ -183,14 +185,17 @@ def attach_lora(model: Any, spec: LoraSpec, mesh: Mesh4D | None = None) -> tuple
 
     Raises:
         ConfigError: a target is not a layer of the model.
-        ModelError: see `find_targets`.
+        ModelError: see `find_targets`; or a layer is in a block of experts that y or x split.
     """
     targets = find_targets(model, spec.target_modules)
+    if mesh is not None and mesh.shape.y * mesh.shape.x > 1:
+        _refuse_experts(model, targets)
     for parameter in model.parameters():
         parameter.requires_grad_(False)
     for name in targets:
         layer = model.get_submodule(name)
-        if mesh is None:
+        if not isinstance(layer, Linear4D):
+            # On one process, or in a family whose layers are not split.
             Linear4D.convert(layer, in_axis=Axis(name="y"), out_axis=Axis(name="x"))
         layer.lora_scale, layer.lora_dropout_rate = spec.scale, spec.dropout
         if spec.dropout:
@@ -198,6 +203,19 @@ def attach_lora(model: Any, spec: LoraSpec, mesh: Mesh4D | None = None) -> tuple
         for part, shape in _shapes(layer, spec).items():
             setattr(layer, part, LoraPart(_make_part(layer, part, shape, mesh)))
     return targets
+
+
+def _refuse_experts(model: Any, targets: Sequence[str]) -> None:
+    """Refuse layers in blocks of experts, which are split in another way than other layers."""
+    for block_name, block in model.named_modules():
+        if isinstance(block, ExpertsBlock4D):
+            inside = [name for name in targets if name.startswith(f"{block_name}.")]
+            if inside:
+                raise ModelError(
+                    f"'adapter': '{inside[0]}' of {type(model).__name__} is in a block of experts, "
+                    "which has no adapters over x and y: choose layers of attention in "
+                    "'adapter.target_modules', or use the axes data and z"
+                )
 
 
 def _shapes(layer: Linear4D, spec: LoraSpec) -> dict[str, tuple[int, ...]]:
@@ -264,17 +282,25 @@ def _fill_magnitudes(model: nn.Module, mesh: Mesh4D | None) -> None:
         assert isinstance(layer, Linear4D), "only linear layers have adapters"
         magnitude_N = to_local(layer.get_submodule(MAGNITUDE).weight)  # type: ignore[arg-type]
         # In float64 sums over ranks are those of one process but for the last bit in fp32.
-        weight = layer.stored_weight()
-        if isinstance(weight, Nf4Weight):
-            weight = weight.dequantise(torch.float32)
+        weight = _gather_nf4(layer) if layer.is_quantised else layer.stored_weight()
         squares = torch.linalg.vector_norm(weight, dim=1, dtype=torch.float64) ** 2
-        if mesh is not None:
+        if mesh is not None and not layer.is_quantised:
             z, own = mesh.axis("z"), squares
             rows = cut(ShardSlice(start=(0,), shape=magnitude_N.shape), 0, z.rank, z.degree)
             squares = torch.zeros(magnitude_N.shape, dtype=own.dtype, device=own.device)
             squares[rows.slices] = own
             squares = all_reduce(all_reduce(squares, z), layer.in_axis)
         magnitude_N.copy_(squares.sqrt())
+
+
+def _gather_nf4(layer: Linear4D) -> Tensor:
+    """Return the whole weight: blocks, and so the pieces over z, do not end with rows."""
+    packed, scales = (
+        part.full_tensor() if isinstance(part, DTensor) else part
+        for part in (layer.packed, layer.scales)
+    )
+    shape = (layer.out_features, layer.in_features)
+    return dequantise_nf4(packed, scales.view(torch.float32), shape)
 
 
 def _draw(name: str, shape: tuple[int, ...], spec: LoraSpec) -> Tensor:

@@ -8,12 +8,16 @@ Each degree splits, and so must divide:
     y          residual stream: in-features of q, k, v, gate,   hidden_size
                up and the head, out-features of o and down
     x          heads and FFN width                              num_heads, intermediate_size
+    y x        width of experts                                 expert_width, in multiples of
+                                                                expert_unit
+    y x        width of shared experts                          shared_expert_width
     x          key/value heads: whole heads per rank, or        num_kv_heads % x == 0, or
                equal parts of one head, gathered over           x % num_kv_heads == 0 and
                x/num_kv_heads ranks in forward                  num_kv_heads * head_dim % x == 0
 
 Weights stored over z and the vocabulary over x may be split unevenly; every rank must have a part
-of the vocabulary. These checks run before any process group exists and do not import torch.
+of the vocabulary. A model whose layers cannot be split (`StorageOnly`) has y = x = 1. These checks
+run before any process group exists and do not import torch.
 """
 
 import math
@@ -24,13 +28,68 @@ from typing import Any
 
 from memguard.config import AxisName, ParallelConfig
 from memguard.errors import ConfigError, ModelError
+from memguard.parallel.config_fields import read_ffn_width, read_num_kv_heads
+from memguard.parallel.mesh_rules import (
+    Rule,
+    allows,
+    find_broken,
+    format_axes,
+    format_product,
+    must_divide,
+)
 
 AXES: tuple[AxisName, ...] = ("data", "z", "y", "x")
+_SPLIT: tuple[AxisName, ...] = ("y", "x")
 
-# Families for which tests/parallel compares every gradient on each mesh with that of one process.
-COMPARED_FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
+# Families whose memory and traffic the planner can estimate; all have the layers of Llama.
+ESTIMATED_FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
+# Families for which tests/parallel compares every gradient on meshes with that of one process.
+COMPARED_FAMILIES = (
+    *ESTIMATED_FAMILIES,
+    "arcee",
+    "cohere",
+    "cohere2",
+    "cwm",
+    "dots1",
+    "ernie4_5",
+    "ernie4_5_moe",
+    "exaone4",
+    "falcon",
+    "flex_olmo",
+    "gemma",
+    "gemma2",
+    "gemma3_text",
+    "glm",
+    "glm4",
+    "glm4_moe",
+    "gpt2",
+    "gpt_bigcode",
+    "gpt_neox",
+    "gpt_oss",
+    "granite",
+    "granitemoe",
+    "helium",
+    "internlm3",
+    "ministral",
+    "mixtral",
+    "nemotron",
+    "olmo2",
+    "olmo3",
+    "olmoe",
+    "opt",
+    "persimmon",
+    "phi",
+    "phi3",
+    "qwen2_moe",
+    "qwen3_moe",
+    "seed_oss",
+    "smollm3",
+    "stablelm",
+    "starcoder2",
+)
 
 _NUM_SHOWN = 3
+_EXPERT_COUNTS = ("num_local_experts", "num_experts")
 _REQUIRED_FIELDS = {
     "mistral": ("num_key_value_heads",),
     "qwen2": ("num_key_value_heads",),
@@ -58,6 +117,12 @@ class ModelSizes:
     has_mlp_bias: bool = False
     has_head_norms: bool = False
     """Whether queries and keys are normalised head by head."""
+    expert_width: int | None = None
+    """FFN width of an expert, which y and x split together; None without experts."""
+    expert_unit: int = 8
+    """A rank's part of the width is a multiple of this: kernels for all experts at once take rows
+    of a multiple of 16 bytes."""
+    shared_expert_width: int | None = None
 
     @classmethod
     def from_config(cls, hf_config: Any) -> "ModelSizes":
@@ -74,13 +139,13 @@ class ModelSizes:
         """Read the sizes from the fields of a config.json, without importing transformers.
 
         Raises:
-            ModelError: the family is not in `COMPARED_FAMILIES`, or a size is missing.
+            ModelError: the family is not in `ESTIMATED_FAMILIES`, or a size is missing.
         """
         family = fields.get("model_type")
-        if family not in COMPARED_FAMILIES:
+        if family not in ESTIMATED_FAMILIES:
             raise ModelError(
-                f"'model_type' must be one of {', '.join(COMPARED_FAMILIES)}, for which memory and "
-                f"traffic can be estimated; got {family!r}"
+                f"'model_type' must be one of {', '.join(ESTIMATED_FAMILIES)}, for which memory "
+                f"and traffic can be estimated; got {family!r}"
             )
         # The defaults of these families' configuration classes differ from the defaults below.
         for name in _REQUIRED_FIELDS.get(family, ()):
@@ -91,9 +156,9 @@ class ModelSizes:
     @classmethod
     def _read(cls, get: Callable[[str], Any]) -> "ModelSizes":
         def read(field: str, default: int | None = None) -> int:
-            value = get(field)
-            if value is None:
-                value = default
+            return check(field, get(field) if get(field) is not None else default)
+
+        def check(field: str, value: Any) -> int:
             if not isinstance(value, int) or value < 1:
                 raise ModelError(
                     f"the model's configuration must give '{field}' as a whole number to be split "
@@ -107,9 +172,9 @@ class ModelSizes:
         return cls(
             hidden_size=hidden_size,
             num_heads=num_heads,
-            num_kv_heads=read("num_key_value_heads", num_heads),
+            num_kv_heads=check("num_key_value_heads", read_num_kv_heads(get) or num_heads),
             head_dim=read("head_dim", hidden_size // num_heads),
-            intermediate_size=read("intermediate_size"),
+            intermediate_size=check("intermediate_size", read_ffn_width(get)),
             vocab_size=read("vocab_size"),
             num_layers=read("num_hidden_layers"),
             is_tied=bool(get("tie_word_embeddings")),
@@ -117,35 +182,56 @@ class ModelSizes:
             has_output_bias=family != "qwen2" and bool(get("attention_bias")),
             has_mlp_bias=bool(get("mlp_bias")),
             has_head_norms=family == "qwen3",
+            expert_width=_read_expert_width(get),
+            # Its matrices have gate and up, or features, as the last dimension.
+            expert_unit=4 if family == "gpt_oss" else 8,
+            shared_expert_width=get("shared_expert_intermediate_size"),
         )
 
 
+def _read_expert_width(get: Callable[[str], Any]) -> int | None:
+    if not any(get(field) for field in _EXPERT_COUNTS):
+        return None
+    width: int | None = get("moe_intermediate_size") or get("intermediate_size")
+    return width
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Rule:
-    """A condition that the product of some degrees must satisfy."""
+class StorageOnly:
+    """A model whose layers are not split over y and x; data and z take any."""
 
-    axes: tuple[AxisName, ...]
-    text: str
-    """The predicate of a sentence about the axes."""
-    holds: Callable[[int], bool]
+    family: str
+    """Its ``model_type``."""
 
 
-def build_rules(sizes: ModelSizes | None, batch_size: int | None) -> list[Rule]:
+Sizes = ModelSizes | StorageOnly
+
+NF4_BASE = StorageOnly(family="a base in nf4")
+"""A model whose linear layers are stored in NF4: blocks of weights do not end with columns."""
+
+
+def build_rules(sizes: Sizes | None, batch_size: int | None) -> list[Rule]:
     """Return the rules for a model and for the rows of a step; None adds no rules."""
     rules = []
     if batch_size is not None:
         rules.append(
-            _must_divide(("data", "z"), batch_size, f"'train.batch_size', {batch_size} rows")
+            must_divide(("data", "z"), batch_size, f"'train.batch_size', {batch_size} rows")
         )
     if sizes is None:
         return rules
+    if isinstance(sizes, StorageOnly):
+        text = f"must be 1: layers of '{sizes.family}' are not split, only data and z are used"
+        single = [
+            Rule(axes=(axis,), text=text, holds=lambda degree: degree == 1) for axis in _SPLIT
+        ]
+        return [*rules, *single]
     heads, kv_heads = sizes.num_heads, sizes.num_kv_heads
     kv_features, vocab_size = kv_heads * sizes.head_dim, sizes.vocab_size
-    hidden, width = sizes.hidden_size, sizes.intermediate_size
+    hidden = sizes.hidden_size
     return [
         *rules,
-        _must_divide(("y",), hidden, f"the model's hidden size of {hidden}"),
-        _must_divide(("x",), heads, f"the model's {heads} attention heads"),
+        must_divide(("y",), hidden, f"the model's hidden size of {hidden}"),
+        must_divide(("x",), heads, f"the model's {heads} attention heads"),
         Rule(
             axes=("x",),
             text=f"must divide the model's {kv_heads} key/value heads or be a multiple of them",
@@ -156,7 +242,7 @@ def build_rules(sizes: ModelSizes | None, batch_size: int | None) -> list[Rule]:
             text=f"above the number of key/value heads must divide their {kv_features} features",
             holds=lambda x: x <= kv_heads or kv_features % x == 0,
         ),
-        _must_divide(("x",), width, f"the model's FFN width of {width}"),
+        *_build_width_rules(sizes),
         Rule(
             axes=("x",),
             text=f"must leave every rank some of the model's {vocab_size} vocabulary entries",
@@ -166,45 +252,24 @@ def build_rules(sizes: ModelSizes | None, batch_size: int | None) -> list[Rule]:
     ]
 
 
-def _must_divide(axes: tuple[AxisName, ...], size: int, what: str) -> Rule:
-    return Rule(axes=axes, text=f"must divide {what}", holds=lambda degree: size % degree == 0)
+def _build_width_rules(sizes: ModelSizes) -> list[Rule]:
+    """Return the rules for widths of FFNs and experts."""
+    rules = []
+    width, unit = sizes.expert_width, sizes.expert_unit
+    if width is None or width != sizes.intermediate_size:
+        what = f"the model's FFN width of {sizes.intermediate_size}"
+        rules.append(must_divide(("x",), sizes.intermediate_size, what))
+    if width is not None:
+        text = f"must split the experts' FFN width of {width} into multiples of {unit}"
 
+        def holds(degree: int) -> bool:
+            return degree == 1 or width % (degree * unit) == 0
 
-def allows(rules: list[Rule], axes: tuple[AxisName, ...], degree: int) -> bool:
-    """Return whether the rules for exactly these axes hold for the product of their degrees."""
-    return all(rule.holds(degree) for rule in rules if rule.axes == axes)
-
-
-def find_broken(
-    degrees: Mapping[AxisName, int], rules: list[Rule], *, rest: AxisName | None = None
-) -> list[str]:
-    """Describe each broken rule: the condition and the given degrees.
-
-    Args:
-        degrees: degree of each axis; rules for axes that are missing here are not checked.
-        rules: the result of `build_rules`.
-        rest: the axis whose degree was -1 and has been computed.
-    """
-    problems = []
-    for rule in rules:
-        given = {axis: degrees[axis] for axis in rule.axes if axis in degrees}
-        if len(given) == len(rule.axes) and not rule.holds(math.prod(given.values())):
-            origin = f" ('parallel.{rest}' is -1, the rest of the ranks)" if rest in given else ""
-            problems.append(
-                f"{format_axes(given)} {rule.text}; got {format_product(given)}{origin}"
-            )
-    return problems
-
-
-def format_axes(degrees: Mapping[AxisName, int]) -> str:
-    """Format axes as setting names: ``'parallel.data' × 'parallel.z'``."""
-    return " × ".join(f"'parallel.{axis}'" for axis in degrees)
-
-
-def format_product(degrees: Mapping[AxisName, int]) -> str:
-    """Format degrees with their product: ``3 × 2 = 6``."""
-    factors = " × ".join(map(str, degrees.values()))
-    return factors if len(degrees) == 1 else f"{factors} = {math.prod(degrees.values())}"
+        rules.append(Rule(axes=_SPLIT, text=text, holds=holds))
+    if sizes.shared_expert_width:
+        what = f"the shared experts' FFN width of {sizes.shared_expert_width}"
+        rules.append(must_divide(_SPLIT, sizes.shared_expert_width, what))
+    return rules
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -244,7 +309,7 @@ class MeshShape:
 def resolve_mesh(
     config: ParallelConfig,
     world_size: int,
-    sizes: ModelSizes | None = None,
+    sizes: Sizes | None = None,
     *,
     batch_size: int | None = None,
 ) -> MeshShape:
@@ -304,7 +369,7 @@ def check_mesh(shape: MeshShape, sizes: ModelSizes, *, batch_size: int | None = 
 
 def list_meshes(
     world_size: int,
-    sizes: ModelSizes | None,
+    sizes: Sizes | None,
     *,
     batch_size: int | None = None,
     order: tuple[AxisName, ...] = AXES,
@@ -317,6 +382,7 @@ def list_meshes(
         if allows(rules, ("data", "z"), ways)
         for y in _divisors(world_size // ways)
         if allows(rules, ("y",), y) and allows(rules, ("x",), world_size // (ways * y))
+        if allows(rules, ("y", "x"), world_size // ways)
         for z in _divisors(ways)
     ]
 
@@ -324,7 +390,7 @@ def list_meshes(
 def nearest_meshes(
     requested: ParallelConfig | MeshShape,
     world_size: int,
-    sizes: ModelSizes | None,
+    sizes: Sizes | None,
     *,
     batch_size: int | None = None,
 ) -> list[MeshShape]:
@@ -347,14 +413,17 @@ def nearest_meshes(
     )
 
 
-def nearest_world_sizes(world_size: int, sizes: ModelSizes, *, batch_size: int) -> list[int]:
+def nearest_world_sizes(world_size: int, sizes: Sizes, *, batch_size: int) -> list[int]:
     """Return the numbers of ranks that have a valid mesh, those nearest to ``world_size`` first."""
     rules = build_rules(sizes, batch_size)
+    hidden, heads = (1, 1)
+    if isinstance(sizes, ModelSizes):
+        hidden, heads = sizes.hidden_size, sizes.num_heads
     possible = {
         ways * y * x
-        for y in _divisors(sizes.hidden_size)
-        for x in _divisors(sizes.num_heads)
-        if allows(rules, ("x",), x)
+        for y in _divisors(hidden)
+        for x in _divisors(heads)
+        if allows(rules, ("x",), x) and allows(rules, ("y", "x"), y * x)
         for ways in _divisors(batch_size)
     }
     return sorted(possible, key=lambda num_ranks: (abs(num_ranks - world_size), num_ranks))
@@ -363,7 +432,7 @@ def nearest_world_sizes(world_size: int, sizes: ModelSizes, *, batch_size: int) 
 def _describe_way_out(
     requested: ParallelConfig | MeshShape,
     world_size: int,
-    sizes: ModelSizes | None,
+    sizes: Sizes | None,
     batch_size: int | None,
 ) -> str:
     """List the nearest valid meshes, or other settings to change if there is none."""

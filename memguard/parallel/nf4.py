@@ -1,15 +1,24 @@
 """Frozen weights in 4-bit NormalFloat (NF4), quantised and dequantised by bitsandbytes.
 
-    W [N, K]  ->  packed [N K / 2] uint8    two weights a byte: index into the 16 values of NF4
-                  scales [N K / 64] fp32    largest absolute value of each 64 weights, in row-major
-                                            order; the last block may be shorter
+                                                                      over z     over y, x
+    W [N, K]  ->  packed [B, 32] uint8   two weights a byte: index    B cut      not split
+                                         into the 16 values of NF4
+                  scales [B] fp32        largest absolute value of    B cut      not split
+                                         each block
 
-    dequantised  W = value[index] * scale, in fp32, then rounded once to the dtype of the
-                 arithmetic, one layer at a time; no gradient
+Block b has the weights 64 b to 64 b + 63 of W in row-major order, B = ceil(N K / 64), whatever the
+length of a row; the last block is filled up with zeros. Blocks are quantised one by one, so that a
+rank reads and quantises those that it stores. One equation a pass:
 
-A weight takes 4 + 32 / 64 = 4.5 bits; scales are not quantised again (`bnb_4bit_use_double_quant`).
-The layers of bitsandbytes are not used: on CPUs with AVX512-BF16 they repack the weights in
-evaluation mode, for kernels with bf16 arithmetic.
+    before     packed, scales = all-gather over z         FSDP2, with the other weights of a unit
+    forward    W = value[index] * scale, in fp32, rounded once to the dtype of the arithmetic
+    dgrad      the same again
+    wgrad      none: W is frozen
+
+Both are gathered in NF4; the dense weight of one layer exists at a time. A weight takes
+4 + 32 / 64 = 4.5 bits, divided by z on each rank; scales are not quantised again
+(`bnb_4bit_use_double_quant`). The layers of bitsandbytes are not used: on CPUs with AVX512-BF16
+they repack the weights in evaluation mode, for kernels with bf16 arithmetic.
 """
 
 from dataclasses import dataclass
@@ -23,34 +32,44 @@ BLOCK = 64
 """Weights with a common scale."""
 
 
-def quantise_nf4(weight_NK: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the packed weights, ``[ceil(N K / 2)]``, and the scales, ``[ceil(N K / 64)]``."""
+def count_blocks(num_weights: int) -> int:
+    """Return the number of blocks of a tensor."""
+    return -(-num_weights // BLOCK)
+
+
+def quantise_nf4(weights: Tensor) -> tuple[Tensor, Tensor]:
+    """Return packed weights ``[B, 32]`` and scales ``[B]`` of whole blocks.
+
+    Args:
+        weights: of any shape; they begin with a block, and end with one or with the tensor.
+    """
     from bitsandbytes.functional import quantize_4bit  # Takes seconds to import.
 
+    flat = weights.detach().reshape(-1)
     packed, state = quantize_4bit(
-        weight_NK.detach().contiguous(),
+        functional.pad(flat, (0, -len(flat) % BLOCK)).contiguous(),
         blocksize=BLOCK,
         compress_statistics=False,
         quant_type="nf4",
     )
-    return packed.reshape(-1), state.absmax
+    return packed.reshape(-1, BLOCK // 2), state.absmax
 
 
-def dequantise_nf4(packed: Tensor, scales: Tensor, shape: tuple[int, int]) -> Tensor:
-    """Return the weights ``[N, K]`` in fp32."""
+def dequantise_nf4(packed: Tensor, scales: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """Return the weights in fp32, in this shape; zeros that fill up a block are left out."""
     from bitsandbytes.functional import QuantState, dequantize_4bit
 
     # As one row: the kernel for CPUs with AVX-512 (bitsandbytes 0.50) takes the scales of other
     # blocks if the length of a row is not a multiple of a block.
     state = QuantState(
         absmax=scales,
-        shape=(1, shape[0] * shape[1]),
+        shape=(1, len(scales) * BLOCK),
         dtype=torch.float32,
         blocksize=BLOCK,
         quant_type="nf4",
     )
     weights: Tensor = dequantize_4bit(packed.reshape(-1, 1), state)
-    return weights.reshape(shape)
+    return weights.reshape(-1)[: torch.Size(shape).numel()].reshape(shape)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -9,6 +9,8 @@
 Each rank uses the statistics for its own features, so their gradients are all-reduced as well.
 The residual stream is sharded over y. A norm of each head (Qwen3) sees whole heads and has no
 feature axis. Each rank along x has different heads, so gradients of its weight are summed over x.
+A norm of all heads together (OLMo 2) has the feature axis x; ranks that share a key head gather its
+parts after the norm.
 
 A rank that has all features runs torch's own kernel: one launch on a GPU, eight for the equations.
 
@@ -24,7 +26,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from memguard.errors import ModelError
-from memguard.parallel.collectives import copy_to_axis, sum_for_each
+from memguard.parallel.collectives import copy_to_axis, gather_from_axis, sum_for_each
 from memguard.parallel.linear import to_local
 from memguard.parallel.mesh import Axis
 
@@ -53,6 +55,7 @@ class Norm4D(nn.Module):
     formula: NormFormula
     feature_axis: Axis
     gradient_axis: Axis
+    kv_replicas: Axis
     weight: nn.Parameter
 
     @staticmethod
@@ -62,6 +65,7 @@ class Norm4D(nn.Module):
         *,
         feature_axis: Axis | None = None,
         gradient_axis: Axis | None = None,
+        kv_replicas: Axis | None = None,
     ) -> None:
         """Change the class of a norm in place; its parameters are sharded elsewhere.
 
@@ -70,15 +74,20 @@ class Norm4D(nn.Module):
             formula: the result of `measure_norm`.
             feature_axis: shards its features; None if each rank has all of them.
             gradient_axis: ranks over which gradients of the weight are summed.
+            kv_replicas: ranks that each have a part of one key head and gather all of it.
         """
         norm.__class__ = Norm4D
         assert isinstance(norm, Norm4D), "its class was just set"
         norm.formula = formula
         norm.feature_axis = feature_axis or Axis(name="none")
         norm.gradient_axis = gradient_axis or Axis(name="none")
+        norm.kv_replicas = kv_replicas or Axis(name="none")
 
     def forward(self, input_MD: Tensor) -> Tensor:
         """Normalise the local features ``[..., D/axis]``; statistics in fp32 or wider."""
+        return gather_from_axis(self._normalise(input_MD), self.kv_replicas)
+
+    def _normalise(self, input_MD: Tensor) -> Tensor:
         weight_D = copy_to_axis(to_local(self.weight), self.gradient_axis)
         bias = getattr(self, "bias", None)
         bias_D = None if bias is None else copy_to_axis(to_local(bias), self.gradient_axis)
@@ -144,7 +153,7 @@ def measure_norm(norm: nn.Module) -> NormFormula:
     weight = getattr(norm, "weight", None)
     if not isinstance(eps, float) or weight is None or weight.ndim != 1:
         raise ModelError(f"norm {name} has no 'eps' or no vector 'weight': it cannot be sharded")
-    probe: Any = copy.deepcopy(norm).to_empty(device="cpu").float()
+    probe: Any = copy.deepcopy(norm).to_empty(device="cpu").to(torch.float32)
     num_features = weight.shape[0]
     generator = torch.Generator().manual_seed(0)
     x_MD = torch.randn(len(_PROBE_SQUARES), num_features, generator=generator) + 0.5

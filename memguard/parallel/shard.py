@@ -9,6 +9,7 @@ Nothing is allocated: `weights` fills the shards afterwards.
 """
 
 import functools
+import inspect
 import itertools
 from collections.abc import Callable
 from typing import Any, Literal
@@ -18,15 +19,34 @@ import torch.nn.attention.varlen  # Registers torch.ops.torch_attn.
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
-from torch.distributed.tensor.placement_types import Placement
+from torch.distributed.tensor.placement_types import Placement, Shard
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 
-from memguard.parallel.embedding import Embedding4D
-from memguard.parallel.hf_plan import PLACEMENTS, ShardingPlan, find_blocks
-from memguard.parallel.layout import find_rectangle
-from memguard.parallel.linear import Linear4D, LinearGroup4D
+from memguard.parallel.config_fields import read_num_kv_heads
+from memguard.parallel.embedding import Embedding4D, Positions4D
+from memguard.parallel.experts import (
+    Experts4D,
+    ExpertsBlock4D,
+    Local4D,
+    has_halves,
+    is_experts,
+    separate_halves,
+)
+from memguard.parallel.hf_plan import (
+    HEAD_COUNTS,
+    KEY_VALUE_COUNTS,
+    KEY_VALUE_FEATURES,
+    PLACEMENTS,
+    QUERY_COUNTS,
+    QUERY_FEATURES,
+    RATIO,
+    ShardingPlan,
+    find_blocks,
+)
+from memguard.parallel.layout import find_rectangle, find_storage_dim
+from memguard.parallel.linear import Linear4D, LinearGroup4D, to_local
 from memguard.parallel.lora import is_adapter_parameter
-from memguard.parallel.mesh import Mesh4D
+from memguard.parallel.mesh import Axis, Mesh4D
 from memguard.parallel.norm import Norm4D, measure_norm
 
 Checkpointing = Literal["none", "full", "selective"]
@@ -40,36 +60,71 @@ def shard_model(model: Any, plan: ShardingPlan, mesh: Mesh4D) -> None:
         plan: the sharding plan of this model.
         mesh: the mesh of ranks.
     """
+    for module in model.modules():
+        if has_halves(module):
+            # So that checkpoints of a run have one shape on all meshes.
+            separate_halves(module)
+            Experts4D.convert(module).bias_slice = None
+    if not plan.is_split:
+        return  # Its parameters become DTensors by FSDP2.
     modules = dict(model.named_modules())
     config = model.config.get_text_config()
-    num_kv_heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    num_heads = config.num_attention_heads
+    num_kv_heads = read_num_kv_heads(lambda field: getattr(config, field, None)) or num_heads
     x, y = mesh.axis("x"), mesh.axis("y")
     for name, role in plan.roles.items():
         module = modules[name]
         if role == "embedding":
             _convert_embedding(module, mesh)
         elif role == "plain":
-            replicas = mesh.kv_replicas(num_kv_heads) if name in plan.key_value else None
-            Linear4D.convert(module, in_axis=y, out_axis=x, kv_replicas=replicas)
+            parts = plan.parts.get(name)
+            has_keys = name in plan.key_value or (parts is not None and parts.key_value)
+            Linear4D.convert(
+                module,
+                in_axis=y,
+                out_axis=x,
+                kv_replicas=mesh.kv_replicas(num_kv_heads) if has_keys else None,
+                parts=parts,
+            )
             if module is model.get_output_embeddings():
                 module.__class__ = HeadLinear
         elif role == "transposed":
             Linear4D.convert(module, in_axis=x, out_axis=y)
         elif role == "norm":
             Norm4D.convert(module, measure_norm(module), feature_axis=y)
-        else:
+        elif role == "heads_norm":
+            replicas = mesh.kv_replicas(num_kv_heads) if name in plan.key_value else None
+            Norm4D.convert(module, measure_norm(module), feature_axis=x, kv_replicas=replicas)
+        elif role == "head_norm":
             Norm4D.convert(module, measure_norm(module), gradient_axis=x)
+        elif role == "positions":
+            Positions4D.convert(module)
+        elif role == "experts_block":
+            ExpertsBlock4D.convert(module, feature_axis=y, width_axis=x)
+        elif role in ("expert_plain", "expert_transposed") or type(module) is nn.Linear:
+            # Inside a block of experts, where nothing is summed.
+            Linear4D.convert(module, in_axis=Axis(name="none"), out_axis=Axis(name="none"))
+        elif role == "alternating_experts":
+            bias = find_rectangle(
+                module.down_proj_bias.shape,
+                PLACEMENTS[role, "down_proj_bias"],
+                mesh.shape,
+                {"x": x.rank, "y": y.rank},
+                over_z=False,
+            )
+            Experts4D.convert(module).bias_slice = bias
+        elif role != "experts":
+            assert role in ("router", "sinks"), f"no sharded form of '{role}'"
+            Local4D.convert(module)
         for leaf, parameter in list(module.named_parameters(recurse=False)):
             if not isinstance(parameter, DTensor):
-                _shard_parameter(module, leaf, PLACEMENTS[role, leaf], mesh)
+                _shard_parameter(module, leaf, plan.placements(f"{name}.{leaf}"), mesh)
     if plan.is_tied:
         model.get_output_embeddings().weight = model.get_input_embeddings().weight
     for group in plan.groups:
         LinearGroup4D([modules[name] for name in group])
     for name in plan.attentions:
-        kv_heads_here = max(1, num_kv_heads // x.degree)
-        heads_here = config.num_attention_heads // x.degree
-        modules[name].num_key_value_groups = heads_here // kv_heads_here
+        _count_local_heads(modules[name], num_heads, num_kv_heads, x.degree)
     uncovered = [n for n, p in model.named_parameters() if not isinstance(p, DTensor)]
     assert not uncovered, f"the plan covers every parameter, but these are not sharded: {uncovered}"
 
@@ -83,6 +138,49 @@ class HeadLinear(Linear4D):
     def forward(self, input: Tensor, work: Callable[[Tensor], Any] | None = None) -> Any:
         """Return ``work(input)``, or the local logits ``[..., V/x]`` without ``work``."""
         return super().forward(input) if work is None else work(input)
+
+
+def _count_local_heads(attention: Any, num_heads: int, num_kv_heads: int, degree: int) -> None:
+    """Set the numbers of heads that an attention module stores to those of one rank along x."""
+    heads, kv_heads = num_heads // degree, max(1, num_kv_heads // degree)
+    local = {
+        **dict.fromkeys(QUERY_COUNTS, heads),
+        **dict.fromkeys(KEY_VALUE_COUNTS, kv_heads),
+        RATIO: heads // kv_heads,
+    }
+    for field in HEAD_COUNTS:
+        if hasattr(attention, field):
+            setattr(attention, field, local[field])
+    for field in QUERY_FEATURES:
+        if hasattr(attention, field):
+            setattr(attention, field, getattr(attention, field) // degree)
+    if hasattr(attention, KEY_VALUE_FEATURES):
+        features = getattr(attention, KEY_VALUE_FEATURES) // num_kv_heads * kv_heads
+        setattr(attention, KEY_VALUE_FEATURES, features)
+    if degree > 1 and _reads_config(attention):
+        attention.config = _LocalConfig(attention.config, local)
+
+
+def _reads_config(attention: Any) -> bool:
+    """Whether an attention module's forward reads a number of heads from its configuration."""
+    code = inspect.unwrap(type(attention).forward).__code__
+    return any(name in code.co_names and not hasattr(attention, name) for name in HEAD_COUNTS)
+
+
+class _LocalConfig:
+    """The model's configuration with the numbers of heads of one rank.
+
+    Not a copy: the attention kernel is set in the model's configuration later.
+    """
+
+    def __init__(self, config: Any, counts: dict[str, int]) -> None:
+        self._config = config
+        for name, count in counts.items():
+            if hasattr(config, name):
+                setattr(self, name, count)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._config, name)
 
 
 def _convert_embedding(module: Any, mesh: Mesh4D) -> None:
@@ -145,6 +243,7 @@ def wrap_fsdp(
     wrap: Any = functools.partial(
         fully_shard,
         mesh=mesh.batch_mesh,
+        shard_placement_fn=lambda p: Shard(find_storage_dim(to_local(p).shape, mesh.shape.z)),
         mp_policy=policy,
         reshard_after_forward=reshard_after_forward,
         ignored_params=adapters,
@@ -152,8 +251,9 @@ def wrap_fsdp(
     modules = dict(model.named_modules())
     blocks: list[FSDPModule] = [wrap(modules[name]) for name in plan.blocks]
     embeddings: list[FSDPModule] = []
-    if not plan.is_tied:
+    if plan.is_split and not plan.is_tied:
         # A parameter cannot be in two units: if tied, embedding and head are in the root's unit.
+        # So are those of other families, which may read a weight outside its module's call.
         embeddings.append(wrap(model.get_input_embeddings()))
         # Backward of an embedding does not read its weight.
         embeddings[0].set_unshard_in_backward(False)
@@ -173,14 +273,17 @@ def checkpoint_blocks(model: Any, mode: Checkpointing) -> None:
     Args:
         model: a plain or sharded model.
         mode: ``full`` keeps only a block's input; ``selective`` also keeps the outputs of matmuls
-            and all-reduces, so that no collective is repeated.
+            and collectives, so that no collective is repeated.
     """
     if mode == "none":
         return
     arguments: dict[str, Any] = {"use_reentrant": False}
     if mode == "selective":
+        # Their biases are added in place, and what is kept must not change.
+        adds_bias = any(is_experts(m) and m.has_bias for m in model.modules())
+        kept = _COSTLY - _PRODUCTS_OF_EXPERTS if adds_bias else _COSTLY
         arguments["context_fn"] = functools.partial(
-            create_selective_checkpoint_contexts, _keep_costly
+            create_selective_checkpoint_contexts, functools.partial(_keep, kept)
         )
     # transformers renamed this method in 5.2x and warns about the old name.
     name = "activation_checkpointing_enable"
@@ -191,8 +294,10 @@ def checkpoint_blocks(model: Any, mode: Checkpointing) -> None:
     model.disable_input_require_grads()
 
 
-def _keep_costly(_: Any, operation: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
-    if operation in _COSTLY:
+def _keep(
+    kept: frozenset[Any], _: Any, operation: Any, *args: Any, **kwargs: Any
+) -> CheckpointPolicy:
+    if operation in kept:
         return CheckpointPolicy.MUST_SAVE
     return CheckpointPolicy.PREFER_RECOMPUTE
 
@@ -203,6 +308,7 @@ _COSTLY = frozenset(
         torch.ops.aten.addmm.default,
         torch.ops.aten.bmm.default,
         torch.ops.aten.linear.default,
+        torch.ops.aten._grouped_mm.default,
         torch.ops.aten._scaled_dot_product_flash_attention.default,
         torch.ops.aten._scaled_dot_product_efficient_attention.default,
         torch.ops.aten._scaled_dot_product_cudnn_attention.default,
@@ -212,8 +318,11 @@ _COSTLY = frozenset(
         torch.ops._c10d_functional.all_reduce.default,
         torch.ops._c10d_functional.wait_tensor.default,
         torch.ops._c10d_functional.all_gather_into_tensor.default,
+        torch.ops._c10d_functional.reduce_scatter_tensor.default,
     }
 )
+
+_PRODUCTS_OF_EXPERTS = frozenset({torch.ops.aten._grouped_mm.default, torch.ops.aten.bmm.default})
 
 
 def compile_blocks(model: nn.Module) -> None:

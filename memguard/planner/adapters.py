@@ -5,18 +5,21 @@
     B [N, R]    the same                  N/x                    N/y
     m [N]       only with DoRA            N/x                    N/y
 
-Adapters are replicated over data and z; the base is frozen and stored in the precision of the run.
-A target that names layers of some blocks only is counted for every block.
+Adapters are replicated over data and z; the base is frozen and stored in the precision of the run,
+or in NF4 (`units`).
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-from memguard.config.adapters import LoraConfig
-from memguard.parallel.mesh_shape import MeshShape, ModelSizes
+from memguard.config.adapters import LoraConfig, matches_target
+from memguard.parallel.mesh_shape import NF4_BASE, MeshShape, ModelSizes, Sizes
 
 LINEAR_LAYERS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 """Linear layers of a block of the families whose memory is estimated."""
+
+_IN_ATTENTION = LINEAR_LAYERS[:4]
 
 ADAPTER_BYTES = 4
 """Of an element of an adapter, of its gradient and of each of its two moments (bytes)."""
@@ -28,9 +31,11 @@ class AdapterSizes:
 
     r: int
     targets: tuple[str, ...] = LINEAR_LAYERS
-    """Linear layers of a block that have an adapter."""
+    """Layers that have an adapter: their names, or the last parts of them."""
     use_dora: bool = False
     has_dropout: bool = False
+    is_nf4: bool = False
+    """Whether the frozen linear layers are stored in NF4."""
 
     @classmethod
     def from_settings(cls, config: LoraConfig | None) -> "AdapterSizes | None":
@@ -39,13 +44,13 @@ class AdapterSizes:
             return None
         targets: tuple[str, ...] = LINEAR_LAYERS
         if config.target_modules != "all-linear":
-            leaves = {target.rpartition(".")[2] for target in config.target_modules}
-            targets = tuple(name for name in LINEAR_LAYERS if name in leaves)
+            targets = tuple(config.target_modules)
         return cls(
             r=config.r,
             targets=targets,
             use_dora=config.use_dora,
             has_dropout=config.lora_dropout > 0,
+            is_nf4=config.quantization == "nf4",
         )
 
 
@@ -68,12 +73,15 @@ class AdaptedLayer:
         return "x" if self.in_axis == "y" else "y"
 
 
+def limit_sizes(sizes: ModelSizes, adapter: AdapterSizes | None) -> Sizes:
+    """Return the sizes that determine the valid meshes: a base in NF4 takes data and z only."""
+    return NF4_BASE if adapter is not None and adapter.is_nf4 else sizes
+
+
 def list_adapted(
-    sizes: ModelSizes, mesh: MeshShape, adapter: AdapterSizes | None
+    sizes: ModelSizes, mesh: MeshShape, adapter: AdapterSizes, block: int
 ) -> list[AdaptedLayer]:
-    """Return the layers of a block that have an adapter; none without adapters."""
-    if adapter is None:
-        return []
+    """Return the layers of a block, by its number, that have an adapter."""
     features, width = sizes.hidden_size // mesh.y, sizes.intermediate_size // mesh.x
     queries = sizes.num_heads * sizes.head_dim // mesh.x
     keys = sizes.num_kv_heads * sizes.head_dim // mesh.x
@@ -81,7 +89,10 @@ def list_adapted(
     plain["up_proj"] = width
     transposed = {"o_proj": queries, "down_proj": width}
     layers = []
-    for name in adapter.targets:
+    for name in LINEAR_LAYERS:
+        module = "self_attn" if name in _IN_ATTENTION else "mlp"
+        if not matches_target(f"model.layers.{block}.{module}.{name}", adapter.targets):
+            continue
         if name in plain:
             layer = AdaptedLayer(name=name, ins=features, outs=plain[name], in_axis="y")
         else:
@@ -90,18 +101,7 @@ def list_adapted(
     return layers
 
 
-def count_elements(sizes: ModelSizes, mesh: MeshShape, adapter: AdapterSizes | None) -> int:
-    """Return the elements of all adapters that one rank stores; 0 without adapters."""
-    if adapter is None:
-        return 0
+def count_adapted(adapter: AdapterSizes, layers: Iterable[AdaptedLayer]) -> int:
+    """Return the elements of the adapters of some layers that one rank stores."""
     per_feature = adapter.r + (1 if adapter.use_dora else 0)
-    in_block = sum(
-        adapter.r * layer.ins + per_feature * layer.outs
-        for layer in list_adapted(sizes, mesh, adapter)
-    )
-    return sizes.num_layers * in_block
-
-
-def count_tensors(sizes: ModelSizes, adapter: AdapterSizes) -> int:
-    """Return the number of tensors of all adapters."""
-    return sizes.num_layers * len(adapter.targets) * (3 if adapter.use_dora else 2)
+    return sum(adapter.r * layer.ins + per_feature * layer.outs for layer in layers)

@@ -11,8 +11,9 @@ The first line is the efficiency curve: a matmul with M, N and K in the thousand
 MATMUL_SHARE of the peak, one with a side of a few hundred (small micro-batches, degrees of x and y
 that leave little of a weight) is limited by memory and reaches less.
 
-With adapters the weights are frozen: a matmul has no weight gradient. Each adapter adds two matmuls
-in forward, two for the input gradient and two for its own.
+Frozen weights have no weight gradient, and blocks that backward does not reach run forward only.
+Each adapter adds two matmuls in forward, two for the input gradient and two for its own. Weights in
+NF4 are dequantised in every pass: read in 4.5 bits, written and read in fp32, written rounded.
 
 Origin of the constants (tables and sources: scripts/bench/published.py):
 
@@ -29,13 +30,16 @@ lower peak: the published runs on A100s are estimated a quarter too slow. A norm
 (y = 1) is counted as slow as the separate kernels of the fitted run.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from memguard.parallel.mesh_shape import MeshShape, ModelSizes
-from memguard.planner.adapters import count_elements, list_adapted
 from memguard.planner.machine import Machine
-from memguard.planner.traffic import LayerGroup, StepSettings, block_unit, other_units
+from memguard.planner.step_settings import StepSettings
+from memguard.planner.traffic import LayerGroup
+from memguard.planner.trained import TrainedBlock, TrainedPart, find_trained
+from memguard.planner.units import NF4_BLOCK, NF4_BLOCK_BYTES, block_unit
 
 MATMUL_SHARE = 0.50
 """Share of the nominal peak that a large matmul of a training step reaches. Fitted."""
@@ -78,6 +82,9 @@ class ComputeTimes:
     """Computing time of a step on one rank, part by part (seconds)."""
 
     block: BlockTimes
+    """Of a block that is trained."""
+    num_reached: int
+    """Blocks that backward reaches."""
     ends_s: float
     """Head and losses of one micro-batch, forward and backward."""
     update_s: float
@@ -96,13 +103,13 @@ def estimate_compute(
         machine: the machine.
         seq_len: tokens of a row, over which attention is counted (see `count_flops`).
     """
-    rank = _Rank(sizes, mesh, settings, machine)
-    blocks = sizes.num_layers * block_unit(sizes, mesh).stored
-    stored = blocks + sum(unit.stored for unit in other_units(sizes, mesh))
-    if settings.adapter is not None:
-        stored = count_elements(sizes, mesh, settings.adapter)
+    part = find_trained(sizes, mesh, settings.adapter, settings.trained_modules)
+    rank = _Rank(sizes, mesh, settings, machine, part)
     return ComputeTimes(
-        block=rank.block(seq_len), ends_s=rank.ends(), update_s=rank.move(stored * _UPDATE_BYTES)
+        block=rank.block(seq_len),
+        num_reached=part.num_reached,
+        ends_s=rank.ends(),
+        update_s=rank.move(part.stored * _UPDATE_BYTES),
     )
 
 
@@ -121,9 +128,16 @@ class _Rank:
     """Sizes of one rank and speeds of its GPU."""
 
     def __init__(
-        self, sizes: ModelSizes, mesh: MeshShape, settings: StepSettings, machine: Machine
+        self,
+        sizes: ModelSizes,
+        mesh: MeshShape,
+        settings: StepSettings,
+        machine: Machine,
+        part: TrainedPart,
     ) -> None:
         self.sizes, self.mesh, self.settings = sizes, mesh, settings
+        self.part, self.typical = part, part.typical
+        self.is_nf4 = settings.adapter is not None and settings.adapter.is_nf4
         self.peak = machine.peak_flops(settings.compute_bytes)
         self.bytes_per_s = machine.memory_gb_per_s * 1e9
         self.features = sizes.hidden_size // mesh.y
@@ -147,14 +161,14 @@ class _Rank:
     def block(self, seq_len: int) -> BlockTimes:
         """Return the time of one decoder block."""
         settings, tokens, a = self.settings, self.settings.num_tokens, self.settings.compute_bytes
-        shapes: dict[LayerGroup, list[tuple[int, int]]] = {
-            "q|k|v": [(size, self.features) for size in (self.queries, self.keys, self.keys)],
-            "o": [(self.features, self.queries)],
-            "gate|up": [(self.width, self.features)] * 2,
-            "down": [(self.features, self.width)],
-        }
-        groups = {group: self.matmuls(tokens, many) for group, many in shapes.items()}
-        adapters = self.adapters()
+        groups = dict.fromkeys(_GROUPS.values(), 0.0)
+        weight_gradients = self.adapters()
+        adapters = dict(weight_gradients)
+        for name, shape in self.shapes().items():
+            matmul = self.matmuls(tokens, [shape])
+            groups[_GROUPS[name]] += matmul
+            if name in self.typical.learns and not self.typical.adapted:
+                weight_gradients[_GROUPS[name]] += matmul
         operations = 4 * tokens * self.queries * (seq_len + 1) / 2
         attention = operations / (self.peak * ATTENTION_SHARE)
         if settings.has_mask:
@@ -165,13 +179,12 @@ class _Rank:
         elements = 8 * self.features + 2 * (self.queries + self.keys) + 3 * self.width
         passes = 1.0 if settings.is_compiled else EAGER_PASSES
         other = self.move(passes * a * tokens * elements)
-        unit, is_sharded = block_unit(self.sizes, self.mesh), self.mesh.z > 1
-        gather = self.move(2 * a * unit.gathered) if is_sharded else 0.0
-        is_frozen = settings.adapter is not None
-        reduce = 0.0
-        if is_sharded and not is_frozen:
-            reduce = self.move((a + settings.wide_bytes) * unit.gathered)
-        linear = sum(groups.values()) + sum(adapters.values())
+        unit = block_unit(self.sizes, self.mesh, is_nf4=self.is_nf4)
+        gather = reduce = 0.0
+        if self.mesh.z > 1:
+            gather = self.move(2 * unit.gathered_bytes(a))
+            reduce = self.move((a + settings.wide_bytes) * self.typical.unit.gathered)
+        linear = sum(groups.values()) + sum(adapters.values()) + self.dequantise()
         forward = linear + attention + other
         again = {
             "none": 0.0,
@@ -180,7 +193,6 @@ class _Rank:
             # The outputs of matmuls and attention are kept.
             "selective": other,
         }[settings.checkpointing]
-        weight_gradients = adapters if is_frozen else groups
         backward = linear + sum(weight_gradients.values())
         backward += _ATTENTION_BACKWARD * attention + 2 * other
         return BlockTimes(
@@ -190,11 +202,31 @@ class _Rank:
             weight_gradients_s=weight_gradients,
         )
 
+    def shapes(self) -> dict[str, tuple[int, int]]:
+        """Return out- and in-features of each linear layer of a block."""
+        return {
+            "q_proj": (self.queries, self.features),
+            "k_proj": (self.keys, self.features),
+            "v_proj": (self.keys, self.features),
+            "o_proj": (self.features, self.queries),
+            "gate_proj": (self.width, self.features),
+            "up_proj": (self.width, self.features),
+            "down_proj": (self.features, self.width),
+        }
+
+    def dequantise(self) -> float:
+        """Return the time to dequantise the weights of a block once; 0 if they are not in NF4."""
+        if not self.is_nf4:
+            return 0.0
+        num_weights = sum(outs * ins for outs, ins in self.shapes().values())
+        bytes_each = NF4_BLOCK_BYTES / NF4_BLOCK + 2 * 4 + self.settings.compute_bytes
+        return self.move(num_weights * bytes_each)
+
     def adapters(self) -> dict[LayerGroup, float]:
         """Return the time of one pass of the adapters of each group."""
         adapter, tokens = self.settings.adapter, self.settings.num_tokens
-        times: dict[LayerGroup, float] = dict.fromkeys(("q|k|v", "o", "gate|up", "down"), 0.0)
-        for layer in list_adapted(self.sizes, self.mesh, adapter):
+        times = dict.fromkeys(_GROUPS.values(), 0.0)
+        for layer in self.typical.adapted:
             assert adapter is not None, "layers are adapted by an adapter"
             shapes = [(adapter.r, layer.ins), (layer.outs, adapter.r)]
             times[_GROUPS[layer.name]] += self.matmuls(tokens, shapes)
@@ -205,7 +237,7 @@ class _Rank:
         settings = self.settings
         # Per-label losses compute the logits again in backward.
         num_matmuls = 3 if settings.sums_nll else 4
-        num_matmuls -= settings.adapter is not None
+        num_matmuls -= not self.part.has_head
         rows = min(settings.num_labels, settings.chunk_tokens)
         chunk = num_matmuls * self.matmuls(rows, [(self.vocab, self.features)])
         logits = settings.num_labels * self.vocab
@@ -234,24 +266,44 @@ def count_flops(sizes: ModelSizes, mesh: MeshShape, settings: StepSettings, *, s
     linear = 2 * settings.num_tokens * features * 2 * (queries + keys + width) + down
     # Attention scores and their product with the values: two matmuls, half of them masked.
     attention = 2 * settings.num_tokens * (seq_len + 1) * queries
-    adapter, layers = settings.adapter, list_adapted(sizes, mesh, settings.adapter)
-    rank = 0 if adapter is None else adapter.r
-    adapters = sum(2 * settings.num_tokens * rank * (layer.ins + layer.outs) for layer in layers)
-    block = (3 if adapter is None else 2) * linear + 3 * (attention + adapters)
-    if settings.checkpointing == "full":
-        # Recomputation ends at the last tensor that backward needs, the input of down, or what the
-        # adapter of down computes. Selective checkpointing keeps the outputs of matmuls and
-        # attention, but adds what adapters compute to them again.
-        block += linear + attention + adapters
-        block -= 0 if any(layer.name == "down_proj" for layer in layers) else down
-    if settings.checkpointing == "selective":
-        block += sum(2 * settings.num_tokens * rank * layer.outs for layer in layers)
-    total = sizes.num_layers * block
-    if adapter is not None:
-        # The frozen embedding needs no gradient, nor does the input of the first block.
+    part = find_trained(sizes, mesh, settings.adapter, settings.trained_modules)
+    rank = 0 if settings.adapter is None else settings.adapter.r
+
+    def count(block: TrainedBlock, *, is_reached: bool) -> int:
+        layers = block.adapted
+        adapters = sum(
+            2 * settings.num_tokens * rank * (layer.ins + layer.outs) for layer in layers
+        )
+        forward = linear + attention + adapters
+        if not is_reached:
+            return forward
+        trained = zip(block.unit.parameters, block.unit.shapes, strict=True)
+        weights = sum(
+            rows * length for name, (rows, length) in trained if name.endswith("_proj.weight")
+        )
+        total = 2 * forward + attention + adapters + 2 * settings.num_tokens * weights
+        if settings.checkpointing == "full":
+            # Recomputation ends at the last tensor that backward needs, the input of down, or what
+            # the adapter of down computes. Selective checkpointing keeps the outputs of matmuls and
+            # attention, but adds what adapters compute to them again.
+            total += forward
+            total -= 0 if any(layer.name == "down_proj" for layer in layers) else down
+        if settings.checkpointing == "selective":
+            total += sum(2 * settings.num_tokens * rank * layer.outs for layer in layers)
+        return total
+
+    unreached = Counter(map(id, part.blocks[: part.first]))
+    total = 0
+    for block, number in part.kinds:
+        num_unreached = unreached[id(block)]
+        total += num_unreached * count(block, is_reached=False)
+        total += (number - num_unreached) * count(block, is_reached=True)
+    if not part.has_embedding and part.num_reached:
+        # A frozen embedding needs no gradient, nor does the input of the first block in backward.
+        layers = part.blocks[part.first].adapted
         num_adapted = sum(_GROUPS[layer.name] == "q|k|v" for layer in layers)
         total -= 2 * settings.num_tokens * features * (queries + 2 * keys + rank * num_adapted)
     head = 2 * settings.num_labels * features * -(-sizes.vocab_size // mesh.x)
     # Per-label losses recompute the logits in backward.
-    num_head = (3 if settings.sums_nll else 4) - (adapter is not None)
+    num_head = (3 if settings.sums_nll else 4) - (not part.has_head)
     return settings.num_micro_batches * (total + num_head * head)

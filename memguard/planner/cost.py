@@ -42,11 +42,11 @@ from dataclasses import dataclass, field
 from memguard.parallel.mesh_shape import MeshShape, ModelSizes
 from memguard.planner.compute import ComputeTimes, count_flops, estimate_compute
 from memguard.planner.machine import Machine
+from memguard.planner.step_settings import StepSettings
 from memguard.planner.traffic import (
     Collective,
     LayerGroup,
     Phase,
-    StepSettings,
     StepTraffic,
     TrafficAxis,
     split_collectives,
@@ -130,7 +130,9 @@ def estimate_step(
     schedule.add_micro_batches(times - 1, sizes.num_layers, reduces_data=False)
     schedule.add_micro_batches(1, sizes.num_layers, reduces_data=True)
     schedule.add_update()
-    micro_batch_s = sizes.num_layers * compute.block.total_s + compute.ends_s
+    block = compute.block
+    micro_batch_s = sizes.num_layers * block.forward_s + compute.ends_s
+    micro_batch_s += compute.num_reached * (block.again_s + block.backward_s)
     return StepEstimate(
         num_tokens=settings.num_tokens * times * mesh.num_batch_ways,
         num_flops=count_flops(sizes, mesh, settings, seq_len=seq_len),
@@ -193,8 +195,9 @@ class _Schedule:
         if times == 0:
             return
         block, between = self.compute.block, times * (num_layers - 1)
+        num_reached = self.compute.num_reached
         forward = self._add_foreground("forward", times * num_layers)
-        backward = self._add_foreground("backward", times * num_layers)
+        backward = self._add_foreground("backward", times * num_reached)
         self._add_exposed(self.parts.ends, times)
         storage = self._select([self.parts.block_storage], reduces_data)
         embedding = self._select(self.parts.end_storage[:1], reduces_data)
@@ -211,8 +214,12 @@ class _Schedule:
         returns = _of("backward", storage)
         again = [call for call in returns if call.operation == "all_gather"]
         reduced = [call for call in returns if call.operation != "all_gather"]
-        self._add_exposed([*reduced, *_of("backward", embedding)], times)
-        self._add_background(returns, backward_s, backward, times=between)
+        self._add_exposed(_of("backward", embedding), times)
+        if not num_reached:
+            self._add_exposed(_of("backward", others), times)
+            return
+        self._add_exposed(reduced, times)
+        self._add_background(returns, backward_s, backward, times=times * (num_reached - 1))
         last = [*again, *_of("backward", others)]
         self._add_background(last, backward_s, backward, times=times)
 

@@ -28,7 +28,7 @@ def measure_disk(
     num_steps: int,
     every_steps: int | None,
     keep: int,
-    export_bytes_per_parameter: int,
+    export_bytes: int,
     prepared_bytes: int,
     present_bytes: int,
     free_bytes: int,
@@ -43,7 +43,7 @@ def measure_disk(
         num_steps: steps of the run; the last one always writes a checkpoint.
         every_steps: `train.checkpoint_every_steps`.
         keep: `train.keep_checkpoints`.
-        export_bytes_per_parameter: of `model/` or `adapter/` (bytes / trained parameter).
+        export_bytes: size of `model/` or `adapter/`.
         prepared_bytes: the documents' tokens.
         present_bytes: checkpoints, model and tokens that are there already.
         free_bytes: of the file system.
@@ -52,16 +52,15 @@ def measure_disk(
     checkpoint = (
         _BYTES_PER_PARAMETER * num_parameters + _BYTES_PER_TENSOR * num_tensors + 8 * num_pieces
     )
-    export = export_bytes_per_parameter * num_parameters
     written = -(-num_steps // every_steps) if every_steps else 1
     # An old checkpoint is deleted when the next is complete.
     most = min(written, keep + 1)
-    peak = max(most * checkpoint, min(written, keep) * checkpoint + export)
+    peak = max(most * checkpoint, min(written, keep) * checkpoint + export_bytes)
     return DiskNeed(
         num_parameters=num_parameters,
         checkpoint_bytes=checkpoint,
         num_checkpoints=most,
-        export_bytes=export,
+        export_bytes=export_bytes,
         prepared_bytes=prepared_bytes,
         peak_bytes=peak + prepared_bytes,
         present_bytes=present_bytes,

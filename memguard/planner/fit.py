@@ -16,11 +16,13 @@ from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 from memguard.parallel.mesh_shape import MeshShape, ModelSizes, list_meshes
-from memguard.planner.adapters import AdapterSizes
+from memguard.planner.adapters import AdapterSizes, limit_sizes
 from memguard.planner.cost import StepEstimate, estimate_step
 from memguard.planner.machine import Machine
 from memguard.planner.memory import MemoryEstimate, estimate_memory
-from memguard.planner.traffic import StepSettings, block_unit, other_units
+from memguard.planner.step_settings import StepSettings
+from memguard.planner.trained import find_trained
+from memguard.planner.units import block_unit, other_units
 
 Checkpointing = Literal["none", "selective", "full"]
 _MODES: tuple[Checkpointing, ...] = get_args(Checkpointing)
@@ -45,6 +47,8 @@ class Work:
     is_compiled: bool = False
     adapter: AdapterSizes | None = None
     """Adapters that are trained instead of the weights; None trains the weights."""
+    trained_modules: tuple[str, ...] | None = None
+    """See `train.trainable_modules`; None trains all weights."""
 
     def num_rows(self, mesh: MeshShape) -> int:
         """Return the rows of a step on one rank."""
@@ -164,10 +168,7 @@ def find_enough_gpus(sizes: ModelSizes, work: Work, machine: Machine) -> Ranked 
     weights, gradients and moments fit. If the batch size is given, it must be divisible.
     """
     node = machine.gpus_per_node
-    stored = 16 * count_parameters(sizes)
-    if work.adapter is not None:
-        stored = work.compute_bytes * count_parameters(sizes)
-    least = -(-stored // machine.usable_bytes)
+    least = -(-_count_stored_bytes(sizes, work) // machine.usable_bytes)
     parts = [part for part in range(least, node) if node % part == 0]
     first = -(-least // node)
     nodes = range(first, first + _MAX_NODES_TRIED)
@@ -242,6 +243,17 @@ def count_parameters(sizes: ModelSizes) -> int:
     return blocks + sum(unit.stored for unit in other_units(sizes, whole))
 
 
+def _count_stored_bytes(sizes: ModelSizes, work: Work) -> int:
+    """Return the least that all ranks store together: weights, gradients and moments (bytes)."""
+    whole, adapter = MeshShape(), work.adapter
+    part = find_trained(sizes, whole, adapter, work.trained_modules)
+    if adapter is None:
+        return 4 * count_parameters(sizes) + 12 * part.stored
+    block = block_unit(sizes, whole, is_nf4=adapter.is_nf4)
+    stored = sizes.num_layers * block.stored_bytes(work.compute_bytes)
+    return stored + sum(unit.stored_bytes(work.compute_bytes) for unit in other_units(sizes, whole))
+
+
 def _time(sizes: ModelSizes, fit: Fit, machine: Machine, work: Work) -> StepEstimate:
     return estimate_step(sizes, fit.mesh, fit.settings, machine, seq_len=work.seq_len)
 
@@ -258,6 +270,7 @@ def _build_settings(mesh: MeshShape, work: Work, mode: Checkpointing, rows: int)
         reshard_after_forward=work.reshard_after_forward,
         is_compiled=work.is_compiled,
         adapter=work.adapter,
+        trained_modules=work.trained_modules,
     )
 
 
@@ -270,5 +283,9 @@ def list_micro_batches(num_rows: int) -> list[int]:
 def _list_promising(sizes: ModelSizes, num_gpus: int, work: Work) -> list[MeshShape]:
     """Return the meshes on which every rank stores a different part of the weights."""
     return [
-        mesh for mesh in list_meshes(num_gpus, sizes, batch_size=work.batch_size) if mesh.data == 1
+        mesh
+        for mesh in list_meshes(
+            num_gpus, limit_sizes(sizes, work.adapter), batch_size=work.batch_size
+        )
+        if mesh.data == 1
     ]

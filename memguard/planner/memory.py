@@ -10,11 +10,12 @@ phase of the step; the peak is the largest of these phases:
     embedding       all gradients, and the unsharded gradient of the embedding
     update          all gradients
 
-With adapters the base is frozen: it is stored in the precision of the run and has no gradients, so
-that neither reductions nor the embedding are phases, and no norm keeps normalised values. An
-adapter of rank R keeps tR of each layer, its factors in the precision of the run, with dropout one
-byte per feature, and with DoRA the layer's output. o and down keep their input only with an
-adapter.
+Gradients, moments and reductions are those of the weights that are trained (`trained`); blocks that
+backward does not reach keep nothing. A frozen norm keeps no normalised values; o and down keep
+their input only if they are trained or have an adapter. With adapters the base is stored in the
+precision of the run. An adapter of rank R keeps tR of each layer, its factors in the precision of
+the run, with dropout one byte per feature, and with DoRA the layer's output. Of a base in NF4
+(`units`) the weight of one layer at a time is dense, in fp32 and rounded.
 
 These phases are evaluated for the last block, when most activations are kept, and for the first
 two, when most gradients are allocated. Sizes are those of `memguard.parallel`: t tokens of a
@@ -34,8 +35,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, fields
 
 from memguard.parallel.mesh_shape import MeshShape, ModelSizes
-from memguard.planner.adapters import ADAPTER_BYTES, count_elements, list_adapted
-from memguard.planner.traffic import StepSettings, Unit, block_unit, other_units
+from memguard.planner.adapters import ADAPTER_BYTES
+from memguard.planner.step_settings import StepSettings
+from memguard.planner.trained import find_trained
+from memguard.planner.units import Unit, block_unit, other_units
 
 _STORED_BYTES = 4
 _MOMENTS_BYTES = 8
@@ -110,8 +113,13 @@ class _Rank:
         self, sizes: ModelSizes, mesh: MeshShape, settings: StepSettings, seq_len: int
     ) -> None:
         self.sizes, self.mesh, self.settings, self.seq_len = sizes, mesh, settings, seq_len
-        self.block = block_unit(sizes, mesh)
+        adapter = settings.adapter
+        self.is_nf4 = adapter is not None and adapter.is_nf4
+        self.block = block_unit(sizes, mesh, is_nf4=self.is_nf4)
+        self.gathered_block = self.block.gathered_bytes(settings.compute_bytes)
         self.others = other_units(sizes, mesh)
+        self.part = find_trained(sizes, mesh, adapter, settings.trained_modules)
+        self.typical, self.first = self.part.typical, self.part.first
         self.features = sizes.hidden_size // mesh.y
         self.heads = sizes.num_heads // mesh.x
         self.queries = self.heads * sizes.head_dim
@@ -123,19 +131,18 @@ class _Rank:
         self.repeated = self.queries if is_repeated else self.keys
         self.width = sizes.intermediate_size // mesh.x
         # One process runs plain modules: the residual stream is fp32, and autocast casts matmuls.
-        # A frozen base is stored in the precision of the run instead.
+        # The base of adapters is stored in the precision of the run instead.
         self.is_plain = mesh.num_ranks == 1
-        self.is_frozen = settings.adapter is not None
+        self.is_frozen = adapter is not None
         is_narrow = settings.compute_bytes < settings.wide_bytes
         self.casts = self.is_plain and is_narrow and not self.is_frozen
-        self.adapted = list_adapted(sizes, mesh, settings.adapter)
+        self.adapted = self.typical.adapted
         self.table = -(-sizes.vocab_size // mesh.x) * self.features
-        self.num_stored = self.block.stored * sizes.num_layers + sum(u.stored for u in self.others)
-        self.num_trained, self.weight_bytes = self.num_stored, self.num_stored * _STORED_BYTES
-        if self.is_frozen:
-            self.num_trained = count_elements(sizes, mesh, settings.adapter)
-            self.weight_bytes = self.num_stored * settings.compute_bytes
-            self.weight_bytes += self.num_trained * ADAPTER_BYTES
+        self.num_trained = self.part.stored
+        element_bytes = settings.compute_bytes if self.is_frozen else _STORED_BYTES
+        self.weight_bytes = sizes.num_layers * self.block.stored_bytes(element_bytes)
+        self.weight_bytes += sum(unit.stored_bytes(element_bytes) for unit in self.others)
+        self.weight_bytes += self.num_trained * ADAPTER_BYTES if self.is_frozen else 0
 
     # -- activations ---------------------------------------------------------------------------
 
@@ -157,12 +164,15 @@ class _Rank:
         if self.casts:
             return 2 * self._wide(self.features)
         # Normalised values are kept for the gradient of the norm's weight.
-        return self._wide(self.features) + self._act((1 if self.is_frozen else 2) * self.features)
+        keeps_values = "input_layernorm" in self.typical.learns
+        return self._wide(self.features) + self._act((2 if keeps_values else 1) * self.features)
 
     def whole(self) -> int:
         """Return the size of all tensors that a block's backward reads."""
-        # q, k, v, gate and up each cast their input.
-        casts = self._act(5 * self.features) if self.casts else 0
+        # q, k, v, gate and up each cast their input, which is kept for the weight's gradient.
+        names = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj")
+        num_casts = sum(name in self.typical.learns for name in names)
+        casts = self._act(num_casts * self.features) if self.casts else 0
         return 2 * self.norm() + casts + self.attention() + self.mlp() + self.adapters()
 
     def adapters(self) -> int:
@@ -180,22 +190,18 @@ class _Rank:
 
     def attention(self) -> int:
         """Return what attention keeps: queries, repeated keys and values, its output twice."""
-        output = 1 if self.is_frozen and not self._is_adapted("o_proj") else 2
+        output = 2 if "o_proj" in self.typical.learns else 1
         kept = self._act((1 + output) * self.queries + 2 * self.repeated) + self._wide(self.heads)
         if self.sizes.has_head_norms:
             normed = self.queries + self.keys
             kept += self._wide(normed)
-            if not self.is_frozen:
+            if "q_norm" in self.typical.learns:
                 kept += self._wide(normed) if self.casts else self._act(normed)
         return kept
 
-    def _is_adapted(self, name: str) -> bool:
-        return any(layer.name == name for layer in self.adapted)
-
     def mlp(self) -> int:
         """Return what the MLP keeps: gate, its activation, up, their product."""
-        keeps_product = not self.is_frozen or self._is_adapted("down_proj")
-        return self._act((4 if keeps_product else 3) * self.width)
+        return self._act((4 if "down_proj" in self.typical.learns else 3) * self.width)
 
     def kept(self) -> int:
         """Return what one block keeps until its backward."""
@@ -239,13 +245,15 @@ class _Rank:
         """Yield name and memory use of each phase that may be the peak."""
         last = self.sizes.num_layers - 1
         yield "the head's losses", self.at_head()
-        for number, name in ((last, "last"), (min(1, last), "second"), (0, "first")):
+        first = self.first
+        names = ((last, "last"), (min(first + 1, last), "second"), (first, "first"))
+        for number, name in names if first <= last else ():
             yield f"backward through the {name} block's MLP", self.at_mlp(number)
             yield f"backward through the {name} block's second norm", self.at_second_norm(number)
             yield f"backward through the {name} block's first norm", self.at_first_norm(number)
-            if not self.is_plain and not self.is_frozen:
+            if not self.is_plain and self.part.blocks[number].unit.parameters:
                 yield f"reduction of the {name} block's gradients", self.at_reduction(number)
-        if not self.is_frozen:
+        if self.part.has_embedding:
             yield "backward of the embedding", self.at_embedding()
         yield "the update", self.at_update()
 
@@ -275,13 +283,13 @@ class _Rank:
         nll_chunk = 2 * labelled + chunk * self.features * a
         # Logits in fp32 and their gradient; the head's gradient in fp32 and one chunk's part.
         nll_chunk += logits * (a + wide if narrow else a)
-        if not self.is_frozen:
+        if self.part.has_head:
             nll_chunk += self.table * (wide + (a if narrow else 0))
         num_layers = self.sizes.num_layers
-        kept = num_layers * self.kept() + self.shared() + self.norm() + self.stream()
+        kept = self._kept_before(num_layers) + self.shared() + self.norm() + self.stream()
         if self.is_plain:
-            # Autocast keeps each weight it has cast until the forward ends.
-            buffers = num_layers * self._gathered(self.block) if self.casts else 0
+            # Autocast keeps each weight that it has cast for backward until the forward ends.
+            buffers = self.part.num_reached * self.gathered_block if self.casts else 0
         else:
             # An untied head was gathered last, into a buffer that is still allocated.
             copies = 1 if self.sizes.is_tied else 2
@@ -297,29 +305,45 @@ class _Rank:
     def at_mlp(self, number: int) -> MemoryUse:
         """Return the backward of a block's MLP, where most activation gradients exist."""
         inside = self.in_backward() + self._act(2 * self.width) + self.stream()
-        weights = self.settings.compute_bytes * self.features * self.width
-        return self._in_block(number, inside=inside, gradients=weights)
+        gradients = self._mlp_gradients(number, ("down_proj",))
+        return self._in_block(number, inside=inside + self.dense(), gradients=gradients)
 
     def at_second_norm(self, number: int) -> MemoryUse:
         """Return the backward of the norm before the MLP, whose weights have their gradients."""
         inside = self.in_backward() - self.mlp() - 2 * self._act(self.features)
         inside += 4 * self._wide(self.features) + self.stream()
-        weights = 3 * self.settings.compute_bytes * self.features * self.width
-        return self._in_block(number, inside=inside, gradients=weights)
+        gradients = self._mlp_gradients(number, ("gate_proj", "up_proj", "down_proj"))
+        return self._in_block(number, inside=inside, gradients=gradients)
 
     def at_first_norm(self, number: int) -> MemoryUse:
         """Return the end of a block's backward: all its gradients, not yet reduced."""
         inside = 5 * self._wide(self.features) + 2 * self.stream()
-        return self._in_block(number, inside=inside, gradients=self._gathered(self.block))
+        gradients = self._gathered(self.part.blocks[number].unit)
+        return self._in_block(number, inside=inside, gradients=gradients)
+
+    def _mlp_gradients(self, number: int, layers: tuple[str, ...]) -> int:
+        """Return the size of the gradients of weights of a block's MLP, where they are trained."""
+        names = self.part.blocks[number].unit.parameters
+        num_trained = sum(f"mlp.{layer}.weight" in names for layer in layers)
+        return num_trained * self.settings.compute_bytes * self.features * self.width
+
+    def dense(self) -> int:
+        """Return the size of the largest dense weight of a base in NF4; 0 for other bases."""
+        if not self.is_nf4:
+            return 0
+        # In fp32, and rounded to the precision of the run.
+        rounded = self.settings.compute_bytes if self.settings.compute_bytes < 4 else 0
+        return (4 + rounded) * self.features * max(self.width, self.queries)
 
     def at_reduction(self, number: int) -> MemoryUse:
         """Return the reduction over z of a block's gradients."""
-        buffers = self._gathered(self.block) + self.block.gathered * self.settings.wide_bytes
+        trained = self.part.blocks[number].unit
+        buffers = self._gathered(trained) + trained.gathered * self.settings.wide_bytes
         if number > 0:
-            buffers += self._gathered(self.block)
+            buffers += self.gathered_block
         return self._use(
             gradients=self._gradients_after(number - 1),
-            activations=number * self.kept() + self.shared() + self.stream(),
+            activations=self._kept_before(number) + self.shared() + self.stream(),
             buffers=buffers + self._not_freed(number) + self._tied_table(),
         )
 
@@ -328,7 +352,7 @@ class _Rank:
         settings = self.settings
         buffers = self.table * (settings.compute_bytes + settings.wide_bytes)
         return self._use(
-            gradients=self.num_stored,
+            gradients=self.num_trained,
             activations=2 * self.stream(),
             buffers=0 if self.is_plain else buffers,
         )
@@ -336,42 +360,51 @@ class _Rank:
     def _in_block(self, number: int, *, inside: int, gradients: int) -> MemoryUse:
         """Return the memory use within the backward of block ``number``, counted from 0."""
         is_last = number == self.sizes.num_layers - 1
-        reduced = self.table if is_last and not self.sizes.is_tied else self.block.gathered
-        buffers = 0 if self.is_frozen else gradients
+        reduced = 0
+        if not is_last:
+            reduced = self.part.blocks[number + 1].unit.gathered
+        elif not self.sizes.is_tied:
+            reduced = self.table if self.part.has_head else 0
+        elif self.part.has_head:
+            reduced = self.part.blocks[number].unit.gathered
+        buffers = gradients
         if not self.is_plain:
             # This block's weights, gradients of the previous one, and weights of the next.
-            buffers += self._gathered(self.block)
-            buffers += 0 if self.is_frozen else reduced * self.settings.wide_bytes
+            buffers += self.gathered_block
+            buffers += reduced * self.settings.wide_bytes
             if number > 0 and self.settings.reshard_after_forward:
-                buffers += self._gathered(self.block)
+                buffers += self.gathered_block
             buffers += self._tied_table()
         elif self.casts:
             keeps_all = self.settings.checkpointing == "none"
-            buffers += self._gathered(self.block) * (number + 1 if keeps_all else 1)
+            num_reached = number - self.first + 1
+            buffers += self.gathered_block * (num_reached if keeps_all else 1)
         return self._use(
             gradients=self._gradients_after(number),
-            activations=number * self.kept() + self.shared() + inside,
+            activations=self._kept_before(number) + self.shared() + inside,
             buffers=buffers + self._not_freed(number),
         )
 
     def _tied_table(self) -> int:
         """Return tied weights and the head's part of their gradient, until the embedding's."""
-        copies = 1 if self.is_frozen else 2
+        copies = 2 if self.part.has_embedding else 1
         return copies * self.settings.compute_bytes * self.table if self.sizes.is_tied else 0
 
     def _not_freed(self, number: int) -> int:
         """Return the gathered weights of the blocks before, where they are kept."""
         if self.is_plain or self.settings.reshard_after_forward:
             return 0
-        return number * self._gathered(self.block)
+        return number * self.gathered_block
 
     def _gradients_after(self, number: int) -> int:
         """Return the stored gradients of all layers after block ``number`` (elements)."""
-        num_behind = self.sizes.num_layers - 1 - number
-        if self.is_frozen:
-            return num_behind * self.num_trained // self.sizes.num_layers
-        behind = num_behind * self.block.stored
-        return behind + sum(unit.stored for unit in self.others if unit.name != "embedding")
+        behind = sum([block.stored for block in self.part.blocks[number + 1 :]])
+        others = zip(self.others, self.part.others, strict=True)
+        return behind + sum(part.stored for unit, part in others if unit.name != "embedding")
+
+    def _kept_before(self, number: int) -> int:
+        """Return what the blocks before this one keep, of those that backward reaches."""
+        return max(0, number - self.first) * self.kept()
 
     def _gathered(self, unit: Unit) -> int:
-        return unit.gathered * self.settings.compute_bytes
+        return unit.gathered_bytes(self.settings.compute_bytes)

@@ -5,30 +5,29 @@ documents of one row depends on the family's code, not on its weights, so it is 
 model of the same family with random weights.
 """
 
-import copy
+import re
 import warnings
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 import transformers
+from accelerate import init_empty_weights
+from torch.distributed.tensor.placement_types import Shard
 
 from memguard.errors import ModelError
 from memguard.hf.checkpoint import say_in_one_line
 from memguard.hf.load import count_parameters
+from memguard.hf.small_config import RUNNABLE, reduce_config
 from memguard.model.checks import build_causal_lm, keeps_documents_apart
+from memguard.model.trainable import freeze_others
+from memguard.parallel.hf_plan import plan_sharding, plan_storage
 from memguard.parallel.lora import LoraSpec, attach_lora
+from memguard.parallel.mesh_shape import ModelSizes, Sizes, StorageOnly
+from memguard.planner.storage import ModelStorage
 
-_SMALL: dict[str, int] = {
-    "hidden_size": 64,
-    "intermediate_size": 64,
-    "moe_intermediate_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "vocab_size": 512,
-}
 _SMALL_ENOUGH = 20_000_000
 """Parameters of a model that may be built with storage (80 MB)."""
 
@@ -40,23 +39,30 @@ class Outline:
     num_parameters: int
     """Tied parameters are counted once."""
     num_trained: int
-    """Those of adapters if there are any, else all of them."""
+    """Those of adapters if there are any, of the chosen modules, or else all of them."""
     num_tensors: int
     """Trained parameters that are separate tensors."""
     vocab_size: int
     """Rows of the output embedding."""
 
 
-def outline_model(config: Any, *, name: str, adapter: LoraSpec | None = None) -> Outline:
+def outline_model(
+    config: Any,
+    *,
+    name: str,
+    adapter: LoraSpec | None = None,
+    trainable_modules: Sequence[str] | None = None,
+) -> Outline:
     """Count the parameters of a configuration's model.
 
     Args:
         config: a transformers configuration.
         name: name of the model, for messages.
         adapter: adapters to train instead of the weights; None trains the weights.
+        trainable_modules: see `freeze_others`; None trains all weights.
 
     Raises:
-        ConfigError: the adapters name a layer that the model does not have.
+        ConfigError: the adapters or the modules name what the model does not have.
         ModelError: it is not a causal language model of a family known to transformers.
     """
     try:
@@ -69,6 +75,8 @@ def outline_model(config: Any, *, name: str, adapter: LoraSpec | None = None) ->
     num_parameters = count_parameters(model)
     if adapter is not None:
         attach_lora(model, adapter)
+    if trainable_modules is not None:
+        freeze_others(model, trainable_modules)
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     return Outline(
         num_parameters=num_parameters,
@@ -76,6 +84,80 @@ def outline_model(config: Any, *, name: str, adapter: LoraSpec | None = None) ->
         num_tensors=len(trained),
         vocab_size=head.shape[0],
     )
+
+
+def measure_storage(config: Any, *, name: str, unknown: str) -> ModelStorage:
+    """Count the parameters of a configuration's model, by the axes that split them.
+
+    Args:
+        config: a transformers configuration.
+        name: name of the model, for messages.
+        unknown: why its memory and time cannot be estimated.
+
+    Raises:
+        ModelError: it is not a causal language model of a family known to transformers.
+    """
+    family = config.get_text_config().model_type
+    try:
+        # Real buffers: one of them scales the embedding of some families.
+        with init_empty_weights(include_buffers=False):
+            model = transformers.AutoModelForCausalLM.from_config(config)
+        model.tie_weights()
+    except Exception as error:  # Each family checks its fields in its own way.
+        raise ModelError(
+            f"model '{name}' cannot be loaded as a causal language model: {say_in_one_line(error)}"
+        ) from error
+    sizes: Sizes
+    try:
+        plan = plan_sharding(model)
+        sizes = ModelSizes.from_config(config)
+    except ModelError:
+        plan, sizes = plan_storage(model), StorageOnly(family=family)
+    elements: Counter[tuple[bool, bool]] = Counter()
+    for key, parameter in model.named_parameters():
+        over_y, over_x = (isinstance(each, Shard) for each in plan.placements(key))
+        elements[over_y, over_x] += parameter.numel()
+    return ModelStorage(
+        family=family,
+        sizes=sizes,
+        num_parameters=count_parameters(model),
+        num_active=count_active(model),
+        elements=tuple((*axes, count) for axes, count in sorted(elements.items())),
+        unknown=unknown,
+    )
+
+
+def count_active(model: Any) -> int | None:
+    """Return the parameters that one token uses; None if that is not known.
+
+    With experts these are all others and, of each layer's experts, as many as the configuration
+    gives a token.
+    """
+    config = model.config.get_text_config()
+    chosen = getattr(config, "num_experts_per_tok", None)
+    has_experts = any(
+        isinstance(value, int) and value > 1 and "expert" in field
+        for field, value in config.to_dict().items()
+    )
+    if not has_experts:
+        return count_parameters(model)
+    if not isinstance(chosen, int) or getattr(config, "zero_expert_num", None):
+        return None
+    num_active, num_found = 0, 0
+    for name, parameter in model.named_parameters():
+        match = re.search(r"(?:^|\.)experts\.(\d+\.)?", name)
+        if match is None:
+            num_active += parameter.numel()
+            continue
+        num_experts = parameter.shape[0]
+        if match[1] is not None:  # A list with a module for each expert.
+            experts = model.get_submodule(name[: match.end() - len(match[1]) - 1])
+            num_experts = len(list(experts.children()))
+        if not 0 < chosen <= num_experts:
+            return None
+        num_found += 1
+        num_active += parameter.numel() * chosen // num_experts
+    return num_active if num_found else None
 
 
 def may_share_rows(config: Any, attn: str | None) -> bool | None:
@@ -93,7 +175,7 @@ def may_share_rows(config: Any, attn: str | None) -> bool | None:
     """
     for is_shrunk in (False, True):
         try:
-            small = _shrink(config) if is_shrunk else config
+            small = reduce_config(config, RUNNABLE[0]) if is_shrunk else config
             if count_parameters(_build(small, "meta")) > _SMALL_ENOUGH:
                 continue
             with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
@@ -114,19 +196,3 @@ def _build(config: Any, device: str, attn: str | None = None) -> Any:
         return transformers.AutoModelForCausalLM.from_config(
             config, attn_implementation=attn, dtype=torch.float32
         )
-
-
-def _shrink(config: Any) -> Any:
-    """Return a copy with few and narrow layers and without special tokens."""
-    small = copy.deepcopy(config)
-    text = small.get_text_config()
-    for name, value in _SMALL.items():
-        if isinstance(getattr(text, name, None), int):
-            setattr(text, name, min(value, getattr(text, name)))
-    if isinstance(getattr(text, "layer_types", None), list):
-        text.layer_types = text.layer_types[: _SMALL["num_hidden_layers"]]
-    for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
-        for part in (small, text):
-            if hasattr(part, name):
-                setattr(part, name, None)
-    return small

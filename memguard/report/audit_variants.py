@@ -4,7 +4,8 @@ The first table has a row for each variant and bucket; the second one the paired
 the first variant. Visible are the rows of the bucket that decides the verdict.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 from memguard.records import NUM_RISK_QUERIES, AuditReport, RiskName, Variant, VariantBucket
 from memguard.report import formatting as fmt
@@ -70,13 +71,10 @@ def _name(row: _Row) -> Cell:
 
 
 def _build_rates(rows: Sequence[_Row], shown: int | None) -> Table:
-    def column_of_rate(risk: RiskName) -> Column[_Row]:
-        def show(row: _Row) -> Content:
-            rate = row[1].risks.get(risk)
-            missing = "not generated" if risk == "near_verbatim" else "not measured"
-            return show_missing(missing) if rate is None else show_narrow_rate(rate)
-
-        return Column((fmt.RISK_LABELS[risk], f"documents ({fmt.CI})"), show)
+    def show_risk(risk: RiskName, row: _Row) -> Content:
+        rate = row[1].risks.get(risk)
+        missing = "not generated" if risk == "near_verbatim" else "not measured"
+        return show_missing(missing) if rate is None else show_narrow_rate(rate)
 
     def show_cost(row: _Row) -> Content:
         cost = row[1].attack_cost
@@ -86,51 +84,71 @@ def _build_rates(rows: Sequence[_Row], shown: int | None) -> Table:
             write_cost(cost, cost.median), detail=f"cheapest {write_cost(cost, cost.lowest)}"
         )
 
-    columns: tuple[Column[_Row], ...] = (
-        Column(("Variant", "bucket"), _name),
-        *map(column_of_rate, _RISKS),
+    return _build_table(
+        f"Extraction rate by variant ({fmt.CI})",
+        rows,
+        (show_risk, f"documents ({fmt.CI})"),
         Column(("Attack cost", "median"), show_cost),
         Column(
             ("Log-probability", f"nats a token ({fmt.CI})"),
             lambda row: show_known(row[1].mean_logprob, fmt.interval, "no documents"),
         ),
-    )
-    return make_table(
-        f"Extraction rate by variant ({fmt.CI})",
-        columns,
-        make_rows(columns, rows),
         shown=shown,
-        more_label="Show the other buckets",
-        compact=True,
     )
 
 
 def _build_differences(rows: Sequence[_Row], shown: int | None, first: Variant) -> Table:
-    def column_of_risk(risk: RiskName) -> Column[_Row]:
-        return Column(
-            (fmt.RISK_LABELS[risk], f"difference ({fmt.CI})"),
-            lambda row: show_known(row[1].differences.get(risk), fmt.points, "not measured"),
-        )
+    def show_risk(risk: RiskName, row: _Row) -> Content:
+        return show_known(row[1].differences.get(risk), fmt.points, "not measured")
 
-    columns: tuple[Column[_Row], ...] = (
-        Column(("Variant", "bucket"), _name),
-        *map(column_of_risk, _RISKS),
+    return _build_table(
+        f"Paired with '{_TITLES[first.name]}', same documents",
+        rows,
+        (show_risk, f"difference ({fmt.CI})"),
         Column(
             ("Log-probability", f"difference, nats a token ({fmt.CI})"),
             lambda row: show_known(row[1].logprob_difference, fmt.difference, "no documents"),
         ),
-    )
-    return make_table(
-        f"Paired with '{_TITLES[first.name]}', same documents",
-        columns,
-        make_rows(columns, rows),
         shown=shown,
-        more_label="Show the other buckets",
         notes=(
             "Differences are means over documents, with a jackknife interval over near-duplicate "
             "clusters; there is none if no document differs. 'Within' counts documents that are "
             f"sampled within {NUM_RISK_QUERIES:,} queries with a probability of one half.",
         ),
+    )
+
+
+def _build_table(
+    title: str,
+    rows: Sequence[_Row],
+    risks: tuple[Callable[[RiskName, _Row], Content], str],
+    *others: Column[_Row],
+    shown: int | None,
+    notes: tuple[str, ...] = (),
+) -> Table:
+    """Build a table with a row for each variant and bucket.
+
+    Args:
+        title: of the table.
+        rows: in the order of the page.
+        risks: what the columns of risks show, and their unit.
+        others: columns after these.
+        shown: number of rows that are visible; None shows all.
+        notes: below the table.
+    """
+    show, unit = risks
+    columns: tuple[Column[_Row], ...] = (
+        Column(("Variant", "bucket"), _name),
+        *(Column((fmt.RISK_LABELS[risk], unit), partial(show, risk)) for risk in _RISKS),
+        *others,
+    )
+    return make_table(
+        title,
+        columns,
+        make_rows(columns, rows),
+        shown=shown,
+        more_label="Show the other buckets",
+        notes=notes,
         compact=True,
     )
 

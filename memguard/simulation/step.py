@@ -9,21 +9,22 @@ first; attention gets the mask of packed rows and, as on GPUs, long pieces.
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 from unittest import mock
 
 import numpy as np
 import torch
-import transformers
-from accelerate import init_empty_weights
 from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 
 from memguard.config import OptimConfig, TrainConfig
 from memguard.data.loader import Batch
+from memguard.hf.meta_build import build_on_meta
+from memguard.hf.nf4_base import outline_nf4
 from memguard.hf.sharded import Sharding, allocate, build_meta_layer
 from memguard.mitigation import build_mitigations
 from memguard.model.causal_lm import CausalLM
+from memguard.model.trainable import freeze_others
 from memguard.parallel.attention_pieces import MIN_PIECE
 from memguard.parallel.linear import to_local
 from memguard.parallel.lora import LoraSpec, attach_lora
@@ -75,6 +76,7 @@ def simulate_step(
     rank: int = 0,
     reshard_after_forward: bool = True,
     adapter: LoraSpec | None = None,
+    quantization: Literal["nf4"] | None = None,
 ) -> SimulatedStep:
     """Run one training step of one rank of a mesh on fake tensors.
 
@@ -88,6 +90,7 @@ def simulate_step(
         rank: the simulated rank.
         reshard_after_forward: whether a block's gathered weights are freed until backward.
         adapter: adapters to train instead of the weights; None trains the weights.
+        quantization: form of the frozen linear layers.
 
     Raises:
         ModelError: the family cannot be sharded.
@@ -98,7 +101,7 @@ def simulate_step(
     batch = _make_batch(-(-train.batch_size // shape.num_batch_ways), seq_len)
     with mock.patch.dict(MIN_PIECE, clear=True):
         if shape.num_ranks == 1:
-            lm, fill = _build_plain(hf_config, train, adapter)
+            lm, fill = _build_plain(hf_config, train, adapter, quantization)
             stages.end("model on meta")
             return _take_step(lm, fill, batch, train, runtime, stages)
         with simulated_mesh(shape, rank) as mesh:
@@ -112,6 +115,8 @@ def simulate_step(
                 reshard_after_forward=reshard_after_forward,
                 checkpointing=train.checkpointing,
                 adapter=adapter,
+                quantization=quantization,
+                trainable_modules=train.trainable_modules,
             )
             lm, fill = _build_sharded(hf_config, sharding)
             stages.end("model on meta, sharded")
@@ -142,14 +147,18 @@ def _build_sharded(hf_config: Any, sharding: Sharding) -> _Built:
     return layer.lm, fill
 
 
-def _build_plain(hf_config: Any, train: TrainConfig, adapter: LoraSpec | None) -> _Built:
+def _build_plain(
+    hf_config: Any, train: TrainConfig, adapter: LoraSpec | None, quantization: str | None
+) -> _Built:
     dtype = _stored_dtype(train, adapter)
-    with init_empty_weights(include_buffers=False):
-        model = transformers.AutoModelForCausalLM.from_config(hf_config, dtype=dtype)
-    model.tie_weights()
+    model = build_on_meta(hf_config, dtype=dtype)
     lm = CausalLM(model, chunk_tokens=train.nll_chunk_tokens)
+    if quantization is not None:
+        outline_nf4(model)
     if adapter is not None:
         attach_lora(model, adapter)
+    if train.trainable_modules is not None:
+        freeze_others(model, train.trainable_modules)
     checkpoint_blocks(model, train.checkpointing)
 
     def fill() -> None:

@@ -4,7 +4,6 @@
     stop_request.py        clean stop on a signal
     prefetch.py            builds the next batch in a background thread
     step.py                one optimizer step, the same on one process and on every mesh
-    dropout.py             sets the dropout of models whose family has it
     embedding_noise.py     noise on the embeddings of one forward pass, if a mitigation adds it
     dp_sgd.py              per-row gradient clipping, noise on the sum, and the privacy spent
     optim.py               AdamW, its parameter groups and the learning rate of a step

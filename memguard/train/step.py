@@ -167,11 +167,10 @@ class TrainStep:
         totals: Tensor | float = 0.0
         pieces = list(self._micro_batches(len(batch.input_ids)))
         for piece in pieces:
-            if self.lm.mesh is None:
-                torch.manual_seed(derive_seed(self.seed, "dropout", first_sample + piece.start))
+            own_first = first_sample + self.lm.batch_rank * len(batch.input_ids) + piece.start
+            torch.manual_seed(derive_seed(self.seed, "dropout", own_first))
             for masks in self._masks:
-                own_first = self.lm.batch_rank * len(batch.input_ids) + piece.start
-                masks.first_sample = first_sample + own_first
+                masks.first_sample = own_first
             self.lm.set_last_micro_batch(piece is pieces[-1])
             with self._noise(batch, piece, first_sample):
                 loss, *counts = self._sum_loss(batch, piece)

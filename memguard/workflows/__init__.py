@@ -21,6 +21,11 @@ fix.py             trains a finished run again, changed according to its audit
 export.py          merges an adapter into its base model and compares the logits
 export_request.py  checks the arguments of `export` before torch is imported
 plan.py            estimates memory and lists the meshes that fit a training step
+storage_plan.py    the same for families without an estimate: what is certain of their memory
+doctor.py          libraries, devices and collectives of this machine
+backends.py        starts ranks that test a backend's collectives, and reads their reports
+collective_checks.py  what one of these ranks runs
+families.py        tries every model type of transformers: which meshes it can use, and why
 dry_run.py         what a run will train on and what its audit can measure, without weights
 verify.py          compares a run's files with their recorded hashes
 requests.py        checks arguments and their paths before torch is imported

@@ -24,7 +24,8 @@ from memguard.errors import ConfigError, MemguardError
 from memguard.hf import adapter_files
 from memguard.hf.checkpoint import load_config
 from memguard.hf.identity import hash_weights
-from memguard.parallel.mesh_shape import ModelSizes, resolve_mesh
+from memguard.hf.sharded import find_sizes
+from memguard.parallel.mesh_shape import Sizes, resolve_mesh
 from memguard.records import (
     AuditReport,
     Banner,
@@ -110,7 +111,7 @@ def _begin(request: AuditRequest, settings: AuditConfig, lock: ExitStack) -> Cal
 
 def choose_audit_mesh(
     request: AuditRequest, world_size: int
-) -> tuple[ParallelConfig, ModelSizes | None]:
+) -> tuple[ParallelConfig, Sizes | None]:
     """Return the mesh of the request, else the run's if it is valid, else all ranks along z."""
     if world_size == 1:
         return request.parallel or ParallelConfig(), None
@@ -120,7 +121,7 @@ def choose_audit_mesh(
             "a model in memory is audited by one process; save it and audit the folder"
         )
     base = None if request.run is None else _named_base(request)
-    sizes = ModelSizes.from_config(load_config(model, base=base))
+    sizes = find_sizes(load_config(model, base=base))
     if request.parallel is not None:
         return request.parallel, sizes
     if request.run_config is not None:

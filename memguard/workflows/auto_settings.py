@@ -92,6 +92,7 @@ def describe_work(config: RunConfig, *, device_type: str) -> Work:
         reshard_after_forward=config.parallel.reshard_after_forward,
         is_compiled=train.compile,
         adapter=AdapterSizes.from_settings(config.adapter),
+        trained_modules=train.trainable_modules,
     )
 
 

@@ -223,7 +223,12 @@ def dry_run(config: RunConfig, console: Console) -> DryRunResult:
         corpus, tokenizer = prepared.corpus, prepared.tokenizer
         model = read_model_config(config, tokenizer)
         name = config.model.path or "model.scratch"
-        outline = outline_model(model, name=name, adapter=make_lora(config))
+        outline = outline_model(
+            model,
+            name=name,
+            adapter=make_lora(config),
+            trainable_modules=config.train.trainable_modules,
+        )
         check_token_ids(corpus, outline.vocab_size)
         shared = may_share_rows(model, config.model.attn_implementation)
         training_data = build_training_data(config, prepared, share_rows=shared is not False)
@@ -347,6 +352,8 @@ def _measure_disk(
 ) -> DiskNeed:
     # Adapters are written in fp32, whatever the precision.
     is_narrow = config.train.precision == "bf16" and config.adapter is None
+    # Frozen modules are exported too, the base of adapters is not.
+    num_exported = outline.num_parameters if config.adapter is None else outline.num_trained
     return measure_disk(
         num_parameters=outline.num_trained,
         num_tensors=outline.num_tensors,
@@ -354,7 +361,7 @@ def _measure_disk(
         num_steps=length.num_steps,
         every_steps=config.train.checkpoint_every_steps,
         keep=config.train.keep_checkpoints,
-        export_bytes_per_parameter=2 if is_narrow else 4,
+        export_bytes=num_exported * (2 if is_narrow else 4),
         export_folder="model" if config.adapter is None else "adapter",
         prepared_bytes=count_bytes(temporary, ["prepared"]),
         present_bytes=count_bytes(folder, ["adapter", "checkpoints", "model", "prepared"]),

@@ -5,8 +5,8 @@
     after an out-of-memory error             what helps on the run's mesh
 
 A run is refused only if the planner's estimate of its peak, without an allowance for fragmentation,
-exceeds the memory of a GPU, or of this machine divided by its processes. Models whose memory the
-planner cannot estimate are never refused.
+exceeds the memory of a GPU, or of this machine divided by its processes. Of models whose memory the
+planner cannot estimate only weights, gradients and moments are counted.
 """
 
 import contextlib
@@ -24,10 +24,17 @@ from memguard.hf.adapter_files import find_config
 from memguard.parallel.mesh_shape import MeshShape, ModelSizes, resolve_mesh
 from memguard.planner.fit import find_fit, list_micro_batches
 from memguard.planner.machine import Machine, detect_machine
+from memguard.planner.storage import ModelStorage
 from memguard.records.run_files import find_config_damage, has_begun, has_trained
 from memguard.workflows.auto_settings import describe_work, resolve_auto
 from memguard.workflows.plan import plan_run, read_run_model, refuse_misfit
 from memguard.workflows.process_limits import count_gpus
+from memguard.workflows.storage_plan import (
+    StorageInput,
+    describe_stored,
+    make_storage_plan,
+    refuse_storage,
+)
 
 if TYPE_CHECKING:
     from memguard.runtime import Runtime
@@ -88,6 +95,36 @@ def check_memory(
         refuse_misfit(plan_run(config, sizes=sizes, machine=machine, num_gpus=num_processes))
 
 
+def check_storage(
+    config: RunConfig, model: ModelStorage, machine: Machine, num_processes: int
+) -> None:
+    """Refuse a run whose weights, gradients and moments alone do not fit.
+
+    Args:
+        config: the run's settings.
+        model: parameters of its model.
+        machine: the machine it runs on.
+        num_processes: number of training processes.
+
+    Raises:
+        ConfigError: names what would fit; or the mesh does not match processes, model or batch.
+    """
+    work = describe_work(config, device_type="cuda" if machine.has_gpus else "cpu")
+    refuse_storage(
+        make_storage_plan(
+            StorageInput(
+                name=config.model.path or "model.scratch",
+                model=model,
+                machine=machine,
+                num_gpus=num_processes,
+                work=work,
+                stored=describe_stored(work, config),
+                mesh=config.parallel,
+            )
+        )
+    )
+
+
 def settle_settings(config: RunConfig, runtime: "Runtime", *, halve: bool = False) -> RunConfig:
     """Replace `auto` in a run's settings, the same on all ranks, and refuse a run that cannot fit.
 
@@ -108,11 +145,15 @@ def settle_settings(config: RunConfig, runtime: "Runtime", *, halve: bool = Fals
         folder = Path(config.output_dir) / config.name
         resumed = keep_precision(config, folder)
         sizes = None
-        with contextlib.suppress(ModelError):
-            sizes = read_run_model(resumed)
         num_ranks = runtime.world_size
-        if sizes is not None and machine is not None and not has_trained(folder):
-            check_memory(resumed, sizes, machine, num_ranks)
+        with contextlib.suppress(ModelError):
+            model = read_run_model(resumed)
+            sizes = model if isinstance(model, ModelSizes) else None
+            if machine is not None and not has_trained(folder):
+                if isinstance(model, ModelSizes):
+                    check_memory(resumed, model, machine, num_ranks)
+                else:
+                    check_storage(resumed, model, machine, num_ranks)
         resolved = resolve_auto(
             resumed,
             device_type=runtime.device.type,

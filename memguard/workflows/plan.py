@@ -1,6 +1,7 @@
 """Memory plan: which meshes fit a training step, and what to change if none does.
 
-torch is not imported for a model alone, or for a run with --model.
+torch is not imported for a model alone, or for a run with --model, if the family's memory can be
+estimated. Of other families the parameters are counted on the meta device.
 """
 
 import json
@@ -16,13 +17,13 @@ from memguard.hf.checkpoint_files import check_config
 from memguard.hf.config_fields import check_fields
 from memguard.parallel.mesh_shape import (
     AXES,
-    COMPARED_FAMILIES,
+    ESTIMATED_FAMILIES,
     MeshShape,
     ModelSizes,
     list_meshes,
     resolve_mesh,
 )
-from memguard.planner.adapters import AdapterSizes
+from memguard.planner.adapters import AdapterSizes, limit_sizes
 from memguard.planner.cost import StepEstimate, estimate_step
 from memguard.planner.disk import format_bytes
 from memguard.planner.fit import (
@@ -38,8 +39,10 @@ from memguard.planner.fit import (
 )
 from memguard.planner.machine import THIS_MACHINE, Machine, load_machine
 from memguard.planner.plan import Enough, MeshPlan, Plan, list_assumptions, make_mesh_plan
+from memguard.planner.storage import ModelStorage, StoragePlan
 from memguard.workflows.auto_settings import describe_work
 from memguard.workflows.requests import OPTIONS, PlanRequest, read_mesh
+from memguard.workflows.storage_plan import StorageInput, describe_stored, make_storage_plan
 
 _NUM_LISTED = 20
 _NUM_NEAR = 3
@@ -52,7 +55,7 @@ class _PlanInput:
     """Model, machine, batch and mesh that a plan is computed for."""
 
     name: str
-    sizes: ModelSizes
+    model: ModelSizes | ModelStorage
     machine: Machine
     num_gpus: int
     work: Work
@@ -67,13 +70,15 @@ class _PlanInput:
         is_trained_before = self.name != _SCRATCH
         return self.work.adapter is None and is_trained_before and not self.work.is_compiled
 
+    @property
+    def sizes(self) -> ModelSizes:
+        """Sizes of a model whose memory can be estimated."""
+        assert isinstance(self.model, ModelSizes), "other models have a storage plan"
+        return self.model
 
-class MemoryUnknown(ModelError):
-    """The planner cannot estimate the memory of the run's model; a dry run is still possible."""
 
-
-def make_plan(request: PlanRequest, run: RunConfig | None) -> Plan:
-    """Return the meshes that fit a training step.
+def make_plan(request: PlanRequest, run: RunConfig | None) -> Plan | StoragePlan:
+    """Return the meshes that fit a training step; of other families what is certain.
 
     Args:
         request: the checked arguments.
@@ -82,10 +87,22 @@ def make_plan(request: PlanRequest, run: RunConfig | None) -> Plan:
     Raises:
         ConfigError: no such machine; or no mesh of this many GPUs, or not the requested one, is
             valid for model and batch.
-        MemoryUnknown: memory cannot be estimated for the family of the run's model.
         ModelError: no such configuration.
     """
-    return _make(_read_inputs(request, run))
+    inputs = _read_inputs(request, run)
+    if isinstance(inputs.model, ModelSizes):
+        return _make(inputs)
+    return make_storage_plan(
+        StorageInput(
+            name=inputs.name,
+            model=inputs.model,
+            machine=inputs.machine,
+            num_gpus=inputs.num_gpus,
+            work=inputs.work,
+            stored=describe_stored(inputs.work, run),
+            mesh=inputs.mesh,
+        )
+    )
 
 
 def plan_run(config: RunConfig, *, sizes: ModelSizes, machine: Machine, num_gpus: int) -> Plan:
@@ -102,7 +119,7 @@ def plan_run(config: RunConfig, *, sizes: ModelSizes, machine: Machine, num_gpus
     """
     inputs = _PlanInput(
         name=config.model.path or _SCRATCH,
-        sizes=sizes,
+        model=sizes,
         machine=machine,
         num_gpus=num_gpus,
         work=describe_work(config, device_type="cuda" if machine.has_gpus else "cpu"),
@@ -116,7 +133,8 @@ def _make(inputs: _PlanInput) -> Plan:
     sizes, machine, work = inputs.sizes, inputs.machine, inputs.work
     requested = None if inputs.mesh is None else _resolve(inputs, inputs.mesh)
     order = AXES if inputs.mesh is None else inputs.mesh.order
-    meshes = list_meshes(inputs.num_gpus, sizes, batch_size=work.batch_size, order=order)
+    limits = limit_sizes(sizes, work.adapter)
+    meshes = list_meshes(inputs.num_gpus, limits, batch_size=work.batch_size, order=order)
     if not meshes:
         # Raises an error that names the violated rule and the numbers of ranks that are valid.
         _resolve(inputs, ParallelConfig())
@@ -222,7 +240,8 @@ def _describe_choice(mesh: MeshPlan) -> str:
 
 
 def _resolve(inputs: _PlanInput, mesh: ParallelConfig) -> MeshShape:
-    return resolve_mesh(mesh, inputs.num_gpus, inputs.sizes, batch_size=inputs.work.batch_size)
+    sizes = limit_sizes(inputs.sizes, inputs.work.adapter)
+    return resolve_mesh(mesh, inputs.num_gpus, sizes, batch_size=inputs.work.batch_size)
 
 
 def _time(inputs: _PlanInput, fit: Fit) -> StepEstimate:
@@ -253,11 +272,13 @@ def _read_inputs(request: PlanRequest, run: RunConfig | None) -> _PlanInput:
             degrees: dict[str, int] = {axis: getattr(mesh, axis) for axis in AXES}
             mesh = run.parallel.model_copy(update=degrees)
         run = run.model_copy(update={"parallel": mesh})
+    model: ModelSizes | ModelStorage
     if request.model is not None:
-        name, sizes = _name(request.model), _read_model_file(request.model)
+        name = _name(request.model)
+        model = _read_model_file(request.model)
     else:
         assert run is not None, "checked: there is a run or a model"
-        name, sizes = run.model.path or _SCRATCH, read_run_model(run)
+        name, model = run.model.path or _SCRATCH, read_run_model(run)
     degrees_given = [-1] if mesh is None else [getattr(mesh, axis) for axis in AXES]
     num_gpus = request.gpus
     if num_gpus is None and -1 not in degrees_given:
@@ -267,7 +288,7 @@ def _read_inputs(request: PlanRequest, run: RunConfig | None) -> _PlanInput:
         work = describe_work(run, device_type="cuda" if machine.has_gpus else "cpu")
     return _PlanInput(
         name=name,
-        sizes=sizes,
+        model=model,
         machine=machine,
         num_gpus=num_gpus or machine.gpus_per_node,
         work=work,
@@ -276,30 +297,44 @@ def _read_inputs(request: PlanRequest, run: RunConfig | None) -> _PlanInput:
     )
 
 
-def read_run_model(run: RunConfig) -> ModelSizes:
-    """Return the sizes of a run's model.
+def read_run_model(run: RunConfig) -> ModelSizes | ModelStorage:
+    """Return the sizes of a run's model; if its memory cannot be estimated, its parameters.
 
     Raises:
-        MemoryUnknown: memory cannot be estimated for the model's family.
         ModelError: no such configuration.
     """
+    from memguard.workflows.setup import read_model_config  # imports torch
+
+    config = read_model_config(run)
     # Eager attention stores the scores of all pairs of tokens, which the estimate leaves out.
-    if run.model.attn_implementation != "eager":
-        from memguard.workflows.setup import read_model_config  # imports torch
-
-        config = read_model_config(run)
-        if config.get_text_config().model_type in COMPARED_FAMILIES:
-            return ModelSizes.from_config(config)
-    raise MemoryUnknown(
-        f"memory can be estimated only for {', '.join(COMPARED_FAMILIES)} without eager attention"
-    )
+    is_eager = run.model.attn_implementation == "eager"
+    if not is_eager and config.get_text_config().model_type in ESTIMATED_FAMILIES:
+        return ModelSizes.from_config(config)
+    return _measure(config, run.model.path or _SCRATCH, is_eager=is_eager)
 
 
-def _read_model_file(path: Path) -> ModelSizes:
+def _measure(config: Any, name: str, *, is_eager: bool = False) -> ModelStorage:
+    from memguard.runtime import quiet_libraries
+
+    quiet_libraries()
+    from memguard.planner.meta_model import measure_storage  # imports torch
+
+    family = config.get_text_config().model_type
+    if is_eager and family in ESTIMATED_FAMILIES:
+        unknown = "the planner has no formula for eager attention"
+    else:
+        unknown = (
+            f"the planner has no formula for layers of '{family}', only for those of "
+            f"{', '.join(ESTIMATED_FAMILIES)}"
+        )
+    return measure_storage(config, name=name, unknown=unknown)
+
+
+def _read_model_file(path: Path) -> ModelSizes | ModelStorage:
     """Read the sizes from a config.json, or from the folder that contains it.
 
     Raises:
-        ModelError: no such file, or memory cannot be estimated for the model's family.
+        ModelError: no such file, or no causal language model that transformers knows.
     """
     file = find_config(path) if path.is_dir() else path
     try:
@@ -316,7 +351,11 @@ def _read_model_file(path: Path) -> ModelSizes:
     if path.is_dir() and not is_adapter(path):
         check_config(path, name=str(path))
     check_fields(fields, place=f"'{file}'")
-    return ModelSizes.from_json(fields)
+    if fields.get("model_type") in ESTIMATED_FAMILIES:
+        return ModelSizes.from_json(fields)
+    from memguard.hf.checkpoint import read_config_fields  # imports torch
+
+    return _measure(read_config_fields(fields, place=f"'{file}'"), _name(path))
 
 
 def _name(path: Path) -> str:

@@ -5,15 +5,12 @@ one GPU, or a CPU       one process
 torchrun, Slurm         the processes that these started
 """
 
-import json
 import os
-from typing import Any
 
 from memguard.config import RunConfig
 from memguard.config.mitigations import DpSgdConfig, find_mitigation
 from memguard.errors import ConfigError
-from memguard.hf.adapter_files import find_config
-from memguard.parallel.mesh_shape import COMPARED_FAMILIES, resolve_mesh
+from memguard.parallel.mesh_shape import resolve_mesh
 from memguard.workflows.memory_check import is_cpu_build, read_local_sizes
 from memguard.workflows.process_limits import count_gpus
 
@@ -55,26 +52,6 @@ def _explain_one_process(config: RunConfig) -> str | None:
         return "dp_sgd needs one process"
     if config.train.dropout:
         return "'train.dropout' needs one process"
-    if config.adapter is not None and config.adapter.quantization is not None:
-        return "'adapter.quantization' needs one process"
     if config.audit.enabled and config.audit.device_map is not None:
         return "'audit.device_map' needs one process"
-    family = _read_family(config)
-    if family is not None and family not in COMPARED_FAMILIES:
-        return (
-            f"a model of type '{family}' may not run on several; --nproc starts more (tested: "
-            f"{', '.join(COMPARED_FAMILIES)})"
-        )
     return None
-
-
-def _read_family(config: RunConfig) -> str | None:
-    """Return 'model_type'; None if the model is not in a local folder."""
-    fields: Any = config.model.scratch and config.model.scratch.config
-    if fields is None:
-        try:
-            fields = json.loads(find_config(config.model.path or "").read_bytes())
-        except (OSError, ValueError, RecursionError):
-            return None
-    family = fields.get("model_type") if isinstance(fields, dict) else None
-    return family if isinstance(family, str) else None

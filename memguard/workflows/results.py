@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     import pandas
 
     from memguard.planner.plan import Plan
+    from memguard.planner.storage import StoragePlan
 
 _FRAME_HEIGHT = 720
 
@@ -130,13 +131,20 @@ class CompareResult:
 class PlanResult:
     """Which meshes hold a training step."""
 
-    plan: "Plan"
+    plan: "Plan | StoragePlan"
+    """A storage plan for a family whose memory and time cannot be estimated."""
 
     @property
     def verdict(self) -> str:
         """Which mesh is best, or what would make one fit."""
         plan = self.plan
         where = f"{plan.num_gpus:,} x {plan.gpu}"
+        if plan.kind == "storage_plan":
+            return (
+                f"{plan.num_possible:,} of {plan.num_meshes:,} meshes of {where} hold the weights, "
+                f"gradients and moments of {plan.model}; what else a step needs is not predicted, "
+                f"because {plan.not_predicted['activations']}"
+            )
         if plan.num_fitting:
             best = next(mesh for mesh in plan.meshes if mesh.fits)
             return (

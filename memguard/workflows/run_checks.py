@@ -4,6 +4,7 @@ Each check is repeated where it matters, for programs that do not use the comman
 """
 
 import json
+import math
 import os
 from importlib.util import find_spec
 from typing import Any
@@ -13,7 +14,7 @@ from memguard.config.adapters import matches_target, refuse_target
 from memguard.config.mitigations import DeduplicateConfig, DpSgdConfig, find_mitigation
 from memguard.errors import ConfigError, ModelError
 from memguard.hf.adapter_files import find_config, is_adapter
-from memguard.parallel.mesh_shape import COMPARED_FAMILIES
+from memguard.parallel.mesh_shape import AXES, ESTIMATED_FAMILIES
 
 _RANK_NAMES = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
 
@@ -33,8 +34,8 @@ def check_processes(config: RunConfig, num_processes: int) -> None:
     """Reject settings that do not work with this number of processes.
 
     Raises:
-        ConfigError: dropout, dp_sgd, device_map or a quantised base with several processes; a
-            missing library; an adapter of an adapter.
+        ConfigError: dropout, dp_sgd or device_map with several processes; a quantised base on y or
+            x; a missing library; an adapter of an adapter.
     """
     check_dropout(config.train, world_size=num_processes)
     check_adapter(config)
@@ -84,7 +85,7 @@ _LINEAR_LAYERS = (
     *("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj"),
     *("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"),
 )
-"""Of each block of `COMPARED_FAMILIES`."""
+"""Of each block of `ESTIMATED_FAMILIES`."""
 
 
 def check_targets(config: RunConfig) -> None:
@@ -100,7 +101,7 @@ def check_targets(config: RunConfig) -> None:
         return
     fields = _read_local_config(config)
     family, num_blocks = fields.get("model_type"), fields.get("num_hidden_layers")
-    if family not in COMPARED_FAMILIES or not isinstance(num_blocks, int) or num_blocks > 10**4:
+    if family not in ESTIMATED_FAMILIES or not isinstance(num_blocks, int) or num_blocks > 10**4:
         return
     layers = [f"model.layers.{i}.{name}" for i in range(num_blocks) for name in _LINEAR_LAYERS]
     for target in config.adapter.target_modules:
@@ -109,17 +110,22 @@ def check_targets(config: RunConfig) -> None:
 
 
 def check_quantization(config: RunConfig, *, world_size: int) -> None:
-    """Reject a quantised base on several ranks, or without the library that quantises it.
+    """Reject a quantised base over y or x, or without the library that quantises it.
 
     Raises:
         ConfigError: says how to fix it.
     """
     if config.adapter is None or config.adapter.quantization is None:
         return
-    if world_size > 1:
+    degrees = {axis: getattr(config.parallel, axis) for axis in AXES}
+    rest = world_size // math.prod(degree for degree in degrees.values() if degree != -1)
+    split = [axis for axis in AXES[2:] if (degrees[axis] if degrees[axis] != -1 else rest) > 1]
+    if split and world_size > 1:
+        names = " and ".join(f"'parallel.{axis}'" for axis in split)
+        got = ", ".join(str(degrees[axis]) for axis in split)
         raise ConfigError(
-            f"'adapter.quantization' needs one process; got {world_size}: weights in nf4 are not "
-            "sharded over data, z, y or x. Train on one process, or remove the setting"
+            f"{names} must be 1 with 'adapter.quantization'; got {got}: weights in nf4 are split "
+            "over z only. Use the axes data and z, or remove the setting"
         )
     if find_spec("bitsandbytes") is None:
         raise ConfigError(

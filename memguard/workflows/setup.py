@@ -29,15 +29,16 @@ from memguard.hf.load import (
     make_scratch_config,
     shard_scratch_model,
 )
-from memguard.hf.merged_weights import outline_model
+from memguard.hf.meta_build import outline_model
 from memguard.hf.nf4_base import quantise_base
-from memguard.hf.sharded import ShardedLayer, Sharding
+from memguard.hf.sharded import ShardedLayer, Sharding, find_sizes
 from memguard.model.causal_lm import CausalLM
 from memguard.model.checks import build_causal_lm
+from memguard.model.dropout import set_dropout
 from memguard.model.trainable import freeze_others
 from memguard.parallel.lora import LoraSpec, attach_lora, fill_lora, find_targets
 from memguard.parallel.mesh import Mesh4D, build_mesh
-from memguard.parallel.mesh_shape import ModelSizes, resolve_mesh
+from memguard.parallel.mesh_shape import NF4_BASE, Sizes, resolve_mesh
 from memguard.parallel.shard import checkpoint_blocks, compile_blocks
 from memguard.records.sealed import FileSum
 from memguard.runtime import (
@@ -48,7 +49,6 @@ from memguard.runtime import (
     start_runtime,
 )
 from memguard.seeds import derive_seed
-from memguard.train.dropout import set_dropout
 from memguard.workflows.run_checks import check_adapter, check_dropout, check_quantization
 
 
@@ -64,7 +64,7 @@ class DistributedContext:
 
 @contextmanager
 def open_distributed(
-    parallel: ParallelConfig, sizes: ModelSizes | None, *, batch_size: int | None = None
+    parallel: ParallelConfig, sizes: Sizes | None, *, batch_size: int | None = None
 ) -> Iterator[DistributedContext]:
     """Check the mesh, then start the process group.
 
@@ -89,11 +89,13 @@ def open_distributed(
         yield DistributedContext(runtime=runtime, mesh=mesh, parallel=parallel)
 
 
-def read_sizes(config: RunConfig) -> ModelSizes | None:
+def read_sizes(config: RunConfig) -> Sizes | None:
     """Return the sizes of a run's model; None for a single process, which does not need them."""
     if detect_runtime().world_size == 1:
         return None
-    return ModelSizes.from_config(read_model_config(config))
+    if config.adapter is not None and config.adapter.quantization is not None:
+        return NF4_BASE
+    return find_sizes(read_model_config(config))
 
 
 def read_model_config(config: RunConfig, tokenizer: Any = None) -> Any:
@@ -241,7 +243,8 @@ def start_model(config: RunConfig, tokenizer: Any, distributed: DistributedConte
             attn=attn,
         )
     if distributed.mesh is not None:
-        sharding = shard_for_training(train, distributed, distributed.mesh, adapter)
+        form = None if config.adapter is None else config.adapter.quantization
+        sharding = shard_for_training(train, distributed, distributed.mesh, adapter, form)
         if drawn is not None:
             layer = shard_scratch_model(drawn, sharding, attn=attn)
         else:
@@ -328,6 +331,7 @@ def shard_for_training(
     distributed: DistributedContext,
     mesh: Mesh4D,
     adapter: LoraSpec | None = None,
+    quantization: Literal["nf4"] | None = None,
 ) -> Sharding:
     """Return how a model is sharded over a mesh for training."""
     return Sharding(
@@ -335,6 +339,7 @@ def shard_for_training(
         device=distributed.runtime.device,
         dtype=_stored_dtype(train, adapter),
         adapter=adapter,
+        quantization=quantization,
         trainable_modules=train.trainable_modules,
         compute_dtype=torch.bfloat16 if train.precision == "bf16" else None,
         chunk_tokens=train.nll_chunk_tokens,

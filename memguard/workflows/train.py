@@ -317,6 +317,11 @@ def _build_trainer(
             f"{type(model).__name__} cannot mask attention between documents of one row: each "
             "document gets its own row, which adds padding"
         )
+    if getattr(model.config.get_text_config(), "output_router_logits", False):
+        console.warn(
+            f"{type(model).__name__}: 'output_router_logits' in its configuration has no effect: "
+            "the load-balancing loss of its experts is not part of the training loss"
+        )
     training_data = build_training_data(config, prepared, share_rows=share_rows)
     loader = training_data.loader
     trainer = Trainer(

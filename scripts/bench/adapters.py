@@ -30,7 +30,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-import peft
+import quieted  # noqa: F401  Silences the libraries that are imported next.
 import torch
 import transformers
 from engine import SAME_LOSS, Side, Turns, end_all, measure_loss
@@ -48,7 +48,7 @@ from memguard.parallel.mesh_shape import MeshShape, ModelSizes
 from memguard.planner.adapters import AdapterSizes
 from memguard.planner.machine import FRAGMENTATION_ONE_CPU
 from memguard.planner.memory import estimate_memory
-from memguard.planner.traffic import StepSettings
+from memguard.planner.step_settings import StepSettings
 
 MIN_SPEED, MAX_MEMORY, MAX_PLAN_ERROR = 0.97, 0.9, 0.15
 MAX_STATE = {"fp32": 0.33, "bf16": 0.2}
@@ -158,6 +158,8 @@ def run_trainer(case: Case, rank: Rank) -> float:
 
 def load_peft(case: Case) -> Any:
     """Load the model with transformers and attach the initial adapters with peft."""
+    import peft  # Warns when imported, unless the libraries are silenced.
+
     model = transformers.AutoModelForCausalLM.from_pretrained(case.folder, dtype=case.dtype)
     config = peft.LoraConfig(
         r=SPEC.r, lora_alpha=int(SPEC.alpha), target_modules="all-linear", task_type="CAUSAL_LM"

@@ -33,6 +33,7 @@ from typing import Any, Self
 
 # Imported once, by the fork server, so that memory of code is not part of the measurement.
 PRELOADED = [
+    "quieted",
     "torch._dynamo",
     "torch.distributed.fsdp",
     "torch.testing._internal.distributed.fake_pg",

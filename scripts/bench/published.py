@@ -29,7 +29,7 @@ from memguard.planner import compute
 from memguard.planner.cost import estimate_step
 from memguard.planner.fit import Checkpointing
 from memguard.planner.machine import Machine
-from memguard.planner.traffic import StepSettings
+from memguard.planner.step_settings import StepSettings
 
 SEQ_LEN = 8192
 TOLERANCE = 0.25

@@ -19,7 +19,7 @@ from memguard.data.loader import Batch
 from memguard.mitigation import build_mitigations
 from memguard.parallel.mesh_shape import MeshShape
 from memguard.planner.memory import MemoryEstimate
-from memguard.planner.traffic import StepSettings
+from memguard.planner.step_settings import StepSettings
 from memguard.records import IGNORE_LABEL
 from memguard.runtime import Runtime
 from memguard.seeds import derive_generator

@@ -7,8 +7,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-import yaml
-from cli_examples import TINY_LLAMA, read_json, run_cli, write_run, write_texts
+from cli_examples import read_json, run_cli, write_run, write_sweep, write_texts
 
 from memguard.config import load_run_config
 from memguard.records.audit_files import save_audit_files
@@ -25,30 +24,8 @@ SETTINGS: list[dict[str, Any]] = [
 
 @pytest.mark.slow
 def test_adapters_are_settings_of_a_sweep(tmp_path: Path) -> None:
-    texts = str(write_texts(tmp_path / "texts.jsonl", 30, words=20))
-    values = {
-        "name": "small",
-        "output_dir": str(tmp_path),
-        "pretrain": {
-            "model": {"scratch": {"vocab_size": 400, "config": TINY_LLAMA}},
-            "data": {"train": texts, "seq_len": 64, "control_fraction": 0},
-            "train": {"max_steps": 2},
-        },
-        "run": {
-            "data": {
-                "train": texts,
-                "study": {"num_repetitions": [0, 1], "documents_per_bucket": 6},
-                "background": "remainder",
-                "heldout_documents": 6,
-                "seq_len": 128,
-            },
-            "train": {"batch_size": 4},
-            "audit": {"continuation_tokens": 8},
-        },
-        "settings": SETTINGS,
-    }
-    file = tmp_path / "sweep.yaml"
-    file.write_text(yaml.safe_dump(values))
+    write_texts(tmp_path / "texts.jsonl", 30, words=20)
+    file = write_sweep(tmp_path, SETTINGS, num_repetitions=[0, 1], train={"batch_size": 4})
     done = run_cli("compare", file)
     assert done.code == 0, done.err
     assert (tmp_path / "small/full/model").is_dir()

@@ -15,8 +15,10 @@ from cli_examples import Outcome, run_cli, write_run
 from tiny_llama import TINY_LLAMA
 
 from memguard.cli.screens import render_plan
+from memguard.cli.storage_screen import render_storage_plan
 from memguard.planner.disk import format_bytes
 from memguard.planner.plan import Plan
+from memguard.planner.storage import StoragePlan
 
 # Sizes of the config.json published with meta-llama/Llama-3.1-405B.
 LLAMA_405B: dict[str, Any] = {
@@ -257,8 +259,8 @@ def test_no_such_model(tmp_path: Path) -> None:
     [
         ("{not json", "is not JSON"),
         ("[1, 2]", "is not a JSON object"),
-        ("{}", "'model_type' must be one of llama, mistral, qwen2, qwen3"),
-        ('{"model_type": "mixtral"}', "got 'mixtral'"),
+        ("{}", "'model_type' must be one that transformers"),
+        ('{"model_type": "t5"}', "cannot be loaded as a causal language model"),
         ('{"model_type": "llama"}', "must give 'hidden_size' as a whole number"),
     ],
 )
@@ -395,14 +397,91 @@ def test_a_run_whose_mesh_does_not_fit_is_told_what_would_do(folder: Path) -> No
     assert not (folder / "runs").exists()
 
 
-def test_a_family_whose_memory_is_not_known_is_told_the_rest(folder: Path) -> None:
-    fields = {"model_type": "gpt2", "n_embd": 32, "n_layer": 1, "n_head": 2, "n_positions": 128}
-    model = {"path": None, "scratch": {"config": fields, "vocab_size": 400}}
-    path = write_run(folder, model=model)
-    outcome = plan(path)
+GPT2 = {"model_type": "gpt2", "n_embd": 32, "n_layer": 1, "n_head": 2, "n_positions": 128}
+NO_FORMULA = "because the planner has no formula for layers of 'bloom'"
+# 0.5 B parameters.
+BLOOM: dict[str, Any] = {
+    "model_type": "bloom",
+    "vocab_size": 65536,
+    "hidden_size": 1024,
+    "n_layer": 32,
+    "n_head": 16,
+}
+
+
+def write_bloom(folder: Path) -> Path:
+    (folder / "bloom").mkdir()
+    path = folder / "bloom" / "config.json"
+    path.write_text(json.dumps(BLOOM))
+    return path
+
+
+def test_a_run_of_another_family_has_its_plan_and_the_rest(folder: Path) -> None:
+    model = {"path": None, "scratch": {"config": GPT2, "vocab_size": 400}}
+    outcome = plan(write_run(folder, model=model))
     assert outcome.code == 0
-    assert "without eager attention: left out" in outcome.err
+    assert "model.scratch  " in outcome.out
+    assert "no formula for layers of 'gpt2'" in flatten(outcome.out)
     assert "Training" in outcome.out
+
+
+def test_of_another_family_the_storage_is_shown_and_what_is_not_predicted(tmp_path: Path) -> None:
+    path = write_bloom(tmp_path)
+    outcome = plan("--model", path, "--machine", "dgx-h100", "--gpus", 4)
+    assert outcome.code == 0, outcome.err
+    text = flatten(outcome.out)
+    assert "470.2 M parameters on 4 × H100 SXM 80 GB" in text
+    assert "bloom: layers are not split: data and z only" in text
+    assert "3 valid meshes, of which 3 hold what a rank stores" in text
+    assert f"Not predicted: activations, buffers, traffic and tokens/s, {NO_FORMULA}" in text
+    # 4 + 4 + 8 bytes of a quarter of the parameters.
+    assert "1 4 1 1 448.4 MiB 448.4 MiB 896.8 MiB 1.8 GiB 77.0 GiB" in text
+    assert "tokens/s" not in text.replace("traffic and tokens/s", "")
+
+
+def test_json_of_another_family_has_null_and_the_reason(tmp_path: Path) -> None:
+    path = write_bloom(tmp_path)
+    printed = json.loads(plan("--model", path, "--machine", "h200", "--json").out)
+    assert printed["kind"] == "storage_plan"
+    (first, *_) = printed["meshes"]
+    for name in ("activations", "buffers", "needed"):
+        assert first["memory"][name] is None
+        assert NO_FORMULA.removeprefix("because ") in printed["not_predicted"][name]
+    assert first["speed"] is None
+    assert printed["num_active_parameters"] == printed["num_parameters"]
+
+
+def test_what_certainly_cannot_fit_is_refused(tmp_path: Path) -> None:
+    path = write_bloom(tmp_path)
+    small = write_machine(tmp_path, memory_gib=5)
+    outcome = plan("--model", path, "--machine", small, "--gpus", 2)
+    assert outcome.code == 2
+    assert "of which 0 hold what a rank stores" in outcome.out
+    (line,) = outcome.err.splitlines()
+    assert "no mesh of 2 × H100 SXM 80 GB can hold a step of bloom" in line
+    assert "needs at least 3.5 GiB for weights, gradients and moments" in line
+    assert "use 4 GPUs or more" in line
+    # As it says.
+    assert plan("--model", path, "--machine", small, "--gpus", 4).code == 0
+    assert plan("--model", path, "--machine", small, "--gpus", 2, "--lora-r", 8).code == 0
+    outcome = plan("--model", path, "--machine", small, "--mesh", "data=2,z=2")
+    assert outcome.code == 2
+    assert "the mesh (data=2, z=2, y=1, x=1) needs at least 3.5 GiB" in outcome.err
+    assert "use the mesh (data=1, z=4, y=1, x=1)" in outcome.err
+    # Layers of this family are not split.
+    outcome = plan("--model", path, "--machine", small, "--mesh", "x=2")
+    check_refusal(outcome, 2, "'parallel.x' must be 1: layers of 'bloom' are not split")
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_a_storage_plan_is_not_cut_off(width: int, tmp_path: Path) -> None:
+    path = write_bloom(tmp_path)
+    outcome = plan("--model", path, "--machine", "h200", "--mesh", "data=8,z=128", "--json")
+    screen = io.StringIO()
+    out = rich.console.Console(file=screen, width=width)
+    render_storage_plan(StoragePlan.model_validate_json(outcome.out), out)
+    assert max(map(len, screen.getvalue().splitlines())) <= width
+    assert "…" not in screen.getvalue()
 
 
 def test_another_model_for_a_run(folder: Path) -> None:

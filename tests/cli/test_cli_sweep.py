@@ -14,8 +14,7 @@ from typing import Any
 from unittest import mock
 
 import pytest
-import yaml
-from cli_examples import TINY_LLAMA, Outcome, read_json, run_cli, write_texts
+from cli_examples import Outcome, read_json, run_cli, write_sweep, write_texts
 from damage import cut, flip_byte
 from preloaded import PreloadedChild
 from ranks import RankPool
@@ -38,36 +37,10 @@ class Sweep:
     interrupted: Outcome
 
 
-def write_sweep(folder: Path) -> Path:
-    texts = str(write_texts(folder / "texts.jsonl", 50, words=30))
-    values = {
-        "name": "small",
-        "output_dir": str(folder),
-        "pretrain": {
-            "model": {"scratch": {"vocab_size": 400, "config": TINY_LLAMA}},
-            "data": {"train": texts, "seq_len": 64, "control_fraction": 0},
-            "train": {"max_steps": 2},
-        },
-        "run": {
-            "data": {
-                "train": texts,
-                "study": {"num_repetitions": [0, 1, 60], "documents_per_bucket": 6},
-                "background": "remainder",
-                "heldout_documents": 6,
-                "seq_len": 128,
-            },
-            "optim": {"lr": 3e-3},
-            "train": {"batch_size": 4, "checkpoint_every_steps": 10},
-            "audit": {"continuation_tokens": 8},
-        },
-        "settings": [
-            {"name": "none"},
-            {"name": "k2", "mitigations": [{"name": "goldfish", "k": 2}]},
-        ],
-    }
-    path = folder / "sweep.yaml"
-    path.write_text(yaml.safe_dump(values))
-    return path
+SETTINGS: list[dict[str, Any]] = [
+    {"name": "none"},
+    {"name": "k2", "mitigations": [{"name": "goldfish", "k": 2}]},
+]
 
 
 def count_steps(run: Path) -> int:
@@ -122,10 +95,18 @@ def sweep(
 ) -> Sweep:
     start: Callable[..., Child] = request.param
     folder = tmp_path_factory.mktemp("sweep")
-    file, none = write_sweep(folder), folder / "small" / "none"
+    write_texts(folder / "texts.jsonl", 50, words=30)
+    file = write_sweep(
+        folder,
+        SETTINGS,
+        num_repetitions=[0, 1, 60],
+        optim={"lr": 3e-3},
+        train={"batch_size": 4, "checkpoint_every_steps": 10},
+    )
+    none = folder / "small" / "none"
     with watched(none, 20, kill, start):
         killed = run_cli("compare", file)
-    assert count_steps(none) >= 20
+    assert count_steps(none) >= 20, killed.err
     with watched(none, count_steps(none) + 20, interrupt, start):
         interrupted = run_cli("compare", file)
     with mock.patch.object(sweep_module.subprocess, "Popen", start):

@@ -83,6 +83,10 @@ REFUSED: dict[str, tuple[Callable[[Path], object], str]] = {
         change(quantization_config={"quant_method": "fp8"}),
         r"'quantization_config' says that the weights are quantised",
     ),
+    "mxfp4": (
+        change(quantization_config={"quant_method": "mxfp4"}),
+        r"they are in MXFP4; use the model's bfloat16 form, .*Mxfp4Config\(dequantize=True\)",
+    ),
     "quantised inside": (
         change(text_config={"quantization_config": {"quant_method": "gptq"}}),
         r"'quantization_config' says that the weights are quantised",

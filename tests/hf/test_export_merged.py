@@ -131,8 +131,8 @@ def test_one_tensor_is_in_memory_at_a_time(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(MergedWeights, "read", watch)
     monkeypatch.setattr(FolderWeights, "read", measure)
     monkeypatch.setattr("memguard.hf.merged_weights._BLOCK_ELEMENTS", 64)
-    merge(tmp_path)
-    assert len(alive) == 21
+    merged = merge(tmp_path)
+    assert len(alive) == merged.num_merged > 1
     # Of the base, only a block of an adapted tensor is read at a time.
     assert largest == [64]
 

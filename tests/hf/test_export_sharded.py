@@ -81,7 +81,13 @@ def test_the_folder_is_the_one_that_a_single_process_writes(
 
 @pytest.mark.parametrize(
     "family",
-    ["qwen3", *(pytest.param(each, marks=pytest.mark.mesh) for each in ("mistral", "qwen2"))],
+    [
+        *("qwen3", "phi3"),
+        *(
+            pytest.param(each, marks=pytest.mark.mesh)
+            for each in ("mistral", "qwen2", "gpt2", "glm4", "falcon", "gpt_oss")
+        ),
+    ],
 )
 def test_other_families(ranks: Any, tmp_path: Path, tokenizer_folder: str, family: str) -> None:
     source, ours = tmp_path / "source", tmp_path / "ours"
@@ -95,8 +101,11 @@ def test_other_families(ranks: Any, tmp_path: Path, tokenizer_folder: str, famil
 def test_files_and_index_are_those_of_save_pretrained(
     ranks: Any, tmp_path: Path, tokenizer_folder: str, max_file_bytes: int
 ) -> None:
-    source, ours = tmp_path / "source", tmp_path / "ours"
-    build("llama", tie_word_embeddings=True).save_pretrained(source, max_shard_size=max_file_bytes)
+    first, source, ours = (tmp_path / name for name in ("first", "source", "ours"))
+    build("llama", tie_word_embeddings=True).save_pretrained(first)
+    # A model that was loaded is written in another order than one that was not.
+    model = transformers.AutoModelForCausalLM.from_pretrained(first)
+    model.save_pretrained(source, max_shard_size=max_file_bytes)
     assert (source / "model.safetensors.index.json").exists()
     arguments = (str(source), tokenizer_folder, str(ours), (2, 2, 1, 2))
     ranks(load_and_export, 8, *arguments, torch.float32, max_file_bytes)

@@ -112,9 +112,9 @@ def test_other_families_and_one_rank(ranks: Any, tmp_path: Path) -> None:
 
 
 def test_a_family_that_was_not_compared_is_told(ranks: Any, tmp_path: Path) -> None:
-    build("granite").save_pretrained(tmp_path)
+    build("jais2").save_pretrained(tmp_path)
     told = ranks(load_and_listen, 2, tmp_path)
-    assert told[0] == ["family 'granite' is sharded by transformers' plan"]
+    assert told[0] == ["family 'jais2' is split by transformers' plan"]
     assert told[1] == [], "rank 0 alone speaks"
 
 

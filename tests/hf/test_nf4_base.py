@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from memguard.config import load_run_config
 from memguard.errors import ModelError
 from memguard.hf import merged_weights
-from memguard.hf.load import load_model
+from memguard.hf.load import count_parameters, load_model
 from memguard.hf.merged_weights import open_merged
 from memguard.hf.nf4_base import quantise_base
 from memguard.parallel.linear import Linear4D
@@ -132,9 +132,13 @@ def test_the_base_takes_four_and_a_half_bits_a_weight(base: Path) -> None:
     before = sum(layer.weight.nbytes for layer in linear)
     quantise_base(model, base)
     layers = [module for module in model.modules() if isinstance(module, Linear4D)]
-    after = sum(tensor.nbytes for layer in layers for tensor in layer.buffers())
+    after = sum(part.nbytes for layer in layers for part in (layer.packed, layer.scales))
+    num_weights = sum(layer.weight.numel() for layer in layers)
     assert len(layers) == len(linear) == LAYERS
     assert all(layer.weight.is_meta for layer in layers), "no dense copy is kept"
+    assert count_parameters(model) == num_weights + sum(
+        parameter.numel() for parameter in model.parameters() if parameter.is_floating_point()
+    )
     # 4 bits and 32 / 64 for the scale, of 16; blocks of 64 fill these weights exactly.
     assert after / before == 4.5 / 16
 
@@ -200,15 +204,17 @@ def test_a_run_on_nf4_is_audited_and_merged_with_the_numbers_it_was_trained_on(
     assert len(source.layers) == 2
 
 
-def test_several_processes_and_a_missing_library_are_one_line(
+def test_split_layers_and_a_missing_library_are_one_line(
     base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_texts(tmp_path / "documents.jsonl")
     adapter = {"name": "lora", "quantization": "nf4"}
     path = write_run(tmp_path, model={"path": str(base)}, adapter=adapter)
-    ended = run_cli("train", path, "--nproc", 2, "parallel.z=2")
-    assert (ended.code, len(ended.err.splitlines())) == (2, 1), ended.err
-    assert "'adapter.quantization' needs one process; got 2" in ended.err
+    for degrees in (("parallel.x=2",), ("parallel.z=1", "parallel.x=-1")):
+        ended = run_cli("train", path, "--nproc", 2, *degrees)
+        assert (ended.code, len(ended.err.splitlines())) == (2, 1), ended.err
+        assert "'parallel.x' must be 1 with 'adapter.quantization'; got " in ended.err
+        assert "Use the axes data and z, or remove the setting" in ended.err
     monkeypatch.setattr(run_checks, "find_spec", lambda name: None)
     ended = run_cli("train", path, "--nproc", 1)
     assert (ended.code, len(ended.err.splitlines())) == (2, 1), ended.err

@@ -18,6 +18,7 @@ from memguard.errors import ModelError
 from memguard.hf.safetensors import (
     FolderWeights,
     ModuleWeights,
+    Origin,
     copy_rectangle,
     match_names,
     stores_different,
@@ -94,6 +95,8 @@ def test_a_rectangle_is_cast_into_its_target(tmp_path: Path) -> None:
 
 def test_an_empty_rectangle_is_not_read() -> None:
     class Untouched:
+        origin = None
+
         @property
         def shapes(self) -> dict[str, tuple[int, ...]]:
             return {}
@@ -192,21 +195,25 @@ def test_quantised_weights_are_refused(tmp_path: Path, dtype: torch.dtype) -> No
 WANTED = {"model.embed.weight": (7, 4), "model.norm.weight": (4,), "lm_head.weight": (7, 4)}
 
 
-def match(wanted: Any, found: Any, aliases: Any = None) -> tuple[dict[str, str], list[str]]:
-    return match_names(wanted, aliases or {}, found, prefix="model", model="m")
+class Shapes:
+    """A source of which only the names and shapes are read."""
+
+    def __init__(self, shapes: Any, origin: Origin | None) -> None:
+        self.shapes, self.origin = shapes, origin
+
+    def read(self, name: str, rectangle: ShardSlice) -> torch.Tensor:
+        raise AssertionError("names are matched before anything is read")
+
+
+def match(
+    wanted: Any, found: Any, aliases: Any = None, origin: Origin | None = None
+) -> tuple[dict[str, str], list[str]]:
+    return match_names(wanted, aliases or {}, Shapes(found, origin), model="m")
 
 
 def test_names_are_taken_as_they_are_stored() -> None:
     stored, unexpected = match(WANTED, WANTED)
     assert stored == {name: name for name in WANTED}
-    assert unexpected == []
-
-
-def test_a_body_alone_is_stored_without_its_prefix() -> None:
-    tied = {name: shape for name, shape in WANTED.items() if name != "lm_head.weight"}
-    found = {"embed.weight": (7, 4), "norm.weight": (4,)}
-    stored, unexpected = match(tied, found, {"lm_head.weight": "model.embed.weight"})
-    assert stored == {"model.embed.weight": "embed.weight", "model.norm.weight": "norm.weight"}
     assert unexpected == []
 
 
@@ -240,6 +247,14 @@ def test_all_differences_are_one_table_in_one_line() -> None:
     many = {f"layer.{number}": (1,) for number in range(30)}
     with pytest.raises(ModelError, match=r"30 weights .*missing layer\.7 and 22 more\)"):
         match(many, {})
+
+
+def test_a_wrong_shape_is_reported_with_the_names_in_the_files() -> None:
+    origin = Origin(names={"experts": ("w.0", "w.1"), "norm": ("norm",)}, conversions=())
+    with pytest.raises(ModelError, match=r"\(experts \(stored as w\.0, w\.1\) \[2\] instead of"):
+        match({"experts": (3,)}, {"experts": (2,)}, origin=origin)
+    with pytest.raises(ModelError, match=r"\(norm \[2\] instead of"):
+        match({"norm": (3,)}, {"norm": (2,)}, origin=origin)
 
 
 def test_weights_without_a_place_are_told_in_one_line() -> None:

@@ -24,8 +24,9 @@ def write(folder: Path, tensors: dict[str, torch.Tensor], max_file_bytes: int) -
     files = plan_files(describe(tensors), max_file_bytes)
     for file in files:
         with FileWriter(folder, file) as writer:
-            for stored in file.tensors:
-                writer.write(tensors[stored.name])
+            # Any order will do: the data of converted weights is not gathered in that of the file.
+            for stored in reversed(file.tensors):
+                writer.write(stored.name, tensors[stored.name])
     return files
 
 
@@ -110,12 +111,12 @@ def test_a_file_of_a_missing_folder_or_a_full_disk_is_an_oserror(tmp_path: Path)
         pytest.skip("no device here that is always full")
     (tmp_path / file.name).symlink_to("/dev/full")
     with pytest.raises(OSError, match="No space left"), FileWriter(tmp_path, file) as writer:
-        writer.write(torch.zeros(1 << 16))
+        writer.write("a", torch.zeros(1 << 16))
 
 
 def test_another_tensor_than_planned_is_our_mistake(tmp_path: Path) -> None:
     (file,) = plan_files(describe({"a": torch.zeros(4)}), 1 << 30)
     with pytest.raises(AssertionError, match="a"), FileWriter(tmp_path, file) as writer:
-        writer.write(torch.zeros(4, dtype=torch.bfloat16))
+        writer.write("a", torch.zeros(4, dtype=torch.bfloat16))
     with pytest.raises(AssertionError, match="every planned"), FileWriter(tmp_path, file):
         pass

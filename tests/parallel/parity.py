@@ -1,19 +1,23 @@
 """Compares a sharded model with plain transformers, step by step, on every rank.
 
 The other side is independent of memguard: transformers' own forward on the whole batch, torch's
-cross-entropy on all logits, torch's clipping and AdamW. Its norms are restated in float64, where
-transformers computes them in fp32 whatever the weights' dtype.
+cross-entropy on all logits, torch's clipping and AdamW. In float64 both sides run with
+transformers' own upcasts to fp32, of norms, softmax and routers, turned into float64.
 """
 
-import types
+import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import peft
+import pytest
 import torch
+from bitsandbytes.functional import dequantize_4bit, quantize_4bit
 from plain_losses import reduce_plainly
+from ranks import RankPool
 from tiny_families import build
 from torch import Tensor, nn
 from torch import distributed as dist
@@ -29,6 +33,7 @@ from memguard.mitigation import Mitigations, build_mitigations
 from memguard.model.causal_lm import CausalLM
 from memguard.model.checks import build_causal_lm, check_causal, keeps_documents_apart
 from memguard.parallel.linear import Linear4D, to_local
+from memguard.parallel.linear_kinds import find_orders
 from memguard.parallel.lora import (
     DropoutMasks,
     LoraSpec,
@@ -45,6 +50,14 @@ from memguard.seeds import derive_generator
 from memguard.train.step import TrainStep
 
 NUM_ROWS, NUM_TOKENS = 8, 12
+# float64: sums over ranks differ by some units in the last place (1e-16), matmuls of a few dozen
+# terms by 1e-15; the slightest leak or factor is 1e-3 and more.
+EXACT = 1e-10
+# AdamW divides by sqrt(v) + 1e-8, which magnifies differences where a gradient is nearly zero.
+EXACT_WEIGHTS = 1e-9
+# float32: 1e-7 an operation, some hundred operations deep.
+SINGLE = 1e-5
+
 OPTIM = OptimConfig(lr=1e-2, weight_decay=0.1, max_grad_norm=1.0)
 
 
@@ -70,8 +83,25 @@ class Case:
     """Of this rank, for both sides."""
     adapter: LoraSpec | None = None
     """Trained instead of the weights, on the other side by `peft`."""
+    packed: bool = True
+    """Rows of several documents; False for families that do not keep them apart."""
+    quantization: Literal["nf4"] | None = None
+    """Form of the frozen weights; the other side has them as bitsandbytes dequantises them."""
     plain: bool = False
     """One process, which keeps transformers' modules, instead of a mesh."""
+
+
+def case_of(family: str, **fields: Any) -> Case:
+    """Return the case of a family: packed rows if it keeps documents apart, experts in float64."""
+    model = build(family)
+    has_kernels = getattr(model.config, "_experts_implementation", "eager") != "eager"
+    return Case(
+        family=family,
+        # Other kernels of experts have no float64.
+        changes=(("experts_implementation", "eager"),) if has_kernels else (),
+        packed=keeps_documents_apart(build_causal_lm(model)),
+        **fields,
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,12 +116,34 @@ class Worst:
     """The parameter with the largest difference of gradients."""
 
 
-def compare(degrees: tuple[int, int, int, int], cases: list[Case]) -> list[Worst]:
+Degrees = tuple[int, int, int, int]
+
+
+def compare(degrees: Degrees, cases: list[Case]) -> list[Worst]:
     """Train each case on a mesh (data, z, y, x) and on one process; on every rank."""
-    return [_compare(degrees, case) for case in cases]
+    results = []
+    for case in cases:
+        build_reference(case)  # Imports the family's code, which is patched.
+        with upcasting_to(torch.promote_types(case.dtype, torch.float32)):
+            results.append(_compare(degrees, case))
+    return results
 
 
-def _compare(degrees: tuple[int, int, int, int], case: Case) -> Worst:
+def check(ranks: RankPool, degrees: Degrees, cases: list[Case], tolerance: float = EXACT) -> None:
+    """Assert that each case has the numbers of one process on a mesh, on every rank."""
+    world_size = torch.Size(degrees).numel()
+    results = ranks(compare, world_size, degrees, cases, timeout_s=280)
+    for case, *worst in zip(cases, *results, strict=True):
+        for each in worst:
+            assert each == worst[0], "all ranks agree on every figure"
+        assert worst[0].loss <= tolerance, (degrees, case, worst[0])
+        assert worst[0].gradient <= tolerance, (degrees, case, worst[0])
+        assert worst[0].norm <= tolerance, (degrees, case, worst[0])
+        if tolerance == EXACT:
+            assert worst[0].weight <= EXACT_WEIGHTS, (degrees, case, worst[0])
+
+
+def _compare(degrees: Degrees, case: Case) -> Worst:
     names = ("data", "z", "y", "x")
     shape = MeshShape(**dict(zip(names, degrees, strict=True)), order=case.order)
     device = torch.device(case.device)
@@ -100,8 +152,10 @@ def _compare(degrees: tuple[int, int, int, int], case: Case) -> Worst:
     lm = _build_plain(case) if case.plain else _build_sharded(case, model, mesh)
     # As loading does: forwards without gradients come before the optimizer.
     check_causal(lm)
-    assert keeps_documents_apart(lm)
+    assert keeps_documents_apart(lm) == case.packed
     lm.model.train()
+    if case.quantization is not None:
+        _round_to_nf4(model)
     model = _wrap_in_peft(case, model, lm)
     step = TrainStep(
         lm=lm,
@@ -124,7 +178,7 @@ def _compare(degrees: tuple[int, int, int, int], case: Case) -> Worst:
     worst = {"loss": 0.0, "gradient": 0.0, "norm": 0.0, "weight": 0.0}
     where = ""
     for number in range(case.num_steps):
-        batch = make_batch(number, model.config.vocab_size)
+        batch = make_batch(number, model.config.vocab_size, packed=case.packed)
         result = step.run(share(batch, mesh), lr=OPTIM.lr, step=number + 1, first_sample=0)
         expected = reference.step(batch)
         assert result.num_kept == batch.num_kept
@@ -162,6 +216,7 @@ def _build_sharded(case: Case, model: Any, mesh: Mesh4D) -> CausalLM:
             reshard_after_forward=case.reshard_after_forward,
             compile=case.compile,
             adapter=case.adapter,
+            quantization=case.quantization,
         ),
     )
     fill_layer(layer, ModuleWeights(model), name="parity")
@@ -170,14 +225,23 @@ def _build_sharded(case: Case, model: Any, mesh: Mesh4D) -> CausalLM:
 
 def _build_plain(case: Case) -> CausalLM:
     model = build_reference(case)
-    if model.dtype == torch.float64:
-        use_float64_norms(model)
     lm = build_causal_lm(model, chunk_tokens=case.chunk_tokens)
     assert case.adapter is not None, "a mesh is compared with transformers otherwise"
     attach_lora(model, case.adapter)
     fill_lora(model, case.adapter)
     checkpoint_blocks(model, case.checkpointing)  # type: ignore[arg-type]
     return lm
+
+
+@torch.no_grad()
+def _round_to_nf4(model: Any) -> None:
+    """Replace the weights of all linear layers but the head, each quantised whole."""
+    for module in model.modules():
+        if isinstance(module, nn.Linear) and module is not model.get_output_embeddings():
+            row = module.weight.detach().to(torch.float32).reshape(1, -1)
+            packed, state = quantize_4bit(row, blocksize=64, quant_type="nf4")
+            dense = dequantize_4bit(packed, state)
+            module.weight.copy_(dense.reshape(module.weight.shape))
 
 
 @torch.no_grad()
@@ -209,12 +273,14 @@ def _wrap_in_peft(case: Case, model: Any, lm: CausalLM) -> Any:
         values[name].copy_(noise * 0.2 + (0 if is_factor else values[name]))
     found = {n: p for n, p in lm.model.named_parameters() if is_adapter_parameter(n)}
     assert found.keys() == values.keys()
+    orders = find_orders(lm.model)
     for name, parameter in found.items():
         full: Tensor = values[name]
         if isinstance(parameter, DTensor):
             shape, offset = compute_local_shape_and_global_offset(
                 parameter.shape, parameter.device_mesh, parameter.placements
             )
+            full = orders[name].to_mesh(full) if name in orders else full
             full = full[tuple(slice(a, a + n) for a, n in zip(offset, shape, strict=True))]
         to_local(parameter).copy_(full)
     return wrapped.train()
@@ -266,6 +332,7 @@ def _distances(
     squares = []
     for each in parameters:
         source, ours, theirs = each.source, local[each.name], full[each.name]
+        theirs = theirs.view(source.shape)  # Gate and up of experts have a dimension more.
         if not isinstance(source, DTensor):
             squares.append((ours - theirs).double().pow(2).sum())
             continue
@@ -274,6 +341,7 @@ def _distances(
             source.shape, source.device_mesh, source.placements
         )
         assert tuple(shape) == tuple(ours.shape), each.name
+        theirs = theirs if each.order is None else each.order.to_mesh(theirs)
         theirs = theirs[tuple(slice(a, a + n) for a, n in zip(offset, shape, strict=True))]
         squares.append((ours - theirs).double().pow(2).sum() / each.num_copies)
     sums = torch.stack(squares)
@@ -300,15 +368,15 @@ def share(batch: Batch, mesh: Mesh4D) -> Batch:
     )
 
 
-def make_batch(number: int, vocab_size: int) -> Batch:
-    """Packed rows of two or three documents, with goldfish on."""
+def make_batch(number: int, vocab_size: int, *, packed: bool = True) -> Batch:
+    """Rows of two or three documents, or of one, with goldfish on."""
     draw = derive_generator(number, "parity batch")
     shape = (NUM_ROWS, NUM_TOKENS)
     # The last token is never drawn: its row of the head still has a gradient.
     input_ids = draw.integers(0, vocab_size - 1, shape)
     starts = np.zeros(shape, dtype=bool)
     starts[:, 0] = True
-    for row in range(NUM_ROWS):
+    for row in range(NUM_ROWS if packed else 0):
         starts[row, draw.choice(np.arange(2, NUM_TOKENS - 1), 1 + row % 2, replace=False)] = True
     document_ids = starts.cumsum(1) - 1
     columns = np.arange(NUM_TOKENS)
@@ -354,7 +422,7 @@ class Expected:
 
 def build_reference(case: Case) -> Any:
     """Build the same tiny random model on every rank, with weights that leave nothing zero."""
-    model = build(case.family, attn="sdpa", **dict(case.changes)).to(case.dtype)
+    model = build(case.family, dtype=case.dtype, **dict(case.changes))
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -368,8 +436,6 @@ class Reference:
 
     def __init__(self, model: Any, mitigations: tuple[Any, ...] = ()) -> None:
         self.model, self.mitigations = model, mitigations
-        if model.dtype == torch.float64:
-            use_float64_norms(model)
         self.parameters = [parameter for _, parameter in trained_parameters(model)]
         vectors = [p for p in self.parameters if p.ndim < 2]
         matrices = [p for p in self.parameters if p.ndim >= 2]
@@ -432,12 +498,29 @@ class Reference:
         return hidden
 
 
-def use_float64_norms(model: nn.Module) -> None:
-    for module in model.modules():
-        if type(module).__name__.endswith("RMSNorm"):
-            module.forward = types.MethodType(_rms_norm, module)
+class _Torch:
+    """The module `torch`, for code that names ``torch.float32``."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        self.float32 = self.float = dtype
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(torch, name)
 
 
-def _rms_norm(norm: Any, x: Tensor) -> Tensor:
-    weight: Tensor = norm.weight
-    return weight * x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + norm.variance_epsilon)
+@contextmanager
+def upcasting_to(dtype: torch.dtype) -> Iterator[None]:
+    """Let transformers, which upcasts to fp32 in places, upcast to another dtype meanwhile."""
+    if dtype == torch.float32:
+        yield
+        return
+    with pytest.MonkeyPatch.context() as patch:
+        for name, module in list(sys.modules.items()):
+            is_code = name.startswith("transformers.") and getattr(module, "__dict__", None)
+            if is_code and vars(module).get("torch") is torch:
+                patch.setattr(module, "torch", _Torch(dtype))
+        to_single = Tensor.float
+        patch.setattr(
+            Tensor, "float", lambda tensor: tensor if tensor.dtype == dtype else to_single(tensor)
+        )
+        yield

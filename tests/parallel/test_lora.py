@@ -8,9 +8,8 @@ from typing import Any
 import peft
 import pytest
 import torch
-from parity import Case
+from parity import Case, Degrees, check
 from ranks import RankPool
-from test_parity import Degrees, check
 from tiny_families import build
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -60,6 +59,15 @@ def test_a_mesh_equals_peft(ranks: RankPool) -> None:
     lora, *_, dora, rslora = cases_of((1, 1, 2, 2))
     two_steps = [replace(case, num_steps=2) for case in (lora, dora, rslora)]
     check(ranks, (1, 1, 2, 2), two_steps)
+
+
+def test_adapters_of_several_projections_equal_peft(ranks: RankPool) -> None:
+    cases = [
+        Case(family="phi3", adapter=_DORA, num_steps=2),
+        Case(family="falcon", changes=(("bias", True),), packed=False, adapter=_LORA, num_steps=2),
+    ]
+    check(ranks, (1, 1, 2, 2), cases)
+    check(ranks, (1, 1, 1, 1), [replace(case, plain=True) for case in cases])
 
 
 def test_one_process_equals_peft(ranks: RankPool) -> None:

@@ -3,10 +3,31 @@
 from typing import Any
 
 import pytest
-from transformers import Gemma3Config, GPT2Config, LlamaConfig, Qwen3Config
+from transformers import (
+    FalconConfig,
+    Gemma3Config,
+    GPT2Config,
+    GPTBigCodeConfig,
+    GPTJConfig,
+    GptOssConfig,
+    LlamaConfig,
+    MixtralConfig,
+    OPTConfig,
+    Phi3Config,
+    Qwen2MoeConfig,
+    Qwen3Config,
+)
 
-from memguard.errors import ModelError
-from memguard.parallel.mesh_shape import ModelSizes, allows, build_rules, find_broken
+from memguard.errors import ConfigError, ModelError
+from memguard.parallel.mesh_rules import allows, find_broken
+from memguard.parallel.mesh_shape import (
+    MeshShape,
+    ModelSizes,
+    build_rules,
+    check_mesh,
+    list_meshes,
+    nearest_world_sizes,
+)
 
 LLAMA_8B = ModelSizes(
     hidden_size=4096,
@@ -69,8 +90,47 @@ def test_a_size_that_is_no_number_is_named(value: Any) -> None:
 
 
 def test_a_family_without_the_field_is_named() -> None:
-    with pytest.raises(ModelError, match=r"'intermediate_size' .* got None \(model_type 'gpt2'\)"):
-        ModelSizes.from_config(GPT2Config())
+    with pytest.raises(ModelError, match=r"'intermediate_size' .* got None \(model_type 'gptj'\)"):
+        ModelSizes.from_config(GPTJConfig())
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        # (heads, key/value heads, features of a head, FFN width), as published.
+        (GPT2Config(), (12, 12, 64, 3072)),
+        (GPT2Config(n_inner=100), (12, 12, 64, 100)),
+        (FalconConfig(num_kv_heads=71), (71, 1, 64, 18176)),
+        (FalconConfig(multi_query=False), (71, 71, 64, 18176)),
+        (
+            FalconConfig(
+                hidden_size=8192,
+                num_attention_heads=128,
+                num_kv_heads=8,
+                new_decoder_architecture=True,
+                ffn_hidden_size=30000,
+            ),
+            (128, 8, 64, 30000),
+        ),
+        (GPTBigCodeConfig(n_embd=6144, n_head=48), (48, 1, 128, 24576)),
+        (GPTBigCodeConfig(multi_query=False), (12, 12, 64, 3072)),
+        (OPTConfig(), (12, 12, 64, 3072)),
+        (Phi3Config(num_key_value_heads=8), (32, 8, 96, 8192)),
+    ],
+)
+def test_sizes_under_other_names(config: Any, expected: tuple[int, ...]) -> None:
+    sizes = ModelSizes.from_config(config)
+    found = (sizes.num_heads, sizes.num_kv_heads, sizes.head_dim, sizes.intermediate_size)
+    assert found == expected
+
+
+def test_more_ranks_than_the_one_key_head_of_falcon_must_divide_its_features() -> None:
+    falcon = ModelSizes.from_config(FalconConfig(hidden_size=96, num_attention_heads=12))
+    check_mesh(MeshShape(x=4), falcon)
+    with pytest.raises(
+        ConfigError, match="above the number of key/value heads must divide their 8"
+    ):
+        check_mesh(MeshShape(x=6), falcon)
 
 
 @pytest.mark.parametrize(
@@ -130,3 +190,28 @@ def test_only_the_rules_of_the_axes_are_asked() -> None:
     assert not allows(rules, ("x",), 3)
     assert not allows(rules, ("data", "z"), 3)
     assert allows(build_rules(None, None), ("x",), 3)
+
+
+def test_widths_of_experts_are_split_by_y_and_x_together() -> None:
+    fields = {"num_experts": 60, "moe_intermediate_size": 1408, "intermediate_size": 5632}
+    config = Qwen2MoeConfig(**fields, shared_expert_intermediate_size=5632)
+    rules = build_rules(ModelSizes.from_config(config), None)
+    assert find_broken({"y": 2, "x": 8}, rules) == []
+    # 1408 = 2^7 x 11: parts of 44 features for 32 ranks.
+    assert find_broken({"y": 4, "x": 8}, rules) == [
+        "'parallel.y' × 'parallel.x' must split the experts' FFN width of 1408 into multiples of "
+        "8; got 4 × 8 = 32"
+    ]
+    assert find_broken({"y": 1, "x": 1}, rules) == []
+    config = GptOssConfig(intermediate_size=2880)
+    assert find_broken({"y": 2, "x": 8}, build_rules(ModelSizes.from_config(config), None)) == []
+
+
+def test_meshes_of_experts_follow_the_rule() -> None:
+    fields = {"hidden_size": 64, "num_attention_heads": 8, "num_key_value_heads": 8}
+    sizes = ModelSizes.from_config(MixtralConfig(**fields, intermediate_size=32))
+    products = {(mesh.y, mesh.x) for mesh in list_meshes(8, sizes, batch_size=8)}
+    assert {y * x for y, x in products} == {1, 2, 4}
+    assert nearest_world_sizes(64, sizes, batch_size=1) == [4, 2, 1]
+    # Without dense layers of another width there is no other rule for widths.
+    assert [rule.axes for rule in build_rules(sizes, None) if "FFN" in rule.text] == [("y", "x")]

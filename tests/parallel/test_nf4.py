@@ -34,8 +34,8 @@ def test_each_weight_is_the_nearest_value_times_its_blocks_scale(shape: tuple[in
     weight_NK = torch.randn(shape, generator=torch.Generator().manual_seed(0))
     packed, scales = quantise_nf4(weight_NK)
     assert packed.dtype == torch.uint8
-    assert packed.numel() == weight_NK.numel() // 2
-    assert scales.numel() == -(-weight_NK.numel() // 64)
+    num_blocks = -(-weight_NK.numel() // 64)
+    assert (packed.shape, scales.shape) == ((num_blocks, 32), (num_blocks,))
     expected = round_to_nf4(weight_NK).float()
     # One rounding in fp32.
     torch.testing.assert_close(dequantise_nf4(packed, scales, shape), expected, rtol=1e-6, atol=0)
@@ -47,7 +47,8 @@ def make_layer(device: str) -> Linear4D:
     with torch.no_grad():
         linear.bias.copy_(torch.linspace(-1, 1, 80))
     layer = Linear4D.convert(linear, in_axis=Axis(name="y"), out_axis=Axis(name="x"))
-    layer.quantise(weight)
+    layer.use_nf4()
+    layer.fill_nf4(weight)
     return layer
 
 
@@ -76,6 +77,16 @@ def test_a_plain_model_gets_the_same_layer() -> None:
     expected = input_MK.double() @ round_to_nf4(weight).T + linear.bias.double()
     output = Nf4Linear(linear)(input_MK)
     torch.testing.assert_close(output.double(), expected, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("shape", [(48, 32), (6, 70), (7, 33)])
+def test_parts_of_whole_blocks_are_quantised_like_the_whole(shape: tuple[int, int]) -> None:
+    """The last block of 7 x 33 weights has an odd number of them."""
+    weight_NK = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    whole = quantise_nf4(weight_NK)
+    parts = [quantise_nf4(part) for part in weight_NK.flatten().split(2 * 64)]
+    for expected, pieces in zip(whole, zip(*parts, strict=True), strict=True):
+        assert torch.equal(torch.cat(pieces), expected)
 
 
 @pytest.mark.gpu

@@ -21,7 +21,7 @@ from memguard.planner.compute import (
     estimate_compute,
 )
 from memguard.planner.machine import Machine, load_machine
-from memguard.planner.traffic import StepSettings
+from memguard.planner.step_settings import StepSettings
 
 NUM_PARAMETERS_405B = 405_853_388_800
 SEQ_LEN = 2048

@@ -20,7 +20,8 @@ from memguard.planner.cost import (
     estimate_step,
 )
 from memguard.planner.machine import Machine, load_machine
-from memguard.planner.traffic import StepSettings, TrafficAxis, list_collectives, sum_by_axis
+from memguard.planner.step_settings import StepSettings
+from memguard.planner.traffic import TrafficAxis, list_collectives, sum_by_axis
 
 NUM_PARAMETERS_405B = 405_853_388_800
 SEQ_LEN = 2048

@@ -20,7 +20,7 @@ def need_disk(**changes: Any) -> Any:
         "num_steps": 100,
         "every_steps": 10,
         "keep": 2,
-        "export_bytes_per_parameter": 4,
+        "export_bytes": 4_000_000,
         "prepared_bytes": 500,
         "present_bytes": 0,
         "free_bytes": 10**9,

@@ -18,7 +18,8 @@ from memguard.config import TrainConfig
 from memguard.parallel.mesh_shape import MeshShape, ModelSizes
 from memguard.planner.fit import count_parameters
 from memguard.planner.memory import MemoryEstimate, estimate_memory
-from memguard.planner.traffic import StepSettings, block_unit, other_units
+from memguard.planner.step_settings import StepSettings
+from memguard.planner.units import block_unit, other_units
 from memguard.simulation.step import SimulatedStep, simulate_step
 
 # Measured: 5 % at most, on these cases and some hundred others. What the estimate leaves out, and

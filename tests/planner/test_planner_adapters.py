@@ -18,19 +18,16 @@ from memguard.config.adapters import LoraConfig
 from memguard.parallel.lora import LoraSpec, attach_lora
 from memguard.parallel.mesh_shape import MeshShape, ModelSizes
 from memguard.parallel.shard import checkpoint_blocks
-from memguard.planner.adapters import (
-    LINEAR_LAYERS,
-    AdapterSizes,
-    count_elements,
-    count_tensors,
-)
+from memguard.planner.adapters import LINEAR_LAYERS, AdapterSizes
 from memguard.planner.compute import count_flops, estimate_compute
 from memguard.planner.cost import estimate_step
 from memguard.planner.fit import Work, count_parameters, find_enough_gpus, find_fit
 from memguard.planner.machine import load_machine
 from memguard.planner.memory import estimate_memory
 from memguard.planner.meta_model import outline_model
-from memguard.planner.traffic import StepSettings, list_collectives
+from memguard.planner.step_settings import StepSettings
+from memguard.planner.traffic import list_collectives
+from memguard.planner.trained import find_trained
 from memguard.simulation.fake_mesh import Calls
 from memguard.simulation.step import SimulatedStep, simulate_step
 
@@ -105,6 +102,10 @@ _ONE = (1, 1, 1, 1)
 _DORA = AdapterSizes(r=16, use_dora=True)
 _DROPOUT = AdapterSizes(r=16, has_dropout=True)
 _FEW = AdapterSizes(r=16, targets=QUERY_VALUE)
+_SOME_BLOCKS = AdapterSizes(r=16, targets=("layers.1.self_attn.v_proj", "2.mlp.down_proj"))
+_NF4 = AdapterSizes(r=16, is_nf4=True)
+# Rows and blocks that z does not divide.
+_ODD = {"intermediate_size": 1411, "vocab_size": 4097}
 
 QUICK = [
     Case(mesh=_ONE),
@@ -114,6 +115,9 @@ QUICK = [
     Case(adapter=_DORA, family="qwen2"),
     Case(adapter=_FEW, checkpointing="full", family="qwen3"),
     Case(adapter=_DORA, checkpointing="full", mesh=(1, 1, 2, 2)),
+    Case(adapter=_SOME_BLOCKS, mesh=(2, 2, 1, 1)),
+    Case(adapter=_NF4, mesh=_ONE),
+    Case(adapter=_NF4, mesh=(2, 3, 1, 1), fields=_ODD, num_micro_batches=2),
 ]
 MORE = [
     *(
@@ -127,6 +131,18 @@ MORE = [
         for mesh in (_ONE, (1, 2, 2, 2))
         for mode in ("none", "selective", "full")
         for adapter in (_DORA, _DROPOUT, _FEW, AdapterSizes(r=128))
+    ),
+    *(
+        Case(mesh=mesh, checkpointing=mode, adapter=adapter, is_bf16=is_bf16)
+        for mesh in (_ONE, (1, 4, 1, 1))
+        for mode in ("none", "selective", "full")
+        for is_bf16 in (True, False)
+        for adapter in (_NF4, AdapterSizes(r=16, is_nf4=True, use_dora=True))
+    ),
+    *(
+        Case(mesh=mesh, checkpointing=mode, adapter=_SOME_BLOCKS)
+        for mesh in (_ONE, (1, 2, 2, 2))
+        for mode in ("none", "full")
     ),
     *(
         Case(mesh=mesh, family=family, fields={"tie_word_embeddings": True})
@@ -147,7 +163,12 @@ def simulate_all(cases: Sequence[Case]) -> list[SimulatedStep]:
         )
         steps.append(
             simulate_step(
-                case.config, case.shape, train=train, seq_len=case.seq_len, adapter=case.spec
+                case.config,
+                case.shape,
+                train=train,
+                seq_len=case.seq_len,
+                adapter=case.spec,
+                quantization="nf4" if case.adapter.is_nf4 else None,
             )
         )
     return steps
@@ -155,13 +176,18 @@ def simulate_all(cases: Sequence[Case]) -> list[SimulatedStep]:
 
 @pytest.fixture(scope="module")
 def quick(ranks: RankPool) -> dict[str, SimulatedStep]:
-    return dict(zip(map(str, QUICK), ranks(simulate_all, 1, QUICK)[0], strict=True))
+    return dict(zip(map(str, QUICK), ranks(simulate_all, 1, QUICK, timeout_s=280)[0], strict=True))
 
 
 @pytest.fixture(scope="module")
 def more(ranks: RankPool) -> dict[str, SimulatedStep]:
     steps = ranks(simulate_all, 1, MORE, timeout_s=290)[0]
     return dict(zip(map(str, MORE), steps, strict=True))
+
+
+def count_tensors(sizes: ModelSizes, adapter: AdapterSizes) -> int:
+    blocks = find_trained(sizes, MeshShape(), adapter).blocks
+    return sum(len(block.adapted) for block in blocks) * (3 if adapter.use_dora else 2)
 
 
 def check(case: Case, step: SimulatedStep) -> None:
@@ -263,7 +289,7 @@ def test_adapters_of_70b_fit_on_eight_gpus_where_the_weights_do_not() -> None:
     # bf16, an eighth of it; r (K + N) of every layer in fp32, the same on all ranks.
     base = 2 * count_parameters(LLAMA_70B) // 8
     per_block = 16 * (4 * 8192 + 2 * (8192 + 1024) + 3 * (8192 + 28672))
-    assert count_elements(LLAMA_70B, mesh, AdapterSizes(r=16)) == 80 * per_block
+    assert find_trained(LLAMA_70B, mesh, AdapterSizes(r=16)).stored == 80 * per_block
     memory = adapted.memory
     assert memory.weight_bytes == base + 4 * 80 * per_block
     assert memory.gradient_bytes == 4 * 80 * per_block
@@ -301,8 +327,9 @@ def test_a_step_on_adapters_is_faster_and_reduces_little() -> None:
         ({}, AdapterSizes(r=8)),
         (
             {"target_modules": ["self_attn.q_proj", "v_proj"]},
-            AdapterSizes(r=8, targets=QUERY_VALUE),
+            AdapterSizes(r=8, targets=("self_attn.q_proj", "v_proj")),
         ),
+        ({"quantization": "nf4"}, AdapterSizes(r=8, is_nf4=True)),
         ({"r": 3, "use_dora": True}, AdapterSizes(r=3, use_dora=True)),
         ({"lora_dropout": 0.1}, AdapterSizes(r=8, has_dropout=True)),
     ],
@@ -320,5 +347,5 @@ def test_only_adapters_count_for_checkpoints() -> None:
     assert full.num_trained == full.num_parameters
     adapted = outline_model(config, name="m", adapter=LoraSpec(r=4, alpha=4, use_dora=True))
     assert adapted.num_parameters == full.num_parameters
-    assert adapted.num_trained == count_elements(sizes, MeshShape(), adapter)
+    assert adapted.num_trained == find_trained(sizes, MeshShape(), adapter).stored
     assert adapted.num_tensors == count_tensors(sizes, adapter)

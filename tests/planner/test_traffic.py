@@ -17,7 +17,8 @@ from memguard.config import TrainConfig
 from memguard.hf.sharded import Sharding, build_meta_layer
 from memguard.parallel.linear import Linear4D
 from memguard.parallel.mesh_shape import MeshShape, ModelSizes
-from memguard.planner.traffic import Collective, StepSettings, list_collectives, sum_by_axis
+from memguard.planner.step_settings import StepSettings
+from memguard.planner.traffic import Collective, list_collectives, sum_by_axis
 from memguard.simulation.fake_mesh import Calls, simulated_mesh
 from memguard.simulation.step import simulate_step
 

@@ -15,7 +15,7 @@ from memguard.hf.sharded import Sharding, build_meta_layer
 from memguard.parallel.hf_plan import find_blocks
 from memguard.parallel.linear import to_local
 from memguard.parallel.mesh_shape import MeshShape, ModelSizes
-from memguard.planner.traffic import Unit, block_unit, other_units
+from memguard.planner.units import Unit, block_unit, other_units
 from memguard.simulation.fake_mesh import simulated_mesh
 
 _WHOLE = (2, 2, 2, 2)

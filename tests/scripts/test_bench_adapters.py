@@ -15,5 +15,6 @@ def test_quick_fills_every_row() -> None:
         for row in (name.replace("P", precision) for name in rows):
             (line,) = (line for line in lines if line.startswith(row))
             assert re.match(rf"{re.escape(row)} +[\d,]+ +[\d,]+ +\d+\.\d\dx", line), line
+    assert done.stderr == "", "libraries do not write between the rows"
     # A limit may be missed at this size; the exit code says what the last line does.
     assert lines[-1].startswith(("PASS", "FAIL")[done.returncode]), done.stderr

@@ -92,7 +92,7 @@ def test_the_sweeps_are_valid_and_differ_in_what_they_should(script: Any, tmp_pa
         )
         for setting in values["settings"]
     }
-    matched = script.build_matched(values, choices, tmp_path / "base")
+    matched = script.build_matched(values, script.list_rates(choices), tmp_path / "base")
     assert "pretrain" not in matched
     for sweep in (searching, matched):
         path = tmp_path / f"{sweep['name']}.yaml"
@@ -131,12 +131,45 @@ def test_a_setting_whose_loss_is_off_the_target_is_marked(
     choice = script.Choice(rate=1e-3, high_rate=4e-3, best_rate=2e-3, best_change=-0.7)
     losses = {"full": (4.52, 4.5), "full_high": (4.5, 4.62)}
     runs = [make_run(name, n, nll) for name, nlls in losses.items() for n, nll in enumerate(nlls)]
-    table = script.write_matching({"settings": runs}, {"full": choice}, -0.5, Path("x"))
+    choices = {"full": choice}
+    rates = script.list_rates(choices)
+    table = script.write_matching({"settings": runs}, choices, rates, -0.5, Path("x"))
     rows = [row.split(" | ") for row in table.splitlines() if row.startswith("| ")][1:]
     assert [row[2] for row in rows] == ["0.001", "0.004"]
     assert rows[0][3:5] == ["-0.490 [-0.500, -0.480]", "+0.010"]
     assert rows[1][4] == "+0.060 **not matched**"
     assert rows[0][5:] == ["-0.700 at 0.002", "10 s", "3 MiB |"]
+
+
+def test_rates_off_the_target_are_corrected_by_the_means_of_the_seeds(script: Any) -> None:
+    rates = {"full": 1e-3, "head": 1e-3, "head_high": 1e-1}
+    curves = {
+        "full": [(1e-3, -0.4), (1e-2, -0.8)],
+        "head": [(1e-3, -0.1), (1e-2, -0.5), (1e-1, -0.1), (1.0, 0.9)],
+    }
+    losses = {"full": 4.6, "head": 4.89, "head_high": 4.6}
+    runs = [make_run(name, seed, nll) for name, nll in losses.items() for seed in (0, 1)]
+    compared = {"settings": runs}
+    measured = script.measure(compared, rates, {})
+    assert measured["full"] == pytest.approx({1e-3: -0.4})
+    corrected = script.correct_rates(curves, rates, measured, -0.1)
+    assert corrected.keys() == {"full", "head_high"}, "the head is within the tolerance"
+    # Proportional to the rate below the grid: a quarter of the change at a quarter of the rate.
+    assert corrected["full"] == pytest.approx(2.5e-4, rel=5e-3)
+    # The mean is 0.3 below the other seed's curve, which at 1 is then 0.6: the target is between.
+    assert 1e-1 < corrected["head_high"] < 1
+    again = {"settings": [make_run("full", seed, 4.9) for seed in (0, 1)]}
+    replaced = script.replace_runs(compared, again)
+    assert [run["name"] for run in replaced["settings"]] == [run["name"] for run in runs]
+    assert (
+        script.correct_rates(
+            {"full": curves["full"]},
+            {"full": corrected["full"]},
+            script.measure(again, corrected, measured),
+            -0.1,
+        )
+        == {}
+    )
 
 
 def run_inside(command: Sequence[str], **_: Any) -> Any:

@@ -7,7 +7,7 @@ import pytest
 import transformers
 from accelerate import init_empty_weights
 from ranks import RankPool
-from tiny_families import FAMILIES
+from tiny_families import FAMILIES, LEAKING, MORE_FAMILIES
 
 from memguard.config import TrainConfig
 from memguard.errors import ConfigError, ModelError
@@ -34,7 +34,10 @@ class Case:
 
     @property
     def config(self) -> Any:
-        fields = {**FAMILIES[self.family], "tie_word_embeddings": self.is_tied, **self.fields}
+        fields = {**FAMILIES, **MORE_FAMILIES, **LEAKING}[self.family] | {
+            "tie_word_embeddings": self.is_tied,
+            **self.fields,
+        }
         return transformers.AutoConfig.for_model(self.family, **fields)
 
     @property
@@ -141,17 +144,17 @@ def test_micro_batches_send_weights_again_and_gradients_over_data_once(ranks: Ra
         (Case(mesh=(1, 1, 1, 3)), ConfigError, "'parallel.x' must divide"),
         (Case(mesh=(1, 1, 3, 1)), ConfigError, "'parallel.y' must divide"),
         (
-            Case(mesh=(1, 1, 1, 2), family="gpt2", fields=GPT2),
+            Case(mesh=(1, 1, 1, 2), family="bloom", fields={"intermediate_size": 128}),
             ModelError,
-            "^GPT2LMHeadModel has no plan",
+            "^BloomForCausalLM has no plan",
         ),
         (
-            Case(mesh=(1, 2, 1, 1), family="mixtral"),
+            Case(mesh=(1, 1, 1, 2), family="granitemoeshared"),
             ModelError,
-            "^MixtralForCausalLM cannot be sharded",
+            "^GraniteMoeSharedForCausalLM cannot be split over x and y",
         ),
     ],
-    ids=["x", "y", "gpt2", "mixtral"],
+    ids=["x", "y", "bloom", "granitemoeshared"],
 )
 def test_what_cannot_run_is_refused(
     ranks: RankPool, case: Case, error: type[Exception], said: str

@@ -9,6 +9,7 @@ import pyarrow.parquet
 import pytest
 from ranks import RankPool
 from run_examples import make_run, write_documents
+from tiny_llama import TINY_LLAMA
 
 from memguard.config import RunConfig
 from memguard.errors import Interrupted
@@ -171,6 +172,40 @@ def test_every_mesh_audits_alike(
     report = load_record(AuditReport, out / "report.json")
     assert report.verdict == expected.verdict
     assert report.model == expected.model
+    check_scores(out / "records.parquet", run / "audit" / "records.parquet")
+
+
+_FUSED: dict[str, dict[str, Any]] = {
+    "phi3": {**TINY_LLAMA, "model_type": "phi3", "pad_token_id": None},
+    "gpt2": {
+        "model_type": "gpt2",
+        "n_embd": 32,
+        "n_layer": 2,
+        "n_head": 4,
+        "n_positions": 128,
+        "n_inner": 64,
+        **dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0),
+    },
+}
+
+
+@pytest.mark.mesh
+@pytest.mark.parametrize("family", _FUSED)
+def test_layers_of_several_projections_go_on_and_are_audited_on_a_mesh(
+    folder: Path, ranks: RankPool, family: str
+) -> None:
+    """From a mesh to one process, whose audit another mesh repeats, with a cache of keys."""
+    model = {"scratch": {"config": _FUSED[family], "vocab_size": 400}}
+    alone = make(folder, name=f"{family}-alone", model=model)
+    train_run(alone)
+    config = make(folder, name=f"{family}-moving", mesh={"y": 2, "x": 2}, model=model)
+    stop_after(ranks, config, 4, 2)
+    train_run(make(folder, name=f"{family}-moving", model=model, audit={"enabled": False}))
+    np.testing.assert_allclose(curve(config), curve(alone), rtol=2e-4)
+    run, out = Path(alone.output_dir) / alone.name, folder / f"audit {family}"
+    ranks(audit, 2, run, out, "x=2")
+    expected = load_record(AuditReport, run / "audit" / "report.json")
+    assert load_record(AuditReport, out / "report.json").verdict == expected.verdict
     check_scores(out / "records.parquet", run / "audit" / "records.parquet")
 
 

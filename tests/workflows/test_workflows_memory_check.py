@@ -275,3 +275,31 @@ def test_adapters_are_named_where_they_fit_and_the_weights_do_not(large: Path) -
     with pytest.raises(ConfigError) as error:
         check_memory(make(large, adapter=adapter), LLAMA_8B, gpus(1, 15.0), 1)
     assert "LoRA" not in str(error.value)
+
+
+# -- families whose memory cannot be estimated ----------------------------------------------------
+
+
+def test_storage_that_cannot_fit_is_refused_for_any_family(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # 16 bytes of 470.6 million parameters are 7.0 GiB.
+    fields = {"model_type": "bloom", "hidden_size": 1024, "n_layer": 32, "n_head": 16}
+    model = {"path": None, "scratch": {"config": fields, "vocab_size": 65536}}
+    machine = load_machine("dgx-h100", num_processes=1)
+    memory_gib = machine.reserved_gib + 7
+    monkeypatch.setattr(
+        memory_check,
+        "_describe_machine",
+        lambda *_: machine.model_copy(update={"memory_gib": memory_gib}),
+    )
+    config = make(folder, model=model)
+    with pytest.raises(ConfigError, match=r"needs at least 7\.0 GiB for weights, gradients and"):
+        settle_settings(config, NO_GPU)
+    # Activations may not fit either, but that is not certain.
+    memory_gib += 0.1
+    assert settle_settings(config, NO_GPU).model == config.model
+    # Frozen weights have neither gradients nor moments.
+    memory_gib -= 5
+    frozen = make(folder, model=model, train={"trainable_modules": ["lm_head"]})
+    assert settle_settings(frozen, NO_GPU).model == config.model

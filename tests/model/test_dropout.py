@@ -1,20 +1,15 @@
 """Dropout as a setting: found in every family, in training alone, refused where there is none."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import transformers
-from run_examples import make_run
 from tiny_llama import TINY_LLAMA
 from transformers.models.falcon import modeling_falcon
 
-from memguard.errors import ConfigError, ModelError
-from memguard.train.dropout import set_dropout
-from memguard.train.metrics import HeldoutMetrics, StepMetrics, read_metrics
-from memguard.workflows.run_checks import check_dropout
-from memguard.workflows.train import train_run
+from memguard.errors import ModelError
+from memguard.model.dropout import list_dropout, set_dropout
 
 FALCON = {
     "model_type": "falcon",
@@ -23,12 +18,37 @@ FALCON = {
     "num_attention_heads": 4,
     "alibi": False,
 }
+NEOX = {
+    "model_type": "gpt_neox",
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+}
 GPT2 = {"model_type": "gpt2", "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64}
 
 
 def build(values: dict[str, Any]) -> Any:
     config = transformers.AutoConfig.for_model(**values, vocab_size=64)
     return transformers.AutoModelForCausalLM.from_config(config)
+
+
+@pytest.mark.parametrize(
+    ("values", "rates"),
+    [
+        (TINY_LLAMA, {}),
+        ({**TINY_LLAMA, "attention_dropout": 0.25}, {"attention_dropout": 0.25}),
+        # Of its heads for other tasks: 'summary_first_dropout' is 0.1 too.
+        (GPT2, {"drop": 0.1, "attn_dropout": 0.1, "resid_dropout": 0.1, "dropout": 0.1}),
+        ({**GPT2, "resid_pdrop": 0, "embd_pdrop": 0, "attn_pdrop": 0}, {}),
+        ({**NEOX, "classifier_dropout": 0.1}, {}),
+    ],
+    ids=str,
+)
+def test_only_dropout_that_acts_in_a_causal_lm_is_listed(
+    values: dict[str, Any], rates: dict[str, float]
+) -> None:
+    assert list_dropout(build(values)) == rates
 
 
 @pytest.mark.parametrize(
@@ -82,30 +102,3 @@ def test_dropouts_that_a_layer_reads_from_its_configuration(
 def test_a_model_without_dropout_is_told() -> None:
     with pytest.raises(ModelError, match=r"'train.dropout' has no effect: Linear has no dropout"):
         set_dropout(torch.nn.Linear(2, 2), 0.1)
-
-
-def test_a_run_with_dropout_has_other_losses_from_the_first_step(tmp_path: Path) -> None:
-    curves, heldout = [], []
-    for number, dropout in enumerate((None, 0.0, 0.3)):
-        config = make_run(
-            tmp_path,
-            name=f"run{number}",
-            audit={"enabled": False},
-            train={"max_steps": 4, "dropout": dropout},
-        )
-        train_run(config)
-        lines = list(read_metrics(tmp_path / "runs" / config.name / "metrics.jsonl"))
-        curves.append([line.loss for line in lines if isinstance(line, StepMetrics)])
-        heldout.append([line.nll for line in lines if isinstance(line, HeldoutMetrics)])
-    plain, none, some = curves
-    assert plain == none
-    assert plain[0] != some[0]
-    # Utility is measured without it.
-    assert heldout[0][0] == heldout[2][0]
-
-
-def test_dropout_on_a_mesh_is_refused(tmp_path: Path) -> None:
-    config = make_run(tmp_path, train={"dropout": 0.1})
-    check_dropout(config.train, world_size=1)
-    with pytest.raises(ConfigError, match=r"'train.dropout' needs one process; got 0.1 on 4"):
-        check_dropout(config.train, world_size=4)

@@ -1,0 +1,200 @@
+"""A checkpoint's tensors under the names and in the layouts of the model's modules.
+
+transformers renames and converts tensors when it loads them: a checkpoint may have other names than
+the modules, one tensor per expert where a module has one for all, or lack the prefix of the base
+model. `ModuleNames` does the same for rectangles, with transformers' own rules and operations:
+
+    renamed      rectangle of the stored tensor                    -> rectangle
+    converted    stored tensors -> transformers' converter -> tensor -> rectangle
+
+    experts      e.g. E tensors w1 [I, H] and E tensors w3 [I, H]  -> gate_up_proj [E, 2I, H]
+                 only the experts of the rectangle are read
+
+Of other converted tensors one is converted at a time, whole, and kept for the next rectangle of it.
+"""
+
+import copy
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.conversion_mapping import get_model_conversion_mapping
+from transformers.core_model_loading import (
+    Chunk,
+    Concatenate,
+    Interleave,
+    MergeModulelist,
+    Transpose,
+    WeightConverter,
+    WeightRenaming,
+    dot_natural_key,
+    rename_source_key,
+)
+
+from memguard.hf.safetensors import Origin, WeightSource
+from memguard.parallel.layout import ShardSlice
+
+
+@dataclass(slots=True)
+class _Converted:
+    """Stored tensors that are converted together."""
+
+    converter: WeightConverter
+    """Of transformers; copied for each use, as it keeps the tensors that it is given."""
+    name: str
+    """Name in the model of the first of the results."""
+    parts: dict[str, list[str]] = field(default_factory=dict)
+    """Stored names by the converter's pattern that they match, in transformers' order."""
+
+    @property
+    def stored(self) -> tuple[str, ...]:
+        """The stored names."""
+        return tuple(name for names in self.parts.values() for name in names)
+
+    @property
+    def is_by_expert(self) -> bool:
+        """Whether row i of each result is made of the i-th tensor of each pattern alone."""
+        first, *others = self.converter.operations
+        return (
+            isinstance(first, MergeModulelist)
+            and first.dim == 0
+            and len({len(names) for names in self.parts.values()}) == 1
+            and all(_keeps_rows(operation) for operation in others)
+        )
+
+
+def _keeps_rows(operation: Any) -> bool:
+    """Whether an operation leaves dimension 0 as it is."""
+    if isinstance(operation, Transpose):
+        # With `check_dims` it compares the shape with that of the whole parameter.
+        return min(operation.dim0, operation.dim1) > 0 and not operation.check_dims
+    return isinstance(operation, Concatenate | Chunk | Interleave) and operation.dim > 0
+
+
+class ModuleNames:
+    """The tensors of a checkpoint, as the modules of its model have them."""
+
+    def __init__(self, stored: WeightSource, model: Any) -> None:
+        """Match the stored names with the model's; nothing is read.
+
+        Args:
+            stored: tensors under the names of the checkpoint.
+            model: the unsharded model of its configuration, on any device.
+        """
+        self._stored = stored
+        self._model = model
+        self._renamed: dict[str, str] = {}
+        self._converted: dict[str, _Converted] = {}
+        self._shapes: dict[str, tuple[int, ...]] = {}
+        self._last: tuple[_Converted, range, dict[str, Tensor]] | None = None
+        rules = get_model_conversion_mapping(model)
+        unknown = self._match(rules)
+        for name, source in self._renamed.items():
+            self._shapes[name] = tuple(stored.shapes[source])
+        for group in {id(group): group for group in self._converted.values()}.values():
+            unknown += self._infer(group)
+        for name in _drop_ignored(unknown, model):
+            # Under its own name: the model has none for it.
+            self._shapes.setdefault(name, tuple(stored.shapes[name]))
+        self._origin = Origin(
+            names={
+                **{name: (source,) for name, source in self._renamed.items()},
+                **{name: group.stored for name, group in self._converted.items()},
+            },
+            conversions=tuple(rule for rule in rules if rule.was_used()),
+        )
+
+    def _match(self, rules: list[Any]) -> list[str]:
+        """Assign each stored name to a tensor of the model; return those without one."""
+        renamings = [rule for rule in rules if isinstance(rule, WeightRenaming)]
+        converters = [rule for rule in rules if isinstance(rule, WeightConverter)]
+        by_pattern = {
+            pattern: converter for converter in converters for pattern in converter.source_patterns
+        }
+        wanted = self._model.state_dict()
+        prefix = self._model.base_model_prefix
+        unknown = []
+        # The order decides which tensor of a converter is the first expert, and so on.
+        for source in sorted(self._stored.shapes, key=dot_natural_key):
+            name, pattern = rename_source_key(source, renamings, converters, prefix, wanted)
+            if name not in wanted and source in wanted:
+                # It has the model's name already, which a rule for older files also matches.
+                name, pattern = source, None
+            if name not in wanted:
+                unknown.append(source)
+            elif pattern is not None and name not in self._renamed:
+                group = self._converted.setdefault(name, _Converted(by_pattern[pattern], name))
+                group.parts.setdefault(pattern, []).append(source)
+            elif name not in self._converted:
+                self._renamed.setdefault(name, source)
+        return unknown
+
+    def _infer(self, group: _Converted) -> list[str]:
+        """Add the shapes of a group's results; return its stored names if it is not complete."""
+        try:
+            results = self._convert(group, range(len(next(iter(group.parts.values())))), meta=True)
+        except Exception:  # Each operation has its own error for tensors that do not fit.
+            del self._converted[group.name]
+            return list(group.stored)
+        for name, tensor in results.items():
+            self._converted[name] = group
+            self._shapes[name] = tuple(tensor.shape)
+        return []
+
+    @property
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        """Name and full shape of every tensor; of those that the model lacks, the stored name."""
+        return self._shapes
+
+    @property
+    def origin(self) -> Origin:
+        """Stored names of the tensors, and how they were converted."""
+        return self._origin
+
+    def read(self, name: str, rectangle: ShardSlice) -> Tensor:
+        """Return a rectangle of a tensor, on the CPU, in the dtype it is stored in."""
+        group = self._converted.get(name)
+        if group is None:
+            return self._stored.read(self._renamed.get(name, name), rectangle)
+        first = 0
+        rows = range(len(next(iter(group.parts.values()))))
+        if group.is_by_expert:
+            first = rectangle.start[0]
+            rows = range(first, first + rectangle.shape[0])
+        if self._last is None or self._last[0] is not group or self._last[1] != rows:
+            self._last = None  # Frees its memory.
+            self._last = (group, rows, self._convert(group, rows, meta=False))
+        along, *others = rectangle.slices
+        return self._last[2][name][(slice(along.start - first, along.stop - first), *others)]
+
+    def _convert(self, group: _Converted, rows: range, *, meta: bool) -> dict[str, Tensor]:
+        """Run transformers' conversion of a group.
+
+        Args:
+            group: the stored tensors.
+            rows: which of the tensors of each pattern; all of them unless `is_by_expert`.
+            meta: whether to convert tensors without storage, for their shapes.
+        """
+        converter = copy.deepcopy(group.converter)
+        for pattern, names in group.parts.items():
+            for source in names[rows.start : rows.stop] if group.is_by_expert else names:
+                shape = self._stored.shapes[source]
+                whole = ShardSlice(start=(0,) * len(shape), shape=tuple(shape))
+                tensor = (
+                    torch.empty(shape, device="meta") if meta else self._stored.read(source, whole)
+                )
+                converter.add_tensor(group.name, source, pattern, tensor)
+        converted = converter.convert(group.name, model=self._model, config=self._model.config)
+        return {
+            name: tensor[0] if isinstance(tensor, list) else tensor
+            for name, tensor in converted.items()
+        }
+
+
+def _drop_ignored(names: list[str], model: Any) -> list[str]:
+    """Leave out the names that the family's checkpoints have and its model does not read."""
+    patterns = model._keys_to_ignore_on_load_unexpected or ()
+    return [name for name in names if not any(re.search(pattern, name) for pattern in patterns)]

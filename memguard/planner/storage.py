@@ -1,0 +1,195 @@
+"""What is certain of any family: stored weights, gradients and moments of a rank. No torch.
+
+The formulas of `memory` and `cost` are of families with the layers of Llama. Of others the planner
+knows the parameters, counted on the meta device, and how the sharding plan splits them:
+
+    elements of a rank = sum over parameters of numel / (y if split over y) / (x if over x) / z
+    bytes              = 4 of a weight, 4 of its gradient, 8 of AdamW's moments; of a frozen weight
+                         only those of its dtype
+
+This is the mean over ranks, so that the fullest rank stores at least as much. All are allocated at
+the update of a step.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from memguard.parallel.mesh_shape import AXES, MeshShape, ModelSizes, Sizes, list_meshes
+from memguard.planner.machine import Machine
+from memguard.records.record import Record
+
+_TRAINED_BYTES = 4
+_MOMENTS_BYTES = 8
+_MAX_NODES_TRIED = 4096
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelStorage:
+    """The parameters of a model, by the axes that split them."""
+
+    family: str
+    """Its ``model_type``."""
+    sizes: Sizes
+    """What determines its valid meshes."""
+    num_parameters: int
+    """Tied parameters are counted once."""
+    num_active: int | None
+    """Parameters that one token uses; None if unknown. All, without experts."""
+    elements: tuple[tuple[bool, bool, int], ...]
+    """(split over y, split over x, number of elements)."""
+    unknown: str
+    """Why memory and time cannot be estimated."""
+
+    def count_stored(self, mesh: MeshShape) -> int:
+        """Return the elements that the fullest rank stores at least."""
+        total = sum(
+            count / (mesh.y if over_y else 1) / (mesh.x if over_x else 1)
+            for over_y, over_x, count in self.elements
+        )
+        return int(total / mesh.z)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StoredAs:
+    """How a run stores its weights."""
+
+    weight_bytes: float = 4.0
+    """Bytes of one weight."""
+    is_trained: bool = True
+    """Whether each weight has a gradient and moments."""
+
+
+class StorageMemory(Record):
+    """Memory of a rank, as far as it is known (bytes)."""
+
+    weights: int
+    gradients: int | None
+    """null if only a part of the weights, or an adapter, is trained."""
+    optimizer: int | None
+    activations: None = None
+    nll_chunk: None = None
+    buffers: None = None
+    needed: None = None
+    at_least: int
+    """Sum of what is known."""
+    usable: int
+    """Memory of a GPU that is available for tensors."""
+
+
+class StorageMesh(Record):
+    """One valid mesh and what a rank stores on it."""
+
+    data: int
+    z: int
+    y: int
+    x: int
+    can_fit: bool
+    """Whether what is known fits; false is certain, true is not."""
+    memory: StorageMemory
+    speed: None = None
+
+    def describe(self) -> str:
+        """Write the mesh as users see it: ``(data=1, z=16, y=2, x=8)``."""
+        return f"({', '.join(f'{axis}={getattr(self, axis)}' for axis in AXES)})"
+
+
+class StoragePlan(Record):
+    """The valid meshes of a model whose memory and time cannot be estimated."""
+
+    kind: Literal["storage_plan"] = "storage_plan"
+    version: Literal[1] = 1
+    model: str
+    family: str
+    num_parameters: int
+    num_active_parameters: int | None
+    """Parameters that one token uses; null if unknown."""
+    can_be_split: bool
+    """Whether y and x may be more than 1."""
+    machine: str
+    gpu: str
+    num_gpus: int
+    seq_len: int
+    batch_size: int | None
+    """null: one row on each rank that splits the batch."""
+    precision: Literal["fp32", "bf16"]
+    num_meshes: int
+    num_possible: int
+    """Meshes on which what is known fits."""
+    requested: StorageMesh | None
+    """The mesh that was requested."""
+    meshes: tuple[StorageMesh, ...]
+    """The least split ones first, then those that store least on a rank."""
+    least_gpus: int | None
+    """Smallest number of GPUs on which what is known fits; searched only if no mesh can fit."""
+    not_predicted: dict[str, str]
+    """What is not predicted, and why."""
+
+
+def make_storage_mesh(
+    model: ModelStorage, mesh: MeshShape, stored: StoredAs, machine: Machine
+) -> StorageMesh:
+    """Return what a rank stores on a mesh."""
+    count = model.count_stored(mesh)
+    weights = int(stored.weight_bytes * count)
+    gradients = _TRAINED_BYTES * count if stored.is_trained else None
+    optimizer = _MOMENTS_BYTES * count if stored.is_trained else None
+    at_least = weights + (gradients or 0) + (optimizer or 0)
+    return StorageMesh(
+        data=mesh.data,
+        z=mesh.z,
+        y=mesh.y,
+        x=mesh.x,
+        can_fit=at_least <= machine.usable_bytes,
+        memory=StorageMemory(
+            weights=weights,
+            gradients=gradients,
+            optimizer=optimizer,
+            at_least=at_least,
+            usable=machine.usable_bytes,
+        ),
+    )
+
+
+def rank_storage_meshes(
+    model: ModelStorage,
+    meshes: list[MeshShape],
+    stored: StoredAs,
+    machine: Machine,
+) -> list[StorageMesh]:
+    """Return meshes that can fit, then the others; the least split and best shared ones first."""
+    plans = [make_storage_mesh(model, mesh, stored, machine) for mesh in meshes]
+    return sorted(plans, key=lambda plan: (not plan.can_fit, plan.y * plan.x, -plan.z, plan.x))
+
+
+def find_least_gpus(
+    model: ModelStorage, stored: StoredAs, machine: Machine, *, batch_size: int | None
+) -> int | None:
+    """Return the smallest number of GPUs, parts of a node or nodes, that can hold what is known."""
+    node = machine.gpus_per_node
+    numbers = [part for part in range(1, node) if node % part == 0]
+    numbers += [count * node for count in range(1, _MAX_NODES_TRIED + 1)]
+    # On the mesh that shares all, no rank can store less than an equal part.
+    whole = make_storage_mesh(model, MeshShape(), stored, machine).memory.at_least
+    for number in numbers:
+        if whole > number * machine.usable_bytes:
+            continue
+        for mesh in list_meshes(number, model.sizes, batch_size=batch_size):
+            if mesh.data == 1 and make_storage_mesh(model, mesh, stored, machine).can_fit:
+                return number
+    return None
+
+
+def list_not_predicted(model: ModelStorage) -> dict[str, str]:
+    """Return what a plan of a model leaves out, and why."""
+    names = ("activations", "nll_chunk", "buffers", "needed", "traffic", "speed")
+    unknown = dict.fromkeys(names, model.unknown)
+    if model.num_active is None:
+        unknown["num_active_parameters"] = (
+            "the share of a token's experts does not follow from its configuration"
+        )
+    return unknown
+
+
+def can_be_split(model: ModelStorage) -> bool:
+    """Return whether the layers of a model can be split over y and x."""
+    return isinstance(model.sizes, ModelSizes)

@@ -1,0 +1,190 @@
+"""What one rank of `memguard doctor` runs: each collective with each dtype, compared exactly.
+
+    python -m memguard.workflows.collective_checks FOLDER LIMIT_S CHECK...
+
+The launcher starts the ranks. Each appends one line of JSON to FOLDER/RANK.jsonl before a check and
+one after it, so that the last line tells what a rank that ends was doing. A rank without an answer
+within the limit ends itself. All ranks agree on the result of each check before the next one: after
+a lost message the process group is not used again, and the launcher's process starts new ranks for
+the checks that are left.
+
+Values are small whole numbers, exact in every dtype: results are equal or wrong.
+"""
+
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch import distributed as dist
+
+from memguard.parallel.collectives import all_gather, all_reduce, wait
+from memguard.parallel.mesh import world_axis
+from memguard.runtime import Runtime, start_runtime
+
+_ops = torch.ops._c10d_functional
+
+START = "start"
+"""Name of the first check: the ranks connect."""
+DTYPES: dict[str, torch.dtype] = {
+    "fp32": torch.float32,
+    "fp64": torch.float64,
+    "bf16": torch.bfloat16,
+    "fp16": torch.float16,
+    "int64": torch.int64,
+    "uint8": torch.uint8,
+}
+_NUM_ELEMENTS = 6
+"""Elements of each rank's piece."""
+_START_LIMIT_S = 120.0
+_GRACE_S = 3.0
+"""The backend's own limit is this much shorter: its message says what was lost."""
+
+
+def _make_piece(rank: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Return the piece of a rank: 1, 2, ... plus three times its rank."""
+    return (torch.arange(1, _NUM_ELEMENTS + 1) + 3 * rank).to(device, dtype)
+
+
+def _all_reduce(piece: Tensor, rank: int, size: int) -> Tensor:
+    return all_reduce(piece, world_axis())
+
+
+def _all_reduce_max(piece: Tensor, rank: int, size: int) -> Tensor:
+    return all_reduce(piece, world_axis(), "max")
+
+
+def _all_gather(piece: Tensor, rank: int, size: int) -> Tensor:
+    return all_gather(piece, world_axis())
+
+
+def _reduce_scatter(piece: Tensor, rank: int, size: int, op: str = "sum") -> Tensor:
+    started = _ops.reduce_scatter_tensor(piece.repeat(size), op, size, world_axis().group_name)
+    return wait(started)
+
+
+def _reduce_scatter_mean(piece: Tensor, rank: int, size: int) -> Tensor:
+    # The mean of multiples of the number of ranks is a whole number.
+    return _reduce_scatter(piece * size, rank, size, "avg")
+
+
+def _broadcast(piece: Tensor, rank: int, size: int) -> Tensor:
+    received = piece.clone()
+    dist.broadcast(received, src=size - 1)
+    return received
+
+
+def _send_receive(piece: Tensor, rank: int, size: int) -> Tensor:
+    received = torch.zeros_like(piece)
+    # Rank 0 sends first, so that a send that waits for its receiver ends.
+    if rank > 0:
+        dist.recv(received, src=rank - 1)
+    dist.send(piece, dst=(rank + 1) % size)
+    if rank == 0:
+        dist.recv(received, src=size - 1)
+    return received
+
+
+_Operation = Callable[[Tensor, int, int], Tensor]
+_Expected = Callable[[list[Tensor], int], Tensor]
+OPERATIONS: dict[str, tuple[_Operation, _Expected]] = {
+    "all-reduce": (_all_reduce, lambda pieces, rank: _sum(pieces)),
+    "all-reduce max": (_all_reduce_max, lambda pieces, rank: pieces[-1]),
+    "all-gather": (_all_gather, lambda pieces, rank: torch.cat(pieces)),
+    "reduce-scatter": (_reduce_scatter, lambda pieces, rank: _sum(pieces)),
+    "reduce-scatter mean": (_reduce_scatter_mean, lambda pieces, rank: _sum(pieces)),
+    "broadcast": (_broadcast, lambda pieces, rank: pieces[-1]),
+    "send/recv": (_send_receive, lambda pieces, rank: pieces[rank - 1]),
+}
+"""The collectives that memguard uses, and their results from the pieces of all ranks."""
+
+
+def _sum(pieces: list[Tensor]) -> Tensor:
+    return torch.stack([piece.to(torch.int64) for piece in pieces]).sum(0)
+
+
+def name_check(operation: str, dtype: str) -> str:
+    """Return the name of a check in arguments and files."""
+    return f"{operation}:{dtype}"
+
+
+def run_check(name: str, runtime: Runtime) -> str:
+    """Run a check on this rank and return what is wrong, "" if nothing."""
+    operation, _, dtype = name.partition(":")
+    run, expect = OPERATIONS[operation]
+    size, rank = runtime.world_size, runtime.rank
+    pieces = [_make_piece(each, DTYPES[dtype], runtime.device) for each in range(size)]
+    result = run(pieces[rank], rank, size).cpu()
+    expected = expect([piece.cpu() for piece in pieces], rank)
+    # Reading the result waits for the device.
+    return "" if torch.equal(result, expected.to(result.dtype)) else "the result is wrong"
+
+
+def _say_first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+class _Report:
+    """The lines of one rank, and the limit of the check that runs."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("a", encoding="utf-8")
+        self._timer: threading.Timer | None = None
+
+    def begin(self, check: str, limit_s: float) -> None:
+        """Write that a check begins; end this process if it takes longer than the limit."""
+        self._write({"check": check, "state": "begun"})
+        self._timer = threading.Timer(limit_s, self._give_up, [check, limit_s])
+        self._timer.daemon = True
+        self._timer.start()
+
+    def end(self, check: str, state: str, reason: str = "") -> None:
+        """Write the result of a check."""
+        assert self._timer is not None, "a check ends after it has begun"
+        self._timer.cancel()
+        self._write({"check": check, "state": state, "reason": reason})
+
+    def _give_up(self, check: str, limit_s: float) -> None:
+        self._write({"check": check, "state": "hung", "reason": f"no answer in {limit_s:g} s"})
+        os._exit(0)  # Threads of the backend may wait forever.
+
+    def _write(self, line: dict[str, Any]) -> None:
+        self._file.write(json.dumps(line) + "\n")
+        self._file.flush()
+
+
+def _run_checks(folder: Path, limit_s: float, names: list[str]) -> None:
+    report = _Report(folder / f"{os.environ['RANK']}.jsonl")
+    report.begin(START, _START_LIMIT_S)
+    backend_limit_s = max(1.0, limit_s - _GRACE_S)
+    with start_runtime(timedelta(seconds=backend_limit_s)) as runtime:
+        runtime.barrier()
+        report.end(START, "ok")
+        for name in names:
+            report.begin(name, limit_s)
+            begun_s = time.monotonic()
+            try:
+                reason = run_check(name, runtime)
+                state = "wrong" if reason else "ok"
+            except Exception as error:
+                is_late = time.monotonic() - begun_s >= 0.9 * backend_limit_s
+                state, reason = "hung" if is_late else "failed", _say_first_line(error)
+            is_over = runtime.agree_any(state == "hung")
+            report.end(name, state, reason)
+            if is_over:
+                os._exit(0)  # The group lost a message, so that the next one would be misread.
+
+
+if __name__ == "__main__":
+    _, folder, limit_s, *names = sys.argv
+    _run_checks(Path(folder), float(limit_s), names)
+    sys.stdout.flush()
+    # As in `memguard.cli`: the threads of gloo outlive their groups.
+    os._exit(0)

@@ -1,0 +1,127 @@
+"""Checkpoints of layers with several projections: names, shapes and values of one process."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from checkpoint_examples import load_state, save_state
+from ranks import RankPool
+from tiny_families import build
+from torch import Tensor
+from torch import distributed as dist
+
+from memguard.hf.adapter_export import gather_adapter
+from memguard.hf.safetensors import ModuleWeights
+from memguard.hf.sharded import Sharding, build_meta_layer, fill_layer
+from memguard.parallel.local_parameters import find_local_parameters
+from memguard.parallel.lora import LoraSpec, attach_lora, fill_lora
+from memguard.parallel.mesh import build_mesh
+from memguard.parallel.mesh_shape import MeshShape
+from memguard.parallel.stored_pieces import StoredPieces
+from memguard.records.run_files import load_checkpoint_manifest
+from memguard.runtime import Runtime
+from memguard.train.checkpoint import TrainState, load_checkpoint, save_checkpoint
+
+# A fused layer over x and z with a bias; a weight that is stored [in, out]; adapters with
+# magnitudes.
+CASES: dict[str, tuple[dict[str, Any], LoraSpec | None]] = {
+    "falcon": ({"bias": True}, None),
+    "gpt2": ({}, None),
+    "phi3": ({}, LoraSpec(r=3, alpha=6, use_dora=True)),
+}
+
+
+def make_state(model: Any, mesh: Any = None) -> TrainState:
+    parameters = find_local_parameters(model, mesh)
+    optimizer = torch.optim.AdamW([each.local for each in parameters])
+    state = TrainState(parameters=parameters, optimizer=optimizer, buffers={}, arrays={})
+    state.make_room()
+    return state
+
+
+def build_plain(family: str) -> Any:
+    fields, adapter = CASES[family]
+    model = build(family, **fields)
+    if adapter is not None:
+        attach_lora(model, adapter)
+        fill_lora(model, adapter)
+    return model
+
+
+@torch.no_grad()
+def fill_randomly(state: TrainState) -> None:
+    generator = torch.Generator().manual_seed(5)
+    for each in state.parameters:
+        moments = state.optimizer.state[each.local]
+        for tensor in (each.local, moments["exp_avg"], moments["exp_avg_sq"]):
+            tensor.copy_(torch.rand(tensor.shape, generator=generator))
+
+
+def pass_on(
+    folders: dict[str, Path], degrees: tuple[int, int, int]
+) -> tuple[dict[str, int], dict[str, Tensor]]:
+    """On a rank: load each checkpoint and save it again as another step.
+
+    Returns:
+        Tensors of each family that are several rectangles, and the adapters as they are exported.
+    """
+    z, y, x = degrees
+    mesh = build_mesh(MeshShape(z=z, y=y, x=x), "cpu")
+    runtime = Runtime(
+        device=torch.device("cpu"), rank=dist.get_rank(), world_size=dist.get_world_size()
+    )
+    num_pieces: dict[str, int] = {}
+    adapters: dict[str, Tensor] = {}
+    for family, path in folders.items():
+        fields, adapter = CASES[family]
+        plain = build(family, **fields)
+        sharding = Sharding(mesh=mesh, device=torch.device("cpu"), adapter=adapter)
+        layer = build_meta_layer(plain.config, sharding)
+        fill_layer(layer, ModuleWeights(plain), name="test")
+        state = make_state(layer.lm.model, mesh)
+        manifest = load_checkpoint_manifest(path)
+        load_checkpoint(path, state, files=manifest.files, runtime=runtime)
+        save_checkpoint(
+            path.parent,
+            state,
+            progress=manifest.model_copy(update={"step": 2, "files": {}}),
+            log=path / "metrics.jsonl",
+            keep=2,
+            runtime=runtime,
+        )
+        tensors = state.tensors().values()
+        num_pieces[family] = sum(isinstance(tensor, StoredPieces) for tensor in tensors)
+        adapters |= gather_adapter(layer.lm.model)
+    return num_pieces, adapters
+
+
+@pytest.mark.parametrize(
+    "degrees", [(2, 1, 2), pytest.param((1, 2, 4), marks=pytest.mark.mesh)], ids=str
+)
+def test_a_checkpoint_goes_to_a_mesh_and_back_bit_for_bit(
+    ranks: RankPool, tmp_path: Path, degrees: tuple[int, int, int]
+) -> None:
+    folders, before = {}, {}
+    for family in CASES:
+        (tmp_path / family).mkdir()
+        state = make_state(build_plain(family))
+        fill_randomly(state)
+        before[family] = state.tensors()
+        folders[family] = save_state(tmp_path / family / "checkpoints", 1, state)
+    world_size = torch.Size(degrees).numel()
+    for num_pieces, adapters in ranks(pass_on, world_size, folders, degrees, timeout_s=280):
+        # Two blocks: weight and bias; the second factors and magnitudes of two layers. Three
+        # tensors of each.
+        assert num_pieces == {"falcon": 12, "gpt2": 12, "phi3": 24}
+        assert len(adapters) == 2 * 4 * 3
+        for name, tensor in adapters.items():
+            stored = name.replace("base_model.model.", "model.").removesuffix(".weight")
+            assert torch.equal(tensor, before["phi3"][f"{stored}.weight"]), name
+    for family in CASES:
+        state = make_state(build_plain(family))
+        load_state(tmp_path / family / "checkpoints" / "step-00000002", state)
+        after = state.tensors()
+        assert after.keys() == before[family].keys()
+        for name, tensor in after.items():
+            assert torch.equal(tensor, before[family][name]), (family, name)

@@ -1,0 +1,38 @@
+"""Dropout as a setting of a run: its losses differ in training alone; refused on several ranks."""
+
+from pathlib import Path
+
+import pytest
+from run_examples import make_run
+
+from memguard.errors import ConfigError
+from memguard.train.metrics import HeldoutMetrics, StepMetrics, read_metrics
+from memguard.workflows.run_checks import check_dropout
+from memguard.workflows.train import train_run
+
+
+def test_a_run_with_dropout_has_other_losses_from_the_first_step(tmp_path: Path) -> None:
+    curves, heldout = [], []
+    for number, dropout in enumerate((None, 0.0, 0.3)):
+        config = make_run(
+            tmp_path,
+            name=f"run{number}",
+            audit={"enabled": False},
+            train={"max_steps": 4, "dropout": dropout},
+        )
+        train_run(config)
+        lines = list(read_metrics(tmp_path / "runs" / config.name / "metrics.jsonl"))
+        curves.append([line.loss for line in lines if isinstance(line, StepMetrics)])
+        heldout.append([line.nll for line in lines if isinstance(line, HeldoutMetrics)])
+    plain, none, some = curves
+    assert plain == none
+    assert plain[0] != some[0]
+    # Utility is measured without it.
+    assert heldout[0][0] == heldout[2][0]
+
+
+def test_dropout_on_a_mesh_is_refused(tmp_path: Path) -> None:
+    config = make_run(tmp_path, train={"dropout": 0.1})
+    check_dropout(config.train, world_size=1)
+    with pytest.raises(ConfigError, match=r"'train.dropout' needs one process; got 0.1 on 4"):
+        check_dropout(config.train, world_size=4)
