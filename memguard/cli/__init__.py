@@ -19,10 +19,12 @@ import sys
 from typing import NoReturn
 
 from memguard.cli.errors import run_app
+from memguard.runtime.environment import quiet_kernel_advice
 
 
 def main() -> NoReturn:
     """Run the command line and exit; see `run_app` for the exit codes."""
+    quiet_kernel_advice()
     try:
         run_app()
     except SystemExit as end:

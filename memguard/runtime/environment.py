@@ -30,6 +30,15 @@ def default_cache_dir() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "memguard"
 
 
+def quiet_kernel_advice() -> None:
+    """Silence advice of torchao and bitsandbytes about kernels that this machine cannot use.
+
+    They give it when transformers imports them; this may be called before, and imports nothing.
+    """
+    for name in ("torchao", "bitsandbytes", "torch.utils._pytree"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+
+
 def quiet_libraries() -> None:
     """Silence progress bars and advice of the libraries, to keep the console readable."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -41,9 +50,7 @@ def quiet_libraries() -> None:
     datasets.disable_progress_bars()
     datasets.utils.logging.set_verbosity_error()
     logging.getLogger("torch.distributed").setLevel(logging.ERROR)
-    # Advice of torchao and bitsandbytes about kernels that this machine cannot use.
-    for name in ("torchao", "bitsandbytes", "torch.utils._pytree"):
-        logging.getLogger(name).setLevel(logging.ERROR)
+    quiet_kernel_advice()
     # torch's checkpoint writer warns that it runs without a process group, which is intended.
     warnings.filterwarnings("ignore", message=".*assuming the intent is to (save|load)")
 

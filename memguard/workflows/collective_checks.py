@@ -135,7 +135,7 @@ class _Report:
     """The lines of one rank, and the limit of the check that runs."""
 
     def __init__(self, path: Path) -> None:
-        self._file = path.open("a", encoding="utf-8")
+        self._path = path
         self._timer: threading.Timer | None = None
 
     def begin(self, check: str, limit_s: float) -> None:
@@ -156,8 +156,8 @@ class _Report:
         os._exit(0)  # Threads of the backend may wait forever.
 
     def _write(self, line: dict[str, Any]) -> None:
-        self._file.write(json.dumps(line) + "\n")
-        self._file.flush()
+        with self._path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
 
 
 def _run_checks(folder: Path, limit_s: float, names: list[str]) -> None:

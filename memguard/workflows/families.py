@@ -153,7 +153,10 @@ def try_family(model_type: str) -> Family:
             condition=None,
         )
     trial = _run_small(default)
-    group, reason = _find_group(config, model, trial)
+    try:
+        group, reason = _find_group(config, model, trial)
+    except Exception as error:  # A defect for one family must not end the survey of all.
+        group, reason = "none", f"memguard fails: {type(error).__name__}: {say_in_one_line(error)}"
     family = config.get_text_config().model_type
     return Family(
         model_type=model_type,

@@ -8,7 +8,7 @@ from ranks import RankPool
 from test_collectives import draw
 from torch import Tensor, nn
 
-from memguard.parallel.embedding import Embedding4D
+from memguard.parallel.embedding import Embedding4D, is_scaled_lookup
 from memguard.parallel.mesh import build_mesh
 from memguard.parallel.mesh_shape import MeshShape
 
@@ -70,3 +70,9 @@ def test_rows_and_their_gradients(ranks: RankPool, degrees: tuple[int, int]) -> 
             assert torch.equal(hidden_BTD, expected_BTD.detach()[..., here[1]]), case
             assert plain.weight.grad is not None
             assert torch.equal(gradient, plain.weight.grad[here]), case
+
+
+@pytest.mark.parametrize("padding_idx", [None, 0, 9])
+def test_padding_does_not_matter_to_what_a_lookup_is(padding_idx: int | None) -> None:
+    assert is_scaled_lookup(nn.Embedding(10, 8, padding_idx=padding_idx))
+    assert is_scaled_lookup(nn.Embedding(10, 8, padding_idx=padding_idx, device="meta"))

@@ -161,3 +161,13 @@ def test_every_type_of_the_installed_transformers_is_listed() -> None:
     assert all(family.reason for family in table.families if family.group != "any mesh")
     # Most have run.
     assert sum(family.has_run for family in table.families) >= 163
+
+
+def test_a_family_that_fails_does_not_end_the_survey(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any) -> Any:
+        raise AssertionError("rows do not match")
+
+    monkeypatch.setattr(families, "plan_sharding", fail)
+    (family,) = survey_families(["llama"]).families
+    assert family.group == "none"
+    assert family.reason == "memguard fails: AssertionError: rows do not match"
