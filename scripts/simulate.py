@@ -41,7 +41,8 @@ from bench.workload import describe_step, pair_memory
 
 from memguard.config import ParallelConfig, TrainConfig
 from memguard.errors import ConfigError, MemguardError
-from memguard.parallel.mesh_shape import MeshShape, ModelSizes, resolve_mesh
+from memguard.parallel.mesh_shape import MeshShape, resolve_mesh
+from memguard.parallel.model_sizes import ModelSizes
 from memguard.planner.memory import MemoryEstimate, estimate_memory
 from memguard.planner.traffic import list_collectives
 from memguard.simulation.fake_mesh import Calls

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from memguard.parallel.mesh_shape import ModelSizes
+from memguard.parallel.model_sizes import ModelSizes
 
 _LLAMA31: dict[str, Any] = {
     "model_type": "llama",

@@ -127,8 +127,31 @@ MORE_FAMILIES: dict[str, dict[str, Any]] = {
         "logits_scaling": 3.0,
     },
     "helium": _HEADS,
+    # Each multiplier is far from 1.
+    "hyperclovax": {
+        **_HEADS,
+        "attention_multiplier": 0.5,
+        "embedding_multiplier": 2.0,
+        "logits_scaling": 0.25,
+        "residual_multiplier": 0.5,
+        "use_post_norm": True,
+    },
     "internlm3": _HEADS,
+    "iquestcoder": {**_HEADS, "attention_bias": True, "mlp_bias": True},
+    "jais2": _HEADS,
     "ministral": {**_HEADS, "sliding_window": 4},
+    "ministral3": {
+        **_HEADS,
+        "sliding_window": 4,
+        # Queries are scaled from the fourth position on.
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "rope_theta": 10000.0,
+            "factor": 16.0,
+            "original_max_position_embeddings": 4,
+            "llama_4_scaling_beta": 0.1,
+        },
+    },
     "nemotron": _HEADS,
     "olmo3": {**_COMMON, **_WINDOWS},
     "persimmon": {**_SMALL, "attention_dropout": 0.0},
@@ -149,6 +172,7 @@ MORE_FAMILIES: dict[str, dict[str, Any]] = {
     "qwen3_moe": {**_HEADS, **_EXPERTS},
     "seed_oss": {**_HEADS, "attention_dropout": 0.0, "residual_dropout": 0.0},
     "smollm3": _COMMON,
+    "vaultgemma": {**_HEADS, **_WINDOWS, "final_logit_softcapping": 1.5},
 }
 
 # Whose checkpoints have other names, layouts or buffers than their modules, or old names.
@@ -167,6 +191,138 @@ STORED_OTHERWISE: dict[str, dict[str, Any]] = {
     "gptj": {"vocab_size": VOCAB_SIZE, **_OLD_NAMES, "rotary_dim": 4, "resid_pdrop": 0},
     "hrm_text": _HEADS,
     "phimoe": {**_COMMON, "num_local_experts": 4, "num_experts_per_tok": 2},
+}
+
+# Whose sizes depend on each other in ways that `reduce_config` does not know: latent attention,
+# heads of recurrent layers, one kind of layer for each index.
+_LATENT_HEADS = {**_COMMON, **_LATENT, "num_key_value_heads": 4, "v_head_dim": 8}
+_LATENT_EXPERTS = {
+    **_LATENT_HEADS,
+    **_ROUTED,
+    "n_shared_experts": 1,
+    "n_group": 2,
+    "topk_group": 1,
+    "mlp_layer_types": ["dense", "sparse"],
+}
+_INDEXED = {"head_dim": 8, "index_topk": 4, "index_head_dim": 16, "index_n_heads": 2}
+_MAMBA = {
+    "mamba_n_heads": 8,
+    "mamba_d_head": 8,
+    "mamba_d_state": 8,
+    "mamba_chunk_size": 4,
+}
+SIZES_DEPEND: dict[str, dict[str, Any]] = {
+    "axk1": _LATENT_EXPERTS,
+    "axk2": {**_LATENT_EXPERTS, **_INDEXED},
+    "bamba": {**_COMMON, **_MAMBA, "attn_layer_indices": [1]},
+    "dbrx": {
+        "vocab_size": VOCAB_SIZE,
+        "d_model": 32,
+        "n_heads": 4,
+        "n_layers": 2,
+        "attn_config": {"kv_n_heads": 2, "rope_theta": 10000.0, "clip_qkv": 0.5},
+        "ffn_config": {"ffn_hidden_size": 24, "moe_num_experts": 4, "moe_top_k": 2},
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+    },
+    "deepseek_v2": {
+        **_LATENT_HEADS,
+        **_ROUTED,
+        "head_dim": 8,
+        "n_shared_experts": 1,
+        "first_k_dense_replace": 1,
+    },
+    "deepseek_v32": {**_LATENT_EXPERTS, **_INDEXED, "first_k_dense_replace": 1},
+    "gemma4_text": {
+        **_HEADS,
+        **_WINDOWS,
+        "global_head_dim": 8,
+        "vocab_size_per_layer_input": VOCAB_SIZE,
+        "hidden_size_per_layer_input": 8,
+    },
+    "gemma3n_text": {
+        **_HEADS,
+        "num_hidden_layers": 4,
+        "sliding_window": 4,
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+        "num_kv_shared_layers": 2,
+        "vocab_size_per_layer_input": VOCAB_SIZE,
+        "hidden_size_per_layer_input": 8,
+        "laurel_rank": 8,
+        "activation_sparsity_pattern": [0.5, 0.0, 0.0, 0.0],
+    },
+    "glm4_moe_lite": _LATENT_EXPERTS,
+    "glm_moe_dsa": {**_LATENT_EXPERTS, **_INDEXED, "first_k_dense_replace": 1},
+    "granitemoehybrid": {
+        **_COMMON,
+        **_MAMBA,
+        "layer_types": ["mamba", "attention"],
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "shared_intermediate_size": 40,
+        "logits_scaling": 3.0,
+    },
+    "hy_v4": {**_LATENT_EXPERTS, **_INDEXED, "head_dim": 16},
+    # The default heads need gigabytes without a kernel.
+    "bailing_hybrid": {
+        **_LATENT_EXPERTS,
+        "head_dim": 8,
+        "num_local_experts": 4,
+        "first_k_dense_replace": 1,
+        "layer_types": ["linear_attention", "full_attention"],
+    },
+    "kimi_linear": {
+        **_LATENT_EXPERTS,
+        "q_lora_rank": None,
+        "num_local_experts": 4,
+        "linear_head_dim": 8,
+        "linear_num_heads": 4,
+        "layer_types": ["linear_attention", "full_attention"],
+    },
+    "lfm2_moe": {
+        **_COMMON,
+        **_EXPERTS,
+        "layer_types": ["conv", "full_attention"],
+        "num_dense_layers": 1,
+    },
+    "longcat_flash": {
+        **_LATENT_HEADS,
+        "num_layers": 2,
+        "head_dim": 8,
+        "ffn_hidden_size": 48,
+        "expert_ffn_hidden_size": 24,
+        "n_routed_experts": 4,
+        "zero_expert_num": 2,
+        "moe_topk": 2,
+    },
+    "mamba2": {
+        **_SMALL,
+        "expand": 2,
+        "num_heads": 8,
+        "head_dim": 8,
+        "state_size": 8,
+        "n_groups": 2,
+        "chunk_size": 4,
+    },
+    "minicpm3": {**_LATENT_HEADS, "dim_model_base": 8},
+    "olmo_hybrid": {
+        **_COMMON,
+        "layer_types": ["linear_attention", "full_attention"],
+        "linear_num_key_heads": 4,
+        "linear_num_value_heads": 4,
+        "linear_key_head_dim": 8,
+        "linear_value_head_dim": 8,
+    },
+    "xlstm": {**_SMALL, "num_heads": 4, "chunk_size": 4, "autocast_kernel_dtype": "float32"},
+    "youtu": _LATENT_HEADS,
+    "zamba2": {
+        **_SMALL,
+        "num_hidden_layers": 3,
+        "layers_block_type": ["linear_attention", "hybrid", "hybrid"],
+        "n_mamba_heads": 8,
+        "mamba_d_state": 8,
+        "chunk_size": 4,
+        "adapter_rank": 4,
+    },
 }
 
 # For flex attention on GPUs.
@@ -193,7 +349,7 @@ def build(
 
 def make_config(family: str, **overrides: Any) -> Any:
     """A tiny configuration of any model type; without an entry its default one, reduced."""
-    entries = {**FAMILIES, **MORE_FAMILIES, **LEAKING, **STORED_OTHERWISE}
+    entries = {**FAMILIES, **MORE_FAMILIES, **LEAKING, **STORED_OTHERWISE, **SIZES_DEPEND}
     if family in entries:
         return transformers.AutoConfig.for_model(family, **{**entries[family], **overrides})
     # A mesh draws other masks of dropout than one process.

@@ -51,7 +51,7 @@ def render_diagnosis(diagnosis: Diagnosis, out: rich.console.Console) -> None:
     if diagnosis.problems:
         out.print(Text("Problems", style="bold red"))
         for problem in diagnosis.problems:
-            out.print(Padding(Text(problem), (0, 0, 0, 2), expand=False))
+            _print_line(out, Text(problem))
     else:
         out.print(Text("All that memguard needs works here.", style="green"))
 
@@ -59,6 +59,14 @@ def render_diagnosis(diagnosis: Diagnosis, out: rich.console.Console) -> None:
 def _print_title(out: rich.console.Console, title: str) -> None:
     out.print()
     out.print(Text(title, style="bold"))
+
+
+def _print_line(out: rich.console.Console, text: Text) -> None:
+    if out.is_terminal:
+        out.print(Padding(text, (0, 0, 0, 2), expand=False))
+    else:
+        # Lines are not wrapped in a log.
+        out.print(Text.assemble("  ", text), soft_wrap=True)
 
 
 def _print_columns(out: rich.console.Console, items: Iterable[Text]) -> None:
@@ -114,7 +122,7 @@ def _describe_gpu(gpu: Gpu) -> Text:
 
 def _print_backend(out: rich.console.Console, backend: Backend) -> None:
     if backend.reason is not None:
-        out.print(Padding(Text(backend.reason, style="yellow"), (0, 0, 0, 2), expand=False))
+        _print_line(out, Text(backend.reason, style="yellow"))
         return
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
     table.add_column("", min_width=_NAME, no_wrap=True)
@@ -126,7 +134,7 @@ def _print_backend(out: rich.console.Console, backend: Backend) -> None:
         table.add_row(operation, *(Text(*_SHORT[state]) for state in states))
     out.print(Padding(table, (0, 0, 0, 2), expand=False))
     for line in _list_reasons(backend.checks):
-        out.print(Padding(Text(line, style="dim"), (0, 0, 0, 2), expand=False))
+        _print_line(out, Text(line, style="dim"))
 
 
 def _list_reasons(checks: Iterable[Check]) -> list[str]:
@@ -194,15 +202,15 @@ def _print_reasons(out: rich.console.Console, members: list[Family]) -> None:
 
 
 def _print_conditions(out: rich.console.Console, families: Families) -> None:
-    """Print what configurations must set, where the defaults of the class do not."""
+    """Print what checkpoints or runs must set, where the defaults do not."""
     lines: dict[str, list[str]] = {}
     for family in families.families:
         if family.condition is not None:
             lines.setdefault(family.condition, []).append(family.model_type)
     if not lines:
         return
-    out.print(Text("With these fields in a checkpoint's config.json", style="bold"))
+    out.print(Text("Only with these settings", style="bold"))
     for condition, names in lines.items():
-        out.print(Padding(Text(f"{condition}:"), (0, 0, 0, 2), expand=False))
-        out.print(Padding(Text(", ".join(names), style="dim"), (0, 0, 0, 4), expand=False))
+        _print_line(out, Text(f"{condition}:"))
+        _print_line(out, Text(f"  {', '.join(names)}", style="dim"))
     out.print()

@@ -151,8 +151,8 @@ class TrainConfig(Settings):
     )
     dropout: Annotated[float, Field(ge=0, lt=1)] | None = Field(
         None,
-        description="Share of activations dropped wherever the model's family has dropout, on one "
-        "process; null leaves what the checkpoint says.",
+        description="Share of activations dropped wherever the model's family has dropout; above 0 "
+        "on one process only. null leaves what the checkpoint says.",
     )
     compile: bool = Field(False, description="torch.compile each decoder block.")
     nll_chunk_tokens: PositiveInt = Field(

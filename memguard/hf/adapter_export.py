@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from memguard.hf.adapter_files import QUANTIZATION
-from memguard.parallel.linear_kinds import find_orders
+from memguard.parallel.fused import find_orders
 from memguard.parallel.lora import (
     MAGNITUDE,
     LoraSpec,

@@ -34,8 +34,12 @@ _PARTS = ("text_config", "decoder", "llm_config", "language_config", "thinker_co
 _MOST_DIGITS = 30
 
 
-def _is_online(quantised: Any) -> bool:
-    """Whether weights are stored plain and rounded to ternary ones in each forward (BitNet)."""
+def is_ternary(quantised: Any) -> bool:
+    """Whether weights are stored plain and rounded to ternary ones in each forward (BitNet).
+
+    Args:
+        quantised: the field ``quantization_config`` of a configuration.
+    """
     return isinstance(quantised, Mapping) and (
         quantised.get("quant_method") == "bitnet"
         and quantised.get("linear_class") == "autobitlinear"
@@ -56,7 +60,7 @@ def check_fields(fields: Mapping[str, Any], *, place: str) -> None:
         ModelError: for the first invalid field.
     """
     for name in _QUANTISED:
-        if _is_online(fields.get(name)):
+        if is_ternary(fields.get(name)):
             continue
         if isinstance(quantised := fields.get(name), Mapping) and (
             quantised.get("quant_method") == "bitnet"

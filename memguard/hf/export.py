@@ -28,10 +28,9 @@ from memguard.hf.meta_build import outline_model
 from memguard.hf.safetensors import FileWriter, WeightsFile, build_index, plan_files
 from memguard.hf.sharded import ShardedLayer, count_sharded_parameters
 from memguard.hf.stored_form import StoredForm, StoredGroup, written_dtype
-from memguard.parallel.experts import list_halves
+from memguard.parallel.fused import find_orders
 from memguard.parallel.layout import ShardSlice, all_rectangles
 from memguard.parallel.linear import to_local
-from memguard.parallel.linear_kinds import find_orders
 from memguard.parallel.mesh import Mesh4D
 from memguard.records.record import atomic_folder, cleared_on_error, commit, make_temporary_folder
 
@@ -207,8 +206,14 @@ def _write_file(
     # A group at the border of two files is gathered for each of them.
     groups = iter({form.group_of[stored.name]: None for stored in file.tensors})
 
+    orders = find_orders(layer.lm.model)
+
     def gather(group: StoredGroup) -> dict[str, Any]:
-        return {name: _gather(layer, name, dtype, writer) for name in group.modules}
+        whole = {name: _gather(layer, name, dtype, writer) for name in group.modules}
+        return {
+            name: full if full is None or name not in orders else orders[name].to_file(full)
+            for name, full in whole.items()
+        }
 
     failure = None
     if dist.get_rank() == writer:
@@ -228,7 +233,7 @@ def _write_file(
 
 
 def _gather(layer: ShardedLayer, name: str, dtype: torch.dtype, to_rank: int) -> Tensor | None:
-    """Return a tensor of the unsharded model, whole, on one rank; None on the others."""
+    """Return a tensor, whole, in the mesh's order, on one rank; None on the others."""
     module, _, leaf = name.rpartition(".")
     source = getattr(layer.lm.model.get_submodule(module), leaf)
     dtype = written_dtype(source, dtype)
@@ -237,14 +242,7 @@ def _gather(layer: ShardedLayer, name: str, dtype: torch.dtype, to_rank: int) ->
         return source.to("cpu", dtype) if dist.get_rank() == to_rank else None
     placements = layer.plan.placements(name)
     mesh = layer.sharding.mesh
-    full = gather_tensor(source, placements, mesh, dtype=dtype, to_rank=to_rank)
-    if full is None:
-        return None
-    order = find_orders(layer.lm.model).get(name)
-    if order is not None:
-        full = order.to_file(full)
-    # Gate and up of experts have a dimension more on meshes.
-    return full.view(list_halves(layer.lm.model).get(name, full.shape))
+    return gather_tensor(source, placements, mesh, dtype=dtype, to_rank=to_rank)
 
 
 @contextmanager

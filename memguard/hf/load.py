@@ -43,7 +43,7 @@ from memguard.hf.safetensors import (
 )
 from memguard.hf.sharded import ShardedLayer, Sharding, build_meta_layer, check_layer, fill_layer
 from memguard.hf.stored_names import ModuleNames
-from memguard.parallel.mesh_shape import COMPARED_FAMILIES
+from memguard.parallel.model_sizes import COMPARED_FAMILIES
 
 
 def load_model(
@@ -96,7 +96,19 @@ def load_model(
     if wrong:
         refuse_weights(path, [*wrong, *(f"unexpected {key}" for key in unexpected)], len(wrong))
     warn_unexpected(path, unexpected)
+    _freeze_as_built(model)
     return model.eval()
+
+
+def _freeze_as_built(model: Any) -> None:
+    """Freeze the parameters that the family freezes: `from_pretrained` makes all trainable.
+
+    They are offsets of routers or tables of positions, which are frozen on meshes too.
+    """
+    built = outline_model(model.config, name=type(model).__name__)
+    for name, parameter in built.named_parameters():
+        if not parameter.requires_grad:
+            model.get_parameter(name).requires_grad_(False)
 
 
 def _load_merged(
@@ -156,9 +168,9 @@ def load_sharded(
             # As in transformers, the files take precedence over the configuration.
             config.tie_word_embeddings = False
             layer = build_meta_layer(config, sharding, attn=attn)
-        # Optional; few checkpoints have one. It is kept for the export.
-        with contextlib.suppress(OSError):
-            layer.lm.model.generation_config = transformers.GenerationConfig.from_pretrained(folder)
+        if layer.lm.model.can_generate():
+            # For the export.
+            layer.lm.model.generation_config = _read_generation_config(folder)
     unexpected = fill_layer(layer, source, name=path)
     # On the CPU, whose process group has a long timeout: ranks may finish reading minutes apart,
     # and the first collective between GPUs would time out.
@@ -170,6 +182,15 @@ def load_sharded(
         if layer.plan.is_split:
             _warn_uncompared(config.get_text_config().model_type)
     return layer
+
+
+def _read_generation_config(folder: Path) -> Any:
+    """Return the settings of `generate`: from their file or, without one, from config.json."""
+    read = transformers.GenerationConfig.from_pretrained
+    try:
+        return read(folder)
+    except OSError:
+        return read(folder, config_file_name="config.json", _from_model_config=True)
 
 
 def _warn_uncompared(family: str) -> None:

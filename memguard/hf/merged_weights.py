@@ -190,9 +190,15 @@ def _check_modules(source: MergedWeights, model: Any) -> None:
     """Refuse adapted layers that are not nn.Linear, or whose weight the embedding shares.
 
     Raises:
-        ModelError: names the first such layer.
+        ModelError: names the first such layer; or the layers round their weights.
     """
     adapter = source.adapter
+    if getattr(model.config, "quantization_config", None) is not None:
+        raise ModelError(
+            f"adapter '{adapter.folder}': the layers of its base model '{adapter.base}' round "
+            "their weights ('quantization_config' in its config.json), in which a merged adapter "
+            "would be lost: it cannot be read"
+        )
     modules: dict[str, Any] = dict(model.named_modules())
     embedding: Any = model.get_input_embeddings()
     for layer in adapter.layers:

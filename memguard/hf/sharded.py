@@ -17,27 +17,21 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from memguard.errors import ModelError
-from memguard.hf.meta_build import build_on_meta
+from memguard.hf.meta_build import build_on_meta, outline_model
 from memguard.hf.nf4_base import fill_nf4, list_nf4, outline_nf4
 from memguard.hf.safetensors import WeightSource, copy_rectangle, match_names
 from memguard.model.causal_lm import CausalLM
 from memguard.model.checks import check_causal, has_known_head, warn_of_unknown_head
-from memguard.model.dropout import list_dropout
+from memguard.model.dropout import list_dropout, set_dropout
 from memguard.model.trainable import freeze_others
-from memguard.parallel.experts import join_halves, list_halves
+from memguard.parallel.fused import find_orders
 from memguard.parallel.hf_plan import ShardingPlan, plan_sharding, plan_storage
 from memguard.parallel.layout import ShardSlice, find_rectangle
 from memguard.parallel.linear import to_local
-from memguard.parallel.linear_kinds import find_orders
 from memguard.parallel.lora import LoraSpec, attach_lora, fill_lora, is_adapter_parameter
 from memguard.parallel.mesh import Mesh4D
-from memguard.parallel.mesh_shape import (
-    ESTIMATED_FAMILIES,
-    ModelSizes,
-    Sizes,
-    StorageOnly,
-    check_mesh,
-)
+from memguard.parallel.mesh_shape import check_mesh
+from memguard.parallel.model_sizes import ESTIMATED_FAMILIES, ModelSizes, Sizes, StorageOnly
 from memguard.parallel.shard import (
     Checkpointing,
     checkpoint_blocks,
@@ -68,6 +62,10 @@ class Sharding:
     """Form of the linear layers' frozen weights; needs adapters and y = x = 1."""
     trainable_modules: tuple[str, ...] | None = None
     """Modules whose weights are trained, see `freeze_others`; None trains all."""
+    is_trained: bool = True
+    """False for an audit, in which nothing is dropped."""
+    without_dropout: bool = False
+    """Whether the rates of the model's dropout are set to 0; False leaves them."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -88,7 +86,8 @@ def build_meta_layer(config: Any, sharding: Sharding, *, attn: str | None = None
         attn: attention implementation; None uses transformers' default.
 
     Raises:
-        ModelError: the family cannot be split over this mesh, or drops activations on it.
+        ModelError: the family cannot be split over this mesh, or drops activations on it; or it
+            has no dropout to set to 0.
         ConfigError: the model cannot run on this mesh.
     """
     is_split = sharding.mesh.shape.y * sharding.mesh.shape.x > 1
@@ -96,7 +95,8 @@ def build_meta_layer(config: Any, sharding: Sharding, *, attn: str | None = None
         check_mesh(sharding.mesh.shape, ModelSizes.from_config(config))
     model = build_on_meta(config, attn=attn, dtype=sharding.dtype)
     plan = _choose_plan(model, is_split=is_split)
-    _refuse_dropout(model, is_split=is_split)
+    if sharding.is_trained:
+        _refuse_dropout(model, is_split=is_split, without_dropout=sharding.without_dropout)
     shard_model(model, plan, sharding.mesh)
     if sharding.quantization is not None:
         outline_nf4(model)
@@ -114,6 +114,8 @@ def build_meta_layer(config: Any, sharding: Sharding, *, attn: str | None = None
         compute_dtype=sharding.compute_dtype,
         device_type=sharding.device.type,
     )
+    if sharding.without_dropout:
+        set_dropout(model, 0.0)
     lm.freed_units = wrap_fsdp(
         lm,
         model,
@@ -132,12 +134,13 @@ def find_sizes(config: Any) -> Sizes:
         config: a transformers configuration.
 
     Raises:
-        ModelError: the model has no LM head.
+        ModelError: the configuration does not describe a causal language model.
     """
     family = config.get_text_config().model_type
-    is_known = family in ESTIMATED_FAMILIES
-    if not is_known and not _choose_plan(build_on_meta(config), is_split=False).is_split:
-        return StorageOnly(family=family)
+    if family not in ESTIMATED_FAMILIES:
+        model = outline_model(config, name=f"the model of type '{family}'")
+        if not _choose_plan(model, is_split=False).is_split:
+            return StorageOnly(family=family)
     try:
         return ModelSizes.from_config(config)
     except ModelError:
@@ -171,9 +174,8 @@ def fill_layer(layer: ShardedLayer, source: WeightSource, *, name: str) -> list[
     model = layer.lm.model
     quantised = list_nf4(model)
     own = {id(part) for nf4 in quantised.values() for part in (nf4.packed, nf4.scales)}
-    halves = list_halves(model)
     wanted = {
-        key: halves.get(key) or tuple(parameter.shape)
+        key: tuple(parameter.shape)
         for key, parameter in model.named_parameters()
         if not is_adapter_parameter(key) and id(parameter) not in own
     }
@@ -192,11 +194,10 @@ def fill_layer(layer: ShardedLayer, source: WeightSource, *, name: str) -> list[
         rectangle = find_rectangle(parameter.shape, placements, mesh.shape, here)
         local = to_local(parameter.data)
         if key not in orders:
-            copy_rectangle(_Renamed(source, stored, halves), key, rectangle, local)
+            copy_rectangle(source, stored[key], rectangle, local)
             continue
         for piece in orders[key].split(rectangle):
-            target = local[piece.mesh.slices]
-            copy_rectangle(_Renamed(source, stored, halves), key, piece.file, target)
+            copy_rectangle(source, stored[key], piece.file, local[piece.mesh.slices])
     for key, nf4 in quantised.items():
         fill_nf4(nf4, source, stored[key], mesh.axis("z"))
     for key in buffers:
@@ -253,31 +254,6 @@ def allocate(layer: ShardedLayer) -> None:
         setattr(lm.model.get_submodule(module), leaf, lm.model.get_parameter(first))
 
 
-@dataclass(frozen=True, slots=True)
-class _Renamed:
-    """A source whose tensors have the model's names and dimensions."""
-
-    source: WeightSource
-    stored: dict[str, str]
-    halves: dict[str, tuple[int, ...]]
-    """Shapes in the source of parameters that have halves (`experts`)."""
-
-    @property
-    def origin(self) -> Any:
-        return self.source.origin
-
-    @property
-    def shapes(self) -> Any:
-        return {name: self.source.shapes[key] for name, key in self.stored.items()}
-
-    def read(self, name: str, rectangle: ShardSlice) -> torch.Tensor:
-        key = self.stored[name]
-        if name not in self.halves:
-            return self.source.read(key, rectangle)
-        parts = join_halves(rectangle, self.halves[name][1] // 2)
-        return torch.stack([self.source.read(key, part) for part in parts], 1)
-
-
 def _list_stored_buffers(model: Any, source: WeightSource) -> dict[str, torch.Tensor]:
     """Return the buffers that checkpoints have; not those that transformers lets them lack."""
     state, optional = model.state_dict(), model._keys_to_ignore_on_load_missing or ()
@@ -307,7 +283,7 @@ def _aliases(model: nn.Module) -> dict[str, str]:
     return aliases
 
 
-def _refuse_dropout(model: Any, *, is_split: bool) -> None:
+def _refuse_dropout(model: Any, *, is_split: bool, without_dropout: bool) -> None:
     """Refuse what ranks draw differently: activations that they share, and layers left out."""
     noise = {
         name: value
@@ -315,18 +291,20 @@ def _refuse_dropout(model: Any, *, is_split: bool) -> None:
         for name, value in vars(module).items()
         if "jitter" in name and isinstance(value, float) and value > 0
     }
-    dropping = {
-        name: rate
-        for name, rate in {**list_dropout(model), **noise}.items()
-        # A rank that leaves out a layer would not take part in its collectives.
-        if is_split or "layerdrop" in name
-    }
+    rates = list_dropout(model)
+    # A rank that leaves out a layer would not take part in its collectives.
+    layers = {name: rate for name, rate in rates.items() if "layerdrop" in name}
+    dropping = layers if without_dropout or not is_split else rates
+    if is_split:
+        dropping = {**dropping, **noise}
     if dropping:
+        in_run = dropping.keys().isdisjoint({*layers, *noise})
+        where = "Set 'train.dropout' to 0" if in_run else "Set it to 0 in the model's configuration"
         listed = ", ".join(f"{name}={rate:g}" for name, rate in dropping.items())
         way_out = "use the axes data and z" if is_split else "train on one process"
         raise ModelError(
             f"{type(model).__name__} must not drop activations, or add noise to those of routers, "
-            f"on this mesh; it has {listed}. Set it to 0 in the model's configuration, or {way_out}"
+            f"on this mesh; it has {listed}. {where}, or {way_out}"
         )
 
 

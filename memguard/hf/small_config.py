@@ -36,6 +36,7 @@ _WIDTHS: dict[str, int] = {
     # Recurrent layers pad a row to whole chunks.
     **dict.fromkeys(("mamba_chunk_size", "chunk_size"), 16),
 }
+_NUM_EXPERTS = 8
 _VOCABULARY = {"vocab_size": 512}
 _SPECIAL_TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
 # The first layers of a family with experts are often dense.
@@ -66,6 +67,9 @@ def make_default_config(model_type: str) -> Any:
     for part in _list_parts(config):
         _derive(part, "num_key_value_heads", lambda part: part.num_attention_heads)
         _derive(part, "head_dim", lambda part: part.hidden_size // part.num_attention_heads)
+        _derive(part, "n_routed_experts", lambda _: _NUM_EXPERTS)
+        _derive(part, "n_shared_experts", lambda _: 1)
+        _derive(part, "num_experts_per_tok", lambda _: 2)
     return config
 
 

@@ -5,10 +5,9 @@ the modules, one tensor per expert where a module has one for all, or lack the p
 model. `ModuleNames` does the same for rectangles, with transformers' own rules and operations:
 
     renamed      rectangle of the stored tensor                    -> rectangle
+    experts      E tensors w1 [I, H] and E tensors w3 [I, H], stacked -> gate_up_proj [E, 2I, H]
+                 rectangles of the experts and of the rows that it has -> rectangle
     converted    stored tensors -> transformers' converter -> tensor -> rectangle
-
-    experts      e.g. E tensors w1 [I, H] and E tensors w3 [I, H]  -> gate_up_proj [E, 2I, H]
-                 only the experts of the rectangle are read
 
 Of other converted tensors one is converted at a time, whole, and kept for the next rectangle of it.
 """
@@ -23,11 +22,8 @@ import torch
 from torch import Tensor
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import (
-    Chunk,
     Concatenate,
-    Interleave,
     MergeModulelist,
-    Transpose,
     WeightConverter,
     WeightRenaming,
     dot_natural_key,
@@ -55,23 +51,22 @@ class _Converted:
         return tuple(name for names in self.parts.values() for name in names)
 
     @property
-    def is_by_expert(self) -> bool:
-        """Whether row i of each result is made of the i-th tensor of each pattern alone."""
+    def stacks(self) -> list[list[str]] | None:
+        """Stored names of the experts by pattern, if the result has them stacked side by side.
+
+        Side by side is along dimension 1, in the order of the converter's patterns.
+        """
         first, *others = self.converter.operations
-        return (
-            isinstance(first, MergeModulelist)
-            and first.dim == 0
-            and len({len(names) for names in self.parts.values()}) == 1
-            and all(_keeps_rows(operation) for operation in others)
-        )
-
-
-def _keeps_rows(operation: Any) -> bool:
-    """Whether an operation leaves dimension 0 as it is."""
-    if isinstance(operation, Transpose):
-        # With `check_dims` it compares the shape with that of the whole parameter.
-        return min(operation.dim0, operation.dim1) > 0 and not operation.check_dims
-    return isinstance(operation, Concatenate | Chunk | Interleave) and operation.dim > 0
+        is_joined = len(others) == 1 and isinstance(others[0], Concatenate) and others[0].dim == 1
+        if (
+            not isinstance(first, MergeModulelist)
+            or first.dim != 0
+            or len({len(names) for names in self.parts.values()}) != 1
+            or (len(self.parts) != 1 if not others else not is_joined)
+        ):
+            return None
+        patterns = [name for name in self.converter.source_patterns if name in self.parts]
+        return [self.parts[pattern] for pattern in patterns]
 
 
 class ModuleNames:
@@ -89,7 +84,7 @@ class ModuleNames:
         self._renamed: dict[str, str] = {}
         self._converted: dict[str, _Converted] = {}
         self._shapes: dict[str, tuple[int, ...]] = {}
-        self._last: tuple[_Converted, range, dict[str, Tensor]] | None = None
+        self._last: tuple[_Converted, dict[str, Tensor]] | None = None
         rules = get_model_conversion_mapping(model)
         unknown = self._match(rules)
         for name, source in self._renamed.items():
@@ -135,7 +130,7 @@ class ModuleNames:
     def _infer(self, group: _Converted) -> list[str]:
         """Add the shapes of a group's results; return its stored names if it is not complete."""
         try:
-            results = self._convert(group, range(len(next(iter(group.parts.values())))), meta=True)
+            results = self._convert(group, meta=True)
         except Exception:  # Each operation has its own error for tensors that do not fit.
             del self._converted[group.name]
             return list(group.stored)
@@ -159,28 +154,51 @@ class ModuleNames:
         group = self._converted.get(name)
         if group is None:
             return self._stored.read(self._renamed.get(name, name), rectangle)
-        first = 0
-        rows = range(len(next(iter(group.parts.values()))))
-        if group.is_by_expert:
-            first = rectangle.start[0]
-            rows = range(first, first + rectangle.shape[0])
-        if self._last is None or self._last[0] is not group or self._last[1] != rows:
+        if (stacks := group.stacks) is not None:
+            return self._read_stacked(stacks, rectangle)
+        if self._last is None or self._last[0] is not group:
             self._last = None  # Frees its memory.
-            self._last = (group, rows, self._convert(group, rows, meta=False))
-        along, *others = rectangle.slices
-        return self._last[2][name][(slice(along.start - first, along.stop - first), *others)]
+            self._last = (group, self._convert(group, meta=False))
+        return self._last[1][name][rectangle.slices]
 
-    def _convert(self, group: _Converted, rows: range, *, meta: bool) -> dict[str, Tensor]:
+    def _read_stacked(self, stacks: list[list[str]], rectangle: ShardSlice) -> Tensor:
+        """Return a rectangle of ``[E, I_1 + I_2 + ..., H]``; only its own bytes are read.
+
+        Args:
+            stacks: names of the experts ``[I_n, H]``, for each n.
+            rectangle: of the result.
+        """
+        experts, rows, columns = rectangle.slices
+        result = torch.empty(0)
+        first = 0
+        for names in stacks:
+            last = first + self._stored.shapes[names[0]][0]
+            own = slice(max(rows.start, first), min(rows.stop, last))
+            for number in range(experts.start, experts.stop) if own.start < own.stop else ():
+                part = ShardSlice(
+                    start=(own.start - first, columns.start),
+                    shape=(own.stop - own.start, rectangle.shape[2]),
+                )
+                piece = self._stored.read(names[number], part)
+                if not result.numel():
+                    result = torch.empty(rectangle.shape, dtype=piece.dtype)
+                # Precisions may be mixed; the result has the best, as in `torch.cat`.
+                result = result.to(torch.promote_types(result.dtype, piece.dtype))
+                target = slice(own.start - rows.start, own.stop - rows.start)
+                result[number - experts.start, target] = piece
+            first = last
+        return result
+
+    def _convert(self, group: _Converted, *, meta: bool) -> dict[str, Tensor]:
         """Run transformers' conversion of a group.
 
         Args:
             group: the stored tensors.
-            rows: which of the tensors of each pattern; all of them unless `is_by_expert`.
             meta: whether to convert tensors without storage, for their shapes.
         """
         converter = copy.deepcopy(group.converter)
         for pattern, names in group.parts.items():
-            for source in names[rows.start : rows.stop] if group.is_by_expert else names:
+            for source in names:
                 shape = self._stored.shapes[source]
                 whole = ShardSlice(start=(0,) * len(shape), shape=tuple(shape))
                 tensor = (

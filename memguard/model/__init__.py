@@ -4,6 +4,7 @@
     checks.py         rejects models that are not causal LMs of the supported kind
     lm_head.py        one rank's shard of the LM head
     loss.py           losses over a sharded vocabulary, few logits at a time
+    router_loss.py    load-balancing loss of a mixture of experts
     token_scores.py   log-probability, argmax and margin of single tokens
     truncation.py     probability of a label under top-k and top-p; the largest logits of a row
     next_token.py     the most likely or a drawn next token

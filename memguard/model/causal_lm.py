@@ -16,12 +16,21 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
+from transformers import PreTrainedModel
 
 from memguard.config.sampling import SamplingScheme
 from memguard.mitigation import TokenTerms
 from memguard.model.lm_head import Head, Step, apply_logit_transforms
 from memguard.model.loss import sum_nll, token_terms
 from memguard.model.next_token import BestTokens, DrawnTokens, draw_tokens, find_best
+from memguard.model.router_loss import (
+    FLAG,
+    RouterLoss,
+    check_recorded,
+    find_router_loss,
+    has_flag,
+    takes_flag,
+)
 from memguard.model.token_scores import TokenScores, score_tokens
 from memguard.parallel.attention import prepare_attention
 from memguard.parallel.layout import ShardSlice, cut
@@ -40,7 +49,10 @@ _AFTER_HEAD: dict[str, Callable[[Tensor, float], Tensor]] = {
     "logit_scale": lambda logits, scale: logits * scale,
     "logits_scaling": lambda logits, scale: logits / scale,
 }
-
+# Families in which a field of this name is another operation.
+_AFTER_HEAD_OF_FAMILY: dict[str, dict[str, Callable[[Tensor, float], Tensor]]] = {
+    "hyperclovax": {"logits_scaling": lambda logits, scale: logits * scale},
+}
 
 # Share of free memory that gathered weights may use; the rest is for keys, values and logits.
 _GATHERED_SHARE = 0.7
@@ -80,11 +92,14 @@ class CausalLM(nn.Module):
         """Units whose gathered weights are freed after their forward; set by `wrap_fsdp`."""
         self._keeps_gathered = False
         self.compute_dtype: torch.dtype = compute_dtype or model.dtype
+        self._router_loss = find_router_loss(model)
+        self._sets_flag = has_flag(model) and takes_flag(model)
         config = model.config.get_text_config()
         self.vocab_size: int = model.get_output_embeddings().weight.shape[0]
+        steps = {**_AFTER_HEAD, **_AFTER_HEAD_OF_FAMILY.get(config.model_type, {})}
         self._logit_transforms: tuple[Step, ...] = tuple(
             (step, float(getattr(config, field)))
-            for field, step in _AFTER_HEAD.items()
+            for field, step in steps.items()
             if getattr(config, field, None) is not None
         )
 
@@ -101,6 +116,11 @@ class CausalLM(nn.Module):
         setting = getattr(settings, "eos_token_id", None)
         ids = [setting] if isinstance(setting, int) else setting or []
         return tuple(sorted({int(id) for id in ids if 0 <= int(id) < self.vocab_size}))
+
+    @property
+    def router_loss(self) -> RouterLoss | None:
+        """Load-balancing loss that the configuration makes part of training; None: no such loss."""
+        return self._router_loss if self.own_head else None
 
     @property
     def num_batch_ways(self) -> int:
@@ -199,6 +219,7 @@ class CausalLM(nn.Module):
         packing: Packing | None = None,
         mask_BT: Tensor | None = None,
         cache: Any = None,
+        router_logits: list[Tensor] | None = None,
     ) -> Tensor:
         """Return the last hidden states [B, T, D/y].
 
@@ -214,8 +235,13 @@ class CausalLM(nn.Module):
             mask_BT: only with a cache: True for the slots, old and new, that are visible.
             cache: only for rows of one document each, see `kv_cache`; stores the keys and values
                 of these tokens, which attend to all of its slots.
+            router_logits: only of a model with `router_loss`: receives those of each layer with
+                experts, ``[B T, E]``.
+
+        Raises:
+            ModelError: no layer returns router logits.
         """
-        body = self.model.base_model if self.own_head else self.model
+        body = _find_body(self.model) if self.own_head else self.model
         if cache is None:
             arguments = self.attention.arguments(
                 input_ids_BT, position_ids_BT, packing, compute_dtype=self.compute_dtype
@@ -226,7 +252,12 @@ class CausalLM(nn.Module):
                 "position_ids": position_ids_BT,
                 "past_key_values": cache,
             }
+        if self._sets_flag:
+            # By their configuration such models record them in every forward.
+            arguments = {**arguments, FLAG: router_logits is not None}
         output = body(input_ids=input_ids_BT, use_cache=cache is not None, **arguments)
+        if router_logits is not None:
+            router_logits += check_recorded(self.model, output.get("router_logits"))
         hidden: Tensor = output.last_hidden_state if self.own_head else output.logits
         # Blocks may be on several devices; the head is on the first.
         return hidden.to(self.device)
@@ -306,3 +337,15 @@ class CausalLM(nn.Module):
             feature_axis=y,
             chunk_tokens=self.chunk_tokens,
         )
+
+
+def _find_body(model: Any) -> Any:
+    """Return the model without its head.
+
+    Some families (Llama 4) give it by a prefix that only their models with images have.
+    """
+    body = model.base_model
+    if body is not model:
+        return body
+    bodies = [child for child in model.children() if isinstance(child, PreTrainedModel)]
+    return bodies[0] if len(bodies) == 1 else body

@@ -1,7 +1,8 @@
 """Trains some modules of a model and freezes the others.
 
 A frozen parameter has ``requires_grad`` False: autograd computes no gradient for it, and the
-optimizer lists only parameters that require one.
+optimizer lists only parameters that require one. What a family freezes itself, such as offsets of
+routers that are set in another way, stays frozen.
 """
 
 from collections.abc import Sequence
@@ -31,7 +32,7 @@ def freeze_others(model: Any, names: Sequence[str]) -> None:
             for path, module in model.named_modules()
             if path == name or path.endswith(f".{name}")
         ]
-        parameters = [p for _, module in matching for p in module.parameters()]
+        parameters = [p for _, module in matching for p in module.parameters() if p.requires_grad]
         if not parameters:
             raise ConfigError(
                 f"'train.trainable_modules': {family} has no module '{name}' with weights; it has "
@@ -47,7 +48,8 @@ def freeze_others(model: Any, names: Sequence[str]) -> None:
                 f"'{path.rpartition('.')[0]}' (tied), which would be trained too: name both, or "
                 "neither"
             )
-        parameter.requires_grad_(chosen_by is not None)
+        if chosen_by is None:
+            parameter.requires_grad_(False)
 
 
 def _is_inside(path: str, names: Sequence[str]) -> bool:

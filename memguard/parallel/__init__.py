@@ -2,9 +2,10 @@
 
     hf_plan.py            the role of each module of a Hugging Face model
     shard.py              applies the roles; activation checkpointing; units of storage (FSDP2)
-    linear.py             linear layers over y and x
-    linear_kinds.py       which modules are linear layers; the order of their features
-    fused.py              features of layers whose output is several projections
+    linear.py             linear layers, alone and in groups
+    linear_function.py    their products over y and x, with overlapped collectives
+    linear_kinds.py       which modules are linear layers
+    fused.py              order of features in parameters that are several projections
     lora.py               low-rank adapters of linear layers
     nf4.py                frozen weights in 4-bit NormalFloat
     embedding.py          token embedding over y and x
@@ -15,7 +16,7 @@
     attention_pieces.py   attention with a mask of all pairs, without most masked pairs
     packed_rows.py        where the documents of packed rows begin
     mesh_shape.py         validates a mesh, or lists the nearest valid ones; no torch
-    config_fields.py      sizes under the names that families have for them; no torch
+    model_sizes.py        sizes of a model, under the names that families have; no torch
     mesh_rules.py         rules for the degrees of axes; no torch
     mesh.py               the process groups
     collectives.py        collectives over one axis and their gradients

@@ -271,6 +271,9 @@ def prepare_attention(model: Any, device_type: str) -> Attention:
         device_type: type of the device on which it will run.
     """
     kernel = choose_attention(model, device_type)
+    # Boolean masks of eager attention have a meaning of their own: MPT's are True where a token is
+    # hidden.
+    has_shared_bias = _read_implementation(model) == "sdpa"
     if kernel in _REPLACING:
         name = _PREFIX + kernel
         attend, make_mask, _ = _REPLACING[kernel]
@@ -282,7 +285,8 @@ def prepare_attention(model: Any, device_type: str) -> Attention:
         bias = SharedBias(blocks[0])
         for block in blocks:
             block.register_forward_pre_hook(_drop_packing_mask, with_kwargs=True)
-            block.register_forward_pre_hook(bias, with_kwargs=True)
+            if has_shared_bias:
+                block.register_forward_pre_hook(bias, with_kwargs=True)
     window = getattr(model.config.get_text_config(), "sliding_window", None)
     return Attention(kernel=kernel, windows=(None,) if window is None else (None, window))
 

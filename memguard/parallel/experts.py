@@ -9,7 +9,7 @@ features of every expert; n = y x.
     inside the block:
     X_MH    [M, H]          hidden states         replicated         replicated
     router  [E, H]          k experts, weights    replicated         replicated
-    gate_up [E, 2, I/n, H]  gate and up           split              split
+    gate_up [E, 2 I/n, H]   gate and up           split              split
     down    [E, H, I/n]                           split              split
     Y_MH    [M, H]          output                partial sum        partial sum
 
@@ -31,15 +31,13 @@ same hidden states and weights.
 Shared experts are linear layers inside the block, split in the same way and without collectives.
 
 Gate and up are two halves of one parameter [E, 2 I, H], of which a rank needs the same rows of
-both: it is held, and stored in checkpoints of a run, as [E, 2, I, H]. Where they alternate
-(gpt_oss: [E, H, 2 I], gate 0, up 0, gate 1, ...) a piece has both. The bias of down [E, H] is split
-over its features: a rank adds its own features and zeros elsewhere, so that the sum has each once.
+both: a mesh stores the rows in another order than files (`fused`). Where they alternate (gpt_oss:
+[E, H, 2 I], gate 0, up 0, gate 1, ...) a piece has both. The bias of down [E, H] is split over its
+features: a rank adds its own features and zeros elsewhere, so that the sum has each once.
 """
 
-from collections.abc import Iterator
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -49,12 +47,11 @@ from memguard.parallel.collectives import (
     scatter_over_axis,
     sum_over_axis,
 )
+from memguard.parallel.fused import FeatureOrder
 from memguard.parallel.layout import ShardSlice
 from memguard.parallel.linear import to_local
 from memguard.parallel.mesh import Axis
 
-PAIRED = "gate_up_proj"
-"""Parameter of experts that has gate and up."""
 _SPLIT_BIAS = "down_proj_bias"
 
 
@@ -116,14 +113,18 @@ class Local4D(nn.Module):
 class Experts4D(Local4D):
     """The experts of a sharded model."""
 
-    bias_slice: ShardSlice | None
-    """Piece of the bias of down that this rank adds; None if it adds all of it."""
+    order: FeatureOrder | None = None
+    """Order of gate and up if it is not that of files."""
+    bias_slice: ShardSlice | None = None
+    """Piece of the bias of down that this rank adds; None if it has none."""
+
+    def find_order(self, leaf: str) -> FeatureOrder | None:
+        """Return the order of a parameter's features if it is not that of files."""
+        return self.order if leaf == "gate_up_proj" else None
 
     def expose(self, leaf: str, parameter: Tensor) -> Tensor:
         """Return a parameter as the forward reads it."""
         local = to_local(parameter)
-        if leaf == PAIRED and local.ndim == 4:
-            return local.flatten(1, 2)
         if leaf == _SPLIT_BIAS and self.bias_slice is not None:
             before = self.bias_slice.start[1]
             return functional.pad(local, (before, parameter.shape[1] - before - local.shape[1]))
@@ -158,47 +159,3 @@ class ExpertsBlock4D(nn.Module):
         partial, *others = output if isinstance(output, tuple) else (output,)
         whole = sum_over_axis(scatter_over_axis(partial, y), x)
         return (whole, *others) if isinstance(output, tuple) else whole
-
-
-def separate_halves(module: Any) -> None:
-    """Give gate and up of experts a dimension of their own: [E, 2 I, H] becomes [E, 2, I, H].
-
-    Args:
-        module: experts for which `has_halves` holds, on the meta device.
-    """
-    full = module.get_parameter(PAIRED)
-    assert full.is_meta, "a model is sharded before it has storage"
-    separated = separate(full.detach())
-    setattr(module, PAIRED, nn.Parameter(separated, requires_grad=full.requires_grad))
-
-
-def separate(tensor: Tensor) -> Tensor:
-    """View ``[E, 2 I, H]`` as ``[E, 2, I, H]``."""
-    num_experts, both, hidden_size = tensor.shape
-    return tensor.view(num_experts, 2, both // 2, hidden_size)
-
-
-def list_halves(model: nn.Module) -> dict[str, tuple[int, ...]]:
-    """Return the parameters of gate and up in halves by name, and their shapes in model files."""
-    shapes: dict[str, tuple[int, ...]] = {}
-    for name, module in model.named_modules():
-        if has_halves(module):
-            num_experts, *both, hidden_size = module.get_parameter(PAIRED).shape
-            shapes[f"{name}.{PAIRED}"] = (num_experts, torch.Size(both).numel(), hidden_size)
-    return shapes
-
-
-def join_halves(rectangle: ShardSlice, width: int) -> Iterator[ShardSlice]:
-    """Yield the rectangles of ``[E, 2 I, H]``, one a half, of a rectangle of ``[E, 2, I, H]``.
-
-    Args:
-        rectangle: of the parameter as a mesh holds it.
-        width: I.
-    """
-    expert, half, row, feature = rectangle.start
-    num_experts, num_halves, num_rows, num_features = rectangle.shape
-    for number in range(half, half + num_halves):
-        yield ShardSlice(
-            start=(expert, number * width + row, feature),
-            shape=(num_experts, num_rows, num_features),
-        )

@@ -7,8 +7,8 @@ roles (`hf_plan`). Embedding, head and norms of the residual stream need no entr
 from collections.abc import Callable
 from typing import Any, Literal
 
-from memguard.parallel.config_fields import read_num_kv_heads
 from memguard.parallel.fused import Parts
+from memguard.parallel.model_sizes import read_num_kv_heads
 
 Role = Literal[
     "plain",

@@ -1,4 +1,4 @@
-"""The order of features in layers whose output is several projections side by side.
+"""The order of features in parameters that are several projections side by side.
 
 transformers' code cuts the output of such a layer (q|k|v, gate|up) into its parts. Each rank along
 x needs an equal share of every part, so a mesh stores the features in another order than files and
@@ -10,18 +10,18 @@ one process do:
 
 k0' and k0" are halves of one head, which ranks gather in forward as those of any key/value head.
 Falcon's layers repeat q..q|k|v for each key/value head: then x, up to their number, cuts between
-groups, which keeps the order of the file.
+groups, which keeps the order of the file. Gate and up of experts are cut by y and x together.
 
 A parameter has the same name and shape in both orders. `Parts.order` lists the runs of the file in
 the mesh's order; whatever reads or writes files (weights, export, adapters, checkpoints) translates
 rectangles with it. One layer remains one parameter, one matmul and one collective.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from memguard.parallel.layout import ShardSlice
 
@@ -91,14 +91,14 @@ class Parts:
     """Numbers of the parts that are keys or values."""
 
     def local_sizes(self, degree: int) -> tuple[int, ...]:
-        """Return the features of each part on one rank along x, if ranks share a group."""
+        """Return the features of each part on one of the ranks, if ranks share a group."""
         return tuple(size // (degree // self.num_groups) for size in self.sizes)
 
     def order(self, degree: int, dim: int) -> FeatureOrder | None:
         """Return the order along a dimension; None if it is the file's.
 
         Args:
-            degree: ranks along x; `mesh_shape` has checked that their shares are equal.
+            degree: ranks that share the parts; `mesh_shape` has checked that the shares are equal.
             dim: of the out-features.
         """
         if self.num_groups % degree == 0:
@@ -111,3 +111,20 @@ class Parts:
                     runs.append((start + rank * local, local))
                     start += size
         return FeatureOrder(dim, tuple(runs))
+
+
+def find_orders(model: nn.Module) -> dict[str, FeatureOrder]:
+    """Return the parameters that a mesh stores in another order than files, by name.
+
+    Modules with such parameters have a method ``find_order``.
+    """
+    orders = {}
+    for name, module in model.named_modules():
+        find_order: Callable[[str], FeatureOrder | None] | None
+        find_order = getattr(module, "find_order", None)
+        if find_order is not None:
+            for leaf, _ in module.named_parameters():
+                order = find_order(leaf)
+                if order is not None:
+                    orders[f"{name}.{leaf}"] = order
+    return orders

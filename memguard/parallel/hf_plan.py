@@ -19,15 +19,15 @@ residual stream) get their roles here.
     unsplit      any                     Replicate, Replicate     whole
 
     in blocks of experts (`experts`); d is the dimension of intermediate features
-    experts      gate and up in halves   Shard(d), Shard(d)       whole
+    experts      gate and up are halves  Shard(d), Shard(d)       whole
     alternating_experts                  Shard(d), Shard(d)       whole
     expert_plain shared gate up          Shard(0), Shard(0)       whole
     expert_transposed  shared down       Shard(1), Shard(1)       whole
     router       [experts, features]     Replicate, Replicate     summed over y and x
 
 "Whole" means that every rank that holds a copy computes the same gradient. The output of a plain
-layer may be several projections (`fused`). The weights of GPT-2's Conv1D are [in, out], and their
-two placements are exchanged. The parent of experts has the role experts_block.
+layer or of experts may be several projections (`fused`). The weights of GPT-2's Conv1D are
+[in, out], and their two placements are exchanged. The parent of experts has the role experts_block.
 
 A family without such a plan can use the axes data and z: all its modules are `unsplit`, stay as
 they are, and only their storage is sharded (`plan_storage`).
@@ -80,8 +80,8 @@ PLACEMENTS: dict[tuple[Role, str], tuple[Placement, Placement]] = {
     ("heads_norm", "weight"): (Replicate(), Shard(0)),
     ("heads_norm", "bias"): (Replicate(), Shard(0)),
     ("sinks", "sinks"): (Replicate(), Shard(0)),
-    # Of [E, 2, I, H] and [E, H, I].
-    ("experts", "gate_up_proj"): (Shard(2), Shard(2)),
+    # Of [E, 2 I, H] and [E, H, I].
+    ("experts", "gate_up_proj"): (Shard(1), Shard(1)),
     ("experts", "down_proj"): (Shard(2), Shard(2)),
     # Of [E, H, 2 I], [E, 2 I], [E, I, H] and [E, H].
     ("alternating_experts", "gate_up_proj"): (Shard(2), Shard(2)),
@@ -127,7 +127,7 @@ class ShardingPlan:
     is_tied: bool
     """Whether head and embedding are one parameter."""
     parts: Mapping[str, Parts] = field(default_factory=dict)
-    """Of layers whose output is several projections, by name."""
+    """Of layers and experts whose output is several projections, by name."""
     in_out: frozenset[str] = frozenset()
     """Layers whose weights are [in, out]."""
 
@@ -205,7 +205,7 @@ def plan_sharding(model: Any) -> ShardingPlan:
         ),
         blocks=find_blocks(model),
         is_tied=head.weight is embedding.weight,
-        parts=dict(_find_parts(names, config)),
+        parts=dict(_find_parts(names, roles, config)),
         in_out=frozenset(name for name in roles if isinstance(names[name], Conv1D)),
     )
 
@@ -343,9 +343,15 @@ def _find_key_value(roles: dict[str, Role]) -> Iterator[str]:
             yield name
 
 
-def _find_parts(names: dict[str, nn.Module], config: Any) -> Iterator[tuple[str, Parts]]:
+def _find_parts(
+    names: dict[str, nn.Module], roles: dict[str, Role], config: Any
+) -> Iterator[tuple[str, Parts]]:
     splits = PARTS_OF_FAMILY.get(config.model_type, {})
     for name, module in names.items():
+        if roles.get(name) == "experts":
+            _, num_features, _ = module.get_parameter("gate_up_proj").shape
+            yield name, Parts(sizes=(num_features // 2,) * 2)
+            continue
         split = splits.get(name.rpartition(".")[2])
         if split is None:
             continue

@@ -1,4 +1,4 @@
-"""Which modules are linear layers, and which of their parameters a mesh stores in another order."""
+"""Which modules are linear layers."""
 
 import copy
 from typing import Any
@@ -8,7 +8,6 @@ from torch import nn
 from torch.nn import functional
 from transformers.pytorch_utils import Conv1D
 
-from memguard.parallel.fused import FeatureOrder
 from memguard.parallel.linear import Linear4D
 
 
@@ -37,18 +36,3 @@ def is_linear(module: nn.Module) -> bool:
 def is_conv1d(module: nn.Module) -> bool:
     """Whether a module is a `Conv1D`, sharded or not, whose weight is [in, out]."""
     return isinstance(module, Conv1D) or (isinstance(module, Linear4D) and module.stores_in_out)
-
-
-def find_orders(model: nn.Module) -> dict[str, FeatureOrder]:
-    """Return the parameters that a mesh stores in another order than files, see `fused`."""
-    orders = {}
-    for name, layer in model.named_modules():
-        if not isinstance(layer, Linear4D) or layer.parts is None:
-            continue
-        for leaf, _ in layer.named_parameters():
-            dim = 1 if layer.stores_in_out and leaf == "weight" else 0
-            order = layer.parts.order(layer.out_axis.degree, dim)
-            # An adapter's first factor has no out-features.
-            if order is not None and leaf != "lora_A.weight":
-                orders[f"{name}.{leaf}"] = order
-    return orders

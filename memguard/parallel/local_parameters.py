@@ -39,10 +39,9 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 from torch.distributed.tensor.placement_types import Replicate
 
 from memguard.parallel.collectives import all_reduce
-from memguard.parallel.experts import ExpertsBlock4D, list_halves, separate
-from memguard.parallel.fused import FeatureOrder
+from memguard.parallel.experts import ExpertsBlock4D
+from memguard.parallel.fused import FeatureOrder, find_orders
 from memguard.parallel.layout import ShardSlice
-from memguard.parallel.linear_kinds import find_orders
 from memguard.parallel.lora import is_adapter_parameter, is_factor
 from memguard.parallel.mesh import Axis, Mesh4D, world_axis
 from memguard.parallel.stored_pieces import StoredPieces
@@ -66,8 +65,6 @@ class LocalParameter:
     partial_over: tuple[str, ...] = ()
     """Axes over whose ranks the gradient is summed: of an adapter's factor, and in blocks of
     experts."""
-    has_halves: bool = False
-    """Whether it is gate and up of experts in halves, in the shape of model files."""
     order: FeatureOrder | None = None
     """Order of its features if it is not that of files."""
 
@@ -76,10 +73,8 @@ class LocalParameter:
 
         It is a DTensor, or `StoredPieces` if files have another order; it shares storage.
         """
-        if value.shape != self.local.shape:
+        if value.shape != self.local.shape or not isinstance(self.source, DTensor):
             return value
-        if not isinstance(self.source, DTensor):
-            return separate(value) if self.has_halves else value
         if self.order is not None:
             shape, start = compute_local_shape_and_global_offset(
                 self.source.shape, self.source.device_mesh, self.source.placements
@@ -103,7 +98,6 @@ def find_local_parameters(model: nn.Module, mesh: Mesh4D | None = None) -> list[
     """List the trainable parameters; call this once their storage will no longer change."""
     parameters = []
     orders = find_orders(model)
-    halves = list_halves(model)
     in_experts = {
         parameter
         for block in model.modules()
@@ -115,13 +109,7 @@ def find_local_parameters(model: nn.Module, mesh: Mesh4D | None = None) -> list[
             continue
         if not isinstance(parameter, DTensor):
             parameters.append(
-                LocalParameter(
-                    name=name,
-                    source=parameter,
-                    local=parameter,
-                    num_copies=1,
-                    has_halves=name in halves,
-                )
+                LocalParameter(name=name, source=parameter, local=parameter, num_copies=1)
             )
             continue
         names = parameter.device_mesh.mesh_dim_names or ()

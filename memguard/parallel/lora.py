@@ -1,7 +1,7 @@
 """Low-rank adapters (LoRA) of linear layers, the same on one process and on every mesh.
 
 A layer with an adapter is a `Linear4D`, also on one process, where its axes have one rank. The base
-model is frozen; its equations are in `linear`. An adapter has two factors, of rank R:
+model is frozen; its equations are in `linear_function`. An adapter has two factors, of rank R:
 
                 plain layer                transposed layer           gradient is partial over
     A [R, K]    Shard(1) over y            Shard(1) over x            the axis that shards N
@@ -36,7 +36,7 @@ from torch.distributed.tensor.placement_types import Placement, Replicate, Shard
 from memguard.config.adapters import matches_target, refuse_target
 from memguard.errors import ConfigError, ModelError
 from memguard.parallel.collectives import all_reduce
-from memguard.parallel.experts import ExpertsBlock4D
+from memguard.parallel.experts import ExpertsBlock4D, is_experts
 from memguard.parallel.layout import ShardSlice, cut, find_rectangle
 from memguard.parallel.linear import Linear4D, to_local
 from memguard.parallel.linear_kinds import is_conv1d, is_linear
@@ -46,6 +46,9 @@ from memguard.seeds import derive_seed
 
 FACTORS = ("lora_A", "lora_B")
 MAGNITUDE = "lora_magnitude_vector"
+# Families, and the layer whose adapter would have no effect with their fused kernels; as in peft.
+_FUSED_KERNELS = frozenset({"falcon_h1", "falcon_mamba", "mamba", "mamba2", "nemotron_h"})
+_READ_BY_KERNELS = "out_proj"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -127,7 +130,8 @@ def find_targets(model: Any, target_modules: Sequence[str] | None) -> tuple[str,
 
     Raises:
         ConfigError: a name matches no layer.
-        ModelError: a matching module is not a plain linear layer.
+        ModelError: a matching module is not a plain linear layer, or `peft` reads its name as that
+            of experts.
     """
     head = model.get_output_embeddings()
     family = type(model).__name__
@@ -137,16 +141,12 @@ def find_targets(model: Any, target_modules: Sequence[str] | None) -> tuple[str,
                 f"'adapter': {family} computes with Conv1D instead of linear layers, which "
                 "memguard has no adapter for"
             )
-        names = [
-            name
-            for name, module in model.named_modules()
-            if isinstance(module, nn.Linear) and module is not head
-        ]
+        names = _list_linear(model)
     else:
         names = [name for name, _ in model.named_modules() if matches_target(name, target_modules)]
         for target in target_modules:
             if not any(matches_target(name, (target,)) for name in names):
-                raise refuse_target(target, family, find_targets(model, None))
+                raise refuse_target(target, family, _list_linear(model))
     for name in names:
         module = model.get_submodule(name)
         if module is head:
@@ -162,7 +162,60 @@ def find_targets(model: Any, target_modules: Sequence[str] | None) -> tuple[str,
             )
     if not names:
         raise ModelError(f"'adapter': {family} has no linear layers")
+    _refuse_names_of_experts(model, target_modules)
+    is_read = any(matches_target(name, (_READ_BY_KERNELS,)) for name in names)
+    if is_read and model.config.model_type in _FUSED_KERNELS:
+        others = {name.rpartition(".")[2] for name in _list_linear(model)} - {_READ_BY_KERNELS}
+        raise ModelError(
+            f"'adapter.target_modules': kernels of {family} read the weights of "
+            f"'{_READ_BY_KERNELS}' without its adapter, and peft refuses it: name others, "
+            f"{', '.join(sorted(others))}"
+        )
     return tuple(names)
+
+
+def _list_linear(model: Any) -> list[str]:
+    """Return the names of all linear layers but the head."""
+    head = model.get_output_embeddings()
+    return [
+        name
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Linear) and module is not head
+    ]
+
+
+def _refuse_names_of_experts(model: Any, target_modules: Sequence[str] | None) -> None:
+    """Refuse names that `peft` reads as those of experts.
+
+    The experts of some families are linear layers in their checkpoints and one parameter in
+    transformers. For `peft` their names, also within all-linear, mean adapters of this parameter,
+    even where dense layers have the same names; it would not load adapters of those.
+    """
+    if not any(is_experts(module) for module in model.modules()):
+        return
+    # It takes seconds to import, and other models do not need it.
+    from peft import LoraConfig
+    from peft.utils.transformers_weight_conversion import convert_peft_config_for_transformers
+
+    def means_experts(target: str | list[str]) -> bool:
+        config = LoraConfig(target_modules=target)
+        try:
+            convert_peft_config_for_transformers(config, model, None)
+        except ValueError:  # One name of several that it merges.
+            return True
+        return bool(config.target_parameters)
+
+    if target_modules is None:
+        refused = "all-linear" if means_experts("all-linear") else None
+    else:
+        refused = next((target for target in target_modules if means_experts([target])), None)
+    if refused is not None:
+        leaves = {name.rpartition(".")[2] for name in _list_linear(model)}
+        others = sorted(leaf for leaf in leaves if not means_experts([leaf]))
+        raise ModelError(
+            f"'adapter.target_modules': in peft '{refused}' of {type(model).__name__} means its "
+            f"experts too, for which memguard has no adapters: name others, {', '.join(others)}"
+        )
 
 
 def shorten_targets(model: Any, targets: Sequence[str]) -> list[str]:

@@ -28,6 +28,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from memguard.errors import ModelError
+
 BLOCK = 64
 """Weights with a common scale."""
 
@@ -108,7 +110,17 @@ class Nf4Linear(nn.Module):
 
 
 def list_quantised(model: Any) -> dict[str, nn.Linear]:
-    """Return the layers whose weights are quantised, by name: all linear ones but the head."""
+    """Return the layers whose weights are quantised, by name: all linear ones but the head.
+
+    Raises:
+        ModelError: the layers already round their weights, as those of BitNet do.
+    """
+    if getattr(model.config, "quantization_config", None) is not None:
+        raise ModelError(
+            f"{type(model).__name__} cannot be quantised: its configuration has "
+            "'quantization_config', so its layers already round their weights. Use its weights "
+            "as they are"
+        )
     head = model.get_output_embeddings()
     return {
         name: module

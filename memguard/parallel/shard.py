@@ -22,16 +22,9 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.placement_types import Placement, Shard
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 
-from memguard.parallel.config_fields import read_num_kv_heads
+from memguard.errors import ModelError
 from memguard.parallel.embedding import Embedding4D, Positions4D
-from memguard.parallel.experts import (
-    Experts4D,
-    ExpertsBlock4D,
-    Local4D,
-    has_halves,
-    is_experts,
-    separate_halves,
-)
+from memguard.parallel.experts import Experts4D, ExpertsBlock4D, Local4D, is_experts
 from memguard.parallel.hf_plan import (
     HEAD_COUNTS,
     KEY_VALUE_COUNTS,
@@ -47,6 +40,7 @@ from memguard.parallel.layout import find_rectangle, find_storage_dim
 from memguard.parallel.linear import Linear4D, LinearGroup4D, to_local
 from memguard.parallel.lora import is_adapter_parameter
 from memguard.parallel.mesh import Axis, Mesh4D
+from memguard.parallel.model_sizes import read_num_kv_heads
 from memguard.parallel.norm import Norm4D, measure_norm
 
 Checkpointing = Literal["none", "full", "selective"]
@@ -60,11 +54,6 @@ def shard_model(model: Any, plan: ShardingPlan, mesh: Mesh4D) -> None:
         plan: the sharding plan of this model.
         mesh: the mesh of ranks.
     """
-    for module in model.modules():
-        if has_halves(module):
-            # So that checkpoints of a run have one shape on all meshes.
-            separate_halves(module)
-            Experts4D.convert(module).bias_slice = None
     if not plan.is_split:
         return  # Its parameters become DTensors by FSDP2.
     modules = dict(model.named_modules())
@@ -113,7 +102,10 @@ def shard_model(model: Any, plan: ShardingPlan, mesh: Mesh4D) -> None:
                 over_z=False,
             )
             Experts4D.convert(module).bias_slice = bias
-        elif role != "experts":
+        elif role == "experts":
+            order = plan.parts[name].order(mesh.shape.y * mesh.shape.x, 1)
+            Experts4D.convert(module).order = order
+        else:
             assert role in ("router", "sinks"), f"no sharded form of '{role}'"
             Local4D.convert(module)
         for leaf, parameter in list(module.named_parameters(recurse=False)):
@@ -274,9 +266,17 @@ def checkpoint_blocks(model: Any, mode: Checkpointing) -> None:
         model: a plain or sharded model.
         mode: ``full`` keeps only a block's input; ``selective`` also keeps the outputs of matmuls
             and collectives, so that no collective is repeated.
+
+    Raises:
+        ModelError: transformers has no checkpointing for this family.
     """
     if mode == "none":
         return
+    if not model.supports_gradient_checkpointing:
+        raise ModelError(
+            f"{type(model).__name__} has no activation checkpointing in transformers: set "
+            "'train.activation_checkpointing' to none"
+        )
     arguments: dict[str, Any] = {"use_reentrant": False}
     if mode == "selective":
         # Their biases are added in place, and what is kept must not change.

@@ -1,7 +1,7 @@
 """A tensor of which a rank holds several rectangles, for torch's distributed checkpoint.
 
-A DTensor is one rectangle on each rank. Of a layer whose output is several projections a rank holds
-one rectangle of each (`fused`). torch saves and loads any tensor with the three methods below.
+A DTensor is one rectangle on each rank. Of a parameter that is several projections a rank holds one
+rectangle of each (`fused`). torch saves and loads any tensor with the three methods below.
 """
 
 from collections.abc import Mapping

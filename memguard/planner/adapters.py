@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from memguard.config.adapters import LoraConfig, matches_target
-from memguard.parallel.mesh_shape import NF4_BASE, MeshShape, ModelSizes, Sizes
+from memguard.parallel.mesh_shape import MeshShape
+from memguard.parallel.model_sizes import NF4_BASE, ModelSizes, Sizes
 
 LINEAR_LAYERS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 """Linear layers of a block of the families whose memory is estimated."""

@@ -34,7 +34,8 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from memguard.parallel.mesh_shape import MeshShape, ModelSizes
+from memguard.parallel.mesh_shape import MeshShape
+from memguard.parallel.model_sizes import ModelSizes
 from memguard.planner.machine import Machine
 from memguard.planner.step_settings import StepSettings
 from memguard.planner.traffic import LayerGroup

@@ -5,7 +5,7 @@
     exposed   = the part of the communication during which a rank does not compute:
 
     x, y      forward and what is computed again: all of it. Backward: what a layer group's
-              all-reduce takes longer than its weight gradients (parallel/linear.py)
+              all-reduce takes longer than its weight gradients (parallel/linear_function.py)
     z         the first gather and the last reduction of a micro-batch, and for each block
 
                   forward     gather of the next block            - time of this block
@@ -39,7 +39,8 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from memguard.parallel.mesh_shape import MeshShape, ModelSizes
+from memguard.parallel.mesh_shape import MeshShape
+from memguard.parallel.model_sizes import ModelSizes
 from memguard.planner.compute import ComputeTimes, count_flops, estimate_compute
 from memguard.planner.machine import Machine
 from memguard.planner.step_settings import StepSettings
@@ -273,7 +274,9 @@ class _Schedule:
         """Add a collective to its axis; ``exposed`` is a share of its time."""
         if call.degree == 1 or times == 0:
             return
-        total = self.totals.setdefault(call.axis, _Total(gb_per_s=self._gb_per_s(call)))
+        if call.axis not in self.totals:
+            self.totals[call.axis] = _Total(gb_per_s=self._gb_per_s(call))
+        total = self.totals[call.axis]
         time_s = times * self._time_s(call)
         total.num_calls += times * call.num_calls
         total.ring_bytes += times * call.ring_bytes

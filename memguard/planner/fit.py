@@ -15,7 +15,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
-from memguard.parallel.mesh_shape import MeshShape, ModelSizes, list_meshes
+from memguard.parallel.mesh_shape import MeshShape, list_meshes
+from memguard.parallel.model_sizes import ModelSizes
 from memguard.planner.adapters import AdapterSizes, limit_sizes
 from memguard.planner.cost import StepEstimate, estimate_step
 from memguard.planner.machine import Machine

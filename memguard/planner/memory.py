@@ -32,9 +32,10 @@ Compared with the simulated engine by scripts/bench/plan.py.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
-from memguard.parallel.mesh_shape import MeshShape, ModelSizes
+from memguard.parallel.mesh_shape import MeshShape
+from memguard.parallel.model_sizes import ModelSizes
 from memguard.planner.adapters import ADAPTER_BYTES
 from memguard.planner.step_settings import StepSettings
 from memguard.planner.trained import find_trained
@@ -68,7 +69,7 @@ class MemoryUse:
     @property
     def total(self) -> int:
         """Sum of all kinds (bytes)."""
-        return sum(getattr(self, kind.name) for kind in fields(self))
+        return self.weights + self.gradients + self.optimizer + self.transient
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -139,6 +140,8 @@ class _Rank:
         self.adapted = self.typical.adapted
         self.table = -(-sizes.vocab_size // mesh.x) * self.features
         self.num_trained = self.part.stored
+        others = zip(self.others, self.part.others, strict=True)
+        self.stored_at_end = sum(part.stored for unit, part in others if unit.name != "embedding")
         element_bytes = settings.compute_bytes if self.is_frozen else _STORED_BYTES
         self.weight_bytes = sizes.num_layers * self.block.stored_bytes(element_bytes)
         self.weight_bytes += sum(unit.stored_bytes(element_bytes) for unit in self.others)
@@ -398,9 +401,7 @@ class _Rank:
 
     def _gradients_after(self, number: int) -> int:
         """Return the stored gradients of all layers after block ``number`` (elements)."""
-        behind = sum([block.stored for block in self.part.blocks[number + 1 :]])
-        others = zip(self.others, self.part.others, strict=True)
-        return behind + sum(part.stored for unit, part in others if unit.name != "embedding")
+        return self.part.stored_after[number + 1] + self.stored_at_end
 
     def _kept_before(self, number: int) -> int:
         """Return what the blocks before this one keep, of those that backward reaches."""

@@ -5,6 +5,7 @@ documents of one row depends on the family's code, not on its weights, so it is 
 model of the same family with random weights.
 """
 
+import copy
 import re
 import warnings
 from collections import Counter
@@ -14,18 +15,17 @@ from typing import Any
 
 import torch
 import transformers
-from accelerate import init_empty_weights
 from torch.distributed.tensor.placement_types import Shard
 
 from memguard.errors import ModelError
-from memguard.hf.checkpoint import say_in_one_line
+from memguard.hf import meta_build
 from memguard.hf.load import count_parameters
 from memguard.hf.small_config import RUNNABLE, reduce_config
 from memguard.model.checks import build_causal_lm, keeps_documents_apart
 from memguard.model.trainable import freeze_others
 from memguard.parallel.hf_plan import plan_sharding, plan_storage
 from memguard.parallel.lora import LoraSpec, attach_lora
-from memguard.parallel.mesh_shape import ModelSizes, Sizes, StorageOnly
+from memguard.parallel.model_sizes import ModelSizes, Sizes, StorageOnly
 from memguard.planner.storage import ModelStorage
 
 _SMALL_ENOUGH = 20_000_000
@@ -65,13 +65,10 @@ def outline_model(
         ConfigError: the adapters or the modules name what the model does not have.
         ModelError: it is not a causal language model of a family known to transformers.
     """
-    try:
-        model = _build(config, "meta")
-        head = model.get_output_embeddings().weight
-    except Exception as error:  # Each family checks its fields in its own way.
-        raise ModelError(
-            f"model '{name}' cannot be loaded as a causal language model: {say_in_one_line(error)}"
-        ) from error
+    model = meta_build.outline_model(config, name=f"model '{name}'")
+    head = model.get_output_embeddings()
+    if head is None:
+        raise ModelError(f"model '{name}' must have an output embedding; it has none")
     num_parameters = count_parameters(model)
     if adapter is not None:
         attach_lora(model, adapter)
@@ -82,7 +79,7 @@ def outline_model(
         num_parameters=num_parameters,
         num_trained=sum(parameter.numel() for parameter in trained),
         num_tensors=len(trained),
-        vocab_size=head.shape[0],
+        vocab_size=head.weight.shape[0],
     )
 
 
@@ -98,15 +95,7 @@ def measure_storage(config: Any, *, name: str, unknown: str) -> ModelStorage:
         ModelError: it is not a causal language model of a family known to transformers.
     """
     family = config.get_text_config().model_type
-    try:
-        # Real buffers: one of them scales the embedding of some families.
-        with init_empty_weights(include_buffers=False):
-            model = transformers.AutoModelForCausalLM.from_config(config)
-        model.tie_weights()
-    except Exception as error:  # Each family checks its fields in its own way.
-        raise ModelError(
-            f"model '{name}' cannot be loaded as a causal language model: {say_in_one_line(error)}"
-        ) from error
+    model = meta_build.outline_model(config, name=f"model '{name}'")
     sizes: Sizes
     try:
         plan = plan_sharding(model)
@@ -175,14 +164,14 @@ def may_share_rows(config: Any, attn: str | None) -> bool | None:
     """
     for is_shrunk in (False, True):
         try:
-            small = reduce_config(config, RUNNABLE[0]) if is_shrunk else config
-            if count_parameters(_build(small, "meta")) > _SMALL_ENOUGH:
+            small = reduce_config(config, RUNNABLE[0]) if is_shrunk else copy.deepcopy(config)
+            if count_parameters(meta_build.build_on_meta(small)) > _SMALL_ENOUGH:
                 continue
             with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
                 # Training will repeat the warnings for the real model.
                 warnings.simplefilter("ignore")
                 torch.manual_seed(0)
-                layer = build_causal_lm(_build(small, "cpu", attn).eval())
+                layer = build_causal_lm(_build(small, attn).eval())
                 return keeps_documents_apart(layer)
         except ModelError:
             raise
@@ -191,8 +180,7 @@ def may_share_rows(config: Any, attn: str | None) -> bool | None:
     return None
 
 
-def _build(config: Any, device: str, attn: str | None = None) -> Any:
-    with torch.device(device):
-        return transformers.AutoModelForCausalLM.from_config(
-            config, attn_implementation=attn, dtype=torch.float32
-        )
+def _build(config: Any, attn: str | None) -> Any:
+    return transformers.AutoModelForCausalLM.from_config(
+        config, attn_implementation=attn, dtype=torch.float32
+    )

@@ -14,7 +14,8 @@ the update of a step.
 from dataclasses import dataclass
 from typing import Literal
 
-from memguard.parallel.mesh_shape import AXES, MeshShape, ModelSizes, Sizes, list_meshes
+from memguard.parallel.mesh_shape import AXES, MeshShape, list_meshes
+from memguard.parallel.model_sizes import ModelSizes, Sizes
 from memguard.planner.machine import Machine
 from memguard.records.record import Record
 

@@ -19,7 +19,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from memguard.parallel.mesh_shape import MeshShape, ModelSizes
+from memguard.parallel.mesh_shape import MeshShape
+from memguard.parallel.model_sizes import ModelSizes
 from memguard.planner.adapters import ADAPTER_BYTES, AdapterSizes
 from memguard.planner.step_settings import StepSettings
 from memguard.planner.trained import find_trained

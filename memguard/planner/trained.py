@@ -14,10 +14,12 @@ others those of every block.
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, lru_cache, partial
+from itertools import accumulate
 from typing import TypeVar
 
-from memguard.parallel.mesh_shape import MeshShape, ModelSizes
+from memguard.parallel.mesh_shape import MeshShape
+from memguard.parallel.model_sizes import ModelSizes
 from memguard.planner.adapters import AdaptedLayer, AdapterSizes, count_adapted, list_adapted
 from memguard.planner.units import Unit, block_unit, other_units
 
@@ -39,7 +41,7 @@ class TrainedBlock:
     """Last parts of the names of modules whose weight, or adapter, has a gradient."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class TrainedPart:
     """What a step trains."""
 
@@ -51,7 +53,7 @@ class TrainedPart:
     stored: int
     """Elements that this rank trains."""
 
-    @property
+    @cached_property
     def first(self) -> int:
         """Number of the first block that backward reaches; the number of blocks if it has none."""
         if self.has_embedding:
@@ -64,17 +66,23 @@ class TrainedPart:
         """Number of blocks that backward reaches."""
         return len(self.blocks) - self.first
 
-    @property
+    @cached_property
+    def stored_after(self) -> tuple[int, ...]:
+        """Elements that this rank trains of block i and all later ones, for each i; then 0."""
+        backwards = accumulate((block.stored for block in reversed(self.blocks)), initial=0)
+        return tuple(backwards)[::-1]
+
+    @cached_property
     def typical(self) -> TrainedBlock:
         """The block with most to train."""
         return max((block for block, _ in self.kinds), key=lambda block: block.stored)
 
-    @property
+    @cached_property
     def has_embedding(self) -> bool:
         """Whether the embedding is trained."""
         return self._has(_EMBEDDING)
 
-    @property
+    @cached_property
     def has_head(self) -> bool:
         """Whether the head is trained; tied weights are the embedding's."""
         return self._has(_HEAD) or (len(self.others) == 1 and self.has_embedding)
@@ -83,11 +91,13 @@ class TrainedPart:
         return any(parameter in unit.parameters for unit in self.others)
 
 
+# Memory, computing and communication of each setting that is tried on a mesh have the same part.
+@lru_cache(maxsize=2)
 def find_trained(
     sizes: ModelSizes,
     mesh: MeshShape,
     adapter: AdapterSizes | None = None,
-    modules: Sequence[str] | None = None,
+    modules: tuple[str, ...] | None = None,
 ) -> TrainedPart:
     """Return what a step trains.
 

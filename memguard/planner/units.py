@@ -8,14 +8,16 @@ of 64 weights, 36 bytes each, which are cut over z instead of its rows.
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cached_property
 
-from memguard.parallel.mesh_shape import MeshShape, ModelSizes
+from memguard.parallel.mesh_shape import MeshShape
+from memguard.parallel.model_sizes import ModelSizes
 
 NF4_BLOCK, NF4_BLOCK_BYTES = 64, 36
 """Weights with a common scale in NF4, and the bytes of their 4-bit indices and their scale."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class Unit:
     """The parameters of one unit of storage on one rank."""
 
@@ -28,7 +30,7 @@ class Unit:
     nf4_blocks: tuple[int, ...] = ()
     """Blocks of each weight in NF4; these weights are not in ``shapes``."""
 
-    @property
+    @cached_property
     def stored(self) -> int:
         """Elements that this rank stores, padding included, without weights in NF4."""
         return sum(-(-rows // self.z) * length for rows, length in self.shapes)

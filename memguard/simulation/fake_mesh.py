@@ -27,7 +27,8 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from memguard.parallel.mesh import Mesh4D, build_mesh
-from memguard.parallel.mesh_shape import AXES, MeshShape, ModelSizes
+from memguard.parallel.mesh_shape import AXES, MeshShape
+from memguard.parallel.model_sizes import ModelSizes
 
 Calls = Counter[tuple[str, str, str, int]]
 """Number of calls by phase, axis, operation and payload (bytes), as `traffic` counts them."""

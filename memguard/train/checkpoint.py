@@ -16,7 +16,7 @@ import contextlib
 import errno
 import shutil
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -70,9 +70,16 @@ class TrainState:
             state[name] = torch.from_numpy(array)
         return state
 
-    def make_room(self) -> None:
-        """Allocate the optimizer's moments, to be filled from a checkpoint."""
+    def make_room(self, stored: Container[str] | None = None) -> None:
+        """Allocate the optimizer's moments, to be filled from a checkpoint.
+
+        Args:
+            stored: names of the checkpoint's tensors; it has no moments of a parameter that never
+                had a gradient. None allocates those of all parameters.
+        """
         for parameter in self.parameters:
+            if stored is not None and f"optimizer.{parameter.name}.step" not in stored:
+                continue
             local = parameter.local
             self.optimizer.state[local] = {
                 # The fused AdamW requires the step count on the parameter's device.
@@ -276,7 +283,7 @@ def load_checkpoint(
     Raises:
         RecordError: a tensor is missing or has another shape, or the checkpoint cannot be read.
     """
-    state.make_room()
+    state.make_room(load_metadata(path, files).tensors)
     tensors = state.tensors()
     try:
         with warnings.catch_warnings():

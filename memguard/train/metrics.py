@@ -34,6 +34,9 @@ class StepMetrics(Record):
     elapsed_s: float
     penalised_share: float | None = None
     """Share of an n-gram penalty's windows beyond its margin; null without an n-gram penalty."""
+    router_loss: float | None = None
+    """Load-balancing loss of a mixture of experts, not part of `loss`; if all experts are used
+    equally, the number of experts of a token. Null for a model that does not train with it."""
 
     def describe(self, tokens_per_s: float) -> str:
         """Return the line for a log.

@@ -7,6 +7,12 @@
 FSDP2 averages gradients over the ranks that split the batch. Each rank's loss is therefore
 multiplied by the number of these ranks, so that the average equals the sum.
 
+A mixture of experts whose configuration has `output_router_logits` adds to the loss of the step
+
+    coefficient x mean over micro-batches of their load-balancing loss (`model.router_loss`)
+
+as transformers does for one micro-batch, which here has the rows of all data x z ranks.
+
 Once a step the host waits for numbers of all ranks: sums of losses, with which the caller may send
 its own, such as the counts of labels of the next step. This step's must be known before its
 backward; a caller that has not sent them in the step before pays another collective.
@@ -16,7 +22,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -39,6 +45,7 @@ from memguard.parallel.local_parameters import (
 )
 from memguard.parallel.lora import list_masks
 from memguard.parallel.mesh import world_axis
+from memguard.parallel.mesh_shape import MeshShape
 from memguard.parallel.packed_rows import Packing
 from memguard.records import IGNORE_LABEL
 from memguard.runtime import Runtime
@@ -63,6 +70,9 @@ class StepResult:
     """Labels that received loss."""
     penalised_share: float | None = None
     """Share of an n-gram penalty's windows beyond its margin; None without an n-gram penalty."""
+    router_loss: float | None = None
+    """Mean load-balancing loss of the micro-batches, without its coefficient, which `loss` does not
+    contain; None if the model does not train with it."""
     shared: tuple[float, ...] = ()
     """Sums of the caller's numbers over the ranks that split the batch."""
 
@@ -81,11 +91,29 @@ class _Labels:
     """Index of the piece that contains the label, numbered from 0 in the order of labels."""
     reference_nll_N: Tensor | None
     forget_N: Tensor | None
+    is_token_M: NDArray[np.bool_]
+    """Whether each position of the flattened rows is a token, not padding."""
 
-    def hidden_states(self, lm: CausalLM) -> Tensor:
+    def hidden_states(self, lm: CausalLM, *, router_logits: list[Tensor] | None = None) -> Tensor:
         """Return the hidden states that predict the labels; only these reach the head's matmul."""
-        hidden_BTD = lm.hidden_states(self.input_ids_BT, self.position_ids_BT, packing=self.packing)
+        hidden_BTD = lm.hidden_states(
+            self.input_ids_BT,
+            self.position_ids_BT,
+            packing=self.packing,
+            router_logits=router_logits,
+        )
         return hidden_BTD.flatten(0, 1).index_select(0, self.index_N)
+
+
+class _Sums(NamedTuple):
+    """Sums over some rows; FSDP2 finds tensors in tuples only."""
+
+    loss: Tensor
+    """Of the labels that receive loss."""
+    windows: tuple[Tensor, ...] = ()
+    """See `Mitigations.count_windows`."""
+    router: Tensor | None = None
+    """This rank's share of the load-balancing loss; None if the model does not train with it."""
 
 
 class TrainStep:
@@ -163,7 +191,8 @@ class TrainStep:
                 shared=tuple(sums.tolist()),
             )
         num_ways = self.lm.num_batch_ways
-        # Loss and, with an n-gram penalty, the windows beyond its margin and all its windows.
+        # Loss; with an n-gram penalty, the windows beyond its margin and all its windows; with a
+        # load-balancing loss, its shares.
         totals: Tensor | float = 0.0
         pieces = list(self._micro_batches(len(batch.input_ids)))
         for piece in pieces:
@@ -173,20 +202,21 @@ class TrainStep:
                 masks.first_sample = own_first
             self.lm.set_last_micro_batch(piece is pieces[-1])
             with self._noise(batch, piece, first_sample):
-                loss, *counts = self._sum_loss(batch, piece)
-            loss = loss / max(num_kept, 1)
+                parts = self._sum_loss(batch, piece)
+            loss = parts.loss / max(num_kept, 1)
             if self.row_clipping is None:
-                torch.autograd.backward(loss * num_ways)
+                self._backward(loss * num_ways, parts.router, num_ways / len(pieces))
             else:
                 # The mean over the row's own labels: its weight must not depend on other rows.
                 own = int((batch.labels[piece, 1:] != IGNORE_LABEL).sum())
-                torch.autograd.backward(loss * (num_kept / max(own, 1)))
+                self._backward(loss * (num_kept / max(own, 1)), parts.router, 1)
                 self.row_clipping.add_row(self.parameters)
             # The values are read once, after the update is computed: reading waits for the GPU.
-            totals = totals + torch.stack([value.double() for value in (loss.detach(), *counts)])
+            values = [loss, *parts.windows, *([] if parts.router is None else [parts.router])]
+            totals = totals + torch.stack([value.detach().double() for value in values])
         assert isinstance(totals, Tensor), "every rank has a micro-batch"
         mine = torch.tensor(share(), dtype=torch.float64)
-        sums = self._sum_over_batch(torch.cat([totals, mine.to(totals.device, non_blocking=True)]))
+        total = self._sum_over_batch(torch.cat([totals, mine.to(totals.device, non_blocking=True)]))
         take_gradients(self.parameters)
         if self.lm.mesh is not None:
             sum_partial_gradients(self.parameters, self.lm.mesh)
@@ -194,8 +224,9 @@ class TrainStep:
         if self.row_clipping is not None:
             self.row_clipping.put_mean(self.parameters, step=step, num_rows=len(batch.input_ids))
         grad_norm = clip_gradients(self.parameters, self.optim.max_grad_norm)
-        loss_sum, *others = sums.tolist()
-        windows, shared = others[: len(totals) - 1], others[len(totals) - 1 :]
+        loss_sum, *others = total.tolist()
+        measured, shared = others[: len(totals) - 1], others[len(totals) - 1 :]
+        router_loss = measured.pop() / len(pieces) if self.lm.router_loss else None
         if not (math.isfinite(loss_sum) and math.isfinite(grad_norm)):
             raise ModelError(
                 f"training diverged at step {step}: loss {loss_sum}, gradient norm {grad_norm}. "
@@ -210,7 +241,8 @@ class TrainStep:
             grad_norm=grad_norm,
             num_supervised=int(num_supervised),
             num_kept=int(num_kept),
-            penalised_share=windows[0] / windows[1] if windows and windows[1] else None,
+            penalised_share=measured[0] / measured[1] if measured and measured[1] else None,
+            router_loss=router_loss,
             shared=tuple(shared),
         )
 
@@ -226,14 +258,30 @@ class TrainStep:
             nll_N: NDArray[np.float32] = self.lm(work).float().cpu().numpy()
         return nll_N
 
-    def _sum_loss(self, batch: Batch, rows: slice) -> tuple[Tensor, ...]:
-        """Return the sum of losses over some rows' labels, and the result of `count_windows`."""
-        labels = self._find_labels(batch, rows)
+    def _backward(self, loss: Tensor, router: Tensor | None, factor: float) -> None:
+        """Add the gradients of a micro-batch: of its loss and of its load-balancing loss."""
+        if router is not None:
+            assert self.lm.router_loss is not None, "it has computed its share"
+            shape = MeshShape() if self.lm.mesh is None else self.lm.mesh.shape
+            # Ranks along y and x have the same share, and the sum of their gradients is used.
+            weight = self.lm.router_loss.coefficient / (shape.y * shape.x)
+            loss = loss + router * (weight * factor)
+        torch.autograd.backward(loss)
 
-        def work() -> tuple[Tensor, ...]:
-            hidden_ND = labels.hidden_states(self.lm)
+    def _sum_loss(self, batch: Batch, rows: slice) -> _Sums:
+        """Return the sums over some rows and their labels."""
+        labels = self._find_labels(batch, rows)
+        router_loss = self.lm.router_loss
+
+        def work() -> _Sums:
+            logits: list[Tensor] | None = None if router_loss is None else []
+            hidden_ND = labels.hidden_states(self.lm, router_logits=logits)
+            router = None
+            if router_loss is not None and logits is not None:
+                mask_M = self._to_device(labels.is_token_M)
+                router = router_loss.share(logits, mask_M, self.lm.mesh)
             if self.mitigations.sums_nll:
-                return (self.lm.sum_nll(hidden_ND, labels.ids_N),)
+                return _Sums(loss=self.lm.sum_nll(hidden_ND, labels.ids_N), router=router)
             needs = self.mitigations.needs - {"reference_nll"}
             terms = replace(
                 self.lm.token_terms(hidden_ND, labels.ids_N, needs),
@@ -241,7 +289,11 @@ class TrainStep:
                 piece_N=labels.piece_N,
                 forget_N=labels.forget_N,
             )
-            return self.mitigations.reduce(terms), *self.mitigations.count_windows(terms)
+            return _Sums(
+                loss=self.mitigations.reduce(terms),
+                windows=tuple(self.mitigations.count_windows(terms)),
+                router=router,
+            )
 
         with self.precision():
             return self.lm(work)
@@ -265,6 +317,7 @@ class TrainStep:
             piece_N=self._to_device(np.cumsum(np.diff(number_N, prepend=number_N[:1]) != 0)),
             reference_nll_N=None if reference_N is None else self._to_device(reference_N),
             forget_N=None if forget_N is None else self._to_device(forget_N),
+            is_token_M=batch.document_ids[rows].ravel() >= 0,
         )
 
     def _noise(self, batch: Batch, rows: slice, first_sample: int) -> AbstractContextManager[None]:

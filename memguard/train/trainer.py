@@ -265,6 +265,7 @@ class Trainer:
             peak_memory_bytes=peak_memory_bytes(self.runtime.device),
             elapsed_s=round(totals.train_s, 3),
             penalised_share=result.penalised_share,
+            router_loss=result.router_loss,
         )
 
     def _measure_heldout(self, log: MetricsLog) -> None:

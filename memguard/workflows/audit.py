@@ -25,7 +25,8 @@ from memguard.hf import adapter_files
 from memguard.hf.checkpoint import load_config
 from memguard.hf.identity import hash_weights
 from memguard.hf.sharded import find_sizes
-from memguard.parallel.mesh_shape import Sizes, resolve_mesh
+from memguard.parallel.mesh_shape import resolve_mesh
+from memguard.parallel.model_sizes import Sizes
 from memguard.records import (
     AuditReport,
     Banner,

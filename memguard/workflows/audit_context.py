@@ -267,7 +267,9 @@ class LazyModel:
     def _load(self) -> CausalLM:
         dtype, runtime = DTYPES[self._settings.dtype], self._workplace.runtime
         if self._workplace.mesh is not None:
-            sharding = Sharding(mesh=self._workplace.mesh, device=runtime.device, dtype=dtype)
+            sharding = Sharding(
+                mesh=self._workplace.mesh, device=runtime.device, dtype=dtype, is_trained=False
+            )
             layer = load_sharded(
                 self._path, sharding, revision=self._revision, attn=self._attn, base=self._base
             )

@@ -13,7 +13,8 @@ from typing import Any
 
 from memguard.config import RunConfig
 from memguard.config.mitigations import DpSgdConfig, find_mitigation
-from memguard.parallel.mesh_shape import ModelSizes, resolve_mesh
+from memguard.parallel.mesh_shape import resolve_mesh
+from memguard.parallel.model_sizes import ModelSizes
 from memguard.planner.adapters import AdapterSizes
 from memguard.planner.fit import Work, find_fit
 from memguard.planner.machine import Machine

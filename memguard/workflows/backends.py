@@ -24,6 +24,10 @@ State = Literal["ok", "not supported", "wrong", "hung", "not tested"]
 LIMIT_S = 15.0
 """Longest wait for a collective (seconds)."""
 _COMMAND = (sys.executable, "-m", "memguard.workflows.collective_checks")
+_WAYS_OUT = {
+    "gloo": ". GLOO_SOCKET_IFNAME may name the network interface to use, such as lo",
+    "nccl": ". NCCL_DEBUG=INFO shows what NCCL tried",
+}
 _MAX_STARTS = 4
 _MAX_REASON = 160
 _WORST_FIRST = ("hung", "wrong", "failed", "ok")
@@ -88,7 +92,7 @@ def check_backend(name: Literal["gloo", "nccl"], num_ranks: int, *, limit_s: flo
         ranks = _run_ranks(name, num_ranks, left, limit_s)
         start = merge_states([rank.get(START) for rank in ranks])
         if start[0] != "ok":
-            reason = f"the ranks did not connect: {start[1]}"
+            reason = f"the processes did not connect: {start[1]}{_WAYS_OUT[name]}"
             break
         for check in left:
             lines = [rank.get(check) for rank in ranks]
@@ -166,5 +170,5 @@ def merge_states(lines: Sequence[_Line | None]) -> tuple[State, str]:
 
 def _shorten(reason: str) -> str:
     """Return a backend's message without its source line and its list of symbols."""
-    text = re.sub(r"^\[[^\]]*\]\s*", "", reason)
+    text = re.sub(r"^\[[^\]]*\]\s*(\w+ != nullptr\. )?", "", reason)
     return text if len(text) <= _MAX_REASON else f"{text[: _MAX_REASON - 3]}..."

@@ -17,6 +17,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -164,8 +165,13 @@ def _run_checks(folder: Path, limit_s: float, names: list[str]) -> None:
     report = _Report(folder / f"{os.environ['RANK']}.jsonl")
     report.begin(START, _START_LIMIT_S)
     backend_limit_s = max(1.0, limit_s - _GRACE_S)
-    with start_runtime(timedelta(seconds=backend_limit_s)) as runtime:
-        runtime.barrier()
+    with ExitStack() as stack:
+        try:
+            runtime = stack.enter_context(start_runtime(timedelta(seconds=backend_limit_s)))
+            runtime.barrier()
+        except Exception as error:
+            report.end(START, "failed", _say_first_line(error))
+            os._exit(1)  # The launcher ends the others, which wait for this rank.
         report.end(START, "ok")
         for name in names:
             report.begin(name, limit_s)

@@ -139,7 +139,9 @@ def refuse_problems(diagnosis: Diagnosis) -> None:
     if diagnosis.problems:
         more = len(diagnosis.problems) - 1
         also = f", and {more} more; see the list above" if more else ""
-        raise MemguardError(f"not all that memguard needs works: {diagnosis.problems[0]}{also}")
+        raise MemguardError(
+            f"something that memguard needs does not work here: {diagnosis.problems[0]}{also}"
+        )
 
 
 def list_libraries() -> Iterator[Library]:

@@ -13,6 +13,7 @@ A narrow model with random weights also runs, where one can be made: it shows th
 causal and that its head is supported.
 """
 
+import copy
 import difflib
 import re
 import warnings
@@ -24,12 +25,12 @@ from typing import Any, Literal, get_args
 
 import torch
 import transformers
-from accelerate import init_empty_weights
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from memguard.errors import ConfigError, ModelError
 from memguard.hf.checkpoint import say_in_one_line
 from memguard.hf.load import count_parameters
+from memguard.hf.meta_build import build_on_meta
 from memguard.hf.sharded import Sharding, build_meta_layer, explain_head
 from memguard.hf.small_config import (
     FEW_LAYERS,
@@ -41,7 +42,8 @@ from memguard.hf.small_config import (
 from memguard.model.checks import build_causal_lm
 from memguard.model.dropout import list_dropout
 from memguard.parallel.hf_plan import plan_sharding
-from memguard.parallel.mesh_shape import COMPARED_FAMILIES, MeshShape, ModelSizes, list_meshes
+from memguard.parallel.mesh_shape import MeshShape, list_meshes
+from memguard.parallel.model_sizes import COMPARED_FAMILIES, ModelSizes
 from memguard.records.record import Record
 from memguard.simulation.fake_mesh import simulated_mesh
 
@@ -69,7 +71,7 @@ class Family(Record):
     reason: str | None
     """Why it is not in the group above; null for "any mesh"."""
     condition: str | None
-    """What its configuration must set for this group; null if the defaults do."""
+    """What a checkpoint or a run must set for this group; null if the defaults do."""
 
 
 class Families(Record):
@@ -165,7 +167,7 @@ def try_family(model_type: str) -> Family:
         is_compared=group == "any mesh" and family in COMPARED_FAMILIES,
         has_run=trial.has_run,
         reason=None if reason is None else shorten_reason(reason),
-        condition=_find_condition(model, group),
+        condition=_find_condition(default, model, group),
     )
 
 
@@ -225,10 +227,7 @@ def _build_first(*configs: Any) -> tuple[Any, Any]:
     failure: Exception | None = None
     for config in configs:
         try:
-            with init_empty_weights(include_buffers=False):
-                model = transformers.AutoModelForCausalLM.from_config(config)
-            model.tie_weights()
-            return config, model
+            return config, build_on_meta(config)
         except Exception as error:
             failure = error
     assert failure is not None, "there is a configuration"
@@ -257,9 +256,7 @@ def _run_small(config: Any) -> _Trial:
 def _build_small(config: Any) -> Any:
     """Return a model with random weights; None if it is large or the sizes do not match."""
     try:
-        with torch.device("meta"):
-            model = transformers.AutoModelForCausalLM.from_config(config)
-        if count_parameters(model) > _RUN_PARAMETERS:
+        if count_parameters(build_on_meta(config)) > _RUN_PARAMETERS:
             return None
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
@@ -269,19 +266,34 @@ def _build_small(config: Any) -> Any:
         return None
 
 
-def _find_condition(model: Any, group: Group) -> str | None:
-    """Return what the configuration of a checkpoint must set, if its default is another."""
+def _find_condition(default: Any, model: Any, group: Group) -> str | None:
+    """Return what a checkpoint's configuration or a run must set, if the default is another."""
     conditions = []
-    if getattr(model.config, "is_decoder", None) is True:
-        fresh = type(model.config)()
-        if getattr(fresh, "is_decoder", None) is False:
-            conditions.append("is_decoder: true")
-    for name, rate in list_dropout(model).items():
-        # A rank that leaves out a layer would not take part in its collectives.
-        is_refused = group == "any mesh" or (group == "data and z" and "layerdrop" in name)
-        if is_refused:
-            conditions.append(f"{name}: 0 instead of {rate:g}")
+    if group != "none" and _needs_decoder(default):
+        conditions.append("is_decoder: true in config.json")
+    rates = list_dropout(model)
+    # A rank that leaves out a layer would not take part in its collectives.
+    layers = [name for name in rates if "layerdrop" in name]
+    if layers and group in ("any mesh", "data and z"):
+        conditions.append(
+            f"{layers[0]}: 0 in config.json, which is {rates[layers[0]]:g} by default"
+        )
+    if len(rates) > len(layers) and group == "any mesh":
+        conditions.append("train.dropout: 0 in a run that splits layers, if the checkpoint drops")
     return ", ".join(conditions) or None
+
+
+def _needs_decoder(default: Any) -> bool:
+    """Whether a model whose configuration does not say that it is a decoder is refused.
+
+    Some families have the field and do not read it, or set it themselves.
+    """
+    if getattr(type(default)(), "is_decoder", None) is not False:
+        return False
+    config = copy.deepcopy(default)
+    config.is_decoder = False
+    trial = _run_small(config)
+    return not trial.has_run or trial.refusal is not None
 
 
 def _name_class(model_type: str) -> str:

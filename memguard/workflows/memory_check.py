@@ -21,7 +21,8 @@ from memguard.config import RunConfig, load_yaml
 from memguard.config.mitigations import DpSgdConfig, find_mitigation
 from memguard.errors import ConfigError, MemguardError, ModelError
 from memguard.hf.adapter_files import find_config
-from memguard.parallel.mesh_shape import MeshShape, ModelSizes, resolve_mesh
+from memguard.parallel.mesh_shape import MeshShape, resolve_mesh
+from memguard.parallel.model_sizes import ModelSizes
 from memguard.planner.fit import find_fit, list_micro_batches
 from memguard.planner.machine import Machine, detect_machine
 from memguard.planner.storage import ModelStorage

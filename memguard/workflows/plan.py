@@ -15,14 +15,8 @@ from memguard.errors import ConfigError, ModelError
 from memguard.hf.adapter_files import find_config, is_adapter
 from memguard.hf.checkpoint_files import check_config
 from memguard.hf.config_fields import check_fields
-from memguard.parallel.mesh_shape import (
-    AXES,
-    ESTIMATED_FAMILIES,
-    MeshShape,
-    ModelSizes,
-    list_meshes,
-    resolve_mesh,
-)
+from memguard.parallel.mesh_shape import AXES, MeshShape, list_meshes, resolve_mesh
+from memguard.parallel.model_sizes import ESTIMATED_FAMILIES, ModelSizes
 from memguard.planner.adapters import AdapterSizes, limit_sizes
 from memguard.planner.cost import StepEstimate, estimate_step
 from memguard.planner.disk import format_bytes

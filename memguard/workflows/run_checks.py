@@ -14,7 +14,9 @@ from memguard.config.adapters import matches_target, refuse_target
 from memguard.config.mitigations import DeduplicateConfig, DpSgdConfig, find_mitigation
 from memguard.errors import ConfigError, ModelError
 from memguard.hf.adapter_files import find_config, is_adapter
-from memguard.parallel.mesh_shape import AXES, ESTIMATED_FAMILIES
+from memguard.hf.config_fields import is_ternary
+from memguard.parallel.mesh_shape import AXES
+from memguard.parallel.model_sizes import ESTIMATED_FAMILIES
 
 _RANK_NAMES = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
 
@@ -99,7 +101,7 @@ def check_targets(config: RunConfig) -> None:
     """
     if config.adapter is None or config.adapter.target_modules == "all-linear":
         return
-    fields = _read_local_config(config)
+    fields = _read_local_config(config.model.path or "")
     family, num_blocks = fields.get("model_type"), fields.get("num_hidden_layers")
     if family not in ESTIMATED_FAMILIES or not isinstance(num_blocks, int) or num_blocks > 10**4:
         return
@@ -110,7 +112,7 @@ def check_targets(config: RunConfig) -> None:
 
 
 def check_quantization(config: RunConfig, *, world_size: int) -> None:
-    """Reject a quantised base over y or x, or without the library that quantises it.
+    """Reject a quantised base over y or x, of ternary weights, or without its library.
 
     Raises:
         ConfigError: says how to fix it.
@@ -126,6 +128,13 @@ def check_quantization(config: RunConfig, *, world_size: int) -> None:
         raise ConfigError(
             f"{names} must be 1 with 'adapter.quantization'; got {got}: weights in nf4 are split "
             "over z only. Use the axes data and z, or remove the setting"
+        )
+    path = config.model.path
+    if path is not None and has_ternary_weights(path):
+        raise ConfigError(
+            f"'adapter.quantization' must not be set for '{path}', whose layers already round "
+            "their weights ('quantization_config' in its config.json) and have no adapters: "
+            "remove 'adapter' to train its weights"
         )
     if find_spec("bitsandbytes") is None:
         raise ConfigError(
@@ -189,15 +198,20 @@ def _find_max_positions(config: RunConfig) -> Any:
     """Return max_position_embeddings of the model's configuration; None if not available."""
     if config.model.scratch is not None:
         return config.model.scratch.config.get("max_position_embeddings")
-    fields = _read_local_config(config)
+    fields = _read_local_config(config.model.path or "")
     text = fields.get("text_config")
     return (text if isinstance(text, dict) else fields).get("max_position_embeddings")
 
 
-def _read_local_config(config: RunConfig) -> dict[str, Any]:
-    """Return the fields of the model's config.json; empty if it is not a readable local file."""
+def has_ternary_weights(path: str) -> bool:
+    """Return whether a local model, or an adapter's base, rounds its weights in each forward."""
+    return is_ternary(_read_local_config(path).get("quantization_config"))
+
+
+def _read_local_config(path: str) -> dict[str, Any]:
+    """Return the fields of a model's config.json; empty if it is not a readable local file."""
     try:
-        fields = json.loads(find_config(config.model.path or "").read_bytes())
-    except (OSError, ValueError, RecursionError):
+        fields = json.loads(find_config(path).read_bytes())
+    except (OSError, ValueError, RecursionError, ModelError):
         return {}
     return fields if isinstance(fields, dict) else {}

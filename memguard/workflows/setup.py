@@ -38,7 +38,8 @@ from memguard.model.dropout import set_dropout
 from memguard.model.trainable import freeze_others
 from memguard.parallel.lora import LoraSpec, attach_lora, fill_lora, find_targets
 from memguard.parallel.mesh import Mesh4D, build_mesh
-from memguard.parallel.mesh_shape import NF4_BASE, Sizes, resolve_mesh
+from memguard.parallel.mesh_shape import resolve_mesh
+from memguard.parallel.model_sizes import NF4_BASE, Sizes
 from memguard.parallel.shard import checkpoint_blocks, compile_blocks
 from memguard.records.sealed import FileSum
 from memguard.runtime import (
@@ -341,6 +342,7 @@ def shard_for_training(
         adapter=adapter,
         quantization=quantization,
         trainable_modules=train.trainable_modules,
+        without_dropout=train.dropout == 0,
         compute_dtype=torch.bfloat16 if train.precision == "bf16" else None,
         chunk_tokens=train.nll_chunk_tokens,
         reshard_after_forward=distributed.parallel.reshard_after_forward,

@@ -44,13 +44,13 @@ class StorageInput:
 
 
 def describe_stored(work: Work, run: RunConfig | None) -> StoredAs:
-    """Return how weights are stored, in the cases of doubt as what takes least."""
+    """Return how weights are stored; frozen ones are in fp32 unless adapters are trained."""
     if run is not None and run.adapter is not None and run.adapter.quantization is not None:
         return StoredAs(weight_bytes=_NF4_BYTES, is_trained=False)
-    is_part = run is not None and run.train.trainable_modules is not None
-    if work.adapter is not None or is_part:
+    if work.adapter is not None:
         return StoredAs(weight_bytes=float(work.compute_bytes), is_trained=False)
-    return StoredAs()
+    is_part = run is not None and run.train.trainable_modules is not None
+    return StoredAs(is_trained=not is_part)
 
 
 def make_storage_plan(inputs: StorageInput) -> StoragePlan:

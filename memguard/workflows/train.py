@@ -19,7 +19,9 @@ from memguard.data.loader import Loader
 from memguard.errors import ConfigError, RecordError
 from memguard.hf.checkpoint import check_positions
 from memguard.hf.load import count_parameters
+from memguard.model.causal_lm import CausalLM
 from memguard.model.checks import keeps_documents_apart
+from memguard.model.router_loss import explain_missing, has_flag
 from memguard.parallel.lora import find_targets
 from memguard.parallel.mesh_shape import MeshShape
 from memguard.planner.reference_hash import remark_on_reference_hash
@@ -317,11 +319,7 @@ def _build_trainer(
             f"{type(model).__name__} cannot mask attention between documents of one row: each "
             "document gets its own row, which adds padding"
         )
-    if getattr(model.config.get_text_config(), "output_router_logits", False):
-        console.warn(
-            f"{type(model).__name__}: 'output_router_logits' in its configuration has no effect: "
-            "the load-balancing loss of its experts is not part of the training loss"
-        )
+    _report_router_loss(lm, console)
     training_data = build_training_data(config, prepared, share_rows=share_rows)
     loader = training_data.loader
     trainer = Trainer(
@@ -361,6 +359,19 @@ def _build_trainer(
         f"{len(loader.rows):,} rows, {trainer.num_steps:,} steps"
     )
     return started, trainer
+
+
+def _report_router_loss(lm: CausalLM, console: Console) -> None:
+    """Report whether a model whose configuration has a load-balancing loss trains with it."""
+    if not has_flag(lm.model):
+        return
+    if lm.router_loss is None:
+        console.warn(explain_missing(lm.model))
+        return
+    console.info(
+        "model: the load-balancing loss of its experts is added to the training loss, times "
+        f"{lm.router_loss.coefficient:g} ('output_router_logits' in its configuration)"
+    )
 
 
 def _export(

@@ -7,6 +7,7 @@ from memguard.config import AuditConfig
 from memguard.errors import ConfigError
 from memguard.hf.adapter_files import is_adapter
 from memguard.records import VARIANT_LIBRARIES, VariantName
+from memguard.workflows.run_checks import has_ternary_weights
 
 if TYPE_CHECKING:
     from memguard.workflows.model_in_memory import ModelInMemory
@@ -33,7 +34,7 @@ def check_variants(
 
     Raises:
         ConfigError: an unknown or repeated name, a model that has no such variant, several
-            processes, or a missing library.
+            processes, a model that is already quantised, or a missing library.
     """
     if not names:
         return ()
@@ -68,6 +69,13 @@ def check_variants(
         )
     if settings.device_map is not None:
         raise ConfigError("'--variants' and 'audit.device_map' cannot be combined; remove one")
+    quantised = [name for name in given if name in VARIANT_LIBRARIES]
+    if quantised and has_ternary_weights(model):
+        raise ConfigError(
+            f"'--variants': '{quantised[0]}' needs a model that is not quantised; the layers of "
+            f"'{model}' already round their weights ('quantization_config' in its config.json). "
+            "Audit it without --variants"
+        )
     for name in given:
         library = VARIANT_LIBRARIES.get(name)
         if library is not None and find_spec(library) is None:

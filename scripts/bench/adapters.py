@@ -44,7 +44,8 @@ from memguard.hf.adapter_export import gather_adapter
 from memguard.hf.load import load_model
 from memguard.model.checks import build_causal_lm
 from memguard.parallel.lora import LoraSpec, attach_lora, fill_lora
-from memguard.parallel.mesh_shape import MeshShape, ModelSizes
+from memguard.parallel.mesh_shape import MeshShape
+from memguard.parallel.model_sizes import ModelSizes
 from memguard.planner.adapters import AdapterSizes
 from memguard.planner.machine import FRAGMENTATION_ONE_CPU
 from memguard.planner.memory import estimate_memory

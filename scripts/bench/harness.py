@@ -22,6 +22,7 @@ import os
 import re
 import socket
 import statistics
+import sys
 import time
 import traceback
 from collections.abc import Callable, Mapping
@@ -94,6 +95,9 @@ class Ranks:
             CUDA_VISIBLE_DEVICES="",
             HF_HUB_OFFLINE="1",
             TOKENIZERS_PARALLELISM="false",
+            # Before Python 3.13 the fork server does not take over sys.path and skips what it
+            # cannot import without a word; `quieted` is in this folder.
+            PYTHONPATH=os.pathsep.join(sys.path),
         )
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(PRELOADED)

@@ -53,7 +53,8 @@ from memguard.errors import MemguardError
 from memguard.hf.sharded import Sharding, allocate, build_meta_layer
 from memguard.parallel.linear import to_local
 from memguard.parallel.mesh import Mesh4D, build_mesh
-from memguard.parallel.mesh_shape import MeshShape, ModelSizes, nearest_meshes
+from memguard.parallel.mesh_shape import MeshShape, nearest_meshes
+from memguard.parallel.model_sizes import ModelSizes
 from memguard.planner.machine import FRAGMENTATION_CPU
 from memguard.planner.memory import MemoryEstimate, estimate_memory
 from memguard.simulation.step import SimulatedStep, simulate_step

@@ -24,7 +24,8 @@ from dataclasses import dataclass, replace
 
 from harness import Table, Verdict, build_parser
 
-from memguard.parallel.mesh_shape import MeshShape, ModelSizes
+from memguard.parallel.mesh_shape import MeshShape
+from memguard.parallel.model_sizes import ModelSizes
 from memguard.planner import compute
 from memguard.planner.cost import estimate_step
 from memguard.planner.fit import Checkpointing

@@ -18,7 +18,8 @@ from memguard.hf.sharded import Sharding
 from memguard.model.causal_lm import CausalLM
 from memguard.model.checks import build_causal_lm
 from memguard.parallel.mesh import build_mesh
-from memguard.parallel.mesh_shape import COMPARED_FAMILIES, MeshShape
+from memguard.parallel.mesh_shape import MeshShape
+from memguard.parallel.model_sizes import COMPARED_FAMILIES
 from memguard.records import DocumentScore
 from memguard.runtime import Runtime, start_runtime
 

@@ -122,7 +122,9 @@ def test_the_table_of_families(width: int) -> None:
     table = make_families(
         make_family("llama", "any mesh", is_compared=True),
         make_family("jais2", "any mesh"),
-        make_family("bert", "data and z", condition="is_decoder: true", reason="x" * 300),
+        make_family(
+            "bert", "data and z", condition="is_decoder: true in config.json", reason="x" * 300
+        ),
         make_family("gpt2", "data and z"),
         make_family("xlnet", "none"),
         make_family("dbrx", "unknown"),
@@ -134,7 +136,7 @@ def test_the_table_of_families(width: int) -> None:
         plain.index("compare their numbers") < compared < plain.index("not compared") < uncompared
     )
     assert ["gpt2", "why", "gpt2"] in [line.split() for line in plain.splitlines()]
-    assert "is_decoder: true:" in plain
+    assert "is_decoder: true in config.json:" in plain
     end = " ".join(plain.split()).partition("6 model types of ")[2]
     assert end == "transformers 5.23.0: 2 any mesh, 2 data and z, 1 none, 1 unknown"
 
@@ -172,7 +174,9 @@ def test_the_exit_code_tells_whether_all_that_is_needed_works(
     outcome = run_cli("doctor")
     assert outcome.code == 1
     last = outcome.err.splitlines()[-1]
-    assert last.startswith("memguard: not all that memguard needs works: gloo: all-reduce")
+    assert last.startswith(
+        "memguard: something that memguard needs does not work here: gloo: all-reduce"
+    )
     assert last.endswith("and 1 more; see the list above")
 
 

@@ -12,8 +12,12 @@ import torch
 import transformers
 from bitsandbytes.functional import dequantize_4bit, quantize_4bit
 from cli_examples import run_cli, save_tiny_model, write_run, write_texts
+from tiny_families import build, make_config
 
 from memguard.data.corpus import Corpus, load_corpus
+from memguard.data.tokenization import train_bpe
+from memguard.errors import ModelError
+from memguard.hf.load import load_model
 from memguard.hf.variants import VariantForm
 from memguard.records import AuditReport, Variant, VariantBucket, VariantName, load_record
 from memguard.train.heldout import choose_heldout
@@ -263,3 +267,47 @@ def test_a_missing_library_is_one_line(
     ended = run_cli("audit", run, "--variants", f"adapter,{name}")
     assert (ended.code, len(ended.err.splitlines())) == (2, 1), ended.err
     assert f"{name} needs {library}: pip install 'memguard[quant]'" in ended.err
+
+
+def test_weights_that_are_already_quantised_have_no_variants(tmp_path: Path) -> None:
+    save_ternary(tmp_path / "base")
+    members = write_texts(tmp_path / "documents.jsonl")
+    for name in ("int8", "nf4"):
+        ended = run_cli(
+            *("audit", "--model", tmp_path / "base", "--members", members),
+            *("--out", tmp_path / "out", "--variants", name),
+        )
+        assert (ended.code, len(ended.err.splitlines())) == (2, 1), ended.err
+        assert f"'{name}' needs a model that is not quantised" in ended.err
+    assert not (tmp_path / "out").exists()
+    # The models on the hub are checked once their files are there.
+    form = VariantForm(name="nf4", stored=torch.float32, dtype=torch.float32)
+    with pytest.raises(ModelError, match="cannot be quantised: its configuration has 'quant"):
+        form.load(str(tmp_path / "base"), torch.device("cpu"), attn=None)
+
+
+def save_ternary(folder: Path) -> None:
+    """A model whose layers round their weights in each forward."""
+    build("bitnet", vocab_size=400).save_pretrained(folder)
+    train_bpe(["a cat and a dog"], vocab_size=300).save_pretrained(folder)
+    config = json.loads((folder / "config.json").read_text())
+    online = {"linear_class": "autobitlinear", "quantization_mode": "online"}
+    config["quantization_config"] = {"quant_method": "bitnet", **online}
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+def test_ternary_weights_are_no_base_of_an_adapter(tmp_path: Path) -> None:
+    save_ternary(tmp_path / "base")
+    write_texts(tmp_path / "documents.jsonl")
+    adapter = {"name": "lora", "quantization": "nf4"}
+    path = write_run(tmp_path, model={"path": str(tmp_path / "base")}, adapter=adapter)
+    ended = run_cli("train", path)
+    assert (ended.code, len(ended.err.splitlines())) == (2, 1), ended.err
+    assert "'adapter.quantization' must not be set for" in ended.err
+    # An adapter by another program: as merged it would be rounded away.
+    model = transformers.AutoModelForCausalLM.from_config(make_config("bitnet", vocab_size=400))
+    adapted = peft.get_peft_model(model, peft.LoraConfig(r=2, target_modules=["q_proj"]))
+    adapted.peft_config["default"].base_model_name_or_path = str(tmp_path / "base")
+    adapted.save_pretrained(tmp_path / "adapter")
+    with pytest.raises(ModelError, match=r"round their weights .* a merged adapter would be lost"):
+        load_model(str(tmp_path / "adapter"))

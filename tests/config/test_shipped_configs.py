@@ -15,13 +15,8 @@ from memguard.assets import find_asset, list_assets
 from memguard.compare import load_sweep
 from memguard.config import CanaryConfig, RunConfig, load_run_config
 from memguard.hf.sharded import Sharding, build_meta_layer, count_sharded_parameters
-from memguard.parallel.mesh_shape import (
-    MeshShape,
-    ModelSizes,
-    check_mesh,
-    list_meshes,
-    resolve_mesh,
-)
+from memguard.parallel.mesh_shape import MeshShape, check_mesh, list_meshes, resolve_mesh
+from memguard.parallel.model_sizes import ModelSizes
 from memguard.planner.fit import rank_meshes
 from memguard.planner.machine import load_machine
 from memguard.simulation.fake_mesh import simulated_mesh

@@ -126,6 +126,23 @@ def test_a_bf16_export_is_the_rounded_model(
     assert plain.dtype == torch.bfloat16
 
 
+def test_settings_of_generate_in_the_configuration_are_kept(
+    ranks: Any, tmp_path: Path, tokenizer_folder: str
+) -> None:
+    """Older checkpoints have no generation_config.json."""
+    source, ours, theirs = (tmp_path / name for name in ("source", "ours", "theirs"))
+    build("llama").save_pretrained(source)
+    (source / "generation_config.json").unlink()
+    config = json.loads((source / "config.json").read_text())
+    config |= {"do_sample": True, "temperature": 0.5}
+    (source / "config.json").write_text(json.dumps(config))
+    ranks(load_and_export, 1, str(source), tokenizer_folder, str(ours), (1, 1, 1, 1))
+    tokenizer = load_tokenizer(tokenizer_folder)
+    export_model(load_model(str(source)), tokenizer, theirs, dtype=torch.float32, card=CARD)
+    assert contents(ours) == contents(theirs)
+    assert json.loads((ours / "generation_config.json").read_text())["temperature"] == 0.5
+
+
 def export_bf16_of_fp32(source: str, tokenizer_folder: str, folder: str) -> None:
     """On a rank."""
     layer = load(source, (1, 2, 1, 2))

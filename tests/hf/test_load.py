@@ -64,6 +64,16 @@ def test_a_folder_is_loaded_as_it_was_saved(folder: Path) -> None:
     )
 
 
+def test_what_a_family_freezes_is_frozen_when_it_is_loaded(tmp_path: Path) -> None:
+    """from_pretrained makes it trainable; without a gradient it has no moments to resume with."""
+    model = build("ernie4_5_moe")
+    model.save_pretrained(tmp_path)
+    frozen = {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
+    assert frozen == {"model.layers.1.mlp.gate.moe_statics.e_score_correction_bias"}
+    loaded = load_model(str(tmp_path)).named_parameters()
+    assert {name for name, parameter in loaded if not parameter.requires_grad} == frozen
+
+
 def test_a_family_without_sdpa_is_loaded_with_eager_attention(tmp_path: Path) -> None:
     build("gemma2").save_pretrained(tmp_path)
     assert load_model(str(tmp_path)).config._attn_implementation == "eager"

@@ -17,7 +17,9 @@ from memguard.hf.sharded import (
     build_meta_layer,
     count_sharded_parameters,
     fill_layer,
+    find_sizes,
 )
+from memguard.model.dropout import list_dropout
 from memguard.parallel.mesh import build_mesh
 from memguard.parallel.mesh_shape import MeshShape
 
@@ -46,6 +48,13 @@ def refuse_all(shape: MeshShape, all_fields: list[dict[str, Any]]) -> list[Memgu
     return found
 
 
+def test_an_impossible_configuration_is_refused_in_one_line() -> None:
+    """Of a family that is built to find its sizes."""
+    config = transformers.AutoConfig.for_model("bloom", hidden_size=30, n_layer=2, n_head=4)
+    with pytest.raises(ModelError, match="the model of type 'bloom' cannot be loaded as a causal"):
+        find_sizes(config)
+
+
 def test_a_mesh_that_does_not_fit_is_refused_before_anything_is_built(ranks: RankPool) -> None:
     configurations = [
         fields(num_attention_heads=6, num_key_value_heads=6, hidden_size=48),
@@ -68,7 +77,22 @@ def refuse_dropout() -> str:
     config = transformers.LlamaConfig(**fields(attention_dropout=0.1))
     with pytest.raises(ModelError) as caught:
         build_meta_layer(config, Sharding(mesh=mesh, device=CPU))
+    # An audit drops nothing.
+    build_meta_layer(config, Sharding(mesh=mesh, device=CPU, is_trained=False))
     return str(caught.value)
+
+
+def switch_off_dropout(shape: MeshShape) -> dict[str, float]:
+    mesh = build_mesh(shape, "cpu")
+    config = transformers.GPT2Config(n_embd=32, n_layer=2, n_head=4, vocab_size=96)
+    layer = build_meta_layer(config, Sharding(mesh=mesh, device=CPU, without_dropout=True))
+    assert layer.lm.model.config.attn_pdrop == 0.1, "the exported configuration stays"
+    return list_dropout(layer.lm.model)
+
+
+@pytest.mark.parametrize("shape", [MeshShape(z=2), MeshShape(x=2)], ids=str)
+def test_dropout_can_be_switched_off(ranks: RankPool, shape: MeshShape) -> None:
+    assert ranks(switch_off_dropout, 2, shape) == [{}, {}]
 
 
 def test_dropout_is_refused_by_its_field(ranks: RankPool) -> None:
@@ -76,7 +100,7 @@ def test_dropout_is_refused_by_its_field(ranks: RankPool) -> None:
         assert "must not drop activations" in message
         assert "on this mesh" in message
         assert "attention_dropout=0.1" in message
-        assert "use the axes data and z" in message
+        assert "Set 'train.dropout' to 0, or use the axes data and z" in message
         assert "\n" not in message
 
 

@@ -7,6 +7,7 @@ import peft
 import pytest
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 from tiny_families import build
 from transformers.core_model_loading import WeightConverter
 
@@ -28,9 +29,11 @@ class Counted(FolderWeights):
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
         self.names: list[str] = []
+        self.num_elements = 0
 
     def read(self, name: str, rectangle: ShardSlice) -> torch.Tensor:
         self.names.append(name)
+        self.num_elements += rectangle.num_elements
         return super().read(name, rectangle)
 
 
@@ -41,23 +44,44 @@ def open_counted(folder: Path, family: str) -> tuple[Counted, ModuleNames, Any]:
     return counted, ModuleNames(counted, build_on_meta(model.config)), model
 
 
-def test_only_the_experts_of_a_rectangle_are_read(tmp_path: Path) -> None:
+def test_only_the_bytes_of_a_rectangle_of_experts_are_read(tmp_path: Path) -> None:
     counted, source, model = open_counted(tmp_path, "mixtral")
     name = "model.layers.1.mlp.experts.gate_up_proj"
     rectangle = ShardSlice(start=(1, 50, 3), shape=(2, 50, 7))
     assert source.shapes[name] == (4, 128, 32)
     assert counted.names == [], "nothing is read for names and shapes"
     wanted = model.get_parameter(name)[rectangle.slices]
-    for _ in range(2):
-        assert torch.equal(source.read(name, rectangle), wanted)
+    assert torch.equal(source.read(name, rectangle), wanted)
+    assert counted.num_elements == rectangle.num_elements
     read = [
         f"model.layers.1.block_sparse_moe.experts.{e}.{w}.weight"
         for e in (1, 2)
         for w in ("w1", "w3")
     ]
-    assert sorted(counted.names) == sorted(read), "once, as it is kept for the next rectangle"
+    assert sorted(counted.names) == sorted(read)
+    # Rows of one of the two stored tensors of an expert only.
+    counted.names.clear()
+    up = ShardSlice(start=(3, 70, 0), shape=(1, 58, 32))
+    assert torch.equal(source.read(name, up), model.get_parameter(name)[up.slices])
+    assert counted.names == ["model.layers.1.block_sparse_moe.experts.3.w3.weight"]
     first = "model.layers.1.block_sparse_moe.experts.0.w1.weight"
     assert source.origin.names[name][0] == first
+
+
+def test_experts_in_several_precisions_are_read_in_the_best(tmp_path: Path) -> None:
+    open_counted(tmp_path, "mixtral")
+    file = tmp_path / "model.safetensors"
+    tensors = {
+        name: tensor.bfloat16() if ".w3." in name or ".experts.0." in name else tensor
+        for name, tensor in load_file(file).items()
+    }
+    save_file(tensors, file, metadata={"format": "pt"})
+    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
+    source = ModuleNames(FolderWeights(tmp_path), build_on_meta(model.config))
+    for leaf in ("gate_up_proj", "down_proj"):
+        name = f"model.layers.0.mlp.experts.{leaf}"
+        whole = ShardSlice(start=(0, 0, 0), shape=source.shapes[name])
+        assert torch.equal(source.read(name, whole), model.get_parameter(name))
 
 
 def test_a_tensor_that_is_stored_for_several_layers_is_read_once(tmp_path: Path) -> None:

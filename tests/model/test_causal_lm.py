@@ -36,7 +36,8 @@ def assert_same_gradients(ours: dict[str, Tensor], theirs: dict[str, Tensor]) ->
         torch.testing.assert_close(ours[name], grad, rtol=1e-4, atol=2e-6 * scale)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+# HyperCLOVA X multiplies its logits by the field by which Granite divides.
+@pytest.mark.parametrize("family", [*FAMILIES, "hyperclovax"])
 def test_loss_and_gradients_are_those_of_the_models_own_logits(family: str) -> None:
     model = build(family)
     with warnings.catch_warnings():
@@ -258,3 +259,12 @@ def test_scores_of_bf16_hidden_states_use_an_fp32_head() -> None:
     torch.testing.assert_close(scores.logprob_N.double(), expected, rtol=0, atol=1e-5)
     bf16 = layer.logits(hidden).double().log_softmax(1).gather(1, labels[:, None])[:, 0]
     assert (bf16 - expected).abs().max() > 1e-3
+
+
+def test_a_body_that_is_not_under_its_prefix() -> None:
+    model = build("llama4_text")
+    assert model.base_model is model
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        layer = build_causal_lm(model)
+    assert layer.own_head

@@ -3,6 +3,7 @@
 import pytest
 import torch
 import transformers
+from tiny_families import build as build_family
 from tiny_llama import TINY_LLAMA
 
 from memguard.config import RunConfig, TrainConfig
@@ -58,6 +59,19 @@ def test_both_sides_of_tied_weights_are_trained() -> None:
     model = build(tie=True)
     freeze_others(model, ["lm_head", "embed_tokens"])
     assert list_trained(model) == {"model.embed_tokens.weight"}
+
+
+def test_what_a_family_freezes_stays_frozen() -> None:
+    """Nothing computes its gradient, and a checkpoint would have no moments for it."""
+    model = build_family("ernie4_5_moe")
+    offsets = "model.layers.1.mlp.gate.moe_statics.e_score_correction_bias"
+    assert offsets not in list_trained(model)
+    freeze_others(model, ["mlp"])
+    trained = list_trained(model)
+    assert "model.layers.1.mlp.gate.weight" in trained
+    assert offsets not in trained
+    with pytest.raises(ConfigError, match="no module 'moe_statics' with weights"):
+        freeze_others(build_family("ernie4_5_moe"), ["moe_statics"])
 
 
 # An activation has a name, but no weights.

@@ -5,6 +5,7 @@ cross-entropy on all logits, torch's clipping and AdamW. In float64 both sides r
 transformers' own upcasts to fp32, of norms, softmax and routers, turned into float64.
 """
 
+import copy
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,7 +16,7 @@ import numpy as np
 import peft
 import pytest
 import torch
-from bitsandbytes.functional import dequantize_4bit, quantize_4bit
+import transformers
 from plain_losses import reduce_plainly
 from ranks import RankPool
 from tiny_families import build
@@ -28,12 +29,12 @@ from torch.nn import functional
 from memguard.config import GoldfishConfig, OptimConfig, TrainConfig
 from memguard.data.loader import Batch
 from memguard.hf.safetensors import ModuleWeights
-from memguard.hf.sharded import Sharding, build_meta_layer, fill_layer
+from memguard.hf.sharded import Sharding, build_meta_layer, check_layer, fill_layer
 from memguard.mitigation import Mitigations, build_mitigations
 from memguard.model.causal_lm import CausalLM
-from memguard.model.checks import build_causal_lm, check_causal, keeps_documents_apart
+from memguard.model.checks import build_causal_lm, keeps_documents_apart
+from memguard.parallel.fused import find_orders
 from memguard.parallel.linear import Linear4D, to_local
-from memguard.parallel.linear_kinds import find_orders
 from memguard.parallel.lora import (
     DropoutMasks,
     LoraSpec,
@@ -87,6 +88,8 @@ class Case:
     """Rows of several documents; False for families that do not keep them apart."""
     quantization: Literal["nf4"] | None = None
     """Form of the frozen weights; the other side has them as bitsandbytes dequantises them."""
+    padded: bool = False
+    """Rows that end in padding."""
     plain: bool = False
     """One process, which keeps transformers' modules, instead of a mesh."""
 
@@ -112,6 +115,8 @@ class Worst:
     gradient: float
     norm: float
     weight: float
+    router: float
+    """Of the load-balancing loss, if the family's configuration has it."""
     where: str
     """The parameter with the largest difference of gradients."""
 
@@ -139,6 +144,7 @@ def check(ranks: RankPool, degrees: Degrees, cases: list[Case], tolerance: float
         assert worst[0].loss <= tolerance, (degrees, case, worst[0])
         assert worst[0].gradient <= tolerance, (degrees, case, worst[0])
         assert worst[0].norm <= tolerance, (degrees, case, worst[0])
+        assert worst[0].router <= tolerance, (degrees, case, worst[0])
         if tolerance == EXACT:
             assert worst[0].weight <= EXACT_WEIGHTS, (degrees, case, worst[0])
 
@@ -150,10 +156,10 @@ def _compare(degrees: Degrees, case: Case) -> Worst:
     mesh = build_mesh(shape, device.type)
     model = build_reference(case)
     lm = _build_plain(case) if case.plain else _build_sharded(case, model, mesh)
-    # As loading does: forwards without gradients come before the optimizer.
-    check_causal(lm)
     assert keeps_documents_apart(lm) == case.packed
     lm.model.train()
+    for each in (model, lm.model):
+        _choose_experts_without_noise(each)
     if case.quantization is not None:
         _round_to_nf4(model)
     model = _wrap_in_peft(case, model, lm)
@@ -169,16 +175,18 @@ def _compare(degrees: Degrees, case: Case) -> Worst:
     gradients: dict[str, Tensor] = {}
 
     def keep_gradients(*_: Any) -> None:
+        gradients.clear()
         for each in step.parameters:
-            assert each.local.grad is not None, each.name
-            gradients[each.name] = each.local.grad.clone()
+            if each.local.grad is not None:
+                gradients[each.name] = each.local.grad.clone()
 
     step.optimizer.register_step_pre_hook(keep_gradients)
-    reference = Reference(model, case.mitigations)
-    worst = {"loss": 0.0, "gradient": 0.0, "norm": 0.0, "weight": 0.0}
+    reference = Reference(model, case.mitigations, list_groups(case, mesh.shape.num_batch_ways))
+    worst = {"loss": 0.0, "gradient": 0.0, "norm": 0.0, "weight": 0.0, "router": 0.0}
     where = ""
     for number in range(case.num_steps):
-        batch = make_batch(number, model.config.vocab_size, packed=case.packed)
+        vocab_size = model.get_output_embeddings().weight.shape[0]
+        batch = make_batch(number, vocab_size, packed=case.packed, padded=case.padded)
         result = step.run(share(batch, mesh), lr=OPTIM.lr, step=number + 1, first_sample=0)
         expected = reference.step(batch)
         assert result.num_kept == batch.num_kept
@@ -186,9 +194,15 @@ def _compare(degrees: Degrees, case: Case) -> Worst:
         assert result.grad_norm is not None
         worst["loss"] = max(worst["loss"], abs(result.loss / expected.loss - 1))
         worst["norm"] = max(worst["norm"], abs(result.grad_norm / expected.grad_norm - 1))
+        assert (result.router_loss is None) == (expected.router_loss is None)
+        if result.router_loss is not None and expected.router_loss is not None:
+            difference = abs(result.router_loss / expected.router_loss - 1)
+            worst["router"] = max(worst["router"], difference)
         clipped_norm = min(expected.grad_norm, OPTIM.max_grad_norm or np.inf)
         floor = 1e-3 * clipped_norm
-        for name, error in _distances(step.parameters, gradients, expected.gradients, floor):
+        assert gradients.keys() == expected.gradients.keys()
+        reached = [each for each in step.parameters if each.name in gradients]
+        for name, error in _distances(reached, gradients, expected.gradients, floor):
             if error > worst["gradient"]:
                 worst["gradient"], where = error, name
         ours = {each.name: each.local.detach() for each in step.parameters}
@@ -205,7 +219,8 @@ def _compare(degrees: Degrees, case: Case) -> Worst:
 
 def _build_sharded(case: Case, model: Any, mesh: Mesh4D) -> CausalLM:
     layer = build_meta_layer(
-        model.config,
+        # transformers writes into the configuration of a model that it makes.
+        copy.deepcopy(model.config),
         Sharding(
             mesh=mesh,
             device=torch.device(case.device),
@@ -220,6 +235,9 @@ def _build_sharded(case: Case, model: Any, mesh: Mesh4D) -> CausalLM:
         ),
     )
     fill_layer(layer, ModuleWeights(model), name="parity")
+    # As loading does: forwards without gradients come before the optimizer, and a head that
+    # memguard does not know is replaced by the model's own forward.
+    check_layer(layer)
     return layer.lm
 
 
@@ -236,6 +254,9 @@ def _build_plain(case: Case) -> CausalLM:
 @torch.no_grad()
 def _round_to_nf4(model: Any) -> None:
     """Replace the weights of all linear layers but the head, each quantised whole."""
+    # Of the extra `quant`, which other comparisons do not need.
+    from bitsandbytes.functional import dequantize_4bit, quantize_4bit
+
     for module in model.modules():
         if isinstance(module, nn.Linear) and module is not model.get_output_embeddings():
             row = module.weight.detach().to(torch.float32).reshape(1, -1)
@@ -332,7 +353,6 @@ def _distances(
     squares = []
     for each in parameters:
         source, ours, theirs = each.source, local[each.name], full[each.name]
-        theirs = theirs.view(source.shape)  # Gate and up of experts have a dimension more.
         if not isinstance(source, DTensor):
             squares.append((ours - theirs).double().pow(2).sum())
             continue
@@ -368,7 +388,16 @@ def share(batch: Batch, mesh: Mesh4D) -> Batch:
     )
 
 
-def make_batch(number: int, vocab_size: int, *, packed: bool = True) -> Batch:
+def list_groups(case: Case, num_ways: int) -> list[list[int]]:
+    """The rows that all ranks have in each micro-batch."""
+    parts = np.arange(NUM_ROWS).reshape(num_ways, -1)
+    size = case.micro_batch_size or parts.shape[1]
+    return [
+        parts[:, first : first + size].ravel().tolist() for first in range(0, len(parts[0]), size)
+    ]
+
+
+def make_batch(number: int, vocab_size: int, *, packed: bool = True, padded: bool = False) -> Batch:
     """Rows of two or three documents, or of one, with goldfish on."""
     draw = derive_generator(number, "parity batch")
     shape = (NUM_ROWS, NUM_TOKENS)
@@ -389,6 +418,10 @@ def make_batch(number: int, vocab_size: int, *, packed: bool = True) -> Batch:
     )
     # One rank's rows have no label at all.
     labels[:1] = IGNORE_LABEL
+    if padded:
+        for row in range(NUM_ROWS):
+            end = NUM_TOKENS - row % 4
+            document_ids[row, end:], labels[row, end:] = -1, IGNORE_LABEL
     num_kept = int((labels != IGNORE_LABEL).sum())
     # Of models of about a hundred tokens, some labels known better than those of the model here.
     reference_nll = draw.normal(4.7, 0.7, shape).astype(np.float32)
@@ -417,7 +450,8 @@ class Expected:
     loss: float
     grad_norm: float
     gradients: dict[str, Tensor]
-    """After clipping."""
+    """After clipping; of parameters that text does not reach, none."""
+    router_loss: float | None = None
 
 
 def build_reference(case: Case) -> Any:
@@ -428,14 +462,41 @@ def build_reference(case: Case) -> Any:
         for parameter in model.parameters():
             noise = torch.randn(parameter.shape, generator=generator).to(case.dtype)
             parameter.add_(noise * (0.1 if parameter.ndim == 1 else 0.05))
+    _set_buffers(model)
     return model.to(case.device).train()
+
+
+def _set_buffers(model: Any) -> None:
+    """Compute buffers that no file has as loading does: GPT-J's angles differ by 1e-7 otherwise.
+
+    A model made from a configuration computes them in its own dtype, a loaded one in fp32.
+    """
+    owners: dict[str, Any] = {}
+    for name, module in model.named_modules():
+        is_owner = isinstance(module, transformers.PreTrainedModel)
+        owners[name] = module if is_owner else owners[name.rpartition(".")[0]]
+        if module._non_persistent_buffers_set and not module._parameters:
+            owners[name]._init_weights(module)
+
+
+def _choose_experts_without_noise(model: Any) -> None:
+    """Phi-MoE draws experts at random in training, whatever its configuration sets."""
+    for module in model.modules():
+        if hasattr(module, "router_jitter_noise"):
+            module.eval()
 
 
 class Reference:
     """transformers and torch on one process."""
 
-    def __init__(self, model: Any, mitigations: tuple[Any, ...] = ()) -> None:
+    def __init__(
+        self,
+        model: Any,
+        mitigations: tuple[Any, ...] = (),
+        groups: list[list[int]] | None = None,
+    ) -> None:
         self.model, self.mitigations = model, mitigations
+        self.groups = groups or [list(range(NUM_ROWS))]
         self.parameters = [parameter for _, parameter in trained_parameters(model)]
         vectors = [p for p in self.parameters if p.ndim < 2]
         matrices = [p for p in self.parameters if p.ndim >= 2]
@@ -451,8 +512,12 @@ class Reference:
 
     def step(self, batch: Batch) -> Expected:
         """Take one step on the whole batch."""
+        has_noise = any(config.name == "neftune" for config in self.mitigations)
         logits = self.model(
-            inputs_embeds=self._embed(batch),
+            # Some families look tokens up in other tables too.
+            **{"inputs_embeds": self._embed(batch)}
+            if has_noise
+            else {"input_ids": self._move(batch.input_ids)},
             position_ids=self._move(batch.position_ids),
             use_cache=False,
         ).logits[:, :-1]
@@ -471,15 +536,42 @@ class Reference:
             )
         else:
             loss = functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
+        router_loss = None
+        if getattr(self.model.config, "output_router_logits", False):
+            router_loss = self._find_router_loss(batch)
         self.optimizer.zero_grad()
-        loss.backward()
+        if router_loss is None:
+            loss.backward()
+        else:
+            (loss + self.model.router_aux_loss_coef * router_loss).backward()
         norm = nn.utils.clip_grad_norm_(self.parameters, OPTIM.max_grad_norm or np.inf)
         gradients = {}
         for name, parameter in trained_parameters(self.model):
-            assert parameter.grad is not None, name
-            gradients[name] = parameter.grad.clone()
+            if parameter.grad is not None:
+                gradients[name] = parameter.grad.clone()
         self.optimizer.step()
-        return Expected(loss=float(loss.detach()), grad_norm=float(norm), gradients=gradients)
+        return Expected(
+            loss=float(loss.detach()),
+            grad_norm=float(norm),
+            gradients=gradients,
+            router_loss=None if router_loss is None else float(router_loss.detach()),
+        )
+
+    def _find_router_loss(self, batch: Batch) -> Tensor:
+        """Mean over micro-batches of the loss that transformers computes of their rows."""
+        function = sys.modules[type(self.model).__module__].load_balancing_loss_func  # type: ignore[attr-defined]
+        losses = []
+        for rows in self.groups:
+            logits = self.model(
+                input_ids=self._move(batch.input_ids[rows]),
+                position_ids=self._move(batch.position_ids[rows]),
+                use_cache=False,
+            ).router_logits
+            # Given to the model, a mask of packed rows would let their documents see each other.
+            mask = self._move((batch.document_ids[rows] >= 0).astype(np.int64))
+            counts = self.model.num_experts, self.model.num_experts_per_tok
+            losses.append(function(logits, *counts, mask))
+        return torch.stack(losses).mean()
 
     def _move(self, array: Any) -> Tensor:
         return torch.from_numpy(array).to(self.model.device)

@@ -53,6 +53,14 @@ def test_gradients_are_the_same_bits(family: str, recompute: Checkpointing) -> N
             torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
 
 
+def test_masks_of_eager_attention_stay_as_they_are() -> None:
+    """MPT's are boolean too, but True where a token is hidden."""
+    plain, prepared = build("mpt"), build("mpt")
+    prepare_attention(prepared, "cpu")
+    for ours, theirs in zip(gradients(prepared), gradients(plain), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
+
+
 def test_all_blocks_get_one_bias_and_the_next_forward_another() -> None:
     model = build("llama")
     prepare_attention(model, "cpu")

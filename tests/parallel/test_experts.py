@@ -16,15 +16,8 @@ from torch.distributed.tensor.placement_types import Replicate, Shard
 
 from memguard.errors import ModelError
 from memguard.hf.sharded import Sharding, build_meta_layer
-from memguard.parallel.experts import (
-    Experts4D,
-    ExpertsBlock4D,
-    Local4D,
-    has_halves,
-    join_halves,
-    list_halves,
-    separate,
-)
+from memguard.parallel.experts import Experts4D, ExpertsBlock4D, Local4D
+from memguard.parallel.fused import Parts
 from memguard.parallel.hf_plan import PLACEMENTS, plan_sharding
 from memguard.parallel.layout import ShardSlice, all_rectangles, find_rectangle
 from memguard.parallel.linear import Linear4D
@@ -113,7 +106,7 @@ def test_adapters_of_attention_equal_peft(ranks: RankPool) -> None:
 
 
 @pytest.mark.parametrize(
-    ("leaf", "shape"), [("gate_up_proj", (8, 2, 14336, 4096)), ("down_proj", (8, 4096, 14336))]
+    ("leaf", "shape"), [("gate_up_proj", (8, 2 * 14336, 4096)), ("down_proj", (8, 4096, 14336))]
 )
 @pytest.mark.parametrize("mesh", [MeshShape(z=16), MeshShape(z=16, y=2, x=4)], ids=str)
 def test_16_ranks_share_8_experts(leaf: str, shape: tuple[int, ...], mesh: MeshShape) -> None:
@@ -124,12 +117,12 @@ def test_16_ranks_share_8_experts(leaf: str, shape: tuple[int, ...], mesh: MeshS
 
 def test_experts_that_z_divides_are_stored_whole() -> None:
     rectangle = find_rectangle(
-        (8, 2, 64, 32),
+        (8, 128, 32),
         PLACEMENTS["experts", "gate_up_proj"],
         MeshShape(z=4),
         {"z": 1, "y": 0, "x": 0},
     )
-    assert rectangle == ShardSlice(start=(2, 0, 0, 0), shape=(2, 2, 64, 32))
+    assert rectangle == ShardSlice(start=(2, 0, 0), shape=(2, 128, 32))
 
 
 def test_no_dimension_that_z_divides_is_padded() -> None:
@@ -138,15 +131,26 @@ def test_no_dimension_that_z_divides_is_padded() -> None:
     assert [rectangle.shape[0] for _, rectangle in stored] == [1] * 8 + [0] * 8
 
 
-@pytest.mark.parametrize("mesh", [MeshShape(z=3, y=2), MeshShape(z=2, y=2, x=2)], ids=str)
-def test_rectangles_of_both_halves_make_up_the_parameter_of_files(mesh: MeshShape) -> None:
-    full = torch.arange(3 * 2 * 8 * 6).view(3, 16, 6)
-    separated = separate(full)
-    for _, rectangle in all_rectangles(
-        separated.shape, PLACEMENTS["experts", "gate_up_proj"], mesh
-    ):
-        halves = [full[half.slices] for half in join_halves(rectangle, 8)]
-        assert torch.equal(torch.stack(halves, 1), separated[rectangle.slices])
+@pytest.mark.parametrize(
+    ("mesh", "width", "dim"), [(MeshShape(z=3, y=2), 6, 1), (MeshShape(z=2, y=2, x=2), 8, 0)]
+)
+def test_a_rank_has_the_same_rows_of_gate_and_up(mesh: MeshShape, width: int, dim: int) -> None:
+    """Of 4 experts, 3 ranks along z each store some rows, one of them the last of gate and up."""
+    full = torch.arange(4 * 2 * width * 5).view(4, 2 * width, 5)
+    num_cuts = mesh.y * mesh.x
+    order = Parts(sizes=(width, width)).order(num_cuts, 1)
+    assert order is not None
+    placements = PLACEMENTS["experts", "gate_up_proj"]
+    stored: dict[int, list[torch.Tensor]] = {number: [] for number in range(num_cuts)}
+    for rank, rectangle in all_rectangles(full.shape, placements, mesh):
+        local = torch.full(rectangle.shape, -1)
+        for piece in order.split(rectangle):
+            local[piece.mesh.slices] = full[piece.file.slices]
+        stored[rank["y"] * mesh.x + rank["x"]].append(local)
+    halves = [half.chunk(num_cuts, 1) for half in full.split(width, 1)]
+    for number, pieces in stored.items():
+        expected = torch.cat([half[number] for half in halves], 1)
+        assert torch.equal(torch.cat(pieces, dim), expected)
 
 
 def count_stored() -> list[tuple[int, int]]:
@@ -228,15 +232,13 @@ def test_experts_in_another_layout_are_refused() -> None:
         plan_sharding(model)
 
 
-def test_one_process_keeps_the_modules_and_stores_checkpoints_as_meshes_do() -> None:
+def test_one_process_stores_checkpoints_in_the_shape_of_files() -> None:
     model = build("mixtral")
     name = "model.layers.0.mlp.experts.gate_up_proj"
-    assert has_halves(model.model.layers[0].mlp.experts)
-    assert list_halves(model)[name] == (4, 128, 32)
     (parameter,) = [each for each in find_local_parameters(model) if each.name == name]
-    stored = parameter.to_global(parameter.local.detach())
-    assert stored.shape == (4, 2, 64, 32)
-    assert stored.data_ptr() == parameter.local.data_ptr()
+    stored = parameter.local.detach()
+    assert stored.shape == (4, 128, 32)
+    assert parameter.to_global(stored) is stored
     step = torch.zeros(())
     assert parameter.to_global(step) is step
 

@@ -195,6 +195,12 @@ def test_another_seed_draws_other_values_and_gaussian_has_the_deviation_of_peft(
         ("llama", ("q_proj", "self_attn"), "is a LlamaAttention, not a plain linear layer"),
         ("gpt2", None, "computes with Conv1D instead of linear layers"),
         ("gpt2", ("c_attn",), "is a Conv1D, not a plain linear layer"),
+        # Dense layers and shared experts have the names that experts have in checkpoints.
+        ("mixtral", None, "in peft 'all-linear' of Mixtral.* name others, k_proj, o_proj, q_proj"),
+        ("dots1", ("q_proj", "down_proj"), "in peft 'down_proj' of Dots1.* means its experts too"),
+        ("dots1", ("layers.0.mlp.up_proj",), "in peft 'layers.0.mlp.up_proj' of Dots1"),
+        ("mamba", None, "kernels of Mamba.* 'out_proj' .* name others, dt_proj, in_proj, x_proj"),
+        ("mixtral", ("w1",), "got 'w1'. They are k_proj, o_proj, q_proj, v_proj"),
     ],
 )
 def test_layers_without_an_adapter_are_refused_by_name(
@@ -206,16 +212,34 @@ def test_layers_without_an_adapter_are_refused_by_name(
     assert all(parameter.requires_grad for parameter in model.parameters())
 
 
-@pytest.mark.parametrize("targets", [None, ("q_proj", "layers.1.mlp.up_proj")])
-def test_targets_are_those_of_peft(targets: tuple[str, ...] | None) -> None:
+@pytest.mark.parametrize(
+    ("family", "targets", "num_names"),
+    [
+        ("qwen2", None, 7),
+        ("qwen2", ("q_proj", "layers.1.mlp.up_proj"), 3),
+        # Its shared experts and their gates are linear layers.
+        ("qwen2_moe", None, 8),
+        ("mixtral", ("q_proj", "o_proj"), 2),
+    ],
+)
+def test_targets_are_those_of_peft(
+    family: str, targets: tuple[str, ...] | None, num_names: int
+) -> None:
     config = peft.LoraConfig(r=2, target_modules=list(targets) if targets else "all-linear")
-    wrapped = peft.get_peft_model(build("qwen2"), config)
+    wrapped = peft.get_peft_model(build(family), config)
     layers = {n.partition(".lora_A")[0] for n, _ in wrapped.named_parameters() if "lora_A" in n}
-    found = find_targets(model := build("qwen2"), targets)
+    found = find_targets(model := build(family), targets)
     assert {f"base_model.model.{name}" for name in found} == layers
     short = shorten_targets(model, found)
     assert find_targets(model, short) == found
-    assert len(short) == (7 if targets is None else 3)
+    assert len(short) == num_names
+
+
+def test_peft_refuses_the_layer_that_kernels_read() -> None:
+    config = peft.LoraConfig(r=2, target_modules=["out_proj"])
+    with pytest.raises(ValueError, match="'out_proj' is incompatible with Mamba-based models"):
+        peft.get_peft_model(build("mamba"), config)
+    assert find_targets(build("mamba"), ("in_proj", "x_proj"))
 
 
 class SizedOperators(TorchDispatchMode):

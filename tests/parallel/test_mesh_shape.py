@@ -16,13 +16,13 @@ from memguard.errors import ConfigError
 from memguard.parallel.mesh_shape import (
     AXES,
     MeshShape,
-    ModelSizes,
     check_mesh,
     list_meshes,
     nearest_meshes,
     nearest_world_sizes,
     resolve_mesh,
 )
+from memguard.parallel.model_sizes import ModelSizes
 
 
 def make_sizes(hidden: int, heads: int, kv_heads: int, width: int, **others: int) -> ModelSizes:

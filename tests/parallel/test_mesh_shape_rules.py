@@ -22,12 +22,12 @@ from memguard.errors import ConfigError, ModelError
 from memguard.parallel.mesh_rules import allows, find_broken
 from memguard.parallel.mesh_shape import (
     MeshShape,
-    ModelSizes,
     build_rules,
     check_mesh,
     list_meshes,
     nearest_world_sizes,
 )
+from memguard.parallel.model_sizes import ModelSizes
 
 LLAMA_8B = ModelSizes(
     hidden_size=4096,

@@ -3,13 +3,15 @@
 import pytest
 from parity import Degrees, case_of, check
 from ranks import RankPool
-from tiny_families import FAMILIES, MORE_FAMILIES
+from tiny_families import FAMILIES, MORE_FAMILIES, SIZES_DEPEND, STORED_OTHERWISE
 
-from memguard.parallel.mesh_shape import COMPARED_FAMILIES
+from memguard.parallel.model_sizes import COMPARED_FAMILIES
 
 MESHES: tuple[Degrees, ...] = ((1, 1, 2, 2), (1, 2, 2, 1), (2, 1, 1, 2), (1, 1, 1, 4))
 STORAGE: Degrees = (2, 2, 1, 1)
-_UNSPLIT = sorted({*FAMILIES, *MORE_FAMILIES} - {*COMPARED_FAMILIES})
+_UNSPLIT = sorted(
+    {*FAMILIES, *MORE_FAMILIES, *STORED_OTHERWISE, *SIZES_DEPEND} - {*COMPARED_FAMILIES}
+)
 
 
 @pytest.mark.parametrize(
@@ -27,7 +29,11 @@ def test_every_compared_family_equals_one_process(ranks: RankPool, family: str) 
 
 
 @pytest.mark.parametrize(
-    "families", [["bitnet"], pytest.param(_UNSPLIT, marks=pytest.mark.mesh)], ids=str
+    "family",
+    [
+        family if family == "bitnet" else pytest.param(family, marks=pytest.mark.mesh)
+        for family in _UNSPLIT
+    ],
 )
-def test_storage_of_families_without_a_plan_is_shared(ranks: RankPool, families: list[str]) -> None:
-    check(ranks, STORAGE, [case_of(family) for family in families])
+def test_storage_of_families_without_a_plan_is_shared(ranks: RankPool, family: str) -> None:
+    check(ranks, STORAGE, [case_of(family)])

@@ -16,6 +16,7 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 from torch.nn import functional
 
+from memguard.errors import ModelError
 from memguard.hf.safetensors import ModuleWeights
 from memguard.hf.sharded import ShardedLayer, Sharding, build_meta_layer, fill_layer
 from memguard.parallel.mesh import build_mesh
@@ -133,6 +134,13 @@ def test_checkpointing_of_a_plain_model() -> None:
             assert torch.equal(gradient, expected[name]), (mode, name)
 
 
+def test_a_family_without_checkpointing_is_refused() -> None:
+    model = build("jetmoe")
+    checkpoint_blocks(model, "none")
+    with pytest.raises(ModelError, match="JetMoeForCausalLM has no activation checkpointing"):
+        checkpoint_blocks(model, "full")
+
+
 # -- more than one forward ---------------------------------------------------------------------
 
 
@@ -209,6 +217,34 @@ def run_compiled() -> list[tuple[int, int]]:
 def test_compiled_blocks_are_one_graph_and_give_the_same(ranks: RankPool) -> None:
     for found in ranks(run_compiled, 2, timeout_s=280):
         assert found == [(1, 0)] * 3
+
+
+def run_compiled_family(family: str) -> tuple[int, int]:
+    """On a rank: graphs and graph breaks; loss and gradients are those of the layers uncompiled."""
+    plain = build(family)
+    ids_BT = draw_ids(0)
+    results = []
+    for compile in (False, True):
+        counters.clear()
+        torch.compiler.reset()
+        layer = make_layer(MeshShape(x=2), plain, compile=compile)
+        for _ in range(2):
+            loss = sum_loss(layer, ids_BT)
+            loss.backward()
+        parts = {n: p.grad.to_local() for n, p in layer.lm.model.named_parameters()}
+        results.append({"loss": loss.detach(), **parts})
+    torch.testing.assert_close(results[1], results[0], **CLOSE_COMPILED)
+    return counters["stats"]["unique_graphs"], len(counters["graph_break"])
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    not (shutil.which("g++") or shutil.which("clang++")), reason="no C++ compiler to compile with"
+)
+@pytest.mark.parametrize("family", ["phi3", "gpt2"])
+def test_compiled_blocks_of_fused_layers_give_the_same(ranks: RankPool, family: str) -> None:
+    for found in ranks(run_compiled_family, 2, family, timeout_s=560):
+        assert found == (1, 0)
 
 
 def count_compiled(shape: MeshShape) -> dict[str, tuple[int, int]]:

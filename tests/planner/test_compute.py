@@ -10,7 +10,8 @@ from planner_models import TINY
 from published_sizes import LLAMA_405B
 from torch.utils.flop_counter import FlopCounterMode
 
-from memguard.parallel.mesh_shape import MeshShape, ModelSizes
+from memguard.parallel.mesh_shape import MeshShape
+from memguard.parallel.model_sizes import ModelSizes
 from memguard.parallel.shard import checkpoint_blocks
 from memguard.planner.compute import (
     ATTENTION_SHARE,

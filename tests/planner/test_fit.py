@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from memguard.parallel.mesh_shape import MeshShape, ModelSizes, list_meshes
+from memguard.parallel.mesh_shape import MeshShape, list_meshes
+from memguard.parallel.model_sizes import ModelSizes
 from memguard.planner.cost import estimate_step
 from memguard.planner.fit import (
     Fit,

@@ -15,7 +15,8 @@ from published_sizes import LLAMA_405B
 from ranks import RankPool
 
 from memguard.config import TrainConfig
-from memguard.parallel.mesh_shape import MeshShape, ModelSizes
+from memguard.parallel.mesh_shape import MeshShape
+from memguard.parallel.model_sizes import ModelSizes
 from memguard.planner.fit import count_parameters
 from memguard.planner.memory import MemoryEstimate, estimate_memory
 from memguard.planner.step_settings import StepSettings

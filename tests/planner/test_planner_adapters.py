@@ -16,7 +16,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from memguard.config import TrainConfig
 from memguard.config.adapters import LoraConfig
 from memguard.parallel.lora import LoraSpec, attach_lora
-from memguard.parallel.mesh_shape import MeshShape, ModelSizes
+from memguard.parallel.mesh_shape import MeshShape
+from memguard.parallel.model_sizes import ModelSizes
 from memguard.parallel.shard import checkpoint_blocks
 from memguard.planner.adapters import LINEAR_LAYERS, AdapterSizes
 from memguard.planner.compute import count_flops, estimate_compute

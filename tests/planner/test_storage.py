@@ -10,7 +10,8 @@ from tiny_families import FAMILIES, LEAKING, MORE_FAMILIES, build
 from memguard.hf.load import count_parameters
 from memguard.hf.sharded import Sharding, build_meta_layer
 from memguard.parallel.linear import to_local
-from memguard.parallel.mesh_shape import MeshShape, ModelSizes, StorageOnly
+from memguard.parallel.mesh_shape import MeshShape
+from memguard.parallel.model_sizes import ModelSizes, StorageOnly
 from memguard.planner.machine import Machine
 from memguard.planner.meta_model import measure_storage
 from memguard.planner.storage import (
@@ -63,6 +64,23 @@ def test_experts_that_cost_nothing_leave_the_number_open() -> None:
     config = make_config("mixtral")
     config.zero_expert_num = 2
     assert measure_storage(config, name="m", unknown="").num_active is None
+
+
+def test_layers_that_round_their_weights_are_not_split() -> None:
+    """As `find_sizes` does, with the layers that training builds."""
+    config = make_config("bitnet")
+    config.quantization_config = {
+        "quant_method": "bitnet",
+        "linear_class": "autobitlinear",
+        "quantization_mode": "online",
+    }
+    torch.compiler.set_stance("force_eager")
+    try:
+        storage = measure_storage(config, name="m", unknown="no formula")
+    finally:
+        torch.compiler.set_stance("default")
+    assert storage.sizes == StorageOnly(family="bitnet")
+    assert isinstance(config.quantization_config, dict), "the configuration is left as it is"
 
 
 @pytest.mark.parametrize(
@@ -135,3 +153,11 @@ def test_the_least_number_of_gpus_holds_the_storage() -> None:
 def test_sizes_of_families_that_can_be_split_give_their_meshes() -> None:
     assert isinstance(measure("cohere").sizes, ModelSizes)
     assert measure("bloom").sizes == StorageOnly(family="bloom")
+
+
+def test_experts_larger_than_any_memory_are_counted() -> None:
+    """Not one tensor is allocated: this one would take 1.9 TB."""
+    sizes = {"num_local_experts": 4096, "hidden_size": 4096, "intermediate_size": 14336}
+    config = transformers.AutoConfig.for_model("mixtral", num_hidden_layers=1, **sizes)
+    storage = measure_storage(config, name="m", unknown="no formula")
+    assert storage.num_parameters > 4096 * 3 * 4096 * 14336

@@ -16,7 +16,8 @@ from tiny_families import FAMILIES
 from memguard.config import TrainConfig
 from memguard.hf.sharded import Sharding, build_meta_layer
 from memguard.parallel.linear import Linear4D
-from memguard.parallel.mesh_shape import MeshShape, ModelSizes
+from memguard.parallel.mesh_shape import MeshShape
+from memguard.parallel.model_sizes import ModelSizes
 from memguard.planner.step_settings import StepSettings
 from memguard.planner.traffic import Collective, list_collectives, sum_by_axis
 from memguard.simulation.fake_mesh import Calls, simulated_mesh

@@ -14,7 +14,8 @@ from tiny_families import FAMILIES
 from memguard.hf.sharded import Sharding, build_meta_layer
 from memguard.parallel.hf_plan import find_blocks
 from memguard.parallel.linear import to_local
-from memguard.parallel.mesh_shape import MeshShape, ModelSizes
+from memguard.parallel.mesh_shape import MeshShape
+from memguard.parallel.model_sizes import ModelSizes
 from memguard.planner.units import Unit, block_unit, other_units
 from memguard.simulation.fake_mesh import simulated_mesh
 

@@ -11,7 +11,8 @@ from planner_models import MODEL
 from ranks import RankPool
 
 from memguard.config import TrainConfig
-from memguard.parallel.mesh_shape import MeshShape, ModelSizes
+from memguard.parallel.mesh_shape import MeshShape
+from memguard.parallel.model_sizes import ModelSizes
 from memguard.planner.adapters import AdapterSizes
 from memguard.planner.compute import count_flops
 from memguard.planner.memory import estimate_memory

@@ -1,4 +1,4 @@
-"""Checkpoints of layers with several projections: names, shapes and values of one process."""
+"""Checkpoints of parameters of several projections: names, shapes and values of one process."""
 
 from pathlib import Path
 from typing import Any
@@ -24,11 +24,12 @@ from memguard.runtime import Runtime
 from memguard.train.checkpoint import TrainState, load_checkpoint, save_checkpoint
 
 # A fused layer over x and z with a bias; a weight that is stored [in, out]; adapters with
-# magnitudes.
+# magnitudes; experts, which z=2 does not divide.
 CASES: dict[str, tuple[dict[str, Any], LoraSpec | None]] = {
     "falcon": ({"bias": True}, None),
     "gpt2": ({}, None),
     "phi3": ({}, LoraSpec(r=3, alpha=6, use_dora=True)),
+    "mixtral": ({"num_local_experts": 3}, None),
 }
 
 
@@ -111,9 +112,9 @@ def test_a_checkpoint_goes_to_a_mesh_and_back_bit_for_bit(
         folders[family] = save_state(tmp_path / family / "checkpoints", 1, state)
     world_size = torch.Size(degrees).numel()
     for num_pieces, adapters in ranks(pass_on, world_size, folders, degrees, timeout_s=280):
-        # Two blocks: weight and bias; the second factors and magnitudes of two layers. Three
-        # tensors of each.
-        assert num_pieces == {"falcon": 12, "gpt2": 12, "phi3": 24}
+        # Two blocks: weight and bias; the second factors and magnitudes of two layers; gate and up.
+        # Three tensors of each.
+        assert num_pieces == {"falcon": 12, "gpt2": 12, "phi3": 24, "mixtral": 6}
         assert len(adapters) == 2 * 4 * 3
         for name, tensor in adapters.items():
             stored = name.replace("base_model.model.", "model.").removesuffix(".weight")

@@ -1,13 +1,17 @@
 """Dropout as a setting of a run: its losses differ in training alone; refused on several ranks."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from run_examples import make_run
 
+from memguard.config import ParallelConfig, TrainConfig
 from memguard.errors import ConfigError
+from memguard.runtime import Runtime
 from memguard.train.metrics import HeldoutMetrics, StepMetrics, read_metrics
 from memguard.workflows.run_checks import check_dropout
+from memguard.workflows.setup import DistributedContext, shard_for_training
 from memguard.workflows.train import train_run
 
 
@@ -36,3 +40,11 @@ def test_dropout_on_a_mesh_is_refused(tmp_path: Path) -> None:
     check_dropout(config.train, world_size=1)
     with pytest.raises(ConfigError, match=r"'train.dropout' needs one process; got 0.1 on 4"):
         check_dropout(config.train, world_size=4)
+
+
+def test_a_rate_of_zero_reaches_a_mesh() -> None:
+    context = DistributedContext(runtime=Runtime(), mesh=None, parallel=ParallelConfig())
+    mesh: Any = None
+    for dropout, expected in ((None, False), (0.0, True)):
+        train = TrainConfig(dropout=dropout, precision="fp32", activation_checkpointing="none")
+        assert shard_for_training(train, context, mesh).without_dropout == expected

@@ -1,5 +1,6 @@
-"""Whole runs of mixtures of experts: from mesh to mesh, and audited on a mesh."""
+"""Whole runs of mixtures of experts: from mesh to mesh, audited on a mesh, with router losses."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,8 @@ from test_train_mesh import audit, check_scores, curve, stop_after
 
 from memguard.config import RunConfig
 from memguard.records import AuditReport, load_record
+from memguard.records.run_files import find_weights_folder
+from memguard.train.metrics import StepMetrics, read_metrics
 from memguard.workflows.train import train_run
 
 _COMMON: dict[str, Any] = {
@@ -78,19 +81,45 @@ def test_a_mesh_gives_the_verdicts_of_one_process(folder: Path, ranks: RankPool,
     check_scores(out / "records.parquet", run / "audit" / "records.parquet")
 
 
-def test_a_loss_that_is_not_trained_is_named(
-    folder: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({}, None),
+        ({"output_router_logits": True}, "added to the training loss, times 0.001"),
+        (
+            {"model_type": "afmoe", "output_router_logits": True},
+            "transformers has no load-balancing loss for this model",
+        ),
+    ],
+    ids=["off", "on", "of another family"],
+)
+def test_a_load_balancing_loss_is_trained_or_named(
+    folder: Path,
+    capsys: pytest.CaptureFixture[str],
+    request: pytest.FixtureRequest,
+    changes: dict[str, Any],
+    message: str | None,
 ) -> None:
-    for changes in ({"output_router_logits": True}, {}):
-        scratch = {"config": {**FAMILIES["mixtral"], **changes}, "vocab_size": 400}
-        config = make_run(
-            folder,
-            name=f"router-{len(changes)}",
-            model={"scratch": scratch},
-            train={"max_steps": 1},
-            audit={"enabled": False},
-        )
-        train_run(config)
-        message = "the load-balancing loss of its experts is not part of the training loss"
-        printed = capsys.readouterr()
-        assert (message in printed.out + printed.err) == bool(changes)
+    config = make_run(
+        folder,
+        name=f"router-{request.node.callspec.id}".replace(" ", "-"),
+        model={"scratch": {"config": {**FAMILIES["mixtral"], **changes}, "vocab_size": 400}},
+        train={"max_steps": 2},
+    )
+    train_run(config)
+    run = Path(config.output_dir) / config.name
+    printed = capsys.readouterr()
+    if message is None:
+        assert "load-balancing" not in printed.out + printed.err
+    else:
+        assert message in printed.out + printed.err
+    lines = [line for line in read_metrics(run / "metrics.jsonl") if isinstance(line, StepMetrics)]
+    values = [line.router_loss for line in lines]
+    if message is not None and "added" in message:
+        # 2 of 3 experts: 2 if they are chosen equally often, at most 3.
+        assert all(value is not None and 1.9 < value < 3 for value in values)
+    else:
+        assert values == [None, None]
+    exported = json.loads((find_weights_folder(run) / "config.json").read_text())
+    assert exported.get("output_router_logits", False) == ("output_router_logits" in changes)
+    assert (run / "audit" / "report.json").exists()

@@ -9,7 +9,8 @@ from published_sizes import LLAMA_8B
 
 from memguard.config import RunConfig
 from memguard.errors import ConfigError
-from memguard.parallel.mesh_shape import MeshShape, ModelSizes
+from memguard.parallel.mesh_shape import MeshShape
+from memguard.parallel.model_sizes import ModelSizes
 from memguard.planner.fit import find_fit
 from memguard.planner.machine import Machine, load_machine
 from memguard.workflows.auto_settings import describe_work, resolve_auto

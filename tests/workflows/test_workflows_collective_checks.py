@@ -125,6 +125,18 @@ def test_a_collective_that_hangs_or_ends_a_rank_is_reported(
     assert reasons["broadcast"] == "no answer in 6 s"
 
 
+def test_why_ranks_do_not_connect_is_reported(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "nope0")
+    backend = check_backend("gloo", 2, limit_s=6)
+    assert backend.reason == (
+        "the processes did not connect: Unable to find address for: nope0. GLOO_SOCKET_IFNAME may "
+        "name the network interface to use, such as lo"
+    )
+    assert "Traceback" not in capfd.readouterr().err
+
+
 def test_a_report_has_a_line_before_and_after_a_check(tmp_path: Path) -> None:
     report = collective_checks._Report(tmp_path / "0.jsonl")
     report.begin("a", 60)

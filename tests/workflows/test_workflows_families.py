@@ -20,13 +20,17 @@ from memguard.workflows.families import GROUPS, shorten_reason, survey_families
 
 def test_each_group_has_the_families_that_belong_there() -> None:
     done: list[str] = []
-    names = ("xlnet", "bloom", "llama", "hyperclovax", "dbrx", "bert", "seed_oss")
+    names = ("xlnet", "bloom", "llama", "hyperclovax", "dbrx", "bert", "gpt_neox", "seed_oss")
     table = survey_families(names, done.append)
     assert tuple(done) == names
     found = {family.model_type: family for family in table.families}
     # By group, then by name.
-    assert list(found) == ["hyperclovax", "llama", "seed_oss", "bert", "bloom", "xlnet", "dbrx"]
+    assert list(found) == [
+        *("gpt_neox", "hyperclovax", "llama", "seed_oss"),
+        *("bert", "bloom", "xlnet", "dbrx"),
+    ]
     assert {name: family.group for name, family in found.items()} == {
+        "gpt_neox": "any mesh",
         "hyperclovax": "any mesh",
         "llama": "any mesh",
         "seed_oss": "any mesh",
@@ -36,18 +40,19 @@ def test_each_group_has_the_families_that_belong_there() -> None:
         "dbrx": "unknown",
     }
     assert found["llama"].is_compared
-    # transformers' plan splits it, but no test compares its numbers.
-    assert not found["hyperclovax"].is_compared
+    assert not found["bloom"].is_compared
     assert found["bloom"].reason == "no plan for tensor parallelism"
     assert found["xlnet"].reason == (
         "is not a causal language model: its predictions depend on later tokens"
     )
-    assert found["bert"].condition == "is_decoder: true"
+    assert found["bert"].condition == "is_decoder: true in config.json"
+    # It has the field, but does not read it.
+    assert found["gpt_neox"].condition is None
     assert found["seed_oss"].condition is not None
-    assert "attention_dropout: 0 instead of 0.1" in found["seed_oss"].condition
+    assert "train.dropout: 0 in a run" in found["seed_oss"].condition
     assert found["llama"].condition is None
-    assert table.counts == dict(zip(GROUPS, (3, 2, 0, 1, 1), strict=True))
-    assert table.num_compared == 2
+    assert table.counts == dict(zip(GROUPS, (4, 2, 0, 1, 1), strict=True))
+    assert table.num_compared == 4
 
 
 def test_the_answer_is_that_of_the_functions_of_training(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -301,5 +301,10 @@ def test_storage_that_cannot_fit_is_refused_for_any_family(
     assert settle_settings(config, NO_GPU).model == config.model
     # Frozen weights have neither gradients nor moments.
     memory_gib -= 5
-    frozen = make(folder, model=model, train={"trainable_modules": ["lm_head"]})
+    part = {"trainable_modules": ["lm_head"], "precision": "bf16"}
+    frozen = make(folder, model=model, train=part)
     assert settle_settings(frozen, NO_GPU).model == config.model
+    # They are stored in fp32, also where the arithmetic is bf16.
+    memory_gib -= 1
+    with pytest.raises(ConfigError, match=r"needs at least 1\.8 GiB for weights"):
+        settle_settings(frozen, NO_GPU)

@@ -13,7 +13,7 @@ from tiny_families import build
 
 from memguard.config import ParallelConfig, RunConfig
 from memguard.errors import ConfigError
-from memguard.parallel.mesh_shape import ModelSizes
+from memguard.parallel.model_sizes import ModelSizes
 from memguard.runtime import Runtime
 from memguard.workflows import setup
 from memguard.workflows.run_checks import check_processes
