@@ -124,14 +124,10 @@ class _Linear(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        input_MK: Tensor,
-        in_axis: Axis,
-        out_axis: Axis,
-        scales: tuple[float | None, ...],
-        *tensors: Any,
-    ) -> tuple[Tensor, ...]:
+    def forward(ctx: Any, *inputs: Any) -> tuple[Tensor, ...]:
+        # Parameters that are named would be as many as the inputs of a group of two layers, from
+        # which the compiler concludes without gradients that `forward` has no `ctx`.
+        input_MK, in_axis, out_axis, scales, *tensors = inputs
         num_weights = len(scales) or len(tensors)
         weights_NK, factors = tensors[:num_weights], tensors[num_weights:]
         outputs, hidden = [], []

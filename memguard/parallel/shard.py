@@ -328,6 +328,9 @@ _PRODUCTS_OF_EXPERTS = frozenset({torch.ops.aten._grouped_mm.default, torch.ops.
 def compile_blocks(model: nn.Module) -> None:
     """Compile each decoder block; call this after `checkpoint_blocks` and before `wrap_fsdp`.
 
+    Only calls with gradients are compiled. Others (checks of the model, held-out loss, generation)
+    have many shapes, and a block compiled for these too would be trained with dynamic shapes.
+
     With selective checkpointing the checkpoint is compiled too, as the compiler itself must keep
     what the mode keeps. With full checkpointing the compiled block is inside the checkpoint:
     compiled outside, torch saves meshes of parameters for backward and fails.
@@ -336,16 +339,26 @@ def compile_blocks(model: nn.Module) -> None:
         block: Any = model.get_submodule(name)
         checkpoint = getattr(block, "_gradient_checkpointing_func", None)
         if checkpoint is None:
-            block.compile()
+            block._compiled_call_impl = _compile_training(block._call_impl)
         elif "context_fn" in checkpoint.keywords:
             # A group of linear layers stores outputs between calls. Backward recomputes them from
             # the graph, in which there are no calls.
             torch._dynamo.config.skip_fwd_side_effects_in_bwd_under_checkpoint = True
-            block.compile()
+            block._compiled_call_impl = _compile_training(block._call_impl)
         else:
             block._gradient_checkpointing_func = functools.partial(
-                _checkpoint_compiled, checkpoint, torch.compile(_call)
+                _checkpoint_compiled, checkpoint, _compile_training(_call)
             )
+
+
+def _compile_training(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Compile a function's calls with gradients."""
+    compiled = torch.compile(function)
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return (compiled if torch.is_grad_enabled() else function)(*args, **kwargs)
+
+    return call
 
 
 def _checkpoint_compiled(

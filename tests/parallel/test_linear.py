@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from memguard.parallel.linear import Linear4D, LinearGroup4D
+from memguard.parallel.linear_function import linear_4d
 from memguard.parallel.mesh import Axis, Mesh4D, build_mesh
 from memguard.parallel.mesh_shape import MeshShape
 
@@ -313,3 +314,16 @@ def test_bfloat16_stays_bfloat16() -> None:
     # The same operations on the same numbers.
     assert torch.equal(output, expected)
     assert torch.equal(input_MK.grad, plain_MK.grad)
+
+
+@pytest.mark.parametrize("num_weights", [1, 2, 3, 4])
+def test_frozen_layers_compile_without_a_break(num_weights: int) -> None:
+    """Without gradients the compiler calls `forward` itself, with the arguments that it expects."""
+    input_MK, *weights = (draw(seed, 4, 6) for seed in range(num_weights + 1))
+
+    def multiply(input_MK: Tensor) -> tuple[Tensor, ...]:
+        return linear_4d(input_MK, weights, ALONE, ALONE)
+
+    compiled = torch.compile(multiply, backend="eager", fullgraph=True)
+    for output, weight in zip(compiled(input_MK), weights, strict=True):
+        assert torch.equal(output, input_MK @ weight.T)
