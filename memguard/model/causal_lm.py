@@ -43,9 +43,10 @@ Result = TypeVar("Result")
 Item = TypeVar("Item")
 
 # Operations of some families between head and loss, by the configuration field that sets them.
-# Gemma 2/3 cap the logits, Cohere multiplies them, Granite divides them.
+# Gemma 2/3, RecurrentGemma and xLSTM cap the logits, Cohere multiplies them, Granite divides them.
+_CAP_FIELDS = ("final_logit_softcapping", "logits_soft_cap", "output_logit_soft_cap")
 _AFTER_HEAD: dict[str, Callable[[Tensor, float], Tensor]] = {
-    "final_logit_softcapping": lambda logits, cap: torch.tanh(logits / cap) * cap,
+    **dict.fromkeys(_CAP_FIELDS, lambda logits, cap: torch.tanh(logits / cap) * cap),
     "logit_scale": lambda logits, scale: logits * scale,
     "logits_scaling": lambda logits, scale: logits / scale,
 }

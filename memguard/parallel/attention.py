@@ -142,11 +142,22 @@ def choose_attention(model: Any, device_type: str) -> Kernel:
         return "flash"
     if implementation not in ("sdpa", "eager") or not model._supports_attention_backend:
         return "own"
+    if _selects_keys(model):
+        return "own"
     on_gpu = _has_flash(device_type) and _is_plain_causal(model)
     if implementation == "sdpa":
         return "varlen" if on_gpu and _fits_flash(model.config.get_text_config()) else "pieces"
     # Eager is the default of families that SDPA attention cannot compute.
     return "flex" if on_gpu and not model._supports_sdpa and _is_flexible(model) else "own"
+
+
+def _selects_keys(model: Any) -> bool:
+    """Whether an indexer selects the keys of each query (DeepSeek sparse attention).
+
+    Families put the selection into the mask for transformers' own implementations only; others
+    would have to read it from an argument, and attend to all keys if they do not.
+    """
+    return any(name.endswith(".indexer") for name, _ in model.named_modules())
 
 
 def _has_flash(device_type: str) -> bool:
