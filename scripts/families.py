@@ -97,23 +97,29 @@ class _NoTokenizer:
         """Write nothing."""
 
 
-@torch.no_grad()
 def measure_export(pool: RankPool, family: str, degrees: Degrees) -> float:
     """Return the largest difference of logits between a model and its exported folder."""
     with tempfile.TemporaryDirectory() as parent:
-        folder = Path(parent) / "model"
-        pool(export, 4, family, degrees, str(folder), timeout_s=TIMEOUT_S)
-        loaded, info = transformers.AutoModelForCausalLM.from_pretrained(
-            folder, dtype=torch.float32, output_loading_info=True
-        )
+        folder = str(Path(parent) / "model")
+        pool(export, 4, family, degrees, folder, timeout_s=TIMEOUT_S)
+        # In a process of its own: threads of `--jobs` share the generator that draws the weights.
+        (difference,) = pool(compare_logits, 1, family, folder, timeout_s=TIMEOUT_S)
+    return float(difference)
+
+
+@torch.no_grad()
+def compare_logits(family: str, folder: str) -> float:
+    """Load an exported folder in plain transformers; on one rank."""
+    loaded, info = transformers.AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.float32, output_loading_info=True
+    )
     if info["missing_keys"] or info["unexpected_keys"]:
         raise RuntimeError(f"missing {info['missing_keys']}, unexpected {info['unexpected_keys']}")
     ids = torch.arange(3, 19).reshape(2, 8)
-    model = build(family)
     # Caches of some families with recurrent layers fail.
-    logits = [each(input_ids=ids, use_cache=False).logits for each in (model, loaded.eval())]
-    difference = logits[0] - logits[1]
-    return float(difference.abs().max())
+    models = (build(family), loaded.eval())
+    logits = [model(input_ids=ids, use_cache=False).logits for model in models]
+    return float((logits[0] - logits[1]).abs().max())
 
 
 def examine(pool: RankPool, family: str) -> Row:
