@@ -1,6 +1,7 @@
 """The 4D parallel algorithm: modules sharded over the axes data, z, y and x.
 
     hf_plan.py            the role of each module of a Hugging Face model
+    family_styles.py      roles in families for which transformers has no usable plan
     shard.py              applies the roles; activation checkpointing; units of storage (FSDP2)
     linear.py             linear layers, alone and in groups
     linear_function.py    their products over y and x, with overlapped collectives
