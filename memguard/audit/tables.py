@@ -5,8 +5,7 @@
     BucketScores   the main table: the measures of the extraction probe, one row per bucket, with
                    every extraction rate
 
-Every metric has a counterfactual: fine-tuned minus base on the same documents, the effect of this
-training (after Zhang et al. 2021, with the base model as a model that did not see the document).
+Every metric has a change from the base model: fine-tuned minus base on the same documents.
 Intervals of means treat a cluster of near-duplicates as one observation.
 """
 
@@ -217,9 +216,9 @@ def _measure(
 ) -> MeasuredBucket:
     known_N = here_N & ~np.isnan(value_N)
     both_N = known_N if base_N is None else known_N & ~np.isnan(base_N)
-    counterfactual = excess = None
+    change_from_base = excess = None
     if base_N is not None and both_N.any():
-        counterfactual = compute_paired_difference(
+        change_from_base = compute_paired_difference(
             value_N[both_N], base_N[both_N], clusters=cluster_N[both_N]
         )
         # The difference of two rates is not a rate itself.
@@ -230,11 +229,11 @@ def _measure(
         num_missing=int(here_N.sum() - known_N.sum()),
         model=_estimate(kind, value_N, known_N, cluster_N),
         base=None if base_N is None else _estimate(kind, base_N, both_N, cluster_N),
-        counterfactual=counterfactual,
+        change_from_base=change_from_base,
         minus_control=_subtract_control(
             value_N, known_N, control_N, cluster_N, is_rate=kind.is_rate
         ),
-        counterfactual_minus_control=excess,
+        change_from_base_minus_control=excess,
     )
 
 

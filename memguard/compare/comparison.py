@@ -281,9 +281,13 @@ def _find_gain(run: AuditedRun, bucket: str) -> Interval | None:
     if measure is None:
         return None
     measured = next((row for row in measure.buckets if row.bucket == bucket), None)
-    if measured is None or measured.counterfactual is None or measured.counterfactual.ci is None:
+    if (
+        measured is None
+        or measured.change_from_base is None
+        or measured.change_from_base.ci is None
+    ):
         return None
-    return measured.counterfactual_minus_control if measured.counterfactual.ci[0] > 0 else None
+    return measured.change_from_base_minus_control if measured.change_from_base.ci[0] > 0 else None
 
 
 def _find_base_cost(run: AuditedRun, bucket: str) -> AttackCostScores | None:

@@ -165,10 +165,10 @@ class MeasuredBucket(Record):
     """Documents without this metric: too short, or not in the probe's sample."""
     model: Rate | Interval | None
     base: Rate | Interval | None
-    counterfactual: Interval | None
+    change_from_base: Interval | None
     """Mean over documents of the model's value minus the base model's; null without a base."""
     minus_control: Interval | None
-    counterfactual_minus_control: Interval | None
+    change_from_base_minus_control: Interval | None
     """Change from the base model, minus the control's change; null without base or control."""
 
 

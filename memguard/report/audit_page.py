@@ -21,7 +21,7 @@ from memguard.report.audit_probes import (
     describe_probes,
 )
 from memguard.report.audit_summary import (
-    build_counterfactual,
+    build_change_from_base,
     build_details,
     build_findings,
     build_summary,
@@ -85,7 +85,7 @@ def digest_report(report: AuditReport, links: tuple[Link, ...] = ()) -> AuditPag
         summary_lead=_write_summary_lead(report),
         summary=tuple(
             filter(
-                None, (build_summary(report), build_counterfactual(report), build_details(report))
+                None, (build_summary(report), build_change_from_base(report), build_details(report))
             )
         ),
         attacks=build_attack_section(report),

@@ -98,14 +98,14 @@ _ADDED: Mapping[str, Heading] = {
 }
 
 
-def build_counterfactual(report: AuditReport) -> Table | None:
+def build_change_from_base(report: AuditReport) -> Table | None:
     """Build the table of model minus base model; None if no base model was scored."""
     groups = group_measures(report, "extraction")
     if not groups:
         return None
     group = groups[0]
     shown = [metric for metric in _ADDED if metric in group.measures]
-    if not any(row.counterfactual for name in shown for row in group.measures[name].buckets):
+    if not any(row.change_from_base for name in shown for row in group.measures[name].buckets):
         return None
 
     def added(metric: str) -> Column[BucketScores]:
@@ -116,22 +116,21 @@ def build_counterfactual(report: AuditReport) -> Table | None:
         "Change from base model, same documents",
         [added(metric) for metric in shown],
         notes=(
-            "Counterfactual: the base model represents a model that never saw the document. The "
-            "change in the control is what training teaches about this kind of text; any change "
-            "beyond it was learned from the documents. Intervals: jackknife over clusters of "
-            "near-duplicates.",
+            "The change in the control is what training teaches about this kind of text; any "
+            "change beyond it was learned from the documents. Intervals: jackknife over clusters "
+            "of near-duplicates.",
         ),
     )
 
 
 def _show_added(group: Group, metric: str, bucket: str) -> Content:
     measured = find_measured(group, metric, bucket)
-    if measured is None or measured.counterfactual is None:
+    if measured is None or measured.change_from_base is None:
         is_empty = measured is not None and not measured.num_documents
         return show_missing("no documents" if is_empty else "not measured")
     if group.measures[metric].unit in ("documents", "share"):
-        return fmt.points(measured.counterfactual)
-    return fmt.difference(measured.counterfactual)
+        return fmt.points(measured.change_from_base)
+    return fmt.difference(measured.change_from_base)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -163,7 +162,7 @@ def find_learned(report: AuditReport) -> list[Learned]:
         measured = find_measured(groups[0], "token_accuracy", bucket.bucket)
         if measured is None:
             continue
-        gain, excess = measured.counterfactual, measured.counterfactual_minus_control
+        gain, excess = measured.change_from_base, measured.change_from_base_minus_control
         if gain and excess and _is_above_zero(gain) and _is_above_zero(excess):
             learned.append(Learned(bucket=bucket, gain=gain, gain_minus_control=excess))
     return learned

@@ -235,7 +235,7 @@ def write_glossary(report: AuditReport | None, *, attacked: bool = False) -> tup
     else:
         probes = {measure.probe for measure in report.measures}
         further = (
-            (any(row.counterfactual for m in report.measures for row in m.buckets), _ADDED_WORDS),
+            (any(row.change_from_base for m in report.measures for row in m.buckets), _ADDED_WORDS),
             ("generation" in probes, _WRITING_WORDS),
             (any(score.tpr_at_fpr for score in report.membership), _MEMBERSHIP_WORDS),
             (report.canaries is not None, _CANARY_WORDS),
@@ -282,9 +282,9 @@ _ATTACK_WORDS = (
 )
 _ADDED_WORDS = (
     (
-        "Counterfactual",
-        "The model's value minus the base model's on the same documents: the effect of this "
-        "training, with the base model as a model that never saw the document.",
+        "Change from base",
+        "The model's value minus the base model's on the same documents. It is not counterfactual "
+        "memorization (Zhang et al. 2021), which needs models trained without the document.",
     ),
 )
 _WRITING_WORDS = (

@@ -61,8 +61,8 @@ def test_whole_audit() -> None:
     measured = {(measure.probe, measure.metric) for measure in summary.measures}
     assert ("extraction", "verbatim") in measured
     verbatim = next(m for m in summary.measures if m.metric == "verbatim").buckets[2]
-    assert verbatim.counterfactual is not None
-    assert verbatim.counterfactual.value == 1
+    assert verbatim.change_from_base is not None
+    assert verbatim.change_from_base.value == 1
     assert summary.extracted_copies == [], "nobody looked for copies"
     assert summary.canaries is None
 

@@ -57,7 +57,7 @@ def _measure(
     return measure
 
 
-def test_counterfactual_is_model_minus_base_of_the_same_documents(
+def test_change_from_base_is_model_minus_base_of_the_same_documents(
     make_document: MakeDocument,
 ) -> None:
     draw = np.random.default_rng(0)
@@ -70,14 +70,14 @@ def test_counterfactual_is_model_minus_base_of_the_same_documents(
     assert (control.bucket, row.bucket) == ("x0", "x4")
     assert isinstance(row.model, Interval)
     assert isinstance(row.base, Interval)
-    assert row.counterfactual is not None
-    assert row.counterfactual.value == pytest.approx(0.35)
-    assert row.counterfactual.value == pytest.approx(row.model.value - row.base.value)
-    assert row.counterfactual.ci is not None
+    assert row.change_from_base is not None
+    assert row.change_from_base.value == pytest.approx(0.35)
+    assert row.change_from_base.value == pytest.approx(row.model.value - row.base.value)
+    assert row.change_from_base.ci is not None
     expected = stats.t.interval(0.95, 11, 0.35, np.linspace(0.1, 0.6, 12).std(ddof=1) / np.sqrt(12))
-    assert row.counterfactual.ci == pytest.approx(expected)
-    assert control.counterfactual is not None
-    assert control.counterfactual.value == 0
+    assert row.change_from_base.ci == pytest.approx(expected)
+    assert control.change_from_base is not None
+    assert control.change_from_base.value == 0
     assert control.minus_control is None
     assert row.minus_control is not None
     assert row.minus_control.value == pytest.approx(trained.mean() - 0.25)
@@ -92,8 +92,8 @@ def test_rates_are_counted(make_document: MakeDocument) -> None:
     assert isinstance(row.base, Rate)
     assert (row.model.num_matched, row.model.num_documents) == (15, 20)
     assert (row.base.num_matched, row.base.num_documents) == (5, 20)
-    assert row.counterfactual is not None
-    assert row.counterfactual.value == 0.5
+    assert row.change_from_base is not None
+    assert row.change_from_base.value == 0.5
     assert row.minus_control is not None
     assert row.minus_control.value == 0.75
     assert row.minus_control.ci is not None
@@ -116,8 +116,8 @@ def test_missing_numbers_are_counted_and_left_out(make_document: MakeDocument) -
     assert (row.num_documents, row.num_missing) == (3, 1)
     assert isinstance(row.model, Interval)
     assert row.model.value == 0.75
-    assert row.counterfactual is not None
-    assert row.counterfactual.value == 0.25
+    assert row.change_from_base is not None
+    assert row.change_from_base.value == 0.25
     assert row.minus_control is not None
     assert row.minus_control.value == 0.375
 
@@ -126,7 +126,7 @@ def test_without_numbers_everything_is_null(make_document: MakeDocument) -> None
     measure = _measure(make_document, "longest_run", [NAN] * 3, [NAN] * 3, [NAN] * 6)
     for row in measure.buckets:
         assert (row.num_documents, row.num_missing) == (0, 3)
-        assert row.model is row.base is row.counterfactual is row.minus_control is None
+        assert row.model is row.base is row.change_from_base is row.minus_control is None
     rate = _measure(make_document, "verbatim", [NAN] * 3, [NAN] * 3).buckets[1].model
     assert isinstance(rate, Rate)
     assert (rate.num_documents, rate.rate) == (0, None)
@@ -138,7 +138,7 @@ def test_without_base_or_control_there_is_nothing_to_compare_with(
     measure = _measure(make_document, "logprob", [], [-1.0, -2.0], outlines=OUTLINES[1:])
     (row,) = measure.buckets
     assert row.model is not None
-    assert row.base is row.counterfactual is row.minus_control is None
+    assert row.base is row.change_from_base is row.minus_control is None
     # A control bucket of which nothing is long enough is no control.
     empty = _measure(make_document, "logprob", [], [-1.0, -2.0]).buckets[1]
     assert empty.minus_control is None
@@ -164,8 +164,8 @@ def test_copies_count_as_one_piece_of_evidence(make_document: MakeDocument) -> N
         )
         (row,) = measure.buckets
         assert isinstance(row.model, Interval)
-        assert row.counterfactual is not None
-        return row.model, row.counterfactual
+        assert row.change_from_base is not None
+        return row.model, row.change_from_base
 
     def width(interval: Interval) -> float:
         assert interval.ci is not None

@@ -153,9 +153,9 @@ def give_measure(
                 "num_missing": 0,
                 "model": None,
                 "base": None,
-                "counterfactual": raised,
+                "change_from_base": raised,
                 "minus_control": None,
-                "counterfactual_minus_control": gain and {"value": gain[0], "ci": gain[1]},
+                "change_from_base_minus_control": gain and {"value": gain[0], "ci": gain[1]},
             }
             for name, gain in gains.items()
         ],

@@ -18,9 +18,9 @@ def make_rates(matched: list[int]) -> Make:
             num_missing=0,
             model=examples.make_rate(matched[place], 40),
             base=examples.make_rate(0, 40),
-            counterfactual=examples.make_interval(matched[place] / 40, 0.07, -1, 1),
+            change_from_base=examples.make_interval(matched[place] / 40, 0.07, -1, 1),
             minus_control=None,
-            counterfactual_minus_control=None
+            change_from_base_minus_control=None
             if place == 0
             else examples.make_interval(matched[place] / 40, 0.08, -1, 1),
         )
@@ -37,9 +37,9 @@ def make_means(values: list[float], base: float, half: float, low: float, high: 
             num_missing=0,
             model=examples.make_interval(value, half, low, high),
             base=examples.make_interval(base, half, low, high),
-            counterfactual=examples.make_interval(value - base, half, low - high, high - low),
+            change_from_base=examples.make_interval(value - base, half, low - high, high - low),
             minus_control=None,
-            counterfactual_minus_control=None
+            change_from_base_minus_control=None
             if place == 0
             else examples.make_interval(value - values[0], half, low - high, high - low),
         )

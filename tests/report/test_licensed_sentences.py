@@ -39,7 +39,7 @@ def find_gains(audit: Audit, bucket: str) -> tuple[r.Interval | None, r.Interval
         for row in one.buckets
         if row.bucket == bucket
     ]
-    return rows[0].counterfactual, rows[0].counterfactual_minus_control
+    return rows[0].change_from_base, rows[0].change_from_base_minus_control
 
 
 def list_learned(audit: Audit) -> list[str]:

@@ -1,4 +1,4 @@
-"""Other windows, writing, counterfactuals, masks and trends: their numbers, or why none."""
+"""Other windows, writing, change from base, masks and trends: their numbers, or why none."""
 
 from collections.abc import Sequence
 
@@ -11,7 +11,7 @@ from memguard.report import render_report
 from memguard.report.audit_doses import build_copies, build_trends
 from memguard.report.audit_membership import build_masks
 from memguard.report.audit_probes import build_generation, build_grid
-from memguard.report.audit_summary import build_counterfactual
+from memguard.report.audit_summary import build_change_from_base
 from memguard.report.page import Row
 
 
@@ -23,8 +23,8 @@ def heads(rows: Sequence[Row]) -> list[tuple[str, str]]:
     return [(row.head.text, row.head.detail) for row in rows]
 
 
-def test_the_counterfactual_is_model_minus_base() -> None:
-    table = build_counterfactual(evidence.make_full_report())
+def test_the_change_from_base_is_model_minus_base() -> None:
+    table = build_change_from_base(evidence.make_full_report())
     assert table is not None
     assert [row.head.text for row in table.rows] == ["control", "r4", "r16", "r64"]
     assert texts(table.rows[0]) == ["0.0 pp", "0.0 pp", "+5.3 pp", "+0.579"]
@@ -34,7 +34,7 @@ def test_the_counterfactual_is_model_minus_base() -> None:
     assert table.rows[0].tone == "control"
 
 
-def test_without_a_base_model_there_is_no_counterfactual() -> None:
+def test_without_a_base_model_there_is_no_change_from_base() -> None:
     report = evidence.make_full_report()
     alone = [
         measure.model_copy(
@@ -43,8 +43,8 @@ def test_without_a_base_model_there_is_no_counterfactual() -> None:
                     one.model_copy(
                         update={
                             "base": None,
-                            "counterfactual": None,
-                            "counterfactual_minus_control": None,
+                            "change_from_base": None,
+                            "change_from_base_minus_control": None,
                         }
                     )
                     for one in measure.buckets
@@ -54,10 +54,10 @@ def test_without_a_base_model_there_is_no_counterfactual() -> None:
         for measure in report.measures
     ]
     changed = report.model_copy(update={"measures": alone})
-    assert build_counterfactual(changed) is None
-    assert build_counterfactual(examples.make_report()) is None
+    assert build_change_from_base(changed) is None
+    assert build_change_from_base(examples.make_report()) is None
     page = render_report(changed)
-    assert "Counterfactual" not in page
+    assert "Change from base" not in page
     grid, writing = build_grid(changed), build_generation(changed)
     assert grid is not None
     assert writing is not None
@@ -109,9 +109,9 @@ def test_documents_too_short_for_a_window_are_no_zero() -> None:
         num_missing=40,
         model=examples.make_rate(0, 0),
         base=None,
-        counterfactual=None,
+        change_from_base=None,
         minus_control=None,
-        counterfactual_minus_control=None,
+        change_from_base_minus_control=None,
     )
     measures = [
         measure.model_copy(update={"buckets": [*measure.buckets[:3], short]})
@@ -222,7 +222,7 @@ def test_links_lead_to_the_sections_that_are_there() -> None:
 def test_the_glossary_explains_what_the_page_has() -> None:
     terms = (
         "Attack cost",
-        "Counterfactual",
+        "Change from base",
         "ROUGE-L",
         "TPR at FPR",
         "Exposure",

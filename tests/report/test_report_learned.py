@@ -140,7 +140,7 @@ def test_what_the_control_gains_as_well_is_not_learned() -> None:
 
 def test_what_only_fell_less_than_the_control_is_not_learned() -> None:
     report = make_report(measure(draw([0.1, 0.4]), draw([0.6, 0.5], 1)), make_blind(CHANCE))
-    measured = report.measures[0].buckets[1].counterfactual_minus_control
+    measured = report.measures[0].buckets[1].change_from_base_minus_control
     assert measured is not None
     assert measured.ci is not None
     assert measured.ci[0] > 0, "beyond the control's, which fell by more"
@@ -180,11 +180,11 @@ def test_what_is_extracted_in_any_way_is_more_than_learned(way: str) -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        lambda one: {"counterfactual_minus_control": None},
-        lambda one: {"counterfactual": None},
-        lambda one: {"counterfactual": r.Interval(value=0.5, ci=None)},
-        lambda one: {"counterfactual_minus_control": r.Interval(value=0.5, ci=None)},
-        lambda one: {"counterfactual_minus_control": r.Interval(value=0.5, ci=(0.0, 1.0))},
+        lambda one: {"change_from_base_minus_control": None},
+        lambda one: {"change_from_base": None},
+        lambda one: {"change_from_base": r.Interval(value=0.5, ci=None)},
+        lambda one: {"change_from_base_minus_control": r.Interval(value=0.5, ci=None)},
+        lambda one: {"change_from_base_minus_control": r.Interval(value=0.5, ci=(0.0, 1.0))},
     ],
     ids=["no difference", "no gain", "none of it", "no interval", "an interval that begins at 0"],
 )
