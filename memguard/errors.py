@@ -5,6 +5,7 @@
     ├── DataError            3  documents missing, empty or unusable
     ├── ModelError           3  checkpoint missing or incompatible
     ├── RecordError          3  a run or report cannot be read, or cannot be compared
+    │   └── VersionError     3  another version of memguard wrote it
     ├── Interrupted    130/143  stopped by a signal after saving; run again to resume
     └── OtherRankFailed      *  another rank ended with that code; its message gives the reason
 
@@ -63,6 +64,10 @@ class RecordError(MemguardError):
     """A run folder or report cannot be read, or does not belong with the others."""
 
     exit_code = 3
+
+
+class VersionError(RecordError):
+    """A file of a run has fields that only another version of memguard knows."""
 
 
 class Interrupted(MemguardError):

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from memguard.errors import RecordError
+from memguard.errors import RecordError, VersionError
 from memguard.records import (
     Comparison,
     ComparisonCell,
@@ -38,7 +38,6 @@ def make_entry(identifier: str = "a", **changes: object) -> ManifestEntry:
         "planned_repetitions": 4,
         "num_repetitions": None,
         "num_tokens": 12,
-        "tokens_sha256": "ff",
         "cluster": 0,
     }
     return ManifestEntry.model_validate(values | changes)
@@ -152,6 +151,22 @@ def test_a_broken_manifest_names_its_line(tmp_path: Path) -> None:
         load_manifest(tmp_path / "none.jsonl")
     path.write_bytes(b"\xff\n")
     with pytest.raises(RecordError, match="line 1 is not a manifest entry"):
+        load_manifest(path)
+
+
+def test_a_manifest_of_another_version_is_refused_with_the_way_out(tmp_path: Path) -> None:
+    path = tmp_path / "manifest.jsonl"
+    entry = json.loads(make_entry().model_dump_json())
+    path.write_text(json.dumps({**entry, "dropped": 1}) + "\n")
+    with pytest.raises(VersionError) as refused:
+        load_manifest(path)
+    assert str(refused.value) == (
+        f"'{path}' was written by another version of memguard (it has the field 'dropped'): delete "
+        f"'{tmp_path}', or choose another 'name', and run memguard train again"
+    )
+    # A byte of one line that changed is damage, which training mends.
+    path.write_text(json.dumps(entry) + "\n" + json.dumps({**entry, "dropped": 1}) + "\n")
+    with pytest.raises(RecordError, match="line 2 is not a manifest entry"):
         load_manifest(path)
 
 

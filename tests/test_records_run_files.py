@@ -27,7 +27,6 @@ ENTRY = ManifestEntry(
     planned_repetitions=1,
     num_repetitions=None,
     num_tokens=3,
-    tokens_sha256="t",
     cluster=0,
 )
 COUNTED = ENTRY.model_copy(update={"num_repetitions": 1, "num_tokens_fed": 3})

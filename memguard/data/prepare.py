@@ -140,12 +140,13 @@ def prepare(
     )
     canaries = _number_canaries(drawn, int(clusters.cluster.max()) + 1, given)
     hmac_key = load_private_key(run_folder)
-    entries = [document.enter(hmac_key) for document in (*placed, *canaries)]
+    entered = [(row.enter(hmac_key), row.tokens) for row in (*placed, *canaries)]
+    entries = [entry for entry, _ in entered]
     is_control = role == "control"
     summary = PreparedSummary(
         key=key,
         audit_key=audit.key,
-        documents_sha256=_hash_entries(entries),
+        documents_sha256=_hash_documents(entered),
         sources=sorted({row.document.source for row in placed}),
         num_documents=len(placed),
         num_empty=given.num_empty,
@@ -166,7 +167,7 @@ def prepare(
     if is_begun_with is not None and not is_begun_with(summary.documents_sha256):
         raise _have_changed(run_folder)
     _report_buckets(summary, entries, data, console)
-    save_corpus(run_folder, summary, entries, [row.tokens for row in (*placed, *canaries)])
+    save_corpus(run_folder, summary, entries, [tokens for _, tokens in entered])
     return load_corpus(run_folder)
 
 
@@ -367,7 +368,6 @@ class _Placed(NamedTuple):
             planned_repetitions=self.placement.repetitions,
             num_repetitions=None,
             num_tokens=len(self.tokens.input_ids),
-            tokens_sha256=hash_tokens(self.tokens.input_ids),
             cluster=self.cluster,
         )
 
@@ -401,13 +401,16 @@ def _count_forgotten(kept: Sequence[_Row], cluster: NDArray[np.int64]) -> int:
     return int((shared & (origin == "train")).sum())
 
 
-def _hash_entries(entries: Sequence[ManifestEntry]) -> str:
-    """Hash the documents and their buckets; the same with and without a mitigation."""
+def _hash_documents(entered: Sequence[tuple[ManifestEntry, TokenizedDocument]]) -> str:
+    """Hash ids, buckets and tokens of all documents; the same with and without a mitigation.
+
+    The hash of one document is stored nowhere: a text could be tested against it.
+    """
     digest = hashlib.sha256()
-    for entry in entries:
+    for entry, tokens in entered:
         # A document that a mitigation removes still belongs to the training data.
         bucket = "trained" if entry.role == "removed" else entry.bucket
-        line = f"{entry.id}\0{bucket}\0{entry.tokens_sha256}\n"
+        line = f"{entry.id}\0{bucket}\0{hash_tokens(tokens.input_ids)}\n"
         digest.update(line.encode(errors="surrogatepass"))
     return digest.hexdigest()
 

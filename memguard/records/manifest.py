@@ -7,7 +7,7 @@ from typing import Literal
 
 from pydantic import ValidationError
 
-from memguard.errors import RecordError
+from memguard.errors import RecordError, VersionError
 from memguard.records.record import Record, write_atomically
 
 Role = Literal["trained", "control", "background", "heldout", "canary", "forget", "removed"]
@@ -29,7 +29,6 @@ class ManifestEntry(Record):
     num_repetitions: int | None
     """Times the loader fed the whole document; null before training has ended."""
     num_tokens: int
-    tokens_sha256: str
     cluster: int
     """Documents with the same number share a run of words."""
     num_tokens_fed: int | None = None
@@ -72,6 +71,7 @@ def load_manifest(path: Path) -> list[ManifestEntry]:
     """Read `manifest.jsonl`.
 
     Raises:
+        VersionError: written by a version whose entries have fields unknown to this one.
         RecordError: missing, or a line is not an entry.
     """
     entries = []
@@ -82,6 +82,12 @@ def load_manifest(path: Path) -> list[ManifestEntry]:
     except OSError as error:
         raise RecordError(f"'{path}' cannot be read: {error.strerror}") from error
     except ValidationError as error:
+        if not entries and all(problem["type"] == "extra_forbidden" for problem in error.errors()):
+            raise VersionError(
+                f"'{path}' was written by another version of memguard (it has the field "
+                f"'{error.errors()[0]['loc'][0]}'): delete '{path.parent}', or choose another "
+                "'name', and run memguard train again"
+            ) from error
         raise RecordError(
             f"'{path}' line {len(entries) + 1} is not a manifest entry: {error.errors()[0]['msg']}"
         ) from error

@@ -21,7 +21,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from memguard.errors import RecordError
+from memguard.errors import RecordError, VersionError
 from memguard.records.manifest import ManifestEntry, hash_plan, load_manifest
 from memguard.records.sealed import (
     Damage,
@@ -181,6 +181,9 @@ def find_prepared_damage(run_folder: Path) -> list[Damage]:
     """Check prepared/, manifest.jsonl and the run's own key against prepared/summary.json.
 
     A missing prepared/ counts as damage only if training has begun.
+
+    Raises:
+        VersionError: another version wrote the manifest.
     """
     if not (has_prepared(run_folder) or has_begun(run_folder)):
         return []
@@ -209,6 +212,8 @@ def _find_manifest_damage(run_folder: Path, summary: PreparedSummary) -> list[Da
     name = "manifest.jsonl"
     try:
         entries: list[ManifestEntry] = load_manifest(run_folder / name)
+    except VersionError:
+        raise  # Not damage: nothing that was written is lost.
     except RecordError as error:
         return [_damaged(name, error, run_folder)]
     if hash_plan(entries) != summary.manifest_sha256:

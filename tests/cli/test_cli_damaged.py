@@ -79,6 +79,21 @@ def test_a_damaged_run_is_not_audited(run: Path, name: str) -> None:
     assert "repair: 'memguard train" in found.out
 
 
+def test_a_run_of_another_version_is_refused_by_every_command(run: Path) -> None:
+    manifest = run / "manifest.jsonl"
+    entries = [json.loads(line) for line in manifest.read_text().splitlines()]
+    manifest.write_text("".join(f"{json.dumps({**e, 'dropped': 1})}\n" for e in entries))
+    for arguments in (("train", "run.yaml"), ("audit", run, "--no-base"), ("verify", run)):
+        refused = run_cli(*arguments)
+        assert refused.code == 3, refused.err
+        assert refused.err.splitlines()[-1] == (
+            f"memguard: '{manifest}' was written by another version of memguard (it has the field "
+            f"'dropped'): delete '{run}', or choose another 'name', and run memguard train again"
+        )
+    shutil.rmtree(run)
+    assert run_cli("prepare", "run.yaml").code == 0
+
+
 @pytest.mark.parametrize("change", [flip_byte, cut, Path.unlink])
 @pytest.mark.parametrize("name", ["audit/report.html", "model/README.md"])
 def test_training_again_renders_pages_without_a_model(

@@ -114,7 +114,6 @@ def write_manifest(
             planned_repetitions=4,
             num_repetitions=4,
             num_tokens=100,
-            tokens_sha256="",
             cluster=cluster,
         )
         for number, cluster in enumerate(clusters)

@@ -82,7 +82,6 @@ def make_entry(number: int, role: str, repetitions: int) -> ManifestEntry:
             "num_tokens": 64,
             "num_supervised_tokens": 64,
             "cluster": number,
-            "tokens_sha256": "",
         }
     )
 

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from memguard.data.corpus import FORMATS, Corpus
-from memguard.data.tokenization import TokenizedDocument, hash_tokens
+from memguard.data.tokenization import TokenizedDocument
 from memguard.records import ManifestEntry
 from memguard.records.run_files import PreparedSummary
 
@@ -55,7 +55,6 @@ def enter(document: TokenizedDocument, **fields: Any) -> ManifestEntry:
         text_hmac="h",
         source=document.source,
         num_tokens=len(document.input_ids),
-        tokens_sha256=hash_tokens(document.input_ids),
         **{**values, **fields},
     )
 

@@ -54,7 +54,6 @@ def write_run(folder: Path) -> tuple[RunConfig, Path]:
             planned_repetitions=1,
             num_repetitions=1,
             num_tokens=10 + number,
-            tokens_sha256="",
             cluster=0 if document.id in ("d0", "d1") else number,
         )
         for number, (document, role) in enumerate(zip(documents, ROLES, strict=True))
@@ -161,7 +160,6 @@ def test_no_more_is_retained_than_is_needed(tmp_path: Path) -> None:
             planned_repetitions=1,
             num_repetitions=1,
             num_tokens=10,
-            tokens_sha256="",
             cluster=number,
         )
         for number, document in enumerate(documents)

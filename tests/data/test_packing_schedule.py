@@ -21,7 +21,6 @@ def entry(index: int, role: Role, repetitions: int, num_tokens: int = 20) -> Man
         planned_repetitions=repetitions,
         num_repetitions=None,
         num_tokens=num_tokens,
-        tokens_sha256="",
         cluster=index,
     )
 

@@ -25,7 +25,6 @@ def entry(cluster: int, planned: int, role: Any = "trained") -> ManifestEntry:
         planned_repetitions=planned,
         num_repetitions=None,
         num_tokens=1,
-        tokens_sha256="",
         cluster=cluster,
     )
 

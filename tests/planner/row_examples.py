@@ -28,7 +28,6 @@ def make_corpus(lengths: list[int], *, seed: int = 0, epochs: int = 2) -> Corpus
             planned_repetitions=epochs,
             num_repetitions=None,
             num_tokens=length,
-            tokens_sha256="t",
             cluster=number,
         )
         for number, length in enumerate(lengths)

@@ -27,7 +27,6 @@ def entry(index: int, bucket: str, cluster: int | None = None) -> ManifestEntry:
         planned_repetitions=0 if bucket == "control" else 4,
         num_repetitions=None,
         num_tokens=1,
-        tokens_sha256="",
         cluster=index if cluster is None else cluster,
     )
 

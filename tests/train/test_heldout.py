@@ -49,7 +49,6 @@ def make_corpus() -> Corpus:
             planned_repetitions=0,
             num_repetitions=None,
             num_tokens=num_tokens,
-            tokens_sha256="",
             cluster=index,
         )
         for index, (num_tokens, role) in enumerate(zip(SIZES, ROLES, strict=True))
