@@ -288,6 +288,7 @@ def test_a_run_is_saved_elsewhere(trained: api.TrainResult, tmp_path: Path) -> N
     saved = trained.save(tmp_path / "saved")
     assert (saved / "model" / "model.safetensors").is_file()
     assert (saved / "audit" / "report.html").is_file()
+    assert (saved / "audit" / "records.parquet").stat().st_mode & 0o777 == 0o600
     with pytest.raises(ConfigError, match="exists already"):
         trained.save(saved)
 

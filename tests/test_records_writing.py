@@ -6,7 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from memguard.records.record import atomic_folder, commit, make_temporary_folder, write_atomically
+from memguard.records.record import (
+    atomic_folder,
+    commit,
+    make_temporary_folder,
+    open_private,
+    write_atomically,
+)
 
 
 def test_a_folder_appears_when_it_is_complete(tmp_path: Path) -> None:
@@ -64,11 +70,36 @@ def mode(path: Path) -> int:
 
 @pytest.mark.usefixtures("umask")
 def test_modes_are_those_that_the_umask_leaves(tmp_path: Path) -> None:
-    with atomic_folder(tmp_path / "model") as aside:
+    with atomic_folder(tmp_path / "model", private=["below/tokens"]) as aside:
         (aside / "weights").touch(mode=0o600)
+        (aside / "below").mkdir()
+        (aside / "below" / "tokens").touch(mode=0o644)
+        (aside / "tokens").touch(mode=0o600)
     write_atomically(tmp_path / "metrics.jsonl", b"")
     write_atomically(tmp_path / "hmac.key", b"", mode=0o600)
-    found = {path.name: mode(path) for path in tmp_path.rglob("*")}
+    found = {path.relative_to(tmp_path).as_posix(): mode(path) for path in tmp_path.rglob("*")}
     assert found == {
-        "model": 0o750, "weights": 0o640, "metrics.jsonl": 0o640, "hmac.key": 0o600,
-    }  # fmt: skip
+        "model": 0o750,
+        "model/weights": 0o640,
+        "model/below": 0o750,
+        "model/below/tokens": 0o600,
+        "model/tokens": 0o640,
+        "metrics.jsonl": 0o640,
+        "hmac.key": 0o600,
+    }
+
+
+def test_a_private_file_is_private_from_its_first_byte(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        with open_private(tmp_path / "tokens") as file:
+            assert mode(tmp_path / "tokens") == 0o600
+            file.write(b"1 2 3")
+        with pytest.raises(FileExistsError):  # It might be open to others, or be their link.
+            open_private(tmp_path / "tokens")
+        # An earlier file that all could read is replaced, not filled.
+        (tmp_path / "scores").touch(mode=0o644)
+        write_atomically(tmp_path / "scores", b"", mode=0o600)
+        assert mode(tmp_path / "scores") == 0o600
+    finally:
+        os.umask(before)

@@ -25,7 +25,7 @@ import pyarrow
 from numpy.typing import ArrayLike, NDArray
 from pyarrow import parquet
 
-from memguard.records import write_atomically
+from memguard.records import PRIVATE_MODE, write_atomically
 
 if TYPE_CHECKING:
     from memguard.runtime import Runtime
@@ -101,7 +101,7 @@ class RecordCache:
         folder.mkdir(parents=True, exist_ok=True)
         # With read access, anyone who has a document could test whether it was scored.
         os.chmod(folder, 0o700)
-        write_atomically(folder / _name_part(content), content, mode=0o600)
+        write_atomically(folder / _name_part(content), content, mode=PRIVATE_MODE)
 
 
 def _name_part(content: bytes) -> str:

@@ -4,7 +4,7 @@
     columns                                                           ->  records.parquet
 
 Numbers are float64 columns, 1 and 0 for true and false. A number that is NaN or infinite (no number
-of queries is enough, edits were not counted) is null in the file.
+of queries is enough, edits were not counted) is null in the file, which only its owner can read.
 """
 
 import io
@@ -24,7 +24,7 @@ from memguard.audit.extraction import Window, compute_type_token_ratio, count_ne
 from memguard.audit.near_verbatim import NearVerbatim, NotGenerated
 from memguard.audit.probabilistic import NEVER, attack_cost
 from memguard.audit.teacher_forcing import MAIN, TeacherForcedScores
-from memguard.records import DocumentScore, write_atomically
+from memguard.records import PRIVATE_MODE, DocumentScore, write_atomically
 
 SCHEMA_NAME = "memguard.scores/1"
 _ROWS_AT_ONCE = 8192
@@ -197,9 +197,12 @@ def _to_arrow(values: NDArray[Any], field: pyarrow.Field) -> pyarrow.Array:
 
 
 def save_scores(scores: DocumentScores, path: Path) -> None:
-    """Write one row per document, atomically; equal scores give equal bytes."""
+    """Write one row per document, atomically; equal scores give equal bytes.
+
+    Only the owner can read the file: a guessed text can be scored and compared with its rows.
+    """
     buffer = io.BytesIO()
     with parquet.ParquetWriter(buffer, build_schema(), compression="zstd") as writer:
         for first in range(0, max(len(scores), 1), _ROWS_AT_ONCE):
             writer.write_table(scores.to_arrow(slice(first, first + _ROWS_AT_ONCE)))
-    write_atomically(path, buffer.getvalue())
+    write_atomically(path, buffer.getvalue(), mode=PRIVATE_MODE)

@@ -15,10 +15,12 @@ from memguard.data.documents import Format
 from memguard.data.tokenization import TokenizedDocument
 from memguard.errors import RecordError
 from memguard.records import (
+    PRIVATE_MODE,
     ManifestEntry,
     atomic_folder,
     hash_plan,
     load_manifest,
+    open_private,
     save_manifest,
     write_atomically,
 )
@@ -118,7 +120,8 @@ def save_corpus(
 ) -> None:
     """Write tokens, summary and manifest; `prepared/` appears only when it is complete.
 
-    The summary stores the hashes of the files written with it and of the run's private key.
+    Only their owner can read the tokens. The summary stores the hashes of the files written with it
+    and of the run's private key.
     """
     arrays: dict[str, NDArray[Any]] = {
         "input_ids": np.concatenate([d.input_ids for d in documents]).astype(np.int32),
@@ -128,9 +131,10 @@ def save_corpus(
         "format": np.array([FORMATS.index(d.format) for d in documents], dtype=np.uint8),
     }
     folder = run_folder / "prepared"
-    with atomic_folder(folder) as temporary:
+    with atomic_folder(folder, private=[f"{name}.npy" for name in arrays]) as temporary:
         for name, array in arrays.items():
-            np.save(temporary / f"{name}.npy", array)
+            with open_private(temporary / f"{name}.npy") as file:
+                np.save(file, array)
         key = run_folder / PRIVATE_KEY
         sums = {
             "arrays": {path.name: sum_file(path) for path in sorted(temporary.iterdir())},
@@ -159,7 +163,7 @@ def load_private_key(run_folder: Path) -> bytes:
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
         path.parent.chmod(0o700)
-        write_atomically(path, secrets.token_hex(32).encode(), mode=0o600)
+        write_atomically(path, secrets.token_hex(32).encode(), mode=PRIVATE_MODE)
     text = path.read_bytes().strip()
     if not re.fullmatch(rb"[0-9a-f]{64}", text):
         raise RecordError(

@@ -12,7 +12,7 @@ from memguard.data.documents import Document, load_settings, name_ids
 from memguard.data.sources import IDS_COLUMN
 from memguard.data.tokenization import hmac_text
 from memguard.errors import DataError
-from memguard.records import ManifestEntry, load_manifest, write_atomically
+from memguard.records import PRIVATE_MODE, ManifestEntry, load_manifest, write_atomically
 from memguard.seeds import derive_generator
 
 _RETAINED = 4
@@ -156,7 +156,7 @@ def _write(
     paths = []
     for form, lines in sorted(rows.items()):
         path = folder / f"{name}-{form}.jsonl"
-        write_atomically(path, "".join(lines).encode(), mode=0o600)
+        write_atomically(path, "".join(lines).encode(), mode=PRIVATE_MODE)
         paths.append(str(path))
     return tuple(paths)
 

@@ -52,10 +52,12 @@ from memguard.records.manifest import (
     save_manifest,
 )
 from memguard.records.record import (
+    PRIVATE_MODE,
     Record,
     atomic_folder,
     format_now,
     load_record,
+    open_private,
     save_record,
     write_atomically,
 )

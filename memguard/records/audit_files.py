@@ -1,7 +1,7 @@
 """The files of an audit, and `audit.json`, which is written last.
 
     report.json      the report
-    records.parquet  the scores of each document
+    records.parquet  the scores of each document; only the owner of the audit can read them
     report.html      the page
     audit.json       sizes and hashes of these three, and of the run's model card
 

@@ -4,11 +4,11 @@ import os
 import secrets
 import shutil
 import stat
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TypeVar
+from typing import BinaryIO, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -22,6 +22,12 @@ from memguard.errors import RecordError
 #
 # A process that is killed leaves only names that begin with a dot. The next process that locks the
 # folder deletes them.
+#
+# Files that give texts back, or tell a guessed text from others, are private: mode 0600 from the
+# moment they are created (`PRIVATE_MODE`, `open_private`), whatever the umask. All others can be
+# read by every user whom the umask allows.
+
+PRIVATE_MODE = 0o600
 
 
 def write_atomically(path: Path, content: bytes, mode: int = 0o644) -> None:
@@ -44,6 +50,12 @@ def write_atomically(path: Path, content: bytes, mode: int = 0o644) -> None:
         raise
 
 
+def open_private(path: Path) -> BinaryIO:
+    """Create a file that only its owner can read, and open it for writing."""
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, PRIVATE_MODE)
+    return os.fdopen(handle, "wb")
+
+
 def make_temporary_folder(folder: Path) -> Path:
     """Create an empty temporary folder (mode 0755 less the umask) to commit as ``folder``."""
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -56,15 +68,22 @@ def _name_temporary(path: Path) -> Path:
     return path.with_name(f".{path.name}.{secrets.token_hex(4)}")
 
 
-def commit(temporary: Path, folder: Path) -> None:
+def commit(temporary: Path, folder: Path, *, private: Collection[str] = ()) -> None:
     """Rename a complete temporary folder to ``folder``, then delete an older one of that name.
 
     Its files get mode 0644 less the umask, because some libraries write files that only their owner
     can read.
+
+    Args:
+        temporary: the complete folder.
+        folder: its new name.
+        private: paths of files relative to the folder that stay readable for their owner only.
     """
+    readable = stat.S_IMODE(temporary.stat().st_mode) & 0o644
     for path in temporary.rglob("*"):
         if path.is_file() and not path.is_symlink():
-            path.chmod(stat.S_IMODE(temporary.stat().st_mode) & 0o644)
+            is_private = path.relative_to(temporary).as_posix() in private
+            path.chmod(PRIVATE_MODE if is_private else readable)
     replaced = hide(folder) if folder.exists() else None
     os.rename(temporary, folder)
     flush(folder.parent)
@@ -92,12 +111,17 @@ def cleared_on_error(temporary: Path | None) -> Iterator[None]:
 
 
 @contextmanager
-def atomic_folder(folder: Path) -> Iterator[Path]:
-    """Yield a temporary folder that is committed as ``folder`` at the end of the block."""
+def atomic_folder(folder: Path, *, private: Collection[str] = ()) -> Iterator[Path]:
+    """Yield a temporary folder that is committed as ``folder`` at the end of the block.
+
+    Args:
+        folder: its name when it is complete.
+        private: see `commit`.
+    """
     temporary = make_temporary_folder(folder)
     with cleared_on_error(temporary):
         yield temporary
-        commit(temporary, folder)
+        commit(temporary, folder, private=private)
 
 
 def flush(path: Path) -> None:

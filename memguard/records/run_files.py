@@ -9,6 +9,8 @@
     settings    config.yaml, its last line         the lines above it
     losses      reference_nll.json                 reference_nll.npy: losses of the starting model
 
+Only the owner of a run can read the token arrays, the key, and the losses with their record.
+
 A stage without its commit point is incomplete. Each `find_..._damage` returns the damaged files, by
 path relative to the given folder, and changes nothing.
 """

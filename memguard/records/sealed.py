@@ -80,11 +80,14 @@ class SealedRecord(Record):
 SealedT = TypeVar("SealedT", bound=SealedRecord)
 
 
-def save_sealed(record: SealedRecord, path: Path) -> None:
-    """Write a record as indented JSON with its hash as the last field, whole or not at all."""
+def save_sealed(record: SealedRecord, path: Path, mode: int = 0o644) -> None:
+    """Write a record as indented JSON with its hash as the last field, whole or not at all.
+
+    ``mode`` is that of the file, before the umask.
+    """
     values = record.model_dump(mode="json", by_alias=True)
     text = json.dumps({**values, _SEAL: _hash_values(values)}, indent=2, ensure_ascii=False)
-    write_atomically(path, f"{text}\n".encode())
+    write_atomically(path, f"{text}\n".encode(), mode)
 
 
 def load_sealed(kind: type[SealedT], path: Path) -> SealedT:

@@ -7,6 +7,9 @@
 Some mitigations compare the model with its initial weights. These are overwritten by the first
 step, and a second copy would double the memory. The losses of the initial model are stored instead,
 for exactly the rows that training uses; a resumed run reads them, on any mesh.
+
+Only the owner of the run can read both files: with the initial model, which may be public, the loss
+of a token tells which token it was, so that the array gives the texts back.
 """
 
 import hashlib
@@ -19,7 +22,7 @@ from numpy.typing import NDArray
 
 from memguard.data.loader import Loader
 from memguard.errors import ModelError
-from memguard.records import IGNORE_LABEL, write_atomically
+from memguard.records import IGNORE_LABEL, PRIVATE_MODE, write_atomically
 from memguard.records.run_files import (
     REFERENCE,
     REFERENCE_RECORD,
@@ -110,10 +113,10 @@ def _save(nll: NDArray[np.float32], run_key: str, folder: Path) -> None:
     content = io.BytesIO()
     np.save(content, nll)
     written = content.getvalue()
-    write_atomically(folder / REFERENCE, written)
+    write_atomically(folder / REFERENCE, written, mode=PRIVATE_MODE)
     losses = FileSum(num_bytes=len(written), sha256=hashlib.sha256(written).hexdigest())
     record = ReferenceRecord(run_key=run_key, num_tokens=len(nll), losses=losses)
-    save_sealed(record, folder / REFERENCE_RECORD)
+    save_sealed(record, folder / REFERENCE_RECORD, mode=PRIVATE_MODE)
 
 
 def _is_whole(run_key: str, folder: Path, console: Console) -> bool:

@@ -28,6 +28,7 @@ from memguard.hf.sharded import find_sizes
 from memguard.parallel.mesh_shape import resolve_mesh
 from memguard.parallel.model_sizes import Sizes
 from memguard.records import (
+    PRIVATE_MODE,
     AuditReport,
     Banner,
     Method,
@@ -389,4 +390,4 @@ def _write_excerpts(target: AuditTarget, outcome: AuditOutcome) -> None:
     private = target.out / "private"
     private.mkdir(parents=True, exist_ok=True)
     private.chmod(0o700)
-    write_atomically(private / "excerpts.txt", "\n".join(parts).encode(), mode=0o600)
+    write_atomically(private / "excerpts.txt", "\n".join(parts).encode(), mode=PRIVATE_MODE)

@@ -9,13 +9,14 @@ PlanResult     meshes with their memory and time
 import html
 import json
 import shutil
+import stat
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from memguard.errors import ConfigError
-from memguard.records import AuditReport, Comparison, Verdict
+from memguard.records import AuditReport, Comparison, Verdict, write_atomically
 from memguard.records.audit_files import AUDIT_FILES, PAGE, REPORT, SCORES
 
 if TYPE_CHECKING:
@@ -178,7 +179,9 @@ def _copy_files(source: Path, names: Sequence[str], target: Path) -> Path:
     target.mkdir(parents=True, exist_ok=True)
     for name in names:
         if (source / name).exists() and (source / name).resolve() != (target / name).resolve():
-            shutil.copy2(source / name, target / name)
+            # Not copy2, which writes first and narrows the mode afterwards.
+            mode = stat.S_IMODE((source / name).stat().st_mode)
+            write_atomically(target / name, (source / name).read_bytes(), mode=mode)
     return target
 
 
