@@ -5,7 +5,8 @@
     ├── DataError            3  documents missing, empty or unusable
     ├── ModelError           3  checkpoint missing or incompatible
     ├── RecordError          3  a run or report cannot be read, or cannot be compared
-    │   └── VersionError     3  another version of memguard wrote it
+    │   ├── VersionError     3  another version of memguard wrote it
+    │   └── UnreadableError  3  only another user can read it
     ├── Interrupted    130/143  stopped by a signal after saving; run again to resume
     └── OtherRankFailed      *  another rank ended with that code; its message gives the reason
 
@@ -68,6 +69,10 @@ class RecordError(MemguardError):
 
 class VersionError(RecordError):
     """A file of a run has fields that only another version of memguard knows."""
+
+
+class UnreadableError(RecordError):
+    """This user may not read a file of a run: private ones can be read by their owner only."""
 
 
 class Interrupted(MemguardError):

@@ -1,7 +1,7 @@
 """Prints the result of `memguard verify`: each part's state, damage and repair."""
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import rich.console
@@ -11,13 +11,18 @@ from rich.text import Text
 from memguard.report import formatting as fmt
 from memguard.workflows.verify import OnRead, Part, State, Verified, format_bytes
 
-_STYLES: dict[State, str] = {"whole": "green", "damaged": "bold red", "not there yet": "dim"}
+_STYLES: dict[State, str] = {
+    "whole": "green",
+    "damaged": "bold red",
+    "not checked": "yellow",
+    "not there yet": "dim",
+}
 _SAID_FROM_BYTES = 1_000_000_000
 """Without a live display, a line is printed only for files of at least this size (bytes)."""
 _NAME, _STATE = 13, 15
 """Widths of the columns."""
 _MOST_DAMAGES = 20
-"""Largest number of lines for one part."""
+"""Largest number of files that are listed for one part, damaged or not checked."""
 
 
 @contextmanager
@@ -69,8 +74,12 @@ def render_verified(found: Verified, out: rich.console.Console) -> None:
 
 def _sum_up(found: Verified) -> str:
     damaged = [part.name for part in found.parts if part.state == "damaged"]
+    left_out = [part.name for part in found.parts if part.not_checked]
+    not_checked = f"not checked (no permission): {', '.join(left_out)}"
     if damaged:
-        return f"damaged: {', '.join(damaged)}"
+        return "; ".join([f"damaged: {', '.join(damaged)}", *([not_checked] if left_out else [])])
+    if left_out:
+        return f"no damage found; {not_checked}"
     is_all_there = all(part.state == "whole" for part in found.parts)
     return "whole" if is_all_there else "whole so far, not finished"
 
@@ -80,9 +89,16 @@ def _clean(text: str) -> str:
 
 
 def _describe(part: Part) -> list[Text]:
-    if not part.damages:
+    if not (part.damages or part.not_checked):
         return [Text(_clean(part.note), style="dim")]
-    lines = [Text(_clean(str(damage))) for damage in part.damages[:_MOST_DAMAGES]]
-    if len(part.damages) > _MOST_DAMAGES:
-        lines.append(Text(f"and {len(part.damages) - _MOST_DAMAGES:,} more"))
-    return [*lines, Text(f"repair: {_clean(part.mend or '')}", style="cyan")]
+    lines = _shorten([str(damage) for damage in part.damages])
+    if part.damages:
+        lines.append(Text(f"repair: {_clean(part.mend or '')}", style="cyan"))
+    return [*lines, *_shorten([f"{file} not checked: no permission" for file in part.not_checked])]
+
+
+def _shorten(sentences: Sequence[str]) -> list[Text]:
+    lines = [Text(_clean(sentence)) for sentence in sentences[:_MOST_DAMAGES]]
+    if len(sentences) > _MOST_DAMAGES:
+        lines.append(Text(f"and {len(sentences) - _MOST_DAMAGES:,} more"))
+    return lines

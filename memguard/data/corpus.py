@@ -18,6 +18,7 @@ from memguard.records import (
     PRIVATE_MODE,
     ManifestEntry,
     atomic_folder,
+    describe_unread,
     hash_plan,
     load_manifest,
     open_private,
@@ -93,6 +94,7 @@ def load_corpus(run_folder: Path) -> Corpus:
     """Load the output of `prepare`.
 
     Raises:
+        UnreadableError: this user may not read it.
         RecordError: it is missing or incomplete.
     """
     folder = run_folder / "prepared"
@@ -100,6 +102,8 @@ def load_corpus(run_folder: Path) -> Corpus:
     manifest = load_manifest(run_folder / "manifest.jsonl")
     try:
         arrays = {name: np.load(folder / f"{name}.npy", mmap_mode="r") for name in _ARRAYS}
+    except PermissionError as error:
+        raise describe_unread(Path(error.filename or folder), error) from error
     except (OSError, ValueError, EOFError) as error:
         raise RecordError(
             f"'{folder}' is incomplete ({error}): run memguard train again to prepare it"

@@ -39,7 +39,7 @@ from memguard.data.tokenization import (
     tokenize_documents,
 )
 from memguard.errors import DataError, RecordError
-from memguard.records import ManifestEntry
+from memguard.records import ManifestEntry, describe_unread
 from memguard.records.run_files import (
     PRIVATE_KEY,
     PreparedSummary,
@@ -178,6 +178,7 @@ def _find_prepared(
 
     Raises:
         DataError: the documents have changed since training began.
+        UnreadableError: another user prepared them.
         RecordError: a damaged file cannot be rebuilt.
     """
     begun = has_begun(run_folder)
@@ -185,6 +186,10 @@ def _find_prepared(
     summary = load_summary(run_folder)
     if begun and summary is not None and summary.key != key:
         raise _have_changed(run_folder)
+    for damage in damages:
+        if damage.is_unreadable:
+            # Not damage: the owner's documents and key must not be replaced.
+            raise describe_unread(run_folder / damage.file, PermissionError())
     if damages:
         if begun and summary is not None and summary.audit_key != audit_key:
             raise RecordError(

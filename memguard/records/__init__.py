@@ -55,6 +55,7 @@ from memguard.records.record import (
     PRIVATE_MODE,
     Record,
     atomic_folder,
+    describe_unread,
     format_now,
     load_record,
     open_private,

@@ -8,14 +8,15 @@
 An audit without an intact `audit.json` is incomplete: its report is not read.
 """
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Final, Literal
 
 from pydantic import ConfigDict, Field
 
-from memguard.errors import RecordError
+from memguard.errors import RecordError, UnreadableError
 from memguard.records.audit import AuditReport
-from memguard.records.record import load_record
+from memguard.records.record import describe_unread, load_record
 from memguard.records.run_files import CARD, find_weights_folder
 from memguard.records.sealed import (
     Damage,
@@ -23,6 +24,7 @@ from memguard.records.sealed import (
     SealedRecord,
     find_damage,
     load_sealed,
+    mark_unreadable,
     save_sealed,
     sum_file,
 )
@@ -92,6 +94,8 @@ def load_audit_files(folder: Path) -> AuditFiles:
         raise RecordError(f"the audit in '{folder}' did not end (no {AUDIT_FILES}). {_AGAIN}")
     try:
         return load_sealed(AuditFiles, folder / AUDIT_FILES)
+    except UnreadableError:
+        raise
     except RecordError as error:
         raise RecordError(f"{error}. {_AGAIN}") from error
 
@@ -114,6 +118,8 @@ def find_audit_damage(folder: Path) -> list[Damage]:
     """
     try:
         written = load_sealed(AuditFiles, folder / AUDIT_FILES)
+    except UnreadableError:
+        return [mark_unreadable(AUDIT_FILES)]
     except RecordError:
         is_there = (folder / AUDIT_FILES).exists()
         return [Damage(file=AUDIT_FILES, what="is damaged" if is_there else "is missing")]
@@ -122,7 +128,7 @@ def find_audit_damage(folder: Path) -> list[Damage]:
         card = find_card(folder.resolve().parent)
         card_damages = find_damage(card.parent, {card.name: written.card})
         name = f"{card.parent.name}/{card.name}"
-        damages += [Damage(file=name, what=damage.what) for damage in card_damages]
+        damages += [replace(damage, file=name) for damage in card_damages]
     return damages
 
 
@@ -140,8 +146,11 @@ def check_audit_file(folder: Path, name: Literal["report.json", "records.parquet
     """Check that a file is the one that the audit wrote.
 
     Raises:
+        UnreadableError: this user may not read it.
         RecordError: the audit is incomplete, or the file or audit.json is damaged.
     """
     written = load_audit_files(folder)
     for damage in find_damage(folder, {name: written.files[name]}):
+        if damage.is_unreadable:
+            raise describe_unread(folder / name, PermissionError())
         raise RecordError(f"'{folder / damage.file}' is damaged: it {damage.what}. {_AGAIN}")

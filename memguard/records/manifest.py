@@ -8,7 +8,7 @@ from typing import Literal
 from pydantic import ValidationError
 
 from memguard.errors import RecordError, VersionError
-from memguard.records.record import Record, write_atomically
+from memguard.records.record import Record, describe_unread, write_atomically
 
 Role = Literal["trained", "control", "background", "heldout", "canary", "forget", "removed"]
 
@@ -80,7 +80,7 @@ def load_manifest(path: Path) -> list[ManifestEntry]:
             for line in lines:
                 entries.append(ManifestEntry.model_validate_json(line))
     except OSError as error:
-        raise RecordError(f"'{path}' cannot be read: {error.strerror}") from error
+        raise describe_unread(path, error) from error
     except ValidationError as error:
         if not entries and all(problem["type"] == "extra_forbidden" for problem in error.errors()):
             raise VersionError(

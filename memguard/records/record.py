@@ -12,7 +12,7 @@ from typing import BinaryIO, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from memguard.errors import RecordError
+from memguard.errors import RecordError, UnreadableError
 
 # Files and folders that appear under their name only when they are complete.
 #
@@ -28,6 +28,8 @@ from memguard.errors import RecordError
 # read by every user whom the umask allows.
 
 PRIVATE_MODE = 0o600
+AS_OWNER = "Run this command as the user whom the file belongs to"
+"""The way out for a user who may not read a file."""
 
 
 def write_atomically(path: Path, content: bytes, mode: int = 0o644) -> None:
@@ -160,13 +162,21 @@ def load_record(kind: type[RecordT], path: Path) -> RecordT:
     """Read a record from its file.
 
     Raises:
+        UnreadableError: this user may not read it.
         RecordError: missing, not JSON, or of another schema.
     """
     try:
         content = path.read_bytes()
     except OSError as error:
-        raise RecordError(f"'{path}' cannot be read: {error.strerror}") from error
+        raise describe_unread(path, error) from error
     return validate_record(kind, content, path)
+
+
+def describe_unread(path: Path, error: OSError) -> RecordError:
+    """Return the error to raise for a file that could not be read."""
+    if isinstance(error, PermissionError):
+        return UnreadableError(f"'{path}' cannot be read: no permission. {AS_OWNER}")
+    return RecordError(f"'{path}' cannot be read: {error.strerror}")
 
 
 def validate_record(kind: type[RecordT], content: bytes, path: Path) -> RecordT:

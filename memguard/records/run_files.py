@@ -12,25 +12,30 @@
 Only the owner of a run can read the token arrays, the key, and the losses with their record.
 
 A stage without its commit point is incomplete. Each `find_..._damage` returns the damaged files, by
-path relative to the given folder, and changes nothing.
+path relative to the given folder, and changes nothing. Files that this user may not read are among
+them, marked as unreadable.
 """
 
 import contextlib
 import hashlib
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
 from pydantic import Field
 
-from memguard.errors import RecordError, VersionError
+from memguard.errors import RecordError, UnreadableError, VersionError
 from memguard.records.manifest import ManifestEntry, hash_plan, load_manifest
 from memguard.records.sealed import (
     Damage,
     FileSum,
     SealedRecord,
     find_damage,
+    is_closed,
+    is_file,
     load_sealed,
+    mark_unreadable,
     sum_file,
 )
 
@@ -198,16 +203,23 @@ def find_prepared_damage(run_folder: Path) -> list[Damage]:
         *_find_unlisted(run_folder / "prepared", {*summary.arrays, "summary.json"}),
         *find_damage(run_folder / "prepared", summary.arrays),
     ]
-    damages = [Damage(file=f"prepared/{damage.file}", what=damage.what) for damage in below]
+    damages = [replace(damage, file=f"prepared/{damage.file}") for damage in below]
     damages += _find_manifest_damage(run_folder, summary)
-    key = run_folder / PRIVATE_KEY
     if summary.private_key_sha256 is not None:
-        if not key.is_file():
-            damages.append(Damage(file=PRIVATE_KEY, what="is missing"))
-        elif sum_file(key).sha256 != summary.private_key_sha256:
-            what = "is not the key of these documents (its SHA-256 differs)"
-            damages.append(Damage(file=PRIVATE_KEY, what=what))
+        damages += _find_key_damage(run_folder / PRIVATE_KEY, summary.private_key_sha256)
     return damages
+
+
+def _find_key_damage(key: Path, sha256: str) -> list[Damage]:
+    try:
+        if not is_file(key):
+            return [Damage(file=PRIVATE_KEY, what="is missing")]
+        if sum_file(key).sha256 != sha256:
+            what = "is not the key of these documents (its SHA-256 differs)"
+            return [Damage(file=PRIVATE_KEY, what=what)]
+    except PermissionError:
+        return [mark_unreadable(PRIVATE_KEY)]
+    return []
 
 
 def _find_manifest_damage(run_folder: Path, summary: PreparedSummary) -> list[Damage]:
@@ -364,17 +376,19 @@ def find_trained_damage(run_folder: Path) -> list[Damage]:
     files = {"manifest.jsonl": trained.manifest, "metrics.jsonl": trained.metrics}
     damages = find_damage(run_folder, files)
     present = _list_weights(run_folder / trained.folder)
+    closed = is_closed(run_folder / trained.folder)
     for name in sorted(present.keys() | trained.model.keys()):
         path, written = present.get(name), trained.model.get(name)
         if path is None:
-            damages.append(Damage(file=f"{trained.folder}/{name}", what="is missing"))
+            damage = mark_unreadable("") if closed else Damage(file="", what="is missing")
+            damages.append(replace(damage, file=f"{trained.folder}/{name}"))
         elif written is None:
             # Other files, such as a user's conversion or note, do not affect the model.
             if name.endswith(_READ_WITH_MODEL):
                 damages.append(Damage(file=f"{trained.folder}/{name}", what=UNLISTED))
         else:
             for damage in find_damage(path.parent, {path.name: written}):
-                damages.append(Damage(file=f"{trained.folder}/{name}", what=damage.what))
+                damages.append(replace(damage, file=f"{trained.folder}/{name}"))
     return damages
 
 
@@ -402,14 +416,21 @@ def _list_weights(root: Path) -> dict[str, Path]:
 
 def _find_unlisted(folder: Path, listed: set[str]) -> list[Damage]:
     """Return the files in a folder that were not written by the run: they could be read too."""
-    names = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
+    try:
+        names = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
+    except PermissionError:
+        return [mark_unreadable("")]
     return [Damage(file=name, what=UNLISTED) for name in names if name not in listed]
 
 
 def _damaged(name: str, error: RecordError, folder: Path) -> Damage:
+    if isinstance(error, UnreadableError):
+        return mark_unreadable(name)
     return Damage(file=name, what=str(error).removeprefix(f"'{folder / name}' "))
 
 
 def _missing(name: str, error: OSError) -> Damage:
+    if isinstance(error, PermissionError):
+        return mark_unreadable(name)
     what = "is missing" if isinstance(error, FileNotFoundError) else f"{error.strerror}"
     return Damage(file=name, what=what)

@@ -4,18 +4,22 @@
     SealedRecord   a record whose JSON ends with the hash of the rest
     find_damage    the files of a folder that are missing or differ from those that were written
 
+A file that this user may not read is among the damages, marked as unreadable: it was not compared.
+
 Hashes detect damage, not forgery: anyone who can write to a folder can also write its hashes.
 """
 
 import hashlib
 import json
+import os
+import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 from memguard.errors import RecordError
-from memguard.records.record import Record, validate_record, write_atomically
+from memguard.records.record import Record, describe_unread, validate_record, write_atomically
 
 _SEAL = "sha256"
 
@@ -35,6 +39,8 @@ class Damage:
     """Path relative to the folder it belongs to, with `/`."""
     what: str
     """Predicate of the message: ``is missing``, ``has 12 bytes instead of 20``."""
+    is_unreadable: bool = False
+    """Whether this user may not read the file: it was not compared and may be whole."""
 
     def __str__(self) -> str:
         """Return the sentence."""
@@ -48,6 +54,11 @@ def sum_file(path: Path) -> FileSum:
         return FileSum(num_bytes=content.tell(), sha256=digest.hexdigest())
 
 
+def mark_unreadable(file: str) -> Damage:
+    """Return the entry of a file that this user may not read."""
+    return Damage(file=file, what="cannot be read: no permission", is_unreadable=True)
+
+
 def find_damage(folder: Path, files: Mapping[str, FileSum]) -> list[Damage]:
     """Return the files that are missing or differ from those that were written.
 
@@ -58,19 +69,54 @@ def find_damage(folder: Path, files: Mapping[str, FileSum]) -> list[Damage]:
     """
     damages = []
     for name, written in files.items():
-        path = folder / name
         if Path(name).name != name or name == "..":
-            what = "is not the name of a file in its folder"
-        elif not path.is_file():
-            what = "is missing"
-        elif (num_bytes := path.stat().st_size) != written.num_bytes:
-            what = f"has {num_bytes:,} bytes instead of {written.num_bytes:,}"
-        elif sum_file(path).sha256 != written.sha256:
-            what = "is not what was written (its SHA-256 differs)"
-        else:
+            damages.append(Damage(file=name, what="is not the name of a file in its folder"))
             continue
-        damages.append(Damage(file=name, what=what))
+        try:
+            what = _compare(folder / name, written)
+        except PermissionError:
+            damages.append(mark_unreadable(name))
+            continue
+        if what is not None:
+            damages.append(Damage(file=name, what=what))
     return damages
+
+
+def _compare(path: Path, written: FileSum) -> str | None:
+    """Return what is wrong with a file; None if it is what was written.
+
+    Raises:
+        PermissionError: this user may not read it.
+    """
+    if not is_file(path):
+        return "is missing"
+    if (num_bytes := path.stat().st_size) != written.num_bytes:
+        return f"has {num_bytes:,} bytes instead of {written.num_bytes:,}"
+    if sum_file(path).sha256 != written.sha256:
+        return "is not what was written (its SHA-256 differs)"
+    return None
+
+
+def is_file(path: Path) -> bool:
+    """Return whether a path is a regular file, with one answer on all versions of Python.
+
+    Below a folder that this user may not enter, `Path.is_file` raises an error or returns False,
+    depending on the version.
+
+    Raises:
+        PermissionError: this user may not enter the folder.
+    """
+    try:
+        return stat.S_ISREG(path.stat().st_mode)
+    except PermissionError:
+        raise
+    except OSError:
+        return False
+
+
+def is_closed(folder: Path) -> bool:
+    """Return whether a folder exists whose files this user may not list or read."""
+    return folder.is_dir() and not os.access(folder, os.R_OK | os.X_OK)
 
 
 class SealedRecord(Record):
@@ -94,13 +140,14 @@ def load_sealed(kind: type[SealedT], path: Path) -> SealedT:
     """Read a sealed record and check its hash.
 
     Raises:
+        UnreadableError: this user may not read it.
         RecordError: missing, not JSON, of another schema, or not what was written.
     """
     try:
         values = json.loads(path.read_bytes())
         seal = values.pop(_SEAL)
     except OSError as error:
-        raise RecordError(f"'{path}' cannot be read: {error.strerror}") from error
+        raise describe_unread(path, error) from error
     except (ValueError, AttributeError, TypeError, KeyError) as error:
         raise RecordError(f"'{path}' is damaged: it is not a JSON object with its hash") from error
     if seal != _hash_values(values):

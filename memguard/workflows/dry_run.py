@@ -7,6 +7,7 @@ The statistical power of the audit follows from the numbers of documents: the co
 none of n documents is extracted, and the interval if half of them are.
 """
 
+import os
 import shutil
 import signal
 import tempfile
@@ -295,7 +296,8 @@ def _temporary_folder(folder: Path, borrowed: Path | None) -> Iterator[Path]:
     """Yield a temporary folder for prepared documents; it is deleted afterwards.
 
     It contains symbolic links to the files that the run has prepared before, so that they are
-    reused if they are still valid. Preparing again replaces the links, not their targets.
+    reused if they are still valid. Preparing again replaces the links, not their targets. Documents
+    that another user prepared cannot be read; they are prepared anew.
     """
     with (
         tempfile.TemporaryDirectory(prefix="memguard-dry-run-") as name,
@@ -303,8 +305,9 @@ def _temporary_folder(folder: Path, borrowed: Path | None) -> Iterator[Path]:
     ):
         temporary = Path(name)
         if borrowed is not None and (borrowed / "prepared" / "summary.json").is_file():
-            files = [f"prepared/{path.name}" for path in (borrowed / "prepared").iterdir()]
-            for file in (*files, *_BORROWED):
+            prepared = [f"prepared/{path.name}" for path in (borrowed / "prepared").iterdir()]
+            is_ours = all(os.access(borrowed / file, os.R_OK) for file in prepared)
+            for file in (*prepared, *_BORROWED) if is_ours else ():
                 if (borrowed / file).exists():
                     (temporary / file).parent.mkdir(parents=True, exist_ok=True)
                     (temporary / file).symlink_to((borrowed / file).absolute())

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from memguard.data.corpus import load_corpus
+from memguard.errors import UnreadableError
 from memguard.hf.checkpoint import find_positions, has_tokenizer, load_config, load_tokenizer
 from memguard.hf.export_merged import (
     LogitDifference,
@@ -90,7 +91,7 @@ def export_merged(request: ExportRequest) -> MergedExport:
     source, base_folder = open_merged(folder, base=request.base)
     own, base = split_sums(sum_model(folder, base=request.base))
     dtype = None if request.dtype is None else getattr(torch, request.dtype)
-    own_rows = _read_own_rows(request.folder) if request.is_run else []
+    own_rows = _read_own_rows(request.folder, console) if request.is_run else []
     with atomic_folder(request.out) as temporary:
         console.info(f"export: merging {source.adapter.describe()} into {source.adapter.base}")
         with console.progress("export", len(source.shapes), "tensors") as advance:
@@ -144,9 +145,19 @@ def _draw_rows(config: Any) -> list[Tensor]:
     return list(rows)
 
 
-def _read_own_rows(run: Path) -> list[Tensor]:
-    """Return the first tokens of a few documents that a run trained on."""
-    corpus = load_corpus(run)
+def _read_own_rows(run: Path, console: Console) -> list[Tensor]:
+    """Return the first tokens of a few documents that a run trained on.
+
+    None are returned to a user who may not read them.
+    """
+    try:
+        corpus = load_corpus(run)
+    except UnreadableError:
+        console.info(
+            "export: the run's documents cannot be read (no permission); logits are compared on "
+            "random tokens only"
+        )
+        return []
     trained = [i for i, entry in enumerate(corpus.manifest) if entry.role == "trained"]
     step = max(1, len(trained) // _NUM_ROWS)
     return [

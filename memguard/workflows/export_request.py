@@ -48,7 +48,7 @@ class ExportRequest:
         if not self.folder.is_dir():
             raise ConfigError(f"there is no folder '{self.folder}'; correct the path")
         if self.is_run:
-            check_finished(self.folder)
+            check_finished(self.folder, without_documents=True)
         if not is_adapter(self.adapter):
             why = (
                 "model/ of this run is complete: it trained no adapter"

@@ -9,13 +9,14 @@
     base model    the files of the model that the adapters belong to: trained.json
     audit         audit.json
 
-No file is changed, and only files with recorded hashes are read.
+No file is changed, and only files with recorded hashes are read. Private files of another user are
+listed as not checked: a part is whole only if all of it was compared.
 """
 
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -32,6 +33,7 @@ from memguard.records.audit_files import (
     find_audit_damage,
     has_audit,
 )
+from memguard.records.record import describe_unread
 from memguard.records.run_files import (
     UNLISTED,
     find_checkpoint_damage,
@@ -46,10 +48,10 @@ from memguard.records.run_files import (
     list_checkpoints,
     load_trained,
 )
-from memguard.records.sealed import Damage, find_damage
+from memguard.records.sealed import Damage, find_damage, is_closed, is_file, mark_unreadable
 from memguard.workflows.run_folder import check_free
 
-State = Literal["whole", "damaged", "not there yet"]
+State = Literal["whole", "damaged", "not checked", "not there yet"]
 _MEND_CONFIG = "'memguard train' with the file that the run was started from writes it again"
 _MEND_UNLISTED = "it would be loaded with the model: move away files that this run has not written"
 MANIFEST, METRICS = "manifest.jsonl", "metrics.jsonl"
@@ -66,6 +68,8 @@ class Part:
     note: str
     """Amount of data read; for a part that does not exist yet, the step that creates it."""
     damages: Sequence[Damage] = ()
+    not_checked: Sequence[str] = ()
+    """Files and folders that this user may not read, relative to the folder of the run or audit."""
     mend: str | None = None
     """How to repair the part, a clause; None if nothing is damaged."""
 
@@ -80,15 +84,26 @@ class Verified:
     """Another process was using the folder: files that it was writing may look damaged."""
 
     @property
+    def is_damaged(self) -> bool:
+        """Whether a part is damaged."""
+        return any(part.state == "damaged" for part in self.parts)
+
+    @property
+    def not_checked(self) -> list[str]:
+        """Files that this user may not read."""
+        return [file for part in self.parts for file in part.not_checked]
+
+    @property
     def is_whole(self) -> bool:
-        """Whether no part is damaged; parts that do not exist yet are not damaged."""
-        return all(part.state != "damaged" for part in self.parts)
+        """Whether all that exists was checked and is undamaged."""
+        return not (self.is_damaged or self.not_checked)
 
     def describe(self) -> dict[str, Any]:
         """Return the result for `--json`."""
         return {
             "folder": str(self.folder),
             "whole": self.is_whole,
+            "not_checked": self.not_checked,
             "at_work": self.is_in_use,
             "parts": [
                 {
@@ -96,6 +111,7 @@ class Verified:
                     "state": part.state,
                     "note": part.note,
                     "damages": [{"file": item.file, "what": item.what} for item in part.damages],
+                    "not_checked": list(part.not_checked),
                     "mend": part.mend,
                 }
                 for part in self.parts
@@ -154,8 +170,12 @@ def load_own_config(folder: Path) -> RunConfig:
     return load_run_config(folder / "config.yaml")
 
 
-def check_finished(folder: Path) -> None:
+def check_finished(folder: Path, *, without_documents: bool = False) -> None:
     """Reject a run that is unfinished or whose files differ from those that training wrote.
+
+    Args:
+        folder: of the run.
+        without_documents: accept prepared documents and a key that this user may not read.
 
     Raises:
         ModelError: training has not ended.
@@ -166,7 +186,10 @@ def check_finished(folder: Path) -> None:
     if not has_trained(folder):
         why = "has not finished training" if has_weights(folder) else "has no model/ yet"
         raise ModelError(f"'{folder}' {why}: finish it with {train}")
-    _refuse(folder, find_prepared_damage(folder), f"'{train}' prepares the documents again")
+    prepared = find_prepared_damage(folder)
+    if without_documents:
+        prepared = [damage for damage in prepared if not damage.is_unreadable]
+    _refuse(folder, prepared, f"'{train}' prepares the documents again")
     damages = find_trained_damage(folder)
     is_unlisted = any(damage.what == UNLISTED for damage in damages)
     mend = _MEND_UNLISTED if is_unlisted else f"'{train}' resumes from the last checkpoint"
@@ -175,8 +198,11 @@ def check_finished(folder: Path) -> None:
 
 def _refuse(folder: Path, damages: Sequence[Damage], mend: str) -> None:
     if damages:
+        first = min(damages, key=lambda damage: damage.is_unreadable)
+        if first.is_unreadable:
+            raise describe_unread(folder / first.file, PermissionError())
         more = f" (and {len(damages) - 1:,} more)" if len(damages) > 1 else ""
-        raise RecordError(f"'{folder / damages[0].file}' {damages[0].what}{more}. {mend}")
+        raise RecordError(f"'{folder / first.file}' {first.what}{more}. {mend}")
 
 
 def _resume_command(folder: Path) -> str:
@@ -209,6 +235,8 @@ def _verify_run(folder: Path, on_read: OnRead, base: str | None) -> Iterator[Par
     if not has_trained(folder) and (lost := find_reference_damage(folder)):
         mend = f"'{train}' measures them again"
         yield _make_part("first losses", lost, note="", mend=mend)
+    is_hidden = is_closed(folder / "audit")
+    is_audited = not is_hidden and has_audit(folder / "audit")
     if has_trained(folder):
         damages = [item for item in trained if item.file not in (MANIFEST, METRICS)]
         mend = f"'{train}' exports it again from the last checkpoint"
@@ -218,16 +246,18 @@ def _verify_run(folder: Path, on_read: OnRead, base: str | None) -> Iterator[Par
             mend = "no undamaged checkpoint is left: restore it from a copy of the run"
         note = _count(_measure([find_weights_folder(folder)]))
         yield _make_part("model", damages, note=note, mend=mend)
-        if not damages:
+        if not any(item.file.startswith(("trained.json", "adapter/")) for item in damages):
             yield from _verify_base(folder, on_read, base)
-    elif has_audit(folder / "audit"):
+    elif is_audited:
         # Only a run whose training has ended is audited.
         ended = Damage(file="trained.json", what="is missing, and the run has been audited")
         yield _make_part("model", [ended], note="", mend=f"'{train}' writes it again")
     else:
         yield Part(name="model", state="not there yet", note=f"'{train}' creates it")
-    if has_audit(folder / "audit"):
+    if is_audited:
         yield _verify_audit(folder / "audit", on_read, run=folder)
+    elif is_hidden:
+        yield _make_part("audit", [mark_unreadable("audit/")], note="", mend="")
     else:
         note = f"'memguard audit {folder}' creates it"
         yield Part(name="audit", state="not there yet", note=note)
@@ -241,6 +271,10 @@ def _verify_base(folder: Path, on_read: OnRead, named: str | None) -> Iterator[P
     mend = f"restore it, or {say_where_base_is(adapter)}"
     try:
         place = find_base_folder(adapter, files, base=named)
+    except PermissionError as error:
+        hidden = mark_unreadable(str(error.filename))
+        yield _make_part(BASE_MODEL, [hidden], note="", mend=mend)
+        return
     except ModelError as error:
         # The message has the way out too.
         damage = Damage(file=BASE_MODEL, what=f"cannot be read: {error}")
@@ -253,8 +287,7 @@ def _verify_base(folder: Path, on_read: OnRead, named: str | None) -> Iterator[P
     paths = [place / name for name in files]
     on_read(BASE_MODEL, _measure(paths)[1])
     damages = [
-        Damage(file=str(place / damage.file), what=damage.what)
-        for damage in find_damage(place, files)
+        replace(damage, file=str(place / damage.file)) for damage in find_damage(place, files)
     ]
     yield _make_part(BASE_MODEL, damages, note=_count(_measure(paths)), mend=mend)
 
@@ -284,11 +317,13 @@ def _verify_documents(
 
 def _verify_checkpoints(folder: Path, saves: Mapping[Path, Sequence[Damage]]) -> Part:
     name = "checkpoints"
+    if is_closed(folder / name):
+        return _make_part(name, [mark_unreadable(f"{name}/")], note="", mend="")
     if not saves:
         note = "none were kept" if has_trained(folder) else "training saves them"
         return Part(name=name, state="not there yet", note=note)
     damages = [
-        Damage(file=f"{name}/{path.name}/{item.file}", what=item.what)
+        replace(item, file=f"{name}/{path.name}/{item.file}")
         for path, items in saves.items()
         for item in items
     ]
@@ -322,11 +357,14 @@ def _verify_metrics(folder: Path, trained: Sequence[Damage], whole: Sequence[Pat
 
 
 def _compare_with_copy(path: Path, copy: bytes) -> list[Damage]:
-    if not path.is_file():
+    try:
+        with path.open("rb") as file:
+            if file.read(len(copy)) == copy:
+                return []
+    except PermissionError:
+        return [mark_unreadable(path.name)]
+    except OSError:
         return [Damage(file=path.name, what="is missing")]
-    with path.open("rb") as file:
-        if file.read(len(copy)) == copy:
-            return []
     return [Damage(file=path.name, what="differs from the copy in the last checkpoint")]
 
 
@@ -337,12 +375,12 @@ def _verify_audit(folder: Path, on_read: OnRead, run: Path | None = None) -> Par
     place = "" if run is None else f"{folder.name}/"
     again = "the same 'memguard audit' again" if run is None else f"'memguard audit {run}'"
     mend = f"{again} creates it again from cached scores"
-    if all(item.file in (PAGE, *CARDS) for item in damages):
+    if all(item.file in (PAGE, *CARDS) or item.is_unreadable for item in damages):
         mend = f"'memguard report {run or folder}' renders it again"
     return _make_part(
         "audit",
         [
-            item if item.file in CARDS else Damage(file=f"{place}{item.file}", what=item.what)
+            item if item.file in CARDS else replace(item, file=f"{place}{item.file}")
             for item in damages
         ],
         note=_count(_measure(covered)),
@@ -351,20 +389,29 @@ def _verify_audit(folder: Path, on_read: OnRead, run: Path | None = None) -> Par
 
 
 def _make_part(name: str, damages: Sequence[Damage], *, note: str, mend: str) -> Part:
-    if damages:
-        return Part(name=name, state="damaged", note=note, damages=tuple(damages), mend=mend)
+    closed = tuple(damage.file for damage in damages if damage.is_unreadable)
+    found = tuple(damage for damage in damages if not damage.is_unreadable)
+    if found:
+        return Part(
+            name=name, state="damaged", note=note, damages=found, not_checked=closed, mend=mend
+        )
+    if closed:
+        return Part(name=name, state="not checked", note="no permission", not_checked=closed)
     return Part(name=name, state="whole", note=note)
 
 
 def _measure(paths: Sequence[Path]) -> tuple[int, int]:
-    """Return the number of files and their total size (bytes), in files and folders."""
-    files = [
-        file
-        for path in paths
-        for file in (path.rglob("*") if path.is_dir() else [path])
-        if file.is_file()
-    ]
-    return len(files), sum(file.stat().st_size for file in files)
+    """Return the number of files and their total size (bytes), in files and folders.
+
+    Files in folders that this user may not enter are left out.
+    """
+    sizes = []
+    for path in paths:
+        for file in path.rglob("*") if path.is_dir() else [path]:
+            with suppress(PermissionError):
+                if is_file(file):
+                    sizes.append(file.stat().st_size)
+    return len(sizes), sum(sizes)
 
 
 def _count(size: tuple[int, int]) -> str:
