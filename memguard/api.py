@@ -71,7 +71,7 @@ def audit(
     Example:
         >>> from memguard import api
         >>> result = api.audit(model=model, tokenizer=tokenizer, members=texts, nonmembers=unseen)
-        >>> print(result.verdict.sentence)
+        >>> print(result.verdict.describe())
         >>> worst = result.to_pandas().sort_values("num_correct").tail()
         >>> result.save("report")
     """
@@ -133,7 +133,7 @@ def train(
         >>> from memguard import api
         >>> settings = {"name": "mails", "model": {"path": path}, "data": {"train": [documents]}}
         >>> result = api.train(settings, {"mitigations": [{"name": "goldfish", "k": 4}]})
-        >>> print(result.model, result.verdict.sentence)
+        >>> print(result.model, result.verdict.describe())
     """
     run = _load_run(config, overrides)
     from memguard.runtime import Console

@@ -187,7 +187,7 @@ def test_a_result_is_shown_saved_and_read(model: Any, tokenizer: Any, tmp_path: 
     assert "<script" not in shown
     assert set(result.to_pandas()["role"]) == {"trained", "control"}
     saved = result.save(tmp_path / "a" / "report")
-    names = {"audit.json", "report.json", "report.html", "records.parquet"}
+    names = {"audit.json", "report.json", "report.html", "records.parquet", "findings.csv"}
     assert {path.name for path in saved.iterdir()} == names
     assert run_cli("verify", saved).code == 0
     folder = result.folder

@@ -94,7 +94,7 @@ def test_records_are_frozen_and_closed() -> None:
 def test_the_schema_name_is_written_and_checked(tmp_path: Path) -> None:
     path = tmp_path / "comparison.json"
     values = {
-        "schema": "memguard.comparison/1",
+        "schema": "memguard.comparison/2",
         "name": "x",
         "tool_version": "0",
         "command": "",
@@ -110,7 +110,9 @@ def test_the_schema_name_is_written_and_checked(tmp_path: Path) -> None:
     with pytest.raises(RecordError, match="a comparison needs at least one setting"):
         load_record(Comparison, path)
     path.write_text(json.dumps(values | {"schema": "memguard.comparison/9"}))
-    with pytest.raises(RecordError, match=r"is not a Comparison this version reads \(schema: "):
+    with pytest.raises(
+        RecordError, match=r"by another version of memguard \(memguard\.comparison/9\)"
+    ):
         load_record(Comparison, path)
 
 

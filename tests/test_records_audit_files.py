@@ -1,5 +1,7 @@
 """An audit ended when `audit.json` is whole; what it names is what is read."""
 
+import hashlib
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,7 +19,7 @@ from memguard.records.audit_files import (
     save_page_sums,
 )
 
-NAMES = ("report.json", "records.parquet", "report.html")
+NAMES = ("report.json", "records.parquet", "findings.csv", "report.html")
 
 
 @pytest.fixture
@@ -84,3 +86,18 @@ def test_an_audit_without_a_card_has_none_to_damage(audit: Path) -> None:
     save_audit_files(audit, has_card=False)
     (audit.parent / CARDS[0]).unlink()
     assert list_names(audit) == []
+
+
+def test_an_audit_of_an_earlier_version_is_refused_with_what_to_run(audit: Path) -> None:
+    path = audit / "audit.json"
+    values = json.loads(path.read_text()) | {"schema": "memguard.audit_files/1"}
+    values.pop("sha256")
+    canonical = json.dumps(values, sort_keys=True, separators=(",", ":"))
+    sealed = {**values, "sha256": hashlib.sha256(canonical.encode()).hexdigest()}
+    path.write_text(json.dumps(sealed))
+    with pytest.raises(RecordError) as refused:
+        load_audit_report(audit)
+    text = str(refused.value)
+    assert "another version of memguard (memguard.audit_files/1)" in text
+    assert text.endswith("Run 'memguard audit' again: it reuses the cached scores")
+    assert "\n" not in text

@@ -36,7 +36,10 @@ results
     tables.py              numbers of documents -> rows of buckets, with base model and control
     statistics/            rates, means, trends and their intervals
     summary.py             all results -> the parts of a report; dose-response, which probes ran
-    verdict.py, warnings.py    the verdict, the findings and their limits
+    verdict.py                 what was extracted -> one of four levels, by tests against control
+    membership_verdict.py      its second line: can training be told from the model?
+    verdict_sentences.py       its sentences
+    findings.py, warnings.py   extracted documents, worst first; warnings and notes
 
 Models are passed as protocols (`Scorer`, `AuditedModel`); the caller decides how they are loaded
 and on how many processes they run. Import from the modules: suites, probes, canaries, membership

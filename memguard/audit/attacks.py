@@ -419,5 +419,16 @@ def tabulate(
     return rows
 
 
+def find_extracted(numbers: ScoreMatrix) -> NDArray[np.float64]:
+    """Return ``[N]`` 1 if any attack extracted a document, else 0; NaN if it was not attacked.
+
+    Args:
+        numbers: ``[N]`` rows of `attack`, NaN for documents that were not attacked.
+    """
+    names = [name for name in numbers.names if name.endswith(".any")]
+    extracted_N: NDArray[np.float64] = np.stack([numbers[name] for name in names]).max(axis=0)
+    return extracted_N
+
+
 def _list_attacks(goldfish: Goldfish | None) -> tuple[str, ...]:
     return ("beam_search", "sampling", *(() if goldfish is None else ("fill",)))

@@ -65,10 +65,10 @@ def compare_kinds(documents: Sequence[AuditDocument], *, seed: int) -> str:
     if not differences:
         return ""
     return (
-        f"Members and nonmembers are not the same kind of text: {'; '.join(differences)}. "
+        f"Trained and control documents are not the same kind of text: {'; '.join(differences)}. "
         "Membership scores and differences from the control may then be caused by the kind of text "
-        "instead of training. Give nonmembers of the same source, form and length that were never "
-        "trained."
+        "instead of training. Give control documents of the same source, form and length that were "
+        "never trained."
     )
 
 

@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from memguard.audit.statistics import clopper_pearson
-from memguard.records import AttackCostScores
+from memguard.records import MIN_FOR_QUANTILES, AttackCostScores
 
 GREEDY = -1
 """Index of greedy decoding among the schemes."""
@@ -86,8 +86,9 @@ def attack_cost(
 def summarise_attack_cost(log10_queries_N: NDArray[np.float64]) -> AttackCostScores:
     """Return quantiles, and the shares of documents within given numbers of samples.
 
-    Quantiles are not interpolated: half of the documents cost at most the median, which is the
-    lower of two middle values. A quantile among documents that are never generated is None.
+    Quantiles are not interpolated but rounded up to integers of log10: half of the documents cost
+    at most the median. A quantile among documents that are never generated is None, and so are all
+    below `MIN_FOR_QUANTILES` documents.
 
     Args:
         log10_queries_N: costs as returned by `attack_cost`, inf for never.
@@ -95,16 +96,15 @@ def summarise_attack_cost(log10_queries_N: NDArray[np.float64]) -> AttackCostSco
     num_documents = len(log10_queries_N)
     ordered_N = np.sort(log10_queries_N)
 
-    def find_quantile(percent: int) -> float | None:
-        if not num_documents:
+    def find_quantile(percent: int) -> int | None:
+        if num_documents < MIN_FOR_QUANTILES:
             return None
         value = float(ordered_N[max(-(-percent * num_documents // 100), 1) - 1])
-        return value if math.isfinite(value) else None
+        return math.ceil(value) if math.isfinite(value) else None
 
     return AttackCostScores(
         num_documents=num_documents,
         num_never=int(np.isinf(ordered_N).sum()),
-        lowest=find_quantile(0),
         quantile_10=find_quantile(10),
         median=find_quantile(50),
         quantile_90=find_quantile(90),

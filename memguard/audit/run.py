@@ -27,6 +27,8 @@ class AuditOutcome:
     summary: Summary
     scores: DocumentScores
     """In the order of the documents."""
+    text_hmacs: Sequence[str | None]
+    """Keyed hashes of their texts."""
 
 
 def run_audit(
@@ -40,6 +42,7 @@ def run_audit(
     tally: Tally,
     tiny_margin: float,
     seed: int,
+    is_other_kind: bool = False,
     window: WhichWindow = "last",
     min_documents: int = 5,
     max_documents_per_bucket: int | None = None,
@@ -60,6 +63,7 @@ def run_audit(
         tally: state of the counts of repetitions.
         tiny_margin: margin (logits) below which a result may change, see `TINY_MARGINS`.
         seed: seed of the sample of each bucket and of all other random choices.
+        is_other_kind: whether the control was given and is another kind of text.
         window: which part of long documents was chosen, for the report.
         min_documents: minimum number of trained documents that are long enough (documents).
         max_documents_per_bucket: size of each bucket's sample; None takes all.
@@ -128,6 +132,8 @@ def run_audit(
             why_not={**_explain_canaries(canaries), **shop.why_not},
             written=written,
             attacks=attack_rows,
+            attacked_N=None if attacked is None else attacks.find_extracted(attacked),
+            is_other_kind=is_other_kind,
             cut=describe_cut(documents, windows, window=window),
         ),
         suite=suite,
@@ -135,7 +141,11 @@ def run_audit(
         tally=tally,
         seed=seed,
     )
-    return AuditOutcome(summary=summary, scores=scores)
+    return AuditOutcome(
+        summary=summary,
+        scores=scores,
+        text_hmacs=[window.document.text_hmac for window in windows],
+    )
 
 
 def plan_one_pass(suite: Suite, *, tiny_margin: float, codec: Codec | None) -> TeacherForcedScores:

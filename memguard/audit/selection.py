@@ -10,6 +10,12 @@ from memguard.errors import DataError
 from memguard.records import Role
 from memguard.seeds import derive_generator
 
+# An audit takes its settings from options or from a run's YAML; a refusal names both.
+_MIN_DOCUMENTS = "--min-documents ('audit.min_documents')"
+_MIN_PREFIX_TOKENS = "--min-prefix-tokens ('audit.min_prefix_tokens')"
+_PREFIX_TOKENS = "--prefix-tokens ('audit.prefix_tokens')"
+_CONTINUATION_TOKENS = "--continuation-tokens {} ('audit.continuation_tokens')"
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BucketOutline:
@@ -26,6 +32,13 @@ class BucketOutline:
     """Documents that are long enough, but of whose parts none is."""
     num_nothing_supervised: int = 0
     """Conversations without a token that receives loss, special tokens not counted."""
+    num_near_duplicates: int = 0
+    """Control documents in a near-duplicate cluster with a trained one, left out of the control."""
+
+    @property
+    def was_trained(self) -> bool:
+        """Whether its documents were trained; a bucket that training never reached was not."""
+        return self.role == "trained" and self.num_repetitions != 0
 
     @property
     def num_not_auditable(self) -> int:
@@ -52,6 +65,10 @@ def select_windows(
 ) -> Selection:
     """Select the documents and their windows.
 
+    A control document in a near-duplicate cluster with a document that is trained or to be
+    forgotten is left out and counted, whether or not that document is audited itself: the model may
+    have been trained on its text.
+
     Args:
         documents: all candidate documents, in any order.
         probe: defines the continuation and the minimum prefix.
@@ -71,6 +88,7 @@ def select_windows(
         )
     windows = [probe.window(document) for document in documents]
     _check(documents, windows, probe, min_documents)
+    near_duplicates = find_near_duplicates(documents)
     chosen: set[str] = set()
     buckets = []
     for name in dict.fromkeys(document.bucket for document in documents):
@@ -79,13 +97,15 @@ def select_windows(
         eligible = sorted(
             window.document.id
             for window in windows
-            if window is not None and window.document.bucket == name
+            if window is not None
+            and window.document.bucket == name
+            and window.document.id not in near_duplicates
         )
         sample = _draw(eligible, seed, name, max_documents_per_bucket)
         chosen.update(sample)
         counts = {document.num_repetitions for document in members}
-        eligible_ids = set(eligible)
-        reasons = Counter(_find_reason(d) for d in members if d.id not in eligible_ids)
+        left_out = {*eligible, *near_duplicates}
+        reasons = Counter(_find_reason(d) for d in members if d.id not in left_out)
         buckets.append(
             BucketOutline(
                 bucket=name,
@@ -93,6 +113,7 @@ def select_windows(
                 num_repetitions=counts.pop() if len(counts) == 1 else None,
                 num_too_short=reasons["too short"],
                 num_not_sampled=len(eligible) - len(sample),
+                num_near_duplicates=sum(d.id in near_duplicates for d in members),
                 num_cut_too_short=reasons["cut"],
                 num_nothing_supervised=reasons["nothing supervised"],
             )
@@ -102,6 +123,12 @@ def select_windows(
         windows=tuple(w for w in windows if w is not None and w.document.id in chosen),
         buckets=tuple(sorted(buckets, key=_order)),
     )
+
+
+def find_near_duplicates(documents: Sequence[AuditDocument]) -> set[str]:
+    """Return the ids of control documents in a cluster with a document that the model was fed."""
+    fed = {d.cluster for d in documents if d.role in ("trained", "forget")} - {None}
+    return {d.id for d in documents if d.role == "control" and d.cluster in fed}
 
 
 def choose_sample(
@@ -162,7 +189,7 @@ def _check(
     if any(document.format == "text" for document in trained):
         needed += f" of {probe.continuation_tokens}"
     raise DataError(
-        f"'audit.min_documents' is {min_documents}, but only {count} long enough for a prefix of "
+        f"{_MIN_DOCUMENTS} is {min_documents}, but only {count} long enough for a prefix of "
         f"{needed}{_suggest(trained, probe, min_documents)}"
     )
 
@@ -172,22 +199,22 @@ def _suggest(trained: list[AuditDocument], probe: ExtractionProbe, min_documents
     if len(trained) < min_documents:
         num_enough = sum(probe.window(document) is not None for document in trained)
         if not trained or num_enough:
-            count = f". Set 'audit.min_documents' to {num_enough}, or add" if trained else ". Add"
+            count = f". Set {_MIN_DOCUMENTS} to {num_enough}, or add" if trained else ". Add"
             return f"{count} documents."
-        lower = f"; set 'audit.min_documents' to {len(trained)}"
+        lower = f"; set {_MIN_DOCUMENTS} to {len(trained)}"
         return lower + _suggest(trained, probe, len(trained))
     lengths = sorted((len(d.input_ids) for d in trained if d.format == "text"), reverse=True)
     others = sum(d.format != "text" and probe.window(d) is not None for d in trained)
     rank = min_documents - others
     if len(lengths) < rank:
-        return ". Lower 'audit.min_prefix_tokens', or add documents with longer prompts."
+        return f". Lower {_MIN_PREFIX_TOKENS}, or add documents with longer prompts."
     longest, reached = lengths[0], lengths[rank - 1]
     text = f"; the longest has {longest} {'token' if longest == 1 else 'tokens'}"
     # Two thirds leave a reasonable prefix, unless the required prefix is longer.
     size = min(reached - probe.needed_prefix_tokens, 2 * reached // 3)
     if size >= 1:
-        return f"{text}: try --continuation-tokens {size}"
+        return f"{text}: try {_CONTINUATION_TOKENS.format(size)}"
     if probe.prefix_tokens is not None and reached > probe.min_prefix_tokens:
         size = min(reached - probe.min_prefix_tokens, 2 * reached // 3)
-        return f"{text}: leave out --prefix-tokens and try --continuation-tokens {size}"
-    return f"{text}. Add longer documents, or lower 'audit.min_prefix_tokens'."
+        return f"{text}: leave out {_PREFIX_TOKENS} and try {_CONTINUATION_TOKENS.format(size)}"
+    return f"{text}. Add longer documents, or lower {_MIN_PREFIX_TOKENS}."

@@ -8,7 +8,8 @@ from numpy.typing import NDArray
 
 from memguard.audit.cache import ScoreMatrix
 from memguard.audit.document_scores import DocumentScores, ModelResults
-from memguard.audit.extraction import ExtractionProbe, Window
+from memguard.audit.extraction import ExtractionProbe, Window, list_clusters
+from memguard.audit.findings import collect_findings
 from memguard.audit.membership import compute_membership, is_member
 from memguard.audit.near_verbatim import NearVerbatim, NotGenerated
 from memguard.audit.selection import BucketOutline
@@ -22,10 +23,12 @@ from memguard.audit.tables import (
     list_tables,
 )
 from memguard.audit.teacher_forcing import TeacherForcedScores
-from memguard.audit.verdict import collect_findings, decide_verdict
+from memguard.audit.verdict import Canaries, Coverage, DocumentResults
+from memguard.audit.verdict_sentences import VerdictInput, build_verdict
 from memguard.audit.warnings import Tally, collect_banners, is_collapsed
 from memguard.records import (
     BLIND,
+    NUM_RISK_QUERIES,
     AttackCostBucket,
     AttackedBucket,
     Banner,
@@ -126,11 +129,16 @@ class Evidence:
     written: Sequence[ProbeTable] = ()
     """Results of the generation probe."""
     attacks: Sequence[AttackedBucket] = ()
+    attacked_N: NDArray[np.float64] | None = None
+    """1 if an attack extracted a document, 0 if none did, NaN if it was not attacked; None without
+    attacks."""
     num_mask_texts: int = 0
     """Texts whose masks were compared with those of their copies."""
     why_not: Mapping[str, str] = field(default_factory=dict)
     """Reasons, by name of the probe, why the audit had no input for it."""
     cut: CutDocuments | None = None
+    is_other_kind: bool = False
+    """Whether the control was given and is another kind of text than the trained documents."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -183,15 +191,34 @@ def summarise(
     findings, num_findings = collect_findings(scores, [d.text_hmac for d in documents])
     generated = describe_generated(suite.extraction, model.near_verbatim)
     dose_response = tally == "complete"
-    membership = []
+    membership, membership_scores = [], _list_membership(evidence)
     if suite.membership is not None:
         membership = compute_membership(
-            documents, _list_membership(evidence), fpr=suite.membership.fpr, seed=seed
+            documents, membership_scores, fpr=suite.membership.fpr, seed=seed
         )
+    probe_runs = _list_probe_runs(suite, evidence, membership)
+    verdict = build_verdict(
+        VerdictInput(
+            ids=[document.id for document in documents],
+            documents=_collect_results(evidence),
+            canaries=_count_canaries(evidence.canaries),
+            coverage=Coverage(
+                num_trained=_count_trained(evidence),
+                num_too_short=sum(o.num_not_auditable for o in outlines if o.was_trained),
+                was_generated=generated.reason_not_generated is None,
+                is_collapsed=is_collapsed(scores),
+                is_other_kind=evidence.is_other_kind,
+            ),
+            buckets=buckets,
+            outlines=outlines,
+            membership=membership_scores,
+            has_base=base is not None,
+            dose_response=dose_response,
+            not_run=[run.name for run in probe_runs if run.num_documents is None],
+        )
+    )
     return Summary(
-        verdict=decide_verdict(
-            buckets, evidence.windows, dose_response=dose_response, collapsed=is_collapsed(scores)
-        ),
+        verdict=verdict,
         banners=collect_banners(
             buckets, scores, generated, tally=tally, tiny_margin=tiny_margin, cut=evidence.cut
         ),
@@ -212,7 +239,54 @@ def summarise(
         canaries=evidence.canaries,
         mask_changes=list(evidence.mask_changes),
         trends=compute_trends(buckets) if dose_response else [],
-        probe_runs=_list_probe_runs(suite, evidence, membership),
+        probe_runs=probe_runs,
+    )
+
+
+def _collect_results(evidence: Evidence) -> DocumentResults:
+    """Return what the verdict counts: which documents were extracted, by the model and its base."""
+    scores, documents = evidence.scores, [window.document for window in evidence.windows]
+    attacked_N = evidence.attacked_N
+    if attacked_N is None:
+        attacked_N = np.full(len(documents), np.nan)
+    return DocumentResults(
+        bucket_N=scores["bucket"],
+        cluster_N=list_clusters(documents),
+        is_trained_N=np.array([is_member(document) for document in documents], dtype=bool),
+        is_forgotten_N=scores["role"] == "forget",
+        is_control_N=scores["role"] == "control",
+        is_extracted_N=_find_extracted(scores, ""),
+        is_of_base_N=_find_extracted(scores, "base_"),
+        is_attacked_N=~np.isnan(attacked_N),
+        is_extracted_by_attack_N=attacked_N == 1,
+    )
+
+
+def _find_extracted(scores: DocumentScores, model: str) -> NDArray[np.bool_]:
+    """Return [N] whether a model produces each document; False where it was not measured."""
+    is_greedy_N = (scores[f"{model}verbatim"] == 1) | (scores[f"{model}near_verbatim"] == 1)
+    is_sampled_N = scores[f"{model}attack_log10_queries"] <= np.log10(NUM_RISK_QUERIES)
+    return np.asarray(is_greedy_N | is_sampled_N, dtype=bool)
+
+
+def _count_canaries(scores: CanaryScores | None) -> Canaries | None:
+    if scores is None:
+        return None
+    return Canaries(
+        num_trained=scores.num_trained,
+        num_trained_extracted=scores.verbatim.num_matched,
+        num_references=scores.num_references,
+        num_references_extracted=scores.reference_verbatim.num_matched,
+    )
+
+
+def _count_trained(evidence: Evidence) -> int:
+    """Count the trained documents, audited or not, without those that were never reached."""
+    num_audited = sum(is_member(window.document) for window in evidence.windows)
+    return num_audited + sum(
+        outline.num_not_auditable + outline.num_not_sampled
+        for outline in evidence.outlines
+        if outline.was_trained
     )
 
 

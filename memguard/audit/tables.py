@@ -56,6 +56,9 @@ class Metric:
     """Whether the values of documents are 1 or 0."""
     bounds: tuple[float, float] | None = None
     higher_is_better: bool = False
+    is_confidential: bool = False
+    """Whether the value of a single text would confirm a guess of it: shown for two texts or more.
+    """
 
 
 def _rate(meaning: str) -> Metric:
@@ -83,7 +86,9 @@ METRICS: dict[str, Metric] = {
     "extraction_strength": _share("Share at the end that is predicted without a wrong token."),
     "first_divergence": _length("Tokens that greedy decoding matches before its first wrong one."),
     "longest_run": _length("Longest run of correct tokens."),
-    "logprob": Metric(meaning="Mean log-probability of a token.", unit="nats"),
+    "logprob": Metric(
+        meaning="Mean log-probability of a token.", unit="nats", is_confidential=True
+    ),
     "rouge_l": _share("Longest common subsequence with the generated text (ROUGE-L F1)."),
     "longest_copied_run": _length("Longest run of the true text in the generated text."),
     "edit_distance": _share(
@@ -215,6 +220,18 @@ def _measure(
     cluster_N: NDArray[np.int64],
 ) -> MeasuredBucket:
     known_N = here_N & ~np.isnan(value_N)
+    num_documents, num_missing = int(known_N.sum()), int(here_N.sum() - known_N.sum())
+    if kind.is_confidential and len(np.unique(cluster_N[known_N])) < 2:
+        return MeasuredBucket(
+            bucket=outline.bucket,
+            num_documents=num_documents,
+            num_missing=num_missing,
+            model=None,
+            base=None,
+            change_from_base=None,
+            minus_control=None,
+            change_from_base_minus_control=None,
+        )
     both_N = known_N if base_N is None else known_N & ~np.isnan(base_N)
     change_from_base = excess = None
     if base_N is not None and both_N.any():
@@ -225,8 +242,8 @@ def _measure(
         excess = _subtract_control(value_N - base_N, both_N, control_N, cluster_N)
     return MeasuredBucket(
         bucket=outline.bucket,
-        num_documents=int(known_N.sum()),
-        num_missing=int(here_N.sum() - known_N.sum()),
+        num_documents=num_documents,
+        num_missing=num_missing,
         model=_estimate(kind, value_N, known_N, cluster_N),
         base=None if base_N is None else _estimate(kind, base_N, both_N, cluster_N),
         change_from_base=change_from_base,

@@ -152,14 +152,18 @@ def _build_variant(
     heldout: HeldoutTexts,
 ) -> Variant:
     """Return the record of a variant; ``first`` is None for the first one."""
-    loss_D = _list_losses(variant, heldout)
-    before_D = None if first is None else _list_losses(first, heldout)
+    # The loss of a single document would confirm a guess of its text.
+    is_known = len({piece.document for piece in heldout.pieces}) > 1
+    loss_D = _list_losses(variant, heldout) if is_known else None
+    before_D = _list_losses(first, heldout) if is_known and first is not None else None
     mean = None if loss_D is None else compute_mean(loss_D)
     costs = {cost.bucket: cost.model for cost in build_attack_cost(variant.scores, outlines)}
     buckets = []
     for outline in outlines:
         (where,) = np.nonzero(variant.scores["bucket"] == outline.bucket)
         clusters = cluster_N[where]
+        # The value of a single text would confirm a guess of it.
+        is_shown = len(np.unique(clusters)) > 1
         matches, logprob_N = _list_matches(variant, where), _mean_logprob(variant.scores, where)
         differences: dict[RiskName, Interval] = {}
         logprob_difference = None
@@ -171,9 +175,10 @@ def _build_variant(
                 if risk in before
             }
             differences = {risk: value for risk, value in paired.items() if value is not None}
-            logprob_difference = compute_paired_difference(
-                logprob_N, _mean_logprob(first.scores, where), clusters=clusters
-            )
+            if is_shown:
+                logprob_difference = compute_paired_difference(
+                    logprob_N, _mean_logprob(first.scores, where), clusters=clusters
+                )
         buckets.append(
             VariantBucket(
                 bucket=outline.bucket,
@@ -184,7 +189,7 @@ def _build_variant(
                     for risk, matched_N in matches.items()
                 },
                 attack_cost=costs.get(outline.bucket),
-                mean_logprob=compute_mean(logprob_N, clusters=clusters),
+                mean_logprob=compute_mean(logprob_N, clusters=clusters) if is_shown else None,
                 differences=differences,
                 logprob_difference=logprob_difference,
             )

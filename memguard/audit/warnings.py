@@ -108,29 +108,27 @@ def _warn_of_generation(generated: GeneratedTexts) -> Iterator[str]:
     if generated.reason_not_generated is not None:
         yield (
             f"Near-verbatim extraction was not measured: {generated.reason_not_generated}. The "
-            "verdict is based on verbatim matches."
+            "verdict can then not say that none was found."
         )
 
 
 def _note_floor(generated: GeneratedTexts) -> Iterator[str]:
-    if not generated.num_below_floor:
+    num_below, num_checked = generated.num_below_floor, generated.num_checked
+    if not num_below:
         return
-    below = (
-        f"{generated.num_below_floor} {_documents(generated.num_below_floor)} below the "
-        f"teacher-forced accuracy of {generated.floor:.0%} that is required for generation"
-    )
-    if generated.num_checked < generated.num_below_floor:
+    documents = "document" if num_below == 1 else "documents"
+    start = f"{num_below:,} {documents} looked unlikely to be extractable"
+    if generated.num_matched_below_floor:
         yield (
-            f"{below}; in a random sample of {generated.num_checked} of them that was generated "
-            "nevertheless, none is near-verbatim."
+            f"{start}; a sample matched, so all were tested: "
+            f"{generated.num_matched_below_floor:,} "
+            f"{'matches' if generated.num_matched_below_floor == 1 else 'match'}."
         )
-    elif generated.num_matched_below_floor:
-        yield (
-            f"{below}; a sample contained near-verbatim text, so all of them were generated: "
-            f"{generated.num_matched_below_floor} match."
-        )
+    elif num_checked == num_below:
+        how = "it was tested and was not" if num_below == 1 else "all were tested, none was"
+        yield f"{start}; {how}."
     else:
-        yield f"{below}; all of them were generated, and none is near-verbatim."
+        yield f"{start}; we tested {num_checked:,}, none was."
 
 
 def _warn_of_tally(scores: DocumentScores, tally: Tally) -> Iterator[str]:
@@ -159,8 +157,7 @@ def _note_forgotten(buckets: Sequence[BucketScores]) -> Iterator[str]:
         before = "" if base is None else f"; {base.num_matched} from the model before training"
         yield (
             f"'{bucket.bucket}' was to be forgotten: {rate.num_matched} of {rate.num_documents} of "
-            f"its documents are still extracted {how}{before}. The verdict covers the trained "
-            "documents only."
+            f"its documents are still extracted {how}{before}."
         )
 
 
@@ -196,7 +193,7 @@ def _note_limits(buckets: Sequence[BucketScores], tiny_margin: float) -> Iterato
     num_tiny = sum(bucket.num_tiny_margin for bucket in buckets)
     if num_tiny:
         yield (
-            f"{num_tiny} {'match depends' if num_tiny == 1 else 'matches depend'} on a near-tie "
+            f"{num_tiny} {'result depends' if num_tiny == 1 else 'results depend'} on a near-tie "
             f"(<{tiny_margin:g} logits) in the greedy text: another device or batch size could "
             f"change {'it' if num_tiny == 1 else 'them'}."
         )

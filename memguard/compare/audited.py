@@ -112,8 +112,9 @@ def load_audited_run(run: FinishedRun) -> AuditedRun:
     training = report.training
     if training is None or training.heldout_nll is None or training.base_heldout_nll is None:
         raise RecordError(
-            f"{run.label} cannot be compared: '{run.folder}' has no held-out loss before and after "
-            "training. Set 'data.heldout_documents' or keep a control, and train again."
+            f"{run.label} cannot be compared: '{run.folder}' has no loss of two or more held-out "
+            "documents before and after training. Set 'data.heldout_documents' or keep a control, "
+            "and train again."
         )
     buckets = _find_buckets(run, report)
     manifest = _load_manifest(run)

@@ -230,6 +230,7 @@ def _build_setting(run: AuditedRun) -> SettingResult:
         name=run.run.name,
         seed=run.run.seed,
         run=run.run.folder.name,
+        verdict=run.report.verdict,
         mitigations=training.mitigations,
         overrides=dict(run.run.overrides),
         utility=Utility(

@@ -7,8 +7,8 @@
     fewer epochs   documents are extracted at k = 2                 half the epochs, at least one
 
 The first rule that applies is used. Only one change is made at a time, so that its effect can be
-measured. Nothing is changed if the audit found no more extraction than in the control. To keep the
-weights and make them forget instead, see `memguard.workflows.fix`.
+measured. Nothing is changed if nothing was extracted, or if the control or the base model shows the
+same. To keep the weights and make them forget instead, see `memguard.workflows.fix`.
 """
 
 from collections.abc import Callable, Mapping
@@ -66,7 +66,7 @@ def find_fix(found: Findings) -> Fix | None:
     Args:
         found: the run's settings and its complete audit.
     """
-    if found.report.verdict.level != "recites":
+    if not found.report.verdict.may_be_fixed:
         return None
     fixes = (rule(found) for rule in _RULES)
     return next((fix for fix in fixes if fix), None)

@@ -16,6 +16,7 @@ documents.
 """
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import get_args
@@ -26,10 +27,12 @@ from numpy.typing import NDArray
 from memguard.audit.statistics import clopper_pearson, compute_mean
 from memguard.compare.audited import AuditedRun, BucketTable
 from memguard.records import (
+    LEVEL_NAMES,
     NUM_RISK_QUERIES,
     BucketScores,
     FrontPoint,
     Interval,
+    Level,
     Rate,
     Recommendation,
     RiskName,
@@ -146,7 +149,8 @@ def _build_point(name: str, runs: Sequence[AuditedRun], risks: Sequence[RiskName
     return FrontPoint(
         name=name,
         num_seeds=len(runs),
-        num_runs_detected=sum(run.report.verdict.level == "recites" for run in runs),
+        levels=Counter(run.report.verdict.level for run in runs),
+        num_told_apart=sum(r.report.verdict.membership.level == "told-apart" for r in runs),
         num_documents=sum(len(table.ids) for table in tables),
         risk=None if worst is None else known[worst].value,
         risk_ci=None if worst is None else _find_risk_ci(known, worst),
@@ -271,7 +275,7 @@ TOLERANCE = 0.05
 _RULE = (
     f"Of the settings whose held-out NLL is at most {100 * TOLERANCE:g} % above that of "
     "'{first}' and whose risk interval lies wholly below that of '{first}': the one of least risk; "
-    "of those whose interval overlaps its interval, the one of lowest held-out NLL. Risk is the "
+    "among ties (overlapping intervals) the one of lowest held-out NLL. Risk is the "
     "worst of the rates measured in every run: verbatim and near-verbatim by greedy decoding, "
     f"verbatim within {NUM_RISK_QUERIES:,} queries, verbatim by the best attack; of the documents "
     "trained most often."
@@ -301,12 +305,13 @@ def recommend(front: Sequence[FrontPoint]) -> Recommendation:
     similar = [point for point in within if not is_below(least.risk_ci, point.risk_ci)]
     chosen = min(similar, key=lambda point: (point.utility, point.risk or 0.0))
     sentence = _describe_choice(chosen, least, first) + _describe_costly(chosen, safer, within)
+    sentence += _describe_told_apart(chosen)
     return Recommendation(setting=chosen.name, sentence=sentence, rule=rule)
 
 
 def _describe_choice(chosen: FrontPoint, least: FrontPoint, first: FrontPoint) -> str:
     sentence = (
-        f"'{chosen.name}' is recommended{_describe_detected(chosen)}: {_describe_risk(chosen)}, "
+        f"'{chosen.name}' is recommended{_describe_level(chosen)}: {_describe_risk(chosen)}, "
         f"against {_describe_share(first)} with '{first.name}', at a held-out NLL of "
         f"{_describe_utility(chosen)}."
     )
@@ -318,16 +323,25 @@ def _describe_choice(chosen: FrontPoint, least: FrontPoint, first: FrontPoint) -
     return sentence
 
 
-def _describe_detected(chosen: FrontPoint) -> str:
-    """Return a caveat if the setting's own report has the verdict that memorization is detected."""
-    if not chosen.num_runs_detected:
+def _describe_level(chosen: FrontPoint) -> str:
+    """Return a caveat if documents were extracted by the verdict of one of the setting's runs."""
+    worst: tuple[Level, ...] = ("memorized", "extracted")
+    level = next((level for level in worst if chosen.levels.get(level)), None)
+    if level is None:
         return ""
     if chosen.num_seeds == 1:
-        return ", although its own report says that memorization is detected"
+        return f", although its own verdict is '{LEVEL_NAMES[level]}'"
     return (
-        f", although the reports of {chosen.num_runs_detected} of its {chosen.num_seeds} runs say "
-        "that memorization is detected"
+        f", although the verdict of {chosen.levels[level]} of its {chosen.num_seeds} runs is "
+        f"'{LEVEL_NAMES[level]}'"
     )
+
+
+def _describe_told_apart(chosen: FrontPoint) -> str:
+    if not chosen.num_told_apart:
+        return ""
+    runs = "" if chosen.num_seeds == 1 else f" in {chosen.num_told_apart} of its runs"
+    return f" Whether a document was trained with '{chosen.name}' can be told{runs}."
 
 
 def _describe_costly(
@@ -384,8 +398,11 @@ def _describe_share(point: FrontPoint) -> str:
     assert point.risk is not None, "called only for points with documents"
     if point.risk_ci is None:
         return f"{100 * point.risk:.1f} %"
-    low, high = (100 * end for end in point.risk_ci)
-    return f"{100 * point.risk:.1f} % (95 % CI {low:.1f} to {high:.1f} %)"
+    low, high = (100 * end for end in point.own_ci or point.risk_ci)
+    others = ""
+    if point.risk_ci[1] > high / 100:
+        others = f"; by all methods up to {100 * point.risk_ci[1]:.1f} %"
+    return f"{100 * point.risk:.1f} % (95 % CI {low:.1f} to {high:.1f} %{others})"
 
 
 def _describe_utility(point: FrontPoint) -> str:

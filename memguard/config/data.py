@@ -80,8 +80,8 @@ class DataConfig(Settings):
     )
     control_fraction: Annotated[float, Field(ge=0, le=0.1)] = Field(
         0.02,
-        description="Share of 'train' never trained, raised towards 200 documents but never above "
-        "0.1; 0 turns the control off.",
+        description="Share of 'train' never trained, raised towards 200 documents but not above "
+        "0.1; of small sets a fifth, up to 30 documents; 0 turns the control off.",
     )
     study: StudyConfig | None = Field(
         None, description="Controlled experiment: buckets drawn from 'train'; null trains it all."

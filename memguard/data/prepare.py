@@ -21,6 +21,7 @@ from memguard.config import DataConfig
 from memguard.config.mitigations import DeduplicateConfig
 from memguard.data.buckets import (
     Placement,
+    draws_control,
     place_for_study,
     place_for_training,
     remove_copies,
@@ -309,7 +310,9 @@ def _place(
     """
     auditable = np.array([audit.is_auditable(row.tokens) for row in kept], dtype=bool)
     place: Callable[..., list[Placement | None]]
-    place = place_for_study if data.study else partial(place_for_training, epochs=epochs)
+    place = place_for_study
+    if data.study is None:
+        place = partial(place_for_training, epochs=epochs, min_documents=audit.min_documents)
     origins = [row.origin for row in kept]
     placements = place(data=data, origin=origins, cluster=cluster, auditable=auditable, seed=seed)
     if deduplicate is not None:
@@ -430,13 +433,14 @@ def _report_buckets(
             "near-duplicate are also in 'data.forget'"
         )
     study = data.study
-    wants_control = bool(data.control) or data.control_fraction > 0
+    wants_control = bool(data.control) or draws_control(data)
     if study is not None:
         wants_control = 0 in study.num_repetitions
     if wants_control and not summary.num_control:
         console.warn(
             "no document could be held out as control: too few documents are long enough for the "
-            "audit, or they are near-duplicates of each other"
+            "audit, they are near-duplicates of each other, or fewer than 'audit.min_documents' "
+            "would be left to train. Name unseen documents in 'data.control', or add documents"
         )
     buckets: dict[str, list[int]] = {}
     for entry in entries:

@@ -147,7 +147,9 @@ class MemorizationAuditCallback(TrainerCallback):  # type: ignore[misc]
                 "step": state.global_step,
             }
         )
-        logger.info("%s (%s)", report.verdict.sentence, folder / "report.html")
+        verdict = report.verdict
+        page = folder / "report.html"
+        logger.info("%s %s (%s)", verdict.describe(), verdict.membership.sentence, page)
 
 
 def _list_paths(paths: str | Path | Sequence[str | Path]) -> tuple[str, ...]:

@@ -5,8 +5,9 @@
     manifest.py    one line per document: its planned and its actual training
     run_files.py   files of each stage of a run, and checks that they are intact
     scores.py      scores of the probes: per document, per bucket, per canary
-    audit.py       the audit report: verdict, findings and scores; audits during training
+    audit.py       the audit report: findings, scores and all else; audits during training
     audit_files.py files of an audit, and the hashes that are written last
+    verdict.py     the verdict: level, sentences, counts and the test that decided
     variants.py    forms of a model as it may be shipped, on the same documents
     comparison.py  the comparison: each setting's results, and paired tests
 
@@ -26,7 +27,6 @@ from memguard.records.audit import (
     ModelIdentity,
     ProbeRun,
     TrainingSummary,
-    Verdict,
     WatchedBucket,
     WatchedStep,
 )
@@ -64,6 +64,7 @@ from memguard.records.record import (
 )
 from memguard.records.scores import (
     BLIND,
+    MIN_FOR_QUANTILES,
     NUM_RISK_QUERIES,
     AttackCostBucket,
     AttackCostScores,
@@ -90,4 +91,13 @@ from memguard.records.variants import (
     VariantBucket,
     VariantComparison,
     VariantName,
+)
+from memguard.records.verdict import (
+    LEVEL_NAMES,
+    Level,
+    MembershipVerdict,
+    Reason,
+    Verdict,
+    VerdictCounts,
+    VerdictTest,
 )

@@ -19,9 +19,9 @@ from memguard.records.scores import (
     Measure,
     MembershipScores,
     Rate,
-    RiskName,
 )
 from memguard.records.variants import VariantComparison
+from memguard.records.verdict import Verdict
 
 # Results of audits during training: a few counts per bucket and step.
 
@@ -92,7 +92,6 @@ class Finding(Record):
     num_correct: int
     continuation_tokens: int
     first_divergence: int
-    logprob: float
     base_num_correct: int | None
     text_hmac: str | None
 
@@ -102,15 +101,6 @@ class Banner(Record):
 
     level: Literal["warning", "note"]
     text: str
-
-
-class Verdict(Record):
-    """The verdict at the top of the page, decided by the highest extraction rate."""
-
-    level: Literal["recites", "not-above-control", "no-control", "inconclusive"]
-    metric: RiskName
-    bucket: str
-    sentence: str
 
 
 class ProbeRun(Record):
@@ -231,7 +221,7 @@ class TrainingSummary(Record):
     delta: float | None = None
     train_s: float
     heldout_nll: float | None
-    """Plain loss on documents that were never trained (nats a token)."""
+    """Plain loss on documents that were never trained (nats a token); null for fewer than two."""
     base_heldout_nll: float | None
     heldout_bucket: str | None
     heldout_num_documents: int
@@ -245,7 +235,7 @@ class TrainingSummary(Record):
 class AuditReport(Record):
     """`audit/report.json`."""
 
-    schema_name: Literal["memguard.report/1"] = Field("memguard.report/1", alias="schema")
+    schema_name: Literal["memguard.report/2"] = Field("memguard.report/2", alias="schema")
     tool_version: str
     created: str
     """UTC, ISO 8601."""

@@ -2,8 +2,9 @@
 
     report.json      the report
     records.parquet  the scores of each document; only the owner of the audit can read them
+    findings.csv     every extracted document, worst first; as above
     report.html      the page
-    audit.json       sizes and hashes of these three, and of the run's model card
+    audit.json       sizes and hashes of these four, and of the run's model card
 
 An audit without an intact `audit.json` is incomplete: its report is not read.
 """
@@ -32,6 +33,7 @@ from memguard.records.sealed import (
 AUDIT_FILES = "audit.json"
 REPORT: Final = "report.json"
 SCORES: Final = "records.parquet"
+FINDINGS: Final = "findings.csv"
 PAGE = "report.html"
 CARDS = ("model/README.md", "adapter/README.md")
 """Model cards, relative to the run folder; a run has one of them."""
@@ -41,9 +43,10 @@ _AGAIN = "Run 'memguard audit' again: it reuses the cached scores"
 class AuditFiles(SealedRecord):
     """`audit/audit.json`."""
 
-    schema_name: Literal["memguard.audit_files/1"] = Field("memguard.audit_files/1", alias="schema")
+    schema_name: Literal["memguard.audit_files/2"] = Field("memguard.audit_files/2", alias="schema")
     report: FileSum
     scores: FileSum
+    findings: FileSum
     page: FileSum
     card: FileSum | None
     """null if the audit is not the run's own: with --out, or of a model without a run folder."""
@@ -53,7 +56,12 @@ class AuditFiles(SealedRecord):
     @property
     def files(self) -> dict[str, FileSum]:
         """The files in the audit folder, by name."""
-        return {REPORT: self.report, SCORES: self.scores, PAGE: self.page}
+        return {
+            REPORT: self.report,
+            SCORES: self.scores,
+            FINDINGS: self.findings,
+            PAGE: self.page,
+        }
 
 
 def save_audit_files(folder: Path, *, has_card: bool) -> None:
@@ -66,6 +74,7 @@ def save_audit_files(folder: Path, *, has_card: bool) -> None:
     written = AuditFiles(
         report=sum_file(folder / REPORT),
         scores=sum_file(folder / SCORES),
+        findings=sum_file(folder / FINDINGS),
         page=sum_file(folder / PAGE),
         card=sum_file(find_card(folder.resolve().parent)) if has_card else None,
     )

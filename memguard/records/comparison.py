@@ -15,6 +15,7 @@ from memguard.records.scores import (
     RiskName,
 )
 from memguard.records.sealed import SealedRecord, load_sealed
+from memguard.records.verdict import Level, Verdict
 
 
 class MatchedShare(Record):
@@ -73,6 +74,8 @@ class SettingResult(Record):
     name: str
     seed: int
     run: str
+    verdict: Verdict
+    """Of the run's own report."""
     mitigations: list[dict[str, Any]]
     overrides: dict[str, Any]
     utility: Utility
@@ -148,8 +151,10 @@ class FrontPoint(Record):
     """By the t distribution over seeds; null for one seed, or if all seeds are equal. Seeds may
     have different held-out documents, so this interval is wider than a comparison needs."""
     utility_by_seed: dict[int, float] = Field(default_factory=dict)
-    num_runs_detected: int
-    """Seeds whose own report has the verdict that memorization is detected."""
+    levels: dict[Level, int]
+    """Number of its runs by the level of their verdict."""
+    num_told_apart: int
+    """Runs in which membership can be told."""
     utility_change: Interval | None = None
     """Change from the first setting, seed by seed: mean difference divided by its mean (share),
     with an interval by the t distribution over seeds. null for the first setting."""
@@ -159,6 +164,12 @@ class FrontPoint(Record):
     dominated_beyond_ci_by: list[str] = Field(default_factory=list)
     """Those of them that differ from it by more than the intervals; utility is compared seed by
     seed."""
+
+    @property
+    def own_ci(self) -> tuple[float, float] | None:
+        """Interval of the worst share alone, as the run's own report has it."""
+        share = None if self.risk_by is None else self.risks.get(self.risk_by)
+        return None if share is None else share.ci
 
 
 class Recommendation(Record):
@@ -176,7 +187,7 @@ COMPARISON = "comparison.json"
 class Comparison(SealedRecord):
     """`comparison.json`."""
 
-    schema_name: Literal["memguard.comparison/1"] = Field("memguard.comparison/1", alias="schema")
+    schema_name: Literal["memguard.comparison/2"] = Field("memguard.comparison/2", alias="schema")
     name: str
     tool_version: str
     created: str | None = None

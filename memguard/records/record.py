@@ -189,6 +189,11 @@ def validate_record(kind: type[RecordT], content: bytes, path: Path) -> RecordT:
         return kind.model_validate_json(content)
     except ValidationError as error:
         first = error.errors()[0]
+        if first["loc"] == ("schema",):
+            raise RecordError(
+                f"'{path}' was written by another version of memguard ({first['input']}), which "
+                "this one cannot read"
+            ) from error
         place = ".".join(str(part) for part in first["loc"]) or "top level"
         raise RecordError(
             f"'{path}' is not a {kind.__name__} this version reads ({place}: {first['msg']}). "

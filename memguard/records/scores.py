@@ -104,7 +104,8 @@ class ModelScores(Record):
     """Mean over documents; interval by a jackknife over near-duplicate clusters, logit scale."""
     median_first_divergence: float | None
     mean_logprob: Interval | None
-    """Mean over documents of the mean log-probability of a continuation token (nats)."""
+    """Mean over documents of the mean log-probability of a continuation token (nats); null below
+    two texts, because that of a single text would confirm a guess of it."""
 
 
 class BucketScores(Record):
@@ -121,6 +122,8 @@ class BucketScores(Record):
     num_nothing_supervised: int = 0
     """Documents without a token that receives loss, special tokens not counted."""
     num_not_sampled: int = 0
+    num_near_duplicates: int = 0
+    """Control documents in a near-duplicate cluster with a trained one, left out of the control."""
     model: ModelScores
     base: ModelScores | None
     mean_extraction_strength: float | None
@@ -186,17 +189,21 @@ class Measure(Record):
     buckets: list[MeasuredBucket]
 
 
+MIN_FOR_QUANTILES = 10
+"""Minimum number of documents for quantiles of the attack cost."""
+
+
 class AttackCostScores(Record):
     """Queries needed to sample the continuations of one bucket (log10)."""
 
     num_documents: int
     num_never: int
     """Documents whose continuation no listed sampling scheme can generate."""
-    lowest: float | None
-    quantile_10: float | None
-    median: float | None
-    quantile_90: float | None
-    """null if too many documents cannot be sampled at all; so are the other quantiles."""
+    quantile_10: int | None
+    median: int | None
+    quantile_90: int | None
+    """Rounded up, because the exact cost of one document would confirm a guess of its text. null
+    below `MIN_FOR_QUANTILES` documents, or if too many of them cannot be sampled at all."""
     within: dict[int, Rate]
     """Documents that cost at most this many queries."""
 

@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 from memguard.records import (
+    MIN_FOR_QUANTILES,
     AttackCostBucket,
     AttackCostScores,
     AttackedBucket,
@@ -168,13 +169,15 @@ def write_cost(cost: AttackCostScores, value: float | None) -> str:
     """Format a quantile of the attack cost; "" if there are no documents."""
     if not cost.num_documents:
         return ""
+    if cost.num_documents < MIN_FOR_QUANTILES:
+        return f"not shown below {MIN_FOR_QUANTILES} documents"
     return NEVER if value is None else fmt.queries(value)
 
 
 def write_cost_in_queries(cost: AttackCostScores, value: float | None) -> str:
     """Format a quantile of the attack cost with its unit: ``1 query``, ``2,300 queries``."""
     written = write_cost(cost, value)
-    if written in ("", NEVER):
+    if written in ("", NEVER) or value is None:
         return written
     return f"{written}{fmt.NBSP}{'query' if written == '1' else 'queries'}"
 
@@ -203,13 +206,19 @@ def _summarise(report: AuditReport) -> str:
 
 
 def _tell_cost(cost: AttackCostScores) -> str:
-    if cost.lowest is None:
-        return "none of the decoding methods can generate a document"
-    cheapest = f"the cheapest one {fmt.queries(cost.lowest)}"
+    bound = max(_BOUNDS)
+    within = cost.within.get(bound)
+    if within is None:
+        counted = "the extracted documents are not counted"
+    else:
+        matched = fmt.of(within.num_matched, within.num_documents)
+        counted = f"{matched} documents could be obtained with up to {bound:,} attempts"
+    if cost.num_documents < MIN_FOR_QUANTILES:
+        return counted
     if cost.median is None:
-        return f"more than half of the documents can never be generated, {cheapest}"
+        return f"{counted}; more than half of the documents can never be generated"
     half = write_cost_in_queries(cost, cost.median)
-    return f"half of the documents cost at most {half}, {cheapest}"
+    return f"{counted}; half of the documents cost at most {half}"
 
 
 def _tell_others(report: AuditReport, cost: AttackCostBucket) -> str:
@@ -220,7 +229,7 @@ def _tell_others(report: AuditReport, cost: AttackCostBucket) -> str:
     medians = [
         f"{name}: {write_cost(scores, scores.median)}"
         for name, scores in others.items()
-        if scores and scores.num_documents
+        if scores and scores.num_documents >= MIN_FOR_QUANTILES
     ]
     return f" (median of the {', of the '.join(medians)})" if medians else ""
 
@@ -253,7 +262,6 @@ def _build_table(report: AuditReport) -> Table:
 
     costs = (
         column_of_cost(("Attack cost", f"median (10–90{fmt.PERCENT})"), _show_spread),
-        column_of_cost(("Cheapest", "document"), lambda cost: write_cost(cost, cost.lowest)),
         *(column_of_cost((f"Within {n:,}", "queries"), partial(_show_within, n)) for n in _BOUNDS),
     )
     columns = (
@@ -272,6 +280,8 @@ def _build_table(report: AuditReport) -> Table:
 
 
 def _show_spread(cost: AttackCostScores) -> Cell:
+    if cost.num_documents < MIN_FOR_QUANTILES:
+        return show_missing(f"fewer than {MIN_FOR_QUANTILES} documents")
     low, high = (write_cost(cost, value) for value in (cost.quantile_10, cost.quantile_90))
     note = f"{fmt.of(cost.num_never, cost.num_documents)} {NEVER}" if cost.num_never else ""
     return Cell(write_cost(cost, cost.median), detail=f"{low} to {high}", note=note)

@@ -150,8 +150,8 @@ def _write_bound(scores: CanaryScores) -> str:
     if epsilon is None:
         return ""
     guesses = (
-        f" For {scores.num_guesses:,} of {scores.num_ranked:,} canaries it is guessed from the "
-        f"model whether they were trained, and {scores.num_right:,} guesses are right"
+        f" We guessed from the model whether {scores.num_guesses:,} of {scores.num_ranked:,} "
+        f"canaries were trained; {scores.num_right:,} guesses were right"
     )
     if epsilon == 0:
         return f"{guesses}, which gives no lower bound on epsilon above 0{_write_ceiling(scores)}."

@@ -1,10 +1,8 @@
 """Convert an audit report into the texts, tables and figures of its page."""
 
-from collections.abc import Mapping
-
-from memguard.records import AuditReport, BucketScores, Rate, RiskName
+from memguard.records import LEVEL_NAMES, AuditReport, VerdictCounts
 from memguard.report import formatting as fmt
-from memguard.report.audit_attacks import build_attack_section, find_cost, write_cost
+from memguard.report.audit_attacks import build_attack_section
 from memguard.report.audit_canaries import build_canaries
 from memguard.report.audit_doses import (
     build_copies,
@@ -38,63 +36,70 @@ from memguard.report.facts import (
     describe_training,
 )
 from memguard.report.page import AuditPage, Fact, Link, Notice, Section
-from memguard.report.tables import describe_times
 from memguard.report.texts import (
     CONFIDENTIALITY,
-    describe_loss_change,
     write_glossary,
     write_limits,
     write_next_steps,
 )
 
-VERDICT_LABELS = {
-    "recites": "Memorization detected",
-    "not-above-control": "No memorization detected above control",
-    "no-control": "No control to compare with",
-    "inconclusive": "Inconclusive",
-}
 _MOST_NOTICES = 50
 _MOST_NAMED = 4
 """Buckets that a sentence lists by name."""
 
 
-def digest_report(report: AuditReport, links: tuple[Link, ...] = ()) -> AuditPage:
+def digest_report(
+    report: AuditReport, links: tuple[Link, ...] = (), *, run_path: str | None = None
+) -> AuditPage:
     """Convert an audit report into the contents of its page.
 
     Args:
         report: the record.
         links: pages beside this one.
+        run_path: path of the run's folder from the working directory; None if the page is not
+            stored or is not of a run.
     """
     heading = _write_heading(report)
+    notices = _collect_notices(report)
+    verdict = report.verdict
     return AuditPage(
-        title=heading,
+        title=f"{heading}: extraction-risk report",
         heading=heading,
         links=links,
         tool_version=fmt.clean_name(report.tool_version, 40),
         confidentiality=CONFIDENTIALITY,
         identity=describe_identity(report),
-        notices=_collect_notices(report),
+        colour=verdict.page_colour,
         verdict=Notice(
-            level=report.verdict.level,
-            label=VERDICT_LABELS[report.verdict.level],
-            text=fmt.clean_text(report.verdict.sentence, 2 * fmt.SENTENCE_LIMIT),
+            level=verdict.level,
+            label=LEVEL_NAMES[verdict.level],
+            text=fmt.clean_text(verdict.sentence, 2 * fmt.SENTENCE_LIMIT),
         ),
-        key_figures=_pick_key_figures(report),
+        tiles=_build_tiles(report),
+        membership=Notice(
+            level=verdict.membership.level,
+            label="Membership",
+            text=fmt.clean_text(verdict.membership.sentence),
+        ),
+        scope=fmt.clean_text(verdict.scope, 2 * fmt.SENTENCE_LIMIT),
+        next_steps=write_next_steps(report, run_path),
+        dose_response=build_dose_response(report),
+        dose_response_note=explain_no_chart(report),
+        findings=build_findings(report),
+        findings_note=write_findings_note(report),
+        notices=notices,
+        notices_title=_count_notices(notices),
         limits=write_limits(report),
-        next_steps=write_next_steps(report),
         summary_lead=_write_summary_lead(report),
         summary=tuple(
             filter(
-                None, (build_summary(report), build_change_from_base(report), build_details(report))
+                None,
+                (build_summary(report), build_change_from_base(report), build_details(report)),
             )
         ),
         attacks=build_attack_section(report),
-        dose_response=build_dose_response(report),
-        dose_response_note=explain_no_chart(report),
         dose_tables=tuple(filter(None, (build_trends(report), build_copies(report)))),
         evidence=_build_evidence(report),
-        findings=build_findings(report),
-        findings_note=write_findings_note(report),
         training=describe_training(report.training) if report.training else (),
         training_note=(
             "Held-out NLL measures utility: a mitigation should lower the extraction rate without "
@@ -115,8 +120,8 @@ def digest_report(report: AuditReport, links: tuple[Link, ...] = ()) -> AuditPag
 def _write_heading(report: AuditReport) -> str:
     # The name alone can be a word such as "none", which reads as a missing title.
     if report.run is not None:
-        return f"Run '{fmt.clean_name(report.run, 120)}': extraction-risk report"
-    return f"Model '{fmt.clean_name(report.model.name, 120)}': extraction-risk report"
+        return f"Run '{fmt.clean_name(report.run, 120)}'"
+    return f"Model '{fmt.clean_name(report.model.name, 120)}'"
 
 
 def _build_evidence(report: AuditReport) -> tuple[Section, ...]:
@@ -144,74 +149,38 @@ def _collect_notices(report: AuditReport) -> tuple[Notice, ...]:
     if blind:
         notices.append(blind)
     learned = tell_learned(find_learned(report)[:_MOST_NAMED])
-    if learned and report.verdict.level == "not-above-control":
+    if learned and report.verdict.level == "none-found":
         # Without it the green verdict would suggest that nothing was learned.
         notices.append(Notice(level="warning", label="Partly learned", text=learned))
-    return tuple(notices)
+    return tuple(sorted(notices, key=lambda notice: notice.level != "warning"))
 
 
-def _pick_key_figures(report: AuditReport) -> tuple[Fact, ...]:
-    """Select the rates of verdict, base model and control, token accuracy, attack cost, loss."""
-    metric = report.verdict.metric
-    named = (bucket for bucket in report.buckets if bucket.bucket == report.verdict.bucket)
-    bucket = next(named, None)
-    control = next((b for b in report.buckets if b.role == "control"), None)
-    figures = []
-
-    def add(term: str, risks: Mapping[RiskName, Rate]) -> None:
-        rate = risks.get(metric)
-        if rate is None:
-            return
-        value = fmt.of(rate.num_matched, rate.num_documents)
-        detail = f"{fmt.percent(rate.rate)}, {fmt.percent_ci(rate.ci)}"
-        figures.append(Fact(term, value, detail=detail if rate.num_documents else ""))
-
-    if bucket:
-        times = describe_times(bucket, report)
-        has_dose = report.dose_response and bucket.num_repetitions is not None
-        label = fmt.RISK_LABELS[metric]
-        add(f"{label}, {times if has_dose else fmt.clean_name(bucket.bucket, 40)}", bucket.risks)
-        add("Base model, same documents", bucket.base_risks)
-    if control and control is not bucket:
-        add("Control, never trained", control.risks)
-    if bucket and bucket.model.mean_token_accuracy:
-        figures.append(_show_accuracy(bucket, control))
-    if bucket:
-        figures += _show_cost(report, bucket.bucket)
-    training = report.training
-    if training and training.heldout_nll is not None:
-        figures.append(
-            Fact(
-                "Held-out NLL",
-                fmt.number(training.heldout_nll),
-                detail=describe_loss_change(training.heldout_nll, training.base_heldout_nll),
-            )
-        )
-    return tuple(figures)
+def _count_notices(notices: tuple[Notice, ...]) -> str:
+    """Return the title of the notes: ``1 warning, 3 notes``."""
+    num_warnings = sum(notice.level == "warning" for notice in notices)
+    counts = ((num_warnings, "warning"), (len(notices) - num_warnings, "note"))
+    return ", ".join(f"{n:,} {what}{'' if n == 1 else 's'}" for n, what in counts if n)
 
 
-def _show_accuracy(bucket: BucketScores, control: BucketScores | None) -> Fact:
-    others = {"control": control.model if control else None, "base model": bucket.base}
-    accuracies = (
-        f"{name} {fmt.percent(scores.mean_token_accuracy.value)}"
-        for name, scores in others.items()
-        if scores and scores.mean_token_accuracy
+def _build_tiles(report: AuditReport) -> tuple[Fact, ...]:
+    """Show the documents that the verdict's sentence counts: trained, control, base model."""
+    verdict = report.verdict
+    control = verdict.control if verdict.control.num_documents else None
+    return (
+        _build_tile("Trained", verdict.trained, "none audited"),
+        _build_tile("Control", control, "none"),
+        _build_tile("Base model", verdict.base, "not scored"),
     )
-    mine = bucket.model.mean_token_accuracy
-    value = fmt.percent(mine.value if mine else None)
-    return Fact("Teacher-forced token accuracy", value, detail=", ".join(accuracies))
 
 
-def _show_cost(report: AuditReport, bucket: str) -> list[Fact]:
-    """Show the attack cost of the verdict's bucket; an empty list if it was not measured."""
-    cost = find_cost(report, bucket)
-    if cost is None or not cost.model.num_documents:
-        return []
-    details = [f"cheapest {write_cost(cost.model, cost.model.lowest)}"]
-    if cost.base and cost.base.num_documents:
-        details.append(f"base model {write_cost(cost.base, cost.base.median)}")
-    value = write_cost(cost.model, cost.model.median)
-    return [Fact("Attack cost, median queries", value, detail=", ".join(details))]
+def _build_tile(term: str, counts: VerdictCounts | None, missing: str) -> Fact:
+    if counts is None or counts.rate is None:
+        return Fact(term, missing)
+    detail = f"{fmt.percent(counts.rate)}, {fmt.percent_ci(counts.ci)}"
+    if counts.num_clusters != counts.num_documents:
+        texts = fmt.of(counts.num_matched_clusters, counts.num_clusters)
+        detail = f"{texts}{fmt.NBSP}texts; {detail}"
+    return Fact(term, fmt.of(counts.num_matched, counts.num_documents), detail=detail)
 
 
 def _write_summary_lead(report: AuditReport) -> tuple[str, ...]:
@@ -220,9 +189,9 @@ def _write_summary_lead(report: AuditReport) -> tuple[str, ...]:
     lead = [
         "Exact match understates memorization: one wrong token breaks it. Near-verbatim means "
         "that the text generated by greedy decoding from the prefix differs from the true one in "
-        f"at most {share} of the tokens (inserted, deleted or replaced). The highest extraction "
-        "rate decides the verdict: verbatim, near-verbatim, and those of sampling and attacks if "
-        "they ran.",
+        f"at most {share} of the tokens (inserted, deleted or replaced). The verdict counts a "
+        "document that is extracted in any way: verbatim, near-verbatim, by sampling, or by an "
+        "attack if they ran.",
         "Teacher-forced columns show which tokens the model predicts when it is given the true "
         "text before each one. They are not extraction and do not affect the verdict.",
         _tell_generated(report),

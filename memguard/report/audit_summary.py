@@ -21,6 +21,7 @@ from memguard.report.tables import (
     make_rows,
     make_table,
     scores_column,
+    show_known,
     show_missing,
     show_name,
     show_rate,
@@ -71,7 +72,8 @@ def build_details(report: AuditReport) -> Table:
             lambda b: fmt.number(b.mean_extraction_strength),
         ),
         scores_column(
-            ("Log-probability", f"nats a token ({fmt.CI})"), lambda s: fmt.interval(s.mean_logprob)
+            ("Log-probability", f"nats a token ({fmt.CI})"),
+            lambda s: show_known(s.mean_logprob, fmt.interval, "fewer than two texts"),
         ),
         Column(("Type-token ratio", "true text"), lambda b: fmt.number(b.mean_type_token_ratio)),
         Column(
@@ -185,7 +187,8 @@ def tell_learned(learned: list[Learned]) -> str:
         )
     return (
         "No document of these buckets is extracted, yet training raised their teacher-forced token "
-        f"accuracy: {'; '.join(gains)}. This is token-level knowledge, not extraction."
+        f"accuracy: {'; '.join(gains)}. The model partly learned these texts "
+        "but did not reproduce them."
     )
 
 
@@ -200,50 +203,42 @@ def build_findings(report: AuditReport) -> Table | None:
     if not report.findings:
         return None
     findings = report.findings[:_MOST_FINDINGS]
-    has_base = any(finding.base_num_correct is not None for finding in findings)
     columns: list[Column[Finding]] = [
-        Column(
-            ("Document", "and finding"),
-            lambda f: show_name(fmt.clean_name(f.id, _ID_LIMIT), fmt.clean_text(f.sentence)),
-        ),
+        Column("Document", lambda f: show_name(fmt.clean_name(f.id, _ID_LIMIT))),
         Column("Severity", lambda f: Cell(f.severity, kind="level", level=f.severity)),
-        Column(
-            ("Bucket", "times trained"),
-            lambda f: show_name(fmt.clean_name(f.bucket), fmt.repetitions(f.num_repetitions)),
-        ),
-        Column(
-            ("Tokens matched", "base model below") if has_base else "Tokens matched", _show_correct
-        ),
-        Column(("First divergence", "token"), _write_divergence),
-        Column(("Log-probability", "nats, total"), lambda f: fmt.number(f.logprob)),
+        Column("Repeated", lambda f: show_name(fmt.clean_text(f.sentence))),
+        Column("Bucket", lambda f: show_name(fmt.clean_name(f.bucket))),
+        Column("Trained", lambda f: _write_times(f.num_repetitions)),
     ]
+    if any(finding.base_num_correct is not None for finding in findings):
+        columns.append(Column("Base model", _write_base))
     if _has_hashes(report):
-        columns.append(
-            Column(("Text", "keyed hash"), lambda f: Cell(fmt.hash(f.text_hmac), kind="hash"))
-        )
+        columns.append(Column("Keyed hash", lambda f: Cell(fmt.hash(f.text_hmac), kind="hash")))
     return make_table(
         "Extracted documents",
         columns,
         make_rows(columns, findings),
         shown=_SHOWN_FINDINGS,
-        long_names=True,
+        compact=True,
+        one_line=True,
     )
+
+
+def _write_times(num_repetitions: int | None) -> str:
+    if num_repetitions is None:
+        return "unknown"
+    return "once" if num_repetitions == 1 else f"{fmt.count(num_repetitions)}{fmt.NBSP}times"
+
+
+def _write_base(finding: Finding) -> str:
+    base = finding.base_num_correct
+    if base is None:
+        return fmt.MISSING
+    return f"{fmt.of(base, finding.continuation_tokens)}{fmt.NBSP}tokens"
 
 
 def _has_hashes(report: AuditReport) -> bool:
     return any(finding.text_hmac for finding in report.findings)
-
-
-def _show_correct(finding: Finding) -> Cell:
-    whole, base = finding.continuation_tokens, finding.base_num_correct
-    return Cell(
-        fmt.of(finding.num_correct, whole), detail="" if base is None else fmt.of(base, whole)
-    )
-
-
-def _write_divergence(finding: Finding) -> str:
-    is_whole = finding.first_divergence >= finding.continuation_tokens
-    return "none" if is_whole else fmt.count(finding.first_divergence)
 
 
 def write_findings_note(report: AuditReport) -> str:
@@ -257,7 +252,8 @@ def write_findings_note(report: AuditReport) -> str:
     elif shown >= report.num_findings:
         text = f"All {total} findings, worst first."
     else:
-        text = f"The first {fmt.count(shown)} of {total} findings, worst first."
+        text = f"The first {fmt.count(shown)} of {total} findings, worst first; the others are in "
+        text += "'findings.csv'."
     if _has_hashes(report):
-        text += " Texts are identified by keyed hash; the key is in the run's private folder."
+        text += " Keyed hashes identify the texts; the key is in the run's private folder."
     return text

@@ -80,9 +80,7 @@ def _build_rates(rows: Sequence[_Row], shown: int | None) -> Table:
         cost = row[1].attack_cost
         if cost is None or not cost.num_documents:
             return show_missing("not measured" if cost is None else "no documents")
-        return Cell(
-            write_cost(cost, cost.median), detail=f"cheapest {write_cost(cost, cost.lowest)}"
-        )
+        return write_cost(cost, cost.median)
 
     return _build_table(
         f"Extraction rate by variant ({fmt.CI})",
@@ -91,7 +89,7 @@ def _build_rates(rows: Sequence[_Row], shown: int | None) -> Table:
         Column(("Attack cost", "median"), show_cost),
         Column(
             ("Log-probability", f"nats a token ({fmt.CI})"),
-            lambda row: show_known(row[1].mean_logprob, fmt.interval, "no documents"),
+            lambda row: show_known(row[1].mean_logprob, fmt.interval, "fewer than two texts"),
         ),
         shown=shown,
     )
@@ -107,7 +105,9 @@ def _build_differences(rows: Sequence[_Row], shown: int | None, first: Variant) 
         (show_risk, f"difference ({fmt.CI})"),
         Column(
             ("Log-probability", f"difference, nats a token ({fmt.CI})"),
-            lambda row: show_known(row[1].logprob_difference, fmt.difference, "no documents"),
+            lambda row: show_known(
+                row[1].logprob_difference, fmt.difference, "fewer than two texts"
+            ),
         ),
         shown=shown,
         notes=(

@@ -142,11 +142,11 @@ def show_risk(point: FrontPoint | None) -> Cell:
     """Show a setting's risk, its interval and the rate it comes from."""
     if point is None or point.risk is None or point.risk_by is None:
         return show_missing("not measured")
-    return Cell(
-        fmt.percent(point.risk),
-        detail=fmt.percent_range(point.risk_ci),
-        note=_RISK_NAMES[point.risk_by],
-    )
+    own, joint = point.own_ci or point.risk_ci, point.risk_ci
+    note = _RISK_NAMES[point.risk_by]
+    if own is not None and joint is not None and joint[1] > own[1]:
+        note += f"; by all methods up to {fmt.percent(joint[1])}"
+    return Cell(fmt.percent(point.risk), detail=fmt.percent_range(own), note=note)
 
 
 def name_dominators(point: FrontPoint | None) -> str:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from memguard.records import NUM_RISK_QUERIES, Comparison, ComparisonCell, Rate
+from memguard.records import MIN_FOR_QUANTILES, NUM_RISK_QUERIES, Comparison, ComparisonCell, Rate
 from memguard.report import formatting as fmt
 from memguard.report.audit_attacks import write_cost_in_queries
 from memguard.report.comparison_front import build_front, build_trends, tell_recommendation
@@ -132,14 +132,23 @@ def _summarise(comparison: Comparison, setting: Setting) -> str:
     accuracy = average([cell.mean_token_accuracy for cell in cells])
     if accuracy is not None:
         text += f", teacher-forced accuracy {fmt.percent(accuracy)}"
-    return f"{text}{_tell_attacks(cells)}; {loss}."
+    return f"{_tell_verdict(setting)}{text}{_tell_attacks(cells)}; {loss}."
+
+
+def _tell_verdict(setting: Setting) -> str:
+    """Return the verdict of a setting's only run; of several runs, the table has the levels."""
+    if len(setting.runs) != 1:
+        return ""
+    verdict = setting.runs[0].verdict
+    told = f" {verdict.membership.sentence}" if verdict.membership.level == "told-apart" else ""
+    return f"{fmt.clean_text(verdict.describe() + told)} "
 
 
 def _tell_attacks(cells: Sequence[ComparisonCell]) -> str:
     """Report the attack cost and the best attack, over seeds; "" if neither was measured."""
     text = ""
     costs = [cell.attack_cost for cell in cells if cell.attack_cost]
-    costs = [cost for cost in costs if cost.num_documents]
+    costs = [cost for cost in costs if cost.num_documents >= MIN_FOR_QUANTILES]
     if costs:
         # The mean is infinite if one of them is.
         medians = [cost.median for cost in costs]

@@ -5,9 +5,11 @@ from collections.abc import Callable
 
 from memguard.records import (
     BLIND,
+    LEVEL_NAMES,
     AttackedBucket,
     Comparison,
     ComparisonCell,
+    Level,
     MatchedShare,
     SettingResult,
 )
@@ -81,6 +83,7 @@ def build_headline(comparison: Comparison) -> Table:
 
     columns: tuple[Column[Setting], ...] = (
         Column("Setting", name, lambda base: show_name(base.name, label_base(comparison))),
+        Column(("Verdict", "of its own report"), show_level),
         Column(("Risk", "highest rate"), lambda s: show_risk(s.point)),
         _both(("Verbatim", dose), lambda s: show_verbatim(s) if s.cells else fmt.MISSING),
         _both(("Near-verbatim", dose), lambda s: show_near(s) if s.cells else fmt.MISSING),
@@ -108,6 +111,26 @@ def build_headline(comparison: Comparison) -> Table:
         notes=(_SEEDS_NOTE,) if has_several_seeds(comparison) else (),
         compact=True,
     )
+
+
+def show_level(setting: Setting) -> Cell:
+    """Show the worst level of the verdicts of a setting's runs."""
+    verdicts = [run.verdict for run in setting.runs]
+    worst = max(verdicts, key=lambda verdict: _BAD.index(verdict.level)).level
+    number = sum(verdict.level == worst for verdict in verdicts)
+    runs = "" if len(verdicts) == 1 else f"{fmt.of(number, len(verdicts))} runs"
+    is_told = any(verdict.membership.level == "told-apart" for verdict in verdicts)
+    return Cell(
+        LEVEL_NAMES[worst],
+        detail=runs,
+        note="membership can be told" if is_told else "",
+        kind="level",
+        level=worst,
+    )
+
+
+_BAD: tuple[Level, ...] = ("none-found", "inconclusive", "extracted", "memorized")
+"""Levels, the worst last."""
 
 
 def _write_dropped(setting: Setting) -> str:

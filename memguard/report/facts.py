@@ -25,7 +25,7 @@ def describe_identity(report: AuditReport) -> tuple[Fact, ...]:
             detail=fmt.hash(report.model.base_weights_sha256) if base else "",
         ),
         Fact("Documents", fmt.hash(report.data.documents_sha256), code=True),
-        Fact("Run", fmt.clean_name(report.run) if report.run else "not trained here"),
+        Fact("Run", fmt.clean_name(report.run) if report.run else "external model"),
         Fact(
             "Created",
             fmt.time(report.created),

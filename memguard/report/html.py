@@ -17,7 +17,7 @@ from memguard.report import formatting as fmt
 from memguard.report.audit_page import digest_report
 from memguard.report.charts import draw_chart
 from memguard.report.comparison_page import digest_comparison
-from memguard.report.links import link_comparison, link_report
+from memguard.report.links import find_run_path, link_comparison, link_report
 from memguard.report.page import AuditPage, ComparisonPage, Figure
 
 _TEMPLATES = Path(__file__).parent / "templates"
@@ -34,7 +34,8 @@ def render_report(report: AuditReport, folder: Path | None = None) -> str:
         report: the record.
         folder: folder of the page, for links to the model card and a comparison; None omits them.
     """
-    return _render("audit.html.j2", digest_report(report, link_report(folder)))
+    page = digest_report(report, link_report(folder), run_path=find_run_path(report, folder))
+    return _render("audit.html.j2", page)
 
 
 def render_comparison(comparison: Comparison, folder: Path | None = None) -> str:

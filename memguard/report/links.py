@@ -1,14 +1,18 @@
 """Relative links between a run's report, its model card and a comparison, where the files exist."""
 
+import os
+import re
 from pathlib import Path
 from urllib.parse import quote
 
-from memguard.records import Comparison
+from memguard.records import AuditReport, Comparison
 from memguard.records.run_files import find_weights_folder
 from memguard.report import formatting as fmt
 from memguard.report.page import Link
 
 _MOST_LINKS = 40
+_SPECIAL = re.compile(r"([^\w@%+=:,./-])", re.ASCII)
+"""Characters that a shell takes literally only after a backslash."""
 
 
 def link_report(folder: Path | None) -> tuple[Link, ...]:
@@ -32,6 +36,24 @@ def link_report(folder: Path | None) -> tuple[Link, ...]:
         ),
     )
     return tuple(Link(label, target) for label, path, target in places if path.is_file())
+
+
+def find_run_path(report: AuditReport, folder: Path | None) -> str | None:
+    """Return the path of a run's folder from the working directory, escaped for a shell.
+
+    Args:
+        report: of the run.
+        folder: folder of the report; None if the page is not stored.
+
+    Returns:
+        None if the report is not in the `audit/` of a run.
+    """
+    if folder is None or report.run is None or folder.resolve().name != "audit":
+        return None
+    path = os.path.relpath(folder.resolve().parent)
+    # Not in quotes, because the page writes commands in quotes.
+    escaped = _SPECIAL.sub(r"\\\1", path)
+    return f"./{escaped}" if escaped.startswith("-") else escaped
 
 
 def link_comparison(comparison: Comparison, folder: Path | None) -> tuple[Link, ...]:

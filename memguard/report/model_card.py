@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from memguard.records import AuditReport, BucketScores, Rate
+from memguard.records import MIN_FOR_QUANTILES, AuditReport, BucketScores, Rate
 from memguard.report import formatting as fmt
 from memguard.report.audit_attacks import find_cost, write_cost
 from memguard.report.audit_canaries import write_canaries
@@ -135,7 +135,9 @@ def _write_origin(
 
 
 def _write_audit(report: AuditReport) -> list[str]:
-    parts = [f"**{_escape(report.verdict.sentence)}**"]
+    verdict = report.verdict
+    parts = [f"**{_escape(verdict.describe())}**"]
+    parts.append(_escape(f"{verdict.membership.sentence} {verdict.scope}"))
     parts += [f"> {_escape(banner.text)}" for banner in report.banners[:20]]
     parts.append(_write_table(report))
     parts += _write_costs(report)
@@ -181,10 +183,9 @@ def _write_costs(report: AuditReport) -> list[str]:
     costs = []
     for bucket in dict.fromkeys((report.verdict.bucket, control)):
         cost = find_cost(report, bucket) if bucket is not None else None
-        if cost and cost.model.num_documents:
+        if cost and cost.model.num_documents >= MIN_FOR_QUANTILES:
             median = write_cost(cost.model, cost.model.median)
-            cheapest = write_cost(cost.model, cost.model.lowest)
-            costs.append(f"{_escape(fmt.clean_name(bucket or ''))} {median} (cheapest {cheapest})")
+            costs.append(f"{_escape(fmt.clean_name(bucket or ''))} {median}")
     if not costs:
         return []
     return [

@@ -59,8 +59,8 @@ class Table:
     """Sentences below the table; always visible."""
     compact: bool = False
     """Whether to use a small font, for tables beside a chart or with many columns."""
-    long_names: bool = False
-    """Whether the first column contains sentences."""
+    one_line: bool = False
+    """Whether the cells of a row stay on one line; the table scrolls sideways."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,21 +191,28 @@ class AuditPage:
     confidentiality: str
     identity: tuple[Fact, ...]
     links: tuple[Link, ...]
-    notices: tuple[Notice, ...]
+    colour: Literal["red", "amber", "green", "grey"]
+    """Of the first section: the worse of verdict and membership."""
     verdict: Notice
-    key_figures: tuple[Fact, ...]
-    limits: tuple[str, ...]
+    tiles: tuple[Fact, ...]
+    """Trained documents, control and base model."""
+    membership: Notice
+    scope: str
     next_steps: tuple[str, ...]
+    dose_response: Figure | None
+    dose_response_note: str
+    findings: Table | None
+    findings_note: str
+    notices: tuple[Notice, ...]
+    """Warnings, then notes."""
+    notices_title: str
+    limits: tuple[str, ...]
     summary_lead: tuple[str, ...]
     summary: tuple[Table, ...]
     attacks: Section
-    dose_response: Figure | None
-    dose_response_note: str
     dose_tables: tuple[Table, ...]
     evidence: tuple[Section, ...]
     """Results of further probes, in the order of the probes."""
-    findings: Table | None
-    findings_note: str
     training: tuple[Fact, ...]
     training_note: str
     data: tuple[Fact, ...]

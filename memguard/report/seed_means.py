@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 
 from memguard.records import (
     BLIND,
+    MIN_FOR_QUANTILES,
     Comparison,
     ComparisonCell,
     FrontPoint,
@@ -282,11 +283,13 @@ def show_membership(setting: Setting, score: str) -> Cell:
 def show_cost(cells: Cells, control: Cells) -> Cell:
     """Show the median document's cost and its range: over documents, or over seeds."""
     costs = [cell.attack_cost for cell in cells if cell.attack_cost]
-    costs = [cost for cost in costs if cost.num_documents]
-    if not costs:
+    if not any(cost.num_documents for cost in costs):
         return show_missing("not measured")
+    costs = [cost for cost in costs if cost.num_documents >= MIN_FOR_QUANTILES]
+    if not costs:
+        return show_missing(f"fewer than {MIN_FOR_QUANTILES} documents")
     floors = [cell.attack_cost for cell in control if cell.attack_cost]
-    ends = [floor.median for floor in floors if floor.num_documents]
+    ends = [floor.median for floor in floors if floor.num_documents >= MIN_FOR_QUANTILES]
     finite = _drop_none(ends)
     is_infinite = len(finite) < len(ends)
     note = f"control {_write_log10(None if is_infinite else _mean(finite))}" if ends else ""

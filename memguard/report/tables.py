@@ -116,7 +116,7 @@ def make_table(
     more_label: str = "",
     notes: Sequence[str] = (),
     compact: bool = False,
-    long_names: bool = False,
+    one_line: bool = False,
 ) -> Table:
     """Make a table.
 
@@ -128,7 +128,7 @@ def make_table(
         more_label: label of the collapsed rows; "" gives their number.
         notes: sentences below the rows.
         compact: whether to use a small font.
-        long_names: whether the first column contains sentences.
+        one_line: whether the cells of a row stay on one line.
     """
     rest = () if shown is None else tuple(rows[shown:])
     return Table(
@@ -139,7 +139,7 @@ def make_table(
         more_label=(more_label or f"Show {len(rest):,} more") if rest else "",
         notes=tuple(notes),
         compact=compact,
-        long_names=long_names,
+        one_line=one_line,
     )
 
 

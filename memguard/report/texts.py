@@ -3,8 +3,6 @@
 Pages state what was measured and its result, never that a model is free of risk.
 """
 
-import re
-
 from memguard.records import NUM_RISK_QUERIES, AuditReport
 from memguard.report import formatting as fmt
 from memguard.report.audit_probes import write_not_run, write_ran
@@ -110,87 +108,76 @@ def _write_arithmetic(report: AuditReport) -> str:
     )
 
 
-def write_next_steps(report: AuditReport) -> tuple[str, ...]:
-    """Return recommended actions, the most useful first."""
+def write_next_steps(report: AuditReport, run_path: str | None) -> tuple[str, ...]:
+    """Return recommended actions, the most useful first; commands run as they are printed.
+
+    Args:
+        report: the record.
+        run_path: path of the run's folder from the working directory; None if the page is not
+            stored or is not of a run.
+    """
+    verdict = report.verdict
     steps = []
-    run = _name_run(report)
-    level = report.verdict.level
-    mitigations = report.training.mitigations if report.training else []
-    has_goldfish = any(mitigation.get("name") == "goldfish" for mitigation in mitigations)
+    if verdict.may_be_fixed:
+        steps += _write_fixes(report, run_path)
     if report.num_findings:
+        again = "the same command with '--excerpts'"
+        if run_path is not None:
+            again = f"'memguard audit {run_path} --excerpts'"
         steps.append(
-            "Review the findings below and decide whether these texts may become public; the same "
-            "command with '--excerpts' writes their text to a private file."
+            "Review the findings and decide whether disclosure is acceptable; "
+            f"{again} writes their text to a private file."
         )
-    if level == "recites":
-        if report.training and not has_goldfish:
-            steps.append(
-                "Train again with 'mitigations: [{name: goldfish, k: 4}]' on the same documents "
-                f"and seed, and compare both runs: 'memguard compare {run} --fix' does both. If "
-                "there are several numbers of repetitions, it lowers k only for those that are "
-                "extracted."
-            )
-        elif has_goldfish:
-            steps.append(
-                "Documents are extracted although goldfish loss was used: try a smaller k (more "
-                "labels dropped), and compare risk and held-out NLL with this run: "
-                f"'memguard compare {run} --fix' does both."
-            )
+    if verdict.reason == "no-control":
+        way = "set 'data.control_fraction' above 0" if report.training else "add '--nonmembers'"
         steps.append(
-            "Train documents fewer times: remove near-duplicates with the mitigation "
-            "'deduplicate' ('--fix' does so first if copies are extracted), reduce the number of "
-            "epochs, or set a 'budget' that withholds labels of documents before they become "
-            "extractable."
+            "Find the cause: audit again with documents of the same kind that were never trained "
+            f"({way})."
         )
+    if verdict.reason == "other-kind":
+        steps.append("Give a control of the same source, form and length as the trained documents.")
+    if verdict.reason == "too-few":
+        steps.append("Audit more trained and more unseen documents: these are too few to conclude.")
+    if verdict.level == "inconclusive" and verdict.reason != "too-few":
+        steps.append("Read the notes: these measurements do not allow a conclusion.")
+    if verdict.membership.level == "told-apart":
         steps.append(
-            "If these weights must be kept, continue training until they forget the extracted "
-            f"documents: 'memguard compare {run} --fix --keep-weights', or list documents in "
-            "'data.forget' and use the mitigation 'npo'; then audit again."
+            "Treat the weights as showing which documents were trained. 'dp_sgd' bounds this, at a "
+            "price in utility."
+        )
+    if not report.training and report.model.base is None:
+        steps.append(
+            "Add '--base' with the model it was fine-tuned from: text that this model produces was "
+            "not learned in the fine-tuning."
         )
     dropped = report.training is not None and bool(report.training.dropped_fraction)
     if dropped and not report.attacks:
+        again = "--suite full" if run_path is None else f"memguard audit {run_path} --suite full"
         steps.append(
-            "Audit again with '--suite full': it includes an attacker who knows which tokens the "
-            "mitigation dropped, a risk that exact match does not show."
-        )
-    if level == "no-control":
-        way = "'data.control_fraction' above 0" if report.training else "'--nonmembers'"
-        steps.append(
-            f"Audit again with documents of the same kind that were never trained ({way}): "
-            "without them there is no baseline for the rates."
-        )
-    if not report.training and not any(bucket.base for bucket in report.buckets):
-        steps.append(
-            "Give the model it was fine-tuned from ('--base'), if there is one: text that this "
-            "model already generates was not learned in the fine-tuning."
-        )
-    if level == "inconclusive":
-        steps.append(
-            "Score more trained and control documents, and read the notes above the verdict: the "
-            "present measurements do not allow a conclusion."
-        )
-    if report.data.overlap_with_control and report.data.overlap_with_control.num_matched:
-        steps.append(
-            "Some control documents share a run of words with trained ones, which raises the "
-            "control's rates: remove them from the control before the next run."
+            f"Include an attacker who knows which tokens the mitigation dropped: '{again}'."
         )
     if report.method.dtype != "fp32" and any(b.num_tiny_margin for b in report.buckets):
         steps.append("Audit again with '--dtype fp32' to resolve the near-ties.")
-    if level == "not-above-control":
+    if verdict.page_colour == "green":
         steps.append(
             "Keep this page with the weights it identifies, and audit again if documents, epochs "
-            "or mitigations change: the result holds for these probes and these documents only."
+            "or mitigations change."
         )
     return tuple(steps)
 
 
-_PLAIN_NAME = re.compile(r"[\w.@%+=,][\w.@%+=,-]*", re.ASCII)
-
-
-def _name_run(report: AuditReport) -> str:
-    """Return the run's name for a shell command; ``RUN`` if it has none or needs quoting."""
-    name = report.run or ""
-    return name if _PLAIN_NAME.fullmatch(name) and len(name) <= fmt.NAME_LIMIT else "RUN"
+def _write_fixes(report: AuditReport, run_path: str | None) -> list[str]:
+    """Return the changes of the training that lower extraction."""
+    mitigations = report.training.mitigations if report.training else []
+    has_goldfish = any(mitigation.get("name") == "goldfish" for mitigation in mitigations)
+    what = "goldfish loss and a smaller k" if has_goldfish else "goldfish loss"
+    if run_path is None:
+        return [f"Fine-tune again with {what}, or train these documents fewer times."]
+    return [
+        f"Train again with {what} and compare both runs: 'memguard compare {run_path} --fix'.",
+        "If these weights must be kept, make them forget the extracted documents: "
+        f"'memguard compare {run_path} --fix --keep-weights'.",
+    ]
 
 
 def describe_overlap(report: AuditReport) -> Fact:

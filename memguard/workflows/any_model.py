@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from memguard.audit.extraction import AuditDocument
 from memguard.audit.parts import Identity, choose_part, list_contexts
+from memguard.audit.selection import find_near_duplicates
 from memguard.audit.statistics import clopper_pearson
 from memguard.audit.suite import load_audit_suite
 from memguard.config import AuditConfig
@@ -101,11 +102,7 @@ def describe_checkpoint(
                 )
             )
     if overlap is not None and overlap.num_matched:
-        console.warn(
-            f"{overlap.num_matched} of {overlap.num_documents} non-members share a run of "
-            f"{_NEAR_DUPLICATE_WORDS} words with a member: the model may have been trained on that "
-            "text"
-        )
+        console.warn(_tell_overlap(overlap, len(find_near_duplicates(documents))))
     return AuditTarget(
         documents=documents,
         model=request.model,
@@ -127,7 +124,26 @@ def describe_checkpoint(
         seed=request.seed,
         out=request.out,
         tokenizer=tokenizer,
+        has_given_control=any(side.role == "control" for side in sides),
     )
+
+
+def _tell_overlap(overlap: Rate, num_left_out: int) -> str:
+    """Describe the shared words; of these, boilerplate does not make near-duplicates."""
+    text = (
+        f"{overlap.num_matched:,} of {overlap.num_documents:,} non-members share a run of "
+        f"{_NEAR_DUPLICATE_WORDS} words with a member: the model may have been trained on that "
+        "text. "
+    )
+    if not num_left_out:
+        return (
+            f"{text}All stay in the control, because these runs occur in too many documents to "
+            "define near-duplicates"
+        )
+    if num_left_out == overlap.num_documents:
+        return f"{text}All are near-duplicates of members and left out: no control remains"
+    is_or_are = "is a near-duplicate" if num_left_out == 1 else "are near-duplicates"
+    return f"{text}{num_left_out:,} {is_or_are} of members and left out of the control"
 
 
 def _load_config(model: str | ModelInMemory) -> Any:

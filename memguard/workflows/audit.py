@@ -13,6 +13,7 @@ import memguard
 from memguard.audit.context import Stage
 from memguard.audit.document_scores import save_scores
 from memguard.audit.extraction import TINY_MARGINS
+from memguard.audit.findings import save_findings
 from memguard.audit.kinds import compare_kinds
 from memguard.audit.parts import describe_cut, tell_cut
 from memguard.audit.run import AuditOutcome, run_audit
@@ -37,7 +38,7 @@ from memguard.records import (
     save_record,
     write_atomically,
 )
-from memguard.records.audit_files import REPORT, SCORES
+from memguard.records.audit_files import FINDINGS, REPORT, SCORES
 from memguard.records.run_files import find_weights_folder
 from memguard.report.audit_probes import write_not_run, write_ran
 from memguard.runtime import (
@@ -50,7 +51,7 @@ from memguard.runtime import (
 from memguard.workflows.any_model import describe_checkpoint
 from memguard.workflows.audit_context import LazyModel, open_audit_context
 from memguard.workflows.audit_inputs import AuditTarget, describe_run, find_base
-from memguard.workflows.audit_output import finish_audit, restore_report
+from memguard.workflows.audit_output import finish_audit, restore_report, show_verdict
 from memguard.workflows.audit_variants import VariantPlan, plan_variants
 from memguard.workflows.model_identity import check_base, hash_models, name_models, sum_models
 from memguard.workflows.model_in_memory import ModelInMemory, OpenedModel
@@ -88,7 +89,7 @@ def audit_request(request: AuditRequest, settings: AuditConfig) -> tuple[Path, A
             check_folder=check_folder,
             variants=plan_variants(request, settings, target, distributed),
         )
-    console.info(report.verdict.sentence)
+    show_verdict(report.verdict, console)
     return target.out, report
 
 
@@ -233,6 +234,7 @@ def _audit(
             tally=target.tally,
             tiny_margin=TINY_MARGINS[settings.dtype],
             seed=target.seed,
+            is_other_kind=bool(banners),
             window=settings.window,
             min_documents=settings.min_documents,
             max_documents_per_bucket=settings.max_documents_per_bucket,
@@ -252,6 +254,7 @@ def _audit(
         if settings.excerpts:
             _write_excerpts(target, outcome)
         save_scores(outcome.scores, target.out / SCORES)
+        save_findings(outcome.scores, outcome.text_hmacs, target.out / FINDINGS)
         save_record(report, target.out / REPORT)
         finish_audit(target.out, report, card_of=target.card_of)
         return report
@@ -267,13 +270,15 @@ def _audit(
 def _compare_kinds(
     target: AuditTarget, settings: AuditConfig, suite: Suite, console: Console
 ) -> list[Banner]:
-    """Warn if members and nonmembers are different kinds of text, before weights are read.
+    """Warn if a given control is another kind of text, before weights are read.
+
+    A control that a run draws is of one kind with its trained documents.
 
     Raises:
         DataError: see `select_windows`.
     """
-    if target.run is not None:
-        return []  # A run draws its control from the same documents as its training data.
+    if not target.has_given_control:
+        return []
     selection = select_windows(
         target.documents,
         suite.extraction,

@@ -54,6 +54,8 @@ class AuditTarget:
     out: Path
     tokenizer: Any
     """None if the model's folder has no tokenizer; the documents are then token ids."""
+    has_given_control: bool
+    """Whether the user named the control documents, instead of a draw from the training data."""
     # Only for a run that memguard trained:
     run: str | None = None
     adapter_base: str | None = None
@@ -293,6 +295,7 @@ def describe_run(
         ),
         seed=config.seed,
         out=out or folder / "audit",
+        has_given_control=bool(config.data.control),
         run=config.name,
         adapter_base=base,
         base_revision=config.model.revision if base_path == config.model.path else None,
@@ -324,7 +327,10 @@ def _summarise_training(
     end = next((line for line in lines if isinstance(line, EndMetrics)), None)
     if end is None:
         return None
-    heldout = [line for line in lines if isinstance(line, HeldoutMetrics)]
+    # The loss of a single document would confirm a guess of its text.
+    heldout = [
+        line for line in lines if isinstance(line, HeldoutMetrics) and line.num_documents > 1
+    ]
     before = next((line for line in heldout if line.step == 0), None)
     after = next((line for line in heldout if line.step == end.step), None)
     dropped = 1 - end.num_kept_tokens / max(1, end.num_supervised_tokens)

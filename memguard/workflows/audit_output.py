@@ -10,7 +10,7 @@ from pathlib import Path
 
 from memguard.config import RunConfig, dump_yaml
 from memguard.errors import RecordError
-from memguard.records import AuditReport, write_atomically
+from memguard.records import AuditReport, Verdict, write_atomically
 from memguard.records.audit_files import (
     CARDS,
     PAGE,
@@ -24,6 +24,7 @@ from memguard.records.audit_files import (
     save_page_sums,
 )
 from memguard.report import render_model_card, render_report
+from memguard.runtime import Console
 from memguard.workflows.verify import load_own_config
 
 
@@ -107,6 +108,14 @@ def write_card(folder: Path, config: RunConfig, report: AuditReport | None) -> N
         config_yaml=dump_yaml(config),
     )
     write_atomically(find_card(folder), card.encode())
+
+
+def show_verdict(verdict: Verdict, console: Console) -> None:
+    """Print the verdict, and that it does not change the exit code."""
+    console.info(f"verdict: {verdict.describe()}")
+    console.info(f"membership: {verdict.membership.sentence}")
+    console.info(f"scope: {verdict.scope}")
+    console.info("the exit code does not depend on the verdict")
 
 
 def _render(folder: Path, report: AuditReport, card_of: RunConfig | None) -> None:

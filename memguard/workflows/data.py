@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from memguard.audit.parts import Identity
+from memguard.audit.statistics import clopper_pearson
 from memguard.audit.suite import load_audit_suite
 from memguard.config import RunConfig, dump_yaml
 from memguard.config.mitigations import DeduplicateConfig, DpSgdConfig, find_mitigation
@@ -88,7 +89,20 @@ def prepare(config: RunConfig, folder: Path, console: Console) -> PreparedRun:
         is_begun_with=(lambda sha256: hash_run(config, sha256) in trained) if trained else None,
         keeps_key=find_mitigation(config.mitigations, DpSgdConfig) is not None,
     )
+    if config.audit.enabled and corpus.summary.num_control:
+        console.info(f"documents: {tell_control(corpus.summary.num_control)}")
     return PreparedRun(folder=folder, corpus=corpus, tokenizer=tokenizers[0])
+
+
+def tell_control(num_documents: int) -> str:
+    """Return what a control can show if none of its documents is extracted."""
+    ci = clopper_pearson(0, num_documents).ci
+    if ci is None:
+        return "a control of one document shows no rate"
+    return (
+        f"if none of the {num_documents:,} control documents is extracted, up to "
+        f"{100 * ci[1]:.1f} % of unseen documents still could be (95 % CI)"
+    )
 
 
 def _list_audit_needs(config: RunConfig) -> AuditNeeds:

@@ -52,7 +52,7 @@ from memguard.planner.tokenizer_lint import lint_tokenizer
 from memguard.records.run_files import PRIVATE_KEY
 from memguard.runtime import Console, detect_runtime
 from memguard.workflows.audit_inputs import list_audited, name_buckets
-from memguard.workflows.data import build_training_data, check_token_ids, prepare
+from memguard.workflows.data import build_training_data, check_token_ids, prepare, tell_control
 from memguard.workflows.memory_check import settle_for_documents
 from memguard.workflows.run_folder import check_same_settings
 from memguard.workflows.setup import make_lora, read_model_config
@@ -159,12 +159,19 @@ def remark_on_audit(
         )
         remarks.append(warn("audit", text))
     elif (control.num_audited or 0) < FEW_DOCUMENTS:
+        num_control = control.num_audited or 0
         text = (
-            f"Only {control.num_audited or 0} control documents can be audited, fewer than "
-            f"{FEW_DOCUMENTS}: add your own documents in 'data.control', add more in 'data.train', "
-            "or lower 'audit.continuation_tokens'."
+            f"Only {num_control} control documents can be audited, fewer than {FEW_DOCUMENTS}: add "
+            "your own documents in 'data.control', add more in 'data.train', or lower "
+            "'audit.continuation_tokens'."
         )
+        if num_control:
+            told = tell_control(num_control)
+            text += f" {told[:1].upper()}{told[1:]}."
         remarks.append(warn("audit", text))
+    else:
+        told = tell_control(control.num_audited or 0)
+        remarks.append(note("audit", f"{told[:1].upper()}{told[1:]}."))
     few = [b for b in buckets if b.role == "trained" and 0 < (b.num_audited or 0) < FEW_DOCUMENTS]
     if few:
         names = ", ".join(f"'{bucket.bucket}' ({bucket.num_audited})" for bucket in few[:4])

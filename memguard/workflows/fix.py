@@ -3,7 +3,7 @@
 import math
 import os
 import sys
-from collections.abc import Iterator, Set
+from collections.abc import Iterator, Mapping, Set
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
@@ -29,6 +29,8 @@ from memguard.records import (
     AuditReport,
     BucketScores,
     Comparison,
+    Reason,
+    Verdict,
     load_manifest,
     write_atomically,
 )
@@ -36,6 +38,7 @@ from memguard.records.audit_files import load_audit_report
 from memguard.records.run_files import find_weights_folder
 from memguard.runtime import Console, default_cache_dir
 from memguard.workflows.audit import is_current
+from memguard.workflows.audit_output import show_verdict
 from memguard.workflows.compare_runs import compare_folders
 from memguard.workflows.launch import launch
 from memguard.workflows.process_choice import choose_num_processes
@@ -179,9 +182,9 @@ def fix_run(
             f"the audit of '{folder}' does not match its config.yaml; audit it again with these "
             f"settings: memguard audit {folder}"
         )
-    console.info(f"found: {report.verdict.sentence}")
-    if report.verdict.level != "recites":
-        console.info(_explain_no_fix(report))
+    show_verdict(report.verdict, console)
+    if not report.verdict.may_be_fixed:
+        console.info(_explain_no_fix(report.verdict))
         return None
     if keep_weights:
         again = make_forgetting_run(folder, config, console)
@@ -252,12 +255,21 @@ def _own_output() -> Iterator[None]:
         os.close(before)
 
 
-def _explain_no_fix(report: AuditReport) -> str:
-    if report.verdict.level == "not-above-control":
-        return "nothing to fix: documents are extracted no more often than in the control"
-    return (
-        "nothing is changed: the report does not show whether this training caused the extraction"
-    )
+_NO_FIX: Mapping[Reason, str] = {
+    "base-too": "the base model produces the same documents",
+    "control-too": "unseen documents are extracted too, so other settings may not lower the rate",
+    "forgotten": "only documents to be forgotten are still extracted; train with 'npo' for longer",
+    "canaries-too": "references that were never trained are extracted too",
+}
+
+
+def _explain_no_fix(verdict: Verdict) -> str:
+    """Return why no other settings are tried."""
+    if verdict.level == "none-found":
+        return "nothing to fix: no training document was extracted"
+    if verdict.level == "inconclusive" or verdict.reason is None:
+        return "nothing to fix: no training document was extracted; the audit shows no more"
+    return f"nothing is changed: {_NO_FIX[verdict.reason]}"
 
 
 def _count_copies(

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from memguard.errors import ConfigError
 from memguard.records import AuditReport, Comparison, Verdict, write_atomically
-from memguard.records.audit_files import AUDIT_FILES, PAGE, REPORT, SCORES
+from memguard.records.audit_files import AUDIT_FILES, FINDINGS, PAGE, REPORT, SCORES
 
 if TYPE_CHECKING:
     import pandas
@@ -33,12 +33,12 @@ class AuditResult:
     """A finished audit."""
 
     folder: Path
-    """Contains report.json, report.html and records.parquet."""
+    """Contains report.json, report.html, records.parquet and findings.csv."""
     report: AuditReport
 
     @property
     def verdict(self) -> Verdict:
-        """The sentence of the report's first line, with its counts and interval."""
+        """The verdict of the report: level, sentences, counts and test."""
         return self.report.verdict
 
     def to_pandas(self) -> "pandas.DataFrame":
@@ -49,7 +49,7 @@ class AuditResult:
 
     def save(self, folder: str | Path) -> Path:
         """Copy the audit's files into a folder, which is created if needed; return it."""
-        return _copy_files(self.folder, (SCORES, REPORT, PAGE, AUDIT_FILES), Path(folder))
+        return _copy_files(self.folder, (SCORES, FINDINGS, REPORT, PAGE, AUDIT_FILES), Path(folder))
 
     def _repr_html_(self) -> str:
         return _embed((self.folder / PAGE).read_text(encoding="utf-8"))

@@ -49,6 +49,7 @@ from memguard.train.dp_sgd import RowClipping, load_accountant
 from memguard.train.trainer import Trainer
 from memguard.workflows.audit import audit_run, find_current_report
 from memguard.workflows.audit_callback import build_monitor
+from memguard.workflows.audit_output import show_verdict
 from memguard.workflows.data import PreparedRun, build_training_data, check_token_ids, prepare
 from memguard.workflows.launch import HALVE_MICRO_BATCH, STARTED_AGAIN
 from memguard.workflows.memory_check import (
@@ -143,7 +144,7 @@ def train_run(config: RunConfig) -> dict[str, Any]:
             report = audit_run(
                 folder, distributed=distributed, console=console, command=command, check_folder=held
             )
-    console.info(report.verdict.sentence)
+    show_verdict(report.verdict, console)
     page = str(folder / "audit" / "report.html")
     return result | {"report": page, "verdict": report.verdict.model_dump(mode="json")}
 

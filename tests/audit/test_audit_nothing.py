@@ -24,7 +24,7 @@ from memguard.model.checks import build_causal_lm
 
 def _check_nothing_is_found(outcome: AuditOutcome) -> None:
     summary = outcome.summary
-    assert summary.verdict.level != "recites"
+    assert summary.verdict.level in ("none-found", "inconclusive")
     assert (summary.findings, summary.num_findings) == ([], 0)
     for bucket in summary.buckets:
         assert bucket.model.verbatim.num_matched == 0
@@ -69,7 +69,9 @@ def test_a_collapsed_model_is_told_and_recites_nothing(seed: int, token: int) ->
 def test_a_control_that_is_recited_is_no_finding() -> None:
     documents = build_documents()
     summary = audit(documents, Held(know(documents, "x0"))).summary
-    assert summary.verdict.level != "recites"
+    # 40 trained documents, none of them extracted; the sentence names the control's.
+    assert summary.verdict.level == "none-found"
+    assert "but 20 of 20 unseen were" in summary.verdict.sentence
     assert (summary.findings, summary.num_findings) == ([], 0)
     assert any(
         "20 of 20 control documents are extracted near-verbatim" in b.text for b in summary.banners

@@ -43,7 +43,7 @@ def test_whole_audit() -> None:
     assert stages == [("model", 60, 60), ("base model", 60, 60)]
     assert (model.num_freed, base.num_freed) == (1, 1)
     assert [bucket.bucket for bucket in summary.buckets] == ["x0", "x4", "x64"]
-    assert (summary.verdict.level, summary.verdict.bucket) == ("recites", "x64")
+    assert (summary.verdict.level, summary.verdict.bucket) == ("memorized", "x64")
     assert summary.num_findings == 20
     assert summary.findings[0].text_hmac == f"hmac-{summary.findings[0].id}"
     auc = {row.score: row.auc and row.auc.value for row in summary.membership}

@@ -74,6 +74,74 @@ def test_a_smaller_sample_for_what_costs_more(make_document: MakeDocument) -> No
     assert names != chosen(8, documents, "written on")
 
 
+def test_control_documents_near_trained_ones_are_left_out(make_document: MakeDocument) -> None:
+    def control(name: str, cluster: int | None, length: int = 80) -> AuditDocument:
+        return make_document(
+            np.zeros(length), name=name, bucket="control", role="control", cluster=cluster
+        )
+
+    documents = [
+        control("apart", 10),
+        control("apart too", 10),
+        control("unknown", None),
+        control("of a trained one", 0),
+        control("of one too short to audit", 6),
+        control("of one to be forgotten", 7),
+        control("of background", 8),
+        control("too short itself", 0, length=9),
+        control("only too short", 11, length=9),
+        *(make_document(np.zeros(80), name=f"t{n}", cluster=n) for n in range(6)),
+        make_document(np.zeros(9), name="short", cluster=6),
+        make_document(np.zeros(80), name="unknown trained", cluster=None),
+        make_document(np.zeros(80), name="f", bucket="forget", role="forget", cluster=7),
+        make_document(np.zeros(80), name="b", bucket="background", role="background", cluster=8),
+    ]
+    selection = select_windows(documents, ExtractionProbe(), seed=0)
+    chosen = [w.document.id for w in selection.windows if w.document.role == "control"]
+    assert chosen == ["apart", "apart too", "unknown", "of background"]
+    outline, *others = selection.buckets
+    assert (outline.bucket, outline.num_near_duplicates, outline.num_too_short) == ("control", 4, 1)
+    assert outline.num_not_sampled == outline.num_cut_too_short == 0
+    assert [bucket.num_near_duplicates for bucket in others] == [0] * 3
+    # The trained documents stay, also those whose near-duplicate was left out.
+    assert len(selection.windows) == 4 + 7 + 1 + 1
+
+
+def test_trained_documents_left_out_by_sampling_still_count_as_trained(
+    make_document: MakeDocument,
+) -> None:
+    documents = [
+        make_document(np.zeros(80), name=f"{role}-{n}", bucket=role, role=role, cluster=n)
+        for role in ("trained", "control")
+        for n in range(9)
+    ]
+    documents.append(
+        make_document(np.zeros(80), name="apart", bucket="control", role="control", cluster=99)
+    )
+    for seed in range(3):
+        selection = select_windows(
+            documents, ExtractionProbe(), seed=seed, max_documents_per_bucket=3
+        )
+        control = selection.buckets[0]
+        chosen = [w.document.id for w in selection.windows if w.document.role == "control"]
+        assert chosen == ["apart"]
+        assert (control.num_near_duplicates, control.num_not_sampled) == (9, 0)
+
+
+def test_a_control_of_near_duplicates_only_is_an_empty_bucket(make_document: MakeDocument) -> None:
+    documents = [
+        make_document(np.zeros(80), name=f"{role}-{n}", bucket=role, role=role, cluster=n)
+        for role in ("trained", "control")
+        for n in range(6)
+    ]
+    selection = select_windows(documents, ExtractionProbe(), seed=0)
+    assert [(b.bucket, b.num_near_duplicates) for b in selection.buckets] == [
+        ("control", 6),
+        ("trained", 0),
+    ]
+    assert {window.document.role for window in selection.windows} == {"trained"}
+
+
 def test_ids_must_be_unique(make_document: MakeDocument) -> None:
     twice = [*_documents(make_document, [80] * 6), make_document(np.zeros(80), name="trained-2")]
     with pytest.raises(DataError, match=r"1 ids occur more than once, e\.g\. 'trained-2'"):
@@ -85,9 +153,9 @@ def test_refusal_says_what_would_work(make_document: MakeDocument) -> None:
     with pytest.raises(DataError) as caught:
         select_windows(documents, ExtractionProbe(), seed=0)
     assert str(caught.value) == (
-        "'audit.min_documents' is 5, but only 0 of 12 trained documents are long enough for a "
-        "prefix of 5 tokens and a continuation of 50; the longest has 24 tokens: try "
-        "--continuation-tokens 16"
+        "--min-documents ('audit.min_documents') is 5, but only 0 of 12 trained documents are long "
+        "enough for a prefix of 5 tokens and a continuation of 50; the longest has 24 tokens: try "
+        "--continuation-tokens 16 ('audit.continuation_tokens')"
     )
 
 
@@ -125,7 +193,7 @@ def test_suggestion_works(
     with pytest.raises(DataError) as caught:
         select_windows(documents, probe, seed=0, min_documents=minimum)
     message = str(caught.value).lower()
-    fewer = re.search(r"set 'audit.min_documents' to (\d+)", message)
+    fewer = re.search(r"set --min-documents \('audit\.min_documents'\) to (\d+)", message)
     size = re.search(r"--continuation-tokens (\d+)", message)
     needed = int(fewer[1]) if fewer else minimum
     # It is lowered only where there are too few documents, whatever their lengths.
@@ -149,4 +217,4 @@ def test_suggestion_works(
     if not documents:
         assert message.endswith(". add documents.")
     else:
-        assert "lower 'audit.min_prefix_tokens'" in message
+        assert "lower --min-prefix-tokens ('audit.min_prefix_tokens')" in message

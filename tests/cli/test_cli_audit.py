@@ -12,7 +12,7 @@ import transformers
 from cli_examples import make_texts, read_json, run_cli, write_jsonl, write_run, write_texts
 
 from memguard.errors import ModelError
-from memguard.records import AuditReport, BucketScores, load_record
+from memguard.records import LEVEL_NAMES, AuditReport, BucketScores, load_record
 from memguard.workflows import audit as audit_module
 from memguard.workflows import model_identity
 
@@ -124,7 +124,8 @@ def test_without_nonmembers_there_is_no_membership_but_a_banner(
     model = shared_data / "checkpoints" / "arcsf-cities-base"
     report = audit(model, tmp_path / "out", "--members", cities, *LENGTH)
     assert report.membership == []
-    assert report.verdict.level == "no-control"
+    assert (report.verdict.level, report.verdict.reason) == ("extracted", "no-control")
+    assert report.verdict.membership.level == "not-measured"
     assert any(b.level == "warning" and "no control" in b.text for b in report.banners)
     assert report.data.overlap_with_control is None
 
@@ -218,7 +219,9 @@ def test_nonmembers_of_another_kind_are_told_before_the_model_is_loaded(
     report = audit(folder / "model", folder / "out", *arguments)
     banner = report.banners[0]
     assert banner.level == "warning"
-    assert "Members and nonmembers are not the same kind of text: a bag-of-words" in banner.text
+    assert (
+        "Trained and control documents are not the same kind of text: a bag-of-words" in banner.text
+    )
     page = (folder / "out" / "report.html").read_text()
     assert page.count("a bag-of-words classifier without access to the model separates them") == 1
     assert "Membership scores prove nothing here" not in page
@@ -400,4 +403,10 @@ def test_json_is_the_report(folder: Path) -> None:
     arguments = ("--members", folder / "documents.jsonl", "--json", *LENGTH)
     outcome = run_cli("audit", "--model", folder / "model", "--out", folder / "out", *arguments)
     assert json.loads(outcome.out) == read_json(folder / "out" / "report.json")
-    assert "In the probes that ran" in outcome.err
+    verdict = json.loads(outcome.out)["verdict"]
+    assert outcome.err.endswith(
+        f"verdict: {LEVEL_NAMES[verdict['level']]}. {verdict['sentence']}\n"
+        f"membership: {verdict['membership']['sentence']}\n"
+        f"scope: {verdict['scope']}\n"
+        "the exit code does not depend on the verdict\n"
+    )

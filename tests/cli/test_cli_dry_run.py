@@ -149,7 +149,7 @@ def test_canaries_are_counted_as_they_are_trained(folder: Path) -> None:
     prepared = sum(file.stat().st_size for file in (run / "prepared").iterdir())
     assert record.disk.prepared_bytes == prepared
 
-    assert (record.documents.num_documents, record.documents.num_canaries) == (200, 9)
+    assert (record.documents.num_documents, record.documents.num_canaries) == (200, 8)
     given = [entry for entry in manifest if entry.role != "canary"]
     assert record.documents.num_tokens == sum(entry.num_tokens for entry in given)
     buckets = {bucket.bucket: bucket for bucket in record.buckets}
@@ -249,7 +249,8 @@ def test_a_model_drawn_from_nothing_has_its_tokenizer_trained(folder: Path) -> N
 
 def test_weak_audits_are_told(folder: Path) -> None:
     result, _ = rehearse(write_run(folder), "train.max_steps=1")
-    assert "Only 6 control documents can be audited, fewer than 30" in say(result, "audit")
+    assert "Only 12 control documents can be audited, fewer than 30" in say(result, "audit")
+    assert "up to 26.5 % of unseen documents still could be (95 % CI)" in say(result, "audit")
     assert "ends the run after 1 of" in say(result, "steps")
     unreached = [b for b in result.record.buckets if b.num_audited is None]
     assert [bucket.bucket for bucket in unreached] == ["trained, 0 times"]

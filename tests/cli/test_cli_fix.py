@@ -27,27 +27,33 @@ def run(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "runs" / "run"
 
 
-def say(run: Path, *, level: str) -> None:
+def say(run: Path, *, level: str, reason: str | None) -> None:
     """Let the run's report reach another verdict."""
     path = run / "audit" / "report.json"
     report = read_json(path)
-    report["verdict"]["level"] = level
+    report["verdict"] |= {"level": level, "reason": reason}
     path.write_text(json.dumps(report))
     save_audit_files(path.parent, has_card=True)
 
 
 def test_nothing_to_fix_is_said_and_nothing_trained(run: Path) -> None:
-    say(run, level="not-above-control")
+    say(run, level="none-found", reason=None)
     done = run_cli("compare", run, "--fix", "--json")
     assert (done.code, json.loads(done.out)) == (0, None)
-    assert "nothing to fix: documents are extracted no more often than in the control" in done.err
-    say(run, level="no-control")
-    assert "the report does not show" in run_cli("compare", run, "--fix").err
+    assert "verdict: No extraction found. " in done.err
+    assert "nothing to fix: no training document was extracted\n" in done.err
+    for level, reason, why in (
+        ("extracted", "base-too", "the base model produces the same documents"),
+        ("extracted", "control-too", "unseen documents are extracted too"),
+        ("inconclusive", "too-few", "the audit shows no more"),
+    ):
+        say(run, level=level, reason=reason)
+        assert why in run_cli("compare", run, "--fix").err
     assert not run.with_name("run-fix").exists()
 
 
 def test_a_run_that_recites_is_trained_again_and_compared(run: Path) -> None:
-    say(run, level="recites")
+    say(run, level="memorized", reason="control")
     done = run_cli("compare", run, "--fix", "--json")
     assert done.code == 0, done.err
     assert "changed: goldfish k: 5 -> 4 (" in done.err
@@ -62,7 +68,7 @@ def test_a_run_that_recites_is_trained_again_and_compared(run: Path) -> None:
     assert [point["name"] for point in comparison["front"]] == ["run", "run-fix"]
     assert comparison["recommendation"]["sentence"] in done.err
     # A second time nothing is trained.
-    say(run, level="recites")
+    say(run, level="memorized", reason="control")
     again = run_cli("compare", run, "--fix")
     assert again.code == 0
     assert "was trained before" in again.err
@@ -71,7 +77,7 @@ def test_a_run_that_recites_is_trained_again_and_compared(run: Path) -> None:
 def test_an_audit_of_another_kind_is_told_before_anything_is_trained(run: Path) -> None:
     path = run / "audit" / "report.json"
     before = path.read_text()
-    say(run, level="recites")
+    say(run, level="memorized", reason="control")
     report = read_json(path)
     report["method"]["dtype"] = "bf16"
     path.write_text(json.dumps(report))
@@ -84,7 +90,7 @@ def test_an_audit_of_another_kind_is_told_before_anything_is_trained(run: Path) 
 
 
 def test_weights_that_are_kept_are_made_to_forget(run: Path) -> None:
-    say(run, level="recites")
+    say(run, level="memorized", reason="control")
     scores = run / "audit" / "records.parquet"
     before = pq.read_table(scores)
     none = run_cli("compare", run, "--fix", "--keep-weights", "--json")
@@ -116,7 +122,7 @@ def test_weights_that_are_kept_are_made_to_forget(run: Path) -> None:
     assert not recited & {entry.id for entry in entries if entry.role != "forget"}
     assert {entry.role for entry in entries} == {"forget", "trained", "control"}
     report = json.loads(done.out)
-    assert report["schema"] == "memguard.report/1"
+    assert report["schema"] == "memguard.report/2"
     (bucket,) = (one for one in report["buckets"] if one["role"] == "forget")
     assert bucket["num_documents"] == 3
     for path in (run / "audit" / "private" / "forgetting").iterdir():
@@ -124,7 +130,7 @@ def test_weights_that_are_kept_are_made_to_forget(run: Path) -> None:
 
 
 def test_what_ended_a_run_early_is_told_before_anything_is_trained(run: Path) -> None:
-    say(run, level="recites")
+    say(run, level="memorized", reason="control")
     path = run / "config.yaml"
     before = path.read_text()
     settings = before[: before.rindex("# sha256")]
@@ -133,7 +139,8 @@ def test_what_ended_a_run_early_is_told_before_anything_is_trained(run: Path) ->
     path.write_text(add_hash_line(settings))
     refused = run_cli("compare", run, "--fix")
     path.write_text(before)
-    assert (refused.code, refused.err.count("\n")) == (2, 3)
+    # Two lines, and the four of the verdict.
+    assert (refused.code, refused.err.count("\n")) == (2, 6)
     assert "may have been ended early by 'budget.action: stop'" in refused.err
 
 

@@ -17,6 +17,7 @@ ARRAYS = [
     for name in ("content_tokens", "format", "input_ids", "offsets", "supervised")
 ]
 PRIVATE = [
+    "audit/findings.csv",
     "audit/private/excerpts.txt",
     "audit/private/hmac.key",
     "audit/records.parquet",
@@ -104,7 +105,7 @@ def test_verify_lists_what_another_user_may_not_read(place: Path, ranks: RankPoo
         ranks, place, ("verify", "runs/run"), ("verify", "runs/run", "--json")
     )
     assert told.code == as_json.code == 0, told.err
-    unread = [*ARRAYS, "audit/private/hmac.key", "audit/records.parquet"]
+    unread = [*ARRAYS, "audit/private/hmac.key", "audit/records.parquet", "audit/findings.csv"]
     lines = told.out.splitlines()
     assert [line.split()[-5] for line in lines if line.endswith(" not checked: no permission")] == (
         unread

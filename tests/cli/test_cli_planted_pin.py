@@ -140,13 +140,5 @@ def test_files_beside_the_results_do_not_tell_the_pin(planted: Path, guessed: Gu
     assert list_tells(planted, guessed, results=False) == []
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="results have numbers of single documents with all digits. report.json: findings "
-    "(logprob); attack_cost of model and base (lowest, quantile_10, median, quantile_90); for a "
-    "bucket of one document buckets (mean_logprob of model and base) and measures (logprob: model, "
-    "base, change_from_base). comparison.json: attack_cost in settings.extraction and "
-    "base_extraction",
-)
 def test_results_do_not_tell_the_pin(planted: Path, guessed: Guesses) -> None:
     assert list_tells(planted, guessed, results=True) == []

@@ -95,6 +95,7 @@ def write_run(
     pq.write_table(
         pa.Table.from_pylist(dumped, schema=build_schema()), folder / "audit" / "records.parquet"
     )
+    (folder / "audit" / "findings.csv").write_text("id\n")
     (folder / "audit" / "report.html").write_text("<!doctype html>")
     save_audit_files(folder / "audit", has_card=False)
     return FinishedRun(name=name, seed=seed, folder=folder, overrides={})
@@ -196,7 +197,6 @@ def make_cost(count: int, log10_queries: Sequence[float | None]) -> dict[str, An
     scores = {
         "num_documents": len(log10_queries),
         "num_never": sum(cost is None for cost in log10_queries),
-        "lowest": None,
         "quantile_10": None,
         "median": None,
         "quantile_90": None,
@@ -268,13 +268,38 @@ def make_generated(generated: bool) -> dict[str, Any]:
     }
 
 
+def make_verdict() -> dict[str, Any]:
+    none = {"num_documents": 0, "num_matched": 0, "num_clusters": 0, "num_matched_clusters": 0}
+    counts = {**none, "rate": None, "ci": None}
+    return {
+        "level": "memorized",
+        "reason": "control",
+        "sentence": "It memorized.",
+        "scope": "All was audited.",
+        "membership": {
+            "level": "not-measured",
+            "sentence": "It was not tested.",
+            "score": None,
+            "auc": None,
+            "num_members": 0,
+            "num_nonmembers": 0,
+        },
+        "trained": counts,
+        "control": counts,
+        "base": None,
+        "test": None,
+        "bucket": "x16",
+        "metric": "verbatim",
+    }
+
+
 def make_report(correct: Mapping[int, Sequence[int]], *, generated: bool = True) -> dict[str, Any]:
     background = make_bucket(1, [1, 2], generated=generated) | {
         "bucket": "background",
         "role": "background",
     }
     return {
-        "schema": "memguard.report/1",
+        "schema": "memguard.report/2",
         "tool_version": "0.1.0",
         "created": "2026-01-01T00:00:00Z",
         "run": "run",
@@ -319,12 +344,7 @@ def make_report(correct: Mapping[int, Sequence[int]], *, generated: bool = True)
             "command": "memguard audit",
             "wall_s": 1.0,
         },
-        "verdict": {
-            "level": "recites",
-            "metric": "verbatim",
-            "bucket": "x16",
-            "sentence": "It recites.",
-        },
+        "verdict": make_verdict(),
         "banners": [],
         "buckets": [
             *(make_bucket(count, right, generated=generated) for count, right in correct.items()),

@@ -20,9 +20,9 @@ def make_config(mitigations: list[Any], **changes: Any) -> RunConfig:
     return RunConfig.model_validate(values | changes)
 
 
-def find(config: RunConfig, level: str = "recites") -> Fix | None:
+def find(config: RunConfig, level: str = "memorized", reason: str | None = "control") -> Fix | None:
     values = make_report({0: [3] * 20, 4: [50] * 20, 16: [50] * 20})
-    values["verdict"]["level"] = level
+    values["verdict"] |= {"level": level, "reason": reason}
     return find_fix(Findings(config=config, report=AuditReport.model_validate(values)))
 
 
@@ -77,9 +77,25 @@ def test_a_studys_repetitions_are_left_alone() -> None:
     assert find(make_config([goldfish(3)], data=data)) is not None
 
 
-@pytest.mark.parametrize("level", ["not-above-control", "no-control", "inconclusive"])
-def test_nothing_is_changed_for_what_was_not_found(level: str) -> None:
-    assert find(make_config([]), level) is None
+@pytest.mark.parametrize(
+    ("level", "reason", "is_fixed"),
+    [
+        ("memorized", "canaries", True),
+        ("extracted", "no-control", True),
+        ("extracted", "too-few", True),
+        ("extracted", "other-kind", True),
+        ("extracted", "control-too", False),
+        ("extracted", "base-too", False),
+        ("extracted", "forgotten", False),
+        ("extracted", "canaries-too", False),
+        ("none-found", None, False),
+        ("inconclusive", "too-few", False),
+    ],
+)
+def test_a_run_is_changed_where_training_may_be_the_cause(
+    level: str, reason: str | None, is_fixed: bool
+) -> None:
+    assert (find(make_config([]), level, reason) is not None) == is_fixed
 
 
 SLICED = {0: [3] * 20, 4: [9] * 20, 16: [50] * 20, 64: [50] * 20}

@@ -35,7 +35,8 @@ def make_point(
     return FrontPoint(
         name=name,
         num_seeds=1,
-        num_runs_detected=0,
+        levels={},
+        num_told_apart=0,
         num_documents=10,
         risk=risk,
         risk_ci=(risk - half, risk + half) if half and risk is not None else None,
@@ -269,13 +270,25 @@ def test_what_is_known_token_by_token_is_no_risk(tmp_path: Path) -> None:
     assert set(point.risks) == {"verbatim", "near_verbatim"}
 
 
-def test_runs_whose_reports_detect_memorization_are_counted(tmp_path: Path) -> None:
+def test_runs_are_counted_by_the_level_of_their_verdict(tmp_path: Path) -> None:
     runs = [
-        write_run(tmp_path / f"{seed}", seed=seed, changes={"verdict.level": level})
-        for seed, level in enumerate(("recites", "not-above-control", "recites", "inconclusive"))
+        write_run(
+            tmp_path / f"{seed}",
+            seed=seed,
+            changes={"verdict.level": level, "verdict.membership.level": told},
+        )
+        for seed, (level, told) in enumerate(
+            [
+                ("memorized", "told-apart"),
+                ("none-found", "told-apart"),
+                ("memorized", "slightly"),
+                ("inconclusive", "not-seen"),
+            ]
+        )
     ]
     point = front_of(*runs)["plain"]
-    assert (point.num_runs_detected, point.num_seeds) == (2, 4)
+    assert point.levels == {"memorized": 2, "none-found": 1, "inconclusive": 1}
+    assert (point.num_told_apart, point.num_seeds) == (2, 4)
 
 
 def test_a_setting_that_trains_less_often_is_judged_on_its_own_highest_dose(

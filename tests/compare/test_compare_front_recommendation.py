@@ -12,7 +12,8 @@ def make_point(
     utility: float,
     by: str = "near_verbatim",
     change_ci: tuple[float, float] | None = None,
-    detected: int = 0,
+    levels: dict[str, int] | None = None,
+    num_told_apart: int = 0,
     num_seeds: int = 1,
 ) -> FrontPoint:
     """Return a point of ``(low, risk, high)``; the first one's utility is 4."""
@@ -20,7 +21,8 @@ def make_point(
         {
             "name": name,
             "num_seeds": num_seeds,
-            "num_runs_detected": detected,
+            "levels": levels or {"none-found": num_seeds},
+            "num_told_apart": num_told_apart,
             "num_documents": 40,
             "risk": risk and risk[1],
             "risk_ci": risk and (risk[0], risk[2]),
@@ -114,24 +116,52 @@ def test_no_risk_is_none_of_any_kind() -> None:
 
 
 @pytest.mark.parametrize(
-    ("detected", "num_seeds", "clause"),
+    ("levels", "num_seeds", "clause"),
     [
-        (0, 1, ""),
-        (0, 3, ""),
-        (1, 1, ", although its own report says that memorization is detected"),
-        (2, 3, ", although the reports of 2 of its 3 runs say that memorization is detected"),
+        ({"none-found": 1}, 1, ""),
+        ({"none-found": 1, "inconclusive": 2}, 3, ""),
+        ({"memorized": 1}, 1, ", although its own verdict is 'Memorized'"),
+        ({"extracted": 1}, 1, ", although its own verdict is 'Extracted'"),
+        # The worst level is the one that is told.
+        (
+            {"extracted": 1, "memorized": 2},
+            3,
+            ", although the verdict of 2 of its 3 runs is 'Memorized'",
+        ),
+        (
+            {"none-found": 2, "extracted": 1},
+            3,
+            ", although the verdict of 1 of its 3 runs is 'Extracted'",
+        ),
     ],
 )
-def test_a_setting_whose_own_report_detects_memorization_is_recommended_with_that(
-    detected: int, num_seeds: int, clause: str
+def test_a_setting_whose_own_verdict_is_bad_is_recommended_with_that(
+    levels: dict[str, int], num_seeds: int, clause: str
 ) -> None:
     # What the reports of the others say is not told here.
-    first = make_point("plain", (0.9, 1.0, 1.0), 4.0, detected=1)
-    other = make_point("b", (0.4, 0.5, 0.6), 4.0, detected=1)
-    chosen = make_point("a", (0.1, 0.2, 0.3), 4.0, detected=detected, num_seeds=num_seeds)
+    first = make_point("plain", (0.9, 1.0, 1.0), 4.0, levels={"memorized": 1})
+    other = make_point("b", (0.4, 0.5, 0.6), 4.0, levels={"memorized": 1}, num_told_apart=1)
+    chosen = make_point("a", (0.1, 0.2, 0.3), 4.0, levels=levels, num_seeds=num_seeds)
     sentence = recommend([first, other, chosen]).sentence
     assert sentence.startswith(f"'a' is recommended{clause}: 20.0 % (95 % CI 10.0 to 30.0 %) of")
-    assert sentence.count("memorization is detected") == bool(clause)
+    assert sentence.count("although") == bool(clause)
+    assert "can be told" not in sentence
+
+
+@pytest.mark.parametrize(
+    ("num_told_apart", "num_seeds", "told"),
+    [
+        (1, 1, " Whether a document was trained with 'a' can be told."),
+        (2, 3, " Whether a document was trained with 'a' can be told in 2 of its runs."),
+    ],
+)
+def test_a_setting_whose_training_can_be_told_is_recommended_with_that(
+    num_told_apart: int, num_seeds: int, told: str
+) -> None:
+    chosen = make_point(
+        "a", (0.1, 0.2, 0.3), 4.0, num_told_apart=num_told_apart, num_seeds=num_seeds
+    )
+    assert recommend([PLAIN, chosen]).sentence.endswith(told)
 
 
 @pytest.mark.parametrize(

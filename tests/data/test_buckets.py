@@ -29,6 +29,7 @@ def place(
 ) -> list[Placement | None]:
     """Place documents with the settings that differ from the defaults."""
     study = settings.pop("study", None)
+    min_documents = settings.pop("min_documents", 5)
     size = len(cluster)
     data = DataConfig(
         train=("x",), study=None if study is None else StudyConfig(**study), **settings
@@ -42,7 +43,7 @@ def place(
     }
     if study is not None:
         return place_for_study(**common)
-    return place_for_training(**common, epochs=3)
+    return place_for_training(**common, epochs=3, min_documents=min_documents)
 
 
 def roles(placements: Sequence[Placement | None]) -> list[str | None]:
@@ -78,7 +79,12 @@ def test_what_is_held_back_shares_no_cluster_with_what_is_trained(
     assert all(len(found) == 1 for found in by_cluster.values())
     count = Counter(roles(placed))
     assert count["heldout"] <= heldout
-    assert count["control"] <= 0.1 * (len(corpus) - count["heldout"])
+    assert count["control"] <= 0.2 * (len(corpus) - count["heldout"])
+    num_left = sum(
+        is_auditable and role == "trained"
+        for is_auditable, role in zip(auditable, roles(placed), strict=True)
+    )
+    assert not count["control"] or num_left >= 5
     assert count["trained"] >= 1
     assert placed == place(cluster, **arguments)
 
@@ -86,14 +92,24 @@ def test_what_is_held_back_shares_no_cluster_with_what_is_trained(
 @pytest.mark.parametrize(
     ("num_documents", "fraction", "num_control"),
     [
-        (9, 0.02, 0),  # a tenth of 9 is less than one
-        (10, 0.02, 1),
+        (5, 0.02, 0),  # a fifth of 5 would leave 4 to train
+        (6, 0.02, 1),
+        (10, 0.02, 2),
+        (20, 0.02, 4),
+        (30, 0.02, 6),
+        (60, 0.02, 12),
+        (100, 0.02, 20),
+        (149, 0.02, 29),
+        (150, 0.02, 30),
+        (200, 0.02, 30),
+        (300, 0.02, 30),
         (400, 0.02, 40),  # raised towards 200, stopped by a tenth
         (2_000, 0.02, 200),
         (9_000, 0.02, 200),
         (20_000, 0.02, 400),  # the fraction itself
         (20_000, 0.1, 2_000),
         (20_000, 0.0, 0),
+        (60, 0.0, 0),
     ],
 )
 def test_the_size_of_the_control(num_documents: int, fraction: float, num_control: int) -> None:
@@ -111,6 +127,14 @@ def test_documents_too_short_to_audit_do_not_count_for_the_control() -> None:
     control = np.array(roles(placed)) == "control"
     assert control.sum() == 50
     assert auditable[control].all()
+
+
+@pytest.mark.parametrize(("min_documents", "num_control"), [(0, 2), (8, 2), (9, 0)])
+def test_the_documents_that_an_audit_needs_stay_in_training(
+    min_documents: int, num_control: int
+) -> None:
+    placed = place(range(10), min_documents=min_documents)
+    assert Counter(roles(placed))["control"] == num_control
 
 
 def test_a_family_of_copies_is_no_control() -> None:
@@ -151,7 +175,7 @@ def test_heldout_documents_of_ones_own_that_were_trained_are_left_out() -> None:
 
 def test_heldout_documents_are_apart_from_the_control() -> None:
     placed = place(range(300), heldout_documents=50)
-    assert Counter(roles(placed)) == {"heldout": 50, "control": 25, "trained": 225}
+    assert Counter(roles(placed)) == {"heldout": 50, "control": 30, "trained": 220}
 
 
 def test_holding_everything_out_is_an_error() -> None:
@@ -278,8 +302,8 @@ def test_what_is_to_be_forgotten_takes_its_cluster_out_of_training() -> None:
     origin = ["train"] * 200 + ["forget"] * 20 + ["heldout"] * 2
     placed = place(cluster, origin=origin, forget_repetitions=5)
     assert Counter(roles(placed)) == {
-        "trained": 176,
-        "control": 19,
+        "trained": 165,
+        "control": 30,
         "forget": 20,
         "heldout": 1,
         None: 6,

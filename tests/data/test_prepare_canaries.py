@@ -81,7 +81,7 @@ def test_canaries_come_last_and_are_placed_by_their_coins(prepared: Prepare) -> 
     given, canaries = split(corpus)
     assert len(given) == 200
     # 180 are trained, 20 the control: one in twenty of the trained.
-    assert [entry.id for entry in canaries] == [f"canary-{n:04d}" for n in range(9)]
+    assert [entry.id for entry in canaries] == [f"canary-{n:04d}" for n in range(8)]
     assert {entry.role for entry in canaries} == {"canary"}
     assert {(e.bucket, e.planned_repetitions) for e in canaries} == {
         ("canary-in", 3),
@@ -94,7 +94,7 @@ def test_canaries_come_last_and_are_placed_by_their_coins(prepared: Prepare) -> 
     # A cluster of its own for each.
     numbers = Counter(entry.cluster for entry in corpus.manifest)
     assert all(numbers[entry.cluster] == 1 for entry in canaries)
-    for index in range(200, 209):
+    for index in range(200, 208):
         document = corpus.document(index)
         assert document.format == "prompt_completion"
         assert 0 < document.supervised.sum() < len(document.input_ids) - 5
@@ -103,7 +103,7 @@ def test_canaries_come_last_and_are_placed_by_their_coins(prepared: Prepare) -> 
 def test_the_summary_counts_what_was_given(prepared: Prepare) -> None:
     summary = prepared()[0].summary
     bare = prepared("bare", data={"canaries": {"count": 0}})[0].summary
-    assert (summary.num_canaries, bare.num_canaries) == (9, 0)
+    assert (summary.num_canaries, bare.num_canaries) == (8, 0)
     # Runs on other sources must not seem to share one.
     assert "canaries" not in summary.sources
     changed = {"key": "", "documents_sha256": "", "num_canaries": 0, "arrays": {}, **WITH_KEY}
@@ -168,7 +168,7 @@ def test_settings_of_a_sweep_share_their_canaries(prepared: Prepare) -> None:
 
 def test_other_documents_have_other_canaries(prepared: Prepare, tmp_path: Path) -> None:
     one = prepared("one")[0]
-    assert len(secrets(one)) == 9
+    assert len(secrets(one)) == 8
     for name, data in {
         "text": {"train": write(tmp_path / "other.jsonl", make_texts(200, seed=1))},
         "more": {"train": [str(tmp_path / "documents-200.jsonl"), str(tmp_path / "extra.jsonl")]},
@@ -185,7 +185,7 @@ def test_lengths_of_documents_do_not_bind_canaries(prepared: Prepare) -> None:
     data = {"min_document_tokens": 30, "max_document_tokens": 30, "append_eos": False}
     corpus, _ = prepared("cut", data=data)
     assert {entry.num_tokens for entry in split(corpus)[0]} == {30}
-    assert len(split(corpus)[1]) == 9
+    assert len(split(corpus)[1]) == 8
     assert secrets(corpus) == {
         # Without the EOS that the others end with.
         np.frombuffer(secret, np.int32)[:-1].tobytes()
@@ -201,16 +201,16 @@ def test_conversations_have_canaries_too(prepared: Prepare, tmp_path: Path) -> N
     source = tmp_path / "chat.jsonl"
     source.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     corpus, _ = prepared("chat", data={"train": str(source)})
-    assert len(split(corpus)[1]) == 9
+    assert len(split(corpus)[1]) == 8
     assert {corpus.document(index).format for index in range(200)} == {"messages"}
 
 
 def test_no_record_holds_a_secret(prepared: Prepare, tmp_path: Path) -> None:
     corpus, said = prepared()
     tokenizer = train_bpe(make_texts(40), vocab_size=400)
-    texts = [tokenizer.decode(corpus.document(index).input_ids) for index in range(200, 209)]
+    texts = [tokenizer.decode(corpus.document(index).input_ids) for index in range(200, 208)]
     parts = [word for text in texts for word in (text.split()[4], text.split("is ")[1][:17])]
-    assert len(set(parts)) == 18
+    assert len(set(parts)) == 16
     written = [tmp_path / "run" / "manifest.jsonl", tmp_path / "run" / "prepared" / "summary.json"]
     for text in (said, *(path.read_text() for path in written)):
         assert not [part for part in parts if part in text]
@@ -221,7 +221,7 @@ def test_tiny_runs_stay_as_they_are(prepared: Prepare) -> None:
     bare, _ = prepared("bare", count=100, data={"canaries": {"count": 0}})
     assert without_hmac(corpus.manifest) == without_hmac(bare.manifest)
     assert corpus.summary.documents_sha256 == bare.summary.documents_sha256
-    line = "documents: no canaries, which need at least 160 trained documents: there are 90"
+    line = "documents: no canaries, which need at least 160 trained documents: there are 80"
     assert said.splitlines().count(line) == 1
 
 

@@ -30,10 +30,9 @@ def make_cost(median: float | None, documents: int = 40) -> r.AttackCostScores:
     return r.AttackCostScores(
         num_documents=documents,
         num_never=never,
-        lowest=46.2 if median is None else max(0.3, median - 2.6),
-        quantile_10=51.9 if median is None else max(0.5, median - 1.7),
-        median=median,
-        quantile_90=None if median is None else median + 3.3,
+        quantile_10=52 if median is None else max(1, math.ceil(median - 1.7)),
+        median=None if median is None else math.ceil(median),
+        quantile_90=None if median is None else math.ceil(median + 3.3),
         within=within,
     )
 

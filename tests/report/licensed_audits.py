@@ -1,12 +1,12 @@
 """Audits of drawn counts, summarised as real ones are: what a page then says must follow."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TypeVar
 
+import evidence_examples
 import numpy as np
 import report_examples as examples
-from hypothesis import strategies as st
 
 from memguard import records as r
 from memguard.audit.cache import ScoreMatrix
@@ -20,13 +20,16 @@ from memguard.audit.summary import Evidence, summarise
 from memguard.audit.teacher_forcing import TeacherForcedScores
 from memguard.config.sampling import SamplingScheme
 
+ChoiceT = TypeVar("ChoiceT")
+
 TINY_MARGIN = 0.001
 REASON = "the cache of one document does not fit"
 DRAWN, NOT_DRAWN = -5.0, -60.0
 """Log-probabilities of texts that are drawn within a million queries, and of others."""
+ATTACKS = ("beam_search", "sampling")
 _PREFIX = 10
-_SIZES = st.sampled_from([12, 31, 10, 9, 5, 2, 1, 0])
-_OFTEN = st.sampled_from([12, 31, 10, 2, 1])
+_SIZES = (12, 31, 10, 9, 5, 2, 1, 0)
+_OFTEN = (12, 31, 10, 2, 1)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,6 +55,28 @@ class Document:
     base: Answer | None
     is_drawn: bool
     hangs: bool
+    cluster: int | None
+    """Near-duplicates have the same; None where it is not known."""
+    attacks: dict[str, bool] | None
+    """Whether each attack extracts it; None if it was not attacked."""
+    loss: float
+    base_loss: float
+    """Membership scores; higher for documents that were trained."""
+
+    @property
+    def is_trained(self) -> bool:
+        """Whether it was fed to the model, and not to be forgotten."""
+        return self.role == "trained" and self.count != 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Secrets:
+    """Canaries, and how many of them are extracted."""
+
+    num_trained: int
+    num_trained_extracted: int
+    num_references: int
+    num_references_extracted: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -65,18 +90,16 @@ class Audit:
     has_base: bool
     base_is_model: bool
     sampled: bool
-    attacks: dict[str, dict[str, int]]
-    """Documents that each attack extracts, by bucket; `num_attacked` were attacked."""
-    num_attacked: dict[str, int]
+    asks: bool
+    """Whether membership is measured."""
+    secrets: Secrets | None
+    is_other_kind: bool
+    """Whether the control was given and is another kind of text."""
     tally: str
     collapsed: bool
     below_floor: tuple[int, int, int]
     """Documents below the floor, those of them generated, and near-verbatim."""
     report: r.AuditReport = field(repr=False)
-
-    def _repr_pretty_(self, printer: Any, _cycle: bool) -> None:
-        # Without the report, which hypothesis would print over pages.
-        printer.text(repr(self))
 
     def of(self, bucket: str) -> list[Document]:
         """Return the documents of a bucket."""
@@ -101,50 +124,71 @@ class Audit:
         if self.sampled:
             drawn = sum(one.is_drawn or one.model.verbatim for one in documents)
             found["attack_cost"] = drawn, len(documents)
-        if bucket in self.attacks:
-            found["attack"] = max(self.attacks[bucket].values()), self.num_attacked[bucket]
+        tried = self.attacks(bucket)
+        if tried:
+            number = sum(one.attacks is not None for one in documents)
+            found["attack"] = max(tried.values()), number
         return found
 
+    def attacks(self, bucket: str) -> dict[str, int]:
+        """Return how many documents of a bucket each attack extracts; empty without attacks."""
+        attacked = [one.attacks for one in self.of(bucket) if one.attacks is not None]
+        return {name: sum(each[name] for each in attacked) for name in ATTACKS if attacked}
 
-@st.composite
-def draw_audits(draw: st.DrawFn) -> Audit:
+
+def draw_audit(seed: int) -> Audit:
     """Draw an audit: with or without control, base model, generated text, sampling, attacks."""
-    # Zeros have sentences of their own, as have texts that are learned but not extracted, and a
-    # control that is extracted where trained documents are not.
-    kind = draw(st.sampled_from(["free", "free", "free", "learned", "quiet", "control"]))
-    quiet, learned = kind != "free", kind == "learned"
-    has_control = quiet or draw(st.integers(0, 4)) > 0
-    base = "other" if learned else draw(st.sampled_from(["none", "same", "other"]))
-    base_accuracy = draw(st.sampled_from([0.1, 0.6]))
-    generated = draw(st.integers(0, 3)) > 0
-    base_generated = generated and base != "none" and draw(st.integers(0, 4)) > 0
-    sampled = draw(st.booleans())
-    collapsed = draw(st.integers(0, 5)) == 0
-    lengths = (50,) if learned else draw(st.sampled_from([(50,), (1, 3), (8, 50, 21)]))
+    rng = np.random.default_rng(seed)
+
+    def draw(choices: Sequence[ChoiceT]) -> ChoiceT:
+        return choices[int(rng.integers(len(choices)))]
+
+    # Zeros have sentences of their own, as have texts that are learned but not extracted, a control
+    # that is extracted where trained documents are not, or the reverse, or by attacks alone.
+    kinds_drawn = ["free", "free", "trained", "trained", "attacks", "learned", "quiet", "control"]
+    kind = draw(kinds_drawn)
+    quiet, learned = kind not in ("free", "trained"), kind == "learned"
+    has_control = learned or draw(range(5)) > 0
+    base = "other" if learned else draw(["none", "same", "other"])
+    base_accuracy = draw([0.1, 0.6])
+    generated = learned or draw(range(4)) > 0
+    base_generated = generated and base != "none" and draw(range(5)) > 0
+    sampled = draw((False, True))
+    collapsed = not learned and draw(range(6)) == 0
+    has_attacks = kind == "attacks" or draw((False, True))
+    shift = draw([0.0, 0.0, 0.5, 0.6, 3.0, -3.0])
+    lengths = (50,) if learned else draw([(50,), (1, 3), (8, 50, 21)])
     kinds: list[tuple[str, r.Role]] = [("trained a", "trained"), ("r16", "trained")]
-    kinds = kinds[: draw(st.integers(1, 2))]
+    kinds = kinds[: draw(range(1, 3))]
     if has_control:
         kinds.insert(0, ("control", "control"))
-    if draw(st.integers(0, 3)) == 0:
+    if draw(range(4)) == 0:
         kinds.append(("forget", "forget"))
-    rng = np.random.default_rng(draw(st.integers(0, 2**32)))
     documents: list[Document] = []
     outlines = []
     for name, role in kinds:
         first = role == "trained" and not any(one.role == "trained" for one in outlines)
-        sizes = st.sampled_from([12, 31]) if learned else _OFTEN if first or quiet else _SIZES
+        sizes = _OFTEN if first or quiet else _SIZES
+        if learned or kind in ("attacks", "trained"):
+            sizes = [31, 31, 12]
         num_documents = draw(sizes)
         least = 1 if num_documents == 0 else 0
-        doses = {"control": st.just([0]), "forget": st.just([None])}.get(
-            role, st.sampled_from([[16], [1], [4, 9], [0], [16, 0], [None], [3, None]])
+        doses = {"control": [[0]], "forget": [[None]]}.get(
+            role, [[16], [1], [4, 9], [0], [16, 0], [None], [3, None]]
         )
         doses = draw(doses)
         limit = num_documents if kind in ("free", role) else 0
         recited = [limit] if kind == "control" else [limit // 4, limit, 0, limit // 2]
-        num_verbatim = draw(st.sampled_from(recited))
-        num_near = draw(st.integers(0, limit - num_verbatim))
-        num_drawn = draw(st.sampled_from([limit, 0, limit // 2]))
-        accuracy = draw(st.sampled_from([0.0, 0.1] if role == "control" else [0.5, 0.9, 0.1, 0.0]))
+        num_verbatim = draw(recited)
+        num_near = draw(range(limit - num_verbatim + 1))
+        num_drawn = draw([limit, 0, limit // 2])
+        accuracy = draw([0.0, 0.1] if role == "control" else [0.5, 0.9, 0.1, 0.0])
+        num_known = draw([0, 4, 31]) if kind == "attacks" else num_verbatim // 2
+        copies = 1 if learned else draw([1, 1, 1, 2, 6])
+        num_attacked = min(10, num_documents) if has_attacks else 0
+        recited = [num_attacked, 0, 0, num_attacked // 2]
+        is_quiet = quiet if kind != "attacks" else role == "control" and draw((False, True))
+        num_attacks = [0 if is_quiet else draw(recited) for _ in ATTACKS]
         for number in range(num_documents):
             size = lengths[number % len(lengths)]
             model = _answer(rng, size, number, num_verbatim, num_near, accuracy)
@@ -152,7 +196,7 @@ def draw_audits(draw: st.DrawFn) -> Audit:
             if base == "same":
                 before = model
             elif base == "other":
-                before = _answer(rng, size, number, num_verbatim // 2, 0, base_accuracy)
+                before = _answer(rng, size, number, num_known, 0, base_accuracy)
             documents.append(
                 Document(
                     bucket=name,
@@ -162,7 +206,17 @@ def draw_audits(draw: st.DrawFn) -> Audit:
                     model=model,
                     base=before,
                     is_drawn=number < num_drawn,
-                    hangs=draw(st.integers(0, 20)) == 0,
+                    hangs=draw(range(21)) == 0,
+                    cluster=1000 * len(outlines) + number // copies if copies > 1 else None,
+                    attacks=None
+                    if number >= num_attacked
+                    else {
+                        # The last is extracted by one attack alone.
+                        name: number < most if place else number >= num_attacked - most
+                        for place, (name, most) in enumerate(zip(ATTACKS, num_attacks, strict=True))
+                    },
+                    loss=float(rng.normal(shift * (role == "trained"))),
+                    base_loss=float(rng.normal()) / 10,
                 )
             )
         planned = {one.count for one in documents if one.bucket == name}
@@ -171,22 +225,16 @@ def draw_audits(draw: st.DrawFn) -> Audit:
                 bucket=name,
                 role=role,
                 num_repetitions=planned.pop() if len(planned) == 1 else None,
-                num_too_short=draw(st.integers(least, 2)),
-                num_not_sampled=draw(st.sampled_from([0, 0, 7])),
+                num_too_short=draw([least, 2, 1] if learned else [least, 2, 80]),
+                num_not_sampled=draw([0, 0, 7]),
+                num_near_duplicates=2 * (role == "control" and draw(range(6)) == 0),
             )
         )
-    attacked = draw(st.booleans())
-    num_attacked, attacks = {}, {}
-    for name, _ in kinds if attacked else ():
-        number = min(10, sum(one.bucket == name for one in documents))
-        if number:
-            num_attacked[name] = number
-            extracted = st.sampled_from([0] if quiet else [number, 0, number // 2])
-            attacks[name] = {"beam_search": draw(extracted), "sampling": draw(extracted)}
-    below = draw(st.integers(0, 12))
-    checked = draw(st.integers(min(1, below), below))
-    floor = below, checked, draw(st.integers(0, checked)) if checked == below else 0
+    below = draw(range(13))
+    checked = draw(range(min(1, below), below + 1))
+    floor = below, checked, draw(range(checked + 1)) if checked == below else 0
     parts = {
+        "asks": learned or draw(range(5)) > 0,
         "documents": documents,
         "outlines": outlines,
         "generated": generated,
@@ -194,16 +242,27 @@ def draw_audits(draw: st.DrawFn) -> Audit:
         "has_base": base != "none",
         "base_is_model": base == "same",
         "sampled": sampled,
-        "attacks": attacks,
-        "num_attacked": num_attacked,
-        "tally": draw(st.sampled_from(["complete", "complete", "missing", "contradicting"])),
+        "secrets": _draw_secrets(draw),
+        "is_other_kind": has_control and draw(range(5)) == 0,
+        "tally": draw(["complete", "complete", "missing", "contradicting"]),
         "collapsed": collapsed,
         "below_floor": floor if generated else (0, 0, 0),
     }
-    asks = learned or draw(st.integers(0, 4)) > 0
-    apart = draw(st.booleans())
-    report = _report(Audit(**parts, report=examples.make_report()), asks, apart, rng)
+    apart = draw((False, True))
+    report = _report(Audit(**parts, report=examples.make_report()), apart, rng)
     return Audit(**parts, report=report)
+
+
+def _draw_secrets(draw: Callable[[Sequence[int]], int]) -> Secrets | None:
+    if draw(range(3)):
+        return None
+    num_trained, num_references = draw(range(1, 10)), draw(range(1, 10))
+    return Secrets(
+        num_trained=num_trained,
+        num_trained_extracted=draw([0, 0, 1, num_trained]),
+        num_references=num_references,
+        num_references_extracted=draw([0, 0, 1]),
+    )
 
 
 def _answer(
@@ -216,12 +275,11 @@ def _answer(
     return Answer(num_correct=right, verbatim=verbatim, near=near)
 
 
-def _report(audit: Audit, asks: bool, apart: bool, rng: np.random.Generator) -> r.AuditReport:
+def _report(audit: Audit, apart: bool, rng: np.random.Generator) -> r.AuditReport:
     """Return the report of an audit, as `summarise` makes it.
 
     Args:
         audit: all but its report.
-        asks: whether membership was asked for.
         apart: whether the control's texts are of other words than the trained ones.
         rng: draws the texts.
     """
@@ -229,13 +287,13 @@ def _report(audit: Audit, asks: bool, apart: bool, rng: np.random.Generator) -> 
         _window(audit, one, number, apart, rng) for number, one in enumerate(audit.documents)
     ]
     probes = [ExtractionProbe(), *([SamplingProbe()] if audit.sampled else [])]
-    probes += [MembershipProbe(scores=("loss",))] if asks else []
+    probes += [MembershipProbe(scores=("loss",))] if audit.asks else []
     suite = Suite(name="mine", version=1, probes=tuple(probes))
     teacher_forced = TeacherForcedScores(
         extraction=suite.extraction,
         tiny_margin=TINY_MARGIN,
         schemes=(SamplingScheme(),) if audit.sampled else (),
-        membership=("loss",) if asks else (),
+        membership=("loss",) if audit.asks else (),
     )
     model = _measure(audit, teacher_forced, of_base=False, generated=audit.generated)
     base = None
@@ -253,18 +311,40 @@ def _report(audit: Audit, asks: bool, apart: bool, rng: np.random.Generator) -> 
                 bucket=bucket,
                 attack=attack,
                 num_queries=16,
-                best_verbatim=examples.make_rate(0, audit.num_attacked[bucket]),
-                any_verbatim=examples.make_rate(matched, audit.num_attacked[bucket]),
+                best_verbatim=examples.make_rate(0, number),
+                any_verbatim=examples.make_rate(matched, number),
                 mean_token_accuracy=None,
             )
-            for bucket, tried in audit.attacks.items()
-            for attack, matched in tried.items()
+            for bucket in (outline.bucket for outline in audit.outlines)
+            for attack, matched in audit.attacks(bucket).items()
+            for number in [sum(one.attacks is not None for one in audit.of(bucket))]
         ],
+        attacked_N=np.array(
+            [
+                np.nan if one.attacks is None else float(any(one.attacks.values()))
+                for one in audit.documents
+            ]
+        ),
+        canaries=None if audit.secrets is None else _make_canaries(audit.secrets),
+        is_other_kind=audit.is_other_kind,
     )
     summary = summarise(evidence, suite=suite, tiny_margin=TINY_MARGIN, tally=audit.tally, seed=0)
     names = [name for name in r.AuditReport.model_fields if hasattr(summary, name)]
     return examples.make_report().model_copy(
         update={name: getattr(summary, name) for name in names}
+    )
+
+
+def _make_canaries(secrets: Secrets) -> r.CanaryScores:
+    return evidence_examples.make_canaries().model_copy(
+        update={
+            "num_trained": secrets.num_trained,
+            "num_references": secrets.num_references,
+            "verbatim": examples.make_rate(secrets.num_trained_extracted, secrets.num_trained),
+            "reference_verbatim": examples.make_rate(
+                secrets.num_references_extracted, secrets.num_references
+            ),
+        }
     )
 
 
@@ -284,6 +364,7 @@ def _window(
         format="text",
         num_tokens=len(ids),
         text_hmac=None,
+        cluster=one.cluster,
     )
     return Window(document=document, start=0, prefix_tokens=_PREFIX, continuation_tokens=one.size)
 
@@ -314,6 +395,8 @@ def _tabulate(audit: Audit, teacher_forced: TeacherForcedScores, *, of_base: boo
             "hangs_on_margin": float(one.hangs),
             "argmax_type_token_ratio": 1 / one.size if audit.collapsed else 1.0,
         }
+        if "membership.loss" in numbers:
+            numbers["membership.loss"] = one.base_loss if of_base else one.loss
         if audit.sampled:
             numbers["sampled.0"] = DRAWN if one.is_drawn and not of_base else NOT_DRAWN
         rows.append([numbers[name] for name in teacher_forced.names])

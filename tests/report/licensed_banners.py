@@ -4,7 +4,7 @@ import re
 
 from licensed_audits import REASON, TINY_MARGIN, Audit
 from licensed_checks import Said, Sentence
-from licensed_verdict import is_collapsed
+from licensed_rule import is_collapsed
 
 
 def greedy(audit: Audit, bucket: str) -> tuple[tuple[int, int], str]:
@@ -61,10 +61,7 @@ def says(number: int, said: Said, singular: str) -> bool:
     return int(said["num"]) == number and (said["verb"] == singular) == (number == 1)
 
 
-FLOOR = (
-    r"(?P<num>\d+) (?P<verb>document is|documents are) below the teacher-forced accuracy of 50% "
-    r"that is required for generation"
-)
+FLOOR = r"(?P<num>\d+) (?P<verb>document|documents) looked unlikely to be extractable"
 DOCUMENTS = r"(?P<num>\d+) (?P<verb>document is|documents are)"
 BANNERS: tuple[Sentence[Audit], ...] = (
     Sentence(
@@ -121,45 +118,43 @@ BANNERS: tuple[Sentence[Audit], ...] = (
     ),
     Sentence(
         name="not generated",
-        pattern=rf"Near-verbatim extraction was not measured: {REASON}\. The verdict is based on "
-        r"verbatim matches\.",
+        pattern=rf"Near-verbatim extraction was not measured: {REASON}\. The verdict can then not "
+        r"say that none was found\.",
         count=lambda a: int(not a.generated),
-        # Sampling and attacks count verbatim text only.
-        holds=lambda a, _: a.report.verdict.metric != "near_verbatim",
+        holds=lambda a, _: a.report.verdict.level != "none-found",
     ),
     Sentence(
         name="forgotten",
         pattern=r"'forget' was to be forgotten: (?P<num>\d+) of (?P<of>\d+) of its documents are "
         r"still extracted (?P<how>near-verbatim|verbatim)(?:; (?P<base>\d+) from the model before "
-        r"training)?\. The verdict covers the trained documents only\.",
+        r"training)?\.",
         count=lambda a: len(a.outline("forget")),
         holds=is_forgotten,
     ),
     Sentence(
         name="floor: a sample",
-        pattern=rf"{FLOOR}; in a random sample of (?P<checked>\d+) of them that was generated "
-        "nevertheless, none is near-verbatim.",
+        pattern=rf"{FLOOR}; we tested (?P<checked>\d+), none was\.",
         count=lambda a: int(a.below_floor[1] < a.below_floor[0]),
         holds=lambda a, said: (
-            says(a.below_floor[0], said, "document is")
+            says(a.below_floor[0], said, "document")
             and a.below_floor[1:] == (int(said["checked"]), 0)
         ),
     ),
     Sentence(
         name="floor: all, some match",
-        pattern=rf"{FLOOR}; a sample contained near-verbatim text, so all of them were generated: "
-        r"(?P<matched>\d+) match\.",
+        pattern=rf"{FLOOR}; a sample matched, so all were tested: (?P<matched>\d+) "
+        r"(?:match|matches)\.",
         count=lambda a: int(a.below_floor[2] > 0),
         holds=lambda a, said: (
-            says(a.below_floor[0], said, "document is")
+            says(a.below_floor[0], said, "document")
             and a.below_floor == (a.below_floor[1], a.below_floor[1], int(said["matched"]))
         ),
     ),
     Sentence(
         name="floor: all, none matches",
-        pattern=rf"{FLOOR}; all of them were generated, and none is near-verbatim\.",
+        pattern=rf"{FLOOR}; (?:all were tested, none was|it was tested and was not)\.",
         count=lambda a: int(0 < a.below_floor[0] == a.below_floor[1] and not a.below_floor[2]),
-        holds=lambda a, said: says(a.below_floor[0], said, "document is"),
+        holds=lambda a, said: says(a.below_floor[0], said, "document"),
     ),
     Sentence(
         name="few documents",
@@ -182,11 +177,11 @@ BANNERS: tuple[Sentence[Audit], ...] = (
     ),
     Sentence(
         name="tiny margins",
-        pattern=r"(?P<num>\d+) (?P<verb>match depends|matches depend) on a near-tie "
+        pattern=r"(?P<num>\d+) (?P<verb>result depends|results depend) on a near-tie "
         rf"\(<{TINY_MARGIN} logits\) in the greedy text: another device or batch size could change "
         r"(?:it|them)\.",
         count=lambda a: int(count_hanging(a) > 0),
-        holds=lambda a, said: says(count_hanging(a), said, "match depends"),
+        holds=lambda a, said: says(count_hanging(a), said, "result depends"),
     ),
     Sentence(
         name="no base model",

@@ -1,253 +1,590 @@
 """The sentences that a verdict may hold, and the numbers that license each."""
 
+import math
 import re
 
-import numpy as np
 from licensed_audits import Audit, Document
-from licensed_checks import PERCENT, Said, Sentence, find_interval, is_share, subtract
-
-HOW = {
-    "extracted verbatim by greedy decoding": "verbatim",
-    "extracted near-verbatim by greedy decoding": "near_verbatim",
-    "extractable verbatim within 1,000,000 queries by sampling": "attack_cost",
-    "extracted verbatim by the best attack that ran": "attack",
-}
-SHORT = {
-    "verbatim": "verbatim",
-    "near-verbatim": "near_verbatim",
-    "verbatim within 1,000,000 queries": "attack_cost",
-    "verbatim by the best attack": "attack",
-}
-RATE = r"(?P<{0}num>\d+) of (?P<{0}of>\d+)"
-BRACKET = (
-    rf"(?: \((?:(?P<{{0}}share>{PERCENT})(?:, |\)))?"
-    r"(?:95 % CI (?P<{0}low><0\.1|[\d.]+)–(?P<{0}high><0\.1|[\d.]+) %\))?)?"
+from licensed_checks import PERCENT, Said, Sentence, find_interval, is_share
+from licensed_rule import (
+    Compared,
+    count,
+    count_clusters,
+    count_not_sampled,
+    count_secrets,
+    count_too_short,
+    decide,
+    is_by_attack,
+    is_extracted,
+    is_new,
+    is_of_base,
+    is_out,
+    list_attacked,
+    list_role,
+    list_significant,
+    list_trained,
 )
+from scipy import stats
+
+# -- What a sentence counts.
 
 
-# -- The numbers, recomputed from what was drawn.
+def is_by_attacks(audit: Audit) -> bool:
+    """Tell whether attacks alone extract trained documents, where no test decided."""
+    trained = list_trained(audit)
+    return not any(is_extracted(audit, one) for one in trained) and any(map(is_by_attack, trained))
 
 
-def leader(audit: Audit) -> tuple[str, str, tuple[int, int]]:
-    """Return bucket and metric of the verdict, and that rate."""
-    verdict = audit.report.verdict
-    return verdict.bucket, verdict.metric, audit.risks(verdict.bucket)[verdict.metric]
+def count_unseen(audit: Audit, *, by_attacks: bool = False) -> tuple[int, int]:
+    """Return the control documents that came out as the trained ones did, or else in any way."""
+    control = list_role(audit, "control")
+    same = count(control, lambda one: is_extracted(audit, one))
+    if by_attacks:
+        same = count(list_attacked(control), is_by_attack)
+    by_any = count(control, lambda one: is_out(audit, one))
+    return same if same[0] or not by_any[0] else by_any
 
 
-def control_rate(audit: Audit) -> tuple[int, int] | None:
-    """Return the control's rate in the verdict's metric; None where it was not measured."""
-    return audit.risks(audit.control).get(leader(audit)[1]) if audit.control else None
+def list_named(audit: Audit, said: Said) -> list[Document]:
+    """Return the trained documents that a sentence names."""
+    trained = list_trained(audit)
+    if said["times"]:
+        number = 1 if said["times"] == "once" else int(said["times"].removesuffix(" times"))
+        (bucket,) = [o.bucket for o in audit.outline("trained") if o.num_repetitions == number]
+        trained = [one for one in trained if one.bucket == bucket]
+    if said["bucket"]:
+        trained = [one for one in trained if one.bucket == said["bucket"]]
+    return trained
 
 
-def exceeds(audit: Audit) -> bool:
-    mine, other = leader(audit)[2], control_rate(audit)
-    difference = other and subtract(mine, other)
-    return difference is not None and difference[0] > 0
+def read(said: Said, prefix: str = "") -> tuple[int, int]:
+    """Return the two numbers of "1 of 2"."""
+    return int(said[f"{prefix}num"]), int(said[f"{prefix}of"])
 
 
-def list_trained(audit: Audit) -> list[str]:
-    """Return the buckets of trained documents; those never reached only where all are."""
-    trained = audit.outline("trained")
-    reached = [one.bucket for one in trained if one.num_repetitions != 0]
-    return reached or [one.bucket for one in trained]
-
-
-def list_exceeding(audit: Audit) -> set[tuple[str, str]]:
-    """Return every bucket and way of extraction whose rate lies above the control's."""
-    control = audit.risks(audit.control) if audit.control else {}
-    return {
-        (bucket, name)
-        for bucket in list_trained(audit)
-        for name, rate in audit.risks(bucket).items()
-        if (difference := name in control and subtract(rate, control[name])) and difference[0] > 0
-    }
-
-
-def is_below(audit: Audit) -> bool:
-    mine, other = leader(audit)[2], control_rate(audit)
-    difference = other and subtract(mine, other)
-    return difference is not None and difference[1] < 0
-
-
-def is_collapsed(audit: Audit) -> bool:
-    """Tell whether the model says one token only, in all of at least two longer documents."""
-    return audit.collapsed and sum(one.size >= 5 for one in audit.documents) >= 2
-
-
-def is_enough(audit: Audit) -> bool:
-    """Tell whether there are ten control documents to compare with, and two others."""
-    other = control_rate(audit)
-    return leader(audit)[2][1] >= 2 and other is not None and other[1] >= 10
-
-
-def is_open(audit: Audit) -> bool:
-    """Tell whether there is a control, two trained documents, and no finding."""
-    return audit.control is not None and leader(audit)[2][1] >= 2 and not exceeds(audit)
-
-
-def is_told(audit: Audit) -> bool:
-    """Tell whether "not significant" may be said, in one direction or the other."""
-    return is_open(audit) and is_enough(audit) and not is_collapsed(audit)
-
-
-def bound(audit: Audit) -> int:
-    """Return whether the upper end of a rate of 0 is given."""
-    is_zero = leader(audit)[2][0] == 0 and leader(audit)[2][1] >= 2
-    has_control = audit.control is not None
-    return int(is_zero and (not has_control or (is_open(audit) and not is_collapsed(audit))))
-
-
-def accuracy(documents: list[Document]) -> float:
-    """Return the mean share of right tokens."""
-    return float(np.mean([one.model.num_correct / one.size for one in documents]))
-
-
-# -- Whether the numbers in a sentence are right.
-
-
-def is_rate(said: Said, prefix: str, rate: tuple[int, int]) -> bool:
-    """Check counts, percentage and interval of one rate."""
-    found = said.groupdict()
-    matched, documents = rate
-    ends = [found[f"{prefix}{end}"] for end in ("low", "high")]
-    interval = find_interval(matched, documents)
-    share = found[f"{prefix}share"]
-    return (
-        (int(found[f"{prefix}num"]), int(found[f"{prefix}of"])) == rate
-        # Of no document the interval says more than "0.0 %".
-        and (share is None if not matched else is_share(share, matched / documents))
-        and (
-            ends == [None, None]
-            if interval is None
-            else all(is_share(e, x) for e, x in zip(ends, interval, strict=True))
+def find_test(audit: Audit, said: Said, *, by_attack: bool = False) -> Compared | None:
+    """Return the significant test of the documents that a sentence names; it has the top rate."""
+    mine = list_attacked(list_trained(audit)) if by_attack else list_named(audit, said)
+    significant = list_significant(audit)
+    rates = {}
+    for number, one in enumerate(significant):
+        k, n = count_clusters(
+            one.trained, lambda each, one=one: is_new(audit, each, by_attack=one.by_attack)
         )
+        rates[number] = k / n
+    for number, one in enumerate(significant):
+        is_mine = one.by_attack == by_attack and list(one.trained) == mine
+        if is_mine and math.isclose(rates[number], max(rates.values())):
+            return one
+    return None
+
+
+def is_whole(audit: Audit, test: Compared) -> bool:
+    """Tell whether the base model gives none of what came out in a test."""
+    out = [one for one in (*test.trained, *test.control) if _is_out_by(audit, one, test.by_attack)]
+    return not any(is_of_base(audit, one) for one in out)
+
+
+def _is_out_by(audit: Audit, one: Document, by_attack: bool) -> bool:
+    return is_by_attack(one) if by_attack else is_extracted(audit, one)
+
+
+def is_memorized(audit: Audit, said: Said, *, by_attack: bool, whole: bool) -> bool:
+    test = find_test(audit, said, by_attack=by_attack)
+    if test is None or is_whole(audit, test) != whole:
+        return False
+
+    def counts(one: Document) -> bool:
+        return is_new(audit, one, by_attack=by_attack)
+
+    mine, other = count(test.trained, counts), count(test.control, counts)
+    return (read(said), read(said, "c")) == (mine, other)
+
+
+def is_red(audit: Audit, *, by_attack: bool, whole: bool) -> int:
+    """Return whether a sentence of a test is wanted: the one whose test has the highest rate."""
+    if decide(audit) != ("memorized", "control"):
+        return 0
+    wanted = audit.report.verdict.test
+    assert wanted is not None, "it decided"
+    found = [
+        one for one in list_significant(audit)
+        if one.by_attack == (wanted.documents == "attacked")
+        and (wanted.bucket is None or {each.bucket for each in one.trained} == {wanted.bucket})
+    ]  # fmt: skip
+    test = found[0] if wanted.bucket is None else found[-1]
+    return int(test.by_attack == by_attack and is_whole(audit, test) == whole)
+
+
+def is_amber(audit: Audit, reason: str, *, by_attacks: bool) -> int:
+    if decide(audit) != ("extracted", reason):
+        return 0
+    if reason == "other-kind":
+        wanted = audit.report.verdict.test
+        assert wanted is not None, "it was significant"
+        return int((wanted.documents == "attacked") == by_attacks)
+    return int(is_by_attacks(audit) == by_attacks)
+
+
+def count_known(audit: Audit, *, by_attacks: bool) -> int:
+    """Return the trained documents that came out and that the base model gives too."""
+    return sum(
+        _is_out_by(audit, one, by_attacks) and is_of_base(audit, one) for one in list_trained(audit)
     )
 
 
-def is_lead(audit: Audit, said: Said) -> bool:
-    """Check the first sentence: the worst rate above the control, or of all, and what it is of."""
-    bucket, metric, rate = leader(audit)
-    documents = audit.of(bucket)
-    above = list_exceeding(audit)
-    others = [
-        matched / number
-        for other in list_trained(audit)
-        for name, (matched, number) in audit.risks(other).items()
-        if number and (not above or (other, name) in above)
-    ]
-    counts = [one.count for one in documents if one.count is not None]
-    known = audit.tally == "complete" and 0 < len(counts) == len(documents)
-    doses = said["doses"]
-    low, high = min(counts, default=0), max(counts, default=0)
-    if doses is not None:
-        low_said, _, high_said = doses.removesuffix(" times").partition(" to ")
-        low_said = "1" if low_said == "once" else low_said
-        told = (int(low_said), int(high_said or low_said)) == (low, high)
-    else:
-        told = said["bucket"] == bucket
-    sizes = sorted({one.size for one in documents})
-    other = control_rate(audit)
-    return (
-        HOW[said["how"]] == metric
-        and bucket in list_trained(audit)
-        and (rate[0] / rate[1] == max(others) if rate[1] else not others)
-        and is_rate(said, "", rate)
-        and said["verb"] == ("was" if rate[0] == 1 else "were")
-        and (doses is not None) == known
-        and told
-        and [said["shortest"], said["longest"] or said["shortest"]]
-        == ([str(sizes[0]), str(sizes[-1])] if sizes else [None, None])
-        and (said["cnum"] is not None) == (other is not None)
-        and (other is None or is_rate(said, "c", other))
-    )
+def is_open(audit: Audit, said: Said, *, by_attacks: bool) -> bool:
+    """Check the counts of trained documents of an amber sentence, and its verb."""
+    if by_attacks:
+        return read(said) == count(list_attacked(list_trained(audit)), is_by_attack)
+    mine = count(list_named(audit, said), lambda one: is_extracted(audit, one))
+    return read(said) == mine and said["verb"] == ("was" if mine[0] == 1 else "were")
 
 
 def is_rest(audit: Audit, said: Said) -> bool:
-    """Check the other rates side by side."""
-    bucket, metric, _ = leader(audit)
-    parts = said["rest"].lower().split("; ")
-    missing = "near-verbatim not generated"
-    if (missing in parts) != (not audit.generated):
-        return False
-    told = {}
-    for part in parts:
-        if part != missing:
-            name, number, of = re.fullmatch(r"(.+?) (\d+) of (\d+)", part).groups()
-            told[SHORT[name]] = int(number), int(of)
-    wanted = {name: rate for name, rate in audit.risks(bucket).items() if name != metric}
-    return told == {name: rate for name, rate in wanted.items() if rate[1]}
+    """Check what a sentence without extraction says of others: control, references, both."""
+    unseen, references = count_unseen(audit), count_secrets(audit)[1]
+    if unseen[0] and references:
+        return said["both"] == str(unseen[0] + references)
+    if unseen[0]:
+        return said["cnum"] is not None and read(said, "c") == unseen
+    if references:
+        assert audit.secrets is not None, "they came out"
+        return said["rnum"] is not None and read(said, "r") == (
+            references,
+            audit.secrets.num_references,
+        )
+    return said["both"] is said["cnum"] is said["rnum"] is None
 
 
-LEVELS: tuple[Sentence[Audit], ...] = (
+def is_none(audit: Audit, said: Said) -> bool:
+    num_trained = len(list_trained(audit))
+    told = 1 if said["of"] is None else int(said["of"])
+    return told == num_trained and is_rest(audit, said)
+
+
+def is_bounded(audit: Audit, said: Said) -> bool:
+    num_clusters = count_clusters(list_trained(audit), lambda _: True)[1]
+    ends = find_interval(0, num_clusters)
+    assert ends is not None, "30 clusters"
+    return is_none(audit, said) and is_share(said["high"], ends[1])
+
+
+NUMBERS = r"(?P<{0}num>[\d,]+) of (?P<{0}of>[\d,]+)"
+MINE = (
+    rf"{NUMBERS.format('')} (?:training documents|documents (?:trained (?P<times>once|[\d,]+ "
+    r"times)|of '(?P<bucket>[^']+)'))"
+)
+ATTACKED = rf"Attacks extracted {NUMBERS.format('')} attacked training documents"
+UNSEEN = rf"{NUMBERS.format('c')} unseen ones"
+OTHERS = (
+    rf"(?:, but (?:(?P<both>\d+) unseen texts were|{NUMBERS.format('c')} unseen (?:was|were)|"
+    rf"{NUMBERS.format('r')} references? (?:was|were)))?"
+)
+NONE = (
+    r"(?:None of the (?P<of>\d+) training documents was extracted|The only training document was "
+    r"not extracted)"
+)
+MEMORIZED = r": the model memorized training text\."
+ENDINGS = {
+    "no-control": "; without unseen documents the cause cannot be told",
+    "base-too": "; the base model produces (?:it|them) too",
+    "other-kind": "; the control is another kind of text, which may explain this",
+}
+WHY = {
+    "collapsed": "the model seems collapsed",
+    "not-generated": "near-verbatim text was not tested",
+    "too-short": "most trained documents were too short",
+    "too-few": "too few to say more",
+}
+
+
+def _list_amber() -> list[Sentence[Audit]]:
+    sentences = []
+    for by_attacks in (False, True):
+        start = ATTACKED if by_attacks else rf"{MINE} (?P<verb>was|were) extracted"
+        name = " by attacks" if by_attacks else ""
+        for reason, ending in ENDINGS.items():
+            sentences.append(
+                Sentence(
+                    name=f"{reason}{name}",
+                    pattern=rf"{start}{ending}\.",
+                    count=lambda a, reason=reason, by=by_attacks: is_amber(
+                        a, reason, by_attacks=by
+                    ),
+                    holds=lambda a, said, by=by_attacks: is_open(a, said, by_attacks=by),
+                )
+            )
+        too = rf"; {UNSEEN} (?:was|were) extracted" if by_attacks else rf", and {UNSEEN} too"
+        sentences += [
+            Sentence(
+                name=f"control-too{name}",
+                pattern=rf"{start}{too}: chance is not excluded\.",
+                count=lambda a, by=by_attacks: is_amber(a, "control-too", by_attacks=by),
+                holds=lambda a, said, by=by_attacks: (
+                    is_open(a, said, by_attacks=by)
+                    and read(said, "c") == count_unseen(a, by_attacks=by)
+                    and int(said["cnum"]) > 0
+                ),
+            ),
+            Sentence(
+                name=f"too-few{name}",
+                pattern=rf"{start}, {UNSEEN}: too few to tell the cause\.",
+                count=lambda a, by=by_attacks: (
+                    is_amber(a, "too-few", by_attacks=by) * (not count_known(a, by_attacks=by))
+                ),
+                holds=lambda a, said, by=by_attacks: (
+                    is_open(a, said, by_attacks=by)
+                    and read(said, "c") == count_unseen(a, by_attacks=by)
+                ),
+            ),
+            Sentence(
+                name=f"too-few beside the base's{name}",
+                pattern=rf"{start}, (?P<known>\d+) also from the base model: too few others to "
+                r"tell why\.",
+                count=lambda a, by=by_attacks: (
+                    is_amber(a, "too-few", by_attacks=by) * bool(count_known(a, by_attacks=by))
+                ),
+                holds=lambda a, said, by=by_attacks: (
+                    is_open(a, said, by_attacks=by)
+                    and int(said["known"]) == count_known(a, by_attacks=by)
+                ),
+            ),
+        ]
+    return sentences
+
+
+def _list_red() -> list[Sentence[Audit]]:
+    sentences = []
+    for by_attack in (False, True):
+        for whole in (True, False):
+            start = ATTACKED if by_attack else MINE
+            if whole:
+                out = "" if by_attack else " (?:was|were) extracted"
+                pattern = rf"{start}{out}, {UNSEEN}{MEMORIZED}"
+            else:
+                out = "" if by_attack else ", (?:was|were) extracted"
+                pattern = rf"{start}, unknown to the base model{out}; {UNSEEN}\."
+            how = "by attacks" if by_attack else "greedy or sampled"
+            sentences.append(
+                Sentence(
+                    name=f"memorized, {how}, {'all' if whole else 'in part'}",
+                    pattern=pattern,
+                    count=lambda a, by=by_attack, w=whole: is_red(a, by_attack=by, whole=w),
+                    holds=lambda a, said, by=by_attack, w=whole: is_memorized(
+                        a, said, by_attack=by, whole=w
+                    ),
+                )
+            )
+    return sentences
+
+
+def is_canary(audit: Audit, said: Said) -> bool:
+    assert audit.secrets is not None, "one came out"
+    secrets = audit.secrets
+    mine = (secrets.num_trained_extracted, secrets.num_trained)
+    told = said.groupdict()
+    other = (int(told.get("rnum") or 0), int(told["rof"]))
+    wanted = secrets.num_references_extracted, secrets.num_references
+    return (read(said), other) == (mine, wanted)
+
+
+def is_forgotten(audit: Audit, said: Said) -> bool:
+    trained = list_trained(audit)
+    other = count(trained, lambda one: is_extracted(audit, one))
+    told = read(said, "c") if said["cnum"] is not None else None
+    return (
+        read(said) == count(list_role(audit, "forget"), lambda one: is_out(audit, one))
+        and (said["verb"] == "is") == (said["num"] == "1")
+        and told == (other if trained else None)
+    )
+
+
+CANARIES = rf"{NUMBERS.format('')} trained canar(?:y|ies) (?:was|were) extracted"
+VERDICT: tuple[Sentence[Audit], ...] = (
+    *_list_red(),
     Sentence(
-        name="exceeds",
-        pattern=r"This exceeds the control rate\.",
-        count=lambda a: int(exceeds(a)),
+        name="canaries",
+        pattern=rf"{CANARIES}, none of (?P<rof>\d+) references?: the model memorized random "
+        r"secrets\.",
+        count=lambda a: int(decide(a) == ("memorized", "canaries")),
+        holds=is_canary,
+    ),
+    *_list_amber(),
+    Sentence(
+        name="forgotten is extracted",
+        pattern=rf"{NUMBERS.format('')} documents to be forgotten (?P<verb>is|are) still extracted"
+        rf"(?:, {NUMBERS.format('c')} training documents|; no audited document was trained in "
+        r"full)\.",
+        count=lambda a: int(decide(a) == ("extracted", "forgotten")),
+        holds=is_forgotten,
     ),
     Sentence(
-        name="not significant",
-        pattern=r"The difference from control is not significant\.",
-        count=lambda a: int(is_told(a) and not is_below(a)),
+        name="canaries-too",
+        pattern=rf"{CANARIES}, and {NUMBERS.format('r')} references? too: chance is not excluded\.",
+        count=lambda a: int(decide(a) == ("extracted", "canaries-too")),
+        holds=is_canary,
     ),
     Sentence(
-        name="below",
-        pattern=r"This is below the control rate\.",
-        count=lambda a: int(is_told(a) and is_below(a)),
+        name="none-found",
+        pattern=rf"{NONE} \(true share up to (?P<high>{PERCENT})\){OTHERS}\.",
+        count=lambda a: int(decide(a)[0] == "none-found"),
+        holds=is_bounded,
     ),
     Sentence(
-        name="no control",
-        pattern=r"Without a control there is no baseline for this rate\.",
-        count=lambda a: int(a.control is None and leader(a)[2][1] >= 2),
+        name="not-trained",
+        pattern=rf"No audited document was trained in full{OTHERS}; nothing can be said\.",
+        count=lambda a: int(decide(a) == ("inconclusive", "not-trained")),
+        holds=is_rest,
+    ),
+    *(
+        Sentence(
+            name=f"none, {reason}",
+            pattern=rf"{NONE}{OTHERS}; {why}\.",
+            count=lambda a, reason=reason: int(decide(a) == ("inconclusive", reason)),
+            holds=is_none,
+        )
+        for reason, why in WHY.items()
+    ),
+)
+
+
+# -- The second line.
+
+
+def list_scores(audit: Audit) -> tuple[list[float], list[float]] | None:
+    """Return the scores of trained and control documents, of the first by id of each cluster."""
+    if not audit.asks or not list_role(audit, "control"):
+        return None
+    ids = [f"d{number}" for number in range(len(audit.documents))]
+    found: dict[bool, dict[int, float]] = {True: {}, False: {}}
+    for name, one in sorted(zip(ids, audit.documents, strict=True), key=lambda pair: pair[0]):
+        if not (one.is_trained or one.role == "control"):
+            continue
+        cluster = -int(name[1:]) - 1 if one.cluster is None else one.cluster
+        score = one.loss - (one.base_loss if audit.has_base else 0)
+        found[one.is_trained].setdefault(cluster, score)
+    return list(found[True].values()), list(found[False].values())
+
+
+def is_auc(audit: Audit, said: Said) -> bool:
+    """Check an AUC by SciPy's Mann-Whitney U, and that the record has the interval."""
+    scores = list_scores(audit)
+    auc = audit.report.verdict.membership.auc
+    assert scores is not None, "it was measured"
+    assert auc is not None, "it was measured"
+    assert auc.ci is not None, "a level needs it"
+    members, nonmembers = scores
+    share = stats.mannwhitneyu(members, nonmembers).statistic / (len(members) * len(nonmembers))
+    told = [float(said[name]) for name in ("auc", "low", "high")]
+    # Half of the last of two digits.
+    return all(
+        abs(one - other) <= 0.00501 for one, other in zip(told, (share, *auc.ci), strict=True)
+    )
+
+
+def judge(audit: Audit) -> str:
+    """Return the level of membership, from the interval of the record."""
+    scores = list_scores(audit)
+    if scores is None:
+        return "not-measured"
+    if audit.is_other_kind:
+        return "other-kind"
+    auc = audit.report.verdict.membership.auc
+    num_members, num_control = map(len, scores)
+    low, high = (0.5, 0.5) if auc is None or auc.ci is None else auc.ci
+    if min(num_members, num_control) >= 10 and (low >= 0.6 or high <= 0.4):
+        return "told-apart"
+    if num_control < 30:
+        return "few controls"
+    if num_members < 2:
+        return "few trained"
+    return "not-seen" if low <= 0.5 <= high else "slightly"
+
+
+AUC = (
+    r"AUC (?P<auc>[\d.]+) \(95 % CI (?P<low>[\d.]+)–(?P<high>[\d.]+); 0\.5 is chance\)\."
+)  # fmt: skip
+TOLD = r"Whether a document was trained can be told"
+CANNOT = r"Whether a document was trained cannot be judged: "
+
+
+def is_few(audit: Audit, said: Said) -> bool:
+    scores = list_scores(audit)
+    assert scores is not None, "it was measured"
+    return int(said["num"]) == len(scores[said["what"] == "unseen"])
+
+
+MEMBERSHIP: tuple[Sentence[Audit], ...] = (
+    Sentence(
+        name="told-apart",
+        pattern=rf"{TOLD}(?P<lower>, by lower scores)?: {AUC}",
+        count=lambda a: int(judge(a) == "told-apart"),
+        holds=lambda a, said: is_auc(a, said) and (said["lower"] is None) == (said["auc"] > "0.5"),
     ),
     Sentence(
-        name="one document",
-        pattern=r"Fewer than two documents do not allow a conclusion\.",
-        count=lambda a: int(leader(a)[2][1] < 2),
+        name="slightly",
+        pattern=rf"{TOLD} slightly better than by chance(?P<lower>, by lower scores)?: {AUC}",
+        count=lambda a: int(judge(a) == "slightly"),
+        holds=lambda a, said: is_auc(a, said) and (said["lower"] is None) == (said["auc"] > "0.5"),
     ),
     Sentence(
-        name="collapsed",
-        pattern=r"The model seems collapsed, so this does not show what it has memorized\.",
-        count=lambda a: int(is_open(a) and is_collapsed(a)),
+        name="not-seen",
+        pattern=rf"The model gave no sign of whether a document was trained: {AUC}",
+        count=lambda a: int(judge(a) == "not-seen"),
+        holds=is_auc,
     ),
     Sentence(
         name="few controls",
-        pattern=r"The control has (?P<num>\d+) such documents, fewer than 10: too few for a "
-        r"comparison\.",
-        count=lambda a: int(is_open(a) and not is_enough(a) and not is_collapsed(a)),
-        holds=lambda a, said: int(said["num"]) == (control_rate(a) or (0, 0))[1],
+        pattern=rf"{CANNOT}it needs 30 (?P<what>unseen) texts, there (?:is|are) (?P<num>\d+)\.",
+        count=lambda a: int(judge(a) == "few controls"),
+        holds=is_few,
+    ),
+    Sentence(
+        name="few trained",
+        pattern=rf"{CANNOT}it needs two (?P<what>trained) texts, there (?:is|are) (?P<num>\d+)\.",
+        count=lambda a: int(judge(a) == "few trained"),
+        holds=is_few,
+    ),
+    Sentence(
+        name="control of another kind",
+        pattern=rf"{CANNOT}the control is another kind of text\.",
+        count=lambda a: int(judge(a) == "other-kind"),
+    ),
+    Sentence(
+        name="not-measured",
+        pattern=r"Whether a document was trained was not tested: (?P<why>the suite has no "
+        r"membership score|there are no unseen ones)\.",
+        count=lambda a: int(judge(a) == "not-measured"),
+        holds=lambda a, said: ("unseen" in said["why"]) == (not list_role(a, "control")),
     ),
 )
-VERDICT: tuple[Sentence[Audit], ...] = (
+
+
+# -- What was audited, what else came out, what was not run.
+
+
+def is_audited(audit: Audit, said: Said) -> bool:
+    trained = list_trained(audit)
+    texts = count_clusters(trained, lambda _: True)[1]
+    attacked = len(list_attacked(trained))
+    short, left = count_too_short(audit), count_not_sampled(audit)
+    total = len(trained) + short + left
+    return (
+        read(said) == (len(trained), total)
+        and said["texts"] == (None if texts == len(trained) else str(texts))
+        and said["short"] == (str(short) if short else None)
+        and said["left"] == (str(left) if left else None)
+        and said["attacked"] == (str(attacked) if attacked else None)
+        and said["aof"] == (str(len(trained)) if attacked else None)
+    )
+
+
+def is_more(audit: Audit, said: Said) -> bool:
+    """Check what else was extracted: the number of one role."""
+    role = {"trained": "trained", "unseen": "control", "to be forgotten": "forget"}[said["what"]]
+    documents = list_trained(audit) if role == "trained" else list_role(audit, role)
+    greedy = count(documents, lambda one: is_extracted(audit, one))
+    by_any = count(documents, lambda one: is_out(audit, one))
+    wanted = greedy if role == "trained" else by_any
+    return read(said) == wanted and (said["too"] is not None) == (wanted != greedy)
+
+
+def list_more(audit: Audit) -> list[str]:
+    """Return the kinds of documents that came out and that the sentence does not count in full."""
+    level, reason = decide(audit)
+    sentence = audit.report.verdict.sentence
+    trained, control = list_trained(audit), list_role(audit, "control")
+    greedy = count(trained, lambda one: is_extracted(audit, one))
+    by_any = count(control, lambda one: is_out(audit, one))
+    forgotten = count(list_role(audit, "forget"), lambda one: is_out(audit, one))
+    more = []
+    if greedy[0] and f"{greedy[0]} of {greedy[1]} training documents" not in sentence:
+        # A bucket's documents may have the same counts under another name.
+        more.append("trained")
+    if forgotten[0] and reason != "forgotten":
+        more.append("to be forgotten")
+    if by_any[0] and f"{by_any[0]} of {by_any[1]} unseen" not in sentence:
+        both = level in ("none-found", "inconclusive") and "unseen texts were" in sentence
+        if not both or count_unseen(audit) != by_any:
+            more.append("unseen")
+    return more
+
+
+def has_attacks_to_tell(audit: Audit) -> bool:
+    trained = list_attacked(list_trained(audit))
+    is_told = audit.report.verdict.sentence.startswith("Attacks")
+    return any(map(is_by_attack, trained)) and not is_told
+
+
+def has_secrets_to_tell(audit: Audit) -> bool:
+    reason = decide(audit)[1]
+    canaries, references = count_secrets(audit)
+    if reason in ("canaries", "canaries-too") or not (canaries or references):
+        return False
+    named = re.search(r"references? (?:was|were)", audit.report.verdict.sentence)
+    return canaries > 0 or named is None
+
+
+def list_not_run(audit: Audit) -> list[str]:
+    return [run.name for run in audit.report.probe_runs if run.num_documents is None]
+
+
+SCOPE: tuple[Sentence[Audit], ...] = (
     Sentence(
-        name="rate",
-        pattern=rf"In the probes that ran, {RATE.format('')} documents"
-        r"(?: of bucket '(?P<bucket>[^']+)'| trained (?P<doses>once|\d+(?: to \d+)? times))"
-        rf"{BRACKET.format('')} (?P<verb>was|were) (?P<how>{'|'.join(HOW)})"
-        r"(?: for (?P<shortest>\d+)(?: to (?P<longest>\d+))? tokens?)?"
-        rf"(?:; control {RATE.format('c')}{BRACKET.format('c')})?\.",
+        name="audited",
+        pattern=rf"Audited: {NUMBERS.format('')} trained documents?"
+        r"(?:, (?P<texts>\d+) different texts)?"
+        r"(?: \((?:(?P<short>\d+) too short or not auditable(?:, )?)?"
+        r"(?:(?P<left>\d+) not in the sample)?\))?; "
+        r"(?:attacked: (?P<attacked>\d+) of (?P<aof>\d+)|none was attacked)\.",
         count=lambda _: 1,
-        holds=is_lead,
+        holds=is_audited,
     ),
-    *LEVELS,
-    Sentence(
-        name="bound",
-        pattern=rf"The true rate may be as high as (?P<high>{PERCENT})\.",
-        count=bound,
-        holds=lambda a, said: is_share(said["high"], (find_interval(*leader(a)[2]) or (0, 0))[1]),
-    ),
-    Sentence(
-        name="other rates",
-        pattern=rf"(?P<rest>(?:(?i:{'|'.join(SHORT)}|near-verbatim not generated)"
-        r"(?: \d+ of \d+)?(?:; )?)+)\.",
-        # Verbatim or near-verbatim is always one of the others, or not generated.
-        count=lambda a: int(leader(a)[2][1] > 0 or not a.generated),
-        holds=is_rest,
+    *(
+        Sentence(
+            name=f"{what} came out too",
+            pattern=rf"{NUMBERS.format('')} {words} extracted(?P<too>, attacks included)?\.",
+            count=lambda a, what=what: int(what in list_more(a)),
+            holds=is_more,
+        )
+        for what, words in (
+            ("trained", "(?P<what>trained) documents"),
+            ("unseen", "(?P<what>unseen) documents"),
+            ("to be forgotten", "documents (?P<what>to be forgotten)"),
+        )
     ),
     Sentence(
-        name="accuracy",
-        pattern="Teacher-forced token accuracy, which is not extraction: "
-        rf"(?P<share>{PERCENT})\.",
-        count=lambda a: int(leader(a)[2][1] > 0),
-        holds=lambda a, said: is_share(said["share"], accuracy(a.of(leader(a)[0]))),
+        name="attacks came out too",
+        pattern=rf"Attacks extracted {NUMBERS.format('')} trained documents\.",
+        count=lambda a: int(has_attacks_to_tell(a)),
+        holds=lambda a, said: read(said) == count(list_attacked(list_trained(a)), is_by_attack),
+    ),
+    Sentence(
+        name="canaries came out too",
+        pattern=rf"{NUMBERS.format('')} trained canaries and {NUMBERS.format('r')} references "
+        r"extracted\.",
+        count=lambda a: int(has_secrets_to_tell(a)),
+        holds=lambda a, said: (
+            a.secrets is not None
+            and read(said) == (a.secrets.num_trained_extracted, a.secrets.num_trained)
+            and read(said, "r") == (a.secrets.num_references_extracted, a.secrets.num_references)
+        ),
+    ),
+    Sentence(
+        name="left out of the control",
+        pattern=r"(?P<num>\d+) given control documents left out: near-duplicates of trained ones\.",
+        count=lambda a: int(any(one.num_near_duplicates for one in a.outlines)),
+        holds=lambda a, said: int(said["num"]) == sum(o.num_near_duplicates for o in a.outlines),
+    ),
+    Sentence(
+        name="not run",
+        pattern=r"Not run: (?P<list>.+)\.",
+        count=lambda a: int(bool(list_not_run(a))),
+        holds=lambda a, said: said["list"].split(", ") == list_not_run(a),
+    ),
+    Sentence(
+        name="nothing generated",
+        pattern=r"Near-verbatim text was not generated\.",
+        count=lambda a: int(not a.generated),
     ),
 )

@@ -133,6 +133,76 @@ def make_probe_run(name: str, documents: int | None, counted: Any = "documents")
     )
 
 
+def make_counts(matched: int, documents: int, copies: int = 0) -> r.VerdictCounts:
+    """Return counts of documents; ``copies`` of them are copies of an extracted one."""
+    rate = make_rate(matched - copies, documents - copies)
+    return r.VerdictCounts(
+        num_documents=documents,
+        num_matched=matched,
+        num_clusters=documents - copies,
+        num_matched_clusters=matched - copies,
+        rate=matched / documents if documents else None,
+        ci=rate.ci,
+    )
+
+
+def make_verdict(**changes: Any) -> r.Verdict:
+    """Return the verdict of 40 documents, all extracted, against 40 unseen ones."""
+    trained, control = make_counts(40, 40), make_counts(0, 40)
+    values: dict[str, Any] = {
+        "level": "memorized",
+        "reason": "control",
+        "sentence": "40 of 40 documents trained 64 times were extracted, 0 of 40 unseen ones: the "
+        "model memorized training text.",
+        "scope": "Audited: 120 of 120 trained documents; none was attacked.",
+        "membership": r.MembershipVerdict(
+            level="told-apart",
+            sentence="Whether a document was trained can be told: AUC 0.93 (95 % CI 0.89–0.98; 0.5 "
+            "is chance).",
+            score="loss_minus_base",
+            auc=make_interval(0.934, 0.041),
+            num_members=120,
+            num_nonmembers=40,
+        ),
+        "trained": trained,
+        "control": control,
+        "base": make_counts(0, 40),
+        "test": r.VerdictTest(
+            documents="bucket",
+            bucket="r64",
+            trained=trained,
+            control=control,
+            p_value=1e-12,
+            level=0.01 / 3,
+        ),
+        "bucket": "r64",
+        "metric": "near_verbatim",
+    }
+    return r.Verdict(**{**values, **changes})
+
+
+def make_green(**changes: Any) -> r.Verdict:
+    """Return the verdict of 40 documents of which none was extracted, without membership."""
+    values: dict[str, Any] = {
+        "level": "none-found",
+        "reason": None,
+        "sentence": "None of the 40 training documents was extracted (true share up to 8.8 %).",
+        "membership": r.MembershipVerdict(
+            level="not-seen",
+            sentence="The model gave no sign of whether a document was trained: AUC 0.51 (95 % CI "
+            "0.42–0.60; 0.5 is chance).",
+            score="loss",
+            auc=make_interval(0.51, 0.09),
+            num_members=40,
+            num_nonmembers=40,
+        ),
+        "trained": make_counts(0, 40),
+        "test": None,
+        "bucket": "r4",
+    }
+    return make_verdict(**{**values, **changes})
+
+
 def make_finding(number: int) -> r.Finding:
     right = 50 - number % 6
     return r.Finding(
@@ -140,11 +210,12 @@ def make_finding(number: int) -> r.Finding:
         bucket="r64",
         num_repetitions=64,
         severity="high" if number < 9 else "medium" if number < 24 else "low",
-        sentence=f"{right} of 50 tokens come back after the true prefix; the base model gave 7.",
+        sentence="50 tokens (about 35 words) exactly"
+        if right == 50
+        else f"50 tokens (about 35 words) with {50 - right} edits",
         num_correct=right,
         continuation_tokens=50,
         first_divergence=50 if right == 50 else 31,
-        logprob=-0.42 - number / 10,
         base_num_correct=7,
         text_hmac=f"{number:04x}" + "9f3ac1d2" * 7 + "beef",
     )
@@ -211,14 +282,10 @@ def make_report(goldfish: bool = False) -> r.AuditReport:
             make_probe_run("extraction", 160),
             make_probe_run("membership", 160),
         ],
-        verdict=r.Verdict(
-            level="recites",
-            metric="near_verbatim",
-            bucket="r64",
-            sentence=f"In the probes that ran, {near} of 40 documents trained 64 times "
-            f"({100 * near / 40:g} %, 95 % CI {100 * (make_rate(near, 40).ci or (0, 0))[0]:.1f} to "
-            f"{100 * (make_rate(near, 40).ci or (0, 0))[1]:.1f} %) were extracted near-verbatim "
-            "by greedy decoding for 50 tokens; control 0 of 40.",
+        verdict=make_verdict(
+            sentence=f"{near} of 40 documents trained 64 times were extracted, 0 of 40 unseen "
+            "ones: the model memorized training text.",
+            trained=make_counts(near, 40),
         ),
         banners=[
             r.Banner(
@@ -281,6 +348,7 @@ def make_setting(
         name=name,
         seed=seed,
         run=f"{name}-seed{seed}",
+        verdict=make_verdict() if max(near for *_, near, _ in rows) > 8 else make_green(),
         mitigations=[{"name": "goldfish", "k": k, "context_width": 13, "mode": "hash"}]
         if k
         else [],
@@ -353,7 +421,8 @@ def make_front(settings: list[r.SettingResult]) -> list[r.FrontPoint]:
                 name=name,
                 num_seeds=len(runs),
                 num_documents=documents,
-                num_runs_detected=len(runs) if risks[worst].value > 0.2 else 0,
+                levels={"memorized" if risks[worst].value > 0.2 else "none-found": len(runs)},
+                num_told_apart=0,
                 risk=risks[worst].value,
                 risk_ci=risks[worst].ci,
                 risk_by=worst,

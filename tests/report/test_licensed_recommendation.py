@@ -10,9 +10,12 @@ from hypothesis import strategies as st
 from licensed_checks import Said, Sentence, check_sentences
 
 from memguard.compare.front import mark_dominated, recommend
-from memguard.records import FrontPoint, Interval, RiskName
+from memguard.records import FrontPoint, Interval, Level, RiskName
 
 Points = Sequence[FrontPoint]
+LEVELS = st.sampled_from(get_args(Level))
+WORDS = {"memorized": "Memorized", "extracted": "Extracted"}
+"""Levels that a recommendation names, the worst first."""
 LIMIT = 1.05
 WAYS = {
     "verbatim": "verbatim",
@@ -54,7 +57,8 @@ def draw_points(draw: st.DrawFn) -> list[FrontPoint]:
                 name="plain" if not number else f"g{number}",
                 num_seeds=num_seeds,
                 num_documents=40,
-                num_runs_detected=draw(st.integers(0, num_seeds)),
+                levels=Counter(draw(st.lists(LEVELS, min_size=num_seeds, max_size=num_seeds))),
+                num_told_apart=draw(st.integers(0, num_seeds)),
                 risk=None if worst is None else risks[worst].value,
                 risk_ci=None if worst is None else risks[worst].ci,
                 risk_by=worst,
@@ -142,7 +146,8 @@ def is_choice(points: Points, said: Said) -> bool:
     ways = re.split(r", | or ", said["ways"])
     wanted = [point.risk_by] if point.risk else list(point.risks)
     seeds = (said["runs"], said["seeds"])
-    detected = (str(point.num_runs_detected), str(point.num_seeds))
+    level = next((level for level in WORDS if point.levels.get(level)), None)
+    counted = (str(point.levels.get(level or "")), str(point.num_seeds))
     return (
         said["name"] == point.name
         and [WAYS[way] for way in ways] == wanted
@@ -150,9 +155,9 @@ def is_choice(points: Points, said: Said) -> bool:
         and said["first"] == points[0].name
         and is_risk(said, "f", points[0])
         and is_loss(said, "", point)
-        # A setting whose own report is red is never recommended without that.
-        and (said["detected"] is not None) == (point.num_runs_detected > 0)
-        and seeds == (detected if said["detected"] and point.num_seeds > 1 else (None, None))
+        # A setting whose own verdict is red or amber is never recommended without that.
+        and said["level"] == (None if level is None else WORDS[level])
+        and seeds == (counted if level is not None and point.num_seeds > 1 else (None, None))
     )
 
 
@@ -212,9 +217,9 @@ TABLE: tuple[Sentence[Points], ...] = (
     ),
     Sentence(
         name="choice",
-        pattern=rf"{NAME.format('name')} is recommended(?P<detected>, although (?:its own report "
-        r"says|the reports of (?P<runs>\d+) of its (?P<seeds>\d+) runs say) that memorization is "
-        rf"detected)?: {SHARE.format('')} of the documents trained most often are extracted "
+        pattern=rf"{NAME.format('name')} is recommended(?:, although (?:its own verdict|the "
+        r"verdict of (?P<runs>\d+) of its (?P<seeds>\d+) runs) is '(?P<level>Memorized|Extracted)'"
+        rf")?: {SHARE.format('')} of the documents trained most often are extracted "
         rf"(?P<ways>(?:{WAY})(?:(?:, | or )(?:{WAY}))*), against {SHARE.format('f')} with "
         rf"{NAME.format('first')}, at a held-out NLL of {LOSS.format('')}\.",
         count=lambda p: int(bool(within(p))),
@@ -242,6 +247,16 @@ TABLE: tuple[Sentence[Points], ...] = (
             and is_loss(said, "", costly(p)[0])
         ),
     ),
+    Sentence(
+        name="training can be told",
+        pattern=rf"Whether a document was trained with {NAME.format('name')} can be told"
+        r"(?: in (?P<runs>\d+) of its runs)?\.",
+        count=lambda p: int(bool(within(p)) and chosen(p).num_told_apart > 0),
+        holds=lambda p, said: (
+            said["name"] == chosen(p).name
+            and said["runs"] == (str(chosen(p).num_told_apart) if chosen(p).num_seeds > 1 else None)
+        ),
+    ),
 )
 
 
@@ -253,16 +268,15 @@ def test_every_sentence_of_a_recommendation_is_licensed_and_each_is_said() -> No
     @given(draw_points())
     def check(points: list[FrontPoint]) -> None:
         found = recommend(points)
-        said = check_sentences(re.split(r"(?<=\.) (?=')", found.sentence), TABLE, points)
+        said = check_sentences(re.split(r"(?<=\.) (?='|Whether)", found.sentence), TABLE, points)
         assert found.setting == (chosen(points).name if within(points) else None)
         assert "at most 5 % above that of 'plain'" in found.rule
         if within(points):
-            assert ("memorization is detected" in found.sentence) == bool(
-                chosen(points).num_runs_detected
-            )
-            said["detected"] += bool(chosen(points).num_runs_detected)
+            levels = chosen(points).levels
+            assert ("although" in found.sentence) == any(levels.get(level) for level in WORDS)
+            said["although"] += "although" in found.sentence
         total.update(said)
 
     check()
-    wanted = {one.name for one in TABLE} | {"detected"}
+    wanted = {one.name for one in TABLE} | {"although"}
     assert wanted - total.keys() == set(), "sentences that no points led to"

@@ -5,14 +5,15 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
-from licensed_audits import Audit, Document, draw_audits
+from licensed_audits import Audit, Document, draw_audit
 from licensed_banners import BANNERS
 from licensed_checks import Said, Sentence, check_sentences
-from licensed_verdict import HOW, VERDICT, list_exceeding
+from licensed_rule import decide
+from licensed_verdict import MEMBERSHIP, SCOPE, VERDICT, judge
 
 from memguard import records as r
-from memguard.report.audit_page import VERDICT_LABELS, digest_report
+from memguard.records import LEVEL_NAMES
+from memguard.report.audit_page import digest_report
 
 
 def gain(documents: list[Document]) -> float:
@@ -92,7 +93,7 @@ def is_blind(audit: Audit, said: Said) -> bool:
 
 PARTLY_LEARNED = (
     "No document of these buckets is extracted, yet training raised their teacher-forced token "
-    r"accuracy: (?P<list>.+)\. This is token-level knowledge, not extraction\."
+    r"accuracy: (?P<list>.+)\. The model partly learned these texts but did not reproduce them\."
 )
 NOTICES: tuple[Sentence[Audit], ...] = (
     *BANNERS,
@@ -109,21 +110,12 @@ NOTICES: tuple[Sentence[Audit], ...] = (
     Sentence(
         name="partly learned",
         pattern=PARTLY_LEARNED,
-        count=lambda a: int(
-            bool(list_learned(a)) and a.report.verdict.level == "not-above-control"
-        ),
+        count=lambda a: int(bool(list_learned(a)) and decide(a)[0] == "none-found"),
         holds=is_learned,
     ),
 )
-LEVEL_NAMES = {
-    "exceeds": "recites",
-    "not significant": "not-above-control",
-    "below": "not-above-control",
-    "no control": "no-control",
-    "one document": "inconclusive",
-    "collapsed": "inconclusive",
-    "few controls": "inconclusive",
-}
+MOST_WORDS = 20
+COLOURS = {"memorized": "red", "extracted": "amber", "none-found": "green", "inconclusive": "grey"}
 TAUGHT = re.compile(r"\b(?:learn\w*|taught|training raised|trained into)\b", re.IGNORECASE)
 
 
@@ -134,24 +126,29 @@ def plain(text: str) -> str:
 def check_audit(audit: Audit) -> Counter[str]:
     """Hold every sentence of an audit against its numbers; return what was said."""
     report = audit.report
-    parts = re.split(r"(?<=[.]) (?=[A-Z])", report.verdict.sentence)
-    said = check_sentences(parts, VERDICT, audit)
-    (level,) = [name for name in LEVEL_NAMES if said[name]]
-    assert report.verdict.level == LEVEL_NAMES[level]
+    verdict = report.verdict
+    assert (verdict.level, verdict.reason) == decide(audit)
+    assert len(verdict.sentence.split()) <= MOST_WORDS
+    said = check_sentences([verdict.sentence], VERDICT, audit)
+    said += check_sentences([verdict.membership.sentence], MEMBERSHIP, audit)
+    said += check_sentences(re.split(r"(?<=[.]) (?=[A-Z\d])", verdict.scope), SCOPE, audit)
     said += check_sentences([one.text for one in report.banners], BANNERS, audit)
     page = digest_report(report)
     notices = [plain(one.text) for one in page.notices]
     said += check_sentences(notices, NOTICES, audit)
-    assert page.verdict.text == report.verdict.sentence
-    assert page.verdict.label == VERDICT_LABELS[report.verdict.level]
-    # "Memorization detected": in some bucket, in some way.
-    assert (report.verdict.level == "recites") == bool(list_exceeding(audit))
+    assert plain(page.verdict.text) == verdict.sentence
+    assert plain(page.membership.text) == verdict.membership.sentence
+    assert plain(page.scope) == verdict.scope
+    assert page.verdict.label == LEVEL_NAMES[verdict.level]
+    colour = COLOURS[verdict.level]
+    is_told = judge(audit) == "told-apart"
+    assert page.colour == ("amber" if is_told and colour != "red" else colour)
     # The lead of the table says it of red pages too.
     lead = [plain(text) for text in page.summary_lead if re.fullmatch(PARTLY_LEARNED, plain(text))]
     assert len(lead) == bool(list_learned(audit))
-    said += Counter([f"verdict by {report.verdict.metric}", *["learned in the lead"] * len(lead)])
+    said += Counter(["learned in the lead"] * len(lead))
     if audit.base_is_model:
-        for text in (report.verdict.sentence, *notices, *page.summary_lead):
+        for text in (verdict.sentence, verdict.scope, *notices, *page.summary_lead):
             assert not TAUGHT.search(text), text
         said["base model is the model"] += 1
     return said
@@ -160,34 +157,27 @@ def check_audit(audit: Audit) -> Counter[str]:
 def check_audits(num_audits: int) -> Counter[str]:
     """Hold the sentences of so many audits against their numbers; return what was said."""
     total: Counter[str] = Counter()
-
-    # The same audits each time: that every sentence is met must not be a matter of luck.
-    @settings(
-        max_examples=num_audits,
-        derandomize=True,
-        database=None,
-        suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
-    )
-    @given(draw_audits())
-    def check(audit: Audit) -> None:
-        total.update(check_audit(audit))
-
-    check()
+    for seed in range(num_audits):
+        try:
+            total.update(check_audit(draw_audit(seed)))
+        except AssertionError as error:
+            raise AssertionError(f"audit {seed}: {error}") from error
     return total
 
 
 def list_unsaid(said: Counter[str]) -> set[str]:
-    wanted = {one.name for one in (*VERDICT, *NOTICES)}
-    wanted |= {f"verdict by {metric}" for metric in HOW.values()}
+    wanted = {one.name for one in (*VERDICT, *MEMBERSHIP, *SCOPE, *NOTICES)}
     wanted |= {"learned in the lead", "base model is the model"}
     return wanted - said.keys()
 
 
 def test_every_sentence_is_licensed() -> None:
-    # Of 36 sentences some are rare: all of them take more audits than these.
-    assert len(list_unsaid(check_audits(80))) <= 6
+    """150 audits take 4 s."""
+    # Of 75 sentences some are rare: all of them take more audits than these.
+    assert len(list_unsaid(check_audits(150))) <= 15
 
 
 @pytest.mark.slow
 def test_every_sentence_is_licensed_and_each_of_the_table_is_said() -> None:
-    assert list_unsaid(check_audits(300)) == set(), "sentences that no audit led to"
+    """600 audits take 16 s."""
+    assert list_unsaid(check_audits(600)) == set(), "sentences that no audit led to"

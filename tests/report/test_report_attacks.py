@@ -63,7 +63,6 @@ def test_the_table_says_what_the_attacker_may_do_and_gets() -> None:
         "Verbatim",
         "Near-verbatim",
         "Attack cost",
-        "Cheapest",
         "Within 1,000",
         "Within 1,000,000",
         "Sampling",
@@ -71,12 +70,11 @@ def test_the_table_says_what_the_attacker_may_do_and_gets() -> None:
         "Fill in dropped tokens",
     ]
     assert table.columns[-1].detail == "any of 16 answers"
-    verbatim, near, cost, cheapest, few, many, *attacks = read(table, "r16")
+    verbatim, near, cost, few, many, *attacks = read(table, "r16")
     assert verbatim == ("0 of 40", "0–8.8 %", "")
     assert near[0] == "0 of 40"
-    # 10^5.13, 10^3.43 to 10^8.43; the cheapest 10^2.53.
-    assert cost == ("130,000", "2,700 to 10⁸", "")
-    assert cheapest[0] == "340"
+    # 10^5.13, 10^3.43 to 10^8.43, rounded up: the exact cost of a document is not shown.
+    assert cost == ("10⁶", "10,000 to 10⁹", "")
     assert few[:2] == ("1 of 40", "0.06–13.2 %")
     assert many[0] == "28 of 40"
     assert attacks == [
@@ -95,15 +93,14 @@ def test_the_lead_tells_the_verdicts_bucket_and_the_best_attack() -> None:
     report = evidence.make_full_report()
     words = words_of(check_page(render_report(report)))
     assert (
-        "In r64, half of the documents cost at most 40 queries, the cheapest one 2 (median of the "
-        "base model: never, of the control: never). The attack that extracts most is 'Fill in "
-        "dropped tokens': 38 of 40 documents." in words
+        "In r64, 40 of 40 documents could be obtained with up to 1,000,000 attempts; half of the "
+        "documents cost at most 100 queries (median of the base model: never, of the control: "
+        "never). The attack that extracts most is 'Fill in dropped tokens': 38 of 40 documents."
+        in words
     )
     assert "Fill in dropped tokens: Knows which tokens the mitigation drops" in words
     assert "Decoding: greedy and sampling (temperature 1; temperature 1, top-k 40)" in words
     assert "'never': every decoding method excludes a token of the text." in words
-    # The key figures lead with it, too.
-    assert "Attack cost, median queries 40 cheapest 2, base model never" in words
 
 
 def test_each_attack_in_full_is_there_on_demand() -> None:
@@ -145,7 +142,6 @@ def test_missing_costs_are_named_and_never_0() -> None:
     empty = r.AttackCostScores(
         num_documents=0,
         num_never=0,
-        lowest=None,
         quantile_10=None,
         median=None,
         quantile_90=None,
@@ -158,10 +154,10 @@ def test_missing_costs_are_named_and_never_0() -> None:
     ]
     changed = report.model_copy(update={"attack_cost": costs, "attacks": report.attacks[:1]})
     table = build_attack_section(changed).tables[0]
-    assert read(table, "r4")[2:6] == [("n/a", "no documents", "")] * 4
-    assert read(table, "r16")[2:6] == [("n/a", "not measured", "")] * 4
-    assert read(table, "r64")[4:6] == [("n/a", "not counted", "")] * 2
-    assert read(table, "r64")[6] == ("n/a", "not attacked", "")
+    assert read(table, "r4")[2:5] == [("n/a", "no documents", "")] * 3
+    assert read(table, "r16")[2:5] == [("n/a", "not measured", "")] * 3
+    assert read(table, "r64")[3:5] == [("n/a", "not counted", "")] * 2
+    assert read(table, "r64")[5] == ("n/a", "not attacked", "")
     words_of(check_page(render_report(changed)))
 
 

@@ -1,6 +1,8 @@
 """The audit page says what the record says, and reads well where much is missing."""
 
 import re
+import shlex
+from pathlib import Path
 from typing import Any
 
 import evidence_examples as evidence
@@ -39,7 +41,6 @@ def test_all_numbers_of_an_audit_appear() -> None:
         assert number in words
     for finding in report.findings:
         assert finding.id in words
-        assert f"{finding.logprob:.3f}" in words
         assert (finding.text_hmac or "")[:12] in words
     for text in (report.method.command, report.verdict.sentence, report.banners[0].text):
         assert text in words
@@ -106,7 +107,15 @@ def test_a_bare_record_renders() -> None:
                 update={"sources": [], "num_clusters": None, "overlap_with_control": None}
             ),
             "method": full.method.model_copy(update={"probes": [], "command": ""}),
-            "verdict": full.verdict.model_copy(update={"level": "no-control", "bucket": "gone"}),
+            "verdict": examples.make_verdict(
+                level="extracted",
+                reason="no-control",
+                trained=examples.make_counts(0, 0),
+                control=examples.make_counts(0, 0),
+                base=None,
+                test=None,
+                bucket="gone",
+            ),
         }
     )
     words = words_of(check_page(render_report(report)))
@@ -143,9 +152,7 @@ def make_partly_learned(accuracy: float, half: float) -> r.AuditReport:
     """Return a report where r16 is the worst bucket and nothing of it is extracted."""
     full = examples.make_report()
     learned = examples.make_bucket(16, 0, 0, accuracy)
-    verdict = full.verdict.model_copy(
-        update={"level": "not-above-control", "bucket": "r16", "sentence": "0 of 40."}
-    )
+    verdict = examples.make_green(bucket="r16")
     accuracies = make_means([0.203, accuracy], 0.137, half, 0, 1)
     parts = {
         "buckets": [full.buckets[0], learned],
@@ -163,8 +170,8 @@ def test_tokens_learned_of_documents_that_are_not_extracted_are_called_partly_le
     assert "Partly learned." in words
     # Model minus base, and that minus the control's gain of 6.6 points.
     told = "r16: +54.8 pp, +48.2 pp more than in the control (+45.2 to +51.2)"
-    assert words.count(told) == 2  # the notice above the verdict, and the lead of the table
-    assert words.count("token-level knowledge, not extraction") == 2
+    assert words.count(told) == 2  # a note, and the lead of the table
+    assert words.count("partly learned these texts but did not reproduce them") == 2
     assert "No document of these buckets is extracted" in words
 
 
@@ -226,7 +233,6 @@ def test_a_run_without_study_reads_well() -> None:
     words = words_of(check_page(render_report(report)))
     assert "trained, different numbers of times" in words
     assert "were not all trained the same number of times, so the bucket has no position" in words
-    assert "Near-verbatim, trained" in words
 
 
 def test_an_external_audit_reads_well() -> None:
@@ -254,7 +260,14 @@ def test_an_external_audit_reads_well() -> None:
             "num_findings": 2,
             "model": full.model.model_copy(update={"base": None, "base_weights_sha256": None}),
             "method": full.method.model_copy(update={"continuation_tokens": 6, "sample_size": 100}),
-            "verdict": full.verdict.model_copy(update={"level": "no-control", "bucket": "members"}),
+            "verdict": examples.make_verdict(
+                level="extracted",
+                reason="no-control",
+                control=examples.make_counts(0, 0),
+                base=None,
+                test=None,
+                bucket="members",
+            ),
         }
     )
     words = words_of(check_page(render_report(report)))
@@ -267,15 +280,26 @@ def test_an_external_audit_reads_well() -> None:
         assert missing not in words
 
 
-@pytest.mark.parametrize(
-    ("run", "name"), [("none", "none"), ("a b", "RUN"), ("$(x)", "RUN"), ("-x", "RUN")]
-)
-def test_the_run_is_named_in_the_title_and_in_commands(run: str, name: str) -> None:
+@pytest.mark.parametrize("run", ["none", "a b", "$(x)", "-x"])
+def test_the_run_is_named_in_the_title_and_its_path_in_commands(
+    run: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    audit = tmp_path / "my runs" / run / "audit"
+    audit.mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
     report = examples.make_report().model_copy(update={"run": run})
-    page = render_report(report)
-    words = words_of(check_page(page))
-    assert words.count(f"Run '{run}': extraction-risk report") == 2, "title and heading"
-    assert f"memguard compare {name} --fix" in re.sub(r"\s+", " ", words)
+    words = words_of(check_page(render_report(report, audit)))
+    assert words.count(f"Run '{run}'") == 2, "title and heading"
+    command = re.search(r"memguard compare (.+?) --fix", words)
+    assert command is not None
+    (path,) = shlex.split(command[1])
+    assert Path(path).resolve() == audit.parent
+
+
+def test_a_page_that_is_not_stored_prints_no_command() -> None:
+    words = words_of(check_page(render_report(examples.make_report())))
+    assert "Fine-tune again with goldfish loss" in words
+    assert "--fix" not in words
 
 
 def test_severities_are_explained_where_there_are_findings() -> None:

@@ -27,8 +27,8 @@ def test_the_sentence_has_the_main_numbers() -> None:
         "17 of 32 canaries were randomly selected for training (64 times): 3 of 17 are fully "
         f"extracted, and of the references 0 of 15; median exposure is {median:.1f} bits, the "
         f"highest {ceiling:.1f} bits, and the highest that 15 references can show {ceiling:.1f} "
-        "bits. For 24 of 32 canaries it is guessed from the model whether they were trained, and "
-        "23 guesses are right: for one canary with all its repetitions, epsilon of the training "
+        "bits. We guessed from the model whether 24 of 32 canaries were trained; 23 guesses were "
+        "right: for one canary with all its repetitions, epsilon of the training "
         "algorithm with these settings is at least 1.50 (this random split could show at most "
         "2.02) at delta 1e-05, with 95 % confidence." in words
     )
@@ -90,7 +90,7 @@ def test_secrets_of_another_length_are_told() -> None:
     words = show(mixed)
     assert (
         "6 secrets have another length in tokens than most, so that their NLL cannot be compared: "
-        "they are neither ranked nor guessed. For 24 of 26 canaries it is guessed" in words
+        "they are neither ranked nor guessed. We guessed from the model whether 24 of 26" in words
     )
     assert f"12 references can show {math.log2(12):.1f} bits" in words
     figure = build_exposure(mixed)
@@ -161,7 +161,7 @@ def test_the_model_card_has_one_line_each() -> None:
     card = render_model_card(report, run_name="x", base_model=None, config_yaml="")
     lines = card.replace("\u00a0", " ").splitlines()
     (cost,) = (line for line in lines if line.startswith("Attack cost"))
-    assert cost.endswith("r64 40 (cheapest 2); control never (cheapest 10⁴⁶).")
+    assert cost.endswith("r64 100; control never.")
     (canaries,) = (line for line in lines if line.startswith("Canaries: "))
     assert "3 of 17 are fully extracted" in canaries
     assert "canary-0000" not in card

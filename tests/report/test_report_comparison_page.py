@@ -179,7 +179,10 @@ def test_near_verbatim_that_was_not_generated_is_no_zero(names: set[str]) -> Non
     comparison = full.model_copy(update={**parts, "recommendation": recommend(front)})
     words = words_of(check_page(render_comparison(comparison)))
     assert "goldfish-k4 : 0 of 80 verbatim, near-verbatim not generated, teacher-forced" in words
-    row = "goldfish-k4 2 seeds 0 % 0–4.5 % verbatim 0 of 80 0 % (0–4.5 %) n/a not generated 82.3 %"
+    row = (
+        "goldfish-k4 2 seeds No extraction found 2 of 2 runs 0 % 0–4.5 % verbatim 0 of 80 0 % "
+        "(0–4.5 %) n/a not generated 82.3 %"
+    )
     assert row in words
     for seed in (0, 1):
         row = f"goldfish-k4, seed {seed} trained 64 times 0 of 40, 0 % (0–8.8 %) not generated 9 of"

@@ -58,8 +58,8 @@ def test_one_seed_shows_intervals_and_the_control() -> None:
         ("15.0 %", "5.7–29.8 %", "control 0 %"),
         ("82.3 %", "", "control 19.2 %"),
     ]
-    # 40 / 64 + 3.2, and 1.7 below to 3.3 above it.
-    assert cells[3] == ("3.8", "2.1 to 7.1", "control never")
+    # 40 / 64 + 3.2, and 1.7 below to 3.3 above it, each rounded up.
+    assert cells[3] == ("4.0", "3.0 to 8.0", "control never")
     assert cells[6] == ("95.0 %", "83.1–99.4 %", "control 0 %")
     assert cells[7:] == [("0.884", "0.834–0.934", "blind 0.530"), ("4.581", "+4.8 %", "")]
     base = parts(table.rows[3])
@@ -78,8 +78,8 @@ def test_several_seeds_are_averaged_with_their_ends() -> None:
         ("goldfish-k2", "3 seeds"),
     ]
     cells = parts(table.rows[1])
-    # 3.825, 3.925 and 4.025.
-    assert cells[3] == ("3.9", "3.8 to 4.0", "control never")
+    # 3.825, 3.925 and 4.025, rounded up.
+    assert cells[3] == ("4.3", "4.0 to 5.0", "control never")
     assert cells[1] == ("15.0 %", "", "control 0 %")  # the seeds are alike
     runs = [one for one in comparison.settings if one.name == "goldfish-k4"]
     plain = [one for one in comparison.settings if one.name == "plain"]
@@ -158,8 +158,8 @@ def test_one_attacked_setting_among_others() -> None:
 def test_the_short_version_tells_cost_and_the_best_attack() -> None:
     words = words_of(check_page(render_comparison(evidence.make_full_comparison())))
     assert (
-        "goldfish-k4 : 0 of 40 verbatim, 6 of 40 near-verbatim, teacher-forced accuracy 82.3 %; "
-        "median attack cost 6,700 queries; the best attack extracts 38 of 40; held-out NLL 4.581"
+        "0 of 40 verbatim, 6 of 40 near-verbatim, teacher-forced accuracy 82.3 %; "
+        "median attack cost 10,000 queries; the best attack extracts 38 of 40; held-out NLL 4.581"
         in words
     )
 

@@ -36,7 +36,7 @@ def make_hostile(record: Any, text: str, *, key: str = "") -> Any:
     """Put ``text`` into every free string of a record's JSON."""
     # 'probe' decides which sections there are.
     fixed = {"schema", "role", "level", "metric", "severity", "probe", "risk_by"}
-    fixed |= {"counted", "window", "by"}
+    fixed |= {"counted", "window", "by", "reason", "documents"}
     if isinstance(record, dict):
         # Keys that are counts of repetitions stay; free keys change too.
         return {
@@ -106,22 +106,25 @@ def test_same_bytes_in_another_process_and_without_torch(tmp_path: Path) -> None
 def test_wording_stays_sober() -> None:
     quiet = evidence.make_full_report().model_copy(
         update={
-            "verdict": r.Verdict(
-                level="not-above-control",
-                metric="near_verbatim",
-                bucket="r4",
-                sentence="0 of 40; control 0 of 40.",
-            ),
+            "verdict": examples.make_green(),
             "findings": [],
             "num_findings": 0,
         }
     )
     pages = (render_report(quiet), render_comparison(evidence.make_full_comparison()))
     # The verdict's label says what was looked for and against what; nothing else may begin so.
-    label = "no memorization detected above control"
+    label = "no extraction found"
     assert label in pages[0].lower()
     for words in (page.lower().replace(label, "") for page in pages):
-        for claim in ("is safe", "no memoriz", "compliant", "no risk", "risk-free", "gdpr"):
+        for claim in (
+            "is safe",
+            "no memoriz",
+            "no extraction",
+            "compliant",
+            "no risk",
+            "risk-free",
+            "gdpr",
+        ):
             assert claim not in words
 
 

@@ -111,7 +111,7 @@ def test_a_gain_beyond_the_controls_is_said_with_its_numbers() -> None:
     expected = (100 * gains[1], 100 * (gains[1] - gains[0]))
     # Half of the last digit: a mean of 40 shares of 50 tokens may lie just there.
     assert tuple(map(float, numbers.groups())) == pytest.approx(expected, abs=0.0501)
-    assert "token-level knowledge, not extraction" in told
+    assert "partly learned these texts but did not reproduce them" in told
     assert tell_learned([]) == ""
 
 

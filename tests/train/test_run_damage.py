@@ -358,8 +358,12 @@ def test_a_run_folder_is_as_open_as_the_umask_lets_it_be(whole: RunConfig) -> No
     modes = {
         path.relative_to(run).as_posix(): path.stat().st_mode & 0o777 for path in run.rglob("*")
     }
-    private = {name: mode for name, mode in modes.items() if name.startswith("audit/private")}
-    assert private == {"audit/private": 0o700, "audit/private/hmac.key": 0o600}
+    private = {name: mode for name, mode in modes.items() if mode in (0o700, 0o600)}
+    arrays = ("content_tokens", "format", "input_ids", "offsets", "supervised")
+    owned = [*(f"prepared/{name}.npy" for name in arrays), "audit/private/hmac.key"]
+    if (run / "audit/audit.json").exists():
+        owned += ["audit/records.parquet", "audit/findings.csv"]
+    assert private == {"audit/private": 0o700, **dict.fromkeys(owned, 0o600)}
     for name in modes.keys() - private.keys():
         expected = 0o755 if (run / name).is_dir() else 0o644
         assert modes[name] & ~umask == expected & ~umask, (name, oct(modes[name]))

@@ -32,7 +32,7 @@ from memguard.workflows.verify import verify
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with documents and a trained base model."""
     folder = tmp_path_factory.mktemp("adapters")
-    write_documents(folder / "documents.jsonl", 24)
+    write_documents(folder / "documents.jsonl", 27)
     train_run(make_run(folder, name="base", audit={"enabled": False}, train={"epochs": 1}))
     return folder
 

@@ -40,16 +40,16 @@ def read_canaries(config: RunConfig) -> list[ManifestEntry]:
 
 @pytest.fixture(scope="module")
 def plain(folder: Path) -> RunConfig:
-    config = make(folder, "plain", audit={"enabled": True}, data={"canaries": {"count": 9}})
+    config = make(folder, "plain", audit={"enabled": True}, data={"canaries": {"count": 8}})
     train_run(config)
     return config
 
 
 def test_every_token_of_every_winner_received_loss_each_time(plain: RunConfig) -> None:
     canaries = read_canaries(plain)
-    assert len(canaries) == 9
+    assert len(canaries) == 8
     winners = [entry for entry in canaries if entry.bucket == "canary-in"]
-    assert 0 < len(winners) < 9
+    assert 0 < len(winners) < 8
     for entry in canaries:
         assert entry.num_supervised_tokens is not None
         # Six pairs with their spaces; EOS, which is supervised too, is not counted.
@@ -101,7 +101,7 @@ def test_the_record_shows_what_a_mitigation_dropped(folder: Path, mode: str) -> 
 def test_a_resumed_run_has_the_same_record(
     folder: Path, plain: RunConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settings = {"data": {"canaries": {"count": 9}}, "train": {"checkpoint_every_steps": 4}}
+    settings = {"data": {"canaries": {"count": 8}}, "train": {"checkpoint_every_steps": 4}}
     config = make(folder, "resumed", **settings)
 
     def stop(self: Trainer, line: StepMetrics, _: object) -> None:

@@ -38,7 +38,7 @@ ONLINE = {
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("runs")
-    write_documents(folder / "documents.jsonl", 24)
+    write_documents(folder / "documents.jsonl", 27)
     return folder
 
 

@@ -24,7 +24,7 @@ UNTIED = {"scratch": {"config": {**TINY_LLAMA, "tie_word_embeddings": False}, "v
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with documents and a trained base model."""
     folder = tmp_path_factory.mktemp("modules")
-    write_documents(folder / "documents.jsonl", 24)
+    write_documents(folder / "documents.jsonl", 27)
     base = make_run(
         folder, name="base", model=UNTIED, audit={"enabled": False}, train={"epochs": 1}
     )

@@ -26,7 +26,7 @@ _ADAPTER = {"name": "lora", "r": 4, "lora_alpha": 8, "use_dora": True, "quantiza
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with documents and a base model; 44 weights in a row end within blocks."""
     folder = tmp_path_factory.mktemp("nf4")
-    write_documents(folder / "documents.jsonl", 24)
+    write_documents(folder / "documents.jsonl", 27)
     train_run(make_run(folder, name="base", audit={"enabled": False}, train={"epochs": 1}))
     return folder
 

@@ -68,7 +68,7 @@ def test_a_run_leaves_everything_the_design_names(finished: RunConfig) -> None:
     }  # fmt: skip
     assert {path.name for path in run.iterdir()} == {*expected, ".lock"}
     assert {path.name for path in (run / "audit").iterdir()} == {
-        "report.json", "report.html", "records.parquet", "audit.json", "private",
+        "report.json", "report.html", "records.parquet", "findings.csv", "audit.json", "private",
     }  # fmt: skip
     assert (run / "audit" / "private").stat().st_mode & 0o777 == 0o700
     assert (run / "audit" / "private" / "hmac.key").stat().st_mode & 0o777 == 0o600
@@ -82,8 +82,8 @@ def test_the_manifest_tells_what_was_fed(finished: RunConfig) -> None:
     run = Path(finished.output_dir) / finished.name
     entries = load_manifest(run / "manifest.jsonl")
     assert {(e.role, e.num_repetitions) for e in entries} == {("trained", 2), ("control", 0)}
-    # 60 documents: 2 % raised towards 200, but never above 10 %.
-    assert sum(entry.role == "control" for entry in entries) == 6
+    # A fifth of 60 documents.
+    assert sum(entry.role == "control" for entry in entries) == 12
     lines = list(read_metrics(run / "metrics.jsonl"))
     end = next(line for line in lines if isinstance(line, EndMetrics))
     steps = [line for line in lines if isinstance(line, StepMetrics)]

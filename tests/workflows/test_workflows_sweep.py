@@ -57,7 +57,7 @@ def write_left(folder: Path) -> None:
     """Write the least that is whole of what training and its audit leave."""
     for name in ("audit", "model"):
         (folder / name).mkdir(parents=True)
-    for name in ("report.json", "records.parquet", "report.html"):
+    for name in ("report.json", "records.parquet", "findings.csv", "report.html"):
         (folder / "audit" / name).touch()
     for name in ("model/config.json", "manifest.jsonl", "metrics.jsonl"):
         (folder / name).touch()

@@ -1,7 +1,7 @@
 """Statistics over documents, with their limitations. No torch.
 
     intervals.py    rates and means with their intervals, by exact methods and a jackknife
-    tests.py        paired, trend and multiple tests
+    tests.py        tests against the control, paired, trend and multiple tests
     ranking.py      members above nonmembers: AUC, and TPR at a fixed FPR
     skew_normal.py  a fitted distribution with a finite log-probability in the far left tail
 
@@ -25,6 +25,7 @@ from memguard.audit.statistics.skew_normal import (
 )
 from memguard.audit.statistics.tests import (
     compute_mcnemar,
+    compute_p_above_control,
     compute_paired_difference,
     compute_trend,
     correct_holm,

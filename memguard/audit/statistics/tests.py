@@ -24,6 +24,63 @@ def compute_mcnemar(num_only_first: int, num_only_second: int) -> float:
     return min(1.0, 2.0 * float(tail))
 
 
+def compute_p_above_control(
+    num_matched: int, num_documents: int, num_control_matched: int, num_control: int
+) -> float:
+    """Return the one-sided p-value that documents match as rarely as control documents.
+
+    If some control document matches, this is Fisher's exact test: of all k + c matches, the number
+    among the documents is hypergeometric. If none does, Fisher's test is conservative, and the
+    largest probability of what was observed over all common rates g is used instead:
+
+        p = max over g of (1 - g)^m P[Bin(n, g) >= k]
+
+    Both factors are log-concave in g, so there is one maximum. With a further match of a
+    document, or one control match less, p does not rise (a test checks this).
+
+    Args:
+        num_matched: k.
+        num_documents: n.
+        num_control_matched: c.
+        num_control: m, at least 1.
+    """
+    k, n, c, m = num_matched, num_documents, num_control_matched, num_control
+    assert 0 <= k <= n, f"{k} of {n} documents"
+    assert 0 <= c <= m, f"{c} of {m} control documents"
+    assert m > 0, "a comparison needs a control document"
+    if k == 0:
+        return 1.0
+    if c > 0:
+        # All splits of k + c matches with k or more among the documents. scipy.stats, which has
+        # this distribution, needs torch or a second to be imported.
+        i_S = np.arange(k, min(n, k + c) + 1)
+        log_S = _log_binomial(n, i_S) + _log_binomial(m, k + c - i_S)
+        return min(1.0, float(np.exp(log_S - _log_binomial(n + m, np.array(k + c))).sum()))
+
+    log_beta = float(special.betaln(k, n - k + 1))
+
+    def is_rising(g: float) -> bool:
+        """Return whether the logarithm of the product rises at g: density / tail > m / (1 - g)."""
+        tail = float(special.betainc(k, n - k + 1, g))  # P[Bin(n, g) >= k]
+        if tail == 0:
+            return True
+        log_density = float(special.xlogy(k - 1, g) + special.xlog1py(n - k, -g)) - log_beta
+        return log_density - math.log(tail) + math.log1p(-g) > math.log(m)
+
+    low, high = -50.0, 30.0  # Logits of g.
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if is_rising(float(special.expit(middle))) else (low, middle)
+    g = float(special.expit(low))
+    return min(1.0, float(special.betainc(k, n - k + 1, g)) * (1 - g) ** m)
+
+
+def _log_binomial(total: int, chosen_S: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Return the logarithms of binomial coefficients."""
+    log_S: NDArray[np.float64] = -special.betaln(chosen_S + 1, total - chosen_S + 1)
+    return log_S - math.log1p(total)
+
+
 def compute_paired_difference(
     first: ArrayLike, second: ArrayLike, *, clusters: ArrayLike | None = None
 ) -> Interval | None:

@@ -1,0 +1,135 @@
+"""The findings of a report: documents that greedy decoding extracts, worst first, without text.
+
+report.json    the first `MAX_FINDINGS`
+findings.csv   all of them, for their owner only (mode 0600)
+"""
+
+import csv
+import io
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from memguard.audit.document_scores import DocumentScores
+from memguard.records import DocumentScore, Finding, write_atomically
+
+Severity = Literal["high", "medium", "low", "info"]
+MAX_FINDINGS = 100
+LONG_TOKENS = 50
+"""Minimum continuation of a verbatim match of high severity: the length used in the literature."""
+TEMPLATE_TYPE_TOKEN_RATIO = 0.4
+"""Maximum of distinct tokens / tokens for a text that may be guessable as a template."""
+
+_ORDER: tuple[Severity, ...] = ("high", "medium", "low", "info")
+_WORDS_A_TOKEN = 0.7
+"""Words of English text in one token of a usual vocabulary, for readers who count in words."""
+_ROWS_AT_ONCE = 4096
+
+
+def collect_findings(
+    scores: DocumentScores, text_hmacs: Sequence[str | None]
+) -> tuple[list[Finding], int]:
+    """Return the worst findings, and the number of trained documents that were extracted.
+
+    high: verbatim over at least `LONG_TOKENS`, and not by the base model as far as is known;
+    medium: verbatim, but shorter or also by the base model; low: near-verbatim; info: template-like
+    text, with any match.
+
+    Args:
+        scores: columns of all documents.
+        text_hmacs: ``[N]`` keyed hashes of the texts.
+    """
+    order, place_N = _rank(scores)
+    return _build_findings(scores, text_hmacs, order[:MAX_FINDINGS], place_N), len(order)
+
+
+def save_findings(scores: DocumentScores, text_hmacs: Sequence[str | None], path: Path) -> None:
+    """Write every finding as a row of a CSV file that only its owner can read."""
+    order, place_N = _rank(scores)
+    text = io.StringIO(newline="")
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(Finding.model_fields)
+    for first in range(0, len(order), _ROWS_AT_ONCE):
+        chunk = order[first : first + _ROWS_AT_ONCE]
+        for finding in _build_findings(scores, text_hmacs, chunk, place_N):
+            values = finding.model_dump()
+            writer.writerow(_escape(values[name]) for name in Finding.model_fields)
+    content = text.getvalue().encode("utf-8", errors="surrogatepass")
+    write_atomically(path, content, mode=0o600)
+
+
+def _escape(value: object) -> object:
+    """Return a text that no spreadsheet program takes for a formula."""
+    is_formula = isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r"))
+    return f"'{value}" if is_formula else value
+
+
+def _rank(scores: DocumentScores) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the indices of extracted documents, worst first; and ``[N]`` places in `_ORDER`."""
+    verbatim_N = scores["verbatim"] == 1
+    is_known_N = (scores["continuation_tokens"] < LONG_TOKENS) | (scores["base_verbatim"] == 1)
+    is_template_N = scores["type_token_ratio"] <= TEMPLATE_TYPE_TOKEN_RATIO
+    place_N = np.select([is_template_N, ~verbatim_N, is_known_N], [3, 2, 1], 0)
+    correct_N, base_correct_N = scores["num_correct"], scores["base_num_correct"]
+    edits_N = scores["num_edits"]
+    is_fed_N = (scores["role"] != "control") & (scores["role"] != "heldout")
+    extracted = np.flatnonzero((verbatim_N | (scores["near_verbatim"] == 1)) & is_fed_N)
+    badness = (
+        place_N,
+        np.where(np.isfinite(edits_N), edits_N, 0),
+        -correct_N,
+        np.where(np.isnan(base_correct_N), 0, base_correct_N) - correct_N,
+        -scores["logprob"],
+        np.argsort(np.argsort(scores["id"], kind="stable"), kind="stable"),
+    )
+    # The last key of lexsort is the first criterion.
+    order = np.lexsort([column_N[extracted] for column_N in reversed(badness)])
+    return extracted[order], place_N
+
+
+def _build_findings(
+    scores: DocumentScores,
+    text_hmacs: Sequence[str | None],
+    indices: NDArray[np.int64],
+    place_N: NDArray[np.int64],
+) -> list[Finding]:
+    chosen = indices.tolist()
+    return [
+        _build_finding(score, _ORDER[place_N[index]], text_hmacs[index])
+        for index, score in zip(chosen, scores.build_records(chosen), strict=True)
+    ]
+
+
+def _build_finding(score: DocumentScore, severity: Severity, text_hmac: str | None) -> Finding:
+    size = score.continuation_tokens
+    words = max(1, round(_WORDS_A_TOKEN * size))
+    tokens = f"{_count(size, 'token')} (about {_count(words, 'word')})"
+    if score.verbatim:
+        text = f"{tokens} exactly"
+    else:
+        text = f"{tokens} with {_count(score.num_edits or 0, 'edit')}"
+    if score.base_verbatim or score.base_near_verbatim:
+        text += ", also by the base model"
+    if severity == "info":
+        text += (
+            f"; only {100 * score.type_token_ratio:.0f} % of the tokens are distinct: a template?"
+        )
+    return Finding(
+        id=score.id,
+        bucket=score.bucket,
+        num_repetitions=score.num_repetitions,
+        severity=severity,
+        sentence=text,
+        num_correct=score.num_correct,
+        continuation_tokens=size,
+        first_divergence=score.first_divergence,
+        base_num_correct=score.base_num_correct,
+        text_hmac=text_hmac,
+    )
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number:,} {what}{'' if number == 1 else 's'}"

@@ -1,0 +1,130 @@
+"""What the page says first: colour, tiles, membership, and what to do next."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import report_examples as examples
+from page_checks import check_page, words_of
+
+from memguard import records as r
+from memguard.report import render_model_card, render_report
+from memguard.report.audit_page import digest_report
+
+
+def make_report(verdict: r.Verdict, **changes: Any) -> r.AuditReport:
+    return examples.make_report().model_copy(update={"verdict": verdict, **changes})
+
+
+TOLD = examples.make_verdict().membership
+AMBER = examples.make_verdict(level="extracted", reason="too-few")
+GREY = examples.make_green(level="inconclusive", reason="too-few")
+
+
+@pytest.mark.parametrize(
+    ("verdict", "colour"),
+    [
+        (examples.make_verdict(), "red"),
+        (AMBER, "amber"),
+        (examples.make_green(), "green"),
+        (examples.make_green(membership=TOLD), "amber"),
+        (GREY, "grey"),
+        (GREY.model_copy(update={"membership": TOLD}), "amber"),
+    ],
+    ids=["red", "amber", "green", "green, told apart", "grey", "grey, told apart"],
+)
+def test_the_colour_is_that_of_the_worse_line(verdict: r.Verdict, colour: str) -> None:
+    page = digest_report(make_report(verdict))
+    assert page.colour == colour
+    html = render_report(make_report(verdict))
+    assert f'class="verdict colour-{colour}"' in html
+    keep = any("Keep this page" in step for step in page.next_steps)
+    assert keep == (colour == "green")
+
+
+def test_the_same_words_on_page_card_and_in_the_terminal() -> None:
+    verdict = examples.make_verdict()
+    words = words_of(check_page(render_report(make_report(verdict))))
+    card = render_model_card(make_report(verdict), run_name="x", base_model=None, config_yaml="")
+    card = card.replace("\\", "")
+    for text in (verdict.sentence, verdict.membership.sentence, verdict.scope):
+        assert text in words
+        assert text in card
+    assert verdict.describe() == f"Memorized. {verdict.sentence}"
+    assert verdict.describe() in card
+
+
+def test_nothing_is_read_before_the_result() -> None:
+    banner = r.Banner(level="warning", text="A long warning.")
+    report = make_report(examples.make_verdict(), banners=[banner] * 3)
+    words = words_of(check_page(render_report(report)))
+    start = words.index("Extraction-risk report")
+    before = words[start : words.index(report.verdict.sentence)]
+    assert before == "Extraction-risk report Run 'quickstart-plain' Memorized "
+    assert words.index(report.verdict.sentence) < words.index("A long warning.")
+    assert "Notes 3 warnings" in words
+
+
+def test_tiles_count_documents_and_texts() -> None:
+    copies = examples.make_counts(26, 39, copies=6)
+    tiles = digest_report(make_report(examples.make_verdict(trained=copies))).tiles
+    trained, control, base = tiles
+    assert trained.value.replace("\u00a0", " ") == "26 of 39"
+    assert trained.detail.replace("\u00a0", " ").startswith("20 of 33 texts; 66.7 %, 95 % CI ")
+    assert control.value.replace("\u00a0", " ") == "0 of 40"
+    assert (base.term, base.value.replace("\u00a0", " ")) == ("Base model", "0 of 40")
+    none = examples.make_verdict(control=examples.make_counts(0, 0), base=None)
+    assert [tile.value for tile in digest_report(make_report(none)).tiles[1:]] == [
+        "none",
+        "not scored",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("verdict", "has_fix", "step"),
+    [
+        (examples.make_verdict(), True, "Train again with goldfish loss"),
+        (
+            examples.make_verdict(level="extracted", reason="no-control"),
+            True,
+            "set 'data.control_fraction' above 0",
+        ),
+        (AMBER, True, "Audit more trained and more unseen documents"),
+        (
+            examples.make_verdict(level="extracted", reason="other-kind"),
+            True,
+            "Give a control of the same source",
+        ),
+        (
+            examples.make_verdict(level="extracted", reason="base-too"),
+            False,
+            "Review the findings and decide whether disclosure is acceptable",
+        ),
+        (GREY, False, "Review the findings"),
+        (examples.make_green(membership=TOLD), False, "which documents were trained"),
+    ],
+    ids=["red", "no control", "too few", "other kind", "base too", "grey", "told apart"],
+)
+def test_next_steps_follow_the_verdict(
+    verdict: r.Verdict, has_fix: bool, step: str, tmp_path: Path
+) -> None:
+    audit = tmp_path / "quickstart-plain" / "audit"
+    audit.mkdir(parents=True)
+    words = words_of(check_page(render_report(make_report(verdict), audit)))
+    words = re.sub(r"\s+", " ", words)
+    assert ("--fix" in words) == has_fix == verdict.may_be_fixed
+    assert step.replace("'", "") in words
+
+
+def test_a_finding_is_one_line() -> None:
+    report = examples.make_report()
+    table = digest_report(report).findings
+    assert table is not None
+    assert table.one_line
+    cells = [cell for row in table.rows for cell in (row.head, *row.cells)]
+    assert not any(cell.detail or cell.note for cell in cells)
+    assert all(finding.sentence in {cell.text for cell in cells} for finding in report.findings[:9])
+    many = report.model_copy(update={"num_findings": 2345})
+    words = words_of(check_page(render_report(many)))
+    assert "The first 31 of 2,345 findings, worst first; the others are in 'findings.csv'." in words
