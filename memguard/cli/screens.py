@@ -207,6 +207,9 @@ def _print_left_out(out: rich.console.Console, record: DryRun) -> None:
             (bucket.num_not_auditable or 0) - (bucket.num_too_short or 0)
             for bucket in record.buckets
         ),
+        "of the control, near-duplicates of trained documents": sum(
+            bucket.num_near_duplicates or 0 for bucket in record.buckets
+        ),
     }
     summary = "; ".join(f"{count:,} {what}" for what, count in parts.items() if count)
     if summary:

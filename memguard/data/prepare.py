@@ -21,13 +21,12 @@ from memguard.config import DataConfig
 from memguard.config.mitigations import DeduplicateConfig
 from memguard.data.buckets import (
     Placement,
-    draws_control,
     place_for_study,
     place_for_training,
     remove_copies,
 )
 from memguard.data.canaries import prepare_canaries
-from memguard.data.corpus import Corpus, load_corpus, load_private_key, save_corpus
+from memguard.data.corpus import Corpus, CorpusDocument, load_corpus, load_private_key, save_corpus
 from memguard.data.documents import Document, document_text, name_ids
 from memguard.data.duplicates import WordGrams, find_copies, load_rensa
 from memguard.data.given import GivenDocuments, hash_content, read_given
@@ -57,10 +56,11 @@ class AuditNeeds:
     """Requirements of a run's audit on its documents."""
 
     key: str
-    """Identifies the settings that decide which documents are long enough."""
-    is_auditable: Callable[[TokenizedDocument], bool]
+    """Identifies the settings that decide which documents are long enough, and the minimum."""
+    is_auditable: Callable[[TokenizedDocument | CorpusDocument], bool]
     min_documents: int
-    """Minimum number of auditable trained documents; 0 for a run that is not audited."""
+    """Minimum number of auditable trained documents; 0 for a run that is not audited. No control is
+    drawn if fewer would remain."""
 
 
 def prepare(
@@ -167,7 +167,7 @@ def prepare(
     )
     if is_begun_with is not None and not is_begun_with(summary.documents_sha256):
         raise _have_changed(run_folder)
-    _report_buckets(summary, entries, data, console)
+    _report_buckets(summary, entries, console)
     save_corpus(run_folder, summary, entries, [tokens for _, tokens in entered])
     return load_corpus(run_folder)
 
@@ -194,8 +194,9 @@ def _find_prepared(
     if damages:
         if begun and summary is not None and summary.audit_key != audit_key:
             raise RecordError(
-                f"'{run_folder}': {damages[0]}, and the lengths in 'audit' have changed since: "
-                "restore them, so that the same documents can be prepared again"
+                f"'{run_folder}': {damages[0]}, and the lengths in 'audit' or "
+                "'audit.min_documents' have changed since: restore them, so that the same "
+                "documents can be prepared again"
             )
         _drop_damaged_key(run_folder, damages, is_kept=keeps_key and begun)
         console.warn(f"{damages[0]}; the documents are prepared again")
@@ -424,23 +425,13 @@ def _hash_documents(entered: Sequence[tuple[ManifestEntry, TokenizedDocument]]) 
 
 
 def _report_buckets(
-    summary: PreparedSummary, entries: Sequence[ManifestEntry], data: DataConfig, console: Console
+    summary: PreparedSummary, entries: Sequence[ManifestEntry], console: Console
 ) -> None:
-    """Print the number of documents in each bucket, and warn if the control is empty."""
+    """Print the number of documents in each bucket."""
     if summary.num_also_forgotten:
         console.info(
             f"documents: {summary.num_also_forgotten:,} of 'data.train' are not trained: they or a "
             "near-duplicate are also in 'data.forget'"
-        )
-    study = data.study
-    wants_control = bool(data.control) or draws_control(data)
-    if study is not None:
-        wants_control = 0 in study.num_repetitions
-    if wants_control and not summary.num_control:
-        console.warn(
-            "no document could be held out as control: too few documents are long enough for the "
-            "audit, they are near-duplicates of each other, or fewer than 'audit.min_documents' "
-            "would be left to train. Name unseen documents in 'data.control', or add documents"
         )
     buckets: dict[str, list[int]] = {}
     for entry in entries:

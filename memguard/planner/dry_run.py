@@ -123,6 +123,8 @@ class BucketOutlook(Record):
     """null where the bucket is not audited."""
     num_not_auditable: int | None
     """Documents that are too short or cannot be audited for another reason."""
+    num_near_duplicates: int | None = None
+    """Control documents in a near-duplicate cluster with a trained one, left out of the control."""
     num_audited: int | None
     if_none: Rate | None
     """Extraction rate with its 95 % interval if no audited document is extracted."""

@@ -59,8 +59,7 @@ class PreparedSummary(SealedRecord):
     key: str
     """Hash of texts, tokenizer and settings that determine tokens and buckets."""
     audit_key: str
-    """Hash of the audit's lengths, which determine the documents eligible for buckets and
-    control."""
+    """The audit's lengths and minimum, which determine the documents of buckets and control."""
     documents_sha256: str
     sources: list[str]
     """Sources of the documents. Canaries are not included, here and in the counts below."""

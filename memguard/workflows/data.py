@@ -10,12 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from memguard.audit.parts import Identity
-from memguard.audit.statistics import clopper_pearson
 from memguard.audit.suite import load_audit_suite
 from memguard.config import RunConfig, dump_yaml
 from memguard.config.mitigations import DeduplicateConfig, DpSgdConfig, find_mitigation
 from memguard.data.chat import find_special_ids
-from memguard.data.corpus import Corpus
+from memguard.data.corpus import Corpus, CorpusDocument
 from memguard.data.documents import Document
 from memguard.data.loader import Loader
 from memguard.data.packing import plan_rows
@@ -64,7 +63,7 @@ def prepare(config: RunConfig, folder: Path, console: Console) -> PreparedRun:
         ModelError: no usable checkpoint or tokenizer.
     """
     quiet_libraries()
-    audit = _list_audit_needs(config)
+    audit = list_audit_needs(config)
     known = load_known_tokenizer(config)
     write_atomically(folder / "config.yaml", add_hash_line(dump_yaml(config)).encode())
     trained = find_run_keys(folder)
@@ -89,29 +88,22 @@ def prepare(config: RunConfig, folder: Path, console: Console) -> PreparedRun:
         is_begun_with=(lambda sha256: hash_run(config, sha256) in trained) if trained else None,
         keeps_key=find_mitigation(config.mitigations, DpSgdConfig) is not None,
     )
-    if config.audit.enabled and corpus.summary.num_control:
-        console.info(f"documents: {tell_control(corpus.summary.num_control)}")
     return PreparedRun(folder=folder, corpus=corpus, tokenizer=tokenizers[0])
 
 
-def tell_control(num_documents: int) -> str:
-    """Return what a control can show if none of its documents is extracted."""
-    ci = clopper_pearson(0, num_documents).ci
-    if ci is None:
-        return "a control of one document shows no rate"
-    return (
-        f"if none of the {num_documents:,} control documents is extracted, up to "
-        f"{100 * ci[1]:.1f} % of unseen documents still could be (95 % CI)"
-    )
+def list_audit_needs(config: RunConfig) -> AuditNeeds:
+    """Return what the audit of a run requires of its documents.
 
-
-def _list_audit_needs(config: RunConfig) -> AuditNeeds:
+    Raises:
+        ConfigError: no such suite.
+    """
     probe = load_audit_suite(config.audit).extraction
 
-    def is_auditable(document: TokenizedDocument) -> bool:
+    def is_auditable(document: TokenizedDocument | CorpusDocument) -> bool:
         piece = choose_piece(
             document,
-            Identity(id=document.id, bucket="", role="trained", source=document.source),
+            # Neither decides which piece is chosen.
+            Identity(id="", bucket="", role="trained", source=""),
             seq_len=config.data.seq_len,
             probe=probe,
             window=config.audit.window,
@@ -119,10 +111,12 @@ def _list_audit_needs(config: RunConfig) -> AuditNeeds:
         return probe.window(piece) is not None
 
     lengths = {"suite", "continuation_tokens", "prefix_tokens", "min_prefix_tokens"}
+    min_documents = config.audit.min_documents if config.audit.enabled else 0
+    settings = config.audit.model_dump(mode="json", include=lengths)
     return AuditNeeds(
-        key=json.dumps(config.audit.model_dump(mode="json", include=lengths), sort_keys=True),
+        key=json.dumps({**settings, "min_documents": min_documents}, sort_keys=True),
         is_auditable=is_auditable,
-        min_documents=config.audit.min_documents if config.audit.enabled else 0,
+        min_documents=min_documents,
     )
 
 

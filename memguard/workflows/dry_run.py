@@ -52,7 +52,8 @@ from memguard.planner.tokenizer_lint import lint_tokenizer
 from memguard.records.run_files import PRIVATE_KEY
 from memguard.runtime import Console, detect_runtime
 from memguard.workflows.audit_inputs import list_audited, name_buckets
-from memguard.workflows.data import build_training_data, check_token_ids, prepare, tell_control
+from memguard.workflows.control_outlook import remark_on_control
+from memguard.workflows.data import build_training_data, check_token_ids, prepare
 from memguard.workflows.memory_check import settle_for_documents
 from memguard.workflows.run_folder import check_same_settings
 from memguard.workflows.setup import make_lora, read_model_config
@@ -93,6 +94,7 @@ def foresee_audit(config: RunConfig, corpus: Corpus, counts: Sequence[int]) -> l
                 num_tokens=sum(entry.num_tokens for entry in members),
                 num_too_short=None if outline is None else outline.num_too_short,
                 num_not_auditable=None if outline is None else outline.num_not_auditable,
+                num_near_duplicates=None if outline is None else outline.num_near_duplicates,
                 num_audited=num_audited,
                 if_none=None if num_audited is None else clopper_pearson(0, num_audited),
                 if_half=None
@@ -151,27 +153,8 @@ def remark_on_audit(
             "with an error."
         )
         remarks.append(warn("audit", text))
-    control = next((bucket for bucket in buckets if bucket.role == "control"), None)
-    if control is None:
-        text = (
-            "There is no control: without documents that are never trained, memorization cannot "
-            "be distinguished from text that the model can predict anyway."
-        )
-        remarks.append(warn("audit", text))
-    elif (control.num_audited or 0) < FEW_DOCUMENTS:
-        num_control = control.num_audited or 0
-        text = (
-            f"Only {num_control} control documents can be audited, fewer than {FEW_DOCUMENTS}: add "
-            "your own documents in 'data.control', add more in 'data.train', or lower "
-            "'audit.continuation_tokens'."
-        )
-        if num_control:
-            told = tell_control(num_control)
-            text += f" {told[:1].upper()}{told[1:]}."
-        remarks.append(warn("audit", text))
-    else:
-        told = tell_control(control.num_audited or 0)
-        remarks.append(note("audit", f"{told[:1].upper()}{told[1:]}."))
+    num_control = sum(bucket.num_audited or 0 for bucket in buckets if bucket.role == "control")
+    remarks.append(remark_on_control(config, corpus, num_control))
     few = [b for b in buckets if b.role == "trained" and 0 < (b.num_audited or 0) < FEW_DOCUMENTS]
     if few:
         names = ", ".join(f"'{bucket.bucket}' ({bucket.num_audited})" for bucket in few[:4])

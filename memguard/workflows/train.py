@@ -50,6 +50,7 @@ from memguard.train.trainer import Trainer
 from memguard.workflows.audit import audit_run, find_current_report
 from memguard.workflows.audit_callback import build_monitor
 from memguard.workflows.audit_output import show_verdict
+from memguard.workflows.control_outlook import tell_control
 from memguard.workflows.data import PreparedRun, build_training_data, check_token_ids, prepare
 from memguard.workflows.launch import HALVE_MICRO_BATCH, STARTED_AGAIN
 from memguard.workflows.memory_check import (
@@ -91,7 +92,9 @@ def _prepare(config: RunConfig, console: Console) -> PreparedRun:
     folder = Path(config.output_dir) / config.name
     check_same_settings(config, folder, console)
     check_layers(config)
-    return prepare(config, folder, console)
+    prepared = prepare(config, folder, console)
+    tell_control(config, prepared.corpus, console)
+    return prepared
 
 
 def train_run(config: RunConfig) -> dict[str, Any]:

@@ -184,6 +184,46 @@ def test_nonmembers_that_are_members_are_told(folder: Path) -> None:
     report = load_record(AuditReport, folder / "out" / "report.json")
     assert report.data.overlap_with_control is not None
     assert report.data.overlap_with_control.num_matched == 60
+    assert "All are near-duplicates of members and left out: no control remains" in outcome.err
+    buckets = [(b.bucket, b.num_documents, b.num_near_duplicates) for b in report.buckets]
+    assert buckets == [("nonmembers", 0, 60), ("members", 60, 0)]
+    # A rate of no documents is null, and so is every comparison with it.
+    assert report.buckets[0].model.verbatim.rate is None
+
+
+def test_nonmembers_with_boilerplate_of_members_stay_in_the_control(folder: Path) -> None:
+    # A run of words in more than 20 documents is boilerplate: it makes no near-duplicates.
+    boilerplate = " ".join(f"notice{n}" for n in range(13))
+    members, others = make_texts(30, seed=1), make_texts(12, seed=2)
+    copied = [members[0], members[1]]
+
+    def write(name: str, texts: list[str]) -> Path:
+        rows = ({"id": f"{name}{n}", "text": text} for n, text in enumerate(texts))
+        return write_jsonl(folder / f"{name}.jsonl", rows)
+
+    given = {
+        "some": (members, others[:10] + copied),
+        "none": (
+            [f"{boilerplate} {text}" for text in members],
+            [f"{boilerplate} {text}" for text in others],
+        ),
+    }
+    told = {}
+    for name, (inside, outside) in given.items():
+        arguments = ("--members", write("in", inside), "--nonmembers", write("out", outside))
+        outcome = run_cli(
+            *("audit", "--model", folder / "model", "--out", folder / name, *arguments, *LENGTH)
+        )
+        assert outcome.code == 0, outcome.err
+        report = load_record(AuditReport, folder / name / "report.json")
+        control = next(b for b in report.buckets if b.role == "control")
+        told[name] = (control.num_documents, control.num_near_duplicates)
+        shared = "share a run of 13 words with a member: the model may have been trained on that"
+        if name == "none":
+            assert f"12 of 12 non-members {shared} text. All stay in the control" in outcome.err
+        else:
+            assert f"2 of 12 non-members {shared} text. 2 are near-duplicates" in outcome.err
+    assert told == {"some": (10, 2), "none": (12, 0)}
 
 
 def test_copies_among_the_members_are_one_piece_of_evidence(folder: Path) -> None:
