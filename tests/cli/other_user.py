@@ -1,5 +1,6 @@
 """Commands of a user who may read what all may read, and nothing else of a run."""
 
+import ctypes
 import json
 import os
 import shutil
@@ -14,9 +15,7 @@ from ranks import RankPool
 
 NOBODY = 65534
 
-needs_root = pytest.mark.skipif(
-    os.getuid() != 0, reason="only root can start a process of another user"
-)
+needs_root = pytest.mark.skipif(os.getuid() != 0, reason="only root can give files to another user")
 
 
 @contextmanager
@@ -34,7 +33,13 @@ def open_copy(folder: Path) -> Iterator[Path]:
 
 
 def run_as_nobody(ranks: RankPool, place: Path, *commands: Sequence[object]) -> list[Outcome]:
-    """Run commands one after the other as another user, in an `open_copy`."""
+    """Run commands one after the other on the files of another user, in an `open_copy`.
+
+    The files are given to that user, and the commands run as root without root's privileges: a
+    process of that user could not import a checkout in a folder that is closed to others.
+    """
+    for path in (place, *place.rglob("*")):
+        os.chown(path, NOBODY, NOBODY, follow_symlinks=False)
     said = place / "out" / "said.json"
     child = ranks.start(_run_all, [[str(word) for word in words] for words in commands], place)
     child.join()
@@ -48,8 +53,9 @@ def _run_all(commands: list[list[str]], place: Path) -> None:
     os.environ["MEMGUARD_CACHE"] = str(place / "out" / "cache")
     os.chdir(place)
     os.setgroups([])
-    os.setgid(NOBODY)
-    os.setuid(NOBODY)
+    # capset(2), version 3: no effective, permitted or inheritable capability, as 6 words.
+    header, none = (ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)()
+    assert ctypes.CDLL(None).capset(header, none) == 0, "root's capabilities were not dropped"
     said = []
     for words in commands:
         ended = run_cli(*words)
