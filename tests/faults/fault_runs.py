@@ -59,7 +59,7 @@ def write_settings(folder: Path, variant: Variant = "scratch") -> None:
             one that is trained with noise of the run's own key.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    write_texts(folder / "documents.jsonl", 24, words=30)
+    write_texts(folder / "documents.jsonl", 27, words=30)
     changes: dict[str, Any] = {"model": {"scratch": {"config": TINY_LLAMA, "vocab_size": 300}}}
     train = {"epochs": 2, "batch_size": 8, "checkpoint_every_steps": 2}
     data = {"train": "documents.jsonl", "seq_len": 128}
