@@ -192,9 +192,9 @@ def test_nonmembers_that_are_members_are_told(folder: Path) -> None:
 
 
 def test_nonmembers_with_boilerplate_of_members_stay_in_the_control(folder: Path) -> None:
-    # A run of words in more than 20 documents is boilerplate: it makes no near-duplicates.
+    # A run of words in more than 50 documents is boilerplate: it makes no near-duplicates.
     boilerplate = " ".join(f"notice{n}" for n in range(13))
-    members, others = make_texts(30, seed=1), make_texts(12, seed=2)
+    members, others = make_texts(45, seed=1), make_texts(12, seed=2)
     copied = [members[0], members[1]]
 
     def write(name: str, texts: list[str]) -> Path:
