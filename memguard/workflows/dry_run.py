@@ -287,7 +287,7 @@ def _temporary_folder(folder: Path, borrowed: Path | None) -> Iterator[Path]:
 
     It contains symbolic links to the files that the run has prepared before, so that they are
     reused if they are still valid. Preparing again replaces the links, not their targets. Documents
-    that another user prepared cannot be read; they are prepared anew.
+    that another user prepared cannot be read; they are prepared again.
     """
     with (
         tempfile.TemporaryDirectory(prefix="memguard-dry-run-") as name,
