@@ -9,6 +9,5 @@ source scripts/environment.sh
 make_environment test
 # One thread per process, because tests that start several ranks would compete for the cores.
 export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}" TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1
-# Two workers run half of the tests each, in order, so that most fixtures of a file are created once.
-# The worker that finishes first takes over half of the other's remaining tests.
-exec "$python" -m pytest -n 2 --dist worksteal "$@"
+# Two workers run a file each at a time, so that its fixtures are created once.
+exec "$python" -m pytest -n 2 --dist loadfile "$@"

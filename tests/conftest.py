@@ -1,6 +1,7 @@
 """Fixtures shared by all tests: real data where it is there, tiny models where it is not."""
 
 import gc
+import os
 import signal
 from collections.abc import Iterator
 from functools import partial
@@ -15,7 +16,7 @@ from ranks import RankPool
 
 from memguard.report import html
 
-pytest_plugins = ["case_sample"]
+pytest_plugins = ["case_sample", "costs"]
 
 # No test judges how long something takes: a busy machine would fail it.
 hypothesis.settings.register_profile("memguard", deadline=None)
@@ -49,7 +50,10 @@ def ranks(session_cache: Path) -> RankPool:
 
     Where pytest-xdist runs the tests in several workers, each has its own.
     """
-    return RankPool()
+    pool = RankPool()
+    # The server imports for seconds, which is part of no test.
+    pool.start(os.getpid).join()
+    return pool
 
 
 class _KeptTemplates(jinja2.BytecodeCache):

@@ -13,6 +13,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from step_count import count_steps
+
 
 class PreloadedChild:
     """What `memguard.workflows.sweep` uses of `subprocess.Popen`, for `python -m memguard ...`."""
@@ -56,6 +58,7 @@ class PreloadedChild:
 def _run(arguments: list[str], environment: dict[str, str], folder: Path) -> Any:
     os.environ.clear()
     os.environ.update(environment)
+    count_steps()
     os.chdir(folder)
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     sys.argv = ["memguard", *arguments]

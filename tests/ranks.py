@@ -20,6 +20,8 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
+from step_count import count_steps
+
 _PRELOADED = [
     "hypothesis",
     "pytest",
@@ -98,9 +100,14 @@ class RankPool:
 
         Its exit code is what `sys.exit` was given, 1 after an exception, or a negative signal.
         """
-        process = self._context.Process(target=function, args=args, daemon=True)
+        process = self._context.Process(target=_run_alone, args=(function, args), daemon=True)
         process.start()
         return process
+
+
+def _run_alone(function: Callable[..., Any], args: Sequence[Any]) -> None:
+    count_steps()
+    function(*args)
 
 
 def _collect(receivers: Sequence[connection.Connection], deadline: float) -> list[Any]:
@@ -132,6 +139,7 @@ def _run_rank(
     from torch import distributed as dist
 
     torch.set_num_threads(1)
+    count_steps()
     try:
         group = {"store": dist.FileStore(str(store), size), "rank": rank, "world_size": size}
         backend = "gloo"
