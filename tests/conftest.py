@@ -16,7 +16,7 @@ from ranks import RankPool
 
 from memguard.report import html
 
-pytest_plugins = ["case_sample", "costs"]
+pytest_plugins = ["case_sample", "changed", "costs"]
 
 # No test judges how long something takes: a busy machine would fail it.
 hypothesis.settings.register_profile("memguard", deadline=None)

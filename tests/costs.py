@@ -4,14 +4,14 @@
     scripts/test.sh --budget                    fail where a cost exceeds `budget.json` (CI does)
     scripts/test.sh --accept-costs FILE...      write what FILE... cost now into `budget.json`
 
-Processor time is counted in units: it is divided by that of a fixed loop which runs between tests,
+Processor time is counted in units. It is divided by that of a fixed loop that runs between tests,
 so that a figure means the same on a slow, a fast and a busy machine. Ranks are children of a server
-and not of the process that waits for them; the kernel's count for the server has all of them, with
-their own children and with those that were killed. Optimizer steps are counted in the process of the
+and not of the process that waits for them: the kernel's count for the server includes all of them,
+their own children and those that were killed. Optimizer steps are counted in the process of the
 tests and in forks of the server; of other children only the processor time is known.
 
-A fixture of the session runs in each worker that needs it, whichever test comes first. What it costs
-stands under its own name, once.
+A fixture of the session is set up by each worker that needs it, in whichever test comes first. Its
+cost is an entry of its own.
 """
 
 import json
@@ -92,10 +92,8 @@ class CostPlugin:
     costs: dict[str, Cost] = field(default_factory=dict)
     calibrations: list[float] = field(default_factory=list)
     _calibrated_at: float = 0.0
-    _inner: list[Cost] = field(default_factory=list)
-
-    def _add(self, name: str, cost: Cost) -> None:
-        self.costs[name] = self.costs.get(name, Cost()) + cost
+    _inner: Cost = field(default_factory=Cost)
+    """Sum of the entries inside the one that is measured."""
 
     def calibrate(self) -> None:
         self.calibrations.append(calibrate())
@@ -121,14 +119,14 @@ class CostPlugin:
     def _measured(self, name: str, tests: int = 0) -> Iterator[None]:
         """Add what happens meanwhile to the entry `name`, less what is added to entries inside."""
         before, outer = self.meter.read(), self._inner
-        self._inner = []
+        self._inner = Cost()
         try:
             return (yield)
         finally:
             whole = self.meter.read() - before
-            own = whole - sum(self._inner, Cost())
-            self._inner = [*outer, whole]
-            self._add(name, own + Cost(tests=tests))
+            own = whole - self._inner + Cost(tests=tests)
+            self._inner = outer + whole
+            self.costs[name] = self.costs.get(name, Cost()) + own
 
     def result(self) -> dict[str, Cost]:
         """Return the costs by entry, with processor time in units."""
@@ -167,7 +165,7 @@ class _Session:
         if options.accept_costs and session.exitstatus == 0:
             self.report += budget.accept(self.merged)
         elif options.budget:
-            whole = not self.config.args_source.name == "ARGS"
+            whole = self.config.args_source.name != "ARGS"
             problems = budget.find_excesses(self.merged, budget.read(), whole=whole)
             self.report += problems or [f"Costs are within tests/{budget.PATH.name}."]
             if problems and session.exitstatus == 0:
