@@ -181,14 +181,17 @@ def _compare(degrees: Degrees, case: Case) -> Worst:
                 gradients[each.name] = each.local.grad.clone()
 
     step.optimizer.register_step_pre_hook(keep_gradients)
-    reference = Reference(model, case.mitigations, list_groups(case, mesh.shape.num_batch_ways))
+    vocab_size = model.get_output_embeddings().weight.shape[0]
+    batches = [
+        make_batch(number, vocab_size, packed=case.packed, padded=case.padded)
+        for number in range(case.num_steps)
+    ]
+    groups = list_groups(case, mesh.shape.num_batch_ways)
     worst = {"loss": 0.0, "gradient": 0.0, "norm": 0.0, "weight": 0.0, "router": 0.0}
     where = ""
-    for number in range(case.num_steps):
-        vocab_size = model.get_output_embeddings().weight.shape[0]
-        batch = make_batch(number, vocab_size, packed=case.packed, padded=case.padded)
-        result = step.run(share(batch, mesh), lr=OPTIM.lr, step=number + 1, first_sample=0)
-        expected = reference.step(batch)
+    expectations = _step_on_rank_0(model, case, groups, batches)
+    for number, (batch, expected) in enumerate(zip(batches, expectations, strict=True), 1):
+        result = step.run(share(batch, mesh), lr=OPTIM.lr, step=number, first_sample=0)
         assert result.num_kept == batch.num_kept
         assert result.loss is not None
         assert result.grad_norm is not None
@@ -206,15 +209,30 @@ def _compare(degrees: Degrees, case: Case) -> Worst:
             if error > worst["gradient"]:
                 worst["gradient"], where = error, name
         ours = {each.name: each.local.detach() for each in step.parameters}
-        weights = {name: weight.detach() for name, weight in trained_parameters(model)}
-        assert ours.keys() == weights.keys()
-        for _, error in _distances(step.parameters, ours, weights, 0.0):
+        assert ours.keys() == expected.weights.keys()
+        for _, error in _distances(step.parameters, ours, expected.weights, 0.0):
             worst["weight"] = max(worst["weight"], error)
     for name, parameter in lm.model.named_parameters():
         if name in frozen:
             assert torch.equal(to_local(parameter), frozen[name]), f"{name} is frozen"
             assert parameter.grad is None, f"{name} is frozen"
     return Worst(**worst, where=where)
+
+
+def _step_on_rank_0(
+    model: Any, case: Case, groups: list[list[int]], batches: list[Batch]
+) -> "list[Expected]":
+    """Take the steps of the other side on one rank, and return what they gave on every rank."""
+    steps: list[Any] = [None]
+    if dist.get_rank() == 0:
+        reference = Reference(model, case.mitigations, groups)
+        steps = [[reference.step(batch) for batch in batches]]
+    dist.broadcast_object_list(steps, device=torch.device("cpu"))
+    for expected in steps[0]:
+        for tensors in (expected.gradients, expected.weights):
+            tensors.update({name: tensor.to(case.device) for name, tensor in tensors.items()})
+    expectations: list[Expected] = steps[0]
+    return expectations
 
 
 def _build_sharded(case: Case, model: Any, mesh: Mesh4D) -> CausalLM:
@@ -451,6 +469,8 @@ class Expected:
     grad_norm: float
     gradients: dict[str, Tensor]
     """After clipping; of parameters that text does not reach, none."""
+    weights: dict[str, Tensor]
+    """After the step."""
     router_loss: float | None = None
 
 
@@ -554,6 +574,7 @@ class Reference:
             loss=float(loss.detach()),
             grad_norm=float(norm),
             gradients=gradients,
+            weights={n: p.detach().clone() for n, p in trained_parameters(self.model)},
             router_loss=None if router_loss is None else float(router_loss.detach()),
         )
 
