@@ -105,10 +105,10 @@ class _Imports:
         if path.with_suffix(".py").is_file():
             return path.with_suffix(".py")
         package = path / "__init__.py"
+        if name is not None and (path / f"{name}.py").is_file():
+            return path / f"{name}.py"
         if name is None or not package.is_file():
             return package if package.is_file() else None
-        if (path / f"{name}.py").is_file():
-            return path / f"{name}.py"
         for node in ast.parse(package.read_text()).body:
             offers = isinstance(node, ast.ImportFrom) and name in {a.name for a in node.names}
             if offers and node.module and node.module.startswith("memguard."):
