@@ -32,11 +32,11 @@ _METRICS = (
 
 
 def name_numbers(probe: GenerationProbe) -> tuple[str, ...]:
-    """Return the names of the numbers that `write_on` returns."""
+    """Return the names of the numbers that `generate_continuations` returns."""
     return tuple(f"{decoding}.{name}" for decoding in _list_decodings(probe) for name in _METRICS)
 
 
-def write_on(
+def generate_continuations(
     probe: GenerationProbe,
     extraction: ExtractionProbe,
     decoder: Decoder,

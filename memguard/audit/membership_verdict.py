@@ -1,16 +1,16 @@
-"""Second line of the verdict: whether one score tells trained from control documents.
+"""Second line of the verdict: whether one score separates trained from control documents.
 
-    score          `loss_minus_base` if the base model ran, else `loss`: fixed before it is computed
-    one a cluster  copies are not independent, so the first document by id stands for its cluster
+    score        `loss_minus_base` if the base model ran, else `loss`: fixed before it is computed
+    documents    the first of each cluster by id, because copies are not independent
 
     told-apart         10 clusters of either kind, and the AUC's interval begins at 0.6 or above, or
                        ends at 0.4 or below
     cannot-be-judged   else, below 30 control clusters, below two trained ones, or a control of
                        another kind
-    slightly           else, the interval is without 0.5
+    slightly           else, the interval does not contain 0.5
     not-seen           else
 
-"Above 0.5" would be reached by nearly every fine-tune that learned something.
+Nearly every fine-tune that learned something has an interval above 0.5.
 """
 
 from collections.abc import Mapping, Sequence
@@ -26,7 +26,7 @@ from memguard.records.verdict import MembershipLevel, MembershipVerdict
 MIN_OF_EACH = 10
 """Minimum number of clusters of either kind for an AUC that shows membership."""
 MIN_CONTROL = 30
-"""Minimum number of control clusters to say that membership is not seen."""
+"""Minimum number of control clusters for the level not-seen."""
 _AUC_TOLD, _AUC_REVERSED = 0.6, 0.4
 
 
@@ -63,7 +63,7 @@ def judge_membership(
     order = np.argsort(np.array(ids, dtype=object), kind="stable")
     order = order[np.isfinite(score_N[order])]
     members, nonmembers = (
-        _take_one_a_cluster(score_N, documents.cluster_N, order[where_N[order]])
+        _take_one_of_each_cluster(score_N, documents.cluster_N, order[where_N[order]])
         for where_N in (documents.is_trained_N, documents.is_control_N)
     )
     auc = compute_auc(members, nonmembers) if min(len(members), len(nonmembers)) >= 2 else None
@@ -80,7 +80,7 @@ def judge_membership(
     )
 
 
-def _take_one_a_cluster(
+def _take_one_of_each_cluster(
     score_N: NDArray[np.float64], cluster_N: NDArray[np.int64], order: NDArray[np.int64]
 ) -> NDArray[np.float64]:
     """Return the score of the first document of each cluster in an order."""

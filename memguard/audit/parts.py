@@ -149,7 +149,7 @@ def _cut(
 def describe_cut(
     documents: Sequence[AuditDocument], windows: Sequence[Window], *, window: WhichWindow
 ) -> CutDocuments | None:
-    """Count the documents of which only a part is audited; None if there are none.
+    """Count the documents that were audited in part; None if there are none.
 
     Args:
         documents: all documents that were given.

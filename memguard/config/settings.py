@@ -1,7 +1,7 @@
-"""What all settings have in common: frozen, strict about keys, within bounds; a few types.
+"""Base class and types of all settings: frozen, without unknown keys, within bounds.
 
-Bounds are far above what can be run and far below what overflows: a slip of the keyboard is refused
-by its name, before a schedule of 10^12 epochs takes all memory.
+Bounds are far above what can be run and far below what overflows, so that a typing error is
+reported by the name of its setting before a schedule of 10^12 epochs takes all memory.
 """
 
 from collections.abc import Mapping

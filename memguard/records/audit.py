@@ -125,7 +125,7 @@ class ProbeRun(Record):
 
 
 class CutDocuments(Record):
-    """Documents longer than a row or the model's context, of which only a part was audited."""
+    """Documents longer than a row or the model's context, which were audited in part."""
 
     num_documents: int
     num_given: int

@@ -49,7 +49,7 @@ class Variant(Record):
 
 
 class VariantComparison(Record):
-    """The variants, the first of which is the one that the others are compared with."""
+    """The variants; the others are compared with the first one."""
 
     heldout_bucket: str | None
     heldout_num_documents: int

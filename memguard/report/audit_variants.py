@@ -55,7 +55,7 @@ def build_variants(report: AuditReport) -> Section | None:
         short_title="Variants",
         lead=(
             "The same documents were scored with each form in which this model may be shipped. "
-            "Quantised are the weights of all linear layers but the head; arithmetic is in "
+            "The weights of all linear layers but the head are quantised; arithmetic is in "
             f"{fmt.clean_name(report.method.dtype, 10)}.",
         ),
         facts=tuple(

@@ -139,7 +139,7 @@ def _tell_seeds(comparison: Comparison) -> tuple[str, ...]:
 
 
 def show_risk(point: FrontPoint | None) -> Cell:
-    """Show a setting's risk, its interval and the rate it comes from."""
+    """Show a setting's risk, its interval and the method that has it."""
     if point is None or point.risk is None or point.risk_by is None:
         return show_missing("not measured")
     own, joint = point.own_ci or point.risk_ci, point.risk_ci
