@@ -7,7 +7,7 @@ scheme, and the membership scores. Near-verbatim match is determined on generate
 first divergence on.
 
 running the probes
-    suite.py, probes.py    eval/suites/*.yaml -> probes and their settings; the PROBES table
+    suite.py               eval/suites/*.yaml -> probes and their settings; the PROBES table
     selection.py           documents -> windows: long enough, sampled in each bucket, or rejected
     extraction.py          which tokens are the prefix and which the continuation
     parts.py               which part of a long document is audited
@@ -36,8 +36,8 @@ results
     tables.py              numbers of documents -> rows of buckets, with base model and control
     statistics/            rates, means, trends and their intervals
     summary.py             all results -> the parts of a report; dose-response, which probes ran
-    verdict.py                 what was extracted -> one of four levels, by tests against control
-    membership_verdict.py      its second line: can training be told from the model?
+    verdict.py                 what was extracted -> one of four levels, by tests against control;
+                               its second line: do scores separate trained documents?
     verdict_sentences.py       its sentences
     findings.py, warnings.py   extracted documents, worst first; warnings and notes
 

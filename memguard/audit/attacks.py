@@ -38,10 +38,10 @@ from memguard.audit.cache import ScoreMatrix
 from memguard.audit.decoding import Decoder, Request
 from memguard.audit.extraction import Window, list_clusters
 from memguard.audit.passages import Passage, TokenResult
-from memguard.audit.probes import AttackProbe
 from memguard.audit.scoring import Scorer
 from memguard.audit.selection import BucketOutline
 from memguard.audit.statistics import clopper_pearson, compute_mean
+from memguard.audit.suite import AttackProbe
 from memguard.mitigation import Goldfish
 from memguard.mitigation.goldfish import LETTERS_PER_TOKEN
 from memguard.records import AttackedBucket

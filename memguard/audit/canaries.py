@@ -41,8 +41,8 @@ from scipy import special
 
 from memguard.audit.cache import ScoreMatrix
 from memguard.audit.extraction import AuditDocument, ExtractionProbe
-from memguard.audit.probes import CanaryProbe
 from memguard.audit.statistics import clopper_pearson, compute_skew_normal_logcdf, fit_skew_normal
+from memguard.audit.suite import CanaryProbe
 from memguard.records import CanaryScore, CanaryScores
 
 MIN_REFERENCES_TO_EXTRAPOLATE = 8

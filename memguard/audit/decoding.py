@@ -32,7 +32,7 @@ from memguard.audit.batching import (
     Result,
     find_longest_run,
 )
-from memguard.config.sampling import SamplingScheme
+from memguard.config.settings import SamplingScheme
 from memguard.model.causal_lm import CausalLM
 from memguard.model.kv_cache import GrowingRows, can_cache
 from memguard.runtime import Runtime

@@ -18,7 +18,7 @@ from memguard.audit.decoding import Decoder, Request
 from memguard.audit.extraction import ExtractionProbe, Window
 from memguard.audit.near_verbatim import NAMES, EditDistance
 from memguard.audit.overlap import APPROXIMATE_BLEU, compute_overlap
-from memguard.audit.probes import GenerationProbe
+from memguard.audit.suite import GenerationProbe
 from memguard.audit.tables import ProbeTable
 
 _METRICS = (

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from memguard.audit.membership_verdict import judge_membership
 from memguard.audit.selection import BucketOutline
 from memguard.audit.verdict import (
     Canaries,
@@ -19,6 +18,7 @@ from memguard.audit.verdict import (
     DocumentResults,
     count_documents,
     decide_level,
+    judge_membership,
 )
 from memguard.records.scores import BucketScores, RiskName
 from memguard.records.verdict import Verdict, VerdictCounts

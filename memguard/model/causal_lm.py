@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from transformers import PreTrainedModel
 
-from memguard.config.sampling import SamplingScheme
+from memguard.config.settings import SamplingScheme
 from memguard.mitigation import TokenTerms
 from memguard.model.lm_head import Head, Step, apply_logit_transforms
 from memguard.model.loss import sum_nll, token_terms

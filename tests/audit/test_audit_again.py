@@ -30,9 +30,9 @@ from memguard.audit.cache import RecordCache
 from memguard.audit.context import AuditContext
 from memguard.audit.extraction import AuditDocument, ExtractionProbe
 from memguard.audit.passages import Passage, ScoreSelection, TokenResult
-from memguard.audit.probes import GridProbe, MembershipProbe, SamplingProbe
 from memguard.audit.run import AuditOutcome
 from memguard.audit.scoring import ModelScorer
+from memguard.audit.suite import GridProbe, MembershipProbe, SamplingProbe
 from memguard.hf.load import shard_scratch_model
 from memguard.hf.sharded import Sharding
 from memguard.parallel.mesh import build_mesh

@@ -24,8 +24,8 @@ from audit_examples import (
 
 from memguard.audit.context import AuditContext
 from memguard.audit.extraction import AuditDocument, ExtractionProbe
-from memguard.audit.probes import MaskConsistencyProbe, MembershipProbe
 from memguard.audit.run import AuditOutcome
+from memguard.audit.suite import MaskConsistencyProbe, MembershipProbe
 from memguard.errors import DataError
 from memguard.records import MaskChange
 

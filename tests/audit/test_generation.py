@@ -12,8 +12,8 @@ from memguard.audit.decoding import Decoder
 from memguard.audit.extraction import AuditDocument, ExtractionProbe, Window
 from memguard.audit.generation import generate_continuations, name_numbers, tabulate
 from memguard.audit.overlap import compute_overlap
-from memguard.audit.probes import GenerationProbe
 from memguard.audit.scoring import ModelScorer
+from memguard.audit.suite import GenerationProbe
 from memguard.audit.tables import METRICS
 from memguard.audit.teacher_forcing import TeacherForcedScores
 from memguard.model.causal_lm import CausalLM

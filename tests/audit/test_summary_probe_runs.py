@@ -20,7 +20,7 @@ from audit_examples import (
 
 from memguard.audit.context import AuditContext
 from memguard.audit.extraction import ExtractionProbe
-from memguard.audit.probes import CanaryProbe, GridProbe, MaskConsistencyProbe, MembershipProbe
+from memguard.audit.suite import CanaryProbe, GridProbe, MaskConsistencyProbe, MembershipProbe
 from memguard.records import MaskChange, ProbeRun
 
 

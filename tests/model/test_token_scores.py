@@ -19,7 +19,7 @@ from vocab_pieces import (
     draw_whole,
 )
 
-from memguard.config.sampling import SamplingScheme
+from memguard.config.settings import SamplingScheme
 from memguard.model.lm_head import Head
 from memguard.model.token_scores import EXTRA_SCORES, TokenScores, score_tokens
 
