@@ -14,17 +14,17 @@ from memguard.audit.model_probes import ModelProbes, list_own_passes
 from memguard.audit.parts import WhichWindow, describe_cut
 from memguard.audit.selection import select_windows
 from memguard.audit.suite import Suite
-from memguard.audit.summary import Evidence, Summary, summarise
+from memguard.audit.summary import Evidence, summarise
 from memguard.audit.teacher_forcing import TeacherForcedScores
 from memguard.audit.warnings import Tally
-from memguard.records import MaskChange
+from memguard.records import AuditResults, MaskChange
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AuditOutcome:
     """Results of an audit; the caller adds identities, method and environment."""
 
-    summary: Summary
+    summary: AuditResults
     scores: DocumentScores
     """In the order of the documents."""
     text_hmacs: Sequence[str | None]

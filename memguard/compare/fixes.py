@@ -123,8 +123,7 @@ def _find_extracted_dose(report: AuditReport) -> int | None:
 
     A dose is a number of repetitions.
     """
-    control = next((bucket for bucket in report.buckets if bucket.role == "control"), None)
-    ceiling = _greedy_rate(control).ci if control else None
+    ceiling = _greedy_rate(report.control).ci if report.control else None
     if ceiling is None or not report.dose_response:
         return None
     extracted = {

@@ -19,6 +19,7 @@ from memguard.records.scores import (
     Interval,
     MaskChange,
     Measure,
+    MeasuredBucket,
     MembershipScores,
     Rate,
     RiskName,
@@ -283,8 +284,8 @@ class VariantComparison(Record):
     variants: list[Variant]
 
 
-class AuditReport(Record):
-    """`audit/report.json`."""
+class AuditHeader(Record):
+    """What was audited, and how."""
 
     schema_name: Literal["memguard.report/2"] = Field("memguard.report/2", alias="schema")
     tool_version: str
@@ -295,6 +296,13 @@ class AuditReport(Record):
     data: DataIdentity
     training: TrainingSummary | None
     method: Method
+
+    model_config = ConfigDict(populate_by_name=True, serialize_by_alias=True)
+
+
+class AuditResults(Record):
+    """The parts of a report that are computed from the measurements."""
+
     probe_runs: list[ProbeRun]
     """One entry per probe, in the order of the suite; `method.probes` has their settings."""
     verdict: Verdict
@@ -317,14 +325,42 @@ class AuditReport(Record):
     canaries: CanaryScores | None = None
     mask_changes: list[MaskChange] = Field(default_factory=list)
     trends: list[DoseTrend] = Field(default_factory=list)
+
+    @property
+    def control(self) -> BucketScores | None:
+        """The bucket of documents that were never trained."""
+        return next((bucket for bucket in self.buckets if bucket.role == "control"), None)
+
+    @property
+    def blind_auc(self) -> Interval | None:
+        """AUC of the blind baseline; None if it did not run."""
+        return next((scores.auc for scores in self.membership if scores.score == BLIND), None)
+
+    def find_cost(self, bucket: str | None) -> AttackCostBucket | None:
+        """Return the attack cost of a bucket; None if it was not measured."""
+        return next((cost for cost in self.attack_cost if cost.bucket == bucket), None)
+
+    def find_gain(self, bucket: str) -> MeasuredBucket | None:
+        """Return the token accuracy of a bucket if training raised it; None otherwise.
+
+        The change from the base model must be above 0 by more than its interval. None is returned
+        too if the blind baseline separates trained documents from the control, because the control
+        then does not show what other training would have added.
+        """
+        blind = self.blind_auc
+        if blind is None or blind.ci is None or not blind.ci[0] <= 0.5 <= blind.ci[1]:
+            return None
+        for measure in self.measures:
+            if (measure.probe, measure.metric) == ("extraction", "token_accuracy"):
+                row = next((row for row in measure.buckets if row.bucket == bucket), None)
+                change = None if row is None else row.change_from_base
+                return row if change and change.ci and change.ci[0] > 0 else None
+        return None
+
+
+class AuditReport(AuditResults, AuditHeader):
+    """`audit/report.json`."""
+
     variants: VariantComparison | None = None
     """null unless they were requested."""
     environment: dict[str, str]
-
-    @property
-    def is_blind_at_chance(self) -> bool:
-        """Whether the blind baseline ran and does not separate trained documents from control."""
-        blind = next((scores.auc for scores in self.membership if scores.score == BLIND), None)
-        return blind is not None and blind.ci is not None and blind.ci[0] <= 0.5 <= blind.ci[1]
-
-    model_config = ConfigDict(populate_by_name=True, serialize_by_alias=True)

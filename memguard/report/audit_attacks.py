@@ -160,11 +160,6 @@ def build_attack_section(report: AuditReport) -> Section:
     )
 
 
-def find_cost(report: AuditReport, bucket: str) -> AttackCostBucket | None:
-    """Return the attack cost of a bucket; None if it was not measured."""
-    return next((cost for cost in report.attack_cost if cost.bucket == bucket), None)
-
-
 def write_cost(cost: AttackCostScores, value: float | None) -> str:
     """Format a quantile of the attack cost; "" if there are no documents."""
     if not cost.num_documents:
@@ -188,7 +183,7 @@ def _summarise(report: AuditReport) -> str:
     if bucket is None:
         return ""
     name, sentences = fmt.clean_name(bucket.bucket, 40), []
-    cost = find_cost(report, bucket.bucket)
+    cost = report.find_cost(bucket.bucket)
     if cost and cost.model.num_documents:
         sentences.append(f"In {name}, {_tell_cost(cost.model)}{_tell_others(report, cost)}.")
     attacked = [row for row in report.attacks if row.bucket == bucket.bucket]
@@ -223,8 +218,8 @@ def _tell_cost(cost: AttackCostScores) -> str:
 
 def _tell_others(report: AuditReport, cost: AttackCostBucket) -> str:
     """Give the median cost with the base model and of the control documents."""
-    control = next((b.bucket for b in report.buckets if b.role == "control"), None)
-    control_cost = find_cost(report, control) if control not in (None, cost.bucket) else None
+    control = None if report.control is None else report.control.bucket
+    control_cost = report.find_cost(control) if control != cost.bucket else None
     others = {"base model": cost.base, "control": control_cost.model if control_cost else None}
     medians = [
         f"{name}: {write_cost(scores, scores.median)}"
@@ -244,11 +239,11 @@ def _build_table(report: AuditReport) -> Table:
             return show(cost) if cost.num_documents else show_missing("no documents")
 
         def model(bucket: BucketScores) -> Content:
-            cost = find_cost(report, bucket.bucket)
+            cost = report.find_cost(bucket.bucket)
             return show_known(cost.model if cost else None, show_documents, "not measured")
 
         def base(bucket: BucketScores) -> Content | None:
-            cost = find_cost(report, bucket.bucket)
+            cost = report.find_cost(bucket.bucket)
             shown = show_known(cost.base if cost else None, show_documents, "not measured")
             return shown if bucket.base else None
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from memguard.records import (
+    RISK_NAMES,
     AuditReport,
     BucketScores,
     DoseTrend,
@@ -321,7 +322,7 @@ def tell_budget(training: TrainingSummary) -> str:
     if budget is None or not training.watched:
         return ""
     last = training.watched[-1]
-    metric = budget.metric.replace("_", "-")
+    metric = RISK_NAMES[budget.metric]
     text = f"The risk budget allows {fmt.percent(budget.limit)} {metric} extraction per bucket"
     if training.stopped_by_budget:
         exceeded = ", ".join(fmt.clean_name(name, 40) for name in last.over_limit)

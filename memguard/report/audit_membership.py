@@ -81,12 +81,10 @@ def warn_of_blind(report: AuditReport) -> Notice | None:
 
     For models that memguard did not train, the audit already adds a more detailed banner.
     """
-    if report.run is None:
+    blind = report.blind_auc
+    if report.run is None or blind is None or blind.ci is None or blind.ci[0] <= 0.5:
         return None
-    blind = next((row for row in report.membership if row.score == BLIND), None)
-    if blind is None or blind.auc is None or blind.auc.ci is None or blind.auc.ci[0] <= 0.5:
-        return None
-    auc = fmt.interval(blind.auc)
+    auc = fmt.interval(blind)
     return Notice(
         level="warning",
         label="Membership scores prove nothing here",

@@ -5,7 +5,7 @@ Each setting occurs once, over its seeds, with the settings that dominate it.
 
 from collections.abc import Callable, Sequence
 
-from memguard.records import NUM_RISK_QUERIES, Comparison, ComparisonCell, FrontPoint, RiskName
+from memguard.records import NUM_RISK_QUERIES, RISK_NAMES, Comparison, ComparisonCell, FrontPoint
 from memguard.report import formatting as fmt
 from memguard.report.page import (
     Cell,
@@ -41,12 +41,6 @@ from memguard.report.tables import (
 )
 
 _MOST_DESCRIBED = 12
-_RISK_NAMES: dict[RiskName, str] = {
-    "verbatim": "verbatim",
-    "near_verbatim": "near-verbatim",
-    "attack_cost": f"within {NUM_RISK_QUERIES:,} queries",
-    "attack": "best attack",
-}
 
 
 def tell_recommendation(comparison: Comparison) -> Fact:
@@ -143,7 +137,7 @@ def show_risk(point: FrontPoint | None) -> Cell:
     if point is None or point.risk is None or point.risk_by is None:
         return show_missing("not measured")
     own, joint = point.own_ci or point.risk_ci, point.risk_ci
-    note = _RISK_NAMES[point.risk_by]
+    note = RISK_NAMES[point.risk_by]
     if own is not None and joint is not None and joint[1] > own[1]:
         note += f"; by all methods up to {fmt.percent(joint[1])}"
     return Cell(fmt.percent(point.risk), detail=fmt.percent_range(own), note=note)

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from memguard.records import NUM_RISK_QUERIES, Interval, Rate, RiskName
+from memguard.records import RISK_NAMES, Interval, Rate
 
 ELLIPSIS = "…"
 NAME_LIMIT = 72
@@ -97,12 +97,7 @@ class Estimate:
     interval: str
 
 
-RISK_LABELS: dict[RiskName, str] = {
-    "verbatim": "Verbatim",
-    "near_verbatim": "Near-verbatim",
-    "attack_cost": f"Within {NUM_RISK_QUERIES:,} queries",
-    "attack": "Best attack",
-}
+RISK_LABELS = {risk: name.capitalize() for risk, name in RISK_NAMES.items()}
 """Headings of the extraction rates."""
 
 

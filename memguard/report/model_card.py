@@ -12,7 +12,7 @@ import yaml
 
 from memguard.records import MIN_FOR_QUANTILES, AuditReport, BucketScores, Rate
 from memguard.report import formatting as fmt
-from memguard.report.audit_attacks import find_cost, write_cost
+from memguard.report.audit_attacks import write_cost
 from memguard.report.audit_canaries import write_canaries
 from memguard.report.audit_doses import tell_budget
 from memguard.report.facts import describe_privacy
@@ -190,13 +190,12 @@ def _write_adapter(report: AuditReport) -> str:
 
 def _write_costs(report: AuditReport) -> list[str]:
     """Report the attack cost of the verdict's bucket and of the control in one line."""
-    control = next((b.bucket for b in report.buckets if b.role == "control"), None)
+    control = None if report.control is None else report.control.bucket
     costs = []
-    for bucket in dict.fromkeys((report.verdict.bucket, control)):
-        cost = find_cost(report, bucket) if bucket is not None else None
+    for cost in map(report.find_cost, dict.fromkeys((report.verdict.bucket, control))):
         if cost and cost.model.num_documents >= MIN_FOR_QUANTILES:
             median = write_cost(cost.model, cost.model.median)
-            costs.append(f"{_escape(fmt.clean_name(bucket or ''))} {median}")
+            costs.append(f"{_escape(fmt.clean_name(cost.bucket))} {median}")
     if not costs:
         return []
     return [
