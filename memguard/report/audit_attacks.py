@@ -24,7 +24,6 @@ from memguard.report.tables import (
     Content,
     Heading,
     bucket_table,
-    make_rows,
     make_table,
     name_bucket,
     scores_column,
@@ -116,7 +115,8 @@ def _build_attacks(report: AuditReport) -> Table | None:
     return make_table(
         "Each attack by bucket",
         columns,
-        make_rows(columns, attacked, lambda row: tone_of_bucket(row[0])),
+        attacked,
+        tone=lambda row: tone_of_bucket(row[0]),
         shown=0,
         more_label="Show each attack with its intervals",
     )

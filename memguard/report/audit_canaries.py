@@ -9,7 +9,7 @@ from memguard.records import AuditReport, CanaryScore, CanaryScores
 from memguard.report import formatting as fmt
 from memguard.report.audit_probes import explain_absence
 from memguard.report.page import Cell, Fact, Figure, Line, LineChart, Point, Section, Table
-from memguard.report.tables import Column, count_columns, make_rows, make_table
+from memguard.report.tables import Column, count_columns, make_table
 
 _MOST_BITS = 16
 _HAIR = 1e-9
@@ -63,7 +63,7 @@ def _build_exposure_table(
         ),
         Column(("By chance", "if nothing were learned"), lambda row: fmt.percent(row[2])),
     )
-    rows = make_rows(columns, zip(steps, reached, by_chance, strict=True))
+    rows = zip(steps, reached, by_chance, strict=True)
     return make_table("Chart data", columns, rows, compact=True)
 
 
@@ -279,7 +279,7 @@ def _list_canaries(scores: CanaryScores) -> Table:
     return make_table(
         "Trained secrets, highest exposure first",
         columns,
-        make_rows(columns, trained[:_MOST_CANARIES]),
+        trained[:_MOST_CANARIES],
         shown=_SHOWN_CANARIES,
         compact=True,
     )

@@ -15,7 +15,6 @@ from memguard.report.tables import (
     Column,
     Content,
     count_columns,
-    make_rows,
     make_table,
     show_known,
     show_missing,
@@ -116,7 +115,7 @@ def _build_table(caption: str, scores: list[MembershipScores], notes: tuple[str,
     ]
     if any(score.num_missing for score in scores):
         columns.append(Column(("Missing", "documents"), lambda s: s.num_missing))
-    return make_table(caption, columns, make_rows(columns, scores), notes=notes)
+    return make_table(caption, columns, scores, notes=notes)
 
 
 def _list_rates(scores: list[MembershipScores]) -> list[tuple[str, float]]:
@@ -253,7 +252,7 @@ def _build_mask_table(changes: list[MaskChange]) -> Table:
         Column(("Leaked", "mean share of a passage's dropped tokens"), _show_leaked),
     )
     caption = "Tokens dropped in the text that receive loss in a copy of it"
-    return make_table(caption, columns, make_rows(columns, changes), compact=True)
+    return make_table(caption, columns, changes, compact=True)
 
 
 def _show_leaked(change: MaskChange) -> Content:

@@ -18,7 +18,6 @@ from memguard.report.tables import (
     Heading,
     bucket_table,
     drop_zero_columns,
-    make_rows,
     make_table,
     scores_column,
     show_known,
@@ -208,7 +207,7 @@ def build_findings(report: AuditReport) -> Table | None:
     return make_table(
         "Extracted documents",
         columns,
-        make_rows(columns, findings),
+        findings,
         shown=_SHOWN_FINDINGS,
         compact=True,
         one_line=True,

@@ -34,7 +34,6 @@ from memguard.report.seed_means import (
 from memguard.report.tables import (
     Column,
     drop_zero_columns,
-    make_rows,
     make_table,
     show_missing,
     show_name,
@@ -109,9 +108,14 @@ def _build_front_table(comparison: Comparison) -> Table:
         Column(("Change", f"from '{name_first(comparison, 16)}'"), show_change),
         *([dominators] if any(point.dominated_by for point in comparison.front) else []),
     )
-    rows = make_rows(columns, comparison.front, lambda p: "dominated" if p.is_dominated else "")
-    notes = (_tell_risk(), *_tell_seeds(comparison))
-    return make_table("Chart data", columns, rows, notes=notes, compact=True)
+    return make_table(
+        "Chart data",
+        columns,
+        comparison.front,
+        tone=lambda p: "dominated" if p.is_dominated else "",
+        notes=(_tell_risk(), *_tell_seeds(comparison)),
+        compact=True,
+    )
 
 
 def _tell_risk() -> str:
@@ -251,7 +255,10 @@ def _build_table(comparison: Comparison, doses: Sequence[str], select: Select) -
         Column("Setting", lambda s: fmt.clean_name(s.name)),
         *map(column_of, doses),
     )
-    shown = [*list_settings(comparison), get_base(comparison)]
-    rows = make_rows(columns, shown, lambda s: "" if s.runs else "base")
-    caption = "Chart data by number of repetitions; 0 is the control"
-    return make_table(caption, columns, rows, compact=True)
+    return make_table(
+        "Chart data by number of repetitions; 0 is the control",
+        columns,
+        [*list_settings(comparison), get_base(comparison)],
+        tone=lambda s: "" if s.runs else "base",
+        compact=True,
+    )

@@ -49,8 +49,6 @@ from memguard.report.tables import (
     Column,
     Content,
     Heading,
-    make_base_row,
-    make_rows,
     make_table,
     show_name,
 )
@@ -99,15 +97,12 @@ def build_headline(comparison: Comparison) -> Table:
         Column(("Labels dropped", "measured"), _write_dropped),
         Column(("Training", "time; labels"), _show_training),
     )
-    rows = make_rows(
-        columns,
-        list_settings(comparison),
-        lambda s: "dominated" if name_dominators(s.point) else "",
-    )
     return make_table(
         "Risk, utility and cost of each setting",
         columns,
-        [*rows, make_base_row(columns, get_base(comparison))],
+        list_settings(comparison),
+        tone=lambda s: "dominated" if name_dominators(s.point) else "",
+        base=get_base(comparison),
         notes=(_SEEDS_NOTE,) if has_several_seeds(comparison) else (),
         compact=True,
     )
@@ -187,7 +182,8 @@ def build_extraction(comparison: Comparison) -> Table:
     return make_table(
         "Every setting at every number of repetitions",
         columns,
-        make_rows(columns, measured, lambda row: "base" if row[0] == _BASE else ""),
+        measured,
+        tone=lambda row: "base" if row[0] == _BASE else "",
         shown=_MOST_ROWS,
         compact=True,
     )
@@ -208,7 +204,7 @@ def build_settings(comparison: Comparison) -> Table:
         Column("Overrides", lambda run: show_name(fmt.settings(run.overrides))),
         Column("Steps", lambda run: fmt.count(run.cost.num_steps)),
     )
-    return make_table("Run configuration", columns, make_rows(columns, comparison.settings))
+    return make_table("Run configuration", columns, comparison.settings)
 
 
 _SINGLE_NOTE = (
@@ -302,6 +298,11 @@ def _build_gains_table(
             "AUC: trained documents of all buckets against the control. Blind is the baseline "
             "without model access; if it is above 0.5, the AUC proves nothing."
         )
-    rows = make_rows(columns, list_settings(comparison))
-    rows.append(make_base_row(columns, get_base(comparison)))
-    return make_table(f"Documents {name_dose(dose)}", columns, rows, notes=notes, compact=True)
+    return make_table(
+        f"Documents {name_dose(dose)}",
+        columns,
+        list_settings(comparison),
+        base=get_base(comparison),
+        notes=notes,
+        compact=True,
+    )
