@@ -100,6 +100,11 @@ class Window:
         return self.document.input_ids[self.start : end]
 
     @property
+    def prefix_ids(self) -> NDArray[np.int32]:
+        """The P tokens before the continuation."""
+        return self.input_ids[: self.prefix_tokens]
+
+    @property
     def continuation_ids(self) -> NDArray[np.int32]:
         """The S true tokens."""
         return self.input_ids[self.prefix_tokens :]

@@ -29,7 +29,6 @@ from memguard.report.seed_means import (
     list_doses,
     list_settings,
     name_first,
-    near_rate,
 )
 from memguard.report.tables import (
     Column,
@@ -184,15 +183,11 @@ Select = Callable[[ComparisonCell], float | None]
 
 def build_trends(comparison: Comparison) -> tuple[Figure, ...]:
     """Build one figure per metric: every setting by number of repetitions."""
+    accuracy = "Teacher-forced token accuracy"
     metrics: tuple[tuple[str, str, str, Select], ...] = (
         ("verbatim", "Verbatim", "documents (%)", lambda cell: cell.rate),
-        ("near", "Near-verbatim", "documents (%)", near_rate),
-        (
-            "accuracy",
-            "Teacher-forced token accuracy",
-            "tokens (%)",
-            lambda cell: cell.mean_token_accuracy,
-        ),
+        ("near", "Near-verbatim", "documents (%)", _find_near_rate),
+        ("accuracy", accuracy, "tokens (%)", lambda cell: cell.mean_token_accuracy),
     )
     doses = list_doses(comparison)
     seeds = " Means over seeds." if has_several_seeds(comparison) else ""
@@ -217,6 +212,10 @@ def build_trends(comparison: Comparison) -> tuple[Figure, ...]:
         data = drop_zero_columns(table)
         figures.append(Figure(key=key, title=title, chart=chart, caption=caption, table=data))
     return tuple(figures)
+
+
+def _find_near_rate(cell: ComparisonCell) -> float | None:
+    return None if cell.near_verbatim is None else cell.near_verbatim.rate
 
 
 def _describe_row(row: Row) -> str:

@@ -20,6 +20,7 @@ from memguard.report.comparison_front import name_dominators, show_risk
 from memguard.report.facts import describe_dropped
 from memguard.report.page import Cell, Section, Table
 from memguard.report.seed_means import (
+    Greedy,
     Setting,
     average,
     base_change,
@@ -38,12 +39,10 @@ from memguard.report.seed_means import (
     show_accuracy,
     show_attack,
     show_cost,
+    show_counts,
     show_loss,
-    show_mean_near,
-    show_mean_verbatim,
+    show_mean_share,
     show_membership,
-    show_near,
-    show_verbatim,
 )
 from memguard.report.tables import (
     Column,
@@ -79,12 +78,15 @@ def build_headline(comparison: Comparison) -> Table:
         note = f"dominated by {dominators}" if dominators else ""
         return show_name(fmt.clean_name(setting.name), detail, note)
 
+    def show(setting: Setting, metric: Greedy) -> Content:
+        return show_counts(setting, metric) if setting.cells else fmt.MISSING
+
     columns: tuple[Column[Setting], ...] = (
         Column("Setting", name, lambda base: show_name(base.name, label_base(comparison))),
         Column(("Verdict", "of its own report"), show_level),
         Column(("Risk", "highest rate"), lambda s: show_risk(s.point)),
-        _both(("Verbatim", dose), lambda s: show_verbatim(s) if s.cells else fmt.MISSING),
-        _both(("Near-verbatim", dose), lambda s: show_near(s) if s.cells else fmt.MISSING),
+        _both(("Verbatim", dose), lambda s: show(s, "verbatim")),
+        _both(("Near-verbatim", dose), lambda s: show(s, "near_verbatim")),
         _both(
             ("Token accuracy", "teacher-forced, mean"),
             lambda s: show_accuracy(s) if s.cells else fmt.MISSING,
@@ -156,7 +158,7 @@ def build_extraction(comparison: Comparison) -> Table:
         if dose in extraction
     ]
 
-    def write_share(share: MatchedShare | ComparisonCell | None, cell: ComparisonCell) -> str:
+    def write_share(share: MatchedShare | None, cell: ComparisonCell) -> str:
         """Format a rate on one line; this table has too many rows for bars."""
         if share is None:
             return "not generated"
@@ -168,7 +170,7 @@ def build_extraction(comparison: Comparison) -> Table:
     columns: tuple[Column[_Extracted], ...] = (
         Column("Setting", lambda row: row[0]),
         Column("Documents", lambda row: name_dose(row[1])),
-        Column("Verbatim", lambda row: write_share(row[2], row[2])),
+        Column("Verbatim", lambda row: write_share(row[2].verbatim, row[2])),
         Column("Near-verbatim", lambda row: write_share(row[2].near_verbatim, row[2])),
         Column(
             (f"90{fmt.PERCENT} teacher-forced", "not extraction"),
@@ -277,8 +279,8 @@ def _build_gains_table(
             lambda s: show_name(fmt.clean_name(s.name), describe_setting(s, comparison)),
             lambda base: show_name(base.name, label_base(comparison)),
         ),
-        _both(("Verbatim", "documents"), show_mean_verbatim),
-        _both(("Near-verbatim", "documents"), show_mean_near),
+        _both(("Verbatim", "documents"), lambda s: show_mean_share(s, "verbatim")),
+        _both(("Near-verbatim", "documents"), lambda s: show_mean_share(s, "near_verbatim")),
         _both(("Token accuracy", "teacher-forced"), show_accuracy),
         *([cost] if has_cost else []),
         *map(column_of_attack, attacks),

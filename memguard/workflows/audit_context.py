@@ -37,9 +37,6 @@ from memguard.runtime import Runtime, default_cache_dir
 from memguard.workflows.audit_inputs import AuditTarget
 from memguard.workflows.setup import DistributedContext
 
-NEAR_DUPLICATES = "near-duplicates"
-"""Name of the row, next to the rewritings, for near-duplicates among the documents."""
-
 
 def open_audit_context(
     target: AuditTarget,
@@ -140,7 +137,7 @@ def _compare_masks(
         special_ids=sorted(find_special_ids(tokenizer)),
         token_texts=lambda: list_token_texts(tokenizer),
     )
-    found = measure_mask_consistency(
+    return measure_mask_consistency(
         texts,
         tokenizer,
         mitigations,
@@ -148,18 +145,6 @@ def _compare_masks(
         seed=target.seed,
         max_passages=max(len(texts), len(pairs)),
     )
-    rows = dict(found.rewritings)
-    if pairs:
-        rows[NEAR_DUPLICATES] = found.pairs
-    return [
-        MaskChange(
-            rewriting=name,
-            num_passages=row.masks_that_differ.num_documents,
-            num_changed=row.masks_that_differ.num_matched,
-            mean_leaked_share=None if row.leak_share is None else row.leak_share.value,
-        )
-        for name, row in rows.items()
-    ]
 
 
 def _check_same_vocabulary(tokenizer: Any, reference: str) -> None:
