@@ -25,8 +25,8 @@ measuring
     near_verbatim.py       generated text within a few edits of the true one
     overlap.py             overlap of generated and true text
     probabilistic.py       log-probabilities -> number of queries
-    membership_scores.py, membership.py    membership inference, with a baseline on words only
-    kinds.py               are members and nonmembers one kind of text? checked before a model loads
+    membership_scores.py, membership.py    membership inference, with a baseline on words only;
+                           are members and nonmembers one kind of text?
     canaries.py            random secrets: exposure, and a lower bound on epsilon
     generation.py          generated continuations and their overlap with the true ones
     attacks.py             extraction by an attacker with many queries, or with the mask

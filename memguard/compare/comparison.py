@@ -16,8 +16,7 @@ from memguard.compare.audited import (
     load_audited_run,
 )
 from memguard.compare.front import build_front, recommend
-from memguard.compare.state import is_finished
-from memguard.compare.sweep import Sweep
+from memguard.compare.sweep import Sweep, is_finished
 from memguard.errors import RecordError
 from memguard.records import (
     AuditReport,

@@ -36,9 +36,7 @@ from memguard.report.tables import (
 
 _NAMES = {
     "beam": "Beam search",
-    "beam_search": "Beam search",
     "fill": "Fill in dropped tokens",
-    "sampling": "Sampling",
 }
 NEVER = "never"
 _BOUNDS = (1_000, 1_000_000)
@@ -54,8 +52,7 @@ def list_attacks(attacked: Iterable[AttackedBucket]) -> list[str]:
 
 def name_attack(attack: str) -> str:
     """Return the display name of an attack."""
-    words = fmt.clean_name(attack.replace("_", " "), 40)
-    return _NAMES.get(attack, words[:1].upper() + words[1:])
+    return _NAMES.get(attack) or fmt.clean_words(attack)
 
 
 def head_attack(attack: str, attacked: Sequence[AttackedBucket]) -> tuple[str, str]:

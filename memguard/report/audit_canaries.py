@@ -117,7 +117,7 @@ _MEANING = (
 def write_canaries(scores: CanaryScores) -> str:
     """Summarise in one sentence: canaries, extraction, exposure and the epsilon bound."""
     number = scores.num_trained + scores.num_references
-    often = "" if scores.num_repetitions is None else f" ({_write_times(scores.num_repetitions)})"
+    often = "" if scores.num_repetitions is None else f" ({fmt.times(scores.num_repetitions)})"
     extracted, reference = scores.verbatim, scores.reference_verbatim
     text = (
         f"{fmt.of(scores.num_trained, number)} canaries were randomly selected for training{often}:"
@@ -176,10 +176,6 @@ def find_ceiling(scores: CanaryScores) -> float | None:
     return math.log2(scores.num_ranked_references) if scores.num_ranked_references else None
 
 
-def _write_times(count: int) -> str:
-    return "once" if count == 1 else f"{count:,} times"
-
-
 def _list_facts(scores: CanaryScores) -> tuple[Fact, ...]:
     repetitions = scores.num_repetitions
     return (
@@ -187,7 +183,7 @@ def _list_facts(scores: CanaryScores) -> tuple[Fact, ...]:
             "Trained and references",
             f"{scores.num_trained:,} and {scores.num_references:,}",
             detail="Each trained "
-            + ("not equally often." if repetitions is None else f"{_write_times(repetitions)}."),
+            + ("not equally often." if repetitions is None else f"{fmt.times(repetitions)}."),
         ),
         Fact(
             "Fully extracted",

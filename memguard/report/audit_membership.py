@@ -227,11 +227,11 @@ def _write_lead(changes: list[MaskChange]) -> str:
             "No copy has loss on a token that training dropped: the mask does not depend on how "
             "the text is formatted."
         )
-    share = worst.mean_leaked_share
+    share, name = worst.mean_leaked_share, fmt.clean_words(worst.rewriting)
     leaked = "some" if share is None else fmt.percent(share)
     return (
         "A token that is dropped in one copy can receive loss in another one. The worst rewriting "
-        f"is '{_name(worst)}': {fmt.of(worst.num_changed, worst.num_passages)} passages have a "
+        f"is '{name}': {fmt.of(worst.num_changed, worst.num_passages)} passages have a "
         "token that training dropped and the copy does not, on average "
         f"{leaked} of a passage's dropped tokens."
     )
@@ -242,7 +242,7 @@ _NO_PASSAGE = "no passage differs"
 
 def _build_mask_table(changes: list[MaskChange]) -> Table:
     columns: tuple[Column[MaskChange], ...] = (
-        Column(("Copy", "how it differs"), _name),
+        Column(("Copy", "how it differs"), lambda change: fmt.clean_words(change.rewriting)),
         *count_columns(
             ("Masks changed", "passages"),
             ("Share", "of the passages"),
@@ -259,8 +259,3 @@ def _show_leaked(change: MaskChange) -> Content:
     if not change.num_passages:
         return show_missing(_NO_PASSAGE)
     return show_known(change.mean_leaked_share, fmt.percent, "not measured")
-
-
-def _name(change: MaskChange) -> str:
-    words = fmt.clean_name(change.rewriting.replace("_", " "), 40)
-    return words[:1].upper() + words[1:]

@@ -217,7 +217,7 @@ def build_findings(report: AuditReport) -> Table | None:
 def _write_times(num_repetitions: int | None) -> str:
     if num_repetitions is None:
         return "unknown"
-    return "once" if num_repetitions == 1 else f"{fmt.count(num_repetitions)}{fmt.NBSP}times"
+    return fmt.times(num_repetitions).replace(" ", fmt.NBSP)
 
 
 def _write_base(finding: Finding) -> str:

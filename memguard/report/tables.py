@@ -224,9 +224,7 @@ def describe_times(bucket: BucketScores, report: AuditReport) -> str:
         return role
     if bucket.num_repetitions is None:
         return f"{role}, different numbers of times"
-    return (
-        f"{role} {'once' if bucket.num_repetitions == 1 else f'{bucket.num_repetitions:,} times'}"
-    )
+    return f"{role} {fmt.times(bucket.num_repetitions)}"
 
 
 def name_bucket(bucket: BucketScores, report: AuditReport) -> Cell:

@@ -13,7 +13,7 @@ from memguard.audit.context import Stage
 from memguard.audit.document_scores import save_scores
 from memguard.audit.extraction import TINY_MARGINS
 from memguard.audit.findings import save_findings
-from memguard.audit.kinds import compare_kinds
+from memguard.audit.membership import compare_kinds
 from memguard.audit.parts import describe_cut, tell_cut
 from memguard.audit.run import AuditOutcome, run_audit
 from memguard.audit.selection import select_windows
