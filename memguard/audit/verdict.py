@@ -268,7 +268,7 @@ def judge_membership(
     has_base: bool,
     is_other_kind: bool,
 ) -> MembershipVerdict:
-    """Judge membership by the rule of the module.
+    """Judge membership by the rule above.
 
     Args:
         scores: ``[N]`` by name, NaN where missing; higher means more likely trained.
