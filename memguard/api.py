@@ -311,7 +311,7 @@ def _take_documents(documents: Any, name: str, text_column: str) -> tuple[Any, .
             return ()
         if all(isinstance(each, Path) or _names_a_source(each) for each in documents):
             return tuple(map(str, documents))
-    from memguard.data.in_memory import make_table
+    from memguard.data.documents import make_table
 
     return (make_table(documents, name=name, text_column=text_column),)
 

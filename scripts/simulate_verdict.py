@@ -31,8 +31,7 @@ from bench.harness import Verdict, build_parser
 from numpy.typing import NDArray
 from scipy import special
 
-from memguard.audit.membership_verdict import judge_membership
-from memguard.audit.verdict import Coverage, DocumentResults, decide_level
+from memguard.audit.verdict import Coverage, DocumentResults, decide_level, judge_membership
 from memguard.records import LEVEL_NAMES
 from memguard.seeds import derive_generator
 

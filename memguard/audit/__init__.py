@@ -7,7 +7,7 @@ scheme, and the membership scores. Near-verbatim match is determined on generate
 first divergence on.
 
 running the probes
-    suite.py, probes.py    eval/suites/*.yaml -> probes and their settings; the PROBES table
+    suite.py               eval/suites/*.yaml -> probes and their settings; the PROBES table
     selection.py           documents -> windows: long enough, sampled in each bucket, or rejected
     extraction.py          which tokens are the prefix and which the continuation
     parts.py               which part of a long document is audited
@@ -25,8 +25,8 @@ measuring
     near_verbatim.py       generated text within a few edits of the true one
     overlap.py             overlap of generated and true text
     probabilistic.py       log-probabilities -> number of queries
-    membership_scores.py, membership.py    membership inference, with a baseline on words only
-    kinds.py               are members and nonmembers one kind of text? checked before a model loads
+    membership_scores.py, membership.py    membership inference, with a baseline on words only;
+                           are members and nonmembers one kind of text?
     canaries.py            random secrets: exposure, and a lower bound on epsilon
     generation.py          generated continuations and their overlap with the true ones
     attacks.py             extraction by an attacker with many queries, or with the mask
@@ -36,8 +36,8 @@ results
     tables.py              numbers of documents -> rows of buckets, with base model and control
     statistics/            rates, means, trends and their intervals
     summary.py             all results -> the parts of a report; dose-response, which probes ran
-    verdict.py                 what was extracted -> one of four levels, by tests against control
-    membership_verdict.py      its second line: can training be told from the model?
+    verdict.py                 what was extracted -> one of four levels, by tests against control;
+                               its second line: do scores separate trained documents?
     verdict_sentences.py       its sentences
     findings.py, warnings.py   extracted documents, worst first; warnings and notes
 

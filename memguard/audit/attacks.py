@@ -38,10 +38,10 @@ from memguard.audit.cache import ScoreMatrix
 from memguard.audit.decoding import Decoder, Request
 from memguard.audit.extraction import Window, list_clusters
 from memguard.audit.passages import Passage, TokenResult
-from memguard.audit.probes import AttackProbe
 from memguard.audit.scoring import Scorer
 from memguard.audit.selection import BucketOutline
 from memguard.audit.statistics import clopper_pearson, compute_mean
+from memguard.audit.suite import AttackProbe
 from memguard.mitigation import Goldfish
 from memguard.mitigation.goldfish import LETTERS_PER_TOKEN
 from memguard.records import AttackedBucket
@@ -141,13 +141,37 @@ def attack_by_beam_search(
     decoder: Decoder,
     windows: Sequence[Window],
     on_progress: Progress | None = None,
+    *,
+    goldfish: Goldfish | None = None,
+    costs: Sequence[float] = (),
 ) -> list[AttackResult]:
     """Submit the ``probe.width`` most likely continuations of each window.
+
+    Args:
+        probe: width, and candidates for each guess.
+        decoder: decoder of the model.
+        windows: windows to attack.
+        on_progress: see `batching.Progress`.
+        goldfish: the goldfish used in training, if dropped tokens are to be guessed.
+        costs: cost of a guess in each window; required with a goldfish.
 
     Raises:
         ModelError: see `Batching.run`.
     """
-    return _submit_beams(probe, decoder, windows, on_progress=on_progress)
+    requests = [
+        BeamRequest(
+            prompt_ids=window.prefix_ids,
+            num_new=window.continuation_tokens,
+            is_free=None if goldfish is None else _build_mask(goldfish, window),
+            guess_cost=costs[index] if costs else 0.0,
+        )
+        for index, window in enumerate(windows)
+    ]
+    candidates = None if goldfish is None else probe.candidates
+    results = search_beams(
+        decoder, requests, probe.width, candidates=candidates, on_progress=on_progress
+    )
+    return [_judge(window, beams.ids_WS) for window, beams in zip(windows, results, strict=True)]
 
 
 def attack_by_sampling(
@@ -163,14 +187,7 @@ def attack_by_sampling(
     Raises:
         ModelError: see `Batching.run`.
     """
-    requests = [
-        Request(
-            prompt_ids=_prefix(window),
-            num_new=window.continuation_tokens,
-            document=window.document.id,
-        )
-        for window in windows
-    ]
+    requests = [Request.of(window) for window in windows]
     drawn = decoder.sample(requests, probe.scheme, probe.samples, seed, on_progress)
     # Counter keeps the order of the samples if several are equally frequent.
     answers = [
@@ -202,10 +219,10 @@ def attack_by_filling(
         ModelError: see `Batching.run`.
     """
     if goldfish.config.mode == "random":
-        return _submit_beams(probe, decoder, windows, on_progress=on_progress)
+        return attack_by_beam_search(probe, decoder, windows, on_progress)
     costs = _measure_guess_costs(scorer, windows, goldfish)
-    return _submit_beams(
-        probe, decoder, windows, goldfish=goldfish, costs=costs, on_progress=on_progress
+    return attack_by_beam_search(
+        probe, decoder, windows, on_progress, goldfish=goldfish, costs=costs
     )
 
 
@@ -240,7 +257,7 @@ def _measure_guess_costs(
     ]
     passages = [
         Passage(
-            input_ids=_prefix(windows[index]),
+            input_ids=windows[index].prefix_ids,
             first_label=_SHORT_CONTEXT_TOKENS,
             first_choice=_SHORT_CONTEXT_TOKENS,
         )
@@ -256,7 +273,7 @@ def _read_guess_cost(window: Window, result: TokenResult, goldfish: Goldfish) ->
     positions = slice(window.start + _SHORT_CONTEXT_TOKENS, window.start + window.prefix_tokens)
     supervised_T = window.document.supervised[positions]
     dosed = goldfish.at_dose(window.document.dose)
-    dropped_T = find_dropped(dosed, _prefix(window)[None], _first_position(window))[0]
+    dropped_T = find_dropped(dosed, window.prefix_ids[None], _first_position(window))[0]
     # The margin is relative to the best other token; it is negative if the label is not the best.
     best_logprob_T = result.logprob - np.minimum(result.margin, 0)
     return measure_guess_cost(
@@ -264,31 +281,6 @@ def _read_guess_cost(window: Window, result: TokenResult, goldfish: Goldfish) ->
         best_logprob_T[supervised_T],
         dropped_T[_SHORT_CONTEXT_TOKENS:][supervised_T],
     )
-
-
-def _submit_beams(
-    probe: AttackProbe,
-    decoder: Decoder,
-    windows: Sequence[Window],
-    *,
-    goldfish: Goldfish | None = None,
-    costs: Sequence[float] = (),
-    on_progress: Progress | None = None,
-) -> list[AttackResult]:
-    requests = [
-        BeamRequest(
-            prompt_ids=_prefix(window),
-            num_new=window.continuation_tokens,
-            is_free=None if goldfish is None else _build_mask(goldfish, window),
-            guess_cost=costs[index] if costs else 0.0,
-        )
-        for index, window in enumerate(windows)
-    ]
-    candidates = None if goldfish is None else probe.candidates
-    results = search_beams(
-        decoder, requests, probe.width, candidates=candidates, on_progress=on_progress
-    )
-    return [_judge(window, beams.ids_WS) for window, beams in zip(windows, results, strict=True)]
 
 
 def _build_mask(goldfish: Goldfish, window: Window) -> IsFree:
@@ -303,10 +295,6 @@ def _judge(window: Window, answers_WS: NDArray[np.integer]) -> AttackResult:
         any_verbatim=bool(right_WS.all(axis=1).any()),
         num_correct=int(right_WS[0].sum()),
     )
-
-
-def _prefix(window: Window) -> NDArray[np.int32]:
-    return window.input_ids[: window.prefix_tokens]
 
 
 def _first_position(window: Window) -> int:

@@ -34,6 +34,7 @@ depend on the coins, so the bound holds.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -41,8 +42,8 @@ from scipy import special
 
 from memguard.audit.cache import ScoreMatrix
 from memguard.audit.extraction import AuditDocument, ExtractionProbe
-from memguard.audit.probes import CanaryProbe
 from memguard.audit.statistics import clopper_pearson, compute_skew_normal_logcdf, fit_skew_normal
+from memguard.audit.suite import CanaryProbe
 from memguard.records import CanaryScore, CanaryScores
 
 MIN_REFERENCES_TO_EXTRAPOLATE = 8
@@ -79,16 +80,6 @@ class Exposures:
     """None with fewer than 8 references, or if all have the same nll."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ExposureSummary:
-    """Summary of the exposures of a group of canaries."""
-
-    median_bits: float
-    max_bits: float
-    median_extrapolated_bits: float | None
-    max_extrapolated_bits: float | None
-
-
 def compute_exposures(canary_nll: ArrayLike, reference_nll: ArrayLike) -> Exposures | None:
     """Return the exposure of each canary; None without references.
 
@@ -111,19 +102,18 @@ def compute_exposures(canary_nll: ArrayLike, reference_nll: ArrayLike) -> Exposu
     )
 
 
-def summarise_exposures(exposures: Exposures) -> ExposureSummary | None:
-    """Return median and maximum over canaries; None if there are no canaries."""
-    bits_C, extrapolated_C = exposures.by_rank_bits_C, exposures.extrapolated_bits_C
-    if not bits_C.size:
-        return None
-    median = None if extrapolated_C is None else float(np.median(extrapolated_C))
-    highest = None if extrapolated_C is None else float(extrapolated_C.max())
-    return ExposureSummary(
-        median_bits=float(np.median(bits_C)),
-        max_bits=float(bits_C.max()),
-        median_extrapolated_bits=median,
-        max_extrapolated_bits=highest,
-    )
+def summarise_exposures(exposures: Exposures | None) -> dict[str, Any]:
+    """Return median and maximum over canaries, by field of `CanaryScores`; None where unknown."""
+    bits = {
+        "": None if exposures is None else exposures.by_rank_bits_C,
+        "extrapolated_": None if exposures is None else exposures.extrapolated_bits_C,
+    }
+    known = {name: bits_C for name, bits_C in bits.items() if bits_C is not None and bits_C.size}
+    return {
+        f"{which}_exposure_{name}bits": float(compute(known[name])) if name in known else None
+        for name in bits
+        for which, compute in (("median", np.median), ("max", np.max))
+    }
 
 
 def _extrapolate(
@@ -352,7 +342,6 @@ def score_canaries(
     lengths, counts = np.unique(sizes_C, return_counts=True)
     ranked_C = sizes_C == lengths[counts.argmax()]
     exposures = compute_exposures(nll_C[coin_C & ranked_C], nll_C[~coin_C & ranked_C])
-    summary = None if exposures is None else summarise_exposures(exposures)
     scores_C = -nll_C if base_C is None else base_C - nll_C
     bound = compute_one_run_bound(scores_C[ranked_C], coin_C[ranked_C], delta=probe.delta)
     assert bound is not None, "there are canaries"
@@ -392,12 +381,7 @@ def score_canaries(
         reference_verbatim=clopper_pearson(int(verbatim_C[~coin_C].sum()), int((~coin_C).sum())),
         loss_coverage=float(sum(recorded) / sizes_C[coin_C].sum()) if counted else None,
         num_without_loss=sum(count == 0 for count in recorded) if counted else None,
-        median_exposure_bits=None if summary is None else summary.median_bits,
-        max_exposure_bits=None if summary is None else summary.max_bits,
-        median_exposure_extrapolated_bits=None
-        if summary is None
-        else summary.median_extrapolated_bits,
-        max_exposure_extrapolated_bits=None if summary is None else summary.max_extrapolated_bits,
+        **summarise_exposures(exposures),
         num_guesses=bound.num_guesses,
         num_right=bound.num_right,
         epsilon_lower_bound=bound.epsilon,

@@ -32,7 +32,8 @@ from memguard.audit.batching import (
     Result,
     find_longest_run,
 )
-from memguard.config.sampling import SamplingScheme
+from memguard.audit.extraction import Window
+from memguard.config.settings import SamplingScheme
 from memguard.model.causal_lm import CausalLM
 from memguard.model.kv_cache import GrowingRows, can_cache
 from memguard.runtime import Runtime
@@ -76,6 +77,15 @@ class Request:
     """Tokens to add; for 0 the model does not run."""
     document: str = ""
     """Document id, which seeds sampling."""
+
+    @classmethod
+    def of(cls, window: Window, kept: int = 0) -> "Request":
+        """Return the request to continue a window after ``kept`` tokens of its continuation."""
+        return cls(
+            prompt_ids=window.input_ids[: window.prefix_tokens + kept],
+            num_new=window.continuation_tokens - kept,
+            document=window.document.id,
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

@@ -63,8 +63,8 @@ class AuditDocument:
     is_long_enough: bool = False
     """Whether a document whose part cannot be audited could be audited as a whole."""
     whole_ids: NDArray[np.int32] | None = None
-    """All tokens of a text of which `input_ids` are a context, for windows elsewhere in it; None if
-    `input_ids` are all tokens, or if the model was not trained on them together."""
+    """All tokens of the text if `input_ids` are only a context of it, for windows elsewhere in the
+    text; None otherwise, or if the model was not trained on all of them together."""
 
     def __post_init__(self) -> None:
         assert self.input_ids.shape == self.supervised.shape, f"{self.id}: one flag for each token"
@@ -98,6 +98,11 @@ class Window:
         """[P + S]."""
         end = self.start + self.prefix_tokens + self.continuation_tokens
         return self.document.input_ids[self.start : end]
+
+    @property
+    def prefix_ids(self) -> NDArray[np.int32]:
+        """The P tokens before the continuation."""
+        return self.input_ids[: self.prefix_tokens]
 
     @property
     def continuation_ids(self) -> NDArray[np.int32]:

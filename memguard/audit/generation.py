@@ -18,7 +18,7 @@ from memguard.audit.decoding import Decoder, Request
 from memguard.audit.extraction import ExtractionProbe, Window
 from memguard.audit.near_verbatim import NAMES, EditDistance
 from memguard.audit.overlap import APPROXIMATE_BLEU, compute_overlap
-from memguard.audit.probes import GenerationProbe
+from memguard.audit.suite import GenerationProbe
 from memguard.audit.tables import ProbeTable
 
 _METRICS = (
@@ -32,11 +32,11 @@ _METRICS = (
 
 
 def name_numbers(probe: GenerationProbe) -> tuple[str, ...]:
-    """Return the names of the numbers that `write_on` returns."""
+    """Return the names of the numbers that `generate_continuations` returns."""
     return tuple(f"{decoding}.{name}" for decoding in _list_decodings(probe) for name in _METRICS)
 
 
-def write_on(
+def generate_continuations(
     probe: GenerationProbe,
     extraction: ExtractionProbe,
     decoder: Decoder,
@@ -59,14 +59,7 @@ def write_on(
     """
     written = [_write_greedily(decoder, windows, teacher_forced, progress("greedily"))]
     if probe.nucleus is not None:
-        requests = [
-            Request(
-                prompt_ids=window.input_ids[: window.prefix_tokens],
-                num_new=window.continuation_tokens,
-                document=window.document.id,
-            )
-            for window in windows
-        ]
+        requests = [Request.of(window) for window in windows]
         drawn = decoder.sample(requests, probe.nucleus, 1, seed, progress("by sampling"))
         written.append([tokens_1S[0] for tokens_1S in drawn])
     return [
@@ -99,16 +92,9 @@ def generate_edits(
         first_divergence: number of true tokens with which the same model's greedy text begins.
         on_progress: called with the documents done and all documents.
     """
-    requests, truths = [], []
-    for window, kept in zip(windows, first_divergence, strict=True):
-        requests.append(
-            Request(
-                prompt_ids=window.input_ids[: window.prefix_tokens + kept],
-                num_new=window.continuation_tokens - kept,
-                document=window.document.id,
-            )
-        )
-        truths.append(window.continuation_ids[kept:])
+    starts = list(zip(windows, first_divergence, strict=True))
+    requests = [Request.of(window, kept) for window, kept in starts]
+    truths = [window.continuation_ids[kept:] for window, kept in starts]
     limits = [probe.num_edits_allowed(window.continuation_tokens) for window in windows]
     trackers: dict[int, EditDistance] = {}
 
@@ -190,16 +176,9 @@ def _write_greedily(
     diverging, requests = [], []
     for index, window in enumerate(windows):
         kept = int(teacher_forced["first_divergence"][index])
-        if kept == window.continuation_tokens:
-            continue
-        diverging.append(index)
-        requests.append(
-            Request(
-                prompt_ids=window.input_ids[: window.prefix_tokens + kept],
-                num_new=window.continuation_tokens - kept,
-                document=window.document.id,
-            )
-        )
+        if kept < window.continuation_tokens:
+            diverging.append(index)
+            requests.append(Request.of(window, kept))
     added = decoder.continue_greedily(requests, on_progress)
     for index, request, continuation in zip(diverging, requests, added, strict=True):
         whole = np.concatenate([request.prompt_ids, continuation.token_ids]).astype(np.int32)

@@ -34,6 +34,7 @@ All of them preserve the result of `fold_text`: everything but white space, case
 quotation marks; `quoted` adds its marks.
 """
 
+import math
 import re
 import textwrap
 from collections import Counter
@@ -46,10 +47,9 @@ import numpy as np
 from numpy.typing import NDArray
 from rapidfuzz.distance import Levenshtein
 
-from memguard.audit.statistics import clopper_pearson, compute_mean
 from memguard.errors import ModelError
 from memguard.mitigation import Mitigations
-from memguard.records import IGNORE_LABEL, Interval, Rate
+from memguard.records import IGNORE_LABEL, MaskChange
 from memguard.seeds import derive_generator
 
 if TYPE_CHECKING:
@@ -119,6 +119,8 @@ REWRITINGS: Mapping[str, Callable[[str], str]] = {
     "lower_case_first": _lower_first,
 }
 """Rewritings by name. A text that a rewriting does not change has no such copy."""
+NEAR_DUPLICATES = "near-duplicates"
+"""Name of the copies that are near-duplicates of a text."""
 
 PASSAGE_CHARACTERS = 4096
 """Length of the compared start of a text (characters); the cost of alignment is quadratic in it."""
@@ -155,28 +157,6 @@ class MaskComparison:
         return self.num_leaked / self.num_dropped if self.num_dropped else None
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Consistency:
-    """Mask comparisons of many passages with a copy of each."""
-
-    masks_that_differ: Rate
-    """Share of the compared passages of which at least one dropped token leaks."""
-    leak_share: Interval | None
-    """Mean over these passages of the share of dropped tokens that leak."""
-    num_left_out: int
-    """Passages that equal their copy, or of which no dropped token occurs in the copy."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class MaskConsistency:
-    """How consistent the masks of a run's mitigations are."""
-
-    rewritings: Mapping[str, Consistency]
-    """Results by name in `REWRITINGS`."""
-    pairs: Consistency
-    """Result for the near-duplicates that were given."""
-
-
 def compare_masks(original: MaskedText, copy: MaskedText) -> MaskComparison:
     """Count the tokens dropped in the original that receive loss in the copy.
 
@@ -211,7 +191,7 @@ def measure_mask_consistency(
     pairs: Iterable[tuple[str, str]] = (),
     seed: int = 0,
     max_passages: int = 100,
-) -> MaskConsistency:
+) -> list[MaskChange]:
     """Compare the masks of passages with those of their rewritings, and of near-duplicates.
 
     Args:
@@ -222,26 +202,30 @@ def measure_mask_consistency(
         seed: seed of mitigations with random masks; each text has its own random stream.
         max_passages: maximum number of texts, and of pairs; the first ones are used.
 
+    Returns:
+        One row for each rewriting; the last one is of the near-duplicates, if there are pairs. A
+        passage counts if a token that it drops occurs in its copy.
+
     Raises:
         ModelError: the tokenizer is not a fast one.
     """
     mask = _build_masker(tokenizer, mitigations, seed)
     passages = [text[:PASSAGE_CHARACTERS] for text in islice(texts, max_passages)]
     masked = [mask(passage) for passage in passages]
-    rewritings = {}
+    changes = []
     for name, rewrite in REWRITINGS.items():
         copies = [rewrite(passage) for passage in passages]
-        rewritings[name] = _summarise(
-            [
-                compare_masks(original, mask(copy))
-                for passage, original, copy in zip(passages, masked, copies, strict=True)
-                if copy != passage
-            ],
-            num_passages=len(passages),
-        )
+        comparisons = [
+            compare_masks(original, mask(copy))
+            for passage, original, copy in zip(passages, masked, copies, strict=True)
+            if copy != passage
+        ]
+        changes.append(_summarise(name, comparisons))
     cut = [[text[:PASSAGE_CHARACTERS] for text in pair] for pair in islice(pairs, max_passages)]
-    compared = [compare_masks(mask(one), mask(other)) for one, other in cut]
-    return MaskConsistency(rewritings=rewritings, pairs=_summarise(compared, num_passages=len(cut)))
+    if cut:
+        compared = [compare_masks(mask(one), mask(other)) for one, other in cut]
+        changes.append(_summarise(NEAR_DUPLICATES, compared))
+    return changes
 
 
 def _build_masker(
@@ -271,13 +255,14 @@ def _build_masker(
     return mask
 
 
-def _summarise(comparisons: Sequence[MaskComparison], *, num_passages: int) -> Consistency:
-    all_shares = [comparison.leak_share for comparison in comparisons]
-    shares = [share for share in all_shares if share is not None]
-    return Consistency(
-        masks_that_differ=clopper_pearson(sum(share > 0 for share in shares), len(shares)),
-        leak_share=compute_mean(shares, (0.0, 1.0)),
-        num_left_out=num_passages - len(shares),
+def _summarise(name: str, comparisons: Sequence[MaskComparison]) -> MaskChange:
+    """Count the passages with a dropped token that occurs in the copy."""
+    shares = [share for c in comparisons if (share := c.leak_share) is not None]
+    return MaskChange(
+        rewriting=name,
+        num_passages=len(shares),
+        num_changed=sum(share > 0 for share in shares),
+        mean_leaked_share=math.fsum(shares) / len(shares) if shares else None,
     )
 
 

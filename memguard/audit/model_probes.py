@@ -48,7 +48,7 @@ class ModelProbes:
     tiny_margin: float
     """Margin in logits, see `TINY_MARGINS`."""
     seed: int
-    shop: AuditContext
+    context: AuditContext
 
     def __enter__(self) -> Self:
         return self
@@ -65,9 +65,9 @@ class ModelProbes:
         is_base: bool = False,
     ) -> ModelResults:
         """Run the probes that are run on the model and on its base model."""
-        stages = ("model", "near-verbatim", "writes on")
+        stages = ("model", "near-verbatim", "generating")
         if is_base:
-            stages = ("base model", "base model, near-verbatim", "base model writes on")
+            stages = ("base model", "base model: near-verbatim", "base model: generating")
         numbers = self.measure_documents(teacher_forced, windows, stages[0])
         return ModelResults(
             teacher_forced=numbers,
@@ -113,7 +113,7 @@ class ModelProbes:
         """Return mean log-probabilities of a token in the additional passes and the plain one."""
         names, limit = list_own_passes(self.suite), self.model.max_tokens
         means: dict[str, NDArray[np.float64]] = {}
-        codec, membership = self.shop.codec, self.suite.membership
+        codec, membership = self.context.codec, self.suite.membership
         if "lowercase" in names and codec is not None:
             plans = [plan_lowercase(window, codec, max_tokens=limit) for window in windows]
             means["lowercase"] = self.measure_means(plans, "lower case")
@@ -210,7 +210,7 @@ class ModelProbes:
             return None
 
         def measure(chosen: Sequence[int]) -> ArrayLike:
-            return generation.write_on(
+            return generation.generate_continuations(
                 probe,
                 self.suite.extraction,
                 self.model.decoder(),
@@ -240,7 +240,7 @@ class ModelProbes:
 
     def measure_attacks(self, windows: Sequence[Window]) -> ScoreMatrix | None:
         """Return the results of the attacks on a sample of each bucket; NaN for other documents."""
-        probe, goldfish = self.suite.attacks, self.shop.goldfish
+        probe, goldfish = self.suite.attacks, self.context.goldfish
         if probe is None:
             return None
 
@@ -308,15 +308,15 @@ class ModelProbes:
         identity, slot = self.model.identity, CacheSlot(cache=None, fingerprint=None)
         if identity is not None:
             fingerprint = compute_fingerprint({"model": identity, **parameters})
-            slot = CacheSlot(cache=self.shop.cache, fingerprint=fingerprint)
+            slot = CacheSlot(cache=self.context.cache, fingerprint=fingerprint)
         progress = None if stage is None else self._at(stage)
-        peers = self.shop.peers
+        peers = self.context.peers
         return collect_scores(
             names, keys, sizes, measure, slot=slot, peers=peers, on_progress=progress
         )
 
     def _at(self, stage: Stage) -> Callable[[int, int], None] | None:
-        show = self.shop.on_progress
+        show = self.context.on_progress
         return None if show is None else lambda done, total: show(stage, done, total)
 
 

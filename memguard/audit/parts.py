@@ -8,7 +8,7 @@ document is left out only if no part of it has both.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Literal, Protocol
 
 import numpy as np
@@ -128,20 +128,12 @@ def _cut(
         content = np.flatnonzero(is_content)
         end = begin + int(content[-1]) + 1 if len(content) else begin
     return AuditDocument(
-        id=identity.id,
-        bucket=identity.bucket,
-        role=identity.role,
-        source=identity.source,
-        num_repetitions=identity.num_repetitions,
+        **asdict(identity),
         input_ids=tokens.input_ids[begin:end],
         supervised=tokens.supervised[begin:end],
         format=tokens.format,
         num_tokens=len(tokens.input_ids),
-        text_hmac=identity.text_hmac,
         first_position=begin,
-        cluster=identity.cluster,
-        num_copies=identity.num_copies,
-        dose=identity.dose,
         part=kind,
     )
 
@@ -149,7 +141,7 @@ def _cut(
 def describe_cut(
     documents: Sequence[AuditDocument], windows: Sequence[Window], *, window: WhichWindow
 ) -> CutDocuments | None:
-    """Count the documents of which only a part is audited; None if there are none.
+    """Count the documents that were audited in part; None if there are none.
 
     Args:
         documents: all documents that were given.

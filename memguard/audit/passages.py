@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from memguard.config.sampling import SamplingScheme
+from memguard.config.settings import SamplingScheme
 
 Decode = Callable[[NDArray[np.int32]], str]
 """Token ids to text."""

@@ -14,17 +14,17 @@ from memguard.audit.model_probes import ModelProbes, list_own_passes
 from memguard.audit.parts import WhichWindow, describe_cut
 from memguard.audit.selection import select_windows
 from memguard.audit.suite import Suite
-from memguard.audit.summary import Evidence, Summary, summarise
+from memguard.audit.summary import Evidence, summarise
 from memguard.audit.teacher_forcing import TeacherForcedScores
 from memguard.audit.warnings import Tally
-from memguard.records import MaskChange
+from memguard.records import AuditResults, MaskChange
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AuditOutcome:
     """Results of an audit; the caller adds identities, method and environment."""
 
-    summary: Summary
+    summary: AuditResults
     scores: DocumentScores
     """In the order of the documents."""
     text_hmacs: Sequence[str | None]
@@ -73,7 +73,7 @@ def run_audit(
         DataError: too few trained documents are long enough, or an id is duplicated.
         ModelError: tokenizer or length do not fit the model, or its logits are not finite.
     """
-    shop = context or AuditContext()
+    context = context or AuditContext()
     selection = select_windows(
         documents,
         suite.extraction,
@@ -82,8 +82,8 @@ def run_audit(
         max_documents_per_bucket=max_documents_per_bucket,
     )
     windows = selection.windows
-    teacher_forced = plan_one_pass(suite, tiny_margin=tiny_margin, codec=shop.codec)
-    probe = partial(ModelProbes, suite=suite, tiny_margin=tiny_margin, seed=seed, shop=shop)
+    teacher_forced = plan_one_pass(suite, tiny_margin=tiny_margin, codec=context.codec)
+    probe = partial(ModelProbes, suite=suite, tiny_margin=tiny_margin, seed=seed, context=context)
     with probe(model=model) as probes:
         ours = probes.measure(teacher_forced, windows, canaries)
         own = probes.measure_own_passes(windows, has_reference=reference is not None)
@@ -97,7 +97,7 @@ def run_audit(
             plans = [plan_plain(window, max_tokens=reference.max_tokens) for window in windows]
             own["reference"] = probes.measure_means(plans, "reference model")
     plain = own.pop("plain", None)
-    mask_changes, num_mask_texts = _compare_masks(windows, suite, shop)
+    mask_changes, num_mask_texts = _compare_masks(windows, suite, context)
     scores = build_scores(windows, teacher_forced, ours, theirs)
     canary_scores, written, attack_rows = None, [], []
     if suite.canaries is not None and ours.canaries is not None:
@@ -114,8 +114,8 @@ def run_audit(
             windows,
             attacked,
             selection.buckets,
-            shop.goldfish,
-            num_tightened=shop.num_tightened,
+            context.goldfish,
+            num_tightened=context.num_tightened,
         )
     summary = summarise(
         Evidence(
@@ -129,7 +129,7 @@ def run_audit(
             canaries=canary_scores,
             mask_changes=mask_changes,
             num_mask_texts=num_mask_texts,
-            why_not={**_explain_canaries(canaries), **shop.why_not},
+            why_not={**_explain_canaries(canaries), **context.why_not},
             written=written,
             attacks=attack_rows,
             attacked_N=None if attacked is None else attacks.find_extracted(attacked),
@@ -172,13 +172,13 @@ def _explain_canaries(canaries: Sequence[AuditCanary]) -> dict[str, str]:
 
 
 def _compare_masks(
-    windows: Sequence[Window], suite: Suite, shop: AuditContext
+    windows: Sequence[Window], suite: Suite, context: AuditContext
 ) -> tuple[list[MaskChange], int]:
     """Return the changes of the mask in copies, and the number of texts that were compared."""
     probe = suite.mask_consistency
-    if probe is None or shop.compare_masks is None or shop.codec is None:
+    if probe is None or context.compare_masks is None or context.codec is None:
         return [], 0
-    decode = shop.codec.decode
+    decode = context.codec.decode
     trained = [
         window.document
         for window in windows
@@ -196,4 +196,4 @@ def _compare_masks(
     ]
     if not texts:
         return [], 0
-    return shop.compare_masks(texts, copies), len(texts)
+    return context.compare_masks(texts, copies), len(texts)

@@ -29,21 +29,17 @@ from memguard.audit.warnings import Tally, collect_banners, is_collapsed
 from memguard.records import (
     BLIND,
     NUM_RISK_QUERIES,
-    AttackCostBucket,
     AttackedBucket,
-    Banner,
+    AuditResults,
     BucketScores,
     CanaryScores,
     CutDocuments,
     DoseTrend,
     ExtractedCopies,
-    Finding,
     GeneratedTexts,
     MaskChange,
-    Measure,
     MembershipScores,
     ProbeRun,
-    Verdict,
 )
 
 COPIES = (1, 2, 5, 10)
@@ -141,33 +137,9 @@ class Evidence:
     """Whether the control was given and is another kind of text than the trained documents."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Summary:
-    """The parts of an `AuditReport` that are computed from the evidence."""
-
-    verdict: Verdict
-    banners: list[Banner]
-    buckets: list[BucketScores]
-    generated: GeneratedTexts
-    base_generated: GeneratedTexts | None
-    dose_response: bool
-    membership: list[MembershipScores]
-    findings: list[Finding]
-    num_findings: int
-    cut: CutDocuments | None
-    measures: list[Measure]
-    attack_cost: list[AttackCostBucket]
-    attacks: list[AttackedBucket]
-    extracted_copies: list[ExtractedCopies]
-    canaries: CanaryScores | None
-    mask_changes: list[MaskChange]
-    trends: list[DoseTrend]
-    probe_runs: list[ProbeRun]
-
-
 def summarise(
     evidence: Evidence, *, suite: Suite, tiny_margin: float, tally: Tally, seed: int
-) -> Summary:
+) -> AuditResults:
     """Compute the parts of the report that describe the documents.
 
     Args:
@@ -217,7 +189,7 @@ def summarise(
             not_run=[run.name for run in probe_runs if run.num_documents is None],
         )
     )
-    return Summary(
+    return AuditResults(
         verdict=verdict,
         banners=collect_banners(
             buckets, scores, generated, tally=tally, tiny_margin=tiny_margin, cut=evidence.cut

@@ -21,7 +21,6 @@ from memguard.audit.document_scores import DocumentScores, ModelResults, describ
 from memguard.audit.extraction import AuditDocument, Window, list_clusters
 from memguard.audit.near_verbatim import NearVerbatim
 from memguard.audit.probabilistic import summarise_attack_cost
-from memguard.audit.probes import GridProbe
 from memguard.audit.selection import BucketOutline
 from memguard.audit.statistics import (
     clopper_pearson,
@@ -30,6 +29,7 @@ from memguard.audit.statistics import (
     compute_mean_difference,
     compute_paired_difference,
 )
+from memguard.audit.suite import GridProbe
 from memguard.audit.teacher_forcing import TeacherForcedScores
 from memguard.records import (
     NUM_RISK_QUERIES,

@@ -34,8 +34,8 @@ from memguard.audit.membership_scores import (
 )
 from memguard.audit.overlap import longest_true_run
 from memguard.audit.passages import Decode, Passage, ScoreSelection, TokenResult, stack
-from memguard.audit.probes import GridCell
-from memguard.config.sampling import SamplingScheme
+from memguard.audit.suite import GridCell
+from memguard.config.settings import SamplingScheme
 
 MAIN = (
     "num_correct",

@@ -97,7 +97,9 @@ def measure_variant(
         context: of the audit.
     """
     plan = plan_one_pass(suite, tiny_margin=tiny_margin, codec=context.codec)
-    probes = ModelProbes(model=model, suite=suite, tiny_margin=tiny_margin, seed=seed, shop=context)
+    probes = ModelProbes(
+        model=model, suite=suite, tiny_margin=tiny_margin, seed=seed, context=context
+    )
     with probes:
         numbers = probes.measure_documents(plan, windows, name)
         near = probes.measure_near_verbatim(numbers, windows, f"{name}, near-verbatim")

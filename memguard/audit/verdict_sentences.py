@@ -10,7 +10,6 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from memguard.audit.membership_verdict import judge_membership
 from memguard.audit.selection import BucketOutline
 from memguard.audit.verdict import (
     Canaries,
@@ -19,6 +18,7 @@ from memguard.audit.verdict import (
     DocumentResults,
     count_documents,
     decide_level,
+    judge_membership,
 )
 from memguard.records.scores import BucketScores, RiskName
 from memguard.records.verdict import Verdict, VerdictCounts
@@ -165,25 +165,10 @@ def _write_memorized(found: VerdictInput, decision: Decision, group: _Group) -> 
         group.trained.num_matched,
         group.control.num_matched,
     )
-    if group.is_attacked:
-        start = (
-            f"Attacks extracted {mine.num_matched} of {mine.num_documents} attacked training "
-            "documents"
-        )
-        if is_part:
-            return f"{start}, unknown to the base model; {_of_unseen(other)}."
-        return f"{start}, {_of_unseen(other)}: the model memorized training text."
-    what = _name_documents(found, group.bucket)
-    start = f"{mine.num_matched} of {mine.num_documents} {what}"
+    start = _tell_matched(found, group, mine, ", unknown to the base model" if is_part else "")
     if is_part:
-        return (
-            f"{start}, unknown to the base model, {_were(mine.num_matched)} extracted; "
-            f"{_of_unseen(other)}."
-        )
-    return (
-        f"{start} {_were(mine.num_matched)} extracted, {_of_unseen(other)}: the model memorized "
-        "training text."
-    )
+        return f"{start}; {_of_unseen(other)}."
+    return f"{start}, {_of_unseen(other)}: the model memorized training text."
 
 
 def _write_extracted(found: VerdictInput, decision: Decision, group: _Group) -> str:
@@ -207,16 +192,6 @@ def _write_extracted(found: VerdictInput, decision: Decision, group: _Group) -> 
             f"{_count(canaries.num_references, 'reference')} too: chance is not excluded."
         )
     mine, other = group.trained, group.control
-    if group.is_attacked:
-        start = (
-            f"Attacks extracted {mine.num_matched} of {mine.num_documents} attacked training "
-            "documents"
-        )
-    else:
-        start = (
-            f"{mine.num_matched} of {mine.num_documents} {_name_documents(found, group.bucket)} "
-            f"{_were(mine.num_matched)} extracted"
-        )
     control_too = f", and {_of_unseen(other)} too"
     if group.is_attacked:
         # Not always by attacks.
@@ -231,7 +206,19 @@ def _write_extracted(found: VerdictInput, decision: Decision, group: _Group) -> 
         else f", {_of_unseen(other)}: too few to tell the cause",
     }
     assert reason is not None, "an extracted document has a reason"
-    return f"{start}{endings[reason]}."
+    return f"{_tell_matched(found, group, mine)}{endings[reason]}."
+
+
+def _tell_matched(
+    found: VerdictInput, group: _Group, counts: VerdictCounts, which: str = ""
+) -> str:
+    """Return the start of a sentence: how many of its documents were extracted, and ``which``."""
+    number = f"{counts.num_matched} of {counts.num_documents}"
+    if group.is_attacked:
+        return f"Attacks extracted {number} attacked training documents{which}"
+    which = f"{which}," if which else ""
+    documents = _name_documents(found, group.bucket)
+    return f"{number} {documents}{which} {_were(counts.num_matched)} extracted"
 
 
 def _name_documents(found: VerdictInput, bucket: str | None) -> str:

@@ -63,7 +63,7 @@ def _print_title(out: rich.console.Console, title: str) -> None:
 
 def _print_line(out: rich.console.Console, text: Text) -> None:
     if out.is_terminal:
-        out.print(Padding(text, (0, 0, 0, 2), expand=False))
+        out.print(Padding.indent(text, 2))
     else:
         # Lines are not wrapped in a log.
         out.print(Text.assemble("  ", text), soft_wrap=True)
@@ -71,7 +71,7 @@ def _print_line(out: rich.console.Console, text: Text) -> None:
 
 def _print_columns(out: rich.console.Console, items: Iterable[Text]) -> None:
     columns = Columns(items, padding=(0, 3), column_first=True)
-    out.print(Padding(columns, (0, 0, 0, 2), expand=False))
+    out.print(Padding.indent(columns, 2))
 
 
 def _print_rows(out: rich.console.Console, rows: Iterable[tuple[str, Text]]) -> None:
@@ -80,7 +80,7 @@ def _print_rows(out: rich.console.Console, rows: Iterable[tuple[str, Text]]) -> 
     table.add_column()
     for name, value in rows:
         table.add_row(name, value)
-    out.print(Padding(table, (0, 0, 0, 2), expand=False))
+    out.print(Padding.indent(table, 2))
 
 
 def _name_library(library: Library) -> Text:
@@ -132,7 +132,7 @@ def _print_backend(out: rich.console.Console, backend: Backend) -> None:
     for operation in OPERATIONS:
         states = [checks[operation, dtype].state for dtype in DTYPES]
         table.add_row(operation, *(Text(*_SHORT[state]) for state in states))
-    out.print(Padding(table, (0, 0, 0, 2), expand=False))
+    out.print(Padding.indent(table, 2))
     for line in _list_reasons(backend.checks):
         _print_line(out, Text(line, style="dim"))
 
@@ -182,7 +182,7 @@ def _print_any_mesh(out: rich.console.Console, members: list[Family]) -> None:
     ):
         names = [member.model_type for member in members if member.is_compared is is_compared]
         if names:
-            out.print(Padding(Text(line, style="dim"), (0, 0, 0, 2), expand=False))
+            out.print(Padding.indent(Text(line, style="dim"), 2))
             _print_columns(out, [Text(name) for name in names])
 
 
@@ -198,7 +198,7 @@ def _print_reasons(out: rich.console.Console, members: list[Family]) -> None:
     table.add_column(overflow="fold")
     for member in members:
         table.add_row(member.model_type, Text(member.reason or "", style="dim"))
-    out.print(Padding(table, (0, 0, 0, 2), expand=False))
+    out.print(Padding.indent(table, 2))
 
 
 def _print_conditions(out: rich.console.Console, families: Families) -> None:

@@ -4,33 +4,30 @@ The first row is shown only on a terminal, because it contains text of the docum
 people may read a log.
 """
 
+import json
+import sys
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import rich.console
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from memguard.cli.storage_screen import render_storage_plan
+from memguard.config import RunConfig
 from memguard.parallel.mesh_shape import AXES
 from memguard.planner.disk import format_bytes
 from memguard.planner.dry_run import BucketOutlook, DryRun, Remark, Topic
 from memguard.planner.first_row import FirstRow, RowPiece, RowToken, State
 from memguard.planner.plan import MeshPlan, Plan
 from memguard.report import formatting as fmt
-
-if TYPE_CHECKING:
-    from memguard.workflows.dry_run import DryRunResult  # imports torch
-
-import json
-import sys
-from typing import Any
-
-from memguard.cli.storage_screen import render_storage_plan
-from memguard.config import RunConfig
 from memguard.workflows.plan import make_plan, refuse_misfit
 from memguard.workflows.requests import PlanRequest
 from memguard.workflows.storage_plan import refuse_storage
+
+if TYPE_CHECKING:
+    from memguard.workflows.dry_run import DryRunResult  # imports torch
 
 SHOWN_TOKENS = 400
 """Tokens of the first row that are shown."""
@@ -111,7 +108,7 @@ def _print_facts(out: rich.console.Console, facts: Iterable[tuple[str, str | Tex
         )
         before = name
     if table.row_count:
-        out.print(Padding(table, (0, 0, 0, 2), expand=False), highlight=False)
+        out.print(Padding.indent(table, 2), highlight=False)
 
 
 def _describe_training(record: DryRun) -> list[tuple[str, str]]:
@@ -186,13 +183,13 @@ def _print_buckets(out: rich.console.Console, buckets: Sequence[BucketOutlook]) 
             f"≤ {fmt.percent(none.ci[1])}" if none and none.ci else fmt.MISSING,
             fmt.percent_range(half.ci) if half and half.ci else fmt.MISSING,
         )
-    out.print(Padding(table, (0, 0, 0, 2), expand=False), highlight=False)
+    out.print(Padding.indent(table, 2), highlight=False)
     if any(bucket.num_audited for bucket in buckets):
         text = (
             "if none, if half: 95 % interval of the extraction rate if none or half of the audited "
             "documents are extracted."
         )
-        out.print(Padding(Text(text, style="dim"), (0, 0, 0, 2), expand=False))
+        out.print(Padding.indent(Text(text, style="dim"), 2))
 
 
 def _print_left_out(out: rich.console.Console, record: DryRun) -> None:
@@ -232,19 +229,13 @@ def _print_first_row(out: rich.console.Console, row: FirstRow) -> None:
         if left <= 0:
             break
         out.print()
-        out.print(
-            Padding(_name_piece(piece, number, row), (0, 0, 0, 2), expand=False), highlight=False
-        )
+        out.print(Padding.indent(_name_piece(piece, number, row), 2), highlight=False)
         text = _paint(piece.tokens[:left])
-        out.print(Padding(text, (0, 0, 0, 2), expand=False), highlight=False)
+        out.print(Padding.indent(text, 2), highlight=False)
         left -= len(piece.tokens)
     hidden = sum(len(piece.tokens) for piece in row.pieces) - SHOWN_TOKENS
     if hidden > 0:
-        out.print(
-            Padding(
-                Text(f"... and {hidden:,} more tokens", style="dim"), (0, 0, 0, 2), expand=False
-            )
-        )
+        out.print(Padding.indent(Text(f"... and {hidden:,} more tokens", style="dim"), 2))
 
 
 def _describe_states(row: FirstRow) -> Iterable[tuple[str, Text]]:
@@ -296,12 +287,12 @@ def render_plan(plan: Plan, out: rich.console.Console) -> None:
         shown = [plan.requested, *(m for m in shown if m.describe() != plan.requested.describe())]
     out.print()
     out.print(_count(plan), highlight=False)
-    out.print(Padding(_table(shown, plan), (0, 0, 0, 2), expand=False), highlight=False)
+    out.print(Padding.indent(_table(shown, plan), 2), highlight=False)
     first = plan.requested or (plan.enough.mesh if plan.enough else plan.meshes[0])
     out.print()
     out.print(_title(first, plan), highlight=False)
     out.print(f"peak of a rank, during {first.memory.moment}", style="dim", highlight=False)
-    out.print(Padding(_kinds(first), (0, 0, 0, 2), expand=False), highlight=False)
+    out.print(Padding.indent(_kinds(first), 2), highlight=False)
     out.print()
     out.print("Estimates. " + "; ".join(plan.assumptions) + ".", style="dim", highlight=False)
 

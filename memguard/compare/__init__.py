@@ -2,9 +2,9 @@
 
     SWEEP.yaml -> sweep.py -> runs -> (workflows: train) -> comparison.py -> comparison.json
 
-    sweep.py          expands a sweep into runs, each with the hash of all that decides its outcome
+    sweep.py          expands a sweep into runs, each with the hash of all that decides its outcome;
+                      determines which of them are finished and which continue
     expansion.py      builds and checks run configurations, with equal labels if requested
-    state.py          determines which runs of a sweep are finished and which continue
     audited.py        reads a run's report and document scores, and checks that runs are comparable
     comparison.py     builds the comparison record from finished runs, with paired tests
     front.py          computes risk and utility over seeds, and recommends a setting
@@ -19,12 +19,14 @@ from memguard.compare.audited import FinishedRun, find_extracted
 from memguard.compare.comparison import build_comparison, compare_runs
 from memguard.compare.expansion import find_early_end
 from memguard.compare.fixes import Copies, Findings, Fix, find_fix
-from memguard.compare.state import (
+from memguard.compare.sweep import (
+    Sweep,
+    SweepRun,
     describe_sweep,
     find_state,
     is_finished,
+    load_sweep,
     mark_finished,
     prepare_folder,
     read_finished,
 )
-from memguard.compare.sweep import Sweep, SweepRun, load_sweep

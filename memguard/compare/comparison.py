@@ -16,17 +16,15 @@ from memguard.compare.audited import (
     load_audited_run,
 )
 from memguard.compare.front import build_front, recommend
-from memguard.compare.state import is_finished
-from memguard.compare.sweep import Sweep
+from memguard.compare.sweep import Sweep, is_finished
 from memguard.errors import RecordError
 from memguard.records import (
-    AttackCostScores,
-    AttackedBucket,
+    AuditReport,
+    BucketScores,
     CanaryScore,
     Comparison,
     ComparisonCell,
     Cost,
-    Interval,
     MatchedShare,
     ModelScores,
     PairedCanaries,
@@ -211,7 +209,7 @@ def compare_runs(runs: Sequence[FinishedRun], *, name: str, command: str) -> Com
         continuation_tokens=first.report.method.continuation_tokens,
         settings=[_build_setting(run) for run in audited],
         base_extraction={
-            str(count): _build_cell(bucket.base, _find_base_cost(first, bucket.bucket))
+            str(count): _build_cell(first.report, bucket, bucket.base)
             for count, bucket in first.buckets.items()
             if bucket.base is not None
         },
@@ -240,12 +238,7 @@ def _build_setting(run: AuditedRun) -> SettingResult:
             num_tokens=training.heldout_num_tokens,
         ),
         extraction={
-            str(count): _build_cell(
-                bucket.model,
-                _find_cost(run, bucket.bucket),
-                [attack for attack in run.report.attacks if attack.bucket == bucket.bucket],
-                _find_gain(run, bucket.bucket),
-            )
+            str(count): _build_cell(run.report, bucket, bucket.model)
             for count, bucket in run.buckets.items()
         },
         cost=Cost(
@@ -258,50 +251,14 @@ def _build_setting(run: AuditedRun) -> SettingResult:
     )
 
 
-def _find_cost(run: AuditedRun, bucket: str) -> AttackCostScores | None:
-    return next((cost.model for cost in run.report.attack_cost if cost.bucket == bucket), None)
-
-
-def _find_gain(run: AuditedRun, bucket: str) -> Interval | None:
-    """Return the gain in token accuracy from training beyond the control's gain, if valid.
-
-    None if the blind baseline separates trained documents from the control, because the control
-    then does not show what other training would have added; and None if accuracy did not rise,
-    because a fall of the control is not a gain.
-    """
-    if not run.report.is_blind_at_chance:
-        return None
-    measure = next(
-        (
-            measure
-            for measure in run.report.measures
-            if (measure.probe, measure.metric) == ("extraction", "token_accuracy")
-        ),
-        None,
-    )
-    if measure is None:
-        return None
-    measured = next((row for row in measure.buckets if row.bucket == bucket), None)
-    if (
-        measured is None
-        or measured.change_from_base is None
-        or measured.change_from_base.ci is None
-    ):
-        return None
-    return measured.change_from_base_minus_control if measured.change_from_base.ci[0] > 0 else None
-
-
-def _find_base_cost(run: AuditedRun, bucket: str) -> AttackCostScores | None:
-    return next((cost.base for cost in run.report.attack_cost if cost.bucket == bucket), None)
-
-
-def _build_cell(
-    scores: ModelScores,
-    attack_cost: AttackCostScores | None,
-    attacks: Sequence[AttackedBucket] = (),
-    gain_minus_control: Interval | None = None,
-) -> ComparisonCell:
-    accuracy, near = scores.mean_token_accuracy, scores.near_verbatim
+def _build_cell(report: AuditReport, bucket: BucketScores, scores: ModelScores) -> ComparisonCell:
+    """Return the results of a bucket by the scores of the model or of the base model."""
+    cost, near, accuracy = None, scores.near_verbatim, scores.mean_token_accuracy
+    is_base, costs = scores is bucket.base, report.find_cost(bucket.bucket)
+    if costs is not None:
+        cost = costs.base if is_base else costs.model
+    gain = None if is_base else report.find_gain(bucket.bucket)
+    attacks = [] if is_base else [row for row in report.attacks if row.bucket == bucket.bucket]
     return ComparisonCell(
         num_documents=scores.verbatim.num_documents,
         num_matched=scores.verbatim.num_matched,
@@ -310,9 +267,9 @@ def _build_cell(
         near_verbatim=None if near is None else _share(near),
         teacher_forced_90=_share(scores.teacher_forced_90),
         mean_token_accuracy=None if accuracy is None else accuracy.value,
-        attack_cost=attack_cost,
-        attacks=list(attacks),
-        gain_minus_control=gain_minus_control,
+        gain_minus_control=None if gain is None else gain.change_from_base_minus_control,
+        attack_cost=cost,
+        attacks=attacks,
     )
 
 

@@ -73,7 +73,7 @@ def find_fix(found: Findings) -> Fix | None:
 
 
 def _remove_copies(found: Findings) -> Fix | None:
-    """Train one of each group of copies; without cost in utility if copies are extracted."""
+    """Train one document of each group of copies, without cost in utility."""
     copies = found.copies
     if copies is None or not copies.num_copies:
         return None
@@ -92,7 +92,7 @@ def _remove_copies(found: Findings) -> Fix | None:
 def _lower_k_of_slice(found: Findings) -> Fix | None:
     """Lower k for the doses at which documents are extracted, and keep it for the others."""
     config, report = found.config, found.report
-    dose = _find_recited_dose(report)
+    dose = _find_extracted_dose(report)
     if dose is None:
         return None
     goldfish = _find_goldfish(config) or GoldfishConfig(name="goldfish", k=_GENTLE_K)
@@ -118,23 +118,22 @@ def _lower_k_of_slice(found: Findings) -> Fix | None:
     )
 
 
-def _find_recited_dose(report: AuditReport) -> int | None:
+def _find_extracted_dose(report: AuditReport) -> int | None:
     """Return the lowest dose with extraction above the control; None if all doses have it or none.
 
     A dose is a number of repetitions.
     """
-    control = next((bucket for bucket in report.buckets if bucket.role == "control"), None)
-    ceiling = _greedy_rate(control).ci if control else None
+    ceiling = _greedy_rate(report.control).ci if report.control else None
     if ceiling is None or not report.dose_response:
         return None
-    recited = {
+    extracted = {
         bucket.num_repetitions: ci is not None and ci[0] > ceiling[1]
         for bucket in report.buckets
         if bucket.role == "trained" and bucket.num_repetitions
         for ci in [_greedy_rate(bucket).ci]
     }
-    doses = sorted(dose for dose, is_recited in recited.items() if is_recited)
-    return doses[0] if doses and len(doses) < len(recited) else None
+    doses = sorted(dose for dose, is_extracted in extracted.items() if is_extracted)
+    return doses[0] if doses and len(doses) < len(extracted) else None
 
 
 def _greedy_rate(bucket: BucketScores) -> Rate:
@@ -142,7 +141,7 @@ def _greedy_rate(bucket: BucketScores) -> Rate:
 
 
 def _lower_k(found: Findings) -> Fix | None:
-    if _find_recited_dose(found.report) is not None:
+    if _find_extracted_dose(found.report) is not None:
         return None  # k of that slice is at its lowest, and a lower k does not help the others
     before, goldfish = found.config.mitigations, _find_goldfish(found.config)
     if goldfish is None:

@@ -29,6 +29,7 @@ from memguard.compare.audited import AuditedRun, BucketTable
 from memguard.records import (
     LEVEL_NAMES,
     NUM_RISK_QUERIES,
+    RISK_NAMES,
     BucketScores,
     FrontPoint,
     Interval,
@@ -280,12 +281,6 @@ _RULE = (
     f"verbatim within {NUM_RISK_QUERIES:,} queries, verbatim by the best attack; of the documents "
     "trained most often."
 )
-_SPOKEN: dict[RiskName, str] = {
-    "verbatim": "verbatim",
-    "near_verbatim": "near-verbatim",
-    "attack_cost": f"within {NUM_RISK_QUERIES:,} queries",
-    "attack": "by the best attack",
-}
 
 
 def recommend(front: Sequence[FrontPoint]) -> Recommendation:
@@ -389,7 +384,8 @@ def _describe_risk(point: FrontPoint) -> str:
     assert point.risk_by is not None, "a point with an interval has a risk"
     # A risk of 0 means that no measured method extracted a document, so all are listed.
     methods = [point.risk_by] if point.risk else list(point.risks) or [point.risk_by]
-    *others, last = (_SPOKEN[method] for method in methods)
+    names = [RISK_NAMES[method] for method in methods]
+    *others, last = (f"by the {name}" if name == RISK_NAMES["attack"] else name for name in names)
     how = f"{', '.join(others)} or {last}" if others else last
     return f"{_describe_share(point)} of the documents trained most often are extracted {how}"
 

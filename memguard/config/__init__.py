@@ -1,10 +1,9 @@
 """The settings of a run, checked before anything is read.
 
-    settings.py      what all settings have in common
+    settings.py      base class and types of all settings; how the next token is drawn
     schema.py        the settings of a run and of a sweep: one sentence, a unit, a default each
     data.py          the settings of its documents
     adapters.py      the settings of its adapters
-    sampling.py      how the next token is drawn: temperature, top-k, top-p
     mitigations.py   the settings of each mitigation, and which of them conflict
     yaml_text.py     YAML within bounds -> plain values, each with its line and column
     loading.py       these + dotted overrides -> RunConfig; all problems at once, with their places

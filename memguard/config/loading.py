@@ -136,7 +136,7 @@ def _suggest(model: type[BaseModel], loc: KeyPath, here: KeyPath) -> str:
 
 
 def _find_elsewhere(model: type[BaseModel], name: str) -> Iterator[KeyPath]:
-    """Yield where in ``model`` a setting is called ``name``, nearest to the top first."""
+    """Yield the paths of the settings named ``name`` in ``model``, nearest to the top first."""
     blocks: list[tuple[KeyPath, type[BaseModel]]] = [((), model)]
     for at, block in blocks:  # grows while it is read: breadth first
         for key, field in block.model_fields.items():
@@ -149,7 +149,7 @@ def _find_elsewhere(model: type[BaseModel], name: str) -> Iterator[KeyPath]:
 
 
 def _fields_at(model: type[BaseModel], loc: KeyPath) -> Mapping[str, FieldInfo]:
-    """Return the fields that may stand at ``loc`` (empty where it is no settings block)."""
+    """Return the fields that are allowed at ``loc``; empty if it is not a block of settings."""
     blocks = [model]
     for key in loc:
         if not isinstance(key, str):

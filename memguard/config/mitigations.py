@@ -241,7 +241,7 @@ _APART: Sequence[tuple[frozenset[str], str]] = (
 _FLOORED = "both keep a label's loss up, and the higher level makes the other one useless"
 
 
-_NOT_BESIDE: Sequence[tuple[str, str, str]] = (
+_EXCLUDED: Sequence[tuple[str, str, str]] = (
     (
         "deduplicate",
         "data.study",
@@ -269,18 +269,18 @@ def check_mitigations(configs: Sequence[MitigationConfig], *, beside: Collection
         beside: other settings of the run that are in use.
 
     Raises:
-        ValueError: names the settings, the reason and the way out.
+        ValueError: names the settings, the reason and what to change.
     """
     names = [config.name for config in configs]
     if len(set(names)) != len(names):
-        raise ValueError(f"'mitigations' names one twice: {', '.join(names)}")
+        raise ValueError(f"'mitigations' contains an entry twice: {', '.join(names)}")
     for pair, reason in _APART:
         if pair <= set(names):
             _refuse(sorted(pair), reason)
-    for name, setting, reason in _NOT_BESIDE:
+    for name, setting, reason in _EXCLUDED:
         if name in names and setting in beside:
             raise ValueError(
-                f"'mitigations' cannot have {name} beside '{setting}', {reason}. Leave one out"
+                f"'mitigations': {name} cannot be combined with '{setting}', {reason}. Remove one"
             )
     by_name = {config.name: config for config in configs}
     match by_name.get("goldfish"), by_name.get("token_dropout"):
@@ -289,9 +289,9 @@ def check_mitigations(configs: Sequence[MitigationConfig], *, beside: Collection
     match by_name.get("goldfish"):
         case GoldfishConfig(mode=mode) if mode not in _NESTED and _TIGHTENING in beside:
             raise ValueError(
-                f"'mitigations' cannot have goldfish of mode '{mode}' beside '{_TIGHTENING}': with "
-                "a lower k, labels that were dropped before would be trained. Use mode 'hash', or "
-                "action 'stop'"
+                f"'mitigations': goldfish of mode '{mode}' cannot be combined with "
+                f"'{_TIGHTENING}': with a lower k, labels that were dropped before would be "
+                "trained. Use mode 'hash', or action 'stop'"
             )
     match by_name.get("flooding"), by_name.get("loss_clipping"):
         case FloodingConfig(), LossClippingConfig(floor=float()):
@@ -304,7 +304,7 @@ def check_forgetting(
     """Check that documents to forget and a mitigation that forgets are given together.
 
     Raises:
-        ValueError: names the reason and the way out.
+        ValueError: names the reason and what to change.
     """
     methods = [config.name for config in configs if config.name in FORGETTING]
     if forget and not methods:
@@ -322,4 +322,6 @@ def check_forgetting(
 
 
 def _refuse(names: Sequence[str], reason: str) -> None:
-    raise ValueError(f"'mitigations' cannot have {' and '.join(names)}: {reason}. Leave one out")
+    raise ValueError(
+        f"'mitigations': {' and '.join(names)} cannot be combined: {reason}. Remove one"
+    )

@@ -1,7 +1,7 @@
-"""What all settings have in common: frozen, strict about keys, within bounds; a few types.
+"""Base class and types of all settings: frozen, without unknown keys, within bounds.
 
-Bounds are far above what can be run and far below what overflows: a slip of the keyboard is refused
-by its name, before a schedule of 10^12 epochs takes all memory.
+Bounds are far above what can be run and far below what overflows, so that a typing error is
+reported by the name of its setting before a schedule of 10^12 epochs takes all memory.
 """
 
 from collections.abc import Mapping
@@ -61,3 +61,36 @@ def _check_text(value: Any) -> None:
     elif isinstance(value, list | tuple):
         for inner in value:
             _check_text(inner)
+
+
+class SamplingScheme(Settings):
+    """How tokens are drawn: temperature, then top-k, then top-p, in the order of transformers."""
+
+    temperature: Positive = Field(1.0, description="Divides the logits.")
+    top_k: PositiveInt | None = Field(
+        None, description="Draw from this many most likely tokens; null draws from all."
+    )
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = Field(
+        None,
+        description="Draw from the fewest most likely tokens that reach this probability; null "
+        "draws from all.",
+    )
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether tokens are drawn with the model's own probabilities."""
+        return self.temperature == 1 and self.top_k is None and self.top_p in (None, 1)
+
+    @property
+    def label(self) -> str:
+        """Short name, e.g. ``T=1, top-k 40``; different schemes have different ones."""
+        parts = [f"T={_format_number(self.temperature)}"]
+        if self.top_k is not None:
+            parts.append(f"top-k {self.top_k}")
+        if self.top_p is not None:
+            parts.append(f"top-p {_format_number(self.top_p)}")
+        return ", ".join(parts)
+
+
+def _format_number(number: float) -> str:
+    return repr(number).removesuffix(".0")

@@ -14,7 +14,7 @@ from memguard.config.mitigations import GoldfishConfig
 from memguard.config.schema import RunConfig
 from memguard.config.settings import Settings
 
-# What a newcomer must fill in; everything else shows its default.
+# Settings that a user must fill in; all others show their default.
 _EXAMPLES: dict[str, Any] = {
     "name": "my-run",
     "model.path": "path/to/checkpoint",

@@ -1,11 +1,11 @@
-"""YAML into plain values, within bounds, with the place of each of them.
+"""Converts YAML into plain values, within bounds, with the place of each value.
 
     text       at most 1 MiB of UTF-8
-    values     at most 50,000, counted as if each alias (*name) were written out: eight levels of
-               nine aliases are 43 million, and whatever copies or checks them would not end
+    values     at most 50,000, with aliases (*name) expanded: eight levels of nine aliases are 43
+               million values, which take too long to copy or check
     nesting    at most 50 deep
 
-All are found before anything is built of the text.
+All bounds are checked before a value is built.
 """
 
 import itertools
@@ -25,7 +25,7 @@ _MAX_BYTES = 2**20
 _MAX_VALUES = 50_000
 _MAX_DEPTH = 50
 MAX_PROBLEMS = 20
-"""Lines of an error; the others come when these are corrected."""
+"""Largest number of lines of an error; further problems are reported after these are corrected."""
 
 
 def format_key(key_path: KeyPath) -> str:
@@ -46,7 +46,7 @@ class Document:
     """``file:line:column`` of each key and list item (from 1), or the argument that set it."""
 
     def locate(self, key_path: KeyPath) -> str:
-        """Say where a key was written, else a key inside it, else the nearest key above it."""
+        """Return the place of a key, else of a key inside it, else of the nearest key above it."""
         length = len(key_path)
         inside = (key for key in self.places if length and key[:length] == key_path)
         above = (key_path[:end] for end in range(length - 1, 0, -1))
@@ -62,7 +62,7 @@ class Document:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Parsed:
-    """What a YAML text holds."""
+    """The values of a YAML text, and their places."""
 
     values: Any
     places: dict[KeyPath, str]
@@ -79,9 +79,7 @@ def load_yaml(path: str | Path) -> Document:
         with Path(path).open("rb") as file:
             content = file.read(_MAX_BYTES + 1)
         if len(content) > _MAX_BYTES:
-            raise ConfigError(
-                f"{path} is larger than {_MAX_BYTES:,} bytes; settings are not so long"
-            )
+            raise ConfigError(f"{path} is larger than {_MAX_BYTES:,} bytes, the limit for settings")
         text = content.decode()
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
@@ -96,8 +94,8 @@ def parse_yaml(text: str, path: str) -> Parsed:
     """Read a YAML text.
 
     Args:
-        text: a file's, or an argument's.
-        path: what to call it in messages.
+        text: content of a file or of an argument.
+        path: its name in messages.
 
     Raises:
         ConfigError: not YAML, beyond the bounds, or a key given twice.
@@ -148,11 +146,11 @@ class _BoundedLoader(yaml.SafeLoader):
 
 
 def _count_values(node: yaml.Node, known: dict[int, int]) -> int:
-    """Return how many values a node stands for, each alias written out.
+    """Return the number of values of a node, with its aliases expanded.
 
     Args:
-        node: of a text.
-        known: what each node counted so far stands for, by its identity; 0 while it is counted.
+        node: node of a text.
+        known: number of values of each node counted so far, by its identity; 0 while it is counted.
     """
     if id(node) in known:
         if not known[id(node)]:

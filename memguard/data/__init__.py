@@ -1,8 +1,7 @@
 """Turns documents into packed rows and decides how often each document is trained.
 
-    documents.py     reads documents of every source into one form
+    documents.py     reads documents of every source, or in memory, into one form
     sources.py       rows of files, folders, `save_to_disk` folders and hub ids
-    in_memory.py     a list of texts or a `datasets.Dataset`, as a table of documents
     file_kinds.py    accepts regular files, rejects FIFOs, sockets and devices
     docstrings.py    reference documentation of installed packages, as documents
     tokenization.py  token ids with the supervised positions; a tokenizer trained on documents

@@ -43,7 +43,7 @@ _PROMPT = "The canary code of {key} is"
 _KEY_LETTERS, _KEY_LENGTH = "abcdefghijklmnopqrstuvwxyz", 10
 _GROUP_DIGITS = 2
 _LENGTH_SAMPLE = 64
-"""Number of canaries that determine the most common length, whatever the number requested."""
+"""Number of canaries that determine the most common length; does not depend on `count`."""
 _MOST_DRAWS = 1000
 """Draws of one secret. If one in 20 has the length, all draws miss it with probability 10^-22."""
 
@@ -82,7 +82,7 @@ def prepare_canaries(
         return []
 
     def tokenize(canaries: Sequence[Canary]) -> list[TokenizedDocument]:
-        # Whole, whatever 'data.max_document_tokens' leaves of others.
+        # Never cut: 'data.max_document_tokens' does not apply to canaries.
         documents = tokenize_documents(
             [canary.document for canary in canaries],
             tokenizer,

@@ -74,7 +74,7 @@ class ForgetList:
 def write_forget_list(
     data: DataConfig,
     run_folder: Path,
-    recited: Mapping[str, bool],
+    extracted: Mapping[str, bool],
     *,
     seed: int,
     cache_dir: Path,
@@ -87,7 +87,7 @@ def write_forget_list(
     Args:
         data: settings of the finished run.
         run_folder: contains its manifest; files are written to ``audit/private/forgetting/``.
-        recited: whether each audited document is extracted. A document that was trained but not
+        extracted: whether each audited document is extracted. A document that was trained but not
             audited is neither forgotten nor retained.
         seed: the run's; decides which documents are retained.
         cache_dir: for derived sources.
@@ -96,7 +96,7 @@ def write_forget_list(
         DataError: documents have changed since, or no document is left to be retained.
     """
     manifest = load_manifest(run_folder / "manifest.jsonl")
-    clusters = {entry.cluster for entry in manifest if recited.get(entry.id)}
+    clusters = {entry.cluster for entry in manifest if extracted.get(entry.id)}
     # Documents that a run ended early did not reach are unknown to the model: do not train them.
     fed = [e for e in manifest if e.role in _FED and (e.num_repetitions or e.role == "forget")]
     forgotten = [entry for entry in fed if entry.cluster in clusters]
@@ -104,7 +104,7 @@ def write_forget_list(
         entry
         for entry in fed
         if entry.cluster not in clusters
-        and (entry.role == "background" or recited.get(entry.id) is False)
+        and (entry.role == "background" or extracted.get(entry.id) is False)
     ]
     if not retained:
         raise DataError(

@@ -28,7 +28,7 @@ MaskLabels = Callable[
     [int, NDArray[np.int32], NDArray[np.int64], np.random.Generator], NDArray[np.int64]
 ]
 """(index of the document in the corpus, input_ids [N], labels [N], generator), for a whole document
--> labels of which more are ignored."""
+-> the labels, more of which are ignored."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

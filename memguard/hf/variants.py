@@ -5,8 +5,8 @@
     int8       merged, then torchao: 8-bit weights with a scale per output feature
     nf4        merged, then bitsandbytes: 4-bit weights with a scale per 64 of them
 
-Quantised are the weights of all linear layers but the head; arithmetic stays in the audit's dtype.
-A model without an adapter is quantised as it is. The libraries are those of the extra `quant`.
+The weights of all linear layers but the head are quantised; arithmetic stays in the audit's dtype.
+A model without an adapter is quantised directly. The libraries are those of the extra `quant`.
 """
 
 import importlib.metadata

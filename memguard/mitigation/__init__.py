@@ -110,7 +110,7 @@ class ModelMitigation(Protocol):
 
 
 DONE_ELSEWHERE: dict[str, Stage] = {"deduplicate": "data", "dp_sgd": "optimizer"}
-"""Settings of other stages, which are implemented in `data.deduplication` and `train.dp_sgd`."""
+"""Settings of other stages, which are implemented in `data.duplicates` and `train.dp_sgd`."""
 
 MITIGATIONS: dict[str, type[Any]] = {
     "goldfish": Goldfish,

@@ -286,7 +286,7 @@ def find_zero_products(
     """Return the labels for which mode ``hash_reference`` has a window, and a product of 0.
 
     One id 0 makes the product of a window 0, and so do 64 factors of 2, by overflow. All these
-    windows have the same key: their labels are all dropped or all kept, see `drops_zero`.
+    windows have the same key: their labels are all dropped or all kept, see `drops_zero_products`.
 
     Args:
         ids: ``[N]`` tokens of concatenated documents.
@@ -298,7 +298,7 @@ def find_zero_products(
     return is_window, is_window & (_product_with_label(keys, width) == 0)
 
 
-def drops_zero(k: int) -> bool:
+def drops_zero_products(k: int) -> bool:
     """Return whether mode ``hash_reference`` drops the labels of windows whose product is 0."""
     return bool(reference_table()[0] < np.float32(1 / k))
 

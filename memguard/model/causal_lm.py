@@ -1,12 +1,12 @@
-"""The vocabulary layer: a causal LM as hidden states plus a head applied to selected tokens only.
+"""A causal LM as hidden states plus a head that is applied to selected tokens only.
 
 hidden_BTD [B, T, D/y]   last hidden states of B packed rows of T tokens
 hidden_ND  [N, D/y]      the selected positions, whose label is not ignored
 labels_N   [N]           the token that follows each position
 
-On a mesh the layer is the root of the FSDP units. Code that reads hidden states or the head runs
-inside one call of the layer, ``vocab(work)``, around which weights are gathered. Collectives: see
-`loss` and `linear`.
+On a mesh, `CausalLM` is the root of the FSDP units. Code that reads hidden states or the head runs
+inside one call of it, ``lm(work)``, around which weights are gathered. Collectives: see `loss` and
+`linear`.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from transformers import PreTrainedModel
 
-from memguard.config.sampling import SamplingScheme
+from memguard.config.settings import SamplingScheme
 from memguard.mitigation import TokenTerms
 from memguard.model.lm_head import Head, Step, apply_logit_transforms
 from memguard.model.loss import sum_nll, token_terms

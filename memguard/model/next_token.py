@@ -31,7 +31,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from memguard.config.sampling import SamplingScheme
+from memguard.config.settings import SamplingScheme
 from memguard.model.lm_head import Head, compute_logits, iterate_chunks, max_of_piece, widen
 from memguard.model.truncation import find_largest, find_nucleus, gather_largest
 from memguard.parallel.collectives import all_gather, all_reduce

@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from memguard.config.sampling import SamplingScheme
+from memguard.config.settings import SamplingScheme
 from memguard.model.lm_head import Head, max_of_piece, pick_label
 from memguard.parallel.collectives import all_gather, all_reduce
 

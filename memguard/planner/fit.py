@@ -133,7 +133,7 @@ def find_fit(sizes: ModelSizes, mesh: MeshShape, work: Work, machine: Machine) -
     if len(fitting) == 1:
         return fitting[0]
     if fitting:
-        # Of equally fast ones the first, which recomputes least.
+        # max returns the first of equally fast ones, which recomputes least.
         return max(fitting, key=lambda fit: _time(sizes, fit, machine, work).tokens_per_s)
     return min(too_large, key=lambda fit: fit.needed_bytes)
 

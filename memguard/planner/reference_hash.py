@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from memguard.config import GoldfishConfig, MitigationConfig
 from memguard.config.mitigations import find_mitigation
 from memguard.data.corpus import Corpus
-from memguard.mitigation.goldfish import drops_zero, find_zero_products
+from memguard.mitigation.goldfish import drops_zero_products, find_zero_products
 from memguard.planner.dry_run import Remark, note, warn
 
 _MANY = 0.01
@@ -25,9 +25,10 @@ _TOKENS_AT_ONCE = 1 << 20
 def remark_on_reference_hash(
     corpus: Corpus, tokenizer: Any, mitigations: Sequence[MitigationConfig]
 ) -> list[Remark]:
-    """Say how many windows of the trained documents have the product 0; nothing in other modes.
+    """Return a remark on the trained windows whose product is 0; empty in other modes.
 
-    Documents longer than a row are taken whole: training cuts them, and has a few windows less.
+    Documents longer than a row are counted whole. Training cuts them into pieces, which
+    have slightly fewer windows.
 
     Args:
         corpus: all prepared documents.
@@ -56,7 +57,7 @@ def remark_on_reference_hash(
     )
     if share < _MANY:
         return [note("goldfish", text)]
-    return [warn("goldfish", f"{text} Mode 'hash' tells all windows apart.")]
+    return [warn("goldfish", f"{text} Mode 'hash' distinguishes all windows.")]
 
 
 def _format_share(share: float) -> str:
@@ -64,13 +65,13 @@ def _format_share(share: float) -> str:
 
 
 def _tell_fate(config: GoldfishConfig) -> str:
-    """Say what becomes of the labels of these windows."""
+    """Describe whether the labels of these windows receive loss."""
     ks = [config.k, *config.k_by_dose.values()]
-    dropped = [k for k in ks if drops_zero(k)]
+    dropped = [k for k in ks if drops_zero_products(k)]
     if len(dropped) == len(ks):
-        return "All labels of these windows are left out of the loss, whatever they say."
+        return "None of the labels of these windows receives loss."
     if not dropped:
-        return "All labels of these windows receive loss: none of them is protected."
+        return "All labels of these windows receive loss, so the mitigation does not protect them."
     return (
         f"With k up to {max(dropped)} all labels of these windows are left out of the loss; with a "
         "larger k all of them receive loss."

@@ -125,8 +125,8 @@ def remark_on_rows(
     share = length.num_padding_tokens / (length.num_tokens + length.num_padding_tokens)
     if length.share_rows is False:
         text = (
-            "This model lets documents of one row see each other: each gets a row of its own, "
-            f"which trains more padding ({share:.0%} of the positions)."
+            "In this model documents of one row attend to each other, so each gets its own row: "
+            f"{share:.0%} of the positions are padding."
         )
         remarks.append(warn("rows", text))
     elif share > _MUCH_PADDING:
@@ -138,8 +138,8 @@ def remark_on_rows(
         remarks.append(warn("rows", text))
     if length.share_rows is None:
         text = (
-            "Whether this model keeps documents of one row apart could not be tried without its "
-            "weights; rows are counted as if it does."
+            "Without the model's weights it could not be tested whether documents of one row "
+            "attend to each other; rows are counted as if they do not."
         )
         remarks.append(note("rows", text))
     if labels.num_rows_without:

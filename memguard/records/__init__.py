@@ -5,10 +5,9 @@
     manifest.py    one line per document: its planned and its actual training
     run_files.py   files of each stage of a run, and checks that they are intact
     scores.py      scores of the probes: per document, per bucket, per canary
-    audit.py       the audit report: findings, scores and all else; audits during training
+    audit.py       the audit report: findings, scores and all else; audits during training; variants
     audit_files.py files of an audit, and the hashes that are written last
     verdict.py     the verdict: level, sentences, counts and the test that decided
-    variants.py    forms of a model as it may be shipped, on the same documents
     comparison.py  the comparison: each setting's results, and paired tests
 
 Every file that memguard writes for other programs is one of these models. A missing number is null
@@ -16,8 +15,10 @@ and is counted, never NaN or 0. A `schema` name changes when readers of the old 
 """
 
 from memguard.records.audit import (
+    VARIANT_LIBRARIES,
     AdapterIdentity,
     AuditReport,
+    AuditResults,
     Banner,
     Budget,
     CutDocuments,
@@ -27,6 +28,10 @@ from memguard.records.audit import (
     ModelIdentity,
     ProbeRun,
     TrainingSummary,
+    Variant,
+    VariantBucket,
+    VariantComparison,
+    VariantName,
     WatchedBucket,
     WatchedStep,
 )
@@ -66,6 +71,7 @@ from memguard.records.scores import (
     BLIND,
     MIN_FOR_QUANTILES,
     NUM_RISK_QUERIES,
+    RISK_NAMES,
     AttackCostBucket,
     AttackCostScores,
     AttackedBucket,
@@ -84,13 +90,6 @@ from memguard.records.scores import (
     ModelScores,
     Rate,
     RiskName,
-)
-from memguard.records.variants import (
-    VARIANT_LIBRARIES,
-    Variant,
-    VariantBucket,
-    VariantComparison,
-    VariantName,
 )
 from memguard.records.verdict import (
     LEVEL_NAMES,

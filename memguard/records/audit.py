@@ -9,18 +9,21 @@ from memguard.records.record import Record
 from memguard.records.scores import (
     BLIND,
     AttackCostBucket,
+    AttackCostScores,
     AttackedBucket,
     BucketScores,
     CanaryScores,
     DoseTrend,
     ExtractedCopies,
     GeneratedTexts,
+    Interval,
     MaskChange,
     Measure,
+    MeasuredBucket,
     MembershipScores,
     Rate,
+    RiskName,
 )
-from memguard.records.variants import VariantComparison
 from memguard.records.verdict import Verdict
 
 # Results of audits during training: a few counts per bucket and step.
@@ -125,7 +128,7 @@ class ProbeRun(Record):
 
 
 class CutDocuments(Record):
-    """Documents longer than a row or the model's context, of which only a part was audited."""
+    """Documents longer than a row or the model's context, which were audited in part."""
 
     num_documents: int
     num_given: int
@@ -232,8 +235,57 @@ class TrainingSummary(Record):
     stopped_by_budget: bool = False
 
 
-class AuditReport(Record):
-    """`audit/report.json`."""
+VariantName = Literal["model", "adapter", "merged", "int8", "nf4"]
+"""`model`: the weights of a model without an adapter, always its first variant."""
+VARIANT_LIBRARIES: dict[VariantName, str] = {"int8": "torchao", "nf4": "bitsandbytes"}
+"""Library that quantises a variant; those of the extra `quant`."""
+
+
+class VariantBucket(Record):
+    """One variant on the documents of one bucket."""
+
+    bucket: str
+    role: Role
+    num_documents: int
+    risks: dict[RiskName, Rate]
+    """Extraction rates: verbatim, near-verbatim, and within `NUM_RISK_QUERIES` sampled queries, as
+    far as they were measured; no attacks run on variants."""
+    attack_cost: AttackCostScores | None
+    """null if the suite does not measure it."""
+    mean_logprob: Interval | None
+    """Mean over documents of the mean log-probability of a continuation token (nats)."""
+    differences: dict[RiskName, Interval] = Field(default_factory=dict)
+    """`risks` minus those of the first variant, paired by document; empty for the first."""
+    logprob_difference: Interval | None = None
+    """`mean_logprob` minus that of the first variant, paired by document; null for the first."""
+
+
+class Variant(Record):
+    """One variant of the model."""
+
+    name: VariantName
+    description: str
+    """Weights and the library that quantised them."""
+    reason_not_generated: str | None
+    """null if texts were generated for near-verbatim matches."""
+    heldout_nll: float | None
+    """Loss on documents that were never trained (nats a token); null without such documents."""
+    heldout_difference: Interval | None = None
+    """`heldout_nll` minus that of the first variant, paired by document; null for the first."""
+    buckets: list[VariantBucket]
+
+
+class VariantComparison(Record):
+    """The variants; the others are compared with the first one."""
+
+    heldout_bucket: str | None
+    heldout_num_documents: int
+    heldout_num_tokens: int
+    variants: list[Variant]
+
+
+class AuditHeader(Record):
+    """What was audited, and how."""
 
     schema_name: Literal["memguard.report/2"] = Field("memguard.report/2", alias="schema")
     tool_version: str
@@ -244,6 +296,13 @@ class AuditReport(Record):
     data: DataIdentity
     training: TrainingSummary | None
     method: Method
+
+    model_config = ConfigDict(populate_by_name=True, serialize_by_alias=True)
+
+
+class AuditResults(Record):
+    """The parts of a report that are computed from the measurements."""
+
     probe_runs: list[ProbeRun]
     """One entry per probe, in the order of the suite; `method.probes` has their settings."""
     verdict: Verdict
@@ -266,14 +325,42 @@ class AuditReport(Record):
     canaries: CanaryScores | None = None
     mask_changes: list[MaskChange] = Field(default_factory=list)
     trends: list[DoseTrend] = Field(default_factory=list)
+
+    @property
+    def control(self) -> BucketScores | None:
+        """The bucket of documents that were never trained."""
+        return next((bucket for bucket in self.buckets if bucket.role == "control"), None)
+
+    @property
+    def blind_auc(self) -> Interval | None:
+        """AUC of the blind baseline; None if it did not run."""
+        return next((scores.auc for scores in self.membership if scores.score == BLIND), None)
+
+    def find_cost(self, bucket: str | None) -> AttackCostBucket | None:
+        """Return the attack cost of a bucket; None if it was not measured."""
+        return next((cost for cost in self.attack_cost if cost.bucket == bucket), None)
+
+    def find_gain(self, bucket: str) -> MeasuredBucket | None:
+        """Return the token accuracy of a bucket if training raised it; None otherwise.
+
+        The change from the base model must be above 0 by more than its interval. None is returned
+        too if the blind baseline separates trained documents from the control, because the control
+        then does not show what other training would have added.
+        """
+        blind = self.blind_auc
+        if blind is None or blind.ci is None or not blind.ci[0] <= 0.5 <= blind.ci[1]:
+            return None
+        for measure in self.measures:
+            if (measure.probe, measure.metric) == ("extraction", "token_accuracy"):
+                row = next((row for row in measure.buckets if row.bucket == bucket), None)
+                change = None if row is None else row.change_from_base
+                return row if change and change.ci and change.ci[0] > 0 else None
+        return None
+
+
+class AuditReport(AuditResults, AuditHeader):
+    """`audit/report.json`."""
+
     variants: VariantComparison | None = None
     """null unless they were requested."""
     environment: dict[str, str]
-
-    @property
-    def is_blind_at_chance(self) -> bool:
-        """Whether the blind baseline ran and does not separate trained documents from control."""
-        blind = next((scores.auc for scores in self.membership if scores.score == BLIND), None)
-        return blind is not None and blind.ci is not None and blind.ci[0] <= 0.5 <= blind.ci[1]
-
-    model_config = ConfigDict(populate_by_name=True, serialize_by_alias=True)

@@ -9,7 +9,6 @@
 An audit without an intact `audit.json` is incomplete: its report is not read.
 """
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Final, Literal
 
@@ -135,9 +134,8 @@ def find_audit_damage(folder: Path) -> list[Damage]:
     damages = find_damage(folder, written.files)
     if written.card is not None:
         card = find_card(folder.resolve().parent)
-        card_damages = find_damage(card.parent, {card.name: written.card})
-        name = f"{card.parent.name}/{card.name}"
-        damages += [replace(damage, file=name) for damage in card_damages]
+        shown_in = f"{card.parent.name}/"
+        damages += find_damage(card.parent, {card.name: written.card}, shown_in=shown_in)
     return damages
 
 

@@ -48,6 +48,16 @@ class ComparisonCell(Record):
     attacks: list[AttackedBucket] = Field(default_factory=list)
     """Results of adaptive attacks; empty if none ran, and for the base model."""
 
+    @property
+    def verbatim(self) -> MatchedShare:
+        """Share for greedy text that matches exactly."""
+        return MatchedShare(num_matched=self.num_matched, rate=self.rate, ci=self.ci)
+
+    @property
+    def greedy(self) -> MatchedShare:
+        """Near-verbatim share; if no text was generated, verbatim share."""
+        return self.near_verbatim or self.verbatim
+
 
 class Utility(Record):
     """Utility: loss on held-out documents (nats a token); lower is better."""

@@ -16,20 +16,19 @@ from memguard.errors import RecordError, UnreadableError
 
 # Files and folders that appear under their name only when they are complete.
 #
-#     make_temporary_folder(folder)           creates .NAME.RANDOM in the same parent folder
-#     commit(temporary, folder)    renames it to NAME and replaces an older one
-#     atomic_folder(folder)        both, on one process; deletes the temporary folder after an error
+#     make_temporary_folder(folder)   creates .NAME.RANDOM in the same parent folder
+#     commit(temporary, folder)       renames it to NAME and replaces an older one
+#     atomic_folder(folder)           both, on one process; after an error deletes the temporary one
 #
 # A process that is killed leaves only names that begin with a dot. The next process that locks the
 # folder deletes them.
 #
-# Files that give texts back, or tell a guessed text from others, are private: mode 0600 from the
-# moment they are created (`PRIVATE_MODE`, `open_private`), whatever the umask. All others can be
-# read by every user whom the umask allows.
+# Files that contain texts, or with which a guessed text can be confirmed, are private: mode 0600
+# when they are created (`PRIVATE_MODE`, `open_private`). The umask decides who can read the others.
 
 PRIVATE_MODE = 0o600
 AS_OWNER = "Run this command as the user whom the file belongs to"
-"""The way out for a user who may not read a file."""
+"""What a user who may not read a file can do."""
 
 
 def write_atomically(path: Path, content: bytes, mode: int = 0o644) -> None:

@@ -19,7 +19,6 @@ them, marked as unreadable.
 import contextlib
 import hashlib
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -198,11 +197,9 @@ def find_prepared_damage(run_folder: Path) -> list[Damage]:
         summary = load_sealed(PreparedSummary, run_folder / at)
     except RecordError as error:
         return [_damaged(at, error, run_folder)]
-    below = [
-        *_find_unlisted(run_folder / "prepared", {*summary.arrays, "summary.json"}),
-        *find_damage(run_folder / "prepared", summary.arrays),
-    ]
-    damages = [replace(damage, file=f"prepared/{damage.file}") for damage in below]
+    folder, listed = run_folder / "prepared", {*summary.arrays, "summary.json"}
+    damages = _find_unlisted(folder, listed, shown_in="prepared/")
+    damages += find_damage(folder, summary.arrays, shown_in="prepared/")
     damages += _find_manifest_damage(run_folder, summary)
     if summary.private_key_sha256 is not None:
         damages += _find_key_damage(run_folder / PRIVATE_KEY, summary.private_key_sha256)
@@ -378,16 +375,17 @@ def find_trained_damage(run_folder: Path) -> list[Damage]:
     closed = is_closed(run_folder / trained.folder)
     for name in sorted(present.keys() | trained.model.keys()):
         path, written = present.get(name), trained.model.get(name)
+        shown = f"{trained.folder}/{name}"
         if path is None:
-            damage = mark_unreadable("") if closed else Damage(file="", what="is missing")
-            damages.append(replace(damage, file=f"{trained.folder}/{name}"))
+            missing = Damage(file=shown, what="is missing")
+            damages.append(mark_unreadable(shown) if closed else missing)
         elif written is None:
             # Other files, such as a user's conversion or note, do not affect the model.
             if name.endswith(_READ_WITH_MODEL):
-                damages.append(Damage(file=f"{trained.folder}/{name}", what=UNLISTED))
+                damages.append(Damage(file=shown, what=UNLISTED))
         else:
-            for damage in find_damage(path.parent, {path.name: written}):
-                damages.append(replace(damage, file=f"{trained.folder}/{name}"))
+            above = shown.removesuffix(path.name)
+            damages += find_damage(path.parent, {path.name: written}, shown_in=above)
     return damages
 
 
@@ -413,13 +411,14 @@ def _list_weights(root: Path) -> dict[str, Path]:
 # -- shared ----------------------------------------------------------------------------------------
 
 
-def _find_unlisted(folder: Path, listed: set[str]) -> list[Damage]:
+def _find_unlisted(folder: Path, listed: set[str], *, shown_in: str = "") -> list[Damage]:
     """Return the files in a folder that were not written by the run: they could be read too."""
     try:
         names = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
     except PermissionError:
-        return [mark_unreadable("")]
-    return [Damage(file=name, what=UNLISTED) for name in names if name not in listed]
+        return [mark_unreadable(shown_in)]
+    unlisted = [name for name in names if name not in listed]
+    return [Damage(file=f"{shown_in}{name}", what=UNLISTED) for name in unlisted]
 
 
 def _damaged(name: str, error: RecordError, folder: Path) -> Damage:

@@ -14,6 +14,14 @@ RiskName = Literal["verbatim", "near_verbatim", "attack_cost", "attack"]
 NUM_RISK_QUERIES = 1_000_000
 """A document whose attack cost is at most this counts as extracted (queries)."""
 
+RISK_NAMES: dict[RiskName, str] = {
+    "verbatim": "verbatim",
+    "near_verbatim": "near-verbatim",
+    "attack_cost": f"within {NUM_RISK_QUERIES:,} queries",
+    "attack": "best attack",
+}
+"""The extraction methods as sentences and tables name them."""
+
 
 class Rate(Record):
     """A share of documents with its counts and 95 % interval (Clopper-Pearson unless stated)."""

@@ -59,26 +59,28 @@ def mark_unreadable(file: str) -> Damage:
     return Damage(file=file, what="cannot be read: no permission", is_unreadable=True)
 
 
-def find_damage(folder: Path, files: Mapping[str, FileSum]) -> list[Damage]:
+def find_damage(folder: Path, files: Mapping[str, FileSum], *, shown_in: str = "") -> list[Damage]:
     """Return the files that are missing or differ from those that were written.
 
     Args:
         folder: the folder of the files.
         files: sizes and hashes by file name. A name with a separator counts as damage, because it
             could point outside the folder.
+        shown_in: text before the names in the result, as in ``model/``.
     """
     damages = []
     for name, written in files.items():
+        shown = f"{shown_in}{name}"
         if Path(name).name != name or name == "..":
-            damages.append(Damage(file=name, what="is not the name of a file in its folder"))
+            damages.append(Damage(file=shown, what="is not the name of a file in its folder"))
             continue
         try:
             what = _compare(folder / name, written)
         except PermissionError:
-            damages.append(mark_unreadable(name))
+            damages.append(mark_unreadable(shown))
             continue
         if what is not None:
-            damages.append(Damage(file=name, what=what))
+            damages.append(Damage(file=shown, what=what))
     return damages
 
 

@@ -47,7 +47,7 @@ class VerdictCounts(Record):
     num_matched: int
     num_clusters: int
     num_matched_clusters: int
-    """Clusters of which at least one document is extracted."""
+    """Clusters with at least one extracted document."""
     rate: float | None
     """Share of the documents; null without documents."""
     ci: tuple[float, float] | None
@@ -73,7 +73,7 @@ class VerdictTest(Record):
 
 
 class MembershipVerdict(Record):
-    """Whether one membership score, fixed in advance, tells trained from control documents."""
+    """Whether one membership score, fixed in advance, separates trained from control documents."""
 
     level: MembershipLevel
     sentence: str
@@ -118,7 +118,7 @@ class Verdict(Record):
 
     @property
     def page_colour(self) -> Literal["red", "amber", "green", "grey"]:
-        """The worse of the two lines: membership that can be told is amber."""
+        """The worse colour of the two lines; membership that can be told is amber."""
         if self.membership.level == "told-apart" and self.colour != "red":
             return "amber"
         return self.colour

@@ -24,7 +24,6 @@ from memguard.report.tables import (
     Content,
     Heading,
     bucket_table,
-    make_rows,
     make_table,
     name_bucket,
     scores_column,
@@ -37,9 +36,7 @@ from memguard.report.tables import (
 
 _NAMES = {
     "beam": "Beam search",
-    "beam_search": "Beam search",
     "fill": "Fill in dropped tokens",
-    "sampling": "Sampling",
 }
 NEVER = "never"
 _BOUNDS = (1_000, 1_000_000)
@@ -55,8 +52,7 @@ def list_attacks(attacked: Iterable[AttackedBucket]) -> list[str]:
 
 def name_attack(attack: str) -> str:
     """Return the display name of an attack."""
-    words = fmt.clean_name(attack.replace("_", " "), 40)
-    return _NAMES.get(attack, words[:1].upper() + words[1:])
+    return _NAMES.get(attack) or fmt.clean_words(attack)
 
 
 def head_attack(attack: str, attacked: Sequence[AttackedBucket]) -> tuple[str, str]:
@@ -116,7 +112,8 @@ def _build_attacks(report: AuditReport) -> Table | None:
     return make_table(
         "Each attack by bucket",
         columns,
-        make_rows(columns, attacked, lambda row: tone_of_bucket(row[0])),
+        attacked,
+        tone=lambda row: tone_of_bucket(row[0]),
         shown=0,
         more_label="Show each attack with its intervals",
     )
@@ -160,11 +157,6 @@ def build_attack_section(report: AuditReport) -> Section:
     )
 
 
-def find_cost(report: AuditReport, bucket: str) -> AttackCostBucket | None:
-    """Return the attack cost of a bucket; None if it was not measured."""
-    return next((cost for cost in report.attack_cost if cost.bucket == bucket), None)
-
-
 def write_cost(cost: AttackCostScores, value: float | None) -> str:
     """Format a quantile of the attack cost; "" if there are no documents."""
     if not cost.num_documents:
@@ -188,7 +180,7 @@ def _summarise(report: AuditReport) -> str:
     if bucket is None:
         return ""
     name, sentences = fmt.clean_name(bucket.bucket, 40), []
-    cost = find_cost(report, bucket.bucket)
+    cost = report.find_cost(bucket.bucket)
     if cost and cost.model.num_documents:
         sentences.append(f"In {name}, {_tell_cost(cost.model)}{_tell_others(report, cost)}.")
     attacked = [row for row in report.attacks if row.bucket == bucket.bucket]
@@ -223,8 +215,8 @@ def _tell_cost(cost: AttackCostScores) -> str:
 
 def _tell_others(report: AuditReport, cost: AttackCostBucket) -> str:
     """Give the median cost with the base model and of the control documents."""
-    control = next((b.bucket for b in report.buckets if b.role == "control"), None)
-    control_cost = find_cost(report, control) if control not in (None, cost.bucket) else None
+    control = None if report.control is None else report.control.bucket
+    control_cost = report.find_cost(control) if control != cost.bucket else None
     others = {"base model": cost.base, "control": control_cost.model if control_cost else None}
     medians = [
         f"{name}: {write_cost(scores, scores.median)}"
@@ -244,11 +236,11 @@ def _build_table(report: AuditReport) -> Table:
             return show(cost) if cost.num_documents else show_missing("no documents")
 
         def model(bucket: BucketScores) -> Content:
-            cost = find_cost(report, bucket.bucket)
+            cost = report.find_cost(bucket.bucket)
             return show_known(cost.model if cost else None, show_documents, "not measured")
 
         def base(bucket: BucketScores) -> Content | None:
-            cost = find_cost(report, bucket.bucket)
+            cost = report.find_cost(bucket.bucket)
             shown = show_known(cost.base if cost else None, show_documents, "not measured")
             return shown if bucket.base else None
 

@@ -9,7 +9,7 @@ from memguard.records import AuditReport, CanaryScore, CanaryScores
 from memguard.report import formatting as fmt
 from memguard.report.audit_probes import explain_absence
 from memguard.report.page import Cell, Fact, Figure, Line, LineChart, Point, Section, Table
-from memguard.report.tables import Column, count_columns, make_rows, make_table
+from memguard.report.tables import Column, count_columns, make_table
 
 _MOST_BITS = 16
 _HAIR = 1e-9
@@ -63,7 +63,7 @@ def _build_exposure_table(
         ),
         Column(("By chance", "if nothing were learned"), lambda row: fmt.percent(row[2])),
     )
-    rows = make_rows(columns, zip(steps, reached, by_chance, strict=True))
+    rows = zip(steps, reached, by_chance, strict=True)
     return make_table("Chart data", columns, rows, compact=True)
 
 
@@ -117,7 +117,7 @@ _MEANING = (
 def write_canaries(scores: CanaryScores) -> str:
     """Summarise in one sentence: canaries, extraction, exposure and the epsilon bound."""
     number = scores.num_trained + scores.num_references
-    often = "" if scores.num_repetitions is None else f" ({_write_times(scores.num_repetitions)})"
+    often = "" if scores.num_repetitions is None else f" ({fmt.times(scores.num_repetitions)})"
     extracted, reference = scores.verbatim, scores.reference_verbatim
     text = (
         f"{fmt.of(scores.num_trained, number)} canaries were randomly selected for training{often}:"
@@ -176,10 +176,6 @@ def find_ceiling(scores: CanaryScores) -> float | None:
     return math.log2(scores.num_ranked_references) if scores.num_ranked_references else None
 
 
-def _write_times(count: int) -> str:
-    return "once" if count == 1 else f"{count:,} times"
-
-
 def _list_facts(scores: CanaryScores) -> tuple[Fact, ...]:
     repetitions = scores.num_repetitions
     return (
@@ -187,7 +183,7 @@ def _list_facts(scores: CanaryScores) -> tuple[Fact, ...]:
             "Trained and references",
             f"{scores.num_trained:,} and {scores.num_references:,}",
             detail="Each trained "
-            + ("not equally often." if repetitions is None else f"{_write_times(repetitions)}."),
+            + ("not equally often." if repetitions is None else f"{fmt.times(repetitions)}."),
         ),
         Fact(
             "Fully extracted",
@@ -279,7 +275,7 @@ def _list_canaries(scores: CanaryScores) -> Table:
     return make_table(
         "Trained secrets, highest exposure first",
         columns,
-        make_rows(columns, trained[:_MOST_CANARIES]),
+        trained[:_MOST_CANARIES],
         shown=_SHOWN_CANARIES,
         compact=True,
     )

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from memguard.records import (
+    RISK_NAMES,
     AuditReport,
     BucketScores,
     DoseTrend,
@@ -23,7 +24,6 @@ from memguard.report.page import Cell, Figure, Line, LineChart, Point, Section, 
 from memguard.report.tables import (
     Column,
     count_columns,
-    make_rows,
     make_table,
     show_known,
     show_missing,
@@ -176,8 +176,7 @@ def _build_table(buckets: Sequence[BucketScores]) -> Table:
         Column(("Base", "near-verbatim"), lambda b: _near(b.base)),
         Column(("Base", "token accuracy"), lambda b: accuracy(b.base)),
     )
-    rows = make_rows(columns, buckets, tone_of_bucket)
-    return make_table("Chart data", columns, rows, compact=True)
+    return make_table("Chart data", columns, buckets, tone=tone_of_bucket, compact=True)
 
 
 _MOST_DOSES = 20
@@ -206,7 +205,7 @@ def build_trends(report: AuditReport) -> Table | None:
     return make_table(
         "Trend test",
         columns,
-        make_rows(columns, shown),
+        shown,
         notes=(
             "Monotone fit: isotonic regression of the rate on the number of repetitions. p: "
             "Cochran-Armitage test for a trend over the numbers of repetitions, two-sided; a large "
@@ -249,7 +248,7 @@ def build_copies(report: AuditReport) -> Table | None:
     return make_table(
         "k-eidetic memorization",
         columns,
-        make_rows(columns, shown),
+        shown,
         notes=(
             "Documents extracted verbatim although few trained documents contain their text. "
             "Documents that share a run of words count as copies, so k is never understated. k "
@@ -321,7 +320,7 @@ def tell_budget(training: TrainingSummary) -> str:
     if budget is None or not training.watched:
         return ""
     last = training.watched[-1]
-    metric = budget.metric.replace("_", "-")
+    metric = RISK_NAMES[budget.metric]
     text = f"The risk budget allows {fmt.percent(budget.limit)} {metric} extraction per bucket"
     if training.stopped_by_budget:
         exceeded = ", ".join(fmt.clean_name(name, 40) for name in last.over_limit)
@@ -377,12 +376,13 @@ def _build_watched_table(watched: Sequence[WatchedStep]) -> Table:
         *(column_of(number, bucket) for number, bucket in enumerate(_list_trained(watched[0]))),
     )
     caption = "Documents newly extracted since training began; teacher-forced token accuracy"
-    rows = make_rows(columns, watched)
+    table = make_table(caption, columns, watched, compact=True)
     # The latest steps describe the final model; earlier ones are collapsed.
     return replace(
-        make_table(caption, columns, rows[-_MOST_ROWS:], compact=True),
-        more_rows=tuple(rows[:-_MOST_ROWS]),
-        more_label=f"{len(rows) - _MOST_ROWS} earlier steps",
+        table,
+        rows=table.rows[-_MOST_ROWS:],
+        more_rows=table.rows[:-_MOST_ROWS],
+        more_label=f"{len(watched) - _MOST_ROWS} earlier steps",
     )
 
 

@@ -15,7 +15,6 @@ from memguard.report.tables import (
     Column,
     Content,
     count_columns,
-    make_rows,
     make_table,
     show_known,
     show_missing,
@@ -81,12 +80,10 @@ def warn_of_blind(report: AuditReport) -> Notice | None:
 
     For models that memguard did not train, the audit already adds a more detailed banner.
     """
-    if report.run is None:
+    blind = report.blind_auc
+    if report.run is None or blind is None or blind.ci is None or blind.ci[0] <= 0.5:
         return None
-    blind = next((row for row in report.membership if row.score == BLIND), None)
-    if blind is None or blind.auc is None or blind.auc.ci is None or blind.auc.ci[0] <= 0.5:
-        return None
-    auc = fmt.interval(blind.auc)
+    auc = fmt.interval(blind)
     return Notice(
         level="warning",
         label="Membership scores prove nothing here",
@@ -118,7 +115,7 @@ def _build_table(caption: str, scores: list[MembershipScores], notes: tuple[str,
     ]
     if any(score.num_missing for score in scores):
         columns.append(Column(("Missing", "documents"), lambda s: s.num_missing))
-    return make_table(caption, columns, make_rows(columns, scores), notes=notes)
+    return make_table(caption, columns, scores, notes=notes)
 
 
 def _list_rates(scores: list[MembershipScores]) -> list[tuple[str, float]]:
@@ -230,11 +227,11 @@ def _write_lead(changes: list[MaskChange]) -> str:
             "No copy has loss on a token that training dropped: the mask does not depend on how "
             "the text is formatted."
         )
-    share = worst.mean_leaked_share
+    share, name = worst.mean_leaked_share, fmt.clean_words(worst.rewriting)
     leaked = "some" if share is None else fmt.percent(share)
     return (
         "A token that is dropped in one copy can receive loss in another one. The worst rewriting "
-        f"is '{_name(worst)}': {fmt.of(worst.num_changed, worst.num_passages)} passages have a "
+        f"is '{name}': {fmt.of(worst.num_changed, worst.num_passages)} passages have a "
         "token that training dropped and the copy does not, on average "
         f"{leaked} of a passage's dropped tokens."
     )
@@ -245,7 +242,7 @@ _NO_PASSAGE = "no passage differs"
 
 def _build_mask_table(changes: list[MaskChange]) -> Table:
     columns: tuple[Column[MaskChange], ...] = (
-        Column(("Copy", "how it differs"), _name),
+        Column(("Copy", "how it differs"), lambda change: fmt.clean_words(change.rewriting)),
         *count_columns(
             ("Masks changed", "passages"),
             ("Share", "of the passages"),
@@ -255,15 +252,10 @@ def _build_mask_table(changes: list[MaskChange]) -> Table:
         Column(("Leaked", "mean share of a passage's dropped tokens"), _show_leaked),
     )
     caption = "Tokens dropped in the text that receive loss in a copy of it"
-    return make_table(caption, columns, make_rows(columns, changes), compact=True)
+    return make_table(caption, columns, changes, compact=True)
 
 
 def _show_leaked(change: MaskChange) -> Content:
     if not change.num_passages:
         return show_missing(_NO_PASSAGE)
     return show_known(change.mean_leaked_share, fmt.percent, "not measured")
-
-
-def _name(change: MaskChange) -> str:
-    words = fmt.clean_name(change.rewriting.replace("_", " "), 40)
-    return words[:1].upper() + words[1:]

@@ -20,8 +20,6 @@ from memguard.report.tables import (
     Column,
     Content,
     make_cell,
-    make_rows,
-    make_rows_over_base,
     make_table,
     name_bucket,
     show_missing,
@@ -250,7 +248,7 @@ def _build_windows(
     return make_table(
         f"{caption} ({fmt.CI}{'; below: base model' if has_base else ''})",
         columns,
-        make_rows(columns, measured),
+        measured,
         shown=_SHOWN_WINDOWS,
         notes=[f"{left_out:,} more buckets are in the JSON."] if left_out > 0 else [],
         compact=True,
@@ -317,7 +315,9 @@ def build_generation(report: AuditReport) -> Section | None:
     table = make_table(
         f"Generated text compared with the true continuation ({fmt.CI})",
         columns,
-        make_rows_over_base(columns, written, lambda row: tone_of_bucket(row[0])),
+        written,
+        tone=lambda row: tone_of_bucket(row[0]),
+        over_base=True,
         shown=_SHOWN_WRITTEN_ROWS,
         compact=True,
     )

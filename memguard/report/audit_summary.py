@@ -18,7 +18,6 @@ from memguard.report.tables import (
     Heading,
     bucket_table,
     drop_zero_columns,
-    make_rows,
     make_table,
     scores_column,
     show_known,
@@ -27,19 +26,16 @@ from memguard.report.tables import (
     show_rate,
 )
 
-_GREEDY: tuple[tuple[RiskName, str], ...] = (
-    ("verbatim", "Verbatim"),
-    ("near_verbatim", "Near-verbatim"),
-)
+_GREEDY: tuple[RiskName, ...] = ("verbatim", "near_verbatim")
 _PERCENT_90 = f"90{fmt.PERCENT}"
 
 
 def build_summary(report: AuditReport) -> Table:
     """Build the main table: rates and token accuracy per bucket, the base model's below."""
 
-    def minus_control(risk: RiskName, label: str) -> Column[BucketScores]:
+    def minus_control(risk: RiskName) -> Column[BucketScores]:
         return Column(
-            (f"{label} − control", f"points ({fmt.CI})"),
+            (f"{fmt.RISK_LABELS[risk]} − control", f"points ({fmt.CI})"),
             lambda b: fmt.points(b.minus_control.get(risk)),
         )
 
@@ -49,7 +45,7 @@ def build_summary(report: AuditReport) -> Table:
     columns = (
         scores_column(("Verbatim", documents), lambda s: s.verbatim),
         scores_column(("Near-verbatim", documents), lambda s: show_rate(s.near_verbatim)),
-        *(minus_control(risk, label) for risk, label in _GREEDY if is_compared),
+        *(map(minus_control, _GREEDY) if is_compared else ()),
         scores_column((f"{_PERCENT_90} teacher-forced", documents), lambda s: s.teacher_forced_90),
         scores_column(
             ("Teacher-forced accuracy", f"mean ({fmt.CI})"),
@@ -154,24 +150,18 @@ def find_learned(report: AuditReport) -> list[Learned]:
     interval; and the blind baseline does not separate trained from control documents by their
     words.
     """
-    groups = group_measures(report, "extraction")
-    if not groups or not report.is_blind_at_chance:
-        return []
     learned = []
     for bucket in report.buckets:
         if bucket.role != "trained" or any(rate.num_matched for rate in bucket.risks.values()):
             continue
-        measured = find_measured(groups[0], "token_accuracy", bucket.bucket)
-        if measured is None:
+        measured = report.find_gain(bucket.bucket)
+        if measured is None or measured.change_from_base is None:
             continue
-        gain, excess = measured.change_from_base, measured.change_from_base_minus_control
-        if gain and excess and _is_above_zero(gain) and _is_above_zero(excess):
+        excess = measured.change_from_base_minus_control
+        if excess and excess.ci and excess.ci[0] > 0:
+            gain = measured.change_from_base
             learned.append(Learned(bucket=bucket, gain=gain, gain_minus_control=excess))
     return learned
-
-
-def _is_above_zero(interval: Interval) -> bool:
-    return interval.ci is not None and interval.ci[0] > 0
 
 
 def tell_learned(learned: list[Learned]) -> str:
@@ -217,7 +207,7 @@ def build_findings(report: AuditReport) -> Table | None:
     return make_table(
         "Extracted documents",
         columns,
-        make_rows(columns, findings),
+        findings,
         shown=_SHOWN_FINDINGS,
         compact=True,
         one_line=True,
@@ -227,7 +217,7 @@ def build_findings(report: AuditReport) -> Table | None:
 def _write_times(num_repetitions: int | None) -> str:
     if num_repetitions is None:
         return "unknown"
-    return "once" if num_repetitions == 1 else f"{fmt.count(num_repetitions)}{fmt.NBSP}times"
+    return fmt.times(num_repetitions).replace(" ", fmt.NBSP)
 
 
 def _write_base(finding: Finding) -> str:

@@ -14,7 +14,6 @@ from memguard.report.page import Cell, Fact, Section, Table
 from memguard.report.tables import (
     Column,
     Content,
-    make_rows,
     make_table,
     show_known,
     show_missing,
@@ -55,7 +54,7 @@ def build_variants(report: AuditReport) -> Section | None:
         short_title="Variants",
         lead=(
             "The same documents were scored with each form in which this model may be shipped. "
-            "Quantised are the weights of all linear layers but the head; arithmetic is in "
+            "The weights of all linear layers but the head are quantised; arithmetic is in "
             f"{fmt.clean_name(report.method.dtype, 10)}.",
         ),
         facts=tuple(
@@ -145,7 +144,7 @@ def _build_table(
     return make_table(
         title,
         columns,
-        make_rows(columns, rows),
+        rows,
         shown=shown,
         more_label="Show the other buckets",
         notes=notes,
@@ -175,6 +174,6 @@ def _build_losses(report: AuditReport) -> list[Table]:
             f"Loss on {fmt.count(compared.heldout_num_documents)} documents that were never "
             f"trained ({fmt.count(compared.heldout_num_tokens)} tokens)",
             columns,
-            make_rows(columns, compared.variants),
+            compared.variants,
         )
     ]

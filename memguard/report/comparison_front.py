@@ -5,7 +5,7 @@ Each setting occurs once, over its seeds, with the settings that dominate it.
 
 from collections.abc import Callable, Sequence
 
-from memguard.records import NUM_RISK_QUERIES, Comparison, ComparisonCell, FrontPoint, RiskName
+from memguard.records import NUM_RISK_QUERIES, RISK_NAMES, Comparison, ComparisonCell, FrontPoint
 from memguard.report import formatting as fmt
 from memguard.report.page import (
     Cell,
@@ -29,24 +29,16 @@ from memguard.report.seed_means import (
     list_doses,
     list_settings,
     name_first,
-    near_rate,
 )
 from memguard.report.tables import (
     Column,
     drop_zero_columns,
-    make_rows,
     make_table,
     show_missing,
     show_name,
 )
 
 _MOST_DESCRIBED = 12
-_RISK_NAMES: dict[RiskName, str] = {
-    "verbatim": "verbatim",
-    "near_verbatim": "near-verbatim",
-    "attack_cost": f"within {NUM_RISK_QUERIES:,} queries",
-    "attack": "best attack",
-}
 
 
 def tell_recommendation(comparison: Comparison) -> Fact:
@@ -115,9 +107,14 @@ def _build_front_table(comparison: Comparison) -> Table:
         Column(("Change", f"from '{name_first(comparison, 16)}'"), show_change),
         *([dominators] if any(point.dominated_by for point in comparison.front) else []),
     )
-    rows = make_rows(columns, comparison.front, lambda p: "dominated" if p.is_dominated else "")
-    notes = (_tell_risk(), *_tell_seeds(comparison))
-    return make_table("Chart data", columns, rows, notes=notes, compact=True)
+    return make_table(
+        "Chart data",
+        columns,
+        comparison.front,
+        tone=lambda p: "dominated" if p.is_dominated else "",
+        notes=(_tell_risk(), *_tell_seeds(comparison)),
+        compact=True,
+    )
 
 
 def _tell_risk() -> str:
@@ -139,11 +136,11 @@ def _tell_seeds(comparison: Comparison) -> tuple[str, ...]:
 
 
 def show_risk(point: FrontPoint | None) -> Cell:
-    """Show a setting's risk, its interval and the rate it comes from."""
+    """Show a setting's risk, its interval and the method that has it."""
     if point is None or point.risk is None or point.risk_by is None:
         return show_missing("not measured")
     own, joint = point.own_ci or point.risk_ci, point.risk_ci
-    note = _RISK_NAMES[point.risk_by]
+    note = RISK_NAMES[point.risk_by]
     if own is not None and joint is not None and joint[1] > own[1]:
         note += f"; by all methods up to {fmt.percent(joint[1])}"
     return Cell(fmt.percent(point.risk), detail=fmt.percent_range(own), note=note)
@@ -186,15 +183,11 @@ Select = Callable[[ComparisonCell], float | None]
 
 def build_trends(comparison: Comparison) -> tuple[Figure, ...]:
     """Build one figure per metric: every setting by number of repetitions."""
+    accuracy = "Teacher-forced token accuracy"
     metrics: tuple[tuple[str, str, str, Select], ...] = (
         ("verbatim", "Verbatim", "documents (%)", lambda cell: cell.rate),
-        ("near", "Near-verbatim", "documents (%)", near_rate),
-        (
-            "accuracy",
-            "Teacher-forced token accuracy",
-            "tokens (%)",
-            lambda cell: cell.mean_token_accuracy,
-        ),
+        ("near", "Near-verbatim", "documents (%)", _find_near_rate),
+        ("accuracy", accuracy, "tokens (%)", lambda cell: cell.mean_token_accuracy),
     )
     doses = list_doses(comparison)
     seeds = " Means over seeds." if has_several_seeds(comparison) else ""
@@ -219,6 +212,10 @@ def build_trends(comparison: Comparison) -> tuple[Figure, ...]:
         data = drop_zero_columns(table)
         figures.append(Figure(key=key, title=title, chart=chart, caption=caption, table=data))
     return tuple(figures)
+
+
+def _find_near_rate(cell: ComparisonCell) -> float | None:
+    return None if cell.near_verbatim is None else cell.near_verbatim.rate
 
 
 def _describe_row(row: Row) -> str:
@@ -257,7 +254,10 @@ def _build_table(comparison: Comparison, doses: Sequence[str], select: Select) -
         Column("Setting", lambda s: fmt.clean_name(s.name)),
         *map(column_of, doses),
     )
-    shown = [*list_settings(comparison), get_base(comparison)]
-    rows = make_rows(columns, shown, lambda s: "" if s.runs else "base")
-    caption = "Chart data by number of repetitions; 0 is the control"
-    return make_table(caption, columns, rows, compact=True)
+    return make_table(
+        "Chart data by number of repetitions; 0 is the control",
+        columns,
+        [*list_settings(comparison), get_base(comparison)],
+        tone=lambda s: "" if s.runs else "base",
+        compact=True,
+    )

@@ -1,8 +1,10 @@
 """Convert a comparison of settings into the texts, tables and figures of its page."""
 
+from collections import Counter
 from collections.abc import Sequence
+from typing import get_args
 
-from memguard.records import MIN_FOR_QUANTILES, NUM_RISK_QUERIES, Comparison, ComparisonCell, Rate
+from memguard.records import MIN_FOR_QUANTILES, NUM_RISK_QUERIES, Comparison, ComparisonCell
 from memguard.report import formatting as fmt
 from memguard.report.audit_attacks import write_cost_in_queries
 from memguard.report.comparison_front import build_front, build_trends, tell_recommendation
@@ -16,11 +18,13 @@ from memguard.report.comparison_tables import (
 from memguard.report.facts import describe_environment
 from memguard.report.page import ComparisonPage, Fact, Link
 from memguard.report.seed_means import (
+    Greedy,
     Setting,
     average,
     compute_change,
     label_setting,
     list_settings,
+    list_shares,
     name_dose,
     name_first,
     pick_highest,
@@ -118,16 +122,17 @@ def _summarise(comparison: Comparison, setting: Setting) -> str:
     num_documents = sum(cell.num_documents for cell in cells)
     if not num_documents:
         return f"no document in this bucket; {loss}."
-    verbatim = sum(cell.num_matched for cell in cells)
+    verbatim, near = (
+        [share.num_matched for share in list_shares(cells, metric)] for metric in get_args(Greedy)
+    )
     other = tell_other_dose(setting, comparison)
     text = f"{other}: " if other else ""
-    text += f"{fmt.of(verbatim, num_documents)} verbatim"
-    near = [cell.near_verbatim for cell in cells if cell.near_verbatim]
+    text += f"{fmt.of(sum(verbatim), num_documents)} verbatim"
     if len(near) == len(cells):
-        text += f", {fmt.of(sum(share.num_matched for share in near), num_documents)} near-verbatim"
+        text += f", {fmt.of(sum(near), num_documents)} near-verbatim"
     else:
         text += ", near-verbatim not generated"
-    if not verbatim and not any(share.num_matched for share in near) and len(cells) == 1:
+    if not any([*verbatim, *near]) and len(cells) == 1:
         text += f" ({fmt.percent_ci(cells[0].ci)})"
     accuracy = average([cell.mean_token_accuracy for cell in cells])
     if accuracy is not None:
@@ -154,16 +159,14 @@ def _tell_attacks(cells: Sequence[ComparisonCell]) -> str:
         medians = [cost.median for cost in costs]
         mean = None if None in medians else average(medians)
         text += f"; median attack cost {write_cost_in_queries(costs[0], mean)}"
-    by_attack: dict[str, list[Rate]] = {}
-    for attack in (attack for cell in cells for attack in cell.attacks):
-        by_attack.setdefault(attack.attack, []).append(attack.any_verbatim)
-    if by_attack:
-        best = max(by_attack.values(), key=lambda rates: sum(rate.num_matched for rate in rates))
-        num_matched, num_documents = (
-            sum(rate.num_matched for rate in best),
-            sum(rate.num_documents for rate in best),
-        )
-        text += f"; the best attack extracts {fmt.of(num_matched, num_documents)}"
+    matched: Counter[str] = Counter()
+    attacked: Counter[str] = Counter()
+    for result in (result for cell in cells for result in cell.attacks):
+        matched[result.attack] += result.any_verbatim.num_matched
+        attacked[result.attack] += result.any_verbatim.num_documents
+    if matched:
+        best = max(matched, key=lambda attack: matched[attack])
+        text += f"; the best attack extracts {fmt.of(matched[best], attacked[best])}"
     return text
 
 
@@ -171,20 +174,16 @@ def _summarise_control(comparison: Comparison) -> tuple[Fact, ...]:
     controls = [s.extraction["0"] for s in comparison.settings if "0" in s.extraction]
     if not sum(control.num_documents for control in controls):
         return ()
-    most = max(controls, key=_count_greedy)
+    most = max(controls, key=lambda cell: cell.greedy.num_matched)
     how = "verbatim" if most.near_verbatim is None else "near-verbatim"
-    text = f"{fmt.of(_count_greedy(most), most.num_documents)} {how}"
-    if _count_greedy(most):
+    text = f"{fmt.of(most.greedy.num_matched, most.num_documents)} {how}"
+    if most.greedy.num_matched:
         text = f"at most {text}"
     shares = [c.mean_token_accuracy for c in controls if c.mean_token_accuracy is not None]
     if shares:
         low, high = fmt.percent(min(shares)), fmt.percent(max(shares))
         text += f", teacher-forced accuracy {low if low == high else f'{low} to {high}'}"
     return (Fact("Control, never trained", f"{text}, over all settings."),)
-
-
-def _count_greedy(cell: ComparisonCell) -> int:
-    return cell.num_matched if cell.near_verbatim is None else cell.near_verbatim.num_matched
 
 
 def _tell_learned(comparison: Comparison) -> tuple[str, ...]:
@@ -212,4 +211,4 @@ def _is_extracted(cell: ComparisonCell) -> bool:
     within = None if cell.attack_cost is None else cell.attack_cost.within.get(NUM_RISK_QUERIES)
     rates = [attack.any_verbatim for attack in cell.attacks]
     rates += [] if within is None else [within]
-    return bool(_count_greedy(cell) or any(rate.num_matched for rate in rates))
+    return bool(cell.greedy.num_matched or any(rate.num_matched for rate in rates))

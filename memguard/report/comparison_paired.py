@@ -7,7 +7,7 @@ from memguard.records import Comparison, PairedCanaries, PairedCounts, PairedRes
 from memguard.report import formatting as fmt
 from memguard.report.page import Cell, Table
 from memguard.report.seed_means import name_dose
-from memguard.report.tables import Column, Content, make_rows, make_table, show_missing, show_name
+from memguard.report.tables import Column, Content, make_table, show_missing, show_name
 
 _NAME_LIMIT = 24
 
@@ -46,7 +46,7 @@ def build_paired(comparison: Comparison) -> Table | None:
     return make_table(
         f"Paired with '{first}', same documents",
         columns,
-        make_rows(columns, [*shown, *others]),
+        [*shown, *others],
         shown=len(shown),
         more_label=f"Show the other {'seeds and ' if seeds else ''}numbers of repetitions",
         notes=(*_write_notes(first, comparison), *_tell_removed(comparison)),
@@ -79,7 +79,7 @@ def build_paired_canaries(comparison: Comparison) -> Table | None:
     return make_table(
         f"Paired with '{first}', same secrets",
         columns,
-        make_rows(columns, sorted(results, key=lambda r: r.seed != seed)),
+        sorted(results, key=lambda r: r.seed != seed),
         shown=sum(r.seed == seed for r in results),
         more_label="Show the other seeds",
         notes=(

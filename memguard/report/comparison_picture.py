@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, get_args
 
 from memguard.records import Comparison, ComparisonCell, FrontPoint
 from memguard.report import formatting as fmt
@@ -11,12 +11,13 @@ from memguard.report.comparison_front import build_front
 from memguard.report.page import FrontChart
 from memguard.report.seed_means import (
     CHART_NAME_LIMIT,
+    Greedy,
     average,
     has_several_seeds,
     list_settings,
+    list_shares,
     name_dose,
     name_first,
-    near_rate,
     pick_highest,
 )
 from memguard.report.svg import BASE, CARD, INK, SERIES, STRONG, draw_svg_file, set_percent_axis
@@ -106,26 +107,14 @@ def _list_values(
 
     The interval over several seeds is that of ``point``.
     """
-    near, verbatim = (
-        point.risks.get(name) if point and len(cells) > 1 else None
-        for name in ("near_verbatim", "verbatim")
-    )
-    alone = cells[0] if len(cells) == 1 else None
-    return (
-        (
-            average([cell.rate for cell in cells]),
-            alone.ci if alone else verbatim.ci if verbatim else None,
-        ),
-        (
-            average([near_rate(cell) for cell in cells]),
-            _near_ends(alone) if alone else near.ci if near else None,
-        ),
-        (average([cell.mean_token_accuracy for cell in cells]), None),
-    )
-
-
-def _near_ends(cell: ComparisonCell) -> Ends:
-    return None if cell.near_verbatim is None else cell.near_verbatim.ci
+    values: list[tuple[float | None, Ends]] = []
+    for metric in get_args(Greedy):
+        shares = list_shares(cells, metric)
+        over_seeds = point.risks.get(metric) if point else None
+        source = next(iter(shares), None) if len(cells) == 1 else over_seeds
+        ci = None if source is None or not cells else source.ci
+        values.append((average([share.rate for share in shares]), ci))
+    return (*values, (average([cell.mean_token_accuracy for cell in cells]), None))
 
 
 def _set_title(axes: Any, text: str) -> None:

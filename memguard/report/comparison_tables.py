@@ -20,6 +20,7 @@ from memguard.report.comparison_front import name_dominators, show_risk
 from memguard.report.facts import describe_dropped
 from memguard.report.page import Cell, Section, Table
 from memguard.report.seed_means import (
+    Greedy,
     Setting,
     average,
     base_change,
@@ -38,19 +39,15 @@ from memguard.report.seed_means import (
     show_accuracy,
     show_attack,
     show_cost,
+    show_counts,
     show_loss,
-    show_mean_near,
-    show_mean_verbatim,
+    show_mean_share,
     show_membership,
-    show_near,
-    show_verbatim,
 )
 from memguard.report.tables import (
     Column,
     Content,
     Heading,
-    make_base_row,
-    make_rows,
     make_table,
     show_name,
 )
@@ -81,12 +78,15 @@ def build_headline(comparison: Comparison) -> Table:
         note = f"dominated by {dominators}" if dominators else ""
         return show_name(fmt.clean_name(setting.name), detail, note)
 
+    def show(setting: Setting, metric: Greedy) -> Content:
+        return show_counts(setting, metric) if setting.cells else fmt.MISSING
+
     columns: tuple[Column[Setting], ...] = (
         Column("Setting", name, lambda base: show_name(base.name, label_base(comparison))),
         Column(("Verdict", "of its own report"), show_level),
         Column(("Risk", "highest rate"), lambda s: show_risk(s.point)),
-        _both(("Verbatim", dose), lambda s: show_verbatim(s) if s.cells else fmt.MISSING),
-        _both(("Near-verbatim", dose), lambda s: show_near(s) if s.cells else fmt.MISSING),
+        _both(("Verbatim", dose), lambda s: show(s, "verbatim")),
+        _both(("Near-verbatim", dose), lambda s: show(s, "near_verbatim")),
         _both(
             ("Token accuracy", "teacher-forced, mean"),
             lambda s: show_accuracy(s) if s.cells else fmt.MISSING,
@@ -99,15 +99,12 @@ def build_headline(comparison: Comparison) -> Table:
         Column(("Labels dropped", "measured"), _write_dropped),
         Column(("Training", "time; labels"), _show_training),
     )
-    rows = make_rows(
-        columns,
-        list_settings(comparison),
-        lambda s: "dominated" if name_dominators(s.point) else "",
-    )
     return make_table(
         "Risk, utility and cost of each setting",
         columns,
-        [*rows, make_base_row(columns, get_base(comparison))],
+        list_settings(comparison),
+        tone=lambda s: "dominated" if name_dominators(s.point) else "",
+        base=get_base(comparison),
         notes=(_SEEDS_NOTE,) if has_several_seeds(comparison) else (),
         compact=True,
     )
@@ -161,7 +158,7 @@ def build_extraction(comparison: Comparison) -> Table:
         if dose in extraction
     ]
 
-    def write_share(share: MatchedShare | ComparisonCell | None, cell: ComparisonCell) -> str:
+    def write_share(share: MatchedShare | None, cell: ComparisonCell) -> str:
         """Format a rate on one line; this table has too many rows for bars."""
         if share is None:
             return "not generated"
@@ -173,7 +170,7 @@ def build_extraction(comparison: Comparison) -> Table:
     columns: tuple[Column[_Extracted], ...] = (
         Column("Setting", lambda row: row[0]),
         Column("Documents", lambda row: name_dose(row[1])),
-        Column("Verbatim", lambda row: write_share(row[2], row[2])),
+        Column("Verbatim", lambda row: write_share(row[2].verbatim, row[2])),
         Column("Near-verbatim", lambda row: write_share(row[2].near_verbatim, row[2])),
         Column(
             (f"90{fmt.PERCENT} teacher-forced", "not extraction"),
@@ -187,7 +184,8 @@ def build_extraction(comparison: Comparison) -> Table:
     return make_table(
         "Every setting at every number of repetitions",
         columns,
-        make_rows(columns, measured, lambda row: "base" if row[0] == _BASE else ""),
+        measured,
+        tone=lambda row: "base" if row[0] == _BASE else "",
         shown=_MOST_ROWS,
         compact=True,
     )
@@ -208,7 +206,7 @@ def build_settings(comparison: Comparison) -> Table:
         Column("Overrides", lambda run: show_name(fmt.settings(run.overrides))),
         Column("Steps", lambda run: fmt.count(run.cost.num_steps)),
     )
-    return make_table("Run configuration", columns, make_rows(columns, comparison.settings))
+    return make_table("Run configuration", columns, comparison.settings)
 
 
 _SINGLE_NOTE = (
@@ -281,8 +279,8 @@ def _build_gains_table(
             lambda s: show_name(fmt.clean_name(s.name), describe_setting(s, comparison)),
             lambda base: show_name(base.name, label_base(comparison)),
         ),
-        _both(("Verbatim", "documents"), show_mean_verbatim),
-        _both(("Near-verbatim", "documents"), show_mean_near),
+        _both(("Verbatim", "documents"), lambda s: show_mean_share(s, "verbatim")),
+        _both(("Near-verbatim", "documents"), lambda s: show_mean_share(s, "near_verbatim")),
         _both(("Token accuracy", "teacher-forced"), show_accuracy),
         *([cost] if has_cost else []),
         *map(column_of_attack, attacks),
@@ -302,6 +300,11 @@ def _build_gains_table(
             "AUC: trained documents of all buckets against the control. Blind is the baseline "
             "without model access; if it is above 0.5, the AUC proves nothing."
         )
-    rows = make_rows(columns, list_settings(comparison))
-    rows.append(make_base_row(columns, get_base(comparison)))
-    return make_table(f"Documents {name_dose(dose)}", columns, rows, notes=notes, compact=True)
+    return make_table(
+        f"Documents {name_dose(dose)}",
+        columns,
+        list_settings(comparison),
+        base=get_base(comparison),
+        notes=notes,
+        compact=True,
+    )

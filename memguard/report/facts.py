@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from memguard.records import AdapterIdentity, AuditReport, Budget, TrainingSummary
+from memguard.records import RISK_NAMES, AdapterIdentity, AuditReport, Budget, TrainingSummary
 from memguard.report import formatting as fmt
 from memguard.report.page import Fact
 from memguard.report.texts import describe_loss_change, describe_overlap
@@ -92,7 +92,7 @@ def _describe_target(training: TrainingSummary) -> str:
 
 
 def _describe_budget(budget: Budget) -> Fact:
-    metric = budget.metric.replace("_", "-")
+    metric = RISK_NAMES[budget.metric]
     value = f"at most {fmt.percent(budget.limit)} {metric} extraction per bucket"
     return Fact("Risk budget", value, detail=f"action if exceeded: {budget.action}")
 

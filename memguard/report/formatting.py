@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from memguard.records import NUM_RISK_QUERIES, Interval, Rate, RiskName
+from memguard.records import RISK_NAMES, Interval, Rate
 
 ELLIPSIS = "…"
 NAME_LIMIT = 72
@@ -62,6 +62,12 @@ def clean_name(text: str, limit: int = NAME_LIMIT) -> str:
     return clean_text(text, limit) or "(empty)"
 
 
+def clean_words(name: str) -> str:
+    """Clean a name with underscores and write it as words: ``Beam search``."""
+    words = clean_name(name.replace("_", " "), 40)
+    return words[:1].upper() + words[1:]
+
+
 def shorten_place(place: str) -> str:
     """Return the last three parts of a path; hub ids and shorter paths are unchanged."""
     parts = [part for part in re.split(r"[/\\]", place) if part]
@@ -97,12 +103,7 @@ class Estimate:
     interval: str
 
 
-RISK_LABELS: dict[RiskName, str] = {
-    "verbatim": "Verbatim",
-    "near_verbatim": "Near-verbatim",
-    "attack_cost": f"Within {NUM_RISK_QUERIES:,} queries",
-    "attack": "Best attack",
-}
+RISK_LABELS = {risk: name.capitalize() for risk, name in RISK_NAMES.items()}
 """Headings of the extraction rates."""
 
 
@@ -283,6 +284,11 @@ def time(created: str) -> str:
 def hash(digest: str | None) -> str:
     """Format the first 12 characters of a hash."""
     return MISSING if not digest else clean_text(digest[:12]) + ("…" if len(digest) > 12 else "")
+
+
+def times(number: int) -> str:
+    """Format how often something happened: ``once``, ``16 times``."""
+    return "once" if number == 1 else f"{number:,} times"
 
 
 def repetitions(num_repetitions: int | None) -> str:

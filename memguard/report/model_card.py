@@ -1,9 +1,10 @@
 """README.md of an exported model: origin, audit results, and how to load it.
 
-The card is meant for publication: it contains no excerpt, no document id and no local path.
+A card is meant for publication: it contains no excerpt, no document id and no local path.
 """
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import yaml
 
 from memguard.records import MIN_FOR_QUANTILES, AuditReport, BucketScores, Rate
 from memguard.report import formatting as fmt
-from memguard.report.audit_attacks import find_cost, write_cost
+from memguard.report.audit_attacks import write_cost
 from memguard.report.audit_canaries import write_canaries
 from memguard.report.audit_doses import tell_budget
 from memguard.report.facts import describe_privacy
@@ -47,11 +48,11 @@ def render_model_card(
         *(_write_audit(report) if report else [_NO_AUDIT]),
         "## How to load",
         *([_NEEDS_BASE] if is_adapter else []),
-        HOW_TO_LOAD,
+        _HOW_TO_LOAD,
     ]
     if config is not None:
         shown = {key: value for key, value in config.items() if key not in _NOT_SHOWN}
-        if name_base(base_model) is None and isinstance(shown.get("model"), dict):
+        if _name_base(base_model) is None and isinstance(shown.get("model"), dict):
             shown["model"] = {**shown["model"], "path": None}
         sections += ["## Configuration", _show_config(shown)]
     return "\n\n".join(sections) + "\n"
@@ -65,7 +66,7 @@ _NEEDS_BASE = (
     "This folder has an adapter only: `peft` must be installed, and the base model must be where "
     "`base_model_name_or_path` in `adapter_config.json` says."
 )
-HOW_TO_LOAD = """\
+_HOW_TO_LOAD = """\
 ```python
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -93,7 +94,7 @@ def _escape(text: str) -> str:
     return _MARKDOWN.sub(r"\\\1", fmt.hide_paths(fmt.clean_text(text, 2000)))
 
 
-def name_base(base_model: str | None) -> str | None:
+def _name_base(base_model: str | None) -> str | None:
     """Return the base model's hub id; None if it is or looks like a folder."""
     if base_model is None or not fmt.is_hub_id(base_model) or Path(base_model).exists():
         return None
@@ -107,24 +108,34 @@ def _write_front_matter(
     *,
     is_adapter: bool,
 ) -> str:
-    tags = ["memguard", *(["lora"] if is_adapter else [])]
-    if report:
-        tags.append("memorization-audit")
-    if any(mitigation.get("name") == "goldfish" for mitigation in mitigations):
-        tags.append("goldfish-loss")
+    has_goldfish = any(mitigation.get("name") == "goldfish" for mitigation in mitigations)
+    tags = {
+        "lora": is_adapter,
+        "memorization-audit": report is not None,
+        "goldfish-loss": has_goldfish,
+    }
     library = "peft" if is_adapter else "transformers"
-    entries: dict[str, Any] = {"library_name": library, "pipeline_tag": "text-generation"}
-    base = name_base(base_model)
-    if base:
-        entries["base_model"] = base
-    entries["tags"] = tags
+    return _dump_front_matter(
+        library, base_model, [tag for tag, applies in tags.items() if applies]
+    )
+
+
+def _dump_front_matter(library: str, base_model: str | None, tags: list[str]) -> str:
+    """Return the YAML header; a base model that is not on a hub is left out."""
+    base = _name_base(base_model)
+    entries = {
+        "library_name": library,
+        "pipeline_tag": "text-generation",
+        **({"base_model": base} if base else {}),
+        "tags": ["memguard", *tags],
+    }
     return f"---\n{yaml.safe_dump(entries, sort_keys=False)}---"
 
 
 def _write_origin(
     base_model: str | None, mitigations: list[dict[str, Any]], *, is_adapter: bool
 ) -> str:
-    base = name_base(base_model)
+    base = _name_base(base_model)
     start = f"`{base}`" if base else "a local checkpoint" if base_model else "random weights"
     named = "; ".join(_escape(fmt.settings(m)) for m in mitigations[:20])
     return (
@@ -179,13 +190,12 @@ def _write_adapter(report: AuditReport) -> str:
 
 def _write_costs(report: AuditReport) -> list[str]:
     """Report the attack cost of the verdict's bucket and of the control in one line."""
-    control = next((b.bucket for b in report.buckets if b.role == "control"), None)
+    control = None if report.control is None else report.control.bucket
     costs = []
-    for bucket in dict.fromkeys((report.verdict.bucket, control)):
-        cost = find_cost(report, bucket) if bucket is not None else None
+    for cost in map(report.find_cost, dict.fromkeys((report.verdict.bucket, control))):
         if cost and cost.model.num_documents >= MIN_FOR_QUANTILES:
             median = write_cost(cost.model, cost.model.median)
-            costs.append(f"{_escape(fmt.clean_name(bucket or ''))} {median}")
+            costs.append(f"{_escape(fmt.clean_name(cost.bucket))} {median}")
     if not costs:
         return []
     return [
@@ -257,3 +267,31 @@ def _hide(value: Any) -> Any:
     hidden = fmt.hide_paths(value)
     # A path may contain spaces, which end it in a sentence but not here.
     return _LOCAL if hidden.startswith(_LOCAL) else hidden
+
+
+# The card of a merged model.
+
+
+def render_merged_card(result: Mapping[str, Any]) -> str:
+    """Write the card of a merged model: adapter and base, and the difference of its logits.
+
+    Args:
+        result: of `memguard export --merge --json`.
+    """
+    base, difference = _name_base(result["base"]), result["difference"]
+    named = f"`{base}`" if base else "a local base model"
+    sections = [
+        _dump_front_matter("transformers", base, []),
+        "# Merged model",
+        f"A causal language model: an adapter ({result['adapter']}, weights "
+        f"`{fmt.hash(result['adapter_sha256'])}`), merged by memguard into {named} (weights "
+        f"`{fmt.hash(result['base_sha256'])}`).",
+        f"Compared with adapter and base on {difference['num_tokens']:,} tokens in fp32, logits "
+        f"differ by at most {difference['largest']:.2g}, and the KL divergence is "
+        f"{difference['mean_kl']:.2g} nats a token. The merged weights are stored in "
+        f"{result['dtype']}.",
+        "What these weights memorized has not been measured; `memguard audit --model` measures it.",
+        "## How to load",
+        _HOW_TO_LOAD,
+    ]
+    return "\n\n".join(sections) + "\n"

@@ -182,8 +182,8 @@ class Section:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class AuditPage:
-    """Everything the audit template shows, in this order."""
+class _Page:
+    """What every page shows at its beginning and end."""
 
     title: str
     heading: str
@@ -191,6 +191,15 @@ class AuditPage:
     confidentiality: str
     identity: tuple[Fact, ...]
     links: tuple[Link, ...]
+    command: str
+    environment: tuple[Fact, ...]
+    glossary: tuple[Fact, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AuditPage(_Page):
+    """Everything else that the audit template shows, in this order."""
+
     colour: Literal["red", "amber", "green", "grey"]
     """Of the first section: the worse of verdict and membership."""
     verdict: Notice
@@ -220,21 +229,12 @@ class AuditPage:
     probes: tuple[Fact, ...]
     """Probes that ran."""
     probes_not_run: tuple[Fact, ...]
-    command: str
-    environment: tuple[Fact, ...]
-    glossary: tuple[Fact, ...]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ComparisonPage:
-    """Everything the comparison template shows, in this order."""
+class ComparisonPage(_Page):
+    """Everything else that the comparison template shows, in this order."""
 
-    title: str
-    heading: str
-    tool_version: str
-    confidentiality: str
-    identity: tuple[Fact, ...]
-    links: tuple[Link, ...]
     front: Figure | None
     """Risk against utility; None if no setting has both."""
     recommendation: Fact
@@ -248,6 +248,3 @@ class ComparisonPage:
     figures: tuple[Figure, ...]
     extraction: Table
     settings: Table
-    command: str
-    environment: tuple[Fact, ...]
-    glossary: tuple[Fact, ...]

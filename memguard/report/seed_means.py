@@ -7,6 +7,7 @@ order, and gives both their names.
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from memguard.records import (
     BLIND,
@@ -16,7 +17,6 @@ from memguard.records import (
     FrontPoint,
     MatchedShare,
     Rate,
-    RiskName,
     SettingResult,
 )
 from memguard.report import formatting as fmt
@@ -168,9 +168,13 @@ def label_base(comparison: Comparison) -> str:
     return f"before training; documents of seed {seed}" if several else "before training"
 
 
-def near_rate(cell: ComparisonCell) -> float | None:
-    """Return the share of documents extracted near-verbatim; None if none was generated."""
-    return None if cell.near_verbatim is None else cell.near_verbatim.rate
+Greedy = Literal["verbatim", "near_verbatim"]
+
+
+def list_shares(cells: Cells, metric: Greedy) -> list[MatchedShare]:
+    """Return the share of documents extracted in each cell; those not measured are left out."""
+    shares: list[MatchedShare | None] = [getattr(cell, metric) for cell in cells]
+    return [share for share in shares if share]
 
 
 def average(values: Sequence[float | None]) -> float | None:
@@ -216,10 +220,9 @@ def _show_mean(
     )
 
 
-Share = ComparisonCell | MatchedShare | Rate
-
-
-def _show_shares(shares: Sequence[Share], control: Sequence[Share]) -> Cell:
+def _show_shares(
+    shares: Sequence[MatchedShare | Rate], control: Sequence[MatchedShare | Rate]
+) -> Cell:
     rates = _drop_none([share.rate for share in shares])
     if not rates:
         return show_missing("no documents" if shares else "not measured")
@@ -227,21 +230,12 @@ def _show_shares(shares: Sequence[Share], control: Sequence[Share]) -> Cell:
     return _show_mean(rates, shares[0].ci, "control", floors)
 
 
-def show_mean_verbatim(setting: Setting) -> Cell:
-    """Show the mean share of documents extracted verbatim, and the control's below."""
-    return _show_shares(setting.cells, setting.control)
-
-
-def show_mean_near(setting: Setting) -> Cell:
-    """Show the mean share of documents extracted near-verbatim, and the control's below."""
-    near = _list_near(setting.cells)
-    if len(near) < len(setting.cells):
+def show_mean_share(setting: Setting, metric: Greedy) -> Cell:
+    """Show the mean share of documents extracted, and the control's below."""
+    shares = list_shares(setting.cells, metric)
+    if len(shares) < len(setting.cells):
         return show_missing("not generated")
-    return _show_shares(near, _list_near(setting.control))
-
-
-def _list_near(cells: Cells) -> list[MatchedShare]:
-    return [cell.near_verbatim for cell in cells if cell.near_verbatim]
+    return _show_shares(shares, list_shares(setting.control, metric))
 
 
 def show_accuracy(setting: Setting) -> Cell:
@@ -337,38 +331,29 @@ def _mean_loss(runs: Sequence[SettingResult]) -> float:
     return _mean([run.utility.heldout_nll for run in runs])
 
 
-def show_near(setting: Setting) -> Cell:
-    """Show the documents of all seeds extracted near-verbatim, and the control's below."""
-    near = _list_near(setting.cells)
-    if len(near) < len(setting.cells):
+def show_counts(setting: Setting, metric: Greedy) -> Cell:
+    """Show the documents of all seeds that were extracted; below near-verbatim, the control's.
+
+    With one seed, the interval is that of its cell.
+    """
+    shares, point = list_shares(setting.cells, metric), setting.point
+    if len(shares) < len(setting.cells):
         return show_missing("not generated")
-    cell = _show_pooled(near, setting, "near_verbatim")
-    control = [cell for cell in setting.control if cell.near_verbatim]
-    num_documents = sum(cell.num_documents for cell in control)
-    if not num_documents:
-        return cell
-    floor = fmt.of(sum(share.num_matched for share in _list_near(control)), num_documents)
-    return replace(cell, note=f"control {floor}")
-
-
-def show_verbatim(setting: Setting) -> Cell:
-    """Show the documents of all seeds extracted verbatim."""
-    return _show_pooled(setting.cells, setting, "verbatim")
-
-
-def _show_pooled(
-    shares: Sequence[ComparisonCell | MatchedShare], setting: Setting, risk: RiskName
-) -> Cell:
-    """Show the counts over all seeds; with one seed, its own interval."""
-    point = setting.point
-    over_seeds = point.risks.get(risk) if point else None
+    over_seeds = point.risks.get(metric) if point else None
+    num_documents = sum(cell.num_documents for cell in setting.cells)
     if len(shares) > 1 and point is not None and over_seeds is not None:
         # Counts over the same seeds and documents as the interval.
         num_matched = round(over_seeds.value * point.num_documents)
-        return make_rate_cell(over_seeds.value, over_seeds.ci, num_matched, point.num_documents)
-    num_matched = sum(share.num_matched for share in shares)
-    num_documents = sum(cell.num_documents for cell in setting.cells)
-    if not num_documents:
-        return make_rate_cell(None, None, 0, 0)
-    ci = shares[0].ci if len(shares) == 1 else None
-    return make_rate_cell(num_matched / num_documents, ci, num_matched, num_documents)
+        cell = make_rate_cell(over_seeds.value, over_seeds.ci, num_matched, point.num_documents)
+    elif num_documents:
+        num_matched = sum(share.num_matched for share in shares)
+        ci = shares[0].ci if len(shares) == 1 else None
+        cell = make_rate_cell(num_matched / num_documents, ci, num_matched, num_documents)
+    else:
+        cell = make_rate_cell(None, None, 0, 0)
+    control = [other for other in setting.control if other.near_verbatim]
+    num_control = sum(other.num_documents for other in control)
+    if metric == "verbatim" or not num_control:
+        return cell
+    floor = sum(share.num_matched for share in list_shares(control, metric))
+    return replace(cell, note=f"control {fmt.of(floor, num_control)}")

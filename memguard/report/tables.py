@@ -1,10 +1,7 @@
 """Tables built from columns: a column has a heading and makes the cell of each row.
 
-    Column(heading, model, base)      columns[0] names the row
-         │           │      └─► make_base_row ─┐
-         │           └────────► make_rows ─────┼─► make_table ─► Table
-         └─────────────────────────────────────┘
-    bucket_table: the columns of a report's buckets
+    make_table     Column(heading, model, base) and items -> Table; columns[0] names the rows
+    bucket_table   the same for the buckets of a report
 
 `model` and `base` return a cell, or a value that `make_cell` converts into one: text, a count, a
 rate, or an estimate with its interval.
@@ -61,12 +58,7 @@ def count_columns(
     )
 
 
-def make_base_row(columns: Sequence[Column[Item]], item: Item) -> Row:
-    """Make the base model's row for an item."""
-    return _join([column.base(item) if column.base else None for column in columns], "base")
-
-
-def _join(contents: Sequence[Content | None], tone: Tone) -> Row:
+def _make_row(contents: Iterable[Content | None], tone: Tone) -> Row:
     head, *cells = contents
     return Row(
         head=show_name(head) if isinstance(head, str) else make_cell(head),
@@ -86,50 +78,41 @@ def make_cell(content: Content | None) -> Cell:
     return Cell(fmt.count(content) if isinstance(content, int) else content or "")
 
 
-def make_rows(
-    columns: Sequence[Column[Item]],
-    items: Iterable[Item],
-    tone: Callable[[Item], Tone] = lambda item: "",
-) -> list[Row]:
-    """Make a row for each item."""
-    return [_join([column.model(item) for column in columns], tone(item)) for item in items]
-
-
-def make_rows_over_base(
-    columns: Sequence[Column[Item]], items: Iterable[Item], tone: Callable[[Item], Tone]
-) -> list[Row]:
-    """Make a row for each item, followed by the base model's row if that has any text."""
-    rows = []
-    for item in items:
-        base = make_base_row(columns, item)
-        rows += make_rows(columns, [item], tone)
-        rows += [base] if any(cell.text for cell in base.cells) else []
-    return rows
-
-
 def make_table(
     caption: str,
     columns: Sequence[Column[Item]],
-    rows: Sequence[Row],
+    items: Iterable[Item],
     *,
+    tone: Callable[[Item], Tone] = lambda item: "",
+    over_base: bool = False,
+    base: Item | None = None,
     shown: int | None = None,
     more_label: str = "",
     notes: Sequence[str] = (),
     compact: bool = False,
     one_line: bool = False,
 ) -> Table:
-    """Make a table.
+    """Make a table with a row for each item.
 
     Args:
         caption: text above the table.
-        columns: columns, for their headings.
-        rows: rows made from these columns.
+        columns: columns; the first one names the rows.
+        items: subjects of the rows.
+        tone: style of an item's row.
+        over_base: whether the base model's row follows each item's row, if it has any text.
+        base: item whose base model's row is the last one; None for no such row.
         shown: number of visible rows, the others are collapsed; None shows all.
         more_label: label of the collapsed rows; "" gives their number.
         notes: sentences below the rows.
         compact: whether to use a small font.
         one_line: whether the cells of a row stay on one line.
     """
+    rows = []
+    for item in items:
+        rows.append(_make_row([column.model(item) for column in columns], tone(item)))
+        below = _make_base_row(columns, item) if over_base else None
+        rows += [below] if below and any(cell.text for cell in below.cells) else []
+    rows += [] if base is None else [_make_base_row(columns, base)]
     rest = () if shown is None else tuple(rows[shown:])
     return Table(
         caption=caption,
@@ -141,6 +124,10 @@ def make_table(
         compact=compact,
         one_line=one_line,
     )
+
+
+def _make_base_row(columns: Sequence[Column[Item]], item: Item) -> Row:
+    return _make_row([column.base(item) if column.base else None for column in columns], "base")
 
 
 def _make_heading(heading: Heading) -> Cell:
@@ -175,8 +162,15 @@ def bucket_table(
         ),
         *columns,
     ]
-    rows = make_rows_over_base(named, report.buckets, tone_of_bucket)
-    return make_table(caption, named, rows, notes=notes, compact=compact)
+    return make_table(
+        caption,
+        named,
+        report.buckets,
+        tone=tone_of_bucket,
+        over_base=True,
+        notes=notes,
+        compact=compact,
+    )
 
 
 def drop_zero_columns(table: Table) -> Table:
@@ -230,9 +224,7 @@ def describe_times(bucket: BucketScores, report: AuditReport) -> str:
         return role
     if bucket.num_repetitions is None:
         return f"{role}, different numbers of times"
-    return (
-        f"{role} {'once' if bucket.num_repetitions == 1 else f'{bucket.num_repetitions:,} times'}"
-    )
+    return f"{role} {fmt.times(bucket.num_repetitions)}"
 
 
 def name_bucket(bucket: BucketScores, report: AuditReport) -> Cell:

@@ -121,7 +121,7 @@ class MemorizationMonitor:
         """Whether to audit after this step; the last step is always audited."""
         return is_last or step % self.every_steps == 0
 
-    def look(self, step: int, *, is_last: bool = False) -> WatchedStep:
+    def audit(self, step: int, *, is_last: bool = False) -> WatchedStep:
         """Audit the sample after ``step`` steps and move documents up if the budget requires it.
 
         Args:

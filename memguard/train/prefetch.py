@@ -42,7 +42,7 @@ class Prefetcher:
         assert self._ahead is None, "at most one batch is ahead"
         self._ahead = step, self._thread.submit(self._build, step)
 
-    def look(self) -> Batch | None:
+    def peek(self) -> Batch | None:
         """Wait for the batch that was started and return it; None if none was started.
 
         Raises:
@@ -54,11 +54,11 @@ class Prefetcher:
         """Return the batch of a step, built now if it was not started.
 
         Raises:
-            Exception: see `look`.
+            Exception: see `peek`.
         """
         if self._ahead is None:
             self.start(step)
-        batch = self.look()
+        batch = self.peek()
         assert self._ahead is not None, "was just started"
         assert self._ahead[0] == step, "steps are taken in order"
         self._ahead = None

@@ -191,7 +191,7 @@ class Trainer:
                 if self.totals.step == 0:
                     self._measure_heldout(log)
                     if self.monitor is not None:
-                        log.write(self.monitor.look(0))
+                        log.write(self.monitor.audit(0))
                 with self.console.progress("train", self.num_steps, "steps") as advance:
                     advance(self.totals.step, "")
                     while self.totals.step < self.num_steps and not self._stopped_by_budget:
@@ -229,7 +229,7 @@ class Trainer:
             self._batches.start(number + 1)
 
         def share() -> list[float]:
-            following = self._batches.look()
+            following = self._batches.peek()
             labels = (0, 0) if following is None else (following.num_supervised, following.num_kept)
             return [*labels, *self.stop_request.count()]
 
@@ -293,7 +293,7 @@ class Trainer:
         is_last = step == self.num_steps
         if monitor is None or not monitor.is_due(step, is_last=is_last):
             return
-        audit = monitor.look(step, is_last=is_last)
+        audit = monitor.audit(step, is_last=is_last)
         # Audits take long, and the step's own agreement came before.
         self._signal_number = self.stop_request.agree(self.runtime)
         log.write(audit)

@@ -5,7 +5,6 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +13,11 @@ from memguard.audit.context import Stage
 from memguard.audit.document_scores import save_scores
 from memguard.audit.extraction import TINY_MARGINS
 from memguard.audit.findings import save_findings
-from memguard.audit.kinds import compare_kinds
+from memguard.audit.membership import compare_kinds
 from memguard.audit.parts import describe_cut, tell_cut
 from memguard.audit.run import AuditOutcome, run_audit
 from memguard.audit.selection import select_windows
 from memguard.audit.suite import Suite, load_audit_suite
-from memguard.audit.summary import Summary
 from memguard.config import AuditConfig, ParallelConfig, RunConfig
 from memguard.errors import ConfigError, MemguardError
 from memguard.hf import adapter_files
@@ -31,6 +29,7 @@ from memguard.parallel.model_sizes import Sizes
 from memguard.records import (
     PRIVATE_MODE,
     AuditReport,
+    AuditResults,
     Banner,
     Method,
     ModelIdentity,
@@ -301,13 +300,13 @@ def _check_writable(folder: Path) -> None:
 
 def _build_report(
     target: AuditTarget,
-    summary: Summary,
+    summary: AuditResults,
     model: ModelIdentity,
     method: Method,
     banners: Sequence[Banner],
     runtime: Runtime,
 ) -> AuditReport:
-    parts = {field.name: getattr(summary, field.name) for field in fields(summary)}
+    parts: dict[str, Any] = dict(summary)
     notes = [Banner(level="note", text=text) for text in target.notes]
     parts["banners"] = [*banners, *summary.banners, *notes]
     return AuditReport(

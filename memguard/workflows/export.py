@@ -21,7 +21,7 @@ from memguard.hf.export_merged import (
 from memguard.hf.identity import hash_sums, hash_weights, split_sums, sum_model
 from memguard.hf.merged_weights import open_merged
 from memguard.records.record import atomic_folder
-from memguard.report.merged_card import render_merged_card
+from memguard.report.model_card import render_merged_card
 from memguard.runtime import Console, quiet_libraries
 from memguard.seeds import derive_seed
 from memguard.workflows.export_request import ExportRequest

@@ -72,12 +72,12 @@ def make_forgetting_run(folder: Path, config: RunConfig, console: Console) -> Ru
     Raises:
         DataError: documents have changed since, or none is left to be retained.
     """
-    recited = find_extracted(folder)
-    if not any(recited.values()):
+    extracted = find_extracted(folder)
+    if not any(extracted.values()):
         console.info("nothing to forget: no trained document is extracted near-verbatim")
         return None
     lists = write_forget_list(
-        config.data, folder, recited, seed=config.seed, cache_dir=default_cache_dir()
+        config.data, folder, extracted, seed=config.seed, cache_dir=default_cache_dir()
     )
     console.info(
         f"to be forgotten: {len(lists.forgotten):,} documents, extracted ones and their "
@@ -303,10 +303,10 @@ def _count_copies(
         DeduplicateConfig(name="deduplicate", similarity=similarity),
     )
     copied = {entry.cluster for entry, copy in zip(trained, is_copy, strict=True) if copy}
-    recited = {name for name, is_extracted in find_extracted(folder).items() if is_extracted}
+    extracted = {name for name, is_extracted in find_extracted(folder).items() if is_extracted}
     return Copies(
         similarity=similarity,
         num_copies=int(is_copy.sum()),
-        num_extracted=len(recited),
-        num_extracted_with_copy=sum(e.id in recited and e.cluster in copied for e in trained),
+        num_extracted=len(extracted),
+        num_extracted_with_copy=sum(e.id in extracted and e.cluster in copied for e in trained),
     )

@@ -5,8 +5,8 @@
     after an out-of-memory error             what helps on the run's mesh
 
 A run is refused only if the planner's estimate of its peak, without an allowance for fragmentation,
-exceeds the memory of a GPU, or of this machine divided by its processes. Of models whose memory the
-planner cannot estimate only weights, gradients and moments are counted.
+exceeds the memory of a GPU, or of this machine divided by its processes. For models whose memory
+the planner cannot estimate, only weights, gradients and moments are counted.
 """
 
 import contextlib

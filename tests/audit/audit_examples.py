@@ -18,10 +18,16 @@ from memguard.audit.extraction import AuditDocument, ExtractionProbe, Window
 from memguard.audit.membership_scores import Codec
 from memguard.audit.near_verbatim import NearVerbatim, NotGenerated
 from memguard.audit.passages import Passage, ScoreSelection, TokenResult
-from memguard.audit.probes import CanaryProbe, GridProbe, MembershipProbe, SamplingProbe
 from memguard.audit.run import AuditOutcome, run_audit
 from memguard.audit.selection import BucketOutline
-from memguard.audit.suite import Suite, load_suite
+from memguard.audit.suite import (
+    CanaryProbe,
+    GridProbe,
+    MembershipProbe,
+    SamplingProbe,
+    Suite,
+    load_suite,
+)
 from memguard.audit.summary import Evidence
 from memguard.audit.tables import build_buckets, build_measures, list_tables
 from memguard.audit.teacher_forcing import MAIN, TeacherForcedScores

@@ -20,10 +20,10 @@ from memguard.audit.attacks import (
 )
 from memguard.audit.decoding import Decoder
 from memguard.audit.extraction import AuditDocument, Window
-from memguard.audit.probes import AttackProbe
 from memguard.audit.scoring import ModelScorer
+from memguard.audit.suite import AttackProbe
 from memguard.config import GoldfishConfig
-from memguard.config.sampling import SamplingScheme
+from memguard.config.settings import SamplingScheme
 from memguard.mitigation import Goldfish
 from memguard.model.checks import build_causal_lm
 

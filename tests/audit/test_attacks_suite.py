@@ -9,8 +9,8 @@ from memguard.audit import attacks
 from memguard.audit.attacks import TIGHTENED_MASK, UNKNOWN_MASK, AttackResult
 from memguard.audit.cache import ScoreMatrix
 from memguard.audit.extraction import AuditDocument, ExtractionProbe, Window
-from memguard.audit.probes import AttackProbe
 from memguard.audit.selection import BucketOutline
+from memguard.audit.suite import AttackProbe
 from memguard.config import GoldfishConfig
 from memguard.mitigation import Goldfish
 

@@ -30,9 +30,9 @@ from memguard.audit.cache import RecordCache
 from memguard.audit.context import AuditContext
 from memguard.audit.extraction import AuditDocument, ExtractionProbe
 from memguard.audit.passages import Passage, ScoreSelection, TokenResult
-from memguard.audit.probes import GridProbe, MembershipProbe, SamplingProbe
 from memguard.audit.run import AuditOutcome
 from memguard.audit.scoring import ModelScorer
+from memguard.audit.suite import GridProbe, MembershipProbe, SamplingProbe
 from memguard.hf.load import shard_scratch_model
 from memguard.hf.sharded import Sharding
 from memguard.parallel.mesh import build_mesh
@@ -44,8 +44,8 @@ from memguard.runtime import start_runtime
 def _run_kept(
     folder: Path, documents: Sequence[AuditDocument], model: Any, base: Any = None, **fields: Any
 ) -> AuditOutcome:
-    shop = AuditContext(codec=CHARACTERS, cache=RecordCache(folder))
-    values: dict[str, Any] = {"suite": EVERY_PROBE, "context": shop, "min_documents": 1}
+    context = AuditContext(codec=CHARACTERS, cache=RecordCache(folder))
+    values: dict[str, Any] = {"suite": EVERY_PROBE, "context": context, "min_documents": 1}
     return audit(documents, model, base, **{**values, **fields})
 
 
@@ -174,8 +174,8 @@ def audit_on_ranks(
     with start_runtime() as runtime:
         for _ in range(2):
             model = Held(ModelScorer(layer.lm, 300, runtime), identity="m", max_tokens=64)
-            shop = AuditContext(codec=CHARACTERS, cache=RecordCache(folder), peers=runtime)
-            outcome = audit(documents, model, suite=EVERY_PROBE, context=shop, min_documents=1)
+            context = AuditContext(codec=CHARACTERS, cache=RecordCache(folder), peers=runtime)
+            outcome = audit(documents, model, suite=EVERY_PROBE, context=context, min_documents=1)
             found.append((list_records(outcome), outcome.summary, model.num_asked))
     return found
 

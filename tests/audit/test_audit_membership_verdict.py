@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from verdict_examples import Group, build_results, control, forget, trained, unreached
 
-from memguard.audit.membership_verdict import judge_membership
 from memguard.audit.statistics import compute_auc
+from memguard.audit.verdict import judge_membership
 from memguard.records import MembershipVerdict
 
 

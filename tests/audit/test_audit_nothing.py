@@ -15,9 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memguard.audit.extraction import ExtractionProbe
-from memguard.audit.probes import MembershipProbe
 from memguard.audit.run import AuditOutcome
 from memguard.audit.scoring import ModelScorer
+from memguard.audit.suite import MembershipProbe
 from memguard.errors import ModelError
 from memguard.model.checks import build_causal_lm
 

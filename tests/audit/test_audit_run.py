@@ -24,8 +24,8 @@ from audit_examples import (
 
 from memguard.audit.context import AuditContext
 from memguard.audit.extraction import AuditDocument, ExtractionProbe
-from memguard.audit.probes import MaskConsistencyProbe, MembershipProbe
 from memguard.audit.run import AuditOutcome
+from memguard.audit.suite import MaskConsistencyProbe, MembershipProbe
 from memguard.errors import DataError
 from memguard.records import MaskChange
 
@@ -153,8 +153,8 @@ def test_masks_are_compared_where_somebody_can(make_document: MakeDocument) -> N
         return [MaskChange(rewriting="a", num_passages=4, num_changed=1, mean_leaked_share=None)]
 
     suite = build_suite(ExtractionProbe(), MaskConsistencyProbe(max_passages=4))
-    shop = AuditContext(codec=CHARACTERS, compare_masks=compare)
-    outcome = audit(documents, Held(Scripted(say_by_context)), suite=suite, context=shop)
+    context = AuditContext(codec=CHARACTERS, compare_masks=compare)
+    outcome = audit(documents, Held(Scripted(say_by_context)), suite=suite, context=context)
     assert [change.rewriting for change in outcome.summary.mask_changes] == ["a"]
     texts = [CHARACTERS.decode(document.input_ids) for document in documents]
     assert requested == [(texts[:4], [(texts[2 * n], texts[2 * n + 1]) for n in range(4)])]

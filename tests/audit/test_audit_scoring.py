@@ -14,7 +14,7 @@ from ranks import RankPool
 from memguard.audit.extraction import AuditDocument, ExtractionProbe
 from memguard.audit.passages import Passage, ScoreSelection, TokenResult
 from memguard.audit.scoring import ModelScorer
-from memguard.config.sampling import SamplingScheme
+from memguard.config.settings import SamplingScheme
 from memguard.errors import ModelError
 from memguard.hf.load import shard_scratch_model
 from memguard.hf.sharded import Sharding

@@ -6,7 +6,7 @@ import pytest
 
 from memguard.audit.extraction import ExtractionProbe
 from memguard.audit.membership_scores import MEMBERSHIP_SCORES
-from memguard.audit.probes import (
+from memguard.audit.suite import (
     PROBES,
     AttackProbe,
     CanaryProbe,
@@ -15,8 +15,9 @@ from memguard.audit.probes import (
     MaskConsistencyProbe,
     MembershipProbe,
     SamplingProbe,
+    load_audit_suite,
+    load_suite,
 )
-from memguard.audit.suite import load_audit_suite, load_suite
 from memguard.config import AuditConfig
 from memguard.errors import ConfigError
 

@@ -8,9 +8,9 @@ from audit_examples import build_evidence, build_rows, build_suite, tabulate
 
 from memguard.audit.extraction import ExtractionProbe
 from memguard.audit.selection import BucketOutline
-from memguard.audit.summary import Summary, summarise
+from memguard.audit.summary import summarise
 from memguard.audit.warnings import collect_banners, is_collapsed
-from memguard.records import DocumentScore, GeneratedTexts
+from memguard.records import AuditResults, DocumentScore, GeneratedTexts
 
 MakeScore = Callable[..., DocumentScore]
 
@@ -26,7 +26,7 @@ def _control(make_score: MakeScore, correct: Sequence[int], **fields: Any) -> li
     return _bucket(make_score, "x0", correct, role="control", num_repetitions=0, **fields)
 
 
-def _summarise(scores: list[DocumentScore], **fields: Any) -> Summary:
+def _summarise(scores: list[DocumentScore], **fields: Any) -> AuditResults:
     evidence = build_evidence(scores, fields.pop("outlines", None), fields.pop("hanging", ()))
     values: dict[str, Any] = {"tiny_margin": 1e-3, "tally": "complete", "seed": 0}
     return summarise(evidence, suite=build_suite(ExtractionProbe()), **{**values, **fields})

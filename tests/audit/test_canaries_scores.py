@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike
 from memguard.audit.cache import ScoreMatrix
 from memguard.audit.canaries import SECRET, AuditCanary, score_canaries
 from memguard.audit.extraction import AuditDocument
-from memguard.audit.probes import CanaryProbe
+from memguard.audit.suite import CanaryProbe
 from memguard.records import CanaryScores
 
 MakeDocument = Callable[..., AuditDocument]

@@ -18,7 +18,7 @@ from torch.distributed.fsdp._fully_shard import _fsdp_param_group as param_group
 from torch.distributed.tensor import DTensor
 
 from memguard.audit.decoding import Continuation, Decoder, Request
-from memguard.config.sampling import SamplingScheme
+from memguard.config.settings import SamplingScheme
 from memguard.errors import ModelError
 from memguard.hf.checkpoint import load_tokenizer
 from memguard.hf.load import load_model, shard_scratch_model

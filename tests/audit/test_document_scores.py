@@ -12,7 +12,7 @@ from memguard.audit.document_scores import ModelResults, build_scores
 from memguard.audit.extraction import AuditDocument, ExtractionProbe, Window
 from memguard.audit.near_verbatim import NearVerbatim, NotGenerated
 from memguard.audit.teacher_forcing import MAIN, TeacherForcedScores
-from memguard.config.sampling import SamplingScheme
+from memguard.config.settings import SamplingScheme
 from memguard.records import DocumentScore
 
 MakeDocument = Callable[..., AuditDocument]

@@ -10,10 +10,10 @@ import transformers
 from memguard.audit.cache import ScoreMatrix
 from memguard.audit.decoding import Decoder
 from memguard.audit.extraction import AuditDocument, ExtractionProbe, Window
-from memguard.audit.generation import name_numbers, tabulate, write_on
+from memguard.audit.generation import generate_continuations, name_numbers, tabulate
 from memguard.audit.overlap import compute_overlap
-from memguard.audit.probes import GenerationProbe
 from memguard.audit.scoring import ModelScorer
+from memguard.audit.suite import GenerationProbe
 from memguard.audit.tables import METRICS
 from memguard.audit.teacher_forcing import TeacherForcedScores
 from memguard.model.causal_lm import CausalLM
@@ -86,7 +86,7 @@ def test_numbers_are_those_of_what_generate_writes(
 ) -> None:
     teacher_forced = _one_pass(lm, windows)
     assert teacher_forced["first_divergence"].tolist() == [0, 5, SIZE - 1, SIZE, 1]
-    rows = write_on(
+    rows = generate_continuations(
         PROBE,
         EXTRACTION,
         Decoder(lm, batch_tokens),
@@ -115,7 +115,7 @@ def test_what_is_verbatim_costs_no_step(
     known = [windows[3]]
     teacher_forced = _one_pass(lm, known)
     monkeypatch.setattr(lm, "hidden_states", lambda *_, **__: pytest.fail("a forward"))
-    (row,) = write_on(
+    (row,) = generate_continuations(
         PROBE,
         EXTRACTION,
         Decoder(lm, 256),
@@ -133,7 +133,7 @@ def test_draws_do_not_depend_on_the_batch_and_each_number_has_a_meaning(
     probe = GenerationProbe()
     teacher_forced = _one_pass(lm, windows)
     together, alone = (
-        write_on(
+        generate_continuations(
             probe,
             EXTRACTION,
             Decoder(lm, tokens),

@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 from memguard.audit.extraction import AuditDocument
-from memguard.audit.kinds import compare_kinds
-from memguard.audit.membership import BLIND, compute_membership
+from memguard.audit.membership import BLIND, compare_kinds, compute_membership
 
 
 def make_side(

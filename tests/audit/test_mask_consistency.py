@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
 from memguard.audit.mask_consistency import (
+    NEAR_DUPLICATES,
     REWRITINGS,
     MaskComparison,
     MaskedText,
@@ -25,6 +26,7 @@ from memguard.config import GoldfishConfig
 from memguard.data.tokenization import train_bpe
 from memguard.errors import ModelError
 from memguard.mitigation import Mitigations, build_mitigations
+from memguard.records import MaskChange
 
 
 def _masked(*tokens: str) -> MaskedText:
@@ -164,28 +166,24 @@ def _goldfish(mode: str, k: int = 4) -> Mitigations:
     return build_mitigations([config], special_ids=[0])
 
 
+def _measure(*arguments: Any, **settings: Any) -> dict[str, MaskChange]:
+    changes = measure_mask_consistency(*arguments, **settings)
+    return {change.rewriting: change for change in changes}
+
+
 def test_a_random_mask_leaks_all_but_one_in_k(texts: list[str], tokenizer: Any) -> None:
-    found = measure_mask_consistency(
-        texts, tokenizer, _goldfish("random"), pairs=[(text, text) for text in texts]
-    )
-    for name in ("leading_space", "windows_lines", "lower_case_first"):
+    found = _measure(texts, tokenizer, _goldfish("random"), pairs=[(text, text) for text in texts])
+    for name in ("leading_space", "windows_lines", "lower_case_first", NEAR_DUPLICATES):
         # About 450 dropped tokens, independent: standard error of .02, here four of them.
-        share = found.rewritings[name].leak_share
-        assert share is not None, name
-        assert share.value == pytest.approx(0.75, abs=0.08), name
-    assert found.pairs.leak_share is not None
-    assert found.pairs.leak_share.value == pytest.approx(0.75, abs=0.08)
-    assert found.pairs.masks_that_differ.num_matched == len(texts)
+        assert found[name].mean_leaked_share == pytest.approx(0.75, abs=0.08), name
+    assert found[NEAR_DUPLICATES].num_changed == len(texts)
 
 
 @pytest.mark.parametrize("mode", ["hash", "hash_reference", "static"])
 def test_equal_texts_are_masked_alike(texts: list[str], tokenizer: Any, mode: str) -> None:
-    found = measure_mask_consistency(
-        texts, tokenizer, _goldfish(mode), pairs=[(text, text) for text in texts]
-    )
-    assert found.pairs.masks_that_differ.rate == 0
-    assert found.pairs.leak_share is not None
-    assert found.pairs.leak_share.value == 0
+    found = _measure(texts, tokenizer, _goldfish(mode), pairs=[(text, text) for text in texts])
+    assert found[NEAR_DUPLICATES].num_changed == 0
+    assert found[NEAR_DUPLICATES].mean_leaked_share == 0
 
 
 @pytest.mark.parametrize(("num_more", "leak_share"), [(1, 1.0), (4, 0.0)])
@@ -196,49 +194,45 @@ def test_a_static_mask_follows_the_place(
     pairs = [(f"~{text}", f"~{'~' * num_more}{text}") for text in texts]
     for one, other in pairs:
         assert len(tokenizer(other)["input_ids"]) == len(tokenizer(one)["input_ids"]) + num_more
-    found = measure_mask_consistency([], tokenizer, _goldfish("static"), pairs=pairs).pairs
-    assert found.leak_share is not None
-    assert found.leak_share.value == leak_share
+    found = _measure([], tokenizer, _goldfish("static"), pairs=pairs)
+    assert found[NEAR_DUPLICATES].mean_leaked_share == leak_share
 
 
 def test_a_hash_leaks_near_what_was_changed(texts: list[str], tokenizer: Any) -> None:
-    found = measure_mask_consistency(texts, tokenizer, _goldfish("hash"))
+    found = _measure(texts, tokenizer, _goldfish("hash"))
     shares = {
-        name: consistency.leak_share.value
-        for name, consistency in found.rewritings.items()
-        if consistency.leak_share is not None
+        name: change.mean_leaked_share
+        for name, change in found.items()
+        if change.mean_leaked_share is not None
     }
     # The 13 tokens after the first of hundreds; those after each of 15 sentences.
     assert 0 < shares["leading_space"] < 0.1
     assert shares["leading_space"] < shares["windows_lines"] < shares["double_spaces"] <= 0.75
     # Nothing to change in these texts.
     for name in ("single_spaces", "curly_quotes", "straight_quotes"):
-        consistency = found.rewritings[name]
-        assert (consistency.num_left_out, consistency.leak_share) == (len(texts), None)
-        assert consistency.masks_that_differ.rate is None
-    assert list(found.rewritings) == list(REWRITINGS)
+        assert (found[name].num_passages, found[name].mean_leaked_share) == (0, None)
+    assert list(found) == list(REWRITINGS)
 
 
 def test_same_sample_same_numbers(texts: list[str], tokenizer: Any) -> None:
     def measure(**settings: Any) -> Any:
-        return measure_mask_consistency(
+        return _measure(
             iter(texts), tokenizer, _goldfish("random"), pairs=pairwise(texts), **settings
         )
 
     few = measure(max_passages=3)
     assert few == measure(max_passages=3)
     assert few != measure(max_passages=3, seed=1)
-    assert few.rewritings["leading_space"].masks_that_differ.num_documents == 3
-    assert few.pairs.num_left_out == 3  # different texts
+    assert few["leading_space"].num_passages == 3
+    assert few[NEAR_DUPLICATES].num_passages == 0  # different texts
 
 
 def test_without_a_mask_nothing_leaks(texts: list[str], tokenizer: Any) -> None:
-    found = measure_mask_consistency(texts[:2], tokenizer, build_mitigations([], special_ids=[]))
-    assert {each.leak_share for each in found.rewritings.values()} == {None}
-    nothing = measure_mask_consistency([], tokenizer, _goldfish("hash"))
-    assert nothing.pairs.masks_that_differ.num_documents == nothing.pairs.num_left_out == 0
-    empty = measure_mask_consistency([""], tokenizer, _goldfish("hash"), pairs=[("", "a")])
-    assert empty.rewritings["leading_space"].num_left_out == empty.pairs.num_left_out == 1
+    found = _measure(texts[:2], tokenizer, build_mitigations([], special_ids=[]))
+    assert {each.mean_leaked_share for each in found.values()} == {None}
+    assert NEAR_DUPLICATES not in found
+    empty = _measure([""], tokenizer, _goldfish("hash"), pairs=[("", "a")])
+    assert {each.num_passages for each in empty.values()} == {0}
 
 
 def test_a_slow_tokenizer_is_refused() -> None:
@@ -247,15 +241,15 @@ def test_a_slow_tokenizer_is_refused() -> None:
         measure_mask_consistency(["a"], slow, _goldfish("hash"))
 
 
-def test_real_texts_wrapped_anew_escape_the_mask(shared_data: Path) -> None:
+def test_real_texts_with_other_line_breaks_escape_the_mask(shared_data: Path) -> None:
     tokenizer = AutoTokenizer.from_pretrained(shared_data / "tokenizers" / "gpt2")
     with (shared_data / "text" / "documents.jsonl").open() as lines:
         texts = [json.loads(line)["text"] for line in islice(lines, 0, 200, 20)]
-    found = measure_mask_consistency(texts, tokenizer, _goldfish("hash"))
-    wrapped, spaced = found.rewritings["wrapped_60"], found.rewritings["leading_space"]
-    assert wrapped.masks_that_differ.num_matched == len(texts)
-    assert wrapped.leak_share is not None
-    assert spaced.leak_share is not None
+    found = _measure(texts, tokenizer, _goldfish("hash"))
+    wrapped, spaced = found["wrapped_60"], found["leading_space"]
+    assert wrapped.num_changed == len(texts)
+    assert wrapped.mean_leaked_share is not None
+    assert spaced.mean_leaked_share is not None
     # A line of 60 columns has about as many tokens as decide on a label: next to no mask is left.
-    assert 0.5 < wrapped.leak_share.value < 0.8
-    assert spaced.leak_share.value < 0.05
+    assert 0.5 < wrapped.mean_leaked_share < 0.8
+    assert spaced.mean_leaked_share < 0.05

@@ -18,9 +18,9 @@ from memguard.audit.membership_scores import (
     plan_plain,
     plan_recall,
 )
-from memguard.audit.probes import MembershipProbe
 from memguard.audit.run import AuditOutcome, run_audit
 from memguard.audit.scoring import ModelScorer
+from memguard.audit.suite import MembershipProbe
 from memguard.model.causal_lm import CausalLM
 from memguard.records import MembershipScores
 

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memguard.audit.passages import Passage, ScoreSelection
-from memguard.config.sampling import SamplingScheme
+from memguard.config.settings import SamplingScheme
 
 
 @pytest.mark.parametrize(("first_label", "first_choice"), [(0, 3), (3, 2), (2, 6), (6, 6), (-1, 2)])

@@ -19,7 +19,7 @@ from memguard.audit.probabilistic import (
     log10_queries,
     summarise_attack_cost,
 )
-from memguard.config.sampling import SamplingScheme
+from memguard.config.settings import SamplingScheme
 from memguard.model.lm_head import Head
 from memguard.model.token_scores import score_tokens
 

@@ -8,8 +8,8 @@ from audit_examples import build_tiny_layer
 from pydantic import ValidationError
 
 from memguard.audit.extraction import AuditDocument, ExtractionProbe
-from memguard.audit.probes import GridCell, GridProbe
 from memguard.audit.scoring import ModelScorer
+from memguard.audit.suite import GridCell, GridProbe
 from memguard.audit.teacher_forcing import IN_A_CELL, TeacherForcedScores
 
 MakeDocument = Callable[..., AuditDocument]

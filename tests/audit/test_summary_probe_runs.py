@@ -20,7 +20,7 @@ from audit_examples import (
 
 from memguard.audit.context import AuditContext
 from memguard.audit.extraction import ExtractionProbe
-from memguard.audit.probes import CanaryProbe, GridProbe, MaskConsistencyProbe, MembershipProbe
+from memguard.audit.suite import CanaryProbe, GridProbe, MaskConsistencyProbe, MembershipProbe
 from memguard.records import MaskChange, ProbeRun
 
 
@@ -97,8 +97,8 @@ def test_membership_without_a_score_of_the_model_did_not_run() -> None:
 def test_canaries_are_missing_or_all_on_one_side() -> None:
     suite = build_suite(ExtractionProbe(), CanaryProbe())
     assert run(build_documents(), suite)["canaries"].reason_not_run == "no canaries were given"
-    shop = AuditContext(why_not={"canaries": "the model was not trained by memguard"})
-    told = run(build_documents(), suite, context=shop)["canaries"]
+    context = AuditContext(why_not={"canaries": "the model was not trained by memguard"})
+    told = run(build_documents(), suite, context=context)["canaries"]
     assert told.reason_not_run == "the model was not trained by memguard"
     one_side = [replace(canary, was_trained=False) for canary in build_canaries(4)]
     told = run(build_documents(), suite, canaries=one_side)["canaries"]
@@ -113,12 +113,12 @@ def test_masks_are_counted_in_texts() -> None:
         seen.append(len(texts))
         return []
 
-    shop = AuditContext(codec=CHARACTERS, compare_masks=compare)
-    found = run(build_documents(), suite, context=shop)["mask_consistency"]
+    context = AuditContext(codec=CHARACTERS, compare_masks=compare)
+    found = run(build_documents(), suite, context=context)["mask_consistency"]
     assert (found.num_documents, found.counted, seen) == (9, "texts", [9])
     chats = [
         replace(d, format="messages", supervised=np.arange(len(d.input_ids)) >= 30)
         for d in build_documents()
     ]
-    found = run(chats, suite, context=shop)["mask_consistency"]
+    found = run(chats, suite, context=context)["mask_consistency"]
     assert (found.reason_not_run, seen) == ("no trained document is plain text", [9])

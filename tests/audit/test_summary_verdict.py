@@ -10,8 +10,8 @@ from audit_examples import build_evidence, build_suite
 
 from memguard.audit.extraction import ExtractionProbe
 from memguard.audit.selection import BucketOutline
-from memguard.audit.summary import Summary, summarise
-from memguard.records import CanaryScores, DocumentScore
+from memguard.audit.summary import summarise
+from memguard.records import AuditResults, CanaryScores, DocumentScore
 
 MakeScore = Callable[..., DocumentScore]
 
@@ -25,7 +25,7 @@ def _list(
     ]
 
 
-def _summarise(scores: list[DocumentScore], outlines: Any = None, **fields: Any) -> Summary:
+def _summarise(scores: list[DocumentScore], outlines: Any = None, **fields: Any) -> AuditResults:
     evidence = replace(build_evidence(scores, outlines), **fields)
     suite = build_suite(ExtractionProbe())
     return summarise(evidence, suite=suite, tiny_margin=1e-3, tally="complete", seed=0)
@@ -83,7 +83,7 @@ def test_a_document_that_training_never_reached_is_not_trained(make_score: MakeS
 def test_documents_too_short_are_those_of_trained_buckets(make_score: MakeScore) -> None:
     scores = [*_control(make_score, [0] * 10), *_list(make_score, "x4", [0] * 40)]
 
-    def audit(short: int, sampled: int, role: str = "trained", count: int = 4) -> Summary:
+    def audit(short: int, sampled: int, role: str = "trained", count: int = 4) -> AuditResults:
         rows = [("x0", "control", 0), ("x4", "trained", 4), ("more", role, count)]
         outlines = [
             BucketOutline(

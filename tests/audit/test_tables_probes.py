@@ -11,11 +11,11 @@ from memguard.audit.document_scores import ModelResults, build_scores
 from memguard.audit.extraction import AuditDocument, ExtractionProbe, Window
 from memguard.audit.near_verbatim import NotGenerated
 from memguard.audit.probabilistic import QUERY_BOUNDS
-from memguard.audit.probes import GridProbe
 from memguard.audit.selection import BucketOutline
+from memguard.audit.suite import GridProbe
 from memguard.audit.tables import METRICS, build_attack_cost, list_tables
 from memguard.audit.teacher_forcing import TeacherForcedScores
-from memguard.config.sampling import SamplingScheme
+from memguard.config.settings import SamplingScheme
 
 MakeDocument = Callable[..., AuditDocument]
 

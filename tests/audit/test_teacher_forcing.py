@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memguard.audit.extraction import AuditDocument, ExtractionProbe, Window
-from memguard.audit.probes import GridCell, GridProbe
+from memguard.audit.suite import GridCell, GridProbe
 from memguard.audit.teacher_forcing import IN_A_CELL, TeacherForcedScores
-from memguard.config.sampling import SamplingScheme
+from memguard.config.settings import SamplingScheme
 
 MakeDocument = Callable[..., AuditDocument]
 SCORES = ("loss", "min_k", "min_k_plus_plus", "zlib")

@@ -8,8 +8,7 @@ import pytest
 from pydantic import BaseModel, ValidationError, create_model
 from pydantic_core import PydanticUndefined
 
-from memguard.audit.probes import PROBES
-from memguard.audit.suite import Suite
+from memguard.audit.suite import PROBES, Suite
 from memguard.config import RunConfig, SweepConfig, validate
 from memguard.config.settings import Settings
 from memguard.config.yaml_text import Document

@@ -103,7 +103,10 @@ def test_the_json_schema_is_one(kind: type[schema.Settings]) -> None:
         ({"data": {"train": "a", "canaries": {"num_repetitions": 0}}}, "greater than or equal to"),
         ({"data": {"train": "a", "canaries": {"secret_digits": 5}}}, "greater than or equal to 6"),
         ({"data": {"train": "a", "control_fraction": 0.2}}, "less than or equal to 0.1"),
-        ({"mitigations": [{"name": "goldfish"}] * 2}, "names one twice: goldfish, goldfish"),
+        (
+            {"mitigations": [{"name": "goldfish"}] * 2},
+            "contains an entry twice: goldfish, goldfish",
+        ),
         ({"name": "../x"}, "match pattern"),
         ({"seed": 2**63}, "less than"),
         ({"optim": {"lr": float("nan")}}, "finite number"),

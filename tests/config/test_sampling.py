@@ -3,7 +3,7 @@
 import pytest
 from pydantic import ValidationError
 
-from memguard.config.sampling import SamplingScheme
+from memguard.config.settings import SamplingScheme
 
 
 @pytest.mark.parametrize(

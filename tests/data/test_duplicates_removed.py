@@ -179,7 +179,7 @@ def test_a_study_refuses_it() -> None:
         "mitigations": [{"name": "deduplicate"}],
     }
     with pytest.raises(
-        ValueError, match=r"cannot have deduplicate beside 'data.study', which already takes"
+        ValueError, match=r"deduplicate cannot be combined with 'data.study', which already takes"
     ):
         RunConfig.model_validate(settings)
     with pytest.raises(ValueError, match="'num_words' does nothing with 'similarity: exact'"):

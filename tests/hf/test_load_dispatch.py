@@ -9,7 +9,7 @@ import transformers
 
 from memguard.audit.passages import Passage, ScoreSelection
 from memguard.audit.scoring import ModelScorer
-from memguard.config.sampling import SamplingScheme
+from memguard.config.settings import SamplingScheme
 from memguard.errors import ModelError
 from memguard.hf.load import load_model, plan_devices
 from memguard.model.checks import build_causal_lm

@@ -66,7 +66,7 @@ def test_each_document_has_the_k_of_its_dose() -> None:
     assert not k_schedule.num_levels_up.any()
 
 
-def test_who_knows_the_dose_knows_the_mask() -> None:
+def test_the_mask_of_a_dose_is_that_of_its_documents() -> None:
     config = goldfish(k=8, k_by_dose={64: 2, 16: 3})
     k_schedule, fish = build(config), Goldfish(config, special_ids=[])
     for document, dose in enumerate((1, 16, 64, 18, 18)):
@@ -74,7 +74,7 @@ def test_who_knows_the_dose_knows_the_mask() -> None:
         assert (dropped(k_schedule, document) == mask).all()
 
 
-def test_without_doses_all_have_what_was_asked() -> None:
+def test_without_doses_all_documents_have_the_k_of_the_settings() -> None:
     k_schedule = build(goldfish(k=3))
     assert k_schedule.target_drop_rate == pytest.approx(1 / 3)
     assert (dropped(k_schedule, 2) == dropped_by(goldfish(k=3))).all()
@@ -82,7 +82,9 @@ def test_without_doses_all_have_what_was_asked() -> None:
 
 @pytest.mark.parametrize("mode", ["hash", "hash_reference"])
 @pytest.mark.parametrize("start", [None, 8, 4, 3, 2])
-def test_tightening_drops_more_and_more_and_in_the_end_all(start: int | None, mode: str) -> None:
+def test_tightening_drops_more_labels_at_each_level_and_all_at_the_last(
+    start: int | None, mode: str
+) -> None:
     # The published key is a product: of few ids it is seldom 0.
     configs = [] if start is None else [goldfish(k=start, mode=mode, context_width=2)]
     k_schedule = build(*configs, can_tighten=True)
@@ -113,8 +115,8 @@ def test_tightening_keeps_the_other_mitigations() -> None:
     assert mask[~fish].mean() == pytest.approx(0.5, abs=0.12)
 
 
-def test_what_follows_in_a_row_is_masked_the_same_on_every_rung() -> None:
-    """Labels are built anew when they are counted, and documents have risen meanwhile."""
+def test_documents_later_in_a_row_have_the_same_mask_at_every_level() -> None:
+    """Labels are rebuilt when they are counted, after documents have moved to other levels."""
     k_schedule = build(TokenDropoutConfig(name="token_dropout", rate=0.5), can_tighten=True)
     masks = []
     for is_at_top in (False, False, False, True):

@@ -87,22 +87,26 @@ def _run(*mitigations: dict[str, Any]) -> RunConfig:
 @pytest.mark.parametrize(
     ("one", "other", "reason"),
     [
-        ({"name": "focal"}, {"name": "focal"}, "names one twice: focal, focal"),
-        ({"name": "label_smoothing"}, {"name": "focal"}, "cannot have focal and label_smoothing"),
+        ({"name": "focal"}, {"name": "focal"}, "contains an entry twice: focal, focal"),
+        (
+            {"name": "label_smoothing"},
+            {"name": "focal"},
+            "focal and label_smoothing cannot be combined",
+        ),
         (
             {"name": "label_smoothing"},
             {"name": "confidence_penalty"},
-            "cannot have confidence_penalty and label_smoothing",
+            "confidence_penalty and label_smoothing cannot be combined",
         ),
         (
             {"name": "goldfish", "mode": "random"},
             {"name": "token_dropout"},
-            "cannot have goldfish and token_dropout: mode 'random' is token dropout already",
+            "goldfish and token_dropout cannot be combined: mode 'random' is token dropout already",
         ),
         (
             {"name": "flooding"},
             {"name": "loss_clipping"},
-            "cannot have flooding and loss_clipping: both keep a label's loss up",
+            "flooding and loss_clipping cannot be combined: both keep a label's loss up",
         ),
     ],
 )
@@ -120,7 +124,7 @@ def test_masks_that_do_not_grow_are_refused_beside_tightening(mode: str) -> None
     run = _run({"name": "goldfish", "mode": mode}).model_dump()
     run["train"]["audit_every_steps"] = 5
     RunConfig.model_validate({**run, "budget": {"action": "stop"}})
-    with pytest.raises(ValidationError, match=f"cannot have goldfish of mode '{mode}' beside"):
+    with pytest.raises(ValidationError, match=f"goldfish of mode '{mode}' cannot be combined with"):
         RunConfig.model_validate({**run, "budget": {"action": "tighten"}})
 
 

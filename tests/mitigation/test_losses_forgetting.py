@@ -98,7 +98,11 @@ def test_a_forget_list_with_a_way_to_forget() -> None:
         ((), {}, "'data.forget' without 'npo' or 'gradient_ascent' in 'mitigations' would be"),
         (("npo",), {"forget": ()}, "has npo, which is for the documents of 'data.forget'"),
         (("gradient_ascent",), {"forget": ()}, "has gradient_ascent, which is for the documents"),
-        (("npo", "gradient_ascent"), {}, "cannot have gradient_ascent and npo: each defines how"),
+        (
+            ("npo", "gradient_ascent"),
+            {},
+            "gradient_ascent and npo cannot be combined: each defines how",
+        ),
         ((), {"forget": (), "forget_repetitions": 2}, "does nothing without 'data.forget'"),
         (("npo",), {"study": {}}, "'study' trains one: make the study a run of its own"),
         (("npo",), {"control_fraction": 0.02}, "name in 'control' documents that it never saw"),

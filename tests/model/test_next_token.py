@@ -10,7 +10,7 @@ from ranks import RankPool
 from torch import Tensor
 from vocab_pieces import MESHES, STEPS, Recorder, Whole, cut_here, cut_whole, draw_whole
 
-from memguard.config.sampling import SamplingScheme
+from memguard.config.settings import SamplingScheme
 from memguard.model import truncation
 from memguard.model.next_token import DrawnTokens, draw_tokens
 

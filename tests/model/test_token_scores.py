@@ -19,7 +19,7 @@ from vocab_pieces import (
     draw_whole,
 )
 
-from memguard.config.sampling import SamplingScheme
+from memguard.config.settings import SamplingScheme
 from memguard.model.lm_head import Head
 from memguard.model.token_scores import EXTRA_SCORES, TokenScores, score_tokens
 
@@ -162,7 +162,7 @@ def test_fp32_scores_of_a_real_vocabulary_are_close_to_float64(scale: float) -> 
         torch.testing.assert_close(found_N.double(), expected_N, rtol=1e-5, atol=bound)
 
 
-def test_only_what_is_needed_is_there_and_nothing_else_is_known() -> None:
+def test_only_the_needed_scores_are_computed_and_unknown_names_are_refused() -> None:
     whole = draw_whole(3, 11)
     head, hidden_ND = cut_whole(whole)
     everything = score_tokens(head, hidden_ND, whole.labels_N, needs=EXTRA_SCORES)
@@ -188,7 +188,7 @@ def test_logits_in_place_of_hidden_states_are_left_as_they_were() -> None:
     assert torch.equal(logits_NV, before_NV)
 
 
-def test_bf16_weights_are_widened_and_autocast_is_not_heard() -> None:
+def test_bf16_weights_are_scored_in_fp32_under_autocast_too() -> None:
     whole = draw_whole(9, 131, dim=64, dtype=torch.bfloat16)
     head, hidden_ND = cut_whole(whole)
     with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -201,7 +201,7 @@ def test_bf16_weights_are_widened_and_autocast_is_not_heard() -> None:
     torch.testing.assert_close(scores.logprob_N.double(), expected_N, rtol=0, atol=3e-5)
 
 
-def test_damaged_weights_are_seen() -> None:
+def test_damaged_weights_give_scores_that_are_not_finite() -> None:
     whole = draw_whole(3, 11)
     whole.weight_VD[4] = torch.nan
     head, hidden_ND = cut_whole(whole)
@@ -235,7 +235,7 @@ def test_no_more_than_a_piece_of_a_chunk_is_made_and_few_numbers_sent(ranks: Ran
     assert collectives == chunk * 4
 
 
-def test_choices_are_left_out_where_nobody_asks_for_them() -> None:
+def test_choices_are_left_out_if_not_requested() -> None:
     whole = draw_whole(9, 131)
     head, hidden_ND = cut_whole(whole, chunk_tokens=4)
     everything = score_tokens(head, hidden_ND, whole.labels_N, needs=EXTRA_SCORES)

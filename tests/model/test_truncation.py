@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 from vocab_pieces import MESHES, STEPS, Recorder, Whole, cut_here, cut_whole, draw_whole
 
-from memguard.config.sampling import SamplingScheme
+from memguard.config.settings import SamplingScheme
 from memguard.model import truncation
 from memguard.model.lm_head import Head
 from memguard.model.token_scores import score_tokens

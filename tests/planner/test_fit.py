@@ -59,7 +59,7 @@ def needs_gib(mesh: MeshShape = MESH, work: Work = WORK) -> float:
     return find_fit(SIZES, mesh, work, PLENTY).needed_bytes / _GIB
 
 
-def test_where_there_is_plenty_nothing_is_computed_again() -> None:
+def test_with_ample_memory_nothing_is_recomputed() -> None:
     fit = find_fit(SIZES, MESH, WORK, PLENTY)
     assert fit.settings.checkpointing == "none"
     assert fit.micro_batch_size == 16, "all rows of a rank at once"
@@ -69,7 +69,7 @@ def test_where_there_is_plenty_nothing_is_computed_again() -> None:
     assert fit.fits
 
 
-def test_what_is_needed_is_the_peak_and_an_allowance_for_what_comes_and_goes() -> None:
+def test_needed_memory_is_the_peak_and_an_allowance_for_temporary_buffers() -> None:
     fit = find_fit(SIZES, MESH, WORK, PLENTY)
     peak = fit.memory.peak
     going = peak.activations + peak.nll_chunk + peak.buffers
@@ -138,7 +138,7 @@ def test_the_micro_batch_is_the_largest_that_fits(mode: Any, share: float) -> No
     assert not larger.fits
 
 
-def test_a_micro_batch_that_is_asked_for_is_taken_and_never_more_than_there_is() -> None:
+def test_a_given_micro_batch_is_used_up_to_the_rows_of_a_rank() -> None:
     for requested, taken, num_micro_batches in ((4, 4, 4), (16, 16, 1), (32, 16, 1)):
         fit = find_fit(SIZES, MESH, replace(WORK, micro_batch_size=requested), PLENTY)
         assert fit.micro_batch_size == taken
@@ -151,7 +151,7 @@ def test_without_a_batch_each_rank_has_one_row() -> None:
     assert fit.settings.num_tokens == 1024
 
 
-def test_what_does_not_fit_is_shown_with_the_settings_that_need_least() -> None:
+def test_a_mesh_that_does_not_fit_has_the_settings_that_need_least() -> None:
     fit = find_fit(SIZES, MESH, WORK, make_machine(0.5))
     assert not fit.fits
     assert fit.headroom_bytes < 0
@@ -166,7 +166,7 @@ def test_what_does_not_fit_is_shown_with_the_settings_that_need_least() -> None:
 # -- ranking ---------------------------------------------------------------------------------------
 
 
-def test_those_that_fit_are_ranked_by_speed_and_the_others_by_what_they_lack() -> None:
+def test_fitting_meshes_are_ranked_by_speed_and_the_others_by_missing_memory() -> None:
     machine = make_machine(8, gpus_per_node=8)
     meshes = list_meshes(8, SIZES, batch_size=WORK.batch_size)
     ranked, others = rank_meshes(SIZES, meshes, WORK, machine)
@@ -186,7 +186,7 @@ def test_those_that_fit_are_ranked_by_speed_and_the_others_by_what_they_lack() -
     )
 
 
-def test_of_meshes_as_fast_the_one_that_needs_less_comes_first(
+def test_of_equally_fast_meshes_the_one_that_needs_less_comes_first(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     meshes = [MeshShape(data=2, z=1), MeshShape(data=1, z=2)]
@@ -295,7 +295,7 @@ def test_where_one_row_is_too_long_no_number_is_found() -> None:
 # -- written down ----------------------------------------------------------------------------------
 
 
-def test_a_mesh_is_written_down_whole() -> None:
+def test_the_record_of_a_mesh_is_complete() -> None:
     fit = find_fit(SIZES, MESH, WORK, PLENTY)
     step = estimate_step(SIZES, MESH, fit.settings, PLENTY, seq_len=WORK.seq_len)
     plan = make_mesh_plan(fit, step)

@@ -318,7 +318,7 @@ def total(sizes: ModelSizes, mesh: MeshShape, step: StepSettings, seq_len: int =
 
 @settings(deadline=None)
 @given(draw_sizes(), draw_meshes(), draw_steps(), st.integers(1, 5000))
-def test_more_of_anything_needs_no_less(
+def test_larger_inputs_need_no_less_memory(
     sizes: ModelSizes, mesh: MeshShape, step: StepSettings, more: int
 ) -> None:
     least = total(sizes, mesh, step)
@@ -333,7 +333,7 @@ def test_more_of_anything_needs_no_less(
 
 @settings(deadline=None)
 @given(draw_sizes(), draw_meshes(), draw_steps())
-def test_storage_in_more_pieces_needs_no_more(
+def test_sharding_over_more_ranks_needs_no_more_memory(
     sizes: ModelSizes, mesh: MeshShape, step: StepSettings
 ) -> None:
     # Two ranks at least: one process has no gathered weights and other activations.
@@ -343,7 +343,7 @@ def test_storage_in_more_pieces_needs_no_more(
 
 @settings(deadline=None)
 @given(draw_sizes(), draw_meshes(), draw_steps())
-def test_who_computes_more_again_needs_no_more(
+def test_recomputing_more_needs_no_more_memory(
     sizes: ModelSizes, mesh: MeshShape, step: StepSettings
 ) -> None:
     # One block is computed again while what it began with is there: others must gain that, and
@@ -362,7 +362,7 @@ def test_who_computes_more_again_needs_no_more(
 
 @settings(deadline=None)
 @given(draw_sizes(), draw_meshes(), draw_steps())
-def test_the_peak_is_its_kinds_and_holds_what_is_stored(
+def test_the_peak_is_the_sum_of_its_kinds_and_contains_stored_memory(
     sizes: ModelSizes, mesh: MeshShape, step: StepSettings
 ) -> None:
     memory = estimate_memory(sizes, mesh, step, seq_len=1024)

@@ -13,12 +13,11 @@ from memguard.audit.cache import ScoreMatrix
 from memguard.audit.document_scores import ModelResults, build_scores
 from memguard.audit.extraction import AuditDocument, ExtractionProbe, Window
 from memguard.audit.near_verbatim import NearVerbatim, NotGenerated
-from memguard.audit.probes import MembershipProbe, SamplingProbe
 from memguard.audit.selection import BucketOutline
-from memguard.audit.suite import Suite
+from memguard.audit.suite import MembershipProbe, SamplingProbe, Suite
 from memguard.audit.summary import Evidence, summarise
 from memguard.audit.teacher_forcing import TeacherForcedScores
-from memguard.config.sampling import SamplingScheme
+from memguard.config.settings import SamplingScheme
 
 ChoiceT = TypeVar("ChoiceT")
 

@@ -11,8 +11,6 @@ from memguard.report.tables import (
     count_columns,
     drop_zero_columns,
     make_cell,
-    make_rows,
-    make_rows_over_base,
     make_table,
     scores_column,
     show_known,
@@ -40,11 +38,11 @@ def test_the_first_column_names_the_row() -> None:
         Column("Number", lambda one: f"no. {one}"),
         Column(("Twice", "of it"), lambda one: 2 * one),
     )
-    rows = make_rows(columns, [3, 4], lambda one: "control" if one == 4 else "")
+    table = make_table("", columns, [3, 4], tone=lambda one: "control" if one == 4 else "")
+    rows = table.rows
     assert [row.head for row in rows] == [Cell(f"no. {one}", kind="text") for one in (3, 4)]
     assert [row.cells for row in rows] == [(Cell("6"),), (Cell("8"),)]
     assert [row.tone for row in rows] == ["", "control"]
-    table = make_table("Numbers", columns, rows)
     assert [(one.text, one.detail) for one in table.columns] == [("Number", ""), ("Twice", "of it")]
 
 
@@ -55,7 +53,7 @@ def test_rows_of_the_base_model_follow_where_they_have_a_cell() -> None:
         Column("Half", lambda one: "odd" if one % 2 else "even", lambda one: one // 2),
         Column("Missing", str, lambda one: None),
     )
-    rows = make_rows_over_base(columns, [5, 6], lambda one: "")
+    rows = make_table("", columns, [5, 6], over_base=True).rows
     assert [(row.head.text, row.tone) for row in rows] == [
         ("5", ""),
         ("Base model", "base"),
@@ -65,13 +63,17 @@ def test_rows_of_the_base_model_follow_where_they_have_a_cell() -> None:
     assert [cell.text for cell in rows[1].cells] == ["", "2", ""]
     # Without a cell there is no row, although the column that names it has text.
     named = (columns[0], columns[1])
-    assert [row.head.text for row in make_rows_over_base(named, [5], lambda one: "")] == ["5"]
+    (only,) = make_table("", named, [5], over_base=True).rows
+    assert only.head.text == "5"
+    # The row of one base model, after all others.
+    last = make_table("", named, [5, 6], base=7).rows[-1]
+    assert (len(last.cells), last.head.text, last.tone) == (1, "Base model", "base")
 
 
 def test_counts_of_nothing_have_a_reason() -> None:
     named: Column[int] = Column("Whole", str)
     columns = (named, *count_columns("Count", "Share", lambda whole: (1, whole), "none given"))
-    found, empty = make_rows(columns, [4, 0])
+    found, empty = make_table("", columns, [4, 0]).rows
     assert [cell.text for cell in found.cells] == ["1\u00a0of\u00a04", "25.0\u00a0%"]
     assert [cell.detail for cell in empty.cells] == ["none given"] * 2
     assert show_known(0.0, str, "not measured") == "0.0"
@@ -80,13 +82,12 @@ def test_counts_of_nothing_have_a_reason() -> None:
 
 def test_rows_beyond_those_shown_are_on_demand() -> None:
     columns: tuple[Column[int], ...] = (Column("Number", str), Column("Same", lambda one: one))
-    rows = make_rows(columns, range(5))
-    folded = make_table("", columns, rows, shown=3)
+    folded = make_table("", columns, range(5), shown=3)
     assert [len(folded.rows), len(folded.more_rows), folded.more_label] == [3, 2, "Show 2 more"]
-    assert make_table("", columns, rows, shown=0, more_label="All").more_label == "All"
-    whole = make_table("", columns, rows, shown=5, more_label="All")
+    assert make_table("", columns, range(5), shown=0, more_label="All").more_label == "All"
+    whole = make_table("", columns, range(5), shown=5, more_label="All")
     assert [len(whole.rows), whole.more_rows, whole.more_label] == [5, (), ""]
-    assert len(make_table("", columns, rows).rows) == 5
+    assert len(make_table("", columns, range(5)).rows) == 5
 
 
 def test_a_table_of_buckets_has_the_base_model_where_it_was_scored() -> None:
@@ -123,13 +124,11 @@ def test_columns_of_zeros_are_named_instead_of_shown() -> None:
         Column("Some", lambda number: number),
         Column("Of none", lambda _: fmt.of(0, 5)),
     )
-    table = drop_zero_columns(
-        make_table("t", columns, make_rows(columns, [0, 1]), shown=1, notes=["before"])
-    )
+    table = drop_zero_columns(make_table("t", columns, [0, 1], shown=1, notes=["before"]))
     assert [column.text for column in table.columns] == ["Name", "Some", "Of none"]
     assert [cell.text for cell in table.rows[0].cells] == ["0", "0\u00a0of\u00a05"]
     assert [cell.text for cell in table.more_rows[0].cells] == ["1", "0\u00a0of\u00a05"]
     assert table.notes == ("before", "Not shown because every value is 0: Zero (documents), Share.")
     # A table of nothing but zeros keeps them.
-    zeros = make_table("t", columns[:3], make_rows(columns[:3], [0]))
+    zeros = make_table("t", columns[:3], [0])
     assert drop_zero_columns(zeros) is zeros

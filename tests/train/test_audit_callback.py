@@ -71,7 +71,7 @@ def levels(k_schedule: KSchedule) -> list[int]:
 
 def test_what_came_back_before_training_is_not_learnt() -> None:
     monitor, _ = make([0.95, 0.2, 0.2, 0.2], [1.0, 0.92, 0.2, 0.2])
-    before, after = monitor.look(0), monitor.look(5)
+    before, after = monitor.audit(0), monitor.audit(5)
     control, x4 = after.buckets
     assert (control.bucket, control.num_documents, control.num_learned) == ("control", 2, 0)
     assert (x4.num_near_verbatim, x4.num_verbatim, x4.num_learned) == (2, 1, 1)
@@ -85,11 +85,11 @@ def test_documents_halfway_there_go_up_a_rung_each_time() -> None:
     monitor, k_schedule = make(
         [0.2] * 4, [0.54, 0.56, 0.2, 0.2], [0.2, 0.6, 0.2, 0.2], limit=0.5, action="tighten"
     )
-    monitor.look(0)
+    monitor.audit(0)
     assert not any(levels(k_schedule))
-    monitor.look(5)
+    monitor.audit(5)
     assert levels(k_schedule) == [0, 0, 0, 1, 0, 0, 0, 0, 0, 0]
-    found = monitor.look(10)
+    found = monitor.audit(10)
     assert levels(k_schedule) == [0, 0, 0, 2, 0, 0, 0, 0, 0, 0]
     assert found.buckets[1].num_tightened == 1
 
@@ -108,8 +108,8 @@ def test_exactly_halfway_goes_up(metric: str, before: float, after: float) -> No
     # One token of a thousand less does not.
     shares = [after, after - 0.001, before, before]
     monitor, k_schedule = make([before] * 4, shares, metric=metric, limit=0.5, action="tighten")
-    monitor.look(0)
-    monitor.look(5)
+    monitor.audit(0)
+    monitor.audit(5)
     assert levels(k_schedule) == [0, 0, 1, *[0] * 7]
 
 
@@ -117,32 +117,32 @@ def test_halfway_is_to_the_metric_of_the_budget() -> None:
     # Near-verbatim before training, and nothing has changed; from 0.2, halfway to 1 is 0.6.
     before, after = [0.96, 0.2, 0.2, 0.2], [0.96, 0.58, 0.62, 0.2]
     monitor, k_schedule = make(before, after, metric="verbatim", limit=0.5, action="tighten")
-    monitor.look(0)
-    monitor.look(5)
+    monitor.audit(0)
+    monitor.audit(5)
     assert levels(k_schedule) == [0, 0, 0, 0, 1, 0, 0, 0, 0, 0]
 
 
 def test_after_the_last_step_nothing_is_moved() -> None:
     monitor, k_schedule = make([0.2] * 4, [0.6] * 4, limit=0.5, action="tighten")
-    monitor.look(0)
-    assert monitor.look(5, is_last=True).buckets[1].num_tightened == 0
+    monitor.audit(0)
+    assert monitor.audit(5, is_last=True).buckets[1].num_tightened == 0
     assert not any(levels(k_schedule))
 
 
 def test_documents_nobody_asked_about_follow_the_sample() -> None:
     monitor, k_schedule = make([0.2] * 4, [0.6, 0.6, 0.6, 0.2], limit=0.5, action="tighten")
-    monitor.look(0)
-    monitor.look(5)
+    monitor.audit(0)
+    monitor.audit(5)
     assert levels(k_schedule) == [0, 0, 1, 1, 1, 0, 1, 1, 1, 1]
 
 
 def test_they_follow_where_it_is_another_document_each_time() -> None:
     one_each = [[0.6 if at == audit else 0.2 for at in range(4)] for audit in range(4)]
     monitor, k_schedule = make([0.2] * 4, *one_each, limit=0.5, action="tighten")
-    monitor.look(0)
+    monitor.audit(0)
     others = []
     for audit in range(4):
-        monitor.look(5 * audit + 5)
+        monitor.audit(5 * audit + 5)
         others.append(levels(k_schedule)[6:])
     # Two of four are at the limit, three are beyond it.
     assert others == [[0] * 4, [0] * 4, [1] * 4, [1] * 4]
@@ -154,7 +154,7 @@ def test_they_stay_where_the_sample_stays() -> None:
         [0.2] * 4, [0.6] * 4, [0.2] * 4, [0.2] * 4, limit=0.5, action="tighten"
     )
     for step in (0, 5, 10, 15):
-        monitor.look(step)
+        monitor.audit(step)
     assert levels(k_schedule) == [0, 0, *[1] * 8]
 
 
@@ -169,15 +169,15 @@ def test_near_duplicates_go_up_together() -> None:
     monitor, k_schedule = make(
         [0.2] * 4, [0.6, 0.6, 0.2, 0.2], manifest=manifest, limit=0.6, action="tighten"
     )
-    monitor.look(0)
-    monitor.look(5)
+    monitor.audit(0)
+    monitor.audit(5)
     assert levels(k_schedule) == [int(i in copies and i != 11) for i in range(12)]
 
 
 def test_what_was_known_before_is_neither_judged_nor_tightened() -> None:
     monitor, k_schedule = make([1.0] * 4, [1.0] * 4, limit=0.0, action="tighten")
-    monitor.look(0)
-    assert monitor.look(5).over_limit == []
+    monitor.audit(0)
+    assert monitor.audit(5).over_limit == []
     assert not any(levels(k_schedule))
 
 
@@ -186,28 +186,28 @@ def test_the_limit_is_on_the_metric_asked_for(metric: str, over: list[str]) -> N
     monitor, k_schedule = make(
         [0.2] * 4, [0.95, 0.95, 0.2, 0.2], metric=metric, limit=0.4, action="stop"
     )
-    monitor.look(0)
-    assert monitor.look(5).over_limit == over
+    monitor.audit(0)
+    assert monitor.audit(5).over_limit == over
     assert monitor.last_good_step == (0 if over else 5)
     assert not any(levels(k_schedule))  # to stop is not to tighten
 
 
 def test_a_share_at_the_limit_is_within_it() -> None:
     monitor, _ = make([0.2] * 4, [0.95, 0.2, 0.2, 0.2], limit=0.25, action="stop")
-    monitor.look(0)
-    assert monitor.look(5).over_limit == []
+    monitor.audit(0)
+    assert monitor.audit(5).over_limit == []
 
 
 def test_a_run_that_goes_on_knows_what_it_knew() -> None:
     settings: dict[str, Any] = {"limit": 0.3, "action": "tighten"}
     monitor, k_schedule = make([0.95, 0.2, 0.2, 0.2], [0.95, 0.6, 0.6, 0.2], **settings)
-    monitor.look(0)
-    monitor.look(5)
+    monitor.audit(0)
+    monitor.audit(5)
     again, other = make([1.0, 0.95, 0.6, 0.2], **settings)
     for name, array in again.arrays.items():
         array[:] = monitor.arrays[name]
     assert levels(other) == levels(k_schedule)
-    found = again.look(10)
+    found = again.audit(10)
     assert found.buckets[1].num_learned == 1
     assert found.over_limit == []  # one of four is within 0.3
 

@@ -235,9 +235,11 @@ def test_a_run_tells_what_it_has_spent(tmp_path: Path) -> None:
 
 def test_where_it_cannot_be_it_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     dp_sgd = {"name": "dp_sgd"}
-    with pytest.raises(ValueError, match=r"dp_sgd beside 'train.micro_batch_size'"):
+    with pytest.raises(
+        ValueError, match=r"dp_sgd cannot be combined with 'train.micro_batch_size'"
+    ):
         make_run(tmp_path, mitigations=[dp_sgd], train={"micro_batch_size": 4})
-    with pytest.raises(ValueError, match="cannot have dp_sgd beside 'budget'"):
+    with pytest.raises(ValueError, match="dp_sgd cannot be combined with 'budget'"):
         make_run(
             tmp_path,
             mitigations=[dp_sgd],

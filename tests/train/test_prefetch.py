@@ -39,13 +39,13 @@ def test_a_batch_is_built_in_another_thread_while_this_one_continues() -> None:
         return make_batch(step)
 
     with Prefetcher(build) as batches:
-        assert batches.look() is None
+        assert batches.peek() is None
         batches.start(5)
         may_build.set()
-        looked = batches.look()
+        looked = batches.peek()
         assert looked is not None
         assert looked is batches.take(5)
-        assert batches.look() is None
+        assert batches.peek() is None
         assert batches.take(6).num_kept == 6, "built when it was not started"
     assert all(thread is not threading.main_thread() for thread in threads)
     assert not any(thread.is_alive() for thread in threads)
@@ -57,7 +57,7 @@ def test_an_error_has_its_own_type() -> None:
 
     with Prefetcher(build) as batches:
         batches.start(3)
-        for call in (batches.look, lambda: batches.take(3)):
+        for call in (batches.peek, lambda: batches.take(3)):
             with pytest.raises(DataError, match="no batch 3"):
                 call()
 

@@ -152,8 +152,10 @@ def test_an_attacker_is_told_that_more_was_dropped(
     found = []
     for config in (tightened, watched):
         subject = describe_run(run_folder(config), config, config.audit)
-        shop = open_audit_context(subject, suite, config.audit, detect_runtime(), lambda *_: None)
-        found.append(shop.num_tightened)
+        context = open_audit_context(
+            subject, suite, config.audit, detect_runtime(), lambda *_: None
+        )
+        found.append(context.num_tightened)
     last = read_audits(tightened)[-1]
     assert found == [sum(bucket.num_tightened for bucket in last.buckets), 0]
     assert found[0] > 0
@@ -220,7 +222,7 @@ class NothingAhead(Prefetcher):
     def start(self, step: int) -> None:
         """Start nothing."""
 
-    def look(self) -> Batch | None:
+    def peek(self) -> Batch | None:
         """Return none: nothing was started."""
         return None
 

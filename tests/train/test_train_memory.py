@@ -276,8 +276,8 @@ def test_tf32_is_for_training_steps_only(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(trainer_module, "fast_matmuls", spy)
     note(TrainStep, "run")
     note(trainer_module, "measure_heldout")
-    note(trainer_module.MemorizationMonitor, "look")
+    note(trainer_module.MemorizationMonitor, "audit")
     note(train_module, "audit_run")
     train_run(make_run(tmp_path, train={"max_steps": 4, "audit_every_steps": 2}))
-    assert set(events) == {"run fast", "measure_heldout exact", "look exact", "audit_run exact"}
+    assert set(events) == {"run fast", "measure_heldout exact", "audit exact", "audit_run exact"}
     assert events.count("run fast") == 4

@@ -125,7 +125,9 @@ def test_dp_sgd_has_no_micro_batches(tmp_path: Path) -> None:
     assert resolved.train.micro_batch_size is None
     # The run's own config.yaml must be valid again.
     assert RunConfig.model_validate(resolved.model_dump(mode="json")) == resolved
-    with pytest.raises(ValueError, match=r"dp_sgd beside 'train.micro_batch_size'"):
+    with pytest.raises(
+        ValueError, match=r"dp_sgd cannot be combined with 'train.micro_batch_size'"
+    ):
         make(tmp_path, mitigations=[{"name": "dp_sgd"}], train={"micro_batch_size": 4})
 
 
