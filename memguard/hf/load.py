@@ -28,6 +28,7 @@ from torch import nn
 
 from memguard.errors import MemguardError, ModelError
 from memguard.hf.adapter_files import is_adapter
+from memguard.hf.assembly import Assembly, ShardedLayer, build_meta_layer, fill_layer
 from memguard.hf.checkpoint import get_folder, say_in_one_line
 from memguard.hf.config_fields import check_fields
 from memguard.hf.merged_weights import merge_into, open_merged
@@ -41,8 +42,8 @@ from memguard.hf.safetensors import (
     stores_different,
     warn_unexpected,
 )
-from memguard.hf.sharded import ShardedLayer, Sharding, build_meta_layer, check_layer, fill_layer
 from memguard.hf.stored_names import ModuleNames
+from memguard.model.checks import check_causal_lm
 from memguard.parallel.model_sizes import COMPARED_FAMILIES
 
 
@@ -133,7 +134,7 @@ def _load_merged(
 
 def load_sharded(
     path: str,
-    sharding: Sharding,
+    assembly: Assembly,
     *,
     revision: str | None = None,
     attn: str | None = None,
@@ -144,10 +145,11 @@ def load_sharded(
 
     Args:
         path: folder, or hub id whose files are downloaded first; the folder may have an adapter.
-        sharding: mesh, device and dtypes.
+        assembly: mesh, device and dtypes.
         revision: of a hub id.
         attn: attention implementation; None uses transformers' default.
-        check: whether to run the forward pass of `check_layer`.
+        check: whether to run `check_causal_lm`, whose forward passes need more memory than
+            loading.
         base: folder or hub id of an adapter's base; None locates it.
 
     Raises:
@@ -163,11 +165,11 @@ def load_sharded(
         source = merged or ModuleNames(
             FolderWeights(folder), outline_model(config, name=f"model '{path}'")
         )
-        layer = build_meta_layer(config, sharding, attn=attn)
+        layer = build_meta_layer(config, assembly, attn=attn)
         if layer.plan.is_tied and stores_different(source, *_embedding_and_head(layer)):
             # As in transformers, the files take precedence over the configuration.
             config.tie_word_embeddings = False
-            layer = build_meta_layer(config, sharding, attn=attn)
+            layer = build_meta_layer(config, assembly, attn=attn)
         if layer.lm.model.can_generate():
             # For the export.
             layer.lm.model.generation_config = _read_generation_config(folder)
@@ -176,7 +178,7 @@ def load_sharded(
     # and the first collective between GPUs would time out.
     dist.all_reduce(torch.zeros(()))
     if check:
-        check_layer(layer)
+        check_causal_lm(layer.lm, is_split=layer.plan.is_split)
     if dist.get_rank() == 0:
         warn_unexpected(path, unexpected)
         if layer.plan.is_split:
@@ -323,11 +325,11 @@ def make_scratch_config(config: Mapping[str, Any], *, vocab_size: int, tokenizer
     return resolved
 
 
-def shard_scratch_model(model: Any, sharding: Sharding, *, attn: str | None = None) -> ShardedLayer:
+def shard_scratch_model(model: Any, assembly: Assembly, *, attn: str | None = None) -> ShardedLayer:
     """Shard a model from `build_scratch_model` over a mesh; every rank passes the same weights."""
-    layer = build_meta_layer(model.config, sharding, attn=attn)
+    layer = build_meta_layer(model.config, assembly, attn=attn)
     fill_layer(layer, ModuleWeights(model), name="model.scratch")
-    check_layer(layer)
+    check_causal_lm(layer.lm, is_split=layer.plan.is_split)
     return layer
 
 

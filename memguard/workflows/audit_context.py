@@ -24,9 +24,9 @@ from memguard.data.chat import find_special_ids
 from memguard.data.tokenization import build_decoder, list_token_texts
 from memguard.errors import ModelError
 from memguard.hf.adapter_files import find_config
+from memguard.hf.assembly import Assembly, count_sharded_parameters
 from memguard.hf.checkpoint import load_config, load_tokenizer, max_positions
 from memguard.hf.load import count_parameters, load_model, load_sharded, plan_devices
-from memguard.hf.sharded import Sharding, count_sharded_parameters
 from memguard.hf.variants import VariantForm
 from memguard.mitigation import Goldfish, build_goldfish, build_mitigations, drops_labels
 from memguard.model.causal_lm import CausalLM
@@ -267,7 +267,7 @@ class LazyModel:
     def _load(self) -> CausalLM:
         dtype, runtime = DTYPES[self._settings.dtype], self._workplace.runtime
         if self._workplace.mesh is not None:
-            sharding = Sharding(
+            sharding = Assembly(
                 mesh=self._workplace.mesh, device=runtime.device, dtype=dtype, is_trained=False
             )
             layer = load_sharded(
