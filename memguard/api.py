@@ -137,7 +137,7 @@ def train(
     """
     run = _load_run(config, overrides)
     from memguard.runtime import Console
-    from memguard.workflows.process_choice import count_usable_gpus
+    from memguard.workflows.processes import count_usable_gpus
     from memguard.workflows.requests import check_run
     from memguard.workflows.run_folder import check_free
 

@@ -127,20 +127,6 @@ def find_positions(config: Any) -> int | None:
     return limit if isinstance(limit, int) and limit > 0 else None
 
 
-def check_positions(model: Any, seq_len: int, setting: str) -> None:
-    """Refuse rows longer than the model's maximum number of positions.
-
-    Raises:
-        ModelError: ``seq_len`` (tokens) is above the configuration's ``max_position_embeddings``.
-    """
-    limit = find_positions(model.config)
-    if limit is not None and limit < seq_len:
-        raise ModelError(
-            f"'{setting}' must be at most {limit}, the model's max_position_embeddings; "
-            f"got {seq_len}"
-        )
-
-
 def get_folder(path: str, revision: str | None, *, base: str | None = None) -> Path:
     """Return the checked folder of a checkpoint or adapter; a hub id's files are downloaded.
 

@@ -34,6 +34,5 @@ run_checks.py      checks settings against processes, libraries and the model's 
 launch.py          --nproc: runs one command as several processes and reports errors
 auto_settings.py   replaces `auto` in a run's settings by values for its device
 memory_check.py    refuses a run that cannot fit; what helps against out-of-memory errors
-process_choice.py  number of processes that `train` starts if --nproc is left out
-process_limits.py  maximum number of processes on this machine
+processes.py       number of processes of a command, and the most there may be on this machine
 """

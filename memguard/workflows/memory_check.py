@@ -10,8 +10,6 @@ planner cannot estimate only weights, gradients and moments are counted.
 """
 
 import contextlib
-import importlib.metadata
-import json
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -20,7 +18,6 @@ from typing import TYPE_CHECKING, TypeVar
 from memguard.config import RunConfig, load_yaml
 from memguard.config.mitigations import DpSgdConfig, find_mitigation
 from memguard.errors import ConfigError, MemguardError, ModelError
-from memguard.hf.adapter_files import find_config
 from memguard.parallel.mesh_shape import MeshShape, resolve_mesh
 from memguard.parallel.model_sizes import ModelSizes
 from memguard.planner.fit import find_fit, list_micro_batches
@@ -29,7 +26,8 @@ from memguard.planner.storage import ModelStorage
 from memguard.records.run_files import find_config_damage, has_begun, has_trained
 from memguard.workflows.auto_settings import describe_work, resolve_auto
 from memguard.workflows.plan import plan_run, read_run_model, refuse_misfit
-from memguard.workflows.process_limits import count_gpus
+from memguard.workflows.processes import count_gpus, is_cpu_build
+from memguard.workflows.run_checks import read_local_sizes
 from memguard.workflows.storage_plan import (
     StorageInput,
     describe_stored,
@@ -185,28 +183,6 @@ def keep_precision(config: RunConfig, folder: Path) -> RunConfig:
     stored = load_yaml(folder / "config.yaml").values
     changes = {"precision": stored["train"]["precision"]}
     return config.model_copy(update={"train": config.train.model_copy(update=changes)})
-
-
-def read_local_sizes(config: RunConfig) -> ModelSizes | None:
-    """Return the sizes of a model in a local folder, without torch.
-
-    None if the model is not there, or if its memory cannot be estimated.
-    """
-    if config.model.path is None or config.model.attn_implementation == "eager":
-        return None
-    try:
-        fields = json.loads(find_config(config.model.path).read_bytes())
-        return ModelSizes.from_json(fields) if isinstance(fields, dict) else None
-    except (OSError, ValueError, RecursionError, ModelError):
-        return None
-
-
-def is_cpu_build() -> bool:
-    """Return whether the installed torch cannot use GPUs; does not import it."""
-    try:
-        return importlib.metadata.version("torch").endswith("+cpu")
-    except importlib.metadata.PackageNotFoundError:
-        return False
 
 
 # -- after an out-of-memory error ----------------------------------------------------------------

@@ -12,15 +12,11 @@ import torch
 from memguard.config import ParallelConfig, RunConfig
 from memguard.data.documents import Document, document_text
 from memguard.data.tokenization import train_bpe
-from memguard.errors import ConfigError, ModelError
+from memguard.errors import ConfigError
 from memguard.hf.adapter_export import gather_adapter, make_peft_config, write_adapter
 from memguard.hf.assembly import Assembly, ShardedLayer, assemble_loaded, find_sizes
-from memguard.hf.checkpoint import (
-    get_folder,
-    load_config,
-    load_tokenizer,
-    max_positions,
-)
+from memguard.hf.checkpoint import find_positions, get_folder, load_config, load_tokenizer
+from memguard.hf.config_fields import check_positions
 from memguard.hf.export import export_model, export_sharded
 from memguard.hf.identity import sum_model
 from memguard.hf.load import (
@@ -186,19 +182,13 @@ def load_known_tokenizer(config: RunConfig) -> Any:
     Raises:
         ModelError: no usable checkpoint or tokenizer, or rows longer than the model's maximum.
     """
-    model, scratch = config.model, config.model.scratch
-    if scratch is None:
-        limit = max_positions(_path(config), revision=model.revision)
-        tokenizer = load_tokenizer(_path(config), revision=model.revision)
-    else:
-        limit = scratch.config.get("max_position_embeddings")
-        tokenizer = None if scratch.tokenizer is None else load_tokenizer(scratch.tokenizer)
-    if isinstance(limit, int) and config.data.seq_len > limit:
-        raise ModelError(
-            f"'data.seq_len' must be at most {limit}, the model's max_position_embeddings; "
-            f"got {config.data.seq_len}"
-        )
-    return tokenizer
+    scratch, tokenizer = config.model.scratch, None
+    if scratch is not None and scratch.tokenizer is not None:
+        tokenizer = load_tokenizer(scratch.tokenizer)
+    check_positions(find_positions(read_model_config(config, tokenizer)), config.data.seq_len)
+    if scratch is not None:
+        return tokenizer
+    return load_tokenizer(_path(config), revision=config.model.revision)
 
 
 def train_tokenizer(config: RunConfig, documents: Sequence[Document], console: Console) -> Any:

@@ -14,7 +14,7 @@ from tiny_families import build
 
 from memguard.data.tokenization import train_bpe
 from memguard.errors import ModelError
-from memguard.hf.checkpoint import check_positions, load_tokenizer, max_positions
+from memguard.hf.checkpoint import load_tokenizer, max_positions
 from memguard.hf.load import build_scratch_model, load_model
 
 
@@ -219,17 +219,6 @@ def test_max_positions_comes_from_the_configuration(folder: Path) -> None:
     (folder / "config.json").write_text("3")
     with pytest.raises(ModelError, match="must be a JSON object"):
         max_positions(str(folder))
-
-
-def test_rows_longer_than_the_models_positions_are_refused() -> None:
-    model = build("gpt2")
-    check_positions(model, 64, "data.seq_len")
-    with pytest.raises(ModelError, match=r"'data.seq_len' must be at most 64.*got 65"):
-        check_positions(model, 65, "data.seq_len")
-
-
-def test_families_without_such_a_limit_take_any_length() -> None:
-    check_positions(build("bloom"), 10**6, "data.seq_len")
 
 
 # -- from scratch ------------------------------------------------------------------------------
