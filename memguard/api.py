@@ -284,7 +284,7 @@ def _take_model(model: Any, tokenizer: Any, name: str) -> Any:
         if tokenizer is not None and name == "model":
             raise ConfigError("'tokenizer' belongs to a model in memory; a folder has its own")
         return str(model)
-    from memguard.workflows.model_in_memory import ModelInMemory
+    from memguard.workflows.audited_model import ModelInMemory
 
     taken = ModelInMemory(model=model, tokenizer=tokenizer)
     _ = taken.dtype  # Raises if it cannot be audited.

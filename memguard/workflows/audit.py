@@ -49,12 +49,12 @@ from memguard.runtime import (
     quiet_libraries,
 )
 from memguard.workflows.any_model import describe_checkpoint
-from memguard.workflows.audit_context import LazyModel, open_audit_context
+from memguard.workflows.audit_context import open_audit_context
 from memguard.workflows.audit_inputs import AuditTarget, describe_run, find_base
 from memguard.workflows.audit_output import finish_audit, restore_report, show_verdict
 from memguard.workflows.audit_variants import VariantPlan, plan_variants
+from memguard.workflows.audited_model import LazyModel, ModelInMemory
 from memguard.workflows.model_identity import check_base, hash_models, name_models, sum_models
-from memguard.workflows.model_in_memory import ModelInMemory, OpenedModel
 from memguard.workflows.requests import AuditRequest, make_command
 from memguard.workflows.run_checks import check_device_map
 from memguard.workflows.run_folder import locked
@@ -207,11 +207,9 @@ def _audit(
 
     def open_model(
         model: str | ModelInMemory, revision: str | None = None, base: str | None = None
-    ) -> LazyModel | OpenedModel:
-        if isinstance(model, ModelInMemory):
-            return OpenedModel(model, settings, runtime)
+    ) -> LazyModel:
         return LazyModel(
-            path=model,
+            model,
             revision=revision,
             base=base,
             weights_sha256=hashes[model],

@@ -22,8 +22,8 @@ from memguard.hf.variants import VariantForm
 from memguard.records import VariantComparison, VariantName
 from memguard.runtime import Console
 from memguard.train.heldout import choose_heldout
-from memguard.workflows.audit_context import DTYPES, LazyModel
 from memguard.workflows.audit_inputs import AuditTarget
+from memguard.workflows.audited_model import DTYPES, LazyModel
 from memguard.workflows.requests import AuditRequest
 from memguard.workflows.setup import DistributedContext
 from memguard.workflows.variant_request import check_variants
@@ -67,8 +67,7 @@ class VariantPlan:
         for form in self.forms:
             console.info(f"audit: variant {form.name}: {form.describe()}")
             model = LazyModel(
-                path=target.model,
-                revision=None,
+                target.model,
                 base=target.adapter_base,
                 weights_sha256=weights_sha256,
                 settings=self.settings,

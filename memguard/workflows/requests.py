@@ -37,7 +37,7 @@ from memguard.workflows.variant_request import check_variants
 from memguard.workflows.verify import load_own_config
 
 if TYPE_CHECKING:
-    from memguard.workflows.model_in_memory import ModelInMemory
+    from memguard.workflows.audited_model import ModelInMemory
 
 _SMALLER_SWEEPS = "split the settings into sweeps on several machines"
 _MOST_MISSING = 20

@@ -9,7 +9,7 @@ from memguard.records import VARIANT_LIBRARIES, VariantName
 from memguard.workflows.run_checks import has_ternary_weights
 
 if TYPE_CHECKING:
-    from memguard.workflows.model_in_memory import ModelInMemory
+    from memguard.workflows.audited_model import ModelInMemory
 
 _OF_ADAPTERS: tuple[VariantName, ...] = ("adapter", "merged")
 _CHOICES: tuple[VariantName, ...] = tuple(name for name in get_args(VariantName) if name != "model")
