@@ -16,7 +16,6 @@ from typing import Any, Literal
 
 import torch
 from torch import nn
-from torch.distributed.tensor import DTensor
 
 from memguard.config import TrainConfig
 from memguard.errors import ModelError
@@ -367,12 +366,3 @@ def _refuse_dropout(model: Any, *, is_split: bool, without_dropout: bool) -> Non
             f"{type(model).__name__} must not drop activations, or add noise to those of routers, "
             f"on this mesh; it has {listed}. {where}, or {way_out}"
         )
-
-
-def count_sharded_parameters(layer: ShardedLayer) -> int:
-    """Return the number of distinct parameters of the whole, unsharded model."""
-    return sum(
-        torch.Size(parameter.shape).numel()
-        for parameter in layer.lm.model.parameters()
-        if isinstance(parameter, DTensor)
-    )

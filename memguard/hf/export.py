@@ -24,7 +24,8 @@ from torch import distributed as dist
 from torch.distributed.tensor.placement_types import Placement
 
 from memguard.errors import MemguardError, OtherRankFailed
-from memguard.hf.assembly import ShardedLayer, count_sharded_parameters
+from memguard.hf.assembly import ShardedLayer
+from memguard.hf.load import count_parameters
 from memguard.hf.meta_build import outline_model
 from memguard.hf.safetensors import FileWriter, WeightsFile, build_index, plan_files
 from memguard.hf.stored_form import StoredForm, StoredGroup, written_dtype
@@ -170,7 +171,7 @@ def export_sharded(
         with _agreed():
             if is_main:
                 if len(files) > 1:
-                    index = build_index(files, num_parameters=count_sharded_parameters(layer))
+                    index = build_index(files, num_parameters=count_parameters(model))
                     text = json.dumps(index, indent=2, sort_keys=True) + "\n"
                     (temporary / "model.safetensors.index.json").write_text(text, encoding="utf-8")
                 if model.can_generate():

@@ -5,7 +5,7 @@ hidden_ND  [N, D/y]      the selected positions, whose label is not ignored
 labels_N   [N]           the token that follows each position
 
 On a mesh the layer is the root of the FSDP units. Code that reads hidden states or the head runs
-inside one call of the layer, ``vocab(work)``, around which weights are gathered. Collectives: see
+inside one call of the layer, ``lm(work)``, around which weights are gathered. Collectives: see
 `loss` and `linear`.
 """
 

@@ -26,7 +26,7 @@ from memguard.audit.scoring import ModelScorer
 from memguard.config import AuditConfig
 from memguard.errors import ModelError
 from memguard.hf.adapter_files import find_config
-from memguard.hf.assembly import Assembly, count_sharded_parameters
+from memguard.hf.assembly import Assembly
 from memguard.hf.checkpoint import find_positions, load_config
 from memguard.hf.load import count_parameters, load_model, load_sharded, plan_devices
 from memguard.hf.variants import VariantForm
@@ -216,7 +216,7 @@ class LazyModel:
         if self._mesh is not None:
             assembly = Assembly(mesh=self._mesh, device=device, dtype=dtype, is_trained=False)
             layer = load_sharded(self._model, assembly, attn=self._attn, **given)
-            self._num_parameters = count_sharded_parameters(layer)
+            self._num_parameters = count_parameters(layer.lm.model)
             return layer.lm
         if self._form is not None:
             return build_causal_lm(self._form.load(self._model, device, attn=self._attn, **given))

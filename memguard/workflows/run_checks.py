@@ -1,6 +1,6 @@
 """Checks of a run's settings and processes that do not need torch.
 
-Each check is repeated where it matters, for programs that do not use the command line.
+`train_run` repeats those of processes, for programs that do not use the command line.
 """
 
 import json

@@ -14,12 +14,13 @@ from memguard.hf.assembly import (
     Assembly,
     allocate,
     build_meta_layer,
-    count_sharded_parameters,
     fill_layer,
     find_sizes,
 )
+from memguard.hf.load import count_parameters
 from memguard.hf.safetensors import ModuleWeights
 from memguard.model.dropout import list_dropout
+from memguard.parallel.lora import LoraSpec
 from memguard.parallel.mesh import build_mesh
 from memguard.parallel.mesh_shape import MeshShape
 
@@ -85,14 +86,17 @@ def refuse_dropout() -> str:
 def switch_off_dropout(shape: MeshShape) -> dict[str, float]:
     mesh = build_mesh(shape, "cpu")
     config = transformers.GPT2Config(n_embd=32, n_layer=2, n_head=4, vocab_size=96)
-    layer = build_meta_layer(config, Assembly(mesh=mesh, device=CPU, dropout=0.0))
+    adapter = LoraSpec(r=2, alpha=2, dropout=0.3)
+    assembly = Assembly(mesh=mesh, device=CPU, dropout=0.0, adapter=adapter)
+    layer = build_meta_layer(config, assembly)
     assert layer.lm.model.config.attn_pdrop == 0.1, "the exported configuration stays"
     return list_dropout(layer.lm.model)
 
 
 @pytest.mark.parametrize("shape", [MeshShape(z=2), MeshShape(x=2)], ids=str)
 def test_dropout_can_be_switched_off(ranks: RankPool, shape: MeshShape) -> None:
-    assert ranks(switch_off_dropout, 2, shape) == [{}, {}]
+    """Not that of adapters, which is another setting."""
+    assert ranks(switch_off_dropout, 2, shape) == [{"lora_dropout_rate": 0.3}] * 2
 
 
 def test_dropout_is_refused_by_its_field(ranks: RankPool) -> None:
@@ -110,7 +114,7 @@ def list_storage(shape: MeshShape, is_tied: bool) -> dict[str, Any]:
     plain = build("llama", tie_word_embeddings=is_tied)
     layer = build_meta_layer(plain.config, Assembly(mesh=mesh, device=CPU, dtype=torch.bfloat16))
     lm, model = layer.lm, layer.lm.model
-    found: dict[str, Any] = {"count": count_sharded_parameters(layer)}
+    found: dict[str, Any] = {"count": count_parameters(layer.lm.model)}
     found["meta"] = all(p.is_meta for p in model.parameters())
     found["buffers"] = all(not b.is_meta for b in model.buffers())
     allocate(layer.lm, layer.assembly.device)
