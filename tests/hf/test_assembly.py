@@ -23,6 +23,7 @@ from memguard.model.dropout import list_dropout
 from memguard.parallel.lora import LoraSpec
 from memguard.parallel.mesh import build_mesh
 from memguard.parallel.mesh_shape import MeshShape
+from memguard.simulation.fake_mesh import simulated_mesh
 
 CPU = torch.device("cpu")
 
@@ -86,17 +87,24 @@ def refuse_dropout() -> str:
 def switch_off_dropout(shape: MeshShape) -> dict[str, float]:
     mesh = build_mesh(shape, "cpu")
     config = transformers.GPT2Config(n_embd=32, n_layer=2, n_head=4, vocab_size=96)
-    adapter = LoraSpec(r=2, alpha=2, dropout=0.3)
-    assembly = Assembly(mesh=mesh, device=CPU, dropout=0.0, adapter=adapter)
-    layer = build_meta_layer(config, assembly)
+    layer = build_meta_layer(config, Assembly(mesh=mesh, device=CPU, dropout=0.0))
     assert layer.lm.model.config.attn_pdrop == 0.1, "the exported configuration stays"
     return list_dropout(layer.lm.model)
 
 
 @pytest.mark.parametrize("shape", [MeshShape(z=2), MeshShape(x=2)], ids=str)
 def test_dropout_can_be_switched_off(ranks: RankPool, shape: MeshShape) -> None:
-    """Not that of adapters, which is another setting."""
-    assert ranks(switch_off_dropout, 2, shape) == [{"lora_dropout_rate": 0.3}] * 2
+    assert ranks(switch_off_dropout, 2, shape) == [{}, {}]
+
+
+@pytest.mark.parametrize("shape", [MeshShape(z=2), MeshShape(x=2)], ids=str)
+def test_adapters_keep_their_own_dropout(shape: MeshShape) -> None:
+    adapter = LoraSpec(r=2, alpha=2, dropout=0.3)
+    config = transformers.LlamaConfig(**fields(attention_dropout=0.1))
+    with simulated_mesh(shape) as mesh:
+        assembly = Assembly(mesh=mesh, device=CPU, dropout=0.0, adapter=adapter)
+        layer = build_meta_layer(config, assembly)
+    assert list_dropout(layer.lm.model) == {"lora_dropout_rate": 0.3}
 
 
 def test_dropout_is_refused_by_its_field(ranks: RankPool) -> None:
