@@ -137,7 +137,7 @@ def train(
     """
     run = _load_run(config, overrides)
     from memguard.runtime import Console
-    from memguard.workflows.process_choice import count_usable_gpus
+    from memguard.workflows.processes import count_usable_gpus
     from memguard.workflows.requests import check_run
     from memguard.workflows.run_folder import check_free
 
@@ -284,7 +284,7 @@ def _take_model(model: Any, tokenizer: Any, name: str) -> Any:
         if tokenizer is not None and name == "model":
             raise ConfigError("'tokenizer' belongs to a model in memory; a folder has its own")
         return str(model)
-    from memguard.workflows.model_in_memory import ModelInMemory
+    from memguard.workflows.audited_model import ModelInMemory
 
     taken = ModelInMemory(model=model, tokenizer=tokenizer)
     _ = taken.dtype  # Raises if it cannot be audited.

@@ -14,6 +14,7 @@ Messages are one line: the field in quotes, the rule, the value found, the way o
 """
 
 import signal
+from importlib.util import find_spec
 
 _MOST = 80
 MAX_PATH = 200
@@ -90,3 +91,24 @@ class OtherRankFailed(MemguardError):
     def __init__(self, rank: int, exit_code: int) -> None:
         super().__init__(f"rank {rank} failed; see its message above")
         self.exit_code = exit_code
+
+
+def require_library(
+    library: str,
+    user: str,
+    *,
+    extra: str,
+    or_else: str = "",
+    error: type[MemguardError] = ConfigError,
+) -> None:
+    """Raise an error if an optional library is not installed.
+
+    Args:
+        library: its name in Python.
+        user: what needs it, the subject of the message.
+        extra: the extra of memguard that installs it.
+        or_else: another way out.
+        error: the kind of error.
+    """
+    if find_spec(library) is None:
+        raise error(f"{user} needs {library}: pip install 'memguard[{extra}]'{or_else}")

@@ -40,9 +40,9 @@ from ranks import RankPool  # noqa: E402
 from tiny_families import build  # noqa: E402
 
 from memguard.errors import ModelError  # noqa: E402
+from memguard.hf.assembly import Assembly, build_meta_layer, fill_layer  # noqa: E402
 from memguard.hf.export import export_sharded  # noqa: E402
 from memguard.hf.safetensors import ModuleWeights  # noqa: E402
-from memguard.hf.sharded import Sharding, build_meta_layer, fill_layer  # noqa: E402
 from memguard.parallel.hf_plan import plan_sharding  # noqa: E402
 from memguard.parallel.mesh import build_mesh  # noqa: E402
 from memguard.parallel.mesh_shape import MeshShape  # noqa: E402
@@ -86,7 +86,7 @@ def export(family: str, degrees: Degrees, folder: str) -> None:
     """Write the untrained model from a mesh; on every rank."""
     model = build(family)
     mesh = build_mesh(MeshShape(**dict(zip(("data", "z", "y", "x"), degrees, strict=True))), "cpu")
-    layer = build_meta_layer(model.config, Sharding(mesh=mesh, device=torch.device("cpu")))
+    layer = build_meta_layer(model.config, Assembly(mesh=mesh, device=torch.device("cpu")))
     fill_layer(layer, ModuleWeights(model), name=family)
     export_sharded(layer, _NoTokenizer(), Path(folder), dtype=torch.float32, card="")
     dist.barrier()

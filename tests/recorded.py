@@ -2,7 +2,7 @@
 
 import torch
 
-from memguard.hf.sharded import ShardedLayer, allocate
+from memguard.hf.assembly import ShardedLayer, allocate
 from memguard.simulation.fake_mesh import Calls, SentCollectives, observe
 
 
@@ -11,9 +11,9 @@ def record_forward_backward(
 ) -> Calls:
     """Record a forward and a backward pass of a layer from `build_meta_layer`."""
     lm = layer.lm
-    sent = SentCollectives(layer.sharding.mesh, lm.model.config)
+    sent = SentCollectives(layer.mesh, lm.model.config)
     with observe(sent):
-        allocate(layer)
+        allocate(layer.lm, layer.assembly.device)
         lm.model.train()
         ids_BT = torch.zeros(num_rows, seq_len, dtype=torch.long)
         positions_BT = torch.arange(seq_len).expand(num_rows, seq_len)

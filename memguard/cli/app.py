@@ -187,8 +187,7 @@ def train(
     """
     run = _load_run(config, overrides)
     from memguard.workflows.memory_check import check_memory_early
-    from memguard.workflows.process_choice import choose_num_processes
-    from memguard.workflows.run_checks import count_processes
+    from memguard.workflows.processes import choose_num_processes, count_processes
 
     chosen, why_fewer = choose_num_processes(run, nproc)
     _check(run, num_processes=count_processes(chosen))
@@ -312,9 +311,8 @@ def audit(
         variants=() if variants is None else tuple(map(str.strip, variants.split(","))),
     )
     checked = request.check()
-    from memguard.workflows.process_choice import count_usable_gpus
+    from memguard.workflows.processes import count_processes, count_usable_gpus
     from memguard.workflows.requests import check_audit
-    from memguard.workflows.run_checks import count_processes
     from memguard.workflows.run_folder import check_free
 
     check_audit(request, checked, count_processes(nproc or 1))

@@ -7,6 +7,7 @@ from typing import Annotated, Literal, Self, TypeVar
 from pydantic import Field, model_validator
 
 from memguard.config.settings import MAX_COUNT, NonNegative, Positive, PositiveInt, Settings
+from memguard.errors import require_library
 
 _Share = Annotated[float, Field(gt=0, lt=1)]
 _K = Annotated[int, Field(ge=2, le=MAX_COUNT)]
@@ -178,6 +179,16 @@ class DeduplicateConfig(Settings):
             raise ValueError("'num_words' does nothing with 'similarity: exact'; leave it out")
         return self
 
+    def check_library(self) -> None:
+        """Raise ConfigError if rensa, which finds near-copies, is needed and not installed."""
+        if self.similarity != "exact":
+            require_library(
+                "rensa",
+                "'mitigations': deduplicate",
+                extra="dedup",
+                or_else=", or set 'similarity: exact'",
+            )
+
 
 class DpSgdConfig(Settings):
     """DP-SGD: each row's gradient is clipped, and noise is added to their sum (one process)."""
@@ -191,6 +202,10 @@ class DpSgdConfig(Settings):
     delta: Annotated[float, Field(gt=0, lt=1)] = Field(
         1e-5, description="Epsilon is computed at this delta, which should be below 1 / rows."
     )
+
+    def check_library(self) -> None:
+        """Raise ConfigError if opacus, which computes epsilon, is not installed."""
+        require_library("opacus", "'mitigations': dp_sgd", extra="dp")
 
 
 MitigationConfig = Annotated[

@@ -30,7 +30,6 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from types import ModuleType
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,7 +37,6 @@ from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
 from memguard.config.mitigations import DeduplicateConfig
-from memguard.errors import ConfigError
 
 _WORD = re.compile(r"[^\W_]+")
 _BOILERPLATE_DOCUMENTS, _BOILERPLATE_SHARE = 50, 0.005
@@ -220,7 +218,9 @@ def find_copies(texts: Sequence[str], config: DeduplicateConfig) -> NDArray[np.b
             [first.setdefault(text, number) != number for number, text in enumerate(texts)],
             dtype=bool,
         )
-    rensa = load_rensa()
+    config.check_library()
+    import rensa
+
     is_copy = np.zeros(len(texts), dtype=bool)
     index = rensa.RMinHashLSH(
         threshold=config.similarity,
@@ -240,23 +240,6 @@ def find_copies(texts: Sequence[str], config: DeduplicateConfig) -> NDArray[np.b
             index.insert(number, sketch)
             kept[number] = grams
     return is_copy
-
-
-def load_rensa() -> ModuleType:
-    """Import and return rensa.
-
-    Raises:
-        ConfigError: rensa is not installed.
-    """
-    try:
-        import rensa
-    except ImportError as error:
-        raise ConfigError(
-            "'mitigations': deduplicate needs rensa: pip install 'memguard[dedup]', or set "
-            "'similarity: exact'"
-        ) from error
-    module: ModuleType = rensa
-    return module
 
 
 def _choose_num_bands(similarity: float) -> int:

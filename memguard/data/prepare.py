@@ -28,7 +28,7 @@ from memguard.data.buckets import (
 from memguard.data.canaries import prepare_canaries
 from memguard.data.corpus import Corpus, CorpusDocument, load_corpus, load_private_key, save_corpus
 from memguard.data.documents import Document, document_text, name_ids
-from memguard.data.duplicates import WordGrams, find_copies, load_rensa
+from memguard.data.duplicates import WordGrams, find_copies
 from memguard.data.given import GivenDocuments, hash_content, read_given
 from memguard.data.long_texts import check_lengths
 from memguard.data.tokenization import (
@@ -103,8 +103,8 @@ def prepare(
         DataError: no documents, no supervised token, duplicate ids, too few for the buckets.
         RecordError: the prepared documents are damaged and cannot be rebuilt.
     """
-    if deduplicate is not None and deduplicate.similarity != "exact":
-        load_rensa()
+    if deduplicate is not None:
+        deduplicate.check_library()
     given = read_given(data, cache_dir, console)
     documents = [document for _, document in given.pairs]
     # Checked before a tokenizer is trained on the documents.

@@ -3,8 +3,7 @@
 checkpoint_files.py  selects and checks the files to read: names, index, headers; no torch
 small_config.py      default and reduced configurations of a family, for trials
 config_fields.py     refuses configuration fields that no model has; no torch
-adapter_base.py      locates the base model of an adapter; no torch
-adapter_config.py    reads and checks adapter_config.json; no torch
+adapter_config.py    reads adapter_config.json, and locates the base that it names; no torch
 adapter_files.py     reads and checks a peft folder: layers, ranks, base; no torch
 identity.py          hashes of all files that are read; no torch
 checkpoint.py        configuration and tokenizer of a checkpoint, before its weights are read
@@ -15,7 +14,7 @@ variants.py          a model as it may be shipped: adapter unmerged, or quantise
 meta_build.py        a model on the meta device, whose buffers have their values
 stored_names.py      a checkpoint's tensors under the names and in the layouts of the modules
 stored_form.py       the reverse: what transformers would store for a model
-sharded.py           a sharded model: configuration -> meta -> shards -> storage -> weights
+assembly.py          the steps that make a model of transformers the one that is trained; its shards
 safetensors.py       reads rectangles of tensors; writes files of bounded size
 export_merged.py     an adapter merged into its base, tensor by tensor, and its logits compared
 export.py            a trained model, gathered tensor by tensor, into a folder

@@ -18,8 +18,7 @@ from pathlib import Path
 from typing import Literal
 
 from memguard.errors import ModelError
-from memguard.hf.adapter_base import find_base
-from memguard.hf.adapter_config import AdapterConfig, read_config
+from memguard.hf.adapter_config import AdapterConfig, find_base, read_config
 from memguard.hf.checkpoint_files import (
     ADAPTER_CONFIG,
     CONFIG,
@@ -89,20 +88,18 @@ class AdapterFolder:
     """Folder or hub id of the base model."""
     revision: str | None
     """Of a hub id."""
-    r: int
-    alpha: float
-    use_rslora: bool
-    use_dora: bool
+    config: AdapterConfig
     layers: tuple[AdaptedLayer, ...]
     base_quantization: Literal["nf4"] | None = None
     """Form in which the base's linear layers were trained on; None: as stored."""
 
     def describe(self) -> str:
         """Return kind, rank and alpha, as in ``LoRA, r=8, alpha=16, rsLoRA``."""
-        kind = "DoRA" if self.use_dora else "LoRA"
-        scaling = ", rsLoRA" if self.use_rslora else ""
+        config = self.config
+        kind = "DoRA" if config.use_dora else "LoRA"
+        scaling = ", rsLoRA" if config.use_rslora else ""
         base = "" if self.base_quantization is None else f", base in {self.base_quantization}"
-        return f"{kind}, r={self.r}, alpha={self.alpha:g}{scaling}{base}"
+        return f"{kind}, r={config.r}, alpha={config.alpha:g}{scaling}{base}"
 
     def match_layers(self, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, AdaptedLayer]:
         """Return the adapted layers by the name of their weight.
@@ -224,10 +221,7 @@ def read_adapter(path: str | Path, *, base: str | None = None) -> AdapterFolder:
         folder=folder,
         base=find_base(folder, config.base, name, named=base),
         revision=config.revision if base is None else None,
-        r=config.r,
-        alpha=config.alpha,
-        use_rslora=config.use_rslora,
-        use_dora=config.use_dora,
+        config=config,
         layers=_list_layers(_read_tensors(folder, name), config, name),
         base_quantization=_read_quantization(folder, name),
     )

@@ -12,8 +12,8 @@ from typing import Any
 import huggingface_hub
 import transformers
 
-from memguard.errors import ModelError
-from memguard.hf.adapter_base import say_where_base_is
+from memguard.errors import MemguardError, ModelError
+from memguard.hf.adapter_config import say_where_base_is
 from memguard.hf.adapter_files import AdapterFolder, check_model, is_adapter, read_adapter
 from memguard.hf.checkpoint_files import (
     INDEX,
@@ -46,15 +46,13 @@ def load_config(path: str, *, revision: str | None = None, base: str | None = No
         adapter = read_adapter(path, base=base)
         with _about_base(adapter):
             return load_config(adapter.base, revision=adapter.revision)
-    try:
+    problem = f"model '{path}' is not a local folder and cannot be downloaded from the hub"
+    if Path(path).exists():
+        problem = f"'{path}' has no usable configuration"
+    with explained(problem):
         config = transformers.AutoConfig.from_pretrained(
             path, revision=revision, trust_remote_code=False
         )
-    except Exception as error:  # Each family raises its own errors for its fields.
-        problem = f"model '{path}' is not a local folder and cannot be downloaded from the hub"
-        if Path(path).exists():
-            problem = f"'{path}' has no usable configuration"
-        raise ModelError(f"{problem}: {say_in_one_line(error)}") from error
     if not Path(path).exists():  # `check_model` has checked a local folder, but not a hub id.
         check_fields(config.to_dict(), place=f"model '{path}': config.json")
     return config
@@ -76,10 +74,8 @@ def read_config_fields(fields: Mapping[str, Any], *, place: str) -> Any:
             f"{place}: 'model_type' must be one that transformers {transformers.__version__} has; "
             f"got {family!r}"
         )
-    try:
+    with explained(f"{place} does not describe a model"):
         return transformers.CONFIG_MAPPING[family].from_dict(dict(fields))
-    except Exception as error:  # Each family raises its own errors for its fields.
-        raise ModelError(f"{place} does not describe a model: {say_in_one_line(error)}") from error
 
 
 def load_tokenizer(path: str, *, revision: str | None = None, base: str | None = None) -> Any:
@@ -97,12 +93,10 @@ def load_tokenizer(path: str, *, revision: str | None = None, base: str | None =
         adapter = read_adapter(path, base=base)
         with _about_base(adapter):
             return load_tokenizer(adapter.base, revision=adapter.revision)
-    try:
+    with explained(f"no usable tokenizer in {path}"):
         return transformers.AutoTokenizer.from_pretrained(
             path, revision=revision, trust_remote_code=False
         )
-    except Exception as error:  # For a damaged file, each parser raises its own errors.
-        raise ModelError(f"no usable tokenizer in {path}: {say_in_one_line(error)}") from error
 
 
 def has_tokenizer(folder: Path) -> bool:
@@ -110,35 +104,10 @@ def has_tokenizer(folder: Path) -> bool:
     return any((folder / name).is_file() for name in _TOKENIZER_FILES)
 
 
-def max_positions(path: str, *, revision: str | None = None, base: str | None = None) -> int | None:
-    """Return a checkpoint's maximum number of positions (tokens); None if it has no limit.
-
-    See `load_config` for the arguments.
-
-    Raises:
-        ModelError: there is no such checkpoint, or transformers does not know its configuration.
-    """
-    return find_positions(load_config(path, revision=revision, base=base))
-
-
 def find_positions(config: Any) -> int | None:
     """Return a configuration's maximum number of positions (tokens); None if it has no limit."""
     limit = getattr(config.get_text_config(), "max_position_embeddings", None)
     return limit if isinstance(limit, int) and limit > 0 else None
-
-
-def check_positions(model: Any, seq_len: int, setting: str) -> None:
-    """Refuse rows longer than the model's maximum number of positions.
-
-    Raises:
-        ModelError: ``seq_len`` (tokens) is above the configuration's ``max_position_embeddings``.
-    """
-    limit = find_positions(model.config)
-    if limit is not None and limit < seq_len:
-        raise ModelError(
-            f"'{setting}' must be at most {limit}, the model's max_position_embeddings; "
-            f"got {seq_len}"
-        )
 
 
 def get_folder(path: str, revision: str | None, *, base: str | None = None) -> Path:
@@ -186,14 +155,28 @@ def _about_base(adapter: AdapterFolder) -> Iterator[None]:
 
 
 def _fetch(path: str, revision: str | None, names: list[str]) -> Path:
-    try:
+    with explained(f"model '{path}' cannot be downloaded from the hub"):
         return Path(
             huggingface_hub.snapshot_download(path, revision=revision, allow_patterns=names)
         )
-    except Exception as error:  # The hub's client also raises network and system errors.
-        raise ModelError(
-            f"model '{path}' cannot be downloaded from the hub: {say_in_one_line(error)}"
-        ) from error
+
+
+@contextlib.contextmanager
+def explained(problem: str) -> Iterator[None]:
+    """Convert any error of another library to a ModelError of one line.
+
+    Each family raises its own errors for its fields, each parser for a damaged file, and the hub's
+    client those of the network and the system.
+
+    Args:
+        problem: the beginning of the message.
+    """
+    try:
+        yield
+    except MemguardError:
+        raise
+    except Exception as error:
+        raise ModelError(f"{problem}: {say_in_one_line(error)}") from error
 
 
 def say_in_one_line(error: BaseException) -> str:

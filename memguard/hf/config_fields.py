@@ -95,6 +95,23 @@ def check_fields(fields: Mapping[str, Any], *, place: str) -> None:
             check_fields({k: v for k, v in part.items() if k not in _PARTS}, place=place)
 
 
+def check_positions(limit: Any, seq_len: int) -> None:
+    """Refuse rows longer than the model's maximum number of positions.
+
+    Args:
+        limit: the field ``max_position_embeddings``; no limit if it is not a positive integer.
+        seq_len: length of a row (tokens).
+
+    Raises:
+        ModelError: names the maximum.
+    """
+    if isinstance(limit, int) and 0 < limit < seq_len:
+        raise ModelError(
+            f"'data.seq_len' must be at most {limit}, the model's max_position_embeddings; "
+            f"got {seq_len}"
+        )
+
+
 def _say_how_to_convert(settings: Any) -> str:
     if isinstance(settings, Mapping) and settings.get("quant_method") == "mxfp4":
         return (

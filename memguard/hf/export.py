@@ -24,9 +24,10 @@ from torch import distributed as dist
 from torch.distributed.tensor.placement_types import Placement
 
 from memguard.errors import MemguardError, OtherRankFailed
+from memguard.hf.assembly import ShardedLayer
+from memguard.hf.load import count_parameters
 from memguard.hf.meta_build import outline_model
 from memguard.hf.safetensors import FileWriter, WeightsFile, build_index, plan_files
-from memguard.hf.sharded import ShardedLayer, count_sharded_parameters
 from memguard.hf.stored_form import StoredForm, StoredGroup, written_dtype
 from memguard.parallel.fused import find_orders
 from memguard.parallel.layout import ShardSlice, all_rectangles
@@ -163,14 +164,14 @@ def export_sharded(
         model = layer.lm.model
         form = _find_form(model, dtype)
         files = plan_files(form.tensors, max_file_bytes)
-        writers = list_replica_ranks(layer.sharding.mesh)
+        writers = list_replica_ranks(layer.mesh)
         for number, file in enumerate(files):
             writer = writers[number % len(writers)]
             _agree(_write_file(layer, form, file, temporary, writer, dtype))
         with _agreed():
             if is_main:
                 if len(files) > 1:
-                    index = build_index(files, num_parameters=count_sharded_parameters(layer))
+                    index = build_index(files, num_parameters=count_parameters(model))
                     text = json.dumps(index, indent=2, sort_keys=True) + "\n"
                     (temporary / "model.safetensors.index.json").write_text(text, encoding="utf-8")
                 if model.can_generate():
@@ -200,7 +201,7 @@ def _write_file(
         The error that kept the file from being written, or None. It is not raised here, because
         the other ranks are still sending and all tensors must be received first.
     """
-    if dist.get_rank() not in list_replica_ranks(layer.sharding.mesh):
+    if dist.get_rank() not in list_replica_ranks(layer.mesh):
         return None
     names = {stored.name for stored in file.tensors}
     # A group at the border of two files is gathered for each of them.
@@ -241,7 +242,7 @@ def _gather(layer: ShardedLayer, name: str, dtype: torch.dtype, to_rank: int) ->
         # A buffer: every rank has the whole tensor.
         return source.to("cpu", dtype) if dist.get_rank() == to_rank else None
     placements = layer.plan.placements(name)
-    mesh = layer.sharding.mesh
+    mesh = layer.mesh
     return gather_tensor(source, placements, mesh, dtype=dtype, to_rank=to_rank)
 
 

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from memguard.errors import ModelError
-from memguard.hf.adapter_base import say_where_base_is
+from memguard.hf.adapter_config import say_where_base_is
 from memguard.hf.adapter_files import ADAPTER_WEIGHTS, is_adapter, read_adapter
 from memguard.hf.checkpoint_files import ADAPTER_CONFIG, CONFIG, INDEX, SINGLE, list_weight_files
 from memguard.records.run_files import has_trained, load_trained

@@ -12,10 +12,9 @@ Weights are read from safetensors only and remote code is never run, regardless 
 comes from.
 """
 
-import contextlib
 import difflib
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +25,10 @@ from accelerate.utils import get_max_memory
 from torch import distributed as dist
 from torch import nn
 
-from memguard.errors import MemguardError, ModelError
+from memguard.errors import ModelError
 from memguard.hf.adapter_files import is_adapter
-from memguard.hf.checkpoint import get_folder, say_in_one_line
+from memguard.hf.assembly import Assembly, ShardedLayer, build_meta_layer, fill_layer
+from memguard.hf.checkpoint import explained, get_folder
 from memguard.hf.config_fields import check_fields
 from memguard.hf.merged_weights import merge_into, open_merged
 from memguard.hf.meta_build import build_on_meta, outline_model
@@ -41,9 +41,12 @@ from memguard.hf.safetensors import (
     stores_different,
     warn_unexpected,
 )
-from memguard.hf.sharded import ShardedLayer, Sharding, build_meta_layer, check_layer, fill_layer
 from memguard.hf.stored_names import ModuleNames
+from memguard.model.checks import check_causal_lm
 from memguard.parallel.model_sizes import COMPARED_FAMILIES
+
+_NO_MODEL = "model '{}' cannot be loaded as a causal language model"
+_NO_SCRATCH = "'model.scratch.config' does not describe a model"
 
 
 def load_model(
@@ -74,7 +77,7 @@ def load_model(
     folder = get_folder(path, revision, base=base)
     if is_adapter(folder):
         return _load_merged(folder, dtype, attn_implementation, devices, base)
-    with _raised_in_one_line(path):
+    with explained(_NO_MODEL.format(path)):
         model, info = transformers.AutoModelForCausalLM.from_pretrained(
             str(folder),
             dtype=dtype,
@@ -126,14 +129,14 @@ def _load_merged(
         )
     source, base_folder = open_merged(folder, base=base)
     model = load_model(str(base_folder), dtype=dtype, attn_implementation=attn)
-    with _raised_in_one_line(str(folder)):
+    with explained(_NO_MODEL.format(folder)):
         merge_into(model, source)
     return model
 
 
 def load_sharded(
     path: str,
-    sharding: Sharding,
+    assembly: Assembly,
     *,
     revision: str | None = None,
     attn: str | None = None,
@@ -144,10 +147,11 @@ def load_sharded(
 
     Args:
         path: folder, or hub id whose files are downloaded first; the folder may have an adapter.
-        sharding: mesh, device and dtypes.
+        assembly: mesh, device and dtypes.
         revision: of a hub id.
         attn: attention implementation; None uses transformers' default.
-        check: whether to run the forward pass of `check_layer`.
+        check: whether to run `check_causal_lm`, whose forward passes need more memory than
+            loading.
         base: folder or hub id of an adapter's base; None locates it.
 
     Raises:
@@ -158,16 +162,16 @@ def load_sharded(
     merged: WeightSource | None = None
     if is_adapter(folder):
         merged, folder = open_merged(folder, base=base)
-    with _raised_in_one_line(path):
+    with explained(_NO_MODEL.format(path)):
         config = transformers.AutoConfig.from_pretrained(str(folder), trust_remote_code=False)
         source = merged or ModuleNames(
             FolderWeights(folder), outline_model(config, name=f"model '{path}'")
         )
-        layer = build_meta_layer(config, sharding, attn=attn)
+        layer = build_meta_layer(config, assembly, attn=attn)
         if layer.plan.is_tied and stores_different(source, *_embedding_and_head(layer)):
             # As in transformers, the files take precedence over the configuration.
             config.tie_word_embeddings = False
-            layer = build_meta_layer(config, sharding, attn=attn)
+            layer = build_meta_layer(config, assembly, attn=attn)
         if layer.lm.model.can_generate():
             # For the export.
             layer.lm.model.generation_config = _read_generation_config(folder)
@@ -176,7 +180,7 @@ def load_sharded(
     # and the first collective between GPUs would time out.
     dist.all_reduce(torch.zeros(()))
     if check:
-        check_layer(layer)
+        check_causal_lm(layer.lm, is_split=layer.plan.is_split)
     if dist.get_rank() == 0:
         warn_unexpected(path, unexpected)
         if layer.plan.is_split:
@@ -202,19 +206,6 @@ def _warn_uncompared(family: str) -> None:
             "have: compare the first losses of a short run",
             stacklevel=3,
         )
-
-
-@contextlib.contextmanager
-def _raised_in_one_line(path: str) -> Iterator[None]:
-    """Convert any error that transformers raises for a damaged folder to a ModelError."""
-    try:
-        yield
-    except MemguardError:
-        raise
-    except Exception as error:
-        raise ModelError(
-            f"model '{path}' cannot be loaded as a causal language model: {say_in_one_line(error)}"
-        ) from error
 
 
 def _embedding_and_head(layer: ShardedLayer) -> tuple[str, str]:
@@ -286,16 +277,11 @@ def build_scratch_model(
         ModelError: the ``model_type`` is unknown, a field is misspelt or a value is invalid.
     """
     resolved = make_scratch_config(config, vocab_size=vocab_size, tokenizer=tokenizer)
-    try:
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            model = transformers.AutoModelForCausalLM.from_config(
-                resolved, attn_implementation=attn, dtype=torch.float32
-            )
-    except Exception as error:  # Each family raises its own errors for its fields.
-        raise ModelError(
-            f"'model.scratch.config' does not describe a model: {say_in_one_line(error)}"
-        ) from error
+    with explained(_NO_SCRATCH), torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = transformers.AutoModelForCausalLM.from_config(
+            resolved, attn_implementation=attn, dtype=torch.float32
+        )
     return model.eval()
 
 
@@ -313,21 +299,17 @@ def make_scratch_config(config: Mapping[str, Any], *, vocab_size: int, tokenizer
     check_fields(config, place="'model.scratch.config'")
     names = ("bos_token_id", "eos_token_id", "pad_token_id")
     ids = {} if tokenizer is None else {name: getattr(tokenizer, name) for name in names}
-    try:
+    with explained(_NO_SCRATCH):
         resolved = transformers.AutoConfig.for_model(**{**ids, **config, "vocab_size": vocab_size})
         _refuse_misspelt(config, resolved)
-    except Exception as error:  # Each family raises its own errors for its fields.
-        raise ModelError(
-            f"'model.scratch.config' does not describe a model: {say_in_one_line(error)}"
-        ) from error
     return resolved
 
 
-def shard_scratch_model(model: Any, sharding: Sharding, *, attn: str | None = None) -> ShardedLayer:
+def shard_scratch_model(model: Any, assembly: Assembly, *, attn: str | None = None) -> ShardedLayer:
     """Shard a model from `build_scratch_model` over a mesh; every rank passes the same weights."""
-    layer = build_meta_layer(model.config, sharding, attn=attn)
+    layer = build_meta_layer(model.config, assembly, attn=attn)
     fill_layer(layer, ModuleWeights(model), name="model.scratch")
-    check_layer(layer)
+    check_causal_lm(layer.lm, is_split=layer.plan.is_split)
     return layer
 
 

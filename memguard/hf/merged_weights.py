@@ -13,7 +13,6 @@ cut, and no more than a block is held beside the factors and the result.
 """
 
 from collections.abc import Iterator, Mapping
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,7 @@ from safetensors import safe_open
 from torch import Tensor, nn
 from torch import distributed as dist
 
-from memguard.errors import ModelError, RecordError
+from memguard.errors import ModelError, RecordError, require_library
 from memguard.hf.adapter_files import (
     ADAPTER_WEIGHTS,
     AdaptedLayer,
@@ -140,11 +139,8 @@ def open_merged(folder: Path, *, base: str | None = None) -> tuple[MergedWeights
     model = outline_model(load_config(str(base_folder)), name=name)
     weights: WeightSource = ModuleNames(FolderWeights(base_folder), model)
     if adapter.base_quantization is not None:
-        if find_spec("bitsandbytes") is None:
-            raise ModelError(
-                f"adapter '{folder}' was trained on a base in {adapter.base_quantization}, which "
-                "needs bitsandbytes: pip install 'memguard[quant]'"
-            )
+        trained = f"adapter '{folder}' was trained on a base in {adapter.base_quantization}, which"
+        require_library("bitsandbytes", trained, extra="quant", error=ModelError)
         weights = Nf4Base(weights, model)
     source = MergedWeights(weights, adapter)
     _check_modules(source, model)

@@ -18,8 +18,7 @@ from accelerate import init_empty_weights
 from torch import Tensor, nn
 from transformers.quantizers.auto import AutoHfQuantizer
 
-from memguard.errors import ModelError
-from memguard.hf.checkpoint import say_in_one_line
+from memguard.hf.checkpoint import explained
 
 
 def build_on_meta(config: Any, *, attn: str | None = None, dtype: torch.dtype | None = None) -> Any:
@@ -55,13 +54,9 @@ def outline_model(config: Any, *, name: str) -> Any:
     Raises:
         ModelError: it is not a causal language model.
     """
-    try:
+    with explained(f"{name} cannot be loaded as a causal language model"):
         # transformers writes the dtype of the model into its configuration.
         return build_on_meta(copy.deepcopy(config))
-    except Exception as error:  # Each family checks its fields in its own way.
-        raise ModelError(
-            f"{name} cannot be loaded as a causal language model: {say_in_one_line(error)}"
-        ) from error
 
 
 def _quantise_online(model: Any) -> None:

@@ -92,10 +92,12 @@ def outline_nf4(model: Any) -> None:
     """Let the linear layers of a model on the meta device store their weights in NF4.
 
     Args:
-        model: as transformers builds it, or sharded with y = x = 1, before FSDP2.
+        model: as transformers builds it, or sharded with y = x = 1, before FSDP2; layers that
+            `quantise_base` has quantised stay as they are.
     """
-    for layer in list_quantised(model).values():
-        _convert(layer).use_nf4()
+    for layer in map(_convert, list_quantised(model).values()):
+        if not layer.is_quantised:
+            layer.use_nf4()
 
 
 def list_nf4(model: Any) -> dict[str, Linear4D]:

@@ -18,7 +18,7 @@ order in the configuration, and the terms [N] of the same labels. The formulas a
 known by these names; the papers were not read for this, and none of their results is claimed.
 """
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Generic, TypeVar
 
 from memguard.config.mitigations import (
     ConfidencePenaltyConfig,
@@ -30,6 +30,7 @@ from memguard.config.mitigations import (
     NgramPenaltyConfig,
     NpoConfig,
 )
+from memguard.config.settings import Settings
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -37,14 +38,23 @@ if TYPE_CHECKING:
     from memguard.mitigation import Need, Stage, TokenTerms
 
 
-class LabelSmoothing:
-    """Distribute a part of each target over the vocabulary."""
+SettingsT = TypeVar("SettingsT", bound=Settings)
+
+
+class _Loss(Generic[SettingsT]):
+    """What all have in common: their stage and their settings."""
 
     stage: "ClassVar[Stage]" = "loss"
-    needs: "ClassVar[frozenset[Need]]" = frozenset({"nll", "mean_logprob"})
+    needs: "ClassVar[frozenset[Need]]" = frozenset({"nll"})
 
-    def __init__(self, config: LabelSmoothingConfig) -> None:
+    def __init__(self, config: SettingsT) -> None:
         self.config = config
+
+
+class LabelSmoothing(_Loss[LabelSmoothingConfig]):
+    """Distribute a part of each target over the vocabulary."""
+
+    needs: "ClassVar[frozenset[Need]]" = frozenset({"nll", "mean_logprob"})
 
     def change_losses(self, loss_N: "Tensor", terms: "TokenTerms") -> "Tensor":
         """Return the cross-entropy with the smoothed target; torch's ``label_smoothing``."""
@@ -53,14 +63,8 @@ class LabelSmoothing:
         return (1 - epsilon) * loss_N - epsilon * terms.mean_logprob_N
 
 
-class Focal:
+class Focal(_Loss[FocalConfig]):
     """Reduce the weight of likely labels."""
-
-    stage: "ClassVar[Stage]" = "loss"
-    needs: "ClassVar[frozenset[Need]]" = frozenset({"nll"})
-
-    def __init__(self, config: FocalConfig) -> None:
-        self.config = config
 
     def change_losses(self, loss_N: "Tensor", terms: "TokenTerms") -> "Tensor":
         """Return the losses times (1 - p)^gamma; gradients flow through both factors."""
@@ -69,14 +73,10 @@ class Focal:
         return surprise_N**self.config.gamma * loss_N
 
 
-class ConfidencePenalty:
+class ConfidencePenalty(_Loss[ConfidencePenaltyConfig]):
     """Reward entropy."""
 
-    stage: "ClassVar[Stage]" = "loss"
     needs: "ClassVar[frozenset[Need]]" = frozenset({"nll", "entropy"})
-
-    def __init__(self, config: ConfidencePenaltyConfig) -> None:
-        self.config = config
 
     def change_losses(self, loss_N: "Tensor", terms: "TokenTerms") -> "Tensor":
         """Return the losses minus beta times the entropies; may be negative."""
@@ -84,28 +84,16 @@ class ConfidencePenalty:
         return loss_N - self.config.beta * terms.entropy_N
 
 
-class LossClipping:
+class LossClipping(_Loss[LossClippingConfig]):
     """Train only on labels whose loss is between floor and ceiling."""
-
-    stage: "ClassVar[Stage]" = "loss"
-    needs: "ClassVar[frozenset[Need]]" = frozenset({"nll"})
-
-    def __init__(self, config: LossClippingConfig) -> None:
-        self.config = config
 
     def change_losses(self, loss_N: "Tensor", terms: "TokenTerms") -> "Tensor":
         """Return the losses clamped to the range; clamped losses have no gradient."""
         return loss_N.clamp(self.config.floor, self.config.ceiling)
 
 
-class Flooding:
+class Flooding(_Loss[FloodingConfig]):
     """Use gradient ascent on labels whose loss has fallen below a level."""
-
-    stage: "ClassVar[Stage]" = "loss"
-    needs: "ClassVar[frozenset[Need]]" = frozenset({"nll"})
-
-    def __init__(self, config: FloodingConfig) -> None:
-        self.config = config
 
     def change_losses(self, loss_N: "Tensor", terms: "TokenTerms") -> "Tensor":
         """Return |l - b| + b for each label."""
@@ -113,7 +101,7 @@ class Flooding:
         return (loss_N - level).abs() + level
 
 
-class Npo:
+class Npo(_Loss[NpoConfig]):
     """Unlearn pieces with a gradient that vanishes as their probability falls.
 
     Zhang et al. 2024, "Negative Preference Optimization": -(2/beta) log sigmoid(-beta log(p/p_0)),
@@ -123,11 +111,7 @@ class Npo:
     gradient ascent would not stop. Replaces the losses of the preceding settings for these labels.
     """
 
-    stage: "ClassVar[Stage]" = "loss"
     needs: "ClassVar[frozenset[Need]]" = frozenset({"nll", "reference_nll"})
-
-    def __init__(self, config: NpoConfig) -> None:
-        self.config = config
 
     def change_losses(self, loss_N: "Tensor", terms: "TokenTerms") -> "Tensor":
         """Return the losses; a label to be unlearned gets an equal share of its piece's loss."""
@@ -145,14 +129,8 @@ class Npo:
         return share_N.where(terms.forget_N, loss_N)
 
 
-class GradientAscent:
+class GradientAscent(_Loss[GradientAscentConfig]):
     """Replace the loss of each label to be unlearned by gradient ascent up to a ceiling."""
-
-    stage: "ClassVar[Stage]" = "loss"
-    needs: "ClassVar[frozenset[Need]]" = frozenset({"nll"})
-
-    def __init__(self, config: GradientAscentConfig) -> None:
-        self.config = config
 
     def change_losses(self, loss_N: "Tensor", terms: "TokenTerms") -> "Tensor":
         """Return the losses, negated for labels to be unlearned; no gradient at the ceiling."""
@@ -160,7 +138,7 @@ class GradientAscent:
         return (-terms.nll_N.clamp_max(self.config.ceiling)).where(terms.forget_N, loss_N)
 
 
-class NgramPenalty:
+class NgramPenalty(_Loss[NgramPenaltyConfig]):
     """Penalise n-grams of labels that the model predicts far better than before training.
 
         gain_t    = reference_nll_t - nll_t                 gain from training (nats)
@@ -177,11 +155,7 @@ class NgramPenalty:
     the n labels are those that receive loss.
     """
 
-    stage: "ClassVar[Stage]" = "loss"
     needs: "ClassVar[frozenset[Need]]" = frozenset({"nll", "reference_nll"})
-
-    def __init__(self, config: NgramPenaltyConfig) -> None:
-        self.config = config
 
     def change_losses(self, loss_N: "Tensor", terms: "TokenTerms") -> "Tensor":
         """Return the losses with each window's penalty added at its last label."""

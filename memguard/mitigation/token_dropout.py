@@ -35,11 +35,5 @@ class TokenDropout:
         document_ids: NDArray[np.integer] | None,
         generator: np.random.Generator,
     ) -> NDArray[np.bool_]:
-        """Return True where the token, as a label, is dropped.
-
-        Args:
-            input_ids: ``[..., T]`` tokens; only their shape matters.
-            document_ids: not used.
-            generator: source of the random numbers.
-        """
+        """Return True where the token, as a label, is dropped; only the shape of ids matters."""
         return generator.random(input_ids.shape) < self.config.rate

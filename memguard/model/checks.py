@@ -34,19 +34,37 @@ def build_causal_lm(model: Any, *, chunk_tokens: int = 1024) -> CausalLM:
         ModelError: the model is not a causal language model.
     """
     layer = CausalLM(model, chunk_tokens=chunk_tokens)
-    layer.own_head = has_known_head(layer)
-    check_causal(layer)
-    if not layer.own_head:
-        warn_of_unknown_head(layer)
+    check_causal_lm(layer)
     return layer
 
 
-def warn_of_unknown_head(layer: CausalLM) -> None:
-    """Warn that logits are computed by the model's own forward."""
-    warnings.warn(
-        f"{type(layer.model).__name__} has an operation after its head that memguard does not "
-        "support: using its own forward, which needs memory for all logits at once.",
-        stacklevel=3,
+def check_causal_lm(layer: CausalLM, *, is_split: bool = False) -> None:
+    """Check a model, plain or sharded, and let it use its own forward if its head is not known.
+
+    Args:
+        layer: the model.
+        is_split: whether its layers are split over y and x, where its own forward cannot be used.
+
+    Raises:
+        ModelError: the model is not causal, or its head is not known and it is split.
+    """
+    layer.own_head = has_known_head(layer)
+    if not layer.own_head and is_split:
+        raise ModelError(explain_head(layer.model))
+    check_causal(layer)
+    if not layer.own_head:
+        warnings.warn(
+            f"{type(layer.model).__name__} has an operation after its head that memguard does not "
+            "support: using its own forward, which needs memory for all logits at once.",
+            stacklevel=3,
+        )
+
+
+def explain_head(model: Any) -> str:
+    """Return why a model with this head cannot be split over y and x."""
+    return (
+        f"{type(model).__name__} transforms the output of its head in a way that memguard does "
+        "not support over x and y: it can use the axes data and z"
     )
 
 

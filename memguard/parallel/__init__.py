@@ -5,7 +5,6 @@
     shard.py              applies the roles; activation checkpointing; units of storage (FSDP2)
     linear.py             linear layers, alone and in groups
     linear_function.py    their products over y and x, with overlapped collectives
-    linear_kinds.py       which modules are linear layers
     fused.py              order of features in parameters that are several projections
     lora.py               low-rank adapters of linear layers
     nf4.py                frozen weights in 4-bit NormalFloat
@@ -18,12 +17,10 @@
     packed_rows.py        where the documents of packed rows begin
     mesh_shape.py         validates a mesh, or lists the nearest valid ones; no torch
     model_sizes.py        sizes of a model, under the names that families have; no torch
-    mesh_rules.py         rules for the degrees of axes; no torch
     mesh.py               the process groups
     collectives.py        collectives over one axis and their gradients
     layout.py             which rectangle of each full tensor a rank stores
-    local_parameters.py   parameters as the optimizer sees them: plain local tensors
-    stored_pieces.py      several rectangles of a tensor, for checkpoints
+    local_parameters.py   parameters as the optimizer and checkpoints see them: local tensors
 
 A single process uses Hugging Face's plain modules.
 

@@ -70,18 +70,8 @@ def attend_varlen(
     Without ``cu_seq_lens_q`` (a cache, fp32), and with dropout or another argument that
     `varlen_attn` does not have, `attend_in_pieces` runs.
 
-    Args:
-        module: the attention layer.
-        query: ``[B, H, T, d]``.
-        key: ``[B, H/groups, T, d]``.
-        value: as ``key``.
-        attention_mask: passed to `attend_in_pieces` if it runs.
-        dropout: dropout probability of the attention weights.
-        scaling: factor of the scores; None uses 1/sqrt(d).
-        sliding_window: tokens that a query sees, itself included; None: all of its document.
-        cu_seq_lens_q: see `Packing`.
-        max_length_q: see `Packing`.
-        kwargs: passed to `attend_in_pieces` if it runs.
+    Its other arguments are those of `attend_in_pieces`; ``sliding_window`` is the number of tokens
+    that a query sees, itself included (None: all of its document).
     """
     num_rows, _, num_tokens, _ = query.shape
     has_more = dropout > 0 or any(kwargs.get(name) is not None for name in UNSUPPORTED)

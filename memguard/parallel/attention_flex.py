@@ -52,20 +52,9 @@ def attend_flex(
     Without `block_masks` (a cache, fp32) and with dropout, which flex attention does not have, the
     family's own attention runs.
 
-    Args:
-        module: the attention layer.
-        query: ``[B, H, T, d]``.
-        key: ``[B, H/groups, T, d]``.
-        value: as ``key``.
-        attention_mask: additive mask of the family's own attention.
-        dropout: dropout probability of the attention weights.
-        scaling: factor of the scores; None uses 1/sqrt(d).
-        sliding_window: tokens that a query sees, itself included; None: all of its document.
-        softcap: cap of the scores; None: no cap.
-        s_aux: ``[H]`` attention sinks; None: no sinks.
-        block_masks: by window, from `make_block_masks`.
-        cu_seq_lens_q: see `Packing`.
-        kwargs: passed to the family's own attention if it runs.
+    Its other arguments are those of `attend_varlen`, with an additive mask, and of the families:
+    ``softcap``, the cap of the scores, and ``s_aux`` ``[H]``, the attention sinks. ``block_masks``
+    are those of `make_block_masks`, by window.
     """
     if block_masks is None or dropout > 0:
         if block_masks is not None:

@@ -15,6 +15,7 @@ of these is active: CommDebugMode does not count it, and selective checkpointing
 need operations without side effects (the compiler itself omits the copy).
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -90,7 +91,7 @@ def _reduce_scatter(tensor: Tensor, axis: Axis) -> Tensor:
 
 def copy_to_axis(tensor: Tensor, axis: Axis) -> Tensor:
     """Return ``tensor``; its gradient is the sum over the axis."""
-    return tensor if axis.degree == 1 else _Copy.apply(tensor, axis)  # type: ignore[no-untyped-call]
+    return tensor if axis.degree == 1 else _Copy.apply(tensor, axis)
 
 
 def sum_over_axis(tensor: Tensor, axis: Axis) -> Tensor:
@@ -103,28 +104,17 @@ def sum_over_axis(tensor: Tensor, axis: Axis) -> Tensor:
 
 def sum_for_each(tensor: Tensor, axis: Axis) -> Tensor:
     """Return the sum over the axis, for different use on each rank: gradients are summed too."""
-    return tensor if axis.degree == 1 else _SumForEach.apply(tensor, axis)  # type: ignore[no-untyped-call]
+    return tensor if axis.degree == 1 else _SumForEach.apply(tensor, axis)
 
 
 def gather_from_axis(tensor: Tensor, axis: Axis) -> Tensor:
     """Return all ranks' pieces along the last dimension; gradients of a piece are summed."""
-    return tensor if axis.degree == 1 else _Gather.apply(tensor, axis)  # type: ignore[no-untyped-call]
+    return tensor if axis.degree == 1 else _Gather.apply(tensor, axis)
 
 
 def scatter_over_axis(tensor: Tensor, axis: Axis) -> Tensor:
     """Return this rank's piece, along the last dimension, of the sum over the axis."""
-    return tensor if axis.degree == 1 else _Scatter.apply(tensor, axis)  # type: ignore[no-untyped-call]
-
-
-class _Copy(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, tensor: Tensor, axis: Axis) -> Tensor:
-        ctx.axis = axis
-        return tensor.view_as(tensor)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return all_reduce(grad, ctx.axis), None
+    return tensor if axis.degree == 1 else _Scatter.apply(tensor, axis)
 
 
 class _Sum(torch.autograd.Function):
@@ -140,34 +130,26 @@ class _Sum(torch.autograd.Function):
         return grad, None
 
 
-class _SumForEach(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, tensor: Tensor, axis: Axis) -> Tensor:
-        ctx.axis = axis
-        return all_reduce(tensor, axis)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return all_reduce(grad, ctx.axis), None
+_Collective = Callable[[Tensor, Axis], Tensor]
 
 
-class _Gather(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, tensor: Tensor, axis: Axis) -> Tensor:
-        ctx.axis = axis
-        return all_gather(tensor, axis)
+def _make_function(send: _Collective, send_back: _Collective) -> Any:
+    """Return the autograd function of a collective and of that of its gradient."""
 
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return _reduce_scatter(grad, ctx.axis), None
+    class Function(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, tensor: Tensor, axis: Axis) -> Tensor:
+            ctx.axis = axis
+            return send(tensor, axis)
+
+        @staticmethod
+        def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+            return send_back(grad, ctx.axis), None
+
+    return Function
 
 
-class _Scatter(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, tensor: Tensor, axis: Axis) -> Tensor:
-        ctx.axis = axis
-        return _reduce_scatter(tensor, axis)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return all_gather(grad, ctx.axis), None
+_Copy = _make_function(lambda tensor, axis: tensor.view_as(tensor), all_reduce)
+_SumForEach = _make_function(all_reduce, all_reduce)
+_Gather = _make_function(all_gather, _reduce_scatter)
+_Scatter = _make_function(_reduce_scatter, all_gather)

@@ -47,7 +47,7 @@ from memguard.parallel.embedding import is_scaled_lookup
 from memguard.parallel.experts import alternates, has_halves
 from memguard.parallel.family_styles import PARTS_OF_FAMILY, ROLES_OF_FAMILY, Role
 from memguard.parallel.fused import Parts
-from memguard.parallel.linear_kinds import is_linear
+from memguard.parallel.linear import is_linear
 
 _ROLE_OF_STYLE: dict[str, Role] = {
     "colwise": "plain",

@@ -29,11 +29,18 @@ Adapters (`lora`) are stored outside FSDP2. Each rank has a part of the gradient
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.checkpoint.metadata import (
+    ChunkStorageMetadata,
+    MetadataIndex,
+    TensorProperties,
+)
+from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 from torch.distributed.tensor.placement_types import Replicate
@@ -44,7 +51,6 @@ from memguard.parallel.fused import FeatureOrder, find_orders
 from memguard.parallel.layout import ShardSlice
 from memguard.parallel.lora import is_adapter_parameter, is_factor
 from memguard.parallel.mesh import Axis, Mesh4D, world_axis
-from memguard.parallel.stored_pieces import StoredPieces
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -259,3 +265,54 @@ def _norms(gradients: list[Tensor], dtype: torch.dtype) -> list[Tensor]:
         torch.linalg.vector_norm(grad, dim=-1, dtype=dtype).double().pow(2).sum().sqrt().to(dtype)
         for grad in gradients
     ]
+
+
+class StoredPieces(Tensor):
+    """A tensor of which a rank holds several rectangles, by their first elements.
+
+    A DTensor is one rectangle on each rank. Of a parameter that is several projections a rank holds
+    one rectangle of each (`fused`). torch's distributed checkpoint saves and loads any tensor with
+    the three methods below.
+    """
+
+    pieces: Mapping[tuple[int, ...], Tensor]
+
+    @staticmethod
+    def __new__(
+        cls,
+        shape: torch.Size,
+        pieces: Mapping[tuple[int, ...], Tensor],
+        dtype: torch.dtype,
+    ) -> Self:
+        """Wrap rectangles, which are written and read in place."""
+        # One element; tensors on the meta device are replaced by empty ones before loading.
+        stored: Self = torch.empty((), dtype=dtype).expand(shape).as_subclass(cls)
+        stored.pieces = pieces
+        return stored
+
+    def __create_write_items__(self, name: str, _: Any) -> list[WriteItem]:
+        """Return what this rank writes."""
+        return [
+            WriteItem(
+                index=MetadataIndex(name, chunk.offsets),
+                type=WriteItemType.SHARD,
+                tensor_data=TensorWriteData(
+                    chunk=chunk,
+                    properties=TensorProperties(dtype=self.dtype),
+                    size=torch.Size(self.shape),
+                ),
+            )
+            for chunk in self.__create_chunk_list__()
+        ]
+
+    def __create_chunk_list__(self) -> list[ChunkStorageMetadata]:
+        """Return this rank's rectangles."""
+        return [
+            ChunkStorageMetadata(offsets=torch.Size(start), sizes=piece.shape)
+            for start, piece in self.pieces.items()
+        ]
+
+    def __get_tensor_shard__(self, index: MetadataIndex) -> Tensor:
+        """Return the rectangle that begins at ``index.offset``."""
+        assert index.offset is not None, "only rectangles are written and read"
+        return self.pieces[tuple(index.offset)]

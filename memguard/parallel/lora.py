@@ -38,8 +38,7 @@ from memguard.errors import ConfigError, ModelError
 from memguard.parallel.collectives import all_reduce
 from memguard.parallel.experts import ExpertsBlock4D, is_experts
 from memguard.parallel.layout import ShardSlice, cut, find_rectangle
-from memguard.parallel.linear import Linear4D, to_local
-from memguard.parallel.linear_kinds import is_conv1d, is_linear
+from memguard.parallel.linear import Linear4D, is_conv1d, is_linear, to_local
 from memguard.parallel.mesh import Axis, Mesh4D
 from memguard.parallel.nf4 import dequantise_nf4
 from memguard.seeds import derive_seed

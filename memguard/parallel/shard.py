@@ -5,7 +5,7 @@
     3  checkpoint_blocks        sets what backward recomputes
     4  wrap_fsdp                decoder blocks, embedding, head and the rest are units over z
 
-Nothing is allocated: `hf.sharded` fills the shards afterwards.
+Nothing is allocated. `hf.assembly` has these steps in their order, and fills the shards.
 """
 
 import functools

@@ -19,12 +19,12 @@ from torch.distributed.tensor.placement_types import Shard
 
 from memguard.errors import ModelError
 from memguard.hf import meta_build
+from memguard.hf.assembly import choose_trained
 from memguard.hf.load import count_parameters
 from memguard.hf.small_config import RUNNABLE, reduce_config
 from memguard.model.checks import build_causal_lm, keeps_documents_apart
-from memguard.model.trainable import freeze_others
 from memguard.parallel.hf_plan import plan_sharding, plan_storage
-from memguard.parallel.lora import LoraSpec, attach_lora
+from memguard.parallel.lora import LoraSpec
 from memguard.parallel.model_sizes import ModelSizes, Sizes, StorageOnly
 from memguard.planner.storage import ModelStorage
 
@@ -70,10 +70,7 @@ def outline_model(
     if head is None:
         raise ModelError(f"model '{name}' must have an output embedding; it has none")
     num_parameters = count_parameters(model)
-    if adapter is not None:
-        attach_lora(model, adapter)
-    if trainable_modules is not None:
-        freeze_others(model, trainable_modules)
+    choose_trained(model, adapter, trainable_modules)
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     return Outline(
         num_parameters=num_parameters,

@@ -1,10 +1,10 @@
 """One rank of a mesh of any size, without the other ranks and without allocating memory.
 
     with simulated_mesh(MeshShape(data=8, z=128, y=2, x=8), rank=5) as mesh:
-        layer = build_meta_layer(config, Sharding(mesh=mesh, ...))
+        layer = build_meta_layer(config, Assembly(mesh=mesh, ...))
         sent, memory = SentCollectives(mesh, config), Allocations()
         with observe(sent, memory):
-            allocate(layer)
+            allocate(layer.lm, layer.assembly.device)
             ...                                     the engine's own forward, backward, update
     sent.calls, memory.peak_bytes
 

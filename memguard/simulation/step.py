@@ -1,13 +1,14 @@
 """One training step of one rank on fake tensors: its memory and its collectives.
 
-    build_meta_layer -> allocate -> TrainStep.run        all of this is the engine's own code
+    assemble -> allocate -> TrainStep.run        all of this is the engine's own code
 
 The process group is fake as well. AdamW's moments exist before the step, as in every step but the
 first; attention gets the mask of packed rows and, as on GPUs, long pieces.
 """
 
+import contextlib
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 from unittest import mock
@@ -19,17 +20,14 @@ from torch.distributed.fsdp import FSDPModule
 
 from memguard.config import OptimConfig, TrainConfig
 from memguard.data.loader import Batch
+from memguard.hf.assembly import Assembly, allocate, assemble, build_meta_layer
 from memguard.hf.meta_build import build_on_meta
-from memguard.hf.nf4_base import outline_nf4
-from memguard.hf.sharded import Sharding, allocate, build_meta_layer
 from memguard.mitigation import build_mitigations
 from memguard.model.causal_lm import CausalLM
-from memguard.model.trainable import freeze_others
 from memguard.parallel.attention_pieces import MIN_PIECE
 from memguard.parallel.linear import to_local
-from memguard.parallel.lora import LoraSpec, attach_lora
+from memguard.parallel.lora import LoraSpec
 from memguard.parallel.mesh_shape import MeshShape
-from memguard.parallel.shard import checkpoint_blocks
 from memguard.runtime import Runtime
 from memguard.simulation.fake_mesh import (
     Allocations,
@@ -100,77 +98,38 @@ def simulate_step(
     runtime = Runtime(device=_CPU, rank=rank, world_size=shape.num_ranks)
     batch = _make_batch(-(-train.batch_size // shape.num_batch_ways), seq_len)
     with mock.patch.dict(MIN_PIECE, clear=True):
-        if shape.num_ranks == 1:
-            lm, fill = _build_plain(hf_config, train, adapter, quantization)
-            stages.end("model on meta")
-            return _take_step(lm, fill, batch, train, runtime, stages)
-        with simulated_mesh(shape, rank) as mesh:
+        alone = contextlib.nullcontext()
+        with alone if shape.num_ranks == 1 else simulated_mesh(shape, rank) as mesh:
             stages.end("process groups")
-            sharding = Sharding(
+            assembly = Assembly.for_training(
+                # Compiled blocks allocate what their kernels need, which is not known here.
+                train.model_copy(update={"compile": False}),
                 mesh=mesh,
                 device=_CPU,
-                dtype=_stored_dtype(train, adapter),
-                compute_dtype=torch.bfloat16 if train.precision == "bf16" else None,
-                chunk_tokens=train.nll_chunk_tokens,
-                reshard_after_forward=reshard_after_forward,
-                checkpointing=train.checkpointing,
                 adapter=adapter,
                 quantization=quantization,
-                trainable_modules=train.trainable_modules,
+                reshard_after_forward=reshard_after_forward,
             )
-            lm, fill = _build_sharded(hf_config, sharding)
-            stages.end("model on meta, sharded")
-            return _take_step(lm, fill, batch, train, runtime, stages)
+            if mesh is None:
+                lm = assemble(build_on_meta(hf_config, dtype=assembly.dtype), assembly)
+            else:
+                lm = build_meta_layer(hf_config, assembly).lm
+            stages.end("model on meta")
+            return _take_step(lm, batch, train, runtime, stages)
 
 
-_Built = tuple[CausalLM, Callable[[], None]]
-"""A model on the meta device, and a function that allocates its storage."""
-
-
-def _stored_dtype(train: TrainConfig, adapter: LoraSpec | None) -> torch.dtype:
-    is_narrow = adapter is not None and train.precision == "bf16"
-    return torch.bfloat16 if is_narrow else torch.float32
-
-
-def _build_sharded(hf_config: Any, sharding: Sharding) -> _Built:
-    layer = build_meta_layer(hf_config, sharding)
-
-    def fill() -> None:
-        allocate(layer)
-        for module in layer.lm.modules():
-            if isinstance(module, FSDPModule):
-                for group in module._get_fsdp_state()._fsdp_param_groups:
-                    # `allocate` has padded uneven shards. At the first forward FSDP2 checks this
-                    # by address; fake tensors have no addresses, so it would pad copies.
-                    group._reset_sharded_params = True
-
-    return layer.lm, fill
-
-
-def _build_plain(
-    hf_config: Any, train: TrainConfig, adapter: LoraSpec | None, quantization: str | None
-) -> _Built:
-    dtype = _stored_dtype(train, adapter)
-    model = build_on_meta(hf_config, dtype=dtype)
-    lm = CausalLM(model, chunk_tokens=train.nll_chunk_tokens)
-    if quantization is not None:
-        outline_nf4(model)
-    if adapter is not None:
-        attach_lora(model, adapter)
-    if train.trainable_modules is not None:
-        freeze_others(model, train.trainable_modules)
-    checkpoint_blocks(model, train.checkpointing)
-
-    def fill() -> None:
-        model._apply(lambda t: torch.empty_like(t, device=_CPU) if t.is_meta else t)
-        model.tie_weights()
-
-    return lm, fill
+def _allocate(lm: CausalLM) -> None:
+    allocate(lm, _CPU)
+    for module in lm.modules():
+        if isinstance(module, FSDPModule):
+            for group in module._get_fsdp_state()._fsdp_param_groups:
+                # `allocate` has padded uneven shards. At the first forward FSDP2 checks this by
+                # address; fake tensors have no addresses, so it would pad copies.
+                group._reset_sharded_params = True
 
 
 def _take_step(
     lm: CausalLM,
-    fill: Callable[[], None],
     batch: Batch,
     train: TrainConfig,
     runtime: Runtime,
@@ -179,7 +138,7 @@ def _take_step(
     sent, memory = SentCollectives(lm.mesh, lm.model.config), Allocations()
     gradient_bytes = 0
     with memory.following_resizes(), observe(sent, memory):
-        fill()
+        _allocate(lm)
         lm.model.train()
         step = TrainStep(
             lm=lm,

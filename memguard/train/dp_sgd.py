@@ -40,7 +40,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from memguard.config.mitigations import DpSgdConfig
-from memguard.errors import ConfigError
 from memguard.parallel.local_parameters import LocalParameter, clear_gradients
 from memguard.seeds import derive_secret_generator
 
@@ -127,6 +126,9 @@ def compute_privacy(
     Raises:
         ConfigError: opacus is not installed.
     """
+    config.check_library()
+    from opacus.accountants import RDPAccountant
+
     pairs, times = np.unique(
         np.stack([fed, np.arange(len(fed)) // batch_size]), axis=1, return_counts=True
     )
@@ -137,7 +139,7 @@ def compute_privacy(
     rate = min(int(np.bincount(fed).max()) / num_steps, 1.0)
 
     def epsilon(sample_rate: float, steps: int) -> float:
-        accountant = load_accountant()()
+        accountant = RDPAccountant()
         accountant.history = [(config.noise_multiplier, sample_rate, steps)]
         return float(accountant.get_epsilon(delta=config.delta))
 
@@ -146,19 +148,3 @@ def compute_privacy(
         epsilon_if_sampled=epsilon(rate, num_steps),
         delta=config.delta,
     )
-
-
-def load_accountant() -> type:
-    """Return opacus' RDP accountant.
-
-    Raises:
-        ConfigError: opacus is not installed.
-    """
-    try:
-        from opacus.accountants import RDPAccountant
-    except ImportError as error:
-        raise ConfigError(
-            "'mitigations': dp_sgd needs opacus: pip install 'memguard[dp]'"
-        ) from error
-    accountant: type = RDPAccountant
-    return accountant

@@ -5,7 +5,7 @@ have no other: the same model has the same loss everywhere.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 
 import numpy as np
@@ -27,6 +27,17 @@ def choose_heldout(corpus: Corpus) -> tuple[str, list[int]]:
         if documents:
             return corpus.manifest[documents[0]].bucket, documents
     return "", []
+
+
+def cut_pieces(
+    corpus: Corpus, documents: Iterable[int], seq_len: int
+) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
+    """Yield each piece's document, token ids and which of them are supervised, as in training."""
+    for index in documents:
+        document, begin = corpus.document(index), 0
+        for end in split_points(len(document.input_ids), seq_len):
+            yield index, document.input_ids[begin:end], document.supervised[begin:end]
+            begin = end
 
 
 @torch.no_grad()
@@ -58,15 +69,10 @@ def measure_heldout(
         ModelError: the loss is not finite.
     """
     bucket, documents = choose_heldout(corpus)
-    pieces = []
-    for index in documents:
-        document = corpus.document(index)
-        begin = 0
-        for end in split_points(len(document.input_ids), seq_len):
-            ids = document.input_ids[begin:end].astype(np.int64)
-            labels = np.where(document.supervised[begin:end], ids, IGNORE_LABEL)
-            pieces.append((ids, labels))
-            begin = end
+    pieces = [
+        (ids.astype(np.int64), np.where(supervised, ids.astype(np.int64), IGNORE_LABEL))
+        for _, ids, supervised in cut_pieces(corpus, documents, seq_len)
+    ]
     pieces.sort(key=lambda piece: len(piece[0]), reverse=True)
     mine = [0.0, 0.0]
     training = lm.model.training

@@ -9,7 +9,6 @@ documents; a caller that may change levels starts the next batch afterwards.
 
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from types import TracebackType
 from typing import Self
 
 from memguard.data.loader import Batch
@@ -28,12 +27,7 @@ class Prefetcher:
         """Return itself."""
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Wait for a batch that is being built, and drop it."""
         self._thread.shutdown(cancel_futures=True)
 

@@ -5,7 +5,7 @@ rank 0       finds the newest complete checkpoint and checks that it belongs to 
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
 import torch
@@ -28,7 +28,7 @@ from memguard.train.step import TrainStep
 
 @dataclass(slots=True)
 class Totals:
-    """Totals of the run so far; part of every checkpoint."""
+    """Totals of the run so far; fields of every checkpoint's manifest."""
 
     step: int = 0
     num_supervised_tokens: int = 0
@@ -96,13 +96,7 @@ class Checkpoints:
         path, manifest = checkpoint
         load_checkpoint(path, self._state(), files=manifest.files, runtime=self._runtime)
         self.newest_step = manifest.step
-        return Totals(
-            step=manifest.step,
-            num_supervised_tokens=manifest.num_supervised_tokens,
-            num_kept_tokens=manifest.num_kept_tokens,
-            num_rows=manifest.num_rows,
-            train_s=manifest.train_s,
-        )
+        return Totals(**{field.name: getattr(manifest, field.name) for field in fields(Totals)})
 
     def _find(self, until_step: int | None) -> tuple[Path, CheckpointManifest] | None:
         checkpoint = find_checkpoint(self.folder, console=self._console, until_step=until_step)
@@ -133,13 +127,9 @@ class Checkpoints:
             self.folder,
             self._state(),
             progress=CheckpointManifest(
-                step=totals.step,
+                **asdict(totals),
                 run_key=self._run_key,
                 sample_sha256=self._sample_sha256,
-                num_supervised_tokens=totals.num_supervised_tokens,
-                num_kept_tokens=totals.num_kept_tokens,
-                num_rows=totals.num_rows,
-                train_s=totals.train_s,
                 torch_version=torch.__version__,
                 base=self._base,
                 files={},

@@ -10,8 +10,8 @@ audit_inputs.py    documents and model for the audit of a run, read from the run
 audit_output.py    pages of an audit; renders them again from its report
 any_model.py       documents and model for the audit of a model memguard did not train
 model_identity.py  names and hashes of the models of an audit
-model_in_memory.py audits a model in memory without changing it
-audit_context.py   resources of an audit; models are loaded at first use and freed afterwards
+audited_model.py   a model of an audit, loaded at first use and freed afterwards; or in memory
+audit_context.py   resources of an audit other than its models
 audit_variants.py  forms of a model as it may be shipped, on the documents of its audit
 variant_request.py checks the argument --variants before torch is imported
 audit_callback.py  audits during training: selects documents and scores them
@@ -34,6 +34,5 @@ run_checks.py      checks settings against processes, libraries and the model's 
 launch.py          --nproc: runs one command as several processes and reports errors
 auto_settings.py   replaces `auto` in a run's settings by values for its device
 memory_check.py    refuses a run that cannot fit; what helps against out-of-memory errors
-process_choice.py  number of processes that `train` starts if --nproc is left out
-process_limits.py  maximum number of processes on this machine
+processes.py       number of processes of a command, and the most there may be on this machine
 """

@@ -24,7 +24,7 @@ from memguard.hf.checkpoint import find_positions, load_config, load_tokenizer
 from memguard.records import DataIdentity, Rate, Role
 from memguard.runtime import Console, default_cache_dir
 from memguard.workflows.audit_inputs import AuditTarget
-from memguard.workflows.model_in_memory import ModelInMemory
+from memguard.workflows.audited_model import ModelInMemory
 from memguard.workflows.requests import AuditRequest
 
 # Length of a passage for a model without a stated limit (tokens).

@@ -21,9 +21,9 @@ from memguard.audit.suite import Suite, load_audit_suite
 from memguard.config import AuditConfig, ParallelConfig, RunConfig
 from memguard.errors import ConfigError, MemguardError
 from memguard.hf import adapter_files
+from memguard.hf.assembly import find_sizes
 from memguard.hf.checkpoint import load_config
 from memguard.hf.identity import hash_weights
-from memguard.hf.sharded import find_sizes
 from memguard.parallel.mesh_shape import resolve_mesh
 from memguard.parallel.model_sizes import Sizes
 from memguard.records import (
@@ -48,12 +48,12 @@ from memguard.runtime import (
     quiet_libraries,
 )
 from memguard.workflows.any_model import describe_checkpoint
-from memguard.workflows.audit_context import LazyModel, open_audit_context
+from memguard.workflows.audit_context import open_audit_context
 from memguard.workflows.audit_inputs import AuditTarget, describe_run, find_base
 from memguard.workflows.audit_output import finish_audit, restore_report, show_verdict
 from memguard.workflows.audit_variants import VariantPlan, plan_variants
+from memguard.workflows.audited_model import LazyModel, ModelInMemory
 from memguard.workflows.model_identity import check_base, hash_models, name_models, sum_models
-from memguard.workflows.model_in_memory import ModelInMemory, OpenedModel
 from memguard.workflows.requests import AuditRequest, make_command
 from memguard.workflows.run_checks import check_device_map
 from memguard.workflows.run_folder import locked
@@ -206,11 +206,9 @@ def _audit(
 
     def open_model(
         model: str | ModelInMemory, revision: str | None = None, base: str | None = None
-    ) -> LazyModel | OpenedModel:
-        if isinstance(model, ModelInMemory):
-            return OpenedModel(model, settings, runtime)
+    ) -> LazyModel:
         return LazyModel(
-            path=model,
+            model,
             revision=revision,
             base=base,
             weights_sha256=hashes[model],

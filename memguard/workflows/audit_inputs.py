@@ -17,8 +17,8 @@ from memguard.data.corpus import Corpus, CorpusDocument, load_corpus
 from memguard.data.packing import split_points
 from memguard.data.tokenization import TokenizedDocument
 from memguard.errors import DataError, ModelError
-from memguard.hf.adapter_base import find_moved_base
-from memguard.hf.checkpoint import load_tokenizer, max_positions
+from memguard.hf.adapter_config import find_moved_base
+from memguard.hf.checkpoint import load_config, load_tokenizer
 from memguard.mitigation.k_schedule import compute_doses
 from memguard.records import (
     Budget,
@@ -37,7 +37,7 @@ from memguard.train.metrics import (
     read_metrics,
 )
 from memguard.workflows.audit_output import is_own_audit, load_former_report
-from memguard.workflows.model_in_memory import ModelInMemory
+from memguard.workflows.audited_model import ModelInMemory
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -215,12 +215,12 @@ def find_base(folder: Path, config: RunConfig, named: str | None = None) -> str 
             )
         return None
     if named is not None:
-        max_positions(named)  # Raises an error if there is no model.
+        load_config(named)  # Raises an error if there is no model.
         return named
     if (moved := find_moved_base(folder, config)) is not None:
         return moved
     try:
-        max_positions(path, revision=config.model.revision)
+        load_config(path, revision=config.model.revision)
     except ModelError as error:
         # Adapters cannot be audited without it.
         other = "" if config.adapter is not None else ", or leave it out with --no-base"

@@ -1,6 +1,6 @@
 """Audits the forms in which a model may be shipped, on the documents of its audit."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,13 +17,12 @@ from memguard.audit.variants import (
 )
 from memguard.config import AuditConfig
 from memguard.data.corpus import Corpus, load_corpus
-from memguard.data.packing import split_points
 from memguard.hf.variants import VariantForm
 from memguard.records import VariantComparison, VariantName
 from memguard.runtime import Console
-from memguard.train.heldout import choose_heldout
-from memguard.workflows.audit_context import DTYPES, LazyModel
+from memguard.train.heldout import choose_heldout, cut_pieces
 from memguard.workflows.audit_inputs import AuditTarget
+from memguard.workflows.audited_model import DTYPES, LazyModel
 from memguard.workflows.requests import AuditRequest
 from memguard.workflows.setup import DistributedContext
 from memguard.workflows.variant_request import check_variants
@@ -67,8 +66,7 @@ class VariantPlan:
         for form in self.forms:
             console.info(f"audit: variant {form.name}: {form.describe()}")
             model = LazyModel(
-                path=target.model,
-                revision=None,
+                target.model,
                 base=target.adapter_base,
                 weights_sha256=weights_sha256,
                 settings=self.settings,
@@ -137,21 +135,12 @@ def _describe(name: VariantName, precision: str, settings: AuditConfig) -> Varia
 
 def _list_heldout(corpus: Corpus, seq_len: int) -> HeldoutTexts:
     bucket, documents = choose_heldout(corpus)
-
-    def cut() -> Iterator[HeldoutPiece]:
-        for index in documents:
-            document, begin = corpus.document(index), 0
-            for end in split_points(len(document.input_ids), seq_len):
-                piece = HeldoutPiece(
-                    document=index,
-                    input_ids=np.asarray(document.input_ids[begin:end]),
-                    supervised=np.asarray(document.supervised[begin:end]),
-                )
-                begin = end
-                if piece.supervised[1:].any():
-                    yield piece
-
-    return HeldoutTexts(bucket=bucket, pieces=list(cut()))
+    pieces = [
+        HeldoutPiece(document=index, input_ids=np.asarray(ids), supervised=np.asarray(supervised))
+        for index, ids, supervised in cut_pieces(corpus, documents, seq_len)
+        if supervised[1:].any()
+    ]
+    return HeldoutTexts(bucket=bucket, pieces=pieces)
 
 
 def _list_nonmembers(target: AuditTarget) -> HeldoutTexts:

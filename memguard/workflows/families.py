@@ -28,10 +28,10 @@ import transformers
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from memguard.errors import ConfigError, ModelError
+from memguard.hf.assembly import Assembly, build_meta_layer
 from memguard.hf.checkpoint import say_in_one_line
 from memguard.hf.load import count_parameters
 from memguard.hf.meta_build import build_on_meta
-from memguard.hf.sharded import Sharding, build_meta_layer, explain_head
 from memguard.hf.small_config import (
     FEW_LAYERS,
     RUNNABLE,
@@ -39,7 +39,7 @@ from memguard.hf.small_config import (
     reduce_config,
     set_no_dropout,
 )
-from memguard.model.checks import build_causal_lm
+from memguard.model.checks import build_causal_lm, explain_head
 from memguard.model.dropout import list_dropout
 from memguard.parallel.hf_plan import plan_sharding
 from memguard.parallel.mesh_shape import MeshShape, list_meshes
@@ -214,7 +214,7 @@ def _try_mesh(config: Any, shape: MeshShape) -> str | None:
     """Return why a model cannot be sharded on a mesh; None if it can."""
     try:
         with simulated_mesh(shape) as mesh:
-            build_meta_layer(config, Sharding(mesh=mesh, device=torch.device("cpu")))
+            build_meta_layer(config, Assembly(mesh=mesh, device=torch.device("cpu")))
     except ModelError as error:
         return str(error)
     except Exception as error:

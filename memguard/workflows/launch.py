@@ -35,7 +35,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from memguard.errors import ConfigError
-from memguard.workflows.process_limits import MORE_MACHINES, check_num_processes
+from memguard.workflows.processes import MORE_MACHINES, check_num_processes
 
 EXIT_REPORT_FILE = "MEMGUARD_LAST_WORDS"
 """Environment variable: file to which a rank of `--nproc` writes its final error message."""

@@ -10,8 +10,6 @@ the planner cannot estimate, only weights, gradients and moments are counted.
 """
 
 import contextlib
-import importlib.metadata
-import json
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -20,7 +18,6 @@ from typing import TYPE_CHECKING, TypeVar
 from memguard.config import RunConfig, load_yaml
 from memguard.config.mitigations import DpSgdConfig, find_mitigation
 from memguard.errors import ConfigError, MemguardError, ModelError
-from memguard.hf.adapter_files import find_config
 from memguard.parallel.mesh_shape import MeshShape, resolve_mesh
 from memguard.parallel.model_sizes import ModelSizes
 from memguard.planner.fit import find_fit, list_micro_batches
@@ -29,7 +26,8 @@ from memguard.planner.storage import ModelStorage
 from memguard.records.run_files import find_config_damage, has_begun, has_trained
 from memguard.workflows.auto_settings import describe_work, resolve_auto
 from memguard.workflows.plan import plan_run, read_run_model, refuse_misfit
-from memguard.workflows.process_limits import count_gpus
+from memguard.workflows.processes import count_gpus, is_cpu_build
+from memguard.workflows.run_checks import explain_one_process, read_local_sizes
 from memguard.workflows.storage_plan import (
     StorageInput,
     describe_stored,
@@ -70,60 +68,45 @@ def check_memory_early(config: RunConfig, num_processes: int) -> None:
 
 
 def check_memory(
-    config: RunConfig, sizes: ModelSizes, machine: Machine, num_processes: int
+    config: RunConfig, model: ModelSizes | ModelStorage, machine: Machine, num_processes: int
 ) -> None:
     """Refuse a run that cannot fit.
 
     Args:
         config: the run's settings.
-        sizes: sizes of its model.
+        model: sizes of its model; or its parameters, if only their memory can be estimated.
         machine: the machine it runs on.
         num_processes: number of training processes.
 
     Raises:
         ConfigError: names what would fit; or the mesh does not match processes, model or batch.
     """
+    work = describe_work(config, device_type="cuda" if machine.has_gpus else "cpu")
+    if isinstance(model, ModelStorage):
+        refuse_storage(
+            make_storage_plan(
+                StorageInput(
+                    name=config.model.path or "model.scratch",
+                    model=model,
+                    machine=machine,
+                    num_gpus=num_processes,
+                    work=work,
+                    stored=describe_stored(work, config),
+                    mesh=config.parallel,
+                )
+            )
+        )
+        return
     mesh = resolve_mesh(
         config.parallel,
         num_processes,
-        sizes if num_processes > 1 else None,
+        model if num_processes > 1 else None,
         batch_size=config.train.batch_size if num_processes > 1 else None,
     )
-    work = describe_work(config, device_type="cuda" if machine.has_gpus else "cpu")
     # Fragmentation is an assumption, and a run that might fit must not be refused.
     exact = machine.model_copy(update={"fragmentation": 0.0})
-    if not find_fit(sizes, mesh, work, exact).fits:
-        refuse_misfit(plan_run(config, sizes=sizes, machine=machine, num_gpus=num_processes))
-
-
-def check_storage(
-    config: RunConfig, model: ModelStorage, machine: Machine, num_processes: int
-) -> None:
-    """Refuse a run whose weights, gradients and moments alone do not fit.
-
-    Args:
-        config: the run's settings.
-        model: parameters of its model.
-        machine: the machine it runs on.
-        num_processes: number of training processes.
-
-    Raises:
-        ConfigError: names what would fit; or the mesh does not match processes, model or batch.
-    """
-    work = describe_work(config, device_type="cuda" if machine.has_gpus else "cpu")
-    refuse_storage(
-        make_storage_plan(
-            StorageInput(
-                name=config.model.path or "model.scratch",
-                model=model,
-                machine=machine,
-                num_gpus=num_processes,
-                work=work,
-                stored=describe_stored(work, config),
-                mesh=config.parallel,
-            )
-        )
-    )
+    if not find_fit(model, mesh, work, exact).fits:
+        refuse_misfit(plan_run(config, sizes=model, machine=machine, num_gpus=num_processes))
 
 
 def settle_settings(config: RunConfig, runtime: "Runtime", *, halve: bool = False) -> RunConfig:
@@ -151,10 +134,7 @@ def settle_settings(config: RunConfig, runtime: "Runtime", *, halve: bool = Fals
             model = read_run_model(resumed)
             sizes = model if isinstance(model, ModelSizes) else None
             if machine is not None and not has_trained(folder):
-                if isinstance(model, ModelSizes):
-                    check_memory(resumed, model, machine, num_ranks)
-                else:
-                    check_storage(resumed, model, machine, num_ranks)
+                check_memory(resumed, model, machine, num_ranks)
         resolved = resolve_auto(
             resumed,
             device_type=runtime.device.type,
@@ -185,28 +165,6 @@ def keep_precision(config: RunConfig, folder: Path) -> RunConfig:
     stored = load_yaml(folder / "config.yaml").values
     changes = {"precision": stored["train"]["precision"]}
     return config.model_copy(update={"train": config.train.model_copy(update=changes)})
-
-
-def read_local_sizes(config: RunConfig) -> ModelSizes | None:
-    """Return the sizes of a model in a local folder, without torch.
-
-    None if the model is not there, or if its memory cannot be estimated.
-    """
-    if config.model.path is None or config.model.attn_implementation == "eager":
-        return None
-    try:
-        fields = json.loads(find_config(config.model.path).read_bytes())
-        return ModelSizes.from_json(fields) if isinstance(fields, dict) else None
-    except (OSError, ValueError, RecursionError, ModelError):
-        return None
-
-
-def is_cpu_build() -> bool:
-    """Return whether the installed torch cannot use GPUs; does not import it."""
-    try:
-        return importlib.metadata.version("torch").endswith("+cpu")
-    except importlib.metadata.PackageNotFoundError:
-        return False
 
 
 # -- after an out-of-memory error ----------------------------------------------------------------
@@ -259,10 +217,9 @@ def explain_out_of_memory(
             f"set 'parallel.data' to 1 and 'parallel.z' to {shape.num_batch_ways}, which shares "
             "the weights"
         )
-    is_one = find_mitigation(config.mitigations, DpSgdConfig) is not None or train.dropout
     if device_type != "cuda":
         ways.append("use a machine with more memory")
-    elif is_one:
+    elif explain_one_process(config) is not None:
         ways.append("use a GPU with more memory")
     else:
         ways.append(f"use more than {shape.num_ranks} GPU{'s' if shape.num_ranks > 1 else ''}")

@@ -9,7 +9,7 @@ from memguard.hf.identity import hash_sums, split_sums, sum_model
 from memguard.records import AdapterIdentity, ModelIdentity
 from memguard.records.sealed import FileSum
 from memguard.workflows.audit_inputs import AuditTarget
-from memguard.workflows.model_in_memory import ModelInMemory
+from memguard.workflows.audited_model import ModelInMemory
 
 Sums = Mapping[str, Mapping[str, FileSum]]
 """Path of a folder -> its files, see `sum_model`."""

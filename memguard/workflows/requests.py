@@ -25,7 +25,7 @@ from memguard.hf import adapter_files, checkpoint_files
 from memguard.hf.config_fields import check_fields
 from memguard.records.run_files import find_weights_folder
 from memguard.workflows.audit_output import is_own_audit
-from memguard.workflows.process_limits import MORE_MACHINES, check_num_processes
+from memguard.workflows.processes import MORE_MACHINES, check_num_processes
 from memguard.workflows.run_checks import (
     check_device_map,
     check_documents_libraries,
@@ -37,7 +37,7 @@ from memguard.workflows.variant_request import check_variants
 from memguard.workflows.verify import load_own_config
 
 if TYPE_CHECKING:
-    from memguard.workflows.model_in_memory import ModelInMemory
+    from memguard.workflows.audited_model import ModelInMemory
 
 _SMALLER_SWEEPS = "split the settings into sweeps on several machines"
 _MOST_MISSING = 20

@@ -1,72 +1,57 @@
 """Checks of a run's settings and processes that do not need torch.
 
-Each check is repeated where it matters, for programs that do not use the command line.
+`train_run` repeats those of processes, for programs that do not use the command line.
 """
 
 import json
 import math
-import os
-from importlib.util import find_spec
 from typing import Any
 
-from memguard.config import AuditConfig, RunConfig, TrainConfig
+from memguard.config import AuditConfig, RunConfig
 from memguard.config.adapters import matches_target, refuse_target
 from memguard.config.mitigations import DeduplicateConfig, DpSgdConfig, find_mitigation
-from memguard.errors import ConfigError, ModelError
+from memguard.errors import ConfigError, ModelError, require_library
 from memguard.hf.adapter_files import find_config, is_adapter
-from memguard.hf.config_fields import is_ternary
+from memguard.hf.config_fields import check_positions, is_ternary
 from memguard.parallel.mesh_shape import AXES
-from memguard.parallel.model_sizes import ESTIMATED_FAMILIES
-
-_RANK_NAMES = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
-
-
-def count_processes(nproc: int) -> int:
-    """Return the number of processes, from `--nproc` or from torchrun.
-
-    Args:
-        nproc: value of the option.
-    """
-    if nproc > 1 or not all(os.environ.get(name, "").isdigit() for name in _RANK_NAMES):
-        return nproc
-    return int(os.environ["WORLD_SIZE"])
+from memguard.parallel.model_sizes import ESTIMATED_FAMILIES, ModelSizes
 
 
 def check_processes(config: RunConfig, num_processes: int) -> None:
     """Reject settings that do not work with this number of processes.
 
     Raises:
-        ConfigError: dropout, dp_sgd or device_map with several processes; a quantised base on y or
-            x; a missing library; an adapter of an adapter.
+        ConfigError: a setting that needs one process; a quantised base on y or x; a missing
+            library; an adapter of an adapter.
     """
-    check_dropout(config.train, world_size=num_processes)
+    why = explain_one_process(config)
+    if num_processes > 1 and why is not None:
+        raise ConfigError(f"{why}; got {num_processes}. Remove the setting, or use one process")
     check_adapter(config)
     check_quantization(config, world_size=num_processes)
-    if find_mitigation(config.mitigations, DpSgdConfig) is not None:
-        if num_processes > 1:
-            raise ConfigError(
-                f"'mitigations': dp_sgd clips row by row and needs one process; got "
-                f"{num_processes}. Train on one process, or remove dp_sgd"
-            )
-        if find_spec("opacus") is None:
-            raise ConfigError("'mitigations': dp_sgd needs opacus: pip install 'memguard[dp]'")
+    if (dp_sgd := find_mitigation(config.mitigations, DpSgdConfig)) is not None:
+        dp_sgd.check_library()
     if config.audit.enabled:
-        check_device_map(
-            config.audit, world_size=num_processes, is_adapter=config.adapter is not None
+        check_device_map(config.audit, world_size=1, is_adapter=config.adapter is not None)
+
+
+def explain_one_process(config: RunConfig) -> str | None:
+    """Return which setting of a run needs a single process, and why; None if there is none."""
+    if find_mitigation(config.mitigations, DpSgdConfig) is not None:
+        return "'mitigations': dp_sgd clips row by row and needs one process"
+    if config.train.dropout:
+        return (
+            f"'train.dropout' needs one process, as ranks that share activations would drop "
+            f"different ones at {config.train.dropout:g}"
         )
+    if config.audit.enabled and config.audit.device_map is not None:
+        return _DEVICE_MAP_ALONE
+    return None
 
 
-def check_dropout(train: TrainConfig, *, world_size: int) -> None:
-    """Reject dropout on several ranks, which share activations but would draw different masks.
-
-    Raises:
-        ConfigError: says how to fix it.
-    """
-    if train.dropout and world_size > 1:
-        raise ConfigError(
-            f"'train.dropout' needs one process; got {train.dropout:g} on {world_size}. Remove "
-            "it, or train on one process"
-        )
+_DEVICE_MAP_ALONE = (
+    "'audit.device_map' needs one process, as several split the model over their mesh"
+)
 
 
 def check_adapter(config: RunConfig) -> None:
@@ -136,10 +121,7 @@ def check_quantization(config: RunConfig, *, world_size: int) -> None:
             "their weights ('quantization_config' in its config.json) and have no adapters: "
             "remove 'adapter' to train its weights"
         )
-    if find_spec("bitsandbytes") is None:
-        raise ConfigError(
-            "'adapter.quantization': nf4 needs bitsandbytes: pip install 'memguard[quant]'"
-        )
+    require_library("bitsandbytes", "'adapter.quantization': nf4", extra="quant")
 
 
 def check_device_map(settings: AuditConfig, *, world_size: int, is_adapter: bool) -> None:
@@ -161,8 +143,7 @@ def check_device_map(settings: AuditConfig, *, world_size: int, is_adapter: bool
         )
     if settings.device_map is not None and world_size > 1:
         raise ConfigError(
-            f"'audit.device_map' needs one process; this audit has {world_size}, which split the "
-            "model over their mesh. Remove the setting, or use one process."
+            f"{_DEVICE_MAP_ALONE}; got {world_size}. Remove the setting, or use one process"
         )
 
 
@@ -173,11 +154,8 @@ def check_documents_libraries(config: RunConfig) -> None:
         ConfigError: rensa is not installed.
     """
     deduplicate = find_mitigation(config.mitigations, DeduplicateConfig)
-    if deduplicate is not None and deduplicate.similarity != "exact" and find_spec("rensa") is None:
-        raise ConfigError(
-            "'mitigations': deduplicate needs rensa: pip install 'memguard[dedup]', or set "
-            "'similarity: exact'"
-        )
+    if deduplicate is not None:
+        deduplicate.check_library()
 
 
 def check_row_length(config: RunConfig) -> None:
@@ -186,12 +164,7 @@ def check_row_length(config: RunConfig) -> None:
     Raises:
         ModelError: names the maximum.
     """
-    limit = _find_max_positions(config)
-    if isinstance(limit, int) and 0 < limit < config.data.seq_len:
-        raise ModelError(
-            f"'data.seq_len' must be at most {limit}, the model's max_position_embeddings; "
-            f"got {config.data.seq_len}"
-        )
+    check_positions(_find_max_positions(config), config.data.seq_len)
 
 
 def _find_max_positions(config: RunConfig) -> Any:
@@ -201,6 +174,19 @@ def _find_max_positions(config: RunConfig) -> Any:
     fields = _read_local_config(config.model.path or "")
     text = fields.get("text_config")
     return (text if isinstance(text, dict) else fields).get("max_position_embeddings")
+
+
+def read_local_sizes(config: RunConfig) -> ModelSizes | None:
+    """Return the sizes of a model in a local folder.
+
+    None if the model is not there, or if its memory cannot be estimated.
+    """
+    if config.model.path is None or config.model.attn_implementation == "eager":
+        return None
+    try:
+        return ModelSizes.from_json(_read_local_config(config.model.path))
+    except (ValueError, ModelError):
+        return None
 
 
 def has_ternary_weights(path: str) -> bool:

@@ -9,17 +9,14 @@ from typing import Any, Literal
 
 import torch
 
-from memguard.config import ParallelConfig, RunConfig, TrainConfig
+from memguard.config import ParallelConfig, RunConfig
 from memguard.data.documents import Document, document_text
 from memguard.data.tokenization import train_bpe
-from memguard.errors import ConfigError, ModelError
+from memguard.errors import ConfigError
 from memguard.hf.adapter_export import gather_adapter, make_peft_config, write_adapter
-from memguard.hf.checkpoint import (
-    get_folder,
-    load_config,
-    load_tokenizer,
-    max_positions,
-)
+from memguard.hf.assembly import Assembly, ShardedLayer, assemble_loaded, find_sizes
+from memguard.hf.checkpoint import find_positions, get_folder, load_config, load_tokenizer
+from memguard.hf.config_fields import check_positions
 from memguard.hf.export import export_model, export_sharded
 from memguard.hf.identity import sum_model
 from memguard.hf.load import (
@@ -31,16 +28,11 @@ from memguard.hf.load import (
 )
 from memguard.hf.meta_build import outline_model
 from memguard.hf.nf4_base import quantise_base
-from memguard.hf.sharded import ShardedLayer, Sharding, find_sizes
 from memguard.model.causal_lm import CausalLM
-from memguard.model.checks import build_causal_lm
-from memguard.model.dropout import set_dropout
-from memguard.model.trainable import freeze_others
-from memguard.parallel.lora import LoraSpec, attach_lora, fill_lora, find_targets
+from memguard.parallel.lora import LoraSpec, find_targets
 from memguard.parallel.mesh import Mesh4D, build_mesh
 from memguard.parallel.mesh_shape import resolve_mesh
 from memguard.parallel.model_sizes import NF4_BASE, Sizes
-from memguard.parallel.shard import checkpoint_blocks, compile_blocks
 from memguard.records.sealed import FileSum
 from memguard.runtime import (
     Console,
@@ -50,7 +42,6 @@ from memguard.runtime import (
     start_runtime,
 )
 from memguard.seeds import derive_seed
-from memguard.workflows.run_checks import check_adapter, check_dropout, check_quantization
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -128,12 +119,12 @@ class StartedModel:
     adapter: LoraSpec | None = None
     """Its adapters; None if its weights are trained."""
     base: str | None = None
-    """Folder or hub id of the model that the adapters belong to."""
+    """Folder or hub id of the model that was trained; None for random weights."""
     base_revision: str | None = None
     base_files: Mapping[str, FileSum] = field(default_factory=dict)
     """The base's files before training; empty without adapters."""
     quantization: Literal["nf4"] | None = None
-    """Form of that model's linear layers."""
+    """Form of its linear layers."""
 
     def export(
         self, tokenizer: Any, folder: Path, *, dtype: torch.dtype, card: str, runtime: Runtime
@@ -191,19 +182,13 @@ def load_known_tokenizer(config: RunConfig) -> Any:
     Raises:
         ModelError: no usable checkpoint or tokenizer, or rows longer than the model's maximum.
     """
-    model, scratch = config.model, config.model.scratch
-    if scratch is None:
-        limit = max_positions(_path(config), revision=model.revision)
-        tokenizer = load_tokenizer(_path(config), revision=model.revision)
-    else:
-        limit = scratch.config.get("max_position_embeddings")
-        tokenizer = None if scratch.tokenizer is None else load_tokenizer(scratch.tokenizer)
-    if isinstance(limit, int) and config.data.seq_len > limit:
-        raise ModelError(
-            f"'data.seq_len' must be at most {limit}, the model's max_position_embeddings; "
-            f"got {config.data.seq_len}"
-        )
-    return tokenizer
+    scratch, tokenizer = config.model.scratch, None
+    if scratch is not None and scratch.tokenizer is not None:
+        tokenizer = load_tokenizer(scratch.tokenizer)
+    check_positions(find_positions(read_model_config(config, tokenizer)), config.data.seq_len)
+    if scratch is not None:
+        return tokenizer
+    return load_tokenizer(_path(config), revision=config.model.revision)
 
 
 def train_tokenizer(config: RunConfig, documents: Sequence[Document], console: Console) -> Any:
@@ -227,14 +212,19 @@ def start_model(config: RunConfig, tokenizer: Any, distributed: DistributedConte
         ModelError: the model cannot be loaded, or its layers cannot have adapters.
         ConfigError: 'adapter.target_modules' or 'train.trainable_modules' names no layer.
     """
-    model, scratch, train = config.model, config.model.scratch, config.train
-    adapter = make_lora(config)
-    check_dropout(train, world_size=distributed.runtime.world_size)
-    check_adapter(config)
-    check_quantization(config, world_size=distributed.runtime.world_size)
-    base_files = {} if adapter is None else _sum_base(config, distributed.runtime)
+    model, scratch, runtime = config.model, config.model.scratch, distributed.runtime
     attn = model.attn_implementation
-    drawn = None
+    adapter = make_lora(config)
+    base_files = {} if adapter is None else _sum_base(config, runtime)
+    assembly = Assembly.for_training(
+        config.train,
+        mesh=distributed.mesh,
+        device=runtime.device,
+        adapter=adapter,
+        quantization=None if config.adapter is None else config.adapter.quantization,
+        reshard_after_forward=distributed.parallel.reshard_after_forward,
+    )
+    drawn = sharded = None
     if scratch is not None:
         drawn = build_scratch_model(
             scratch.config,
@@ -243,36 +233,33 @@ def start_model(config: RunConfig, tokenizer: Any, distributed: DistributedConte
             seed=derive_seed(config.seed, "initial weights"),
             attn=attn,
         )
-    if distributed.mesh is not None:
-        form = None if config.adapter is None else config.adapter.quantization
-        sharding = shard_for_training(train, distributed, distributed.mesh, adapter, form)
+    if assembly.mesh is not None:
         if drawn is not None:
-            layer = shard_scratch_model(drawn, sharding, attn=attn)
+            sharded = shard_scratch_model(drawn, assembly, attn=attn)
         else:
-            layer = load_sharded(_path(config), sharding, revision=model.revision, attn=attn)
-        return _started(config, layer.lm, layer, adapter, base_files)
-    if drawn is None:
-        drawn = load_model(
-            _path(config),
-            revision=model.revision,
-            dtype=_stored_dtype(train, adapter),
-            attn_implementation=attn,
-        )
-    drawn = drawn.to(distributed.runtime.device)
-    if config.adapter is not None and config.adapter.quantization is not None:
-        quantise_base(drawn, get_folder(_path(config), model.revision))
-    lm = build_causal_lm(drawn, chunk_tokens=train.nll_chunk_tokens)
-    if train.dropout is not None:
-        set_dropout(drawn, train.dropout)
-    if adapter is not None:
-        attach_lora(drawn, adapter)
-        fill_lora(drawn, adapter)
-    if train.trainable_modules is not None:
-        freeze_others(drawn, train.trainable_modules)
-    checkpoint_blocks(drawn, train.checkpointing)
-    if train.compile:
-        compile_blocks(drawn)
-    return _started(config, lm, None, adapter, base_files)
+            sharded = load_sharded(_path(config), assembly, revision=model.revision, attn=attn)
+        lm = sharded.lm
+    else:
+        if drawn is None:
+            drawn = load_model(
+                _path(config),
+                revision=model.revision,
+                dtype=assembly.dtype,
+                attn_implementation=attn,
+            )
+        drawn = drawn.to(runtime.device)
+        if assembly.quantization is not None:
+            quantise_base(drawn, get_folder(_path(config), model.revision))
+        lm = assemble_loaded(drawn, assembly)
+    return StartedModel(
+        lm=lm,
+        sharded=sharded,
+        adapter=adapter,
+        base=model.path,
+        base_revision=model.revision,
+        base_files=base_files,
+        quantization=assembly.quantization,
+    )
 
 
 def _sum_base(config: RunConfig, runtime: Runtime) -> Mapping[str, FileSum]:
@@ -281,26 +268,6 @@ def _sum_base(config: RunConfig, runtime: Runtime) -> Mapping[str, FileSum]:
     sums = runtime.only_on_main(lambda: sum_model(get_folder(folder, revision)))
     files: Mapping[str, FileSum] = runtime.broadcast_object(sums)
     return files
-
-
-def _started(
-    config: RunConfig,
-    lm: CausalLM,
-    sharded: ShardedLayer | None,
-    adapter: LoraSpec | None,
-    base_files: Mapping[str, FileSum],
-) -> StartedModel:
-    if adapter is None or config.adapter is None:
-        return StartedModel(lm=lm, sharded=sharded)
-    return StartedModel(
-        lm=lm,
-        sharded=sharded,
-        adapter=adapter,
-        base=_path(config),
-        base_revision=config.model.revision,
-        base_files=base_files,
-        quantization=config.adapter.quantization,
-    )
 
 
 def make_lora(config: RunConfig) -> LoraSpec | None:
@@ -318,36 +285,6 @@ def make_lora(config: RunConfig) -> LoraSpec | None:
         use_dora=adapter.use_dora,
         init="gaussian" if adapter.init_lora_weights == "gaussian" else "kaiming",
         seed=derive_seed(config.seed, "adapters"),
-    )
-
-
-def _stored_dtype(train: TrainConfig, adapter: LoraSpec | None) -> torch.dtype:
-    """Return the dtype of the stored weights: fp32 if they are trained."""
-    is_narrow = adapter is not None and train.precision == "bf16"
-    return torch.bfloat16 if is_narrow else torch.float32
-
-
-def shard_for_training(
-    train: TrainConfig,
-    distributed: DistributedContext,
-    mesh: Mesh4D,
-    adapter: LoraSpec | None = None,
-    quantization: Literal["nf4"] | None = None,
-) -> Sharding:
-    """Return how a model is sharded over a mesh for training."""
-    return Sharding(
-        mesh=mesh,
-        device=distributed.runtime.device,
-        dtype=_stored_dtype(train, adapter),
-        adapter=adapter,
-        quantization=quantization,
-        trainable_modules=train.trainable_modules,
-        without_dropout=train.dropout == 0,
-        compute_dtype=torch.bfloat16 if train.precision == "bf16" else None,
-        chunk_tokens=train.nll_chunk_tokens,
-        reshard_after_forward=distributed.parallel.reshard_after_forward,
-        checkpointing=train.checkpointing,
-        compile=train.compile,
     )
 
 

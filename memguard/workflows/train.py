@@ -16,8 +16,7 @@ from memguard.config import RunConfig, dump_yaml
 from memguard.config.mitigations import DpSgdConfig, find_mitigation
 from memguard.data.corpus import load_corpus, load_private_key
 from memguard.data.loader import Loader
-from memguard.errors import ConfigError, RecordError
-from memguard.hf.checkpoint import check_positions
+from memguard.errors import RecordError
 from memguard.hf.load import count_parameters
 from memguard.model.causal_lm import CausalLM
 from memguard.model.checks import keeps_documents_apart
@@ -45,7 +44,7 @@ from memguard.runtime import (
     quiet_libraries,
     set_deterministic_defaults,
 )
-from memguard.train.dp_sgd import RowClipping, load_accountant
+from memguard.train.dp_sgd import RowClipping
 from memguard.train.trainer import Trainer
 from memguard.workflows.audit import audit_run, find_current_report
 from memguard.workflows.audit_callback import build_monitor
@@ -64,6 +63,7 @@ from memguard.workflows.memory_check import (
     settle_settings,
 )
 from memguard.workflows.requests import make_command
+from memguard.workflows.run_checks import check_processes
 from memguard.workflows.run_folder import check_same_settings, compute_run_key, locked
 from memguard.workflows.setup import (
     DistributedContext,
@@ -114,7 +114,7 @@ def train_run(config: RunConfig) -> dict[str, Any]:
         ExitStack() as lock,
     ):
         runtime = distributed.runtime
-        _check_privacy(config, distributed)
+        check_processes(config, runtime.world_size)
         is_second = HALVE_MICRO_BATCH in os.environ
         settled = settle_settings(config, runtime, halve=is_second)
         held = runtime.only_on_main(lambda: lock.enter_context(locked(folder)))
@@ -202,22 +202,6 @@ def _prepare_and_train(
         device_type = runtime.device.type
         text = explain_out_of_memory(config, shape, device_type, is_loaded=trainer is not None)
         raise OutOfMemory(text) from error
-
-
-def _check_privacy(config: RunConfig, distributed: DistributedContext) -> None:
-    """Reject dp_sgd on a mesh or without opacus, before any document is read.
-
-    Raises:
-        ConfigError: dp_sgd cannot be used.
-    """
-    if find_mitigation(config.mitigations, DpSgdConfig) is None:
-        return
-    load_accountant()
-    if distributed.mesh is not None:
-        raise ConfigError(
-            f"'mitigations': dp_sgd clips row by row and needs one process; got "
-            f"{distributed.mesh.shape}. Train on one process, or remove dp_sgd"
-        )
 
 
 def _build_row_clipping(
@@ -313,7 +297,6 @@ def _build_trainer(
     console.info(f"model: loading {config.model.path or 'random weights'}")
     started = start_model(config, tokenizer, distributed)
     lm, model = started.lm, started.lm.model
-    check_positions(model, config.data.seq_len, "data.seq_len")
     check_token_ids(corpus, lm.vocab_size)
     is_wide = lm.compute_dtype != torch.bfloat16
     autocasts = config.train.precision == "bf16" and distributed.mesh is None and is_wide

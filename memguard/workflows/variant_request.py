@@ -1,16 +1,15 @@
 """Checks the argument `--variants` of `audit` before torch is imported."""
 
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, cast, get_args
 
 from memguard.config import AuditConfig
-from memguard.errors import ConfigError
+from memguard.errors import ConfigError, require_library
 from memguard.hf.adapter_files import is_adapter
 from memguard.records import VARIANT_LIBRARIES, VariantName
 from memguard.workflows.run_checks import has_ternary_weights
 
 if TYPE_CHECKING:
-    from memguard.workflows.model_in_memory import ModelInMemory
+    from memguard.workflows.audited_model import ModelInMemory
 
 _OF_ADAPTERS: tuple[VariantName, ...] = ("adapter", "merged")
 _CHOICES: tuple[VariantName, ...] = tuple(name for name in get_args(VariantName) if name != "model")
@@ -77,9 +76,6 @@ def check_variants(
             "Audit it without --variants"
         )
     for name in given:
-        library = VARIANT_LIBRARIES.get(name)
-        if library is not None and find_spec(library) is None:
-            raise ConfigError(
-                f"'--variants': {name} needs {library}: pip install 'memguard[quant]'"
-            )
+        if (library := VARIANT_LIBRARIES.get(name)) is not None:
+            require_library(library, f"'--variants': {name}", extra="quant")
     return given

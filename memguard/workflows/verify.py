@@ -22,7 +22,7 @@ from typing import Any, Literal
 
 from memguard.config import RunConfig, load_run_config
 from memguard.errors import ConfigError, MemguardError, ModelError, RecordError
-from memguard.hf.adapter_base import say_where_base_is
+from memguard.hf.adapter_config import say_where_base_is
 from memguard.hf.identity import find_base_folder
 from memguard.records.audit_files import (
     AUDIT_FILES,

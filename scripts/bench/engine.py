@@ -46,8 +46,8 @@ from workload import (
 
 from memguard.config import TrainConfig
 from memguard.data.loader import Batch
+from memguard.hf.assembly import Assembly
 from memguard.hf.load import load_model, load_sharded
-from memguard.hf.sharded import Sharding
 from memguard.model.checks import build_causal_lm
 from memguard.parallel.mesh import build_mesh
 from memguard.parallel.mesh_shape import MeshShape
@@ -121,7 +121,7 @@ def run_memguard(case: Case, rank: Rank) -> float | None:
     """The engine of memguard, on one process or on a mesh."""
     turns, train = Turns(rank), TrainConfig(micro_batch_size=None)
     if case.mesh:
-        sharding = Sharding(
+        sharding = Assembly(
             mesh=build_mesh(case.mesh, "cpu"),
             device=torch.device("cpu"),
             chunk_tokens=train.nll_chunk_tokens,

@@ -23,8 +23,8 @@ from workload import as_tensors, build_step, take_rows, train_by_trainer
 
 from memguard.config import AxisName, RunConfig, TrainConfig
 from memguard.data.loader import Batch
+from memguard.hf.assembly import Assembly, ShardedLayer, allocate, build_meta_layer, fill_layer
 from memguard.hf.safetensors import ModuleWeights
-from memguard.hf.sharded import ShardedLayer, Sharding, allocate, build_meta_layer, fill_layer
 from memguard.model.causal_lm import CausalLM
 from memguard.model.checks import build_causal_lm
 from memguard.parallel.linear import to_local
@@ -126,7 +126,7 @@ def build_lm(
         if setting.compile:
             compile_blocks(model)
         return lm
-    sharding = Sharding(
+    sharding = Assembly(
         mesh=build_mesh(setting.shape, device.type),
         device=device,
         compute_dtype=torch.bfloat16 if setting.precision == "bf16" else None,
@@ -144,7 +144,7 @@ def build_lm(
 
 def _draw_shards(layer: ShardedLayer) -> None:
     """Allocate and draw this rank's shards; speed does not depend on the values."""
-    allocate(layer)
+    allocate(layer.lm, layer.assembly.device)
     with torch.no_grad():
         for parameter in layer.lm.model.parameters():
             local = to_local(parameter.data)

@@ -32,8 +32,8 @@ from torch.distributed.fsdp import fully_shard
 from transformers.distributed import DistributedConfig
 from workload import build_llama, write_checkpoint
 
+from memguard.hf.assembly import Assembly
 from memguard.hf.load import load_sharded
-from memguard.hf.sharded import Sharding
 from memguard.parallel.mesh import build_mesh
 from memguard.parallel.mesh_shape import MeshShape
 
@@ -47,7 +47,7 @@ ALLOWANCE_MB = 150
 def load_memguard(folder: str) -> int:
     """`load_sharded` at (z=4), without the check of the model, which no other side runs."""
     mesh = build_mesh(MeshShape(z=NUM_RANKS), "cpu")
-    layer = load_sharded(folder, Sharding(mesh=mesh, device=torch.device("cpu")), check=False)
+    layer = load_sharded(folder, Assembly(mesh=mesh, device=torch.device("cpu")), check=False)
     return touch_shards(layer.lm.model)
 
 

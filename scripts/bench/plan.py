@@ -50,7 +50,7 @@ from workload import (
 
 from memguard.config import TrainConfig
 from memguard.errors import MemguardError
-from memguard.hf.sharded import Sharding, allocate, build_meta_layer
+from memguard.hf.assembly import Assembly, allocate, build_meta_layer
 from memguard.parallel.linear import to_local
 from memguard.parallel.mesh import Mesh4D, build_mesh
 from memguard.parallel.mesh_shape import MeshShape, nearest_meshes
@@ -247,7 +247,7 @@ def run_rank(case: Case, maps_all: bool, rank: Rank) -> None:
 def make_step(case: Case, mesh: Mesh4D) -> Callable[[int], object]:
     """Build a random model on this rank; return a function that runs a step on random rows."""
     train = case.train
-    sharding = Sharding(
+    sharding = Assembly(
         mesh=mesh,
         device=torch.device("cpu"),
         compute_dtype=torch.bfloat16 if case.precision == "bf16" else None,
@@ -255,7 +255,7 @@ def make_step(case: Case, mesh: Mesh4D) -> Callable[[int], object]:
         checkpointing=train.checkpointing,
     )
     layer = build_meta_layer(case.config, sharding)
-    allocate(layer)
+    allocate(layer.lm, layer.assembly.device)
     torch.manual_seed(torch.distributed.get_rank())
     for parameter in layer.lm.model.parameters():
         piece = to_local(parameter.data)

@@ -33,8 +33,8 @@ from memguard.audit.passages import Passage, ScoreSelection, TokenResult
 from memguard.audit.run import AuditOutcome
 from memguard.audit.scoring import ModelScorer
 from memguard.audit.suite import GridProbe, MembershipProbe, SamplingProbe
+from memguard.hf.assembly import Assembly
 from memguard.hf.load import shard_scratch_model
-from memguard.hf.sharded import Sharding
 from memguard.parallel.mesh import build_mesh
 from memguard.parallel.mesh_shape import MeshShape
 from memguard.records import DocumentScore
@@ -168,7 +168,7 @@ def audit_on_ranks(
     """Two audits after each other: with nothing kept, and with everything."""
     mesh = build_mesh(MeshShape(z=2), "cpu")
     layer = shard_scratch_model(
-        build_tiny_llama(95), Sharding(mesh=mesh, device=torch.device("cpu"))
+        build_tiny_llama(95), Assembly(mesh=mesh, device=torch.device("cpu"))
     )
     found = []
     with start_runtime() as runtime:

@@ -13,8 +13,8 @@ from tiny_families import VOCAB_SIZE, build
 from memguard.audit.decoding import Decoder
 from memguard.audit.extraction import AuditDocument, ExtractionProbe
 from memguard.audit.scoring import ModelScorer
+from memguard.hf.assembly import Assembly
 from memguard.hf.load import shard_scratch_model
-from memguard.hf.sharded import Sharding
 from memguard.model.causal_lm import CausalLM
 from memguard.model.checks import build_causal_lm
 from memguard.parallel.mesh import build_mesh
@@ -95,7 +95,7 @@ def audit_on_mesh(
     degrees: MeshShape, model: Any, documents: list[AuditDocument]
 ) -> list[DocumentScore]:
     """On a rank."""
-    sharding = Sharding(mesh=build_mesh(degrees, "cpu"), device=torch.device("cpu"))
+    sharding = Assembly(mesh=build_mesh(degrees, "cpu"), device=torch.device("cpu"))
     return audit_lm(shard_scratch_model(model, sharding).lm, documents)
 
 

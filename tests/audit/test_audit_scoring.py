@@ -16,8 +16,8 @@ from memguard.audit.passages import Passage, ScoreSelection, TokenResult
 from memguard.audit.scoring import ModelScorer
 from memguard.config.settings import SamplingScheme
 from memguard.errors import ModelError
+from memguard.hf.assembly import Assembly
 from memguard.hf.load import shard_scratch_model
-from memguard.hf.sharded import Sharding
 from memguard.model.causal_lm import CausalLM
 from memguard.parallel.mesh import build_mesh
 from memguard.parallel.mesh_shape import MeshShape
@@ -116,7 +116,7 @@ def score_on_mesh(
     degrees: MeshShape, model: Any, passages: list[Passage]
 ) -> tuple[list[TokenResult], list[tuple[int, int]]]:
     mesh = build_mesh(degrees, "cpu")
-    sharding = Sharding(mesh=mesh, device=torch.device("cpu"))
+    sharding = Assembly(mesh=mesh, device=torch.device("cpu"))
     layer = shard_scratch_model(model, sharding)
     steps: list[tuple[int, int]] = []
     with start_runtime() as runtime:

@@ -18,9 +18,9 @@ from tiny_families import VOCAB_SIZE, build
 from memguard.audit.beams import BeamRequest, Beams, search_beams
 from memguard.audit.decoding import Decoder, Request
 from memguard.errors import ModelError
+from memguard.hf.assembly import Assembly
 from memguard.hf.checkpoint import load_tokenizer
 from memguard.hf.load import load_model, shard_scratch_model
-from memguard.hf.sharded import Sharding
 from memguard.model.causal_lm import CausalLM
 from memguard.model.checks import build_causal_lm
 from memguard.parallel.mesh import build_mesh
@@ -196,7 +196,7 @@ def test_free_tokens_are_found_by_what_follows_them(lm: CausalLM) -> None:
 
 def search_on_mesh(degrees: MeshShape, model: Any, requests: list[BeamRequest]) -> list[Beams]:
     mesh = build_mesh(degrees, "cpu")
-    layer = shard_scratch_model(model, Sharding(mesh=mesh, device=torch.device("cpu")))
+    layer = shard_scratch_model(model, Assembly(mesh=mesh, device=torch.device("cpu")))
     with start_runtime() as runtime:
         return search_beams(Decoder(layer.lm, 400, runtime), requests, 4)
 

@@ -20,9 +20,9 @@ from torch.distributed.tensor import DTensor
 from memguard.audit.decoding import Continuation, Decoder, Request
 from memguard.config.settings import SamplingScheme
 from memguard.errors import ModelError
+from memguard.hf.assembly import Assembly
 from memguard.hf.checkpoint import load_tokenizer
 from memguard.hf.load import load_model, shard_scratch_model
-from memguard.hf.sharded import Sharding
 from memguard.model.causal_lm import CausalLM
 from memguard.model.checks import build_causal_lm
 from memguard.parallel.mesh import build_mesh
@@ -358,7 +358,7 @@ def decode_all(decoder: Decoder) -> list[Any]:
 
 def decode_on_mesh(degrees: MeshShape, model: Any) -> list[Any]:
     mesh = build_mesh(degrees, "cpu")
-    layer = shard_scratch_model(model, Sharding(mesh=mesh, device=torch.device("cpu")))
+    layer = shard_scratch_model(model, Assembly(mesh=mesh, device=torch.device("cpu")))
     with start_runtime() as runtime:
         return decode_all(Decoder(layer.lm, 150, runtime))
 
@@ -380,7 +380,7 @@ def count_gathers(model: Any) -> tuple[list[int], list[bool]]:
     And after each, whether all parameters are stored in shards.
     """
     mesh = build_mesh(MeshShape(z=2), "cpu")
-    layer = shard_scratch_model(model, Sharding(mesh=mesh, device=torch.device("cpu")))
+    layer = shard_scratch_model(model, Assembly(mesh=mesh, device=torch.device("cpu")))
     counts, is_sharded, original = [0], [], param_group.foreach_all_gather
 
     def count(*args: Any, **kwargs: Any) -> Any:

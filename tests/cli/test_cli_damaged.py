@@ -18,7 +18,7 @@ from memguard.audit.run import run_audit
 from memguard.records.audit_files import find_audit_damage
 from memguard.workflows import audit as audit_module
 from memguard.workflows import audit_output
-from memguard.workflows.audit_context import LazyModel
+from memguard.workflows.audited_model import LazyModel
 
 
 @pytest.fixture(scope="module")

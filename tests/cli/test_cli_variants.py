@@ -14,6 +14,7 @@ from bitsandbytes.functional import dequantize_4bit, quantize_4bit
 from cli_examples import run_cli, save_tiny_model, write_run, write_texts
 from tiny_families import build, make_config
 
+from memguard import errors
 from memguard.data.corpus import Corpus, load_corpus
 from memguard.data.tokenization import train_bpe
 from memguard.errors import ModelError
@@ -21,7 +22,6 @@ from memguard.hf.load import load_model
 from memguard.hf.variants import VariantForm
 from memguard.records import AuditReport, Variant, VariantBucket, VariantName, load_record
 from memguard.train.heldout import choose_heldout
-from memguard.workflows import variant_request
 
 CONTINUATION = 6
 ALL = "adapter,merged,int8,nf4"
@@ -261,9 +261,7 @@ def test_a_model_without_an_adapter_has_no_adapter_to_merge(run: Path, tmp_path:
 def test_a_missing_library_is_one_line(
     run: Path, monkeypatch: pytest.MonkeyPatch, name: str, library: str
 ) -> None:
-    monkeypatch.setattr(
-        variant_request, "find_spec", lambda module: None if module == library else module
-    )
+    monkeypatch.setattr(errors, "find_spec", lambda module: None if module == library else module)
     ended = run_cli("audit", run, "--variants", f"adapter,{name}")
     assert (ended.code, len(ended.err.splitlines())) == (2, 1), ended.err
     assert f"{name} needs {library}: pip install 'memguard[quant]'" in ended.err

@@ -14,7 +14,8 @@ from torch.distributed.tensor import DTensor
 from memguard.assets import find_asset, list_assets
 from memguard.compare import load_sweep
 from memguard.config import CanaryConfig, RunConfig, load_run_config
-from memguard.hf.sharded import Sharding, build_meta_layer, count_sharded_parameters
+from memguard.hf.assembly import Assembly, build_meta_layer
+from memguard.hf.load import count_parameters
 from memguard.parallel.mesh_shape import MeshShape, check_mesh, list_meshes, resolve_mesh
 from memguard.parallel.model_sizes import ModelSizes
 from memguard.planner.fit import rank_meshes
@@ -162,11 +163,11 @@ class Sharded:
 
 def shard_on_meta(fields: dict[str, Any], shape: MeshShape, rank: int) -> Sharded:
     with simulated_mesh(shape, rank) as mesh:
-        sharding = Sharding(mesh=mesh, device=torch.device("cpu"), compute_dtype=torch.bfloat16)
+        sharding = Assembly(mesh=mesh, device=torch.device("cpu"), compute_dtype=torch.bfloat16)
         layer = build_meta_layer(transformers.LlamaConfig(**fields), sharding)
         parameters = dict(layer.lm.model.named_parameters())
         return Sharded(
-            num_parameters=count_sharded_parameters(layer),
+            num_parameters=count_parameters(layer.lm.model),
             num_stored=sum(
                 parameter.to_local().numel()
                 for parameter in parameters.values()

@@ -15,9 +15,9 @@ from torch import Tensor
 
 from memguard.data.tokenization import train_bpe
 from memguard.hf.adapter_export import gather_adapter, make_peft_config, write_adapter
+from memguard.hf.assembly import Assembly, build_meta_layer, fill_layer
 from memguard.hf.load import load_model
 from memguard.hf.safetensors import ModuleWeights
-from memguard.hf.sharded import Sharding, build_meta_layer, fill_layer
 from memguard.parallel.linear import to_local
 from memguard.parallel.lora import LoraSpec, attach_lora, fill_lora, is_adapter_parameter
 from memguard.parallel.mesh import build_mesh
@@ -90,7 +90,7 @@ def gather(spec: LoraSpec) -> dict[str, Tensor]:
     """On a rank of 4: the gathered adapters, whose values are those of `build_trained`."""
     layer = build_meta_layer(
         build("qwen2").config,
-        Sharding(
+        Assembly(
             mesh=build_mesh(MeshShape(y=2, x=2), "cpu"), device=torch.device("cpu"), adapter=spec
         ),
     )
@@ -103,7 +103,7 @@ def gather(spec: LoraSpec) -> dict[str, Tensor]:
                 for dim, axis in enumerate(("y", "x")):
                     placement = parameter.placements[dim]
                     if placement.is_shard():
-                        mesh_axis = layer.sharding.mesh.axis(axis)  # type: ignore[arg-type]
+                        mesh_axis = layer.mesh.axis(axis)  # type: ignore[arg-type]
                         full = full.chunk(mesh_axis.degree, placement.dim)[mesh_axis.rank]
                 local.copy_(full)
     return gather_adapter(layer.lm.model)

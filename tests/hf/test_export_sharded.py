@@ -17,10 +17,10 @@ from torch import distributed as dist
 
 from memguard.data.tokenization import train_bpe
 from memguard.hf import export
+from memguard.hf.assembly import ShardedLayer
 from memguard.hf.checkpoint import load_tokenizer
 from memguard.hf.export import export_model, export_sharded
 from memguard.hf.load import load_model
-from memguard.hf.sharded import ShardedLayer
 
 CARD = "# card, naïve\n"
 NUM_RANKS = {(1, 1, 1, 1): 1, (1, 2, 1, 1): 2, (2, 1, 1, 2): 4, (1, 1, 1, 4): 4, (1, 2, 2, 2): 8}

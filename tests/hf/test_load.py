@@ -14,7 +14,7 @@ from tiny_families import build
 
 from memguard.data.tokenization import train_bpe
 from memguard.errors import ModelError
-from memguard.hf.checkpoint import check_positions, load_tokenizer, max_positions
+from memguard.hf.checkpoint import find_positions, load_config, load_tokenizer
 from memguard.hf.load import build_scratch_model, load_model
 
 
@@ -177,7 +177,7 @@ def test_remote_code_is_not_run(folder: Path) -> None:
     assert isinstance(load_model(str(folder)), transformers.LlamaForCausalLM)
     # ... another one not at all.
     change_config(folder, model_type="foo")
-    for load in (load_model, max_positions, load_tokenizer):
+    for load in (load_model, load_config, load_tokenizer):
         with pytest.raises(ModelError):
             load(str(folder))
     assert not witness.exists()
@@ -211,25 +211,16 @@ def test_a_tokenizer_that_is_missing_or_broken(folder: Path, tokenizer: Any) -> 
 
 
 def test_max_positions_comes_from_the_configuration(folder: Path) -> None:
-    assert max_positions(str(folder)) == 64
+    assert find_positions(load_config(str(folder))) == 64
     change_config(folder, model_type="gpt2", n_positions=128)
-    assert max_positions(str(folder)) == 64, "gpt2 calls it n_positions; the later name wins"
+    assert find_positions(load_config(str(folder))) == 64, (
+        "gpt2 calls it n_positions; the later name wins"
+    )
     change_config(folder, model_type="bloom", max_position_embeddings=None)
-    assert max_positions(str(folder)) is None
+    assert find_positions(load_config(str(folder))) is None
     (folder / "config.json").write_text("3")
     with pytest.raises(ModelError, match="must be a JSON object"):
-        max_positions(str(folder))
-
-
-def test_rows_longer_than_the_models_positions_are_refused() -> None:
-    model = build("gpt2")
-    check_positions(model, 64, "data.seq_len")
-    with pytest.raises(ModelError, match=r"'data.seq_len' must be at most 64.*got 65"):
-        check_positions(model, 65, "data.seq_len")
-
-
-def test_families_without_such_a_limit_take_any_length() -> None:
-    check_positions(build("bloom"), 10**6, "data.seq_len")
+        load_config(str(folder))
 
 
 # -- from scratch ------------------------------------------------------------------------------

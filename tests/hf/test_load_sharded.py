@@ -17,8 +17,8 @@ from test_load import DAMAGES
 from tiny_families import build
 
 from memguard.errors import ModelError
+from memguard.hf.assembly import Assembly, ShardedLayer
 from memguard.hf.load import load_model, load_sharded
-from memguard.hf.sharded import ShardedLayer, Sharding
 from memguard.parallel.hf_plan import PLACEMENTS
 from memguard.parallel.layout import find_rectangle
 from memguard.parallel.mesh import build_mesh
@@ -39,12 +39,12 @@ def load(folder: str, degrees: Degrees, dtype: torch.dtype = torch.float32) -> S
     """On a rank."""
     shape = MeshShape(**dict(zip(("data", "z", "y", "x"), degrees, strict=True)))
     mesh = build_mesh(shape, "cpu")
-    return load_sharded(folder, Sharding(mesh=mesh, device=torch.device("cpu"), dtype=dtype))
+    return load_sharded(folder, Assembly(mesh=mesh, device=torch.device("cpu"), dtype=dtype))
 
 
 def compare(layer: ShardedLayer, reference: Any) -> list[str]:
     """On a rank: what differs from the model that transformers has loaded."""
-    mesh, model = layer.sharding.mesh, layer.lm.model
+    mesh, model = layer.mesh, layer.lm.model
     here = {axis: mesh.axis(axis).rank for axis in ("z", "y", "x")}
     full = dict(reference.named_parameters(remove_duplicate=False))
     shards = dict(model.named_parameters(remove_duplicate=False))
@@ -127,7 +127,7 @@ def load_and_listen(folder: Path) -> list[str]:
     with patched as patch, warnings.catch_warnings(record=True) as caught:
         patch.setattr(module, "COMPARED_FAMILIES", ("llama",))
         warnings.simplefilter("always")
-        load_sharded(str(folder), Sharding(mesh=mesh, device=torch.device("cpu")))
+        load_sharded(str(folder), Assembly(mesh=mesh, device=torch.device("cpu")))
     return [text.split(",")[0] for text in map(str, (w.message for w in caught)) if "plan" in text]
 
 

@@ -14,10 +14,10 @@ from torch import distributed as dist
 
 from memguard.data.tokenization import train_bpe
 from memguard.errors import ModelError
+from memguard.hf.assembly import Assembly, ShardedLayer
 from memguard.hf.checkpoint import load_tokenizer
 from memguard.hf.export import export_model, export_sharded
 from memguard.hf.load import load_model, shard_scratch_model
-from memguard.hf.sharded import ShardedLayer, Sharding
 from memguard.parallel.layout import find_rectangle
 from memguard.parallel.mesh import build_mesh
 from memguard.parallel.mesh_shape import MeshShape
@@ -46,7 +46,7 @@ def tokenizer_folder(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 def compare(layer: ShardedLayer, reference: Any) -> list[str]:
     """On a rank: what differs from the model that transformers has loaded."""
-    mesh, model = layer.sharding.mesh, layer.lm.model
+    mesh, model = layer.mesh, layer.lm.model
     here = {axis: mesh.axis(axis).rank for axis in ("z", "y", "x")}
     wanted = dict(reference.named_parameters())
     differing = []
@@ -167,7 +167,7 @@ def test_other_forms_of_the_same_checkpoint(
 def scratch_and_export(family: str, tokenizer_folder: str, folder: str) -> None:
     """On a rank: a model that was never loaded."""
     mesh = build_mesh(MeshShape(z=2), "cpu")
-    sharding = Sharding(mesh=mesh, device=torch.device("cpu"))
+    sharding = Assembly(mesh=mesh, device=torch.device("cpu"))
     layer = shard_scratch_model(draw_model(family), sharding)
     tokenizer = load_tokenizer(tokenizer_folder)
     export_sharded(layer, tokenizer, Path(folder), dtype=torch.float32, card=CARD)

@@ -15,16 +15,15 @@ from safetensors.torch import load_file, save_file
 from tiny_adapters import save_adapter
 from torch import Tensor, nn
 
+from memguard import errors
 from memguard.config import load_run_config
 from memguard.errors import ModelError
-from memguard.hf import merged_weights
 from memguard.hf.load import count_parameters, load_model
 from memguard.hf.merged_weights import open_merged
 from memguard.hf.nf4_base import quantise_base
 from memguard.parallel.linear import Linear4D
 from memguard.parallel.lora import LoraSpec, attach_lora, is_adapter_parameter
 from memguard.records.run_files import load_trained
-from memguard.workflows import run_checks
 from memguard.workflows.run_folder import hash_run
 
 LAYERS = 2 * 7
@@ -215,7 +214,7 @@ def test_split_layers_and_a_missing_library_are_one_line(
         assert (ended.code, len(ended.err.splitlines())) == (2, 1), ended.err
         assert "'parallel.x' must be 1 with 'adapter.quantization'; got " in ended.err
         assert "Use the axes data and z, or remove the setting" in ended.err
-    monkeypatch.setattr(run_checks, "find_spec", lambda name: None)
+    monkeypatch.setattr(errors, "find_spec", lambda name: None)
     ended = run_cli("train", path, "--nproc", 1)
     assert (ended.code, len(ended.err.splitlines())) == (2, 1), ended.err
     assert "nf4 needs bitsandbytes: pip install 'memguard[quant]'" in ended.err
@@ -255,6 +254,6 @@ def test_an_adapter_of_another_form_or_without_the_library_is_refused(
     mark("nf4")
     source, _ = open_merged(tmp_path / "adapter")
     assert source.adapter.describe() == "LoRA, r=4, alpha=6, base in nf4"
-    monkeypatch.setattr(merged_weights, "find_spec", lambda name: None)
+    monkeypatch.setattr(errors, "find_spec", lambda name: None)
     with pytest.raises(ModelError, match=r"needs bitsandbytes: pip install 'memguard\[quant\]'"):
         open_merged(tmp_path / "adapter")

@@ -28,11 +28,11 @@ from torch.nn import functional
 
 from memguard.config import GoldfishConfig, OptimConfig, TrainConfig
 from memguard.data.loader import Batch
+from memguard.hf.assembly import Assembly, build_meta_layer, fill_layer
 from memguard.hf.safetensors import ModuleWeights
-from memguard.hf.sharded import Sharding, build_meta_layer, check_layer, fill_layer
 from memguard.mitigation import Mitigations, build_mitigations
 from memguard.model.causal_lm import CausalLM
-from memguard.model.checks import build_causal_lm, keeps_documents_apart
+from memguard.model.checks import build_causal_lm, check_causal_lm, keeps_documents_apart
 from memguard.parallel.fused import find_orders
 from memguard.parallel.linear import Linear4D, to_local
 from memguard.parallel.lora import (
@@ -239,7 +239,7 @@ def _build_sharded(case: Case, model: Any, mesh: Mesh4D) -> CausalLM:
     layer = build_meta_layer(
         # transformers writes into the configuration of a model that it makes.
         copy.deepcopy(model.config),
-        Sharding(
+        Assembly(
             mesh=mesh,
             device=torch.device(case.device),
             dtype=case.dtype,
@@ -255,7 +255,7 @@ def _build_sharded(case: Case, model: Any, mesh: Mesh4D) -> CausalLM:
     fill_layer(layer, ModuleWeights(model), name="parity")
     # As loading does: forwards without gradients come before the optimizer, and a head that
     # memguard does not know is replaced by the model's own forward.
-    check_layer(layer)
+    check_causal_lm(layer.lm, is_split=layer.plan.is_split)
     return layer.lm
 
 

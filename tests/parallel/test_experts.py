@@ -15,7 +15,7 @@ from torch import nn
 from torch.distributed.tensor.placement_types import Replicate, Shard
 
 from memguard.errors import ModelError
-from memguard.hf.sharded import Sharding, build_meta_layer
+from memguard.hf.assembly import Assembly, build_meta_layer
 from memguard.parallel.experts import Experts4D, ExpertsBlock4D, Local4D
 from memguard.parallel.fused import Parts
 from memguard.parallel.hf_plan import PLACEMENTS, plan_sharding
@@ -159,7 +159,7 @@ def count_stored() -> list[tuple[int, int]]:
     found = []
     for family in ("mixtral", "gpt_oss"):
         config = build(family, num_local_experts=3).config
-        layer = build_meta_layer(config, Sharding(mesh=mesh, device=torch.device("cpu")))
+        layer = build_meta_layer(config, Assembly(mesh=mesh, device=torch.device("cpu")))
         named = layer.lm.model.named_parameters()
         experts: list[Any] = [p for name, p in named if ".experts." in name and p.ndim > 2]
         stored = sum(parameter.to_local().numel() for parameter in experts)
@@ -186,7 +186,7 @@ def _describe(family: str) -> dict[str, Any]:
     layer = make_layer(MeshShape(y=2, x=2), plain)
     block = layer.lm.model.get_submodule("model.layers.1.mlp")
     kinds = (ExpertsBlock4D, Experts4D, Local4D, Linear4D)
-    listed = find_local_parameters(layer.lm.model, layer.sharding.mesh)
+    listed = find_local_parameters(layer.lm.model, layer.mesh)
     return {
         "names": [name for name, _ in layer.lm.model.named_parameters()]
         == [name for name, _ in plain.named_parameters()],
@@ -250,7 +250,7 @@ def refuse() -> list[str]:
         (build("qwen2_moe"), LoraSpec(r=2, alpha=2)),
         (build("mixtral", router_jitter_noise=0.1), None),
     ):
-        sharding = Sharding(mesh=mesh, device=torch.device("cpu"), adapter=adapter)
+        sharding = Assembly(mesh=mesh, device=torch.device("cpu"), adapter=adapter)
         with pytest.raises(ModelError) as refused:
             build_meta_layer(model.config, sharding)
         messages.append(str(refused.value))

@@ -11,7 +11,7 @@ from torch import nn
 from torch.distributed.tensor.placement_types import Replicate, Shard
 
 from memguard.errors import ModelError
-from memguard.hf.sharded import Sharding, build_meta_layer
+from memguard.hf.assembly import Assembly, build_meta_layer
 from memguard.parallel.hf_plan import find_blocks, plan_sharding, plan_storage
 from memguard.parallel.mesh import build_mesh
 from memguard.parallel.mesh_shape import MeshShape
@@ -235,7 +235,7 @@ def names_of_sharded(families: list[str]) -> list[tuple[list[str], dict[str, tup
     for family in families:
         for is_tied in (False, True):
             config = build(family, tie_word_embeddings=is_tied).config
-            layer = build_meta_layer(config, Sharding(mesh=mesh, device=torch.device("cpu")))
+            layer = build_meta_layer(config, Assembly(mesh=mesh, device=torch.device("cpu")))
             model = layer.lm.model
             names = [name for name, _ in model.named_parameters(remove_duplicate=False)]
             found.append((names, {n: tuple(p.shape) for n, p in model.named_parameters()}))

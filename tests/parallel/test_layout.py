@@ -13,7 +13,7 @@ from torch import Tensor
 from torch import distributed as dist
 from torch.distributed.tensor.placement_types import Placement, Replicate, Shard
 
-from memguard.hf.sharded import Sharding, build_meta_layer
+from memguard.hf.assembly import Assembly, build_meta_layer
 from memguard.parallel.hf_plan import PLACEMENTS
 from memguard.parallel.layout import ShardSlice, all_rectangles, cut, find_rectangle
 from memguard.parallel.mesh import build_mesh
@@ -99,7 +99,7 @@ def test_what_a_forward_sees_is_not_cut_over_z() -> None:
 def shapes_of_fsdp(degrees: tuple[int, ...], fields: dict[str, Any]) -> list[tuple[Any, ...]]:
     """On a rank: name, local shape that FSDP2 gave each parameter, and the rectangle's."""
     shape = MeshShape(**dict(zip(("data", "z", "y", "x"), degrees, strict=True)))
-    sharding = Sharding(mesh=build_mesh(shape, "cpu"), device=torch.device("cpu"))
+    sharding = Assembly(mesh=build_mesh(shape, "cpu"), device=torch.device("cpu"))
     config = transformers.AutoConfig.for_model("llama", **{**FAMILIES["llama"], **fields})
     layer = build_meta_layer(config, sharding)
     mesh = sharding.mesh

@@ -15,8 +15,8 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.placement_types import Replicate, Shard
 
 from memguard.config import TrainConfig
+from memguard.hf.assembly import Assembly, build_meta_layer, fill_layer
 from memguard.hf.safetensors import ModuleWeights
-from memguard.hf.sharded import Sharding, build_meta_layer, fill_layer
 from memguard.mitigation import build_mitigations
 from memguard.parallel.local_parameters import (
     LocalParameter,
@@ -143,7 +143,7 @@ def check_sharded_layer() -> list[str]:
     torch.manual_seed(0)
     plain = build("qwen2")
     mesh = build_mesh(MeshShape(data=2, z=2, x=2), "cpu")
-    layer = build_meta_layer(plain.config, Sharding(mesh=mesh, device=torch.device("cpu")))
+    layer = build_meta_layer(plain.config, Assembly(mesh=mesh, device=torch.device("cpu")))
     fill_layer(layer, ModuleWeights(plain), name="test")
     parameters = find_local_parameters(layer.lm.model)
     full = dict(plain.named_parameters())
@@ -224,7 +224,7 @@ def train_with_noise() -> list[Tensor]:
     found = []
     for family in ("qwen2", "qwen3"):
         model = build(family)
-        sharding = Sharding(mesh=mesh, device=torch.device("cpu"))
+        sharding = Assembly(mesh=mesh, device=torch.device("cpu"))
         layer = build_meta_layer(model.config, sharding)
         fill_layer(layer, ModuleWeights(model), name="noise")
         layer.lm.model.train()

@@ -16,8 +16,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from memguard.errors import MemguardError
+from memguard.hf.assembly import Assembly, build_meta_layer, fill_layer
 from memguard.hf.safetensors import ModuleWeights
-from memguard.hf.sharded import Sharding, build_meta_layer, fill_layer
 from memguard.parallel.lora import (
     DropoutMasks,
     LoraSpec,
@@ -138,7 +138,7 @@ def read_initial(degrees: Degrees, spec: LoraSpec) -> dict[str, torch.Tensor]:
     data, z, y, x = degrees
     shape = MeshShape(data=data, z=z, y=y, x=x)
     model = build("llama")
-    sharding = Sharding(mesh=build_mesh(shape, "cpu"), device=torch.device("cpu"), adapter=spec)
+    sharding = Assembly(mesh=build_mesh(shape, "cpu"), device=torch.device("cpu"), adapter=spec)
     layer = build_meta_layer(model.config, sharding)
     fill_layer(layer, ModuleWeights(model), name="tiny")
     return {
@@ -264,7 +264,7 @@ def list_collectives(shape: MeshShape, adapter: LoraSpec | None) -> list[tuple[s
     model = build("llama")
     # The other ranks are simulated, which changes the values and no call.
     with simulated_mesh(shape) as mesh:
-        sharding = Sharding(mesh=mesh, device=torch.device("cpu"), adapter=adapter)
+        sharding = Assembly(mesh=mesh, device=torch.device("cpu"), adapter=adapter)
         layer = build_meta_layer(model.config, sharding)
         fill_layer(layer, ModuleWeights(model), name="tiny")
         ids, labels = torch.arange(24).reshape(2, 12), torch.arange(24)

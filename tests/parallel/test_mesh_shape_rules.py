@@ -19,11 +19,12 @@ from transformers import (
 )
 
 from memguard.errors import ConfigError, ModelError
-from memguard.parallel.mesh_rules import allows, find_broken
 from memguard.parallel.mesh_shape import (
     MeshShape,
+    allows,
     build_rules,
     check_mesh,
+    find_broken,
     list_meshes,
     nearest_world_sizes,
 )

@@ -12,9 +12,9 @@ from test_parity import Degrees, check
 from tiny_families import build
 from torch.distributed.tensor import DTensor
 
+from memguard.hf.assembly import Assembly, build_meta_layer, fill_layer
 from memguard.hf.nf4_base import Nf4Base, list_nf4
 from memguard.hf.safetensors import ModuleWeights, Origin, WeightSource
-from memguard.hf.sharded import Sharding, build_meta_layer, fill_layer
 from memguard.parallel.layout import ShardSlice
 from memguard.parallel.linear import to_local
 from memguard.parallel.lora import LoraSpec, is_adapter_parameter
@@ -89,7 +89,7 @@ class Stored:
 def load(z: int, spec: LoraSpec) -> tuple[dict[str, Stored], dict[str, torch.Tensor]]:
     """On a rank: load a model and return its layers, and its adapters."""
     model = build("llama", **dict(_ODD))
-    sharding = Sharding(
+    sharding = Assembly(
         mesh=build_mesh(MeshShape(z=z), "cpu"),
         device=torch.device("cpu"),
         adapter=spec,
@@ -142,7 +142,7 @@ def test_each_rank_stores_and_reads_its_part(ranks: RankPool) -> None:
 def gather_in_bf16() -> dict[str, torch.Tensor]:
     """On a rank: the dense weights of a block that is gathered for arithmetic in bf16."""
     model = build("llama", **dict(_ODD))
-    sharding = Sharding(
+    sharding = Assembly(
         mesh=build_mesh(MeshShape(z=2), "cpu"),
         device=torch.device("cpu"),
         dtype=torch.bfloat16,

@@ -17,8 +17,8 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 from torch.nn import functional
 
 from memguard.errors import ModelError
+from memguard.hf.assembly import Assembly, ShardedLayer, build_meta_layer, fill_layer
 from memguard.hf.safetensors import ModuleWeights
-from memguard.hf.sharded import ShardedLayer, Sharding, build_meta_layer, fill_layer
 from memguard.parallel.mesh import build_mesh
 from memguard.parallel.mesh_shape import MeshShape
 from memguard.parallel.shard import checkpoint_blocks
@@ -29,7 +29,7 @@ CLOSE = {"rtol": 1e-4, "atol": 1e-5}
 
 
 def make_layer(shape: MeshShape, plain: Any, **settings: Any) -> ShardedLayer:
-    sharding = Sharding(mesh=build_mesh(shape, "cpu"), device=CPU, **settings)
+    sharding = Assembly(mesh=build_mesh(shape, "cpu"), device=CPU, **settings)
     layer = build_meta_layer(copy.deepcopy(plain.config), sharding)
     fill_layer(layer, ModuleWeights(plain), name="test")
     layer.lm.model.train()

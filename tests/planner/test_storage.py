@@ -7,8 +7,8 @@ import torch
 import transformers
 from tiny_families import FAMILIES, LEAKING, MORE_FAMILIES, build
 
+from memguard.hf.assembly import Assembly, build_meta_layer
 from memguard.hf.load import count_parameters
-from memguard.hf.sharded import Sharding, build_meta_layer
 from memguard.parallel.linear import to_local
 from memguard.parallel.mesh_shape import MeshShape
 from memguard.parallel.model_sizes import ModelSizes, StorageOnly
@@ -97,7 +97,7 @@ def test_a_rank_stores_what_the_sharded_model_has(family: str, shape: MeshShape)
     for rank in range(shape.num_ranks):
         with simulated_mesh(shape, rank) as mesh:
             layer = build_meta_layer(
-                make_config(family), Sharding(mesh=mesh, device=torch.device("cpu"))
+                make_config(family), Assembly(mesh=mesh, device=torch.device("cpu"))
             )
             stored.append(sum(to_local(p.data).numel() for p in layer.lm.model.parameters()))
     expected = measure(family).count_stored(shape)

@@ -14,7 +14,7 @@ from recorded import record_forward_backward
 from tiny_families import FAMILIES
 
 from memguard.config import TrainConfig
-from memguard.hf.sharded import Sharding, build_meta_layer
+from memguard.hf.assembly import Assembly, build_meta_layer
 from memguard.parallel.linear import Linear4D
 from memguard.parallel.mesh_shape import MeshShape
 from memguard.parallel.model_sizes import ModelSizes
@@ -150,7 +150,7 @@ MORE = [
 def record(case: Case, share: bool = True) -> Calls:
     """Record a case; ``share`` False computes q, k, v, gate and up one by one."""
     with simulated_mesh(case.shape) as mesh:
-        sharding = Sharding(
+        sharding = Assembly(
             mesh=mesh,
             device=torch.device("cpu"),
             compute_dtype=torch.bfloat16 if case.is_bf16 else None,

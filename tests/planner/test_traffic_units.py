@@ -11,7 +11,7 @@ from accelerate import init_empty_weights
 from ranks import RankPool
 from tiny_families import FAMILIES
 
-from memguard.hf.sharded import Sharding, build_meta_layer
+from memguard.hf.assembly import Assembly, build_meta_layer
 from memguard.parallel.hf_plan import find_blocks
 from memguard.parallel.linear import to_local
 from memguard.parallel.mesh_shape import MeshShape
@@ -47,7 +47,7 @@ def count_shards(
 ) -> tuple[list[int], list[int]]:
     """Return the elements of rank 0's shards: those of the first block, those of no block."""
     with simulated_mesh(shape_of(mesh)) as mesh_4d:
-        sharding = Sharding(
+        sharding = Assembly(
             mesh=mesh_4d, device=torch.device("cpu"), compute_dtype=None, chunk_tokens=16
         )
         model = build_meta_layer(load_config(family, is_tied), sharding).lm.model

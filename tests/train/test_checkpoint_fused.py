@@ -12,13 +12,12 @@ from torch import Tensor
 from torch import distributed as dist
 
 from memguard.hf.adapter_export import gather_adapter
+from memguard.hf.assembly import Assembly, build_meta_layer, fill_layer
 from memguard.hf.safetensors import ModuleWeights
-from memguard.hf.sharded import Sharding, build_meta_layer, fill_layer
-from memguard.parallel.local_parameters import find_local_parameters
+from memguard.parallel.local_parameters import StoredPieces, find_local_parameters
 from memguard.parallel.lora import LoraSpec, attach_lora, fill_lora
 from memguard.parallel.mesh import build_mesh
 from memguard.parallel.mesh_shape import MeshShape
-from memguard.parallel.stored_pieces import StoredPieces
 from memguard.records.run_files import load_checkpoint_manifest
 from memguard.runtime import Runtime
 from memguard.train.checkpoint import TrainState, load_checkpoint, save_checkpoint
@@ -77,7 +76,7 @@ def pass_on(
     for family, path in folders.items():
         fields, adapter = CASES[family]
         plain = build(family, **fields)
-        sharding = Sharding(mesh=mesh, device=torch.device("cpu"), adapter=adapter)
+        sharding = Assembly(mesh=mesh, device=torch.device("cpu"), adapter=adapter)
         layer = build_meta_layer(plain.config, sharding)
         fill_layer(layer, ModuleWeights(plain), name="test")
         state = make_state(layer.lm.model, mesh)

@@ -13,8 +13,8 @@ from torch import distributed as dist
 
 from memguard.config import OptimConfig, TrainConfig
 from memguard.data.corpus import Corpus
+from memguard.hf.assembly import Assembly, build_meta_layer, fill_layer
 from memguard.hf.safetensors import ModuleWeights
-from memguard.hf.sharded import Sharding, build_meta_layer, fill_layer
 from memguard.mitigation import build_mitigations
 from memguard.model.causal_lm import CausalLM
 from memguard.model.checks import build_causal_lm
@@ -80,7 +80,7 @@ def measure(lm: CausalLM, runtime: Runtime, **settings: Any) -> HeldoutMetrics:
 
 def measure_bf16_on_mesh(shape: MeshShape) -> float:
     cpu, model = torch.device("cpu"), build("llama")
-    sharding = Sharding(mesh=build_mesh(shape, "cpu"), device=cpu, compute_dtype=torch.bfloat16)
+    sharding = Assembly(mesh=build_mesh(shape, "cpu"), device=cpu, compute_dtype=torch.bfloat16)
     layer = build_meta_layer(model.config, sharding)
     fill_layer(layer, ModuleWeights(model), name="held out")
     runtime = Runtime(device=cpu, rank=dist.get_rank(), world_size=dist.get_world_size())
@@ -92,7 +92,7 @@ def measure_on_mesh(shape: MeshShape) -> HeldoutMetrics:
     cpu = torch.device("cpu")
     model = build("llama").double()
     layer = build_meta_layer(
-        model.config, Sharding(mesh=mesh, device=cpu, dtype=torch.float64, chunk_tokens=7)
+        model.config, Assembly(mesh=mesh, device=cpu, dtype=torch.float64, chunk_tokens=7)
     )
     fill_layer(layer, ModuleWeights(model), name="held out")
     return measure(

@@ -1,17 +1,13 @@
-"""Dropout as a setting of a run: its losses differ in training alone; refused on several ranks."""
+"""Dropout as a setting of a run: its losses differ in training alone."""
 
 from pathlib import Path
-from typing import Any
 
-import pytest
+import torch
 from run_examples import make_run
 
-from memguard.config import ParallelConfig, TrainConfig
-from memguard.errors import ConfigError
-from memguard.runtime import Runtime
+from memguard.config import TrainConfig
+from memguard.hf.assembly import Assembly
 from memguard.train.metrics import HeldoutMetrics, StepMetrics, read_metrics
-from memguard.workflows.run_checks import check_dropout
-from memguard.workflows.setup import DistributedContext, shard_for_training
 from memguard.workflows.train import train_run
 
 
@@ -35,16 +31,8 @@ def test_a_run_with_dropout_has_other_losses_from_the_first_step(tmp_path: Path)
     assert heldout[0][0] == heldout[2][0]
 
 
-def test_dropout_on_a_mesh_is_refused(tmp_path: Path) -> None:
-    config = make_run(tmp_path, train={"dropout": 0.1})
-    check_dropout(config.train, world_size=1)
-    with pytest.raises(ConfigError, match=r"'train.dropout' needs one process; got 0.1 on 4"):
-        check_dropout(config.train, world_size=4)
-
-
-def test_a_rate_of_zero_reaches_a_mesh() -> None:
-    context = DistributedContext(runtime=Runtime(), mesh=None, parallel=ParallelConfig())
-    mesh: Any = None
-    for dropout, expected in ((None, False), (0.0, True)):
+def test_the_rate_of_a_run_reaches_its_model() -> None:
+    for dropout in (None, 0.0, 0.2):
         train = TrainConfig(dropout=dropout, precision="fp32", activation_checkpointing="none")
-        assert shard_for_training(train, context, mesh).without_dropout == expected
+        assembly = Assembly.for_training(train, mesh=None, device=torch.device("cpu"))
+        assert assembly.dropout == dropout

@@ -1,27 +1,29 @@
-"""Builds a sharded model: configuration -> meta -> shards -> storage -> weights.
+"""Assembles the model that is trained or audited, on one process and on a mesh.
 
-    1  the model on the meta device; its buffers (rotary frequencies) are real, as no file has them
-    2  `shard`: roles, DTensors, adapters, activation checkpointing, FSDP2
-    3  storage for this rank's shards only
-    4  each rank reads its rectangles directly into this storage
+    assemble           the steps that make a model of transformers ours, in their only order
+    assemble_loaded    of a model that has its weights, on one process
+    build_meta_layer   of a configuration, without storage: on a mesh, or to be simulated
+    fill_layer         storage for this rank's shards; each rank reads its rectangles into it
 
-Steps 1 and 2 need almost no memory, whatever the size of the model.
+On the meta device parameters have no storage, but buffers (rotary frequencies) have their values,
+as no file has them. Building a model there needs almost no memory, whatever its size.
 """
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 from torch import nn
-from torch.distributed.tensor import DTensor
 
+from memguard.config import TrainConfig
 from memguard.errors import ModelError
 from memguard.hf.meta_build import build_on_meta, outline_model
 from memguard.hf.nf4_base import fill_nf4, list_nf4, outline_nf4
 from memguard.hf.safetensors import WeightSource, copy_rectangle, match_names
 from memguard.model.causal_lm import CausalLM
-from memguard.model.checks import check_causal, has_known_head, warn_of_unknown_head
+from memguard.model.checks import check_causal_lm
 from memguard.model.dropout import list_dropout, set_dropout
 from memguard.model.trainable import freeze_others
 from memguard.parallel.fused import find_orders
@@ -42,12 +44,13 @@ from memguard.parallel.shard import (
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Sharding:
-    """How a model is sharded over a mesh."""
+class Assembly:
+    """How a model is assembled: its mesh, its dtypes, and what is trained."""
 
-    mesh: Mesh4D
+    mesh: Mesh4D | None
+    """None for a single process, which uses plain modules."""
     device: torch.device
-    """Device of this rank's shards."""
+    """Device of this rank's weights."""
     dtype: torch.dtype = torch.float32
     """Dtype of the stored weights."""
     compute_dtype: torch.dtype | None = None
@@ -64,8 +67,110 @@ class Sharding:
     """Modules whose weights are trained, see `freeze_others`; None trains all."""
     is_trained: bool = True
     """False for an audit, in which nothing is dropped."""
-    without_dropout: bool = False
-    """Whether the rates of the model's dropout are set to 0; False leaves them."""
+    dropout: float | None = None
+    """Rate of the model's dropout, 0 on a mesh; None leaves the rates of its configuration."""
+
+    @classmethod
+    def for_training(
+        cls,
+        train: TrainConfig,
+        *,
+        mesh: Mesh4D | None,
+        device: torch.device,
+        adapter: LoraSpec | None = None,
+        quantization: Literal["nf4"] | None = None,
+        reshard_after_forward: bool = True,
+    ) -> "Assembly":
+        """Return how a run's model is assembled.
+
+        Weights that are trained are stored in fp32. On one process bf16 is left to autocast.
+        """
+        is_bf16 = train.precision == "bf16"
+        return cls(
+            mesh=mesh,
+            device=device,
+            dtype=torch.bfloat16 if is_bf16 and adapter is not None else torch.float32,
+            compute_dtype=torch.bfloat16 if is_bf16 and mesh is not None else None,
+            chunk_tokens=train.nll_chunk_tokens,
+            reshard_after_forward=reshard_after_forward,
+            checkpointing=train.checkpointing,
+            compile=train.compile,
+            adapter=adapter,
+            quantization=quantization,
+            trainable_modules=train.trainable_modules,
+            dropout=train.dropout,
+        )
+
+
+def assemble(model: Any, assembly: Assembly, plan: ShardingPlan | None = None) -> CausalLM:
+    """Make a model of transformers the one that is trained or audited, in place.
+
+    Args:
+        model: on the meta device; without a mesh it may have its weights.
+        assembly: the settings.
+        plan: how this model is sharded; None without a mesh.
+
+    Raises:
+        ModelError: the family has no dropout to set, no activation checkpointing, or no adapters.
+        ConfigError: the adapters or the modules name what the model does not have.
+    """
+    mesh = assembly.mesh
+    assert (mesh is None) == (plan is None), "a model is planned if there is a mesh"
+    if mesh is not None and plan is not None:
+        shard_model(model, plan, mesh)
+    lm = CausalLM(
+        model,
+        chunk_tokens=assembly.chunk_tokens,
+        mesh=mesh,
+        compute_dtype=assembly.compute_dtype,
+        device_type=assembly.device.type,
+    )
+    # After the attention kernel is chosen, which copies of the configuration inherit; before the
+    # adapters, which have a dropout of their own.
+    if assembly.dropout is not None:
+        set_dropout(model, assembly.dropout)
+    if assembly.quantization is not None:
+        outline_nf4(model)
+    choose_trained(model, assembly.adapter, assembly.trainable_modules, mesh)
+    checkpoint_blocks(model, assembly.checkpointing)
+    if assembly.compile:
+        compile_blocks(model)
+    if mesh is not None and plan is not None:
+        lm.freed_units = wrap_fsdp(
+            lm,
+            model,
+            plan,
+            mesh,
+            param_dtype=assembly.compute_dtype,
+            reshard_after_forward=assembly.reshard_after_forward,
+        )
+    return lm
+
+
+def choose_trained(
+    model: Any,
+    adapter: LoraSpec | None,
+    modules: Sequence[str] | None,
+    mesh: Mesh4D | None = None,
+) -> None:
+    """Attach the adapters, or freeze what is not trained; see `Assembly`."""
+    if adapter is not None:
+        attach_lora(model, adapter, mesh)
+    if modules is not None:
+        freeze_others(model, modules)
+
+
+def assemble_loaded(model: Any, assembly: Assembly) -> CausalLM:
+    """Assemble a model that has its weights, on one process, and check the result.
+
+    Raises:
+        ModelError: see `assemble`; or it is not a causal language model.
+    """
+    lm = assemble(model, assembly)
+    if assembly.adapter is not None:
+        fill_lora(model, assembly.adapter)
+    check_causal_lm(lm)
+    return lm
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -74,15 +179,21 @@ class ShardedLayer:
 
     lm: CausalLM
     plan: ShardingPlan
-    sharding: Sharding
+    assembly: Assembly
+
+    @property
+    def mesh(self) -> Mesh4D:
+        """The mesh over which it is sharded."""
+        assert self.assembly.mesh is not None, "it is sharded"
+        return self.assembly.mesh
 
 
-def build_meta_layer(config: Any, sharding: Sharding, *, attn: str | None = None) -> ShardedLayer:
+def build_meta_layer(config: Any, assembly: Assembly, *, attn: str | None = None) -> ShardedLayer:
     """Shard a model of this configuration without allocating storage.
 
     Args:
         config: a transformers configuration.
-        sharding: mesh and dtypes.
+        assembly: mesh, dtypes and what is trained.
         attn: attention implementation; None uses transformers' default.
 
     Raises:
@@ -90,41 +201,15 @@ def build_meta_layer(config: Any, sharding: Sharding, *, attn: str | None = None
             has no dropout to set to 0.
         ConfigError: the model cannot run on this mesh.
     """
-    is_split = sharding.mesh.shape.y * sharding.mesh.shape.x > 1
+    assert assembly.mesh is not None, "a model is sharded over a mesh"
+    is_split = assembly.mesh.shape.y * assembly.mesh.shape.x > 1
     if is_split:
-        check_mesh(sharding.mesh.shape, ModelSizes.from_config(config))
-    model = build_on_meta(config, attn=attn, dtype=sharding.dtype)
+        check_mesh(assembly.mesh.shape, ModelSizes.from_config(config))
+    model = build_on_meta(config, attn=attn, dtype=assembly.dtype)
     plan = _choose_plan(model, is_split=is_split)
-    if sharding.is_trained:
-        _refuse_dropout(model, is_split=is_split, without_dropout=sharding.without_dropout)
-    shard_model(model, plan, sharding.mesh)
-    if sharding.quantization is not None:
-        outline_nf4(model)
-    if sharding.adapter is not None:
-        attach_lora(model, sharding.adapter, sharding.mesh)
-    if sharding.trainable_modules is not None:
-        freeze_others(model, sharding.trainable_modules)
-    checkpoint_blocks(model, sharding.checkpointing)
-    if sharding.compile:
-        compile_blocks(model)
-    lm = CausalLM(
-        model,
-        chunk_tokens=sharding.chunk_tokens,
-        mesh=sharding.mesh,
-        compute_dtype=sharding.compute_dtype,
-        device_type=sharding.device.type,
-    )
-    if sharding.without_dropout:
-        set_dropout(model, 0.0)
-    lm.freed_units = wrap_fsdp(
-        lm,
-        model,
-        plan,
-        sharding.mesh,
-        param_dtype=sharding.compute_dtype,
-        reshard_after_forward=sharding.reshard_after_forward,
-    )
-    return ShardedLayer(lm=lm, plan=plan, sharding=sharding)
+    if assembly.is_trained:
+        _refuse_dropout(model, is_split=is_split, without_dropout=assembly.dropout == 0)
+    return ShardedLayer(lm=assemble(model, assembly, plan), plan=plan, assembly=assembly)
 
 
 def find_sizes(config: Any) -> Sizes:
@@ -183,8 +268,8 @@ def fill_layer(layer: ShardedLayer, source: WeightSource, *, name: str) -> list[
     buffers = _list_stored_buffers(model, source)
     wanted |= {key: tuple(buffer.shape) for key, buffer in buffers.items()}
     stored, unexpected = match_names(wanted, _aliases(model), source, model=name)
-    allocate(layer)
-    mesh = layer.sharding.mesh
+    allocate(layer.lm, layer.assembly.device)
+    mesh = layer.mesh
     here = {axis: mesh.axis(axis).rank for axis in ("z", "y", "x")}
     orders = find_orders(model)
     for key, parameter in model.named_parameters():
@@ -204,7 +289,7 @@ def fill_layer(layer: ShardedLayer, source: WeightSource, *, name: str) -> list[
         # Every rank has the whole buffer. Some are in fp32 in a model of a less precise dtype.
         buffer = model.get_buffer(key)
         module, _, leaf = key.rpartition(".")
-        dtype = _find_dtype(model, key, layer.sharding.dtype) or buffer.dtype
+        dtype = _find_dtype(model, key, layer.assembly.dtype) or buffer.dtype
         target = torch.empty_like(buffer, dtype=dtype)
         whole = ShardSlice(start=(0,) * buffer.ndim, shape=tuple(buffer.shape))
         copy_rectangle(source, stored[key], whole, target)
@@ -212,39 +297,14 @@ def fill_layer(layer: ShardedLayer, source: WeightSource, *, name: str) -> list[
     if source.origin is not None:
         # The export reverts them, as that of transformers does.
         model._weight_conversions = list(source.origin.conversions)
-    if layer.sharding.adapter is not None:
-        fill_lora(model, layer.sharding.adapter, mesh)
+    if layer.assembly.adapter is not None:
+        fill_lora(model, layer.assembly.adapter, mesh)
     model.eval()
     return unexpected
 
 
-def check_layer(layer: ShardedLayer) -> None:
-    """Run the model on random tokens to check that it is a causal LM with a supported head.
-
-    This needs the memory of a forward pass, which is more than loading needs.
-
-    Raises:
-        ModelError: the model is not causal, or its head is not supported.
-    """
-    layer.lm.own_head = has_known_head(layer.lm)
-    if not layer.lm.own_head and layer.plan.is_split:
-        raise ModelError(explain_head(layer.lm.model))
-    check_causal(layer.lm)
-    if not layer.lm.own_head:
-        warn_of_unknown_head(layer.lm)
-
-
-def explain_head(model: Any) -> str:
-    """Return why a model with this head cannot be split over y and x."""
-    return (
-        f"{type(model).__name__} transforms the output of its head in a way that memguard does "
-        "not support over x and y: it can use the axes data and z"
-    )
-
-
-def allocate(layer: ShardedLayer) -> None:
-    """Allocate this rank's shards, uninitialized, and move the buffers to the same device."""
-    lm, device = layer.lm, layer.sharding.device
+def allocate(lm: CausalLM, device: torch.device) -> None:
+    """Allocate this rank's weights, uninitialized, and move the buffers to the same device."""
     aliases = _aliases(lm.model)
     to_storage: Any = lm._apply
     to_storage(lambda t: torch.empty_like(t, device=device) if t.is_meta else t.to(device))
@@ -306,12 +366,3 @@ def _refuse_dropout(model: Any, *, is_split: bool, without_dropout: bool) -> Non
             f"{type(model).__name__} must not drop activations, or add noise to those of routers, "
             f"on this mesh; it has {listed}. {where}, or {way_out}"
         )
-
-
-def count_sharded_parameters(layer: ShardedLayer) -> int:
-    """Return the number of distinct parameters of the whole, unsharded model."""
-    return sum(
-        torch.Size(parameter.shape).numel()
-        for parameter in layer.lm.model.parameters()
-        if isinstance(parameter, DTensor)
-    )

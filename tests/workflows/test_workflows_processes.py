@@ -1,23 +1,25 @@
-"""`memguard train` without `--nproc`: one process for each visible GPU, or the reason why not."""
+"""Number of processes: chosen without `--nproc`, and bounded by GPUs and cores."""
 
 import contextlib
 import importlib.metadata
 import io
 import json
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
-from cli_examples import run_cli, write_run
+from cli_examples import run_cli, write_jsonl, write_run
 from published_sizes import CONFIG_FIELDS
 
 from memguard import api
 from memguard.config import RunConfig
+from memguard.errors import ConfigError
 from memguard.workflows import audit as audit_module
 from memguard.workflows import launch as launch_module
-from memguard.workflows import process_choice, process_limits
+from memguard.workflows import processes
 from memguard.workflows import train as train_module
-from memguard.workflows.process_choice import choose_num_processes
+from memguard.workflows.processes import check_num_processes, choose_num_processes, count_gpus
 
 
 @pytest.fixture
@@ -27,7 +29,7 @@ def _gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     devices.mkdir()
     for number in range(8):
         (devices / f"nvidia{number}").touch()
-    monkeypatch.setattr(process_limits, "_DEVICES", devices)
+    monkeypatch.setattr(processes, "_DEVICES", devices)
     monkeypatch.setattr(importlib.metadata, "version", lambda name: "2.13.0+cu130")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.delenv("LOCAL_RANK", raising=False)
@@ -52,7 +54,7 @@ def make(folder: Path, family: str = "llama", **changes: Any) -> RunConfig:
         ({"train": {"batch_size": 12}}, 6, "6 of 8 visible GPUs are used: 'parallel.data' × "),
         # Storage is shared over z, whatever the family.
         ({"family": "gemma2"}, 8, ""),
-        ({"mitigations": [{"name": "dp_sgd"}]}, 1, "is used: dp_sgd needs one process"),
+        ({"mitigations": [{"name": "dp_sgd"}]}, 1, "is used: 'mitigations': dp_sgd clips row"),
         ({"train": {"dropout": 0.1}}, 1, "is used: 'train.dropout' needs one process"),
         (
             {"adapter": {"name": "lora", "quantization": "nf4"}},
@@ -85,7 +87,7 @@ def test_what_was_started_or_named_stays(tmp_path: Path, monkeypatch: pytest.Mon
     with monkeypatch.context() as patched:
         patched.setenv("LOCAL_RANK", "0")
         assert choose_num_processes(config, None) == (1, "")
-    monkeypatch.setattr(process_choice, "is_cpu_build", lambda: True)
+    monkeypatch.setattr(processes, "is_cpu_build", lambda: True)
     assert choose_num_processes(config, None) == (1, "")
 
 
@@ -127,3 +129,95 @@ def test_what_runs_on_one_gpu_says_so(folder: Path, monkeypatch: pytest.MonkeyPa
     with pytest.raises(Ended), contextlib.redirect_stderr(io.StringIO()) as err:
         api.train(write_run(folder))
     assert "train: 1 of 8 visible GPUs is used; `memguard train` uses more" in err.getvalue()
+
+
+def test_the_processes_of_torchrun_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert processes.count_processes(3) == 3
+    monkeypatch.setenv("WORLD_SIZE", "8")
+    assert processes.count_processes(1) == 1
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    assert processes.count_processes(1) == 8
+
+
+@pytest.fixture
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Makes a machine of some cores and GPUs; `visible` is CUDA_VISIBLE_DEVICES."""
+
+    def make(*, cores: int, gpus: int = 0, visible: str | None = None) -> None:
+        devices = tmp_path / f"dev-{cores}-{gpus}"
+        devices.mkdir(exist_ok=True)
+        for name in (*range(gpus), "ctl", "-uvm"):
+            (devices / f"nvidia{name}").touch()
+        monkeypatch.setattr(processes, "_DEVICES", devices)
+        monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cores)))
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+        if visible is not None:
+            monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+
+    return make
+
+
+def check(count: int) -> None:
+    check_num_processes(count, option="--nproc", way_out="use more machines")
+
+
+@pytest.mark.parametrize(
+    ("visible", "count"),
+    [(None, 4), ("", 0), ("-1", 0), ("0", 1), ("2,3", 2), ("GPU-1,GPU-2,GPU-3", 3), ("0,-1,1", 1)],
+)
+def test_gpus_are_counted_as_cuda_shows_them(machine: Any, visible: str | None, count: int) -> None:
+    machine(cores=8, gpus=4, visible=visible)
+    assert count_gpus() == count
+
+
+def test_a_list_of_gpus_that_are_not_there(machine: Any) -> None:
+    machine(cores=8, gpus=0, visible="0,1,2,3")
+    assert count_gpus() == 0
+
+
+def test_each_process_has_a_gpu_of_its_own(machine: Any, capfd: pytest.CaptureFixture[str]) -> None:
+    machine(cores=1, gpus=4)
+    check(4)
+    with pytest.raises(
+        ConfigError, match="'--nproc' must be at most 4, the number of visible GPUs"
+    ):
+        check(5)
+    machine(cores=8, gpus=4, visible="1")
+    with pytest.raises(ConfigError, match=r"at most 1, .* got 2\. To train on the CPU set CUDA_VI"):
+        check(2)
+    assert capfd.readouterr().err == ""
+
+
+def test_without_gpus_four_processes_share_a_core_at_most(
+    machine: Any, capfd: pytest.CaptureFixture[str]
+) -> None:
+    machine(cores=2)
+    check(2)
+    assert capfd.readouterr().err == ""
+    check(8)
+    said = "warning: '--nproc' 8 on 2 cores: the processes take turns; 2 would be as fast\n"
+    assert capfd.readouterr().err == said
+    with pytest.raises(ConfigError, match=r"must be at most 8, 4 for each core, .* got 9\. Use 2"):
+        check(9)
+
+
+def test_no_command_starts_more(
+    folder: Path, machine: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launch_module, "launch", lambda *_: pytest.fail("processes were started"))
+    machine(cores=2)
+    run = write_run(folder)
+    sweep = write_jsonl(folder / "sweep.yaml", [{"name": "s", "run": {}, "settings": []}])
+    given = ("--model", folder / "model", "--members", folder / "documents.jsonl", "--out", "o")
+    (folder / "finished").mkdir()
+    (folder / "finished" / "config.yaml").write_text("name: x\n")
+    for option, *arguments in (
+        ("--nproc", "train", run),
+        ("--nproc", "audit", *given),
+        ("--nproc", "compare", "--fix", folder / "finished"),
+        ("--jobs", "compare", sweep),
+    ):
+        outcome = run_cli(*arguments, option, 100_000)
+        assert (outcome.code, outcome.err.count("\n")) == (2, 1), outcome.err
+        assert f"'{option}' must be at most 8, 4 for each core" in outcome.err

@@ -10,18 +10,20 @@ from tiny_families import build
 from torch.distributed.tensor import DTensor
 
 from memguard.errors import ConfigError, MemguardError, ModelError
-from memguard.hf.safetensors import ModuleWeights
-from memguard.hf.sharded import (
-    Sharding,
+from memguard.hf.assembly import (
+    Assembly,
     allocate,
     build_meta_layer,
-    count_sharded_parameters,
     fill_layer,
     find_sizes,
 )
+from memguard.hf.load import count_parameters
+from memguard.hf.safetensors import ModuleWeights
 from memguard.model.dropout import list_dropout
+from memguard.parallel.lora import LoraSpec
 from memguard.parallel.mesh import build_mesh
 from memguard.parallel.mesh_shape import MeshShape
+from memguard.simulation.fake_mesh import simulated_mesh
 
 CPU = torch.device("cpu")
 
@@ -42,7 +44,7 @@ def refuse_all(shape: MeshShape, all_fields: list[dict[str, Any]]) -> list[Memgu
     for each in all_fields:
         config = transformers.LlamaConfig(**each)
         try:
-            build_meta_layer(config, Sharding(mesh=mesh, device=CPU))
+            build_meta_layer(config, Assembly(mesh=mesh, device=CPU))
         except MemguardError as error:
             found.append(error)
     return found
@@ -76,16 +78,16 @@ def refuse_dropout() -> str:
     mesh = build_mesh(MeshShape(x=2), "cpu")
     config = transformers.LlamaConfig(**fields(attention_dropout=0.1))
     with pytest.raises(ModelError) as caught:
-        build_meta_layer(config, Sharding(mesh=mesh, device=CPU))
+        build_meta_layer(config, Assembly(mesh=mesh, device=CPU))
     # An audit drops nothing.
-    build_meta_layer(config, Sharding(mesh=mesh, device=CPU, is_trained=False))
+    build_meta_layer(config, Assembly(mesh=mesh, device=CPU, is_trained=False))
     return str(caught.value)
 
 
 def switch_off_dropout(shape: MeshShape) -> dict[str, float]:
     mesh = build_mesh(shape, "cpu")
     config = transformers.GPT2Config(n_embd=32, n_layer=2, n_head=4, vocab_size=96)
-    layer = build_meta_layer(config, Sharding(mesh=mesh, device=CPU, without_dropout=True))
+    layer = build_meta_layer(config, Assembly(mesh=mesh, device=CPU, dropout=0.0))
     assert layer.lm.model.config.attn_pdrop == 0.1, "the exported configuration stays"
     return list_dropout(layer.lm.model)
 
@@ -93,6 +95,16 @@ def switch_off_dropout(shape: MeshShape) -> dict[str, float]:
 @pytest.mark.parametrize("shape", [MeshShape(z=2), MeshShape(x=2)], ids=str)
 def test_dropout_can_be_switched_off(ranks: RankPool, shape: MeshShape) -> None:
     assert ranks(switch_off_dropout, 2, shape) == [{}, {}]
+
+
+@pytest.mark.parametrize("shape", [MeshShape(z=2), MeshShape(x=2)], ids=str)
+def test_adapters_keep_their_own_dropout(shape: MeshShape) -> None:
+    adapter = LoraSpec(r=2, alpha=2, dropout=0.3)
+    config = transformers.LlamaConfig(**fields(attention_dropout=0.1))
+    with simulated_mesh(shape) as mesh:
+        assembly = Assembly(mesh=mesh, device=CPU, dropout=0.0, adapter=adapter)
+        layer = build_meta_layer(config, assembly)
+    assert list_dropout(layer.lm.model) == {"lora_dropout_rate": 0.3}
 
 
 def test_dropout_is_refused_by_its_field(ranks: RankPool) -> None:
@@ -108,12 +120,12 @@ def list_storage(shape: MeshShape, is_tied: bool) -> dict[str, Any]:
     """On a rank: where parameters are after each step, and how they are placed."""
     mesh = build_mesh(shape, "cpu")
     plain = build("llama", tie_word_embeddings=is_tied)
-    layer = build_meta_layer(plain.config, Sharding(mesh=mesh, device=CPU, dtype=torch.bfloat16))
+    layer = build_meta_layer(plain.config, Assembly(mesh=mesh, device=CPU, dtype=torch.bfloat16))
     lm, model = layer.lm, layer.lm.model
-    found: dict[str, Any] = {"count": count_sharded_parameters(layer)}
+    found: dict[str, Any] = {"count": count_parameters(layer.lm.model)}
     found["meta"] = all(p.is_meta for p in model.parameters())
     found["buffers"] = all(not b.is_meta for b in model.buffers())
-    allocate(layer)
+    allocate(layer.lm, layer.assembly.device)
     found["allocated"] = all(not p.is_meta for p in model.parameters())
     found["tied"] = model.lm_head.weight is model.model.embed_tokens.weight
     fill_layer(layer, ModuleWeights(plain), name="test")
@@ -168,7 +180,7 @@ def test_storage_and_when_parameters_are_gathered(ranks: RankPool, is_tied: bool
 def fill_with_holes() -> str:
     mesh = build_mesh(MeshShape(x=2), "cpu")
     plain = build("llama")
-    layer = build_meta_layer(plain.config, Sharding(mesh=mesh, device=CPU))
+    layer = build_meta_layer(plain.config, Assembly(mesh=mesh, device=CPU))
     del plain.model.layers[1].mlp.up_proj.weight
     with pytest.raises(ModelError) as caught:
         fill_layer(layer, ModuleWeights(plain), name="holey")
