@@ -14,7 +14,7 @@ from rich.text import Text
 
 from memguard.parallel.mesh_shape import AXES
 from memguard.planner.disk import format_bytes
-from memguard.planner.dry_run import BucketOutlook, DryRun, Remark, Topic
+from memguard.planner.dry_run import BucketPrediction, DryRun, Remark, Topic
 from memguard.planner.first_row import FirstRow, RowPiece, RowToken, State
 from memguard.planner.plan import MeshPlan, Plan
 from memguard.report import formatting as fmt
@@ -168,7 +168,7 @@ def _describe_disk(record: DryRun) -> list[tuple[str, str]]:
     ]
 
 
-def _print_buckets(out: rich.console.Console, buckets: Sequence[BucketOutlook]) -> None:
+def _print_buckets(out: rich.console.Console, buckets: Sequence[BucketPrediction]) -> None:
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="")
     table.add_column("bucket", overflow="fold")
     for name in ("documents", "tokens", "repeated", "audited", "if none", "if half"):

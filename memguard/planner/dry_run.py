@@ -111,7 +111,7 @@ class DiskNeed(Record):
     free_bytes: int
 
 
-class BucketOutlook(Record):
+class BucketPrediction(Record):
     """One bucket as it will be audited if the run goes as planned."""
 
     bucket: str
@@ -139,7 +139,7 @@ class DryRun(Record):
     length: RunLength
     labels: LabelCounts
     disk: DiskNeed
-    buckets: tuple[BucketOutlook, ...]
+    buckets: tuple[BucketPrediction, ...]
     tokenizer: tuple[Remark, ...]
     """Remarks on tokenizer, template and documents."""
     remarks: tuple[Remark, ...]

@@ -174,7 +174,7 @@ def _is_above_zero(interval: Interval) -> bool:
     return interval.ci is not None and interval.ci[0] > 0
 
 
-def tell_learned(learned: list[Learned]) -> str:
+def describe_learned(learned: list[Learned]) -> str:
     """Report by how much token accuracy rose in these buckets; "" without any."""
     if not learned:
         return ""

@@ -49,7 +49,7 @@ _RISK_NAMES: dict[RiskName, str] = {
 }
 
 
-def tell_recommendation(comparison: Comparison) -> Fact:
+def describe_recommendation(comparison: Comparison) -> Fact:
     """Return the recommendation and its rule."""
     recommendation = comparison.recommendation
     # The sentence names up to four settings with their intervals and must not be cut.
@@ -116,11 +116,11 @@ def _build_front_table(comparison: Comparison) -> Table:
         *([dominators] if any(point.dominated_by for point in comparison.front) else []),
     )
     rows = make_rows(columns, comparison.front, lambda p: "dominated" if p.is_dominated else "")
-    notes = (_tell_risk(), *_tell_seeds(comparison))
+    notes = (_describe_risk(), *_describe_seeds(comparison))
     return make_table("Chart data", columns, rows, notes=notes, compact=True)
 
 
-def _tell_risk() -> str:
+def _describe_risk() -> str:
     return (
         "Risk: the highest extraction rate of the documents that a setting trained most often: "
         "verbatim or near-verbatim by greedy decoding, verbatim within "
@@ -129,7 +129,7 @@ def _tell_risk() -> str:
     )
 
 
-def _tell_seeds(comparison: Comparison) -> tuple[str, ...]:
+def _describe_seeds(comparison: Comparison) -> tuple[str, ...]:
     """Name the seeds that are used, if some settings have others that are left out."""
     settings = list_settings(comparison)
     if not any(s.point and s.point.num_seeds < len(s.runs) for s in settings):

@@ -102,7 +102,7 @@ def describe_checkpoint(
                 )
             )
     if overlap is not None and overlap.num_matched:
-        console.warn(_tell_overlap(overlap, len(find_near_duplicates(documents))))
+        console.warn(_describe_overlap(overlap, len(find_near_duplicates(documents))))
     return AuditTarget(
         documents=documents,
         model=request.model,
@@ -128,7 +128,7 @@ def describe_checkpoint(
     )
 
 
-def _tell_overlap(overlap: Rate, num_left_out: int) -> str:
+def _describe_overlap(overlap: Rate, num_left_out: int) -> str:
     """Describe the shared words; of these, boilerplate does not make near-duplicates."""
     text = (
         f"{overlap.num_matched:,} of {overlap.num_documents:,} non-members share a run of "

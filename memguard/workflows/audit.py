@@ -15,7 +15,7 @@ from memguard.audit.document_scores import save_scores
 from memguard.audit.extraction import TINY_MARGINS
 from memguard.audit.findings import save_findings
 from memguard.audit.kinds import compare_kinds
-from memguard.audit.parts import describe_cut, tell_cut
+from memguard.audit.parts import describe_cut, find_cut
 from memguard.audit.run import AuditOutcome, run_audit
 from memguard.audit.selection import select_windows
 from memguard.audit.suite import Suite, load_audit_suite
@@ -202,8 +202,8 @@ def _audit(
     sums = sum_models(target) if runtime.is_main else {}
     hashes = runtime.broadcast_object(hash_models(target, sums) if runtime.is_main else {})
     check_base(target, hashes)
-    if cut := describe_cut(target.documents, (), window=settings.window):
-        console.warn(tell_cut(cut))
+    if cut := find_cut(target.documents, (), window=settings.window):
+        console.warn(describe_cut(cut))
 
     def open_model(
         model: str | ModelInMemory, revision: str | None = None, base: str | None = None

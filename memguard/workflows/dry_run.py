@@ -35,7 +35,7 @@ from memguard.planner.disk import (
     remark_on_disk,
 )
 from memguard.planner.dry_run import (
-    BucketOutlook,
+    BucketPrediction,
     DiskNeed,
     DocumentCounts,
     DryRun,
@@ -63,7 +63,9 @@ _RARE = 0.01
 """An extraction rate so low that a small sample may show no extracted document."""
 
 
-def foresee_audit(config: RunConfig, corpus: Corpus, counts: Sequence[int]) -> list[BucketOutlook]:
+def predict_audit_intervals(
+    config: RunConfig, corpus: Corpus, counts: Sequence[int]
+) -> list[BucketPrediction]:
     """Return how many documents of each bucket will be audited, with the resulting intervals.
 
     Args:
@@ -86,7 +88,7 @@ def foresee_audit(config: RunConfig, corpus: Corpus, counts: Sequence[int]) -> l
         members = [e for e, own in zip(corpus.manifest, names, strict=True) if own == name]
         num_audited, outline = audited.get(name, (None, None))
         outlook.append(
-            BucketOutlook(
+            BucketPrediction(
                 bucket=name,
                 role=members[0].role,
                 planned_repetitions=members[0].planned_repetitions,
@@ -129,14 +131,14 @@ def _count_audited(
 
 
 def remark_on_audit(
-    config: RunConfig, corpus: Corpus, buckets: Sequence[BucketOutlook], *, is_cut: bool
+    config: RunConfig, corpus: Corpus, buckets: Sequence[BucketPrediction], *, is_cut: bool
 ) -> list[Remark]:
     """Warn if the audit will be refused or will have low statistical power.
 
     Args:
         config: of the run.
         corpus: its documents.
-        buckets: result of `foresee_audit`.
+        buckets: result of `predict_audit_intervals`.
         is_cut: whether 'train.max_steps' ends the run early.
     """
     remarks = []
@@ -246,7 +248,7 @@ def dry_run(config: RunConfig, console: Console) -> DryRunResult:
         remarks += remark_on_rows(length, labels, trained, num_unreached=num_unreached)
         disk = _measure_disk(config, folder, temporary, outline, training_data.loader, length)
         remarks += remark_on_disk(disk)
-        buckets = foresee_audit(config, corpus, counts)
+        buckets = predict_audit_intervals(config, corpus, counts)
         if config.audit.enabled:
             is_cut = length.num_steps < length.num_scheduled_steps
             remarks += remark_on_audit(config, corpus, buckets, is_cut=is_cut)

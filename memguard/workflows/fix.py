@@ -128,7 +128,7 @@ def _count_labels(folder: Path, ids: Set[str], seq_len: int) -> float:
     return max(1.0, fmean(counts))
 
 
-def tell_forgotten(report: AuditReport) -> str:
+def describe_forgotten(report: AuditReport) -> str:
     """Return how many forgotten and retained documents are extracted before and after."""
     return "; ".join(
         f"{name}: {_count(report, role, 'base')} extracted near-verbatim before, "
@@ -193,7 +193,7 @@ def fix_run(
         _train(again, num_processes, console)
         audit = Path(again.output_dir) / again.name / "audit"
         after = load_audit_report(audit)
-        console.info(tell_forgotten(after))
+        console.info(describe_forgotten(after))
         return audit / "report.html", after
     if ends_early := find_early_end(config):
         raise ConfigError(

@@ -199,7 +199,7 @@ def _run(command: Sequence[str], num_processes: int, variables: dict[str, str]) 
             for rank in ranks:
                 rank.process.kill()
                 rank.process.wait()
-        return _tell_end(ranks, stop, may_restart=not variables)
+        return _report_end(ranks, stop, may_restart=not variables)
 
 
 @contextmanager
@@ -323,7 +323,7 @@ def _has_agreed(rank: _Rank) -> bool:
     return rank.words is not None and rank.words.agreed
 
 
-def _tell_end(ranks: Sequence[_Rank], stop: int | None, *, may_restart: bool) -> int | None:
+def _report_end(ranks: Sequence[_Rank], stop: int | None, *, may_restart: bool) -> int | None:
     """Print the error if a rank failed; return the exit code, None to start all ranks again."""
     if all(rank.code == 0 for rank in ranks):
         return 0

@@ -126,7 +126,9 @@ def check_storage(
     )
 
 
-def settle_settings(config: RunConfig, runtime: "Runtime", *, halve: bool = False) -> RunConfig:
+def resolve_auto_settings(
+    config: RunConfig, runtime: "Runtime", *, halve: bool = False
+) -> RunConfig:
     """Replace `auto` in a run's settings, the same on all ranks, and refuse a run that cannot fit.
 
     A run that was begun before keeps its precision.

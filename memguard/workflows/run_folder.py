@@ -67,7 +67,7 @@ def locked(folder: Path) -> Iterator[Callable[[], None]]:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            raise _is_at_work(folder) from error
+            raise _explain_in_use(folder) from error
         _clear_half_written(folder)
         yield partial(_check_held, folder, handle)
     finally:
@@ -109,10 +109,10 @@ def check_free(folder: Path) -> None:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:
-                raise _is_at_work(folder) from error
+                raise _explain_in_use(folder) from error
 
 
-def _is_at_work(folder: Path) -> ConfigError:
+def _explain_in_use(folder: Path) -> ConfigError:
     return ConfigError(
         f"another process is using '{folder}'; wait for it, or choose another 'name'"
     )

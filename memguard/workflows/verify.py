@@ -10,7 +10,7 @@
     audit         audit.json
 
 No file is changed, and only files with recorded hashes are read. Private files of another user are
-listed as not checked: a part is whole only if all of it was compared.
+listed as not checked: a part is intact only if all of it was compared.
 """
 
 import shlex
@@ -52,9 +52,11 @@ from memguard.records.run_files import (
 from memguard.records.sealed import Damage, find_damage, is_closed, is_file, mark_unreadable
 from memguard.workflows.run_folder import check_free
 
-State = Literal["whole", "damaged", "not checked", "not there yet"]
-_MEND_CONFIG = "'memguard train' with the file that the run was started from writes it again"
-_MEND_UNLISTED = "it would be loaded with the model: move away files that this run has not written"
+State = Literal["intact", "damaged", "not checked", "not there yet"]
+_REPAIR_CONFIG = "'memguard train' with the file that the run was started from writes it again"
+_REPAIR_UNLISTED = (
+    "it would be loaded with the model: move away files that this run has not written"
+)
 MANIFEST, METRICS = "manifest.jsonl", "metrics.jsonl"
 BASE_MODEL = "base model"
 _RUN_FILES = ("config.yaml", "prepared", "checkpoints", "trained.json")
@@ -71,7 +73,7 @@ class Part:
     damages: Sequence[Damage] = ()
     not_checked: Sequence[str] = ()
     """Files and folders that this user may not read, relative to the folder of the run or audit."""
-    mend: str | None = None
+    repair: str | None = None
     """How to repair the part, a clause; None if nothing is damaged."""
 
 
@@ -95,7 +97,7 @@ class Verified:
         return [file for part in self.parts for file in part.not_checked]
 
     @property
-    def is_whole(self) -> bool:
+    def is_intact(self) -> bool:
         """Whether all that exists was checked and is undamaged."""
         return not (self.is_damaged or self.not_checked)
 
@@ -103,9 +105,9 @@ class Verified:
         """Return the result for `--json`."""
         return {
             "folder": str(self.folder),
-            "whole": self.is_whole,
+            "intact": self.is_intact,
             "not_checked": self.not_checked,
-            "at_work": self.is_in_use,
+            "in_use": self.is_in_use,
             "parts": [
                 {
                     "name": part.name,
@@ -113,7 +115,7 @@ class Verified:
                     "note": part.note,
                     "damages": [{"file": item.file, "what": item.what} for item in part.damages],
                     "not_checked": list(part.not_checked),
-                    "mend": part.mend,
+                    "repair": part.repair,
                 }
                 for part in self.parts
             ],
@@ -135,7 +137,7 @@ def verify(folder: Path, on_read: OnRead, *, base: str | None = None) -> Verifie
     Raises:
         ConfigError: the folder is neither; or it has no adapters and ``base`` is given.
     """
-    at_work = _is_at_work(folder)
+    in_use = _is_in_use(folder)
     parts: tuple[Part, ...] = ()
     if any((folder / name).exists() for name in _RUN_FILES):
         parts = tuple(_verify_run(folder, on_read, base))
@@ -144,14 +146,14 @@ def verify(folder: Path, on_read: OnRead, *, base: str | None = None) -> Verifie
     if base is not None and find_weights_folder(folder).name != "adapter":
         raise ConfigError(f"--base '{base}': '{folder}' has no trained adapter. Leave it out")
     if parts:
-        return Verified(folder=folder, parts=parts, is_in_use=at_work)
+        return Verified(folder=folder, parts=parts, is_in_use=in_use)
     raise ConfigError(
         f"'{folder}' is neither the folder of a run (no config.yaml) nor of an audit "
         f"(no {AUDIT_FILES})"
     )
 
 
-def _is_at_work(folder: Path) -> bool:
+def _is_in_use(folder: Path) -> bool:
     try:
         with suppress(OSError):  # A read-only folder is not an error here.
             check_free(folder)
@@ -167,7 +169,7 @@ def load_own_config(folder: Path) -> RunConfig:
         ConfigError: another version wrote the file, with settings unknown to this one.
         RecordError: the file differs from the one that the run wrote.
     """
-    _refuse(folder, find_config_damage(folder), _MEND_CONFIG)
+    _refuse(folder, find_config_damage(folder), _REPAIR_CONFIG)
     return load_run_config(folder / "config.yaml")
 
 
@@ -183,7 +185,7 @@ def check_finished(folder: Path, *, without_documents: bool = False) -> None:
         RecordError: config.yaml, the prepared documents, manifest, metrics or model are damaged.
     """
     train = _resume_command(folder)
-    _refuse(folder, find_config_damage(folder), _MEND_CONFIG)
+    _refuse(folder, find_config_damage(folder), _REPAIR_CONFIG)
     if not has_trained(folder):
         why = "has not finished training" if has_weights(folder) else "has no model/ yet"
         raise ModelError(f"'{folder}' {why}: finish it with {train}")
@@ -193,17 +195,17 @@ def check_finished(folder: Path, *, without_documents: bool = False) -> None:
     _refuse(folder, prepared, f"'{train}' prepares the documents again")
     damages = find_trained_damage(folder)
     is_unlisted = any(damage.what == UNLISTED for damage in damages)
-    mend = _MEND_UNLISTED if is_unlisted else f"'{train}' resumes from the last checkpoint"
-    _refuse(folder, damages, mend)
+    repair = _REPAIR_UNLISTED if is_unlisted else f"'{train}' resumes from the last checkpoint"
+    _refuse(folder, damages, repair)
 
 
-def _refuse(folder: Path, damages: Sequence[Damage], mend: str) -> None:
+def _refuse(folder: Path, damages: Sequence[Damage], repair: str) -> None:
     if damages:
         first = min(damages, key=lambda damage: damage.is_unreadable)
         if first.is_unreadable:
             raise describe_unread(folder / first.file, PermissionError())
         more = f" (and {len(damages) - 1:,} more)" if len(damages) > 1 else ""
-        raise RecordError(f"'{folder / first.file}' {first.what}{more}. {mend}")
+        raise RecordError(f"'{folder / first.file}' {first.what}{more}. {repair}")
 
 
 def _resume_command(folder: Path) -> str:
@@ -219,7 +221,7 @@ def _resume_command(folder: Path) -> str:
 
 def _verify_run(folder: Path, on_read: OnRead, base: str | None) -> Iterator[Part]:
     train = _resume_command(folder)
-    yield _make_part("config.yaml", find_config_damage(folder), note="", mend=_MEND_CONFIG)
+    yield _make_part("config.yaml", find_config_damage(folder), note="", repair=_REPAIR_CONFIG)
     on_read("documents", _measure([folder / "prepared", folder / MANIFEST])[1])
     prepared = find_prepared_damage(folder)
     on_read("model", _measure([find_weights_folder(folder)])[1])
@@ -230,35 +232,35 @@ def _verify_run(folder: Path, on_read: OnRead, base: str | None) -> Iterator[Par
         on_read(path.name, _measure([path])[1])
         saves[path] = find_checkpoint_damage(path)
     yield _verify_checkpoints(folder, saves)
-    whole = [path for path, damages in saves.items() if not damages]
-    yield _verify_metrics(folder, trained, whole)
+    intact = [path for path, damages in saves.items() if not damages]
+    yield _verify_metrics(folder, trained, intact)
     # The losses before training are needed only until training ends.
     if not has_trained(folder) and (lost := find_reference_damage(folder)):
-        mend = f"'{train}' measures them again"
-        yield _make_part("first losses", lost, note="", mend=mend)
+        repair = f"'{train}' measures them again"
+        yield _make_part("first losses", lost, note="", repair=repair)
     is_hidden = is_closed(folder / "audit")
     is_audited = not is_hidden and has_audit(folder / "audit")
     if has_trained(folder):
         damages = [item for item in trained if item.file not in (MANIFEST, METRICS)]
-        mend = f"'{train}' exports it again from the last checkpoint"
+        repair = f"'{train}' exports it again from the last checkpoint"
         if any(item.what == UNLISTED for item in damages):
-            mend = _MEND_UNLISTED
-        elif not whole:
-            mend = "no undamaged checkpoint is left: restore it from a copy of the run"
+            repair = _REPAIR_UNLISTED
+        elif not intact:
+            repair = "no undamaged checkpoint is left: restore it from a copy of the run"
         note = _count(_measure([find_weights_folder(folder)]))
-        yield _make_part("model", damages, note=note, mend=mend)
+        yield _make_part("model", damages, note=note, repair=repair)
         if not any(item.file.startswith(("trained.json", "adapter/")) for item in damages):
             yield from _verify_base(folder, on_read, base)
     elif is_audited:
         # Only a run whose training has ended is audited.
         ended = Damage(file="trained.json", what="is missing, and the run has been audited")
-        yield _make_part("model", [ended], note="", mend=f"'{train}' writes it again")
+        yield _make_part("model", [ended], note="", repair=f"'{train}' writes it again")
     else:
         yield Part(name="model", state="not there yet", note=f"'{train}' creates it")
     if is_audited:
         yield _verify_audit(folder / "audit", on_read, run=folder)
     elif is_hidden:
-        yield _make_part("audit", [mark_unreadable("audit/")], note="", mend="")
+        yield _make_part("audit", [mark_unreadable("audit/")], note="", repair="")
     else:
         note = f"'memguard audit {folder}' creates it"
         yield Part(name="audit", state="not there yet", note=note)
@@ -269,17 +271,17 @@ def _verify_base(folder: Path, on_read: OnRead, named: str | None) -> Iterator[P
     files, adapter = load_trained(folder).base, find_weights_folder(folder)
     if not files:
         return
-    mend = f"restore it, or {say_where_base_is(adapter)}"
+    repair = f"restore it, or {say_where_base_is(adapter)}"
     try:
         place = find_base_folder(adapter, files, base=named)
     except PermissionError as error:
         hidden = mark_unreadable(str(error.filename))
-        yield _make_part(BASE_MODEL, [hidden], note="", mend=mend)
+        yield _make_part(BASE_MODEL, [hidden], note="", repair=repair)
         return
     except ModelError as error:
         # The message has the way out too.
         damage = Damage(file=BASE_MODEL, what=f"cannot be read: {error}")
-        yield _make_part(BASE_MODEL, [damage], note="", mend=mend)
+        yield _make_part(BASE_MODEL, [damage], note="", repair=repair)
         return
     if place is None:
         note = "on the hub and not downloaded yet: 'memguard audit' checks it"
@@ -290,7 +292,7 @@ def _verify_base(folder: Path, on_read: OnRead, named: str | None) -> Iterator[P
     damages = [
         replace(damage, file=str(place / damage.file)) for damage in find_damage(place, files)
     ]
-    yield _make_part(BASE_MODEL, damages, note=_count(_measure(paths)), mend=mend)
+    yield _make_part(BASE_MODEL, damages, note=_count(_measure(paths)), repair=repair)
 
 
 def _verify_documents(
@@ -304,7 +306,7 @@ def _verify_documents(
         "prepared",
         [item for item in prepared if item.file != MANIFEST],
         note=_count(_measure([folder / "prepared"])),
-        mend=f"'{train}' prepares the documents again",
+        repair=f"'{train}' prepares the documents again",
     )
     # Preparation and the end of training may report the same damage: one message is enough.
     damages = [item for item in (*prepared, *trained) if item.file == MANIFEST][:1]
@@ -312,14 +314,14 @@ def _verify_documents(
         "manifest",
         damages,
         note=_count(_measure([folder / MANIFEST])),
-        mend=f"'{train}' writes it again",
+        repair=f"'{train}' writes it again",
     )
 
 
 def _verify_checkpoints(folder: Path, saves: Mapping[Path, Sequence[Damage]]) -> Part:
     name = "checkpoints"
     if is_closed(folder / name):
-        return _make_part(name, [mark_unreadable(f"{name}/")], note="", mend="")
+        return _make_part(name, [mark_unreadable(f"{name}/")], note="", repair="")
     if not saves:
         note = "none were kept" if has_trained(folder) else "training saves them"
         return Part(name=name, state="not there yet", note=note)
@@ -328,19 +330,19 @@ def _verify_checkpoints(folder: Path, saves: Mapping[Path, Sequence[Damage]]) ->
         for path, items in saves.items()
         for item in items
     ]
-    mend = f"'{_resume_command(folder)}' skips damaged checkpoints"
+    repair = f"'{_resume_command(folder)}' skips damaged checkpoints"
     if has_trained(folder):
-        mend = "training has ended and needs no checkpoint: delete the damaged checkpoint folders"
+        repair = "training has ended and needs no checkpoint: delete the damaged checkpoint folders"
     return _make_part(
         name,
         damages,
         note=f"{_plural(len(saves), 'checkpoint')}, {_count(_measure(list(saves)))}",
-        mend=mend,
+        repair=repair,
     )
 
 
-def _verify_metrics(folder: Path, trained: Sequence[Damage], whole: Sequence[Path]) -> Part:
-    path, copy = folder / METRICS, whole[-1] / METRICS if whole else None
+def _verify_metrics(folder: Path, trained: Sequence[Damage], intact: Sequence[Path]) -> Part:
+    path, copy = folder / METRICS, intact[-1] / METRICS if intact else None
     if has_trained(folder):
         damages = [item for item in trained if item.file == METRICS]
         note = _count(_measure([path]))
@@ -353,7 +355,7 @@ def _verify_metrics(folder: Path, trained: Sequence[Damage], whole: Sequence[Pat
     else:
         return Part(name="metrics", state="not there yet", note="training writes it")
     return _make_part(
-        "metrics", damages, note=note, mend=f"'{_resume_command(folder)}' restores it"
+        "metrics", damages, note=note, repair=f"'{_resume_command(folder)}' restores it"
     )
 
 
@@ -375,9 +377,9 @@ def _verify_audit(folder: Path, on_read: OnRead, run: Path | None = None) -> Par
     damages = find_audit_damage(folder)
     place = "" if run is None else f"{folder.name}/"
     again = "the same 'memguard audit' again" if run is None else f"'memguard audit {run}'"
-    mend = f"{again} creates it again from cached scores"
+    repair = f"{again} creates it again from cached scores"
     if all(item.file in (PAGE, *CARDS) or item.is_unreadable for item in damages):
-        mend = f"'memguard report {run or folder}' renders it again"
+        repair = f"'memguard report {run or folder}' renders it again"
     return _make_part(
         "audit",
         [
@@ -385,20 +387,20 @@ def _verify_audit(folder: Path, on_read: OnRead, run: Path | None = None) -> Par
             for item in damages
         ],
         note=_count(_measure(covered)),
-        mend=mend,
+        repair=repair,
     )
 
 
-def _make_part(name: str, damages: Sequence[Damage], *, note: str, mend: str) -> Part:
+def _make_part(name: str, damages: Sequence[Damage], *, note: str, repair: str) -> Part:
     closed = tuple(damage.file for damage in damages if damage.is_unreadable)
     found = tuple(damage for damage in damages if not damage.is_unreadable)
     if found:
         return Part(
-            name=name, state="damaged", note=note, damages=found, not_checked=closed, mend=mend
+            name=name, state="damaged", note=note, damages=found, not_checked=closed, repair=repair
         )
     if closed:
         return Part(name=name, state="not checked", note="no permission", not_checked=closed)
-    return Part(name=name, state="whole", note=note)
+    return Part(name=name, state="intact", note=note)
 
 
 def _measure(paths: Sequence[Path]) -> tuple[int, int]:
