@@ -15,9 +15,9 @@ from typing import Any
 
 
 class PreloadedChild:
-    """What `memguard.workflows.sweep` uses of `subprocess.Popen`, for `python -m memguard ...`."""
+    """What a sweep uses of `subprocess.Popen`, for `python -m memguard ...`."""
 
-    def __init__(self, command: Sequence[str], stdout: int | None = None) -> None:
+    def __init__(self, command: Sequence[str], stdout: int | None = None, env: None = None) -> None:
         start = [sys.executable, "-m", "memguard"]
         assert command[:3] == start, "only memguard's own command line can be forked"
         assert stdout == subprocess.DEVNULL

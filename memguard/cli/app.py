@@ -22,7 +22,8 @@ from memguard.cli.options import (
     print_result,
     say,
 )
-from memguard.workflows.launch import own_rank, run_on_processes
+from memguard.runtime.children import own_rank
+from memguard.workflows.launch import run_on_processes
 
 app = typer.Typer(
     name="memguard",

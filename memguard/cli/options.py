@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from memguard.workflows.launch import own_rank
+from memguard.runtime.children import own_rank
 
 Config = Annotated[
     str, typer.Argument(metavar="CONFIG", help="A run's YAML, or the name of a shipped one.")

@@ -4,7 +4,7 @@ train.py           a run: prepares, trains, exports, audits
 setup.py           process group, device, model and mesh of a run
 data.py            documents and rows of a run, for training and for the dry run
 control_outlook.py what the control of a run can show, or why there is none
-run_folder.py      one folder per run: locks it and checks its settings
+run_folder.py      one folder per run: locks it and checks its settings and files
 audit.py           one audit: measures model and base model, writes report and records
 audit_inputs.py    documents and model for the audit of a run, read from the run folder
 audit_output.py    pages of an audit; renders them again from its report

@@ -57,9 +57,8 @@ from memguard.workflows.model_identity import check_base, hash_models, name_mode
 from memguard.workflows.model_in_memory import ModelInMemory, OpenedModel
 from memguard.workflows.requests import AuditRequest, make_command
 from memguard.workflows.run_checks import check_device_map
-from memguard.workflows.run_folder import locked
+from memguard.workflows.run_folder import check_finished, load_own_config, locked
 from memguard.workflows.setup import DistributedContext, open_distributed
-from memguard.workflows.verify import check_finished, load_own_config
 
 
 def audit_request(request: AuditRequest, settings: AuditConfig) -> tuple[Path, AuditReport]:

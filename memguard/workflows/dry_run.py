@@ -11,7 +11,6 @@ import os
 import shutil
 import signal
 import tempfile
-import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -51,6 +50,7 @@ from memguard.planner.run_length import count_labels, measure_length, remark_on_
 from memguard.planner.tokenizer_lint import lint_tokenizer
 from memguard.records.run_files import PRIVATE_KEY
 from memguard.runtime import Console, detect_runtime
+from memguard.runtime.children import signals_handled
 from memguard.workflows.audit_inputs import list_audited, name_buckets
 from memguard.workflows.control_outlook import remark_on_control
 from memguard.workflows.data import build_training_data, check_token_ids, prepare
@@ -321,14 +321,8 @@ def _raising_on_sigterm() -> Iterator[None]:
         # Not a subclass of Exception: libraries may catch those.
         raise SystemExit(128 + number)
 
-    if threading.current_thread() is not threading.main_thread():
+    with signals_handled(stop, (signal.SIGTERM,)):
         yield
-        return
-    before = signal.signal(signal.SIGTERM, stop)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def _list_stop_ids(model: Any) -> list[int]:

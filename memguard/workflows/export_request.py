@@ -5,7 +5,7 @@ from pathlib import Path
 
 from memguard.errors import ConfigError
 from memguard.hf.adapter_files import check_model, is_adapter
-from memguard.workflows.verify import check_finished
+from memguard.workflows.run_folder import check_finished
 
 DTYPES = ("float32", "bfloat16", "float16")
 

@@ -42,9 +42,8 @@ from memguard.workflows.audit_output import show_verdict
 from memguard.workflows.compare_runs import compare_folders
 from memguard.workflows.launch import launch
 from memguard.workflows.process_choice import choose_num_processes
-from memguard.workflows.run_folder import check_same_settings
+from memguard.workflows.run_folder import check_finished, check_same_settings
 from memguard.workflows.train import train_run
-from memguard.workflows.verify import check_finished
 
 # Settings of an unlearning run:
 _EPOCHS = 5

@@ -33,8 +33,8 @@ from memguard.workflows.run_checks import (
     check_row_length,
     check_targets,
 )
+from memguard.workflows.run_folder import load_own_config
 from memguard.workflows.variant_request import check_variants
-from memguard.workflows.verify import load_own_config
 
 if TYPE_CHECKING:
     from memguard.workflows.model_in_memory import ModelInMemory

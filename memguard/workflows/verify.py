@@ -13,15 +13,13 @@ No file is changed, and only files with recorded hashes are read. Private files 
 listed as not checked: a part is intact only if all of it was compared.
 """
 
-import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from memguard.config import RunConfig, load_run_config
-from memguard.errors import ConfigError, MemguardError, ModelError, RecordError
+from memguard.errors import ConfigError, ModelError
 from memguard.hf.adapter_base import say_where_base_is
 from memguard.hf.identity import find_base_folder
 from memguard.records.audit_files import (
@@ -34,7 +32,6 @@ from memguard.records.audit_files import (
     find_audit_damage,
     has_audit,
 )
-from memguard.records.record import describe_unread
 from memguard.records.run_files import (
     UNLISTED,
     find_checkpoint_damage,
@@ -45,18 +42,18 @@ from memguard.records.run_files import (
     find_weights_folder,
     has_prepared,
     has_trained,
-    has_weights,
     list_checkpoints,
     load_trained,
 )
 from memguard.records.sealed import Damage, find_damage, is_closed, is_file, mark_unreadable
-from memguard.workflows.run_folder import check_free
+from memguard.workflows.run_folder import (
+    REPAIR_CONFIG,
+    REPAIR_UNLISTED,
+    check_free,
+    make_resume_command,
+)
 
 State = Literal["intact", "damaged", "not checked", "not there yet"]
-_REPAIR_CONFIG = "'memguard train' with the file that the run was started from writes it again"
-_REPAIR_UNLISTED = (
-    "it would be loaded with the model: move away files that this run has not written"
-)
 MANIFEST, METRICS = "manifest.jsonl", "metrics.jsonl"
 BASE_MODEL = "base model"
 _RUN_FILES = ("config.yaml", "prepared", "checkpoints", "trained.json")
@@ -109,13 +106,10 @@ class Verified:
             "not_checked": self.not_checked,
             "in_use": self.is_in_use,
             "parts": [
-                {
-                    "name": part.name,
-                    "state": part.state,
-                    "note": part.note,
+                asdict(part)
+                | {
                     "damages": [{"file": item.file, "what": item.what} for item in part.damages],
                     "not_checked": list(part.not_checked),
-                    "repair": part.repair,
                 }
                 for part in self.parts
             ],
@@ -162,66 +156,9 @@ def _is_in_use(folder: Path) -> bool:
     return False
 
 
-def load_own_config(folder: Path) -> RunConfig:
-    """Read the config.yaml that a run wrote into its folder.
-
-    Raises:
-        ConfigError: another version wrote the file, with settings unknown to this one.
-        RecordError: the file differs from the one that the run wrote.
-    """
-    _refuse(folder, find_config_damage(folder), _REPAIR_CONFIG)
-    return load_run_config(folder / "config.yaml")
-
-
-def check_finished(folder: Path, *, without_documents: bool = False) -> None:
-    """Reject a run that is unfinished or whose files differ from those that training wrote.
-
-    Args:
-        folder: of the run.
-        without_documents: accept prepared documents and a key that this user may not read.
-
-    Raises:
-        ModelError: training has not ended.
-        RecordError: config.yaml, the prepared documents, manifest, metrics or model are damaged.
-    """
-    train = _resume_command(folder)
-    _refuse(folder, find_config_damage(folder), _REPAIR_CONFIG)
-    if not has_trained(folder):
-        why = "has not finished training" if has_weights(folder) else "has no model/ yet"
-        raise ModelError(f"'{folder}' {why}: finish it with {train}")
-    prepared = find_prepared_damage(folder)
-    if without_documents:
-        prepared = [damage for damage in prepared if not damage.is_unreadable]
-    _refuse(folder, prepared, f"'{train}' prepares the documents again")
-    damages = find_trained_damage(folder)
-    is_unlisted = any(damage.what == UNLISTED for damage in damages)
-    repair = _REPAIR_UNLISTED if is_unlisted else f"'{train}' resumes from the last checkpoint"
-    _refuse(folder, damages, repair)
-
-
-def _refuse(folder: Path, damages: Sequence[Damage], repair: str) -> None:
-    if damages:
-        first = min(damages, key=lambda damage: damage.is_unreadable)
-        if first.is_unreadable:
-            raise describe_unread(folder / first.file, PermissionError())
-        more = f" (and {len(damages) - 1:,} more)" if len(damages) > 1 else ""
-        raise RecordError(f"'{folder / first.file}' {first.what}{more}. {repair}")
-
-
-def _resume_command(folder: Path) -> str:
-    """Return the command that resumes a run in its folder, even if the folder was moved."""
-    command = ["memguard", "train", str(folder / "config.yaml")]
-    with suppress(MemguardError):
-        config = load_run_config(folder / "config.yaml")
-        here = folder.resolve()
-        if (Path(config.output_dir) / config.name).resolve() != here:
-            command += [f"name={here.name}", f"output_dir={here.parent}"]
-    return shlex.join(command)
-
-
 def _verify_run(folder: Path, on_read: OnRead, base: str | None) -> Iterator[Part]:
-    train = _resume_command(folder)
-    yield _make_part("config.yaml", find_config_damage(folder), note="", repair=_REPAIR_CONFIG)
+    train = make_resume_command(folder)
+    yield _make_part("config.yaml", find_config_damage(folder), note="", repair=REPAIR_CONFIG)
     on_read("documents", _measure([folder / "prepared", folder / MANIFEST])[1])
     prepared = find_prepared_damage(folder)
     on_read("model", _measure([find_weights_folder(folder)])[1])
@@ -244,7 +181,7 @@ def _verify_run(folder: Path, on_read: OnRead, base: str | None) -> Iterator[Par
         damages = [item for item in trained if item.file not in (MANIFEST, METRICS)]
         repair = f"'{train}' exports it again from the last checkpoint"
         if any(item.what == UNLISTED for item in damages):
-            repair = _REPAIR_UNLISTED
+            repair = REPAIR_UNLISTED
         elif not intact:
             repair = "no undamaged checkpoint is left: restore it from a copy of the run"
         note = _count(_measure([find_weights_folder(folder)]))
@@ -298,7 +235,7 @@ def _verify_base(folder: Path, on_read: OnRead, named: str | None) -> Iterator[P
 def _verify_documents(
     folder: Path, prepared: Sequence[Damage], trained: Sequence[Damage]
 ) -> Iterator[Part]:
-    train = _resume_command(folder)
+    train = make_resume_command(folder)
     if not (has_prepared(folder) or prepared):
         yield Part(name="prepared", state="not there yet", note=f"'{train}' creates it")
         return
@@ -330,7 +267,7 @@ def _verify_checkpoints(folder: Path, saves: Mapping[Path, Sequence[Damage]]) ->
         for path, items in saves.items()
         for item in items
     ]
-    repair = f"'{_resume_command(folder)}' skips damaged checkpoints"
+    repair = f"'{make_resume_command(folder)}' skips damaged checkpoints"
     if has_trained(folder):
         repair = "training has ended and needs no checkpoint: delete the damaged checkpoint folders"
     return _make_part(
@@ -355,7 +292,7 @@ def _verify_metrics(folder: Path, trained: Sequence[Damage], intact: Sequence[Pa
     else:
         return Part(name="metrics", state="not there yet", note="training writes it")
     return _make_part(
-        "metrics", damages, note=note, repair=f"'{_resume_command(folder)}' restores it"
+        "metrics", damages, note=note, repair=f"'{make_resume_command(folder)}' restores it"
     )
 
 

@@ -1,4 +1,4 @@
-"""`memguard verify`: each part of a run by name, intact, damaged or not there yet, and its repair."""
+"""`memguard verify`: each part of a run, intact, damaged or not there yet, and its repair."""
 
 import json
 import os
