@@ -1,6 +1,5 @@
 """The commands and their arguments; those on finished folders are in `finished`."""
 
-from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,7 +10,6 @@ from memguard.cli import finished
 from memguard.cli.doctor import doctor
 from memguard.cli.options import (
     MAX_GPUS,
-    MAX_ROWS,
     TAKES_SETTINGS,
     Config,
     Json,
@@ -105,35 +103,17 @@ def plan(
     mesh: Annotated[
         str | None, typer.Option(help="Parallel layout to estimate, e.g. z=16,y=2,x=8.")
     ] = None,
-    seq_len: Annotated[
-        int | None,
-        typer.Option(
-            min=2,
-            max=2**24,
-            help="Without a CONFIG: length of a row (tokens); 2048 if left out.",
-        ),
-    ] = None,
-    batch: Annotated[
-        int | None,
-        typer.Option(min=1, max=MAX_ROWS, help="Without a CONFIG: rows per optimizer step."),
-    ] = None,
+    seq_len: Annotated[str | None, typer.Option(help="Short for data.seq_len=...")] = None,
+    batch: Annotated[str | None, typer.Option(help="Short for train.batch_size=...")] = None,
     micro_batch: Annotated[
-        int | None,
-        typer.Option(
-            min=1, max=MAX_ROWS, help="Without a CONFIG: rows per forward pass on one GPU."
-        ),
+        str | None, typer.Option(help="Short for train.micro_batch_size=...")
     ] = None,
     checkpointing: Annotated[
-        str | None, typer.Option(help="Without a CONFIG: none, selective or full.")
+        str | None, typer.Option(help="Short for train.activation_checkpointing=...")
     ] = None,
-    precision: Annotated[
-        str | None, typer.Option(help="Without a CONFIG: fp32 or bf16; bf16 if left out.")
-    ] = None,
+    precision: Annotated[str | None, typer.Option(help="Short for train.precision=...")] = None,
     lora_r: Annotated[
-        int | None,
-        typer.Option(
-            min=1, max=10**5, help="Without a CONFIG: train LoRA adapters of this rank instead."
-        ),
+        str | None, typer.Option(help="Short for adapter.name=lora adapter.r=...")
     ] = None,
     documents: Annotated[
         bool, typer.Option(help="With a CONFIG: read its documents, as training would.")
@@ -143,18 +123,39 @@ def plan(
     """Estimate memory and list feasible parallel layouts.
 
     With a CONFIG it also shows, without training, what the run would train, save and audit.
+    Without one, rows have 2048 tokens, and the planner chooses what no setting gives.
     """
     from memguard.workflows.requests import PlanRequest
 
-    request = PlanRequest(**pick(context, [field.name for field in fields(PlanRequest)]))
+    settings = list(overrides or ())
+    if config is not None and "=" in config and not Path(config).exists():
+        settings, config = [config, *settings], None
+    short = {
+        "data.seq_len": seq_len,
+        "train.batch_size": batch,
+        "train.micro_batch_size": micro_batch,
+        "train.activation_checkpointing": checkpointing,
+        "train.precision": precision,
+        "adapter.name": None if lora_r is None else "lora",
+        "adapter.r": lora_r,
+    }
+    settings += [f"{setting}={value}" for setting, value in short.items() if value is not None]
+    request = PlanRequest(
+        run=_load_model_alone(settings) if config is None else _load_run(config, settings),
+        is_run=config is not None,
+        model=model,
+        gpus=gpus,
+        machine=machine,
+        mesh=mesh,
+    )
     request.check()
-    run = None if config is None else _load_run(config, overrides)
-    if run is not None and documents:
-        _check(run)
+    with_documents = documents and request.is_run
+    if with_documents:
+        _check(request.run)
         say("plan: loading torch and transformers")
-    from memguard.cli.screens import print_plan
+    from memguard.cli.plan_screen import print_plan
 
-    print_plan(request, run, with_documents=documents, as_json=as_json)
+    print_plan(request, with_documents=with_documents, as_json=as_json)
 
 
 @app.command(context_settings=TAKES_SETTINGS)
@@ -400,6 +401,14 @@ def _load_run(config: str, overrides: list[str] | None) -> Any:
     from memguard.config import load_run_config
 
     return load_run_config(find_asset("configs", config, setting="CONFIG"), overrides or ())
+
+
+def _load_model_alone(settings: list[str]) -> Any:
+    from memguard.config import RunConfig, apply_overrides, validate
+    from memguard.workflows.requests import MODEL_ALONE
+
+    document = apply_overrides(MODEL_ALONE, settings)
+    return validate(RunConfig, document.values, document)
 
 
 def _check(run: Any, *, num_processes: int | None = None) -> None:

@@ -18,8 +18,7 @@ Overrides = Annotated[
 ]
 # `--optim.lr=1e-4`, the style of other trainers, is accepted as a setting.
 TAKES_SETTINGS = {"ignore_unknown_options": True}
-# The same limits as those of the settings.
-MAX_GPUS, MAX_ROWS = 10**7, 10**9
+MAX_GPUS = 10**7
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 Nproc = Annotated[
     int | None, typer.Option("--nproc", min=1, help="Run on this many processes of this machine.")

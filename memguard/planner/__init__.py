@@ -3,15 +3,14 @@
     machine.py         GPUs, links and network of a machine, from its YAML
     step_settings.py   settings of a step that its estimates depend on
     units.py           parameters that are gathered and reduced together, and their bytes
-    adapters.py        sizes of LoRA adapters on a rank
-    trained.py         the part of a model that a step trains, and how far its backward goes
+    trained.py         weights and adapters that a step trains, and how far its backward goes
     memory.py          peak memory of a rank in a step, by kind
     compute.py         computing time of a step on one rank
     cost.py            rough time of a step with its communication, to rank meshes
     traffic.py         communication of a step along each axis, by the formula of `parallel`
-    fit.py             meshes on which a step fits, and changes that would make one fit
-    plan.py            record of the plan
-    storage.py         parameters and storage of a rank, of families that memory.py does not know
+    fit.py             meshes on which a step fits, changes that would make one fit, `auto` settings
+    plan.py            the plan: which meshes fit, and what would help if none does
+    storage.py         the plan of families that memory.py does not know: storage of a rank
 
     meta_model.py      a model's shape, without its weights
     run_length.py      steps, rows and tokens of a run

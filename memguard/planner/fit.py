@@ -13,47 +13,29 @@ import math
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, get_args
+from typing import Any, get_args
 
-from memguard.parallel.mesh_shape import MeshShape, list_meshes
+from memguard.config import RunConfig
+from memguard.config.mitigations import DpSgdConfig, find_mitigation
+from memguard.parallel.mesh_shape import MeshShape, list_meshes, resolve_mesh
 from memguard.parallel.model_sizes import ModelSizes
-from memguard.planner.adapters import AdapterSizes, limit_sizes
 from memguard.planner.cost import StepEstimate, estimate_step
 from memguard.planner.machine import Machine
 from memguard.planner.memory import MemoryEstimate, estimate_memory
-from memguard.planner.step_settings import StepSettings
+from memguard.planner.step_settings import (
+    AdapterSizes,
+    Checkpointing,
+    StepSettings,
+    Work,
+    describe_work,
+    limit_sizes,
+)
 from memguard.planner.trained import find_trained
 from memguard.planner.units import block_unit, other_units
 
-Checkpointing = Literal["none", "selective", "full"]
 _MODES: tuple[Checkpointing, ...] = get_args(Checkpointing)
 _MAX_NODES_TRIED = 256
 _LARGEST_FLASH_HEAD = 256
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Work:
-    """One optimizer step as requested; None leaves a choice to the planner."""
-
-    seq_len: int
-    """Length of a row (tokens)."""
-    batch_size: int | None = None
-    """Rows of a step; None: one row on each rank that splits the batch."""
-    micro_batch_size: int | None = None
-    """Rows of a forward pass on one rank; None: as many as fit."""
-    checkpointing: Checkpointing | None = None
-    compute_bytes: int = 2
-    chunk_tokens: int = 1024
-    reshard_after_forward: bool = True
-    is_compiled: bool = False
-    adapter: AdapterSizes | None = None
-    """Adapters that are trained instead of the weights; None trains the weights."""
-    trained_modules: tuple[str, ...] | None = None
-    """See `train.trainable_modules`; None trains all weights."""
-
-    def num_rows(self, mesh: MeshShape) -> int:
-        """Return the rows of a step on one rank."""
-        return 1 if self.batch_size is None else -(-self.batch_size // mesh.num_batch_ways)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -290,3 +272,55 @@ def _list_promising(sizes: ModelSizes, num_gpus: int, work: Work) -> list[MeshSh
         )
         if mesh.data == 1
     ]
+
+
+# -- `auto` in the settings of a run ---------------------------------------------------------------
+#
+#     setting                   GPU                                        CPU
+#     precision                 bf16                                       fp32
+#     micro_batch_size          the largest that fits by the planner       null: all rows
+#     activation_checkpointing  the fastest that fits by the planner       none
+#
+# Where the planner cannot estimate the memory of a model, a GPU uses micro-batches of one row and
+# full checkpointing.
+
+
+def resolve_auto(
+    config: RunConfig,
+    *,
+    device_type: str,
+    sizes: ModelSizes | None,
+    machine: Machine | None,
+    world_size: int,
+) -> RunConfig:
+    """Return the settings without `auto`.
+
+    Args:
+        config: the run's settings.
+        device_type: "cuda" or "cpu".
+        sizes: sizes of the model; None if its memory cannot be estimated.
+        machine: the machine that the run uses; None if its memory is not known.
+        world_size: number of ranks.
+
+    Raises:
+        ConfigError: the mesh does not match the number of ranks or the model.
+    """
+    train, is_gpu = config.train, device_type == "cuda"
+    work = describe_work(config, device_type=device_type)
+    changes: dict[str, Any] = {}
+    if train.precision == "auto":
+        changes["precision"] = "bf16" if work.compute_bytes == 2 else "fp32"
+    if "auto" in (train.micro_batch_size, train.activation_checkpointing):
+        rows, mode = (1, "full") if is_gpu else (None, "none")
+        if is_gpu and sizes is not None and machine is not None:
+            batch_size = train.batch_size
+            mesh = resolve_mesh(config.parallel, world_size, sizes, batch_size=batch_size)
+            fit = find_fit(sizes, mesh, work, machine)
+            rows, mode = fit.micro_batch_size, fit.settings.checkpointing
+        if train.micro_batch_size == "auto":
+            # With dp_sgd each row has its own backward pass, and a micro-batch size is refused.
+            is_private = find_mitigation(config.mitigations, DpSgdConfig) is not None
+            changes["micro_batch_size"] = None if is_private else rows
+        if train.activation_checkpointing == "auto":
+            changes["activation_checkpointing"] = mode
+    return config.model_copy(update={"train": train.model_copy(update=changes)})

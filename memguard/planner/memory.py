@@ -36,8 +36,7 @@ from dataclasses import dataclass
 
 from memguard.parallel.mesh_shape import MeshShape
 from memguard.parallel.model_sizes import ModelSizes
-from memguard.planner.adapters import ADAPTER_BYTES
-from memguard.planner.step_settings import StepSettings
+from memguard.planner.step_settings import ADAPTER_BYTES, StepSettings
 from memguard.planner.trained import find_trained
 from memguard.planner.units import Unit, block_unit, other_units
 

@@ -8,19 +8,33 @@ knows the parameters, counted on the meta device, and how the sharding plan spli
                          only those of its dtype
 
 This is the mean over ranks, so that the fullest rank stores at least as much. All are allocated at
-the update of a step.
+the update of a step. A run is refused before training only if its storage alone exceeds a GPU's
+memory.
 """
 
 from dataclasses import dataclass
 from typing import Literal
 
-from memguard.parallel.mesh_shape import AXES, MeshShape, list_meshes
+from memguard.errors import ConfigError
+from memguard.parallel.mesh_shape import MeshShape, list_meshes
 from memguard.parallel.model_sizes import ModelSizes, Sizes
+from memguard.planner.disk import format_bytes
 from memguard.planner.machine import Machine
+from memguard.planner.plan import (
+    BETTER_MACHINE,
+    NUM_LISTED,
+    MeshRecord,
+    PlanInputs,
+    PlanRecord,
+    degrees_of,
+)
+from memguard.planner.step_settings import Work
 from memguard.records.record import Record
 
 _TRAINED_BYTES = 4
 _MOMENTS_BYTES = 8
+_NF4_BYTES = 0.5
+"""Of a weight, without the scales."""
 _MAX_NODES_TRIED = 4096
 
 
@@ -77,43 +91,24 @@ class StorageMemory(Record):
     """Memory of a GPU that is available for tensors."""
 
 
-class StorageMesh(Record):
+class StorageMesh(MeshRecord):
     """One valid mesh and what a rank stores on it."""
 
-    data: int
-    z: int
-    y: int
-    x: int
     can_fit: bool
     """Whether what is known fits; false is certain, true is not."""
     memory: StorageMemory
     speed: None = None
 
-    def describe(self) -> str:
-        """Write the mesh as users see it: ``(data=1, z=16, y=2, x=8)``."""
-        return f"({', '.join(f'{axis}={getattr(self, axis)}' for axis in AXES)})"
 
-
-class StoragePlan(Record):
+class StoragePlan(PlanRecord):
     """The valid meshes of a model whose memory and time cannot be estimated."""
 
     kind: Literal["storage_plan"] = "storage_plan"
-    version: Literal[1] = 1
-    model: str
     family: str
-    num_parameters: int
     num_active_parameters: int | None
     """Parameters that one token uses; null if unknown."""
     can_be_split: bool
     """Whether y and x may be more than 1."""
-    machine: str
-    gpu: str
-    num_gpus: int
-    seq_len: int
-    batch_size: int | None
-    """null: one row on each rank that splits the batch."""
-    precision: Literal["fp32", "bf16"]
-    num_meshes: int
     num_possible: int
     """Meshes on which what is known fits."""
     requested: StorageMesh | None
@@ -124,6 +119,70 @@ class StoragePlan(Record):
     """Smallest number of GPUs on which what is known fits; searched only if no mesh can fit."""
     not_predicted: dict[str, str]
     """What is not predicted, and why."""
+
+    def refuse_misfit(self) -> None:
+        """Raise ConfigError if what is known does not fit on the requested mesh, or on any."""
+        if self.requested is not None and not self.requested.can_fit:
+            where = f"the mesh {self.requested.describe()}"
+            raise ConfigError(f"{where} {self._describe_lack(self.requested)}")
+        if self.requested is None and not self.num_possible:
+            least = min(self.meshes, key=lambda mesh: mesh.memory.at_least)
+            raise ConfigError(
+                f"no mesh of {self.num_gpus:,} × {self.gpu} can hold a step of {self.model}: "
+                f"{least.describe()} {self._describe_lack(least)}"
+            )
+
+    def _describe_lack(self, mesh: StorageMesh) -> str:
+        is_trained = mesh.memory.gradients is not None
+        kinds = "weights, gradients and moments" if is_trained else "weights"
+        ways = []
+        if self.num_possible:
+            ways.append(f"use the mesh {self.meshes[0].describe()}")
+        elif self.least_gpus is not None:
+            ways.append(f"use {self.least_gpus:,} GPUs or more")
+        if is_trained:
+            ways.append("train LoRA adapters instead of the weights, adapter.name=lora")
+        return (
+            f"needs at least {format_bytes(mesh.memory.at_least)} for {kinds}; "
+            f"{format_bytes(mesh.memory.usable)} are available for tensors on each {self.gpu}; "
+            f"{' or '.join(ways) or BETTER_MACHINE}"
+        )
+
+
+def make_storage_plan(model: ModelStorage, inputs: PlanInputs) -> StoragePlan:
+    """Return the valid meshes, and what a rank stores on each.
+
+    Raises:
+        ConfigError: no mesh of this many GPUs, or not the requested one, is valid.
+    """
+    machine, stored = inputs.machine, describe_stored(inputs.work)
+    requested, meshes = inputs.list_meshes(model.sizes)
+    ranked = rank_storage_meshes(model, meshes, stored, machine)
+    num_possible = sum(mesh.can_fit for mesh in ranked)
+    least = None
+    if not num_possible and machine.has_gpus:
+        least = find_least_gpus(model, stored, machine, batch_size=inputs.work.batch_size)
+    return StoragePlan(
+        **inputs.describe(),
+        family=model.family,
+        num_parameters=model.num_parameters,
+        num_active_parameters=model.num_active,
+        can_be_split=isinstance(model.sizes, ModelSizes),
+        num_meshes=len(meshes),
+        num_possible=num_possible,
+        requested=requested and make_storage_mesh(model, requested, stored, machine),
+        meshes=tuple(ranked[:NUM_LISTED]),
+        least_gpus=least,
+        not_predicted=list_not_predicted(model),
+    )
+
+
+def describe_stored(work: Work) -> StoredAs:
+    """Return how weights are stored; frozen ones are in fp32 unless adapters are trained."""
+    if work.adapter is None:
+        return StoredAs(is_trained=work.trained_modules is None)
+    weight_bytes = _NF4_BYTES if work.adapter.is_nf4 else float(work.compute_bytes)
+    return StoredAs(weight_bytes=weight_bytes, is_trained=False)
 
 
 def make_storage_mesh(
@@ -136,10 +195,7 @@ def make_storage_mesh(
     optimizer = _MOMENTS_BYTES * count if stored.is_trained else None
     at_least = weights + (gradients or 0) + (optimizer or 0)
     return StorageMesh(
-        data=mesh.data,
-        z=mesh.z,
-        y=mesh.y,
-        x=mesh.x,
+        **degrees_of(mesh),
         can_fit=at_least <= machine.usable_bytes,
         memory=StorageMemory(
             weights=weights,
@@ -189,8 +245,3 @@ def list_not_predicted(model: ModelStorage) -> dict[str, str]:
             "the share of a token's experts does not follow from its configuration"
         )
     return unknown
-
-
-def can_be_split(model: ModelStorage) -> bool:
-    """Return whether the layers of a model can be split over y and x."""
-    return isinstance(model.sizes, ModelSizes)

@@ -21,8 +21,7 @@ from typing import Literal
 
 from memguard.parallel.mesh_shape import MeshShape
 from memguard.parallel.model_sizes import ModelSizes
-from memguard.planner.adapters import ADAPTER_BYTES, AdapterSizes
-from memguard.planner.step_settings import StepSettings
+from memguard.planner.step_settings import ADAPTER_BYTES, AdapterSizes, StepSettings
 from memguard.planner.trained import find_trained
 from memguard.planner.units import Unit, block_unit, other_units
 

@@ -9,23 +9,52 @@ Gradients, their reductions, the optimizer's moments and the update are those of
 ends at the first block that has some of it, or at the embedding; the blocks before run forward
 only, keep no activations and gather their weights once. Names with a number are those of one block,
 others those of every block.
+
+Adapters on one rank; they are replicated over data and z. The base is frozen and stored in the
+precision of the run, or in NF4 (`units`).
+
+                                          plain layer            transposed layer (o, down)
+    A [R, K]    fp32, over y or x         K/y                    K/x
+    B [N, R]    the same                  N/x                    N/y
+    m [N]       only with DoRA            N/x                    N/y
 """
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache, partial
 from itertools import accumulate
-from typing import TypeVar
+from typing import Literal, TypeVar
 
+from memguard.config.adapters import matches_target
 from memguard.parallel.mesh_shape import MeshShape
 from memguard.parallel.model_sizes import ModelSizes
-from memguard.planner.adapters import AdaptedLayer, AdapterSizes, count_adapted, list_adapted
+from memguard.planner.step_settings import LINEAR_LAYERS, AdapterSizes
 from memguard.planner.units import Unit, block_unit, other_units
 
 ValueT = TypeVar("ValueT")
 
 _EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
+_IN_ATTENTION = LINEAR_LAYERS[:4]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AdaptedLayer:
+    """A layer with an adapter on one rank."""
+
+    name: str
+    ins: int
+    """In-features of this rank."""
+    outs: int
+    """Out-features of this rank."""
+    in_axis: Literal["y", "x"]
+    """The axis that shards the in-features, over which B's gradient is partial; A's is over the
+    other."""
+
+    @property
+    def out_axis(self) -> Literal["y", "x"]:
+        """The axis that shards the out-features."""
+        return "x" if self.in_axis == "y" else "y"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -157,3 +186,32 @@ def for_each_block(
     rest = [number for number in range(num_blocks) if number not in numbers]
     shared = [compute(rest[0])] if rest else []
     return [compute(number) if number in numbers else shared[0] for number in range(num_blocks)]
+
+
+def list_adapted(
+    sizes: ModelSizes, mesh: MeshShape, adapter: AdapterSizes, block: int
+) -> list[AdaptedLayer]:
+    """Return the layers of a block, by its number, that have an adapter."""
+    features, width = sizes.hidden_size // mesh.y, sizes.intermediate_size // mesh.x
+    queries = sizes.num_heads * sizes.head_dim // mesh.x
+    keys = sizes.num_kv_heads * sizes.head_dim // mesh.x
+    plain = {"q_proj": queries, "k_proj": keys, "v_proj": keys, "gate_proj": width}
+    plain["up_proj"] = width
+    transposed = {"o_proj": queries, "down_proj": width}
+    layers = []
+    for name in LINEAR_LAYERS:
+        module = "self_attn" if name in _IN_ATTENTION else "mlp"
+        if not matches_target(f"model.layers.{block}.{module}.{name}", adapter.targets):
+            continue
+        if name in plain:
+            layer = AdaptedLayer(name=name, ins=features, outs=plain[name], in_axis="y")
+        else:
+            layer = AdaptedLayer(name=name, ins=transposed[name], outs=features, in_axis="x")
+        layers.append(layer)
+    return layers
+
+
+def count_adapted(adapter: AdapterSizes, layers: Iterable[AdaptedLayer]) -> int:
+    """Return the elements of the adapters of some layers that one rank stores."""
+    per_feature = adapter.r + (1 if adapter.use_dora else 0)
+    return sum(adapter.r * layer.ins + per_feature * layer.outs for layer in layers)

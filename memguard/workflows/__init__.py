@@ -22,7 +22,6 @@ fix.py             trains a finished run again, changed according to its audit
 export.py          merges an adapter into its base model and compares the logits
 export_request.py  checks the arguments of `export` before torch is imported
 plan.py            estimates memory and lists the meshes that fit a training step
-storage_plan.py    the same for families without an estimate: what is certain of their memory
 doctor.py          libraries, devices and collectives of this machine
 backends.py        starts ranks that test a backend's collectives, and reads their reports
 collective_checks.py  what one of these ranks runs
@@ -32,8 +31,7 @@ verify.py          compares a run's files with their recorded hashes
 requests.py        checks arguments and their paths before torch is imported
 run_checks.py      checks settings against processes, libraries and the model's positions
 launch.py          --nproc: runs one command as several processes and reports errors
-auto_settings.py   replaces `auto` in a run's settings by values for its device
-memory_check.py    refuses a run that cannot fit; what helps against out-of-memory errors
+memory_check.py    replaces `auto`, refuses a run that cannot fit, explains a lack of memory
 process_choice.py  number of processes that `train` starts if --nproc is left out
 process_limits.py  maximum number of processes on this machine
 """

@@ -23,19 +23,13 @@ from memguard.errors import ConfigError, MemguardError, ModelError
 from memguard.hf.adapter_files import find_config
 from memguard.parallel.mesh_shape import MeshShape, resolve_mesh
 from memguard.parallel.model_sizes import ModelSizes
-from memguard.planner.fit import find_fit, list_micro_batches
+from memguard.planner.fit import find_fit, list_micro_batches, resolve_auto
 from memguard.planner.machine import Machine, detect_machine
+from memguard.planner.plan import PlanInputs
 from memguard.planner.storage import ModelStorage
 from memguard.records.run_files import find_config_damage, has_begun, has_trained
-from memguard.workflows.auto_settings import describe_work, resolve_auto
-from memguard.workflows.plan import plan_run, read_run_model, refuse_misfit
+from memguard.workflows.plan import plan_model, read_run_model
 from memguard.workflows.process_limits import count_gpus
-from memguard.workflows.storage_plan import (
-    StorageInput,
-    describe_stored,
-    make_storage_plan,
-    refuse_storage,
-)
 
 if TYPE_CHECKING:
     from memguard.runtime import Runtime
@@ -70,60 +64,32 @@ def check_memory_early(config: RunConfig, num_processes: int) -> None:
 
 
 def check_memory(
-    config: RunConfig, sizes: ModelSizes, machine: Machine, num_processes: int
+    config: RunConfig, model: ModelSizes | ModelStorage, machine: Machine, num_processes: int
 ) -> None:
     """Refuse a run that cannot fit.
 
     Args:
         config: the run's settings.
-        sizes: sizes of its model.
+        model: sizes of its model; if its memory cannot be estimated, its parameters.
         machine: the machine it runs on.
         num_processes: number of training processes.
 
     Raises:
         ConfigError: names what would fit; or the mesh does not match processes, model or batch.
     """
-    mesh = resolve_mesh(
-        config.parallel,
-        num_processes,
-        sizes if num_processes > 1 else None,
-        batch_size=config.train.batch_size if num_processes > 1 else None,
-    )
-    work = describe_work(config, device_type="cuda" if machine.has_gpus else "cpu")
-    # Fragmentation is an assumption, and a run that might fit must not be refused.
-    exact = machine.model_copy(update={"fragmentation": 0.0})
-    if not find_fit(sizes, mesh, work, exact).fits:
-        refuse_misfit(plan_run(config, sizes=sizes, machine=machine, num_gpus=num_processes))
-
-
-def check_storage(
-    config: RunConfig, model: ModelStorage, machine: Machine, num_processes: int
-) -> None:
-    """Refuse a run whose weights, gradients and moments alone do not fit.
-
-    Args:
-        config: the run's settings.
-        model: parameters of its model.
-        machine: the machine it runs on.
-        num_processes: number of training processes.
-
-    Raises:
-        ConfigError: names what would fit; or the mesh does not match processes, model or batch.
-    """
-    work = describe_work(config, device_type="cuda" if machine.has_gpus else "cpu")
-    refuse_storage(
-        make_storage_plan(
-            StorageInput(
-                name=config.model.path or "model.scratch",
-                model=model,
-                machine=machine,
-                num_gpus=num_processes,
-                work=work,
-                stored=describe_stored(work, config),
-                mesh=config.parallel,
-            )
+    inputs = PlanInputs.for_run(config, machine, num_processes)
+    if isinstance(model, ModelSizes):
+        mesh = resolve_mesh(
+            config.parallel,
+            num_processes,
+            model if num_processes > 1 else None,
+            batch_size=config.train.batch_size if num_processes > 1 else None,
         )
-    )
+        # Fragmentation is an assumption, and a run that might fit must not be refused.
+        exact = machine.model_copy(update={"fragmentation": 0.0})
+        if find_fit(model, mesh, inputs.work, exact).fits:
+            return
+    plan_model(model, inputs).refuse_misfit()
 
 
 def resolve_auto_settings(
@@ -153,10 +119,7 @@ def resolve_auto_settings(
             model = read_run_model(resumed)
             sizes = model if isinstance(model, ModelSizes) else None
             if machine is not None and not has_trained(folder):
-                if isinstance(model, ModelSizes):
-                    check_memory(resumed, model, machine, num_ranks)
-                else:
-                    check_storage(resumed, model, machine, num_ranks)
+                check_memory(resumed, model, machine, num_ranks)
         resolved = resolve_auto(
             resumed,
             device_type=runtime.device.type,

@@ -242,72 +242,47 @@ class CompareRequest:
             )
 
 
-OPTIONS = {
-    "--seq-len": "data.seq_len",
-    "--batch": "train.batch_size",
-    "--micro-batch": "train.micro_batch_size",
-    "--checkpointing": "train.activation_checkpointing",
-    "--precision": "train.precision",
-    "--lora-r": "adapter.name=lora adapter.r",
-}
-"""Options for a model alone, with the run's settings that they correspond to."""
+MODEL_ALONE = Document(
+    path="memguard plan",
+    values={
+        "name": "plan",
+        "model": {"path": "model"},
+        "data": {"train": ["documents"], "seq_len": 2048},
+    },
+    places={},
+)
+"""Settings of a run that stands for a model alone in `memguard plan`; users may change them."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlanRequest:
     """The arguments of `memguard plan`."""
 
-    config: str | None
+    run: RunConfig
+    """Settings of the run; for a model alone `MODEL_ALONE` with those that were given."""
+    is_run: bool
+    """Whether the plan is for a run instead of a model alone."""
     model: Path | None
     gpus: int | None
     machine: str | None
     mesh: str | None
     """Degrees of axes as given, `z=2,x=2`."""
-    seq_len: int | None
-    batch: int | None
-    micro_batch: int | None
-    checkpointing: str | None
-    precision: str | None
-    lora_r: int | None
-    """Rank of adapters that are trained instead of the weights."""
 
     def check(self) -> None:
-        """Reject arguments that contradict each other.
+        """Reject arguments that cannot be used together.
 
         Raises:
-            ConfigError: lists all contradictions.
+            ConfigError: neither a run nor a model; or rows of a micro-batch, but not of a step.
         """
-        problems = []
-        if self.config is None and self.model is None:
-            problems.append("give the CONFIG of a run, or --model CONFIG_JSON for a model alone")
-        if self.config is not None and "=" in self.config and not Path(self.config).exists():
-            problems.append(
-                f"'{self.config}' is a setting and needs the CONFIG of a run before it; for a "
-                f"model alone use {', '.join(OPTIONS)}"
+        if self.is_run:
+            return
+        if self.model is None:
+            raise ConfigError("give the CONFIG of a run, or --model CONFIG_JSON for a model alone")
+        given = self.run.train.model_fields_set
+        if "micro_batch_size" in given and "batch_size" not in given:
+            raise ConfigError(
+                "'train.micro_batch_size' needs 'train.batch_size', whose rows it divides"
             )
-        elif self.config is not None:
-            problems += [
-                f"{option} is for a model alone; with a CONFIG write {setting}={value}"
-                for option, setting in OPTIONS.items()
-                if (value := getattr(self, option[2:].replace("-", "_"))) is not None
-            ]
-        if self.micro_batch is not None and self.config is None:
-            # The same rules as for the settings of a run.
-            if self.batch is None:
-                problems.append("'--micro-batch' needs '--batch', whose rows it divides")
-            elif self.batch % self.micro_batch:
-                problems.append(
-                    f"'--micro-batch' must divide '--batch'; got {self.micro_batch} and "
-                    f"{self.batch}"
-                )
-        if self.checkpointing not in (None, "none", "selective", "full"):
-            problems.append(
-                f"'--checkpointing' must be none, selective or full; got '{self.checkpointing}'"
-            )
-        if self.precision not in (None, "fp32", "bf16"):
-            problems.append(f"'--precision' must be fp32 or bf16; got '{self.precision}'")
-        if problems:
-            raise ConfigError(*problems)
 
 
 # Checks that the given paths exist, before torch is imported and anything is read.

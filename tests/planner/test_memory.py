@@ -385,8 +385,8 @@ def test_planning_loads_no_torch() -> None:
         "memguard.planner.plan",
         "memguard.workflows.requests",
         "memguard.workflows.plan",
-        "memguard.cli.screens",
-        "memguard.cli.screens",
+        "memguard.cli.plan_screen",
+        "memguard.cli.dry_run_screen",
     ]
     code = f"import sys, {', '.join(modules)}; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

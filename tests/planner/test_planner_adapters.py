@@ -19,14 +19,13 @@ from memguard.parallel.lora import LoraSpec, attach_lora
 from memguard.parallel.mesh_shape import MeshShape
 from memguard.parallel.model_sizes import ModelSizes
 from memguard.parallel.shard import checkpoint_blocks
-from memguard.planner.adapters import LINEAR_LAYERS, AdapterSizes
 from memguard.planner.compute import count_flops, estimate_compute
 from memguard.planner.cost import estimate_step
-from memguard.planner.fit import Work, count_parameters, find_enough_gpus, find_fit
+from memguard.planner.fit import count_parameters, find_enough_gpus, find_fit
 from memguard.planner.machine import load_machine
 from memguard.planner.memory import estimate_memory
 from memguard.planner.meta_model import outline_model
-from memguard.planner.step_settings import StepSettings
+from memguard.planner.step_settings import LINEAR_LAYERS, AdapterSizes, StepSettings, Work
 from memguard.planner.traffic import list_collectives
 from memguard.planner.trained import find_trained
 from memguard.simulation.fake_mesh import Calls

@@ -13,10 +13,9 @@ from ranks import RankPool
 from memguard.config import TrainConfig
 from memguard.parallel.mesh_shape import MeshShape
 from memguard.parallel.model_sizes import ModelSizes
-from memguard.planner.adapters import AdapterSizes
 from memguard.planner.compute import count_flops
 from memguard.planner.memory import estimate_memory
-from memguard.planner.step_settings import StepSettings
+from memguard.planner.step_settings import AdapterSizes, StepSettings
 from memguard.planner.traffic import list_collectives
 from memguard.planner.trained import find_trained
 from memguard.simulation.fake_mesh import Calls

@@ -16,10 +16,10 @@ from memguard import api
 from memguard.config import RunConfig
 from memguard.errors import ConfigError
 from memguard.parallel.mesh_shape import MeshShape
+from memguard.planner.fit import resolve_auto
 from memguard.planner.machine import Machine, detect_machine, load_machine
 from memguard.runtime import Runtime
 from memguard.workflows import memory_check
-from memguard.workflows.auto_settings import resolve_auto
 from memguard.workflows.memory_check import (
     check_memory,
     check_memory_early,
