@@ -75,7 +75,7 @@ def audit(
         >>> worst = result.to_pandas().sort_values("num_correct").tail()
         >>> result.save("report")
     """
-    from memguard.workflows.requests import AuditRequest, check_audit
+    from memguard.workflows.audit_request import AuditRequest, check_audit
 
     given = {**settings, **({} if suite is None else {"suite": suite})}
     is_temporary = run is None and out is None

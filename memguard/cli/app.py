@@ -9,14 +9,12 @@ import memguard
 from memguard.cli import finished
 from memguard.cli.doctor import doctor
 from memguard.cli.options import (
-    MAX_GPUS,
     TAKES_SETTINGS,
     Config,
     Json,
     Nproc,
     Overrides,
     TrainNproc,
-    pick,
     print_result,
     say,
 )
@@ -90,7 +88,7 @@ def plan(
     gpus: Annotated[
         int | None,
         typer.Option(
-            min=1, max=MAX_GPUS, help="Number of GPUs; the mesh's or one node's if left out."
+            min=1, max=10**7, help="Number of GPUs; the mesh's or one node's if left out."
         ),
     ] = None,
     machine: Annotated[
@@ -151,7 +149,7 @@ def plan(
     request.check()
     with_documents = documents and request.is_run
     if with_documents:
-        _check(request.run)
+        _check(request.run, writes=False)
         say("plan: loading torch and transformers")
     from memguard.cli.plan_screen import print_plan
 
@@ -166,7 +164,6 @@ def prepare(config: Config, overrides: Overrides = None, as_json: Json = False) 
     """
     run = _load_run(config, overrides)
     _check(run)
-    _check_folder(run)
     say("prepare: loading torch and transformers")
     from memguard.workflows.train import prepare_run
 
@@ -194,7 +191,6 @@ def train(
 
     chosen, why_fewer = choose_num_processes(run, nproc)
     _check(run, num_processes=count_processes(chosen))
-    _check_folder(run)
     check_memory_early(run, count_processes(chosen))
     if why_fewer:
         say(f"train: {why_fewer}")
@@ -296,10 +292,13 @@ def audit(
 ) -> None:
     """Measure what a model memorized of its training data."""
     from memguard.config import AuditConfig
-    from memguard.workflows.requests import AuditRequest
+    from memguard.workflows.audit_request import AuditRequest
 
-    given = pick(context, AuditConfig.model_fields)
-    settings = {name: value for name, value in given.items() if value is not None}
+    settings = {
+        name: value
+        for name, value in context.params.items()
+        if name in AuditConfig.model_fields and value is not None
+    }
     request = AuditRequest(
         run=run,
         model=model,
@@ -314,8 +313,8 @@ def audit(
         variants=() if variants is None else tuple(map(str.strip, variants.split(","))),
     )
     checked = request.check()
+    from memguard.workflows.audit_request import check_audit
     from memguard.workflows.process_choice import count_usable_gpus
-    from memguard.workflows.requests import check_audit
     from memguard.workflows.run_checks import count_processes
     from memguard.workflows.run_folder import check_free
 
@@ -411,17 +410,13 @@ def _load_model_alone(settings: list[str]) -> Any:
     return validate(RunConfig, document.values, document)
 
 
-def _check(run: Any, *, num_processes: int | None = None) -> None:
+def _check(run: Any, *, num_processes: int | None = None, writes: bool = True) -> None:
+    """Check a run before torch is imported, and, on rank 0, that its folder may be written."""
     from memguard.workflows.requests import check_run
-
-    check_run(run, num_processes=num_processes)
-
-
-def _check_folder(run: Any) -> None:
-    """Check the run's folder before torch is imported; only rank 0 does."""
     from memguard.workflows.run_folder import check_free
 
-    if own_rank() == 0:
+    check_run(run, num_processes=num_processes)
+    if writes and own_rank() == 0:
         check_free(_run_folder(run))
 
 

@@ -1,7 +1,6 @@
 """Arguments, options and status lines that several commands have."""
 
 import json
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,7 +17,6 @@ Overrides = Annotated[
 ]
 # `--optim.lr=1e-4`, the style of other trainers, is accepted as a setting.
 TAKES_SETTINGS = {"ignore_unknown_options": True}
-MAX_GPUS = 10**7
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 Nproc = Annotated[
     int | None, typer.Option("--nproc", min=1, help="Run on this many processes of this machine.")
@@ -31,11 +29,6 @@ TrainNproc = Annotated[
         help="Run on this many processes of this machine; one for each visible GPU if left out.",
     ),
 ]
-
-
-def pick(context: typer.Context, names: Iterable[str]) -> dict[str, Any]:
-    """Return the arguments of a command with these names."""
-    return {name: context.params[name] for name in names if name in context.params}
 
 
 def say(text: str) -> None:

@@ -2,13 +2,12 @@
 
     machine.py         GPUs, links and network of a machine, from its YAML
     step_settings.py   settings of a step that its estimates depend on
-    units.py           parameters that are gathered and reduced together, and their bytes
-    trained.py         weights and adapters that a step trains, and how far its backward goes
+    parameters.py      parameters of a rank: how they are stored, and which of them a step trains
     memory.py          peak memory of a rank in a step, by kind
     compute.py         computing time of a step on one rank
     cost.py            rough time of a step with its communication, to rank meshes
     traffic.py         communication of a step along each axis, by the formula of `parallel`
-    fit.py             meshes on which a step fits, changes that would make one fit, `auto` settings
+    fit.py             meshes on which a step fits, and changes that would make one fit
     plan.py            the plan: which meshes fit, and what would help if none does
     storage.py         the plan of families that memory.py does not know: storage of a rank
 

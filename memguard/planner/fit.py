@@ -12,30 +12,89 @@ Meshes that fit are ranked by the same, the others by missing memory.
 import math
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, get_args
 
-from memguard.config import RunConfig
-from memguard.config.mitigations import DpSgdConfig, find_mitigation
-from memguard.parallel.mesh_shape import MeshShape, list_meshes, resolve_mesh
-from memguard.parallel.model_sizes import ModelSizes
+from memguard.config import ParallelConfig, RunConfig
+from memguard.parallel.mesh_shape import AXES, MeshShape, list_meshes, resolve_mesh
+from memguard.parallel.model_sizes import ModelSizes, Sizes
 from memguard.planner.cost import StepEstimate, estimate_step
 from memguard.planner.machine import Machine
 from memguard.planner.memory import MemoryEstimate, estimate_memory
+from memguard.planner.parameters import block_unit, find_trained, other_units
 from memguard.planner.step_settings import (
     AdapterSizes,
     Checkpointing,
+    StepOptions,
     StepSettings,
     Work,
     describe_work,
     limit_sizes,
 )
-from memguard.planner.trained import find_trained
-from memguard.planner.units import block_unit, other_units
 
 _MODES: tuple[Checkpointing, ...] = get_args(Checkpointing)
+SCRATCH = "model.scratch"
+"""Name of a model that has no path."""
 _MAX_NODES_TRIED = 256
 _LARGEST_FLASH_HEAD = 256
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PlanInputs:
+    """What a plan is made for, besides the sizes of the model."""
+
+    name: str
+    """Of the model."""
+    machine: Machine
+    num_gpus: int
+    work: Work
+    mesh: ParallelConfig | None
+    """None: the planner chooses."""
+
+    @classmethod
+    def for_run(cls, config: RunConfig, machine: Machine, num_gpus: int) -> "PlanInputs":
+        """Return the request for a run on the machine that it was started on."""
+        return cls(
+            name=config.model.path or SCRATCH,
+            machine=machine,
+            num_gpus=num_gpus,
+            work=describe_work(config, device_type="cuda" if machine.has_gpus else "cpu"),
+            mesh=config.parallel,
+        )
+
+    @property
+    def may_adapt(self) -> bool:
+        """Whether adapters could be trained instead of the weights."""
+        is_trained_before = self.name != SCRATCH
+        return self.work.adapter is None and is_trained_before and not self.work.is_compiled
+
+    def list_meshes(self, sizes: Sizes) -> tuple[MeshShape | None, list[MeshShape]]:
+        """Return the requested mesh, if any, and all that model and batch allow.
+
+        Raises:
+            ConfigError: no mesh of this many ranks, or not the requested one, is valid.
+        """
+        batch_size, requested, order = self.work.batch_size, None, AXES
+        if self.mesh is not None:
+            requested = resolve_mesh(self.mesh, self.num_gpus, sizes, batch_size=batch_size)
+            order = self.mesh.order
+        meshes = list_meshes(self.num_gpus, sizes, batch_size=batch_size, order=order)
+        if not meshes:
+            # Raises an error that names the violated rule and the numbers of ranks that are valid.
+            resolve_mesh(ParallelConfig(), self.num_gpus, sizes, batch_size=batch_size)
+        return requested, meshes
+
+    def describe(self) -> dict[str, Any]:
+        """Return the fields of `PlanRecord` that repeat these."""
+        return {
+            "model": self.name,
+            "machine": self.machine.name,
+            "gpu": self.machine.gpu,
+            "num_gpus": self.num_gpus,
+            "seq_len": self.work.seq_len,
+            "batch_size": self.work.batch_size,
+            "precision": "bf16" if self.work.compute_bytes == 2 else "fp32",
+        }
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -247,13 +306,8 @@ def _build_settings(mesh: MeshShape, work: Work, mode: Checkpointing, rows: int)
         num_tokens=rows * work.seq_len,
         num_labels=rows * (work.seq_len - 1),
         num_micro_batches=-(-work.num_rows(mesh) // rows),
-        chunk_tokens=work.chunk_tokens,
-        compute_bytes=work.compute_bytes,
         checkpointing=mode,
-        reshard_after_forward=work.reshard_after_forward,
-        is_compiled=work.is_compiled,
-        adapter=work.adapter,
-        trained_modules=work.trained_modules,
+        **{option.name: getattr(work, option.name) for option in fields(StepOptions)},
     )
 
 
@@ -272,55 +326,3 @@ def _list_promising(sizes: ModelSizes, num_gpus: int, work: Work) -> list[MeshSh
         )
         if mesh.data == 1
     ]
-
-
-# -- `auto` in the settings of a run ---------------------------------------------------------------
-#
-#     setting                   GPU                                        CPU
-#     precision                 bf16                                       fp32
-#     micro_batch_size          the largest that fits by the planner       null: all rows
-#     activation_checkpointing  the fastest that fits by the planner       none
-#
-# Where the planner cannot estimate the memory of a model, a GPU uses micro-batches of one row and
-# full checkpointing.
-
-
-def resolve_auto(
-    config: RunConfig,
-    *,
-    device_type: str,
-    sizes: ModelSizes | None,
-    machine: Machine | None,
-    world_size: int,
-) -> RunConfig:
-    """Return the settings without `auto`.
-
-    Args:
-        config: the run's settings.
-        device_type: "cuda" or "cpu".
-        sizes: sizes of the model; None if its memory cannot be estimated.
-        machine: the machine that the run uses; None if its memory is not known.
-        world_size: number of ranks.
-
-    Raises:
-        ConfigError: the mesh does not match the number of ranks or the model.
-    """
-    train, is_gpu = config.train, device_type == "cuda"
-    work = describe_work(config, device_type=device_type)
-    changes: dict[str, Any] = {}
-    if train.precision == "auto":
-        changes["precision"] = "bf16" if work.compute_bytes == 2 else "fp32"
-    if "auto" in (train.micro_batch_size, train.activation_checkpointing):
-        rows, mode = (1, "full") if is_gpu else (None, "none")
-        if is_gpu and sizes is not None and machine is not None:
-            batch_size = train.batch_size
-            mesh = resolve_mesh(config.parallel, world_size, sizes, batch_size=batch_size)
-            fit = find_fit(sizes, mesh, work, machine)
-            rows, mode = fit.micro_batch_size, fit.settings.checkpointing
-        if train.micro_batch_size == "auto":
-            # With dp_sgd each row has its own backward pass, and a micro-batch size is refused.
-            is_private = find_mitigation(config.mitigations, DpSgdConfig) is not None
-            changes["micro_batch_size"] = None if is_private else rows
-        if train.activation_checkpointing == "auto":
-            changes["activation_checkpointing"] = mode
-    return config.model_copy(update={"train": train.model_copy(update=changes)})

@@ -4,18 +4,18 @@ The records are those of `memguard plan --json`. Families whose memory and time 
 a plan of their storage (storage.py), which shares the request and the basic records.
 """
 
-from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal
+from dataclasses import asdict, replace
+from typing import Literal
 
-from memguard.config import ParallelConfig, RunConfig
 from memguard.errors import ConfigError
-from memguard.parallel.mesh_shape import AXES, MeshShape, list_meshes, resolve_mesh
-from memguard.parallel.model_sizes import ModelSizes, Sizes
+from memguard.parallel.mesh_shape import AXES, MeshShape
+from memguard.parallel.model_sizes import ModelSizes
 from memguard.planner.compute import MATMUL_SHARE
 from memguard.planner.cost import StepEstimate, estimate_step
 from memguard.planner.disk import format_bytes
 from memguard.planner.fit import (
     Fit,
+    PlanInputs,
     count_parameters,
     find_adapter_fit,
     find_enough_gpus,
@@ -25,73 +25,13 @@ from memguard.planner.fit import (
     rank_meshes,
 )
 from memguard.planner.machine import Machine
-from memguard.planner.step_settings import Checkpointing, Work, describe_work, limit_sizes
+from memguard.planner.step_settings import Checkpointing, limit_sizes
 from memguard.records.record import Record
 
-SCRATCH = "model.scratch"
-"""Name of a model that has no path."""
 NUM_LISTED = 20
 """Meshes in the record of a plan."""
 _NUM_NEAR = 3
 _ADAPTER_R = 16
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PlanInputs:
-    """What a plan is made for, besides the sizes of the model."""
-
-    name: str
-    """Of the model."""
-    machine: Machine
-    num_gpus: int
-    work: Work
-    mesh: ParallelConfig | None
-    """None: the planner chooses."""
-
-    @classmethod
-    def for_run(cls, config: RunConfig, machine: Machine, num_gpus: int) -> "PlanInputs":
-        """Return the request for a run on the machine that it was started on."""
-        return cls(
-            name=config.model.path or SCRATCH,
-            machine=machine,
-            num_gpus=num_gpus,
-            work=describe_work(config, device_type="cuda" if machine.has_gpus else "cpu"),
-            mesh=config.parallel,
-        )
-
-    @property
-    def may_adapt(self) -> bool:
-        """Whether adapters could be trained instead of the weights."""
-        is_trained_before = self.name != SCRATCH
-        return self.work.adapter is None and is_trained_before and not self.work.is_compiled
-
-    def list_meshes(self, sizes: Sizes) -> tuple[MeshShape | None, list[MeshShape]]:
-        """Return the requested mesh, if any, and all that model and batch allow.
-
-        Raises:
-            ConfigError: no mesh of this many ranks, or not the requested one, is valid.
-        """
-        batch_size, requested, order = self.work.batch_size, None, AXES
-        if self.mesh is not None:
-            requested = resolve_mesh(self.mesh, self.num_gpus, sizes, batch_size=batch_size)
-            order = self.mesh.order
-        meshes = list_meshes(self.num_gpus, sizes, batch_size=batch_size, order=order)
-        if not meshes:
-            # Raises an error that names the violated rule and the numbers of ranks that are valid.
-            resolve_mesh(ParallelConfig(), self.num_gpus, sizes, batch_size=batch_size)
-        return requested, meshes
-
-    def describe(self) -> dict[str, Any]:
-        """Return the fields of `PlanRecord` that repeat these."""
-        return {
-            "model": self.name,
-            "machine": self.machine.name,
-            "gpu": self.machine.gpu,
-            "num_gpus": self.num_gpus,
-            "seq_len": self.work.seq_len,
-            "batch_size": self.work.batch_size,
-            "precision": "bf16" if self.work.compute_bytes == 2 else "fp32",
-        }
 
 
 # -- records ---------------------------------------------------------------------------------------

@@ -56,7 +56,24 @@ def limit_sizes(sizes: ModelSizes, adapter: AdapterSizes | None) -> Sizes:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Work:
+class StepOptions:
+    """Settings of a step that do not depend on its mesh."""
+
+    chunk_tokens: int = 4096
+    """Tokens whose logits exist at a time."""
+    compute_bytes: int = 2
+    """Of an element of activations and gathered weights (bytes)."""
+    reshard_after_forward: bool = True
+    is_compiled: bool = False
+    """Whether torch.compile fuses element-wise work."""
+    adapter: AdapterSizes | None = None
+    """Adapters that are trained instead of the weights; None trains the weights."""
+    trained_modules: tuple[str, ...] | None = None
+    """See `train.trainable_modules`; None trains all weights."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Work(StepOptions):
     """One optimizer step as requested; None leaves a choice to the planner."""
 
     seq_len: int
@@ -66,14 +83,7 @@ class Work:
     micro_batch_size: int | None = None
     """Rows of a forward pass on one rank; None: as many as fit."""
     checkpointing: Checkpointing | None = None
-    compute_bytes: int = 2
     chunk_tokens: int = 1024
-    reshard_after_forward: bool = True
-    is_compiled: bool = False
-    adapter: AdapterSizes | None = None
-    """Adapters that are trained instead of the weights; None trains the weights."""
-    trained_modules: tuple[str, ...] | None = None
-    """See `train.trainable_modules`; None trains all weights."""
 
     def num_rows(self, mesh: MeshShape) -> int:
         """Return the rows of a step on one rank."""
@@ -109,7 +119,7 @@ def describe_work(config: RunConfig, *, device_type: str) -> Work:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class StepSettings:
+class StepSettings(StepOptions):
     """Settings of a step that, with model and mesh, determine communication, memory and time."""
 
     num_tokens: int
@@ -117,23 +127,12 @@ class StepSettings:
     num_labels: int
     """Of one micro-batch on one rank, those that receive loss (tokens)."""
     num_micro_batches: int = 1
-    chunk_tokens: int = 4096
-    """Tokens whose logits exist at a time."""
-    compute_bytes: int = 2
-    """Of an element of activations and gathered weights (bytes)."""
     checkpointing: Checkpointing = "none"
-    reshard_after_forward: bool = True
     sums_nll: bool = True
     """Whether the loss is a plain sum, as mitigations that only drop labels leave it."""
     has_mask: bool = True
     """Whether attention reads a mask of all pairs of tokens, as on CPUs and in fp32. Flash
     attention reads where documents end, and does not repeat keys and values."""
-    is_compiled: bool = False
-    """Whether torch.compile fuses element-wise work."""
-    adapter: AdapterSizes | None = None
-    """Adapters that are trained instead of the weights; None trains the weights."""
-    trained_modules: tuple[str, ...] | None = None
-    """See `train.trainable_modules`; None trains all weights."""
 
     @property
     def wide_bytes(self) -> int:

@@ -19,12 +19,12 @@ from memguard.errors import ConfigError
 from memguard.parallel.mesh_shape import MeshShape, list_meshes
 from memguard.parallel.model_sizes import ModelSizes, Sizes
 from memguard.planner.disk import format_bytes
+from memguard.planner.fit import PlanInputs
 from memguard.planner.machine import Machine
 from memguard.planner.plan import (
     BETTER_MACHINE,
     NUM_LISTED,
     MeshRecord,
-    PlanInputs,
     PlanRecord,
     degrees_of,
 )
@@ -62,16 +62,6 @@ class ModelStorage:
             for over_y, over_x, count in self.elements
         )
         return int(total / mesh.z)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class StoredAs:
-    """How a run stores its weights."""
-
-    weight_bytes: float = 4.0
-    """Bytes of one weight."""
-    is_trained: bool = True
-    """Whether each weight has a gradient and moments."""
 
 
 class StorageMemory(Record):
@@ -155,13 +145,13 @@ def make_storage_plan(model: ModelStorage, inputs: PlanInputs) -> StoragePlan:
     Raises:
         ConfigError: no mesh of this many GPUs, or not the requested one, is valid.
     """
-    machine, stored = inputs.machine, describe_stored(inputs.work)
+    machine, work = inputs.machine, inputs.work
     requested, meshes = inputs.list_meshes(model.sizes)
-    ranked = rank_storage_meshes(model, meshes, stored, machine)
+    ranked = rank_storage_meshes(model, meshes, work, machine)
     num_possible = sum(mesh.can_fit for mesh in ranked)
     least = None
     if not num_possible and machine.has_gpus:
-        least = find_least_gpus(model, stored, machine, batch_size=inputs.work.batch_size)
+        least = find_least_gpus(model, work, machine)
     return StoragePlan(
         **inputs.describe(),
         family=model.family,
@@ -170,29 +160,24 @@ def make_storage_plan(model: ModelStorage, inputs: PlanInputs) -> StoragePlan:
         can_be_split=isinstance(model.sizes, ModelSizes),
         num_meshes=len(meshes),
         num_possible=num_possible,
-        requested=requested and make_storage_mesh(model, requested, stored, machine),
+        requested=requested and make_storage_mesh(model, requested, work, machine),
         meshes=tuple(ranked[:NUM_LISTED]),
         least_gpus=least,
         not_predicted=list_not_predicted(model),
     )
 
 
-def describe_stored(work: Work) -> StoredAs:
-    """Return how weights are stored; frozen ones are in fp32 unless adapters are trained."""
-    if work.adapter is None:
-        return StoredAs(is_trained=work.trained_modules is None)
-    weight_bytes = _NF4_BYTES if work.adapter.is_nf4 else float(work.compute_bytes)
-    return StoredAs(weight_bytes=weight_bytes, is_trained=False)
-
-
 def make_storage_mesh(
-    model: ModelStorage, mesh: MeshShape, stored: StoredAs, machine: Machine
+    model: ModelStorage, mesh: MeshShape, work: Work, machine: Machine
 ) -> StorageMesh:
-    """Return what a rank stores on a mesh."""
-    count = model.count_stored(mesh)
-    weights = int(stored.weight_bytes * count)
-    gradients = _TRAINED_BYTES * count if stored.is_trained else None
-    optimizer = _MOMENTS_BYTES * count if stored.is_trained else None
+    """Return what a rank stores on a mesh; frozen weights are in fp32, those of adapters not."""
+    count, weight_bytes = model.count_stored(mesh), 4.0
+    if work.adapter is not None:
+        weight_bytes = _NF4_BYTES if work.adapter.is_nf4 else work.compute_bytes
+    is_trained = work.adapter is None and work.trained_modules is None
+    weights = int(weight_bytes * count)
+    gradients = _TRAINED_BYTES * count if is_trained else None
+    optimizer = _MOMENTS_BYTES * count if is_trained else None
     at_least = weights + (gradients or 0) + (optimizer or 0)
     return StorageMesh(
         **degrees_of(mesh),
@@ -210,28 +195,26 @@ def make_storage_mesh(
 def rank_storage_meshes(
     model: ModelStorage,
     meshes: list[MeshShape],
-    stored: StoredAs,
+    work: Work,
     machine: Machine,
 ) -> list[StorageMesh]:
     """Return meshes that can fit, then the others; the least split and best shared ones first."""
-    plans = [make_storage_mesh(model, mesh, stored, machine) for mesh in meshes]
+    plans = [make_storage_mesh(model, mesh, work, machine) for mesh in meshes]
     return sorted(plans, key=lambda plan: (not plan.can_fit, plan.y * plan.x, -plan.z, plan.x))
 
 
-def find_least_gpus(
-    model: ModelStorage, stored: StoredAs, machine: Machine, *, batch_size: int | None
-) -> int | None:
+def find_least_gpus(model: ModelStorage, work: Work, machine: Machine) -> int | None:
     """Return the smallest number of GPUs, parts of a node or nodes, that can hold what is known."""
     node = machine.gpus_per_node
     numbers = [part for part in range(1, node) if node % part == 0]
     numbers += [count * node for count in range(1, _MAX_NODES_TRIED + 1)]
     # On the mesh that shares all, no rank can store less than an equal part.
-    whole = make_storage_mesh(model, MeshShape(), stored, machine).memory.at_least
+    whole = make_storage_mesh(model, MeshShape(), work, machine).memory.at_least
     for number in numbers:
         if whole > number * machine.usable_bytes:
             continue
-        for mesh in list_meshes(number, model.sizes, batch_size=batch_size):
-            if mesh.data == 1 and make_storage_mesh(model, mesh, stored, machine).can_fit:
+        for mesh in list_meshes(number, model.sizes, batch_size=work.batch_size):
+            if mesh.data == 1 and make_storage_mesh(model, mesh, work, machine).can_fit:
                 return number
     return None
 

@@ -109,7 +109,7 @@ def start_child(
     log: Path | None,
     *,
     environment: Mapping[str, str] | None = None,
-    prints_result: bool = False,
+    stdout: int | None = subprocess.DEVNULL,
     **options: Any,
 ) -> "subprocess.Popen[bytes]":
     """Start a child process.
@@ -118,10 +118,9 @@ def start_child(
         command: program and arguments.
         log: file of its standard error; None lets it use the terminal.
         environment: its environment; None is that of this process.
-        prints_result: whether its standard output is that of this process.
+        stdout: its standard output; None is that of this process.
         options: further arguments of `subprocess.Popen`.
     """
-    stdout = None if prints_result else subprocess.DEVNULL
     if log is None:
         return subprocess.Popen(command, env=environment, stdout=stdout, **options)
     with log.open("ab") as output:

@@ -6,6 +6,7 @@ data.py            documents and rows of a run, for training and for the dry run
 control_outlook.py what the control of a run can show, or why there is none
 run_folder.py      one folder per run: locks it and checks its settings and files
 audit.py           one audit: measures model and base model, writes report and records
+audit_request.py   checks the arguments of `audit` before torch is imported
 audit_inputs.py    documents and model for the audit of a run, read from the run folder
 audit_output.py    pages of an audit; renders them again from its report
 any_model.py       documents and model for the audit of a model memguard did not train
@@ -13,14 +14,12 @@ model_identity.py  names and hashes of the models of an audit
 model_in_memory.py audits a model in memory without changing it
 audit_context.py   resources of an audit; models are loaded at first use and freed afterwards
 audit_variants.py  forms of a model as it may be shipped, on the documents of its audit
-variant_request.py checks the argument --variants before torch is imported
 audit_callback.py  audits during training: selects documents and scores them
 compare.py         a sweep, finished runs or the fix of a run; renders pages again from JSON
 sweep.py           trains the unfinished runs of a sweep in child processes, then compares
 compare_runs.py    compares finished runs: comparison.json, its page and chart
 fix.py             trains a finished run again, changed according to its audit
 export.py          merges an adapter into its base model and compares the logits
-export_request.py  checks the arguments of `export` before torch is imported
 plan.py            estimates memory and lists the meshes that fit a training step
 doctor.py          libraries, devices and collectives of this machine
 backends.py        starts ranks that test a backend's collectives, and reads their reports
@@ -28,10 +27,9 @@ collective_checks.py  what one of these ranks runs
 families.py        tries every model type of transformers: which meshes it can use, and why
 dry_run.py         what a run will train on and what its audit can measure, without weights
 verify.py          compares a run's files with their recorded hashes
-requests.py        checks arguments and their paths before torch is imported
+requests.py        checks the arguments of other commands, and paths, before torch is imported
 run_checks.py      checks settings against processes, libraries and the model's positions
 launch.py          --nproc: runs one command as several processes and reports errors
 memory_check.py    replaces `auto`, refuses a run that cannot fit, explains a lack of memory
 process_choice.py  number of processes that `train` starts if --nproc is left out
-process_limits.py  maximum number of processes on this machine
 """

@@ -24,8 +24,8 @@ from memguard.hf.checkpoint import find_positions, load_config, load_tokenizer
 from memguard.records import DataIdentity, Rate, Role
 from memguard.runtime import Console, default_cache_dir
 from memguard.workflows.audit_inputs import AuditTarget
+from memguard.workflows.audit_request import AuditRequest
 from memguard.workflows.model_in_memory import ModelInMemory
-from memguard.workflows.requests import AuditRequest
 
 # Length of a passage for a model without a stated limit (tokens).
 _DEFAULT_SEQ_LEN = 4096

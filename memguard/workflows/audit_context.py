@@ -203,7 +203,7 @@ class LazyModel:
         self._form = form
         self._path, self._revision, self._base, self._attn = path, revision, base, attn
         self._weights_sha256 = weights_sha256
-        self._settings, self._workplace = settings, distributed
+        self._settings, self._distributed = settings, distributed
         self._lm: CausalLM | None = None
         self._scorer: ModelScorer | None = None
         self._decoder: Decoder | None = None
@@ -217,7 +217,7 @@ class LazyModel:
             return None
         # With another rotary base, window or scale the same weights are a different model.
         config = hashlib.sha256(find_config(self._path, base=self._base).read_bytes()).hexdigest()
-        device = self._workplace.runtime.device.type
+        device = self._distributed.runtime.device.type
         versions = f"torch {torch.__version__} transformers {transformers.__version__}"
         arithmetic = f"{self._settings.dtype} {device} {self._attn}"
         form = "" if self._form is None else f" {self._form.describe()}"
@@ -240,14 +240,14 @@ class LazyModel:
         """Return the scorer; the first call loads the model."""
         if self._scorer is None:
             tokens = self._settings.batch_tokens
-            self._scorer = ModelScorer(self._get(), tokens, self._workplace.runtime)
+            self._scorer = ModelScorer(self._get(), tokens, self._distributed.runtime)
         return self._scorer
 
     def decoder(self) -> Decoder:
         """Return the decoder; the first call loads the model."""
         if self._decoder is None:
             tokens = self._settings.batch_tokens or DECODED_TOKENS
-            self._decoder = Decoder(self._get(), tokens, self._workplace.runtime)
+            self._decoder = Decoder(self._get(), tokens, self._distributed.runtime)
         return self._decoder
 
     def free(self) -> None:
@@ -265,10 +265,10 @@ class LazyModel:
         return self._lm
 
     def _load(self) -> CausalLM:
-        dtype, runtime = DTYPES[self._settings.dtype], self._workplace.runtime
-        if self._workplace.mesh is not None:
+        dtype, runtime = DTYPES[self._settings.dtype], self._distributed.runtime
+        if self._distributed.mesh is not None:
             sharding = Sharding(
-                mesh=self._workplace.mesh, device=runtime.device, dtype=dtype, is_trained=False
+                mesh=self._distributed.mesh, device=runtime.device, dtype=dtype, is_trained=False
             )
             layer = load_sharded(
                 self._path, sharding, revision=self._revision, attn=self._attn, base=self._base

@@ -7,7 +7,6 @@ import numpy as np
 
 from memguard.audit.context import AuditContext
 from memguard.audit.extraction import TINY_MARGINS
-from memguard.audit.selection import select_windows
 from memguard.audit.suite import Suite
 from memguard.audit.variants import (
     HeldoutPiece,
@@ -24,9 +23,8 @@ from memguard.runtime import Console
 from memguard.train.heldout import choose_heldout
 from memguard.workflows.audit_context import DTYPES, LazyModel
 from memguard.workflows.audit_inputs import AuditTarget
-from memguard.workflows.requests import AuditRequest
+from memguard.workflows.audit_request import AuditRequest, check_variants
 from memguard.workflows.setup import DistributedContext
-from memguard.workflows.variant_request import check_variants
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,13 +54,7 @@ class VariantPlan:
             console: shows which variant is scored.
         """
         assert isinstance(target.model, str), "checked: variants are of a folder or hub id"
-        selection = select_windows(
-            target.documents,
-            suite.extraction,
-            seed=target.seed,
-            min_documents=self.settings.min_documents,
-            max_documents_per_bucket=self.settings.max_documents_per_bucket,
-        )
+        selection = target.select(self.settings)
         results = []
         for form in self.forms:
             console.info(f"audit: variant {form.name}: {form.describe()}")

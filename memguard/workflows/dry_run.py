@@ -9,13 +9,11 @@ none of n documents is extracted, and the interval if half of them are.
 
 import os
 import shutil
-import signal
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from memguard.audit.extraction import AuditDocument
@@ -50,7 +48,6 @@ from memguard.planner.run_length import count_labels, measure_length, remark_on_
 from memguard.planner.tokenizer_lint import lint_tokenizer
 from memguard.records.run_files import PRIVATE_KEY
 from memguard.runtime import Console, detect_runtime
-from memguard.runtime.children import signals_handled
 from memguard.workflows.audit_inputs import list_audited, name_buckets
 from memguard.workflows.control_outlook import remark_on_control
 from memguard.workflows.data import build_training_data, check_token_ids, prepare
@@ -59,6 +56,8 @@ from memguard.workflows.run_folder import check_same_settings
 from memguard.workflows.setup import make_lora, read_model_config
 
 _BORROWED = ("manifest.jsonl", "metrics.jsonl", PRIVATE_KEY)
+_COUNTS = tuple(name for name in DocumentCounts.model_fields if name != "num_tokens")
+"""Counts that the summary of the prepared documents has too."""
 _RARE = 0.01
 """An extraction rate so low that a small sample may show no extracted document."""
 
@@ -75,13 +74,7 @@ def predict_audit_intervals(
     """
     names = name_buckets(corpus.manifest, counts)
     reached = dict(zip(names, counts, strict=True))
-    documents = list_audited(
-        corpus,
-        counts,
-        seq_len=config.data.seq_len,
-        probe=load_audit_suite(config.audit).extraction,
-        window=config.audit.window,
-    )
+    documents = list_audited(corpus, counts, config.audit, seq_len=config.data.seq_len)
     outlook = []
     audited = _count_audited(config, documents) if config.audit.enabled else {}
     for name in dict.fromkeys(names):
@@ -255,13 +248,8 @@ def dry_run(config: RunConfig, console: Console) -> DryRunResult:
         summary, given = corpus.summary, corpus.without_canaries()
         record = DryRun(
             documents=DocumentCounts(
-                num_documents=summary.num_documents,
                 num_tokens=len(given.input_ids),
-                num_empty=summary.num_empty,
-                num_shorter=summary.num_shorter,
-                num_cut_off=summary.num_cut_off,
-                num_left_out=summary.num_left_out,
-                num_canaries=summary.num_canaries,
+                **{name: getattr(summary, name) for name in _COUNTS},
             ),
             length=length,
             labels=labels,
@@ -291,10 +279,7 @@ def _temporary_folder(folder: Path, borrowed: Path | None) -> Iterator[Path]:
     reused if they are still valid. Preparing again replaces the links, not their targets. Documents
     that another user prepared cannot be read; they are prepared again.
     """
-    with (
-        tempfile.TemporaryDirectory(prefix="memguard-dry-run-") as name,
-        _raising_on_sigterm(),
-    ):
+    with tempfile.TemporaryDirectory(prefix="memguard-dry-run-") as name:
         temporary = Path(name)
         if borrowed is not None and (borrowed / "prepared" / "summary.json").is_file():
             prepared = [f"prepared/{path.name}" for path in (borrowed / "prepared").iterdir()]
@@ -311,18 +296,6 @@ def _temporary_folder(folder: Path, borrowed: Path | None) -> Iterator[Path]:
             if message == str(error):
                 raise
             raise type(error)(message) from error
-
-
-@contextmanager
-def _raising_on_sigterm() -> Iterator[None]:
-    """Turn SIGTERM into an exception, so that temporary folders are removed before exit."""
-
-    def stop(number: int, _frame: FrameType | None) -> None:
-        # Not a subclass of Exception: libraries may catch those.
-        raise SystemExit(128 + number)
-
-    with signals_handled(stop, (signal.SIGTERM,)):
-        yield
 
 
 def _list_stop_ids(model: Any) -> list[int]:

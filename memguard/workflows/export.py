@@ -24,7 +24,7 @@ from memguard.records.record import atomic_folder
 from memguard.report.merged_card import render_merged_card
 from memguard.runtime import Console, quiet_libraries
 from memguard.seeds import derive_seed
-from memguard.workflows.export_request import ExportRequest
+from memguard.workflows.requests import ExportRequest
 from memguard.workflows.verify import format_bytes
 
 _NUM_ROWS, _ROW_TOKENS = 4, 64

@@ -1,10 +1,8 @@
 """Trains a finished run again, changed according to its audit, and compares the two."""
 
 import math
-import os
 import sys
-from collections.abc import Iterator, Mapping, Set
-from contextlib import contextmanager
+from collections.abc import Mapping, Set
 from importlib.util import find_spec
 from pathlib import Path
 from statistics import fmean
@@ -235,23 +233,10 @@ def _train(config: RunConfig, num_processes: int | None, console: Console) -> No
     if chosen == 1:
         train_run(config)
         return
-    with _own_output():
-        code = launch([sys.executable, "-m", "memguard", "train", str(path)], chosen)
+    # Standard output is for the result of this command.
+    code = launch([sys.executable, "-m", "memguard", "train", str(path)], chosen, stdout=2)
     if code:
         raise SystemExit(code)
-
-
-@contextmanager
-def _own_output() -> Iterator[None]:
-    """Redirect the output of child processes to standard error; standard output is for results."""
-    sys.stdout.flush()
-    before = os.dup(1)
-    os.dup2(2, 1)
-    try:
-        yield
-    finally:
-        os.dup2(before, 1)
-        os.close(before)
 
 
 _NO_FIX: Mapping[Reason, str] = {

@@ -39,7 +39,7 @@ from memguard.runtime.children import (
     share_cores,
     start_child,
 )
-from memguard.workflows.process_limits import MORE_MACHINES, check_num_processes
+from memguard.runtime.environment import MORE_MACHINES, check_num_processes
 
 HALVE_MICRO_BATCH = "MEMGUARD_HALVE_MICRO_BATCH"
 """Environment variable of the second attempt of a run whose first one ran out of memory."""
@@ -102,35 +102,39 @@ class _Rank:
         return True
 
 
-def launch(command: Sequence[str], num_processes: int) -> int:
+def launch(command: Sequence[str], num_processes: int, *, stdout: int | None = None) -> int:
     """Run a command as several processes on this machine; print one line if they fail.
 
     Args:
         command: program and arguments, the same for all.
         num_processes: number of ranks.
+        stdout: standard output of rank 0; None is that of this process.
 
     Returns:
         The exit code of the rank that failed first, 1 if it was killed; 0 if none failed.
     """
-    code = _run(command, num_processes, {})
+    code = _run(command, num_processes, stdout, {})
     if code is None:
-        code = _run(command, num_processes, {HALVE_MICRO_BATCH: "1"})
+        code = _run(command, num_processes, stdout, {HALVE_MICRO_BATCH: "1"})
     assert code is not None, "ranks are started again once"
     return code
 
 
-def _run(command: Sequence[str], num_processes: int, variables: dict[str, str]) -> int | None:
+def _run(
+    command: Sequence[str], num_processes: int, stdout: int | None, variables: dict[str, str]
+) -> int | None:
     """Run all ranks to their end; None if they must be started again.
 
     Args:
         command: program and arguments.
         num_processes: number of ranks.
+        stdout: standard output of rank 0.
         variables: environment variables to add; none at the first attempt.
     """
     with tempfile.TemporaryDirectory(prefix="memguard-") as folder, _held_back() as mask:
         ranks: list[_Rank] = []
         try:
-            _start(ranks, command, num_processes, Path(folder), mask, variables)
+            _start(ranks, command, num_processes, stdout, Path(folder), mask, variables)
             stop = _wait(ranks)
         finally:
             end_children([rank.process for rank in ranks])
@@ -171,6 +175,7 @@ def _start(
     ranks: list[_Rank],
     command: Sequence[str],
     count: int,
+    stdout: int | None,
     folder: Path,
     mask: set[int],
     variables: dict[str, str],
@@ -203,7 +208,7 @@ def _start(
                 command,
                 None if number == 0 else output_file,
                 environment=environment,
-                prints_result=number == 0,
+                stdout=stdout if number == 0 else subprocess.DEVNULL,
                 pass_fds=[meeting.fileno()] if number == 0 else [],
                 preexec_fn=prepare_child,
             )

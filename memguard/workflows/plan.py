@@ -17,8 +17,9 @@ from memguard.hf.checkpoint_files import check_config
 from memguard.hf.config_fields import check_fields
 from memguard.parallel.mesh_shape import AXES
 from memguard.parallel.model_sizes import ESTIMATED_FAMILIES, ModelSizes
+from memguard.planner.fit import SCRATCH, PlanInputs
 from memguard.planner.machine import THIS_MACHINE, load_machine
-from memguard.planner.plan import SCRATCH, Plan, PlanInputs, make_plan
+from memguard.planner.plan import Plan, make_plan
 from memguard.planner.step_settings import describe_work
 from memguard.planner.storage import ModelStorage, StoragePlan, make_storage_plan
 from memguard.workflows.requests import PlanRequest, read_mesh

@@ -11,8 +11,8 @@ from memguard.config import RunConfig
 from memguard.config.mitigations import DpSgdConfig, find_mitigation
 from memguard.errors import ConfigError
 from memguard.parallel.mesh_shape import resolve_mesh
-from memguard.workflows.memory_check import is_cpu_build, read_local_sizes
-from memguard.workflows.process_limits import count_gpus
+from memguard.runtime.environment import count_gpus, is_cpu_build
+from memguard.workflows.memory_check import read_local_sizes
 
 
 def choose_num_processes(config: RunConfig, nproc: int | None) -> tuple[int, str]:

@@ -1,43 +1,28 @@
-"""The arguments of `audit`, `compare` and `plan`, checked before torch is imported."""
+"""The arguments of `compare`, `plan` and `export`, and paths, checked before torch is imported."""
 
 import re
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path, PurePath
-from typing import TYPE_CHECKING, Any, get_args
+from typing import Any, get_args
 
 from memguard.audit.suite import load_audit_suite
 from memguard.compare import Sweep
-from memguard.config import (
-    AuditConfig,
-    AxisName,
-    Document,
-    ParallelConfig,
-    RunConfig,
-    validate,
-)
+from memguard.config import AxisName, Document, ParallelConfig, RunConfig, validate
 from memguard.data import sources
 from memguard.errors import MAX_PATH, ConfigError, DataError, ModelError, shorten
 from memguard.hf import adapter_files, checkpoint_files
 from memguard.hf.config_fields import check_fields
-from memguard.records.run_files import find_weights_folder
-from memguard.workflows.audit_output import is_own_audit
-from memguard.workflows.process_limits import MORE_MACHINES, check_num_processes
+from memguard.runtime.environment import MORE_MACHINES, check_num_processes
 from memguard.workflows.run_checks import (
-    check_device_map,
     check_documents_libraries,
     check_processes,
     check_row_length,
     check_targets,
 )
-from memguard.workflows.run_folder import load_own_config
-from memguard.workflows.variant_request import check_variants
-
-if TYPE_CHECKING:
-    from memguard.workflows.model_in_memory import ModelInMemory
+from memguard.workflows.run_folder import check_finished
 
 _SMALLER_SWEEPS = "split the settings into sweeps on several machines"
 _MOST_MISSING = 20
@@ -94,106 +79,6 @@ def read_mesh(text: str, *, command: str) -> ParallelConfig:
         )
     place = Document(path=f"memguard {command} --mesh", values={}, places={})
     return validate(ParallelConfig, {"data": 1, "z": 1} | degrees, place)
-
-
-@dataclass(frozen=True, kw_only=True)
-class AuditRequest:
-    """The arguments of `memguard audit`."""
-
-    run: Path | None
-    model: "str | ModelInMemory | None"
-    base: "str | ModelInMemory | None"
-    members: tuple[str | sources.Table, ...]
-    """Paths, hub ids, or documents in memory."""
-    nonmembers: tuple[str | sources.Table, ...]
-    out: Path | None
-    text_column: str
-    mesh: str | None
-    """Degrees of axes as given, `z=2,x=2`."""
-    settings: dict[str, Any]
-    """Fields of `AuditConfig` that were given."""
-    seed: int
-    variants: tuple[str, ...] = ()
-    """Value of `--variants`, split at commas."""
-
-    def check(self) -> AuditConfig:
-        """Return the audit's settings: the run's or the defaults, updated with those given.
-
-        Raises:
-            ConfigError: arguments that contradict each other, or a value out of range.
-        """
-        problems = []
-        if (self.run is None) == (self.model is None):
-            problems.append(
-                "give either the folder of a RUN, or --model DIR with --members FILE for a model "
-                "memguard did not train"
-            )
-        elif self.run is not None:
-            if self.members or self.nonmembers:
-                problems.append(
-                    "--members and --nonmembers need --model; a run uses its own documents"
-                )
-            # Adapters cannot be audited without their base, even if it is not scored itself.
-            needs_base = find_weights_folder(self.run).name == "adapter"
-            if self.base and self.settings.get("base") is False and not needs_base:
-                problems.append("--base and --no-base contradict each other; give one of them")
-            if self.base is not None and not isinstance(self.base, str):
-                problems.append("--base of a run must be a folder or a hub id")
-            if not (self.run / "config.yaml").is_file():
-                problems.append(
-                    f"'{self.run}' is not the folder of a run (no config.yaml); for a model "
-                    "memguard did not train use --model DIR --members FILE"
-                )
-        else:
-            if not self.members:
-                problems.append("--model needs --members: documents the model was trained on")
-            if self.out is None:
-                problems.append("--model needs --out: a folder for the report")
-        if problems:
-            raise ConfigError(*problems)
-        _ = self.parallel  # Raises an error before anything is read.
-        origin = Document(
-            path="memguard audit",
-            values={},
-            places={(key,): f"--{key.replace('_', '-')}" for key in self.settings},
-        )
-        before = AuditConfig() if self.run_config is None else self.run_config.audit
-        return validate(AuditConfig, {**before.model_dump(), **self.settings}, origin)
-
-    @cached_property
-    def parallel(self) -> ParallelConfig | None:
-        """The requested mesh.
-
-        Raises:
-            ConfigError: an unknown axis, or a value that is not a number.
-        """
-        return None if self.mesh is None else read_mesh(self.mesh, command="audit")
-
-    @property
-    def audited(self) -> "str | ModelInMemory":
-        """The audited model: folder, hub id, or in memory."""
-        if self.run is not None:
-            return str(find_weights_folder(self.run))
-        assert self.model is not None, "checked: there is a run or a model"
-        return self.model
-
-    @property
-    def locked_folder(self) -> Path:
-        """Folder to lock: the run's, or that of a report elsewhere."""
-        if self.run is not None and is_own_audit(self.run, self.out):
-            return self.run
-        assert self.out is not None, "checked: there is a run or a folder for the report"
-        return self.out
-
-    @cached_property
-    def run_config(self) -> RunConfig | None:
-        """The settings of the run under audit; None for a model that memguard did not train.
-
-        Raises:
-            ConfigError: the settings cannot be read.
-            RecordError: the file differs from the one that the run wrote.
-        """
-        return None if self.run is None else load_own_config(self.run)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -285,6 +170,62 @@ class PlanRequest:
             )
 
 
+DTYPES = ("float32", "bfloat16", "float16")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ExportRequest:
+    """The arguments of `memguard export`."""
+
+    folder: Path
+    """Folder of a run that trained an adapter, or of an adapter."""
+    out: Path
+    merge: bool
+    dtype: str | None
+    """Of the written weights; None keeps the base's."""
+    base: str | None = None
+    """Folder or hub id of the base model; None locates the one that the adapter names."""
+
+    @property
+    def is_run(self) -> bool:
+        """Whether the folder is that of a run."""
+        return (self.folder / "config.yaml").is_file()
+
+    @property
+    def adapter(self) -> Path:
+        """Folder of the adapter."""
+        return self.folder / "adapter" if self.is_run else self.folder
+
+    def check(self) -> None:
+        """Reject arguments that cannot be used.
+
+        Raises:
+            ConfigError: an option is missing or invalid; there is no adapter; OUT exists.
+            ModelError: the run is unfinished; the adapter or its base cannot be read.
+            RecordError: the run is damaged.
+        """
+        if not self.merge:
+            raise ConfigError("give --merge: export writes an adapter merged into its base")
+        if self.dtype not in (None, *DTYPES):
+            raise ConfigError(f"'--dtype' must be {', '.join(DTYPES)}; got '{self.dtype}'")
+        if not self.folder.is_dir():
+            raise ConfigError(f"there is no folder '{self.folder}'; correct the path")
+        if self.is_run:
+            check_finished(self.folder, without_documents=True)
+        if not adapter_files.is_adapter(self.adapter):
+            why = (
+                "model/ of this run is complete: it trained no adapter"
+                if self.is_run
+                else "it has no adapter_config.json, or weights of its own"
+            )
+            raise ConfigError(f"'{self.folder}' has no adapter to merge ({why})")
+        if self.out.exists():
+            raise ConfigError(f"'{self.out}' exists already; choose another name or delete it")
+        if self.adapter.resolve() in self.out.resolve().parents:
+            raise ConfigError(f"'{self.out}' must not be inside the adapter's folder")
+        adapter_files.check_model(str(self.adapter), base=self.base)
+
+
 # Checks that the given paths exist, before torch is imported and anything is read.
 #
 #     documents   --members, --nonmembers, data.train, data.control, ...
@@ -292,36 +233,6 @@ class PlanRequest:
 #     suite       --suite, audit.suite
 #
 # One message lists all missing paths. Hub ids are not checked here; loading them reports errors.
-
-
-def check_audit(request: AuditRequest, settings: AuditConfig, num_processes: int) -> None:
-    """Check that the documents, models and suite of `memguard audit` exist.
-
-    Raises:
-        ConfigError: the suite is missing or invalid; device_map or variants with several
-            processes; variants that the model does not have, or whose library is missing.
-        DataError: documents are missing.
-        ModelError: a folder is missing, or has no checkpoint.
-    """
-    audited = request.audited
-    is_adapter = isinstance(audited, str | Path) and adapter_files.is_adapter(audited)
-    check_device_map(settings, world_size=num_processes, is_adapter=is_adapter)
-    check_variants(request.variants, audited, settings, num_processes)
-    documents = {
-        "--members": _list_paths(request.members),
-        "--nonmembers": _list_paths(request.nonmembers),
-    }
-    # For a run only these arguments: the paths of its own model and base are checked later.
-    given = {"--model": request.model, "--base": request.base}
-    models = {
-        name: model for name, model in given.items() if model is None or isinstance(model, str)
-    }
-    _check(documents, {**models, "--reference": request.settings.get("reference")}, {})
-    load_audit_suite(settings)
-
-
-def _list_paths(given: Sequence[str | sources.Table]) -> list[str]:
-    return [source for source in given if isinstance(source, str)]
 
 
 def check_run(
@@ -349,7 +260,7 @@ def check_run(
     if config.audit.enabled:
         models["audit.reference"] = config.audit.reference
     scratch = config.model.scratch
-    _check(
+    check_paths(
         documents,
         models,
         {"model.scratch.tokenizer": None if scratch is None else scratch.tokenizer},
@@ -370,7 +281,7 @@ def check_sweep(sweep: Sweep) -> None:
         check_run(run.config, num_processes=1, has_model=has_model)
 
 
-def _check(
+def check_paths(
     documents: Mapping[str, Sequence[str]],
     models: Mapping[str, str | None],
     tokenizers: Mapping[str, str | None],

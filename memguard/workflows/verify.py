@@ -158,7 +158,7 @@ def _is_in_use(folder: Path) -> bool:
 
 def _verify_run(folder: Path, on_read: OnRead, base: str | None) -> Iterator[Part]:
     train = make_resume_command(folder)
-    yield _make_part("config.yaml", find_config_damage(folder), note="", repair=REPAIR_CONFIG)
+    yield _judge("config.yaml", find_config_damage(folder), repair=REPAIR_CONFIG)
     on_read("documents", _measure([folder / "prepared", folder / MANIFEST])[1])
     prepared = find_prepared_damage(folder)
     on_read("model", _measure([find_weights_folder(folder)])[1])
@@ -173,8 +173,7 @@ def _verify_run(folder: Path, on_read: OnRead, base: str | None) -> Iterator[Par
     yield _verify_metrics(folder, trained, intact)
     # The losses before training are needed only until training ends.
     if not has_trained(folder) and (lost := find_reference_damage(folder)):
-        repair = f"'{train}' measures them again"
-        yield _make_part("first losses", lost, note="", repair=repair)
+        yield _judge("first losses", lost, repair=f"'{train}' measures them again")
     is_hidden = is_closed(folder / "audit")
     is_audited = not is_hidden and has_audit(folder / "audit")
     if has_trained(folder):
@@ -185,51 +184,46 @@ def _verify_run(folder: Path, on_read: OnRead, base: str | None) -> Iterator[Par
         elif not intact:
             repair = "no undamaged checkpoint is left: restore it from a copy of the run"
         note = _count(_measure([find_weights_folder(folder)]))
-        yield _make_part("model", damages, note=note, repair=repair)
-        if not any(item.file.startswith(("trained.json", "adapter/")) for item in damages):
-            yield from _verify_base(folder, on_read, base)
+        yield _judge("model", damages, repair=repair, note=note)
+        is_read = not any(i.file.startswith(("trained.json", "adapter/")) for i in damages)
+        if is_read and load_trained(folder).base:
+            yield _verify_base(folder, on_read, base)
     elif is_audited:
         # Only a run whose training has ended is audited.
         ended = Damage(file="trained.json", what="is missing, and the run has been audited")
-        yield _make_part("model", [ended], note="", repair=f"'{train}' writes it again")
+        yield _judge("model", [ended], repair=f"'{train}' writes it again")
     else:
-        yield Part(name="model", state="not there yet", note=f"'{train}' creates it")
+        yield _await("model", f"'{train}' creates it")
     if is_audited:
         yield _verify_audit(folder / "audit", on_read, run=folder)
     elif is_hidden:
-        yield _make_part("audit", [mark_unreadable("audit/")], note="", repair="")
+        yield _judge("audit", [mark_unreadable("audit/")])
     else:
-        note = f"'memguard audit {folder}' creates it"
-        yield Part(name="audit", state="not there yet", note=note)
+        yield _await("audit", f"'memguard audit {folder}' creates it")
 
 
-def _verify_base(folder: Path, on_read: OnRead, named: str | None) -> Iterator[Part]:
+def _verify_base(folder: Path, on_read: OnRead, named: str | None) -> Part:
     """Compare the base of a run's undamaged adapters with the model they were trained on."""
     files, adapter = load_trained(folder).base, find_weights_folder(folder)
-    if not files:
-        return
+    assert files, "checked: the run has adapters"
     repair = f"restore it, or {say_where_base_is(adapter)}"
     try:
         place = find_base_folder(adapter, files, base=named)
     except PermissionError as error:
-        hidden = mark_unreadable(str(error.filename))
-        yield _make_part(BASE_MODEL, [hidden], note="", repair=repair)
-        return
+        return _judge(BASE_MODEL, [mark_unreadable(str(error.filename))])
     except ModelError as error:
         # The message has the way out too.
         damage = Damage(file=BASE_MODEL, what=f"cannot be read: {error}")
-        yield _make_part(BASE_MODEL, [damage], note="", repair=repair)
-        return
+        return _judge(BASE_MODEL, [damage], repair=repair)
     if place is None:
         note = "on the hub and not downloaded yet: 'memguard audit' checks it"
-        yield Part(name=BASE_MODEL, state="not there yet", note=note)
-        return
+        return _await(BASE_MODEL, note)
     paths = [place / name for name in files]
     on_read(BASE_MODEL, _measure(paths)[1])
     damages = [
         replace(damage, file=str(place / damage.file)) for damage in find_damage(place, files)
     ]
-    yield _make_part(BASE_MODEL, damages, note=_count(_measure(paths)), repair=repair)
+    return _judge(BASE_MODEL, damages, repair=repair, note=_count(_measure(paths)))
 
 
 def _verify_documents(
@@ -237,31 +231,26 @@ def _verify_documents(
 ) -> Iterator[Part]:
     train = make_resume_command(folder)
     if not (has_prepared(folder) or prepared):
-        yield Part(name="prepared", state="not there yet", note=f"'{train}' creates it")
+        yield _await("prepared", f"'{train}' creates it")
         return
-    yield _make_part(
+    yield _judge(
         "prepared",
         [item for item in prepared if item.file != MANIFEST],
-        note=_count(_measure([folder / "prepared"])),
         repair=f"'{train}' prepares the documents again",
+        note=_count(_measure([folder / "prepared"])),
     )
     # Preparation and the end of training may report the same damage: one message is enough.
     damages = [item for item in (*prepared, *trained) if item.file == MANIFEST][:1]
-    yield _make_part(
-        "manifest",
-        damages,
-        note=_count(_measure([folder / MANIFEST])),
-        repair=f"'{train}' writes it again",
-    )
+    note = _count(_measure([folder / MANIFEST]))
+    yield _judge("manifest", damages, repair=f"'{train}' writes it again", note=note)
 
 
 def _verify_checkpoints(folder: Path, saves: Mapping[Path, Sequence[Damage]]) -> Part:
     name = "checkpoints"
     if is_closed(folder / name):
-        return _make_part(name, [mark_unreadable(f"{name}/")], note="", repair="")
+        return _judge(name, [mark_unreadable(f"{name}/")])
     if not saves:
-        note = "none were kept" if has_trained(folder) else "training saves them"
-        return Part(name=name, state="not there yet", note=note)
+        return _await(name, "none were kept" if has_trained(folder) else "training saves them")
     damages = [
         replace(item, file=f"{name}/{path.name}/{item.file}")
         for path, items in saves.items()
@@ -270,12 +259,8 @@ def _verify_checkpoints(folder: Path, saves: Mapping[Path, Sequence[Damage]]) ->
     repair = f"'{make_resume_command(folder)}' skips damaged checkpoints"
     if has_trained(folder):
         repair = "training has ended and needs no checkpoint: delete the damaged checkpoint folders"
-    return _make_part(
-        name,
-        damages,
-        note=f"{_plural(len(saves), 'checkpoint')}, {_count(_measure(list(saves)))}",
-        repair=repair,
-    )
+    note = f"{_plural(len(saves), 'checkpoint')}, {_count(_measure(list(saves)))}"
+    return _judge(name, damages, repair=repair, note=note)
 
 
 def _verify_metrics(folder: Path, trained: Sequence[Damage], intact: Sequence[Path]) -> Part:
@@ -286,14 +271,11 @@ def _verify_metrics(folder: Path, trained: Sequence[Damage], intact: Sequence[Pa
     elif copy is not None and copy.is_file():
         damages = _compare_with_copy(path, copy.read_bytes())
         note = f"compared up to {copy.parent.name}"
-    elif path.exists():
-        note = "can be compared after the first checkpoint"
-        return Part(name="metrics", state="not there yet", note=note)
     else:
-        return Part(name="metrics", state="not there yet", note="training writes it")
-    return _make_part(
-        "metrics", damages, note=note, repair=f"'{make_resume_command(folder)}' restores it"
-    )
+        later = "can be compared after the first checkpoint"
+        return _await("metrics", later if path.exists() else "training writes it")
+    repair = f"'{make_resume_command(folder)}' restores it"
+    return _judge("metrics", damages, repair=repair, note=note)
 
 
 def _compare_with_copy(path: Path, copy: bytes) -> list[Damage]:
@@ -317,27 +299,31 @@ def _verify_audit(folder: Path, on_read: OnRead, run: Path | None = None) -> Par
     repair = f"{again} creates it again from cached scores"
     if all(item.file in (PAGE, *CARDS) or item.is_unreadable for item in damages):
         repair = f"'memguard report {run or folder}' renders it again"
-    return _make_part(
-        "audit",
-        [
-            item if item.file in CARDS else replace(item, file=f"{place}{item.file}")
-            for item in damages
-        ],
-        note=_count(_measure(covered)),
-        repair=repair,
+    placed = [
+        item if item.file in CARDS else replace(item, file=f"{place}{item.file}")
+        for item in damages
+    ]
+    return _judge("audit", placed, repair=repair, note=_count(_measure(covered)))
+
+
+def _judge(name: str, damages: Sequence[Damage], *, repair: str = "", note: str = "") -> Part:
+    """Return a part that exists, with what is wrong with it."""
+    closed = tuple(damage.file for damage in damages if damage.is_unreadable)
+    found = tuple(damage for damage in damages if not damage.is_unreadable)
+    state: State = "damaged" if found else "not checked" if closed else "intact"
+    return Part(
+        name=name,
+        state=state,
+        note="no permission" if state == "not checked" else note,
+        damages=found,
+        not_checked=closed,
+        repair=repair if found else None,
     )
 
 
-def _make_part(name: str, damages: Sequence[Damage], *, note: str, repair: str) -> Part:
-    closed = tuple(damage.file for damage in damages if damage.is_unreadable)
-    found = tuple(damage for damage in damages if not damage.is_unreadable)
-    if found:
-        return Part(
-            name=name, state="damaged", note=note, damages=found, not_checked=closed, repair=repair
-        )
-    if closed:
-        return Part(name=name, state="not checked", note="no permission", not_checked=closed)
-    return Part(name=name, state="intact", note=note)
+def _await(name: str, note: str) -> Part:
+    """Return a part that does not exist yet; ``note`` says what creates it."""
+    return Part(name=name, state="not there yet", note=note)
 
 
 def _measure(paths: Sequence[Path]) -> tuple[int, int]:

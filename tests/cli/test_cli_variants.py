@@ -21,7 +21,7 @@ from memguard.hf.load import load_model
 from memguard.hf.variants import VariantForm
 from memguard.records import AuditReport, Variant, VariantBucket, VariantName, load_record
 from memguard.train.heldout import choose_heldout
-from memguard.workflows import variant_request
+from memguard.workflows import audit_request
 
 CONTINUATION = 6
 ALL = "adapter,merged,int8,nf4"
@@ -262,7 +262,7 @@ def test_a_missing_library_is_one_line(
     run: Path, monkeypatch: pytest.MonkeyPatch, name: str, library: str
 ) -> None:
     monkeypatch.setattr(
-        variant_request, "find_spec", lambda module: None if module == library else module
+        audit_request, "find_spec", lambda module: None if module == library else module
     )
     ended = run_cli("audit", run, "--variants", f"adapter,{name}")
     assert (ended.code, len(ended.err.splitlines())) == (2, 1), ended.err

@@ -506,12 +506,8 @@ ARGUMENTS = (
     _bad("audit of no run", _say("audit", "nowhere"), 2, "is not the folder of a run"),
     _bad("audit of a FIFO", lambda f: _audit("--nonmembers", _fifo(f))(f), 3, "FIFO"),
     _bad("plan of 10^12 GPUs", _say("plan", "--model", "m", "--gpus", 10**12), 2, "--gpus"),
-    _bad(
-        "plan of 10^12 tokens", _say("plan", "--model", "m", "--seq-len", 10**12), 2, "seq_len"
-    ),
-    _bad(
-        "plan of 10^12 rows", _say("plan", "--model", "m", "--batch", 10**12), 2, "batch_size"
-    ),
+    _bad("plan of 10^12 tokens", _say("plan", "--model", "m", "--seq-len", 10**12), 2, "seq_len"),
+    _bad("plan of 10^12 rows", _say("plan", "--model", "m", "--batch", 10**12), 2, "batch_size"),
     _bad("plan of no model", _say("plan", "--model", "nowhere"), 3, "cannot be read"),
     _bad("unknown machine", _say("plan", "--model", "m", "--machine", "x"), 3, "cannot be read"),
     _bad("comparison of runs without reports", _run_folder_without_report, 3, "is damaged"),

@@ -19,8 +19,8 @@ from memguard.parallel.mesh_shape import MeshShape
 from memguard.parallel.model_sizes import ModelSizes
 from memguard.planner.fit import count_parameters
 from memguard.planner.memory import MemoryEstimate, estimate_memory
+from memguard.planner.parameters import block_unit, other_units
 from memguard.planner.step_settings import StepSettings
-from memguard.planner.units import block_unit, other_units
 from memguard.simulation.step import SimulatedStep, simulate_step
 
 # Measured: 5 % at most, on these cases and some hundred others. What the estimate leaves out, and

@@ -25,9 +25,9 @@ from memguard.planner.fit import count_parameters, find_enough_gpus, find_fit
 from memguard.planner.machine import load_machine
 from memguard.planner.memory import estimate_memory
 from memguard.planner.meta_model import outline_model
+from memguard.planner.parameters import find_trained
 from memguard.planner.step_settings import LINEAR_LAYERS, AdapterSizes, StepSettings, Work
 from memguard.planner.traffic import list_collectives
-from memguard.planner.trained import find_trained
 from memguard.simulation.fake_mesh import Calls
 from memguard.simulation.step import SimulatedStep, simulate_step
 

@@ -15,9 +15,9 @@ from memguard.parallel.mesh_shape import MeshShape
 from memguard.parallel.model_sizes import ModelSizes
 from memguard.planner.compute import count_flops
 from memguard.planner.memory import estimate_memory
+from memguard.planner.parameters import find_trained
 from memguard.planner.step_settings import AdapterSizes, StepSettings
 from memguard.planner.traffic import list_collectives
-from memguard.planner.trained import find_trained
 from memguard.simulation.fake_mesh import Calls
 from memguard.simulation.step import SimulatedStep, simulate_step
 

@@ -16,7 +16,6 @@ from memguard import api
 from memguard.config import RunConfig
 from memguard.errors import ConfigError
 from memguard.parallel.mesh_shape import MeshShape
-from memguard.planner.fit import resolve_auto
 from memguard.planner.machine import Machine, detect_machine, load_machine
 from memguard.runtime import Runtime
 from memguard.workflows import memory_check
@@ -28,6 +27,7 @@ from memguard.workflows.memory_check import (
     find_half,
     is_out_of_memory,
     keep_precision,
+    resolve_auto,
     resolve_auto_settings,
 )
 

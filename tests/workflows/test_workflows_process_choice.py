@@ -13,9 +13,10 @@ from published_sizes import CONFIG_FIELDS
 
 from memguard import api
 from memguard.config import RunConfig
+from memguard.runtime import environment
 from memguard.workflows import audit as audit_module
 from memguard.workflows import launch as launch_module
-from memguard.workflows import process_choice, process_limits
+from memguard.workflows import process_choice
 from memguard.workflows import train as train_module
 from memguard.workflows.process_choice import choose_num_processes
 
@@ -27,7 +28,7 @@ def _gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     devices.mkdir()
     for number in range(8):
         (devices / f"nvidia{number}").touch()
-    monkeypatch.setattr(process_limits, "_DEVICES", devices)
+    monkeypatch.setattr(environment, "_DEVICES", devices)
     monkeypatch.setattr(importlib.metadata, "version", lambda name: "2.13.0+cu130")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.delenv("LOCAL_RANK", raising=False)

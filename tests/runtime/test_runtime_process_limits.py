@@ -8,9 +8,9 @@ import pytest
 from cli_examples import run_cli, write_jsonl, write_run
 
 from memguard.errors import ConfigError
+from memguard.runtime import environment
+from memguard.runtime.environment import check_num_processes, count_gpus
 from memguard.workflows import launch as launch_module
-from memguard.workflows import process_limits
-from memguard.workflows.process_limits import check_num_processes, count_gpus
 
 
 @pytest.fixture
@@ -22,7 +22,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         devices.mkdir(exist_ok=True)
         for name in (*range(gpus), "ctl", "-uvm"):
             (devices / f"nvidia{name}").touch()
-        monkeypatch.setattr(process_limits, "_DEVICES", devices)
+        monkeypatch.setattr(environment, "_DEVICES", devices)
         monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cores)))
         monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
         if visible is not None:

@@ -1,4 +1,10 @@
-"""The part of a model that a step trains on one rank, and how far its backward goes. No torch.
+"""Parameters of one rank: how they are stored, and which of them a step trains. No torch.
+
+Units of storage are parameters that FSDP2 gathers and reduces together: a decoder block, the
+embedding, the head, the last norm (tied weights: the last three together). Each parameter has the
+rows and row length that it has over y and x, and is cut along its rows over z, the last pieces
+padded to the first's size. A weight in NF4 (`parallel.nf4`) is stored as blocks of 64 weights, 36
+bytes each, which are cut over z instead of its rows.
 
                                weights with gradients           adapters
     full training              all                              -
@@ -11,7 +17,7 @@ only, keep no activations and gather their weights once. Names with a number are
 others those of every block.
 
 Adapters on one rank; they are replicated over data and z. The base is frozen and stored in the
-precision of the run, or in NF4 (`units`).
+precision of the run, or in NF4.
 
                                           plain layer            transposed layer (o, down)
     A [R, K]    fp32, over y or x         K/y                    K/x
@@ -21,7 +27,7 @@ precision of the run, or in NF4 (`units`).
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache, partial
 from itertools import accumulate
 from typing import Literal, TypeVar
@@ -29,13 +35,146 @@ from typing import Literal, TypeVar
 from memguard.config.adapters import matches_target
 from memguard.parallel.mesh_shape import MeshShape
 from memguard.parallel.model_sizes import ModelSizes
-from memguard.planner.step_settings import LINEAR_LAYERS, AdapterSizes
-from memguard.planner.units import Unit, block_unit, other_units
+from memguard.planner.step_settings import AdapterSizes
 
 ValueT = TypeVar("ValueT")
 
 _EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
-_IN_ATTENTION = LINEAR_LAYERS[:4]
+NF4_BLOCK, NF4_BLOCK_BYTES = 64, 36
+"""Weights with a common scale in NF4, and the bytes of their 4-bit indices and their scale."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Unit:
+    """The parameters of one unit of storage on one rank."""
+
+    name: str
+    shapes: tuple[tuple[int, int], ...]
+    """Rows and row length of each parameter, over y and x."""
+    z: int
+    parameters: tuple[str, ...] = ()
+    """Their names; of a block's, without those of the block."""
+    nf4_blocks: tuple[int, ...] = ()
+    """Blocks of each weight in NF4; these weights are not in ``shapes``."""
+
+    @cached_property
+    def stored(self) -> int:
+        """Elements that this rank stores, padding included, without weights in NF4."""
+        return sum(-(-rows // self.z) * length for rows, length in self.shapes)
+
+    @property
+    def gathered(self) -> int:
+        """Elements once gathered over z, padding included, without weights in NF4."""
+        return self.stored * self.z
+
+    def stored_bytes(self, element_bytes: int) -> int:
+        """Return what this rank stores (bytes)."""
+        pieces = sum(-(-blocks // self.z) for blocks in self.nf4_blocks)
+        return self.stored * element_bytes + NF4_BLOCK_BYTES * pieces
+
+    def gathered_bytes(self, element_bytes: int) -> int:
+        """Return the size once gathered over z (bytes)."""
+        return self.z * self.stored_bytes(element_bytes)
+
+    def only(self, is_chosen: Callable[[str], bool]) -> "Unit":
+        """Return the unit with some of its parameters, by their names."""
+        pairs = zip(self.parameters, self.shapes, strict=True)
+        kept = [(name, shape) for name, shape in pairs if is_chosen(name)]
+        names, shapes = (tuple(pair[i] for pair in kept) for i in (0, 1))
+        return replace(self, parameters=names, shapes=shapes)  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RankSizes:
+    """Sizes of a model on one rank."""
+
+    features: int
+    """Of the residual stream, over y."""
+    queries: int
+    """Features of the queries of its heads, over x."""
+    keys: int
+    """Features of its keys, over x; part of a head if several ranks share one."""
+    width: int
+    """Of the MLP, over x."""
+    vocab: int
+    """Rows of the embedding, over x; the largest rank's."""
+
+    @classmethod
+    def of(cls, sizes: ModelSizes, mesh: MeshShape) -> "RankSizes":
+        """Return the sizes on a mesh that `check_mesh` accepts."""
+        return cls(
+            features=sizes.hidden_size // mesh.y,
+            queries=sizes.num_heads * sizes.head_dim // mesh.x,
+            keys=sizes.num_kv_heads * sizes.head_dim // mesh.x,
+            width=sizes.intermediate_size // mesh.x,
+            vocab=-(-sizes.vocab_size // mesh.x),
+        )
+
+    def list_linear(self) -> dict[str, tuple[int, int]]:
+        """Return out- and in-features of each linear layer of a block."""
+        return {
+            "self_attn.q_proj": (self.queries, self.features),
+            "self_attn.k_proj": (self.keys, self.features),
+            "self_attn.v_proj": (self.keys, self.features),
+            "self_attn.o_proj": (self.features, self.queries),
+            "mlp.gate_proj": (self.width, self.features),
+            "mlp.up_proj": (self.width, self.features),
+            "mlp.down_proj": (self.features, self.width),
+        }
+
+
+def block_unit(sizes: ModelSizes, mesh: MeshShape, *, is_nf4: bool = False) -> Unit:
+    """Return the unit that each decoder block is; ``is_nf4``: its linear layers are in NF4."""
+    rank = RankSizes.of(sizes, mesh)
+    features, matrices = rank.features, rank.list_linear()
+    vectors = {"input_layernorm.weight": features, "post_attention_layernorm.weight": features}
+    if sizes.has_qkv_bias:
+        names = ("q_proj", "k_proj", "v_proj")
+        vectors |= {f"self_attn.{name}.bias": matrices[f"self_attn.{name}"][0] for name in names}
+    if sizes.has_output_bias:
+        vectors["self_attn.o_proj.bias"] = features
+    if sizes.has_mlp_bias:
+        names = ("gate_proj", "up_proj", "down_proj")
+        vectors |= {f"mlp.{name}.bias": matrices[f"mlp.{name}"][0] for name in names}
+    if sizes.has_head_norms:
+        vectors |= dict.fromkeys(
+            ("self_attn.q_norm.weight", "self_attn.k_norm.weight"), sizes.head_dim
+        )
+    shapes = {} if is_nf4 else {f"{name}.weight": shape for name, shape in matrices.items()}
+    shapes |= {name: (length, 1) for name, length in vectors.items()}
+    weights = [rows * length for rows, length in matrices.values()] if is_nf4 else []
+    return Unit(
+        name="a block",
+        shapes=tuple(shapes.values()),
+        z=mesh.z,
+        parameters=tuple(shapes),
+        nf4_blocks=tuple(-(-count // NF4_BLOCK) for count in weights),
+    )
+
+
+def other_units(sizes: ModelSizes, mesh: MeshShape) -> tuple[Unit, ...]:
+    """Return the units of embedding, head and last norm; of tied weights one."""
+    rank = RankSizes.of(sizes, mesh)
+    norm, table = (rank.features, 1), (rank.vocab, rank.features)
+    names = ("model.embed_tokens.weight", "lm_head.weight", "model.norm.weight")
+    embedding, head, last = names
+    if sizes.is_tied:
+        return (
+            Unit(
+                name="embedding = head, last norm",
+                shapes=(norm, table),
+                z=mesh.z,
+                parameters=(last, embedding),
+            ),
+        )
+    return (
+        Unit(name="embedding", shapes=(table,), z=mesh.z, parameters=(embedding,)),
+        Unit(name="head", shapes=(table,), z=mesh.z, parameters=(head,)),
+        Unit(name="last norm", shapes=(norm,), z=mesh.z, parameters=(last,)),
+    )
+
+
+# -- what a step trains ----------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -192,22 +331,12 @@ def list_adapted(
     sizes: ModelSizes, mesh: MeshShape, adapter: AdapterSizes, block: int
 ) -> list[AdaptedLayer]:
     """Return the layers of a block, by its number, that have an adapter."""
-    features, width = sizes.hidden_size // mesh.y, sizes.intermediate_size // mesh.x
-    queries = sizes.num_heads * sizes.head_dim // mesh.x
-    keys = sizes.num_kv_heads * sizes.head_dim // mesh.x
-    plain = {"q_proj": queries, "k_proj": keys, "v_proj": keys, "gate_proj": width}
-    plain["up_proj"] = width
-    transposed = {"o_proj": queries, "down_proj": width}
     layers = []
-    for name in LINEAR_LAYERS:
-        module = "self_attn" if name in _IN_ATTENTION else "mlp"
-        if not matches_target(f"model.layers.{block}.{module}.{name}", adapter.targets):
-            continue
-        if name in plain:
-            layer = AdaptedLayer(name=name, ins=features, outs=plain[name], in_axis="y")
-        else:
-            layer = AdaptedLayer(name=name, ins=transposed[name], outs=features, in_axis="x")
-        layers.append(layer)
+    for path, (outs, ins) in RankSizes.of(sizes, mesh).list_linear().items():
+        if matches_target(f"model.layers.{block}.{path}", adapter.targets):
+            name = path.rpartition(".")[2]
+            in_axis: Literal["y", "x"] = "x" if name in ("o_proj", "down_proj") else "y"
+            layers.append(AdaptedLayer(name=name, ins=ins, outs=outs, in_axis=in_axis))
     return layers
 
 
