@@ -8,13 +8,13 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 import rich.console
-from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from memguard.cli.options import print_indented, print_title
 from memguard.planner.disk import format_bytes
 from memguard.planner.dry_run import BucketPrediction, DryRun, Remark, Topic
-from memguard.planner.first_row import FirstRow, RowPiece, RowToken, State
+from memguard.planner.rows import FirstRow, RowPiece, RowToken, State
 from memguard.report import formatting as fmt
 
 if TYPE_CHECKING:
@@ -49,27 +49,22 @@ def render_dry_run(result: "DryRunResult", out: rich.console.Console) -> None:
     record = result.record
     _print_remarks(out, record.remarks, ["run"])
     _print_first_row(out, result.first_row)
-    _print_title(out, "Tokenizer")
+    print_title(out, "Tokenizer")
     _print_remarks(
         out,
         [*record.tokenizer, *record.remarks],
         ["BOS", "EOS", "padding", "template", "unknown", "vocabulary", "lengths"],
     )
-    _print_title(out, "Training")
+    print_title(out, "Training")
     _print_facts(out, _describe_training(record))
     _print_remarks(out, record.remarks, ["rows", "steps", "goldfish"])
-    _print_title(out, "Disk")
+    print_title(out, "Disk")
     _print_facts(out, _describe_disk(record))
     _print_remarks(out, record.remarks, ["disk"])
-    _print_title(out, "Documents and audit")
+    print_title(out, "Documents and audit")
     _print_buckets(out, record.buckets)
     _print_left_out(out, record)
     _print_remarks(out, record.remarks, ["audit"])
-
-
-def _print_title(out: rich.console.Console, title: str) -> None:
-    out.print()
-    out.print(title, style="bold", highlight=False)
 
 
 def _print_remarks(
@@ -99,7 +94,7 @@ def _print_facts(out: rich.console.Console, facts: Iterable[tuple[str, str | Tex
         )
         before = name
     if table.row_count:
-        out.print(Padding(table, (0, 0, 0, 2), expand=False), highlight=False)
+        print_indented(out, table)
 
 
 def _describe_training(record: DryRun) -> list[tuple[str, str]]:
@@ -174,13 +169,13 @@ def _print_buckets(out: rich.console.Console, buckets: Sequence[BucketPrediction
             f"≤ {fmt.percent(none.ci[1])}" if none and none.ci else fmt.MISSING,
             fmt.percent_range(half.ci) if half and half.ci else fmt.MISSING,
         )
-    out.print(Padding(table, (0, 0, 0, 2), expand=False), highlight=False)
+    print_indented(out, table)
     if any(bucket.num_audited for bucket in buckets):
         text = (
             "if none, if half: 95 % interval of the extraction rate if none or half of the audited "
             "documents are extracted."
         )
-        out.print(Padding(Text(text, style="dim"), (0, 0, 0, 2), expand=False))
+        print_indented(out, Text(text, style="dim"))
 
 
 def _print_left_out(out: rich.console.Console, record: DryRun) -> None:
@@ -208,7 +203,7 @@ def _print_left_out(out: rich.console.Console, record: DryRun) -> None:
 
 
 def _print_first_row(out: rich.console.Console, row: FirstRow) -> None:
-    _print_title(out, "First row")
+    print_title(out, "First row")
     # Not `is_terminal`, which FORCE_COLOR sets for files too.
     if not out.file.isatty():
         line = "not shown: text of your documents is printed only on a terminal"
@@ -220,19 +215,12 @@ def _print_first_row(out: rich.console.Console, row: FirstRow) -> None:
         if left <= 0:
             break
         out.print()
-        out.print(
-            Padding(_name_piece(piece, number, row), (0, 0, 0, 2), expand=False), highlight=False
-        )
-        text = _paint(piece.tokens[:left])
-        out.print(Padding(text, (0, 0, 0, 2), expand=False), highlight=False)
+        print_indented(out, _name_piece(piece, number, row))
+        print_indented(out, _paint(piece.tokens[:left]))
         left -= len(piece.tokens)
     hidden = sum(len(piece.tokens) for piece in row.pieces) - SHOWN_TOKENS
     if hidden > 0:
-        out.print(
-            Padding(
-                Text(f"... and {hidden:,} more tokens", style="dim"), (0, 0, 0, 2), expand=False
-            )
-        )
+        print_indented(out, Text(f"... and {hidden:,} more tokens", style="dim"))
 
 
 def _describe_states(row: FirstRow) -> Iterable[tuple[str, Text]]:

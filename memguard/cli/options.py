@@ -1,10 +1,13 @@
-"""Arguments, options and status lines that several commands have."""
+"""Arguments, options, status lines and layout that several commands have."""
 
 import json
 from pathlib import Path
 from typing import Annotated, Any
 
+import rich.console
 import typer
+from rich.padding import Padding
+from rich.text import Text
 
 from memguard.runtime.children import own_rank
 
@@ -35,6 +38,17 @@ def say(text: str) -> None:
     """Print a status line before a wait, on standard error; only rank 0 does."""
     if own_rank() == 0:
         typer.echo(text, err=True)
+
+
+def print_title(out: rich.console.Console, title: str) -> None:
+    """Print the title of a part of a screen."""
+    out.print()
+    out.print(Text(title, style="bold"))
+
+
+def print_indented(out: rich.console.Console, content: rich.console.RenderableType) -> None:
+    """Print a part of a screen."""
+    out.print(Padding(content, (0, 0, 0, 2), expand=False), highlight=False)
 
 
 def print_result(as_json: bool, result: Any, path: Path) -> None:

@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from typing import TypeVar
 
 import rich.console
-from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from memguard.cli.options import print_indented
 from memguard.parallel.mesh_shape import AXES
 from memguard.planner.disk import format_bytes
 from memguard.planner.plan import MeshPlan, MeshRecord, Plan, PlanRecord
@@ -41,12 +41,12 @@ def render_plan(plan: Plan, out: rich.console.Console) -> None:
     shown = _list_shown(plan.meshes, plan.requested)
     out.print()
     out.print(_count(plan), highlight=False)
-    out.print(Padding(_table(shown), (0, 0, 0, 2), expand=False), highlight=False)
+    print_indented(out, _table(shown))
     first = plan.requested or (plan.enough.mesh if plan.enough else plan.meshes[0])
     out.print()
     out.print(_title(first, plan), highlight=False)
     out.print(f"peak of a rank, during {first.memory.moment}", style="dim", highlight=False)
-    out.print(Padding(_kinds(first), (0, 0, 0, 2), expand=False), highlight=False)
+    print_indented(out, _kinds(first))
     out.print()
     out.print("Estimates. " + "; ".join(plan.assumptions) + ".", style="dim", highlight=False)
 
@@ -156,7 +156,7 @@ def render_storage_plan(plan: StoragePlan, out: rich.console.Console) -> None:
     shown = _list_shown(plan.meshes, plan.requested)
     out.print()
     out.print(_count_possible(plan), highlight=False)
-    out.print(Padding(_storage_table(shown), (0, 0, 0, 2), expand=False), highlight=False)
+    print_indented(out, _storage_table(shown))
     out.print()
     # The same reason for all but the number of active parameters.
     reason = plan.not_predicted["activations"]

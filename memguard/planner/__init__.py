@@ -12,8 +12,7 @@
     storage.py         the plan of families that memory.py does not know: storage of a rank
 
     meta_model.py      a model's shape, without its weights
-    run_length.py      steps, rows and tokens of a run
-    first_row.py       the first row that will be trained, token by token
+    rows.py            steps, rows and tokens of a run; its first row, token by token
     reference_hash.py  windows that the published goldfish hash cannot distinguish
     tokenizer_lint.py  unexpected effects of a tokenizer on the documents
     disk.py            disk space that a run needs, compared with the free space

@@ -2,9 +2,8 @@
 
 reference_hash.py  windows that the published goldfish hash cannot distinguish
 tokenizer_lint.py  remarks on tokenizer, template and documents
-run_length.py      steps, rows, tokens, labels
+rows.py            steps, rows, tokens, labels; the first row, for the screen only: it has text
 disk.py            checkpoints and export against free disk
-first_row.py       the first row token by token; for the screen only, it contains text
 
 This record neither names nor quotes a document.
 """

@@ -270,12 +270,11 @@ def find_adapter_fit(
         The first mesh or the fastest; None if the step fits on no mesh.
     """
     work = replace(work, adapter=AdapterSizes(r=r))
-    if first is not None:
-        ranked, _ = rank_meshes(sizes, [first], work, machine)
+    for tried in ([] if first is None else [first], meshes):
+        ranked, _ = rank_meshes(sizes, tried, work, machine)
         if ranked:
             return ranked[0]
-    ranked, _ = rank_meshes(sizes, meshes, work, machine)
-    return ranked[0] if ranked else None
+    return None
 
 
 def count_parameters(sizes: ModelSizes) -> int:

@@ -77,9 +77,8 @@ class MemoryEstimate:
     moment: str
     """Phase with the peak."""
     peak: MemoryUse
-    weight_bytes: int
     gradient_bytes: int
-    optimizer_bytes: int
+    """Gradients once all are stored."""
 
 
 def estimate_memory(
@@ -99,9 +98,7 @@ def estimate_memory(
     return MemoryEstimate(
         moment=name,
         peak=moments[name],
-        weight_bytes=rank.weight_bytes,
         gradient_bytes=rank.num_trained * _STORED_BYTES,
-        optimizer_bytes=rank.num_trained * _MOMENTS_BYTES,
     )
 
 

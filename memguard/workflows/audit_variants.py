@@ -18,7 +18,7 @@ from memguard.config import AuditConfig
 from memguard.data.corpus import Corpus, load_corpus
 from memguard.data.packing import split_points
 from memguard.hf.variants import VariantForm
-from memguard.records import VariantComparison, VariantName
+from memguard.records import VariantComparison
 from memguard.runtime import Console
 from memguard.train.heldout import choose_heldout
 from memguard.workflows.audit_context import DTYPES, LazyModel
@@ -116,15 +116,14 @@ def plan_variants(
         precision = settings.dtype
         heldout = _list_nonmembers(target)
     return VariantPlan(
-        forms=[_describe(name, precision, settings) for name in names],
+        forms=[
+            VariantForm(name=name, stored=DTYPES[precision], dtype=DTYPES[settings.dtype])
+            for name in names
+        ],
         heldout=heldout,
         settings=settings,
         distributed=distributed,
     )
-
-
-def _describe(name: VariantName, precision: str, settings: AuditConfig) -> VariantForm:
-    return VariantForm(name=name, stored=DTYPES[precision], dtype=DTYPES[settings.dtype])
 
 
 def _list_heldout(corpus: Corpus, seq_len: int) -> HeldoutTexts:

@@ -41,10 +41,15 @@ from memguard.planner.dry_run import (
     note,
     warn,
 )
-from memguard.planner.first_row import FirstRow, read_first_row
 from memguard.planner.meta_model import Outline, may_share_rows, outline_model
 from memguard.planner.reference_hash import remark_on_reference_hash
-from memguard.planner.run_length import count_labels, measure_length, remark_on_rows
+from memguard.planner.rows import (
+    FirstRow,
+    count_labels,
+    measure_length,
+    read_first_row,
+    remark_on_rows,
+)
 from memguard.planner.tokenizer_lint import lint_tokenizer
 from memguard.records.run_files import PRIVATE_KEY
 from memguard.runtime import Console, detect_runtime
