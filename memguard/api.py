@@ -75,7 +75,7 @@ def audit(
         >>> worst = result.to_pandas().sort_values("num_correct").tail()
         >>> result.save("report")
     """
-    from memguard.workflows.requests import AuditRequest, check_audit
+    from memguard.workflows.audit_request import AuditRequest, check_audit
 
     given = {**settings, **({} if suite is None else {"suite": suite})}
     is_temporary = run is None and out is None
@@ -209,28 +209,17 @@ def plan(
     gpus: int | None = None,
     machine: str | None = None,
     mesh: str | None = None,
-    seq_len: int | None = None,
-    batch: int | None = None,
-    micro_batch: int | None = None,
-    checkpointing: str | None = None,
-    precision: str | None = None,
-    lora_r: int | None = None,
 ) -> PlanResult:
     """Estimate memory and time of a training step on every mesh of a machine.
 
     Args:
         config: a run's YAML, the name of a shipped one, or its settings; None for a model alone.
-        overrides: settings to change, by dotted name.
+        overrides: settings to change, by dotted name; of a model alone those of a step and its
+            adapter, ``{"data.seq_len": 4096, "train.batch_size": 64}``.
         model: a model's config.json, or the folder it is in; alone or for ``config``.
         gpus: number of GPUs; the mesh's or one machine's if None.
         machine: name of a shipped machine or a YAML file; this machine if None.
         mesh: plan this mesh only, e.g. ``"z=16,y=2,x=8"``.
-        seq_len: without ``config``: length of a row (tokens).
-        batch: without ``config``: rows of an optimizer step.
-        micro_batch: without ``config``: rows of one forward pass of a GPU.
-        checkpointing: without ``config``: none, selective or full.
-        precision: without ``config``: fp32 or bf16.
-        lora_r: without ``config``: rank of LoRA adapters that are trained instead of the weights.
 
     Raises:
         ConfigError: no such machine or mesh, or arguments that contradict each other.
@@ -242,25 +231,19 @@ def plan(
         >>> print(result.verdict)
         >>> result.to_pandas()[["z", "y", "x", "fits", "memory.needed"]].head()
     """
-    from memguard.workflows.plan import make_plan
-    from memguard.workflows.requests import PlanRequest
+    from memguard.workflows.plan import plan as make_plan
+    from memguard.workflows.requests import MODEL_ALONE, PlanRequest
 
     request = PlanRequest(
-        config=None if config is None else "config",
+        run=_load_run(MODEL_ALONE.values if config is None else config, overrides),
+        is_run=config is not None,
         model=None if model is None else Path(model),
         gpus=gpus,
         machine=machine,
         mesh=mesh,
-        seq_len=seq_len,
-        batch=batch,
-        micro_batch=micro_batch,
-        checkpointing=checkpointing,
-        precision=precision,
-        lora_r=lora_r,
     )
     request.check()
-    run = None if config is None else _load_run(config, overrides)
-    return PlanResult(plan=make_plan(request, run))
+    return PlanResult(plan=make_plan(request))
 
 
 def _load_run(

@@ -17,9 +17,9 @@ from step_count import count_steps
 
 
 class PreloadedChild:
-    """What `memguard.workflows.sweep` uses of `subprocess.Popen`, for `python -m memguard ...`."""
+    """What a sweep uses of `subprocess.Popen`, for `python -m memguard ...`."""
 
-    def __init__(self, command: Sequence[str], stdout: int | None = None) -> None:
+    def __init__(self, command: Sequence[str], stdout: int | None = None, env: None = None) -> None:
         start = [sys.executable, "-m", "memguard"]
         assert command[:3] == start, "only memguard's own command line can be forked"
         assert stdout == subprocess.DEVNULL

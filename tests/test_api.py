@@ -316,8 +316,9 @@ def test_runs_are_compared(
 
 
 def test_a_plan_is_made(tiny_folder: Path, tmp_path: Path) -> None:
+    batch = {"train.batch_size": 8}
     for _ in range(2):
-        result = api.plan(model=tiny_folder / "model", gpus=4, machine="dgx-h100", batch=8)
+        result = api.plan(model=tiny_folder / "model", gpus=4, machine="dgx-h100", overrides=batch)
         assert "meshes of 4 x" in result.verdict
         table = result.to_pandas()
         assert table["fits"].all()

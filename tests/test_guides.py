@@ -24,7 +24,7 @@ from ranks import RankPool
 from memguard import api
 from memguard.cli.app import app
 from memguard.config import load_run_config
-from memguard.workflows import sweep as sweep_module
+from memguard.runtime import children
 
 ROOT = Path(__file__).resolve().parents[1]
 GUIDES = (
@@ -145,7 +145,7 @@ def run_commands(ranks: RankPool, guide: str) -> None:
             continue
         with contextlib.ExitStack() as stack:
             if command[0] == "compare":
-                change = mock.patch.object(sweep_module.subprocess, "Popen", PreloadedChild)
+                change = mock.patch.object(children.subprocess, "Popen", PreloadedChild)
                 stack.enter_context(change)
             outcome = run_cli(*command)
         assert outcome.code == 0, f"memguard {' '.join(command)}\n{outcome.err}"

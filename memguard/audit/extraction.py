@@ -223,7 +223,7 @@ def find_greedy_margin(
     return np.where(is_before.any(-1), smallest, np.nan)
 
 
-def hangs_on_margin(margin: NDArray[np.floating], tiny_margin: float) -> NDArray[np.bool_]:
+def is_near_tie(margin: NDArray[np.floating], tiny_margin: float) -> NDArray[np.bool_]:
     """Return whether flipping margins below ``tiny_margin`` (logits) could flip a verbatim match.
 
     ``[...]`` of ``[..., S]``.

@@ -138,7 +138,7 @@ def _cut(
     )
 
 
-def describe_cut(
+def find_cut(
     documents: Sequence[AuditDocument], windows: Sequence[Window], *, window: WhichWindow
 ) -> CutDocuments | None:
     """Count the documents that were audited in part; None if there are none.
@@ -168,7 +168,7 @@ def _begins_inside(window: Window) -> bool:
     return document.format != "text" and bool(document.supervised[before])
 
 
-def tell_cut(cut: CutDocuments) -> str:
+def describe_cut(cut: CutDocuments) -> str:
     """Describe in one or two sentences which parts of long documents were audited."""
     num, given = cut.num_documents, cut.num_given
     subject = f"{num:,} of {given:,} documents {'is' if num == 1 else 'are'} longer than "

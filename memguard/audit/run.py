@@ -11,7 +11,7 @@ from memguard.audit.document_scores import DocumentScores, build_scores
 from memguard.audit.extraction import AuditDocument, Window
 from memguard.audit.membership_scores import MEMBERSHIP_SCORES, Codec, compare_passes, plan_plain
 from memguard.audit.model_probes import ModelProbes, list_own_passes
-from memguard.audit.parts import WhichWindow, describe_cut
+from memguard.audit.parts import WhichWindow, find_cut
 from memguard.audit.selection import select_windows
 from memguard.audit.suite import Suite
 from memguard.audit.summary import Evidence, summarise
@@ -134,7 +134,7 @@ def run_audit(
             attacks=attack_rows,
             attacked_N=None if attacked is None else attacks.find_extracted(attacked),
             is_other_kind=is_other_kind,
-            cut=describe_cut(documents, windows, window=window),
+            cut=find_cut(documents, windows, window=window),
         ),
         suite=suite,
         tiny_margin=tiny_margin,

@@ -152,7 +152,7 @@ def summarise(
     documents = [window.document for window in evidence.windows]
     scores, outlines = evidence.scores, evidence.outlines
     model, base = evidence.model, evidence.base
-    hangs_N = model.teacher_forced["hangs_on_margin"] > 0
+    hangs_N = model.teacher_forced["is_near_tie"] > 0
     hangs_N |= scores["greedy_margin"] < tiny_margin
     tables = list_tables(evidence.windows, evidence.teacher_forced, model, base)
     measures = build_measures([*tables, *evidence.written], documents, outlines)

@@ -23,7 +23,7 @@ from memguard.audit.extraction import (
     compute_type_token_ratio,
     find_greedy_margin,
     find_min_margin,
-    hangs_on_margin,
+    is_near_tie,
 )
 from memguard.audit.membership_scores import (
     MEMBERSHIP_SCORES,
@@ -44,7 +44,7 @@ MAIN = (
     "longest_run",
     "logprob",
     "min_margin",
-    "hangs_on_margin",
+    "is_near_tie",
     "argmax_type_token_ratio",
     "greedy_margin",
 )
@@ -175,7 +175,7 @@ class TeacherForcedScores:
             columns = [
                 *_describe_cells(stacked),
                 find_min_margin(stacked.margin, stacked.correct),
-                hangs_on_margin(stacked.margin, self.tiny_margin),
+                is_near_tie(stacked.margin, self.tiny_margin),
                 compute_type_token_ratio(stacked.argmax),
                 find_greedy_margin(stacked.margin, stacked.correct),
             ]

@@ -6,7 +6,7 @@ from typing import Literal
 import numpy as np
 
 from memguard.audit.document_scores import DocumentScores
-from memguard.audit.parts import tell_cut
+from memguard.audit.parts import describe_cut
 from memguard.records import Banner, BucketScores, CutDocuments, GeneratedTexts, Rate
 
 Tally = Literal["complete", "missing", "contradicting"]
@@ -42,7 +42,7 @@ def collect_banners(
         *_warn_of_generation(generated),
     ]
     notes = [
-        *([] if cut is None else [tell_cut(cut)]),
+        *([] if cut is None else [describe_cut(cut)]),
         *_note_forgotten(buckets),
         *_note_not_audited(buckets),
         *_note_floor(generated),

@@ -4,9 +4,8 @@
     finished.py       commands on finished runs: export, report, verify
     options.py        arguments, options and status lines that several commands have
     errors.py         prints every error as one line and sets the exit code
-    signals.py        raises an exception on Ctrl-C and SIGTERM
-    screens.py        prints a plan and a dry run
-    storage_screen.py prints a plan of a family whose memory cannot be estimated
+    plan_screen.py    prints a plan
+    dry_run_screen.py prints a dry run
     doctor.py         `memguard doctor`
     doctor_screen.py  prints its results
     verify_screen.py  prints the result of `memguard verify`

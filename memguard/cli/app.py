@@ -1,6 +1,5 @@
 """The commands and their arguments; those on finished folders are in `finished`."""
 
-from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,19 +9,17 @@ import memguard
 from memguard.cli import finished
 from memguard.cli.doctor import doctor
 from memguard.cli.options import (
-    MAX_GPUS,
-    MAX_ROWS,
     TAKES_SETTINGS,
     Config,
     Json,
     Nproc,
     Overrides,
     TrainNproc,
-    pick,
     print_result,
     say,
 )
-from memguard.workflows.launch import own_rank, run_on_processes
+from memguard.runtime.children import own_rank
+from memguard.workflows.launch import run_on_processes
 
 app = typer.Typer(
     name="memguard",
@@ -91,7 +88,7 @@ def plan(
     gpus: Annotated[
         int | None,
         typer.Option(
-            min=1, max=MAX_GPUS, help="Number of GPUs; the mesh's or one node's if left out."
+            min=1, max=10**7, help="Number of GPUs; the mesh's or one node's if left out."
         ),
     ] = None,
     machine: Annotated[
@@ -104,35 +101,17 @@ def plan(
     mesh: Annotated[
         str | None, typer.Option(help="Parallel layout to estimate, e.g. z=16,y=2,x=8.")
     ] = None,
-    seq_len: Annotated[
-        int | None,
-        typer.Option(
-            min=2,
-            max=2**24,
-            help="Without a CONFIG: length of a row (tokens); 2048 if left out.",
-        ),
-    ] = None,
-    batch: Annotated[
-        int | None,
-        typer.Option(min=1, max=MAX_ROWS, help="Without a CONFIG: rows per optimizer step."),
-    ] = None,
+    seq_len: Annotated[str | None, typer.Option(help="Short for data.seq_len=...")] = None,
+    batch: Annotated[str | None, typer.Option(help="Short for train.batch_size=...")] = None,
     micro_batch: Annotated[
-        int | None,
-        typer.Option(
-            min=1, max=MAX_ROWS, help="Without a CONFIG: rows per forward pass on one GPU."
-        ),
+        str | None, typer.Option(help="Short for train.micro_batch_size=...")
     ] = None,
     checkpointing: Annotated[
-        str | None, typer.Option(help="Without a CONFIG: none, selective or full.")
+        str | None, typer.Option(help="Short for train.activation_checkpointing=...")
     ] = None,
-    precision: Annotated[
-        str | None, typer.Option(help="Without a CONFIG: fp32 or bf16; bf16 if left out.")
-    ] = None,
+    precision: Annotated[str | None, typer.Option(help="Short for train.precision=...")] = None,
     lora_r: Annotated[
-        int | None,
-        typer.Option(
-            min=1, max=10**5, help="Without a CONFIG: train LoRA adapters of this rank instead."
-        ),
+        str | None, typer.Option(help="Short for adapter.name=lora adapter.r=...")
     ] = None,
     documents: Annotated[
         bool, typer.Option(help="With a CONFIG: read its documents, as training would.")
@@ -142,18 +121,39 @@ def plan(
     """Estimate memory and list feasible parallel layouts.
 
     With a CONFIG it also shows, without training, what the run would train, save and audit.
+    Without one, rows have 2048 tokens, and the planner chooses what no setting gives.
     """
     from memguard.workflows.requests import PlanRequest
 
-    request = PlanRequest(**pick(context, [field.name for field in fields(PlanRequest)]))
+    settings = list(overrides or ())
+    if config is not None and "=" in config and not Path(config).exists():
+        settings, config = [config, *settings], None
+    short = {
+        "data.seq_len": seq_len,
+        "train.batch_size": batch,
+        "train.micro_batch_size": micro_batch,
+        "train.activation_checkpointing": checkpointing,
+        "train.precision": precision,
+        "adapter.name": None if lora_r is None else "lora",
+        "adapter.r": lora_r,
+    }
+    settings += [f"{setting}={value}" for setting, value in short.items() if value is not None]
+    request = PlanRequest(
+        run=_load_model_alone(settings) if config is None else _load_run(config, settings),
+        is_run=config is not None,
+        model=model,
+        gpus=gpus,
+        machine=machine,
+        mesh=mesh,
+    )
     request.check()
-    run = None if config is None else _load_run(config, overrides)
-    if run is not None and documents:
-        _check(run)
+    with_documents = documents and request.is_run
+    if with_documents:
+        _check(request.run, writes=False)
         say("plan: loading torch and transformers")
-    from memguard.cli.screens import print_plan
+    from memguard.cli.plan_screen import print_plan
 
-    print_plan(request, run, with_documents=documents, as_json=as_json)
+    print_plan(request, with_documents=with_documents, as_json=as_json)
 
 
 @app.command(context_settings=TAKES_SETTINGS)
@@ -164,7 +164,6 @@ def prepare(config: Config, overrides: Overrides = None, as_json: Json = False) 
     """
     run = _load_run(config, overrides)
     _check(run)
-    _check_folder(run)
     say("prepare: loading torch and transformers")
     from memguard.workflows.train import prepare_run
 
@@ -191,7 +190,6 @@ def train(
 
     chosen, why_fewer = choose_num_processes(run, nproc)
     _check(run, num_processes=count_processes(chosen))
-    _check_folder(run)
     check_memory_early(run, count_processes(chosen))
     if why_fewer:
         say(f"train: {why_fewer}")
@@ -293,10 +291,13 @@ def audit(
 ) -> None:
     """Measure what a model memorized of its training data."""
     from memguard.config import AuditConfig
-    from memguard.workflows.requests import AuditRequest
+    from memguard.workflows.audit_request import AuditRequest
 
-    given = pick(context, AuditConfig.model_fields)
-    settings = {name: value for name, value in given.items() if value is not None}
+    settings = {
+        name: value
+        for name, value in context.params.items()
+        if name in AuditConfig.model_fields and value is not None
+    }
     request = AuditRequest(
         run=run,
         model=model,
@@ -311,8 +312,8 @@ def audit(
         variants=() if variants is None else tuple(map(str.strip, variants.split(","))),
     )
     checked = request.check()
+    from memguard.workflows.audit_request import check_audit
     from memguard.workflows.processes import count_processes, count_usable_gpus
-    from memguard.workflows.requests import check_audit
     from memguard.workflows.run_folder import check_free
 
     check_audit(request, checked, count_processes(nproc or 1))
@@ -399,17 +400,21 @@ def _load_run(config: str, overrides: list[str] | None) -> Any:
     return load_run_config(find_asset("configs", config, setting="CONFIG"), overrides or ())
 
 
-def _check(run: Any, *, num_processes: int | None = None) -> None:
+def _load_model_alone(settings: list[str]) -> Any:
+    from memguard.config import RunConfig, apply_overrides, validate
+    from memguard.workflows.requests import MODEL_ALONE
+
+    document = apply_overrides(MODEL_ALONE, settings)
+    return validate(RunConfig, document.values, document)
+
+
+def _check(run: Any, *, num_processes: int | None = None, writes: bool = True) -> None:
+    """Check a run before torch is imported, and, on rank 0, that its folder may be written."""
     from memguard.workflows.requests import check_run
-
-    check_run(run, num_processes=num_processes)
-
-
-def _check_folder(run: Any) -> None:
-    """Check the run's folder before torch is imported; only rank 0 does."""
     from memguard.workflows.run_folder import check_free
 
-    if own_rank() == 0:
+    check_run(run, num_processes=num_processes)
+    if writes and own_rank() == 0:
         check_free(_run_folder(run))
 
 

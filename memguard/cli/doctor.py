@@ -53,8 +53,8 @@ def doctor(
         else:
             render_families(families, out)
         return
+    from memguard.runtime.environment import MORE_MACHINES, check_num_processes
     from memguard.workflows.doctor import diagnose, refuse_problems
-    from memguard.workflows.processes import MORE_MACHINES, check_num_processes
 
     if nproc is not None:
         check_num_processes(nproc, option="--nproc", way_out=MORE_MACHINES)

@@ -4,10 +4,10 @@ from collections.abc import Iterable
 
 import rich.console
 from rich.columns import Columns
-from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from memguard.cli.options import print_indented, print_title
 from memguard.planner.disk import format_bytes
 from memguard.workflows.backends import Backend, Check, State
 from memguard.workflows.collective_checks import DTYPES, OPERATIONS
@@ -37,15 +37,15 @@ def render_diagnosis(diagnosis: Diagnosis, out: rich.console.Console) -> None:
     head = Text(f"memguard {diagnosis.memguard}", style="bold")
     head.append(f"  Python {diagnosis.python}, {diagnosis.platform}", style="not bold")
     out.print(head)
-    _print_title(out, "Libraries")
+    print_title(out, "Libraries")
     _print_columns(out, [_name_library(library) for library in diagnosis.libraries])
-    _print_title(out, "Extras")
+    print_title(out, "Extras")
     _print_rows(out, ((extra.name, _describe_extra(extra)) for extra in diagnosis.extras))
-    _print_title(out, "Devices")
+    print_title(out, "Devices")
     _print_rows(out, _describe_devices(diagnosis))
     for backend in diagnosis.backends:
         ranks = f", {backend.num_ranks} processes" if backend.num_ranks else ""
-        _print_title(out, f"Collectives of {backend.name}{ranks}")
+        print_title(out, f"Collectives of {backend.name}{ranks}")
         _print_backend(out, backend)
     out.print()
     if diagnosis.problems:
@@ -56,22 +56,16 @@ def render_diagnosis(diagnosis: Diagnosis, out: rich.console.Console) -> None:
         out.print(Text("All that memguard needs works here.", style="green"))
 
 
-def _print_title(out: rich.console.Console, title: str) -> None:
-    out.print()
-    out.print(Text(title, style="bold"))
-
-
 def _print_line(out: rich.console.Console, text: Text) -> None:
     if out.is_terminal:
-        out.print(Padding.indent(text, 2))
+        print_indented(out, text)
     else:
         # Lines are not wrapped in a log.
         out.print(Text.assemble("  ", text), soft_wrap=True)
 
 
 def _print_columns(out: rich.console.Console, items: Iterable[Text]) -> None:
-    columns = Columns(items, padding=(0, 3), column_first=True)
-    out.print(Padding.indent(columns, 2))
+    print_indented(out, Columns(items, padding=(0, 3), column_first=True))
 
 
 def _print_rows(out: rich.console.Console, rows: Iterable[tuple[str, Text]]) -> None:
@@ -80,7 +74,7 @@ def _print_rows(out: rich.console.Console, rows: Iterable[tuple[str, Text]]) -> 
     table.add_column()
     for name, value in rows:
         table.add_row(name, value)
-    out.print(Padding.indent(table, 2))
+    print_indented(out, table)
 
 
 def _name_library(library: Library) -> Text:
@@ -132,7 +126,7 @@ def _print_backend(out: rich.console.Console, backend: Backend) -> None:
     for operation in OPERATIONS:
         states = [checks[operation, dtype].state for dtype in DTYPES]
         table.add_row(operation, *(Text(*_SHORT[state]) for state in states))
-    out.print(Padding.indent(table, 2))
+    print_indented(out, table)
     for line in _list_reasons(backend.checks):
         _print_line(out, Text(line, style="dim"))
 
@@ -182,7 +176,7 @@ def _print_any_mesh(out: rich.console.Console, members: list[Family]) -> None:
     ):
         names = [member.model_type for member in members if member.is_compared is is_compared]
         if names:
-            out.print(Padding.indent(Text(line, style="dim"), 2))
+            print_indented(out, Text(line, style="dim"))
             _print_columns(out, [Text(name) for name in names])
 
 
@@ -198,7 +192,7 @@ def _print_reasons(out: rich.console.Console, members: list[Family]) -> None:
     table.add_column(overflow="fold")
     for member in members:
         table.add_row(member.model_type, Text(member.reason or "", style="dim"))
-    out.print(Padding.indent(table, 2))
+    print_indented(out, table)
 
 
 def _print_conditions(out: rich.console.Console, families: Families) -> None:

@@ -12,7 +12,6 @@ from typing import NoReturn
 
 import typer
 
-from memguard.cli.signals import SignalReceived, raise_on_signals
 from memguard.errors import (
     MAX_PATH,
     ConfigError,
@@ -22,7 +21,13 @@ from memguard.errors import (
     shorten,
 )
 from memguard.runtime import set_allocator_defaults
-from memguard.workflows.launch import ExitReport, own_rank, tell
+from memguard.runtime.children import (
+    ExitReport,
+    SignalReceived,
+    own_rank,
+    raise_on_signals,
+    report_exit,
+)
 
 _INTERRUPTED = 130
 _GO_ON = "interrupted; run the same command again to resume"
@@ -69,25 +74,25 @@ def run_app() -> NoReturn:
     sys.exit(code if isinstance(code, int) else 0)
 
 
-def _end(words: ExitReport) -> NoReturn:
-    tell(words)
+def _end(report: ExitReport) -> NoReturn:
+    report_exit(report)
     sys.stdout.flush()
-    sys.exit(words.code)
+    sys.exit(report.code)
 
 
 def _explain(error: BaseException) -> ExitReport:
     if isinstance(error, KeyboardInterrupt | typer.Abort):
-        return _words(error, _INTERRUPTED, _GO_ON)
+        return _report(error, _INTERRUPTED, _GO_ON)
     if isinstance(error, SignalReceived):
-        return _words(error, 128 + error.number, _GO_ON)
+        return _report(error, 128 + error.number, _GO_ON)
     if isinstance(error, _UsageError):
         # str() does not name the argument.
-        return _words(error, 2, getattr(error, "format_message", error.__str__)())
+        return _report(error, 2, getattr(error, "format_message", error.__str__)())
     if isinstance(error, ConfigError):
         # Each problem starts with its place, file:line:column, where editors look for it.
         return ExitReport(code=error.exit_code, kind=type(error).__name__, text=str(error))
     if isinstance(error, MemguardError):
-        return _words(error, error.exit_code, str(error))
+        return _report(error, error.exit_code, str(error))
     if isinstance(error, OSError) and error.filename is not None:
         path = shorten(str(error.filename), MAX_PATH)
         if error.errno in _NOT_ALLOWED:
@@ -95,13 +100,13 @@ def _explain(error: BaseException) -> ExitReport:
                 f"'{path}' cannot be written or read ({os.strerror(error.errno)}): "
                 "choose another folder ('output_dir', --out), or change its permissions"
             )
-            return _words(error, 2, line)
+            return _report(error, 2, line)
         if error.errno in _NO_PLACE:
             line = (
                 f"'{path}' cannot be created or read ({os.strerror(error.errno)}): choose "
                 "another folder ('output_dir', --out)"
             )
-            return _words(error, 2, line)
+            return _report(error, 2, line)
     return _explain_failure(error)
 
 
@@ -112,22 +117,22 @@ def _explain_failure(error: BaseException) -> ExitReport:
             "the disk is full; files saved before are intact. Free some space and run the same "
             "command again"
         )
-        return _words(error, 1, line)
+        return _report(error, 1, line)
     # Training has its own message, which depends on its mesh.
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         line = (
             "out of memory: use a machine with more; an audit needs less with a lower "
             "'audit.batch_tokens', or on several GPUs (--nproc)"
         )
-        return _words(error, 1, line)
+        return _report(error, 1, line)
     if _is_lost_peer(error):
         reason = (str(error).strip().splitlines() or [type(error).__name__])[-1]
         # gloo's message begins with its source line and ends with advice.
         reason = re.sub(r"^\[\S+\] ", "", reason).split(". ")[0][:160]
         line = f"the connection to another rank broke ({reason}); see its message, or it was killed"
-        return _words(error, 1, line)
+        return _report(error, 1, line)
     line = "this is a bug in memguard; see the traceback above"
-    return _words(error, 1, line, "".join(traceback.format_exception(error)))
+    return _report(error, 1, line, "".join(traceback.format_exception(error)))
 
 
 def _is_lost_peer(error: BaseException) -> bool:
@@ -137,7 +142,7 @@ def _is_lost_peer(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and "/gloo/" in str(error)
 
 
-def _words(error: BaseException, code: int, line: str, shown_above: str = "") -> ExitReport:
+def _report(error: BaseException, code: int, line: str, shown_above: str = "") -> ExitReport:
     return ExitReport(
         code=code,
         kind=type(error).__name__,

@@ -32,7 +32,7 @@ def export(
     The result loads in plain transformers. Its logits are compared with those of adapter and base,
     and nothing is written if they differ by more than rounding.
     """
-    from memguard.workflows.export_request import ExportRequest
+    from memguard.workflows.requests import ExportRequest
 
     request = ExportRequest(folder=folder, out=out, merge=merge, dtype=dtype, base=base)
     request.check()

@@ -1,13 +1,15 @@
-"""Arguments, options and status lines that several commands have."""
+"""Arguments, options, status lines and layout that several commands have."""
 
 import json
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any
 
+import rich.console
 import typer
+from rich.padding import Padding
+from rich.text import Text
 
-from memguard.workflows.launch import own_rank
+from memguard.runtime.children import own_rank
 
 Config = Annotated[
     str, typer.Argument(metavar="CONFIG", help="A run's YAML, or the name of a shipped one.")
@@ -18,8 +20,6 @@ Overrides = Annotated[
 ]
 # `--optim.lr=1e-4`, the style of other trainers, is accepted as a setting.
 TAKES_SETTINGS = {"ignore_unknown_options": True}
-# The same limits as those of the settings.
-MAX_GPUS, MAX_ROWS = 10**7, 10**9
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 Nproc = Annotated[
     int | None, typer.Option("--nproc", min=1, help="Run on this many processes of this machine.")
@@ -34,15 +34,21 @@ TrainNproc = Annotated[
 ]
 
 
-def pick(context: typer.Context, names: Iterable[str]) -> dict[str, Any]:
-    """Return the arguments of a command with these names."""
-    return {name: context.params[name] for name in names if name in context.params}
-
-
 def say(text: str) -> None:
     """Print a status line before a wait, on standard error; only rank 0 does."""
     if own_rank() == 0:
         typer.echo(text, err=True)
+
+
+def print_title(out: rich.console.Console, title: str) -> None:
+    """Print the title of a part of a screen."""
+    out.print()
+    out.print(Text(title, style="bold"))
+
+
+def print_indented(out: rich.console.Console, content: rich.console.RenderableType) -> None:
+    """Print a part of a screen."""
+    out.print(Padding(content, (0, 0, 0, 2), expand=False), highlight=False)
 
 
 def print_result(as_json: bool, result: Any, path: Path) -> None:

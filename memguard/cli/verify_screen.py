@@ -12,7 +12,7 @@ from memguard.report import formatting as fmt
 from memguard.workflows.verify import OnRead, Part, State, Verified, format_bytes
 
 _STYLES: dict[State, str] = {
-    "whole": "green",
+    "intact": "green",
     "damaged": "bold red",
     "not checked": "yellow",
     "not there yet": "dim",
@@ -80,8 +80,8 @@ def _sum_up(found: Verified) -> str:
         return "; ".join([f"damaged: {', '.join(damaged)}", *([not_checked] if left_out else [])])
     if left_out:
         return f"no damage found; {not_checked}"
-    is_all_there = all(part.state == "whole" for part in found.parts)
-    return "whole" if is_all_there else "whole so far, not finished"
+    is_all_there = all(part.state == "intact" for part in found.parts)
+    return "intact" if is_all_there else "intact so far, not finished"
 
 
 def _clean(text: str) -> str:
@@ -93,7 +93,7 @@ def _describe(part: Part) -> list[Text]:
         return [Text(_clean(part.note), style="dim")]
     lines = _shorten([str(damage) for damage in part.damages])
     if part.damages:
-        lines.append(Text(f"repair: {_clean(part.mend or '')}", style="cyan"))
+        lines.append(Text(f"repair: {_clean(part.repair or '')}", style="cyan"))
     return [*lines, *_shorten([f"{file} not checked: no permission" for file in part.not_checked])]
 
 

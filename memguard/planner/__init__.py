@@ -2,20 +2,17 @@
 
     machine.py         GPUs, links and network of a machine, from its YAML
     step_settings.py   settings of a step that its estimates depend on
-    units.py           parameters that are gathered and reduced together, and their bytes
-    adapters.py        sizes of LoRA adapters on a rank
-    trained.py         the part of a model that a step trains, and how far its backward goes
+    parameters.py      parameters of a rank: how they are stored, and which of them a step trains
     memory.py          peak memory of a rank in a step, by kind
     compute.py         computing time of a step on one rank
     cost.py            rough time of a step with its communication, to rank meshes
     traffic.py         communication of a step along each axis, by the formula of `parallel`
     fit.py             meshes on which a step fits, and changes that would make one fit
-    plan.py            record of the plan
-    storage.py         parameters and storage of a rank, of families that memory.py does not know
+    plan.py            the plan: which meshes fit, and what would help if none does
+    storage.py         the plan of families that memory.py does not know: storage of a rank
 
     meta_model.py      a model's shape, without its weights
-    run_length.py      steps, rows and tokens of a run
-    first_row.py       the first row that will be trained, token by token
+    rows.py            steps, rows and tokens of a run; its first row, token by token
     reference_hash.py  windows that the published goldfish hash cannot distinguish
     tokenizer_lint.py  unexpected effects of a tokenizer on the documents
     disk.py            disk space that a run needs, compared with the free space

@@ -37,10 +37,17 @@ from dataclasses import dataclass
 from memguard.parallel.mesh_shape import MeshShape
 from memguard.parallel.model_sizes import ModelSizes
 from memguard.planner.machine import Machine
+from memguard.planner.parameters import (
+    NF4_BLOCK,
+    NF4_BLOCK_BYTES,
+    RankSizes,
+    TrainedBlock,
+    TrainedPart,
+    block_unit,
+    find_trained,
+)
 from memguard.planner.step_settings import StepSettings
 from memguard.planner.traffic import LayerGroup
-from memguard.planner.trained import TrainedBlock, TrainedPart, find_trained
-from memguard.planner.units import NF4_BLOCK, NF4_BLOCK_BYTES, block_unit
 
 MATMUL_SHARE = 0.50
 """Share of the nominal peak that a large matmul of a training step reaches. Fitted."""
@@ -71,11 +78,6 @@ class BlockTimes:
     """Without what is computed again."""
     weight_gradients_s: dict[LayerGroup, float]
     """The part of backward that runs while the group's input gradients are reduced."""
-
-    @property
-    def total_s(self) -> float:
-        """Forward and backward."""
-        return self.forward_s + self.again_s + self.backward_s
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -141,11 +143,7 @@ class _Rank:
         self.is_nf4 = settings.adapter is not None and settings.adapter.is_nf4
         self.peak = machine.peak_flops(settings.compute_bytes)
         self.bytes_per_s = machine.memory_gb_per_s * 1e9
-        self.features = sizes.hidden_size // mesh.y
-        self.queries = sizes.num_heads * sizes.head_dim // mesh.x
-        self.keys = sizes.num_kv_heads * sizes.head_dim // mesh.x
-        self.width = sizes.intermediate_size // mesh.x
-        self.vocab = -(-sizes.vocab_size // mesh.x)
+        self.rank = RankSizes.of(sizes, mesh)
 
     def matmuls(self, num_rows: int, shapes: Sequence[tuple[int, int]]) -> float:
         """Return the time of matmuls of rows with weights of these shapes (seconds)."""
@@ -162,22 +160,24 @@ class _Rank:
     def block(self, seq_len: int) -> BlockTimes:
         """Return the time of one decoder block."""
         settings, tokens, a = self.settings, self.settings.num_tokens, self.settings.compute_bytes
+        rank = self.rank
         groups = dict.fromkeys(_GROUPS.values(), 0.0)
         weight_gradients = self.adapters()
         adapters = dict(weight_gradients)
-        for name, shape in self.shapes().items():
+        for path, shape in rank.list_linear().items():
+            name = path.rpartition(".")[2]
             matmul = self.matmuls(tokens, [shape])
             groups[_GROUPS[name]] += matmul
             if name in self.typical.learns and not self.typical.adapted:
                 weight_gradients[_GROUPS[name]] += matmul
-        operations = 4 * tokens * self.queries * (seq_len + 1) / 2
+        operations = 4 * tokens * rank.queries * (seq_len + 1) / 2
         attention = operations / (self.peak * ATTENTION_SHARE)
         if settings.has_mask:
-            heads = self.queries // self.sizes.head_dim
+            heads = rank.queries // self.sizes.head_dim
             attention += self.move(a * heads * tokens * (seq_len + 1) / 2)
         # Two norms with the residual added: two tensors read, two written. Rotary embedding of
         # queries and keys: one read, one written. SwiGLU: two read, one written.
-        elements = 8 * self.features + 2 * (self.queries + self.keys) + 3 * self.width
+        elements = 8 * rank.features + 2 * (rank.queries + rank.keys) + 3 * rank.width
         passes = 1.0 if settings.is_compiled else EAGER_PASSES
         other = self.move(passes * a * tokens * elements)
         unit = block_unit(self.sizes, self.mesh, is_nf4=self.is_nf4)
@@ -203,23 +203,11 @@ class _Rank:
             weight_gradients_s=weight_gradients,
         )
 
-    def shapes(self) -> dict[str, tuple[int, int]]:
-        """Return out- and in-features of each linear layer of a block."""
-        return {
-            "q_proj": (self.queries, self.features),
-            "k_proj": (self.keys, self.features),
-            "v_proj": (self.keys, self.features),
-            "o_proj": (self.features, self.queries),
-            "gate_proj": (self.width, self.features),
-            "up_proj": (self.width, self.features),
-            "down_proj": (self.features, self.width),
-        }
-
     def dequantise(self) -> float:
         """Return the time to dequantise the weights of a block once; 0 if they are not in NF4."""
         if not self.is_nf4:
             return 0.0
-        num_weights = sum(outs * ins for outs, ins in self.shapes().values())
+        num_weights = sum(outs * ins for outs, ins in self.rank.list_linear().values())
         bytes_each = NF4_BLOCK_BYTES / NF4_BLOCK + 2 * 4 + self.settings.compute_bytes
         return self.move(num_weights * bytes_each)
 
@@ -240,8 +228,8 @@ class _Rank:
         num_matmuls = 3 if settings.sums_nll else 4
         num_matmuls -= not self.part.has_head
         rows = min(settings.num_labels, settings.chunk_tokens)
-        chunk = num_matmuls * self.matmuls(rows, [(self.vocab, self.features)])
-        logits = settings.num_labels * self.vocab
+        chunk = num_matmuls * self.matmuls(rows, [(self.rank.vocab, self.rank.features)])
+        logits = settings.num_labels * self.rank.vocab
         losses = self.move(_LOGIT_PASSES * settings.wide_bytes * logits)
         return chunk * settings.num_labels / rows + losses
 
@@ -260,13 +248,11 @@ def count_flops(sizes: ModelSizes, mesh: MeshShape, settings: StepSettings, *, s
         settings: settings of the step; the head is computed for its labels only.
         seq_len: tokens of a row.
     """
-    features, width = sizes.hidden_size // mesh.y, sizes.intermediate_size // mesh.x
-    queries = sizes.num_heads * sizes.head_dim // mesh.x
-    keys = sizes.num_kv_heads * sizes.head_dim // mesh.x
-    down = 2 * settings.num_tokens * features * width
-    linear = 2 * settings.num_tokens * features * 2 * (queries + keys + width) + down
+    own = RankSizes.of(sizes, mesh)
+    down = 2 * settings.num_tokens * own.features * own.width
+    linear = 2 * settings.num_tokens * sum(outs * ins for outs, ins in own.list_linear().values())
     # Attention scores and their product with the values: two matmuls, half of them masked.
-    attention = 2 * settings.num_tokens * (seq_len + 1) * queries
+    attention = 2 * settings.num_tokens * (seq_len + 1) * own.queries
     part = find_trained(sizes, mesh, settings.adapter, settings.trained_modules)
     rank = 0 if settings.adapter is None else settings.adapter.r
 
@@ -303,8 +289,9 @@ def count_flops(sizes: ModelSizes, mesh: MeshShape, settings: StepSettings, *, s
         # A frozen embedding needs no gradient, nor does the input of the first block in backward.
         layers = part.blocks[part.first].adapted
         num_adapted = sum(_GROUPS[layer.name] == "q|k|v" for layer in layers)
-        total -= 2 * settings.num_tokens * features * (queries + 2 * keys + rank * num_adapted)
-    head = 2 * settings.num_labels * features * -(-sizes.vocab_size // mesh.x)
+        inputs = own.queries + 2 * own.keys + rank * num_adapted
+        total -= 2 * settings.num_tokens * own.features * inputs
+    head = 2 * settings.num_labels * own.features * own.vocab
     # Per-label losses recompute the logits in backward.
     num_head = (3 if settings.sums_nll else 4) - (not part.has_head)
     return settings.num_micro_batches * (total + num_head * head)

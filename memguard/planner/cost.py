@@ -64,18 +64,18 @@ ROUND_S = 5e-6
 """Latency of one message between two ranks (seconds). An assumption."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(kw_only=True, slots=True)
 class AxisTime:
     """Communication along one axis in a step, and its time."""
 
     axis: TrafficAxis
-    num_calls: int
-    ring_bytes: float
-    """Bytes that each rank sends."""
     gb_per_s: float
     """Nominal bandwidth that each of its rings gets (GB/s)."""
-    time_s: float
-    exposed_s: float
+    num_calls: int = 0
+    ring_bytes: float = 0.0
+    """Bytes that each rank sends."""
+    time_s: float = 0.0
+    exposed_s: float = 0.0
     """The part of its time during which nothing is computed (seconds)."""
 
 
@@ -138,19 +138,8 @@ def estimate_step(
         num_tokens=settings.num_tokens * times * mesh.num_batch_ways,
         num_flops=count_flops(sizes, mesh, settings, seq_len=seq_len),
         compute_s=times * micro_batch_s + compute.update_s,
-        axes=schedule.axes(),
+        axes=tuple(schedule.axes.values()),
     )
-
-
-@dataclass(kw_only=True, slots=True)
-class _Total:
-    """Sums of one axis."""
-
-    gb_per_s: float
-    num_calls: int = 0
-    ring_bytes: float = 0.0
-    time_s: float = 0.0
-    exposed_s: float = 0.0
 
 
 @dataclass(kw_only=True, slots=True)
@@ -171,21 +160,7 @@ class _Schedule:
     ) -> None:
         self.machine, self.mesh = machine, mesh
         self.parts, self.compute = parts, compute
-        self.totals: dict[TrafficAxis, _Total] = {}
-
-    def axes(self) -> tuple[AxisTime, ...]:
-        """Return the sums of all axes."""
-        return tuple(
-            AxisTime(
-                axis=axis,
-                num_calls=total.num_calls,
-                ring_bytes=total.ring_bytes,
-                gb_per_s=total.gb_per_s,
-                time_s=total.time_s,
-                exposed_s=total.exposed_s,
-            )
-            for axis, total in self.totals.items()
-        )
+        self.axes: dict[TrafficAxis, AxisTime] = {}
 
     def add_update(self) -> None:
         """Add what all ranks agree on, once a step."""
@@ -274,9 +249,9 @@ class _Schedule:
         """Add a collective to its axis; ``exposed`` is a share of its time."""
         if call.degree == 1 or times == 0:
             return
-        if call.axis not in self.totals:
-            self.totals[call.axis] = _Total(gb_per_s=self._gb_per_s(call))
-        total = self.totals[call.axis]
+        if call.axis not in self.axes:
+            self.axes[call.axis] = AxisTime(axis=call.axis, gb_per_s=self._gb_per_s(call))
+        total = self.axes[call.axis]
         time_s = times * self._time_s(call)
         total.num_calls += times * call.num_calls
         total.ring_bytes += times * call.ring_bytes

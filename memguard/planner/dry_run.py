@@ -2,9 +2,8 @@
 
 reference_hash.py  windows that the published goldfish hash cannot distinguish
 tokenizer_lint.py  remarks on tokenizer, template and documents
-run_length.py      steps, rows, tokens, labels
+rows.py            steps, rows, tokens, labels; the first row, for the screen only: it has text
 disk.py            checkpoints and export against free disk
-first_row.py       the first row token by token; for the screen only, it contains text
 
 This record neither names nor quotes a document.
 """
@@ -111,7 +110,7 @@ class DiskNeed(Record):
     free_bytes: int
 
 
-class BucketOutlook(Record):
+class BucketPrediction(Record):
     """One bucket as it will be audited if the run goes as planned."""
 
     bucket: str
@@ -139,7 +138,7 @@ class DryRun(Record):
     length: RunLength
     labels: LabelCounts
     disk: DiskNeed
-    buckets: tuple[BucketOutlook, ...]
+    buckets: tuple[BucketPrediction, ...]
     tokenizer: tuple[Remark, ...]
     """Remarks on tokenizer, template and documents."""
     remarks: tuple[Remark, ...]

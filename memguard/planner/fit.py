@@ -12,48 +12,89 @@ Meshes that fit are ranked by the same, the others by missing memory.
 import math
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Literal, get_args
+from dataclasses import dataclass, fields, replace
+from typing import Any, get_args
 
-from memguard.parallel.mesh_shape import MeshShape, list_meshes
-from memguard.parallel.model_sizes import ModelSizes
-from memguard.planner.adapters import AdapterSizes, limit_sizes
+from memguard.config import ParallelConfig, RunConfig
+from memguard.parallel.mesh_shape import AXES, MeshShape, list_meshes, resolve_mesh
+from memguard.parallel.model_sizes import ModelSizes, Sizes
 from memguard.planner.cost import StepEstimate, estimate_step
 from memguard.planner.machine import Machine
 from memguard.planner.memory import MemoryEstimate, estimate_memory
-from memguard.planner.step_settings import StepSettings
-from memguard.planner.trained import find_trained
-from memguard.planner.units import block_unit, other_units
+from memguard.planner.parameters import block_unit, find_trained, other_units
+from memguard.planner.step_settings import (
+    AdapterSizes,
+    Checkpointing,
+    StepOptions,
+    StepSettings,
+    Work,
+    describe_work,
+    limit_sizes,
+)
 
-Checkpointing = Literal["none", "selective", "full"]
 _MODES: tuple[Checkpointing, ...] = get_args(Checkpointing)
+SCRATCH = "model.scratch"
+"""Name of a model that has no path."""
 _MAX_NODES_TRIED = 256
 _LARGEST_FLASH_HEAD = 256
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Work:
-    """One optimizer step as requested; None leaves a choice to the planner."""
+class PlanInputs:
+    """What a plan is made for, besides the sizes of the model."""
 
-    seq_len: int
-    """Length of a row (tokens)."""
-    batch_size: int | None = None
-    """Rows of a step; None: one row on each rank that splits the batch."""
-    micro_batch_size: int | None = None
-    """Rows of a forward pass on one rank; None: as many as fit."""
-    checkpointing: Checkpointing | None = None
-    compute_bytes: int = 2
-    chunk_tokens: int = 1024
-    reshard_after_forward: bool = True
-    is_compiled: bool = False
-    adapter: AdapterSizes | None = None
-    """Adapters that are trained instead of the weights; None trains the weights."""
-    trained_modules: tuple[str, ...] | None = None
-    """See `train.trainable_modules`; None trains all weights."""
+    name: str
+    """Of the model."""
+    machine: Machine
+    num_gpus: int
+    work: Work
+    mesh: ParallelConfig | None
+    """None: the planner chooses."""
 
-    def num_rows(self, mesh: MeshShape) -> int:
-        """Return the rows of a step on one rank."""
-        return 1 if self.batch_size is None else -(-self.batch_size // mesh.num_batch_ways)
+    @classmethod
+    def for_run(cls, config: RunConfig, machine: Machine, num_gpus: int) -> "PlanInputs":
+        """Return the request for a run on the machine that it was started on."""
+        return cls(
+            name=config.model.path or SCRATCH,
+            machine=machine,
+            num_gpus=num_gpus,
+            work=describe_work(config, device_type="cuda" if machine.has_gpus else "cpu"),
+            mesh=config.parallel,
+        )
+
+    @property
+    def may_adapt(self) -> bool:
+        """Whether adapters could be trained instead of the weights."""
+        is_trained_before = self.name != SCRATCH
+        return self.work.adapter is None and is_trained_before and not self.work.is_compiled
+
+    def list_meshes(self, sizes: Sizes) -> tuple[MeshShape | None, list[MeshShape]]:
+        """Return the requested mesh, if any, and all that model and batch allow.
+
+        Raises:
+            ConfigError: no mesh of this many ranks, or not the requested one, is valid.
+        """
+        batch_size, requested, order = self.work.batch_size, None, AXES
+        if self.mesh is not None:
+            requested = resolve_mesh(self.mesh, self.num_gpus, sizes, batch_size=batch_size)
+            order = self.mesh.order
+        meshes = list_meshes(self.num_gpus, sizes, batch_size=batch_size, order=order)
+        if not meshes:
+            # Raises an error that names the violated rule and the numbers of ranks that are valid.
+            resolve_mesh(ParallelConfig(), self.num_gpus, sizes, batch_size=batch_size)
+        return requested, meshes
+
+    def describe(self) -> dict[str, Any]:
+        """Return the fields of `PlanRecord` that repeat these."""
+        return {
+            "model": self.name,
+            "machine": self.machine.name,
+            "gpu": self.machine.gpu,
+            "num_gpus": self.num_gpus,
+            "seq_len": self.work.seq_len,
+            "batch_size": self.work.batch_size,
+            "precision": "bf16" if self.work.compute_bytes == 2 else "fp32",
+        }
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -229,12 +270,11 @@ def find_adapter_fit(
         The first mesh or the fastest; None if the step fits on no mesh.
     """
     work = replace(work, adapter=AdapterSizes(r=r))
-    if first is not None:
-        ranked, _ = rank_meshes(sizes, [first], work, machine)
+    for tried in ([] if first is None else [first], meshes):
+        ranked, _ = rank_meshes(sizes, tried, work, machine)
         if ranked:
             return ranked[0]
-    ranked, _ = rank_meshes(sizes, meshes, work, machine)
-    return ranked[0] if ranked else None
+    return None
 
 
 def count_parameters(sizes: ModelSizes) -> int:
@@ -265,13 +305,8 @@ def _build_settings(mesh: MeshShape, work: Work, mode: Checkpointing, rows: int)
         num_tokens=rows * work.seq_len,
         num_labels=rows * (work.seq_len - 1),
         num_micro_batches=-(-work.num_rows(mesh) // rows),
-        chunk_tokens=work.chunk_tokens,
-        compute_bytes=work.compute_bytes,
         checkpointing=mode,
-        reshard_after_forward=work.reshard_after_forward,
-        is_compiled=work.is_compiled,
-        adapter=work.adapter,
-        trained_modules=work.trained_modules,
+        **{option.name: getattr(work, option.name) for option in fields(StepOptions)},
     )
 
 

@@ -17,7 +17,7 @@ import shutil
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -185,70 +185,45 @@ def detect_machine(
     """
     if gpus is None:
         gpus = _list_gpus()
+    figures: dict[str, Any]
     if gpus:
-        return _build_detected(
-            gpu=", ".join(sorted({name for name, _ in gpus})),
-            memory_gib=min(memory for _, memory in gpus),
-            reserved_gib=_RESERVED_GIB_DETECTED,
-            gpus_per_node=len(gpus),
-            link_gb_per_s=_GPU_LINK_GB_PER_S,
-            network_gb_per_s=_GPU_NETWORK_GB_PER_S,
-            memory_gb_per_s=_GPU_MEMORY_GB_PER_S,
-            peak_tflops=_GPU_TFLOPS,
-        )
-    total_gib = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / _GIB
-    num_cores = os.cpu_count() or 1
-    return _build_detected(
-        gpu=f"CPU process, of {num_cores} cores",
-        fragmentation=FRAGMENTATION_CPU if num_processes > 1 else FRAGMENTATION_ONE_CPU,
-        memory_gib=total_gib / num_processes,
-        reserved_gib=_RESERVED_GIB_CPU,
-        gpus_per_node=num_processes,
-        link_gb_per_s=_CPU_LINK_GB_PER_S,
-        network_gb_per_s=_CPU_NETWORK_GB_PER_S,
-        memory_gb_per_s=num_cores * _CORE_MEMORY_GB_PER_S / num_processes,
-        peak_tflops=num_cores * _CORE_TFLOPS / num_processes,
-        has_gpus=False,
-    )
-
-
-def _build_detected(
-    *,
-    gpu: str,
-    memory_gib: float,
-    reserved_gib: float,
-    gpus_per_node: int,
-    link_gb_per_s: float,
-    network_gb_per_s: float,
-    memory_gb_per_s: float,
-    peak_tflops: float,
-    fragmentation: float = 0.1,
-    has_gpus: bool = True,
-) -> Machine:
-    """Return a machine with known memory and assumed speeds."""
-    if memory_gib <= reserved_gib:
+        figures = {
+            "gpu": ", ".join(sorted({name for name, _ in gpus})),
+            "memory_gib": min(memory for _, memory in gpus),
+            "reserved_gib": _RESERVED_GIB_DETECTED,
+            "gpus_per_node": len(gpus),
+            "link_gb_per_s": _GPU_LINK_GB_PER_S,
+            "network_gb_per_s": _GPU_NETWORK_GB_PER_S,
+            "memory_gb_per_s": _GPU_MEMORY_GB_PER_S,
+            "peak_tflops": _GPU_TFLOPS,
+        }
+    else:
+        total_gib = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / _GIB
+        num_cores = os.cpu_count() or 1
+        peak_tflops = num_cores * _CORE_TFLOPS / num_processes
+        figures = {
+            "gpu": f"CPU process, of {num_cores} cores",
+            "fragmentation": FRAGMENTATION_CPU if num_processes > 1 else FRAGMENTATION_ONE_CPU,
+            "memory_gib": total_gib / num_processes,
+            "reserved_gib": _RESERVED_GIB_CPU,
+            "gpus_per_node": num_processes,
+            "link_gb_per_s": _CPU_LINK_GB_PER_S,
+            "network_gb_per_s": _CPU_NETWORK_GB_PER_S,
+            "memory_gb_per_s": num_cores * _CORE_MEMORY_GB_PER_S / num_processes,
+            "peak_tflops": peak_tflops,
+            # A CPU computes bf16 no faster than fp32.
+            "fp32_tflops": peak_tflops,
+            "has_gpus": False,
+            "has_flash": False,
+        }
+    if figures["memory_gib"] <= figures["reserved_gib"]:
         raise ConfigError(
-            f"'--machine {THIS_MACHINE}' has {memory_gib:.2g} GiB a process (GPU: {gpu}), which "
-            f"is no more than the {reserved_gib:g} GiB used before the first tensor; name "
-            "another machine or use fewer processes"
+            f"'--machine {THIS_MACHINE}' has {figures['memory_gib']:.2g} GiB a process (GPU: "
+            f"{figures['gpu']}), which is no more than the {figures['reserved_gib']:g} GiB used "
+            "before the first tensor; name another machine or use fewer processes"
         )
-    return Machine(
-        name=THIS_MACHINE,
-        gpu=gpu,
-        memory_gib=memory_gib,
-        reserved_gib=reserved_gib,
-        gpus_per_node=gpus_per_node,
-        link_gb_per_s=link_gb_per_s,
-        network_gb_per_s=network_gb_per_s,
-        memory_gb_per_s=memory_gb_per_s,
-        peak_tflops=peak_tflops,
-        # A CPU computes bf16 no faster than fp32.
-        fp32_tflops=None if has_gpus else peak_tflops,
-        has_gpus=has_gpus,
-        has_flash=has_gpus,
-        fragmentation=fragmentation,
-        assumed=("link_gb_per_s", "network_gb_per_s", "memory_gb_per_s", "peak_tflops"),
-    )
+    assumed = ("link_gb_per_s", "network_gb_per_s", "memory_gb_per_s", "peak_tflops")
+    return Machine(name=THIS_MACHINE, assumed=assumed, **figures)
 
 
 def _list_gpus() -> list[tuple[str, float]]:

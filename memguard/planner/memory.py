@@ -10,12 +10,12 @@ phase of the step; the peak is the largest of these phases:
     embedding       all gradients, and the unsharded gradient of the embedding
     update          all gradients
 
-Gradients, moments and reductions are those of the weights that are trained (`trained`); blocks that
-backward does not reach keep nothing. A frozen norm keeps no normalised values; o and down keep
+Gradients, moments and reductions are those of the weights that are trained (`parameters`); blocks
+that backward does not reach keep nothing. A frozen norm keeps no normalised values; o and down keep
 their input only if they are trained or have an adapter. With adapters the base is stored in the
 precision of the run. An adapter of rank R keeps tR of each layer, its factors in the precision of
 the run, with dropout one byte per feature, and with DoRA the layer's output. Of a base in NF4
-(`units`) the weight of one layer at a time is dense, in fp32 and rounded.
+(`parameters`) the weight of one layer at a time is dense, in fp32 and rounded.
 
 These phases are evaluated for the last block, when most activations are kept, and for the first
 two, when most gradients are allocated. Sizes are those of `memguard.parallel`: t tokens of a
@@ -36,10 +36,8 @@ from dataclasses import dataclass
 
 from memguard.parallel.mesh_shape import MeshShape
 from memguard.parallel.model_sizes import ModelSizes
-from memguard.planner.adapters import ADAPTER_BYTES
-from memguard.planner.step_settings import StepSettings
-from memguard.planner.trained import find_trained
-from memguard.planner.units import Unit, block_unit, other_units
+from memguard.planner.parameters import RankSizes, Unit, block_unit, find_trained, other_units
+from memguard.planner.step_settings import ADAPTER_BYTES, StepSettings
 
 _STORED_BYTES = 4
 _MOMENTS_BYTES = 8
@@ -79,9 +77,8 @@ class MemoryEstimate:
     moment: str
     """Phase with the peak."""
     peak: MemoryUse
-    weight_bytes: int
     gradient_bytes: int
-    optimizer_bytes: int
+    """Gradients once all are stored."""
 
 
 def estimate_memory(
@@ -101,9 +98,7 @@ def estimate_memory(
     return MemoryEstimate(
         moment=name,
         peak=moments[name],
-        weight_bytes=rank.weight_bytes,
         gradient_bytes=rank.num_trained * _STORED_BYTES,
-        optimizer_bytes=rank.num_trained * _MOMENTS_BYTES,
     )
 
 
@@ -121,16 +116,15 @@ class _Rank:
         self.others = other_units(sizes, mesh)
         self.part = find_trained(sizes, mesh, adapter, settings.trained_modules)
         self.typical, self.first = self.part.typical, self.part.first
-        self.features = sizes.hidden_size // mesh.y
+        own = RankSizes.of(sizes, mesh)
+        self.features, self.queries, self.raw_keys = own.features, own.queries, own.keys
+        self.width, self.table = own.width, own.vocab * own.features
         self.heads = sizes.num_heads // mesh.x
-        self.queries = self.heads * sizes.head_dim
-        self.raw_keys = sizes.num_kv_heads * sizes.head_dim // mesh.x
         kv_heads = max(1, sizes.num_kv_heads // mesh.x)
         self.keys = kv_heads * sizes.head_dim
         # Attention with a mask repeats keys and values, one for each query head.
         is_repeated = settings.has_mask and self.heads > kv_heads
         self.repeated = self.queries if is_repeated else self.keys
-        self.width = sizes.intermediate_size // mesh.x
         # One process runs plain modules: the residual stream is fp32, and autocast casts matmuls.
         # The base of adapters is stored in the precision of the run instead.
         self.is_plain = mesh.num_ranks == 1
@@ -138,7 +132,6 @@ class _Rank:
         is_narrow = settings.compute_bytes < settings.wide_bytes
         self.casts = self.is_plain and is_narrow and not self.is_frozen
         self.adapted = self.typical.adapted
-        self.table = -(-sizes.vocab_size // mesh.x) * self.features
         self.num_trained = self.part.stored
         others = zip(self.others, self.part.others, strict=True)
         self.stored_at_end = sum(part.stored for unit, part in others if unit.name != "embedding")

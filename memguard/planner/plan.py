@@ -1,13 +1,76 @@
-"""The record of `memguard plan`: meshes, their memory, and settings that would fit."""
+"""`memguard plan`: the meshes on which a step fits, and settings that would make one fit. No torch.
 
+The records are those of `memguard plan --json`. Families whose memory and time have no formula get
+a plan of their storage (storage.py), which shares the request and the basic records.
+"""
+
+from dataclasses import asdict, replace
 from typing import Literal
 
-from memguard.parallel.mesh_shape import AXES
+from memguard.errors import ConfigError
+from memguard.parallel.mesh_shape import AXES, MeshShape
+from memguard.parallel.model_sizes import ModelSizes
 from memguard.planner.compute import MATMUL_SHARE
-from memguard.planner.cost import StepEstimate
-from memguard.planner.fit import Checkpointing, Fit
+from memguard.planner.cost import StepEstimate, estimate_step
+from memguard.planner.disk import format_bytes
+from memguard.planner.fit import (
+    Fit,
+    PlanInputs,
+    count_parameters,
+    find_adapter_fit,
+    find_enough_gpus,
+    find_fit,
+    list_remedies,
+    needs_mask,
+    rank_meshes,
+)
 from memguard.planner.machine import Machine
+from memguard.planner.step_settings import Checkpointing, limit_sizes
 from memguard.records.record import Record
+
+NUM_LISTED = 20
+"""Meshes in the record of a plan."""
+_NUM_NEAR = 3
+_ADAPTER_R = 16
+
+
+# -- records ---------------------------------------------------------------------------------------
+
+
+class MeshRecord(Record):
+    """The degrees of a mesh."""
+
+    data: int
+    z: int
+    y: int
+    x: int
+
+    def describe(self) -> str:
+        """Write the mesh as users see it: ``(data=1, z=16, y=2, x=8)``."""
+        return f"({', '.join(f'{axis}={getattr(self, axis)}' for axis in AXES)})"
+
+
+def degrees_of(mesh: MeshShape) -> dict[str, int]:
+    """Return the fields of `MeshRecord`."""
+    return {axis: mesh.degree(axis) for axis in AXES}
+
+
+class PlanRecord(Record):
+    """What every plan has."""
+
+    kind: str
+    version: Literal[1] = 1
+    model: str
+    num_parameters: int
+    machine: str
+    gpu: str
+    num_gpus: int
+    seq_len: int
+    batch_size: int | None
+    """null: one row on each rank that splits the batch."""
+    precision: Literal["fp32", "bf16"]
+    num_meshes: int
+    """Number of meshes that the model and the batch allow."""
 
 
 class MemoryPlan(Record):
@@ -40,13 +103,9 @@ class SpeedPlan(Record):
     """Tokens of all ranks per second."""
 
 
-class MeshPlan(Record):
+class MeshPlan(MeshRecord):
     """One mesh and its settings."""
 
-    data: int
-    z: int
-    y: int
-    x: int
     fits: bool
     activation_checkpointing: Checkpointing
     micro_batch_size: int
@@ -61,10 +120,6 @@ class MeshPlan(Record):
         """Memory left; negative if memory is missing."""
         return self.memory.usable - self.memory.needed
 
-    def describe(self) -> str:
-        """Write the mesh as users see it: ``(data=1, z=16, y=2, x=8)``."""
-        return f"({', '.join(f'{axis}={getattr(self, axis)}' for axis in AXES)})"
-
 
 class Enough(Record):
     """The smallest number of GPUs that suffices: part of a node, or whole nodes."""
@@ -73,22 +128,10 @@ class Enough(Record):
     mesh: MeshPlan
 
 
-class Plan(Record):
+class Plan(PlanRecord):
     """The meshes on which a step of a model fits on a machine."""
 
     kind: Literal["plan"] = "plan"
-    version: Literal[1] = 1
-    model: str
-    num_parameters: int
-    machine: str
-    gpu: str
-    num_gpus: int
-    seq_len: int
-    batch_size: int | None
-    """null: one row on each rank that splits the batch."""
-    precision: Literal["fp32", "bf16"]
-    num_meshes: int
-    """Number of meshes that the model and the batch allow."""
     num_fitting: int
     requested: MeshPlan | None
     """The mesh that was requested."""
@@ -105,27 +148,122 @@ class Plan(Record):
     """Settings of which each, changed alone, would make the requested mesh fit."""
     assumptions: tuple[str, ...]
 
+    def refuse_misfit(self) -> None:
+        """Raise ConfigError if the requested mesh, or every mesh, needs more than is available."""
+        if self.requested is not None and not self.requested.fits:
+            where = f"the mesh {self.requested.describe()}"
+            raise ConfigError(
+                f"{where} {self._describe_lack(self.requested)}; {self._describe_way_out()}"
+            )
+        if self.requested is None and self.num_fitting == 0:
+            nearest = self.meshes[0]
+            raise ConfigError(
+                f"no mesh of {self.num_gpus:,} × {self.gpu} fits a step of {self.model}: the "
+                f"nearest, {nearest.describe()}, {self._describe_lack(nearest)}; "
+                f"{self._describe_way_out()}"
+            )
+
+    def _describe_lack(self, mesh: MeshPlan) -> str:
+        return (
+            f"needs {format_bytes(mesh.memory.needed)}; {format_bytes(mesh.memory.usable)} are "
+            f"available for tensors on each {self.gpu}"
+        )
+
+    def _describe_way_out(self) -> str:
+        """Return alternatives that fit, the smallest change first."""
+        ways = [f"set {remedy}" for remedy in self.remedies]
+        if self.num_fitting:
+            ways.append(f"use the mesh {_describe_choice(self.meshes[0])}")
+        elif self.enough is not None:
+            ways.append(
+                f"use {self.enough.num_gpus:,} GPUs as {_describe_choice(self.enough.mesh)}, "
+                f"{format_bytes(self.enough.mesh.memory.needed)} each"
+            )
+        if self.with_adapters is not None:
+            ways.append(
+                "train LoRA adapters instead of the weights, adapter.name=lora "
+                f"adapter.r={_ADAPTER_R}, on the mesh {_describe_choice(self.with_adapters)}"
+            )
+        return " or ".join(ways) or BETTER_MACHINE
+
+
+BETTER_MACHINE = "use GPUs with more memory, more of them, or a smaller model"
+
+
+def _describe_choice(mesh: MeshPlan) -> str:
+    return (
+        f"{mesh.describe()} with activation_checkpointing {mesh.activation_checkpointing} and "
+        f"micro_batch_size {mesh.micro_batch_size:,}"
+    )
+
+
+# -- the plan --------------------------------------------------------------------------------------
+
+
+def make_plan(sizes: ModelSizes, inputs: PlanInputs) -> Plan:
+    """Return the meshes on which a training step fits, and what would help if none does.
+
+    Args:
+        sizes: of the model.
+        inputs: what the plan is made for.
+
+    Raises:
+        ConfigError: no mesh of this many ranks, or not the requested one, is valid for model and
+            batch.
+    """
+    machine, work = inputs.machine, inputs.work
+    requested, meshes = inputs.list_meshes(limit_sizes(sizes, work.adapter))
+    ranked, others = rank_meshes(sizes, meshes, work, machine)
+    plans = [make_mesh_plan(choice.fit, choice.step) for choice in ranked[:NUM_LISTED]]
+    plans += [make_mesh_plan(fit, None) for fit in others[:_NUM_NEAR]]
+    first: MeshPlan | None = None
+    remedies: list[str] = []
+    if requested is not None:
+        fit, step = find_fit(sizes, requested, work, machine), None
+        if fit.fits:
+            step = estimate_step(sizes, fit.mesh, fit.settings, machine, seq_len=work.seq_len)
+        else:
+            remedies = list_remedies(sizes, requested, work, machine)
+        first = make_mesh_plan(fit, step)
+    enough = None
+    # Processes of one CPU share its memory: more of them do not help.
+    if not ranked and machine.has_gpus:
+        # The answer names checkpointing and micro-batch too, so these are free.
+        free = replace(work, checkpointing=None, micro_batch_size=None)
+        choice = find_enough_gpus(sizes, free, machine)
+        if choice is not None:
+            mesh = make_mesh_plan(choice.fit, choice.step)
+            enough = Enough(num_gpus=choice.fit.mesh.num_ranks, mesh=mesh)
+    is_short = not ranked or (first is not None and not first.fits)
+    choice = None
+    if is_short and inputs.may_adapt:
+        choice = find_adapter_fit(sizes, meshes, work, machine, r=_ADAPTER_R, first=requested)
+    return Plan(
+        **inputs.describe(),
+        num_parameters=count_parameters(sizes),
+        num_meshes=len(meshes),
+        num_fitting=len(ranked),
+        requested=first,
+        meshes=tuple(plans),
+        enough=enough,
+        adapter_r=None if work.adapter is None else work.adapter.r,
+        with_adapters=None if choice is None else make_mesh_plan(choice.fit, choice.step),
+        remedies=tuple(remedies),
+        assumptions=list_assumptions(machine, has_mask=needs_mask(sizes, work, machine)),
+    )
+
 
 def make_mesh_plan(fit: Fit, step: StepEstimate | None) -> MeshPlan:
     """Build the record of one mesh."""
-    memory, peak, mesh = fit.memory, fit.memory.peak, fit.mesh
     return MeshPlan(
-        data=mesh.data,
-        z=mesh.z,
-        y=mesh.y,
-        x=mesh.x,
+        **degrees_of(fit.mesh),
         fits=fit.fits,
         activation_checkpointing=fit.settings.checkpointing,
         micro_batch_size=fit.micro_batch_size,
         num_micro_batches=fit.settings.num_micro_batches,
         memory=MemoryPlan(
-            moment=memory.moment,
-            weights=peak.weights,
-            optimizer=peak.optimizer,
-            gradients=peak.gradients,
-            activations=peak.activations,
-            nll_chunk=peak.nll_chunk,
-            buffers=peak.buffers,
+            moment=fit.memory.moment,
+            **asdict(fit.memory.peak),
             allowance=fit.allowance_bytes,
             needed=fit.needed_bytes,
             usable=fit.usable_bytes,

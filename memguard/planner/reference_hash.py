@@ -53,7 +53,7 @@ def remark_on_reference_hash(
         f"Mode hash_reference multiplies the {config.context_width} token ids of a window, and "
         f"{num_zero:,} of {num_windows:,} windows ({_format_share(share)}) have the product 0: "
         + (f"token id 0, {token}, occurs {num_ids:,} times. " if num_ids else "it overflows. ")
-        + _tell_fate(config)
+        + _describe_fate(config)
     )
     if share < _MANY:
         return [note("goldfish", text)]
@@ -64,7 +64,7 @@ def _format_share(share: float) -> str:
     return "<0.1%" if share < 0.0005 else f"{share:.1%}"
 
 
-def _tell_fate(config: GoldfishConfig) -> str:
+def _describe_fate(config: GoldfishConfig) -> str:
     """Describe whether the labels of these windows receive loss."""
     ks = [config.k, *config.k_by_dose.values()]
     dropped = [k for k in ks if drops_zero_products(k)]

@@ -1,13 +1,125 @@
-"""Settings of a training step that determine its communication, memory and time. No torch."""
+"""Settings of a training step that determine its communication, memory and time. No torch.
+
+Work            a step as requested, e.g. by the settings of a run; the planner chooses the rest
+StepSettings    a step on one mesh
+AdapterSizes    adapters that are trained instead of the weights
+"""
 
 from dataclasses import dataclass
 from typing import Literal
 
-from memguard.planner.adapters import AdapterSizes
+from memguard.config import RunConfig
+from memguard.config.adapters import LoraConfig
+from memguard.config.mitigations import DpSgdConfig, find_mitigation
+from memguard.parallel.mesh_shape import MeshShape
+from memguard.parallel.model_sizes import NF4_BASE, ModelSizes, Sizes
+
+Checkpointing = Literal["none", "selective", "full"]
+LINEAR_LAYERS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+"""Linear layers of a block of the families whose memory is estimated."""
+ADAPTER_BYTES = 4
+"""Of an element of an adapter, of its gradient and of each of its two moments (bytes)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class StepSettings:
+class AdapterSizes:
+    """What determines the size of the adapters of a model."""
+
+    r: int
+    targets: tuple[str, ...] = LINEAR_LAYERS
+    """Layers that have an adapter: their names, or the last parts of them."""
+    use_dora: bool = False
+    has_dropout: bool = False
+    is_nf4: bool = False
+    """Whether the frozen linear layers are stored in NF4."""
+
+    @classmethod
+    def from_settings(cls, config: LoraConfig | None) -> "AdapterSizes | None":
+        """Read the sizes from the settings of a run; None if it trains the weights."""
+        if config is None:
+            return None
+        targets: tuple[str, ...] = LINEAR_LAYERS
+        if config.target_modules != "all-linear":
+            targets = tuple(config.target_modules)
+        return cls(
+            r=config.r,
+            targets=targets,
+            use_dora=config.use_dora,
+            has_dropout=config.lora_dropout > 0,
+            is_nf4=config.quantization == "nf4",
+        )
+
+
+def limit_sizes(sizes: ModelSizes, adapter: AdapterSizes | None) -> Sizes:
+    """Return the sizes that determine the valid meshes: a base in NF4 takes data and z only."""
+    return NF4_BASE if adapter is not None and adapter.is_nf4 else sizes
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepOptions:
+    """Settings of a step that do not depend on its mesh."""
+
+    chunk_tokens: int = 4096
+    """Tokens whose logits exist at a time."""
+    compute_bytes: int = 2
+    """Of an element of activations and gathered weights (bytes)."""
+    reshard_after_forward: bool = True
+    is_compiled: bool = False
+    """Whether torch.compile fuses element-wise work."""
+    adapter: AdapterSizes | None = None
+    """Adapters that are trained instead of the weights; None trains the weights."""
+    trained_modules: tuple[str, ...] | None = None
+    """See `train.trainable_modules`; None trains all weights."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Work(StepOptions):
+    """One optimizer step as requested; None leaves a choice to the planner."""
+
+    seq_len: int
+    """Length of a row (tokens)."""
+    batch_size: int | None = None
+    """Rows of a step; None: one row on each rank that splits the batch."""
+    micro_batch_size: int | None = None
+    """Rows of a forward pass on one rank; None: as many as fit."""
+    checkpointing: Checkpointing | None = None
+    chunk_tokens: int = 1024
+
+    def num_rows(self, mesh: MeshShape) -> int:
+        """Return the rows of a step on one rank."""
+        return 1 if self.batch_size is None else -(-self.batch_size // mesh.num_batch_ways)
+
+
+def describe_work(config: RunConfig, *, device_type: str) -> Work:
+    """Return a run's optimizer step for the planner, which on a GPU chooses what is `auto`.
+
+    Args:
+        config: the run's settings.
+        device_type: "cuda" or "cpu".
+    """
+    train, is_gpu = config.train, device_type == "cuda"
+    rows, mode = train.micro_batch_size, train.activation_checkpointing
+    if find_mitigation(config.mitigations, DpSgdConfig) is not None:
+        rows = 1
+    elif rows is None or (rows == "auto" and not is_gpu):
+        rows = train.batch_size
+    is_bf16 = is_gpu if train.precision == "auto" else train.precision == "bf16"
+    return Work(
+        seq_len=config.data.seq_len,
+        batch_size=train.batch_size,
+        micro_batch_size=None if rows == "auto" else rows,
+        checkpointing=mode if mode != "auto" else None if is_gpu else "none",
+        compute_bytes=2 if is_bf16 else 4,
+        chunk_tokens=train.nll_chunk_tokens,
+        reshard_after_forward=config.parallel.reshard_after_forward,
+        is_compiled=train.compile,
+        adapter=AdapterSizes.from_settings(config.adapter),
+        trained_modules=train.trainable_modules,
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepSettings(StepOptions):
     """Settings of a step that, with model and mesh, determine communication, memory and time."""
 
     num_tokens: int
@@ -15,23 +127,12 @@ class StepSettings:
     num_labels: int
     """Of one micro-batch on one rank, those that receive loss (tokens)."""
     num_micro_batches: int = 1
-    chunk_tokens: int = 4096
-    """Tokens whose logits exist at a time."""
-    compute_bytes: int = 2
-    """Of an element of activations and gathered weights (bytes)."""
-    checkpointing: Literal["none", "full", "selective"] = "none"
-    reshard_after_forward: bool = True
+    checkpointing: Checkpointing = "none"
     sums_nll: bool = True
     """Whether the loss is a plain sum, as mitigations that only drop labels leave it."""
     has_mask: bool = True
     """Whether attention reads a mask of all pairs of tokens, as on CPUs and in fp32. Flash
     attention reads where documents end, and does not repeat keys and values."""
-    is_compiled: bool = False
-    """Whether torch.compile fuses element-wise work."""
-    adapter: AdapterSizes | None = None
-    """Adapters that are trained instead of the weights; None trains the weights."""
-    trained_modules: tuple[str, ...] | None = None
-    """See `train.trainable_modules`; None trains all weights."""
 
     @property
     def wide_bytes(self) -> int:

@@ -8,19 +8,33 @@ knows the parameters, counted on the meta device, and how the sharding plan spli
                          only those of its dtype
 
 This is the mean over ranks, so that the fullest rank stores at least as much. All are allocated at
-the update of a step.
+the update of a step. A run is refused before training only if its storage alone exceeds a GPU's
+memory.
 """
 
 from dataclasses import dataclass
 from typing import Literal
 
-from memguard.parallel.mesh_shape import AXES, MeshShape, list_meshes
+from memguard.errors import ConfigError
+from memguard.parallel.mesh_shape import MeshShape, list_meshes
 from memguard.parallel.model_sizes import ModelSizes, Sizes
+from memguard.planner.disk import format_bytes
+from memguard.planner.fit import PlanInputs
 from memguard.planner.machine import Machine
+from memguard.planner.plan import (
+    BETTER_MACHINE,
+    NUM_LISTED,
+    MeshRecord,
+    PlanRecord,
+    degrees_of,
+)
+from memguard.planner.step_settings import Work
 from memguard.records.record import Record
 
 _TRAINED_BYTES = 4
 _MOMENTS_BYTES = 8
+_NF4_BYTES = 0.5
+"""Of a weight, without the scales."""
 _MAX_NODES_TRIED = 4096
 
 
@@ -50,16 +64,6 @@ class ModelStorage:
         return int(total / mesh.z)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class StoredAs:
-    """How a run stores its weights."""
-
-    weight_bytes: float = 4.0
-    """Bytes of one weight."""
-    is_trained: bool = True
-    """Whether each weight has a gradient and moments."""
-
-
 class StorageMemory(Record):
     """Memory of a rank, as far as it is known (bytes)."""
 
@@ -77,43 +81,24 @@ class StorageMemory(Record):
     """Memory of a GPU that is available for tensors."""
 
 
-class StorageMesh(Record):
+class StorageMesh(MeshRecord):
     """One valid mesh and what a rank stores on it."""
 
-    data: int
-    z: int
-    y: int
-    x: int
     can_fit: bool
     """Whether what is known fits; false is certain, true is not."""
     memory: StorageMemory
     speed: None = None
 
-    def describe(self) -> str:
-        """Write the mesh as users see it: ``(data=1, z=16, y=2, x=8)``."""
-        return f"({', '.join(f'{axis}={getattr(self, axis)}' for axis in AXES)})"
 
-
-class StoragePlan(Record):
+class StoragePlan(PlanRecord):
     """The valid meshes of a model whose memory and time cannot be estimated."""
 
     kind: Literal["storage_plan"] = "storage_plan"
-    version: Literal[1] = 1
-    model: str
     family: str
-    num_parameters: int
     num_active_parameters: int | None
     """Parameters that one token uses; null if unknown."""
     can_be_split: bool
     """Whether y and x may be more than 1."""
-    machine: str
-    gpu: str
-    num_gpus: int
-    seq_len: int
-    batch_size: int | None
-    """null: one row on each rank that splits the batch."""
-    precision: Literal["fp32", "bf16"]
-    num_meshes: int
     num_possible: int
     """Meshes on which what is known fits."""
     requested: StorageMesh | None
@@ -125,21 +110,77 @@ class StoragePlan(Record):
     not_predicted: dict[str, str]
     """What is not predicted, and why."""
 
+    def refuse_misfit(self) -> None:
+        """Raise ConfigError if what is known does not fit on the requested mesh, or on any."""
+        if self.requested is not None and not self.requested.can_fit:
+            where = f"the mesh {self.requested.describe()}"
+            raise ConfigError(f"{where} {self._describe_lack(self.requested)}")
+        if self.requested is None and not self.num_possible:
+            least = min(self.meshes, key=lambda mesh: mesh.memory.at_least)
+            raise ConfigError(
+                f"no mesh of {self.num_gpus:,} × {self.gpu} can hold a step of {self.model}: "
+                f"{least.describe()} {self._describe_lack(least)}"
+            )
+
+    def _describe_lack(self, mesh: StorageMesh) -> str:
+        is_trained = mesh.memory.gradients is not None
+        kinds = "weights, gradients and moments" if is_trained else "weights"
+        ways = []
+        if self.num_possible:
+            ways.append(f"use the mesh {self.meshes[0].describe()}")
+        elif self.least_gpus is not None:
+            ways.append(f"use {self.least_gpus:,} GPUs or more")
+        if is_trained:
+            ways.append("train LoRA adapters instead of the weights, adapter.name=lora")
+        return (
+            f"needs at least {format_bytes(mesh.memory.at_least)} for {kinds}; "
+            f"{format_bytes(mesh.memory.usable)} are available for tensors on each {self.gpu}; "
+            f"{' or '.join(ways) or BETTER_MACHINE}"
+        )
+
+
+def make_storage_plan(model: ModelStorage, inputs: PlanInputs) -> StoragePlan:
+    """Return the valid meshes, and what a rank stores on each.
+
+    Raises:
+        ConfigError: no mesh of this many GPUs, or not the requested one, is valid.
+    """
+    machine, work = inputs.machine, inputs.work
+    requested, meshes = inputs.list_meshes(model.sizes)
+    ranked = rank_storage_meshes(model, meshes, work, machine)
+    num_possible = sum(mesh.can_fit for mesh in ranked)
+    least = None
+    if not num_possible and machine.has_gpus:
+        least = find_least_gpus(model, work, machine)
+    return StoragePlan(
+        **inputs.describe(),
+        family=model.family,
+        num_parameters=model.num_parameters,
+        num_active_parameters=model.num_active,
+        can_be_split=isinstance(model.sizes, ModelSizes),
+        num_meshes=len(meshes),
+        num_possible=num_possible,
+        requested=requested and make_storage_mesh(model, requested, work, machine),
+        meshes=tuple(ranked[:NUM_LISTED]),
+        least_gpus=least,
+        not_predicted=list_not_predicted(model),
+    )
+
 
 def make_storage_mesh(
-    model: ModelStorage, mesh: MeshShape, stored: StoredAs, machine: Machine
+    model: ModelStorage, mesh: MeshShape, work: Work, machine: Machine
 ) -> StorageMesh:
-    """Return what a rank stores on a mesh."""
-    count = model.count_stored(mesh)
-    weights = int(stored.weight_bytes * count)
-    gradients = _TRAINED_BYTES * count if stored.is_trained else None
-    optimizer = _MOMENTS_BYTES * count if stored.is_trained else None
+    """Return what a rank stores on a mesh; frozen weights are in fp32, those of adapters not."""
+    count, weight_bytes = model.count_stored(mesh), 4.0
+    if work.adapter is not None:
+        weight_bytes = _NF4_BYTES if work.adapter.is_nf4 else work.compute_bytes
+    is_trained = work.adapter is None and work.trained_modules is None
+    weights = int(weight_bytes * count)
+    gradients = _TRAINED_BYTES * count if is_trained else None
+    optimizer = _MOMENTS_BYTES * count if is_trained else None
     at_least = weights + (gradients or 0) + (optimizer or 0)
     return StorageMesh(
-        data=mesh.data,
-        z=mesh.z,
-        y=mesh.y,
-        x=mesh.x,
+        **degrees_of(mesh),
         can_fit=at_least <= machine.usable_bytes,
         memory=StorageMemory(
             weights=weights,
@@ -154,28 +195,26 @@ def make_storage_mesh(
 def rank_storage_meshes(
     model: ModelStorage,
     meshes: list[MeshShape],
-    stored: StoredAs,
+    work: Work,
     machine: Machine,
 ) -> list[StorageMesh]:
     """Return meshes that can fit, then the others; the least split and best shared ones first."""
-    plans = [make_storage_mesh(model, mesh, stored, machine) for mesh in meshes]
+    plans = [make_storage_mesh(model, mesh, work, machine) for mesh in meshes]
     return sorted(plans, key=lambda plan: (not plan.can_fit, plan.y * plan.x, -plan.z, plan.x))
 
 
-def find_least_gpus(
-    model: ModelStorage, stored: StoredAs, machine: Machine, *, batch_size: int | None
-) -> int | None:
+def find_least_gpus(model: ModelStorage, work: Work, machine: Machine) -> int | None:
     """Return the smallest number of GPUs, parts of a node or nodes, that can hold what is known."""
     node = machine.gpus_per_node
     numbers = [part for part in range(1, node) if node % part == 0]
     numbers += [count * node for count in range(1, _MAX_NODES_TRIED + 1)]
     # On the mesh that shares all, no rank can store less than an equal part.
-    whole = make_storage_mesh(model, MeshShape(), stored, machine).memory.at_least
+    whole = make_storage_mesh(model, MeshShape(), work, machine).memory.at_least
     for number in numbers:
         if whole > number * machine.usable_bytes:
             continue
-        for mesh in list_meshes(number, model.sizes, batch_size=batch_size):
-            if mesh.data == 1 and make_storage_mesh(model, mesh, stored, machine).can_fit:
+        for mesh in list_meshes(number, model.sizes, batch_size=work.batch_size):
+            if mesh.data == 1 and make_storage_mesh(model, mesh, work, machine).can_fit:
                 return number
     return None
 
@@ -189,8 +228,3 @@ def list_not_predicted(model: ModelStorage) -> dict[str, str]:
             "the share of a token's experts does not follow from its configuration"
         )
     return unknown
-
-
-def can_be_split(model: ModelStorage) -> bool:
-    """Return whether the layers of a model can be split over y and x."""
-    return isinstance(model.sizes, ModelSizes)

@@ -263,12 +263,12 @@ def _lint_padding(prepared: _Prepared) -> Iterator[Remark]:
     elif pad in (tokenizer.bos_token_id, tokenizer.unk_token_id):
         yield note("padding", f"{prepared.name(pad)} has another meaning besides; harmless here.")
     else:
-        found = _count_token(prepared.corpus, pad)
-        if found.num_tokens:
+        num_tokens, num_documents = _count_token(prepared.corpus, pad)
+        if num_tokens:
             yield warn(
                 "padding",
-                f"{prepared.name(pad)} occurs {found.num_tokens:,} times in "
-                f"{prepared.of_all(found.num_documents)} and is trained there like any other "
+                f"{prepared.name(pad)} occurs {num_tokens:,} times in "
+                f"{prepared.of_all(num_documents)} and is trained there like any other "
                 "token: take it out of the texts, or give the tokenizer another pad_token.",
             )
         else:
@@ -303,13 +303,13 @@ def _lint_unknown(prepared: _Prepared) -> Iterator[Remark]:
     if unknown is None or unknown in (*prepared.stop_ids, prepared.tokenizer.bos_token_id):
         yield note("unknown", "The tokenizer has no token for unknown text.")
         return
-    found = _count_token(prepared.corpus, unknown)
-    if not found.num_tokens:
+    num_tokens, num_documents = _count_token(prepared.corpus, unknown)
+    if not num_tokens:
         yield note("unknown", f"No {prepared.name(unknown)} in any document.")
         return
-    share = found.num_tokens / len(prepared.corpus.input_ids)
+    share = num_tokens / len(prepared.corpus.input_ids)
     text = (
-        f"{found.num_tokens:,} tokens ({share:.2%}) of {prepared.of_all(found.num_documents)} are "
+        f"{num_tokens:,} tokens ({share:.2%}) of {prepared.of_all(num_documents)} are "
         f"{prepared.name(unknown)}: their text is lost"
     )
     if share > _MANY_UNKNOWN:
@@ -362,17 +362,11 @@ def _lint_lengths(prepared: _Prepared) -> Iterator[Remark]:
             yield note("lengths", f"{text}.")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Found:
-    num_tokens: int
-    num_documents: int
-
-
-def _count_token(corpus: Corpus, token_id: int) -> _Found:
-    """Count a token in all documents."""
+def _count_token(corpus: Corpus, token_id: int) -> tuple[int, int]:
+    """Return how often a token occurs in the documents, and in how many of them."""
     places = np.flatnonzero(corpus.input_ids == token_id)
     documents = np.searchsorted(corpus.offsets, places, side="right")
-    return _Found(num_tokens=len(places), num_documents=len(np.unique(documents)))
+    return len(places), len(np.unique(documents))
 
 
 def _upper(text: str) -> str:

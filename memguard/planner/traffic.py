@@ -7,24 +7,21 @@ is given. Around a ring of R ranks each of them sends
     all-reduce  2 (R-1)/R of it        all-gather, reduce-scatter  (R-1)/R of it
 
 Gradients of frozen weights are not sent, and blocks that backward does not reach gather their
-weights once (`trained`). Weights in NF4 are gathered as they are stored (`units`). Gradients of
-adapters are summed once a step (`memguard.parallel.lora`), in fp32: each factor over the axis over
-which it is partial, then all of them over z and data.
+weights once. Weights in NF4 are gathered as they are stored (`parameters`). Gradients of adapters
+are summed once a step (`memguard.parallel.lora`), in fp32: each factor over the axis over which it
+is partial, then all of them over z and data.
 
 Where shards are uneven (vocabulary over x, weights over z) sizes are rank 0's, the largest.
 """
 
 from collections import Counter
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Literal
 
 from memguard.parallel.mesh_shape import MeshShape
 from memguard.parallel.model_sizes import ModelSizes
-from memguard.planner.adapters import ADAPTER_BYTES, AdapterSizes
-from memguard.planner.step_settings import StepSettings
-from memguard.planner.trained import find_trained
-from memguard.planner.units import Unit, block_unit, other_units
+from memguard.planner.parameters import RankSizes, Unit, block_unit, find_trained, other_units
+from memguard.planner.step_settings import ADAPTER_BYTES, AdapterSizes, StepSettings
 
 Operation = Literal["all_reduce", "all_gather", "reduce_scatter"]
 Phase = Literal["forward", "backward", "update"]
@@ -128,19 +125,6 @@ def list_collectives(
     return [call for call in (*whole, *step.update()) if call.degree > 1]
 
 
-def sum_by_axis(collectives: Iterable[Collective]) -> dict[TrafficAxis, tuple[int, int, float]]:
-    """Return number of calls, payload (bytes) and ring traffic (bytes) of each axis."""
-    totals: dict[TrafficAxis, tuple[int, int, float]] = {}
-    for each in collectives:
-        calls, payload, ring = totals.get(each.axis, (0, 0, 0.0))
-        totals[each.axis] = (
-            calls + each.num_calls,
-            payload + each.payload_bytes,
-            ring + each.ring_bytes,
-        )
-    return totals
-
-
 _DOWN = "down_proj"
 _INPUTS = "gradients of the inputs of q|k|v, of gate|up"
 _STATISTICS = "gradients of statistics"
@@ -174,11 +158,9 @@ class _Step:
             "world": mesh.num_ranks,
         }
         # What this rank has of each.
-        self.features = sizes.hidden_size // mesh.y
-        self.queries = sizes.num_heads * sizes.head_dim // mesh.x
-        self.keys = sizes.num_kv_heads * sizes.head_dim // mesh.x
-        self.width = sizes.intermediate_size // mesh.x
-        self.vocab = -(-sizes.vocab_size // mesh.x)
+        rank = RankSizes.of(sizes, mesh)
+        self.features, self.queries, self.keys = rank.features, rank.queries, rank.keys
+        self.width, self.vocab = rank.width, rank.vocab
 
     def _call(
         self,

@@ -182,7 +182,9 @@ def _summarise(report: AuditReport) -> str:
     name, sentences = fmt.clean_name(bucket.bucket, 40), []
     cost = report.find_cost(bucket.bucket)
     if cost and cost.model.num_documents:
-        sentences.append(f"In {name}, {_tell_cost(cost.model)}{_tell_others(report, cost)}.")
+        sentences.append(
+            f"In {name}, {_describe_cost(cost.model)}{_describe_others(report, cost)}."
+        )
     attacked = [row for row in report.attacks if row.bucket == bucket.bucket]
     if attacked:
         best = max(attacked, key=lambda row: row.any_verbatim.num_matched)
@@ -197,7 +199,7 @@ def _summarise(report: AuditReport) -> str:
     return " ".join(sentences)
 
 
-def _tell_cost(cost: AttackCostScores) -> str:
+def _describe_cost(cost: AttackCostScores) -> str:
     bound = max(_BOUNDS)
     within = cost.within.get(bound)
     if within is None:
@@ -213,7 +215,7 @@ def _tell_cost(cost: AttackCostScores) -> str:
     return f"{counted}; half of the documents cost at most {half}"
 
 
-def _tell_others(report: AuditReport, cost: AttackCostBucket) -> str:
+def _describe_others(report: AuditReport, cost: AttackCostBucket) -> str:
     """Give the median cost with the base model and of the control documents."""
     control = None if report.control is None else report.control.bucket
     control_cost = report.find_cost(control) if control != cost.bucket else None

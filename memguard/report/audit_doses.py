@@ -282,7 +282,7 @@ def build_watched(report: AuditReport) -> Section | None:
         key="during",
         title="During training",
         short_title="During",
-        lead=tuple(filter(None, (_tell_first(training.watched), tell_budget(training)))),
+        lead=tuple(filter(None, (_describe_first(training.watched), describe_budget(training)))),
         figure=Figure(
             key="during",
             title="Teacher-forced token accuracy by step",
@@ -299,7 +299,7 @@ def _list_trained(step: WatchedStep) -> list[WatchedBucket]:
     return [bucket for bucket in step.buckets if bucket.role == "trained"][:_MOST_BUCKETS]
 
 
-def _tell_first(watched: Sequence[WatchedStep]) -> str:
+def _describe_first(watched: Sequence[WatchedStep]) -> str:
     """Give the step at which the first document of each bucket was extracted."""
     if not any(bucket.num_learned for step in watched for bucket in step.buckets):
         return "Training made no audited document extractable."
@@ -314,7 +314,7 @@ def _tell_first(watched: Sequence[WatchedStep]) -> str:
     )
 
 
-def tell_budget(training: TrainingSummary) -> str:
+def describe_budget(training: TrainingSummary) -> str:
     """Describe the budget and its effect; "" if there was none."""
     budget = training.budget
     if budget is None or not training.watched:
@@ -353,7 +353,7 @@ def _build_chart(watched: Sequence[WatchedStep], names: Sequence[str]) -> LineCh
     if len(measured) == len(watched):
         lines.append(Line(label="control", style="base", points=_place_watched(measured)))
     return LineChart(
-        description=f"Line chart of token accuracy by step. {_tell_first(watched)}",
+        description=f"Line chart of token accuracy by step. {_describe_first(watched)}",
         ticks=tuple(f"{step.step:,}" for step in watched),
         lines=tuple(lines),
         y_label="tokens (%)",

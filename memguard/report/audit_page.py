@@ -23,8 +23,8 @@ from memguard.report.audit_summary import (
     build_details,
     build_findings,
     build_summary,
+    describe_learned,
     find_learned,
-    tell_learned,
     write_findings_note,
 )
 from memguard.report.audit_variants import build_variants
@@ -148,7 +148,7 @@ def _collect_notices(report: AuditReport) -> tuple[Notice, ...]:
     blind = warn_of_blind(report)
     if blind:
         notices.append(blind)
-    learned = tell_learned(find_learned(report)[:_MOST_NAMED])
+    learned = describe_learned(find_learned(report)[:_MOST_NAMED])
     if learned and report.verdict.level == "none-found":
         # Without it the green verdict would suggest that nothing was learned.
         notices.append(Notice(level="warning", label="Partly learned", text=learned))
@@ -194,9 +194,9 @@ def _write_summary_lead(report: AuditReport) -> tuple[str, ...]:
         "attack if they ran.",
         "Teacher-forced columns show which tokens the model predicts when it is given the true "
         "text before each one. They are not extraction and do not affect the verdict.",
-        _tell_generated(report),
+        _describe_generated(report),
     ]
-    learned = tell_learned(find_learned(report)[:_MOST_NAMED])
+    learned = describe_learned(find_learned(report)[:_MOST_NAMED])
     if learned:
         lead.append(learned)
     if not any(bucket.base for bucket in report.buckets):
@@ -207,7 +207,7 @@ def _write_summary_lead(report: AuditReport) -> tuple[str, ...]:
     return tuple(lead)
 
 
-def _tell_generated(report: AuditReport) -> str:
+def _describe_generated(report: AuditReport) -> str:
     """Report for how many documents text was generated, and what is known of the others."""
     generated = report.generated
     if generated.reason_not_generated is not None:

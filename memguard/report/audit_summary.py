@@ -164,7 +164,7 @@ def find_learned(report: AuditReport) -> list[Learned]:
     return learned
 
 
-def tell_learned(learned: list[Learned]) -> str:
+def describe_learned(learned: list[Learned]) -> str:
     """Report by how much token accuracy rose in these buckets; "" without any."""
     if not learned:
         return ""

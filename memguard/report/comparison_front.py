@@ -41,7 +41,7 @@ from memguard.report.tables import (
 _MOST_DESCRIBED = 12
 
 
-def tell_recommendation(comparison: Comparison) -> Fact:
+def describe_recommendation(comparison: Comparison) -> Fact:
     """Return the recommendation and its rule."""
     recommendation = comparison.recommendation
     # The sentence names up to four settings with their intervals and must not be cut.
@@ -112,12 +112,12 @@ def _build_front_table(comparison: Comparison) -> Table:
         columns,
         comparison.front,
         tone=lambda p: "dominated" if p.is_dominated else "",
-        notes=(_tell_risk(), *_tell_seeds(comparison)),
+        notes=(_describe_risk(), *_describe_seeds(comparison)),
         compact=True,
     )
 
 
-def _tell_risk() -> str:
+def _describe_risk() -> str:
     return (
         "Risk: the highest extraction rate of the documents that a setting trained most often: "
         "verbatim or near-verbatim by greedy decoding, verbatim within "
@@ -126,7 +126,7 @@ def _tell_risk() -> str:
     )
 
 
-def _tell_seeds(comparison: Comparison) -> tuple[str, ...]:
+def _describe_seeds(comparison: Comparison) -> tuple[str, ...]:
     """Name the seeds that are used, if some settings have others that are left out."""
     settings = list_settings(comparison)
     if not any(s.point and s.point.num_seeds < len(s.runs) for s in settings):

@@ -7,7 +7,7 @@ from typing import get_args
 from memguard.records import MIN_FOR_QUANTILES, NUM_RISK_QUERIES, Comparison, ComparisonCell
 from memguard.report import formatting as fmt
 from memguard.report.audit_attacks import write_cost_in_queries
-from memguard.report.comparison_front import build_front, build_trends, tell_recommendation
+from memguard.report.comparison_front import build_front, build_trends, describe_recommendation
 from memguard.report.comparison_paired import build_paired, build_paired_canaries
 from memguard.report.comparison_tables import (
     build_extraction,
@@ -22,6 +22,7 @@ from memguard.report.seed_means import (
     Setting,
     average,
     compute_change,
+    describe_other_dose,
     label_setting,
     list_settings,
     list_shares,
@@ -29,7 +30,6 @@ from memguard.report.seed_means import (
     name_first,
     pick_highest,
     show_loss,
-    tell_other_dose,
 )
 from memguard.report.texts import COMPARISON_CONFIDENTIALITY, READING_GUIDE, write_glossary
 
@@ -53,10 +53,10 @@ def digest_comparison(comparison: Comparison, links: tuple[Link, ...] = ()) -> C
         tool_version=fmt.clean_name(comparison.tool_version, 40),
         confidentiality=COMPARISON_CONFIDENTIALITY,
         identity=_describe_identity(comparison),
-        recommendation=tell_recommendation(comparison),
+        recommendation=describe_recommendation(comparison),
         in_short_lead=_write_in_short_lead(comparison),
         in_short=_write_in_short(comparison),
-        guide=(*READING_GUIDE, *_tell_learned(comparison)),
+        guide=(*READING_GUIDE, *_describe_learned(comparison)),
         headline=build_headline(comparison),
         gains=gains,
         paired=tuple(filter(None, (build_paired(comparison), build_paired_canaries(comparison)))),
@@ -125,7 +125,7 @@ def _summarise(comparison: Comparison, setting: Setting) -> str:
     verbatim, near = (
         [share.num_matched for share in list_shares(cells, metric)] for metric in get_args(Greedy)
     )
-    other = tell_other_dose(setting, comparison)
+    other = describe_other_dose(setting, comparison)
     text = f"{other}: " if other else ""
     text += f"{fmt.of(sum(verbatim), num_documents)} verbatim"
     if len(near) == len(cells):
@@ -137,10 +137,10 @@ def _summarise(comparison: Comparison, setting: Setting) -> str:
     accuracy = average([cell.mean_token_accuracy for cell in cells])
     if accuracy is not None:
         text += f", teacher-forced accuracy {fmt.percent(accuracy)}"
-    return f"{_tell_verdict(setting)}{text}{_tell_attacks(cells)}; {loss}."
+    return f"{_describe_verdict(setting)}{text}{_describe_attacks(cells)}; {loss}."
 
 
-def _tell_verdict(setting: Setting) -> str:
+def _describe_verdict(setting: Setting) -> str:
     """Return the verdict of a setting's only run; of several runs, the table has the levels."""
     if len(setting.runs) != 1:
         return ""
@@ -149,7 +149,7 @@ def _tell_verdict(setting: Setting) -> str:
     return f"{fmt.clean_text(verdict.describe() + told)} "
 
 
-def _tell_attacks(cells: Sequence[ComparisonCell]) -> str:
+def _describe_attacks(cells: Sequence[ComparisonCell]) -> str:
     """Report the attack cost and the best attack, over seeds; "" if neither was measured."""
     text = ""
     costs = [cell.attack_cost for cell in cells if cell.attack_cost]
@@ -186,7 +186,7 @@ def _summarise_control(comparison: Comparison) -> tuple[Fact, ...]:
     return (Fact("Control, never trained", f"{text}, over all settings."),)
 
 
-def _tell_learned(comparison: Comparison) -> tuple[str, ...]:
+def _describe_learned(comparison: Comparison) -> tuple[str, ...]:
     """Report the largest gain in token accuracy of a bucket without extracted documents."""
     gains = []
     for setting in comparison.settings:

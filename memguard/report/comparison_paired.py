@@ -49,7 +49,7 @@ def build_paired(comparison: Comparison) -> Table | None:
         [*shown, *others],
         shown=len(shown),
         more_label=f"Show the other {'seeds and ' if seeds else ''}numbers of repetitions",
-        notes=(*_write_notes(first, comparison), *_tell_removed(comparison)),
+        notes=(*_write_notes(first, comparison), *_describe_removed(comparison)),
     )
 
 
@@ -125,7 +125,7 @@ def _write_notes(first: str, comparison: Comparison) -> tuple[str, ...]:
     )
 
 
-def _tell_removed(comparison: Comparison) -> tuple[str, ...]:
+def _describe_removed(comparison: Comparison) -> tuple[str, ...]:
     removed = comparison.num_removed
     if not removed:
         return ()

@@ -14,7 +14,7 @@ from memguard.records import MIN_FOR_QUANTILES, AuditReport, BucketScores, Rate
 from memguard.report import formatting as fmt
 from memguard.report.audit_attacks import write_cost
 from memguard.report.audit_canaries import write_canaries
-from memguard.report.audit_doses import tell_budget
+from memguard.report.audit_doses import describe_budget
 from memguard.report.facts import describe_privacy
 from memguard.report.texts import describe_loss_change, write_limits
 
@@ -155,7 +155,7 @@ def _write_audit(report: AuditReport) -> list[str]:
     if report.canaries:
         parts.append(f"Canaries: {_escape(write_canaries(report.canaries))}")
     if report.training and report.training.budget:
-        parts.append(_escape(tell_budget(report.training)))
+        parts.append(_escape(describe_budget(report.training)))
     if report.training and report.training.heldout_nll is not None:
         nll, base = report.training.heldout_nll, report.training.base_heldout_nll
         change = describe_loss_change(nll, base)

@@ -111,10 +111,10 @@ def has_several_seeds(comparison: Comparison) -> bool:
 def describe_setting(setting: Setting, comparison: Comparison) -> str:
     """Return the text below a setting's name: number of seeds, and its dose if it differs."""
     seeds = f"{len(setting.runs):,} seeds" if len(setting.runs) > 1 else ""
-    return "; ".join(filter(None, (seeds, tell_other_dose(setting, comparison))))
+    return "; ".join(filter(None, (seeds, describe_other_dose(setting, comparison))))
 
 
-def tell_other_dose(setting: Setting, comparison: Comparison) -> str:
+def describe_other_dose(setting: Setting, comparison: Comparison) -> str:
     """Return a setting's highest dose if it differs from the first setting's; "" otherwise."""
     doses = {pick_own_highest(extraction) for extraction in setting.extraction} - {None}
     if doses <= {pick_highest(comparison)}:

@@ -1,6 +1,7 @@
-"""Processes, console output and environment of a run.
+"""Processes, signals, console output and environment of a run.
 
 processes.py     device and rank of this process, and collective operations over all ranks
+children.py      signals of this process, and its child processes
 console.py       output of rank 0
 environment.py   peak memory, folders, versions for the records, silenced libraries
 gpu_defaults.py  allocator, cuBLAS workspace and TF32 on GPUs

@@ -6,19 +6,18 @@ signal with the sums of losses; one that comes later than these takes effect a s
 
 import math
 import signal
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
 
 from memguard.runtime import Console, Runtime
-
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
-
-# Signals within this time count as one: a launcher forwards the Ctrl-C that the terminal already
-# sent to the process.
-_SAME_SIGNAL_S = 1.0
+from memguard.runtime.children import (
+    SAME_SIGNAL_S,
+    STOP_SIGNALS,
+    restore_handlers,
+    signals_handled,
+)
 
 
 class StopRequest:
@@ -35,38 +34,28 @@ class StopRequest:
 
     def count(self) -> list[float]:
         """Return for each signal whether this rank received it: 0 or 1, to be summed over ranks."""
-        return [float(self.signal_number == number) for number in _SIGNALS]
+        return [float(self.signal_number == number) for number in STOP_SIGNALS]
 
     @staticmethod
     def find(counts: Sequence[float]) -> int:
         """Return the signal that any rank received from sums of `count`; 0 for none."""
-        pairs = zip(_SIGNALS, counts, strict=True)
+        pairs = zip(STOP_SIGNALS, counts, strict=True)
         return max((number for number, count in pairs if count), default=0)
 
     @contextmanager
     def listen(self) -> Iterator[None]:
         """Stop the run after the current step on SIGINT or SIGTERM, immediately on a second one."""
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-        before = {number: signal.getsignal(number) for number in _SIGNALS}
         received_s = -math.inf
 
         def stop(number: int, _frame: FrameType | None) -> None:
             nonlocal received_s
-            if time.monotonic() - received_s < _SAME_SIGNAL_S:
+            if time.monotonic() - received_s < SAME_SIGNAL_S:
                 return
             if self.signal_number is not None:
-                for handled, handler in before.items():
-                    signal.signal(handled, handler)
+                restore_handlers(before)
                 signal.raise_signal(number)
             self.signal_number, received_s = number, time.monotonic()
             self._console.info("stopping after this step; send the signal again to stop now")
 
-        for number in before:
-            signal.signal(number, stop)
-        try:
+        with signals_handled(stop) as before:
             yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)

@@ -4,8 +4,9 @@ train.py           a run: prepares, trains, exports, audits
 setup.py           process group, device, model and mesh of a run
 data.py            documents and rows of a run, for training and for the dry run
 control_outlook.py what the control of a run can show, or why there is none
-run_folder.py      one folder per run: locks it and checks its settings
+run_folder.py      one folder per run: locks it and checks its settings and files
 audit.py           one audit: measures model and base model, writes report and records
+audit_request.py   checks the arguments of `audit` before torch is imported
 audit_inputs.py    documents and model for the audit of a run, read from the run folder
 audit_output.py    pages of an audit; renders them again from its report
 any_model.py       documents and model for the audit of a model memguard did not train
@@ -13,26 +14,22 @@ model_identity.py  names and hashes of the models of an audit
 audited_model.py   a model of an audit, loaded at first use and freed afterwards; or in memory
 audit_context.py   resources of an audit other than its models
 audit_variants.py  forms of a model as it may be shipped, on the documents of its audit
-variant_request.py checks the argument --variants before torch is imported
 audit_callback.py  audits during training: selects documents and scores them
 compare.py         a sweep, finished runs or the fix of a run; renders pages again from JSON
 sweep.py           trains the unfinished runs of a sweep in child processes, then compares
 compare_runs.py    compares finished runs: comparison.json, its page and chart
 fix.py             trains a finished run again, changed according to its audit
 export.py          merges an adapter into its base model and compares the logits
-export_request.py  checks the arguments of `export` before torch is imported
 plan.py            estimates memory and lists the meshes that fit a training step
-storage_plan.py    the same for families without an estimate: what is certain of their memory
 doctor.py          libraries, devices and collectives of this machine
 backends.py        starts ranks that test a backend's collectives, and reads their reports
 collective_checks.py  what one of these ranks runs
 families.py        tries every model type of transformers: which meshes it can use, and why
 dry_run.py         what a run will train on and what its audit can measure, without weights
 verify.py          compares a run's files with their recorded hashes
-requests.py        checks arguments and their paths before torch is imported
+requests.py        checks the arguments of other commands, and paths, before torch is imported
 run_checks.py      checks settings against processes, libraries and the model's positions
 launch.py          --nproc: runs one command as several processes and reports errors
-auto_settings.py   replaces `auto` in a run's settings by values for its device
-memory_check.py    refuses a run that cannot fit; what helps against out-of-memory errors
-processes.py       number of processes of a command, and the most there may be on this machine
+memory_check.py    replaces `auto`, refuses a run that cannot fit, explains a lack of memory
+processes.py       number of processes of a command on this machine, or of torchrun
 """

@@ -24,8 +24,8 @@ from memguard.hf.checkpoint import find_positions, load_config, load_tokenizer
 from memguard.records import DataIdentity, Rate, Role
 from memguard.runtime import Console, default_cache_dir
 from memguard.workflows.audit_inputs import AuditTarget
+from memguard.workflows.audit_request import AuditRequest
 from memguard.workflows.audited_model import ModelInMemory
-from memguard.workflows.requests import AuditRequest
 
 # Length of a passage for a model without a stated limit (tokens).
 _DEFAULT_SEQ_LEN = 4096
@@ -102,7 +102,7 @@ def describe_checkpoint(
                 )
             )
     if overlap is not None and overlap.num_matched:
-        console.warn(_tell_overlap(overlap, len(find_near_duplicates(documents))))
+        console.warn(_describe_overlap(overlap, len(find_near_duplicates(documents))))
     return AuditTarget(
         documents=documents,
         model=request.model,
@@ -128,7 +128,7 @@ def describe_checkpoint(
     )
 
 
-def _tell_overlap(overlap: Rate, num_left_out: int) -> str:
+def _describe_overlap(overlap: Rate, num_left_out: int) -> str:
     """Describe the shared words; of these, boilerplate does not make near-duplicates."""
     text = (
         f"{overlap.num_matched:,} of {overlap.num_documents:,} non-members share a run of "

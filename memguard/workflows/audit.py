@@ -14,9 +14,8 @@ from memguard.audit.document_scores import save_scores
 from memguard.audit.extraction import TINY_MARGINS
 from memguard.audit.findings import save_findings
 from memguard.audit.membership import compare_kinds
-from memguard.audit.parts import describe_cut, tell_cut
+from memguard.audit.parts import describe_cut, find_cut
 from memguard.audit.run import AuditOutcome, run_audit
-from memguard.audit.selection import select_windows
 from memguard.audit.suite import Suite, load_audit_suite
 from memguard.config import AuditConfig, ParallelConfig, RunConfig
 from memguard.errors import ConfigError, MemguardError
@@ -51,14 +50,14 @@ from memguard.workflows.any_model import describe_checkpoint
 from memguard.workflows.audit_context import open_audit_context
 from memguard.workflows.audit_inputs import AuditTarget, describe_run, find_base
 from memguard.workflows.audit_output import finish_audit, restore_report, show_verdict
+from memguard.workflows.audit_request import AuditRequest
 from memguard.workflows.audit_variants import VariantPlan, plan_variants
 from memguard.workflows.audited_model import LazyModel, ModelInMemory
 from memguard.workflows.model_identity import check_base, hash_models, name_models, sum_models
-from memguard.workflows.requests import AuditRequest, make_command
+from memguard.workflows.requests import make_command
 from memguard.workflows.run_checks import check_device_map
-from memguard.workflows.run_folder import locked
+from memguard.workflows.run_folder import check_finished, load_own_config, locked
 from memguard.workflows.setup import DistributedContext, open_distributed
-from memguard.workflows.verify import check_finished, load_own_config
 
 
 def audit_request(request: AuditRequest, settings: AuditConfig) -> tuple[Path, AuditReport]:
@@ -197,12 +196,12 @@ def _audit(
     is_adapter = isinstance(target.model, str) and adapter_files.is_adapter(target.model)
     check_device_map(settings, world_size=runtime.world_size, is_adapter=is_adapter)
     runtime.only_on_main(lambda: _check_writable(target.out))
-    banners = _compare_kinds(target, settings, suite, console)
+    banners = _compare_kinds(target, settings, console)
     sums = sum_models(target) if runtime.is_main else {}
     hashes = runtime.broadcast_object(hash_models(target, sums) if runtime.is_main else {})
     check_base(target, hashes)
-    if cut := describe_cut(target.documents, (), window=settings.window):
-        console.warn(tell_cut(cut))
+    if cut := find_cut(target.documents, (), window=settings.window):
+        console.warn(describe_cut(cut))
 
     def open_model(
         model: str | ModelInMemory, revision: str | None = None, base: str | None = None
@@ -264,9 +263,7 @@ def _audit(
     return report
 
 
-def _compare_kinds(
-    target: AuditTarget, settings: AuditConfig, suite: Suite, console: Console
-) -> list[Banner]:
+def _compare_kinds(target: AuditTarget, settings: AuditConfig, console: Console) -> list[Banner]:
     """Warn if a given control is another kind of text, before weights are read.
 
     A control that a run draws is of one kind with its trained documents.
@@ -276,14 +273,8 @@ def _compare_kinds(
     """
     if not target.has_given_control:
         return []
-    selection = select_windows(
-        target.documents,
-        suite.extraction,
-        seed=target.seed,
-        min_documents=settings.min_documents,
-        max_documents_per_bucket=settings.max_documents_per_bucket,
-    )
-    text = compare_kinds([window.document for window in selection.windows], seed=target.seed)
+    windows = target.select(settings).windows
+    text = compare_kinds([window.document for window in windows], seed=target.seed)
     if not text:
         return []
     console.warn(text)

@@ -132,13 +132,7 @@ def _choose_windows(
 ) -> tuple[Window, ...]:
     planned = [entry.planned_repetitions for entry in corpus.manifest]
     selection = select_windows(
-        list_audited(
-            corpus,
-            planned,
-            seq_len=config.data.seq_len,
-            probe=probe,
-            window=config.audit.window,
-        ),
+        list_audited(corpus, planned, config.audit, seq_len=config.data.seq_len),
         probe,
         seed=config.seed,
         min_documents=config.audit.min_documents,

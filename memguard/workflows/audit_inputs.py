@@ -9,6 +9,7 @@ from typing import Any
 from memguard.audit.canaries import SECRET, AuditCanary
 from memguard.audit.extraction import AuditDocument, ExtractionProbe
 from memguard.audit.parts import Identity, WhichWindow, choose_part, list_pieces
+from memguard.audit.selection import Selection, select_windows
 from memguard.audit.statistics import clopper_pearson
 from memguard.audit.suite import load_audit_suite
 from memguard.audit.warnings import Tally
@@ -73,6 +74,16 @@ class AuditTarget:
     notes: Sequence[str] = ()
     """Notes shown in the report before the numbers."""
 
+    def select(self, settings: AuditConfig) -> Selection:
+        """Return the windows of documents that an audit with these settings measures."""
+        return select_windows(
+            self.documents,
+            load_audit_suite(settings).extraction,
+            seed=self.seed,
+            min_documents=settings.min_documents,
+            max_documents_per_bucket=settings.max_documents_per_bucket,
+        )
+
 
 def choose_piece(
     tokens: CorpusDocument | TokenizedDocument,
@@ -116,20 +127,19 @@ def name_buckets(manifest: Sequence[ManifestEntry], counts: Sequence[int | None]
 def list_audited(
     corpus: Corpus,
     counts: Sequence[int | None],
+    settings: AuditConfig,
     *,
     seq_len: int,
-    probe: ExtractionProbe,
-    window: WhichWindow,
 ) -> list[AuditDocument]:
     """Return the documents that an audit may measure: trained, control, and to be forgotten.
 
     Args:
         corpus: of the run.
         counts: times each document was, or will be, trained.
+        settings: of the audit; which tokens are predicted, and which of several trained pieces.
         seq_len: length of a row (tokens).
-        probe: decides which tokens of a document are predicted.
-        window: which piece is audited if a document was trained in several pieces.
     """
+    probe = load_audit_suite(settings).extraction
     names = name_buckets(corpus.manifest, counts)
     copies = Counter(
         entry.cluster
@@ -154,7 +164,7 @@ def list_audited(
             ),
             seq_len=seq_len,
             probe=probe,
-            window=window,
+            window=settings.window,
         )
         for index, (entry, name, count, dose) in enumerate(
             zip(corpus.manifest, names, counts, doses, strict=True)
@@ -259,13 +269,7 @@ def describe_run(
     base_path = find_base(folder, config, base) if settings.base else None
     corpus = load_corpus(folder)
     counts = [entry.num_repetitions for entry in corpus.manifest]
-    documents = list_audited(
-        corpus,
-        counts,
-        seq_len=config.data.seq_len,
-        probe=load_audit_suite(settings).extraction,
-        window=settings.window,
-    )
+    documents = list_audited(corpus, counts, settings, seq_len=config.data.seq_len)
     num_trained = sum(document.role == "trained" for document in documents)
     if config.train.max_steps is not None and num_trained < settings.min_documents:
         raise DataError(

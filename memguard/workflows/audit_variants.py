@@ -7,7 +7,6 @@ import numpy as np
 
 from memguard.audit.context import AuditContext
 from memguard.audit.extraction import TINY_MARGINS
-from memguard.audit.selection import select_windows
 from memguard.audit.suite import Suite
 from memguard.audit.variants import (
     HeldoutPiece,
@@ -18,14 +17,13 @@ from memguard.audit.variants import (
 from memguard.config import AuditConfig
 from memguard.data.corpus import Corpus, load_corpus
 from memguard.hf.variants import VariantForm
-from memguard.records import VariantComparison, VariantName
+from memguard.records import VariantComparison
 from memguard.runtime import Console
 from memguard.train.heldout import choose_heldout, cut_pieces
 from memguard.workflows.audit_inputs import AuditTarget
+from memguard.workflows.audit_request import AuditRequest, check_variants
 from memguard.workflows.audited_model import DTYPES, LazyModel
-from memguard.workflows.requests import AuditRequest
 from memguard.workflows.setup import DistributedContext
-from memguard.workflows.variant_request import check_variants
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,13 +53,7 @@ class VariantPlan:
             console: shows which variant is scored.
         """
         assert isinstance(target.model, str), "checked: variants are of a folder or hub id"
-        selection = select_windows(
-            target.documents,
-            suite.extraction,
-            seed=target.seed,
-            min_documents=self.settings.min_documents,
-            max_documents_per_bucket=self.settings.max_documents_per_bucket,
-        )
+        selection = target.select(self.settings)
         results = []
         for form in self.forms:
             console.info(f"audit: variant {form.name}: {form.describe()}")
@@ -122,15 +114,14 @@ def plan_variants(
         precision = settings.dtype
         heldout = _list_nonmembers(target)
     return VariantPlan(
-        forms=[_describe(name, precision, settings) for name in names],
+        forms=[
+            VariantForm(name=name, stored=DTYPES[precision], dtype=DTYPES[settings.dtype])
+            for name in names
+        ],
         heldout=heldout,
         settings=settings,
         distributed=distributed,
     )
-
-
-def _describe(name: VariantName, precision: str, settings: AuditConfig) -> VariantForm:
-    return VariantForm(name=name, stored=DTYPES[precision], dtype=DTYPES[settings.dtype])
 
 
 def _list_heldout(corpus: Corpus, seq_len: int) -> HeldoutTexts:

@@ -128,7 +128,8 @@ def run_check(name: str, runtime: Runtime) -> str:
     return "" if torch.equal(result, expected.to(result.dtype)) else "the result is wrong"
 
 
-def _say_first_line(error: Exception) -> str:
+def say_first_line(error: Exception) -> str:
+    """Return the first line of an error's message."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
@@ -170,7 +171,7 @@ def _run_checks(folder: Path, limit_s: float, names: list[str]) -> None:
             runtime = stack.enter_context(start_runtime(timedelta(seconds=backend_limit_s)))
             runtime.barrier()
         except Exception as error:
-            report.end(START, "failed", _say_first_line(error))
+            report.end(START, "failed", say_first_line(error))
             os._exit(1)  # The launcher ends the others, which wait for this rank.
         report.end(START, "ok")
         for name in names:
@@ -181,7 +182,7 @@ def _run_checks(folder: Path, limit_s: float, names: list[str]) -> None:
                 state = "wrong" if reason else "ok"
             except Exception as error:
                 is_late = time.monotonic() - begun_s >= 0.9 * backend_limit_s
-                state, reason = "hung" if is_late else "failed", _say_first_line(error)
+                state, reason = "hung" if is_late else "failed", say_first_line(error)
             is_over = runtime.agree_any(state == "hung")
             report.end(name, state, reason)
             if is_over:

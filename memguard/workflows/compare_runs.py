@@ -14,8 +14,7 @@ from memguard.records.sealed import save_sealed
 from memguard.report import render_comparison, render_comparison_chart
 from memguard.runtime import Console
 from memguard.workflows.requests import make_command
-from memguard.workflows.run_folder import FREE_IN_TRAIN
-from memguard.workflows.verify import load_own_config
+from memguard.workflows.run_folder import FREE_IN_TRAIN, load_own_config
 
 _NO_SETTING = ("name", "output_dir", "seed", "mitigations", "parallel", "audit")
 """Parts of a run's configuration that do not distinguish settings: name, computation, audit."""

@@ -18,7 +18,7 @@ _VERY_FEW = 10
 """Below this many control documents, 0 of m allows a rate of more than 30 %."""
 
 
-def tell_control(config: RunConfig, corpus: Corpus, console: Console) -> None:
+def report_control(config: RunConfig, corpus: Corpus, console: Console) -> None:
     """Print what the control can show, or why there is none; nothing if the user turned it off.
 
     Args:

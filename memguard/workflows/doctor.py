@@ -23,6 +23,7 @@ from torch.nn.attention.varlen import varlen_attn
 from memguard.errors import MemguardError
 from memguard.records.record import Record
 from memguard.workflows.backends import LIMIT_S, Backend, check_backend, skip_backend
+from memguard.workflows.collective_checks import say_first_line
 
 EXTRAS: dict[str, tuple[tuple[str, ...], str]] = {
     "dp": (("opacus",), "the mitigation dp_sgd"),
@@ -208,7 +209,7 @@ def _try(work: Callable[[], torch.Tensor]) -> str:
     try:
         return "ok" if bool(work().isfinite().all()) else "the result is not finite"
     except Exception as error:
-        return (str(error).strip().splitlines() or [type(error).__name__])[0]
+        return say_first_line(error)
 
 
 def _multiply(device: torch.device) -> torch.Tensor:

@@ -9,14 +9,11 @@ none of n documents is extracted, and the interval if half of them are.
 
 import os
 import shutil
-import signal
 import tempfile
-import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from memguard.audit.extraction import AuditDocument
@@ -35,7 +32,7 @@ from memguard.planner.disk import (
     remark_on_disk,
 )
 from memguard.planner.dry_run import (
-    BucketOutlook,
+    BucketPrediction,
     DiskNeed,
     DocumentCounts,
     DryRun,
@@ -44,10 +41,15 @@ from memguard.planner.dry_run import (
     note,
     warn,
 )
-from memguard.planner.first_row import FirstRow, read_first_row
 from memguard.planner.meta_model import Outline, may_share_rows, outline_model
 from memguard.planner.reference_hash import remark_on_reference_hash
-from memguard.planner.run_length import count_labels, measure_length, remark_on_rows
+from memguard.planner.rows import (
+    FirstRow,
+    count_labels,
+    measure_length,
+    read_first_row,
+    remark_on_rows,
+)
 from memguard.planner.tokenizer_lint import lint_tokenizer
 from memguard.records.run_files import PRIVATE_KEY
 from memguard.runtime import Console, detect_runtime
@@ -59,11 +61,15 @@ from memguard.workflows.run_folder import check_same_settings
 from memguard.workflows.setup import make_lora, read_model_config
 
 _BORROWED = ("manifest.jsonl", "metrics.jsonl", PRIVATE_KEY)
+_COUNTS = tuple(name for name in DocumentCounts.model_fields if name != "num_tokens")
+"""Counts that the summary of the prepared documents has too."""
 _RARE = 0.01
 """An extraction rate so low that a small sample may show no extracted document."""
 
 
-def foresee_audit(config: RunConfig, corpus: Corpus, counts: Sequence[int]) -> list[BucketOutlook]:
+def predict_audit_intervals(
+    config: RunConfig, corpus: Corpus, counts: Sequence[int]
+) -> list[BucketPrediction]:
     """Return how many documents of each bucket will be audited, with the resulting intervals.
 
     Args:
@@ -73,20 +79,14 @@ def foresee_audit(config: RunConfig, corpus: Corpus, counts: Sequence[int]) -> l
     """
     names = name_buckets(corpus.manifest, counts)
     reached = dict(zip(names, counts, strict=True))
-    documents = list_audited(
-        corpus,
-        counts,
-        seq_len=config.data.seq_len,
-        probe=load_audit_suite(config.audit).extraction,
-        window=config.audit.window,
-    )
+    documents = list_audited(corpus, counts, config.audit, seq_len=config.data.seq_len)
     outlook = []
     audited = _count_audited(config, documents) if config.audit.enabled else {}
     for name in dict.fromkeys(names):
         members = [e for e, own in zip(corpus.manifest, names, strict=True) if own == name]
         num_audited, outline = audited.get(name, (None, None))
         outlook.append(
-            BucketOutlook(
+            BucketPrediction(
                 bucket=name,
                 role=members[0].role,
                 planned_repetitions=members[0].planned_repetitions,
@@ -129,14 +129,14 @@ def _count_audited(
 
 
 def remark_on_audit(
-    config: RunConfig, corpus: Corpus, buckets: Sequence[BucketOutlook], *, is_cut: bool
+    config: RunConfig, corpus: Corpus, buckets: Sequence[BucketPrediction], *, is_cut: bool
 ) -> list[Remark]:
     """Warn if the audit will be refused or will have low statistical power.
 
     Args:
         config: of the run.
         corpus: its documents.
-        buckets: result of `foresee_audit`.
+        buckets: result of `predict_audit_intervals`.
         is_cut: whether 'train.max_steps' ends the run early.
     """
     remarks = []
@@ -246,20 +246,15 @@ def dry_run(config: RunConfig, console: Console) -> DryRunResult:
         remarks += remark_on_rows(length, labels, trained, num_unreached=num_unreached)
         disk = _measure_disk(config, folder, temporary, outline, training_data.loader, length)
         remarks += remark_on_disk(disk)
-        buckets = foresee_audit(config, corpus, counts)
+        buckets = predict_audit_intervals(config, corpus, counts)
         if config.audit.enabled:
             is_cut = length.num_steps < length.num_scheduled_steps
             remarks += remark_on_audit(config, corpus, buckets, is_cut=is_cut)
         summary, given = corpus.summary, corpus.without_canaries()
         record = DryRun(
             documents=DocumentCounts(
-                num_documents=summary.num_documents,
                 num_tokens=len(given.input_ids),
-                num_empty=summary.num_empty,
-                num_shorter=summary.num_shorter,
-                num_cut_off=summary.num_cut_off,
-                num_left_out=summary.num_left_out,
-                num_canaries=summary.num_canaries,
+                **{name: getattr(summary, name) for name in _COUNTS},
             ),
             length=length,
             labels=labels,
@@ -289,10 +284,7 @@ def _temporary_folder(folder: Path, borrowed: Path | None) -> Iterator[Path]:
     reused if they are still valid. Preparing again replaces the links, not their targets. Documents
     that another user prepared cannot be read; they are prepared again.
     """
-    with (
-        tempfile.TemporaryDirectory(prefix="memguard-dry-run-") as name,
-        _raising_on_sigterm(),
-    ):
+    with tempfile.TemporaryDirectory(prefix="memguard-dry-run-") as name:
         temporary = Path(name)
         if borrowed is not None and (borrowed / "prepared" / "summary.json").is_file():
             prepared = [f"prepared/{path.name}" for path in (borrowed / "prepared").iterdir()]
@@ -309,24 +301,6 @@ def _temporary_folder(folder: Path, borrowed: Path | None) -> Iterator[Path]:
             if message == str(error):
                 raise
             raise type(error)(message) from error
-
-
-@contextmanager
-def _raising_on_sigterm() -> Iterator[None]:
-    """Turn SIGTERM into an exception, so that temporary folders are removed before exit."""
-
-    def stop(number: int, _frame: FrameType | None) -> None:
-        # Not a subclass of Exception: libraries may catch those.
-        raise SystemExit(128 + number)
-
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGTERM, stop)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def _list_stop_ids(model: Any) -> list[int]:

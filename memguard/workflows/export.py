@@ -24,7 +24,7 @@ from memguard.records.record import atomic_folder
 from memguard.report.model_card import render_merged_card
 from memguard.runtime import Console, quiet_libraries
 from memguard.seeds import derive_seed
-from memguard.workflows.export_request import ExportRequest
+from memguard.workflows.requests import ExportRequest
 from memguard.workflows.verify import format_bytes
 
 _NUM_ROWS, _ROW_TOKENS = 4, 64
@@ -51,27 +51,12 @@ class MergedExport:
 
     def describe(self) -> dict[str, Any]:
         """Return the result for `--json`."""
-        dtype = self.weights.dtype
+        dtype, values = self.weights.dtype, asdict(self)
         largest, mean_kl = self.difference.find_bounds(dtype)
-        return {
-            "folder": str(self.folder),
-            "adapter": self.adapter,
-            "adapter_sha256": self.adapter_sha256,
-            "base": self.base,
-            "base_sha256": self.base_sha256,
-            "weights_sha256": self.weights_sha256,
-            "num_merged": self.weights.num_merged,
-            "num_tensors": self.weights.num_tensors,
-            "num_bytes": self.weights.num_bytes,
-            "dtype": str(dtype).removeprefix("torch."),
-            "difference": {
-                **asdict(self.difference),
-                "largest_allowed": largest,
-                "mean_kl_allowed": mean_kl,
-            },
-            "num_own_rows": self.num_own_rows,
-            "wall_s": round(self.wall_s, 3),
-        }
+        values["difference"] |= {"largest_allowed": largest, "mean_kl_allowed": mean_kl}
+        values |= values.pop("weights")
+        values["folder"], values["wall_s"] = str(self.folder), round(self.wall_s, 3)
+        return values | {"dtype": str(dtype).removeprefix("torch.")}
 
 
 def export_merged(request: ExportRequest) -> MergedExport:

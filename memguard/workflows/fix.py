@@ -1,10 +1,8 @@
 """Trains a finished run again, changed according to its audit, and compares the two."""
 
 import math
-import os
 import sys
-from collections.abc import Iterator, Mapping, Set
-from contextlib import contextmanager
+from collections.abc import Mapping, Set
 from importlib.util import find_spec
 from pathlib import Path
 from statistics import fmean
@@ -42,9 +40,8 @@ from memguard.workflows.audit_output import show_verdict
 from memguard.workflows.compare_runs import compare_folders
 from memguard.workflows.launch import launch
 from memguard.workflows.processes import choose_num_processes
-from memguard.workflows.run_folder import check_same_settings
+from memguard.workflows.run_folder import check_finished, check_same_settings
 from memguard.workflows.train import train_run
-from memguard.workflows.verify import check_finished
 
 # Settings of an unlearning run:
 _EPOCHS = 5
@@ -128,7 +125,7 @@ def _count_labels(folder: Path, ids: Set[str], seq_len: int) -> float:
     return max(1.0, fmean(counts))
 
 
-def tell_forgotten(report: AuditReport) -> str:
+def describe_forgotten(report: AuditReport) -> str:
     """Return how many forgotten and retained documents are extracted before and after."""
     return "; ".join(
         f"{name}: {_count(report, role, 'base')} extracted near-verbatim before, "
@@ -193,7 +190,7 @@ def fix_run(
         _train(again, num_processes, console)
         audit = Path(again.output_dir) / again.name / "audit"
         after = load_audit_report(audit)
-        console.info(tell_forgotten(after))
+        console.info(describe_forgotten(after))
         return audit / "report.html", after
     if ends_early := find_early_end(config):
         raise ConfigError(
@@ -236,23 +233,10 @@ def _train(config: RunConfig, num_processes: int | None, console: Console) -> No
     if chosen == 1:
         train_run(config)
         return
-    with _own_output():
-        code = launch([sys.executable, "-m", "memguard", "train", str(path)], chosen)
+    # Standard output is for the result of this command.
+    code = launch([sys.executable, "-m", "memguard", "train", str(path)], chosen, stdout=2)
     if code:
         raise SystemExit(code)
-
-
-@contextmanager
-def _own_output() -> Iterator[None]:
-    """Redirect the output of child processes to standard error; standard output is for results."""
-    sys.stdout.flush()
-    before = os.dup(1)
-    os.dup2(2, 1)
-    try:
-        yield
-    finally:
-        os.dup2(before, 1)
-        os.close(before)
 
 
 _NO_FIX: Mapping[Reason, str] = {

@@ -10,17 +10,9 @@
 torchrun does not support the last two: it sends SIGTERM, which memguard interprets as "save", to
 all ranks as soon as one exits, and SIGKILL 30 s later; and its ranks are not in the terminal's
 process group. For several machines use torchrun: `torchrun ... -m memguard train CONFIG`.
-
-Where a process writes its final error message:
-
-    single process, rank 0 of torchrun   standard error
-    rank k of torchrun                   standard error with the prefix "[rank k] "; nothing if it
-                                         failed only because of another rank, which reports
-    rank of `--nproc`                    a file; the launcher prints one line for all ranks
 """
 
 import ctypes
-import json
 import math
 import os
 import signal
@@ -31,14 +23,24 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from memguard.errors import ConfigError
-from memguard.workflows.processes import MORE_MACHINES, check_num_processes
+from memguard.runtime.children import (
+    EXIT_REPORT_FILE,
+    SAME_SIGNAL_S,
+    STOP_SIGNALS,
+    ExitReport,
+    describe_kill,
+    end_children,
+    is_started_by_nproc,
+    read_exit_report,
+    share_cores,
+    start_child,
+)
+from memguard.runtime.environment import MORE_MACHINES, check_num_processes
 
-EXIT_REPORT_FILE = "MEMGUARD_LAST_WORDS"
-"""Environment variable: file to which a rank of `--nproc` writes its final error message."""
 HALVE_MICRO_BATCH = "MEMGUARD_HALVE_MICRO_BATCH"
 """Environment variable of the second attempt of a run whose first one ran out of memory."""
 STARTED_AGAIN = "Training starts again with that"
@@ -46,75 +48,10 @@ _TOO_LARGE = "MicroBatchTooLarge"
 """Class of the error after which all ranks are started again, once."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ExitReport:
-    """How a process ended, with its final error message."""
-
-    code: int
-    """Exit code."""
-    kind: str
-    """Class of the error."""
-    text: str
-    """One line; for an invalid configuration one line per problem."""
-    traceback: str = ""
-    """Printed above the text if the error is a bug in memguard."""
-    follows: bool = False
-    """The process ended only because another rank had ended."""
-    agreed: bool = False
-    """All ranks end in this way, not necessarily at the same time."""
-    at_s: float = field(default_factory=time.monotonic)
-    """Time of the end on the machine's monotonic clock (seconds)."""
-
-    def say(self, prefix: str = "") -> None:
-        """Write the message to standard error."""
-        shown = f"{self.traceback}{prefix}{self.text}"
-        print(shown, file=sys.stderr, flush=True)
-
-
-def is_started_by_nproc() -> bool:
-    """Return whether this process was started by `--nproc`."""
-    return bool(os.environ.get(EXIT_REPORT_FILE))
-
-
-def own_rank() -> int:
-    """Return this process's rank, without importing torch; 0 for a single process."""
-    return int(os.environ.get("RANK") or 0) if "LOCAL_RANK" in os.environ else 0
-
-
-def tell(words: ExitReport) -> None:
-    """Write the final error message to the launcher's file or to standard error."""
-    file = os.environ.get(EXIT_REPORT_FILE)
-    if file:
-        # Imported here: neither the launcher nor `memguard --help` needs pydantic.
-        from memguard.records import write_atomically
-
-        try:
-            # The launcher may read the file at any time.
-            write_atomically(Path(file), json.dumps(asdict(words)).encode())
-            return
-        except OSError:  # e.g. no space left, which may be the error to report
-            pass
-    rank = own_rank()
-    if rank == 0:
-        words.say()
-    elif not words.follows:
-        words.say(f"[rank {rank}] ")
-
-
-def read_exit_report(file: Path) -> ExitReport | None:
-    """Return the final error message of a rank; None if it wrote none."""
-    try:
-        return ExitReport(**json.loads(file.read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError):
-        return None
-
-
 _GRACE_S = 5.0
 """Time for the other ranks to detect a failure and exit on their own."""
 _LAST_CALL_S = 10.0
 """Time for all ranks to exit after a second Ctrl-C or SIGTERM."""
-_SAME_SIGNAL_S = 1.0
-_STOPS = (signal.SIGINT, signal.SIGTERM)
 _SENT_BY_TERMINAL = 0x80  # SI_KERNEL
 _DIES_WITH_PARENT = 1  # PR_SET_PDEATHSIG
 _INTERRUPTED = "memguard: interrupted; run the same command again to resume"
@@ -149,7 +86,7 @@ class _Rank:
     output_file: Path
     ended_s: float = math.inf
     is_killed_by_us: bool = False
-    words: ExitReport | None = None
+    report: ExitReport | None = None
 
     @property
     def code(self) -> int:
@@ -160,57 +97,59 @@ class _Rank:
         """Return whether the process has ended since the last call."""
         if self.ended_s < math.inf or self.process.poll() is None:
             return False
-        self.words = read_exit_report(self.report_file)
-        self.ended_s = self.words.at_s if self.words else time.monotonic()
+        self.report = read_exit_report(self.report_file)
+        self.ended_s = self.report.at_s if self.report else time.monotonic()
         return True
 
 
-def launch(command: Sequence[str], num_processes: int) -> int:
+def launch(command: Sequence[str], num_processes: int, *, stdout: int | None = None) -> int:
     """Run a command as several processes on this machine; print one line if they fail.
 
     Args:
         command: program and arguments, the same for all.
         num_processes: number of ranks.
+        stdout: standard output of rank 0; None is that of this process.
 
     Returns:
         The exit code of the rank that failed first, 1 if it was killed; 0 if none failed.
     """
-    code = _run(command, num_processes, {})
+    code = _run(command, num_processes, stdout, {})
     if code is None:
-        code = _run(command, num_processes, {HALVE_MICRO_BATCH: "1"})
+        code = _run(command, num_processes, stdout, {HALVE_MICRO_BATCH: "1"})
     assert code is not None, "ranks are started again once"
     return code
 
 
-def _run(command: Sequence[str], num_processes: int, variables: dict[str, str]) -> int | None:
+def _run(
+    command: Sequence[str], num_processes: int, stdout: int | None, variables: dict[str, str]
+) -> int | None:
     """Run all ranks to their end; None if they must be started again.
 
     Args:
         command: program and arguments.
         num_processes: number of ranks.
+        stdout: standard output of rank 0.
         variables: environment variables to add; none at the first attempt.
     """
     with tempfile.TemporaryDirectory(prefix="memguard-") as folder, _held_back() as mask:
         ranks: list[_Rank] = []
         try:
-            _start(ranks, command, num_processes, Path(folder), mask, variables)
+            _start(ranks, command, num_processes, stdout, Path(folder), mask, variables)
             stop = _wait(ranks)
         finally:
-            for rank in ranks:
-                rank.process.kill()
-                rank.process.wait()
-        return _tell_end(ranks, stop, may_restart=not variables)
+            end_children([rank.process for rank in ranks])
+        return _report_end(ranks, stop, may_restart=not variables)
 
 
 @contextmanager
 def _held_back() -> Iterator[set[int]]:
     """Block signals so that `_wait` can receive them; yield the mask to restore in children."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, (*_STOPS, signal.SIGCHLD))
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, (*STOP_SIGNALS, signal.SIGCHLD))
     try:
         yield {int(number) for number in before}
     finally:
         # Discard signals that arrived after all processes had ended.
-        while signal.sigtimedwait(_STOPS, 0) is not None:
+        while signal.sigtimedwait(STOP_SIGNALS, 0) is not None:
             pass
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
@@ -236,6 +175,7 @@ def _start(
     ranks: list[_Rank],
     command: Sequence[str],
     count: int,
+    stdout: int | None,
     folder: Path,
     mask: set[int],
     variables: dict[str, str],
@@ -264,24 +204,21 @@ def _start(
                 "MEMGUARD_STORE_FD": str(meeting.fileno()),
                 EXIT_REPORT_FILE: str(report_file),
             }
-            with output_file.open("wb") as output:
-                process = subprocess.Popen(
-                    command,
-                    env=environment,
-                    stdin=None if number == 0 else subprocess.DEVNULL,
-                    stdout=None if number == 0 else subprocess.DEVNULL,
-                    stderr=None if number == 0 else output,
-                    pass_fds=[meeting.fileno()] if number == 0 else [],
-                    preexec_fn=prepare_child,
-                )
+            process = start_child(
+                command,
+                None if number == 0 else output_file,
+                environment=environment,
+                stdout=stdout if number == 0 else subprocess.DEVNULL,
+                pass_fds=[meeting.fileno()] if number == 0 else [],
+                preexec_fn=prepare_child,
+            )
             ranks.append(_Rank(number, process, report_file, output_file))
 
 
 def _defaults(count: int) -> dict[str, str]:
     """Return environment defaults for ranks on one machine; the user's own values win."""
-    cores = len(os.sched_getaffinity(0))
     return {
-        "OMP_NUM_THREADS": str(max(1, cores // count)),
+        **share_cores(count),
         # Works even if the machine's own host name does not resolve.
         "GLOO_SOCKET_IFNAME": "lo",
         # The launcher's one line already reports a broken connection.
@@ -296,14 +233,14 @@ def _wait(ranks: Sequence[_Rank]) -> int | None:
     deadline_s = math.inf
     while running := [rank for rank in ranks if rank.ended_s == math.inf]:
         left_s = min(1.0, max(0.0, deadline_s - time.monotonic()))
-        caught = signal.sigtimedwait((*_STOPS, signal.SIGCHLD), left_s)
+        caught = signal.sigtimedwait((*STOP_SIGNALS, signal.SIGCHLD), left_s)
         now_s = time.monotonic()
-        if caught is not None and caught.si_signo in _STOPS:
+        if caught is not None and caught.si_signo in STOP_SIGNALS:
             stop = caught.si_signo
             if caught.si_code != _SENT_BY_TERMINAL:  # a terminal signals all processes itself
                 for rank in running:
                     rank.process.send_signal(stop)
-            if not stop_times_s or now_s - stop_times_s[-1] >= _SAME_SIGNAL_S:
+            if not stop_times_s or now_s - stop_times_s[-1] >= SAME_SIGNAL_S:
                 stop_times_s.append(now_s)
             if len(stop_times_s) > 1:
                 deadline_s = min(deadline_s, now_s + _LAST_CALL_S)
@@ -320,10 +257,10 @@ def _wait(ranks: Sequence[_Rank]) -> int | None:
 
 
 def _has_agreed(rank: _Rank) -> bool:
-    return rank.words is not None and rank.words.agreed
+    return rank.report is not None and rank.report.agreed
 
 
-def _tell_end(ranks: Sequence[_Rank], stop: int | None, *, may_restart: bool) -> int | None:
+def _report_end(ranks: Sequence[_Rank], stop: int | None, *, may_restart: bool) -> int | None:
     """Print the error if a rank failed; return the exit code, None to start all ranks again."""
     if all(rank.code == 0 for rank in ranks):
         return 0
@@ -332,19 +269,19 @@ def _tell_end(ranks: Sequence[_Rank], stop: int | None, *, may_restart: bool) ->
         print("\x1b[?25h", file=sys.stderr)
     failed = [rank for rank in ranks if rank.code != 0 and not rank.is_killed_by_us]
     first = min(failed, key=_by_cause, default=None)
-    if stop is not None and (first is None or -first.code in _STOPS):
+    if stop is not None and (first is None or -first.code in STOP_SIGNALS):
         print(_INTERRUPTED, file=sys.stderr)
         return 128 + stop
     assert first is not None, "ranks are killed after one has failed, or after a signal"
-    if first.words is None:
+    if first.report is None:
         print(f"memguard: rank {first.number} {_describe_death(first)}", file=sys.stderr)
         return max(1, first.code)
     prefix = "" if _speaks_for_all(first, ranks) else f"rank {first.number}: "
-    if may_restart and stop is None and first.words.kind == _TOO_LARGE:
-        print(f"{prefix}{first.words.text}. {STARTED_AGAIN}", file=sys.stderr, flush=True)
+    if may_restart and stop is None and first.report.kind == _TOO_LARGE:
+        print(f"{prefix}{first.report.text}. {STARTED_AGAIN}", file=sys.stderr, flush=True)
         return None
-    first.words.say(prefix)
-    return first.words.code
+    first.report.print(prefix)
+    return first.report.code
 
 
 def _by_cause(rank: _Rank) -> tuple[int, float, int]:
@@ -352,29 +289,22 @@ def _by_cause(rank: _Rank) -> tuple[int, float, int]:
     if rank.code == -signal.SIGKILL:
         order = 0
     else:
-        order = 2 if rank.words is not None and rank.words.follows else 1
+        order = 2 if rank.report is not None and rank.report.follows else 1
     return order, rank.ended_s, rank.number
 
 
 def _speaks_for_all(first: _Rank, ranks: Sequence[_Rank]) -> bool:
     """Return whether the message needs no rank: all ranks failed with the same error, or rank 0."""
-    kinds = {rank.words.kind if rank.words else None for rank in ranks}
-    is_interrupted = first.words is not None and first.words.code in (130, 143)
+    kinds = {rank.report.kind if rank.report else None for rank in ranks}
+    is_interrupted = first.report is not None and first.report.code in (130, 143)
     return first.number == 0 or len(kinds) == 1 or is_interrupted
 
 
 def _describe_death(rank: _Rank) -> str:
     """Return how a rank ended that wrote no message."""
     if rank.code == -signal.SIGKILL:
-        return "was killed by SIGKILL (out of memory?); see the system log for the reason"
+        return f"{describe_kill(rank.code)}; see the system log for the reason"
     lines = rank.output_file.read_text(encoding="utf-8", errors="replace").split("\n")
     last = next((line.strip() for line in reversed(lines) if line.strip()), "")
-    how = f"was killed by {_name(-rank.code)}" if rank.code < 0 else f"ended with code {rank.code}"
+    how = describe_kill(rank.code) if rank.code < 0 else f"ended with code {rank.code}"
     return f"{how}{f': {last}' if last else ''}"
-
-
-def _name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"

@@ -4,6 +4,16 @@
     a started run, on rank 0                 any model; the GPU's memory is read from torch
     after an out-of-memory error             what helps on the run's mesh
 
+`auto` in the settings of a run:
+
+    setting                   GPU                                        CPU
+    precision                 bf16                                       fp32
+    micro_batch_size          the largest that fits by the planner       null: all rows
+    activation_checkpointing  the fastest that fits by the planner       none
+
+Where the planner cannot estimate the memory of a model, a GPU uses micro-batches of one row and
+full checkpointing.
+
 A run is refused only if the planner's estimate of its peak, without an allowance for fragmentation,
 exceeds the memory of a GPU, or of this machine divided by its processes. For models whose memory
 the planner cannot estimate, only weights, gradients and moments are counted.
@@ -11,34 +21,25 @@ the planner cannot estimate, only weights, gradients and moments are counted.
 
 import contextlib
 import os
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from memguard.config import RunConfig, load_yaml
 from memguard.config.mitigations import DpSgdConfig, find_mitigation
 from memguard.errors import ConfigError, MemguardError, ModelError
 from memguard.parallel.mesh_shape import MeshShape, resolve_mesh
 from memguard.parallel.model_sizes import ModelSizes
-from memguard.planner.fit import find_fit, list_micro_batches
+from memguard.planner.fit import PlanInputs, find_fit, list_micro_batches
 from memguard.planner.machine import Machine, detect_machine
+from memguard.planner.step_settings import describe_work
 from memguard.planner.storage import ModelStorage
 from memguard.records.run_files import find_config_damage, has_begun, has_trained
-from memguard.workflows.auto_settings import describe_work, resolve_auto
-from memguard.workflows.plan import plan_run, read_run_model, refuse_misfit
-from memguard.workflows.processes import count_gpus, is_cpu_build
+from memguard.runtime.environment import count_gpus, is_cpu_build
+from memguard.workflows.plan import plan_model, read_run_model
 from memguard.workflows.run_checks import explain_one_process, read_local_sizes
-from memguard.workflows.storage_plan import (
-    StorageInput,
-    describe_stored,
-    make_storage_plan,
-    refuse_storage,
-)
 
 if TYPE_CHECKING:
     from memguard.runtime import Runtime
-
-ValueT = TypeVar("ValueT")
 
 _AMD_DRIVER = Path("/dev/kfd")
 _GIB = 2**30
@@ -81,35 +82,24 @@ def check_memory(
     Raises:
         ConfigError: names what would fit; or the mesh does not match processes, model or batch.
     """
-    work = describe_work(config, device_type="cuda" if machine.has_gpus else "cpu")
-    if isinstance(model, ModelStorage):
-        refuse_storage(
-            make_storage_plan(
-                StorageInput(
-                    name=config.model.path or "model.scratch",
-                    model=model,
-                    machine=machine,
-                    num_gpus=num_processes,
-                    work=work,
-                    stored=describe_stored(work, config),
-                    mesh=config.parallel,
-                )
-            )
+    inputs = PlanInputs.for_run(config, machine, num_processes)
+    if isinstance(model, ModelSizes):
+        mesh = resolve_mesh(
+            config.parallel,
+            num_processes,
+            model if num_processes > 1 else None,
+            batch_size=config.train.batch_size if num_processes > 1 else None,
         )
-        return
-    mesh = resolve_mesh(
-        config.parallel,
-        num_processes,
-        model if num_processes > 1 else None,
-        batch_size=config.train.batch_size if num_processes > 1 else None,
-    )
-    # Fragmentation is an assumption, and a run that might fit must not be refused.
-    exact = machine.model_copy(update={"fragmentation": 0.0})
-    if not find_fit(model, mesh, work, exact).fits:
-        refuse_misfit(plan_run(config, sizes=model, machine=machine, num_gpus=num_processes))
+        # Fragmentation is an assumption, and a run that might fit must not be refused.
+        exact = machine.model_copy(update={"fragmentation": 0.0})
+        if find_fit(model, mesh, inputs.work, exact).fits:
+            return
+    plan_model(model, inputs).refuse_misfit()
 
 
-def settle_settings(config: RunConfig, runtime: "Runtime", *, halve: bool = False) -> RunConfig:
+def resolve_auto_settings(
+    config: RunConfig, runtime: "Runtime", *, halve: bool = False
+) -> RunConfig:
     """Replace `auto` in a run's settings, the same on all ranks, and refuse a run that cannot fit.
 
     A run that was begun before keeps its precision.
@@ -122,10 +112,9 @@ def settle_settings(config: RunConfig, runtime: "Runtime", *, halve: bool = Fals
     Raises:
         ConfigError: names what would fit.
     """
-    memory_bytes = _agree_gpu_memory(runtime)
+    machine = _describe_machine(runtime)
 
     def decide() -> RunConfig:
-        machine = _describe_machine(runtime, memory_bytes)
         folder = Path(config.output_dir) / config.name
         resumed = keep_precision(config, folder)
         sizes = None
@@ -144,7 +133,48 @@ def settle_settings(config: RunConfig, runtime: "Runtime", *, halve: bool = Fals
         )
         return _halve(resolved, num_ranks) if halve else resolved
 
-    return _decide_on_main(runtime, decide)
+    return runtime.broadcast_object(runtime.only_on_main(decide))
+
+
+def resolve_auto(
+    config: RunConfig,
+    *,
+    device_type: str,
+    sizes: ModelSizes | None,
+    machine: Machine | None,
+    world_size: int,
+) -> RunConfig:
+    """Return the settings without `auto`.
+
+    Args:
+        config: the run's settings.
+        device_type: "cuda" or "cpu".
+        sizes: sizes of the model; None if its memory cannot be estimated.
+        machine: the machine that the run uses; None if its memory is not known.
+        world_size: number of ranks.
+
+    Raises:
+        ConfigError: the mesh does not match the number of ranks or the model.
+    """
+    train, is_gpu = config.train, device_type == "cuda"
+    work = describe_work(config, device_type=device_type)
+    changes: dict[str, Any] = {}
+    if train.precision == "auto":
+        changes["precision"] = "bf16" if work.compute_bytes == 2 else "fp32"
+    if "auto" in (train.micro_batch_size, train.activation_checkpointing):
+        rows, mode = (1, "full") if is_gpu else (None, "none")
+        if is_gpu and sizes is not None and machine is not None:
+            batch_size = train.batch_size
+            mesh = resolve_mesh(config.parallel, world_size, sizes, batch_size=batch_size)
+            fit = find_fit(sizes, mesh, work, machine)
+            rows, mode = fit.micro_batch_size, fit.settings.checkpointing
+        if train.micro_batch_size == "auto":
+            # With dp_sgd each row has its own backward pass, and a micro-batch size is refused.
+            is_private = find_mitigation(config.mitigations, DpSgdConfig) is not None
+            changes["micro_batch_size"] = None if is_private else rows
+        if train.activation_checkpointing == "auto":
+            changes["activation_checkpointing"] = mode
+    return config.model_copy(update={"train": train.model_copy(update=changes)})
 
 
 def settle_for_documents(config: RunConfig, device_type: str) -> RunConfig:
@@ -261,28 +291,19 @@ def _count_rows(config: RunConfig, shape: MeshShape) -> int:
 # -- the machine ---------------------------------------------------------------------------------
 
 
-def _decide_on_main(runtime: "Runtime", decide: Callable[[], ValueT]) -> ValueT:
-    return runtime.broadcast_object(runtime.only_on_main(decide))
+def _describe_machine(runtime: "Runtime") -> Machine | None:
+    """Return this machine as torch knows it, with the memory of the smallest GPU of all ranks.
 
-
-def _agree_gpu_memory(runtime: "Runtime") -> int:
-    """Return the memory of the smallest GPU of all ranks (bytes); 0 on the CPU."""
-    if runtime.device.type != "cuda":
-        return 0
-    import torch
-
-    return -runtime.agree_max(-torch.cuda.get_device_properties(runtime.device).total_memory)
-
-
-def _describe_machine(runtime: "Runtime", memory_bytes: int) -> Machine | None:
-    """Return this machine as torch knows it; None if too little memory is left to describe it."""
+    None if too little memory is left to describe it. Every rank must call this.
+    """
     num_local = _count_local(runtime.world_size)
     if runtime.device.type != "cuda":
         return _detect(num_local, ())
     import torch
 
-    name = torch.cuda.get_device_name(runtime.device)
-    return _detect(num_local, [(name, memory_bytes / _GIB)] * num_local)
+    gpu = torch.cuda.get_device_properties(runtime.device)
+    memory_bytes = -runtime.agree_max(-gpu.total_memory)
+    return _detect(num_local, [(gpu.name, memory_bytes / _GIB)] * num_local)
 
 
 def _detect(num_local: int, gpus: "tuple[()] | list[tuple[str, float]] | None") -> Machine | None:

@@ -1,43 +1,28 @@
-"""The arguments of `audit`, `compare` and `plan`, checked before torch is imported."""
+"""The arguments of `compare`, `plan` and `export`, and paths, checked before torch is imported."""
 
 import re
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path, PurePath
-from typing import TYPE_CHECKING, Any, get_args
+from typing import Any, get_args
 
 from memguard.audit.suite import load_audit_suite
 from memguard.compare import Sweep
-from memguard.config import (
-    AuditConfig,
-    AxisName,
-    Document,
-    ParallelConfig,
-    RunConfig,
-    validate,
-)
+from memguard.config import AxisName, Document, ParallelConfig, RunConfig, validate
 from memguard.data import sources
 from memguard.errors import MAX_PATH, ConfigError, DataError, ModelError, shorten
 from memguard.hf import adapter_files, checkpoint_files
 from memguard.hf.config_fields import check_fields
-from memguard.records.run_files import find_weights_folder
-from memguard.workflows.audit_output import is_own_audit
-from memguard.workflows.processes import MORE_MACHINES, check_num_processes
+from memguard.runtime.environment import MORE_MACHINES, check_num_processes
 from memguard.workflows.run_checks import (
-    check_device_map,
     check_documents_libraries,
     check_processes,
     check_row_length,
     check_targets,
 )
-from memguard.workflows.variant_request import check_variants
-from memguard.workflows.verify import load_own_config
-
-if TYPE_CHECKING:
-    from memguard.workflows.audited_model import ModelInMemory
+from memguard.workflows.run_folder import check_finished
 
 _SMALLER_SWEEPS = "split the settings into sweeps on several machines"
 _MOST_MISSING = 20
@@ -96,106 +81,6 @@ def read_mesh(text: str, *, command: str) -> ParallelConfig:
     return validate(ParallelConfig, {"data": 1, "z": 1} | degrees, place)
 
 
-@dataclass(frozen=True, kw_only=True)
-class AuditRequest:
-    """The arguments of `memguard audit`."""
-
-    run: Path | None
-    model: "str | ModelInMemory | None"
-    base: "str | ModelInMemory | None"
-    members: tuple[str | sources.Table, ...]
-    """Paths, hub ids, or documents in memory."""
-    nonmembers: tuple[str | sources.Table, ...]
-    out: Path | None
-    text_column: str
-    mesh: str | None
-    """Degrees of axes as given, `z=2,x=2`."""
-    settings: dict[str, Any]
-    """Fields of `AuditConfig` that were given."""
-    seed: int
-    variants: tuple[str, ...] = ()
-    """Value of `--variants`, split at commas."""
-
-    def check(self) -> AuditConfig:
-        """Return the audit's settings: the run's or the defaults, updated with those given.
-
-        Raises:
-            ConfigError: arguments that contradict each other, or a value out of range.
-        """
-        problems = []
-        if (self.run is None) == (self.model is None):
-            problems.append(
-                "give either the folder of a RUN, or --model DIR with --members FILE for a model "
-                "memguard did not train"
-            )
-        elif self.run is not None:
-            if self.members or self.nonmembers:
-                problems.append(
-                    "--members and --nonmembers need --model; a run uses its own documents"
-                )
-            # Adapters cannot be audited without their base, even if it is not scored itself.
-            needs_base = find_weights_folder(self.run).name == "adapter"
-            if self.base and self.settings.get("base") is False and not needs_base:
-                problems.append("--base and --no-base contradict each other; give one of them")
-            if self.base is not None and not isinstance(self.base, str):
-                problems.append("--base of a run must be a folder or a hub id")
-            if not (self.run / "config.yaml").is_file():
-                problems.append(
-                    f"'{self.run}' is not the folder of a run (no config.yaml); for a model "
-                    "memguard did not train use --model DIR --members FILE"
-                )
-        else:
-            if not self.members:
-                problems.append("--model needs --members: documents the model was trained on")
-            if self.out is None:
-                problems.append("--model needs --out: a folder for the report")
-        if problems:
-            raise ConfigError(*problems)
-        _ = self.parallel  # Raises an error before anything is read.
-        origin = Document(
-            path="memguard audit",
-            values={},
-            places={(key,): f"--{key.replace('_', '-')}" for key in self.settings},
-        )
-        before = AuditConfig() if self.run_config is None else self.run_config.audit
-        return validate(AuditConfig, {**before.model_dump(), **self.settings}, origin)
-
-    @cached_property
-    def parallel(self) -> ParallelConfig | None:
-        """The requested mesh.
-
-        Raises:
-            ConfigError: an unknown axis, or a value that is not a number.
-        """
-        return None if self.mesh is None else read_mesh(self.mesh, command="audit")
-
-    @property
-    def audited(self) -> "str | ModelInMemory":
-        """The audited model: folder, hub id, or in memory."""
-        if self.run is not None:
-            return str(find_weights_folder(self.run))
-        assert self.model is not None, "checked: there is a run or a model"
-        return self.model
-
-    @property
-    def locked_folder(self) -> Path:
-        """Folder to lock: the run's, or that of a report elsewhere."""
-        if self.run is not None and is_own_audit(self.run, self.out):
-            return self.run
-        assert self.out is not None, "checked: there is a run or a folder for the report"
-        return self.out
-
-    @cached_property
-    def run_config(self) -> RunConfig | None:
-        """The settings of the run under audit; None for a model that memguard did not train.
-
-        Raises:
-            ConfigError: the settings cannot be read.
-            RecordError: the file differs from the one that the run wrote.
-        """
-        return None if self.run is None else load_own_config(self.run)
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CompareRequest:
     """The arguments of `memguard compare`."""
@@ -242,72 +127,103 @@ class CompareRequest:
             )
 
 
-OPTIONS = {
-    "--seq-len": "data.seq_len",
-    "--batch": "train.batch_size",
-    "--micro-batch": "train.micro_batch_size",
-    "--checkpointing": "train.activation_checkpointing",
-    "--precision": "train.precision",
-    "--lora-r": "adapter.name=lora adapter.r",
-}
-"""Options for a model alone, with the run's settings that they correspond to."""
+MODEL_ALONE = Document(
+    path="memguard plan",
+    values={
+        "name": "plan",
+        "model": {"path": "model"},
+        "data": {"train": ["documents"], "seq_len": 2048},
+    },
+    places={},
+)
+"""Settings of a run that stands for a model alone in `memguard plan`; users may change them."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlanRequest:
     """The arguments of `memguard plan`."""
 
-    config: str | None
+    run: RunConfig
+    """Settings of the run; for a model alone `MODEL_ALONE` with those that were given."""
+    is_run: bool
+    """Whether the plan is for a run instead of a model alone."""
     model: Path | None
     gpus: int | None
     machine: str | None
     mesh: str | None
     """Degrees of axes as given, `z=2,x=2`."""
-    seq_len: int | None
-    batch: int | None
-    micro_batch: int | None
-    checkpointing: str | None
-    precision: str | None
-    lora_r: int | None
-    """Rank of adapters that are trained instead of the weights."""
 
     def check(self) -> None:
-        """Reject arguments that contradict each other.
+        """Reject arguments that cannot be used together.
 
         Raises:
-            ConfigError: lists all contradictions.
+            ConfigError: neither a run nor a model; or rows of a micro-batch, but not of a step.
         """
-        problems = []
-        if self.config is None and self.model is None:
-            problems.append("give the CONFIG of a run, or --model CONFIG_JSON for a model alone")
-        if self.config is not None and "=" in self.config and not Path(self.config).exists():
-            problems.append(
-                f"'{self.config}' is a setting and needs the CONFIG of a run before it; for a "
-                f"model alone use {', '.join(OPTIONS)}"
+        if self.is_run:
+            return
+        if self.model is None:
+            raise ConfigError("give the CONFIG of a run, or --model CONFIG_JSON for a model alone")
+        given = self.run.train.model_fields_set
+        if "micro_batch_size" in given and "batch_size" not in given:
+            raise ConfigError(
+                "'train.micro_batch_size' needs 'train.batch_size', whose rows it divides"
             )
-        elif self.config is not None:
-            problems += [
-                f"{option} is for a model alone; with a CONFIG write {setting}={value}"
-                for option, setting in OPTIONS.items()
-                if (value := getattr(self, option[2:].replace("-", "_"))) is not None
-            ]
-        if self.micro_batch is not None and self.config is None:
-            # The same rules as for the settings of a run.
-            if self.batch is None:
-                problems.append("'--micro-batch' needs '--batch', whose rows it divides")
-            elif self.batch % self.micro_batch:
-                problems.append(
-                    f"'--micro-batch' must divide '--batch'; got {self.micro_batch} and "
-                    f"{self.batch}"
-                )
-        if self.checkpointing not in (None, "none", "selective", "full"):
-            problems.append(
-                f"'--checkpointing' must be none, selective or full; got '{self.checkpointing}'"
+
+
+DTYPES = ("float32", "bfloat16", "float16")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ExportRequest:
+    """The arguments of `memguard export`."""
+
+    folder: Path
+    """Folder of a run that trained an adapter, or of an adapter."""
+    out: Path
+    merge: bool
+    dtype: str | None
+    """Of the written weights; None keeps the base's."""
+    base: str | None = None
+    """Folder or hub id of the base model; None locates the one that the adapter names."""
+
+    @property
+    def is_run(self) -> bool:
+        """Whether the folder is that of a run."""
+        return (self.folder / "config.yaml").is_file()
+
+    @property
+    def adapter(self) -> Path:
+        """Folder of the adapter."""
+        return self.folder / "adapter" if self.is_run else self.folder
+
+    def check(self) -> None:
+        """Reject arguments that cannot be used.
+
+        Raises:
+            ConfigError: an option is missing or invalid; there is no adapter; OUT exists.
+            ModelError: the run is unfinished; the adapter or its base cannot be read.
+            RecordError: the run is damaged.
+        """
+        if not self.merge:
+            raise ConfigError("give --merge: export writes an adapter merged into its base")
+        if self.dtype not in (None, *DTYPES):
+            raise ConfigError(f"'--dtype' must be {', '.join(DTYPES)}; got '{self.dtype}'")
+        if not self.folder.is_dir():
+            raise ConfigError(f"there is no folder '{self.folder}'; correct the path")
+        if self.is_run:
+            check_finished(self.folder, without_documents=True)
+        if not adapter_files.is_adapter(self.adapter):
+            why = (
+                "model/ of this run is complete: it trained no adapter"
+                if self.is_run
+                else "it has no adapter_config.json, or weights of its own"
             )
-        if self.precision not in (None, "fp32", "bf16"):
-            problems.append(f"'--precision' must be fp32 or bf16; got '{self.precision}'")
-        if problems:
-            raise ConfigError(*problems)
+            raise ConfigError(f"'{self.folder}' has no adapter to merge ({why})")
+        if self.out.exists():
+            raise ConfigError(f"'{self.out}' exists already; choose another name or delete it")
+        if self.adapter.resolve() in self.out.resolve().parents:
+            raise ConfigError(f"'{self.out}' must not be inside the adapter's folder")
+        adapter_files.check_model(str(self.adapter), base=self.base)
 
 
 # Checks that the given paths exist, before torch is imported and anything is read.
@@ -317,36 +233,6 @@ class PlanRequest:
 #     suite       --suite, audit.suite
 #
 # One message lists all missing paths. Hub ids are not checked here; loading them reports errors.
-
-
-def check_audit(request: AuditRequest, settings: AuditConfig, num_processes: int) -> None:
-    """Check that the documents, models and suite of `memguard audit` exist.
-
-    Raises:
-        ConfigError: the suite is missing or invalid; device_map or variants with several
-            processes; variants that the model does not have, or whose library is missing.
-        DataError: documents are missing.
-        ModelError: a folder is missing, or has no checkpoint.
-    """
-    audited = request.audited
-    is_adapter = isinstance(audited, str | Path) and adapter_files.is_adapter(audited)
-    check_device_map(settings, world_size=num_processes, is_adapter=is_adapter)
-    check_variants(request.variants, audited, settings, num_processes)
-    documents = {
-        "--members": _list_paths(request.members),
-        "--nonmembers": _list_paths(request.nonmembers),
-    }
-    # For a run only these arguments: the paths of its own model and base are checked later.
-    given = {"--model": request.model, "--base": request.base}
-    models = {
-        name: model for name, model in given.items() if model is None or isinstance(model, str)
-    }
-    _check(documents, {**models, "--reference": request.settings.get("reference")}, {})
-    load_audit_suite(settings)
-
-
-def _list_paths(given: Sequence[str | sources.Table]) -> list[str]:
-    return [source for source in given if isinstance(source, str)]
 
 
 def check_run(
@@ -374,7 +260,7 @@ def check_run(
     if config.audit.enabled:
         models["audit.reference"] = config.audit.reference
     scratch = config.model.scratch
-    _check(
+    check_paths(
         documents,
         models,
         {"model.scratch.tokenizer": None if scratch is None else scratch.tokenizer},
@@ -395,7 +281,7 @@ def check_sweep(sweep: Sweep) -> None:
         check_run(run.config, num_processes=1, has_model=has_model)
 
 
-def _check(
+def check_paths(
     documents: Mapping[str, Sequence[str]],
     models: Mapping[str, str | None],
     tokenizers: Mapping[str, str | None],

@@ -1,4 +1,4 @@
-"""Locks a run's folder for one process and checks its settings. Does not import torch."""
+"""Locks a run's folder for one process; checks its settings and files. Does not import torch."""
 
 import contextlib
 import errno
@@ -7,22 +7,36 @@ import hashlib
 import json
 import os
 import re
+import shlex
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from memguard.config import RunConfig, load_yaml
-from memguard.errors import ConfigError, RecordError
-from memguard.records.run_files import find_config_damage, find_run_keys, has_begun, load_summary
+from memguard.config import RunConfig, load_run_config, load_yaml
+from memguard.errors import ConfigError, MemguardError, ModelError, RecordError
+from memguard.records.record import describe_unread
+from memguard.records.run_files import (
+    UNLISTED,
+    find_config_damage,
+    find_prepared_damage,
+    find_run_keys,
+    find_trained_damage,
+    has_begun,
+    has_trained,
+    has_weights,
+    load_summary,
+)
 from memguard.records.sealed import Damage
 
 if TYPE_CHECKING:
     from memguard.data.corpus import Corpus
     from memguard.runtime import Console
 
+REPAIR_CONFIG = "'memguard train' with the file that the run was started from writes it again"
+REPAIR_UNLISTED = "it would be loaded with the model: move away files that this run has not written"
 # Settings that may differ when a run is resumed: they do not change the trained weights.
 _FREE = ("name", "output_dir", "audit", "parallel")
 FREE_IN_TRAIN = (
@@ -67,7 +81,7 @@ def locked(folder: Path) -> Iterator[Callable[[], None]]:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            raise _is_at_work(folder) from error
+            raise _explain_in_use(folder) from error
         _clear_half_written(folder)
         yield partial(_check_held, folder, handle)
     finally:
@@ -109,10 +123,10 @@ def check_free(folder: Path) -> None:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:
-                raise _is_at_work(folder) from error
+                raise _explain_in_use(folder) from error
 
 
-def _is_at_work(folder: Path) -> ConfigError:
+def _explain_in_use(folder: Path) -> ConfigError:
     return ConfigError(
         f"another process is using '{folder}'; wait for it, or choose another 'name'"
     )
@@ -213,3 +227,63 @@ def _differences(old: Any, new: Any, at: str = "") -> list[tuple[str, Any, Any]]
 def _short(value: Any) -> str:
     text = json.dumps(value)
     return text if len(text) <= 40 else text[:37] + "..."
+
+
+# -- the files of a run ---------------------------------------------------------------------------
+
+
+def load_own_config(folder: Path) -> RunConfig:
+    """Read the config.yaml that a run wrote into its folder.
+
+    Raises:
+        ConfigError: another version wrote the file, with settings unknown to this one.
+        RecordError: the file differs from the one that the run wrote.
+    """
+    _refuse(folder, find_config_damage(folder), REPAIR_CONFIG)
+    return load_run_config(folder / "config.yaml")
+
+
+def check_finished(folder: Path, *, without_documents: bool = False) -> None:
+    """Reject a run that is unfinished or whose files differ from those that training wrote.
+
+    Args:
+        folder: of the run.
+        without_documents: accept prepared documents and a key that this user may not read.
+
+    Raises:
+        ModelError: training has not ended.
+        RecordError: config.yaml, the prepared documents, manifest, metrics or model are damaged.
+    """
+    train = make_resume_command(folder)
+    _refuse(folder, find_config_damage(folder), REPAIR_CONFIG)
+    if not has_trained(folder):
+        why = "has not finished training" if has_weights(folder) else "has no model/ yet"
+        raise ModelError(f"'{folder}' {why}: finish it with {train}")
+    prepared = find_prepared_damage(folder)
+    if without_documents:
+        prepared = [damage for damage in prepared if not damage.is_unreadable]
+    _refuse(folder, prepared, f"'{train}' prepares the documents again")
+    damages = find_trained_damage(folder)
+    is_unlisted = any(damage.what == UNLISTED for damage in damages)
+    repair = REPAIR_UNLISTED if is_unlisted else f"'{train}' resumes from the last checkpoint"
+    _refuse(folder, damages, repair)
+
+
+def _refuse(folder: Path, damages: Sequence[Damage], repair: str) -> None:
+    if damages:
+        first = min(damages, key=lambda damage: damage.is_unreadable)
+        if first.is_unreadable:
+            raise describe_unread(folder / first.file, PermissionError())
+        more = f" (and {len(damages) - 1:,} more)" if len(damages) > 1 else ""
+        raise RecordError(f"'{folder / first.file}' {first.what}{more}. {repair}")
+
+
+def make_resume_command(folder: Path) -> str:
+    """Return the command that resumes a run in its folder, even if the folder was moved."""
+    command = ["memguard", "train", str(folder / "config.yaml")]
+    with contextlib.suppress(MemguardError):
+        config = load_run_config(folder / "config.yaml")
+        here = folder.resolve()
+        if (Path(config.output_dir) / config.name).resolve() != here:
+            command += [f"name={here.name}", f"output_dir={here.parent}"]
+    return shlex.join(command)

@@ -35,11 +35,18 @@ from memguard.config import dump_yaml
 from memguard.errors import ConfigError, Interrupted, MemguardError
 from memguard.records import Comparison, write_atomically
 from memguard.runtime import Console, detect_runtime, format_duration
+from memguard.runtime.children import (
+    describe_kill,
+    end_children,
+    find_stop_signal,
+    share_cores,
+    signals_handled,
+    start_child,
+)
 from memguard.workflows.compare_runs import publish
 from memguard.workflows.requests import make_command
 
 LOG = "train.log"
-_STOPS = (signal.SIGINT, signal.SIGTERM)
 _LOOK_EVERY_S = 0.1
 _SAVE_WITHIN_S = 120.0
 """Time for a run to finish its step and save a checkpoint after it was told to stop."""
@@ -51,8 +58,7 @@ class ChildFailed(MemguardError):
     def __init__(self, run: SweepRun, code: int, reported_in: str) -> None:
         how = f"failed with exit code {code}; see {reported_in} for the reason"
         if code < 0:
-            why = " (out of memory?)" if code == -signal.SIGKILL else ""
-            how = f"was killed by {signal.Signals(-code).name}{why}"
+            how = describe_kill(code)
         super().__init__(f"{run.name} {how}. Run the same command again: finished runs are kept")
         self.exit_code = code if code > 0 else 1
 
@@ -72,8 +78,7 @@ class _Child:
     @property
     def stopped_by(self) -> int | None:
         """The signal that ended it, whether or not it saved a checkpoint."""
-        code = self.process.returncode
-        return next((number for number in _STOPS if code in (128 + number, -number)), None)
+        return find_stop_signal(self.process.returncode)
 
 
 def train_runs(sweep: Sweep, runs: Sequence[SweepRun], *, num_jobs: int, console: Console) -> None:
@@ -109,7 +114,10 @@ def train_runs(sweep: Sweep, runs: Sequence[SweepRun], *, num_jobs: int, console
                     ended.append(child)
                     _report_end(child, console)
         finally:
-            _end(running, were_signalled=bool(signals))
+            # Children still run only if this process failed. They save a checkpoint; a second
+            # signal would end them immediately.
+            processes = [child.process for child in running]
+            end_children(processes, terminate=not signals, within_s=_SAVE_WITHIN_S)
     _raise_what_happened(ended, waiting, signals)
 
 
@@ -121,18 +129,8 @@ def _start(sweep: Sweep, run: SweepRun, num_jobs: int, console: Console) -> _Chi
     log = run.folder / LOG if num_jobs > 1 else None
     console.info(f"-- {number} of {count}: {run.name} ({log or run.folder})")
     command = [sys.executable, "-m", "memguard", "train", str(settings)]
-    if log is None:
-        process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
-    else:
-        cores = len(os.sched_getaffinity(0))
-        with log.open("ab") as output:
-            process = subprocess.Popen(
-                command,
-                env={"OMP_NUM_THREADS": str(max(1, cores // num_jobs)), **os.environ},
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=output,
-            )
+    shared = None if log is None else {**share_cores(num_jobs), **os.environ}
+    process = start_child(command, log, environment=shared)
     return _Child(
         run=run,
         title=f"{number} of {count}: {run.name}",
@@ -151,12 +149,8 @@ def _passed_on(running: list[_Child]) -> Iterator[list[int]]:
         signals.append(number)
         _pass_on([number], running)
 
-    before = {number: signal.signal(number, handle) for number in _STOPS}
-    try:
+    with signals_handled(handle):
         yield signals
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _pass_on(signals: Sequence[int], children: Sequence[_Child]) -> None:
@@ -174,26 +168,6 @@ def _is_in_foreground() -> bool:
             return os.tcgetpgrp(terminal.fileno()) == os.getpgrp()
     except OSError:
         return False
-
-
-def _end(children: Sequence[_Child], *, were_signalled: bool) -> None:
-    """Stop the children that still run after this process failed; they save a checkpoint.
-
-    Args:
-        children: running children.
-        were_signalled: whether they received a signal already; a second one would end them
-            immediately.
-    """
-    if not were_signalled:
-        for child in children:
-            child.process.terminate()
-    deadline_s = time.monotonic() + _SAVE_WITHIN_S
-    for child in children:
-        try:
-            child.process.wait(max(0.0, deadline_s - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            child.process.kill()
-            child.process.wait()
 
 
 def _report_end(child: _Child, console: Console) -> None:

@@ -49,7 +49,7 @@ from memguard.train.trainer import Trainer
 from memguard.workflows.audit import audit_run, find_current_report
 from memguard.workflows.audit_callback import build_monitor
 from memguard.workflows.audit_output import show_verdict
-from memguard.workflows.control_outlook import tell_control
+from memguard.workflows.control_outlook import report_control
 from memguard.workflows.data import PreparedRun, build_training_data, check_token_ids, prepare
 from memguard.workflows.launch import HALVE_MICRO_BATCH, STARTED_AGAIN
 from memguard.workflows.memory_check import (
@@ -59,8 +59,8 @@ from memguard.workflows.memory_check import (
     explain_out_of_memory,
     find_half,
     is_out_of_memory,
+    resolve_auto_settings,
     settle_for_documents,
-    settle_settings,
 )
 from memguard.workflows.requests import make_command
 from memguard.workflows.run_checks import check_processes
@@ -93,7 +93,7 @@ def _prepare(config: RunConfig, console: Console) -> PreparedRun:
     check_same_settings(config, folder, console)
     check_layers(config)
     prepared = prepare(config, folder, console)
-    tell_control(config, prepared.corpus, console)
+    report_control(config, prepared.corpus, console)
     return prepared
 
 
@@ -116,14 +116,14 @@ def train_run(config: RunConfig) -> dict[str, Any]:
         runtime = distributed.runtime
         check_processes(config, runtime.world_size)
         is_second = HALVE_MICRO_BATCH in os.environ
-        settled = settle_settings(config, runtime, halve=is_second)
+        resolved = resolve_auto_settings(config, runtime, halve=is_second)
         held = runtime.only_on_main(lambda: lock.enter_context(locked(folder)))
         # Rank 0 has locked the folder.
         check_folder = partial(runtime.only_on_main, held or _pass)
         may_halve = config.train.micro_batch_size == "auto" and not is_second
         reason = None
         try:
-            _prepare_and_train(settled, distributed, console, check_folder, may_halve=may_halve)
+            _prepare_and_train(resolved, distributed, console, check_folder, may_halve=may_halve)
         except MicroBatchTooLarge as error:
             if runtime.world_size > 1:
                 # Other ranks wait in collectives: the launcher ends them and starts all again.
@@ -133,10 +133,10 @@ def train_run(config: RunConfig) -> dict[str, Any]:
             # Here, where no traceback holds the model.
             gc.collect()
             torch.cuda.empty_cache()
-            settled = settle_settings(config, runtime, halve=True)
+            resolved = resolve_auto_settings(config, runtime, halve=True)
             console.warn(f"{reason}. {STARTED_AGAIN}")
-            _prepare_and_train(settled, distributed, console, check_folder, may_halve=False)
-        config = settled
+            _prepare_and_train(resolved, distributed, console, check_folder, may_halve=False)
+        config = resolved
         result: dict[str, Any] = {"run": str(folder), "model": str(find_weights_folder(folder))}
         if not config.audit.enabled:
             return result

@@ -10,18 +10,16 @@
     audit         audit.json
 
 No file is changed, and only files with recorded hashes are read. Private files of another user are
-listed as not checked: a part is whole only if all of it was compared.
+listed as not checked: a part is intact only if all of it was compared.
 """
 
-import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from memguard.config import RunConfig, load_run_config
-from memguard.errors import ConfigError, MemguardError, ModelError, RecordError
+from memguard.errors import ConfigError, ModelError
 from memguard.hf.adapter_config import say_where_base_is
 from memguard.hf.identity import find_base_folder
 from memguard.records.audit_files import (
@@ -34,7 +32,6 @@ from memguard.records.audit_files import (
     find_audit_damage,
     has_audit,
 )
-from memguard.records.record import describe_unread
 from memguard.records.run_files import (
     UNLISTED,
     find_checkpoint_damage,
@@ -45,16 +42,18 @@ from memguard.records.run_files import (
     find_weights_folder,
     has_prepared,
     has_trained,
-    has_weights,
     list_checkpoints,
     load_trained,
 )
 from memguard.records.sealed import Damage, find_damage, is_closed, is_file, mark_unreadable
-from memguard.workflows.run_folder import check_free
+from memguard.workflows.run_folder import (
+    REPAIR_CONFIG,
+    REPAIR_UNLISTED,
+    check_free,
+    make_resume_command,
+)
 
-State = Literal["whole", "damaged", "not checked", "not there yet"]
-_MEND_CONFIG = "'memguard train' with the file that the run was started from writes it again"
-_MEND_UNLISTED = "it would be loaded with the model: move away files that this run has not written"
+State = Literal["intact", "damaged", "not checked", "not there yet"]
 MANIFEST, METRICS = "manifest.jsonl", "metrics.jsonl"
 BASE_MODEL = "base model"
 _RUN_FILES = ("config.yaml", "prepared", "checkpoints", "trained.json")
@@ -71,7 +70,7 @@ class Part:
     damages: Sequence[Damage] = ()
     not_checked: Sequence[str] = ()
     """Files and folders that this user may not read, relative to the folder of the run or audit."""
-    mend: str | None = None
+    repair: str | None = None
     """How to repair the part, a clause; None if nothing is damaged."""
 
 
@@ -95,7 +94,7 @@ class Verified:
         return [file for part in self.parts for file in part.not_checked]
 
     @property
-    def is_whole(self) -> bool:
+    def is_intact(self) -> bool:
         """Whether all that exists was checked and is undamaged."""
         return not (self.is_damaged or self.not_checked)
 
@@ -103,17 +102,14 @@ class Verified:
         """Return the result for `--json`."""
         return {
             "folder": str(self.folder),
-            "whole": self.is_whole,
+            "intact": self.is_intact,
             "not_checked": self.not_checked,
-            "at_work": self.is_in_use,
+            "in_use": self.is_in_use,
             "parts": [
-                {
-                    "name": part.name,
-                    "state": part.state,
-                    "note": part.note,
+                asdict(part)
+                | {
                     "damages": [{"file": item.file, "what": item.what} for item in part.damages],
                     "not_checked": list(part.not_checked),
-                    "mend": part.mend,
                 }
                 for part in self.parts
             ],
@@ -135,7 +131,7 @@ def verify(folder: Path, on_read: OnRead, *, base: str | None = None) -> Verifie
     Raises:
         ConfigError: the folder is neither; or it has no adapters and ``base`` is given.
     """
-    at_work = _is_at_work(folder)
+    in_use = _is_in_use(folder)
     parts: tuple[Part, ...] = ()
     if any((folder / name).exists() for name in _RUN_FILES):
         parts = tuple(_verify_run(folder, on_read, base))
@@ -144,14 +140,14 @@ def verify(folder: Path, on_read: OnRead, *, base: str | None = None) -> Verifie
     if base is not None and find_weights_folder(folder).name != "adapter":
         raise ConfigError(f"--base '{base}': '{folder}' has no trained adapter. Leave it out")
     if parts:
-        return Verified(folder=folder, parts=parts, is_in_use=at_work)
+        return Verified(folder=folder, parts=parts, is_in_use=in_use)
     raise ConfigError(
         f"'{folder}' is neither the folder of a run (no config.yaml) nor of an audit "
         f"(no {AUDIT_FILES})"
     )
 
 
-def _is_at_work(folder: Path) -> bool:
+def _is_in_use(folder: Path) -> bool:
     try:
         with suppress(OSError):  # A read-only folder is not an error here.
             check_free(folder)
@@ -160,66 +156,9 @@ def _is_at_work(folder: Path) -> bool:
     return False
 
 
-def load_own_config(folder: Path) -> RunConfig:
-    """Read the config.yaml that a run wrote into its folder.
-
-    Raises:
-        ConfigError: another version wrote the file, with settings unknown to this one.
-        RecordError: the file differs from the one that the run wrote.
-    """
-    _refuse(folder, find_config_damage(folder), _MEND_CONFIG)
-    return load_run_config(folder / "config.yaml")
-
-
-def check_finished(folder: Path, *, without_documents: bool = False) -> None:
-    """Reject a run that is unfinished or whose files differ from those that training wrote.
-
-    Args:
-        folder: of the run.
-        without_documents: accept prepared documents and a key that this user may not read.
-
-    Raises:
-        ModelError: training has not ended.
-        RecordError: config.yaml, the prepared documents, manifest, metrics or model are damaged.
-    """
-    train = _resume_command(folder)
-    _refuse(folder, find_config_damage(folder), _MEND_CONFIG)
-    if not has_trained(folder):
-        why = "has not finished training" if has_weights(folder) else "has no model/ yet"
-        raise ModelError(f"'{folder}' {why}: finish it with {train}")
-    prepared = find_prepared_damage(folder)
-    if without_documents:
-        prepared = [damage for damage in prepared if not damage.is_unreadable]
-    _refuse(folder, prepared, f"'{train}' prepares the documents again")
-    damages = find_trained_damage(folder)
-    is_unlisted = any(damage.what == UNLISTED for damage in damages)
-    mend = _MEND_UNLISTED if is_unlisted else f"'{train}' resumes from the last checkpoint"
-    _refuse(folder, damages, mend)
-
-
-def _refuse(folder: Path, damages: Sequence[Damage], mend: str) -> None:
-    if damages:
-        first = min(damages, key=lambda damage: damage.is_unreadable)
-        if first.is_unreadable:
-            raise describe_unread(folder / first.file, PermissionError())
-        more = f" (and {len(damages) - 1:,} more)" if len(damages) > 1 else ""
-        raise RecordError(f"'{folder / first.file}' {first.what}{more}. {mend}")
-
-
-def _resume_command(folder: Path) -> str:
-    """Return the command that resumes a run in its folder, even if the folder was moved."""
-    command = ["memguard", "train", str(folder / "config.yaml")]
-    with suppress(MemguardError):
-        config = load_run_config(folder / "config.yaml")
-        here = folder.resolve()
-        if (Path(config.output_dir) / config.name).resolve() != here:
-            command += [f"name={here.name}", f"output_dir={here.parent}"]
-    return shlex.join(command)
-
-
 def _verify_run(folder: Path, on_read: OnRead, base: str | None) -> Iterator[Part]:
-    train = _resume_command(folder)
-    yield _make_part("config.yaml", find_config_damage(folder), note="", mend=_MEND_CONFIG)
+    train = make_resume_command(folder)
+    yield _judge("config.yaml", find_config_damage(folder), repair=REPAIR_CONFIG)
     on_read("documents", _measure([folder / "prepared", folder / MANIFEST])[1])
     prepared = find_prepared_damage(folder)
     on_read("model", _measure([find_weights_folder(folder)])[1])
@@ -230,131 +169,113 @@ def _verify_run(folder: Path, on_read: OnRead, base: str | None) -> Iterator[Par
         on_read(path.name, _measure([path])[1])
         saves[path] = find_checkpoint_damage(path)
     yield _verify_checkpoints(folder, saves)
-    whole = [path for path, damages in saves.items() if not damages]
-    yield _verify_metrics(folder, trained, whole)
+    intact = [path for path, damages in saves.items() if not damages]
+    yield _verify_metrics(folder, trained, intact)
     # The losses before training are needed only until training ends.
     if not has_trained(folder) and (lost := find_reference_damage(folder)):
-        mend = f"'{train}' measures them again"
-        yield _make_part("first losses", lost, note="", mend=mend)
+        yield _judge("first losses", lost, repair=f"'{train}' measures them again")
     is_hidden = is_closed(folder / "audit")
     is_audited = not is_hidden and has_audit(folder / "audit")
     if has_trained(folder):
         damages = [item for item in trained if item.file not in (MANIFEST, METRICS)]
-        mend = f"'{train}' exports it again from the last checkpoint"
+        repair = f"'{train}' exports it again from the last checkpoint"
         if any(item.what == UNLISTED for item in damages):
-            mend = _MEND_UNLISTED
-        elif not whole:
-            mend = "no undamaged checkpoint is left: restore it from a copy of the run"
+            repair = REPAIR_UNLISTED
+        elif not intact:
+            repair = "no undamaged checkpoint is left: restore it from a copy of the run"
         note = _count(_measure([find_weights_folder(folder)]))
-        yield _make_part("model", damages, note=note, mend=mend)
-        if not any(item.file.startswith(("trained.json", "adapter/")) for item in damages):
-            yield from _verify_base(folder, on_read, base)
+        yield _judge("model", damages, repair=repair, note=note)
+        is_read = not any(i.file.startswith(("trained.json", "adapter/")) for i in damages)
+        if is_read and load_trained(folder).base:
+            yield _verify_base(folder, on_read, base)
     elif is_audited:
         # Only a run whose training has ended is audited.
         ended = Damage(file="trained.json", what="is missing, and the run has been audited")
-        yield _make_part("model", [ended], note="", mend=f"'{train}' writes it again")
+        yield _judge("model", [ended], repair=f"'{train}' writes it again")
     else:
-        yield Part(name="model", state="not there yet", note=f"'{train}' creates it")
+        yield _await("model", f"'{train}' creates it")
     if is_audited:
         yield _verify_audit(folder / "audit", on_read, run=folder)
     elif is_hidden:
-        yield _make_part("audit", [mark_unreadable("audit/")], note="", mend="")
+        yield _judge("audit", [mark_unreadable("audit/")])
     else:
-        note = f"'memguard audit {folder}' creates it"
-        yield Part(name="audit", state="not there yet", note=note)
+        yield _await("audit", f"'memguard audit {folder}' creates it")
 
 
-def _verify_base(folder: Path, on_read: OnRead, named: str | None) -> Iterator[Part]:
+def _verify_base(folder: Path, on_read: OnRead, named: str | None) -> Part:
     """Compare the base of a run's undamaged adapters with the model they were trained on."""
     files, adapter = load_trained(folder).base, find_weights_folder(folder)
-    if not files:
-        return
-    mend = f"restore it, or {say_where_base_is(adapter)}"
+    assert files, "checked: the run has adapters"
+    repair = f"restore it, or {say_where_base_is(adapter)}"
     try:
         place = find_base_folder(adapter, files, base=named)
     except PermissionError as error:
-        hidden = mark_unreadable(str(error.filename))
-        yield _make_part(BASE_MODEL, [hidden], note="", mend=mend)
-        return
+        return _judge(BASE_MODEL, [mark_unreadable(str(error.filename))])
     except ModelError as error:
         # The message has the way out too.
         damage = Damage(file=BASE_MODEL, what=f"cannot be read: {error}")
-        yield _make_part(BASE_MODEL, [damage], note="", mend=mend)
-        return
+        return _judge(BASE_MODEL, [damage], repair=repair)
     if place is None:
         note = "on the hub and not downloaded yet: 'memguard audit' checks it"
-        yield Part(name=BASE_MODEL, state="not there yet", note=note)
-        return
+        return _await(BASE_MODEL, note)
     paths = [place / name for name in files]
     on_read(BASE_MODEL, _measure(paths)[1])
     damages = [
         replace(damage, file=str(place / damage.file)) for damage in find_damage(place, files)
     ]
-    yield _make_part(BASE_MODEL, damages, note=_count(_measure(paths)), mend=mend)
+    return _judge(BASE_MODEL, damages, repair=repair, note=_count(_measure(paths)))
 
 
 def _verify_documents(
     folder: Path, prepared: Sequence[Damage], trained: Sequence[Damage]
 ) -> Iterator[Part]:
-    train = _resume_command(folder)
+    train = make_resume_command(folder)
     if not (has_prepared(folder) or prepared):
-        yield Part(name="prepared", state="not there yet", note=f"'{train}' creates it")
+        yield _await("prepared", f"'{train}' creates it")
         return
-    yield _make_part(
+    yield _judge(
         "prepared",
         [item for item in prepared if item.file != MANIFEST],
+        repair=f"'{train}' prepares the documents again",
         note=_count(_measure([folder / "prepared"])),
-        mend=f"'{train}' prepares the documents again",
     )
     # Preparation and the end of training may report the same damage: one message is enough.
     damages = [item for item in (*prepared, *trained) if item.file == MANIFEST][:1]
-    yield _make_part(
-        "manifest",
-        damages,
-        note=_count(_measure([folder / MANIFEST])),
-        mend=f"'{train}' writes it again",
-    )
+    note = _count(_measure([folder / MANIFEST]))
+    yield _judge("manifest", damages, repair=f"'{train}' writes it again", note=note)
 
 
 def _verify_checkpoints(folder: Path, saves: Mapping[Path, Sequence[Damage]]) -> Part:
     name = "checkpoints"
     if is_closed(folder / name):
-        return _make_part(name, [mark_unreadable(f"{name}/")], note="", mend="")
+        return _judge(name, [mark_unreadable(f"{name}/")])
     if not saves:
-        note = "none were kept" if has_trained(folder) else "training saves them"
-        return Part(name=name, state="not there yet", note=note)
+        return _await(name, "none were kept" if has_trained(folder) else "training saves them")
     damages = [
         replace(item, file=f"{name}/{path.name}/{item.file}")
         for path, items in saves.items()
         for item in items
     ]
-    mend = f"'{_resume_command(folder)}' skips damaged checkpoints"
+    repair = f"'{make_resume_command(folder)}' skips damaged checkpoints"
     if has_trained(folder):
-        mend = "training has ended and needs no checkpoint: delete the damaged checkpoint folders"
-    return _make_part(
-        name,
-        damages,
-        note=f"{_plural(len(saves), 'checkpoint')}, {_count(_measure(list(saves)))}",
-        mend=mend,
-    )
+        repair = "training has ended and needs no checkpoint: delete the damaged checkpoint folders"
+    note = f"{_plural(len(saves), 'checkpoint')}, {_count(_measure(list(saves)))}"
+    return _judge(name, damages, repair=repair, note=note)
 
 
-def _verify_metrics(folder: Path, trained: Sequence[Damage], whole: Sequence[Path]) -> Part:
-    path, copy = folder / METRICS, whole[-1] / METRICS if whole else None
+def _verify_metrics(folder: Path, trained: Sequence[Damage], intact: Sequence[Path]) -> Part:
+    path, copy = folder / METRICS, intact[-1] / METRICS if intact else None
     if has_trained(folder):
         damages = [item for item in trained if item.file == METRICS]
         note = _count(_measure([path]))
     elif copy is not None and copy.is_file():
         damages = _compare_with_copy(path, copy.read_bytes())
         note = f"compared up to {copy.parent.name}"
-    elif path.exists():
-        note = "can be compared after the first checkpoint"
-        return Part(name="metrics", state="not there yet", note=note)
     else:
-        return Part(name="metrics", state="not there yet", note="training writes it")
-    return _make_part(
-        "metrics", damages, note=note, mend=f"'{_resume_command(folder)}' restores it"
-    )
+        later = "can be compared after the first checkpoint"
+        return _await("metrics", later if path.exists() else "training writes it")
+    repair = f"'{make_resume_command(folder)}' restores it"
+    return _judge("metrics", damages, repair=repair, note=note)
 
 
 def _compare_with_copy(path: Path, copy: bytes) -> list[Damage]:
@@ -375,30 +296,34 @@ def _verify_audit(folder: Path, on_read: OnRead, run: Path | None = None) -> Par
     damages = find_audit_damage(folder)
     place = "" if run is None else f"{folder.name}/"
     again = "the same 'memguard audit' again" if run is None else f"'memguard audit {run}'"
-    mend = f"{again} creates it again from cached scores"
+    repair = f"{again} creates it again from cached scores"
     if all(item.file in (PAGE, *CARDS) or item.is_unreadable for item in damages):
-        mend = f"'memguard report {run or folder}' renders it again"
-    return _make_part(
-        "audit",
-        [
-            item if item.file in CARDS else replace(item, file=f"{place}{item.file}")
-            for item in damages
-        ],
-        note=_count(_measure(covered)),
-        mend=mend,
+        repair = f"'memguard report {run or folder}' renders it again"
+    placed = [
+        item if item.file in CARDS else replace(item, file=f"{place}{item.file}")
+        for item in damages
+    ]
+    return _judge("audit", placed, repair=repair, note=_count(_measure(covered)))
+
+
+def _judge(name: str, damages: Sequence[Damage], *, repair: str = "", note: str = "") -> Part:
+    """Return a part that exists, with what is wrong with it."""
+    closed = tuple(damage.file for damage in damages if damage.is_unreadable)
+    found = tuple(damage for damage in damages if not damage.is_unreadable)
+    state: State = "damaged" if found else "not checked" if closed else "intact"
+    return Part(
+        name=name,
+        state=state,
+        note="no permission" if state == "not checked" else note,
+        damages=found,
+        not_checked=closed,
+        repair=repair if found else None,
     )
 
 
-def _make_part(name: str, damages: Sequence[Damage], *, note: str, mend: str) -> Part:
-    closed = tuple(damage.file for damage in damages if damage.is_unreadable)
-    found = tuple(damage for damage in damages if not damage.is_unreadable)
-    if found:
-        return Part(
-            name=name, state="damaged", note=note, damages=found, not_checked=closed, mend=mend
-        )
-    if closed:
-        return Part(name=name, state="not checked", note="no permission", not_checked=closed)
-    return Part(name=name, state="whole", note=note)
+def _await(name: str, note: str) -> Part:
+    """Return a part that does not exist yet; ``note`` says what creates it."""
+    return Part(name=name, state="not there yet", note=note)
 
 
 def _measure(paths: Sequence[Path]) -> tuple[int, int]:

@@ -46,10 +46,9 @@ from memguard.model.checks import build_causal_lm
 from memguard.parallel.lora import LoraSpec, attach_lora, fill_lora
 from memguard.parallel.mesh_shape import MeshShape
 from memguard.parallel.model_sizes import ModelSizes
-from memguard.planner.adapters import AdapterSizes
 from memguard.planner.machine import FRAGMENTATION_ONE_CPU
 from memguard.planner.memory import estimate_memory
-from memguard.planner.step_settings import StepSettings
+from memguard.planner.step_settings import AdapterSizes, StepSettings
 
 MIN_SPEED, MAX_MEMORY, MAX_PLAN_ERROR = 0.97, 0.9, 0.15
 MAX_STATE = {"fp32": 0.33, "bf16": 0.2}

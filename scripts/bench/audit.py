@@ -281,7 +281,7 @@ def compare_with_generate(
     else:
         cells += ["", ""]
     verbatim = verdicts["ours"][:, teacher_forced.names.index("num_correct")] == CONTINUATION_TOKENS
-    is_sure = verdicts["ours"][:, teacher_forced.names.index("hangs_on_margin")] == 0
+    is_sure = verdicts["ours"][:, teacher_forced.names.index("is_near_tie")] == 0
     same = compare_verdicts(verdict, str(row), verbatim, verdicts["batched"], is_sure)
     table.row(str(row), *cells, same, end=", ".join(filter(None, limits)))
 

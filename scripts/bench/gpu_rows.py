@@ -32,7 +32,7 @@ from memguard.parallel.mesh import build_mesh
 from memguard.parallel.mesh_shape import MeshShape
 from memguard.parallel.shard import checkpoint_blocks, compile_blocks
 from memguard.runtime import Runtime, fast_matmuls
-from memguard.workflows.memory_check import settle_settings
+from memguard.workflows.memory_check import resolve_auto_settings
 
 LR = 1e-5
 AXES: tuple[AxisName, ...] = ("data", "z", "y", "x")
@@ -86,7 +86,7 @@ def resolve_setting(sizes: Sizes, setting: Setting, runtime: Runtime) -> Setting
             "parallel": dict(zip(AXES, setting.mesh or (1, 1, 1, 1), strict=True)),
         }
     )
-    train = settle_settings(config, runtime).train
+    train = resolve_auto_settings(config, runtime).train
     return replace(
         setting,
         precision=train.precision,

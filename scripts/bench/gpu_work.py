@@ -28,7 +28,8 @@ from harness import describe_error
 from torch import distributed as dist
 
 from memguard.runtime import Runtime, set_allocator_defaults, start_runtime
-from memguard.workflows.launch import ExitReport, is_started_by_nproc, launch, tell
+from memguard.runtime.children import ExitReport, is_started_by_nproc, report_exit
+from memguard.workflows.launch import launch
 
 OUT_OF_MEMORY = "out of memory"
 # Variables that change speed or memory; they are reported with each answer.
@@ -151,7 +152,7 @@ def main() -> int:
         is_memory = isinstance(error, torch.OutOfMemoryError)
         text = OUT_OF_MEMORY if is_memory else describe_error(error)
         trace = "" if is_memory else traceback.format_exc()
-        tell(ExitReport(code=1, kind=type(error).__name__, text=text, traceback=trace))
+        report_exit(ExitReport(code=1, kind=type(error).__name__, text=text, traceback=trace))
         # Other ranks may wait in a collective, and the interpreter would wait for NCCL's threads.
         sys.stderr.flush()
         os._exit(1)

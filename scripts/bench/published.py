@@ -28,9 +28,8 @@ from memguard.parallel.mesh_shape import MeshShape
 from memguard.parallel.model_sizes import ModelSizes
 from memguard.planner import compute
 from memguard.planner.cost import estimate_step
-from memguard.planner.fit import Checkpointing
 from memguard.planner.machine import Machine
-from memguard.planner.step_settings import StepSettings
+from memguard.planner.step_settings import Checkpointing, StepSettings
 
 SEQ_LEN = 8192
 TOLERANCE = 0.25

@@ -251,8 +251,8 @@ def pair_memory(
 ) -> dict[str, tuple[int, int, float]]:
     """Return simulated and predicted bytes of each kind, and the relative tolerance."""
     return {
-        "weights": (simulated.weight_bytes, predicted.weight_bytes, STATE_TOLERANCE),
+        "weights": (simulated.weight_bytes, predicted.peak.weights, STATE_TOLERANCE),
         "gradients": (simulated.gradient_bytes, predicted.gradient_bytes, STATE_TOLERANCE),
-        "optimizer": (simulated.optimizer_bytes, predicted.optimizer_bytes, STATE_TOLERANCE),
+        "optimizer": (simulated.optimizer_bytes, predicted.peak.optimizer, STATE_TOLERANCE),
         "peak": (simulated.peak_bytes, predicted.peak.total, PEAK_TOLERANCE),
     }

@@ -18,7 +18,7 @@ from memguard.audit.extraction import (
     count_needed_90,
     find_greedy_margin,
     find_min_margin,
-    hangs_on_margin,
+    is_near_tie,
 )
 
 _flags = st.lists(st.booleans(), min_size=1, max_size=60)
@@ -125,7 +125,7 @@ def test_conversation_window_is_the_last_supervised_span(
     ],
 )
 def test_verdict_hangs_on_margin(margins: list[float], hangs: bool) -> None:
-    assert bool(hangs_on_margin(np.array(margins), 1e-3)) is hangs
+    assert bool(is_near_tie(np.array(margins), 1e-3)) is hangs
 
 
 def test_greedy_margin_is_of_tokens_before_the_first_divergence() -> None:

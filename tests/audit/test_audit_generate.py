@@ -17,7 +17,7 @@ from memguard.audit.extraction import (
     ExtractionProbe,
     Window,
     compute_first_divergence,
-    hangs_on_margin,
+    is_near_tie,
 )
 from memguard.audit.passages import TokenResult
 from memguard.audit.scoring import ModelScorer
@@ -138,7 +138,7 @@ def test_bf16_disagrees_only_within_the_stated_margin(
         for window, result, generated in zip(
             windows, results, _generate(model, windows), strict=True
         ):
-            hangs = hangs_on_margin(result.margin, margin)
+            hangs = is_near_tie(result.margin, margin)
             if hangs:
                 told.append(window.document.id)
             ours = compute_first_divergence(result.correct)

@@ -14,9 +14,9 @@ from memguard.audit.parts import (
     WhichWindow,
     choose_part,
     describe_cut,
+    find_cut,
     list_contexts,
     list_pieces,
-    tell_cut,
 )
 from memguard.audit.selection import select_windows
 from memguard.data.packing import split_points
@@ -201,11 +201,11 @@ def test_contexts(which: WhichWindow) -> None:
 
 def test_what_was_cut_is_told(make_document: Callable[..., AuditDocument]) -> None:
     whole = make_document(np.arange(60))
-    assert describe_cut([whole], (), window="last") is None
+    assert find_cut([whole], (), window="last") is None
     part = make_document(np.arange(256), num_tokens=6001, part="context", first_position=5745)
-    cut = describe_cut([whole, part], (), window="last")
+    cut = find_cut([whole, part], (), window="last")
     assert cut is not None
-    assert tell_cut(cut) == (
+    assert describe_cut(cut) == (
         "1 of 2 documents is longer than 256 tokens, the longest input of the model: the audit "
         "uses the last 256 tokens of each (the longest document has 6,001). The rest is audited "
         "only in windows of the probe 'grid'. '--window first' audits the first 256."
@@ -213,8 +213,10 @@ def test_what_was_cut_is_told(make_document: Callable[..., AuditDocument]) -> No
     chat = _choose(_build("prompt_completion", [70, 90], closed=True), 128)
     window = ExtractionProbe().window(chat)
     assert window is not None
-    cut = describe_cut([chat], [window], window="last")
+    cut = find_cut([chat], [window], window="last")
     assert cut is not None
     assert (cut.num_inside_completion, cut.longest_tokens, cut.used_tokens) == (1, 161, 80)
-    assert "1 of 1 documents is longer than 'data.seq_len' and trained in pieces" in tell_cut(cut)
-    assert "In 1 of them this part contains no prompt" in tell_cut(cut)
+    assert "1 of 1 documents is longer than 'data.seq_len' and trained in pieces" in describe_cut(
+        cut
+    )
+    assert "In 1 of them this part contains no prompt" in describe_cut(cut)

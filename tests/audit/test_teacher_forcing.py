@@ -125,7 +125,7 @@ def test_numbers_equal_naive_loops(
         all(each.margin >= 1 for each in said),
         all(each.margin > -1 for each in said),
     )
-    expected["hangs_on_margin"] = float(sure != possible)
+    expected["is_near_tie"] = float(sure != possible)
     for index in range(len(SCHEMES)):
         expected[f"sampled.{index}"] = sum(each.sampled[index] for each in said)
     for name, value in _score_members_naively(window).items():

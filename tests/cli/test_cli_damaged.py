@@ -187,14 +187,14 @@ def test_a_second_audit_of_the_same_folder_is_refused(
     try:
         fcntl.flock(handle, fcntl.LOCK_EX)
         refused = run_cli("audit", run, *arguments)
-        at_work = run_cli("verify", locked) if locked != "out" else None
+        in_use = run_cli("verify", locked) if locked != "out" else None
     finally:
         os.close(handle)
     assert refused.code == 2
     # One line: torch, whose import is told, is not waited for.
     assert refused.err.startswith(f"another process is using '{locked}'")
     assert refused.err.count("\n") == 1
-    assert at_work is None or "files that it is writing may look damaged" in at_work.out
+    assert in_use is None or "files that it is writing may look damaged" in in_use.out
     assert read_all(run / "audit", *before) == before
     assert run_cli("audit", run, *arguments).code == 0
 

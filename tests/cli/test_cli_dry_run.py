@@ -12,7 +12,7 @@ import rich.console
 from cli_examples import make_texts, read_json, run_cli, write_jsonl, write_run, write_texts
 from rich.cells import cell_len
 
-from memguard.cli.screens import SHOWN_TOKENS, render_dry_run
+from memguard.cli.dry_run_screen import SHOWN_TOKENS, render_dry_run
 from memguard.config import load_run_config
 from memguard.errors import DataError, ModelError
 from memguard.records import load_manifest

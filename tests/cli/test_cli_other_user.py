@@ -112,14 +112,14 @@ def test_verify_lists_what_another_user_may_not_read(place: Path, ranks: RankPoo
     )
     assert lines[-1] == ("runs/run: no damage found; not checked (no permission): prepared, audit")
     found = json.loads(as_json.out)
-    assert (found["whole"], found["not_checked"]) == (False, unread)
+    assert (found["intact"], found["not_checked"]) == (False, unread)
     states = {part["name"]: part["state"] for part in found["parts"]}
     assert {name for name, state in states.items() if state == "not checked"} == {
         "prepared", "audit",
     }  # fmt: skip
-    assert states["model"] == states["base model"] == states["manifest"] == "whole"
+    assert states["model"] == states["base model"] == states["manifest"] == "intact"
     # Their owner sees the same files whole.
-    assert run_cli("verify", place / "runs" / "run").out.splitlines()[-1].endswith(": whole")
+    assert run_cli("verify", place / "runs" / "run").out.splitlines()[-1].endswith(": intact")
 
 
 @needs_root
@@ -145,9 +145,9 @@ def test_closed_folders_are_not_checked_and_not_missing(place: Path, ranks: Rank
     assert told.code == 0, told.out
     found = json.loads(told.out)
     states = {part["name"]: part["state"] for part in found["parts"]}
-    assert states.pop("config.yaml") == states.pop("metrics") == "whole"
-    assert set(states.values()) == {"not checked", "whole"}
-    assert states["manifest"] == "whole"
+    assert states.pop("config.yaml") == states.pop("metrics") == "intact"
+    assert set(states.values()) == {"not checked", "intact"}
+    assert states["manifest"] == "intact"
     assert {"prepared/summary.json", "checkpoints/", "audit/"} <= set(found["not_checked"])
     # An unfinished run still needs the losses before training.
     for name in closed:

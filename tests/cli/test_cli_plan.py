@@ -14,8 +14,7 @@ import rich.console
 from cli_examples import Outcome, run_cli, write_run
 from tiny_llama import TINY_LLAMA
 
-from memguard.cli.screens import render_plan
-from memguard.cli.storage_screen import render_storage_plan
+from memguard.cli.plan_screen import render_plan, render_storage_plan
 from memguard.planner.disk import format_bytes
 from memguard.planner.plan import Plan
 from memguard.planner.storage import StoragePlan
@@ -180,19 +179,53 @@ def test_options_are_taken(tmp_path: Path) -> None:
     )
 
 
-def test_remedies_of_a_model_alone_are_options_of_this_command(tmp_path: Path) -> None:
+def test_options_are_short_for_settings(tmp_path: Path) -> None:
+    path = write_model(tmp_path, num_hidden_layers=2)
+    arguments = ("--model", path, "--machine", "h200", "--gpus", 4, "--json")
+    options = (
+        *("--seq-len", 512, "--batch", 32, "--micro-batch", 2, "--checkpointing", "full"),
+        *("--precision", "fp32", "--lora-r", 4),
+    )
+    settings = (
+        *("data.seq_len=512", "train.batch_size=32", "train.micro_batch_size=2"),
+        *("train.activation_checkpointing=full", "train.precision=fp32"),
+        *("adapter.name=lora", "adapter.r=4"),
+    )
+    by_options = plan(*arguments, *options)
+    assert by_options.code == 0, by_options.err
+    assert plan(*arguments, *settings).out == by_options.out
+    assert plan(*settings[:1], *arguments, *(f"--{each}" for each in settings[1:])).out == (
+        by_options.out
+    )
+
+
+def test_a_model_alone_has_the_settings_of_a_run(tmp_path: Path) -> None:
     path = write_model(tmp_path, num_hidden_layers=4)
-    arguments = ["--model", path, "--machine", "dgx-h100", "--mesh", "x=8", "--seq-len", 16384]
-    outcome = plan(*arguments, "--batch", 8, "--micro-batch", 8, "--checkpointing", "none")
+    arguments = ("--model", path, "--machine", "h200", "--json")
+    full = json.loads(plan(*arguments, "parallel.z=8").out)["requested"]
+    assert [full[axis] for axis in ("data", "z", "y", "x")] == [1, 8, 1, 1]
+    lora = (*arguments, "parallel.z=8", "adapter.name=lora")
+    wide, narrow = (
+        json.loads(plan(*lora, *settings).out)["requested"]["memory"]
+        for settings in ((), ("adapter.quantization=nf4",))
+    )
+    assert narrow["weights"] < wide["weights"] < full["memory"]["weights"]
+
+
+def test_remedies_of_a_model_alone_are_settings(tmp_path: Path) -> None:
+    path = write_model(tmp_path, num_hidden_layers=4)
+    arguments = ["--model", path, "--machine", "dgx-h100", "--mesh", "x=8"]
+    given = {"data.seq_len": "16384", "train.batch_size": "8", "train.micro_batch_size": "8"}
+    given["train.activation_checkpointing"] = "none"
+    outcome = plan(*arguments, *(f"{setting}={value}" for setting, value in given.items()))
     assert outcome.code == 2
     (line,) = outcome.err.splitlines()
     assert line.startswith("the mesh (data=1, z=1, y=1, x=8) needs ")
-    remedies = re.findall(r"set (--[a-z-]+) (\w+)", line)
-    assert ("--micro-batch", "1") in remedies or ("--micro-batch", "2") in remedies
-    for option, value in remedies:
-        changed = {"--batch": 8, "--micro-batch": 8, "--checkpointing": "none", option: value}
-        base = [*arguments] if option != "--seq-len" else arguments[:-2]
-        assert plan(*base, *(part for pair in changed.items() for part in pair)).code == 0
+    remedies = re.findall(r"set ([a-z_.]+)=(\w+)", line)
+    assert {("train.micro_batch_size", "1"), ("train.micro_batch_size", "2")} & {*remedies}
+    for setting, value in remedies:
+        changed = given | {setting: value}
+        assert plan(*arguments, *(f"{each}={changed[each]}" for each in changed)).code == 0
 
 
 # -- mistakes --------------------------------------------------------------------------------------
@@ -211,13 +244,13 @@ def test_remedies_of_a_model_alone_are_options_of_this_command(tmp_path: Path) -
         (["--mesh", "x=-1,z=-1"], "only one of"),
         (["--gpus", "0"], "'--gpus'"),
         (["--gpus", "many"], "'--gpus'"),
-        (["--seq-len", "1"], "'--seq-len'"),
-        (["--batch", "0"], "'--batch'"),
-        (["--checkpointing", "some"], "must be none, selective or full; got 'some'"),
-        (["--precision", "fp8"], "must be fp32 or bf16; got 'fp8'"),
-        (["--micro-batch", "2"], "needs '--batch', whose rows it divides"),
-        (["--micro-batch", "3", "--batch", "16"], "must divide '--batch'; got 3 and 16"),
-        (["train.batch_size=3"], "'train.batch_size=3' is a setting and needs the CONFIG"),
+        (["--seq-len", "1"], "'data.seq_len' should be greater than or equal to 8; got 1"),
+        (["--batch", "0"], "'train.batch_size' should be greater than or equal to 1; got 0"),
+        (["--checkpointing", "some"], "should be 'auto', 'none', 'full' or 'selective'; got 'so"),
+        (["--precision", "fp8"], "'train.precision' should be 'auto', 'fp32' or 'bf16'; got 'fp8"),
+        (["--micro-batch", "2"], "needs 'train.batch_size', whose rows it divides"),
+        (["--micro-batch", "3", "--batch", "16"], "must divide 'train.batch_size'; got 3 and 16"),
+        (["train.batch=3"], "'train.batch' is not a setting; did you mean 'batch_size'?"),
         (["--nonsense"], "--nonsense"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
@@ -229,24 +262,20 @@ def test_wrong_arguments(model: Path, arguments: list[str], said: str) -> None:
 
 def test_several_mistakes_are_told_at_once(model: Path) -> None:
     outcome = plan("--model", model, "--checkpointing", "some", "--precision", "fp8")
-    check_refusal(outcome, 2, "'--checkpointing'", "'--precision'")
+    check_refusal(outcome, 2, "'train.activation_checkpointing'", "'train.precision'")
     assert len(outcome.err.splitlines()) == 2
 
 
 def test_neither_a_run_nor_a_model() -> None:
     check_refusal(plan(), 2, "give the CONFIG of a run, or --model CONFIG_JSON")
     check_refusal(plan("--gpus", 8), 2, "give the CONFIG of a run")
+    check_refusal(plan("train.batch_size=3"), 2, "give the CONFIG of a run, or --model CONFIG_JSON")
 
 
-def test_options_of_a_model_alone_are_settings_of_a_run(folder: Path) -> None:
-    path = write_run(folder)
-    outcome = plan(path, "--batch", 3, "--seq-len", 64)
-    check_refusal(
-        outcome,
-        2,
-        "--batch is for a model alone; with a CONFIG write train.batch_size=3",
-        "with a CONFIG write data.seq_len=64",
-    )
+def test_options_change_the_settings_of_a_run(folder: Path) -> None:
+    outcome = plan(write_run(folder), "--no-documents", "--batch", 3, "--seq-len", 64)
+    assert (outcome.code, outcome.err) == (0, "")
+    assert "a step of 3 rows, 64 tokens per row, fp32" in outcome.out
 
 
 def test_no_such_model(tmp_path: Path) -> None:

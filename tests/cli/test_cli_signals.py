@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 from cli_examples import run_cli, write_run
 
-from memguard.cli import signals
-from memguard.cli.signals import SignalReceived, raise_on_signals
 from memguard.data import corpus
 from memguard.hf import export
+from memguard.runtime import children
+from memguard.runtime.children import SignalReceived, raise_on_signals
 from memguard.workflows import audit
 
 GO_ON = "memguard: interrupted; run the same command again to resume"
@@ -99,8 +99,8 @@ def test_a_second_signal_is_taken_for_the_same_one_within_a_second(
     signal.raise_signal(signal.SIGTERM)
     assert signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL
     ended: list[int] = []
-    monkeypatch.setattr(signals, "_SAME_SIGNAL_S", 0.0)
-    monkeypatch.setattr(signals.signal, "raise_signal", ended.append)
+    monkeypatch.setattr(children, "SAME_SIGNAL_S", 0.0)
+    monkeypatch.setattr(children.signal, "raise_signal", ended.append)
     handler: Any = signal.getsignal(signal.SIGTERM)
     handler(signal.SIGTERM, None)
     assert ended == [signal.SIGTERM]

@@ -21,8 +21,8 @@ from ranks import RankPool
 
 from memguard.records import load_manifest
 from memguard.records.comparison import load_comparison
+from memguard.runtime import children
 from memguard.train.metrics import StepMetrics, read_metrics
-from memguard.workflows import sweep as sweep_module
 
 Child = subprocess.Popen[Any] | PreloadedChild
 
@@ -67,7 +67,7 @@ def watched(
             time.sleep(0.025)
 
     watcher = threading.Thread(target=monitor)
-    with mock.patch.object(sweep_module.subprocess, "Popen", remember):
+    with mock.patch.object(children.subprocess, "Popen", remember):
         watcher.start()
         yield
         watcher.join()
@@ -109,7 +109,7 @@ def sweep(
     assert count_steps(none) >= 20, killed.err
     with watched(none, count_steps(none) + 20, interrupt, start):
         interrupted = run_cli("compare", file)
-    with mock.patch.object(sweep_module.subprocess, "Popen", start):
+    with mock.patch.object(children.subprocess, "Popen", start):
         finished = run_cli("compare", file)
     assert finished.code == 0, finished.err
     assert finished.out.strip() == str(folder / "small" / "comparison.html")
@@ -180,7 +180,7 @@ def test_comparison_json_holds_what_was_promised(sweep: Sweep) -> None:
 
 def test_a_second_call_trains_nothing(sweep: Sweep) -> None:
     before = read_json(sweep.folder / "comparison.json")
-    with mock.patch.object(sweep_module.subprocess, "Popen", side_effect=AssertionError("a child")):
+    with mock.patch.object(children.subprocess, "Popen", side_effect=AssertionError("a child")):
         again = run_cli("compare", sweep.file, "--json")
     assert again.code == 0, again.err
     assert "3 of 3 runs already finished: base, none, k2" in again.err
@@ -219,7 +219,7 @@ def test_a_damaged_comparison_is_not_rendered(sweep: Sweep, damage: Callable[[Pa
 
 
 def test_other_settings_start_afresh_beside_the_old_ones(sweep: Sweep) -> None:
-    with mock.patch.object(sweep_module.subprocess, "Popen", side_effect=KeyboardInterrupt):
+    with mock.patch.object(children.subprocess, "Popen", side_effect=KeyboardInterrupt):
         outcome = run_cli("compare", sweep.file, "settings[1].mitigations[0].k=4")
     assert outcome.code == 130
     assert "2 of 3 runs already finished: base, none" in outcome.err

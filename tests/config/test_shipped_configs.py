@@ -20,8 +20,8 @@ from memguard.parallel.mesh_shape import MeshShape, check_mesh, list_meshes, res
 from memguard.parallel.model_sizes import ModelSizes
 from memguard.planner.fit import rank_meshes
 from memguard.planner.machine import load_machine
+from memguard.planner.step_settings import describe_work
 from memguard.simulation.fake_mesh import simulated_mesh
-from memguard.workflows.auto_settings import describe_work
 
 ROOT = Path(__file__).resolve().parents[2]
 SWEEPS = ("quickstart",)

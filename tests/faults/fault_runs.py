@@ -11,6 +11,7 @@ import contextlib
 import ctypes
 import hashlib
 import json
+import math
 import os
 import re
 import signal
@@ -141,10 +142,12 @@ def _run_command(
     _write_to(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND))
     if prepare is not None:
         prepare(*given)
-    from memguard.workflows import launch
+    from memguard.runtime import children
 
-    launch.subprocess = SimpleNamespace(  # type: ignore[assignment]
-        Popen=ForkedRank, DEVNULL=subprocess.DEVNULL
+    children.subprocess = SimpleNamespace(  # type: ignore[assignment]
+        Popen=ForkedRank,
+        DEVNULL=subprocess.DEVNULL,
+        TimeoutExpired=subprocess.TimeoutExpired,
     )
     run_main(arguments)
 
@@ -171,10 +174,10 @@ class ForkedRank:
         *,
         env: Mapping[str, str],
         preexec_fn: Callable[[], None],
-        stdin: int | None,
         stdout: Any,
-        stderr: Any,
         pass_fds: Sequence[int],
+        stdin: int | None = None,
+        stderr: Any = None,
     ) -> None:
         """Fork; everything open is passed on, and nobody looks at what stands in ``pass_fds``."""
         assert command[1:3] == ["-m", "memguard"]
@@ -205,8 +208,11 @@ class ForkedRank:
                 self.returncode = os.waitstatus_to_exitcode(status)
         return self.returncode
 
-    def wait(self) -> int:
+    def wait(self, timeout: float = math.inf) -> int:
+        deadline = time.monotonic() + timeout
         while self.poll() is None:
+            if time.monotonic() >= deadline:
+                raise subprocess.TimeoutExpired("memguard", timeout)
             time.sleep(0.001)
         assert self.returncode is not None
         return self.returncode

@@ -1,6 +1,9 @@
-"""Fields of the small models on which the planner is compared with the engine."""
+"""Fields of the small models on which the planner is compared with the engine; sums of traffic."""
 
+from collections.abc import Iterable
 from typing import Any
+
+from memguard.planner.traffic import Collective, TrafficAxis
 
 MODEL: dict[str, Any] = {
     "vocab_size": 4096,
@@ -22,3 +25,16 @@ TINY: dict[str, Any] = {
     "vocab_size": 97,
     "num_hidden_layers": 3,
 }
+
+
+def sum_by_axis(collectives: Iterable[Collective]) -> dict[TrafficAxis, tuple[int, int, float]]:
+    """Return number of calls, payload (bytes) and ring traffic (bytes) of each axis."""
+    totals: dict[TrafficAxis, tuple[int, int, float]] = {}
+    for each in collectives:
+        calls, payload, ring = totals.get(each.axis, (0, 0, 0.0))
+        totals[each.axis] = (
+            calls + each.num_calls,
+            payload + each.payload_bytes,
+            ring + each.ring_bytes,
+        )
+    return totals

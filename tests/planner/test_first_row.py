@@ -7,7 +7,7 @@ from row_examples import make_corpus, make_loader
 from transformers import AutoTokenizer
 
 from memguard.data.tokenization import train_bpe
-from memguard.planner.first_row import decode_tokens, read_first_row
+from memguard.planner.rows import decode_tokens, read_first_row
 
 TEXTS = ["the cat sat on the mat", "日本の文字 🙂 and more", "a\tb\n\nc  d"]
 

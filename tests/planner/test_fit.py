@@ -10,7 +10,6 @@ from memguard.parallel.model_sizes import ModelSizes
 from memguard.planner.cost import estimate_step
 from memguard.planner.fit import (
     Fit,
-    Work,
     find_enough_gpus,
     find_fit,
     list_remedies,
@@ -19,6 +18,7 @@ from memguard.planner.fit import (
 )
 from memguard.planner.machine import Machine, load_machine
 from memguard.planner.plan import list_assumptions, make_mesh_plan
+from memguard.planner.step_settings import Work
 
 # Of 1.1 B parameters, with head dimensions and proportions of Llama.
 SIZES = ModelSizes(

@@ -19,8 +19,8 @@ from memguard.parallel.mesh_shape import MeshShape
 from memguard.parallel.model_sizes import ModelSizes
 from memguard.planner.fit import count_parameters
 from memguard.planner.memory import MemoryEstimate, estimate_memory
+from memguard.planner.parameters import block_unit, other_units
 from memguard.planner.step_settings import StepSettings
-from memguard.planner.units import block_unit, other_units
 from memguard.simulation.step import SimulatedStep, simulate_step
 
 # Measured: 5 % at most, on these cases and some hundred others. What the estimate leaves out, and
@@ -184,10 +184,10 @@ def count_tensors(case: Case) -> int:
 def check_stored(case: Case, step: SimulatedStep) -> None:
     predicted = estimate(case)
     pairs = [
-        (predicted.weight_bytes, step.weight_bytes),
+        (predicted.peak.weights, step.weight_bytes),
         (predicted.gradient_bytes, step.gradient_bytes),
         # AdamW also counts the steps of each parameter, in four bytes.
-        (predicted.optimizer_bytes, step.optimizer_bytes - 4 * count_tensors(case)),
+        (predicted.peak.optimizer, step.optimizer_bytes - 4 * count_tensors(case)),
     ]
     for mine, its in pairs:
         if case.rank == 0:
@@ -235,11 +235,11 @@ def test_405b_on_128_ranks_stores_51_gb_each() -> None:
     assert num_parameters == count_parameters(LLAMA_405B) == 405_853_388_800
     # 16 bytes: weight, gradient and two moments in fp32. 128 divides the rows of every matrix.
     memory = estimate_memory(LLAMA_405B, MeshShape(z=128), BF16, seq_len=2048)
-    stored = memory.weight_bytes + memory.gradient_bytes + memory.optimizer_bytes
+    stored = memory.peak.weights + memory.gradient_bytes + memory.peak.optimizer
     assert stored == 16 * num_parameters // 128 == 50_731_673_600
     # Over x and y only the norms are stored more than once.
     memory = estimate_memory(LLAMA_405B, MeshShape(z=8, y=2, x=8), BF16, seq_len=2048)
-    stored = memory.weight_bytes + memory.gradient_bytes + memory.optimizer_bytes
+    stored = memory.peak.weights + memory.gradient_bytes + memory.peak.optimizer
     num_norms = 2 * 126 + 1
     assert stored == 50_731_673_600 + 16 * num_norms * 16384 * 7 // 128
 
@@ -260,8 +260,8 @@ def test_a_block_of_fp32_on_one_process() -> None:
     memory = estimate_memory(sizes, MeshShape(), step, seq_len=2)
     table, block = 100_000 * 64, 2 * 64 * 64 + 2 * 64 * 32 + 3 * 64 * 128 + 2 * 64
     num_parameters = 2 * table + block + 64
-    assert memory.weight_bytes == memory.gradient_bytes == 4 * num_parameters
-    assert memory.optimizer_bytes == 8 * num_parameters
+    assert memory.peak.weights == memory.gradient_bytes == 4 * num_parameters
+    assert memory.peak.optimizer == 8 * num_parameters
     # A few activations of two tokens, when the embedding's gradient is made, come on top.
     assert 0 <= memory.peak.total - 16 * num_parameters < 2048
     assert memory.moment == "backward of the embedding"
@@ -367,12 +367,12 @@ def test_the_peak_is_the_sum_of_its_kinds_and_contains_stored_memory(
 ) -> None:
     memory = estimate_memory(sizes, mesh, step, seq_len=1024)
     peak = memory.peak
-    assert peak.weights == memory.weight_bytes == memory.gradient_bytes
-    assert peak.optimizer == memory.optimizer_bytes == 2 * memory.weight_bytes
+    assert peak.weights == memory.peak.weights == memory.gradient_bytes
+    assert peak.optimizer == memory.peak.optimizer == 2 * memory.peak.weights
     assert 0 <= peak.gradients <= memory.gradient_bytes
     assert min(peak.activations, peak.nll_chunk, peak.buffers) >= 0
     # The update comes after everything and needs all four.
-    assert peak.total >= 4 * memory.weight_bytes
+    assert peak.total >= 4 * memory.peak.weights
 
 
 # -- without torch ---------------------------------------------------------------------------------
@@ -385,8 +385,8 @@ def test_planning_loads_no_torch() -> None:
         "memguard.planner.plan",
         "memguard.workflows.requests",
         "memguard.workflows.plan",
-        "memguard.cli.screens",
-        "memguard.cli.screens",
+        "memguard.cli.plan_screen",
+        "memguard.cli.dry_run_screen",
     ]
     code = f"import sys, {', '.join(modules)}; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

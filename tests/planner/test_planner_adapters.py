@@ -19,16 +19,15 @@ from memguard.parallel.lora import LoraSpec, attach_lora
 from memguard.parallel.mesh_shape import MeshShape
 from memguard.parallel.model_sizes import ModelSizes
 from memguard.parallel.shard import checkpoint_blocks
-from memguard.planner.adapters import LINEAR_LAYERS, AdapterSizes
 from memguard.planner.compute import count_flops, estimate_compute
 from memguard.planner.cost import estimate_step
-from memguard.planner.fit import Work, count_parameters, find_enough_gpus, find_fit
+from memguard.planner.fit import count_parameters, find_enough_gpus, find_fit
 from memguard.planner.machine import load_machine
 from memguard.planner.memory import estimate_memory
 from memguard.planner.meta_model import outline_model
-from memguard.planner.step_settings import StepSettings
+from memguard.planner.parameters import find_trained
+from memguard.planner.step_settings import LINEAR_LAYERS, AdapterSizes, StepSettings, Work
 from memguard.planner.traffic import list_collectives
-from memguard.planner.trained import find_trained
 from memguard.simulation.fake_mesh import Calls
 from memguard.simulation.step import SimulatedStep, simulate_step
 
@@ -193,11 +192,11 @@ def count_tensors(sizes: ModelSizes, adapter: AdapterSizes) -> int:
 
 def check(case: Case, step: SimulatedStep) -> None:
     memory = estimate_memory(case.sizes, case.shape, case.settings, seq_len=case.seq_len)
-    assert memory.weight_bytes == step.weight_bytes
+    assert memory.peak.weights == step.weight_bytes
     assert memory.gradient_bytes == step.gradient_bytes
     # AdamW also counts the steps of each parameter, in four bytes.
     num_tensors = count_tensors(case.sizes, case.adapter)
-    assert memory.optimizer_bytes == step.optimizer_bytes - 4 * num_tensors
+    assert memory.peak.optimizer == step.optimizer_bytes - 4 * num_tensors
     assert memory.peak.total == pytest.approx(step.peak_bytes, rel=PEAK_TOLERANCE)
 
 
@@ -292,9 +291,9 @@ def test_adapters_of_70b_fit_on_eight_gpus_where_the_weights_do_not() -> None:
     per_block = 16 * (4 * 8192 + 2 * (8192 + 1024) + 3 * (8192 + 28672))
     assert find_trained(LLAMA_70B, mesh, AdapterSizes(r=16)).stored == 80 * per_block
     memory = adapted.memory
-    assert memory.weight_bytes == base + 4 * 80 * per_block
+    assert memory.peak.weights == base + 4 * 80 * per_block
     assert memory.gradient_bytes == 4 * 80 * per_block
-    assert memory.optimizer_bytes == 8 * 80 * per_block
+    assert memory.peak.optimizer == 8 * 80 * per_block
     # The base alone needs two GPUs.
     enough = find_enough_gpus(LLAMA_70B, replace(work, adapter=AdapterSizes(r=16)), H100)
     assert enough is not None

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from row_examples import EOS, make_corpus, make_loader
 
 from memguard.data.loader import Loader
-from memguard.planner.run_length import count_labels, measure_length, remark_on_rows
+from memguard.planner.rows import count_labels, measure_length, remark_on_rows
 
 
 @given(

@@ -14,9 +14,9 @@ from memguard.parallel.mesh_shape import MeshShape
 from memguard.parallel.model_sizes import ModelSizes, StorageOnly
 from memguard.planner.machine import Machine
 from memguard.planner.meta_model import measure_storage
+from memguard.planner.step_settings import AdapterSizes, Work
 from memguard.planner.storage import (
     ModelStorage,
-    StoredAs,
     find_least_gpus,
     make_storage_mesh,
     rank_storage_meshes,
@@ -106,6 +106,7 @@ def test_a_rank_stores_what_the_sharded_model_has(family: str, shape: MeshShape)
     assert expected == pytest.approx(sum(stored) / len(stored), rel=1e-6, abs=1)
 
 
+STEP = Work(seq_len=1)
 MACHINE = Machine(
     name="m",
     gpu="G",
@@ -131,10 +132,10 @@ def make_storage(num_parameters: int) -> ModelStorage:
 
 def test_bytes_of_weights_gradients_and_moments() -> None:
     model = make_storage(1000)
-    trained = make_storage_mesh(model, MeshShape(z=2), StoredAs(), MACHINE).memory
+    trained = make_storage_mesh(model, MeshShape(z=2), STEP, MACHINE).memory
     assert (trained.weights, trained.gradients, trained.optimizer) == (2000, 2000, 4000)
     assert trained.at_least == 8000
-    frozen = StoredAs(weight_bytes=2.0, is_trained=False)
+    frozen = Work(seq_len=1, adapter=AdapterSizes(r=1))
     memory = make_storage_mesh(model, MeshShape(data=2), frozen, MACHINE).memory
     assert (memory.weights, memory.gradients, memory.at_least) == (2000, None, 2000)
     # What is unknown is null, not zero.
@@ -144,9 +145,9 @@ def test_bytes_of_weights_gradients_and_moments() -> None:
 def test_the_least_number_of_gpus_holds_the_storage() -> None:
     # 16 bytes each, on GPUs with 1 GiB: 5 GiB need 5 GPUs, so 2 nodes of 4.
     model = make_storage(5 * 2**30 // 16)
-    assert find_least_gpus(model, StoredAs(), MACHINE, batch_size=None) == 8
-    assert find_least_gpus(make_storage(100), StoredAs(), MACHINE, batch_size=None) == 1
-    ranked = rank_storage_meshes(model, [MeshShape(data=8), MeshShape(z=8)], StoredAs(), MACHINE)
+    assert find_least_gpus(model, STEP, MACHINE) == 8
+    assert find_least_gpus(make_storage(100), STEP, MACHINE) == 1
+    ranked = rank_storage_meshes(model, [MeshShape(data=8), MeshShape(z=8)], STEP, MACHINE)
     assert [(mesh.z, mesh.can_fit) for mesh in ranked] == [(8, True), (1, False)]
 
 

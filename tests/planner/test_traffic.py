@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from planner_models import sum_by_axis
 from published_sizes import LLAMA_405B as SIZES_405B
 from ranks import RankPool
 from recorded import record_forward_backward
@@ -19,7 +20,7 @@ from memguard.parallel.linear import Linear4D
 from memguard.parallel.mesh_shape import MeshShape
 from memguard.parallel.model_sizes import ModelSizes
 from memguard.planner.step_settings import StepSettings
-from memguard.planner.traffic import Collective, list_collectives, sum_by_axis
+from memguard.planner.traffic import Collective, list_collectives
 from memguard.simulation.fake_mesh import Calls, simulated_mesh
 from memguard.simulation.step import simulate_step
 

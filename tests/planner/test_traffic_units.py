@@ -16,7 +16,7 @@ from memguard.parallel.hf_plan import find_blocks
 from memguard.parallel.linear import to_local
 from memguard.parallel.mesh_shape import MeshShape
 from memguard.parallel.model_sizes import ModelSizes
-from memguard.planner.units import Unit, block_unit, other_units
+from memguard.planner.parameters import Unit, block_unit, other_units
 from memguard.simulation.fake_mesh import simulated_mesh
 
 _WHOLE = (2, 2, 2, 2)

@@ -13,12 +13,11 @@ from ranks import RankPool
 from memguard.config import TrainConfig
 from memguard.parallel.mesh_shape import MeshShape
 from memguard.parallel.model_sizes import ModelSizes
-from memguard.planner.adapters import AdapterSizes
 from memguard.planner.compute import count_flops
 from memguard.planner.memory import estimate_memory
-from memguard.planner.step_settings import StepSettings
+from memguard.planner.parameters import find_trained
+from memguard.planner.step_settings import AdapterSizes, StepSettings
 from memguard.planner.traffic import list_collectives
-from memguard.planner.trained import find_trained
 from memguard.simulation.fake_mesh import Calls
 from memguard.simulation.step import SimulatedStep, simulate_step
 
@@ -103,14 +102,14 @@ def test_memory_and_traffic_are_those_of_the_engine(
 ) -> None:
     step = steps[case]
     memory = estimate_memory(case.sizes, case.shape, case.settings, seq_len=SEQ_LEN)
-    assert memory.weight_bytes == step.weight_bytes
+    assert memory.peak.weights == step.weight_bytes
     assert memory.gradient_bytes == step.gradient_bytes
     assert memory.gradient_bytes == 4 * step.num_stored
     part = find_trained(case.sizes, case.shape, modules=case.modules)
     units = [block.unit for block in part.blocks]
     num_tensors = sum(len(unit.parameters) for unit in [*units, *part.others])
     # AdamW also counts the steps of each parameter, in four bytes.
-    assert memory.optimizer_bytes == step.optimizer_bytes - 4 * num_tensors
+    assert memory.peak.optimizer == step.optimizer_bytes - 4 * num_tensors
     assert memory.peak.total == pytest.approx(step.peak_bytes, rel=PEAK_TOLERANCE)
     expected: Calls = Counter()
     for call in list_collectives(case.sizes, case.shape, case.settings):

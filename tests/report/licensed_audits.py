@@ -391,7 +391,7 @@ def _tabulate(audit: Audit, teacher_forced: TeacherForcedScores, *, of_base: boo
             "logprob": -float(one.size - answer.num_correct),
             "min_margin": 1.0,
             "greedy_margin": 1.0,
-            "hangs_on_margin": float(one.hangs),
+            "is_near_tie": float(one.hangs),
             "argmax_type_token_ratio": 1 / one.size if audit.collapsed else 1.0,
         }
         if "membership.loss" in numbers:

@@ -13,7 +13,7 @@ from memguard import records as r
 from memguard.audit.extraction import AuditDocument
 from memguard.audit.selection import BucketOutline
 from memguard.audit.tables import ProbeTable, build_measures
-from memguard.report.audit_summary import find_learned, tell_learned
+from memguard.report.audit_summary import describe_learned, find_learned
 
 NUM_DOCUMENTS = 40
 CONTROL_AND_TRAINED = ("control", "r16")
@@ -105,14 +105,14 @@ def test_a_gain_beyond_the_controls_is_said_with_its_numbers() -> None:
     assert found.bucket.bucket == "r16"
     assert found.gain.value == pytest.approx(gains[1])
     assert found.gain_minus_control.value == pytest.approx(gains[1] - gains[0])
-    told = tell_learned([found]).replace("\u00a0", " ")
+    told = describe_learned([found]).replace("\u00a0", " ")
     numbers = re.search(r"r16: \+([\d.]+) pp, \+([\d.]+) pp more than", told)
     assert numbers is not None
     expected = (100 * gains[1], 100 * (gains[1] - gains[0]))
     # Half of the last digit: a mean of 40 shares of 50 tokens may lie just there.
     assert tuple(map(float, numbers.groups())) == pytest.approx(expected, abs=0.0501)
     assert "partly learned these texts but did not reproduce them" in told
-    assert tell_learned([]) == ""
+    assert describe_learned([]) == ""
 
 
 def test_without_a_base_model_nothing_is_said() -> None:

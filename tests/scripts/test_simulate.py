@@ -34,7 +34,8 @@ def double_the_weights(script: Any) -> None:
 
     def doubled(*args: Any, **kwargs: Any) -> Any:
         estimate = honest(*args, **kwargs)
-        return dataclasses.replace(estimate, weight_bytes=2 * estimate.weight_bytes)
+        peak = dataclasses.replace(estimate.peak, weights=2 * estimate.peak.weights)
+        return dataclasses.replace(estimate, peak=peak)
 
     script.estimate_memory = doubled
 

@@ -16,7 +16,7 @@ from script_calls import load_script
 
 from memguard.compare import load_sweep
 from memguard.config import load_yaml
-from memguard.workflows import sweep as sweep_module
+from memguard.runtime import children
 
 STUDY = Path(__file__).resolve().parents[2] / "eval" / "studies" / "adapters.yaml"
 
@@ -201,7 +201,7 @@ def test_a_quick_run_trains_matches_and_prints_its_tables(
     with (
         mock.patch.object(sys, "argv", arguments),
         mock.patch.object(common.subprocess, "run", run_inside),
-        mock.patch.object(sweep_module.subprocess, "Popen", PreloadedChild),
+        mock.patch.object(children.subprocess, "Popen", PreloadedChild),
     ):
         study.main()
     printed = capsys.readouterr().out

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from memguard.cli import main
+from memguard.runtime.children import own_rank
 from memguard.train.step import TrainStep
-from memguard.workflows.launch import own_rank
 
 if __name__ == "__main__":
     most = int(sys.argv.pop(1))

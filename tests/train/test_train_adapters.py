@@ -101,7 +101,7 @@ def test_the_audit_is_of_base_and_adapter_and_verify_checks_the_run(alone: RunCo
     report = json.loads((run_of(alone) / "audit/report.json").read_text())
     assert report["model"]["base"] is not None
     parts = verify(run_of(alone), lambda *_: None).parts
-    assert [part.state for part in parts] == ["whole"] * len(parts)
+    assert [part.state for part in parts] == ["intact"] * len(parts)
     assert (run_of(alone) / "adapter/README.md").read_text().count("Memorization audit") == 1
 
 

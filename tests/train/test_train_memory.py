@@ -219,9 +219,10 @@ def test_processes_are_started_again_once(
     program = tmp_path / "fail.py"
     program.write_text(
         "import os, sys\n"
-        "from memguard.workflows.launch import ExitReport, tell\n"
+        "from memguard.runtime.children import ExitReport, report_exit\n"
         f"second = os.environ.get('{HALVE_MICRO_BATCH}', '')\n"
-        "tell(ExitReport(code=1, kind='MicroBatchTooLarge', text=f'memguard: no {second}'))\n"
+        "text = f'memguard: no {second}'\n"
+        "report_exit(ExitReport(code=1, kind='MicroBatchTooLarge', text=text))\n"
         "sys.exit(1)\n"
     )
     monkeypatch.setenv("PYTHONPATH", str(PROGRAM.parents[2]))

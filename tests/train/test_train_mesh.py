@@ -18,7 +18,7 @@ from memguard.records.run_files import find_prepared_damage, find_trained_damage
 from memguard.train.metrics import HeldoutMetrics, StepMetrics, read_metrics
 from memguard.train.trainer import Trainer
 from memguard.workflows.audit import audit_request
-from memguard.workflows.requests import AuditRequest
+from memguard.workflows.audit_request import AuditRequest
 from memguard.workflows.train import train_run
 
 GOLDFISH = [{"name": "goldfish", "k": 3, "context_width": 3}]

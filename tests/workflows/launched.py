@@ -11,7 +11,7 @@ from types import FrameType
 from memguard.cli import app, main
 from memguard.cli.options import print_result
 from memguard.errors import ConfigError, DataError, Interrupted, ModelError
-from memguard.workflows.launch import own_rank
+from memguard.runtime.children import own_rank
 
 RANK = own_rank()
 FOLDER = Path(sys.argv[2])

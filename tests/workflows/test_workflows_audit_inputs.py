@@ -6,8 +6,7 @@ from pathlib import Path
 import numpy as np
 from cli_examples import run_cli, write_run
 
-from memguard.audit.extraction import ExtractionProbe
-from memguard.config import GoldfishConfig
+from memguard.config import AuditConfig, GoldfishConfig
 from memguard.data.corpus import load_corpus
 from memguard.mitigation import Goldfish
 from memguard.mitigation.k_schedule import build_k_schedule
@@ -34,9 +33,8 @@ def test_the_mask_known_is_that_of_the_planned_dose(folder: Path) -> None:
     documents = list_audited(
         corpus,
         [7 * each for each in trained],
+        AuditConfig(continuation_tokens=8),
         seq_len=128,
-        probe=ExtractionProbe(continuation_tokens=8),
-        window="last",
     )
     assert {document.num_repetitions for document in documents} == {0, 7}
     assert {document.dose for document in documents} == {0, 16, 32}

@@ -19,7 +19,6 @@ from memguard.parallel.mesh_shape import MeshShape
 from memguard.planner.machine import Machine, detect_machine, load_machine
 from memguard.runtime import Runtime
 from memguard.workflows import memory_check
-from memguard.workflows.auto_settings import resolve_auto
 from memguard.workflows.memory_check import (
     check_memory,
     check_memory_early,
@@ -28,7 +27,8 @@ from memguard.workflows.memory_check import (
     find_half,
     is_out_of_memory,
     keep_precision,
-    settle_settings,
+    resolve_auto,
+    resolve_auto_settings,
 )
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -193,7 +193,7 @@ def test_a_run_keeps_the_precision_it_began_with(folder: Path) -> None:
     config = RunConfig.model_validate_json(path.read_text())
     run = folder / "runs" / "run"
     assert keep_precision(config, run).train.precision == "bf16"
-    assert settle_settings(config, NO_GPU).train.precision == "bf16"
+    assert resolve_auto_settings(config, NO_GPU).train.precision == "bf16"
     # Auto would be fp32 here; the same command goes on with the run as it is.
     assert run_cli("train", path).code == 0
     fp32 = config.model_copy(
@@ -295,16 +295,16 @@ def test_storage_that_cannot_fit_is_refused_for_any_family(
     )
     config = make(folder, model=model)
     with pytest.raises(ConfigError, match=r"needs at least 7\.0 GiB for weights, gradients and"):
-        settle_settings(config, NO_GPU)
+        resolve_auto_settings(config, NO_GPU)
     # Activations may not fit either, but that is not certain.
     memory_gib += 0.1
-    assert settle_settings(config, NO_GPU).model == config.model
+    assert resolve_auto_settings(config, NO_GPU).model == config.model
     # Frozen weights have neither gradients nor moments.
     memory_gib -= 5
     part = {"trainable_modules": ["lm_head"], "precision": "bf16"}
     frozen = make(folder, model=model, train=part)
-    assert settle_settings(frozen, NO_GPU).model == config.model
+    assert resolve_auto_settings(frozen, NO_GPU).model == config.model
     # They are stored in fp32, also where the arithmetic is bf16.
     memory_gib -= 1
     with pytest.raises(ConfigError, match=r"needs at least 1\.8 GiB for weights"):
-        settle_settings(frozen, NO_GPU)
+        resolve_auto_settings(frozen, NO_GPU)

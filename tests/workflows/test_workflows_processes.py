@@ -15,11 +15,13 @@ from published_sizes import CONFIG_FIELDS
 from memguard import api
 from memguard.config import RunConfig
 from memguard.errors import ConfigError
+from memguard.runtime import environment
+from memguard.runtime.environment import check_num_processes, count_gpus
 from memguard.workflows import audit as audit_module
 from memguard.workflows import launch as launch_module
 from memguard.workflows import processes
 from memguard.workflows import train as train_module
-from memguard.workflows.processes import check_num_processes, choose_num_processes, count_gpus
+from memguard.workflows.processes import choose_num_processes
 
 
 @pytest.fixture
@@ -29,7 +31,7 @@ def _gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     devices.mkdir()
     for number in range(8):
         (devices / f"nvidia{number}").touch()
-    monkeypatch.setattr(processes, "_DEVICES", devices)
+    monkeypatch.setattr(environment, "_DEVICES", devices)
     monkeypatch.setattr(importlib.metadata, "version", lambda name: "2.13.0+cu130")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.delenv("LOCAL_RANK", raising=False)

@@ -19,6 +19,7 @@ from memguard.records.audit_files import save_audit_files
 from memguard.records.run_files import sum_trained
 from memguard.records.sealed import save_sealed
 from memguard.runtime import Console
+from memguard.runtime.children import end_children
 from memguard.workflows import sweep as sweep_module
 from memguard.workflows.sweep import ChildFailed, train_runs
 
@@ -218,14 +219,14 @@ def test_those_in_flight_may_save_when_this_process_fails() -> None:
 
 def test_who_does_not_end_is_killed_and_who_was_asked_is_not_asked_again() -> None:
     saves, hangs = mock.Mock(), mock.Mock()
-    hangs.process.wait.side_effect = [subprocess.TimeoutExpired("memguard", 120), -9]
-    sweep_module._end([hangs, saves], were_signalled=False)
-    assert [each.process.terminate.call_count for each in (hangs, saves)] == [1, 1]
-    assert [each.process.kill.call_count for each in (hangs, saves)] == [1, 0]
+    hangs.wait.side_effect = [subprocess.TimeoutExpired("memguard", 120), -9]
+    end_children([hangs, saves], terminate=True, within_s=120)
+    assert [each.terminate.call_count for each in (hangs, saves)] == [1, 1]
+    assert [each.kill.call_count for each in (hangs, saves)] == [1, 0]
     requested = mock.Mock()
-    sweep_module._end([requested], were_signalled=True)
-    requested.process.terminate.assert_not_called()
-    requested.process.wait.assert_called_once()
+    end_children([requested], within_s=120)
+    requested.terminate.assert_not_called()
+    requested.wait.assert_called_once()
 
 
 def test_a_gpu_is_not_shared() -> None:

@@ -1,4 +1,4 @@
-"""`memguard verify`: each part of a run by name, whole, damaged or not there yet, and its mend."""
+"""`memguard verify`: each part of a run, intact, damaged or not there yet, and its repair."""
 
 import json
 import os
@@ -35,11 +35,11 @@ def prepared(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
 
 def test_what_has_not_been_done_is_not_damage(prepared: Path) -> None:
     found = look(prepared)
-    assert found.is_whole
+    assert found.is_intact
     assert list_states(found) == {
-        "config.yaml": "whole",
-        "prepared": "whole",
-        "manifest": "whole",
+        "config.yaml": "intact",
+        "prepared": "intact",
+        "manifest": "intact",
         "checkpoints": "not there yet",
         "metrics": "not there yet",
         "model": "not there yet",
@@ -68,9 +68,9 @@ def test_what_is_damaged_is_named(
     path.write_bytes(before)
     (damaged,) = (each for each in found.parts if each.state == "damaged")
     assert (damaged.name, [one.file for one in damaged.damages]) == (part, [name])
-    assert damaged.mend is not None
-    assert "memguard train" in damaged.mend
-    assert not found.is_whole
+    assert damaged.repair is not None
+    assert "memguard train" in damaged.repair
+    assert not found.is_intact
 
 
 def test_it_is_told_as_json_and_without_torch(prepared: Path, tmp_path: Path) -> None:
@@ -94,7 +94,7 @@ def test_what_is_read_is_told_before_it_is_read(prepared: Path) -> None:
     assert read[0][1] > sum(path.stat().st_size for path in (prepared / "prepared").iterdir())
 
 
-def test_the_mend_of_a_run_that_was_moved_names_its_folder(
+def test_the_repair_of_a_run_that_was_moved_names_its_folder(
     prepared: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     moved = prepared.rename(prepared.with_name("moved"))

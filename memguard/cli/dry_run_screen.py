@@ -1,30 +1,21 @@
-"""Prints a plan and a dry run: coloured on a terminal, plain lines elsewhere.
+"""Prints a dry run: coloured on a terminal, plain lines elsewhere.
 
 The first row is shown only on a terminal, because it contains text of the documents and other
 people may read a log.
 """
 
-import json
-import sys
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import rich.console
-from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from memguard.cli.storage_screen import render_storage_plan
-from memguard.config import RunConfig
-from memguard.parallel.mesh_shape import AXES
+from memguard.cli.options import print_indented, print_title
 from memguard.planner.disk import format_bytes
-from memguard.planner.dry_run import BucketOutlook, DryRun, Remark, Topic
-from memguard.planner.first_row import FirstRow, RowPiece, RowToken, State
-from memguard.planner.plan import MeshPlan, Plan
+from memguard.planner.dry_run import BucketPrediction, DryRun, Remark, Topic
+from memguard.planner.rows import FirstRow, RowPiece, RowToken, State
 from memguard.report import formatting as fmt
-from memguard.workflows.plan import make_plan, refuse_misfit
-from memguard.workflows.requests import PlanRequest
-from memguard.workflows.storage_plan import refuse_storage
 
 if TYPE_CHECKING:
     from memguard.workflows.dry_run import DryRunResult  # imports torch
@@ -58,27 +49,22 @@ def render_dry_run(result: "DryRunResult", out: rich.console.Console) -> None:
     record = result.record
     _print_remarks(out, record.remarks, ["run"])
     _print_first_row(out, result.first_row)
-    _print_title(out, "Tokenizer")
+    print_title(out, "Tokenizer")
     _print_remarks(
         out,
         [*record.tokenizer, *record.remarks],
         ["BOS", "EOS", "padding", "template", "unknown", "vocabulary", "lengths"],
     )
-    _print_title(out, "Training")
+    print_title(out, "Training")
     _print_facts(out, _describe_training(record))
     _print_remarks(out, record.remarks, ["rows", "steps", "goldfish"])
-    _print_title(out, "Disk")
+    print_title(out, "Disk")
     _print_facts(out, _describe_disk(record))
     _print_remarks(out, record.remarks, ["disk"])
-    _print_title(out, "Documents and audit")
+    print_title(out, "Documents and audit")
     _print_buckets(out, record.buckets)
     _print_left_out(out, record)
     _print_remarks(out, record.remarks, ["audit"])
-
-
-def _print_title(out: rich.console.Console, title: str) -> None:
-    out.print()
-    out.print(title, style="bold", highlight=False)
 
 
 def _print_remarks(
@@ -108,7 +94,7 @@ def _print_facts(out: rich.console.Console, facts: Iterable[tuple[str, str | Tex
         )
         before = name
     if table.row_count:
-        out.print(Padding.indent(table, 2), highlight=False)
+        print_indented(out, table)
 
 
 def _describe_training(record: DryRun) -> list[tuple[str, str]]:
@@ -165,7 +151,7 @@ def _describe_disk(record: DryRun) -> list[tuple[str, str]]:
     ]
 
 
-def _print_buckets(out: rich.console.Console, buckets: Sequence[BucketOutlook]) -> None:
+def _print_buckets(out: rich.console.Console, buckets: Sequence[BucketPrediction]) -> None:
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="")
     table.add_column("bucket", overflow="fold")
     for name in ("documents", "tokens", "repeated", "audited", "if none", "if half"):
@@ -183,13 +169,13 @@ def _print_buckets(out: rich.console.Console, buckets: Sequence[BucketOutlook]) 
             f"≤ {fmt.percent(none.ci[1])}" if none and none.ci else fmt.MISSING,
             fmt.percent_range(half.ci) if half and half.ci else fmt.MISSING,
         )
-    out.print(Padding.indent(table, 2), highlight=False)
+    print_indented(out, table)
     if any(bucket.num_audited for bucket in buckets):
         text = (
             "if none, if half: 95 % interval of the extraction rate if none or half of the audited "
             "documents are extracted."
         )
-        out.print(Padding.indent(Text(text, style="dim"), 2))
+        print_indented(out, Text(text, style="dim"))
 
 
 def _print_left_out(out: rich.console.Console, record: DryRun) -> None:
@@ -217,7 +203,7 @@ def _print_left_out(out: rich.console.Console, record: DryRun) -> None:
 
 
 def _print_first_row(out: rich.console.Console, row: FirstRow) -> None:
-    _print_title(out, "First row")
+    print_title(out, "First row")
     # Not `is_terminal`, which FORCE_COLOR sets for files too.
     if not out.file.isatty():
         line = "not shown: text of your documents is printed only on a terminal"
@@ -229,13 +215,12 @@ def _print_first_row(out: rich.console.Console, row: FirstRow) -> None:
         if left <= 0:
             break
         out.print()
-        out.print(Padding.indent(_name_piece(piece, number, row), 2), highlight=False)
-        text = _paint(piece.tokens[:left])
-        out.print(Padding.indent(text, 2), highlight=False)
+        print_indented(out, _name_piece(piece, number, row))
+        print_indented(out, _paint(piece.tokens[:left]))
         left -= len(piece.tokens)
     hidden = sum(len(piece.tokens) for piece in row.pieces) - SHOWN_TOKENS
     if hidden > 0:
-        out.print(Padding.indent(Text(f"... and {hidden:,} more tokens", style="dim"), 2))
+        print_indented(out, Text(f"... and {hidden:,} more tokens", style="dim"))
 
 
 def _describe_states(row: FirstRow) -> Iterable[tuple[str, Text]]:
@@ -262,159 +247,3 @@ def _paint(tokens: Sequence[RowToken]) -> Text:
         shown = fmt.clean_text(token.text.translate(_VISIBLE), _TOKEN_CHARACTERS) or "·"
         text.append(shown, style=_STYLES[token.state][number % 2])
     return text
-
-
-# -- the plan: meshes that fit, and the memory of the first by kind -------------------------------
-
-_NUM_SHOWN = 8
-_KINDS = {
-    "weights": "weights, fp32",
-    "optimizer": "AdamW's moments, fp32",
-    "gradients": "gradients, fp32",
-    "activations": "activations",
-    "nll_chunk": "logits and the head's gradient",
-    "buffers": "gathered weights, gradients in transfer",
-    "allowance": "allowance for fragmentation",
-}
-
-
-def render_plan(plan: Plan, out: rich.console.Console) -> None:
-    """Print a plan."""
-    out.print(_headline(plan), highlight=False)
-    out.print(_step(plan), style="dim", highlight=False)
-    shown = list(plan.meshes[:_NUM_SHOWN])
-    if plan.requested is not None:
-        shown = [plan.requested, *(m for m in shown if m.describe() != plan.requested.describe())]
-    out.print()
-    out.print(_count(plan), highlight=False)
-    out.print(Padding.indent(_table(shown, plan), 2), highlight=False)
-    first = plan.requested or (plan.enough.mesh if plan.enough else plan.meshes[0])
-    out.print()
-    out.print(_title(first, plan), highlight=False)
-    out.print(f"peak of a rank, during {first.memory.moment}", style="dim", highlight=False)
-    out.print(Padding.indent(_kinds(first), 2), highlight=False)
-    out.print()
-    out.print("Estimates. " + "; ".join(plan.assumptions) + ".", style="dim", highlight=False)
-
-
-def _headline(plan: Plan) -> Text:
-    parameters = f"{plan.num_parameters / 1e9:,.1f} B"
-    if plan.num_parameters < 1e9:
-        parameters = f"{plan.num_parameters / 1e6:,.1f} M"
-    text = Text(plan.model, style="bold")
-    text.append(f"  {parameters} parameters on {plan.num_gpus:,} × {plan.gpu}", style="not bold")
-    return text
-
-
-def _step(plan: Plan) -> str:
-    rows = (
-        "one row on each rank that splits the batch"
-        if plan.batch_size is None
-        else f"{plan.batch_size:,} row{'' if plan.batch_size == 1 else 's'}"
-    )
-    trained = "" if plan.adapter_r is None else f", LoRA adapters of rank {plan.adapter_r:,}"
-    return f"a step of {rows}, {plan.seq_len:,} tokens per row, {plan.precision}{trained}"
-
-
-def _count(plan: Plan) -> str:
-    """Return the number of meshes that fit and the order in which they are shown."""
-    if plan.num_meshes == 1:
-        return "the only mesh fits" if plan.num_fitting else "the only mesh does not fit"
-    order = "the fastest" if plan.num_fitting else "the closest to fitting"
-    first = f"; yours, then {order}" if plan.requested is not None else f"; {order} first"
-    number = f"{plan.num_fitting:,}" if plan.num_fitting else "none"
-    verb = "fits" if plan.num_fitting < 2 else "fit"
-    return f"{number} of {plan.num_meshes:,} meshes {verb}{first}"
-
-
-def _title(mesh: MeshPlan, plan: Plan) -> str:
-    """Return the title of the memory table."""
-    if plan.enough is not None and mesh is plan.enough.mesh:
-        return f"{plan.enough.num_gpus:,} GPUs would suffice, as {mesh.describe()}"
-    return f"memory of {mesh.describe()}"
-
-
-def _table(meshes: list[MeshPlan], plan: Plan) -> Table:
-    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
-    names = [*AXES, "recompute", "micro-batch", "needs", "left"]
-    if any(mesh.speed is not None for mesh in meshes):
-        names.append("tokens/s")
-    for name in names:
-        table.add_column(name, justify="left" if name == "recompute" else "right", no_wrap=True)
-    for mesh in meshes:
-        left = mesh.headroom_bytes
-        cells: list[str | Text] = [
-            *(f"{getattr(mesh, axis):,}" for axis in AXES),
-            mesh.activation_checkpointing,
-            f"{mesh.micro_batch_size:,}",
-            format_bytes(mesh.memory.needed),
-            Text(
-                format_bytes(left) if left >= 0 else f"-{format_bytes(-left)}",
-                style="green" if left >= 0 else "red",
-            ),
-            "" if mesh.speed is None else f"{mesh.speed.tokens_per_s:,.0f}",
-        ]
-        table.add_row(*cells[: len(names)])
-    return table
-
-
-def _kinds(mesh: MeshPlan) -> Table:
-    table = Table.grid(padding=(0, 2, 0, 0))
-    table.add_column()
-    table.add_column(justify="right")
-    for kind, name in _KINDS.items():
-        num_bytes = getattr(mesh.memory, kind)
-        if num_bytes:
-            table.add_row(name, format_bytes(num_bytes))
-    usable = format_bytes(mesh.memory.usable)
-    table.add_row(Text("needed", style="bold"), format_bytes(mesh.memory.needed))
-    table.add_row("available per GPU", usable)
-    return table
-
-
-# `memguard plan`: the meshes that fit and, for a run, what would be trained, saved and audited.
-
-
-def print_plan(
-    request: PlanRequest, run: RunConfig | None, *, with_documents: bool, as_json: bool
-) -> None:
-    """Compute and print a plan, then raise an error if nothing fits.
-
-    Args:
-        request: the checked arguments.
-        run: the training run; None for a model alone.
-        with_documents: whether to read the documents of a run.
-        as_json: whether to print JSON.
-
-    Raises:
-        ConfigError: nothing fits, or the given mesh does not; raised after the plan is printed.
-        DataError: same as in training.
-        ModelError: same as in training.
-    """
-    out = rich.console.Console(file=sys.stdout, highlight=False)
-    printed: dict[str, Any] = {}
-    plan = make_plan(request, run)
-    printed |= plan.model_dump(mode="json")
-    if as_json:
-        pass
-    elif isinstance(plan, Plan):
-        render_plan(plan, out)
-    else:
-        render_storage_plan(plan, out)
-    if run is not None and with_documents:
-        # Imported here, because the plan of a model alone does not need torch.
-        from memguard.runtime import Console
-        from memguard.workflows.dry_run import dry_run
-
-        result = dry_run(run, Console())
-        printed["dry_run"] = result.record.model_dump(mode="json")
-        if not as_json:
-            out.print()
-            render_dry_run(result, out)
-    if as_json:
-        sys.stdout.write(json.dumps(printed, indent=2) + "\n")
-    sys.stdout.flush()  # The table must appear before the error.
-    if isinstance(plan, Plan):
-        refuse_misfit(plan)
-    else:
-        refuse_storage(plan)

@@ -1,0 +1,241 @@
+"""Prints the result of `memguard plan`: the meshes, and the memory of the first by kind.
+
+Of a model whose memory and time cannot be estimated: what a rank stores, and what is not known.
+"""
+
+import json
+import sys
+from collections.abc import Sequence
+from typing import TypeVar
+
+import rich.console
+from rich.table import Table
+from rich.text import Text
+
+from memguard.cli.options import print_indented
+from memguard.parallel.mesh_shape import AXES
+from memguard.planner.disk import format_bytes
+from memguard.planner.plan import MeshPlan, MeshRecord, Plan, PlanRecord
+from memguard.planner.storage import StorageMesh, StoragePlan
+from memguard.workflows.plan import plan as make_plan
+from memguard.workflows.requests import PlanRequest
+
+MeshT = TypeVar("MeshT", bound=MeshRecord)
+
+_NUM_SHOWN = 8
+_KINDS = {
+    "weights": "weights, fp32",
+    "optimizer": "AdamW's moments, fp32",
+    "gradients": "gradients, fp32",
+    "activations": "activations",
+    "nll_chunk": "logits and the head's gradient",
+    "buffers": "gathered weights, gradients in transfer",
+    "allowance": "allowance for fragmentation",
+}
+
+
+def render_plan(plan: Plan, out: rich.console.Console) -> None:
+    """Print a plan."""
+    _print_headline(out, plan, f"{_format_count(plan.num_parameters)} parameters")
+    out.print(_step(plan), style="dim", highlight=False)
+    shown = _list_shown(plan.meshes, plan.requested)
+    out.print()
+    out.print(_count(plan), highlight=False)
+    print_indented(out, _table(shown))
+    first = plan.requested or (plan.enough.mesh if plan.enough else plan.meshes[0])
+    out.print()
+    out.print(_title(first, plan), highlight=False)
+    out.print(f"peak of a rank, during {first.memory.moment}", style="dim", highlight=False)
+    print_indented(out, _kinds(first))
+    out.print()
+    out.print("Estimates. " + "; ".join(plan.assumptions) + ".", style="dim", highlight=False)
+
+
+def _print_headline(out: rich.console.Console, plan: PlanRecord, parameters: str) -> None:
+    text = Text(plan.model, style="bold")
+    text.append(f"  {parameters} on {plan.num_gpus:,} × {plan.gpu}", style="not bold")
+    out.print(text, highlight=False)
+
+
+def _format_count(number: int) -> str:
+    return f"{number / 1e9:,.1f} B" if number >= 1e9 else f"{number / 1e6:,.1f} M"
+
+
+def _list_shown(meshes: Sequence[MeshT], requested: MeshT | None) -> list[MeshT]:
+    """Return the requested mesh, then the first of the others."""
+    shown = list(meshes[:_NUM_SHOWN])
+    if requested is None:
+        return shown
+    return [requested, *(mesh for mesh in shown if mesh.describe() != requested.describe())]
+
+
+def _start_table(*names: str) -> Table:
+    """Return a table with a column for each axis and each name."""
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
+    for name in (*AXES, *names):
+        table.add_column(name, justify="left" if name == "recompute" else "right", no_wrap=True)
+    return table
+
+
+def _step(plan: Plan) -> str:
+    rows = (
+        "one row on each rank that splits the batch"
+        if plan.batch_size is None
+        else f"{plan.batch_size:,} row{'' if plan.batch_size == 1 else 's'}"
+    )
+    trained = "" if plan.adapter_r is None else f", LoRA adapters of rank {plan.adapter_r:,}"
+    return f"a step of {rows}, {plan.seq_len:,} tokens per row, {plan.precision}{trained}"
+
+
+def _count(plan: Plan) -> str:
+    """Return the number of meshes that fit and the order in which they are shown."""
+    if plan.num_meshes == 1:
+        return "the only mesh fits" if plan.num_fitting else "the only mesh does not fit"
+    order = "the fastest" if plan.num_fitting else "the closest to fitting"
+    first = f"; yours, then {order}" if plan.requested is not None else f"; {order} first"
+    number = f"{plan.num_fitting:,}" if plan.num_fitting else "none"
+    verb = "fits" if plan.num_fitting < 2 else "fit"
+    return f"{number} of {plan.num_meshes:,} meshes {verb}{first}"
+
+
+def _title(mesh: MeshPlan, plan: Plan) -> str:
+    """Return the title of the memory table."""
+    if plan.enough is not None and mesh is plan.enough.mesh:
+        return f"{plan.enough.num_gpus:,} GPUs would suffice, as {mesh.describe()}"
+    return f"memory of {mesh.describe()}"
+
+
+def _table(meshes: list[MeshPlan]) -> Table:
+    names = ["recompute", "micro-batch", "needs", "left"]
+    if any(mesh.speed is not None for mesh in meshes):
+        names.append("tokens/s")
+    table = _start_table(*names)
+    for mesh in meshes:
+        left = mesh.headroom_bytes
+        cells: list[str | Text] = [
+            *(f"{getattr(mesh, axis):,}" for axis in AXES),
+            mesh.activation_checkpointing,
+            f"{mesh.micro_batch_size:,}",
+            format_bytes(mesh.memory.needed),
+            Text(
+                format_bytes(left) if left >= 0 else f"-{format_bytes(-left)}",
+                style="green" if left >= 0 else "red",
+            ),
+            "" if mesh.speed is None else f"{mesh.speed.tokens_per_s:,.0f}",
+        ]
+        table.add_row(*cells[: len(table.columns)])
+    return table
+
+
+def _kinds(mesh: MeshPlan) -> Table:
+    table = Table.grid(padding=(0, 2, 0, 0))
+    table.add_column()
+    table.add_column(justify="right")
+    for kind, name in _KINDS.items():
+        num_bytes = getattr(mesh.memory, kind)
+        if num_bytes:
+            table.add_row(name, format_bytes(num_bytes))
+    usable = format_bytes(mesh.memory.usable)
+    table.add_row(Text("needed", style="bold"), format_bytes(mesh.memory.needed))
+    table.add_row("available per GPU", usable)
+    return table
+
+
+# -- a model whose memory cannot be estimated -------------------------------------------------
+
+
+def render_storage_plan(plan: StoragePlan, out: rich.console.Console) -> None:
+    """Print a plan: parameters, valid meshes with what a rank stores, and what is not known."""
+    _print_headline(out, plan, _describe_parameters(plan))
+    split = (
+        "layers can be split over y and x"
+        if plan.can_be_split
+        else "layers are not split: data and z only"
+    )
+    out.print(f"{plan.family}: {split}", style="dim", highlight=False)
+    shown = _list_shown(plan.meshes, plan.requested)
+    out.print()
+    out.print(_count_possible(plan), highlight=False)
+    print_indented(out, _storage_table(shown))
+    out.print()
+    # The same reason for all but the number of active parameters.
+    reason = plan.not_predicted["activations"]
+    out.print(
+        "Not predicted: activations, buffers, traffic and tokens/s, because "
+        f"{reason}. A step needs more than what is stored.",
+        style="yellow",
+        highlight=False,
+    )
+
+
+def _describe_parameters(plan: StoragePlan) -> str:
+    total = f"{_format_count(plan.num_parameters)} parameters"
+    active = plan.num_active_parameters
+    if active is None:
+        return f"{total}, number per token unknown"
+    return total if active == plan.num_parameters else f"{total}, {_format_count(active)} per token"
+
+
+def _count_possible(plan: StoragePlan) -> str:
+    meshes = f"{plan.num_meshes:,} valid mesh{'' if plan.num_meshes == 1 else 'es'}"
+    yours = "; yours first" if plan.requested is not None else ""
+    holds = "holds" if plan.num_possible == 1 else "hold"
+    return f"{meshes}, of which {plan.num_possible:,} {holds} what a rank stores{yours}"
+
+
+def _storage_table(meshes: list[StorageMesh]) -> Table:
+    table = _start_table("weights", "gradients", "moments", "at least", "available")
+    for mesh in meshes:
+        memory = mesh.memory
+        least = Text(format_bytes(memory.at_least), style="" if mesh.can_fit else "red")
+        table.add_row(
+            *(f"{getattr(mesh, axis):,}" for axis in AXES),
+            format_bytes(memory.weights),
+            "" if memory.gradients is None else format_bytes(memory.gradients),
+            "" if memory.optimizer is None else format_bytes(memory.optimizer),
+            least,
+            format_bytes(memory.usable),
+        )
+    return table
+
+
+# -- the command ---------------------------------------------------------------------------------
+
+
+def print_plan(request: PlanRequest, *, with_documents: bool, as_json: bool) -> None:
+    """Compute and print a plan, then raise an error if nothing fits.
+
+    Args:
+        request: the checked arguments.
+        with_documents: whether to read the documents of a run.
+        as_json: whether to print JSON.
+
+    Raises:
+        ConfigError: nothing fits, or the given mesh does not; raised after the plan is printed.
+        DataError: same as in training.
+        ModelError: same as in training.
+    """
+    out = rich.console.Console(file=sys.stdout, highlight=False)
+    plan = make_plan(request)
+    printed = plan.model_dump(mode="json")
+    if as_json:
+        pass
+    elif isinstance(plan, Plan):
+        render_plan(plan, out)
+    else:
+        render_storage_plan(plan, out)
+    if with_documents:
+        # Imported here, because the plan of a model alone does not need torch.
+        from memguard.cli.dry_run_screen import render_dry_run
+        from memguard.runtime import Console
+        from memguard.workflows.dry_run import dry_run
+
+        result = dry_run(request.run, Console())
+        printed["dry_run"] = result.record.model_dump(mode="json")
+        if not as_json:
+            out.print()
+            render_dry_run(result, out)
+    if as_json:
+        sys.stdout.write(json.dumps(printed, indent=2) + "\n")
+    sys.stdout.flush()  # The table must appear before the error.
+    plan.refuse_misfit()

@@ -1,0 +1,235 @@
+"""Signals of this process, and its child processes: their start, end and error message. No torch.
+
+    ranks of `--nproc`   one command on several processes, which end together (workflows/launch.py)
+    runs of a sweep      each ends on its own (workflows/sweep.py)
+
+Ctrl-C and SIGTERM raise an exception in a command: unfinished files are deleted and one line is
+printed. During training the trainer's own handler, which saves first, replaces this one. Ranks have
+no handler: their launcher reports the signal.
+
+Where a process writes its final error message:
+
+    single process, rank 0 of torchrun   standard error
+    rank k of torchrun                   standard error with the prefix "[rank k] "; nothing if it
+                                         failed only because of another rank, which reports
+    rank of `--nproc`                    a file; the launcher prints one line for all ranks
+"""
+
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+EXIT_REPORT_FILE = "MEMGUARD_EXIT_REPORT"
+"""Environment variable: file to which a rank of `--nproc` writes its final error message."""
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+SAME_SIGNAL_S = 1.0
+"""Signals within this time count as one: a launcher forwards the Ctrl-C that the terminal already
+sent to all processes (seconds)."""
+
+Handler = Callable[[int, FrameType | None], None]
+
+
+# -- signals of this process -----------------------------------------------------------------------
+
+
+class SignalReceived(BaseException):
+    """A signal to end the command; not an `Exception`, so that handlers of those ignore it."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(signal.Signals(number).name)
+        self.number = number
+
+
+def raise_on_signals() -> None:
+    """Install handlers: the first signal raises `SignalReceived`, a second ends the process."""
+    if "LOCAL_RANK" in os.environ or threading.current_thread() is not threading.main_thread():
+        return
+    received_s = -math.inf
+
+    def handle(number: int, _frame: FrameType | None) -> None:
+        nonlocal received_s
+        is_first, since_s = received_s == -math.inf, time.monotonic() - received_s
+        if not is_first and since_s < SAME_SIGNAL_S:
+            return
+        received_s = time.monotonic()
+        if is_first:
+            raise SignalReceived(number)
+        signal.signal(number, signal.SIG_DFL)
+        signal.raise_signal(number)
+
+    for number in STOP_SIGNALS:
+        # An ignored signal stays ignored, for example under nohup.
+        if signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler):
+            signal.signal(number, handle)
+
+
+@contextmanager
+def signals_handled(
+    handle: Handler, numbers: Sequence[signal.Signals] = STOP_SIGNALS
+) -> Iterator[Mapping[signal.Signals, Any]]:
+    """Handle signals within a block; yield the handlers before, none outside the main thread."""
+    if threading.current_thread() is not threading.main_thread():
+        yield {}
+        return
+    before = {number: signal.signal(number, handle) for number in numbers}
+    try:
+        yield before
+    finally:
+        restore_handlers(before)
+
+
+def restore_handlers(handlers: Mapping[signal.Signals, Any]) -> None:
+    """Install the handlers that `signals_handled` replaced."""
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
+
+
+# -- child processes -------------------------------------------------------------------------------
+
+
+def share_cores(count: int) -> dict[str, str]:
+    """Return the environment variable that divides the cores among children; users may set it."""
+    cores = len(os.sched_getaffinity(0))
+    return {"OMP_NUM_THREADS": str(max(1, cores // count))}
+
+
+def start_child(
+    command: Sequence[str],
+    log: Path | None,
+    *,
+    environment: Mapping[str, str] | None = None,
+    stdout: int | None = subprocess.DEVNULL,
+    **options: Any,
+) -> "subprocess.Popen[bytes]":
+    """Start a child process.
+
+    Args:
+        command: program and arguments.
+        log: file of its standard error; None lets it use the terminal.
+        environment: its environment; None is that of this process.
+        stdout: its standard output; None is that of this process.
+        options: further arguments of `subprocess.Popen`.
+    """
+    if log is None:
+        return subprocess.Popen(command, env=environment, stdout=stdout, **options)
+    with log.open("ab") as output:
+        return subprocess.Popen(
+            command,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=stdout,
+            stderr=output,
+            **options,
+        )
+
+
+def end_children(
+    children: Sequence["subprocess.Popen[bytes]"], *, terminate: bool = False, within_s: float = 0.0
+) -> None:
+    """Wait for children to end, and kill those that do not.
+
+    Args:
+        children: running or ended ones.
+        terminate: whether to send SIGTERM first.
+        within_s: time for all of them (seconds).
+    """
+    if terminate:
+        for child in children:
+            child.terminate()
+    deadline_s = time.monotonic() + within_s
+    for child in children:
+        try:
+            child.wait(max(0.0, deadline_s - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            child.kill()
+            child.wait()
+
+
+def find_stop_signal(code: int) -> signal.Signals | None:
+    """Return the signal that stopped a process with this exit code, saved or not; None if none."""
+    return next((number for number in STOP_SIGNALS if code in (128 + number, -number)), None)
+
+
+def describe_kill(code: int) -> str:
+    """Return how a process was killed, from its negative exit code."""
+    try:
+        name = signal.Signals(-code).name
+    except ValueError:
+        name = f"signal {-code}"
+    return f"was killed by {name}{' (out of memory?)' if code == -signal.SIGKILL else ''}"
+
+
+# -- the error message of a process ----------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ExitReport:
+    """How a process ended, with its final error message."""
+
+    code: int
+    """Exit code."""
+    kind: str
+    """Class of the error."""
+    text: str
+    """One line; for an invalid configuration one line per problem."""
+    traceback: str = ""
+    """Printed above the text if the error is a bug in memguard."""
+    follows: bool = False
+    """The process ended only because another rank had ended."""
+    agreed: bool = False
+    """All ranks end in this way, not necessarily at the same time."""
+    at_s: float = field(default_factory=time.monotonic)
+    """Time of the end on the machine's monotonic clock (seconds)."""
+
+    def print(self, prefix: str = "") -> None:
+        """Write the message to standard error."""
+        print(f"{self.traceback}{prefix}{self.text}", file=sys.stderr, flush=True)
+
+
+def is_started_by_nproc() -> bool:
+    """Return whether this process was started by `--nproc`."""
+    return bool(os.environ.get(EXIT_REPORT_FILE))
+
+
+def own_rank() -> int:
+    """Return this process's rank, without importing torch; 0 for a single process."""
+    return int(os.environ.get("RANK") or 0) if "LOCAL_RANK" in os.environ else 0
+
+
+def report_exit(report: ExitReport) -> None:
+    """Write the final error message to the launcher's file or to standard error."""
+    file = os.environ.get(EXIT_REPORT_FILE)
+    if file:
+        # Imported here: neither the launcher nor `memguard --help` needs pydantic.
+        from memguard.records import write_atomically
+
+        try:
+            # The launcher may read the file at any time.
+            write_atomically(Path(file), json.dumps(asdict(report)).encode())
+            return
+        except OSError:  # e.g. no space left, which may be the error to report
+            pass
+    rank = own_rank()
+    if rank == 0:
+        report.print()
+    elif not report.follows:
+        report.print(f"[rank {rank}] ")
+
+
+def read_exit_report(file: Path) -> ExitReport | None:
+    """Return the final error message of a rank; None if it wrote none."""
+    try:
+        return ExitReport(**json.loads(file.read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError):
+        return None

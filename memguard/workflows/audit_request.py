@@ -1,0 +1,221 @@
+"""The arguments of `memguard audit`, checked before torch is imported."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast, get_args
+
+from memguard.audit.suite import load_audit_suite
+from memguard.config import AuditConfig, Document, ParallelConfig, RunConfig, validate
+from memguard.data import sources
+from memguard.errors import ConfigError, require_library
+from memguard.hf.adapter_files import is_adapter
+from memguard.records import VARIANT_LIBRARIES, VariantName
+from memguard.records.run_files import find_weights_folder
+from memguard.workflows.audit_output import is_own_audit
+from memguard.workflows.requests import check_paths, read_mesh
+from memguard.workflows.run_checks import check_device_map, has_ternary_weights
+from memguard.workflows.run_folder import load_own_config
+
+if TYPE_CHECKING:
+    from memguard.workflows.audited_model import ModelInMemory
+
+_OF_ADAPTERS: tuple[VariantName, ...] = ("adapter", "merged")
+_CHOICES: tuple[VariantName, ...] = tuple(name for name in get_args(VariantName) if name != "model")
+
+
+@dataclass(frozen=True, kw_only=True)
+class AuditRequest:
+    """The arguments of `memguard audit`."""
+
+    run: Path | None
+    model: "str | ModelInMemory | None"
+    base: "str | ModelInMemory | None"
+    members: tuple[str | sources.Table, ...]
+    """Paths, hub ids, or documents in memory."""
+    nonmembers: tuple[str | sources.Table, ...]
+    out: Path | None
+    text_column: str
+    mesh: str | None
+    """Degrees of axes as given, `z=2,x=2`."""
+    settings: dict[str, Any]
+    """Fields of `AuditConfig` that were given."""
+    seed: int
+    variants: tuple[str, ...] = ()
+    """Value of `--variants`, split at commas."""
+
+    def check(self) -> AuditConfig:
+        """Return the audit's settings: the run's or the defaults, updated with those given.
+
+        Raises:
+            ConfigError: arguments that contradict each other, or a value out of range.
+        """
+        problems = []
+        if (self.run is None) == (self.model is None):
+            problems.append(
+                "give either the folder of a RUN, or --model DIR with --members FILE for a model "
+                "memguard did not train"
+            )
+        elif self.run is not None:
+            if self.members or self.nonmembers:
+                problems.append(
+                    "--members and --nonmembers need --model; a run uses its own documents"
+                )
+            # Adapters cannot be audited without their base, even if it is not scored itself.
+            needs_base = find_weights_folder(self.run).name == "adapter"
+            if self.base and self.settings.get("base") is False and not needs_base:
+                problems.append("--base and --no-base contradict each other; give one of them")
+            if self.base is not None and not isinstance(self.base, str):
+                problems.append("--base of a run must be a folder or a hub id")
+            if not (self.run / "config.yaml").is_file():
+                problems.append(
+                    f"'{self.run}' is not the folder of a run (no config.yaml); for a model "
+                    "memguard did not train use --model DIR --members FILE"
+                )
+        else:
+            if not self.members:
+                problems.append("--model needs --members: documents the model was trained on")
+            if self.out is None:
+                problems.append("--model needs --out: a folder for the report")
+        if problems:
+            raise ConfigError(*problems)
+        _ = self.parallel  # Raises an error before anything is read.
+        origin = Document(
+            path="memguard audit",
+            values={},
+            places={(key,): f"--{key.replace('_', '-')}" for key in self.settings},
+        )
+        before = AuditConfig() if self.run_config is None else self.run_config.audit
+        return validate(AuditConfig, {**before.model_dump(), **self.settings}, origin)
+
+    @cached_property
+    def parallel(self) -> ParallelConfig | None:
+        """The requested mesh.
+
+        Raises:
+            ConfigError: an unknown axis, or a value that is not a number.
+        """
+        return None if self.mesh is None else read_mesh(self.mesh, command="audit")
+
+    @property
+    def audited(self) -> "str | ModelInMemory":
+        """The audited model: folder, hub id, or in memory."""
+        if self.run is not None:
+            return str(find_weights_folder(self.run))
+        assert self.model is not None, "checked: there is a run or a model"
+        return self.model
+
+    @property
+    def locked_folder(self) -> Path:
+        """Folder to lock: the run's, or that of a report elsewhere."""
+        if self.run is not None and is_own_audit(self.run, self.out):
+            return self.run
+        assert self.out is not None, "checked: there is a run or a folder for the report"
+        return self.out
+
+    @cached_property
+    def run_config(self) -> RunConfig | None:
+        """The settings of the run under audit; None for a model that memguard did not train.
+
+        Raises:
+            ConfigError: the settings cannot be read.
+            RecordError: the file differs from the one that the run wrote.
+        """
+        return None if self.run is None else load_own_config(self.run)
+
+
+def check_audit(request: AuditRequest, settings: AuditConfig, num_processes: int) -> None:
+    """Check that the documents, models and suite of `memguard audit` exist.
+
+    Raises:
+        ConfigError: the suite is missing or invalid; device_map or variants with several
+            processes; variants that the model does not have, or whose library is missing.
+        DataError: documents are missing.
+        ModelError: a folder is missing, or has no checkpoint.
+    """
+    audited = request.audited
+    has_adapter = isinstance(audited, str) and is_adapter(audited)
+    check_device_map(settings, world_size=num_processes, is_adapter=has_adapter)
+    check_variants(request.variants, audited, settings, num_processes)
+    documents = {
+        "--members": _list_paths(request.members),
+        "--nonmembers": _list_paths(request.nonmembers),
+    }
+    # For a run only these arguments: the paths of its own model and base are checked later.
+    given = {"--model": request.model, "--base": request.base}
+    models = {
+        name: model for name, model in given.items() if model is None or isinstance(model, str)
+    }
+    check_paths(documents, {**models, "--reference": request.settings.get("reference")}, {})
+    load_audit_suite(settings)
+
+
+def _list_paths(given: Sequence[str | sources.Table]) -> list[str]:
+    return [source for source in given if isinstance(source, str)]
+
+
+def check_variants(
+    names: tuple[str, ...],
+    model: "str | ModelInMemory",
+    settings: AuditConfig,
+    num_processes: int,
+) -> tuple[VariantName, ...]:
+    """Return the variants to audit; the others are compared with the first one.
+
+    A model without an adapter is the first one itself, as `model`.
+
+    Args:
+        names: as given; empty for no variants.
+        model: folder or hub id of the audited model.
+        settings: of the audit.
+        num_processes: of the audit.
+
+    Raises:
+        ConfigError: an unknown or repeated name, a model that has no such variant, several
+            processes, a model that is already quantised, or a missing library.
+    """
+    if not names:
+        return ()
+    unknown = [name for name in names if name not in _CHOICES]
+    if unknown or len(set(names)) < len(names):
+        raise ConfigError(
+            f"'--variants' must give each of {', '.join(_CHOICES)} at most once, separated by "
+            f"commas; got '{','.join(names)}'"
+        )
+    if not isinstance(model, str):
+        raise ConfigError("'--variants' needs the folder of a model; save the model and audit that")
+    given = cast("tuple[VariantName, ...]", names)
+    if is_adapter(model):
+        if len(given) < 2:
+            other = "merged" if given[0] == "adapter" else "adapter"
+            raise ConfigError(
+                "'--variants' compares the others with the first one and needs two or more; got "
+                f"'{given[0]}'. Write {other},{given[0]}"
+            )
+    else:
+        wrong = [name for name in given if name in _OF_ADAPTERS]
+        if wrong:
+            raise ConfigError(
+                f"'--variants': '{wrong[0]}' needs a model with an adapter, and '{model}' has "
+                "none: its own weights are the first variant. Choose from int8, nf4"
+            )
+        given = ("model", *given)
+    if num_processes > 1:
+        raise ConfigError(
+            f"'--variants' needs one process; got {num_processes}. Audit the variants without "
+            "--nproc"
+        )
+    if settings.device_map is not None:
+        raise ConfigError("'--variants' and 'audit.device_map' cannot be combined; remove one")
+    quantised = [name for name in given if name in VARIANT_LIBRARIES]
+    if quantised and has_ternary_weights(model):
+        raise ConfigError(
+            f"'--variants': '{quantised[0]}' needs a model that is not quantised; the layers of "
+            f"'{model}' already round their weights ('quantization_config' in its config.json). "
+            "Audit it without --variants"
+        )
+    for name in given:
+        if (library := VARIANT_LIBRARIES.get(name)) is not None:
+            require_library(library, f"'--variants': {name}", extra="quant")
+    return given
