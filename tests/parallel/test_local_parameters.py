@@ -16,7 +16,7 @@ from torch.distributed.tensor.placement_types import Replicate, Shard
 
 from memguard.config import TrainConfig
 from memguard.hf.safetensors import ModuleWeights
-from memguard.hf.sharded import Sharding, build_meta_layer, fill_layer
+from memguard.hf.sharded import Sharding, allocate, build_meta_layer, fill_layer
 from memguard.mitigation import build_mitigations
 from memguard.parallel.local_parameters import (
     LocalParameter,
@@ -26,9 +26,11 @@ from memguard.parallel.local_parameters import (
     find_local_parameters,
     take_gradients,
 )
+from memguard.parallel.lora import LoraSpec
 from memguard.parallel.mesh import Axis, build_mesh
 from memguard.parallel.mesh_shape import MeshShape
 from memguard.runtime import Runtime
+from memguard.simulation.fake_mesh import simulated_mesh
 from memguard.train.step import TrainStep
 
 # Sums of squares of some dozen float64 numbers, in another order.
@@ -199,6 +201,23 @@ def average(degree: int) -> list[tuple[str, Tensor, Tensor]]:
         for parameter in parameters
         if parameter.local.grad is not None
     ]
+
+
+def test_copies_of_adapters_are_counted_over_all_axes() -> None:
+    model, spec = build("llama"), LoraSpec(r=2, alpha=2, use_dora=True)
+    with simulated_mesh(MeshShape(data=2, z=3, y=1, x=2)) as mesh:
+        sharding = Sharding(mesh=mesh, device=torch.device("cpu"), adapter=spec)
+        layer = build_meta_layer(model.config, sharding)
+        allocate(layer)
+        found = {
+            each.name.partition("self_attn.")[2]: each.num_copies
+            for each in find_local_parameters(layer.lm.model, mesh)
+            if "layers.0.self_attn" in each.name
+        }
+    # Rows are dealt over data and z; x splits the features out of q and into o.
+    assert found["q_proj.lora_A.weight"] == found["o_proj.lora_B.weight"] == 2 * 3 * 2
+    assert found["q_proj.lora_B.weight"] == found["o_proj.lora_A.weight"] == 2 * 3
+    assert found["q_proj.lora_magnitude_vector.weight"] == 2 * 3
 
 
 @pytest.mark.parametrize("degree", [2, 3])
