@@ -24,6 +24,7 @@ from memguard.parallel.local_parameters import (
     clear_gradients,
     clip_gradients,
     find_local_parameters,
+    sum_partial_gradients,
     take_gradients,
 )
 from memguard.parallel.lora import LoraSpec
@@ -203,21 +204,31 @@ def average(degree: int) -> list[tuple[str, Tensor, Tensor]]:
     ]
 
 
-def test_copies_of_adapters_are_counted_over_all_axes() -> None:
+def test_copies_of_adapters_are_counted_and_their_gradients_summed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     model, spec = build("llama"), LoraSpec(r=2, alpha=2, use_dora=True)
     with simulated_mesh(MeshShape(data=2, z=3, y=1, x=2)) as mesh:
         sharding = Sharding(mesh=mesh, device=torch.device("cpu"), adapter=spec)
         layer = build_meta_layer(model.config, sharding)
         allocate(layer)
-        found = {
-            each.name.partition("self_attn.")[2]: each.num_copies
-            for each in find_local_parameters(layer.lm.model, mesh)
-            if "layers.0.self_attn" in each.name
-        }
-    # Rows are dealt over data and z; x splits the features out of q and into o.
-    assert found["q_proj.lora_A.weight"] == found["o_proj.lora_B.weight"] == 2 * 3 * 2
-    assert found["q_proj.lora_B.weight"] == found["o_proj.lora_A.weight"] == 2 * 3
-    assert found["q_proj.lora_magnitude_vector.weight"] == 2 * 3
+        parameters = find_local_parameters(layer.lm.model, mesh)
+        for each in parameters:
+            each.local.grad = torch.ones_like(each.local)
+        # As if all ranks had the same gradients.
+        name = "memguard.parallel.local_parameters.all_reduce"
+        monkeypatch.setattr(name, lambda tensor, axis, **_: tensor * axis.degree)
+        sum_partial_gradients(parameters, mesh)
+    found = {
+        each.name.partition("self_attn.")[2]: (each.num_copies, each.local.grad.unique().tolist())
+        for each in parameters
+        if "layers.0.self_attn" in each.name and each.local.grad is not None
+    }
+    # Rows are dealt over data and z, and their gradients are means. x splits the features out of q
+    # and into o: each rank has a part of the gradient of the factor that it does not split.
+    assert found["q_proj.lora_A.weight"] == found["o_proj.lora_B.weight"] == (2 * 3 * 2, [2])
+    assert found["q_proj.lora_B.weight"] == found["o_proj.lora_A.weight"] == (2 * 3, [1])
+    assert found["q_proj.lora_magnitude_vector.weight"] == (2 * 3, [1])
 
 
 @pytest.mark.parametrize("degree", [2, 3])

@@ -92,7 +92,7 @@ def test_the_log_is_compared_with_the_newest_whole_checkpoint(
         )  # fmt: skip
         save_sealed(manifest, save / "manifest.json")
     cut(run / "checkpoints" / name_checkpoint(3) / "metrics.jsonl")
-    (run / "metrics.jsonl").write_text(f"one\n{ends}")
+    (run / "metrics.jsonl").write_text(f"one\n{ends}three\n")
     states = list_states(look(run))
     assert (states["checkpoints"], states["metrics"]) == ("damaged", state)
 
