@@ -237,9 +237,9 @@ def run_mutants(
         for number, mutant in enumerate(mutants, 1):
             started = time.monotonic()
             broken = [test for test in first.failed if is_among(test, mutant.tests)]
-            if broken:
-                state, by = "broken", f"without the mutant too: {broken[0]}"
-            else:
+            state: State = "broken"
+            by = f"without the mutant too: {''.join(broken[:1])}"
+            if not broken:
                 shutil.copytree(whole, changed)
                 make_mutant(mutant, changed)
                 state, by = _try(changed, mutant)
