@@ -74,6 +74,8 @@ AUDITS: list[tuple[str, list[Group], dict[str, Any], str, str | None]] = [
      control(0, 10)], {}, "memorized", "control"),
     ("one bucket of two: 3 of 3, p = .0156", [trained(3, 3, "a"), trained(0, 500, "b"),
      control(0, 3)], {}, "extracted", "too-few"),
+    ("the higher rate of a small bucket, unproven, beside all: Fisher, p = .018",
+     [trained(1, 2, "x4"), trained(18, 40, "x64"), control(3, 20)], {}, "memorized", "control"),
     ("attacks: 4 of 4 against 4, p = .0039", [trained(0, 4, attacked=4, by_attack=4),
      control(0, 4, attacked=4)], {}, "memorized", "control"),
     ("attacks: 3 of 3 against 3, p = .0156", [trained(0, 40, attacked=3, by_attack=3),
@@ -159,6 +161,10 @@ def test_the_significant_test_of_the_highest_rate_is_named() -> None:
     )
     assert decision.test is not None
     assert (decision.test.documents, decision.test.bucket) == ("bucket", "a")
+    # A higher rate that shows nothing, 1 of 2, is not the reason.
+    decision = _decide([trained(1, 2, "a"), trained(18, 40, "b"), control(0, 40)])
+    assert decision.test is not None
+    assert (decision.test.documents, decision.test.bucket) == ("all", None)
     # Where none is significant: the one that is the nearest to its level.
     groups = [trained(2, 40, "a"), trained(1, 40, "b"), control(1, 30)]
     decision = _decide(groups)

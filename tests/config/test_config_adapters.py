@@ -23,6 +23,7 @@ RUN: dict[str, Any] = {"name": "x", "model": {"path": "m"}, "data": {"train": "a
         ({"init_lora_weights": "pissa"}, "gaussian"),
         ({"use_dora": True, "lora_dropout": 0.1}, "'use_dora' and 'lora_dropout' cannot be comb"),
         ({"r": 0}, "greater than or equal to 1"),
+        ({"lora_dropout": 1}, "less than 1"),
         ({"name": "ia3"}, "'lora'"),
     ],
 )

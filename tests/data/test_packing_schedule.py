@@ -89,6 +89,10 @@ def test_interleaving_keeps_both_orders(one: list[int], other: list[int]) -> Non
     assert [x for x in merged if x >= 100] == other
 
 
+def test_a_single_row_stands_in_the_middle_of_the_others() -> None:
+    assert interleave(np.arange(8), np.array([100])).tolist().index(100) == 4
+
+
 def study_manifest() -> list[ManifestEntry]:
     entries = [
         entry(100 * dose + n, "trained" if dose else "control", dose, num_tokens=10 + n % 23)
@@ -152,6 +156,16 @@ def test_a_step_of_sixteen_rows_has_eight_background_rows() -> None:
     whole = len(schedule) // 16 * 16
     assert (background[:whole].reshape(-1, 16).sum(1) == 8).all()
     assert background.sum() == len(schedule) / 2
+
+
+def test_each_pass_over_the_background_has_an_order_of_its_own() -> None:
+    manifest = study_manifest()
+    rows, schedule = plan_rows(manifest, seq_len=64, background_ratio=1, seed=3)
+    beside = schedule[is_background(rows, schedule, manifest)]
+    size = len(set(beside.tolist()))
+    first, second = beside[: 2 * size].reshape(2, size)
+    assert sorted(first) == sorted(second)
+    assert (first != second).any()
 
 
 @pytest.mark.parametrize("ratio", [0.25, 0.5, 3.0])

@@ -1,5 +1,6 @@
 """What is refused before it is built, what is built without storage, and what is stored when."""
 
+import re
 from typing import Any
 
 import pytest
@@ -177,17 +178,19 @@ def test_storage_and_when_parameters_are_gathered(ranks: RankPool, is_tied: bool
     assert ranks(list_storage, 2, MeshShape(z=2), is_tied) == [expected] * 2
 
 
-def fill_with_holes() -> str:
-    mesh = build_mesh(MeshShape(x=2), "cpu")
-    plain = build("llama")
-    layer = build_meta_layer(plain.config, Assembly(mesh=mesh, device=CPU))
-    del plain.model.layers[1].mlp.up_proj.weight
-    with pytest.raises(ModelError) as caught:
-        fill_layer(layer, ModuleWeights(plain), name="holey")
-    return str(caught.value)
-
-
-def test_missing_weights_are_named(ranks: RankPool) -> None:
-    for message in ranks(fill_with_holes, 2):
-        assert "holey" in message
-        assert "model.layers.1.mlp.up_proj.weight" in message
+@pytest.mark.parametrize(
+    ("family", "name"),
+    [
+        ("llama", "model.layers.1.mlp.up_proj.weight"),
+        # A buffer: what is added to the scores by which a router chooses.
+        ("dots1", "model.layers.1.mlp.gate.e_score_correction_bias"),
+    ],
+)
+def test_missing_weights_and_buffers_are_named(family: str, name: str) -> None:
+    plain = build(family)
+    with simulated_mesh(MeshShape(x=2)) as mesh:
+        layer = build_meta_layer(plain.config, Assembly(mesh=mesh, device=CPU))
+        module, _, leaf = name.rpartition(".")
+        delattr(plain.get_submodule(module), leaf)
+        with pytest.raises(ModelError, match=f"holey.*{re.escape(name)}"):
+            fill_layer(layer, ModuleWeights(plain), name="holey")

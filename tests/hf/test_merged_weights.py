@@ -10,6 +10,7 @@ from safetensors.torch import load_file, save_file
 from test_load_sharded import Degrees, compare, load
 from tiny_adapters import save_adapter
 from tiny_families import VOCAB_SIZE, build
+from torch import distributed as dist
 
 from memguard.errors import ModelError
 from memguard.hf import checkpoint
@@ -196,6 +197,21 @@ def test_a_copied_head_that_differs_from_the_base_is_refused(tmp_path: Path) -> 
     build("llama", seed=1).save_pretrained(tmp_path / "base")
     with pytest.raises(ModelError, match=r"copy of the base weights of 'lm_head' differs from"):
         load_model(str(tmp_path / "adapter"))
+
+
+def test_a_damaged_record_of_the_run_is_told_to_all_ranks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A rank that is not told waits for rank 0."""
+    save_adapter(tmp_path)
+    (tmp_path / "trained.json").write_text("{")
+    told: list[str] = []
+    monkeypatch.setattr(dist, "is_initialized", lambda: True)
+    monkeypatch.setattr(dist, "get_rank", lambda: 0)
+    monkeypatch.setattr(dist, "broadcast_object_list", lambda said, src: told.extend(said))
+    with pytest.raises(ModelError, match=r"trained\.json") as caught:
+        open_merged(tmp_path / "adapter")
+    assert told == [str(caught.value)]
 
 
 def test_several_devices_are_refused(tmp_path: Path) -> None:

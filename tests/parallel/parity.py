@@ -304,6 +304,7 @@ def _wrap_in_peft(case: Case, model: Any, lm: CausalLM) -> Any:
     if spec.dropout:
         _use_masks(wrapped, spec, lm)
     values = dict(trained_parameters(wrapped))
+    magnitudes = {n: p.detach().clone() for n, p in values.items() if p.ndim == 1}
     generator = torch.Generator().manual_seed(2)
     for name in sorted(values):
         noise = torch.randn(values[name].shape, generator=generator, dtype=torch.float64)
@@ -313,15 +314,23 @@ def _wrap_in_peft(case: Case, model: Any, lm: CausalLM) -> Any:
     found = {n: p for n, p in lm.model.named_parameters() if is_adapter_parameter(n)}
     assert found.keys() == values.keys()
     orders = find_orders(lm.model)
+
+    def take_piece(name: str, full: Tensor) -> Tensor:
+        parameter = found[name]
+        if not isinstance(parameter, DTensor):
+            return full
+        shape, offset = compute_local_shape_and_global_offset(
+            parameter.shape, parameter.device_mesh, parameter.placements
+        )
+        full = orders[name].to_mesh(full) if name in orders else full
+        return full[tuple(slice(a, a + n) for a, n in zip(offset, shape, strict=True))]
+
     for name, parameter in found.items():
-        full: Tensor = values[name]
-        if isinstance(parameter, DTensor):
-            shape, offset = compute_local_shape_and_global_offset(
-                parameter.shape, parameter.device_mesh, parameter.placements
-            )
-            full = orders[name].to_mesh(full) if name in orders else full
-            full = full[tuple(slice(a, a + n) for a, n in zip(offset, shape, strict=True))]
-        to_local(parameter).copy_(full)
+        if name in magnitudes:
+            # peft's own values, which it computes in float32.
+            initial = take_piece(name, magnitudes[name])
+            torch.testing.assert_close(to_local(parameter).detach(), initial, rtol=1e-5, atol=0)
+        to_local(parameter).copy_(take_piece(name, values[name]))
     return wrapped.train()
 
 

@@ -66,6 +66,11 @@ def test_packed_rows_reach_the_varlen_kernel(
     assert searches == []
 
 
+@pytest.mark.parametrize(("size", "kernel"), [(256, "varlen"), (264, "pieces")])
+def test_heads_up_to_256_reach_the_varlen_kernel(size: int, kernel: str) -> None:
+    assert choose_attention(build("llama", head_dim=size), "cuda") == kernel
+
+
 def test_without_packing_there_is_a_mask(searches: list[Tensor]) -> None:
     """So that the tests here can fail."""
     with fake_gpu() as operations:

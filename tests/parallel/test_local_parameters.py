@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.placement_types import Replicate, Shard
 
 from memguard.config import TrainConfig
-from memguard.hf.assembly import Assembly, build_meta_layer, fill_layer
+from memguard.hf.assembly import Assembly, allocate, build_meta_layer, fill_layer
 from memguard.hf.safetensors import ModuleWeights
 from memguard.mitigation import build_mitigations
 from memguard.parallel.local_parameters import (
@@ -24,11 +24,14 @@ from memguard.parallel.local_parameters import (
     clear_gradients,
     clip_gradients,
     find_local_parameters,
+    sum_partial_gradients,
     take_gradients,
 )
+from memguard.parallel.lora import LoraSpec
 from memguard.parallel.mesh import Axis, build_mesh
 from memguard.parallel.mesh_shape import MeshShape
 from memguard.runtime import Runtime
+from memguard.simulation.fake_mesh import simulated_mesh
 from memguard.train.step import TrainStep
 
 # Sums of squares of some dozen float64 numbers, in another order.
@@ -199,6 +202,33 @@ def average(degree: int) -> list[tuple[str, Tensor, Tensor]]:
         for parameter in parameters
         if parameter.local.grad is not None
     ]
+
+
+def test_copies_of_adapters_are_counted_and_their_gradients_summed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model, spec = build("llama"), LoraSpec(r=2, alpha=2, use_dora=True)
+    with simulated_mesh(MeshShape(data=2, z=3, y=1, x=2)) as mesh:
+        sharding = Assembly(mesh=mesh, device=torch.device("cpu"), adapter=spec)
+        layer = build_meta_layer(model.config, sharding)
+        allocate(layer)
+        parameters = find_local_parameters(layer.lm.model, mesh)
+        for each in parameters:
+            each.local.grad = torch.ones_like(each.local)
+        # As if all ranks had the same gradients.
+        name = "memguard.parallel.local_parameters.all_reduce"
+        monkeypatch.setattr(name, lambda tensor, axis, **_: tensor * axis.degree)
+        sum_partial_gradients(parameters, mesh)
+    found = {
+        each.name.partition("self_attn.")[2]: (each.num_copies, each.local.grad.unique().tolist())
+        for each in parameters
+        if "layers.0.self_attn" in each.name and each.local.grad is not None
+    }
+    # Rows are dealt over data and z, and their gradients are means. x splits the features out of q
+    # and into o: each rank has a part of the gradient of the factor that it does not split.
+    assert found["q_proj.lora_A.weight"] == found["o_proj.lora_B.weight"] == (2 * 3 * 2, [2])
+    assert found["q_proj.lora_B.weight"] == found["o_proj.lora_A.weight"] == (2 * 3, [1])
+    assert found["q_proj.lora_magnitude_vector.weight"] == (2 * 3, [1])
 
 
 @pytest.mark.parametrize("degree", [2, 3])

@@ -71,8 +71,12 @@ def test_adapters_of_several_projections_equal_peft(ranks: RankPool) -> None:
 
 
 def test_one_process_equals_peft(ranks: RankPool) -> None:
-    cases = [replace(case, plain=True) for case in cases_of((1, 1, 1, 1))]
-    check(ranks, (1, 1, 1, 1), cases)
+    cases = cases_of((1, 1, 1, 1))
+    cases += [
+        Case(changes=_UNTIED, adapter=_DROPOUT),
+        Case(changes=_UNTIED, adapter=_DORA, checkpointing="selective"),
+    ]
+    check(ranks, (1, 1, 1, 1), [replace(case, plain=True) for case in cases])
 
 
 @pytest.mark.mesh
@@ -180,6 +184,7 @@ def test_another_seed_draws_other_values_and_gaussian_has_the_deviation_of_peft(
         attach_lora(model, spec := LoraSpec(r=8, alpha=8, init="gaussian", seed=seed))
         fill_lora(model, spec)
         factors = [p.detach() for name, p in model.named_parameters() if "lora_A" in name]
+        assert len({float(factor.sum()) for factor in factors}) == len(factors) == 14
         drawn.append(torch.cat([factor.flatten() for factor in factors]))
     assert not torch.equal(*drawn)
     # 20,000 draws: the deviation's own error is 0.5 %.

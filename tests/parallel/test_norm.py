@@ -249,6 +249,27 @@ def test_a_rank_with_all_features_runs_the_fused_kernel(
     assert calls == ([(8,)] if degree == 1 else [])
 
 
+@pytest.mark.parametrize(("centred", "offset"), [(False, 0.0), (False, 1.0), (True, 0.0)])
+def test_statistics_over_sharded_features_are_wide(
+    monkeypatch: pytest.MonkeyPatch, centred: bool, offset: float
+) -> None:
+    # The other rank has zeros.
+    monkeypatch.setattr("memguard.parallel.norm.sum_for_each", lambda tensor, axis: tensor)
+    case = Case(centred=centred, offset=offset, num_features=1024)
+    x_MD, weight_D = draw(0, 9, 512).bfloat16(), draw(1, 512).bfloat16()
+    axis = Axis(name="y", degree=2)
+    found_MD = make_norm(case, weight_D, None, feature_axis=axis)(x_MD)
+    zeros_MD = torch.zeros_like(x_MD)
+    whole = make_norm(case, torch.cat([weight_D, weight_D]), None)
+    expected_MD = whole(torch.cat([x_MD, zeros_MD], -1))[:, :512]
+    if centred:
+        # Torch's layer norm rounds once, ours before the weight.
+        torch.testing.assert_close(found_MD, expected_MD, rtol=2**-7, atol=2**-7)
+    else:
+        # fp32 sums in another order: the nearest bf16 is another one now and then.
+        assert (found_MD != expected_MD).double().mean() < 0.01
+
+
 class EpsOutside(nn.Module):
     """Adds eps to the root instead of under it."""
 

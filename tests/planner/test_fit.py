@@ -244,6 +244,14 @@ def test_remedies_change_no_more_than_they_must() -> None:
     ]
 
 
+def test_rows_are_shortened_to_128_tokens_at_least() -> None:
+    work = replace(WORK, checkpointing="full", micro_batch_size=1, compute_bytes=2)
+    for shorter, longer, told in ((128, 256, ["data.seq_len=128"]), (64, 128, [])):
+        enough, more = (needs_gib(work=replace(work, seq_len=size)) for size in (shorter, longer))
+        machine = make_machine((enough + more) / 2)
+        assert list_remedies(SIZES, MESH, work, machine) == told
+
+
 def test_where_weights_alone_are_too_much_no_setting_helps() -> None:
     work = replace(WORK, checkpointing="none", micro_batch_size=16, compute_bytes=4)
     assert list_remedies(SIZES, MESH, work, make_machine(1)) == []

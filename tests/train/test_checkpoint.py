@@ -2,15 +2,19 @@
 
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
-from checkpoint_examples import load_state, make_state, save_state
+import torch
+from checkpoint_examples import RUNTIME, load_state, make_state, save_state
 
 from memguard.errors import RecordError
+from memguard.records.run_files import list_checkpoints, name_checkpoint
 from memguard.runtime import Console
 from memguard.train.checkpoint import find_checkpoint
+from memguard.train.resume import Checkpoints, Totals
 
 
 def test_arrays_are_filled_in_place(tmp_path: Path) -> None:
@@ -57,6 +61,26 @@ def test_a_step_saved_again_is_whole_at_any_time(
     load_state(path, make_state(tally=tally))
     assert tally.tolist() == [5, 6, 7]
     assert [each.name for each in (tmp_path / "checkpoints").iterdir()] == ["step-00000001"]
+
+
+@pytest.mark.parametrize(("stops", "kept"), [(True, [5, 7]), (False, [7])])
+def test_only_a_run_that_may_stop_keeps_the_weights_within_its_limit(
+    tmp_path: Path, stops: bool, kept: list[int]
+) -> None:
+    state = make_state()
+    model = SimpleNamespace(model=torch.nn.Linear(1, 1))
+    step: Any = SimpleNamespace(lm=model, parameters=state.parameters, optimizer=state.optimizer)
+    monitor: Any = SimpleNamespace(last_good_step=5, stops=stops, sample_sha256="", arrays={})
+    loader: Any = SimpleNamespace(piece_tally=np.zeros(1))
+    (tmp_path / "metrics.jsonl").touch()
+    checkpoints = Checkpoints(
+        tmp_path, step=step, loader=loader, monitor=monitor, run_key="", base={}, keep=1,
+        check_folder=lambda: None, runtime=RUNTIME, console=Console(),
+    )  # fmt: skip
+    for number in (5, 6, 7):
+        checkpoints.save(Totals(step=number))
+    names = [path.name for path in list_checkpoints(tmp_path / "checkpoints")]
+    assert names == [name_checkpoint(number) for number in kept]
 
 
 @pytest.mark.parametrize(

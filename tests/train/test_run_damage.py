@@ -113,16 +113,22 @@ def seal_another_step(path: Path) -> None:
     save_sealed(manifest.model_copy(update={"step": 4}), path)
 
 
-def read_losses(config: RunConfig) -> list[float]:
-    lines = (run_folder(config) / "metrics.jsonl").read_text().splitlines()
-    return [line["loss"] for line in map(json.loads, lines) if line["event"] == "step"]
+def read_steps(config: RunConfig) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """Return the lines of steps, and the line of the end with the totals."""
+    log = (run_folder(config) / "metrics.jsonl").read_text().splitlines()
+    lines = [json.loads(line) for line in log]
+    (end,) = (line for line in lines if line["event"] == "end")
+    return [line for line in lines if line["event"] == "step"], end
 
 
 def assert_ends_like(config: RunConfig, expected: RunConfig) -> None:
     ours, theirs = run_folder(config), run_folder(expected)
     weights = "model/model.safetensors"
     assert (ours / weights).read_bytes() == (theirs / weights).read_bytes()
-    assert read_losses(config) == read_losses(expected)
+    (steps, end), (wanted, _) = read_steps(config), read_steps(expected)
+    assert [line["loss"] for line in steps] == [line["loss"] for line in wanted]
+    for name in ("num_rows", "num_supervised_tokens", "num_kept_tokens"):
+        assert end[name] == sum(line[name] for line in steps), name
 
     def counted(run: Path) -> list[tuple[str, int | None, int | None]]:
         entries = load_manifest(run / "manifest.jsonl")

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -12,6 +13,8 @@ from cli_examples import run_cli, write_run, write_texts
 from damage import cut, flip_byte
 
 from memguard.errors import ConfigError
+from memguard.records.run_files import CheckpointManifest, name_checkpoint
+from memguard.records.sealed import save_sealed, sum_file
 from memguard.workflows.verify import State, Verified, verify
 
 
@@ -71,6 +74,27 @@ def test_what_is_damaged_is_named(
     assert damaged.repair is not None
     assert "memguard train" in damaged.repair
     assert not found.is_intact
+
+
+@pytest.mark.parametrize(("ends", "state"), [("two\n", "whole"), ("2wo\n", "damaged")])
+def test_the_log_is_compared_with_the_newest_whole_checkpoint(
+    prepared: Path, tmp_path: Path, ends: str, state: State
+) -> None:
+    run = Path(shutil.copytree(prepared, tmp_path / "run"))
+    for step, log in ((1, "one\n"), (2, "one\ntwo\n"), (3, "one\ntwo\nthree\n")):
+        save = run / "checkpoints" / name_checkpoint(step)
+        save.mkdir(parents=True)
+        (save / "metrics.jsonl").write_text(log)
+        files = {"metrics.jsonl": sum_file(save / "metrics.jsonl")}
+        manifest = CheckpointManifest(
+            step=step, run_key="", sample_sha256=None, num_supervised_tokens=0, num_kept_tokens=0,
+            num_rows=0, train_s=0, torch_version="", files=files,
+        )  # fmt: skip
+        save_sealed(manifest, save / "manifest.json")
+    cut(run / "checkpoints" / name_checkpoint(3) / "metrics.jsonl")
+    (run / "metrics.jsonl").write_text(f"one\n{ends}three\n")
+    states = list_states(look(run))
+    assert (states["checkpoints"], states["metrics"]) == ("damaged", state)
 
 
 def test_it_is_told_as_json_and_without_torch(prepared: Path, tmp_path: Path) -> None:
