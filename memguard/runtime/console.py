@@ -46,6 +46,13 @@ class Console:
             self.out.print(f"warning: {text}", style="yellow", markup=False, soft_wrap=True)
 
     @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Print how long a phase took, unless it fails."""
+        start_s = time.monotonic()
+        yield
+        self.info(f"time: {name} {format_duration(time.monotonic() - start_s)}")
+
+    @contextmanager
     def progress(self, what: str, total: int, unit: str) -> Iterator[Advance]:
         """Show progress of a long step: a bar on a terminal, a line every ten seconds elsewhere.
 

@@ -218,7 +218,11 @@ def _audit(
 
     model = open_model(target.model, base=target.adapter_base)
     started = time.perf_counter()
-    with _reporting_lost_folder(check_folder), _shown_progress(console) as show:
+    with (
+        console.phase("audit"),
+        _reporting_lost_folder(check_folder),
+        _shown_progress(console) as show,
+    ):
         context = open_audit_context(target, suite, settings, runtime, show)
         outcome = run_audit(
             documents=target.documents,

@@ -231,5 +231,7 @@ def run_sweep(sweep: Sweep, *, num_jobs: int) -> tuple[Path, Comparison]:
     for stage in (sweep.in_order[: -len(sweep.runs)], sweep.runs):
         left = [run for run in stage if not is_finished(run)]
         train_runs(sweep, left, num_jobs=num_jobs, console=console)
-    comparison = build_comparison(sweep, command=make_command())
-    return publish(comparison, sweep.folder, console), comparison
+    with console.phase("comparison"):
+        comparison = build_comparison(sweep, command=make_command())
+        page = publish(comparison, sweep.folder, console)
+    return page, comparison

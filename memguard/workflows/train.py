@@ -174,7 +174,8 @@ def _prepare_and_train(
         OutOfMemory: memory ran out otherwise.
     """
     runtime, folder = distributed.runtime, Path(config.output_dir) / config.name
-    prepared = _prepare_once(config, distributed, console)
+    with console.phase("documents"):
+        prepared = _prepare_once(config, distributed, console)
     run_key = compute_run_key(config, prepared.corpus)
     state = runtime.only_on_main(lambda: _find_trained(folder, run_key, console))
     before = runtime.broadcast_object(state)
@@ -186,10 +187,11 @@ def _prepare_and_train(
         started, trainer = _build_trainer(
             config, prepared, distributed, console, before=before, check_folder=check_folder
         )
-        with deterministic_algorithms(config.train.deterministic):
+        with console.phase("training"), deterministic_algorithms(config.train.deterministic):
             trainer.run()
         check_folder()
-        _export(config, prepared, distributed, console, started, trainer)
+        with console.phase("export"):
+            _export(config, prepared, distributed, console, started, trainer)
     except (MemoryError, RuntimeError) as error:
         if not is_out_of_memory(error):
             raise

@@ -46,6 +46,16 @@ def test_short_work_says_nothing_without_a_terminal() -> None:
     assert text.getvalue() == ""
 
 
+def test_a_phase_says_its_time_unless_it_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(console.time, "monotonic", iter([1.0, 96.0, 0.0]).__next__)
+    text = io.StringIO()
+    with console_to(text, terminal=False).phase("audit"):
+        pass
+    with pytest.raises(ZeroDivisionError), console_to(text, terminal=False).phase("export"):
+        raise ZeroDivisionError
+    assert text.getvalue() == "time: audit 1:35 min\n"
+
+
 def test_a_terminal_that_cannot_draw_gets_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "dumb")
     assert not console_to(io.StringIO(), terminal=True).live
