@@ -40,6 +40,8 @@ _Definition = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 _LONG_STRING = re.compile(
     rf'"""(?:(?!""").){{{_MIN_CHARACTERS}}}|\'\'\'(?:(?!\'\'\').){{{_MIN_CHARACTERS}}}', re.DOTALL
 )
+# Half of a pair of UTF-16, which a docstring can contain as an escape and no file can.
+_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def build_docstring_file(names: Sequence[str], cache_dir: Path) -> Path:
@@ -170,13 +172,8 @@ def _read_module(path: Path, module: str) -> Iterator[tuple[str, str]]:
     while pending:
         place, node = pending.pop()
         text = ast.get_docstring(node)
-        if text is not None and len(text) >= _MIN_CHARACTERS and _is_unicode(text):
+        if text is not None and len(text) >= _MIN_CHARACTERS and not _SURROGATE.search(text):
             yield place, text
         if isinstance(node, ast.Module | ast.ClassDef):
             inner = [(f"{place}.{n.name}", n) for n in node.body if isinstance(n, _Definition)]
             pending += reversed(inner)
-
-
-def _is_unicode(text: str) -> bool:
-    """Return False for lone surrogates, which a docstring can contain as an escape."""
-    return not any("\ud800" <= character <= "\udfff" for character in text)
