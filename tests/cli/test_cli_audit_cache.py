@@ -10,7 +10,7 @@ import pytest
 from cli_examples import Outcome, read_json, run_cli
 from pyarrow import parquet
 
-from memguard.workflows import audit_context
+from memguard.workflows import audited_model
 
 
 @pytest.fixture
@@ -54,7 +54,7 @@ def no_model_is_loaded(monkeypatch: pytest.MonkeyPatch) -> Any:
     def refuse(*_: Any, **__: Any) -> None:
         raise AssertionError("a model was loaded")
 
-    return lambda: monkeypatch.setattr(audit_context, "load_model", refuse)
+    return lambda: monkeypatch.setattr(audited_model, "load_model", refuse)
 
 
 def test_a_second_audit_loads_no_model_and_says_the_same(

@@ -305,7 +305,7 @@ def test_out_of_memory(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object, **__: object) -> None:
         raise MemoryError
 
-    monkeypatch.setattr(setup, "build_causal_lm", fail)
+    monkeypatch.setattr(setup, "load_model", fail)
     message = fails(1, "train", write_run(folder))
     assert "out of memory while the model was loaded: use a machine with more memory" in message
     assert "micro_batch_size" not in message, "it would not help"

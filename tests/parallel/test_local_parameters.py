@@ -209,9 +209,9 @@ def test_copies_of_adapters_are_counted_and_their_gradients_summed(
 ) -> None:
     model, spec = build("llama"), LoraSpec(r=2, alpha=2, use_dora=True)
     with simulated_mesh(MeshShape(data=2, z=3, y=1, x=2)) as mesh:
-        sharding = Assembly(mesh=mesh, device=torch.device("cpu"), adapter=spec)
-        layer = build_meta_layer(model.config, sharding)
-        allocate(layer)
+        assembly = Assembly(mesh=mesh, device=torch.device("cpu"), adapter=spec)
+        layer = build_meta_layer(model.config, assembly)
+        allocate(layer.lm, torch.device("cpu"))
         parameters = find_local_parameters(layer.lm.model, mesh)
         for each in parameters:
             each.local.grad = torch.ones_like(each.local)
@@ -254,8 +254,8 @@ def train_with_noise() -> list[Tensor]:
     found = []
     for family in ("qwen2", "qwen3"):
         model = build(family)
-        sharding = Assembly(mesh=mesh, device=torch.device("cpu"))
-        layer = build_meta_layer(model.config, sharding)
+        assembly = Assembly(mesh=mesh, device=torch.device("cpu"))
+        layer = build_meta_layer(model.config, assembly)
         fill_layer(layer, ModuleWeights(model), name="noise")
         layer.lm.model.train()
         for name, module in layer.lm.model.named_modules():

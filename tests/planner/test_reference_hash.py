@@ -64,7 +64,7 @@ def test_the_windows_are_counted_as_plain_python_counts_them(
     assert f"'!', occurs {int((corpus.input_ids == 0).sum())} times" in remark.text
 
 
-@pytest.mark.parametrize(("k", "fate"), [(4, "left out of the loss"), (5, "receive loss")])
+@pytest.mark.parametrize(("k", "fate"), [(4, "None of the labels"), (5, "receive loss")])
 def test_what_becomes_of_these_labels_is_what_the_mask_does(k: int, fate: str) -> None:
     corpus = put_zeros(make_corpus([200]), 3)
     (remark,) = remarks(corpus, k=k)
@@ -87,7 +87,7 @@ def test_many_factors_of_two_are_a_zero_as_well() -> None:
     corpus = dataclasses.replace(corpus, input_ids=np.full(200, 64, dtype=np.int32))
     (remark,) = remarks(corpus)  # 2^(6 * 13) is a multiple of 2^64
     assert "187 of 187 windows (100.0%)" in remark.text
-    assert "have the product 0: it overflows. All labels" in remark.text
+    assert "have the product 0: it overflows. None of the labels" in remark.text
 
 
 def test_rare_or_no_zeros_are_a_note_and_documents_that_are_not_trained_do_not_count() -> None:

@@ -57,8 +57,8 @@ def test_rows_that_waste_or_teach_nothing_are_told() -> None:
     assert "warning: 38% of the positions are padding" in said
     assert "median 9, longest 16 tokens" in said
     said = remarks_on(make_loader(make_corpus([16])), shared=False)
-    assert "a row of its own" in said
-    assert "could not be tried" in remarks_on(make_loader(make_corpus([16])), shared=None)
+    assert "each gets its own row" in said
+    assert "could not be tested" in remarks_on(make_loader(make_corpus([16])), shared=None)
     said = remarks_on(make_loader(make_corpus([16] * 20)), max_steps=3)
     assert "'train.max_steps' ends the run after 3 of 10 steps: 5 documents" in said
     # 60 tokens: four pieces of 15, the first 20 tokens unsupervised, so the first piece is empty.

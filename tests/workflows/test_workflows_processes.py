@@ -151,7 +151,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         devices.mkdir(exist_ok=True)
         for name in (*range(gpus), "ctl", "-uvm"):
             (devices / f"nvidia{name}").touch()
-        monkeypatch.setattr(processes, "_DEVICES", devices)
+        monkeypatch.setattr(environment, "_DEVICES", devices)
         monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cores)))
         monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
         if visible is not None:

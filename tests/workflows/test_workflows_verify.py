@@ -76,7 +76,7 @@ def test_what_is_damaged_is_named(
     assert not found.is_intact
 
 
-@pytest.mark.parametrize(("ends", "state"), [("two\n", "whole"), ("2wo\n", "damaged")])
+@pytest.mark.parametrize(("ends", "state"), [("two\n", "intact"), ("2wo\n", "damaged")])
 def test_the_log_is_compared_with_the_newest_whole_checkpoint(
     prepared: Path, tmp_path: Path, ends: str, state: State
 ) -> None:
