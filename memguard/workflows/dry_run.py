@@ -56,7 +56,7 @@ from memguard.runtime import Console, detect_runtime
 from memguard.workflows.audit_inputs import list_audited, name_buckets
 from memguard.workflows.control_outlook import remark_on_control
 from memguard.workflows.data import build_training_data, check_token_ids, prepare
-from memguard.workflows.memory_check import settle_for_documents
+from memguard.workflows.memory_check import resolve_auto_for_documents
 from memguard.workflows.run_folder import check_same_settings
 from memguard.workflows.setup import make_lora, read_model_config
 
@@ -201,7 +201,7 @@ def dry_run(config: RunConfig, console: Console) -> DryRunResult:
         ModelError: as in training: no usable checkpoint or tokenizer, ids beyond the embeddings.
     """
     folder = Path(config.output_dir) / config.name
-    config = settle_for_documents(config, detect_runtime().device.type)
+    config = resolve_auto_for_documents(config, detect_runtime().device.type)
     remarks = []
     try:
         check_same_settings(config, folder, console)

@@ -177,7 +177,7 @@ def resolve_auto(
     return config.model_copy(update={"train": train.model_copy(update=changes)})
 
 
-def settle_for_documents(config: RunConfig, device_type: str) -> RunConfig:
+def resolve_auto_for_documents(config: RunConfig, device_type: str) -> RunConfig:
     """Replace `auto` for a command that only reads documents, perhaps where there is no GPU.
 
     Args:

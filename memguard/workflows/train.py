@@ -60,7 +60,7 @@ from memguard.workflows.memory_check import (
     find_half,
     is_out_of_memory,
     resolve_auto_settings,
-    settle_for_documents,
+    resolve_auto_for_documents,
 )
 from memguard.workflows.requests import make_command
 from memguard.workflows.run_checks import check_processes
@@ -83,7 +83,7 @@ def prepare_run(config: RunConfig, console: Console | None = None) -> PreparedRu
         DataError: see `prepare`.
         ModelError: no usable checkpoint or tokenizer.
     """
-    config = settle_for_documents(config, detect_runtime().device.type)
+    config = resolve_auto_for_documents(config, detect_runtime().device.type)
     with locked(Path(config.output_dir) / config.name):
         return _prepare(config, console or Console())
 

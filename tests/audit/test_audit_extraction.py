@@ -124,7 +124,7 @@ def test_conversation_window_is_the_last_supervised_span(
         ([1, 1, 1, -1e-3], False),
     ],
 )
-def test_verdict_hangs_on_margin(margins: list[float], hangs: bool) -> None:
+def test_verdict_is_a_near_tie(margins: list[float], hangs: bool) -> None:
     assert bool(is_near_tie(np.array(margins), 1e-3)) is hangs
 
 
