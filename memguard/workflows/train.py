@@ -59,8 +59,8 @@ from memguard.workflows.memory_check import (
     explain_out_of_memory,
     find_half,
     is_out_of_memory,
-    resolve_auto_settings,
     resolve_auto_for_documents,
+    resolve_auto_settings,
 )
 from memguard.workflows.requests import make_command
 from memguard.workflows.run_checks import check_processes
