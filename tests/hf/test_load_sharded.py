@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from ranks import mesh_of
 from safetensors.torch import load_file, save_file
 from test_checkpoint_files import REFUSED
 from test_load import DAMAGES
@@ -21,7 +22,6 @@ from memguard.hf.assembly import Assembly, ShardedLayer
 from memguard.hf.load import load_model, load_sharded
 from memguard.parallel.hf_plan import PLACEMENTS
 from memguard.parallel.layout import find_rectangle
-from memguard.parallel.mesh import build_mesh
 from memguard.parallel.mesh_shape import MeshShape
 
 Degrees = tuple[int, int, int, int]
@@ -38,7 +38,7 @@ MESHES = [
 def load(folder: str, degrees: Degrees, dtype: torch.dtype = torch.float32) -> ShardedLayer:
     """On a rank."""
     shape = MeshShape(**dict(zip(("data", "z", "y", "x"), degrees, strict=True)))
-    mesh = build_mesh(shape, "cpu")
+    mesh = mesh_of(shape)
     return load_sharded(folder, Assembly(mesh=mesh, device=torch.device("cpu"), dtype=dtype))
 
 
@@ -120,7 +120,7 @@ def test_a_family_that_was_not_compared_is_told(ranks: Any, tmp_path: Path) -> N
 
 
 def load_and_listen(folder: Path) -> list[str]:
-    mesh = build_mesh(MeshShape(x=2), "cpu")
+    mesh = mesh_of(MeshShape(x=2))
     # All families that can be split are compared today. The package has a function of this name.
     module = importlib.import_module("memguard.hf.load")
     patched = pytest.MonkeyPatch.context()
