@@ -8,7 +8,6 @@ One server process imports torch once; each rank is a fork of it, with one threa
 """
 
 import copy
-import functools
 import multiprocessing
 import os
 import pickle
@@ -25,9 +24,6 @@ from pathlib import Path
 from typing import Any
 
 from step_count import count_steps
-
-from memguard.parallel.mesh import Mesh4D, build_mesh
-from memguard.parallel.mesh_shape import MeshShape
 
 _PRELOADED = [
     "hypothesis",
@@ -164,12 +160,6 @@ class _Group:
         for each in self.connections:
             each.close()
         self.folder.cleanup()
-
-
-@functools.cache
-def mesh_of(shape: MeshShape, device_type: str = "cpu") -> Mesh4D:
-    """Return a mesh of this rank; each that is built has process groups and threads of its own."""
-    return build_mesh(shape, device_type)
 
 
 def _collect(receivers: Sequence[connection.Connection], deadline: float) -> list[Any]:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from ranks import mesh_of
+from meshes import mesh_of
 from safetensors.torch import load_file, save_file
 from test_checkpoint_files import REFUSED
 from test_load import DAMAGES

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from ranks import mesh_of
+from meshes import mesh_of
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 

@@ -17,8 +17,9 @@ import peft
 import pytest
 import torch
 import transformers
+from meshes import mesh_of
 from plain_losses import reduce_plainly
-from ranks import RankPool, mesh_of
+from ranks import RankPool
 from tiny_families import build
 from torch import Tensor, nn
 from torch import distributed as dist
