@@ -69,21 +69,23 @@ def compare(layer: ShardedLayer, reference: Any) -> list[str]:
 
 
 def load_and_compare(
-    folders: list[str], degrees: Degrees, dtype: torch.dtype = torch.float32
+    references: dict[str, Any], degrees: Degrees, dtype: torch.dtype
 ) -> dict[str, list[str]]:
-    """On a rank: several folders in one process group, which is quicker."""
-    found = {}
-    for folder in folders:
-        reference = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
-        found[folder] = compare(load(folder, degrees, dtype), reference)
-    return found
+    """On a rank: load each folder, and compare it with what transformers has loaded."""
+    return {
+        folder: compare(load(folder, degrees, dtype), reference)
+        for folder, reference in references.items()
+    }
 
 
-def check(ranks: Any, folders: list[Path], degrees: Degrees, *args: Any) -> None:
-    names = [str(folder) for folder in folders]
+def check(
+    ranks: Any, folders: list[Path], degrees: Degrees, dtype: torch.dtype = torch.float32
+) -> None:
+    load_plainly = transformers.AutoModelForCausalLM.from_pretrained
+    references = {str(folder): load_plainly(folder, dtype=dtype) for folder in folders}
     num_ranks = torch.Size(degrees).numel()
-    for found in ranks(load_and_compare, num_ranks, names, degrees, *args):
-        assert found == {name: [] for name in names}
+    for found in ranks(load_and_compare, num_ranks, references, degrees, dtype):
+        assert found == {folder: [] for folder in references}
 
 
 @pytest.fixture(scope="module")

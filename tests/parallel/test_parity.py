@@ -27,6 +27,7 @@ _TIED = (("tie_word_embeddings", True), ("vocab_size", 131))
 _UNTIED = (("tie_word_embeddings", False), ("vocab_size", 97))
 # For what happens in one layer, or before or after all of them.
 _ONE_LAYER = (("num_hidden_layers", 1),)
+_LOSS = Case(changes=_UNTIED + _ONE_LAYER)
 
 _ALL: list[Degrees] = list(itertools.product((1, 2), repeat=4))
 _SAMPLE: list[Degrees] = [(1, 1, 2, 2), (2, 2, 1, 1)]
@@ -122,7 +123,7 @@ def test_losses_of_mitigations_equal_one_process(ranks: RankPool, degrees: Degre
         (FloodingConfig(name="flooding", level=4.9),),
     ]
     cases = [
-        Case(changes=_UNTIED + _ONE_LAYER, mitigations=each, micro_batch_size=micro)
+        replace(_LOSS, mitigations=each, micro_batch_size=micro)
         for each, micro in zip(chosen, (None, 2, 1, 2), strict=True)
     ]
     check(ranks, degrees, cases)
@@ -148,7 +149,7 @@ def test_losses_that_compare_with_the_start_equal_one_process(
         ),
     ]
     cases = [
-        Case(changes=_UNTIED + _ONE_LAYER, mitigations=each, micro_batch_size=micro)
+        replace(_LOSS, mitigations=each, micro_batch_size=micro, num_steps=1)
         for each, micro in zip(chosen, (None, 1, 2, None), strict=True)
     ]
     check(ranks, degrees, cases)
