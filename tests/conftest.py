@@ -45,8 +45,8 @@ def shared_data() -> Path:
 
 
 @pytest.fixture(scope="session")
-def ranks(session_cache: Path) -> RankPool:
-    """Runs a function on several ranks; the processes are forks of one that has torch already.
+def fresh_ranks(session_cache: Path) -> RankPool:
+    """Runs a function on several ranks, each a fork of one process that has torch already.
 
     Where pytest-xdist runs the tests in several workers, each has its own.
     """
@@ -54,6 +54,23 @@ def ranks(session_cache: Path) -> RankPool:
     # The server imports for seconds, which is part of no test.
     pool.start(os.getpid).join()
     return pool
+
+
+# Ranks of these tests leave their processes as they found them.
+_FOLDERS_OF_KEPT_RANKS = ("parallel", "hf", "model")
+
+
+@pytest.fixture(scope="module")
+def ranks(fresh_ranks: RankPool, request: pytest.FixtureRequest) -> Iterator[RankPool]:
+    """`fresh_ranks`, or in some folders the same processes for all tests of a module.
+
+    The first use of the engine costs a rank more than most calls do.
+    """
+    if request.path.parent.name not in _FOLDERS_OF_KEPT_RANKS:
+        yield fresh_ranks
+        return
+    with fresh_ranks.keep() as kept:
+        yield kept
 
 
 class _KeptTemplates(jinja2.BytecodeCache):

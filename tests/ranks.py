@@ -7,13 +7,16 @@ One server process imports torch once; each rank is a fork of it, with one threa
 `RankPool("cuda")` each rank is a new process with a GPU of its own and NCCL.
 """
 
+import copy
 import multiprocessing
 import os
 import pickle
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from datetime import timedelta
 from multiprocessing import connection, forkserver
 from multiprocessing.process import BaseProcess
@@ -42,10 +45,14 @@ class RankFailure(AssertionError):
 
 
 class RankPool:
-    """Runs functions on many ranks; each call has fresh processes and a fresh process group."""
+    """Runs functions on many ranks; each call has fresh processes and a fresh process group.
+
+    A pool that `keep` yields has the same ones for all calls with as many ranks.
+    """
 
     def __init__(self, device_type: str = "cpu") -> None:
         self._device_type = device_type
+        self._kept: dict[int, _Group] | None = None
         self._context: Any = multiprocessing.get_context("spawn")
         if device_type == "cuda":
             # A fork cannot use CUDA once its parent has looked for a GPU.
@@ -77,23 +84,31 @@ class RankPool:
             TimeoutError: naming the ranks without a result.
         """
         deadline = time.monotonic() + timeout_s
-        receivers, processes = [], []
-        with tempfile.TemporaryDirectory() as folder:
-            try:
-                for rank in range(world_size):
-                    receiver, sender = self._context.Pipe(duplex=False)
-                    group = (rank, world_size, Path(folder) / "store", self._device_type)
-                    work = (function, args, *group, sender)
-                    process = self._context.Process(target=_run_rank, args=work, daemon=True)
-                    process.start()
-                    sender.close()
-                    receivers.append(receiver)
-                    processes.append(process)
-                return _collect(receivers, deadline)
-            finally:
-                for process in processes:
-                    process.kill()
-                    process.join()
+        group = (self._kept or {}).pop(world_size, None)
+        group = group or _Group(self._context, self._device_type)
+        try:
+            if not group.processes:
+                group.start(world_size)
+            results = group.call(function, args, deadline)
+        except BaseException:
+            group.end()
+            raise
+        if self._kept is None:
+            group.end()
+        else:
+            self._kept[world_size] = group
+        return results
+
+    @contextmanager
+    def keep(self) -> Iterator["RankPool"]:
+        """Yield a pool that has one group a size for all calls; after a failure, another one."""
+        pool = copy.copy(self)
+        pool._kept = {}
+        try:
+            yield pool
+        finally:
+            for group in pool._kept.values():
+                group.end()
 
     def start(self, function: Callable[..., Any], *args: Any) -> BaseProcess:
         """Call ``function(*args)`` in a process of its own, without a group; the caller waits.
@@ -110,6 +125,43 @@ def _run_alone(function: Callable[..., Any], args: Sequence[Any]) -> None:
     function(*args)
 
 
+@dataclass(eq=False)
+class _Group:
+    """Processes that have one process group, and take calls until one fails."""
+
+    context: Any
+    device_type: str
+    connections: list[connection.Connection] = field(default_factory=list)
+    processes: list[BaseProcess] = field(default_factory=list)
+    folder: Any = field(default_factory=tempfile.TemporaryDirectory)
+    """Of the file by which the ranks find each other."""
+
+    def start(self, world_size: int) -> None:
+        for rank in range(world_size):
+            ours, theirs = self.context.Pipe()
+            work = (rank, world_size, Path(self.folder.name) / "store", self.device_type, theirs)
+            process = self.context.Process(target=_serve, args=work, daemon=True)
+            process.start()
+            theirs.close()
+            self.connections.append(ours)
+            self.processes.append(process)
+
+    def call(self, function: Callable[..., Any], args: Any, deadline: float) -> list[Any]:
+        message = pickle.dumps((function, args))
+        for each in self.connections:
+            with suppress(OSError):  # A rank that died is found when its result is missing.
+                each.send_bytes(message)
+        return _collect(self.connections, deadline)
+
+    def end(self) -> None:
+        for process in self.processes:
+            process.kill()
+            process.join()
+        for each in self.connections:
+            each.close()
+        self.folder.cleanup()
+
+
 def _collect(receivers: Sequence[connection.Connection], deadline: float) -> list[Any]:
     results: dict[int, Any] = {}
     while missing := [rank for rank in range(len(receivers)) if rank not in results]:
@@ -122,7 +174,7 @@ def _collect(receivers: Sequence[connection.Connection], deadline: float) -> lis
             rank = wanted[receiver]
             try:
                 when, error, results[rank] = pickle.loads(receiver.recv_bytes())
-            except EOFError:
+            except (EOFError, ConnectionError):
                 when, error = 0.0, RankFailure(f"rank {rank} died without a word")
             if error is not None:
                 failures.append((when, rank, error))
@@ -132,9 +184,7 @@ def _collect(receivers: Sequence[connection.Connection], deadline: float) -> lis
     return [results[rank] for rank in range(len(receivers))]
 
 
-def _run_rank(
-    function: Any, args: Any, rank: int, size: int, store: Path, device_type: str, sender: Any
-) -> None:
+def _serve(rank: int, size: int, store: Path, device_type: str, caller: Any) -> None:
     import torch
     from torch import distributed as dist
 
@@ -148,11 +198,13 @@ def _run_rank(
             backend = "cpu:gloo,cuda:nccl"
         # Who is too slow is decided by the caller's timeout alone.
         dist.init_process_group(backend, timeout=timedelta(hours=1), **group)
-        message = pickle.dumps((0.0, None, function(*args)))
-        if dist.is_initialized():  # A simulation ends the group of its only real rank.
-            # Nobody leaves while another rank may still wait for it.
-            dist.barrier()
-            dist.destroy_process_group()
+        while True:
+            function, args = pickle.loads(caller.recv_bytes())
+            message = pickle.dumps((0.0, None, function(*args)))
+            if dist.is_initialized():  # A simulation ends the group of its only real rank.
+                # The caller may end this rank once it has the result; no other waits for it then.
+                dist.barrier()
+            caller.send_bytes(message)
     except BaseException as error:
         error.add_note(f"On rank {rank} of {size}:\n{traceback.format_exc()}")
         try:
@@ -161,4 +213,5 @@ def _run_rank(
         except Exception:
             failure = RankFailure("\n".join([repr(error), *error.__notes__]))
             message = pickle.dumps((time.monotonic(), failure, None))
-    sender.send_bytes(message)
+        with suppress(OSError):  # The caller is gone.
+            caller.send_bytes(message)

@@ -71,6 +71,16 @@ def test_each_call_has_fresh_processes_with_one_thread(ranks: RankPool) -> None:
     assert os.environ.get("OMP_NUM_THREADS") == before
 
 
+def test_kept_ranks_are_the_same_processes_until_one_fails(ranks: RankPool) -> None:
+    with ranks.keep() as kept:
+        first, second = kept(describe_process, 2), kept(describe_process, 2)
+        assert first == second
+        assert kept(sum_of_ranks, 2) == [(0, 2, 1.0), (1, 2, 1.0)]
+        with pytest.raises(ValueError, match="this one is broken"):
+            kept(fail_on_one, 2, 1)
+        assert {each[2] for each in kept(describe_process, 2)}.isdisjoint(each[2] for each in first)
+
+
 def test_what_a_rank_raises_arrives_with_its_traceback(ranks: RankPool) -> None:
     with pytest.raises(ValueError, match="this one is broken") as caught:
         ranks(fail_on_one, 3, 2)

@@ -39,15 +39,16 @@ def refuse_all(shape: MeshShape, all_fields: list[dict[str, Any]]) -> list[Memgu
     def build_nothing(*_: Any, **__: Any) -> None:
         raise AssertionError("a model was built")
 
-    transformers.AutoModelForCausalLM.from_config = build_nothing
     mesh = build_mesh(shape, "cpu")
     found: list[MemguardError] = []
-    for each in all_fields:
-        config = transformers.LlamaConfig(**each)
-        try:
-            build_meta_layer(config, Assembly(mesh=mesh, device=CPU))
-        except MemguardError as error:
-            found.append(error)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(transformers.AutoModelForCausalLM, "from_config", build_nothing)
+        for each in all_fields:
+            config = transformers.LlamaConfig(**each)
+            try:
+                build_meta_layer(config, Assembly(mesh=mesh, device=CPU))
+            except MemguardError as error:
+                found.append(error)
     return found
 
 

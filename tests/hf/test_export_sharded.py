@@ -207,13 +207,13 @@ def fail_on(rank: int, source: str, tokenizer_folder: str, folder: str) -> tuple
     """On a rank: export while one rank cannot write large files."""
     layer = load(source, (1, 2, 1, 2))
     tokenizer = load_tokenizer(tokenizer_folder)
-    if dist.get_rank() == rank:
-        import signal
-
-        # As a full disk: the write fails in the middle of a file, which has five tensors or more.
-        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (9_000, resource.RLIM_INFINITY))
-    return outcome(layer, tokenizer, folder)
+    # As a full disk: the write fails in the middle of a file, which has five tensors or more.
+    most = 9_000 if dist.get_rank() == rank else resource.RLIM_INFINITY
+    resource.setrlimit(resource.RLIMIT_FSIZE, (most, resource.RLIM_INFINITY))
+    try:
+        return outcome(layer, tokenizer, folder)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY,) * 2)
 
 
 def outcome(layer: ShardedLayer, tokenizer: Any, folder: str) -> tuple[str, str]:

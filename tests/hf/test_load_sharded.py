@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from meshes import mesh_of
 from safetensors.torch import load_file, save_file
 from test_checkpoint_files import REFUSED
 from test_load import DAMAGES
@@ -21,7 +22,6 @@ from memguard.hf.assembly import Assembly, ShardedLayer
 from memguard.hf.load import load_model, load_sharded
 from memguard.parallel.hf_plan import PLACEMENTS
 from memguard.parallel.layout import find_rectangle
-from memguard.parallel.mesh import build_mesh
 from memguard.parallel.mesh_shape import MeshShape
 
 Degrees = tuple[int, int, int, int]
@@ -38,7 +38,7 @@ MESHES = [
 def load(folder: str, degrees: Degrees, dtype: torch.dtype = torch.float32) -> ShardedLayer:
     """On a rank."""
     shape = MeshShape(**dict(zip(("data", "z", "y", "x"), degrees, strict=True)))
-    mesh = build_mesh(shape, "cpu")
+    mesh = mesh_of(shape)
     return load_sharded(folder, Assembly(mesh=mesh, device=torch.device("cpu"), dtype=dtype))
 
 
@@ -69,21 +69,23 @@ def compare(layer: ShardedLayer, reference: Any) -> list[str]:
 
 
 def load_and_compare(
-    folders: list[str], degrees: Degrees, dtype: torch.dtype = torch.float32
+    references: dict[str, Any], degrees: Degrees, dtype: torch.dtype
 ) -> dict[str, list[str]]:
-    """On a rank: several folders in one process group, which is quicker."""
-    found = {}
-    for folder in folders:
-        reference = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
-        found[folder] = compare(load(folder, degrees, dtype), reference)
-    return found
+    """On a rank: load each folder, and compare it with what transformers has loaded."""
+    return {
+        folder: compare(load(folder, degrees, dtype), reference)
+        for folder, reference in references.items()
+    }
 
 
-def check(ranks: Any, folders: list[Path], degrees: Degrees, *args: Any) -> None:
-    names = [str(folder) for folder in folders]
+def check(
+    ranks: Any, folders: list[Path], degrees: Degrees, dtype: torch.dtype = torch.float32
+) -> None:
+    load_plainly = transformers.AutoModelForCausalLM.from_pretrained
+    references = {str(folder): load_plainly(folder, dtype=dtype) for folder in folders}
     num_ranks = torch.Size(degrees).numel()
-    for found in ranks(load_and_compare, num_ranks, names, degrees, *args):
-        assert found == {name: [] for name in names}
+    for found in ranks(load_and_compare, num_ranks, references, degrees, dtype):
+        assert found == {folder: [] for folder in references}
 
 
 @pytest.fixture(scope="module")
@@ -120,7 +122,7 @@ def test_a_family_that_was_not_compared_is_told(ranks: Any, tmp_path: Path) -> N
 
 
 def load_and_listen(folder: Path) -> list[str]:
-    mesh = build_mesh(MeshShape(x=2), "cpu")
+    mesh = mesh_of(MeshShape(x=2))
     # All families that can be split are compared today. The package has a function of this name.
     module = importlib.import_module("memguard.hf.load")
     patched = pytest.MonkeyPatch.context()

@@ -6,11 +6,12 @@ from typing import Any
 
 import pytest
 import torch
+from meshes import mesh_of
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from memguard.model.lm_head import Head, Step, apply_logit_transforms
-from memguard.parallel.mesh import Axis, build_mesh
+from memguard.parallel.mesh import Axis
 from memguard.parallel.mesh_shape import MeshShape
 
 
@@ -88,7 +89,7 @@ def draw_whole(
 def cut_here(degrees: tuple[int, int]) -> tuple[Axis, Axis]:
     """This rank's place along y and x."""
     y, x = degrees
-    mesh = build_mesh(MeshShape(y=y, x=x), "cpu")
+    mesh = mesh_of(MeshShape(y=y, x=x))
     return mesh.axis("y"), mesh.axis("x")
 
 

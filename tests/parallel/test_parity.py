@@ -1,4 +1,4 @@
-"""Every mesh gives the numbers of one process: loss, gradients, norm, weights after three steps."""
+"""Every mesh gives the numbers of one process: loss, gradients, norm, weights after each step."""
 
 import itertools
 import shutil
@@ -25,6 +25,9 @@ from memguard.config.mitigations import (
 # 131 and 97 divide by neither 2 nor 4: the last rank has fewer rows of the vocabulary.
 _TIED = (("tie_word_embeddings", True), ("vocab_size", 131))
 _UNTIED = (("tie_word_embeddings", False), ("vocab_size", 97))
+# For what happens in one layer, or before or after all of them.
+_ONE_LAYER = (("num_hidden_layers", 1),)
+_LOSS = Case(changes=_UNTIED + _ONE_LAYER)
 
 _ALL: list[Degrees] = list(itertools.product((1, 2), repeat=4))
 _SAMPLE: list[Degrees] = [(1, 1, 2, 2), (2, 2, 1, 1)]
@@ -36,10 +39,10 @@ _FAMILIES = {
 
 
 def cases_of(degrees: Degrees) -> list[Case]:
-    """Tied and untied, accumulation 1 and 2."""
+    """Tied and untied, accumulation 1 and 2; a third step has moments of two."""
     rows = 8 // (degrees[0] * degrees[1])
     return [
-        Case(changes=changes, micro_batch_size=micro)
+        Case(changes=changes, micro_batch_size=micro, num_steps=3)
         for changes in (_TIED, _UNTIED)
         for micro in (None, rows // 2)
     ]
@@ -61,7 +64,7 @@ def test_every_mesh_equals_one_process(ranks: RankPool, degrees: Degrees) -> Non
 def test_ranks_share_key_value_heads_where_x_has_more_ranks_than_heads(
     ranks: RankPool, kv_heads: int
 ) -> None:
-    kv: tuple[tuple[str, Any], ...] = (("num_key_value_heads", kv_heads),)
+    kv: tuple[tuple[str, Any], ...] = (("num_key_value_heads", kv_heads), *_ONE_LAYER)
     check(ranks, (1, 1, 1, 4), [Case(changes=_TIED + kv), Case(changes=_UNTIED + kv)])
 
 
@@ -97,11 +100,11 @@ def test_settings_that_save_memory_change_no_number(ranks: RankPool) -> None:
 )
 @pytest.mark.parametrize("family", ["llama", "qwen3", "phi3", "gpt2"])
 def test_compiled_blocks_with_selective_checkpointing_equal_one_process(
-    ranks: RankPool, family: str
+    fresh_ranks: RankPool, family: str
 ) -> None:
     changes = (*_FAMILIES.get(family, ()), *_UNTIED)
     case = Case(family=family, changes=changes, checkpointing="selective", compile=True)
-    check(ranks, (1, 1, 2, 2), [replace(case, micro_batch_size=4)])
+    check(fresh_ranks, (1, 1, 2, 2), [replace(case, micro_batch_size=4)])
 
 
 @pytest.mark.parametrize(
@@ -120,7 +123,7 @@ def test_losses_of_mitigations_equal_one_process(ranks: RankPool, degrees: Degre
         (FloodingConfig(name="flooding", level=4.9),),
     ]
     cases = [
-        Case(changes=_UNTIED, mitigations=each, micro_batch_size=micro)
+        replace(_LOSS, mitigations=each, micro_batch_size=micro)
         for each, micro in zip(chosen, (None, 2, 1, 2), strict=True)
     ]
     check(ranks, degrees, cases)
@@ -146,15 +149,15 @@ def test_losses_that_compare_with_the_start_equal_one_process(
         ),
     ]
     cases = [
-        Case(changes=_UNTIED, mitigations=each, micro_batch_size=micro)
+        replace(_LOSS, mitigations=each, micro_batch_size=micro, num_steps=1)
         for each, micro in zip(chosen, (None, 1, 2, None), strict=True)
     ]
     check(ranks, degrees, cases)
 
 
 _NOISE = (NeftuneConfig(name="neftune", alpha=5.0),)
-_UNTIED_NOISE = Case(changes=_UNTIED, mitigations=_NOISE, micro_batch_size=2)
-_RECOMPUTED_NOISE = Case(changes=_TIED, mitigations=_NOISE, checkpointing="full")
+_UNTIED_NOISE = Case(changes=_UNTIED + _ONE_LAYER, mitigations=_NOISE, micro_batch_size=2)
+_RECOMPUTED_NOISE = Case(changes=_TIED + _ONE_LAYER, mitigations=_NOISE, checkpointing="full")
 
 
 def test_noise_on_embeddings_is_that_of_one_process(ranks: RankPool) -> None:

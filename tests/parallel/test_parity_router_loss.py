@@ -49,10 +49,10 @@ def test_meshes_equal_one_process(ranks: RankPool, degrees: Degrees, mode: str) 
 @pytest.mark.skipif(
     not (shutil.which("g++") or shutil.which("clang++")), reason="no C++ compiler to compile with"
 )
-def test_compiled_blocks_have_it_too(ranks: RankPool) -> None:
+def test_compiled_blocks_have_it_too(fresh_ranks: RankPool) -> None:
     """In fp32: patched upcasts to float64 do not reach compiled code."""
     cases = [
         replace(case_of("mixtral", checkpointing=mode, compile=True), dtype=torch.float32)
         for mode in ("none", "selective")
     ]
-    check(ranks, (1, 2, 1, 2), [replace(case, num_steps=1) for case in cases], SINGLE)
+    check(fresh_ranks, (1, 2, 1, 2), [replace(case, num_steps=1) for case in cases], SINGLE)

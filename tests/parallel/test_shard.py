@@ -218,8 +218,8 @@ def run_compiled() -> list[tuple[int, int]]:
 @pytest.mark.skipif(
     not (shutil.which("g++") or shutil.which("clang++")), reason="no C++ compiler to compile with"
 )
-def test_compiled_blocks_are_one_graph_and_give_the_same(ranks: RankPool) -> None:
-    for found in ranks(run_compiled, 2, timeout_s=280):
+def test_compiled_blocks_are_one_graph_and_give_the_same(fresh_ranks: RankPool) -> None:
+    for found in fresh_ranks(run_compiled, 2, timeout_s=280):
         assert found == [(1, 0)] * 3
 
 
@@ -246,8 +246,8 @@ def run_compiled_family(family: str) -> tuple[int, int]:
     not (shutil.which("g++") or shutil.which("clang++")), reason="no C++ compiler to compile with"
 )
 @pytest.mark.parametrize("family", ["phi3", "gpt2"])
-def test_compiled_blocks_of_fused_layers_give_the_same(ranks: RankPool, family: str) -> None:
-    for found in ranks(run_compiled_family, 2, family, timeout_s=560):
+def test_compiled_blocks_of_fused_layers_give_the_same(fresh_ranks: RankPool, family: str) -> None:
+    for found in fresh_ranks(run_compiled_family, 2, family, timeout_s=560):
         assert found == (1, 0)
 
 
@@ -276,7 +276,7 @@ def count_compiled(shape: MeshShape) -> dict[str, tuple[int, int]]:
 
 @pytest.mark.slow
 def test_compiled_selective_checkpointing_repeats_no_matmul_and_no_collective(
-    ranks: RankPool,
+    fresh_ranks: RankPool,
 ) -> None:
-    for found in ranks(count_compiled, 4, MeshShape(y=2, x=2), timeout_s=280):
+    for found in fresh_ranks(count_compiled, 4, MeshShape(y=2, x=2), timeout_s=280):
         assert found["selective"] == found["none"]
