@@ -36,8 +36,17 @@ _PRELOADED = [
     "datasets",
     "matplotlib.figure",
     "peft",
+    "rank_server",
 ]
-_ENVIRONMENT = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "CUDA_VISIBLE_DEVICES": ""}
+_ENVIRONMENT = {
+    "OMP_NUM_THREADS": "1",
+    "GLOO_SOCKET_IFNAME": "lo",
+    "CUDA_VISIBLE_DEVICES": "",
+    # Where the server finds `rank_server`.
+    "PYTHONPATH": os.pathsep.join(
+        filter(None, [str(Path(__file__).parent), os.environ.get("PYTHONPATH")])
+    ),
+}
 
 
 class RankFailure(AssertionError):
