@@ -1,6 +1,7 @@
 """Small runs that finish in about a second: made-up documents, a model drawn from nothing."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -40,3 +41,10 @@ def make_run(folder: Path, *, name: str = "run", **changes: Any) -> RunConfig:
         merged = isinstance(change, dict) and isinstance(values.get(section), dict)
         values[section] = {**values[section], **change} if merged else change
     return RunConfig.model_validate(values)
+
+
+def copy_run(config: RunConfig, folder: Path) -> RunConfig:
+    """Return the run in a folder of its own, as `cp -a` leaves it."""
+    copied = config.model_copy(update={"output_dir": str(folder / "runs")})
+    shutil.copytree(Path(config.output_dir) / config.name, Path(copied.output_dir) / config.name)
+    return copied

@@ -10,7 +10,7 @@ import torch
 import transformers
 from numpy.typing import NDArray
 from ranks import RankPool
-from run_examples import make_run, write_documents
+from run_examples import copy_run, make_run, write_documents
 
 from memguard.config import RunConfig
 from memguard.data.corpus import load_corpus
@@ -33,7 +33,8 @@ def make(folder: Path, name: str, **changes: Any) -> RunConfig:
         **{
             "mitigations": NGRAMS,
             "data": {"train": str(folder / "documents.jsonl"), "seq_len": SEQ_LEN},
-            "train": {"epochs": 4, "checkpoint_every_steps": 5},
+            "optim": {"lr": 1e-2},
+            "train": {"epochs": 2, "checkpoint_every_steps": 5},
             "audit": {"enabled": False},
             **changes,
         },
@@ -117,7 +118,7 @@ def test_what_is_gained_stays_nearer_to_the_margin(folder: Path, finished: RunCo
     assert (held[-1].loss or 0) > (plain[-1].loss or 0) + 0.3
 
 
-def stop_after(config: RunConfig, step: int, patch: pytest.MonkeyPatch) -> None:
+def stop_after(config: RunConfig, step: int) -> None:
     original = Trainer._timed_step
 
     def timed_step(self: Trainer) -> StepMetrics:
@@ -126,17 +127,21 @@ def stop_after(config: RunConfig, step: int, patch: pytest.MonkeyPatch) -> None:
             self.stop_request.signal_number = 15
         return line
 
-    with patch.context() as patched:
-        patched.setattr(Trainer, "_timed_step", timed_step)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Trainer, "_timed_step", timed_step)
         with pytest.raises(Interrupted):
             train_run(config)
 
 
-def test_a_resumed_run_reads_it(
-    folder: Path, finished: RunConfig, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    config = make(folder, "resumed")
-    stop_after(config, 7, monkeypatch)
+@pytest.fixture(scope="module")
+def stopped(folder: Path) -> RunConfig:
+    config = make(folder, "stopped")
+    stop_after(config, 7)
+    return config
+
+
+def test_a_resumed_run_reads_it(stopped: RunConfig, finished: RunConfig, tmp_path: Path) -> None:
+    config = copy_run(stopped, tmp_path)
     path = run_folder(config) / "reference_nll.npy"
     before = path.stat().st_mtime_ns
     train_run(config)
@@ -148,10 +153,9 @@ def test_a_resumed_run_reads_it(
 
 @pytest.mark.parametrize("damage", ["gone", "other-bytes", "other-record", "other-run"])
 def test_where_it_is_damaged_it_is_measured_again(
-    folder: Path, finished: RunConfig, monkeypatch: pytest.MonkeyPatch, damage: str
+    stopped: RunConfig, finished: RunConfig, tmp_path: Path, damage: str
 ) -> None:
-    config = make(folder, damage)
-    stop_after(config, 7, monkeypatch)
+    config = copy_run(stopped, tmp_path)
     path = run_folder(config) / "reference_nll.npy"
     record = path.with_suffix(".json")
     if damage == "gone":
@@ -180,15 +184,10 @@ def test_every_mesh_measures_the_same(
 ) -> None:
     name = "-".join(["sharded", *mesh])
     config = make(folder, name, parallel=mesh)
-    ranks(train_until, 2 ** len(mesh), config, 7)
+    ranks(stop_after, 2 ** len(mesh), config, 7)
     # fp32: sums in another order.
     np.testing.assert_allclose(read_reference(config), read_reference(finished), atol=1e-4)
     # It goes on on one process, with what the mesh has measured.
     train_run(make(folder, name))
     ours, theirs = ([line.loss for line in read_steps(each)] for each in (config, finished))
     np.testing.assert_allclose(np.array(ours), np.array(theirs), rtol=2e-3)
-
-
-def train_until(config: RunConfig, step: int) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        stop_after(config, step, patch)

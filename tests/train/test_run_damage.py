@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from run_examples import make_run
+from run_examples import copy_run, make_run
 
 from memguard.config import RunConfig
 from memguard.errors import ConfigError, DataError, RecordError
@@ -78,13 +78,6 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> RunConfig:
     with pytest.MonkeyPatch.context() as patch:
         kill_after(9, config, patch)
     return config
-
-
-def copy(config: RunConfig, folder: Path) -> RunConfig:
-    """Return the run in a folder of its own, as `cp -a` leaves it."""
-    source = Path(config.output_dir).parent
-    shutil.copytree(source, folder, dirs_exist_ok=True)
-    return config.model_copy(update={"output_dir": str(folder / "runs")})
 
 
 def flip(path: Path) -> None:
@@ -170,7 +163,7 @@ def test_a_damaged_file_is_told_and_changes_nothing(
     damage: Callable[[Path], None],
     told: str,
 ) -> None:
-    config = copy(killed, tmp_path)
+    config = copy_run(killed, tmp_path)
     damage(run_folder(config) / file)
     train_run(config)
     said = " ".join(capsys.readouterr().err.split())
@@ -212,7 +205,7 @@ def test_documents_are_known_again_where_their_summary_is_lost(
 def test_documents_are_prepared_again_only_for_the_audit_they_were_placed_for(
     killed: RunConfig, tmp_path: Path
 ) -> None:
-    config = copy(killed, tmp_path)
+    config = copy_run(killed, tmp_path)
     flip(run_folder(config) / "prepared" / "format.npy")
     audit = config.audit.model_copy(update={"continuation_tokens": 5})
     with pytest.raises(RecordError, match=r"format\.npy .* lengths in 'audit' .* restore them"):
@@ -220,7 +213,7 @@ def test_documents_are_prepared_again_only_for_the_audit_they_were_placed_for(
 
 
 def test_damaged_settings_do_not_let_others_in(killed: RunConfig, tmp_path: Path) -> None:
-    config = copy(killed, tmp_path)
+    config = copy_run(killed, tmp_path)
     path = run_folder(config) / "config.yaml"
     flip(path)
     content = path.read_bytes()
@@ -231,7 +224,7 @@ def test_damaged_settings_do_not_let_others_in(killed: RunConfig, tmp_path: Path
 
 
 def test_the_noise_of_a_private_run_is_not_drawn_again(killed: RunConfig, tmp_path: Path) -> None:
-    config = copy(killed, tmp_path)
+    config = copy_run(killed, tmp_path)
     (run_folder(config) / "audit" / "private" / "hmac.key").unlink()
     noisy = config.model_copy(update={"mitigations": make_private(tmp_path)})
     (run_folder(config) / "config.yaml").unlink()
@@ -260,7 +253,7 @@ def test_killed_between_its_last_files_it_ends_the_same(
     def die(*_: object, **__: object) -> None:
         raise Killed
 
-    config = copy(killed, tmp_path)
+    config = copy_run(killed, tmp_path)
     with monkeypatch.context() as patch:
         patch.setattr(f"memguard.workflows.{place}", die)
         with pytest.raises(Killed):
@@ -301,7 +294,7 @@ ENDED: list[tuple[str, Callable[[Path], None]]] = [
 def test_what_training_left_is_made_again(
     whole: RunConfig, tmp_path: Path, file: str, damage: Callable[[Path], None]
 ) -> None:
-    config = copy(whole, tmp_path)
+    config = copy_run(whole, tmp_path)
     damage(run_folder(config) / file)
     train_run(config)
     assert_ends_like(config, whole)
@@ -311,7 +304,7 @@ def test_what_training_left_is_made_again(
 def test_without_a_checkpoint_a_finished_model_is_not_trained_over(
     whole: RunConfig, tmp_path: Path, file: str, damage: Callable[[Path], None]
 ) -> None:
-    config = copy(whole, tmp_path)
+    config = copy_run(whole, tmp_path)
     run = run_folder(config)
     damage(run / file)
     shutil.rmtree(run / "checkpoints")
@@ -322,7 +315,7 @@ def test_without_a_checkpoint_a_finished_model_is_not_trained_over(
 
 
 def test_a_whole_model_needs_no_checkpoint(whole: RunConfig, tmp_path: Path) -> None:
-    config = copy(whole, tmp_path)
+    config = copy_run(whole, tmp_path)
     shutil.rmtree(run_folder(config) / "checkpoints")
     train_run(config)
     assert find_trained_damage(run_folder(config)) == []
@@ -331,7 +324,7 @@ def test_a_whole_model_needs_no_checkpoint(whole: RunConfig, tmp_path: Path) -> 
 def test_a_file_that_is_not_the_runs_is_not_deleted_with_its_model(
     whole: RunConfig, tmp_path: Path
 ) -> None:
-    config = copy(whole, tmp_path)
+    config = copy_run(whole, tmp_path)
     adapter = run_folder(config) / "model" / "adapter_config.json"
     adapter.write_text("{}")
     with pytest.raises(RecordError, match=r"adapter_config\.json was not written .* move it away"):
@@ -340,7 +333,7 @@ def test_a_file_that_is_not_the_runs_is_not_deleted_with_its_model(
 
 
 def test_a_users_own_file_in_the_model_is_kept(whole: RunConfig, tmp_path: Path) -> None:
-    config = copy(whole, tmp_path)
+    config = copy_run(whole, tmp_path)
     model = run_folder(config) / "model"
     (model / "converted.gguf").write_text("a conversion, which nothing here reads")
     assert find_trained_damage(run_folder(config)) == []
